@@ -1,0 +1,169 @@
+"""Python's own documentation as English text: present with every interpreter, so nothing is downloaded or shipped.
+
+Two sources: `pydoc_data.topics` (the language reference, one document a topic) and the docstrings of the standard
+library (one document a top-level module, read with `ast`, never imported). A hash of the topic's or module's *name*
+puts a document in one of three buckets, the same on every Python version:
+
+    0..11   held out: the slices `topics` and `docstrings`
+    12..39  held out: the slice `passages` (prose whose last word must be predicted, as in LAMBADA)
+    40..99  training text of the embedded models
+
+Topics quote one another (`compound` contains `for`), so a training paragraph that shares 13 consecutive words with
+any held-out document is dropped: nothing evaluated was trained on.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import re
+import sysconfig
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from lutlab.errors import LutlabError
+
+SLICES = ("topics", "docstrings", "passages")
+OVERLAP_WORDS = 13  # the overlap window of the GPT-3 paper's contamination study, appendix C
+_SKIPPED_FOLDERS = {
+    "test",
+    "tests",
+    "site-packages",
+    "dist-packages",
+    "__pycache__",
+    "_vendor",
+    "idle_test",
+}
+_BUCKETS = ((12, "heldout"), (40, "passages"), (100, "train"))  # upper percent of each, exclusive
+_PASSAGE_WORDS = range(16, 121)
+
+
+def bucket(name: str) -> str:
+    """Return 'heldout', 'passages' or 'train' for a topic or module name; `_pydatetime` counts as `datetime`."""
+    stem = re.sub(r"^_(py)?", "", name.lower())
+    percent = int(hashlib.sha256(stem.encode()).hexdigest()[:8], 16) % 100
+    return next(label for upper, label in _BUCKETS if percent < upper)
+
+
+@functools.cache
+def topics() -> dict[str, str]:
+    """Topic name -> text, in sorted order."""
+    try:
+        from pydoc_data.topics import topics as found
+    except ImportError as error:
+        raise LutlabError(
+            "this Python lacks pydoc_data.topics, the text evaluated at scale=embedded; install the full standard "
+            "library (Debian: libpython3-stdlib) or evaluate on files with data.root=<folder>"
+        ) from error
+    return dict(sorted(found.items()))
+
+
+@functools.cache
+def docstrings() -> dict[str, tuple[str, ...]]:
+    """Top-level standard-library module -> its docstrings in source order; a text met before is not repeated."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    found: dict[str, list[str]] = {}
+    seen: set[str] = set()
+    for path in sorted(root.rglob("*.py")):
+        parts = path.relative_to(root).parts
+        if _SKIPPED_FOLDERS & set(parts) or parts[0].startswith("config-"):
+            continue
+        for text in _docstrings_in(path):
+            if text not in seen:
+                seen.add(text)
+                found.setdefault(parts[0].removesuffix(".py"), []).append(text)
+    if not found:
+        raise LutlabError(
+            f"no standard-library sources under {root}; the embedded text needs them: use a Python whose library is "
+            "a folder of .py files, or evaluate on files with data.root=<folder>"
+        )
+    return {name: tuple(texts) for name, texts in found.items()}
+
+
+def _docstrings_in(path: Path) -> Iterator[str]:
+    try:
+        tree = ast.parse(path.read_bytes())
+    except SyntaxError:  # the library ships a few files that are templates or deliberately wrong
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            if text := ast.get_docstring(node):
+                yield text
+
+
+def heldout(slice_name: str) -> list[str]:
+    """The held-out items of a slice: whole topics, single docstrings, or passages.
+
+    Raises:
+        LutlabError: this Python ships no documentation.
+    """
+    if slice_name == "topics":
+        return [text for name, text in topics().items() if bucket(name) == "heldout"]
+    if slice_name == "docstrings":
+        return [
+            text
+            for name, texts in docstrings().items()
+            if bucket(name) == "heldout"
+            for text in texts
+        ]
+    return list(_passages(_bucket_texts("passages")))
+
+
+def train_documents() -> list[str]:
+    """Training documents: the train bucket, less every paragraph that overlaps a held-out document."""
+    held = shingles([*_bucket_texts("heldout"), *_bucket_texts("passages")])
+    kept = (without_overlap(text, held) for text in _bucket_texts("train"))
+    return [text for text in kept if text]
+
+
+def _bucket_texts(wanted: str) -> list[str]:
+    chosen = [text for name, text in topics().items() if bucket(name) == wanted]
+    return chosen + [
+        "\n\n".join(texts) for name, texts in docstrings().items() if bucket(name) == wanted
+    ]
+
+
+def _passages(texts: Iterable[str]) -> Iterator[str]:
+    """The longest run of whole sentences of each paragraph that makes a passage, without its final full stop."""
+    seen: set[str] = set()
+    for paragraph in (p for text in texts for p in re.split(r"\n\s*\n", text)):
+        prose = " ".join(paragraph.split())
+        ends = [match.start() for match in re.finditer(r"\.(?= |$)", prose)]
+        passage = next((prose[:end] for end in reversed(ends) if _is_passage(prose[:end])), None)
+        if passage and passage not in seen:
+            seen.add(passage)
+            yield passage
+
+
+def _is_passage(prose: str) -> bool:
+    """16-120 words in two or more sentences whose last word stands earlier too, as LAMBADA's mostly do."""
+    words = prose.split(" ")
+    return (
+        len(words) in _PASSAGE_WORDS
+        and prose[0].isupper()
+        and ". " in prose
+        and re.fullmatch(r"[a-z]{3,}", words[-1]) is not None
+        and words[-1] in re.findall(r"[a-z]+", " ".join(words[:-1]).lower())
+    )
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"[a-z0-9]+", text.lower())
+
+
+def shingles(texts: Iterable[str]) -> set[int]:
+    """Hashes of every run of 13 lower-case words in `texts`."""
+    found: set[int] = set()
+    for text in texts:
+        words = _words(text)
+        found.update(
+            hash(tuple(words[i : i + OVERLAP_WORDS])) for i in range(len(words) - OVERLAP_WORDS + 1)
+        )
+    return found
+
+
+def without_overlap(text: str, held: set[int]) -> str:
+    """Drop the paragraphs of `text` that share 13 consecutive words with the held-out shingles `held`."""
+    kept = [p for p in re.split(r"\n(?:[ \t]*\n)+", text) if held.isdisjoint(shingles([p]))]
+    return "\n\n".join(kept)

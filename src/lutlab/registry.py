@@ -1,0 +1,60 @@
+"""Name -> class. A class registers itself under a group; its name is the Hydra choice (`method=rtn`).
+
+    @register("method", "rtn")
+    @dataclass(frozen=True)
+    class RTN: ...
+
+A group's modules are imported on first use, so that a new file in its package is found by being there. They import
+torch inside their functions: `python run.py --help` lists them without paying for it.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pkgutil
+from collections.abc import Callable
+
+from lutlab.errors import LutlabError, nearest
+
+PACKAGES = {"method": "lutlab.quantizers", "evaluator": "lutlab.evaluators"}
+_CLASSES: dict[str, dict[str, type]] = {group: {} for group in PACKAGES}
+
+
+def register(group: str, name: str) -> Callable[[type], type]:
+    """Class decorator. A second class of the same name in a group is a programming error and raises ValueError."""
+
+    def add(cls: type) -> type:
+        if name in _CLASSES[group]:
+            raise ValueError(
+                f"{group} '{name}' is registered twice: {_CLASSES[group][name]} and {cls}"
+            )
+        _CLASSES[group][name] = cls
+        return cls
+
+    return add
+
+
+@functools.cache
+def _discover(group: str) -> None:
+    package = importlib.import_module(PACKAGES[group])
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"{package.__name__}.{module.name}")
+
+
+def classes(group: str) -> dict[str, type]:
+    """All classes of a group by name, sorted."""
+    _discover(group)
+    return dict(sorted(_CLASSES[group].items()))
+
+
+def lookup(group: str, name: str) -> type:
+    """The class registered as `name`.
+
+    Raises:
+        LutlabError: unknown name; the message suggests the nearest one.
+    """
+    known = classes(group)
+    if name not in known:
+        raise LutlabError(f"unknown {group} '{name}': {nearest(name, known)}")
+    return known[name]

@@ -1,0 +1,205 @@
+"""Train the small language models that ship with lutlab, so that nothing need be downloaded.
+
+    python -m lutlab.train_embedded --data ../shared/data --work /tmp/train tokenizer
+    python -m lutlab.train_embedded --data ../shared/data --work /tmp/train model opt-embedded-s   # and -m, llama-…
+    python -m lutlab.train_embedded --data ../shared/data --work /tmp/train export                 # -> models/embedded/
+
+Hidden matrices train with Muon (Jordan et al. 2024), the rest with AdamW, in bf16 autocast, on the CPU (an hour or two
+for all four on two cores) or on a GPU (minutes). A killed run continues from its last checkpoint. `export` writes fp16
+safetensors, the tokenizer and MODEL_CARD.md with the loss curves and the held-out perplexities.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoModelForCausalLM, LlamaConfig, OPTConfig
+
+from lutlab.data import corpus
+
+VOCABULARY = 2048
+CONTEXT = 512
+PAD, BOS, EOS = "<pad>", "<s>", "</s>"  # ids 0, 1, 2; OPT begins a text with </s>, LLaMA with <s>
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Architecture and schedule of one model; `steps` batches of `batch` windows of CONTEXT tokens."""
+
+    family: str
+    hidden: int
+    ffn: int
+    steps: int
+    layers: int = 4
+    heads: int = 4
+    kv_heads: int = 2
+    batch: int = 16
+    muon_lr: float = 0.02
+    adam_lr: float = 3e-3
+
+    def config(self) -> OPTConfig | LlamaConfig:
+        """The transformers config; head and embedding are tied, dropout is off."""
+        shared = {
+            "vocab_size": VOCABULARY, "hidden_size": self.hidden, "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads, "max_position_embeddings": CONTEXT, "tie_word_embeddings": True,
+            "pad_token_id": 0, "eos_token_id": 2,
+        }  # fmt: skip
+        if self.family == "opt":
+            return OPTConfig(
+                **shared, ffn_dim=self.ffn, word_embed_proj_dim=self.hidden, bos_token_id=2,
+                dropout=0.0, attention_dropout=0.0,
+            )  # fmt: skip
+        return LlamaConfig(
+            **shared, intermediate_size=self.ffn, num_key_value_heads=self.kv_heads, bos_token_id=1,
+            rms_norm_eps=1e-5,
+        )  # fmt: skip
+
+
+RECIPES = {
+    "opt-embedded-s": Recipe("opt", hidden=128, ffn=512, steps=1000),
+    "llama-embedded-s": Recipe("llama", hidden=128, ffn=384, steps=1000),
+    "opt-embedded-m": Recipe("opt", hidden=256, ffn=1024, steps=1200),
+    "llama-embedded-m": Recipe("llama", hidden=256, ffn=704, steps=1200),
+}
+
+
+def train_tokenizer(data: Path, work: Path) -> None:
+    """Byte-level BPE on the training documents; writes tokenizer.json and the token stream train.npy (uint16)."""
+    documents = corpus.training_documents(data)
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=[PAD, BOS, EOS],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    texts = [text for texts in documents.values() for text in texts]
+    tokenizer.train_from_iterator(texts, trainer)
+    work.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(work / "tokenizer.json"))
+
+    texts += documents["python-docs"] * (corpus.PYDOCS_REPEATS - 1)
+    encoded = [tokenizer.encode(text).ids for text in texts]
+    order = np.random.default_rng(0).permutation(len(encoded))
+    stream = np.concatenate([np.array([1, *encoded[i]], dtype=np.uint16) for i in order])
+    np.save(work / "train.npy", stream)
+    sources = {
+        name: {"documents": len(texts), "characters": sum(map(len, texts))}
+        for name, texts in documents.items()
+    }
+    (work / "corpus.json").write_text(
+        json.dumps({"tokens": len(stream), "sources": sources}, indent=1)
+    )
+    print(f"{VOCABULARY} entries, {len(stream):,} training tokens an epoch")
+
+
+def batches(stream: np.ndarray, recipe: Recipe, start: int) -> torch.Tensor:
+    """Yield [batch, CONTEXT] token ids; step i draws with seed i, so a resumed run sees the same data."""
+    begin = recipe.config().bos_token_id
+    for step in range(start, recipe.steps):
+        draw = np.random.default_rng(step)
+        offsets = draw.integers(0, len(stream) - CONTEXT, recipe.batch)
+        ids = torch.from_numpy(
+            np.stack([stream[o : o + CONTEXT] for o in offsets]).astype(np.int64)
+        )
+        ids[ids == 1] = begin
+        ids[::2, 0] = begin  # half the windows begin as an evaluated text does
+        yield ids
+
+
+def train(name: str, work: Path, device: str) -> None:
+    """Train one model; checkpoints every 50 steps to work/<name>.pt, final weights to work/<name>/."""
+    recipe = RECIPES[name]
+    stream = np.load(work / "train.npy", mmap_mode="r")
+    torch.manual_seed(0)
+    model = (
+        AutoModelForCausalLM.from_config(recipe.config(), dtype=torch.float32).to(device).train()
+    )
+    hidden = [p for n, p in model.named_parameters() if p.ndim == 2 and "layers." in n]
+    chosen = {id(p) for p in hidden}
+    rest = [p for p in model.parameters() if id(p) not in chosen]
+    optimizers = [
+        torch.optim.Muon(hidden, lr=recipe.muon_lr, weight_decay=0.01, adjust_lr_fn="original"),
+        torch.optim.AdamW(rest, lr=recipe.adam_lr, betas=(0.9, 0.95), weight_decay=0.0),
+    ]
+    schedulers = [
+        torch.optim.lr_scheduler.LambdaLR(o, lambda s: _schedule(s, recipe.steps))
+        for o in optimizers
+    ]
+    state = {"step": 0, "curve": [], "seconds": 0.0}
+    checkpoint = work / f"{name}.pt"
+    parts = {"model": model, **{f"optimizer{i}": o for i, o in enumerate(optimizers)}}
+    parts |= {f"scheduler{i}": s for i, s in enumerate(schedulers)}
+    if checkpoint.exists():
+        saved = torch.load(checkpoint, weights_only=True)
+        state = saved.pop("state")
+        for key, part in parts.items():
+            part.load_state_dict(saved[key])
+
+    began = time.monotonic() - state["seconds"]
+    for step, ids in enumerate(batches(stream, recipe, state["step"]), start=state["step"]):
+        ids = ids.to(device)
+        with torch.autocast(device, dtype=torch.bfloat16):
+            logits = model(input_ids=ids, use_cache=False).logits
+        loss = torch.nn.functional.cross_entropy(
+            logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten()
+        )
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for part in (*optimizers, *schedulers):
+            part.step()
+        for optimizer in optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        if step % 10 == 0 or step == recipe.steps - 1:
+            state["seconds"] = time.monotonic() - began
+            state["curve"].append((step, round(loss.item(), 4)))
+            speed = (step + 1) * recipe.batch * CONTEXT / state["seconds"]
+            print(f"{name} step {step} loss {loss.item():.4f} {speed:,.0f} tokens/s", flush=True)
+        if step % 50 == 49 or step == recipe.steps - 1:
+            state["step"] = step + 1
+            torch.save(
+                {"state": state, **{k: p.state_dict() for k, p in parts.items()}},
+                f"{checkpoint}.tmp",
+            )
+            os.replace(f"{checkpoint}.tmp", checkpoint)
+
+
+def _schedule(step: int, steps: int) -> float:
+    """Linear warm-up over 40 steps, flat, then linear to zero over the last 40 %."""
+    return min((step + 1) / 40, 1.0, max((steps - step) / (0.4 * steps), 0.0))
+
+
+def main() -> None:
+    """Command line, see the head of this file."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--data", type=Path, required=True, help="data folder, see docs/data-layout.md"
+    )
+    parser.add_argument(
+        "--work", type=Path, required=True, help="folder for the token stream and checkpoints"
+    )
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("stage", choices=["tokenizer", "model", "export"])
+    parser.add_argument("names", nargs="*", help=f"of {', '.join(RECIPES)}; default all")
+    arguments = parser.parse_args()
+    if arguments.stage == "tokenizer":
+        train_tokenizer(arguments.data, arguments.work)
+    for name in arguments.names or list(RECIPES):
+        if arguments.stage == "model":
+            train(name, arguments.work, arguments.device)
+
+
+if __name__ == "__main__":
+    main()
