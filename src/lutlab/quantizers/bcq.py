@@ -1,0 +1,90 @@
+"""Binary-coding quantization (BCQ), non-uniform: every group has its own q coefficients.
+
+    W ~ sum_b alpha_b B_b (+ z),  B_b in {-1, +1}     LUT-GEMM Eq. 1-2 (section 3.1); nuQmm section III
+
+    greedy        alpha_b = mean |r|, B_b = sign(r), r -= alpha_b B_b, sign(0) = +1; one pass (Xu et al. section 2)
+    alternating   from there, least squares and nearest codes in turn, to the fixed point (Xu et al. section 3)
+
+W [N, K] -> codes [N, K] uint8 (bit b: B_b = +1), alpha [q, N, G], z [N, G] or None.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from lutlab.errors import LutlabError, nearest
+from lutlab.groups import check_bits, check_group_size
+from lutlab.quantizers import alternating
+from lutlab.records import BCQTensor
+from lutlab.registry import register
+
+if TYPE_CHECKING:
+    import torch
+
+SOLVERS = ("greedy", "alternating")
+ALPHA_DTYPES = ("fp16", "fp32")
+
+
+@register("method", "bcq")
+@dataclass(frozen=True)
+class BCQ:
+    """solver: greedy | alternating; offset: fit z too; rounds: most rounds; alpha_dtype (alpha and z): fp16 | fp32.
+
+    Groups stop by themselves where alternation changes nothing any more; rounds only bounds the slowest.
+    """
+
+    solver: str = "alternating"
+    offset: bool = False
+    rounds: int = 100
+    alpha_dtype: str = "fp16"
+
+    def __post_init__(self) -> None:
+        if self.solver not in SOLVERS:
+            raise LutlabError(
+                f"unknown solver '{self.solver}' of method bcq: {nearest(self.solver, SOLVERS)}"
+            )
+        if self.alpha_dtype not in ALPHA_DTYPES:
+            raise LutlabError(
+                f"unknown alpha_dtype '{self.alpha_dtype}' of method bcq: {nearest(self.alpha_dtype, ALPHA_DTYPES)}"
+            )
+        if isinstance(self.rounds, bool) or not isinstance(self.rounds, int) or self.rounds < 1:
+            raise LutlabError(
+                f"rounds={self.rounds!r} of method bcq: give an integer of at least 1"
+            )
+        if self.solver == "greedy" and self.offset:
+            raise LutlabError(
+                "method bcq: greedy has no offset in the papers; use solver=alternating with offset=true"
+            )
+
+    def quantize(self, weight: torch.Tensor, q: int, g: int) -> BCQTensor:
+        """[N, K] float -> BCQTensor with G = ceil(K / g) groups a row; codes fit the coefficients as stored.
+
+        Raises:
+            LutlabError: q or g out of range; a weight is inf or nan; a coefficient is beyond alpha_dtype's range.
+        """
+        import torch
+
+        check_bits(q)
+        check_group_size(g)
+        weight = weight.float()
+        if not torch.isfinite(weight).all():
+            raise LutlabError(
+                f"{int((~torch.isfinite(weight)).sum())} of {weight.numel()} weights are inf or nan: "
+                "method bcq fits every weight; check the checkpoint"
+            )
+        dtype = torch.float16 if self.alpha_dtype == "fp16" else torch.float32
+        if self.solver == "greedy":
+            codes, alpha = alternating.greedy(weight, q, g, dtype=dtype)
+            offset = None
+        else:
+            codes, alpha, offset = alternating.solve(
+                weight, q, g, rounds=self.rounds, offset=self.offset, dtype=dtype
+            )
+        for coefficient in (alpha,) if offset is None else (alpha, offset):
+            if not torch.isfinite(coefficient).all():
+                raise LutlabError(
+                    f"method bcq: weights up to {float(weight.abs().max()):.3g} need coefficients beyond "
+                    f"{self.alpha_dtype}: use alpha_dtype=fp32 or rescale the weights"
+                )
+        return BCQTensor(codes, alpha, offset, q, g)

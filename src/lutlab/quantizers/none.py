@@ -1,0 +1,40 @@
+"""No quantization: the float16 weights every table compares with.
+
+W [N, K] -> float16 [N, K]; q and g do not matter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from lutlab.errors import LutlabError
+from lutlab.records import DenseTensor
+from lutlab.registry import register
+
+if TYPE_CHECKING:
+    import torch
+
+
+@register("method", "none")
+@dataclass(frozen=True)
+class NoQuantization:
+    """Weights in float16, as the papers' baselines store them."""
+
+    quantizes: ClassVar[bool] = False
+
+    def quantize(self, weight: torch.Tensor, q: int, g: int) -> DenseTensor:
+        """[N, K] float -> [N, K] float16.
+
+        Raises:
+            LutlabError: a weight is inf, nan or beyond float16's 65504.
+        """
+        import torch
+
+        half = weight.half()
+        if not torch.isfinite(half).all():
+            raise LutlabError(
+                f"{int((~torch.isfinite(half)).sum())} of {half.numel()} weights are inf, nan or beyond float16's "
+                "65504: check the checkpoint; a model this large in range needs quantized scales in float32"
+            )
+        return DenseTensor(half)
