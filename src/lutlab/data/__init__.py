@@ -1,0 +1,64 @@
+"""Texts to evaluate on: `load_text` reads rows under a named protocol, `token_stream` turns them into token ids.
+
+    text = load_text(TextSpec("wikitext2", "hub"))
+    ids = token_stream(text, tokenizer, seqlen=2048)  # [T] int64
+
+protocols.py names what is read; hub.py, folder.py and embedded.py say where from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+from lutlab.data import embedded, folder, hub, pydocs
+from lutlab.data.protocols import PROTOCOLS, protocol
+from lutlab.data.tokens import examples, token_sha256, token_stream, tokenizer_sha256
+from lutlab.errors import LutlabError, nearest
+from lutlab.records import Text, TextSpec
+
+__all__ = ["examples", "load_text", "token_sha256", "token_stream", "tokenizer_sha256"]
+
+SOURCES = ("embedded", "folder", "hub")
+
+
+def load_text(spec: TextSpec) -> Text:
+    """Read the rows of a protocol from a source.
+
+    Raises:
+        LutlabError: unknown protocol or source, a source without this text, a missing or damaged file, no network,
+            or an empty split.
+    """
+    rule = protocol(spec.protocol)
+    if spec.source not in SOURCES:
+        raise LutlabError(f"unknown data.source '{spec.source}': {nearest(spec.source, SOURCES)}")
+    if (spec.source == "embedded") != (rule.dataset in pydocs.SLICES):
+        fitting = [name for name, p in PROTOCOLS.items() if p.dataset in pydocs.SLICES]
+        cure = (
+            f"take data.source=hub or folder, or one of the embedded texts: {', '.join(fitting)}"
+            if spec.source == "embedded"
+            else "take data.source=embedded"
+        )
+        raise LutlabError(f"data.source={spec.source} has no text '{spec.protocol}': {cure}")
+
+    if spec.source == "embedded":
+        rows, origin = embedded.read(rule.dataset, rule.rows)
+    elif spec.source == "folder":
+        rows, origin = folder.read(rule.dataset, rule.split, spec.root, rule.rows)
+    else:
+        rows, origin = hub.read(rule.dataset, rule.split, rule.rows)
+    if not any(rows):
+        raise LutlabError(
+            f"{spec.protocol}: the split '{rule.split}' is empty ({origin}); delete the file and fetch it again"
+        )
+    return Text(spec.protocol, tuple(rows), _rows_sha256(rows), origin)
+
+
+def _rows_sha256(rows: Iterable[str]) -> str:
+    """Hash of the rows, each preceded by its length in bytes, so that no two splits share one by moving a border."""
+    digest = hashlib.sha256()
+    for row in rows:
+        encoded = row.encode()
+        digest.update(len(encoded).to_bytes(8, "little"))
+        digest.update(encoded)
+    return digest.hexdigest()

@@ -1,0 +1,51 @@
+"""Rows out of one file by its suffix: .parquet, .json/.jsonl (one object a line, gzipped or not), else plain lines.
+
+A damaged file means the same to every source: LutlabError that names the file and says to fetch it again.
+"""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from lutlab.errors import LutlabError
+
+
+def read_rows(path: Path, column: str, limit: int | None = None) -> list[str]:
+    """The first `limit` rows (all if None) of `column`; of a plain text file its lines, without their line ends.
+
+    Raises:
+        LutlabError: the file cannot be read or decoded, or lacks the column.
+    """
+    try:
+        rows = _parquet(path, column) if path.suffix == ".parquet" else _lines(path, column)
+        return list(itertools.islice(rows, limit))
+    # pyarrow's ArrowInvalid and json's JSONDecodeError are ValueErrors, gzip's BadGzipFile is an OSError
+    except (OSError, EOFError, ValueError, KeyError, TypeError, zlib.error) as error:
+        detail = (str(error).splitlines() or ["no detail"])[0]
+        raise LutlabError(
+            f"{path} cannot be read as rows with a text field '{column}' ({type(error).__name__}: {detail})\n"
+            "it is truncated, damaged or of another format: delete it and fetch it again, see docs/data-layout.md"
+        ) from error
+
+
+def _parquet(path: Path, column: str) -> Iterator[str]:
+    import pyarrow.parquet
+
+    with pyarrow.parquet.ParquetFile(path) as file:
+        if column not in file.schema_arrow.names:
+            raise KeyError(f"columns are {', '.join(file.schema_arrow.names)}")
+        for batch in file.iter_batches(columns=[column]):
+            yield from batch.column(0).to_pylist()
+
+
+def _lines(path: Path, column: str) -> Iterator[str]:
+    opener = gzip.open if path.suffix == ".gz" else open
+    # newline="\n": U+2028 and the like stay inside a row, as they do in the parquet files
+    with opener(path, "rt", encoding="utf-8", newline="\n") as file:
+        for line in file:
+            yield json.loads(line)[column] if ".json" in path.name else line.removesuffix("\n")

@@ -1,0 +1,107 @@
+"""Data sets from the Hugging Face hub, file by file through its cache.
+
+Files rather than `datasets.load_dataset`: the commit is known and pinned, a filled cache works offline, and a
+repository that also holds a loading script (PTB's) loads like any other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from lutlab.data.files import read_rows
+from lutlab.errors import LutlabError
+
+
+@dataclass(frozen=True)
+class Location:
+    """One file of a data set repository; a `revision` that is no commit hash is resolved when the file is fetched."""
+
+    repo: str
+    revision: str
+    path: str
+    column: str = "text"
+
+
+def _ptb(split: str) -> tuple[Location, ...]:
+    path = f"penn_treebank/{split}/0000.parquet"
+    return (
+        Location("FALcon6/ptb_text_only", "main", path, "sentence"),
+        Location("ptb-text-only/ptb_text_only", "refs/convert/parquet", path, "sentence"),
+    )
+
+
+# (data set, split) -> first choice, then the ones tried after it
+LOCATIONS = {
+    ("wikitext2", "test"): (
+        Location(
+            "Salesforce/wikitext",
+            "b08601e04326c79dfdd32d625aee71d232d685c3",
+            "wikitext-2-raw-v1/test-00000-of-00001.parquet",
+        ),
+    ),
+    ("ptb", "validation"): _ptb("validation"),
+    ("ptb", "test"): _ptb("test"),
+    ("c4", "validation"): (
+        Location(
+            "allenai/c4",
+            "1588ec454efa1a09f29cd18ddd04fe05fc8653a2",
+            "en/c4-validation.00000-of-00008.json.gz",
+        ),
+    ),
+    ("lambada", "test"): (
+        Location(
+            "EleutherAI/lambada_openai",
+            "900124bf3b8235c6daf21033af9948b3f07346c4",
+            "data/lambada_test.jsonl",
+        ),
+    ),
+    ("lambada-standard", "test"): (
+        Location("cimec/lambada", "main", "plain_text/test-00000-of-00001.parquet"),
+    ),
+}
+
+
+def read(dataset: str, split: str, limit: int | None) -> tuple[list[str], str]:
+    """Rows, and their origin: repository, commit, file, and why an earlier choice was passed over.
+
+    Raises:
+        LutlabError: no choice could be fetched, or the file is damaged.
+    """
+    failures: list[str] = []
+    for location in LOCATIONS[dataset, split]:
+        try:
+            path = _fetch(location)
+        except LutlabError as error:
+            failures.append(f"{location.repo}@{location.revision}: {error}")
+            continue
+        commit = path.parts[path.parts.index("snapshots") + 1]
+        origin = f"hub: {location.repo}@{commit}/{location.path}"
+        passed_over = "".join(f" (instead of {failure})" for failure in failures)
+        return read_rows(path, location.column, limit), origin + passed_over
+    raise LutlabError(
+        f"{dataset} ({split}) could not be fetched from the Hugging Face hub\n  "
+        + "\n  ".join(failures)
+        + "\nconnect and repeat, or keep the files in a folder: data.source=folder data.root=<folder>, see "
+        "docs/data-layout.md; scale=embedded needs neither"
+    )
+
+
+def _fetch(location: Location) -> Path:
+    """Path of the file in the hub's cache, downloaded if need be: <cache>/…/snapshots/<commit>/<path>."""
+    import huggingface_hub
+    from huggingface_hub import constants, errors
+
+    try:
+        path = huggingface_hub.hf_hub_download(
+            location.repo, location.path, repo_type="dataset", revision=location.revision
+        )
+    except errors.LocalEntryNotFoundError as error:
+        if constants.HF_HUB_OFFLINE:
+            raise LutlabError("not in the cache, and HF_HUB_OFFLINE forbids to fetch it") from error
+        raise LutlabError(f"no connection to {constants.ENDPOINT}, and not in the cache") from error
+    # HTTPError: the hub's HTTP client is httpx in one version, httpx2 in the next; this is its base class of errors
+    except (errors.HTTPError, errors.FileMetadataError, OSError) as error:
+        detail = " ".join(str(error).split())[:200]
+        raise LutlabError(f"{type(error).__name__}: {detail}") from error
+    return Path(path)

@@ -1,0 +1,157 @@
+"""Rows to token ids, as the GPTQ repository does it: the whole text in ONE tokenisation, so BOS stands once, first.
+
+A hash of the ids turns "the same protocol" into something two runs can check.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from typing import TYPE_CHECKING
+
+from lutlab.data.protocols import PROTOCOLS, protocol
+from lutlab.errors import LutlabError
+from lutlab.records import Text
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedTokenizerBase
+
+
+def token_stream(text: Text, tokenizer: PreTrainedTokenizerBase, seqlen: int) -> torch.Tensor:
+    """Token ids of a text of kind `stream`.
+
+    Args:
+        text: rows under a protocol.
+        tokenizer: of the model that will read the ids.
+        seqlen: window length; only c4 and c4-new depend on it.
+
+    Returns:
+        [T] int64, T >= seqlen.
+
+    Raises:
+        LutlabError: a protocol of examples, a text shorter than one window, or a tokenizer that promises BOS and
+            does not set it.
+    """
+    import torch
+
+    rule = protocol(text.protocol)
+    if rule.kind != "stream":
+        streams = [n for n, p in PROTOCOLS.items() if p.kind == "stream"]
+        raise LutlabError(
+            f"'{text.protocol}' is a list of examples, not one text with a perplexity per token; "
+            f"take '{text.protocol}-joined', or another of: {', '.join(streams)}"
+        )
+    if rule.crops:
+        ids = _crops(text, tokenizer, seqlen, rule.windows)
+    else:
+        ids = encode(tokenizer, rule.join.join(text.rows))
+        ids = ids[: rule.windows * seqlen] if rule.windows else ids
+    if len(ids) < seqlen:
+        raise LutlabError(
+            f"'{text.protocol}' has {len(ids)} tokens, fewer than one window of {seqlen} ({text.origin}): "
+            f"take a longer text or a window of at most {len(ids)}"
+        )
+    return torch.tensor(ids, dtype=torch.int64)
+
+
+def examples(text: Text) -> tuple[str, ...]:
+    """The rows of a text of kind `examples`.
+
+    Raises:
+        LutlabError: a protocol of one long text.
+    """
+    if protocol(text.protocol).kind != "examples":
+        known = [n for n, p in PROTOCOLS.items() if p.kind == "examples"]
+        raise LutlabError(
+            f"'{text.protocol}' is one long text, not examples with a last word; take one of: {', '.join(known)}"
+        )
+    return text.rows
+
+
+def begin_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """Id that the tokenizer sets before a text, or None (GPT-2, GPT-Neo).
+
+    OPT begins with </s> (2), LLaMA with <s> (1). What counts is what the tokenizer does: a tokenizer.json's
+    post-processor wins over `add_bos_token` in transformers 5.
+
+    Raises:
+        LutlabError: `add_bos_token` is set but nothing is prepended, or something that is not BOS is.
+    """
+    special = tokenizer("", verbose=False).input_ids
+    if special and special[0] == tokenizer.bos_token_id:
+        return special[0]
+    promised = tokenizer.init_kwargs.get("add_bos_token") and tokenizer.bos_token_id is not None
+    if special or promised:
+        raise LutlabError(
+            f"the tokenizer {tokenizer.name_or_path or type(tokenizer).__name__} should begin a text with BOS "
+            f"(id {tokenizer.bos_token_id}) but begins it with {special or 'nothing'}\n"
+            "perplexity depends on it: repair the post-processor in tokenizer.json, which wins over add_bos_token, "
+            "or set add_bos_token to false in tokenizer_config.json if the model was trained without BOS"
+        )
+    return None
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """Ids of one text with what its tokenizer sets before it; never warns about the length.
+
+    Raises:
+        LutlabError: BOS is promised and missing (begin_id).
+    """
+    begin = begin_id(tokenizer)
+    ids = tokenizer(text, verbose=False).input_ids
+    if begin is not None and ids[0] != begin:
+        raise LutlabError(
+            f"the tokenizer sets BOS (id {begin}) before an empty text but {ids[0]} before this one"
+        )
+    return ids
+
+
+def _crops(text: Text, tokenizer: PreTrainedTokenizerBase, seqlen: int, count: int) -> list[int]:
+    """GPTQ's get_c4: random crops of `seqlen` ids from random documents longer than that, one after the other."""
+    draw = random.Random(
+        0
+    )  # the sequence of random.seed(0); the module's own state stays untouched
+    lengths: dict[int, int] = {}
+    ids: list[int] = []
+    while len(ids) < count * seqlen:
+        document = draw.randint(0, len(text.rows) - 1)
+        if lengths.get(document, seqlen + 1) <= seqlen:
+            continue
+        encoded = encode(tokenizer, text.rows[document])
+        lengths[document] = len(encoded)
+        # GPTQ accepts >= seqlen and then fails in randint(0, -1); where it does not fail, the draws are the same
+        if len(encoded) > seqlen:
+            start = draw.randint(0, len(encoded) - seqlen - 1)
+            ids += encoded[start : start + seqlen]
+        elif len(lengths) == len(text.rows) and max(lengths.values()) <= seqlen:
+            raise LutlabError(
+                f"'{text.protocol}' crops windows of {seqlen} tokens out of longer documents, but its longest has "
+                f"{max(lengths.values())} ({text.origin}): take a window below that"
+            )
+    return ids
+
+
+def token_sha256(ids: torch.Tensor) -> str:
+    """Hash of token ids [T], as 64-bit little-endian integers."""
+    return hashlib.sha256(ids.cpu().numpy().astype("<i8").tobytes()).hexdigest()
+
+
+def tokenizer_sha256(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Hash of what decides the ids: vocabulary, merges, normaliser, special tokens.
+
+    Padding and truncation are left out, calls change them.
+
+    Raises:
+        LutlabError: a tokenizer without the `tokenizers` backend.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        raise LutlabError(
+            f"{type(tokenizer).__name__} has no `tokenizers` backend, so its state cannot be hashed: "
+            "save it with a tokenizer.json and load that"
+        )
+    state = json.loads(backend.to_str())
+    state["padding"] = state["truncation"] = None
+    return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,82 @@
+"""Evaluators: a Subject in, a Measurement out. One file a metric; what several of them need stands here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from lutlab.data.tokens import tokenizer_sha256
+from lutlab.errors import LutlabError
+from lutlab.records import Subject, Text
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+LOGITS_BYTES = (
+    64 * 2**20
+)  # of one batch; larger ones were no faster on a CPU and cost memory on a GPU
+
+
+@contextmanager
+def evaluation_mode(model: PreTrainedModel) -> Iterator[None]:
+    """Dropout off and no autograd inside; the model's mode is put back (`from_config` makes training models)."""
+    import torch
+
+    training = model.training
+    model.eval()
+    try:
+        with torch.inference_mode():
+            yield
+    finally:
+        model.train(training)
+
+
+def context_length(model: PreTrainedModel) -> int | None:
+    """Longest sequence the model's config states, None where it states none."""
+    return getattr(model.config, "max_position_embeddings", None)
+
+
+def batch_tokens(model: PreTrainedModel) -> int:
+    """Tokens of a batch whose logits [tokens, vocabulary] fill LOGITS_BYTES; at least one."""
+    return max(1, LOGITS_BYTES // (model.config.vocab_size * model.dtype.itemsize))
+
+
+def exp_of_mean(nll: float) -> float:
+    """Perplexity of a mean negative log-likelihood in nats.
+
+    Raises:
+        LutlabError: beyond the range of a float.
+    """
+    if nll > 700:
+        raise LutlabError(
+            f"the mean negative log-likelihood is {nll:.0f} nats, beyond what exp can express: "
+            "the model is broken, or quantized beyond use"
+        )
+    return math.exp(nll)
+
+
+def needed(subject: Subject, evaluator: str) -> tuple[Text, PreTrainedTokenizerBase]:
+    """The subject's text and tokenizer.
+
+    Raises:
+        LutlabError: either is missing.
+    """
+    if subject.text is None or subject.tokenizer is None:
+        lacking = "text" if subject.text is None else "tokenizer"
+        raise LutlabError(
+            f"{evaluator} needs a {lacking}, this cell has none: synthetic models have no tokenizer, and a text comes "
+            "from data.protocol and data.source"
+        )
+    return subject.text, subject.tokenizer
+
+
+def text_facts(text: Text, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """What a reader needs to repeat the measurement on the same rows with the same tokenizer."""
+    return {
+        "protocol": text.protocol,
+        "origin": text.origin,
+        "text_sha256": text.sha256,
+        "tokenizer_sha256": tokenizer_sha256(tokenizer),
+    }

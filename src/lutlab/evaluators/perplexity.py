@@ -1,0 +1,164 @@
+"""Perplexity by the GPTQ protocol: disjoint full windows of one token stream, the remainder dropped.
+
+    nll_i = seqlen * mean over the seqlen - 1 predictions of window i of -log p(token | tokens before it in the window)
+    ppl   = exp(sum_i nll_i / (n * seqlen))
+
+GPTQ repository, commit 2d65066, opt.py `opt_eval`; LUT-GEMM used it "without any modification" (v3, section 4.2).
+Memory is constant in the text's length: the logits of one batch of windows exist at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from lutlab.data.tokens import begin_id, encode, token_sha256, token_stream
+from lutlab.errors import LutlabError
+from lutlab.evaluators import (
+    batch_tokens,
+    context_length,
+    evaluation_mode,
+    exp_of_mean,
+    needed,
+    text_facts,
+)
+from lutlab.records import Measurement, Subject
+from lutlab.registry import register
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+LOSS_DTYPES = ("float32", "float16")
+_CHUNK_BYTES = (
+    8 * 2**20
+)  # float32 logits of one cross entropy: stays in a CPU's cache, a fraction of the batch's own
+
+
+@register("evaluator", "ppl")
+@dataclass(frozen=True)
+class Perplexity:
+    """Metric `ppl`, lower is better; samples are the nll of each window, in nats.
+
+    Attributes:
+        loss_dtype: of the log-softmax. GPTQ's is `float16` (OPT-125M: 27.65), AWQ's and ours `float32` (27.66).
+    """
+
+    loss_dtype: str = "float32"
+
+    def measure(self, subject: Subject) -> Measurement:
+        """Perplexity of subject.text in windows of subject.seqlen tokens.
+
+        Raises:
+            LutlabError: no text or tokenizer, a protocol of examples, a text shorter than a window, a window longer
+                than the model's context, or a loss that is not finite.
+        """
+        text, tokenizer = needed(subject, "ppl")
+        ids = token_stream(text, tokenizer, subject.seqlen)
+        nll = window_nll(subject.model, ids, subject.seqlen, self.loss_dtype)
+        facts = text_facts(text, tokenizer) | {
+            "token_sha256": token_sha256(ids),
+            "tokens": len(ids),
+            "seqlen": subject.seqlen,
+            "windows": len(nll),
+            "bos": begin_id(tokenizer),
+            "loss_dtype": self.loss_dtype,
+        }
+        ppl = exp_of_mean(sum(nll) / (len(nll) * subject.seqlen))
+        return Measurement(values={"ppl": ppl}, n=len(nll), samples=tuple(nll), facts=facts)
+
+
+def perplexity(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text: str, seqlen: int = 2048
+) -> float:
+    """Perplexity per token of one text, by the GPTQ protocol.
+
+    Args:
+        model: a transformers causal language model, quantized or not, on any device.
+        tokenizer: its tokenizer.
+        text: tokenised in one piece; what does not fill a window of `seqlen` tokens at its end is not counted.
+        seqlen: window length. The papers' is 2048 (GPT-2: 1024); numbers of two lengths cannot be compared, so a
+            model with a shorter context is an error rather than a shorter window.
+
+    Returns:
+        exp of the mean negative log-likelihood in nats.
+
+    Raises:
+        LutlabError: seqlen exceeds the model's context, the text is shorter than one window, the tokenizer promises
+            BOS but does not set it, or a loss is not finite.
+    """
+    import torch
+
+    ids = torch.tensor(encode(tokenizer, text), dtype=torch.int64)
+    nll = window_nll(model, ids, seqlen)
+    return exp_of_mean(sum(nll) / (len(nll) * seqlen))
+
+
+def window_nll(
+    model: PreTrainedModel, ids: torch.Tensor, seqlen: int, loss_dtype: str = "float32"
+) -> list[float]:
+    """Negative log-likelihood of every full window of a token stream.
+
+    Args:
+        model: a transformers causal language model.
+        ids: [T] int64, T >= seqlen.
+        seqlen: window length, at least 2.
+        loss_dtype: `float32` or `float16`.
+
+    Returns:
+        T // seqlen numbers, in nats.
+
+    Raises:
+        LutlabError: as Perplexity.measure.
+    """
+    limit = context_length(model)
+    if limit is not None and seqlen > limit:
+        raise LutlabError(
+            f"a window of {seqlen} tokens exceeds the model's context of {limit}: pass seqlen={limit} or less"
+        )
+    if not 2 <= seqlen <= len(ids):
+        raise LutlabError(
+            f"a text of {len(ids)} tokens has no window of {seqlen}: pass a longer text or seqlen from 2 to {len(ids)}"
+        )
+    if loss_dtype not in LOSS_DTYPES:
+        raise LutlabError(f"loss_dtype '{loss_dtype}' is none of {', '.join(LOSS_DTYPES)}")
+    windows = ids[: len(ids) // seqlen * seqlen].view(-1, seqlen)
+    size = max(1, batch_tokens(model) // seqlen)
+    nll: list[float] = []
+    with evaluation_mode(model):
+        for batch in windows.split(size):
+            batch = batch.to(model.device)
+            logits = model(input_ids=batch, use_cache=False).logits  # [size, seqlen, V]
+            losses = _mean_loss(logits, batch, loss_dtype).tolist()
+            del logits  # before the next batch's are made
+            for loss in losses:
+                if not math.isfinite(value := loss * seqlen):
+                    raise LutlabError(
+                        f"the loss of window {len(nll)} of {len(windows)} (tokens {len(nll) * seqlen} to "
+                        f"{(len(nll) + 1) * seqlen - 1}) is {value}: the logits overflow {model.dtype} or the weights "
+                        "are broken; try dtype=float32"
+                    )
+                nll.append(value)
+    return nll
+
+
+def _mean_loss(logits: torch.Tensor, ids: torch.Tensor, loss_dtype: str) -> torch.Tensor:
+    """Mean cross entropy [B] of logits [B, S, V] against ids [B, S] one position later.
+
+    Rows run over all windows at once: slicing off each window's last position would copy the logits.
+    """
+    import torch
+
+    dtype = getattr(torch, loss_dtype)
+    targets = torch.full_like(
+        ids, -100
+    )  # -100, cross_entropy's ignore_index: a last position predicts nothing
+    targets[:, :-1] = ids[:, 1:]
+    rows = max(1, _CHUNK_BYTES // (4 * logits.shape[-1]))
+    chunks = zip(logits.flatten(0, 1).split(rows), targets.flatten().split(rows), strict=True)
+    losses = [
+        torch.nn.functional.cross_entropy(chunk.to(dtype), wanted, reduction="none").float()
+        for chunk, wanted in chunks
+    ]
+    return (torch.cat(losses).view(ids.shape).sum(1) / (ids.shape[1] - 1)).to(dtype)
