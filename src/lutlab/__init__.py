@@ -1,0 +1,30 @@
+"""lutlab: reproduce, extend and trust the results on low-bit weight-only quantization of language models.
+
+The public functions (see lutlab.api) are imported on first use, so that `import lutlab` costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lutlab.api import quantize, quantize_tensor
+    from lutlab.evaluators.lambada import lambada
+    from lutlab.evaluators.perplexity import perplexity
+
+__all__ = ["lambada", "perplexity", "quantize", "quantize_tensor"]
+__version__ = "0.1.0"
+
+_HOME = {
+    "quantize_tensor": "lutlab.api",
+    "quantize": "lutlab.api",
+    "perplexity": "lutlab.evaluators.perplexity",
+    "lambada": "lutlab.evaluators.lambada",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'lutlab' has no attribute '{name}'")
+    return getattr(importlib.import_module(_HOME[name]), name)

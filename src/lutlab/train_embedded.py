@@ -199,6 +199,10 @@ def main() -> None:
     for name in arguments.names or list(RECIPES):
         if arguments.stage == "model":
             train(name, arguments.work, arguments.device)
+    if arguments.stage == "export":
+        from lutlab.export_embedded import export
+
+        export(arguments.names or list(RECIPES), arguments.data, arguments.work)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,42 @@
+# Short names for the README's commands. `make env` once, then the rest.
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+
+.PHONY: help env lint format test test-gpu table bench report notebooks
+
+help: ## what there is
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+env: $(BIN)/ruff ## virtual environment with everything that developing needs
+
+$(BIN)/ruff: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q -e '.[dev]'
+	@touch $@
+
+lint: env ## style, unused names, docstrings
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: env ## rewrite in house style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+test: env ## all tests that need no GPU
+	$(BIN)/python -m pytest -n 2 -m "not gpu"
+
+test-gpu: env ## the tests that need one
+	$(BIN)/python -m pytest -m gpu
+
+table: env ## LUT-GEMM Table 4 on the models that ship with lutlab
+	$(BIN)/python run.py +exp=table4
+
+report: env ## render every artifact from what is measured; measures nothing
+	$(BIN)/python run.py +exp=all mode=report
+
+bench: env ## speed against named peers, one run
+	for b in benchmarks/bench_*.py; do $(BIN)/python $$b || exit 1; done
+
+notebooks: env ## execute the notebooks
+	$(BIN)/python -m pytest tests/test_notebooks.py

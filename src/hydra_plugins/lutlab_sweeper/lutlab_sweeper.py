@@ -1,0 +1,55 @@
+"""Hydra's door to the pipeline: turns command-line arguments into rows and hands them to the chosen launcher.
+
+    +exp=table4                  the artifact's rows (a product of its axes, or a selection rows=[…])
+    +exp=table4,nuqmm/table3     several artifacts, one after another; +exp=all, +exp=<paper>/all
+    method=rtn,bcq q=2,3         without +exp: the product of the swept values
+
+Works with the basic, joblib, ray and submitit launchers: they get ordinary override lists, one a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from hydra.core.plugins import Plugins
+from hydra.plugins.sweeper import Sweeper
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig
+
+
+class LutlabSweeper(Sweeper):
+    """See the head of this file; the work is in lutlab.pipeline, imported when a run begins."""
+
+    def setup(
+        self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
+    ) -> None:
+        """Hydra's hook: keep the context and make the launcher."""
+        self.config = config
+        self.hydra_context = hydra_context
+        self.launcher = Plugins.instance().instantiate_launcher(
+            hydra_context=hydra_context, task_function=task_function, config=config
+        )
+
+    def sweep(self, arguments: list[str]) -> None:
+        """Hydra's entry: run everything the command line asks for."""
+        from lutlab import pipeline
+
+        pipeline.sweep(arguments, compose=self._compose, launch=self._launch)
+
+    def _compose(self, overrides: Sequence[str]) -> DictConfig:
+        return self.hydra_context.config_loader.load_sweep_config(self.config, list(overrides))
+
+    def _launch(self, jobs: Sequence[Sequence[str]]) -> list[Any]:
+        """Run one job a row; raises the first error that a job did not record itself."""
+        returns = self.launcher.launch([list(job) for job in jobs], initial_job_idx=0)
+        return [job.return_value for job in returns]
+
+
+ConfigStore.instance().store(
+    group="hydra/sweeper",
+    name="lutlab",
+    node={"_target_": "hydra_plugins.lutlab_sweeper.lutlab_sweeper.LutlabSweeper"},
+    provider="lutlab",
+)

@@ -1,0 +1,122 @@
+"""Typed configuration: the schema of conf/, and the Hydra choices that exist by being there.
+
+A quantizer's dataclass is a choice of `method=`; a file experiments/<paper>/<artifact>.yaml is a choice of `+exp=`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING
+
+from lutlab import registry
+
+ROOT = Path(__file__).resolve().parents[2]
+EXPERIMENTS = ROOT / "experiments"
+LEAD_PAPER = "lut-gemm-v3"  # its artifacts have short names: +exp=table4
+
+
+class Mode(Enum):
+    """run: measure what is missing, then report. plan: say what would run. report: render what is measured."""
+
+    run = "run"
+    plan = "plan"
+    report = "report"
+
+
+@dataclass
+class ModelConfig:
+    """Where the model comes from, see records.ModelSpec."""
+
+    name: str = MISSING
+    source: str = MISSING
+    id: str = MISSING
+    revision: str | None = None
+    layers: int | None = None
+
+
+@dataclass
+class DataConfig:
+    """Where texts come from. A `root` means files in that folder, whatever the preset."""
+
+    source: str = MISSING
+    root: str | None = None
+    stand_in: dict[str, str] = field(default_factory=dict)  # the paper's protocol -> the one evaluated instead
+
+
+@dataclass
+class LoggerConfig:
+    """Weights & Biases: mode none | offline | online."""
+
+    mode: str = MISSING
+    project: str = "lutlab"
+
+
+@dataclass
+class Config:
+    """Everything a run depends on. `artifact` and `row` are set by +exp and the sweeper."""
+
+    artifact: str = ""
+    row: str = ""
+    rows: list[str] = field(default_factory=list)
+    mode: Mode = Mode.run
+    scale: str = MISSING
+    model: ModelConfig = field(default_factory=ModelConfig)
+    method: Any = MISSING
+    q: int = 4
+    g: int = 128
+    mu: int = 8
+    data: DataConfig = field(default_factory=DataConfig)
+    evaluate: list[str] = field(default_factory=list)
+    device: str = "auto"
+    dtype: str = "auto"
+    seed: int = 0
+    logger: LoggerConfig = field(default_factory=LoggerConfig)
+    results: str = "results"
+
+
+def artifacts() -> dict[str, Path]:
+    """Every choice of +exp: `<paper>/<artifact>`, and the lead paper's artifacts by short name too."""
+    found = {f"{p.parent.name}/{p.stem}": p for p in sorted(EXPERIMENTS.glob("*/*.yaml"))}
+    lead = {p.stem: p for name, p in found.items() if name.startswith(f"{LEAD_PAPER}/")}
+    return found | lead
+
+
+def artifact_groups() -> dict[str, list[str]]:
+    """`all` and `<paper>/all` -> the artifacts they run, by long name."""
+    names = [name for name in artifacts() if "/" in name]
+    papers = sorted({name.partition("/")[0] for name in names})
+    by_paper = {f"{paper}/all": [n for n in names if n.startswith(f"{paper}/")] for paper in papers}
+    return {"all": names, **by_paper}
+
+
+def long_name(path: Path) -> str:
+    """experiments/lut-gemm-v3/table4.yaml -> lut-gemm-v3/table4."""
+    return f"{path.parent.name}/{path.stem}"
+
+
+def register_configs() -> None:
+    """Tell Hydra the schema, the methods and the artifacts; imports neither torch nor any YAML."""
+    store = ConfigStore.instance()
+    store.store(name="schema", node=Config)
+    for name, cls in registry.classes("method").items():
+        store.store(group="method", name=name, node=_method_schema(name, cls))
+    choices = {name: long_name(path) for name, path in artifacts().items()}
+    choices |= {name: name for name in artifact_groups()}
+    for name, artifact in choices.items():
+        group, _, leaf = f"exp/{name}".rpartition("/")
+        store.store(group=group, name=leaf, node={"artifact": artifact}, package="_global_")
+
+
+def _method_schema(name: str, cls: type) -> type:
+    """The quantizer's own fields, typed, plus its name: what `method.<field>=` may set."""
+    fields = [("name", str, field(default=name))]
+    fields += [(f.name, f.type, field(default=f.default)) for f in dataclasses.fields(cls)]
+    schema = dataclasses.make_dataclass(f"{cls.__name__}Config", fields)
+    schema.__module__ = cls.__module__  # where OmegaConf resolves the annotations
+    return schema

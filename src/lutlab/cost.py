@@ -1,0 +1,119 @@
+"""Predict what a cell will cost: seconds, peak memory, disk, downloads. Predictions only, shown by mode=plan.
+
+Seconds: 2 * parameters * tokens floating-point operations of the forward pass plus 4 * layers * hidden * seqlen a token
+of attention, over the matmul rate measured here in a moment, at half its efficiency. Memory: the weights, and one
+batch of logits with its float32 copy.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from lutlab.models import hub
+from lutlab.models.families import evaluation_seqlen
+from lutlab.models.load import folder_of
+from lutlab.plan import PlannedCell, cached_text
+from lutlab.records import ModelSpec, RunSpec
+
+CHARACTERS_PER_TOKEN = 3.3  # of the embedded tokenizer; larger vocabularies need fewer tokens
+_EFFICIENCY = 0.5  # of the large-matmul rate that a whole forward pass reaches
+_LOAD_SECONDS = 1.0
+RECORD_BYTES = 8_000
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """What a prediction needs of a model, read from its config."""
+
+    parameters: int
+    linear_parameters: int
+    hidden: int
+    layers: int
+    vocabulary: int
+    seqlen: int
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Predicted cost of one cell."""
+
+    seconds: float
+    peak_bytes: int
+
+
+@functools.cache
+def matmul_rate(device: str, dtype: str) -> float:
+    """Floating-point operations a second of a 1024^3 matmul here, the best of five."""
+    import torch
+
+    a = torch.randn(1024, 1024, device=device, dtype=getattr(torch, dtype))
+    best = float("inf")
+    for _ in range(5):
+        began = time.perf_counter()
+        (a @ a).sum().item()
+        best = min(best, time.perf_counter() - began)
+    return 2 * 1024**3 / best
+
+
+@functools.cache
+def shape_of(spec: ModelSpec) -> ModelShape:
+    """Shape of a model from its config alone (a hub model: only its config is fetched)."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from lutlab.models.families import linear_layers, weight_of
+
+    folder = hub.download(spec.id, spec.revision, weights=False) if spec.source == "hub" else folder_of(spec)
+    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    if spec.layers is not None:
+        config.num_hidden_layers = spec.layers
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    return ModelShape(
+        parameters=sum(p.numel() for p in model.parameters()),
+        linear_parameters=sum(weight_of(m).numel() for _, m in linear_layers(model)),
+        hidden=config.hidden_size,
+        layers=config.num_hidden_layers,
+        vocabulary=config.vocab_size,
+        seqlen=evaluation_seqlen(config),
+    )
+
+
+def predict(spec: RunSpec, cell: PlannedCell) -> Cost:
+    """Predicted seconds and peak bytes of one cell, loading and quantizing not included in the seconds."""
+    shape = shape_of(spec.model)
+    text = cell.evaluation.text
+    width = 4 if spec.dtype == "float32" else 2
+    weights = shape.parameters * width + shape.linear_parameters * (width if spec.q < 16 else 0)
+    if text is None:
+        return Cost(0.1, weights)
+    tokens = sum(map(len, cached_text(text).rows)) / CHARACTERS_PER_TOKEN
+    operations = tokens * (2 * shape.parameters + 4 * shape.layers * shape.hidden * shape.seqlen)
+    rate = matmul_rate(spec.device, spec.dtype) * _EFFICIENCY
+    logits = 2048 * shape.vocabulary * (width + 4)
+    return Cost(operations / rate, weights + logits)
+
+
+def quantize_seconds(spec: RunSpec) -> float:
+    """Loading and quantizing one row: alternating BCQ takes 0.4 s a million weights on two cores, RTN a tenth."""
+    millions = shape_of(spec.model).linear_parameters / 1e6
+    rate = {"none": 0.0, "rtn": 0.04}.get(spec.method, 0.4)
+    return _LOAD_SECONDS + rate * millions
+
+
+def download_bytes(spec: ModelSpec) -> int | None:
+    """Bytes a hub model still has to fetch; 0 if its files are here."""
+    if spec.source != "hub":
+        return 0
+    return hub.download_bytes(spec.id, spec.revision)
+
+
+def free_bytes(folder: Path) -> int:
+    """Free disk space where the results go."""
+    import shutil
+
+    existing = next(p for p in (folder, *folder.resolve().parents) if p.exists())
+    return shutil.disk_usage(existing).free

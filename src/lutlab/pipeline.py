@@ -1,0 +1,266 @@
+"""The only file that sees all stages: plan -> launch rows -> measure -> store -> compare -> report.
+
+`sweep` runs in the process the user started; `run_row` runs in the launcher's workers, one row a call.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+from rich.console import Console
+
+from lutlab import compare, plan, registry, sweeping
+from lutlab.cli import RowsFailed
+from lutlab.errors import LutlabError
+from lutlab.plan import PlannedCell, PlannedRow
+from lutlab.provenance import environment
+from lutlab.records import LayerStats, Measurement, Record, ResultTable, Subject
+from lutlab.results import Store, content_id
+from lutlab.tables import Artifact, ColumnSpec, load_artifact
+
+log = logging.getLogger(__name__)
+Compose = Callable[[Sequence[str]], DictConfig]
+Launch = Callable[[Sequence[Sequence[str]]], list[Any]]
+
+
+# ---- in the user's process ----
+
+
+def sweep(arguments: Sequence[str], compose: Compose, launch: Launch) -> None:
+    """Run what a command line asks for: every artifact, or one free sweep.
+
+    Raises:
+        LutlabError: a mistake or a limit the user can act on; nothing measured is lost.
+        RowsFailed: some rows failed, after everything else was measured and reported.
+    """
+    failed = 0
+    for request in sweeping.parse(arguments):
+        first = compose(request.arguments)
+        overrides = sweeping.rows_of(request, first.scale, list(first.rows))
+        configs = [compose(row.overrides) for row in overrides]
+        planned = _plan(request.artifact, overrides, configs)
+        if first.mode.name == "plan":
+            from lutlab.planview import print_plan
+
+            print_plan(request.artifact, planned, Path(first.results), Console())
+            continue
+        if first.mode.name == "run":
+            _measure(planned, [row.overrides for row in overrides], first, launch)
+            planned = _plan(request.artifact, overrides, configs)
+        failed += _report(request.artifact, planned, first)
+    if failed:
+        raise RowsFailed(f"{failed} cells failed; the table says why; run again to try them again")
+
+
+def _plan(
+    artifact: Artifact | None, rows: Sequence[sweeping.ArtifactRow], configs: Sequence[DictConfig]
+) -> list[PlannedRow]:
+    planned = []
+    for row, config in zip(rows, configs, strict=True):
+        if artifact:
+            planned.append(plan.plan_row(config, row.key, row.labels, artifact.columns))
+        else:
+            columns = plan.free_columns(list(config.evaluate))
+            spec = plan.run_spec(config)
+            labels = {"Model": spec.model.name, "Method": _method_label(spec), "q": str(spec.q), "g": str(spec.g)}
+            planned.append(plan.plan_row(config, "/".join(labels.values()), labels, columns))
+    return planned
+
+
+def _method_label(spec: plan.RunSpec) -> str:
+    """`rtn(awq)`: the method and its parameters that differ from their defaults."""
+    defaults = {f.name: f.default for f in dataclasses.fields(registry.lookup("method", spec.method))}
+    changed = [f"{k}={v}" for k, v in spec.options if defaults[k] != v]
+    return spec.method + (f"({', '.join(changed)})" if changed else "")
+
+
+def _measure(
+    rows: Sequence[PlannedRow], jobs: Sequence[Sequence[str]], config: DictConfig, launch: Launch
+) -> None:
+    """Launch the rows that miss a cell; rows that ask for the same cells are launched once."""
+    waiting: dict[str, tuple[str, float]] = {}
+    chosen = []
+    for row, job in zip(rows, jobs, strict=True):
+        fresh = {i: c for i, c in row.todo.items() if i not in waiting}
+        if fresh:
+            chosen.append(job)
+            waiting |= {i: (_cell_name(row, c), _weight(row, c)) for i, c in fresh.items()}
+    if not chosen:
+        return
+    from lutlab import progress
+
+    with progress.watch(Store(config.results), waiting):
+        launch(chosen)
+
+
+def _cell_name(row: PlannedRow, cell: PlannedCell) -> str:
+    text = f" on {cell.evaluation.text.protocol}" if cell.evaluation.text else ""
+    spec = row.spec
+    return f"{spec.model.name} {spec.method} q={spec.q} g={spec.g}: {cell.evaluation.evaluator}{text}"
+
+
+def _weight(row: PlannedRow, cell: PlannedCell) -> float:
+    from lutlab import cost
+
+    return cost.predict(row.spec, cell).seconds
+
+
+def _report(artifact: Artifact | None, rows: Sequence[PlannedRow], config: DictConfig) -> int:
+    """Render the table, print it, track it; returns how many cells failed."""
+    from lutlab.report import print_table, write_report
+
+    table = compare.tabulate(artifact, rows, config.scale, environment())
+    folder = Path(config.results) / (artifact.name if artifact else "sweep") / _variant(config)
+    console = Console()
+    paths = write_report(table, folder)
+    print_table(table, console)
+    console.print(f"written to {folder}: {', '.join(p.name for p in paths)}", highlight=False, soft_wrap=True)
+    _track_table(table, config)
+    return sum(c.verdict in ("failed", "OOM") for row in table.rows for c in row.cells.values())
+
+
+def _variant(config: DictConfig) -> str:
+    """Reports of different scales and texts stand side by side."""
+    return config.scale + (f"-{Path(config.data.root).name}" if config.data.root else "")
+
+
+def _track_table(table: ResultTable, config: DictConfig) -> None:
+    from lutlab.tracking import open_tracker
+
+    folder = Path(config.results) / "wandb"
+    open_tracker(config.logger.mode, folder, config.logger.project).log_table(table)
+
+
+# ---- in a worker ----
+
+
+def run_row(config: DictConfig) -> None:
+    """Measure the missing cells of one row and store each as soon as it is measured.
+
+    A failure is recorded in every cell it leaves unmeasured; only errors of the store itself are raised.
+    """
+    artifact = load_artifact(config.artifact) if config.artifact else None
+    columns = artifact.columns if artifact else plan.free_columns(list(config.evaluate))
+    row = plan.plan_row(config, config.row, {}, columns)
+    store = Store(config.results)
+    todo = row.todo
+    if not todo:
+        return
+    began = time.monotonic()
+    try:
+        prepared = _prepare(row)
+    except Exception as error:
+        for cell in todo.values():
+            store.save(_failure(row, cell, error, time.monotonic() - began))
+        return
+    for cell in todo.values():
+        store.save(_measure_cell(row, cell, prepared))
+    _track_row(row, columns, config, store)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Prepared:
+    """A loaded and quantized model."""
+
+    model: Any
+    tokenizer: Any
+    layers: tuple[LayerStats, ...]
+    seqlen: int
+    quantize_seconds: float
+
+
+def _prepare(row: PlannedRow) -> _Prepared:
+    import torch
+
+    from lutlab.api import make_quantizer
+    from lutlab.apply import quantize_model
+    from lutlab.models.families import evaluation_seqlen
+    from lutlab.models.load import load_model
+
+    spec = row.spec
+    loaded = load_model(spec.model, getattr(torch, spec.dtype), spec.device, spec.seed)
+    began = time.monotonic()
+    quantizer = make_quantizer(spec.method, **dict(spec.options))
+    layers = quantize_model(loaded.model, quantizer, spec.q, spec.g)
+    seconds = time.monotonic() - began
+    return _Prepared(loaded.model, loaded.tokenizer, layers, evaluation_seqlen(loaded.model.config), seconds)
+
+
+def _measure_cell(row: PlannedRow, cell: PlannedCell, prepared: _Prepared) -> Record:
+    began = time.monotonic()
+    text = plan.cached_text(cell.evaluation.text) if cell.evaluation.text else None
+    subject = Subject(
+        prepared.model, prepared.tokenizer, prepared.layers, text, prepared.seqlen, row.spec.q, row.spec.g
+    )
+    try:
+        if text and prepared.tokenizer is None:
+            raise LutlabError(f"{row.spec.model.name} came without a tokenizer, so no text can be evaluated on it")
+        measurement = registry.lookup("evaluator", cell.evaluation.evaluator)().measure(subject)
+    except Exception as error:
+        return _failure(row, cell, error, time.monotonic() - began)
+    facts = {"quantize_seconds": round(prepared.quantize_seconds, 3), **measurement.facts}
+    if text:
+        facts |= {"text_sha256": text.sha256, "text_origin": text.origin}
+    return _record(row, cell, dataclasses.replace(measurement, facts=facts), "done", time.monotonic() - began)
+
+
+def _failure(row: PlannedRow, cell: PlannedCell, error: Exception, seconds: float) -> Record:
+    import torch
+
+    out_of_memory = isinstance(error, MemoryError | torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    )
+    if not isinstance(error, LutlabError) and not out_of_memory:
+        log.error("%s failed", _cell_name(row, cell), exc_info=error)  # not the user's mistake: show where
+    reason = f"{error}" if isinstance(error, LutlabError) else f"{type(error).__name__}: {error}"
+    nothing = Measurement(values={}, n=0)
+    return _record(row, cell, nothing, "oom" if out_of_memory else "failed", seconds, reason)
+
+
+def _record(
+    row: PlannedRow,
+    cell: PlannedCell,
+    measurement: Measurement,
+    status: str,
+    seconds: float,
+    reason: str = "",
+) -> Record:
+    return Record(
+        cell_id=cell.cell_id,
+        status=status,
+        run=dataclasses.asdict(row.spec) | {"options": dict(row.spec.options)},
+        evaluation=dataclasses.asdict(cell.evaluation),
+        values=dict(measurement.values),
+        n=measurement.n,
+        samples=measurement.samples,
+        facts=dict(measurement.facts),
+        provenance=environment() | {"measured_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())},
+        seconds=round(seconds, 3),
+        reason=reason,
+    )
+
+
+def _track_row(
+    row: PlannedRow, columns: Mapping[str, ColumnSpec], config: DictConfig, store: Store
+) -> None:
+    from lutlab.tracking import open_tracker
+
+    records = {key: store.load(row.cells[key].cell_id) for key in columns if row.cells[key].cell_id}
+    name = config.artifact or "sweep"
+    context = {
+        "artifact": name,
+        "paper": name.partition("/")[0],
+        "scale": config.scale,
+        "mu": config.mu,
+        "git_sha": environment()["git_commit"],
+        "group": f"{name}-{content_id([name, config.scale, environment()['code_sha256']])[:8]}",
+        "protocols": sorted({c.evaluation.text.protocol for c in row.cells.values() if c.evaluation.text}),
+    }
+    folder = Path(config.results) / "wandb"
+    open_tracker(config.logger.mode, folder, config.logger.project).log_row(row.spec, records, context)

@@ -1,0 +1,184 @@
+"""From a composed configuration to what is to be measured: RunSpecs and content-addressed cells, pure data.
+
+A column is one metric of one evaluation; several columns may read the same evaluation, which is measured once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from lutlab import registry
+from lutlab.data import load_text
+from lutlab.data.protocols import PROTOCOLS
+from lutlab.errors import LutlabError, nearest
+from lutlab.groups import check_bits, check_group_size
+from lutlab.models.load import fingerprint
+from lutlab.provenance import code_sha256
+from lutlab.records import EvalSpec, ModelSpec, Record, RunSpec, Text, TextSpec
+from lutlab.results import Store, content_id
+from lutlab.tables import ColumnSpec
+
+# the metric a free sweep shows of each evaluator: column title, unit, metric, lower is better
+_FREE_COLUMNS = {
+    "ppl": ("ppl", "perplexity", "ppl", True),
+    "lambada": ("last word", "accuracy", "lambada_accuracy", False),
+    "weight_error": ("weight error", "relative MSE", "weight_relative_mse", True),
+    "model_size": ("size", "bits/weight", "bits_per_weight", True),
+}
+_DTYPES = ("float32", "float16", "bfloat16")
+
+
+@dataclass(frozen=True)
+class PlannedCell:
+    """One evaluation of one row. `record` is what the store holds of it; `missing` says why it cannot be run."""
+
+    evaluation: EvalSpec
+    cell_id: str | None
+    record: Record | None = None
+    missing: str = ""
+
+    @property
+    def done(self) -> bool:
+        """Measured already (a failed try is not)."""
+        return self.record is not None and self.record.status == "done"
+
+
+@dataclass(frozen=True)
+class PlannedRow:
+    """One row: what to run and its cells by column."""
+
+    key: str
+    labels: Mapping[str, str]
+    spec: RunSpec
+    columns: Mapping[str, ColumnSpec]
+    cells: Mapping[str, PlannedCell]
+
+    @property
+    def todo(self) -> dict[str, PlannedCell]:
+        """Cells to measure by id: not done, runnable, each evaluation once."""
+        return {c.cell_id: c for c in self.cells.values() if c.cell_id and not c.done}
+
+
+def run_spec(config: DictConfig) -> RunSpec:
+    """The RunSpec of a composed configuration.
+
+    Raises:
+        LutlabError: q, g, device or dtype out of range.
+    """
+    method = OmegaConf.to_container(config.method)
+    name = method.pop("name")
+    quantizes = getattr(registry.lookup("method", name), "quantizes", True)
+    device = _device(config.device)
+    dtype = config.dtype if config.dtype != "auto" else ("float32" if device == "cpu" else "float16")
+    if dtype not in _DTYPES:
+        raise LutlabError(f"unknown dtype '{dtype}': {nearest(dtype, _DTYPES)}")
+    return RunSpec(
+        model=ModelSpec(**OmegaConf.to_container(config.model)),
+        method=name,
+        q=check_bits(config.q) if quantizes else 16,
+        g=check_group_size(config.g) if quantizes else -1,
+        options=tuple(sorted(method.items())),
+        device=device,
+        dtype=dtype,
+        seed=config.seed,
+    )
+
+
+def _device(wanted: str) -> str:
+    import torch
+
+    if wanted == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if wanted.startswith("cuda") and not torch.cuda.is_available():
+        raise LutlabError(f"device={wanted}, but this machine has no CUDA device; use device=cpu or device=auto")
+    if wanted.partition(":")[0] not in ("cpu", "cuda"):
+        raise LutlabError(f"unknown device '{wanted}': {nearest(wanted, ['cpu', 'cuda', 'auto'])}")
+    return wanted
+
+
+def free_columns(evaluate: list[str]) -> dict[str, ColumnSpec]:
+    """Columns of a sweep without an artifact, from `evaluate=[ppl:wikitext2, weight_error, …]`."""
+    columns = {}
+    for item in evaluate:
+        evaluator, _, text = item.partition(":")
+        registry.lookup("evaluator", evaluator)
+        title, unit, metric, lower = _FREE_COLUMNS[evaluator]
+        columns[item.replace(":", "_")] = ColumnSpec(
+            title=f"{text} {title}".strip(),
+            unit=unit,
+            evaluator=evaluator,
+            metric=metric,
+            text=text or None,
+            published=False,
+            lower_is_better=lower,
+        )
+    return columns
+
+
+def text_spec(protocol: str, data: DictConfig) -> TextSpec:
+    """Where a column's text comes from: the folder data.root if given, else the preset, which may name a stand-in."""
+    if data.root is not None:
+        return TextSpec(protocol, "folder", str(data.root))
+    spec = TextSpec(data.stand_in.get(protocol, protocol), data.source)
+    if spec.protocol not in PROTOCOLS:
+        raise LutlabError(f"unknown text '{spec.protocol}': {nearest(spec.protocol, PROTOCOLS)}")
+    return spec
+
+
+@functools.cache
+def cached_text(spec: TextSpec) -> Text:
+    """A text, loaded once a process."""
+    return load_text(spec)
+
+
+@functools.cache
+def _fingerprint(spec: ModelSpec) -> str:
+    return fingerprint(spec)
+
+
+def plan_row(
+    config: DictConfig, key: str, labels: Mapping[str, str], columns: Mapping[str, ColumnSpec]
+) -> PlannedRow:
+    """Resolve one row against the store.
+
+    Raises:
+        LutlabError: a text or model is missing, or a stored record is damaged.
+    """
+    spec = run_spec(config)
+    store = Store(config.results)
+    cells = {name: _plan_cell(spec, column, config, store) for name, column in columns.items()}
+    return PlannedRow(key, labels, spec, columns, cells)
+
+
+def _plan_cell(spec: RunSpec, column: ColumnSpec, config: DictConfig, store: Store) -> PlannedCell:
+    text = text_spec(column.text, config.data) if column.text else None
+    evaluation = EvalSpec(column.evaluator, text)
+    if column.evaluator not in registry.classes("evaluator"):
+        gpu = "" if spec.device.startswith("cuda") else "; no CUDA device here"
+        reason = f"no '{column.evaluator}' evaluator yet: it comes with the GPU kernels{gpu}"
+        return PlannedCell(evaluation, None, missing=reason)
+    if text and config.mode.name == "plan" and text.source == "hub":
+        return PlannedCell(evaluation, None, missing="to be downloaded first, so its cell id is not known yet")
+    cell_id = content_id(_identity(spec, evaluation))
+    return PlannedCell(evaluation, cell_id, store.load(cell_id))
+
+
+def _identity(spec: RunSpec, evaluation: EvalSpec) -> dict[str, Any]:
+    """Everything that decides a cell's number."""
+    text = evaluation.text and cached_text(evaluation.text)
+    run = dataclasses.asdict(spec)
+    run["model"] = _fingerprint(spec.model)
+    run["device"] = spec.device.partition(":")[0]
+    return {
+        "run": run,
+        "evaluator": evaluation.evaluator,
+        "protocol": text and text.protocol,
+        "text": text and text.sha256,
+        "code": code_sha256(),
+    }

@@ -1,0 +1,96 @@
+"""Progress of a run, read from the store: it works for every launcher, because finished cells are files.
+
+On a terminal a bar with the time that remains; elsewhere one line a finished cell.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from lutlab.results import Store
+
+_POLL_SECONDS = 0.3
+
+
+@contextmanager
+def watch(store: Store, cells: Mapping[str, tuple[str, float]]) -> Iterator[None]:
+    """Show the cells as they appear.
+
+    Args:
+        store: where they appear.
+        cells: cell id -> (its name for the reader, predicted seconds), the weights of the time that remains.
+    """
+    console = Console(file=sys.stderr)
+    stop = threading.Event()
+    earlier = {c: store.path(c).stat().st_mtime_ns for c in cells if store.path(c).exists()}
+    follower = _bar if console.is_terminal else _lines
+    thread = threading.Thread(target=follower, args=(console, store, dict(cells), earlier, stop))
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def _new(store: Store, waiting: Mapping[str, object], earlier: Mapping[str, int]) -> list[str]:
+    """Cells whose file appeared, or was rewritten, since the run began."""
+    found = []
+    for cell in waiting:
+        path = store.path(cell)
+        if path.exists() and path.stat().st_mtime_ns != earlier.get(cell):
+            found.append(cell)
+    return found
+
+
+def _lines(
+    console: Console,
+    store: Store,
+    cells: dict[str, tuple[str, float]],
+    earlier: Mapping[str, int],
+    stop: threading.Event,
+) -> None:
+    total, began = len(cells), time.monotonic()
+    last = False
+    while not last:
+        last = stop.wait(_POLL_SECONDS)  # one more look after the end
+        for cell in _new(store, cells, earlier):
+            name, _ = cells.pop(cell)
+            done = total - len(cells)
+            console.print(f"[{done}/{total}] {name}  {time.monotonic() - began:.0f} s", highlight=False, markup=False)
+
+
+def _bar(
+    console: Console,
+    store: Store,
+    cells: dict[str, tuple[str, float]],
+    earlier: Mapping[str, int],
+    stop: threading.Event,
+) -> None:
+    predicted = sum(seconds for _, seconds in cells.values()) or 1.0
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[eta]}"),
+    )
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("measuring", total=len(cells), eta="")
+        finished, began = 0.0, time.monotonic()
+        last = False
+        while not last:
+            last = stop.wait(_POLL_SECONDS)
+            for cell in _new(store, cells, earlier):
+                name, seconds = cells.pop(cell)
+                finished += seconds
+                remaining = (predicted - finished) * (time.monotonic() - began) / max(finished, 1e-9)
+                eta = f"about {remaining:.0f} s left"
+                progress.update(task, advance=1, description=name, eta=eta)

@@ -1,0 +1,104 @@
+"""The store of measured cells: one JSON file a cell, named by its content address, written atomically, never edited.
+
+    <root>/records/<cell_id>.json      {"sha256": <of the record's canonical JSON>, "record": {...}}
+
+`cell_id` hashes what decides the number (model files, method and options, q, g, text, protocol, dtype, code), so that a
+finished cell is found again, whichever table asked for it, and a change of any of these is another cell.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import hashlib
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from lutlab.errors import LutlabError
+from lutlab.records import Record
+
+
+def canonical(value: Any) -> str:
+    """One spelling of a JSON value: sorted keys, no spaces."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def content_id(value: Any) -> str:
+    """16 hex digits naming a JSON value by its content."""
+    return hashlib.sha256(canonical(value).encode()).hexdigest()[:16]
+
+
+class Store:
+    """Records under a folder. Safe for many processes: each file appears whole or not at all."""
+
+    def __init__(self, root: Path) -> None:
+        self.folder = Path(root) / "records"
+
+    def path(self, cell_id: str) -> Path:
+        """The file of a cell."""
+        return self.folder / f"{cell_id}.json"
+
+    def load(self, cell_id: str) -> Record | None:
+        """The record of a cell, None where there is none.
+
+        Raises:
+            LutlabError: the file is damaged or truncated.
+        """
+        path = self.path(cell_id)
+        try:
+            text = path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+        try:
+            stored = json.loads(text)
+            record = stored["record"]
+            intact = stored["sha256"] == hashlib.sha256(canonical(record).encode()).hexdigest()
+            if intact:
+                return Record(**record | {"samples": tuple(record["samples"])})
+        except (ValueError, KeyError, TypeError):
+            pass  # not JSON, or not a record: damaged, as below
+        raise LutlabError(
+            f"the record {path} is damaged or truncated (its checksum does not match); delete that file and run again: "
+            "only this cell is measured anew, all others are kept"
+        )
+
+    def save(self, record: Record) -> Path:
+        """Write a record; an earlier one of the same cell (a failed try) is replaced.
+
+        Raises:
+            LutlabError: the disk is full or the folder cannot be written.
+        """
+        content = dataclasses.asdict(record) | {"samples": list(record.samples)}
+        content = json.loads(canonical(content))  # as it will be read back
+        digest = hashlib.sha256(canonical(content).encode()).hexdigest()
+        text = json.dumps({"sha256": digest, "record": content}, indent=1, ensure_ascii=False)
+        return write_atomically(self.path(record.cell_id), text.encode())
+
+
+def write_atomically(path: Path, data: bytes) -> Path:
+    """Write a file so that a reader, a crash or a full disk never shows half of it.
+
+    Raises:
+        LutlabError: the disk is full or the folder cannot be written.
+    """
+    temporary = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+            temporary = file.name
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        if temporary:
+            Path(temporary).unlink(missing_ok=True)
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        raise LutlabError(
+            f"cannot write {path}: {'the disk is full' if full else error.strerror}; "
+            f"{'free some space' if full else 'check the folder'} and run again: finished cells are kept"
+        ) from error
+    return path

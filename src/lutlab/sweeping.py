@@ -1,0 +1,90 @@
+"""Command-line arguments -> rows: an artifact's, or the product of the swept values."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+
+from lutlab.config import artifact_groups, artifacts
+from lutlab.errors import LutlabError, nearest
+from lutlab.tables import Artifact, ArtifactRow, load_artifact
+
+_SELECTABLE = {"model"}  # an axis the command line may replace: the rows are then measured on that model
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a command line asks for: one artifact or a free sweep (None), and the other overrides."""
+
+    artifact: Artifact | None
+    arguments: tuple[str, ...]
+    sweeps: tuple[tuple[str, ...], ...]  # free sweep: the override alternatives of each swept key
+
+
+def parse(arguments: Sequence[str]) -> list[Request]:
+    """Split a command line into its artifacts.
+
+    Raises:
+        LutlabError: an unknown artifact, or a sweep over values inside an artifact.
+    """
+    overrides = OverridesParser.create().parse_overrides(list(arguments))
+    exp = [o for o in overrides if o.key_or_group == "exp"]
+    rest = [o for o in overrides if o.key_or_group != "exp"]
+    if not exp:
+        fixed = tuple(o.input_line for o in rest if not o.is_sweep_override())
+        swept = tuple(tuple(_alternatives(o)) for o in rest if o.is_sweep_override())
+        return [Request(None, fixed, swept)]
+    if swept := [o.key_or_group for o in rest if o.is_sweep_override()]:
+        raise LutlabError(
+            f"{swept[0]} is swept, but +exp fixes the rows of a paper's table; drop +exp for a sweep of your own"
+        )
+    names = [name for o in exp for name in _artifact_names(o)]
+    return [Request(load_artifact(n), tuple(o.input_line for o in rest), ()) for n in names]
+
+
+def _alternatives(override: Override) -> list[str]:
+    return [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
+
+
+def _artifact_names(override: Override) -> list[str]:
+    values = [str(v) for v in override.sweep_string_iterator()] if override.is_sweep_override() else None
+    groups = artifact_groups()
+    names = []
+    for value in values or [str(override.value())]:
+        if value not in groups and value not in artifacts():
+            raise LutlabError(f"unknown experiment '{value}': {nearest(value, [*artifacts(), *groups])}")
+        names += groups.get(value, [value])
+    return names
+
+
+def rows_of(request: Request, scale: str, selected: Sequence[str]) -> list[ArtifactRow]:
+    """The rows of a request with their complete overrides, command line last so that it wins.
+
+    Raises:
+        LutlabError: `rows=` names no row, or the command line contradicts an axis of the artifact.
+    """
+    if request.artifact is None:
+        combinations = itertools.product(*request.sweeps)
+        return [ArtifactRow("", {}, [*request.arguments, *combo]) for combo in combinations]
+    artifact = request.artifact
+    rows = artifact.rows(scale)
+    keys = {override.lstrip("+").partition("=")[0] for override in request.arguments}
+    if clash := sorted((rows[0].axis_keys & keys) - _SELECTABLE):
+        raise LutlabError(
+            f"{clash[0]}= contradicts {artifact.name}, whose rows fix it; choose rows with rows=[{rows[0].key},…] or "
+            "drop +exp for a sweep of your own"
+        )
+    known = {row.key: row for row in rows}
+    for name in selected:
+        if name not in known:
+            raise LutlabError(f"rows= names '{name}', which is not a row of {artifact.name}: {nearest(name, known)}")
+    wanted = [known[name] for name in selected] if selected else rows
+    extra = [f"+exp={artifact.name}", *request.arguments]
+    return [
+        ArtifactRow(r.key, r.labels, [*r.overrides, *extra, f"row='{r.key}'"]) for r in wanted
+    ]
+
