@@ -31,7 +31,7 @@ class NoQuantization:
         """
         import torch
 
-        half = weight.half()
+        half = weight.detach().half()
         if not torch.isfinite(half).all():
             raise LutlabError(
                 f"{int((~torch.isfinite(half)).sum())} of {half.numel()} weights are inf, nan or beyond float16's "

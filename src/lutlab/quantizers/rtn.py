@@ -59,7 +59,7 @@ class RTN:
 
         top = 2 ** check_bits(q) - 1
         check_group_size(g)
-        weight = weight.float()
+        weight = weight.detach().float()
         if not torch.isfinite(weight).all():
             raise LutlabError(
                 f"{int((~torch.isfinite(weight)).sum())} of {weight.numel()} weights are inf or nan: "

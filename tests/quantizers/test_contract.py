@@ -1,0 +1,129 @@
+"""What every registered method keeps to, found by name."""
+
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from lutlab import formats, registry
+from lutlab.errors import LutlabError
+from lutlab.records import BCQTensor, DenseTensor, UniformTensor
+
+METHODS = registry.classes("method")
+QUANTIZING = {name: cls for name, cls in METHODS.items() if getattr(cls, "quantizes", True)}
+
+
+def weight(rows=5, in_features=45, seed=0):
+    return torch.randn(rows, in_features, generator=torch.Generator().manual_seed(seed))
+
+
+def fields_of(tensor):
+    return [getattr(tensor, field.name) for field in dataclasses.fields(tensor)]
+
+
+def same(a, b):
+    return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+
+
+def test_the_methods_of_this_version_are_there():
+    assert {"none", "rtn", "bcq"} <= set(METHODS)
+
+
+def test_listing_methods_does_not_import_torch():
+    program = "import sys; from lutlab import registry; registry.classes('method'); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_is_a_frozen_dataclass_with_defaults(name):
+    method = METHODS[name]()
+    assert "q" not in {field.name for field in dataclasses.fields(method)}
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        method.anything = 1
+
+
+@pytest.mark.parametrize("g", [-1, 8, 32])
+@pytest.mark.parametrize("q", range(1, 9))
+@pytest.mark.parametrize("name", QUANTIZING)
+def test_returns_a_tensor_a_format_packs(name, q, g):
+    w = weight()
+    before = w.clone()
+    tensor = METHODS[name]().quantize(w, q, g)
+    assert torch.equal(w, before), "the weight was changed in place"
+    assert isinstance(tensor, (DenseTensor, UniformTensor, BCQTensor))
+    assert (tensor.bits, tensor.group_size) == (q, g)
+    assert tensor.codes.dtype == torch.uint8
+    assert int(tensor.codes.max()) < 2**q
+    groups = {-1: 1, 8: 6, 32: 2}[g]
+    sizes = tensor.scale if isinstance(tensor, UniformTensor) else tensor.alpha
+    assert sizes.shape[-2:] == (5, groups)
+    packed = formats.pack(tensor)
+    out = packed.dequantize()
+    assert out.dtype == torch.float32
+    assert out.shape == w.shape == packed.shape
+    assert torch.isfinite(out).all()
+    assert (out - w).square().sum() < w.square().sum(), "worse than no weights at all"
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_is_deterministic(name):
+    first = METHODS[name]().quantize(weight(), 3, 16)
+    second = METHODS[name]().quantize(weight(), 3, 16)
+    assert all(same(a, b) for a, b in zip(fields_of(first), fields_of(second), strict=True))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_groups_lie_along_in_features(name):
+    """Changing column 0 may change the columns of its group in its row, and nothing else."""
+    w = weight(4, 64)
+    changed = w.clone()
+    changed[2, 0] = 10.0
+    method = METHODS[name]()
+    before = formats.dequantize(method.quantize(w, 3, 16))
+    after = formats.dequantize(method.quantize(changed, 3, 16))
+    differs = (before != after).nonzero()
+    assert len(differs)
+    assert set(differs[:, 0].tolist()) == {2}
+    assert differs[:, 1].max() < 16
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("name", METHODS)
+def test_takes_parameters_of_any_float_type(name, dtype):
+    w = torch.nn.Parameter(weight().to(dtype))
+    out = formats.dequantize(METHODS[name]().quantize(w, 4, 16))
+    again = formats.dequantize(METHODS[name]().quantize(w.detach().float(), 4, 16))
+    assert torch.equal(out, again)
+    assert not out.requires_grad
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("name", METHODS)
+def test_refuses_weights_that_are_no_numbers(name, bad):
+    w = weight()
+    w[1, 2] = bad
+    with pytest.raises(LutlabError, match=r"1 of 225 weights are inf(,| or) nan"):
+        METHODS[name]().quantize(w, 4, 16)
+
+
+@pytest.mark.parametrize("name", QUANTIZING)
+@pytest.mark.parametrize(("q", "g", "message"), [(9, 16, "q=9"), (0, 16, "q=0"), (4, 7, "g=7")])
+def test_refuses_bits_and_groups_out_of_range(name, q, g, message):
+    with pytest.raises(LutlabError, match=message):
+        METHODS[name]().quantize(weight(), q, g)
+
+
+@pytest.mark.parametrize("name", QUANTIZING)
+@pytest.mark.parametrize("value", [0.0, 0.75])
+def test_constant_weights_are_kept(name, value):
+    out = formats.dequantize(METHODS[name]().quantize(torch.full((2, 16), value), 4, 8))
+    assert torch.allclose(out, torch.full((2, 16), value), rtol=1e-3, atol=0)
+
+
+def test_none_keeps_float16_and_refuses_what_overflows():
+    method = METHODS["none"]()
+    assert torch.equal(method.quantize(weight(), 16, -1).weight, weight().half())
+    with pytest.raises(LutlabError, match="65504"):
+        method.quantize(torch.full((1, 8), 70000.0), 16, -1)
