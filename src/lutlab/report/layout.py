@@ -1,0 +1,255 @@
+"""The one place that turns a ResultTable into strings: every format prints this layout, none looks at the table again.
+
+A column is shown in the main grid when something of it was measured here (or was tried and failed): published and
+measured side by side, the measured one headed by the text it was measured on. The other columns, which only the paper
+has numbers for, make the `reference` grid, with the reasons below it. Rows that share their first label (the model)
+and the model measured make a block under one heading. A published number never stands in a measured place.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from lutlab.records import Cell, Column, ResultTable, Row
+from lutlab.report.claims import view
+from lutlab.report.digits import (
+    change,
+    measured_decimals,
+    number,
+    printed_decimals,
+    superscript,
+)
+from lutlab.report.parts import DASH, Block, Entry, Grid, Head, Layout, Line
+
+# verdict of a measured number -> (mark, what the mark says below the table)
+MARKS = {
+    "match": ("=", "match: equal to the paper's number in every printed digit"),
+    "within tolerance": ("≈", "within tolerance of the paper's number"),
+    "deviates": ("≠", "deviates from the paper's number by more than the tolerance"),
+    "stand-in": (
+        "†",
+        "stand-in: measured on another model or text, not comparable with the paper's number",
+    ),
+    "synthetic weights": ("‡", "synthetic weights: real shapes, random values"),
+    "cited by the paper": ("§", "the paper cites its number from elsewhere"),
+    "measured only": ("", ""),
+}
+COMPARABLE = ("match", "within tolerance", "deviates")
+TRIED = ("failed", "OOM")  # verdicts without a number that still belong beside the paper's
+WORDS = {
+    "published only": DASH,
+    "cited by the paper": "cited",
+}  # shorter words for "no number of ours"
+WORDS_MEANING = {
+    DASH: f"{DASH} published only: nothing to measure here",
+    "cited": "cited: by the paper",
+}
+
+
+class _Footnotes:
+    """Numbers distinct texts in the order of their first use."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def mark(self, text: str) -> str:
+        if not text:
+            return ""
+        if text not in self.texts:
+            self.texts.append(text)
+        return superscript(self.texts.index(text) + 1)
+
+    def lines(self) -> tuple[str, ...]:
+        return tuple(f"{superscript(i)} {text}" for i, text in enumerate(self.texts, 1))
+
+
+def lay_out(table: ResultTable) -> Layout:
+    """Decide what stands where.
+
+    Raises:
+        ValueError: a row has no cell for a column: no cell may be blank.
+    """
+    _check(table)
+    main = [c for c in table.columns if _in_main(table, c)]
+    reference = [c for c in table.columns if c not in main]
+    axes = tuple(dict.fromkeys(axis for row in table.rows for axis in row.labels))
+    foot, grid = _Footnotes(), _Footnotes()
+    headed = _headed(table.rows)
+    main_grid = _grid(table, main, axes, headed, foot)
+    reference_grid = _grid(table, reference, axes, headed, grid)
+    reasons = grid.lines()
+    if len(reasons) == 1 and _all_marked(
+        reference_grid
+    ):  # one reason for all: say it once, without marks
+        reasons = (grid.texts[0],)
+        reference_grid = _grid(table, reference, axes, headed, None)
+    said = (*reasons, *foot.lines())
+    return Layout(
+        artifact=table.artifact,
+        title=table.title,
+        paper=" · ".join(part for part in (table.citation, table.source) if part),
+        scale=table.scale,
+        command=table.command,
+        stand_ins=_stand_ins(table.rows),
+        axes=axes,
+        headed=headed,
+        telling=_telling(table.rows, axes),
+        show_model=any(row.model and row.model not in row.labels.values() for row in table.rows),
+        main=main_grid,
+        reference=reference_grid,
+        reasons=reasons,
+        legend=_legend(main_grid),
+        footnotes=foot.lines(),
+        claims=tuple(view(claim) for claim in table.claims),
+        notes=tuple(note for note in table.notes if not any(note in text for text in said)),
+        provenance=tuple(_flatten("", table.provenance)),
+    )
+
+
+def _check(table: ResultTable) -> None:
+    for row, column in itertools.product(table.rows, table.columns):
+        if column.key not in row.cells or not row.cells[column.key].verdict:
+            raise ValueError(
+                f"{table.artifact}: row '{row.key}' has no cell with a verdict in column '{column.key}'"
+            )
+
+
+def _in_main(table: ResultTable, column: Column) -> bool:
+    cells = [row.cells[column.key] for row in table.rows]
+    return any(cell.measured is not None or cell.verdict in TRIED for cell in cells)
+
+
+def _first_label(row: Row) -> str:
+    return next(iter(row.labels.values()), "")
+
+
+def _runs(rows: Sequence[Row]) -> list[list[Row]]:
+    """Consecutive rows with the same first label, measured on the same model."""
+    keyed = itertools.groupby(rows, key=lambda row: (_first_label(row), row.model, row.stand_in))
+    return [list(group) for _, group in keyed]
+
+
+def _headed(rows: Sequence[Row]) -> bool:
+    same_axis = len({next(iter(row.labels), "") for row in rows}) == 1
+    several = all(len(row.labels) > 1 for row in rows)
+    return same_axis and several and len(_runs(rows)) < len(rows)
+
+
+def _telling(rows: Sequence[Row], axes: tuple[str, ...]) -> int:
+    for n in range(1, len(axes)):
+        if len({tuple(row.labels.get(axis) for axis in axes[:n]) for row in rows}) == len(rows):
+            return n
+    return len(axes)
+
+
+def _heading(row: Row) -> tuple[str, str]:
+    axis, label = next(iter(row.labels.items()))
+    name = label if any(c.isalpha() for c in label) else f"{axis} = {label}"
+    if row.stand_in:
+        return name, f"{row.model} (stand-in)"
+    return name, row.model if row.model != label else ""
+
+
+def _grid(
+    table: ResultTable,
+    columns: Sequence[Column],
+    axes: tuple[str, ...],
+    headed: bool,
+    foot: _Footnotes | None,
+) -> Grid:
+    printers = [_printer(table, column, foot) for column in columns]
+    blocks = []
+    for run in _runs(table.rows) if headed else [list(table.rows)]:
+        lines = [
+            Line(
+                key=row.key,
+                labels=tuple(row.labels.get(axis) or DASH for axis in axes),
+                model=f"{row.model} (stand-in)" if row.stand_in else row.model or DASH,
+                entries=tuple(
+                    entry(row, row.cells[column.key])
+                    for entry, column in zip(printers, columns, strict=True)
+                ),
+            )
+            for row in run
+        ]
+        heading, measured_on = _heading(run[0]) if headed else ("", "")
+        blocks.append(Block(heading, measured_on, tuple(lines)))
+    return Grid(tuple(_head(column) for column in columns), tuple(blocks))
+
+
+def _head(column: Column) -> Head:
+    unit = f" ({column.unit})" if column.unit and column.unit not in column.title else ""
+    ours = f"ours: {column.measured_on}" if column.measured_on else "ours"
+    return Head(column.key, f"{column.title}{unit}", column.protocol, column.published, ours)
+
+
+def _printer(table: ResultTable, column: Column, foot: _Footnotes | None):
+    """A function (row, cell) -> Entry with the column's number of decimals."""
+    cells = [row.cells[column.key] for row in table.rows]
+    printed = printed_decimals(cell.published for cell in cells)
+    ours = measured_decimals(
+        column.unit,
+        printed if column.published else None,
+        [cell.measured for cell in cells if cell.measured is not None],
+    )
+
+    def entry(row: Row, cell: Cell) -> Entry:
+        paper = number(cell.published, printed) if _is_number(cell.published) else cell.published
+        measured = cell.measured is not None
+        mark = MARKS.get(cell.verdict, (f"({cell.verdict})", ""))[0] if measured else ""
+        comparable = measured and _is_number(cell.published) and cell.verdict in COMPARABLE
+        return Entry(
+            paper=paper or DASH,
+            ours=number(cell.measured, ours) if measured else WORDS.get(cell.verdict, cell.verdict),
+            mark=mark,
+            foot=foot.mark(_reason(row, column, cell)) if foot else "",
+            delta=change(cell.published, cell.measured) if comparable else "",
+            verdict=cell.verdict,
+            note=cell.note,
+            measured=measured,
+        )
+
+    return entry
+
+
+def _is_number(value: float | str | None) -> bool:
+    return isinstance(value, int | float)
+
+
+def _reason(row: Row, column: Column, cell: Cell) -> str:
+    """The footnote of a cell: what neither the headings nor the difference printed beside the number say already."""
+    said = set(cell.note.split()) <= {"on", row.model, *column.measured_on.split()}
+    is_difference = cell.verdict in COMPARABLE and cell.note.rstrip().endswith("%")
+    if cell.measured is not None and (said or is_difference):
+        return ""
+    return f"{cell.verdict}: {cell.note}" if cell.note else ""
+
+
+def _all_marked(grid: Grid) -> bool:
+    return all(e.foot for block in grid.blocks for line in block.lines for e in line.entries)
+
+
+def _legend(grid: Grid) -> tuple[str, ...]:
+    """The marks that the grid uses, explained, in the order of MARKS."""
+    entries = [e for block in grid.blocks for line in block.lines for e in line.entries]
+    marks = {e.verdict for e in entries if e.measured and e.mark}
+    lines = [f"{mark} {text}" for verdict, (mark, text) in MARKS.items() if verdict in marks]
+    words = {e.ours for e in entries if not e.measured}
+    return (*lines, *(text for word, text in WORDS_MEANING.items() if word in words))
+
+
+def _stand_ins(rows: Sequence[Row]) -> tuple[str, ...]:
+    pairs = [f"{_first_label(row)} → {row.model}" for row in rows if row.stand_in]
+    return tuple(dict.fromkeys(pairs))
+
+
+def _flatten(prefix: str, value: object) -> list[tuple[str, str]]:
+    """Nested mappings as (dotted name, text) pairs, in the order given."""
+    if not hasattr(value, "items"):
+        return [(prefix, str(value))]
+    return [
+        pair
+        for key, inner in value.items()
+        for pair in _flatten(f"{prefix}.{key}" if prefix else str(key), inner)
+    ]

@@ -1,0 +1,263 @@
+"""The report in a terminal, as wide as the console: a column is `paper | ours`, and no line is longer than the width.
+
+Each head is one rich column whose cells are already padded halves; so its title spans both. A block of rows is a rich
+table of its own under its heading; all have the same column widths. Heads that do not fit go to a further table.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from lutlab.report.parts import Block, Entry, Grid, Head, Layout, Line
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+WRAPS = (22, 16, 12, 9)  # widths at which heads are broken, widest first
+SEPARATOR = 3  # ` │ ` between columns
+STYLES = {
+    "match": "green",
+    "within tolerance": "green",
+    "deviates": "yellow",
+    "stand-in": "cyan",
+    "synthetic weights": "cyan",
+    "measured only": "cyan",
+    "failed": "bold red",
+    "OOM": "bold red",
+}
+MOST_FAILING = 3  # failing instances of a claim that are printed
+
+
+@dataclass(frozen=True)
+class Half:
+    """One half of a column: the lines of its head, its width, and of that the width of the marks after the numbers."""
+
+    head: tuple[str, ...]
+    width: int
+    marks: int
+    ours: bool
+
+    def text(self, entry: Entry, alone: bool) -> str:
+        """Numbers right-aligned, their marks after them. A published number `alone` carries the reason's footnote."""
+        if self.ours:
+            word, mark = entry.ours, entry.ours_mark
+        else:
+            word, mark = entry.paper, entry.foot if alone else ""
+        return word.rjust(self.width - self.marks) + mark.ljust(self.marks)
+
+
+@dataclass(frozen=True)
+class ColumnPlan:
+    """A column: the lines of its title, where its entries are in a line, its halves with a blank between them."""
+
+    title: tuple[str, ...]
+    index: int
+    halves: tuple[Half, ...]
+    width: int
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A column of labels."""
+
+    title: str
+    width: int
+    labels: Mapping[Line, str]
+
+    @property
+    def short(self) -> bool:
+        """Numbers and dashes are right-aligned, words left-aligned."""
+        return all(len(label) <= 5 for label in self.labels.values())
+
+
+def print_layout(layout: Layout, console: Console) -> None:
+    """Print the whole report."""
+    from rich.text import Text
+
+    _say(console, Text(layout.title, style="bold"))
+    _say(console, Text(f"paper: {layout.paper}", style="dim"))
+    _say(console, Text(f"ours: scale {layout.scale}, {layout.command}", style="dim"))
+    if layout.stand_ins:
+        names = ", ".join(layout.stand_ins)
+        _say(console, Text(f"stand-ins, not comparable in value: {names}", style="cyan"))
+    if layout.main.heads:
+        _print_grid(layout, layout.main, console, measured=True)
+        for line in (*layout.legend, *layout.footnotes):
+            _say(console, Text(line, style="dim"), indent=2)
+    if layout.reference.heads:
+        console.print()
+        _say(console, Text("Published, not measured here", style="bold"))
+        _print_grid(layout, layout.reference, console, measured=False)
+        for line in layout.reasons:
+            _say(console, Text(line, style="dim"), indent=2)
+    _print_claims(layout, console)
+    for line in layout.notes:
+        _say(console, Text(f"note: {line}", style="dim"))
+
+
+def _say(console: Console, text: Text, indent: int = 0) -> None:
+    from rich.padding import Padding
+
+    console.print(Padding(text, (0, 0, 0, indent), expand=False), highlight=False)
+
+
+def _print_claims(layout: Layout, console: Console) -> None:
+    from rich.text import Text
+
+    if layout.claims:
+        console.print()
+        _say(console, Text("Claims of the paper", style="bold"))
+    for claim in layout.claims:
+        style = {"✓": "green", "✗": "bold red"}.get(claim.sign, "dim")
+        counts = Text.assemble((claim.paper, "dim"), " · ", (claim.ours, style))
+        if claim.failing:
+            counts.append(f" — fails: {claim.failing_text(MOST_FAILING)}")
+        _say(console, Text(f"{claim.text} ({claim.where})"))
+        _say(console, counts, indent=2)
+
+
+# ---- grids ----
+
+
+def _print_grid(layout: Layout, grid: Grid, console: Console, measured: bool) -> None:
+    lines = [line for block in grid.blocks for line in block.lines]
+    axes = _axes(layout, lines, len(layout.axes), measured)
+    tables = _fit(grid, lines, axes, console.width, measured)
+    if len(tables) > 1 and layout.telling < len(
+        layout.axes
+    ):  # better without the axes that tell nothing more
+        axes = _axes(layout, lines, layout.telling, measured)
+        tables = _fit(grid, lines, axes, console.width, measured)
+    for plans in tables:
+        console.print()
+        if layout.headed:
+            console.print(_rich_table(axes, plans, show_header=True))
+        for block in grid.blocks:
+            _print_block(block, axes, plans, console, measured)
+
+
+def _axes(layout: Layout, lines: Sequence[Line], n: int, measured: bool) -> list[Axis]:
+    """The first `n` axes, but not the one that stands in the headings of the blocks."""
+    texts = {title: [line.labels[i] for line in lines] for i, title in enumerate(layout.axes[:n])}
+    if layout.headed:
+        del texts[layout.axes[0]]
+    if measured and layout.show_model and not layout.headed:
+        texts["ours on"] = [line.model for line in lines]
+    return [
+        Axis(title, max(map(len, [title, *labels])), dict(zip(lines, labels, strict=True)))
+        for title, labels in texts.items()
+    ]
+
+
+def _print_block(
+    block: Block,
+    axes: Sequence[Axis],
+    plans: Sequence[ColumnPlan],
+    console: Console,
+    measured: bool,
+) -> None:
+    from rich.text import Text
+
+    if block.heading:
+        heading = Text(block.heading, style="bold")
+        if measured and block.measured_on:
+            heading.append(f" · ours: {block.measured_on}", style="not bold cyan")
+        _say(console, heading)
+    table = _rich_table(axes, plans, show_header=not block.heading)
+    for line in block.lines:
+        table.add_row(*(axis.labels[line] for axis in axes), *(_cell(plan, line) for plan in plans))
+    console.print(table)
+
+
+def _rich_table(axes: Sequence[Axis], plans: Sequence[ColumnPlan], show_header: bool) -> Table:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.MINIMAL, show_edge=False, show_header=show_header, header_style="")
+    for axis in axes:
+        justify = "right" if axis.short else "left"
+        table.add_column(
+            Text(axis.title), justify=justify, min_width=axis.width, max_width=axis.width
+        )
+    for plan in plans:
+        table.add_column(_header(plan), min_width=plan.width, max_width=plan.width)
+    return table
+
+
+def _fit(
+    grid: Grid, lines: Sequence[Line], axes: Sequence[Axis], width: int, measured: bool
+) -> list[list[ColumnPlan]]:
+    """Columns for one table at the widest heads that fit; else for as many tables as it takes with the narrowest."""
+    room = width - 1 - sum(axis.width + SEPARATOR for axis in axes)
+    for wrap in WRAPS:
+        plans = [_plan(head, i, lines, wrap, measured) for i, head in enumerate(grid.heads)]
+        if sum(plan.width + SEPARATOR for plan in plans) - SEPARATOR <= room:
+            return [plans]
+    tables: list[list[ColumnPlan]] = [[]]
+    for plan in plans:
+        used = sum(p.width + SEPARATOR for p in tables[-1])
+        if tables[-1] and used + plan.width > room:
+            tables.append([])
+        tables[-1].append(plan)
+    return tables
+
+
+def _plan(head: Head, index: int, lines: Sequence[Line], wrap: int, measured: bool) -> ColumnPlan:
+    entries = [line.entries[index] for line in lines]
+    halves = []
+    if head.paper:
+        words = max(5, *(len(e.paper) for e in entries))
+        marks = 0 if measured else max(len(e.foot) for e in entries)
+        halves.append(Half(("paper",) if measured else (), words + marks, marks, ours=False))
+    if measured or not head.paper:
+        marks = max(len(e.ours_mark) for e in entries)
+        needed = max(len(e.ours) for e in entries) + marks
+        broken = break_lines(head.ours, max(wrap, needed))
+        halves.append(Half(broken, max(needed, *map(len, broken)), marks, ours=True))
+    both = sum(half.width + 1 for half in halves) - 1
+    title = break_lines(head.title, max(wrap, both))
+    return ColumnPlan(title, index, tuple(halves), max(both, *map(len, title)))
+
+
+def break_lines(text: str, width: int) -> tuple[str, ...]:
+    """Break a head after blanks, `/`, `_` and `-`; a longer word is cut.
+
+    >>> break_lines("ours: pydocs/library", 9)
+    ('ours:', 'pydocs/', 'library')
+    """
+    lines = [""]
+    for word in re.findall(rf"[^\s/_-]{{1,{width}}}[/_-]?\s*|[/_-]\s*", text):
+        if len((lines[-1] + word).rstrip()) > width and lines[-1]:
+            lines.append("")
+        lines[-1] += word
+    return tuple(line.rstrip() for line in lines)
+
+
+def _header(plan: ColumnPlan) -> Text:
+    from rich.text import Text
+
+    text = Text("\n".join(plan.title), style="bold")
+    for i in range(max(len(half.head) for half in plan.halves)):
+        words = [half.head[i] if i < len(half.head) else "" for half in plan.halves]
+        padded = (word.rjust(half.width) for word, half in zip(words, plan.halves, strict=True))
+        text.append("\n" + " ".join(padded), style="not bold dim")
+    return text
+
+
+def _cell(plan: ColumnPlan, line: Line) -> Text:
+    from rich.text import Text
+
+    entry = line.entries[plan.index]
+    text = Text()
+    for half in plan.halves:
+        if text:
+            text.append(" ")
+        style = STYLES.get(entry.verdict, "dim") if half.ours else ""
+        text.append(half.text(entry, alone=len(plan.halves) == 1), style=style)
+    return text

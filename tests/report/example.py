@@ -1,0 +1,73 @@
+"""A result table like LUT-GEMM's Table 4: two models x five configurations, measured on stand-ins, no GPU."""
+
+from __future__ import annotations
+
+from lutlab.records import Cell, ClaimResult, Column, ResultTable, Row
+
+CONFIGURATIONS = (("16", "–"), ("4", "32"), ("4", "64"), ("3", "32"), ("3", "64"))
+PAPER = {  # column -> model -> values in the order of CONFIGURATIONS
+    "wiki2": {"OPT-30B": (9.56, 9.71, 9.88, 10.78, 14.61), "OPT-66B": (9.34, 9.54, 9.54, 18.82, 51.15)},
+    "ptb": {"OPT-30B": (11.84, 12.02, 12.05, 13.89, 24.63), "OPT-66B": (11.36, 11.55, 11.63, 35.76, 130.54)},
+    "lambada": {"OPT-30B": (15.84, 16.16, 16.17, 19.21, 31.13), "OPT-66B": (15.47, 15.83, 15.91, 42.16, 130.19)},
+    "gpu1": {"OPT-30B": (40.5, 18.5, 17.8, 16.7, 15.7), "OPT-66B": ("OOM", 33.5, 31.9, 30.5, 27.5)},
+    "gpu2": {"OPT-30B": (23.5, 14.3, 13.9, 13.3, 12.6), "OPT-66B": (48.4, 23.5, 23.2, 21.5, 20.9)},
+    "gpu4": {"OPT-30B": (14.7, 11.9, 11.8, 11.6, 11.2), "OPT-66B": (28.3, 18.5, 17.8, 16.9, 16.0)},
+}  # fmt: skip
+OURS = {
+    "wiki2": {"OPT-30B": (41.07, 41.93, 42.3, 48.8, 57.25), "OPT-66B": (28.4, 28.86, 29.1, 33.5, 13021.4)},
+    "ptb": {"OPT-30B": (88.1, 89.77, 90.43, 101.6, 118.0), "OPT-66B": (63.0, 64.2, 64.9, 71.33, None)},
+    "lambada": {"OPT-30B": (55.5, 56.1, 57.02, 66.6, 79.1), "OPT-66B": (40.4, 41.0, 41.4, 47.7, 55.81)},
+    "bits": {"OPT-30B": (16.0, 4.625, 4.3125, 3.625, 3.3125), "OPT-66B": (16.0, 4.625, 4.3125, 3.625, 3.3125)},
+}  # fmt: skip
+STAND_INS = {"OPT-30B": "opt-embedded-s", "OPT-66B": "opt-embedded-m"}
+COLUMNS = (
+    Column("wiki2", "Wiki2", "ppl", "wikitext2", "pydocs/library", True),
+    Column("ptb", "PTB", "ppl", "ptb", "pydocs/howto", True),
+    Column("lambada", "LAMBADA", "ppl", "lambada-joined[inferred]", "pydocs/tutorial", True),
+    Column("bits", "stored", "bits/weight", "", "", False),
+    Column("gpu1", "1-GPU", "ms", "latency-per-token", "", True),
+    Column("gpu2", "2-GPU", "ms", "latency-per-token", "", True),
+    Column("gpu4", "4-GPU", "ms", "latency-per-token", "", True),
+)
+NO_GPU = "needs an NVIDIA GPU; this machine has none"
+
+
+def cell(column: str, model: str, i: int, key: str) -> Cell:
+    published = PAPER[column][model][i] if column in PAPER else None
+    if column not in OURS:
+        return Cell(column, published, None, "not run", NO_GPU)
+    measured = OURS[column][model][i]
+    if measured is None:
+        reason = "RuntimeError: 50% of rows <_NaN_> & {more}"
+        return Cell(column, published, None, "failed", reason, f"{key}-{column}")
+    verdict, note = ("measured only", "") if published is None else ("stand-in", STAND_INS[model])
+    return Cell(column, published, measured, verdict, note, f"{key}-{column}")
+
+
+def row(model: str, i: int) -> Row:
+    q, g = CONFIGURATIONS[i]
+    key = f"{model.lower()}-q{q}-g{g}"
+    method = "FP16" if q == "16" else "Uniform (RTN)"
+    cells = {column.key: cell(column.key, model, i, key) for column in COLUMNS}
+    labels = {"Model": model, "q": q, "g": g, "Method": method}
+    return Row(key, labels, STAND_INS[model], True, cells)
+
+
+def example_table() -> ResultTable:
+    claims = (
+        ClaimResult("A smaller group has lower perplexity", "§4.3", (12, 12), (11, 12), ("OPT-66B q3: PTB",)),
+        ClaimResult("LUT-GEMM q3 g32 is at least 2.25x faster than cuBLAS", "§4.3", (2, 2), (0, 0)),
+    )  # fmt: skip
+    return ResultTable(
+        artifact="lut-gemm-v3/table4",
+        title="LUT-GEMM Table 4: perplexity & latency per token of OPT, RTN",
+        citation="Park et al., LUT-GEMM, arXiv:2206.09557v3",
+        source="papers/lut-gemm-v3.txt, lines 274-287",
+        scale="embedded",
+        command="python run.py +exp=table4",
+        columns=COLUMNS,
+        rows=tuple(row(model, i) for model in STAND_INS for i in range(5)),
+        claims=claims,
+        notes=("LAMBADA's protocol is inferred: the paper names none_",),
+        provenance={"git": {"commit": "9fa87fa", "dirty": False}, "device": "cpu, 2 cores"},
+    )

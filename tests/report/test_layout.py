@@ -1,0 +1,156 @@
+"""What stands where: main and reference grid, words for what is missing, marks, footnotes, digits."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from tests.report.example import NO_GPU, OURS, PAPER, example_table
+
+from lutlab.records import Cell, ClaimResult, ResultTable
+from lutlab.report.claims import view
+from lutlab.report.digits import measured_decimals, number, printed_decimals
+from lutlab.report.layout import MARKS, lay_out
+from lutlab.report.parts import Entry, Grid
+
+
+def entries(grid: Grid) -> dict[tuple[str, str], Entry]:
+    return {
+        (line.key, head.key): entry
+        for block in grid.blocks
+        for line in block.lines
+        for head, entry in zip(grid.heads, line.entries, strict=True)
+    }
+
+
+def with_cells(table: ResultTable, column: str, *cells: Cell) -> ResultTable:
+    """The first rows' cells of a column replaced."""
+    changed = [
+        dataclasses.replace(row, cells={**row.cells, column: cell})
+        for row, cell in zip(table.rows, cells, strict=False)
+    ]
+    return dataclasses.replace(table, rows=(*changed, *table.rows[len(cells) :]))
+
+
+def test_columns_without_a_measurement_are_the_reference() -> None:
+    layout = lay_out(example_table())
+    assert [head.key for head in layout.main.heads] == ["wiki2", "ptb", "lambada", "bits"]
+    assert [head.key for head in layout.reference.heads] == ["gpu1", "gpu2", "gpu4"]
+    assert layout.reasons == (f"not run: {NO_GPU}",), "one reason for all cells is said once"
+    assert not any(e.foot for e in entries(layout.reference).values())
+    assert entries(layout.reference)["opt-66b-q16-g–", "gpu1"].paper == "OOM"
+
+
+def test_every_cell_is_said_and_none_is_taken_from_the_paper() -> None:
+    table = example_table()
+    layout = lay_out(table)
+    found = entries(layout.main) | entries(layout.reference)
+    assert len(found) == len(table.rows) * len(table.columns)
+    for row in table.rows:
+        for key, cell in row.cells.items():
+            entry = found[row.key, key]
+            assert entry.paper
+            assert entry.ours
+            if cell.measured is None:
+                assert not any(char.isdigit() for char in entry.ours)
+            else:
+                assert float(entry.ours) == pytest.approx(cell.measured, rel=5e-3)
+            if isinstance(cell.published, float):
+                assert float(entry.paper) == cell.published
+
+
+def test_several_reasons_are_numbered() -> None:
+    table = with_cells(
+        example_table(), "gpu1", Cell("gpu1", 40.5, None, "not run", "budget is spent")
+    )
+    layout = lay_out(table)
+    assert layout.reasons == ("¹ not run: budget is spent", f"² not run: {NO_GPU}")
+    assert entries(layout.reference)[table.rows[0].key, "gpu1"].foot == "¹"
+
+
+def test_one_measured_cell_moves_a_column_to_the_main_grid() -> None:
+    table = with_cells(example_table(), "gpu1", Cell("gpu1", 40.5, 41.0, "within tolerance"))
+    layout = lay_out(table)
+    found = entries(layout.main)
+    assert found["opt-30b-q16-g–", "gpu1"].ours_text == "41.0 ≈"
+    assert found["opt-30b-q16-g–", "gpu1"].delta == "+1.2 %"
+    assert found["opt-30b-q4-g32", "gpu1"].ours_text == "not run¹"
+    assert f"¹ not run: {NO_GPU}" in layout.footnotes
+
+
+def test_a_stand_in_is_marked_and_named_but_not_compared() -> None:
+    layout = lay_out(example_table())
+    entry = entries(layout.main)["opt-30b-q16-g–", "wiki2"]
+    assert (entry.ours_text, entry.delta) == ("41.07 †", "")
+    assert layout.stand_ins == ("OPT-30B → opt-embedded-s", "OPT-66B → opt-embedded-m")
+    assert [block.measured_on for block in layout.main.blocks] == [
+        "opt-embedded-s (stand-in)",
+        "opt-embedded-m (stand-in)",
+    ]
+    assert layout.legend == (f"† {MARKS['stand-in'][1]}",)
+    assert layout.main.heads[0].ours == "ours: pydocs/library"
+
+
+@pytest.mark.parametrize(
+    ("cell", "text"),
+    [
+        (Cell("ptb", 11.84, 11.84, "match", "+0.0%"), "11.84 ="),
+        (Cell("ptb", 11.84, 13.0, "deviates"), "13.00 ≠"),
+        (Cell("ptb", 11.84, 11.9, "synthetic weights"), "11.90 ‡"),
+        (Cell("ptb", None, 11.9, "measured only"), "11.90"),
+        (Cell("ptb", 11.84, 11.9, "odd"), "11.90 (odd)"),
+        (Cell("ptb", 11.84, None, "OOM"), "OOM"),
+        (Cell("ptb", 11.84, None, "published only"), "–"),
+        (Cell("ptb", 11.84, None, "cited by the paper"), "cited"),
+        (Cell("ptb", 11.84, float("inf"), "stand-in"), "inf †"),
+    ],
+)
+def test_each_verdict_shows(cell: Cell, text: str) -> None:
+    table = with_cells(example_table(), "ptb", cell)
+    assert entries(lay_out(table).main)[table.rows[0].key, "ptb"].ours_text == text
+
+
+def test_a_blank_cell_is_an_error() -> None:
+    table = example_table()
+    row = dataclasses.replace(table.rows[0], cells={})
+    with pytest.raises(ValueError, match=r"row 'opt-30b-q16-g–' has no cell .* column 'wiki2'"):
+        lay_out(dataclasses.replace(table, rows=(row,)))
+
+
+def test_rows_of_distinct_models_have_no_headings_but_name_the_model() -> None:
+    table = example_table()
+    table = dataclasses.replace(table, rows=(table.rows[0], table.rows[5]))
+    layout = lay_out(table)
+    assert not layout.headed
+    assert layout.show_model
+    assert [line.model for line in layout.main.blocks[0].lines] == [
+        "opt-embedded-s (stand-in)",
+        "opt-embedded-m (stand-in)",
+    ]
+
+
+def test_provenance_is_flat_and_a_note_is_said_once() -> None:
+    table = example_table()
+    layout = lay_out(dataclasses.replace(table, notes=(*table.notes, NO_GPU)))
+    assert layout.provenance[:2] == (("git.commit", "9fa87fa"), ("git.dirty", "False"))
+    assert layout.notes == table.notes
+
+
+def test_claims_show_both_counts() -> None:
+    claim = view(ClaimResult("c", "w", (2, 2), (1, 3), ("a", "b")))
+    assert (claim.paper, claim.ours) == ("✓ paper 2/2", "✗ ours 1/3")
+    assert claim.failing_text(1) == "a; and 1 more"
+    assert view(ClaimResult("c", "w", (2, 2), (0, 0))).ours == "– ours not decidable here"
+
+
+def test_digits() -> None:
+    assert printed_decimals([16.0, 27.5, "OOM", None]) == 1
+    assert printed_decimals(PAPER["wiki2"]["OPT-66B"]) == 2
+    assert measured_decimals("bits/weight", None, OURS["bits"]["OPT-30B"]) == 3
+    assert measured_decimals("relative MSE", None, [0.0, 0.0119]) == 5
+    assert [number(v, 2) for v in (1e-7, 0.0, -3.456, 13021.4)] == [
+        "1.00e-7",
+        "0.00",
+        "-3.46",
+        "1.30e4",
+    ]
