@@ -1,4 +1,4 @@
-"""The frozen records in which layers meet: RunSpec -> QuantizedTensor -> PackedWeight -> Subject -> Measurement -> Record.
+"""Frozen records in which layers meet: RunSpec -> QuantizedTensor -> PackedWeight -> Subject -> Measurement -> Record.
 
 Axes: M tokens, N out_features, K in_features, G = ceil(K / group_size) groups, q bits. No layer imports another's code
 to exchange these; nothing here imports torch when run.
@@ -225,7 +225,7 @@ class Column:
 
 @dataclass(frozen=True)
 class ClaimResult:
-    """A claim of the paper, evaluated on its own numbers and on ours: counts of instances that hold, of all decidable."""
+    """A claim of the paper, judged on its own numbers and on ours: counts of instances that hold, of all decidable."""
 
     text: str
     where: str
@@ -249,3 +249,26 @@ class ResultTable:
     claims: tuple[ClaimResult, ...]
     notes: tuple[str, ...]
     provenance: Mapping[str, Any]
+
+    def long_form(self) -> list[dict[str, Any]]:
+        """One mapping per cell, row by row, all with the same keys: what the CSV file and the tracked table hold."""
+        return [
+            {
+                "artifact": self.artifact,
+                "row": row.key,
+                "labels": "; ".join(f"{axis}={label}" for axis, label in row.labels.items()),
+                "column": column.key,
+                "unit": column.unit,
+                "protocol": column.protocol,
+                "published": row.cells[column.key].published,
+                "measured": row.cells[column.key].measured,
+                "measured_on": column.measured_on,
+                "model": row.model,
+                "stand_in": row.stand_in,
+                "verdict": row.cells[column.key].verdict,
+                "note": row.cells[column.key].note,
+                "cell_id": row.cells[column.key].cell_id,
+            }
+            for row in self.rows
+            for column in self.columns
+        ]

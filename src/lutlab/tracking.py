@@ -210,12 +210,11 @@ def _tags(tags: list[Any]) -> tuple[str, ...]:
 def _table(table: ResultTable) -> Any:
     import wandb
 
-    from lutlab.report.csv import FIELDS, records
-
-    # `published` may be a word (OOM), and a column of a wandb table has one type
-    at = FIELDS.index("published")
-    rows = [
-        [str(v) if i == at and v is not None else v for i, v in enumerate(r)]
-        for r in records(table)
-    ]
-    return wandb.Table(columns=list(FIELDS), data=rows)
+    cells = table.long_form()
+    for (
+        cell
+    ) in cells:  # `published` may be a word (OOM), and a column of a wandb table has one type
+        cell["published"] = None if cell["published"] is None else str(cell["published"])
+    return wandb.Table(
+        columns=list(cells[0]) if cells else [], data=[list(c.values()) for c in cells]
+    )

@@ -71,6 +71,7 @@ def test_a_sweep_without_a_paper_prints() -> None:
     assert "4.625" in text
     assert "Claims" not in text
     assert "Published" not in text
+    assert "paper" not in text
 
 
 def test_heads_break_after_separators_and_long_words_are_cut() -> None:
@@ -80,4 +81,5 @@ def test_heads_break_after_separators_and_long_words_are_cut() -> None:
         "joined",
         "[inferred]",
     )
-    assert break_lines("abcdefghij", 4) == ("abcd", "efgh", "ij")
+    assert break_lines("last word (accuracy)", 4) == ("last word", "(accuracy)")
+    assert break_lines("a" * 20, 4) == ("a" * 14, "a" * 6)

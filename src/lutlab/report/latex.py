@@ -59,7 +59,8 @@ def render(layout: Layout) -> str:
     """The table, its legend, the claims and notes."""
     parts = [_preamble(layout)]
     if layout.main.heads:
-        caption = f"{layout.title}. Paper: {layout.paper}. Ours: scale {layout.scale}."
+        paper = f" Paper: {layout.paper}." if layout.paper else ""
+        caption = f"{layout.title}.{paper} Ours: scale {layout.scale}."
         if layout.stand_ins:
             caption += f" Stand-ins: {'; '.join(layout.stand_ins)}."
         lines = (*layout.legend, *layout.footnotes)

@@ -84,11 +84,12 @@ def lay_out(table: ResultTable) -> Layout:
     ):  # one reason for all: say it once, without marks
         reasons = (grid.texts[0],)
         reference_grid = _grid(table, reference, axes, headed, None)
+    from_paper = any(column.published for column in table.columns)
     said = (*reasons, *foot.lines())
     return Layout(
         artifact=table.artifact,
         title=table.title,
-        paper=" · ".join(part for part in (table.citation, table.source) if part),
+        paper=" · ".join(part for part in (table.citation, table.source) if part and from_paper),
         scale=table.scale,
         command=table.command,
         stand_ins=_stand_ins(table.rows),

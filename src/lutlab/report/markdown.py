@@ -33,7 +33,7 @@ def render(layout: Layout) -> str:
 
 
 def _about(layout: Layout) -> str:
-    lines = [f"- Published numbers: {_escape(layout.paper)}"]
+    lines = [f"- Published numbers: {_escape(layout.paper)}"] if layout.paper else []
     lines.append(f"- Measured numbers: `{layout.command}`, scale `{layout.scale}`")
     if layout.stand_ins:
         lines.append(

@@ -78,7 +78,7 @@ class Layout:
 
     artifact: str
     title: str
-    paper: str  # citation and place
+    paper: str  # citation and place; empty where no column is a paper's
     scale: str
     command: str
     stand_ins: tuple[str, ...]

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 WRAPS = (22, 16, 12, 9)  # widths at which heads are broken, widest first
+LONGEST_WORD = 14
 SEPARATOR = 3  # ` │ ` between columns
 STYLES = {
     "match": "green",
@@ -70,9 +71,9 @@ class Axis:
     labels: Mapping[Line, str]
 
     @property
-    def short(self) -> bool:
+    def numeric(self) -> bool:
         """Numbers and dashes are right-aligned, words left-aligned."""
-        return all(len(label) <= 5 for label in self.labels.values())
+        return not any(char.isalpha() for label in self.labels.values() for char in label)
 
 
 def print_layout(layout: Layout, console: Console) -> None:
@@ -80,7 +81,8 @@ def print_layout(layout: Layout, console: Console) -> None:
     from rich.text import Text
 
     _say(console, Text(layout.title, style="bold"))
-    _say(console, Text(f"paper: {layout.paper}", style="dim"))
+    if layout.paper:
+        _say(console, Text(f"paper: {layout.paper}", style="dim"))
     _say(console, Text(f"ours: scale {layout.scale}, {layout.command}", style="dim"))
     if layout.stand_ins:
         names = ", ".join(layout.stand_ins)
@@ -181,7 +183,7 @@ def _rich_table(axes: Sequence[Axis], plans: Sequence[ColumnPlan], show_header: 
 
     table = Table(box=box.MINIMAL, show_edge=False, show_header=show_header, header_style="")
     for axis in axes:
-        justify = "right" if axis.short else "left"
+        justify = "right" if axis.numeric else "left"
         table.add_column(
             Text(axis.title), justify=justify, min_width=axis.width, max_width=axis.width
         )
@@ -226,13 +228,15 @@ def _plan(head: Head, index: int, lines: Sequence[Line], wrap: int, measured: bo
 
 
 def break_lines(text: str, width: int) -> tuple[str, ...]:
-    """Break a head after blanks, `/`, `_` and `-`; a longer word is cut.
+    """Break a head after blanks, `/`, `_` and `-`. A longer word makes its column wider, or is cut after LONGEST_WORD.
 
     >>> break_lines("ours: pydocs/library", 9)
     ('ours:', 'pydocs/', 'library')
     """
+    words = re.findall(rf"[^\s/_-]{{1,{LONGEST_WORD}}}[/_-]?\s*|[/_-]\s*", text)
+    width = max(width, *(len(word.rstrip()) for word in words))
     lines = [""]
-    for word in re.findall(rf"[^\s/_-]{{1,{width}}}[/_-]?\s*|[/_-]\s*", text):
+    for word in words:
         if len((lines[-1] + word).rstrip()) > width and lines[-1]:
             lines.append("")
         lines[-1] += word
