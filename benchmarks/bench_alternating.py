@@ -9,7 +9,7 @@ the codes (3 ms at q = 3). A Gaussian group of 128 takes 11 rounds at q = 3; one
 2^(q-1) - 1 thresholds a group (0.3 ms) and the arithmetic on a handful of numbers a group (about 1 ms).
 
 The NumPy loop is what one writes from the paper: greedy start, lstsq, all distances to all codewords, until the codes
-rest. It is timed on a sample of groups of the same layer and scaled to all of them; the table says so. Its result is
+rest. It is timed on a sample of groups of the same layer and scaled to all of them; the table says so. Its error is
 compared with the solver's before anything is timed.
 """
 
@@ -87,8 +87,9 @@ def check(weight: torch.Tensor, groups: np.ndarray, args: argparse.Namespace) ->
         "solver": float(((ours.numpy() - groups) ** 2).sum() / norm),
         "plain": float(((plain - groups) ** 2).sum() / norm),
     }
-    if abs(errors["solver"] - errors["plain"]) > 1e-3 * errors["plain"]:
-        raise SystemExit(f"the two solvers disagree, nothing timed: {errors}")
+    # Not equal to the last digit: planes that depend on each other (small g, large q) leave lstsq a choice.
+    if errors["solver"] > 1.001 * errors["plain"]:
+        raise SystemExit(f"the solver ends above the plain loop, nothing timed: {errors}")
     return errors
 
 

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lutlab.quantizers import alternating
+from lutlab.quantizers.sorted_groups import ceil32
 
 EXACT = torch.float64
 
@@ -266,6 +267,16 @@ def test_zero_has_the_positive_sign():
     codes, alpha, _ = solve(torch.tensor([[0.0, -0.0, 1.0, -1.0] * 2]), 1)
     assert codes[0, :4].tolist() == [1, 1, 1, 0]
     assert alpha.item() == 0.5
+
+
+@given(st.floats(-1e30, 1e30), st.integers(-2, 2))
+def test_a_float32_is_below_a_threshold_exactly_if_it_is_below_the_rounded_one(value, steps):
+    """Thresholds are float64, weights float32: rounding a threshold to nearest would move weights beside it."""
+    threshold = torch.tensor(value, dtype=EXACT)
+    weight = threshold.float()
+    for _ in range(abs(steps)):
+        weight = torch.nextafter(weight, torch.tensor(float(steps)) * torch.inf)
+    assert bool(weight < ceil32(threshold)) == (weight.item() < value)
 
 
 @pytest.mark.gpu

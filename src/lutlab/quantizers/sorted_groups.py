@@ -86,10 +86,10 @@ def codewords(coefficients: torch.Tensor) -> torch.Tensor:
     """[n, 1+k] -> [n, 2^k]: constant + all signed sums of the free planes, in natural order."""
     import torch
 
+    both = torch.tensor([-1.0, 1.0], dtype=torch.float64, device=coefficients.device)
     words = coefficients[:, :1]
     for plane in coefficients[:, 1:].unbind(1):
-        step = plane.unsqueeze(1)
-        words = torch.stack((words - step, words + step), dim=2).flatten(1)
+        words = (words.unsqueeze(2) + plane.view(-1, 1, 1) * both).flatten(1)
     return words
 
 

@@ -1,0 +1,1 @@
+"""Makes tests/formats/test_bcq.py and tests/quantizers/test_bcq.py two modules."""
