@@ -90,18 +90,39 @@ def read(dataset: str, split: str, limit: int | None) -> tuple[list[str], str]:
 def _fetch(location: Location) -> Path:
     """Path of the file in the hub's cache, downloaded if need be: <cache>/…/snapshots/<commit>/<path>."""
     import huggingface_hub
+    from huggingface_hub import errors
+
+    # HTTPError: the hub's HTTP client is httpx in one version, httpx2 in the next; this is its base class of errors
+    failure = (errors.HTTPError, errors.FileMetadataError, OSError)
+    where = (location.repo, location.path)
+    options = {"repo_type": "dataset", "revision": location.revision}
+    cached = huggingface_hub.try_to_load_from_cache(*where, **options)
+    if len(location.revision) == 40 and isinstance(cached, str):
+        return Path(cached)  # a commit never changes: no need to ask
+    unreachable = None
+    try:  # one quick question: hf_hub_download repeats its own for 20 s before it gives up
+        huggingface_hub.get_hf_file_metadata(huggingface_hub.hf_hub_url(*where, **options))
+    except failure as error:
+        unreachable = error
+    try:
+        offline = unreachable is not None
+        return Path(huggingface_hub.hf_hub_download(*where, **options, local_files_only=offline))
+    except errors.LocalEntryNotFoundError as error:
+        reason = _reason(unreachable or error)
+        raise LutlabError(f"not in the cache, and {reason}") from (unreachable or error)
+    except failure as error:
+        raise LutlabError(_reason(error)) from error
+
+
+def _reason(error: Exception) -> str:
+    """One line a user understands for an error of the hub's client."""
     from huggingface_hub import constants, errors
 
-    try:
-        path = huggingface_hub.hf_hub_download(
-            location.repo, location.path, repo_type="dataset", revision=location.revision
-        )
-    except errors.LocalEntryNotFoundError as error:
-        if constants.HF_HUB_OFFLINE:
-            raise LutlabError("not in the cache, and HF_HUB_OFFLINE forbids to fetch it") from error
-        raise LutlabError(f"no connection to {constants.ENDPOINT}, and not in the cache") from error
-    # HTTPError: the hub's HTTP client is httpx in one version, httpx2 in the next; this is its base class of errors
-    except (errors.HTTPError, errors.FileMetadataError, OSError) as error:
-        detail = " ".join(str(error).split())[:200]
-        raise LutlabError(f"{type(error).__name__}: {detail}") from error
-    return Path(path)
+    if isinstance(error, errors.OfflineModeIsEnabled):
+        return "HF_HUB_OFFLINE forbids to fetch it"
+    if isinstance(error, errors.HfHubHTTPError):
+        return f"{constants.ENDPOINT} answers {error.response.status_code} ({type(error).__name__})"
+    detail = " ".join(str(error).split())[:160]
+    if isinstance(error, errors.HTTPError):
+        return f"no connection to {constants.ENDPOINT} ({type(error).__name__}: {detail})"
+    return f"the download failed ({type(error).__name__}: {detail})"

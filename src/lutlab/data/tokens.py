@@ -82,7 +82,7 @@ def begin_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
     special = tokenizer("", verbose=False).input_ids
     if special and special[0] == tokenizer.bos_token_id:
         return special[0]
-    promised = tokenizer.init_kwargs.get("add_bos_token") and tokenizer.bos_token_id is not None
+    promised = tokenizer.bos_token_id is not None and _promises_bos(tokenizer)
     if special or promised:
         raise LutlabError(
             f"the tokenizer {tokenizer.name_or_path or type(tokenizer).__name__} should begin a text with BOS "
@@ -91,6 +91,19 @@ def begin_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
             "or set add_bos_token to false in tokenizer_config.json if the model was trained without BOS"
         )
     return None
+
+
+def _promises_bos(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether tokenizer_config.json asks for BOS; transformers forgets it when a tokenizer.json is loaded."""
+    from transformers.models.auto.tokenization_auto import get_tokenizer_config
+
+    if not tokenizer.name_or_path:  # made in memory
+        return False
+    try:
+        config = get_tokenizer_config(tokenizer.name_or_path, local_files_only=True)
+    except OSError:  # the folder is gone since the tokenizer was loaded: what it promised cannot be known
+        return False
+    return bool(config.get("add_bos_token"))
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:

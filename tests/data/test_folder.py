@@ -1,0 +1,147 @@
+"""Files under a root: rows as the hub gives them, the published token counts, and errors that say what to do."""
+
+import gzip
+import json
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, normalizers, processors
+from transformers import GPT2Tokenizer, PreTrainedTokenizerFast
+
+from lutlab.data import load_text, token_stream
+from lutlab.errors import LutlabError
+from lutlab.records import TextSpec
+
+
+def write(root, name, content):
+    path = root / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+def rows(protocol, root):
+    return load_text(TextSpec(protocol, "folder", str(root))).rows
+
+
+def test_wikitext_rows_are_those_of_the_hub(tmp_path):
+    write(tmp_path, "wikitext2/wiki.test.raw", " \n = A = \n \n one\u2028line \n")
+    assert rows("wikitext2", tmp_path) == ("", " = A = \n", "", " one\u2028line \n")
+
+
+def test_ptb_sentences_are_stripped_and_splits_are_not_mixed(tmp_path):
+    write(tmp_path, "ptb/ptb.valid.txt", " the valid <unk> \n")
+    write(tmp_path, "ptb/ptb.test.txt", " the test N \n")
+    assert rows("ptb", tmp_path) == ("the valid <unk>",)
+    assert rows("ptb-new", tmp_path) == ("the test N",)
+
+
+def test_lambada_both_kinds(tmp_path):
+    write(tmp_path, "lambada/lambada_test.jsonl", json.dumps({"text": "One\n\ntwo"}) + "\n")
+    write(tmp_path, "lambada/lambada_test_plain_text.txt", "one two\nthree\n")
+    assert rows("lambada", tmp_path) == rows("lambada-joined", tmp_path) == ("One\n\ntwo",)
+    assert rows("lambada-standard", tmp_path) == ("one two", "three")
+
+
+@pytest.mark.parametrize(
+    ("suffix", "pack"), [("json.gz", gzip.compress), ("json", bytes), ("jsonl", bytes)]
+)
+def test_c4_in_three_packings_and_its_first_1100(tmp_path, suffix, pack):
+    content = "".join(json.dumps({"text": f"d{i}", "url": ""}) + "\n" for i in range(1200))
+    write(tmp_path, f"c4/en/c4-validation.00000-of-00008.{suffix}", pack(content.encode()))
+    assert rows("c4-new", tmp_path) == tuple(f"d{i}" for i in range(1100))
+    assert len(rows("c4", tmp_path)) == 1200
+
+
+def test_the_hash_sees_where_a_row_ends(tmp_path):
+    hashes = set()
+    for content in ("a\nb\n", "ab\n", "a\n\nb\n", "a\nb c\n"):
+        write(tmp_path, "ptb/ptb.valid.txt", content)
+        text = load_text(TextSpec("ptb", "folder", str(tmp_path)))
+        hashes.add(text.sha256)
+        assert text.origin == "folder: ptb/ptb.valid.txt"
+    assert len(hashes) == 4
+
+
+def test_what_is_missing_is_named_with_its_cure(tmp_path):
+    with pytest.raises(LutlabError, match=r"needs data\.root=<folder>"):
+        load_text(TextSpec("ptb", "folder"))
+    with pytest.raises(LutlabError, match=r"is not a folder(.|\n)*wikitext2/wiki\.test\.raw"):
+        rows("wikitext2", tmp_path / "nowhere")
+    with pytest.raises(
+        LutlabError, match=r"c4-validation\.00000-of-00008\.json\.gz(.|\n)*docs/data-layout\.md"
+    ):
+        rows("c4", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        gzip.compress(b'{"text": "whole"}\n' * 500)[:-20],
+        b"plain text",
+        gzip.compress(b'{"text": "who'),
+        gzip.compress(b'{"body": "no such field"}\n'),
+        gzip.compress("\xe9".encode("latin-1")),
+    ],
+    ids=["truncated", "not gzip", "half an object", "wrong field", "not UTF-8"],
+)
+def test_a_damaged_file_is_named(tmp_path, content):
+    write(tmp_path, "c4/en/c4-validation.00000-of-00008.json.gz", content)
+    with pytest.raises(
+        LutlabError, match=r"00008\.json\.gz cannot be read(.|\n)*delete it and fetch it again"
+    ):
+        rows("c4", tmp_path)
+
+
+def test_an_empty_split_is_no_text(tmp_path):
+    write(tmp_path, "wikitext2/wiki.test.raw", " \n \n")
+    with pytest.raises(LutlabError, match="'test' is empty"):
+        rows("wikitext2", tmp_path)
+
+
+def llama_tokenizer(path):
+    """LLaMA's sentencepiece model as a `tokenizers` BPE: merges are all pairs of pieces that make a piece, by score."""
+    from transformers.utils import sentencepiece_model_pb2_new as schema
+
+    proto = schema.ModelProto.FromString(path.read_bytes())
+    scores = {piece.piece: piece.score for piece in proto.pieces}
+    vocabulary = {piece: i for i, piece in enumerate(scores)}
+    pairs = [
+        (w[:i], w[i:])
+        for w in scores
+        for i in range(1, len(w))
+        if w[:i] in scores and w[i:] in scores
+    ]
+    pairs.sort(key=lambda pair: (-scores["".join(pair)], vocabulary[pair[0]], vocabulary[pair[1]]))
+    backend = Tokenizer(
+        models.BPE(vocabulary, pairs, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+    )
+    backend.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    backend.decoder = decoders.ByteFallback()
+    backend.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 1)])
+    return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>")
+
+
+def test_wikitext2_has_the_published_number_of_gpt2_tokens(shared):
+    folder = shared / "data" / "tokenizers" / "gpt2"
+    tokenizer = GPT2Tokenizer(vocab=str(folder / "vocab.json"), merges=str(folder / "merges.txt"))
+    text = load_text(TextSpec("wikitext2", "folder", str(shared / "data")))
+    ids = token_stream(text, tokenizer, 1024)
+    assert (len(text.rows), len(ids), ids.dtype) == (4358, 287_644, torch.int64)
+
+
+def test_wikitext2_has_the_published_number_of_llama_tokens(shared):
+    tokenizer = llama_tokenizer(shared / "data" / "tokenizers" / "llama" / "tokenizer.model")
+    ids = token_stream(
+        load_text(TextSpec("wikitext2", "folder", str(shared / "data"))), tokenizer, 2048
+    )
+    assert (len(ids), ids[0], (ids == 1).sum()) == (341_469, 1, 1)
+
+
+def test_shared_data_sets_have_their_sizes(shared):
+    root = str(shared / "data")
+    sizes = {
+        name: len(rows(name, root)) for name in ("ptb", "ptb-new", "lambada", "lambada-standard")
+    }
+    assert sizes == {"ptb": 3370, "ptb-new": 3761, "lambada": 5153, "lambada-standard": 5153}

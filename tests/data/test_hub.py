@@ -1,0 +1,171 @@
+"""The hub's client end to end, in processes of their own, against a stand-in that serves made-up files."""
+
+import gzip
+import json
+import sys
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from tests.hub_stand_in import COMMIT, HubStandIn, dead_address, run_client
+from tests.tiny_models import tiny_llama, word_tokenizer
+
+LOAD = """
+import json, sys
+from lutlab.data import load_text
+from lutlab.errors import LutlabError
+from lutlab.records import TextSpec
+found = {}
+for name in sys.argv[1:]:
+    try:
+        text = load_text(TextSpec(name, "hub"))
+        found[name] = [len(text.rows), list(text.rows[:3]), text.origin]
+    except LutlabError as error:
+        found[name] = str(error)
+print(json.dumps(found))
+"""
+WITH_DATASETS = """
+from datasets import load_dataset
+print(load_dataset("Salesforce/wikitext", "wikitext-2-raw-v1", split="test")["text"])
+files = {"test": "hf://datasets/FALcon6/ptb_text_only@main/penn_treebank/test/*.parquet"}
+print(load_dataset("parquet", data_files=files, split="test")["sentence"])
+"""
+WITH_TRANSFORMERS = """
+from transformers import AutoModelForCausalLM, AutoTokenizer
+model = AutoModelForCausalLM.from_pretrained("org/tiny")
+print(model.config.model_type, AutoTokenizer.from_pretrained("org/tiny")("w1 w2").input_ids)
+"""
+WIKITEXT = ["", " = A = \n", " some text \n"]
+CARD = """---
+configs:
+- config_name: wikitext-2-raw-v1
+  data_files:
+  - split: test
+    path: wikitext-2-raw-v1/test-*
+---
+"""
+
+
+def parquet(path, **columns):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pyarrow.parquet.write_table(pyarrow.table(columns), path)
+
+
+@pytest.fixture
+def repositories(tmp_path):
+    """Folder of each data set's repository, with the files and columns that the real ones have."""
+    root = tmp_path / "repositories"
+    ids = (
+        "Salesforce/wikitext",
+        "FALcon6/ptb_text_only",
+        "allenai/c4",
+        "EleutherAI/lambada_openai",
+        "cimec/lambada",
+    )
+    wikitext, ptb, c4, openai, cimec = folders = [root / name for name in ids]
+    parquet(wikitext / "wikitext-2-raw-v1" / "test-00000-of-00001.parquet", text=WIKITEXT)
+    (wikitext / "README.md").write_text(CARD)
+    for split in ("validation", "test"):
+        parquet(
+            ptb / "penn_treebank" / split / "0000.parquet", sentence=[f"the {split} <unk>", "N"]
+        )
+    (c4 / "en").mkdir(parents=True)
+    documents = "".join(json.dumps({"text": f"d{i}", "url": "u"}) + "\n" for i in range(1200))
+    (c4 / "en" / "c4-validation.00000-of-00008.json.gz").write_bytes(
+        gzip.compress(documents.encode())
+    )
+    (openai / "data").mkdir(parents=True)
+    (openai / "data" / "lambada_test.jsonl").write_text('{"text": "One\\n\\ntwo"}\n')
+    parquet(cimec / "plain_text" / "test-00000-of-00001.parquet", text=["one two"], domain=["x"])
+    return {("datasets", name): folder for name, folder in zip(ids, folders, strict=True)}
+
+
+def load(url, home, *names, **environment):
+    done = run_client([sys.executable, "-W", "error", "-c", LOAD, *names], url, home, **environment)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_every_data_set_loads_with_its_commit_and_again_from_the_cache(repositories, tmp_path):
+    names = ("wikitext2", "ptb", "ptb-new", "c4-new", "lambada", "lambada-standard")
+    hub = HubStandIn(repositories)
+    with hub as url:
+        found = load(url, tmp_path / "home", *names)
+    pinned = "b08601e04326c79dfdd32d625aee71d232d685c3"
+    assert found["wikitext2"] == [
+        3, WIKITEXT, f"hub: Salesforce/wikitext@{pinned}/wikitext-2-raw-v1/test-00000-of-00001.parquet",
+    ]  # fmt: skip
+    assert found["ptb"][:2] == [2, ["the validation <unk>", "N"]]
+    assert (
+        found["ptb"][2]
+        == f"hub: FALcon6/ptb_text_only@{COMMIT}/penn_treebank/validation/0000.parquet"
+    )
+    assert found["ptb-new"][:2] == [2, ["the test <unk>", "N"]]
+    assert found["c4-new"][:2] == [1100, ["d0", "d1", "d2"]]
+    assert found["lambada"][:2] == [1, ["One\n\ntwo"]]
+    assert found["lambada-standard"][:2] == [1, ["one two"]]
+    assert load(url, tmp_path / "home", *names, HF_HUB_OFFLINE="1") == found
+    assert not [request for request in hub.requests if "train" in request], (
+        "only what is evaluated is fetched"
+    )
+
+
+def test_the_second_choice_is_named_in_the_origin(repositories, tmp_path):
+    repositories["datasets", "ptb-text-only/ptb_text_only"] = repositories.pop(
+        ("datasets", "FALcon6/ptb_text_only")
+    )
+    with HubStandIn(repositories) as url:
+        rows, _, origin = load(url, tmp_path, "ptb")["ptb"]
+    assert rows == 2
+    assert origin.startswith(f"hub: ptb-text-only/ptb_text_only@{COMMIT}/")
+    assert "instead of FALcon6/ptb_text_only@main" in origin
+    assert "404" in origin
+
+
+def test_a_cut_download_is_an_error_and_leaves_nothing_behind(repositories, tmp_path):
+    with HubStandIn(repositories, truncate=True) as url:
+        found = load(url, tmp_path / "home", "wikitext2", "c4", "lambada")
+    for message in found.values():
+        assert "the download failed" in message
+        assert "data.source=folder" in message
+    with HubStandIn(repositories) as url:
+        assert load(url, tmp_path / "home", "wikitext2")["wikitext2"][1] == WIKITEXT
+
+
+def test_a_damaged_file_is_an_error_that_names_it(repositories, tmp_path):
+    path = (
+        repositories["datasets", "Salesforce/wikitext"]
+        / "wikitext-2-raw-v1"
+        / "test-00000-of-00001.parquet"
+    )
+    path.write_bytes(path.read_bytes()[:-50])
+    with HubStandIn(repositories) as url:
+        message = load(url, tmp_path / "home", "wikitext2")["wikitext2"]
+    assert "test-00000-of-00001.parquet cannot be read" in message
+    assert "delete it" in message
+
+
+def test_no_network_is_an_error_at_once(tmp_path):
+    url = dead_address()
+    for environment, cause in (
+        ({}, f"no connection to {url}"),
+        ({"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE forbids"),
+    ):
+        found = load(url, tmp_path, "wikitext2", "ptb", **environment)
+        assert cause in found["wikitext2"]
+        assert found["ptb"].count(cause) == 2, "both choices are told"
+        assert "scale=embedded" in found["ptb"]
+
+
+def test_the_stand_in_serves_datasets_and_transformers(repositories, tmp_path):
+    tiny = tmp_path / "tiny"
+    tiny_llama().save_pretrained(tiny)
+    word_tokenizer(bos=True).save_pretrained(tiny)
+    repositories["models", "org/tiny"] = tiny
+    with HubStandIn(repositories) as url:
+        for code, expected in (
+            (WITH_DATASETS, f"{WIKITEXT}\n['the test <unk>', 'N']\n"),
+            (WITH_TRANSFORMERS, "llama [0, 3, 4]\n"),
+        ):
+            done = run_client([sys.executable, "-c", code], url, tmp_path / "home")
+            assert done.stdout.replace("Column(", "").replace(")\n", "\n") == expected, done.stderr
