@@ -1,6 +1,6 @@
 """Cost of the perplexity evaluator over the bare forward passes it needs: the target is at most 1.05.
 
-    python benchmarks/bench_perplexity.py                          # a random OPT of 12 layers, as OPT-125M with a cut vocabulary
+    python benchmarks/bench_perplexity.py             # random weights in OPT-125M's shape, vocabulary cut to 8192
     python benchmarks/bench_perplexity.py --model <folder or id> --device cuda
 
 Both sides run the same windows in the same batches, alternately, so that a busy machine slows both.
