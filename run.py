@@ -3,7 +3,8 @@
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent / "src"))
+ROOT = Path(__file__).resolve().parent
+sys.path.insert(0, str(ROOT / "src"))
 
 import hydra  # noqa: E402
 from omegaconf import DictConfig  # noqa: E402
@@ -11,7 +12,7 @@ from omegaconf import DictConfig  # noqa: E402
 from lutlab import cli  # noqa: E402
 
 
-@hydra.main(version_base="1.3", config_path="conf", config_name="config")
+@hydra.main(version_base="1.3", config_path=str(ROOT / "conf"), config_name="config")
 def main(config: DictConfig) -> None:
     """Measure one row; the sweeper calls it once a row, through whichever launcher is chosen."""
     from lutlab import pipeline

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from tests.command_line import CommandLine
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("WANDB_MODE", "offline")
@@ -23,3 +24,11 @@ def shared() -> Path:
     if not folder.is_dir():
         pytest.skip("no ../shared with real data and models")
     return folder
+
+
+@pytest.fixture
+def command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
+) -> CommandLine:
+    """run.py in this process, with results under tmp_path."""
+    return CommandLine(tmp_path, monkeypatch, capfd)

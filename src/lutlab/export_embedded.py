@@ -1,7 +1,11 @@
-"""Trained checkpoints -> the models that ship: fp16 safetensors, tokenizer, and a model card of measured facts."""
+"""Trained checkpoints -> the models that ship: fp16 safetensors, tokenizer, and a model card of measured facts.
+
+python -m lutlab.export_embedded --data ../shared/data --work /tmp/train
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 
@@ -140,3 +144,23 @@ def _card(measured: dict[str, dict], corpus_facts: dict) -> str:
         for k, v in corpus_facts["sources"].items()
     ]
     return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Command line, see the head of this file."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--data", type=Path, required=True, help="data folder, see docs/data-layout.md"
+    )
+    parser.add_argument(
+        "--work", type=Path, required=True, help="folder of train_embedded's checkpoints"
+    )
+    parser.add_argument("names", nargs="*", help=f"of {', '.join(RECIPES)}; default all")
+    arguments = parser.parse_args()
+    export(arguments.names or list(RECIPES), arguments.data, arguments.work)
+
+
+if __name__ == "__main__":
+    main()

@@ -73,7 +73,8 @@ def run_spec(config: DictConfig) -> RunSpec:
     """
     method = OmegaConf.to_container(config.method)
     name = method.pop("name")
-    quantizes = getattr(registry.lookup("method", name), "quantizes", True)
+    quantizer = registry.lookup("method", name)(**method)  # refuses parameters out of range
+    quantizes = getattr(quantizer, "quantizes", True)
     device = _device(config.device)
     dtype = config.dtype if config.dtype != "auto" else ("float32" if device == "cpu" else "float16")
     if dtype not in _DTYPES:

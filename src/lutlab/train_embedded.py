@@ -2,11 +2,11 @@
 
     python -m lutlab.train_embedded --data ../shared/data --work /tmp/train tokenizer
     python -m lutlab.train_embedded --data ../shared/data --work /tmp/train model opt-embedded-s   # and -m, llama-…
-    python -m lutlab.train_embedded --data ../shared/data --work /tmp/train export                 # -> models/embedded/
+    python -m lutlab.export_embedded --data ../shared/data --work /tmp/train                       # -> models/embedded/
 
 Hidden matrices train with Muon (Jordan et al. 2024), the rest with AdamW, in bf16 autocast, on the CPU (an hour or two
-for all four on two cores) or on a GPU (minutes). A killed run continues from its last checkpoint. `export` writes fp16
-safetensors, the tokenizer and MODEL_CARD.md with the loss curves and the held-out perplexities.
+for all four on two cores) or on a GPU (minutes). A killed run continues from its last checkpoint. export_embedded.py
+writes fp16 safetensors, the tokenizer and MODEL_CARD.md with the loss curves and the held-out perplexities.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ class Recipe:
     hidden: int
     ffn: int
     steps: int
+    decay_steps: int
     layers: int = 4
     heads: int = 4
     kv_heads: int = 2
@@ -64,10 +65,10 @@ class Recipe:
 
 
 RECIPES = {
-    "opt-embedded-s": Recipe("opt", hidden=128, ffn=512, steps=1000),
-    "llama-embedded-s": Recipe("llama", hidden=128, ffn=384, steps=1000),
-    "opt-embedded-m": Recipe("opt", hidden=256, ffn=1024, steps=1200),
-    "llama-embedded-m": Recipe("llama", hidden=256, ffn=704, steps=1200),
+    "opt-embedded-s": Recipe("opt", 128, 512, 1000, decay_steps=960, muon_lr=0.015, adam_lr=2e-3),
+    "llama-embedded-s": Recipe("llama", 128, 384, 1000, decay_steps=400),
+    "opt-embedded-m": Recipe("opt", 256, 1024, 800, decay_steps=760, muon_lr=0.015, adam_lr=2e-3),
+    "llama-embedded-m": Recipe("llama", 256, 704, 800, decay_steps=760),
 }
 
 
@@ -133,7 +134,7 @@ def train(name: str, work: Path, device: str) -> None:
         torch.optim.AdamW(rest, lr=recipe.adam_lr, betas=(0.9, 0.95), weight_decay=0.0),
     ]
     schedulers = [
-        torch.optim.lr_scheduler.LambdaLR(o, lambda s: _schedule(s, recipe.steps))
+        torch.optim.lr_scheduler.LambdaLR(o, lambda s: _schedule(s, recipe))
         for o in optimizers
     ]
     state = {"step": 0, "curve": [], "seconds": 0.0}
@@ -174,9 +175,9 @@ def train(name: str, work: Path, device: str) -> None:
             os.replace(f"{checkpoint}.tmp", checkpoint)
 
 
-def _schedule(step: int, steps: int) -> float:
-    """Linear warm-up over 40 steps, flat, then linear to zero over the last 40 %."""
-    return min((step + 1) / 40, 1.0, max((steps - step) / (0.4 * steps), 0.0))
+def _schedule(step: int, recipe: Recipe) -> float:
+    """Linear warm-up over 40 steps, flat, then linear to zero over the last `decay_steps`."""
+    return min((step + 1) / 40, 1.0, (recipe.steps - step) / recipe.decay_steps)
 
 
 def main() -> None:
@@ -191,7 +192,7 @@ def main() -> None:
         "--work", type=Path, required=True, help="folder for the token stream and checkpoints"
     )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("stage", choices=["tokenizer", "model", "export"])
+    parser.add_argument("stage", choices=["tokenizer", "model"])
     parser.add_argument("names", nargs="*", help=f"of {', '.join(RECIPES)}; default all")
     arguments = parser.parse_args()
     if arguments.stage == "tokenizer":
@@ -199,10 +200,6 @@ def main() -> None:
     for name in arguments.names or list(RECIPES):
         if arguments.stage == "model":
             train(name, arguments.work, arguments.device)
-    if arguments.stage == "export":
-        from lutlab.export_embedded import export
-
-        export(arguments.names or list(RECIPES), arguments.data, arguments.work)
 
 
 if __name__ == "__main__":

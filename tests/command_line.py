@@ -1,0 +1,67 @@
+"""Call run.py inside this process (fast) or as a process of its own (where it is killed or uses other workers)."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra.core.global_hydra import GlobalHydra
+
+from lutlab import cli
+
+ROOT = Path(__file__).resolve().parents[1]
+QUICK = ["evaluate=[ppl:lambada-joined,weight_error]", "logger=none"]  # one short text
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Exit code and what was printed."""
+
+    code: int
+    out: str
+    err: str
+
+
+class CommandLine:
+    """`command("q=3", …)` runs `python run.py q=3 … results=<folder>` in this process."""
+
+    def __init__(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
+    ) -> None:
+        self.results = folder / "results"
+        self._monkeypatch = monkeypatch
+        self._capfd = capfd
+
+    def __call__(self, *arguments: str) -> Outcome:
+        import run
+
+        GlobalHydra.instance().clear()
+        self._monkeypatch.setattr(sys, "argv", ["run.py", *arguments, f"results={self.results}"])
+        code = cli.run(run.main)
+        captured = self._capfd.readouterr()
+        return Outcome(code, captured.out, captured.err)
+
+    def records(self) -> dict[str, dict[str, Any]]:
+        """Cell id -> stored record."""
+        return records(self.results)
+
+
+def records(results: Path) -> dict[str, dict[str, Any]]:
+    """Cell id -> stored record of a results folder."""
+    files = sorted((results / "records").glob("*.json"))
+    return {f.stem: json.loads(f.read_text())["record"] for f in files}
+
+
+def start(*arguments: str, results: Path) -> subprocess.Popen[str]:
+    """`python run.py …` as its own process."""
+    command = [sys.executable, str(ROOT / "run.py"), *arguments, f"results={results}"]
+    return subprocess.Popen(
+        command, cwd=results.parent, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip

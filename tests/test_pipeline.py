@@ -1,0 +1,269 @@
+"""The whole way: plan, measure, store, resume, fail, report, through several launchers."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.command_line import QUICK, CommandLine, records, start
+
+from lutlab.evaluators.perplexity import Perplexity
+from lutlab.models.load import EMBEDDED
+from lutlab.results import Store
+
+MODEL = "opt-embedded-s"
+TABLE = ["+exp=table4", "rows=[opt-30b/fp16,opt-30b/q3_g64]", "logger=none"]
+
+
+def table_csv(results: Path) -> list[dict[str, str]]:
+    """Rows of the rendered Table 4."""
+    with (results / "lut-gemm-v3/table4/embedded/table.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_sweep_measures_the_product_and_reports_it(command: CommandLine) -> None:
+    outcome = command(*QUICK, "method=rtn", "q=2,4", "g=64")
+    assert outcome.code == 0, outcome.err
+    found = command.records().values()
+    assert {(r["run"]["q"], r["evaluation"]["evaluator"]) for r in found} == {
+        (2, "ppl"), (2, "weight_error"), (4, "ppl"), (4, "weight_error"),
+    }  # fmt: skip
+    ppl = {r["run"]["q"]: r["values"]["ppl"] for r in found if "ppl" in r["values"]}
+    assert ppl[4] < ppl[2]
+    for value in ppl.values():
+        assert f"{value:.2f}" in outcome.out
+
+
+def test_a_record_tells_where_its_number_comes_from(command: CommandLine) -> None:
+    command(*QUICK, "method=none", "q=4")
+    (record,) = [r for r in command.records().values() if "ppl" in r["values"]]
+    assert (
+        record["run"]["q"] == 16
+    )  # none ignores q and g, so that rows of full precision are one cell
+    assert record["evaluation"]["text"]["protocol"] == "passages-joined"
+    assert len(record["samples"]) == record["n"] > 10
+    assert {"token_sha256", "text_sha256", "seqlen", "bos", "loss_dtype"} <= set(record["facts"])
+    assert {
+        "git_commit",
+        "git_dirty",
+        "cpu",
+        "threads",
+        "versions",
+        "code_sha256",
+        "measured_at",
+    } <= set(record["provenance"])
+
+
+def test_what_is_measured_is_not_measured_again(
+    command: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = command(*TABLE)
+    assert first.code == 0, first.err
+    files = {p: p.stat().st_mtime_ns for p in Store(command.results).folder.iterdir()}
+    report = (command.results / "lut-gemm-v3/table4/embedded/table.md").read_bytes()
+    monkeypatch.setattr(Perplexity, "measure", None)  # measuring anything now would fail
+    second = command(*TABLE)
+    assert second.code == 0, second.err
+    assert {p: p.stat().st_mtime_ns for p in Store(command.results).folder.iterdir()} == files
+    assert (command.results / "lut-gemm-v3/table4/embedded/table.md").read_bytes() == report
+    assert second.out == first.out
+
+
+def test_table4_shows_published_beside_measured(command: CommandLine) -> None:
+    outcome = command(*TABLE)
+    assert outcome.code == 0, outcome.err
+    for published in ("9.56", "14.61", "40.5"):
+        assert published in outcome.out
+    rows = table_csv(command.results)
+    measured = {(r["row"], r["column"]): r for r in rows}
+    cell = measured["opt-30b/fp16", "wiki2"]
+    assert float(cell["published"]) == 9.56
+    assert cell["verdict"] == "stand-in"
+    assert cell["model"] == MODEL
+    assert cell["measured_on"].startswith("topics")
+    assert float(measured["opt-30b/q3_g64", "wiki2"]["measured"]) > float(cell["measured"])
+    assert measured["opt-30b/fp16", "latency_1gpu"]["verdict"] == "not run"
+    assert all(r["verdict"] for r in rows)
+
+
+def test_both_papers_tables_share_the_measured_cells(command: CommandLine) -> None:
+    assert command(*TABLE).code == 0
+    before = set(command.records())
+    outcome = command("+exp=lut-gemm-iclr2024/table6", *TABLE[1:])
+    assert outcome.code == 0
+    assert set(command.records()) == before
+    assert "ICLR 2024" in outcome.out
+
+
+def test_plan_runs_nothing(command: CommandLine) -> None:
+    outcome = command("+exp=table4", "mode=plan", TABLE[1])
+    assert outcome.code == 0, outcome.err
+    assert not command.results.exists()
+    assert "12 cells to measure" in outcome.out
+    command(*TABLE)
+    assert "0 cells to measure" in command("+exp=table4", "mode=plan", TABLE[1]).out
+
+
+def test_report_measures_nothing(command: CommandLine) -> None:
+    outcome = command("+exp=table4", "mode=report", *TABLE[1:])
+    assert outcome.code == 0
+    assert command.records() == {}
+    assert "not measured yet" in outcome.out
+
+
+def test_a_failed_row_is_recorded_and_the_others_go_on(
+    command: CommandLine, tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(EMBEDDED / MODEL, broken)
+    weights = load_file(broken / "model.safetensors")
+    weights["model.decoder.layers.0.fc1.weight"][0, 0] = torch.nan
+    save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
+    outcome = command(*QUICK, "model=folder", f"model.id={broken},{EMBEDDED / MODEL}")
+    assert outcome.code == 1
+    assert "failed" in outcome.err
+    states = sorted((r["status"], r["run"]["model"]["id"]) for r in command.records().values())
+    assert states == [("done", str(EMBEDDED / MODEL))] * 2 + [("failed", str(broken))] * 2
+    (reason, *_) = [r["reason"] for r in command.records().values() if r["status"] == "failed"]
+    assert "NaN" in reason
+    assert "fc1" in reason
+
+    shutil.copy(
+        EMBEDDED / MODEL / "model.safetensors", broken
+    )  # mended: another cell, measured now
+    assert command(*QUICK, "model=folder", f"model.id={broken}").code == 0
+
+
+def test_out_of_memory_is_recorded_and_tried_again(
+    command: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def exhausted(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Perplexity, "measure", exhausted)
+        outcome = command(*QUICK)
+    assert outcome.code == 1
+    assert "OOM" in outcome.out
+    assert sorted(r["status"] for r in command.records().values()) == ["done", "oom"]
+    assert command(*QUICK).code == 0
+    assert {r["status"] for r in command.records().values()} == {"done"}
+
+
+def test_ctrl_c_keeps_what_is_measured(
+    command: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    arguments = ["evaluate=[weight_error,ppl:lambada-joined]", "logger=none"]
+    with monkeypatch.context() as patch:
+        patch.setattr(Perplexity, "measure", interrupted)
+        outcome = command(*arguments)
+    assert outcome.code == 130
+    assert "interrupted" in outcome.err
+    assert "Traceback" not in outcome.err
+    assert len(command.records()) == 1
+    assert command(*arguments).code == 0
+    assert len(command.records()) == 2
+
+
+def test_a_full_disk_ends_the_run_and_keeps_the_rest(
+    command: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import errno
+    import os
+
+    from lutlab import results
+
+    real, calls = os.fsync, []
+
+    def full(descriptor: int) -> None:
+        calls.append(descriptor)
+        if len(calls) > 1:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(descriptor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(results.os, "fsync", full)
+        outcome = command(*QUICK)
+    assert outcome.code == 2
+    assert "the disk is full" in outcome.err
+    assert "Traceback" not in outcome.err
+    assert len(command.records()) == 1
+    assert command(*QUICK).code == 0
+
+
+def test_a_damaged_record_stops_the_run_by_name(command: CommandLine) -> None:
+    command(*QUICK)
+    victim = next(Store(command.results).folder.iterdir())
+    victim.write_text(victim.read_text()[:100])
+    outcome = command(*QUICK)
+    assert outcome.code == 2
+    assert victim.name in outcome.err
+    victim.unlink()
+    assert command(*QUICK).code == 0
+    assert victim.exists()
+
+
+@pytest.mark.slow
+def test_a_killed_run_resumes_and_gives_the_same_table(
+    command: CommandLine, tmp_path: Path
+) -> None:
+    folder = tmp_path / "killed" / "results"
+    folder.parent.mkdir()
+    process = start(*TABLE, results=folder)
+    deadline = time.monotonic() + 120
+    while not (survivors := records(folder)) and time.monotonic() < deadline:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    survivors = records(folder)
+    assert 0 < len(survivors) < 12
+
+    again = start(*TABLE, results=folder)
+    _, errors = again.communicate(timeout=300)
+    assert again.returncode == 0, errors
+    assert survivors.items() <= records(folder).items()  # not one was measured again
+    command(*TABLE)
+    kept = [(r["row"], r["column"], r["measured"], r["verdict"]) for r in table_csv(folder)]
+    whole = [
+        (r["row"], r["column"], r["measured"], r["verdict"]) for r in table_csv(command.results)
+    ]
+    assert kept == whole
+
+
+LAUNCHERS = {
+    "joblib": ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"],
+    "ray": ["hydra/launcher=ray", "hydra.launcher.ray.init.num_cpus=2"],
+    "submitit_local": ["hydra/launcher=submitit_local", "hydra.launcher.timeout_min=10"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_workers_of_every_launcher_share_one_store(
+    command: CommandLine, tmp_path: Path, launcher: str
+) -> None:
+    plugin = launcher.removesuffix("_local")
+    if importlib.util.find_spec(f"hydra_plugins.hydra_{plugin}_launcher") is None:
+        pytest.skip(f"pip install lutlab[{plugin}] to test this launcher")
+    sweep = [*QUICK, "method=rtn", "q=3,4", "g=64"]
+    folder = tmp_path / launcher / "results"
+    folder.parent.mkdir()
+    process = start(*sweep, *LAUNCHERS[launcher], results=folder)
+    _, errors = process.communicate(timeout=400)
+    assert process.returncode == 0, errors
+    command(*sweep)
+    ours, theirs = command.records(), records(folder)
+    assert set(ours) == set(theirs)
+    for cell, record in ours.items():
+        assert theirs[cell]["values"] == pytest.approx(record["values"], rel=1e-5)
