@@ -23,7 +23,9 @@ STAND_INS = {"OPT-30B": "opt-embedded-s", "OPT-66B": "opt-embedded-m"}
 COLUMNS = (
     Column("wiki2", "Wiki2", "ppl", "wikitext2", "pydocs/library", True),
     Column("ptb", "PTB", "ppl", "ptb", "pydocs/howto", True),
-    Column("lambada", "LAMBADA", "ppl", "lambada-joined[inferred]", "pydocs/tutorial", True),
+    Column(
+        "lambada", "LAMBADA", "ppl", "lambada-joined[inferred]", "pydocs/tutorial [inferred]", True
+    ),
     Column("bits", "stored", "bits/weight", "", "", False),
     Column("gpu1", "1-GPU", "ms", "latency-per-token", "", True),
     Column("gpu2", "2-GPU", "ms", "latency-per-token", "", True),

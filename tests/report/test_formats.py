@@ -58,7 +58,9 @@ def test_csv_holds_every_cell_unrounded(written: dict[str, bytes]) -> None:
     table = example_table()
     reader = csv.DictReader(io.StringIO(written["table.csv"].decode()))
     rows = {(row["row"], row["column"]): row for row in reader}
-    fields = "artifact row labels column unit protocol published measured measured_on model stand_in"
+    fields = (
+        "artifact row labels column unit protocol published measured measured_on model stand_in"
+    )
     assert reader.fieldnames == [*fields.split(), "verdict", "note", "cell_id"]
     assert len(rows) == len(table.rows) * len(table.columns)
     for row in table.rows:
@@ -107,7 +109,8 @@ def test_latex_escapes_what_latex_reads() -> None:
         r"a\_b \& 50\% \#1 \$x\$ \{y\} \textasciitilde{} \textasciicircum{} \textbackslash{}z "
         r"\textless{}p\textgreater{}"
     )
-    assert escape("1.2 † ≈ ² 漢") == r"1.2 \dag{} $\approx$ \textsuperscript{2} [U+6F22]"
+    assert escape("1.2 † ≈ ² 漢") == (r"1.2 \dag{} $\approx$ \textsuperscript{2} {[}U+6F22]")
+    assert escape("[a] *b") == "{[}a] {*}b"
 
 
 def test_latex_structure(written: dict[str, bytes]) -> None:
@@ -141,7 +144,13 @@ def test_latex_compiles(written: dict[str, bytes], tmp_path: Path, how: str) -> 
     source = "table.tex" if how == "alone" else "paper.tex"
     options = ["-interaction=nonstopmode", "-halt-on-error"] if "pdflatex" in compiler else []
     done = subprocess.run(
-        [compiler, *options, source], cwd=tmp_path, capture_output=True, text=True, check=False
+        [compiler, *options, source],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        stdin=subprocess.DEVNULL,
     )
     assert done.returncode == 0, done.stdout[-2000:]
     assert (tmp_path / source).with_suffix(".pdf").stat().st_size > 10_000

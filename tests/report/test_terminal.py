@@ -12,8 +12,8 @@ from tests.report.example import example_table
 
 from lutlab.records import ResultTable
 from lutlab.report import print_table
+from lutlab.report.heads import break_lines
 from lutlab.report.layout import lay_out
-from lutlab.report.terminal import break_lines
 
 
 def printed(table: ResultTable, width: int) -> str:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lutlab.records import Column, ResultTable, Row
+from lutlab.report.heads import break_lines
 from lutlab.report.layout import lay_out
 from lutlab.report.parts import Block, Grid, Layout
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 INK, MUTED, FAINT, PAPER = "#1f2328", "#656d76", "#d8dee4", "#ffffff"
 SERIES = ("#2f6fde", "#d9730d", "#1a9c74", "#a03fb5", "#c2a100", "#c93a4b")
 MARKERS = "osD^vP"
+TITLE_WIDTH = 36  # characters in a line of a panel's title
 PER_ROW = 4  # panels side by side
 STYLE = {
     "svg.hashsalt": "lutlab",
@@ -131,7 +133,7 @@ def _columns(table: ResultTable, layout: Layout) -> list[Column]:
 
 def _title(column: Column, layout: Layout) -> str:
     heads = (*layout.main.heads, *layout.reference.heads)
-    return next(head.title for head in heads if head.key == column.key)
+    return next(head.name for head in heads if head.key == column.key)
 
 
 def _unit(column: Column) -> str:
@@ -216,7 +218,7 @@ def _panel(axis: Axes, series: Sequence[Points], title: str, ticks: dict[str, st
         )
     _words(axis, series)
     _scale(axis, [y for p in series for y in p.y if y is not None])
-    axis.set_title(title, loc="left", fontsize=9.5)
+    axis.set_title("\n".join(break_lines(title, TITLE_WIDTH)), loc="left", fontsize=9.5)
     axis.grid(axis="y")
     axis.set_axisbelow(True)
     names = list(dict.fromkeys(ticks.values()))

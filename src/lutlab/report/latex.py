@@ -2,15 +2,19 @@ r"""The report as LaTeX with booktabs: compiles alone with pdflatex; other docum
 
 from __future__ import annotations
 
+from lutlab.report.heads import break_lines
 from lutlab.report.parts import Grid, Head, Layout, Line
 
 PACKAGES = ("booktabs", "amssymb", "graphicx")
+HEAD_WIDTH = 14  # characters in a line of a head
 SPECIAL = {
     "\\": r"\textbackslash{}",
     "{": r"\{",
     "}": r"\}",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
+    "[": "{[}",  # after a line break, `[` and `*` would be its arguments
+    "*": "{*}",
     "<": r"\textless{}",
     ">": r"\textgreater{}",
     "|": r"\textbar{}",
@@ -52,7 +56,7 @@ def escape(text: str) -> str:
 
 
 def _other(char: str) -> str:
-    return char if char in "ÄÖÜäöüßÀÁÂÇÈÉÊÑàáâãçèéêëíîïñóôõøúûý" else f"[U+{ord(char):04X}]"
+    return char if char in "ÄÖÜäöüßÀÁÂÇÈÉÊÑàáâãçèéêëíîïñóôõøúûý" else f"{{[}}U+{ord(char):04X}]"
 
 
 def render(layout: Layout) -> str:
@@ -140,7 +144,7 @@ def _float(layout: Layout, grid: Grid, caption: str, below: tuple[str, ...], pai
 def _heads(axes: list[str], grid: Grid, spans: list[int], pairs: bool) -> list[str]:
     """Titles over their halves, rules below the titles of pairs, then what each half holds."""
     titles = [
-        f"\\multicolumn{{{span}}}{{c}}{{{escape(head.title)}}}"
+        f"\\multicolumn{{{span}}}{{c}}{{{_broken(head.name, 'c')}}}"
         for head, span in zip(grid.heads, spans, strict=True)
     ]
     rules, at = [], len(axes) + 1
@@ -151,8 +155,15 @@ def _heads(axes: list[str], grid: Grid, spans: list[int], pairs: bool) -> list[s
     return [
         " & ".join([*[""] * len(axes), *titles]) + " \\\\",
         "".join(rules),
-        _row([*axes, *halves]),
+        " & ".join([*map(escape, axes), *(_broken(half, "r") for half in halves)]) + " \\\\",
     ]
+
+
+def _broken(head: str, align: str) -> str:
+    """A head on as many lines as it needs to be no wider than its column of numbers."""
+    lines = [escape(line) for line in break_lines(head, HEAD_WIDTH)]
+    stacked = " \\\\ ".join(lines)
+    return stacked if len(lines) == 1 else f"\\shortstack[{align}]{{{stacked}}}"
 
 
 def _halves(head: Head, pairs: bool) -> list[str]:

@@ -180,9 +180,9 @@ def _grid(
 
 
 def _head(column: Column) -> Head:
-    unit = f" ({column.unit})" if column.unit and column.unit not in column.title else ""
+    unit = "" if column.unit in column.title else column.unit
     ours = f"ours: {column.measured_on}" if column.measured_on else "ours"
-    return Head(column.key, f"{column.title}{unit}", column.protocol, column.published, ours)
+    return Head(column.key, column.title, unit, column.protocol, column.published, ours)
 
 
 def _printer(table: ResultTable, column: Column, foot: _Footnotes | None):

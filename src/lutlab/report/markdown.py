@@ -49,10 +49,10 @@ def _table(layout: Layout, grid: Grid, pairs: bool) -> str:
     heads = [*layout.axes, *(["ours on"] if with_model else [])]
     for head in grid.heads:
         if not pairs:
-            heads.append(f"{head.title} paper" if head.paper else head.title)
+            heads.append(f"{head.name} paper" if head.paper else head.name)
             continue
-        heads += [f"{head.title} paper"] if head.paper else []
-        heads.append(f"{head.title} {head.ours}")
+        heads += [f"{head.name} paper"] if head.paper else []
+        heads.append(f"{head.name} {head.ours}")
     rows = []
     for line in (line for block in grid.blocks for line in block.lines):
         cells = [*line.labels, *([line.model] if with_model else [])]

@@ -15,9 +15,15 @@ class Head:
 
     key: str
     title: str
+    unit: str
     protocol: str
     paper: bool
     ours: str
+
+    @property
+    def name(self) -> str:
+        """Title and unit, unless the title says the unit."""
+        return f"{self.title} ({self.unit})" if self.unit else self.title
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,11 @@ table of its own under its heading; all have the same column widths. Heads that 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from lutlab.report.heads import break_lines
 from lutlab.report.parts import Block, Entry, Grid, Head, Layout, Line
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 WRAPS = (22, 16, 12, 9)  # widths at which heads are broken, widest first
-LONGEST_WORD = 14
 SEPARATOR = 3  # ` │ ` between columns
 STYLES = {
     "match": "green",
@@ -223,24 +222,8 @@ def _plan(head: Head, index: int, lines: Sequence[Line], wrap: int, measured: bo
         broken = break_lines(head.ours, max(wrap, needed))
         halves.append(Half(broken, max(needed, *map(len, broken)), marks, ours=True))
     both = sum(half.width + 1 for half in halves) - 1
-    title = break_lines(head.title, max(wrap, both))
+    title = break_lines(head.name, max(wrap, both))
     return ColumnPlan(title, index, tuple(halves), max(both, *map(len, title)))
-
-
-def break_lines(text: str, width: int) -> tuple[str, ...]:
-    """Break a head after blanks, `/`, `_` and `-`. A longer word makes its column wider, or is cut after LONGEST_WORD.
-
-    >>> break_lines("ours: pydocs/library", 9)
-    ('ours:', 'pydocs/', 'library')
-    """
-    words = re.findall(rf"[^\s/_-]{{1,{LONGEST_WORD}}}[/_-]?\s*|[/_-]\s*", text)
-    width = max(width, *(len(word.rstrip()) for word in words))
-    lines = [""]
-    for word in words:
-        if len((lines[-1] + word).rstrip()) > width and lines[-1]:
-            lines.append("")
-        lines[-1] += word
-    return tuple(line.rstrip() for line in lines)
 
 
 def _header(plan: ColumnPlan) -> Text:
