@@ -5,7 +5,9 @@
     packed.dequantize(), packed.bits_per_weight
     lutlab.quantize(model, method="rtn", q=4, g=128)                    # in place
     lutlab.perplexity(model, tokenizer, text, seqlen=2048)              # GPTQ protocol
-    lutlab.lambada(model, tokenizer, ["... the last word", ...])
+    lutlab.lambada(model, tokenizer, ["... the last word"])
+
+A mistake is a LutlabError, whose message says what to do.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ def make_quantizer(method: str, **options: Any) -> Quantizer:
     known = [field.name for field in dataclasses.fields(cls)]
     for name in options:
         if name not in known:
-            raise LutlabError(f"method '{method}' has no parameter '{name}': {nearest(name, known)}")
+            raise LutlabError(
+                f"method '{method}' has no parameter '{name}': {nearest(name, known)}"
+            )
     return cls(**options)
 
 
@@ -50,18 +54,24 @@ def quantize_tensor(
 
     Args:
         weight: [N, K] floating point; K are the input channels, along which groups run.
-        method: `none`, `rtn` or `bcq`; `options` are its parameters, e.g. `variant="awq"`.
+        method: `none`, `rtn` or `bcq`.
         q: bits, 1-8.
         g: weights that share a scale, at least 8, or -1 for one scale a row; the last group may be shorter.
+        **options: parameters of the method, e.g. `variant="awq"` of `rtn`.
 
     Returns:
         The packed weight: `.dequantize()` gives [N, K] float32, `.bits_per_weight` counts every stored buffer.
 
     Raises:
-        LutlabError: q, g, method or a parameter is out of range, or the weight is not a finite matrix.
+        LutlabError: q, g, method or a parameter is out of range, or the weight is not a finite matrix, or empty.
     """
-    if not isinstance(weight, torch.Tensor) or weight.ndim != 2 or not weight.is_floating_point():
-        shape = f"{weight.dtype} {list(weight.shape)}" if isinstance(weight, torch.Tensor) else type(weight).__name__
+    matrix = isinstance(weight, torch.Tensor) and weight.ndim == 2 and weight.is_floating_point()
+    if not matrix or weight.numel() == 0:
+        shape = (
+            f"{weight.dtype} {list(weight.shape)}"
+            if isinstance(weight, torch.Tensor)
+            else type(weight).__name__
+        )
         raise LutlabError(f"weight must be a floating-point matrix [N, K], got {shape}")
     return pack(make_quantizer(method, **options).quantize(weight.detach().float(), q, g))
 
@@ -73,7 +83,10 @@ def quantize(
 
     Args:
         model: a transformers causal language model of a known family (OPT, LLaMA, GPT-2, GPT-Neo).
-        method: as in quantize_tensor, like q, g and options.
+        method: as in quantize_tensor.
+        q: as in quantize_tensor.
+        g: as in quantize_tensor.
+        **options: as in quantize_tensor.
 
     Returns:
         The same model, for chaining.

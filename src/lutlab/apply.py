@@ -20,7 +20,7 @@ class Quantizer(Protocol):
     """What quantizers/<method>.py registers: tensors in, tensors out."""
 
     def quantize(self, weight: torch.Tensor, q: int, g: int) -> QuantizedTensor:
-        """weight [N, K] -> its quantized form at q bits, group size g."""
+        """The quantized form of a weight [N, K] at q bits, group size g."""
 
 
 def quantize_model(
@@ -37,7 +37,9 @@ def quantize_model(
     stats = []
     for name, module in list(linear_layers(model)):
         if isinstance(module, QuantLinear):
-            raise LutlabError(f"{name} is quantized already; load the model again to quantize it another way")
+            raise LutlabError(
+                f"{name} is quantized already; load the model again to quantize it another way"
+            )
         weight = weight_of(module).float()
         try:
             packed = pack(quantizer.quantize(weight, q, g))

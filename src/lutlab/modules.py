@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import nn
 from torch.nn import functional
@@ -32,6 +35,24 @@ class QuantLinear(nn.Module):
         self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
         self._dense: torch.Tensor | None = None
 
+    def _apply(self, fn: Callable[..., torch.Tensor], recurse: bool = True) -> QuantLinear:
+        """Behind .to(), .half(), .cuda(): scales move but keep their dtype, which the exactness of Eq. 5 rests on."""
+        exact = {"alpha": self.alpha, "offset": self.offset}
+        super()._apply(fn, recurse)
+        for name, scales in exact.items():
+            if scales is not None and getattr(self, name).dtype != scales.dtype:
+                setattr(self, name, scales.to(self.planes.device))
+        self._dense = None
+        return self
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self._dense = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles, which make the dense weight again when they need it."""
+        return self.__dict__ | {"_dense": None}
+
     @property
     def packed(self) -> PackedBCQ:
         """The stored weight."""
@@ -41,7 +62,11 @@ class QuantLinear(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x: [..., K] -> [..., N] in x's dtype."""
         if self._dense is None or self._dense.dtype != x.dtype or self._dense.device != x.device:
-            self._dense = self.packed.dequantize().to(device=x.device, dtype=x.dtype)
+            with (
+                torch.inference_mode(False),
+                torch.no_grad(),
+            ):  # autograd refuses inference tensors later
+                self._dense = self.packed.dequantize().to(device=x.device, dtype=x.dtype)
         return functional.linear(x, self._dense, self.bias)
 
     def extra_repr(self) -> str:

@@ -18,8 +18,13 @@ class WeightError:
         errors = [layer.squared_error for layer in subject.layers]
         norms = [layer.squared_norm for layer in subject.layers]
         return Measurement(
-            values={"weight_relative_mse": sum(errors) / sum(norms)},
+            values={"weight_relative_mse": _ratio(sum(errors), sum(norms))},
             n=len(errors),
-            samples=tuple(e / max(n, 1e-300) for e, n in zip(errors, norms, strict=True)),
+            samples=tuple(_ratio(e, n) for e, n in zip(errors, norms, strict=True)),
             facts={"layers": [layer.name for layer in subject.layers]},
         )
+
+
+def _ratio(error: float, norm: float) -> float:
+    """Relative error; 0 for weights that are all zero and kept so."""
+    return error / norm if norm else (float("inf") if error else 0.0)

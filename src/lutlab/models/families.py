@@ -21,11 +21,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Family:
-    """One architecture. `seqlen` is the evaluation window of the GPTQ protocol: a config field, at most `longest`."""
+    """One architecture. `seqlen` is the evaluation window of the GPTQ protocol: a config field, at most `longest`.
 
-    blocks: str  # path of the decoder's ModuleList
-    linears: tuple[str, ...]  # inside a block, in the order of the forward pass
-    kept: tuple[str, ...] = ()  # linear layers outside the blocks that the papers keep in full precision
+    blocks: path of the decoder's ModuleList; linears: inside a block, in the order of the forward pass;
+    kept: linear layers outside the blocks, which the papers keep in full precision (some models lack them).
+    """
+
+    blocks: str
+    linears: tuple[str, ...]
+    kept: tuple[str, ...] = ()
     seqlen: str = "max_position_embeddings"
     longest: int = 2048
 
@@ -67,12 +71,17 @@ FAMILIES = {
 
 def family_of(config: PreTrainedConfig) -> Family:
     """The family of a model. Raises LutlabError for an architecture that the map lacks."""
-    if config.model_type not in FAMILIES:
+    return family_named(config.model_type)
+
+
+def family_named(model_type: str) -> Family:
+    """The family of `model_type` as config.json has it. Raises LutlabError as family_of."""
+    if model_type not in FAMILIES:
         raise LutlabError(
-            f"no map of the linear layers of '{config.model_type}': {nearest(config.model_type, FAMILIES)}; "
+            f"no map of the linear layers of '{model_type}': {nearest(model_type, FAMILIES)}; "
             "add an entry to models/families.py"
         )
-    return FAMILIES[config.model_type]
+    return FAMILIES[model_type]
 
 
 def evaluation_seqlen(config: PreTrainedConfig) -> int:

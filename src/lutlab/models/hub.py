@@ -2,20 +2,22 @@
 
 Some repositories (all of OPT) hold pickled weights on their main branch, and the hub's own conversion to safetensors
 in a pull request of its bot. Then that pull request's commit is used *and named* in the returned revision: it is what
-the record shows.
+the record shows. Which conversion a pinned revision has led to is kept in the hub's cache, so that a second run asks
+nobody.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from lutlab.errors import LutlabError
 
 _TEXT_FILES = ["*.json", "*.model", "merges.txt", "vocab.txt"]
 _WEIGHT_FILES = ["*.safetensors", "*.safetensors.index.json"]
+_LOADABLE = {"model.safetensors", "model.safetensors.index.json"}  # one of them must be at the top
 CONVERSION_AUTHOR = "SFconvertbot"
 
 
@@ -36,11 +38,13 @@ def commit_of(repository: str, revision: str | None, *, weights: bool = True) ->
         return cached
     with _taught(repository, revision):
         info = HfApi().model_info(repository, revision=revision)
-        if not weights or any(f.rfilename.endswith(".safetensors") for f in info.siblings):
+        if not weights or any(f.rfilename in _LOADABLE for f in info.siblings):
             return info.sha
         for change in HfApi().get_repo_discussions(repository, author=CONVERSION_AUTHOR):
+            if not change.is_pull_request or change.author != CONVERSION_AUTHOR:
+                continue  # a mirror may not filter by author
             converted = HfApi().model_info(repository, revision=f"refs/pr/{change.num}")
-            if any(f.rfilename.endswith(".safetensors") for f in converted.siblings):
+            if any(f.rfilename in _LOADABLE for f in converted.siblings):
                 return converted.sha
     raise LutlabError(
         f"{repository} at {revision or 'main'} holds no safetensors and no conversion by {CONVERSION_AUTHOR}: lutlab "
@@ -49,41 +53,82 @@ def commit_of(repository: str, revision: str | None, *, weights: bool = True) ->
 
 
 def _cached_commit(repository: str, revision: str | None, *, weights: bool) -> str | None:
-    """A pinned commit whose safetensors are in the local cache needs no network."""
+    """A pinned commit, or its conversion, whose files are in the local cache needs no network."""
+    if not _is_commit(revision):
+        return None
+    folder = _cache_folder(repository)
+    conversion = folder / "refs" / "lutlab" / revision
+    if weights and conversion.is_file():
+        return conversion.read_text()
+    snapshot = folder / "snapshots" / revision
+    wanted = _LOADABLE if weights else {"config.json"}
+    return revision if any((snapshot / name).exists() for name in wanted) else None
+
+
+def _is_commit(revision: str | None) -> bool:
+    return revision is not None and re.fullmatch(r"[0-9a-f]{40}", revision) is not None
+
+
+def _cache_folder(repository: str) -> Path:
     from huggingface_hub import constants
 
-    if revision is None or not re.fullmatch(r"[0-9a-f]{40}", revision):
-        return None
-    owned = f"models--{repository.replace('/', '--')}"
-    snapshot = Path(constants.HF_HUB_CACHE) / owned / "snapshots" / revision
-    found = any(snapshot.glob("*.safetensors")) if weights else (snapshot / "config.json").exists()
-    return revision if found else None
+    return Path(constants.HF_HUB_CACHE) / f"models--{repository.replace('/', '--')}"
 
 
 def download(repository: str, revision: str | None, *, weights: bool) -> Path:
     """Fetch a model's files (configuration and tokenizer only unless `weights`); returns the snapshot's folder."""
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import errors, snapshot_download
 
     commit = commit_of(repository, revision, weights=weights)
     patterns = _TEXT_FILES + (_WEIGHT_FILES if weights else [])
     with _taught(repository, revision):
-        return Path(snapshot_download(repository, revision=commit, allow_patterns=patterns))
+        try:
+            waiting = _bytes_missing(repository, commit, patterns) > 0
+        except errors.DryRunError:  # offline, cached by a client that kept no listing
+            waiting = False
+        with nullcontext() if waiting else _without_bars():
+            folder = Path(snapshot_download(repository, revision=commit, allow_patterns=patterns))
+    if _is_commit(revision) and commit != revision:
+        conversion = _cache_folder(repository) / "refs" / "lutlab" / revision
+        conversion.parent.mkdir(parents=True, exist_ok=True)
+        conversion.write_text(commit)
+    return folder
 
 
 def download_bytes(repository: str, revision: str | None) -> int:
-    """Size in bytes of what `download` would fetch, from the hub's listing."""
-    from huggingface_hub import HfApi
-
+    """Size in bytes of what `download` would still fetch with weights: the hub's listing less what is in the cache."""
     commit = commit_of(repository, revision)
     with _taught(repository, revision):
-        info = HfApi().model_info(repository, revision=commit, files_metadata=True)
-    return sum(f.size or 0 for f in info.siblings if f.rfilename.endswith((".safetensors", ".json")))
+        return _bytes_missing(repository, commit, _TEXT_FILES + _WEIGHT_FILES)
+
+
+def _bytes_missing(repository: str, commit: str, patterns: list[str]) -> int:
+    from huggingface_hub import snapshot_download
+
+    with _without_bars():
+        files = snapshot_download(
+            repository, revision=commit, allow_patterns=patterns, dry_run=True
+        )
+    return sum(file.file_size for file in files if file.will_download)
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """No progress bar where nothing is fetched."""
+    from huggingface_hub import utils
+
+    shown = not utils.are_progress_bars_disabled()
+    utils.disable_progress_bars()
+    try:
+        yield
+    finally:
+        if shown:
+            utils.enable_progress_bars()
 
 
 @contextmanager
 def _taught(repository: str, revision: str | None) -> Iterator[None]:
     """Turn the hub client's errors into one sentence with a cure."""
-    import httpx
     from huggingface_hub import errors
 
     where = f"{repository} at {revision or 'main'}"
@@ -97,7 +142,23 @@ def _taught(repository: str, revision: str | None) -> Iterator[None]:
         raise LutlabError(
             f"the hub has no {where} (or it is gated: log in with `hf auth login`); check model.id and model.revision"
         ) from error
-    except (errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError, httpx.TransportError) as error:
+    except errors.HFValidationError as error:
+        raise LutlabError(
+            f"'{repository}' is no repository of the hub: model.id has the form owner/name"
+        ) from error
+    except errors.HfHubHTTPError as error:
+        status = error.response.status_code
+        raise LutlabError(
+            f"the hub answers {status} for {where}; try again later, what is fetched is kept"
+        ) from error
+    # HTTPError: the base class of errors of the hub's HTTP client, httpx in one version, httpx2 in the next
+    except (
+        errors.OfflineModeIsEnabled,
+        errors.LocalEntryNotFoundError,
+        errors.DryRunError,
+        errors.HTTPError,
+    ) as error:
         raise LutlabError(offline) from error
-    except (errors.HfHubHTTPError, OSError) as error:
-        raise LutlabError(f"the download of {where} broke: {error}; run again, it resumes") from error
+    except OSError as error:
+        reason = str(error).partition("\n")[0]
+        raise LutlabError(f"the download of {where} broke: {reason}; run again") from error

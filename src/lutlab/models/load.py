@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lutlab.errors import LutlabError, nearest
 from lutlab.models import hub
+from lutlab.models.families import family_named, family_of
 
 if TYPE_CHECKING:
     import torch
@@ -22,6 +26,12 @@ if TYPE_CHECKING:
     from lutlab.records import ModelSpec
 
 EMBEDDED = Path(__file__).parent / "embedded"
+# Every file a tokenizer may be made of, and those that alone suffice.
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "merges.txt",
+    "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+)  # fmt: skip
+_VOCABULARIES = TOKENIZER_FILES[:3]
 
 
 @dataclass(frozen=True)
@@ -45,7 +55,9 @@ def folder_of(spec: ModelSpec) -> Path:
     """
     if spec.source == "embedded":
         if spec.id not in embedded_names():
-            raise LutlabError(f"no embedded model '{spec.id}': {nearest(spec.id, embedded_names())}")
+            raise LutlabError(
+                f"no embedded model '{spec.id}': {nearest(spec.id, embedded_names())}"
+            )
         return EMBEDDED / spec.id
     if spec.source == "hub" or (spec.source == "synthetic" and hub.is_repository(spec.id)):
         return hub.download(spec.id, spec.revision, weights=spec.source == "hub")
@@ -62,21 +74,68 @@ def load_model(spec: ModelSpec, dtype: torch.dtype, device: str, seed: int) -> L
     """Load and check a model.
 
     Raises:
-        LutlabError: files missing, truncated or only pickled; weights missing or not finite; unknown architecture.
+        LutlabError: files missing, truncated or only pickled; weights missing, superfluous or not finite; unknown
+            architecture; a model quantized already.
     """
+    folder = folder_of(spec)
+    with _quiet():
+        config = _config(folder)
+        if spec.source == "synthetic":
+            model = _synthetic(config, spec.layers, dtype, seed)
+        else:
+            model = _pretrained(folder, config, dtype)
+            _check_finite(model, folder)
+        tokenizer = _tokenizer(folder, required=spec.source != "synthetic")
+    return LoadedModel(model.to(device).eval(), tokenizer)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without transformers' progress bars and reports: what is wrong with a model, an error of ours says."""
+    from huggingface_hub.utils import are_progress_bars_disabled, enable_progress_bars
+    from transformers.utils import logging
+
+    verbosity, bars, hub_bars = (
+        logging.get_verbosity(),
+        logging.is_progress_bar_enabled(),
+        not are_progress_bars_disabled(),
+    )
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+        if hub_bars:
+            enable_progress_bars()
+
+
+def _config(folder: Path) -> PreTrainedConfig:
+    """The config of a known family: decided before transformers could ask for a repository's own code."""
     from transformers import AutoConfig
 
-    folder = folder_of(spec)
+    path = folder / "config.json"
     try:
+        written = json.loads(path.read_text(encoding="utf-8"))
+        family_named(written["model_type"])
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise LutlabError(f"cannot read {folder / 'config.json'}: {error}") from error
-    if spec.source == "synthetic":
-        model = _synthetic(config, spec.layers, dtype, seed)
-    else:
-        model = _pretrained(folder, config, dtype)
-        _check_finite(model, folder)
-    return LoadedModel(model.to(device).eval(), _tokenizer(folder, required=spec.source != "synthetic"))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise LutlabError(
+            f"cannot read {path} ({type(error).__name__}: {_first_line(error)}): expected a transformers config with "
+            "its model_type; fetch the file again"
+        ) from error
+    if getattr(config, "quantization_config", None) is not None:
+        raise LutlabError(
+            f"{path} says that the weights are quantized already (quantization_config): lutlab quantizes "
+            "full-precision weights; use the model this one was made from"
+        )
+    return config
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
 
 
 def _synthetic(
@@ -86,6 +145,11 @@ def _synthetic(
     from transformers import AutoModelForCausalLM
 
     if layers is not None:
+        if not 1 <= layers <= config.num_hidden_layers:
+            raise LutlabError(
+                f"model.layers={layers} of a model of {config.num_hidden_layers} layers: give 1 to "
+                f"{config.num_hidden_layers}, or null for all"
+            )
         config.num_hidden_layers = layers
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -96,7 +160,7 @@ def _pretrained(folder: Path, config: PreTrainedConfig, dtype: torch.dtype) -> P
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
-    _check_files(folder)
+    weight_files(folder)
     try:
         model, info = AutoModelForCausalLM.from_pretrained(
             folder,
@@ -105,34 +169,65 @@ def _pretrained(folder: Path, config: PreTrainedConfig, dtype: torch.dtype) -> P
             use_safetensors=True,
             local_files_only=True,
             trust_remote_code=False,
+            ignore_mismatched_sizes=True,  # reported in info, with the names
             output_loading_info=True,
         )
     except (OSError, ValueError, SafetensorError) as error:
         raise LutlabError(
-            f"cannot load the weights in {folder}: {error}; the file is damaged or truncated: fetch it again"
+            f"cannot load the weights in {folder}: {_first_line(error)}; the file is damaged or truncated: "
+            "fetch it again"
         ) from error
-    missing = sorted(info["missing_keys"])
-    if missing or info["mismatched_keys"]:
-        wrong = missing or sorted(str(key) for key in info["mismatched_keys"])
-        raise LutlabError(
-            f"{folder} lacks {len(wrong)} weights that its config.json asks for, first {wrong[0]}: the checkpoint is "
-            "incomplete or belongs to another config; lutlab would otherwise evaluate random weights"
-        )
+    _check_keys(info, folder, family_of(config).blocks.rpartition(".")[2])
     return model
 
 
-def _check_files(folder: Path) -> None:
-    """Every shard named by the index must be there, and there must be safetensors at all."""
+def _check_keys(info: Mapping[str, Collection[Any]], folder: Path, blocks: str) -> None:
+    """The checkpoint must fill the model, and its decoder blocks must find a place there."""
+    lacking = dict.fromkeys(info["missing_keys"], "has no such weight")
+    for key, found, expected in info["mismatched_keys"]:
+        lacking[key] = f"holds {list(found)} instead of {list(expected)}"
+    superfluous = [
+        k for k in info["unexpected_keys"] if re.search(rf"\b{blocks}\.\d+\..*weight$", k)
+    ]
+    if lacking:
+        name = min(lacking)
+        raise LutlabError(
+            f"{folder} lacks {len(lacking)} weights that its config.json asks for, first {name} (the file "
+            f"{lacking[name]}): the checkpoint is incomplete or belongs to another config; lutlab would otherwise "
+            "evaluate random weights"
+        )
+    if superfluous:
+        raise LutlabError(
+            f"{folder} holds {len(superfluous)} weights of decoder blocks that its config.json has no place for, first "
+            f"{min(superfluous)}: the config belongs to another checkpoint (num_hidden_layers?)"
+        )
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files transformers reads: model.safetensors, else the shards named by the index and the index.
+
+    Raises:
+        LutlabError: one of them is missing, or there are no safetensors at all.
+    """
     index = folder / "model.safetensors.index.json"
-    wanted = {"model.safetensors"}
-    if index.is_file():
-        wanted = set(json.loads(index.read_text())["weight_map"].values())
-    absent = sorted(name for name in wanted if not (folder / name).is_file())
+    wanted = ["model.safetensors"]
+    if index.is_file() and not (folder / wanted[0]).is_file():
+        try:
+            wanted = sorted(
+                set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+            )
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise LutlabError(
+                f"{index} is damaged ({type(error).__name__}: {error}): fetch it again"
+            ) from error
+        wanted.append(index.name)
+    absent = [name for name in wanted if not (folder / name).is_file()]
     if absent:
         raise LutlabError(
             f"{folder} lacks {', '.join(absent[:3])}{' …' if absent[3:] else ''}: lutlab reads safetensors only, never "
             "pickled weights (*.bin); convert them with transformers' save_pretrained or fetch the missing shards"
         )
+    return [folder / name for name in wanted]
 
 
 def _check_finite(model: PreTrainedModel, folder: Path) -> None:
@@ -149,28 +244,46 @@ def _check_finite(model: PreTrainedModel, folder: Path) -> None:
 def _tokenizer(folder: Path, *, required: bool) -> PreTrainedTokenizerBase | None:
     from transformers import AutoTokenizer
 
-    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
+    if not any((folder / name).is_file() for name in _VOCABULARIES):
         if not required:
             return None
-        raise LutlabError(f"no tokenizer in {folder}: expected tokenizer.json (or tokenizer.model, vocab.json)")
-    return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        raise LutlabError(
+            f"no tokenizer in {folder}: expected one of {', '.join(_VOCABULARIES)}; "
+            "copy the model's tokenizer there"
+        )
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # of many kinds, the Rust tokenizers' own is a bare Exception
+        raise LutlabError(
+            f"cannot read the tokenizer in {folder} ({type(error).__name__}: {_first_line(error)}): fetch its files "
+            "again, tokenizer.json among them, which needs no further package"
+        ) from error
 
 
 def fingerprint(spec: ModelSpec) -> str:
-    """What decides a model's numbers: the hash of its files, its hub commit, or its config and seed if synthetic."""
+    """What decides a model's numbers: the hash of its files, its hub commit, or its config if synthetic.
+
+    A synthetic model's numbers depend on RunSpec.seed as well, which is no part of a ModelSpec.
+
+    Raises:
+        LutlabError: as folder_of; or files of the weights are missing.
+    """
     if spec.source == "hub":
         return f"hub:{spec.id}@{hub.commit_of(spec.id, spec.revision)}"
     folder = folder_of(spec)
+    texts = [
+        folder / "config.json",
+        *(p for name in TOKENIZER_FILES if (p := folder / name).is_file()),
+    ]
     if spec.source == "synthetic":
-        return f"synthetic:{_sha256([folder / 'config.json'])}:{spec.layers}"
-    files = [*folder.glob("*.safetensors"), *folder.glob("tokenizer*"), folder / "config.json"]
-    return f"files:{_sha256(sorted(files))}"
+        return f"synthetic:{_sha256(texts)}:{spec.layers}"
+    return f"files:{_sha256([*texts, *weight_files(folder)])}"
 
 
-def _sha256(files: list[Path]) -> str:
+def _sha256(files: Iterable[Path]) -> str:
     digest = hashlib.sha256()
     for path in files:
-        digest.update(path.name.encode())
+        digest.update(f"{path.name} {path.stat().st_size} ".encode())
         with path.open("rb") as file:
             while chunk := file.read(1 << 24):
                 digest.update(chunk)
