@@ -1,0 +1,62 @@
+"""A random model of every architecture, a few kilobytes each; no two sizes are equal, so that no axis hides another."""
+
+from __future__ import annotations
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPTNeoConfig,
+    LlamaConfig,
+    OPTConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+
+VOCABULARY = 260  # of tests.tiny_models.byte_tokenizer
+SHARED = {"vocab_size": VOCABULARY, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+OPT = SHARED | {
+    "hidden_size": 32, "ffn_dim": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 64,
+}  # fmt: skip
+LLAMA = SHARED | {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+}  # fmt: skip
+ROPE_3 = {
+    "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}  # fmt: skip
+
+CONFIGS = {
+    "opt": lambda: OPTConfig(**OPT, word_embed_proj_dim=32),
+    "opt-350m": lambda: OPTConfig(**OPT, word_embed_proj_dim=16, do_layer_norm_before=False),
+    "llama-1": lambda: LlamaConfig(**LLAMA),
+    "llama-2": lambda: LlamaConfig(**LLAMA, num_key_value_heads=2, rms_norm_eps=1e-5),
+    "llama-3": lambda: LlamaConfig(**LLAMA, num_key_value_heads=1, rope_parameters=ROPE_3),
+    "gpt2": lambda: GPT2Config(**SHARED, n_embd=32, n_inner=48, n_layer=2, n_head=2, n_positions=64),
+    "gpt-neo": lambda: GPTNeoConfig(
+        **SHARED, hidden_size=32, intermediate_size=48, num_layers=2, num_heads=2, window_size=4,
+        max_position_embeddings=64, attention_types=[[["global", "local"], 1]],
+    ),
+}  # fmt: skip
+
+
+def make(name: str) -> PreTrainedModel:
+    """The model in evaluation mode, every parameter random: biases and norms that are 0 and 1 would hide mistakes."""
+    torch.manual_seed(0)
+    return randomized(AutoModelForCausalLM.from_config(config(name)))
+
+
+def config(name: str) -> PreTrainedConfig:
+    return CONFIGS[name]()
+
+
+def randomized(model: PreTrainedModel) -> PreTrainedModel:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.3)
+    return model.eval()
+
+
+def token_ids(rows: int = 2, length: int = 16) -> torch.Tensor:
+    return torch.randint(VOCABULARY, (rows, length), generator=torch.Generator().manual_seed(1))

@@ -1,0 +1,148 @@
+"""The Python API does what its docstrings show."""
+
+import doctest
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+from tests.conftest import ROOT
+from tests.models.architectures import make, token_ids
+from tests.tiny_models import byte_tokenizer, tiny_opt
+
+import lutlab
+from lutlab import api, errors
+from lutlab.errors import LutlabError
+from lutlab.evaluators.lambada import LambadaResult
+from lutlab.modules import QuantLinear
+
+
+def weight(rows=6, columns=48):
+    return torch.randn(rows, columns, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("module", [api, errors])
+def test_examples_in_docstrings(module):
+    result = doctest.testmod(module)
+    assert result.attempted
+    assert not result.failed
+
+
+def test_the_example_at_the_top_runs_as_it_stands():
+    example = textwrap.dedent(api.__doc__.partition("\n\n")[2].partition("\n\n")[0])
+    names = {
+        "weight": weight(),
+        "model": tiny_opt(context=2048),
+        "tokenizer": byte_tokenizer(),
+        "text": "to be or not to be, " * 150,
+    }
+    exec(example, names)
+    for name in lutlab.__all__:
+        assert f"lutlab.{name}(" in example
+    assert isinstance(names["model"].model.decoder.layers[0].fc1, QuantLinear)
+
+
+def test_importing_lutlab_costs_nothing():
+    heavy = "{'torch', 'transformers', 'numpy', 'hydra', 'wandb', 'huggingface_hub'}"
+    program = f"import sys, lutlab; assert not {heavy} & set(sys.modules), set(sys.modules)"
+    subprocess.run(
+        [sys.executable, "-c", program], check=True, env={"PYTHONPATH": str(ROOT / "src")}
+    )
+
+
+def test_public_names():
+    assert lutlab.__all__ == ["lambada", "perplexity", "quantize", "quantize_tensor"]
+    assert all(callable(getattr(lutlab, name)) for name in lutlab.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'quantise'"):
+        _ = lutlab.quantise
+
+
+def test_quantize_returns_the_same_model_quantized():
+    model = make("opt")
+    before = model(token_ids()).logits
+    assert lutlab.quantize(model, method="rtn", q=8, g=16, variant="awq") is model
+    after = model(token_ids()).logits
+    assert not torch.equal(before, after)
+    assert torch.allclose(before, after, atol=0.05 * before.std().item())
+
+
+def test_more_bits_are_nearer():
+    errors = [
+        (lutlab.quantize_tensor(weight(), method, q=q, g=16).dequantize() - weight()).square().sum()
+        for method in ("rtn", "bcq")
+        for q in (2, 4)
+    ]
+    assert errors[0] > errors[1]
+    assert errors[2] > errors[3]
+    assert errors[0] > errors[2], "at 2 bits BCQ is nearer than RTN"
+
+
+def test_perplexity_and_lambada_of_a_quantized_model():
+    model = lutlab.quantize(tiny_opt(), method="bcq", q=3, g=16)
+    text = "the cat sat on the mat " * 8
+    assert 1 < lutlab.perplexity(model, byte_tokenizer(), text, seqlen=32) < float("inf")
+    result = lutlab.lambada(model, byte_tokenizer(), ["the cat sat", "on the mat"])
+    assert isinstance(result, LambadaResult)
+    assert result.n == 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("method", ["none", "rtn", "bcq"])
+def test_floating_point_weights_of_any_width(method, dtype):
+    given = weight().to(dtype).requires_grad_()
+    packed = lutlab.quantize_tensor(given, method, q=4, g=16)
+    again = lutlab.quantize_tensor(given.detach().float(), method, q=4, g=16)
+    assert torch.equal(packed.dequantize(), again.dequantize())
+
+
+@pytest.mark.parametrize("method", ["none", "rtn", "bcq"])
+def test_views_are_taken_as_they_look(method):
+    view = weight(48, 6).T[:, ::2]  # [6, 24], neither axis contiguous
+    assert not view.is_contiguous()
+    packed = lutlab.quantize_tensor(view, method, q=4, g=8)
+    again = lutlab.quantize_tensor(view.contiguous(), method, q=4, g=8)
+    assert packed.shape == (6, 24)
+    assert torch.equal(packed.dequantize(), again.dequantize())
+
+
+@pytest.mark.parametrize(
+    ("bad", "got"),
+    [
+        (torch.ones(8), r"torch.float32 \[8\]"),
+        (torch.ones(2, 3, 8), r"torch.float32 \[2, 3, 8\]"),
+        (torch.ones(2, 8, dtype=torch.int32), r"torch.int32 \[2, 8\]"),
+        (torch.ones(2, 8, dtype=torch.complex64), r"torch.complex64 \[2, 8\]"),
+        (torch.ones(2, 0), r"torch.float32 \[2, 0\]"),
+        (torch.ones(0, 8), r"torch.float32 \[0, 8\]"),
+        (torch.ones(2, 8).numpy(), "ndarray"),
+        ([[1.0, 2.0]], "list"),
+        (None, "NoneType"),
+    ],
+)
+def test_what_is_no_matrix_is_refused(bad, got):
+    with pytest.raises(LutlabError, match=rf"floating-point matrix \[N, K\], got {got}"):
+        lutlab.quantize_tensor(bad)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"method": "rnt"}, "'rnt'.*did you mean 'rtn'.*known: bcq, none, rtn"),
+        (
+            {"method": "rtn", "varient": "awq"},
+            "'rtn' has no parameter 'varient': did you mean 'variant'",
+        ),
+        ({"method": "rtn", "variant": "awk"}, "did you mean 'awq'"),
+        ({"method": "bcq", "quantizes": 1}, "has no parameter 'quantizes'"),
+        ({"method": "rtn", "q": 0}, "q=0"),
+        ({"method": "rtn", "q": 9}, "q=9"),
+        ({"method": "bcq", "q": 2.5}, "q=2.5"),
+        ({"method": "bcq", "g": 0}, "g=0"),
+    ],
+)
+def test_mistakes_are_explained(options, message):
+    with pytest.raises(LutlabError, match=message):
+        lutlab.quantize_tensor(weight(), **options)
+    with pytest.raises(LutlabError, match=message):
+        lutlab.quantize(make("opt"), **options)
