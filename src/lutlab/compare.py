@@ -13,28 +13,30 @@ from lutlab.claims import Numbers, judge
 from lutlab.data.protocols import PROTOCOLS
 from lutlab.plan import PlannedCell, PlannedRow
 from lutlab.records import Cell, Column, ResultTable, Row
-from lutlab.tables import Artifact, ColumnSpec, command_for
+from lutlab.tables import Artifact, ColumnSpec, cite, command_for
 
 
 def tabulate(
-    artifact: Artifact | None, rows: Sequence[PlannedRow], scale: str, environment: Mapping[str, Any]
+    artifact: Artifact | None,
+    rows: Sequence[PlannedRow],
+    scale: str,
+    environment: Mapping[str, Any],
 ) -> ResultTable:
     """Published beside measured. `artifact` is None for a free sweep, which has only measured columns."""
     columns = rows[0].columns
     table_rows = tuple(_row(artifact, row, scale) for row in rows)
-    measured_notes = sorted({c.missing for row in rows for c in row.cells.values() if c.missing})
     protocol_notes = [f"{c.title}: {c.note}" for c in columns.values() if c.note]
     return ResultTable(
         artifact=artifact.name if artifact else "sweep",
         title=artifact.title if artifact else "Sweep",
-        citation=artifact.citation if artifact else "",
+        citation=cite(artifact.citation) if artifact else "",
         source=artifact.source if artifact else "no paper: a sweep of your own",
         scale=scale,
         command=command_for(artifact.name) if artifact else "python run.py …",
         columns=tuple(_column(key, spec, rows[0]) for key, spec in columns.items()),
         rows=table_rows,
         claims=_claims(artifact, table_rows) if artifact else (),
-        notes=(*(artifact.notes if artifact else ()), *protocol_notes, *measured_notes),
+        notes=(*(artifact.notes if artifact else ()), *protocol_notes),
         provenance=environment,
     )
 
@@ -110,7 +112,7 @@ def _verdict(
     distance = abs(value - published) / abs(published)
     if distance <= spec.match:
         return "match", ""
-    return ("within tolerance" if distance <= spec.tolerance else "deviates"), f"{distance:+.1%}"
+    return ("within tolerance" if distance <= spec.tolerance else "deviates"), ""
 
 
 def _claims(artifact: Artifact, rows: Sequence[Row]) -> tuple:

@@ -68,14 +68,21 @@ def _plan(
         else:
             columns = plan.free_columns(list(config.evaluate))
             spec = plan.run_spec(config)
-            labels = {"Model": spec.model.name, "Method": _method_label(spec), "q": str(spec.q), "g": str(spec.g)}
+            labels = {
+                "Model": spec.model.name,
+                "Method": _method_label(spec),
+                "q": str(spec.q),
+                "g": str(spec.g),
+            }
             planned.append(plan.plan_row(config, "/".join(labels.values()), labels, columns))
     return planned
 
 
 def _method_label(spec: plan.RunSpec) -> str:
     """`rtn(awq)`: the method and its parameters that differ from their defaults."""
-    defaults = {f.name: f.default for f in dataclasses.fields(registry.lookup("method", spec.method))}
+    defaults = {
+        f.name: f.default for f in dataclasses.fields(registry.lookup("method", spec.method))
+    }
     changed = [f"{k}={v}" for k, v in spec.options if defaults[k] != v]
     return spec.method + (f"({', '.join(changed)})" if changed else "")
 
@@ -102,7 +109,9 @@ def _measure(
 def _cell_name(row: PlannedRow, cell: PlannedCell) -> str:
     text = f" on {cell.evaluation.text.protocol}" if cell.evaluation.text else ""
     spec = row.spec
-    return f"{spec.model.name} {spec.method} q={spec.q} g={spec.g}: {cell.evaluation.evaluator}{text}"
+    return (
+        f"{spec.model.name} {spec.method} q={spec.q} g={spec.g}: {cell.evaluation.evaluator}{text}"
+    )
 
 
 def _weight(row: PlannedRow, cell: PlannedCell) -> float:
@@ -120,7 +129,9 @@ def _report(artifact: Artifact | None, rows: Sequence[PlannedRow], config: DictC
     console = Console()
     paths = write_report(table, folder)
     print_table(table, console)
-    console.print(f"written to {folder}: {', '.join(p.name for p in paths)}", highlight=False, soft_wrap=True)
+    console.print(
+        f"written to {folder}: {', '.join(p.name for p in paths)}", highlight=False, soft_wrap=True
+    )
     _track_table(table, config)
     return sum(c.verdict in ("failed", "OOM") for row in table.rows for c in row.cells.values())
 
@@ -134,7 +145,13 @@ def _track_table(table: ResultTable, config: DictConfig) -> None:
     from lutlab.tracking import open_tracker
 
     folder = Path(config.results) / "wandb"
-    open_tracker(config.logger.mode, folder, config.logger.project).log_table(table)
+    tracker = open_tracker(config.logger.mode, folder, config.logger.project)
+    tracker.log_table(table, group=_group(table.artifact, config))
+
+
+def _group(artifact: str, config: DictConfig) -> str:
+    """The W&B group of a table's runs: artifact, scale and the code that measured."""
+    return f"{artifact}-{content_id([artifact, config.scale, environment()['code_sha256']])[:8]}"
 
 
 # ---- in a worker ----
@@ -189,25 +206,37 @@ def _prepare(row: PlannedRow) -> _Prepared:
     quantizer = make_quantizer(spec.method, **dict(spec.options))
     layers = quantize_model(loaded.model, quantizer, spec.q, spec.g)
     seconds = time.monotonic() - began
-    return _Prepared(loaded.model, loaded.tokenizer, layers, evaluation_seqlen(loaded.model.config), seconds)
+    return _Prepared(
+        loaded.model, loaded.tokenizer, layers, evaluation_seqlen(loaded.model.config), seconds
+    )
 
 
 def _measure_cell(row: PlannedRow, cell: PlannedCell, prepared: _Prepared) -> Record:
     began = time.monotonic()
     text = plan.cached_text(cell.evaluation.text) if cell.evaluation.text else None
     subject = Subject(
-        prepared.model, prepared.tokenizer, prepared.layers, text, prepared.seqlen, row.spec.q, row.spec.g
+        prepared.model,
+        prepared.tokenizer,
+        prepared.layers,
+        text,
+        prepared.seqlen,
+        row.spec.q,
+        row.spec.g,
     )
     try:
         if text and prepared.tokenizer is None:
-            raise LutlabError(f"{row.spec.model.name} came without a tokenizer, so no text can be evaluated on it")
+            raise LutlabError(
+                f"{row.spec.model.name} came without a tokenizer, so no text can be evaluated on it"
+            )
         measurement = registry.lookup("evaluator", cell.evaluation.evaluator)().measure(subject)
     except Exception as error:
         return _failure(row, cell, error, time.monotonic() - began)
     facts = {"quantize_seconds": round(prepared.quantize_seconds, 3), **measurement.facts}
     if text:
         facts |= {"text_sha256": text.sha256, "text_origin": text.origin}
-    return _record(row, cell, dataclasses.replace(measurement, facts=facts), "done", time.monotonic() - began)
+    return _record(
+        row, cell, dataclasses.replace(measurement, facts=facts), "done", time.monotonic() - began
+    )
 
 
 def _failure(row: PlannedRow, cell: PlannedCell, error: Exception, seconds: float) -> Record:
@@ -217,7 +246,9 @@ def _failure(row: PlannedRow, cell: PlannedCell, error: Exception, seconds: floa
         isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
     )
     if not isinstance(error, LutlabError) and not out_of_memory:
-        log.error("%s failed", _cell_name(row, cell), exc_info=error)  # not the user's mistake: show where
+        log.error(
+            "%s failed", _cell_name(row, cell), exc_info=error
+        )  # not the user's mistake: show where
     reason = f"{error}" if isinstance(error, LutlabError) else f"{type(error).__name__}: {error}"
     nothing = Measurement(values={}, n=0)
     return _record(row, cell, nothing, "oom" if out_of_memory else "failed", seconds, reason)
@@ -240,7 +271,8 @@ def _record(
         n=measurement.n,
         samples=measurement.samples,
         facts=dict(measurement.facts),
-        provenance=environment() | {"measured_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())},
+        provenance=environment()
+        | {"measured_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())},
         seconds=round(seconds, 3),
         reason=reason,
     )
@@ -259,8 +291,12 @@ def _track_row(
         "scale": config.scale,
         "mu": config.mu,
         "git_sha": environment()["git_commit"],
-        "group": f"{name}-{content_id([name, config.scale, environment()['code_sha256']])[:8]}",
-        "protocols": sorted({c.evaluation.text.protocol for c in row.cells.values() if c.evaluation.text}),
+        "group": _group(name, config),
+        "protocols": sorted(
+            {c.evaluation.text.protocol for c in row.cells.values() if c.evaluation.text}
+        ),
     }
     folder = Path(config.results) / "wandb"
-    open_tracker(config.logger.mode, folder, config.logger.project).log_row(row.spec, records, context)
+    open_tracker(config.logger.mode, folder, config.logger.project).log_row(
+        row.spec, records, context
+    )

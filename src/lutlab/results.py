@@ -8,12 +8,13 @@ finished cell is found again, whichever table asked for it, and a change of any 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import hashlib
 import json
 import os
-import tempfile
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -84,18 +85,17 @@ def write_atomically(path: Path, data: bytes) -> Path:
     Raises:
         LutlabError: the disk is full or the folder cannot be written.
     """
-    temporary = None
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")  # other writers have their own
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-            temporary = file.name
+        with temporary.open("xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError as error:
-        if temporary:
-            Path(temporary).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # it may not have been made
+            temporary.unlink(missing_ok=True)
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         raise LutlabError(
             f"cannot write {path}: {'the disk is full' if full else error.strerror}; "

@@ -7,6 +7,7 @@ is a predicate over row names, evaluated for every model and column it names, on
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from lutlab.config import LEAD_PAPER, artifacts, long_name
+from lutlab.config import EXPERIMENTS, LEAD_PAPER, artifacts, long_name
 from lutlab.errors import LutlabError, nearest
 
 Scale = Literal["embedded", "small", "paper"]
@@ -144,7 +145,25 @@ def _read(path: Path) -> Artifact:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise LutlabError(f"{path}: {where}: {first['msg']} ({error.error_count()} errors)") from error
+        raise LutlabError(
+            f"{path}: {where}: {first['msg']} ({error.error_count()} errors)"
+        ) from error
+
+
+def cite(key: str) -> str:
+    """`Park et al. 2023` from experiments/references.bib.
+
+    Raises:
+        LutlabError: no such entry.
+    """
+    bibliography = (EXPERIMENTS / "references.bib").read_text(encoding="utf-8")
+    entry = re.search(rf"@\w+\{{{re.escape(key)},(.*?)^\}}", bibliography, re.DOTALL | re.MULTILINE)
+    if entry is None:
+        raise LutlabError(f"experiments/references.bib has no entry '{key}'")
+    author = re.search(r"author\s*=\s*\{(\w+)", entry[1])[1]
+    year = re.search(r"year\s*=\s*\{(\d+)", entry[1])[1]
+    several = " et al." if " and " in entry[1] else ""
+    return f"{author}{several} {year}"
 
 
 def command_for(artifact: str) -> str:
