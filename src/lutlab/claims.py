@@ -13,9 +13,16 @@ from lutlab.errors import LutlabError, nearest
 from lutlab.records import ClaimResult
 from lutlab.tables import Claim
 
-Numbers = Mapping[str, Mapping[str, float | None]]  # row name -> column -> value, None where there is none
+Numbers = Mapping[
+    str, Mapping[str, float | None]
+]  # row name -> column -> value, None where there is none
 
-_BINARY = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
+_BINARY = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
 _COMPARE = {
     ast.Lt: operator.lt,
     ast.LtE: operator.le,
@@ -96,7 +103,8 @@ def judge(
 
     Args:
         claim: of experiments/.
-        published: first axis entry -> numbers of the paper; measured: the same of ours.
+        published: first axis entry -> numbers of the paper.
+        measured: the same of ours.
     """
     models = claim.only or list(published)
     counts = {"published": [0, 0], "measured": [0, 0]}
@@ -104,7 +112,10 @@ def judge(
     for model in models:
         for column in claim.columns or [None]:
             for predicate in claim.holds:
-                for side, numbers in (("published", published[model]), ("measured", measured[model])):
+                for side, numbers in (
+                    ("published", published[model]),
+                    ("measured", measured[model]),
+                ):
                     truth = evaluate(predicate, numbers, column)
                     if truth is not None:
                         counts[side][0] += truth
@@ -112,5 +123,9 @@ def judge(
                     if side == "measured" and truth is False:
                         failing.append(" ".join(filter(None, (model, column, predicate))))
     return ClaimResult(
-        claim.text, claim.where, tuple(counts["published"]), tuple(counts["measured"]), tuple(failing)
+        claim.text,
+        claim.where,
+        tuple(counts["published"]),
+        tuple(counts["measured"]),
+        tuple(failing),
     )

@@ -46,7 +46,9 @@ class DataConfig:
 
     source: str = MISSING
     root: str | None = None
-    stand_in: dict[str, str] = field(default_factory=dict)  # the paper's protocol -> the one evaluated instead
+    stand_in: dict[str, str] = field(
+        default_factory=dict
+    )  # the paper's protocol -> the one evaluated instead
 
 
 @dataclass

@@ -66,7 +66,11 @@ def shape_of(spec: ModelSpec) -> ModelShape:
 
     from lutlab.models.families import linear_layers, weight_of
 
-    folder = hub.download(spec.id, spec.revision, weights=False) if spec.source == "hub" else folder_of(spec)
+    folder = (
+        hub.download(spec.id, spec.revision, weights=False)
+        if spec.source == "hub"
+        else folder_of(spec)
+    )
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
     if spec.layers is not None:
         config.num_hidden_layers = spec.layers

@@ -76,7 +76,9 @@ def run_spec(config: DictConfig) -> RunSpec:
     quantizer = registry.lookup("method", name)(**method)  # refuses parameters out of range
     quantizes = getattr(quantizer, "quantizes", True)
     device = _device(config.device)
-    dtype = config.dtype if config.dtype != "auto" else ("float32" if device == "cpu" else "float16")
+    dtype = (
+        config.dtype if config.dtype != "auto" else ("float32" if device == "cpu" else "float16")
+    )
     if dtype not in _DTYPES:
         raise LutlabError(f"unknown dtype '{dtype}': {nearest(dtype, _DTYPES)}")
     return RunSpec(
@@ -97,7 +99,9 @@ def _device(wanted: str) -> str:
     if wanted == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if wanted.startswith("cuda") and not torch.cuda.is_available():
-        raise LutlabError(f"device={wanted}, but this machine has no CUDA device; use device=cpu or device=auto")
+        raise LutlabError(
+            f"device={wanted}, but this machine has no CUDA device; use device=cpu or device=auto"
+        )
     if wanted.partition(":")[0] not in ("cpu", "cuda"):
         raise LutlabError(f"unknown device '{wanted}': {nearest(wanted, ['cpu', 'cuda', 'auto'])}")
     return wanted
@@ -165,7 +169,9 @@ def _plan_cell(spec: RunSpec, column: ColumnSpec, config: DictConfig, store: Sto
         reason = f"no '{column.evaluator}' evaluator yet: it comes with the GPU kernels{gpu}"
         return PlannedCell(evaluation, None, missing=reason)
     if text and config.mode.name == "plan" and text.source == "hub":
-        return PlannedCell(evaluation, None, missing="to be downloaded first, so its cell id is not known yet")
+        return PlannedCell(
+            evaluation, None, missing="to be downloaded first, so its cell id is not known yet"
+        )
     cell_id = content_id(_identity(spec, evaluation))
     return PlannedCell(evaluation, cell_id, store.load(cell_id))
 

@@ -17,7 +17,10 @@ def print_plan(
     artifact: Artifact | None, rows: Sequence[PlannedRow], results: Path, console: Console
 ) -> None:
     """Print the plan of an artifact or a sweep."""
-    table = Table(title=f"plan: {artifact.name if artifact else 'sweep'} (predictions; nothing is run)", box=None)
+    table = Table(
+        title=f"plan: {artifact.name if artifact else 'sweep'} (predictions; nothing is run)",
+        box=None,
+    )
     for title in ("row", "model", "evaluation", "state"):
         table.add_column(title)
     for title in ("time", "memory"):

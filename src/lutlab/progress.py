@@ -64,7 +64,11 @@ def _lines(
         for cell in _new(store, cells, earlier):
             name, _ = cells.pop(cell)
             done = total - len(cells)
-            console.print(f"[{done}/{total}] {name}  {time.monotonic() - began:.0f} s", highlight=False, markup=False)
+            console.print(
+                f"[{done}/{total}] {name}  {time.monotonic() - began:.0f} s",
+                highlight=False,
+                markup=False,
+            )
 
 
 def _bar(
@@ -91,6 +95,8 @@ def _bar(
             for cell in _new(store, cells, earlier):
                 name, seconds = cells.pop(cell)
                 finished += seconds
-                remaining = (predicted - finished) * (time.monotonic() - began) / max(finished, 1e-9)
+                remaining = (
+                    (predicted - finished) * (time.monotonic() - began) / max(finished, 1e-9)
+                )
                 eta = f"about {remaining:.0f} s left"
                 progress.update(task, advance=1, description=name, eta=eta)

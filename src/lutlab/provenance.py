@@ -31,7 +31,9 @@ def code_sha256() -> str:
     """Hash of the sources that decide measured numbers; part of every cell's id."""
     digest = hashlib.sha256()
     for path in sorted(p for pattern in _DECIDING for p in _PACKAGE.glob(pattern)):
-        digest.update(path.relative_to(_PACKAGE).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+        digest.update(
+            path.relative_to(_PACKAGE).as_posix().encode() + b"\0" + path.read_bytes() + b"\0"
+        )
     return digest.hexdigest()
 
 
@@ -61,7 +63,12 @@ def _git(*arguments: str) -> str | None:
     """Output of a git command here; None outside a checkout or without git."""
     try:
         done = subprocess.run(
-            ["git", *arguments], cwd=_PACKAGE, capture_output=True, text=True, check=False, timeout=20
+            ["git", *arguments],
+            cwd=_PACKAGE,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=20,
         )
     except FileNotFoundError:
         return None

@@ -13,7 +13,9 @@ from lutlab.config import artifact_groups, artifacts
 from lutlab.errors import LutlabError, nearest
 from lutlab.tables import Artifact, ArtifactRow, load_artifact
 
-_SELECTABLE = {"model"}  # an axis the command line may replace: the rows are then measured on that model
+_SELECTABLE = {
+    "model"
+}  # an axis the command line may replace: the rows are then measured on that model
 
 
 @dataclass(frozen=True)
@@ -51,12 +53,16 @@ def _alternatives(override: Override) -> list[str]:
 
 
 def _artifact_names(override: Override) -> list[str]:
-    values = [str(v) for v in override.sweep_string_iterator()] if override.is_sweep_override() else None
+    values = (
+        [str(v) for v in override.sweep_string_iterator()] if override.is_sweep_override() else None
+    )
     groups = artifact_groups()
     names = []
     for value in values or [str(override.value())]:
         if value not in groups and value not in artifacts():
-            raise LutlabError(f"unknown experiment '{value}': {nearest(value, [*artifacts(), *groups])}")
+            raise LutlabError(
+                f"unknown experiment '{value}': {nearest(value, [*artifacts(), *groups])}"
+            )
         names += groups.get(value, [value])
     return names
 
@@ -81,10 +87,9 @@ def rows_of(request: Request, scale: str, selected: Sequence[str]) -> list[Artif
     known = {row.key: row for row in rows}
     for name in selected:
         if name not in known:
-            raise LutlabError(f"rows= names '{name}', which is not a row of {artifact.name}: {nearest(name, known)}")
+            raise LutlabError(
+                f"rows= names '{name}', which is not a row of {artifact.name}: {nearest(name, known)}"
+            )
     wanted = [known[name] for name in selected] if selected else rows
     extra = [f"+exp={artifact.name}", *request.arguments]
-    return [
-        ArtifactRow(r.key, r.labels, [*r.overrides, *extra, f"row='{r.key}'"]) for r in wanted
-    ]
-
+    return [ArtifactRow(r.key, r.labels, [*r.overrides, *extra, f"row='{r.key}'"]) for r in wanted]

@@ -211,9 +211,7 @@ def _table(table: ResultTable) -> Any:
     import wandb
 
     cells = table.long_form()
-    for (
-        cell
-    ) in cells:  # `published` may be a word (OOM), and a column of a wandb table has one type
+    for cell in cells:  # `published` may be a word, and a column of a wandb table has one type
         cell["published"] = None if cell["published"] is None else str(cell["published"])
     return wandb.Table(
         columns=list(cells[0]) if cells else [], data=[list(c.values()) for c in cells]

@@ -134,8 +134,7 @@ def train(name: str, work: Path, device: str) -> None:
         torch.optim.AdamW(rest, lr=recipe.adam_lr, betas=(0.9, 0.95), weight_decay=0.0),
     ]
     schedulers = [
-        torch.optim.lr_scheduler.LambdaLR(o, lambda s: _schedule(s, recipe))
-        for o in optimizers
+        torch.optim.lr_scheduler.LambdaLR(o, lambda s: _schedule(s, recipe)) for o in optimizers
     ]
     state = {"step": 0, "curve": [], "seconds": 0.0}
     checkpoint = work / f"{name}.pt"

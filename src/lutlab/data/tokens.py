@@ -101,7 +101,7 @@ def _promises_bos(tokenizer: PreTrainedTokenizerBase) -> bool:
         return False
     try:
         config = get_tokenizer_config(tokenizer.name_or_path, local_files_only=True)
-    except OSError:  # the folder is gone since the tokenizer was loaded: what it promised cannot be known
+    except OSError:  # the folder is gone since: what it promised cannot be known
         return False
     return bool(config.get("add_bos_token"))
 
@@ -123,9 +123,8 @@ def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
 
 def _crops(text: Text, tokenizer: PreTrainedTokenizerBase, seqlen: int, count: int) -> list[int]:
     """GPTQ's get_c4: random crops of `seqlen` ids from random documents longer than that, one after the other."""
-    draw = random.Random(
-        0
-    )  # the sequence of random.seed(0); the module's own state stays untouched
+    # the sequence of random.seed(0); the module's own state stays untouched
+    draw = random.Random(0)
     lengths: dict[int, int] = {}
     ids: list[int] = []
     while len(ids) < count * seqlen:

@@ -14,9 +14,8 @@ from lutlab.records import Subject, Text
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-LOGITS_BYTES = (
-    64 * 2**20
-)  # of one batch; larger ones were no faster on a CPU and cost memory on a GPU
+# Logits of one batch; larger ones were no faster on a CPU and cost memory on a GPU.
+LOGITS_BYTES = 64 * 2**20
 
 
 @contextmanager
@@ -66,8 +65,8 @@ def needed(subject: Subject, evaluator: str) -> tuple[Text, PreTrainedTokenizerB
     if subject.text is None or subject.tokenizer is None:
         lacking = "text" if subject.text is None else "tokenizer"
         raise LutlabError(
-            f"{evaluator} needs a {lacking}, this cell has none: synthetic models have no tokenizer, and a text comes "
-            "from data.protocol and data.source"
+            f"{evaluator} needs a {lacking}, this cell has none: synthetic models have no tokenizer, and a text is "
+            "named by the column (evaluate=[ppl:wikitext2])"
         )
     return subject.text, subject.tokenizer
 

@@ -187,9 +187,7 @@ def _score(
     with evaluation_mode(model):
         for batch in _by_length(inputs, batch_tokens(model)):
             width = len(inputs[batch[0]])
-            ids = torch.zeros(
-                len(batch), width, dtype=torch.int64
-            )  # [B, width], padded on the right
+            ids = torch.zeros(len(batch), width, dtype=torch.int64)  # padded on the right
             mask = torch.zeros_like(ids)
             for row, index in enumerate(batch):
                 ids[row, : len(inputs[index])] = torch.tensor(inputs[index])

@@ -31,9 +31,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 LOSS_DTYPES = ("float32", "float16")
-_CHUNK_BYTES = (
-    8 * 2**20
-)  # float32 logits of one cross entropy: stays in a CPU's cache, a fraction of the batch's own
+# Float32 logits of one cross entropy: stays in a CPU's cache, a fraction of the batch's own.
+_CHUNK_BYTES = 8 * 2**20
 
 
 @register("evaluator", "ppl")
@@ -151,9 +150,8 @@ def _mean_loss(logits: torch.Tensor, ids: torch.Tensor, loss_dtype: str) -> torc
     import torch
 
     dtype = getattr(torch, loss_dtype)
-    targets = torch.full_like(
-        ids, -100
-    )  # -100, cross_entropy's ignore_index: a last position predicts nothing
+    # -100 is cross_entropy's ignore_index: a last position predicts nothing
+    targets = torch.full_like(ids, -100)
     targets[:, :-1] = ids[:, 1:]
     rows = max(1, _CHUNK_BYTES // (4 * logits.shape[-1]))
     chunks = zip(logits.flatten(0, 1).split(rows), targets.flatten().split(rows), strict=True)
