@@ -65,7 +65,7 @@ class Recipe:
 
 
 RECIPES = {
-    "opt-embedded-s": Recipe("opt", 128, 512, 1000, decay_steps=960, muon_lr=0.015, adam_lr=2e-3),
+    "opt-embedded-s": Recipe("opt", 128, 512, 1000, decay_steps=400),
     "llama-embedded-s": Recipe("llama", 128, 384, 1000, decay_steps=400),
     "opt-embedded-m": Recipe("opt", 256, 1024, 800, decay_steps=760, muon_lr=0.015, adam_lr=2e-3),
     "llama-embedded-m": Recipe("llama", 256, 704, 800, decay_steps=760),
