@@ -39,6 +39,9 @@ def run(main: Callable[[], None]) -> int:
         return _say(str(error), 1)
     except (HydraException, OmegaConfBaseException) as error:
         return _say(str(error), 2)
+    except BrokenPipeError:  # the reader of our output left, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except KeyboardInterrupt:
         return _say("interrupted; finished cells are kept: the same command goes on from here", 130)
     return 0
