@@ -111,6 +111,14 @@ def test_plan_runs_nothing(command: CommandLine) -> None:
     assert "0 cells to measure" in command("+exp=table4", "mode=plan", TABLE[1]).out
 
 
+def test_plan_of_models_that_are_not_here_needs_no_network(command: CommandLine) -> None:
+    outcome = command("+exp=table4", "scale=paper", "mode=plan")
+    assert outcome.code == 0, outcome.err
+    assert "opt-66b" in outcome.out
+    assert "60 cells to measure" in outcome.out
+    assert "cannot reach the hub" in " ".join(outcome.out.split())
+
+
 def test_report_measures_nothing(command: CommandLine) -> None:
     outcome = command("+exp=table4", "mode=report", *TABLE[1:])
     assert outcome.code == 0

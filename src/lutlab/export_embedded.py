@@ -42,7 +42,7 @@ not comparable with perplexities of models of 50,000 tokens.
 
 
 def export(names: list[str], data: Path, work: Path) -> None:
-    """Write models/embedded/<name>/ (fp16) of finished models; training.json and MODEL_CARD.md keep the others' facts."""
+    """Write models/embedded/<name>/ in fp16; training.json and MODEL_CARD.md keep the facts of models not named."""
     facts = EMBEDDED / "training.json"
     measured = json.loads(facts.read_text())["models"] if facts.exists() else {}
     for name in names:

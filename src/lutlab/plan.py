@@ -36,7 +36,10 @@ _DTYPES = ("float32", "float16", "bfloat16")
 
 @dataclass(frozen=True)
 class PlannedCell:
-    """One evaluation of one row. `record` is what the store holds of it; `missing` says why it cannot be run."""
+    """One evaluation of one row. `record` is what the store holds of it; `missing` says why it cannot be run.
+
+    `cell_id` is None where it is missing, and in mode=plan where files must be downloaded before it is known.
+    """
 
     evaluation: EvalSpec
     cell_id: str | None
@@ -168,10 +171,10 @@ def _plan_cell(spec: RunSpec, column: ColumnSpec, config: DictConfig, store: Sto
         gpu = "" if spec.device.startswith("cuda") else "; no CUDA device here"
         reason = f"no '{column.evaluator}' evaluator yet: it comes with the GPU kernels{gpu}"
         return PlannedCell(evaluation, None, missing=reason)
-    if text and config.mode.name == "plan" and text.source == "hub":
+    if config.mode.name == "plan" and "hub" in (spec.model.source, text and text.source):
         return PlannedCell(
-            evaluation, None, missing="to be downloaded first, so its cell id is not known yet"
-        )
+            evaluation, None
+        )  # a plan downloads nothing, and ids hash what was downloaded
     cell_id = content_id(_identity(spec, evaluation))
     return PlannedCell(evaluation, cell_id, store.load(cell_id))
 

@@ -9,7 +9,9 @@ from rich.console import Console
 from rich.table import Table
 
 from lutlab import cost
+from lutlab.errors import LutlabError
 from lutlab.plan import PlannedCell, PlannedRow
+from lutlab.records import EvalSpec, RunSpec
 from lutlab.tables import Artifact
 
 
@@ -17,49 +19,65 @@ def print_plan(
     artifact: Artifact | None, rows: Sequence[PlannedRow], results: Path, console: Console
 ) -> None:
     """Print the plan of an artifact or a sweep."""
-    table = Table(
-        title=f"plan: {artifact.name if artifact else 'sweep'} (predictions; nothing is run)",
-        box=None,
-    )
+    console.print(f"plan: {artifact.name if artifact else 'sweep'} (predictions; nothing is run)\n")
+    table = Table(box=None)
     for title in ("row", "model", "evaluation", "state"):
         table.add_column(title)
     for title in ("time", "memory"):
         table.add_column(title, justify="right")
-    seconds, peak, to_measure = 0.0, 0, {}
+    planned: dict[tuple[RunSpec, EvalSpec], cost.Cost | None] = {}
+    unknown: set[str] = set()
     for row in rows:
-        seen: set[object] = set()
-        for cell in row.cells.values():
-            if cell.evaluation in seen:
-                continue
-            seen.add(cell.evaluation)
+        for evaluation, cell in {c.evaluation: c for c in row.cells.values()}.items():
             state, wanted = _state(cell)
-            predicted = cost.predict(row.spec, cell) if wanted else None
-            text = f" on {cell.evaluation.text.protocol}" if cell.evaluation.text else ""
+            predicted = _predict(row, cell, unknown) if wanted else None
+            if wanted:
+                planned[row.spec, evaluation] = predicted
+            text = f" on {evaluation.text.protocol}" if evaluation.text else ""
             table.add_row(
                 row.key,
                 row.spec.model.name,
-                f"{cell.evaluation.evaluator}{text}",
+                f"{evaluation.evaluator}{text}",
                 state,
-                f"{predicted.seconds:.1f} s" if predicted else "",
-                f"{predicted.peak_bytes / 1e6:,.0f} MB" if predicted else "",
+                f"{predicted.seconds:.1f} s" if predicted else "?" if wanted else "",
+                f"{predicted.peak_bytes / 1e6:,.0f} MB" if predicted else "?" if wanted else "",
             )
-            if predicted and cell.cell_id not in to_measure:
-                to_measure[cell.cell_id] = row
-                seconds += predicted.seconds
-                peak = max(peak, predicted.peak_bytes)
-        if any(r is row for r in to_measure.values()):
-            seconds += cost.quantize_seconds(row.spec)
     console.print(table)
     for reason in sorted({c.missing for row in rows for c in row.cells.values() if c.missing}):
         console.print(f"not run: {reason}", highlight=False)
-    models = {row.spec.model for row in rows}
-    downloads = sum(cost.download_bytes(model) for model in models)
-    disk = len(to_measure) * cost.RECORD_BYTES
-    console.print(
-        f"{len(to_measure)} cells to measure, about {seconds:.0f} s one after another, at most {peak / 1e6:,.0f} MB; "
-        f"disk {disk / 1e3:,.0f} kB of {cost.free_bytes(results) / 1e9:,.0f} GB free; "
-        f"models to download {downloads / 1e9:,.1f} GB",
-        highlight=False,
+    for reason in sorted(unknown):
+        console.print(f"not predicted: {reason}", highlight=False)
+    console.print(_summary(rows, planned, results), highlight=False)
+
+
+def _predict(row: PlannedRow, cell: PlannedCell, unknown: set[str]) -> cost.Cost | None:
+    """The cell's cost; None, and why, where the model's config is not here and the hub cannot be asked."""
+    try:
+        return cost.predict(row.spec, cell)
+    except LutlabError as error:
+        unknown.add(str(error))
+        return None
+
+
+def _summary(
+    rows: Sequence[PlannedRow],
+    planned: dict[tuple[RunSpec, EvalSpec], cost.Cost | None],
+    results: Path,
+) -> str:
+    known = [predicted for predicted in planned.values() if predicted]
+    to_run = {spec for spec, _ in planned}
+    seconds = sum(p.seconds for p in known)
+    downloads = "an unknown amount"
+    if len(known) == len(planned):
+        seconds += sum(cost.quantize_seconds(spec) for spec in to_run)
+        missing = {row.spec.model for row in rows if row.spec in to_run}
+        downloads = f"{sum(cost.download_bytes(m) for m in missing) / 1e9:,.1f} GB"
+    peak = max((p.peak_bytes for p in known), default=0)
+    disk = len(planned) * cost.RECORD_BYTES
+    more = "" if len(known) == len(planned) else f" for the {len(known)} predicted"
+    return (
+        f"{len(planned)} cells to measure, about {seconds:.0f} s one by one, at most {peak / 1e6:,.0f} MB{more}; "
+        f"disk {disk / 1e3:,.0f} kB of {cost.free_bytes(results) / 1e9:,.0f} GB free; models to download: {downloads}"
     )
 
 
@@ -69,6 +87,8 @@ def _state(cell: PlannedCell) -> tuple[str, bool]:
         return "not run: see below", False
     if cell.done:
         return f"measured ({cell.cell_id})", False
+    if cell.cell_id is None:
+        return "to be downloaded and measured", True
     if cell.record is not None:
         return f"{cell.record.status} before, to be tried again", True
     return "to be measured", True
