@@ -16,7 +16,12 @@ def test_notebook_runs(path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
     client = NotebookClient(notebook, timeout=300, resources={"metadata": {"path": path.parent}})
     client.execute()  # raises CellExecutionError with the cell's traceback
-    kinds = {kind for cell in notebook.cells for o in cell.get("outputs", []) for kind in o.get("data", {})}
+    kinds = {
+        kind
+        for cell in notebook.cells
+        for o in cell.get("outputs", [])
+        for kind in o.get("data", {})
+    }
     assert "image/png" in kinds
 
 

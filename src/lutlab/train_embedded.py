@@ -32,19 +32,24 @@ PAD, BOS, EOS = "<pad>", "<s>", "</s>"  # ids 0, 1, 2; OPT begins a text with </
 
 @dataclass(frozen=True)
 class Recipe:
-    """Architecture and schedule of one model; `steps` batches of `batch` windows of CONTEXT tokens."""
+    """Architecture and schedule of one model; a leg is a number of batches of `batch` windows of CONTEXT tokens."""
 
     family: str
     hidden: int
     ffn: int
-    steps: int
-    decay_steps: int
+    legs: tuple[int, ...]
+    decay: float = 0.95
     layers: int = 4
     heads: int = 4
     kv_heads: int = 2
     batch: int = 16
     muon_lr: float = 0.02
     adam_lr: float = 3e-3
+
+    @property
+    def steps(self) -> int:
+        """Steps of all legs."""
+        return sum(self.legs)
 
     def config(self) -> OPTConfig | LlamaConfig:
         """The transformers config; head and embedding are tied, dropout is off."""
@@ -65,10 +70,11 @@ class Recipe:
 
 
 RECIPES = {
-    "opt-embedded-s": Recipe("opt", 128, 512, 1000, decay_steps=400),
-    "llama-embedded-s": Recipe("llama", 128, 384, 1000, decay_steps=400),
-    "opt-embedded-m": Recipe("opt", 256, 1024, 800, decay_steps=760, muon_lr=0.015, adam_lr=2e-3),
-    "llama-embedded-m": Recipe("llama", 256, 704, 800, decay_steps=760),
+    "opt-embedded-s": Recipe("opt", 128, 512, (1000,), decay=0.4),
+    "llama-embedded-s": Recipe("llama", 128, 384, (1000,), decay=0.4),
+    # learned positions take hold late: a second leg
+    "opt-embedded-m": Recipe("opt", 256, 1024, (800, 450), muon_lr=0.015, adam_lr=2e-3),
+    "llama-embedded-m": Recipe("llama", 256, 704, (800,)),
 }
 
 
@@ -175,8 +181,12 @@ def train(name: str, work: Path, device: str) -> None:
 
 
 def _schedule(step: int, recipe: Recipe) -> float:
-    """Linear warm-up over 40 steps, flat, then linear to zero over the last `decay_steps`."""
-    return min((step + 1) / 40, 1.0, (recipe.steps - step) / recipe.decay_steps)
+    """Per leg: linear warm-up over 40 steps, flat, linear to zero over `decay` of the leg (warm restarts, SGDR)."""
+    for leg in recipe.legs:
+        if step < leg:
+            return min((step + 1) / 40, 1.0, (leg - step) / (recipe.decay * leg))
+        step -= leg
+    return 0.0
 
 
 def main() -> None:
