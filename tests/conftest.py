@@ -32,3 +32,14 @@ def command(
 ) -> CommandLine:
     """run.py in this process, with results under tmp_path."""
     return CommandLine(tmp_path, monkeypatch, capfd)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip, and say so, what needs a GPU where there is none."""
+    import torch
+
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))

@@ -40,6 +40,7 @@ MISTAKES = [
     (["model=opt-125m", "evaluate=[weight_error]"], "hub.*scale=embedded"),
     (["mode=dry"], "mode"),
     (["qq=3"], "qq"),
+    (["q=3,4", "hydra.launcher.jobs=2"], "hydra.launcher.jobs"),
 ]
 
 

@@ -251,7 +251,7 @@ def test_a_killed_run_resumes_and_gives_the_same_table(
 
 LAUNCHERS = {
     "joblib": ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"],
-    "ray": ["hydra/launcher=ray", "hydra.launcher.ray.init.num_cpus=2"],
+    "ray": ["hydra/launcher=ray", "+hydra.launcher.ray.init.num_cpus=2"],
     "submitit_local": ["hydra/launcher=submitit_local", "hydra.launcher.timeout_min=10"],
 }
 

@@ -28,6 +28,9 @@ def run(main: Callable[[], None]) -> int:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra would print and exit by itself; we say what to do
     # Hydra 1.3 and its launchers use argparse and pkg features that newer Pythons deprecate; not the user's business
     warnings.filterwarnings("ignore", category=DeprecationWarning, module=r"hydra.*")
+    if not any(argument.startswith("-") for argument in sys.argv[1:]):
+        # conf/config.yaml says so too, but Hydra forgets that where an override is wrong, and blames the sweep instead
+        sys.argv.append("--multirun")
     try:
         register_configs()
         main()
