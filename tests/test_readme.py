@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 from pathlib import Path
 
@@ -29,3 +30,28 @@ def test_environment_names_no_versions_of_its_own() -> None:
     environment = (ROOT / "environment.yml").read_text()
     assert "-e .[dev]" in environment
     assert "torch" not in environment
+
+
+def test_its_table_is_the_published_run() -> None:
+    """Every number between the markers stands in the record-backed CSV that the README links to."""
+    block = README.partition("<!-- published-table -->")[2].partition("<!-- /published-table -->")[
+        0
+    ]
+    source = ROOT / re.search(r"\((results/published/[^)]+)/table\.md\)", block)[1] / "table.csv"
+    with source.open(newline="") as file:
+        cells = {(row["row"], row["column"]): row for row in csv.DictReader(file)}
+    lines = [
+        [c.strip() for c in line.split("|")[1:-1]]
+        for line in block.splitlines()
+        if line.startswith("| OPT-")
+    ]
+    assert len(lines) == 10
+    for paper_model, q, g, *numbers in lines:
+        config = "fp16" if q == "16" else f"q{q}_g{g}"
+        row = f"{paper_model.split()[0].lower()}/{config}"
+        for column, published, measured in zip(
+            ("wiki2", "ptb", "lambada"), numbers[::2], numbers[1::2], strict=True
+        ):
+            cell = cells[row, column]
+            assert float(published) == float(cell["published"])
+            assert measured == f"{float(cell['measured']):.2f}"
