@@ -6,12 +6,14 @@ import csv
 import importlib.util
 import shutil
 import signal
+import socket
 import time
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests import wandb_offline
 from tests.command_line import QUICK, CommandLine, records, start
 
 from lutlab.evaluators.perplexity import Perplexity
@@ -124,6 +126,28 @@ def test_report_measures_nothing(command: CommandLine) -> None:
     assert outcome.code == 0
     assert command.records() == {}
     assert "not measured yet" in outcome.out
+
+
+def test_embedded_scale_touches_no_network(
+    command: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: socket.socket, address: object) -> None:
+        raise AssertionError(f"connects to {address}")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    outcome = command(*QUICK)
+    assert outcome.code == 0, outcome.err
+    assert {r["status"] for r in command.records().values()} == {"done"}
+
+
+def test_a_row_and_its_table_are_tracked_offline_by_default(command: CommandLine) -> None:
+    outcome = command(QUICK[0])
+    assert outcome.code == 0, outcome.err
+    runs = wandb_offline.read_runs(command.results / "wandb")
+    kinds = sorted(run.job_type for run in runs)
+    assert kinds == ["aggregate", "eval"]
+    assert "wandb" not in outcome.out.replace(str(command.results), "")
 
 
 def test_a_failed_row_is_recorded_and_the_others_go_on(
