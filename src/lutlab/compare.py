@@ -43,19 +43,22 @@ def tabulate(
 
 def _column(key: str, spec: ColumnSpec, row: PlannedRow) -> Column:
     text = row.cells[key].evaluation.text
-    measured_on = ""
-    if text:
-        inferred = "" if PROTOCOLS[text.protocol].attested else " [inferred]"
-        measured_on = f"{text.protocol}{inferred}"
     return Column(
         key=key,
         title=spec.title,
         unit=spec.unit,
-        protocol=spec.text or "",
-        measured_on=measured_on,
+        protocol=_protocol_label(spec.text),
+        measured_on=_protocol_label(text and text.protocol),
         published=spec.published,
         lower_is_better=spec.lower_is_better,
     )
+
+
+def _protocol_label(protocol: str | None) -> str:
+    """The protocol's name, and that we inferred it where no paper or code states it."""
+    if protocol is None:
+        return ""
+    return protocol if PROTOCOLS[protocol].attested else f"{protocol} [inferred]"
 
 
 def _row(artifact: Artifact | None, row: PlannedRow, scale: str) -> Row:
