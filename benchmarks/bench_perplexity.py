@@ -9,8 +9,10 @@ Both sides run the same windows in the same batches, alternately, so that a busy
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import time
+from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, OPTConfig
@@ -45,6 +47,7 @@ def main() -> None:
     parser.add_argument("--windows", type=int, default=8)
     parser.add_argument("--seqlen", type=int, default=0, help="0: the model's context")
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--out", type=Path, help="write the numbers as JSON")
     options = parser.parse_args()
     if options.model:
         model = AutoModelForCausalLM.from_pretrained(options.model).float()
@@ -68,6 +71,19 @@ def main() -> None:
         f"forward {forward:.4f} s, evaluator {evaluated:.4f} s, ratio {ratio:.3f} "
         f"(of {options.repeats}: {' '.join(f'{b / a:.3f}' for a, b in pairs)})"
     )
+    if options.out:
+        facts = {
+            "model": options.model or "random weights, OPT-125M's shape, vocabulary 8192",
+            "windows": options.windows,
+            "seqlen": seqlen,
+            "device": options.device,
+            "threads": torch.get_num_threads(),
+            "forward_seconds": forward,
+            "evaluator_seconds": evaluated,
+            "ratio": ratio,
+            "ratios": [b / a for a, b in pairs],
+        }
+        options.out.write_text(json.dumps(facts, indent=1) + "\n")
 
 
 if __name__ == "__main__":
