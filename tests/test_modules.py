@@ -1,15 +1,22 @@
 """QuantLinear: y = x W^T + b with the packed weight, whatever is done to the module around it."""
 
 import copy
+import dataclasses
 import io
+import json
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
 from lutlab.api import quantize_tensor
+from lutlab.errors import LutlabError
+from lutlab.formats.bcq import pack
 from lutlab.modules import QuantLinear
+from lutlab.records import BCQTensor
 
 N, K = 24, 40
 METHODS = [{"method": "rtn"}, {"method": "bcq"}, {"method": "bcq", "offset": True}]
@@ -129,6 +136,72 @@ def test_copies_are_equal_and_carry_no_dense_weight(again):
     assert torch.equal(copied(x()), y)
     copied.planes.zero_()
     assert torch.equal(module.packed.dequantize(), layer().packed.dequantize())
+
+
+@st.composite
+def packed_weights(draw):
+    """Any PackedBCQ: q, ragged groups and words, with and without an offset and an order."""
+    q, rows, columns = draw(st.integers(1, 8)), draw(st.integers(1, 5)), draw(st.integers(1, 70))
+    g = draw(st.sampled_from([-1, 8, 13, 32, 100]))
+    alpha_dtype = draw(st.sampled_from([torch.float16, torch.float32]))
+    offset_dtype = draw(st.sampled_from([None, torch.float16, torch.float32, torch.float64]))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 99)))
+    groups = 1 if g == -1 else -(-columns // g)
+    codes = torch.randint(2**q, (rows, columns), generator=generator, dtype=torch.uint8)
+    alpha = torch.randn(q, rows, groups, generator=generator).to(alpha_dtype)
+    offset = offset_dtype and torch.randn(rows, groups, generator=generator).to(offset_dtype)
+    order = torch.randperm(columns, generator=generator).int() if draw(st.booleans()) else None
+    packed = pack(BCQTensor(codes, alpha, offset, q, g))
+    return dataclasses.replace(packed, order=order)
+
+
+@settings(deadline=None, max_examples=40)
+@given(packed_weights(), st.sampled_from([None, torch.float16, torch.bfloat16, torch.float32]))
+def test_a_layer_is_made_again_from_its_layout_and_its_buffers(packed, bias_dtype):
+    bias = None if bias_dtype is None else torch.ones(packed.shape[0], dtype=bias_dtype)
+    module = QuantLinear(packed, bias)
+    layout = json.loads(json.dumps(module.layout()))
+    again = QuantLinear.from_layout(layout)
+    again.load_state_dict(module.state_dict(), strict=True)
+    assert again.layout() == layout
+    assert torch.equal(again.packed.dequantize(), module.packed.dequantize())
+    for name, stored in module.state_dict().items():
+        assert again.state_dict()[name].dtype == stored.dtype
+    assert {b.device.type for b in QuantLinear.from_layout(layout, "meta").buffers()} == {"meta"}
+
+
+def test_order_puts_the_channels_back():
+    module = layer(bias=False)
+    order = torch.randperm(K, generator=torch.Generator().manual_seed(3)).int()
+    shuffled = QuantLinear(dataclasses.replace(module.packed, order=order), None)
+    assert torch.allclose(shuffled(x()), module(x()[..., order]), atol=1e-5)
+    assert not torch.allclose(shuffled(x()), module(x()), atol=1e-5)
+    assert shuffled.packed.bits_stored == module.packed.bits_stored + 32 * K
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"q": 9}, "q=9"),
+        ({"g": 3}, "g=3"),
+        ({"out_features": 0}, "out_features=0"),
+        ({"in_features": "40"}, "in_features='40'"),
+        ({"alpha_dtype": "int8"}, "alpha_dtype='int8'"),
+        ({"alpha_dtype": None}, "alpha_dtype=None"),
+        ({"has_order": "no"}, "has_order='no'"),
+        ({"bits": 3}, "unknown 'bits'"),
+    ],
+)
+def test_a_damaged_layout_is_explained(change, message):
+    with pytest.raises(LutlabError, match=message):
+        QuantLinear.from_layout(layer().layout() | change)
+
+
+def test_an_incomplete_layout_is_explained():
+    layout = layer().layout()
+    del layout["alpha_dtype"]
+    with pytest.raises(LutlabError, match="lacks 'alpha_dtype'"):
+        QuantLinear.from_layout(layout)
 
 
 def test_prints_what_it_is():

@@ -43,13 +43,17 @@ CHUNK_WEIGHTS = 2**20
 
 @dataclass(frozen=True)
 class PackedBCQ:
-    """planes [q, N, W] int32, alpha [q, N, G], offset [N, G] or None; shape (N, K). The module draws the words."""
+    """planes [q, N, W] int32, alpha [q, N, G], offset [N, G] or None; shape (N, K). The module draws the words.
+
+    order: [K] int32, column j of the planes holds input channel order[j]; None: channel j.
+    """
 
     planes: torch.Tensor
     alpha: torch.Tensor
     offset: torch.Tensor | None
     shape: tuple[int, int]
     group_size: int
+    order: torch.Tensor | None = None
 
     def dequantize(self) -> torch.Tensor:
         """[N, K] float32: offset, then + or - alpha_0, alpha_1, ... in float64, rounded once to float32."""
@@ -59,12 +63,13 @@ class PackedBCQ:
         out = torch.empty(rows, in_features, dtype=torch.float32, device=self.planes.device)
         group = torch.arange(in_features, device=out.device)
         group = group // group_length(self.group_size, in_features)
+        channels = slice(None) if self.order is None else self.order.long()
         for at in _row_chunks(rows, in_features):
             words = self._codewords(at)
             count, groups, levels = words.shape
             row = torch.arange(count, device=out.device).unsqueeze(1)
             index = (row * groups + group) * levels + _codes(self.planes[:, at], in_features)
-            out[at] = words.view(-1).index_select(0, index.view(-1)).view_as(index)
+            out[at][:, channels] = words.view(-1).index_select(0, index.view(-1)).view_as(index)
         return out
 
     def _codewords(self, at: slice) -> torch.Tensor:
@@ -81,9 +86,9 @@ class PackedBCQ:
 
     @property
     def bits_stored(self) -> int:
-        """Bits of every buffer: planes with their padding, alpha, offset."""
-        buffers = (self.planes, self.alpha) + (() if self.offset is None else (self.offset,))
-        return sum(buffer.numel() * buffer.element_size() * 8 for buffer in buffers)
+        """Bits of every buffer: planes with their padding, alpha, offset, order."""
+        buffers = (self.planes, self.alpha, self.offset, self.order)
+        return sum(b.numel() * b.element_size() * 8 for b in buffers if b is not None)
 
     @property
     def bits_per_weight(self) -> float:
