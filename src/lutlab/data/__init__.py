@@ -1,7 +1,9 @@
-"""Texts to evaluate on: `load_text` reads rows under a named protocol, `token_stream` turns them into token ids.
+"""Texts to evaluate and to calibrate on: `load_text` reads rows under a named protocol, others make token ids of them.
 
     text = load_text(TextSpec("wikitext2", "hub"))
     ids = token_stream(text, tokenizer, seqlen=2048)  # [T] int64
+    text = load_text(TextSpec("c4-train", "hub"))
+    ids = calibration_windows(text, tokenizer, samples=128, seqlen=2048, seed=0)  # [128, 2048] int64
 
 protocols.py names what is read; hub.py, folder.py and embedded.py say where from.
 """
@@ -11,13 +13,23 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 
-from lutlab.data import embedded, folder, hub, pydocs
+from lutlab.data import embedded, folder, hub
+from lutlab.data.calibration import calibration_windows
+from lutlab.data.choices import TEMPLATES, choices, item_rows
 from lutlab.data.protocols import PROTOCOLS, protocol
 from lutlab.data.tokens import examples, token_sha256, token_stream, tokenizer_sha256
 from lutlab.errors import LutlabError, nearest
 from lutlab.records import Text, TextSpec
 
-__all__ = ["examples", "load_text", "token_sha256", "token_stream", "tokenizer_sha256"]
+__all__ = [
+    "calibration_windows",
+    "choices",
+    "examples",
+    "load_text",
+    "token_sha256",
+    "token_stream",
+    "tokenizer_sha256",
+]
 
 SOURCES = ("embedded", "folder", "hub")
 
@@ -27,13 +39,13 @@ def load_text(spec: TextSpec) -> Text:
 
     Raises:
         LutlabError: unknown protocol or source, a source without this text, a missing or damaged file, no network,
-            or an empty split.
+            an empty split, or another number of rows than the draws of its protocol rest on.
     """
     rule = protocol(spec.protocol)
     if spec.source not in SOURCES:
         raise LutlabError(f"unknown data.source '{spec.source}': {nearest(spec.source, SOURCES)}")
-    if (spec.source == "embedded") != (rule.dataset in pydocs.SLICES):
-        fitting = [name for name, p in PROTOCOLS.items() if p.dataset in pydocs.SLICES]
+    if (spec.source == "embedded") != (rule.dataset in embedded.READERS):
+        fitting = [name for name, p in PROTOCOLS.items() if p.dataset in embedded.READERS]
         cure = (
             f"take data.source=hub or folder, or one of the embedded texts: {', '.join(fitting)}"
             if spec.source == "embedded"
@@ -51,6 +63,13 @@ def load_text(spec: TextSpec) -> Text:
         raise LutlabError(
             f"{spec.protocol}: the split '{rule.split}' is empty ({origin}); delete the file and fetch it again"
         )
+    if rule.documents not in (None, len(rows)):
+        raise LutlabError(
+            f"{spec.protocol} draws among {rule.documents} documents, {origin} holds {len(rows)}: it is cut or another "
+            "file, and other crops would be drawn; fetch it again, see docs/data-layout.md"
+        )
+    if rule.dataset in TEMPLATES:
+        rows = item_rows(rule.dataset, rows, origin)
     return Text(spec.protocol, tuple(rows), _rows_sha256(rows), origin)
 
 

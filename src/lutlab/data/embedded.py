@@ -1,12 +1,21 @@
-"""Texts that come with every Python: the held-out slices of its documentation (data/pydocs.py)."""
+"""Texts that come with every Python: its documentation (data/pydocs.py), held out or not, and items made of it."""
 
 from __future__ import annotations
 
+import functools
 import platform
+from collections.abc import Callable
 
-from lutlab.data import pydocs
+from lutlab.data import continuations, pydocs
+
+# data set -> its rows
+READERS: dict[str, Callable[[], list[str]]] = {
+    **{name: functools.partial(pydocs.heldout, name) for name in pydocs.SLICES},
+    "pydocs-train": pydocs.train_documents,
+    "continuations": continuations.rows,
+}
 
 
 def read(dataset: str, limit: int | None) -> tuple[list[str], str]:
-    """Rows of a slice and their origin; the documentation's words change with the Python version, so it is named."""
-    return pydocs.heldout(dataset)[:limit], f"embedded: Python {platform.python_version()}"
+    """Rows of a data set and their origin; the documentation's words change with the Python version, so it is named."""
+    return READERS[dataset]()[:limit], f"embedded: Python {platform.python_version()}"

@@ -15,8 +15,10 @@ from pathlib import Path
 from lutlab.errors import LutlabError
 
 
-def read_rows(path: Path, column: str, limit: int | None = None) -> list[str]:
+def read_rows(path: Path, column: str | None, limit: int | None = None) -> list[str]:
     """The first `limit` rows (all if None) of `column`; of a plain text file its lines, without their line ends.
+
+    Without a `column` a row is a whole record, as JSON.
 
     Raises:
         LutlabError: the file cannot be read or decoded, or lacks the column.
@@ -27,25 +29,33 @@ def read_rows(path: Path, column: str, limit: int | None = None) -> list[str]:
     # pyarrow's ArrowInvalid and json's JSONDecodeError are ValueErrors, gzip's BadGzipFile is an OSError
     except (OSError, EOFError, ValueError, KeyError, TypeError, zlib.error) as error:
         detail = (str(error).splitlines() or ["no detail"])[0]
+        wanted = f"rows with a text field '{column}'" if column else "records"
         raise LutlabError(
-            f"{path} cannot be read as rows with a text field '{column}' ({type(error).__name__}: {detail})\n"
+            f"{path} cannot be read as {wanted} ({type(error).__name__}: {detail})\n"
             "it is truncated, damaged or of another format: delete it and fetch it again, see docs/data-layout.md"
         ) from error
 
 
-def _parquet(path: Path, column: str) -> Iterator[str]:
+def _parquet(path: Path, column: str | None) -> Iterator[str]:
     import pyarrow.parquet
 
     with pyarrow.parquet.ParquetFile(path) as file:
+        if column is None:
+            for batch in file.iter_batches():
+                yield from map(json.dumps, batch.to_pylist())
+            return
         if column not in file.schema_arrow.names:
             raise KeyError(f"columns are {', '.join(file.schema_arrow.names)}")
         for batch in file.iter_batches(columns=[column]):
             yield from batch.column(0).to_pylist()
 
 
-def _lines(path: Path, column: str) -> Iterator[str]:
+def _lines(path: Path, column: str | None) -> Iterator[str]:
     opener = gzip.open if path.suffix == ".gz" else open
     # newline="\n": U+2028 and the like stay inside a row, as they do in the parquet files
     with opener(path, "rt", encoding="utf-8", newline="\n") as file:
         for line in file:
-            yield json.loads(line)[column] if ".json" in path.name else line.removesuffix("\n")
+            if column is None or ".json" not in path.name:
+                yield line.removesuffix("\n")
+            else:
+                yield json.loads(line)[column]

@@ -2,22 +2,55 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
+from lutlab.data.choices import TEMPLATES
 from lutlab.data.files import read_rows
+from lutlab.data.protocols import protocol
 from lutlab.errors import LutlabError
 
 _C4 = "c4/en/c4-validation.00000-of-00008"
+_C4_TRAIN = tuple(
+    f"c4/en/c4-train.00000-of-01024.{suffix}" for suffix in ("json.gz", "json", "jsonl")
+)
 # (data set, split) -> file names, the first that exists is read
 FILES = {
     ("wikitext2", "test"): ("wikitext2/wiki.test.raw",),
+    ("wikitext2", "train"): ("wikitext2/wiki.train.raw",),
+    ("wikitext103", "train-head"): ("calib/wikitext103_train_head.tokens",),
     ("ptb", "validation"): ("ptb/ptb.valid.txt",),
     ("ptb", "test"): ("ptb/ptb.test.txt",),
+    ("ptb", "train"): ("ptb/ptb.train.txt",),
     ("c4", "validation"): (f"{_C4}.json.gz", f"{_C4}.json", f"{_C4}.jsonl"),
+    ("c4", "train"): _C4_TRAIN,
+    ("c4", "train-first1000"): ("calib/c4_train_00000_first1000.jsonl", *_C4_TRAIN),
     ("lambada", "test"): ("lambada/lambada_test.jsonl",),
     ("lambada-standard", "test"): ("lambada/lambada_test_plain_text.txt",),
+    ("piqa", "validation"): ("piqa/valid.jsonl",),
+    ("hellaswag", "validation"): ("hellaswag/hellaswag_val.jsonl",),
+    ("winogrande", "validation"): ("winogrande/dev.jsonl",),
+    ("arc-easy", "test"): ("arc/ARC-Easy-Test.jsonl",),
+    ("arc-challenge", "test"): ("arc/ARC-Challenge-Test.jsonl",),
 }
+_LABELS = "valid-labels.lst"  # PIQA's right answers, a line each, beside its questions
+# calibration protocol -> the one read instead, under its own name, where a folder lacks the first one's large file
+STAND_INS = {"c4-train": "c4-train-first1000", "wikitext2-train": "wikitext103-train-head"}
+
+
+def resolve(name: str, root: str) -> str:
+    """The protocol to read under `root` for protocol `name`: itself, unless only its stand-in's file is there."""
+    instead = STAND_INS.get(name)
+    folder = Path(root).expanduser()
+    return instead if instead and _find(instead, folder) and not _find(name, folder) else name
+
+
+def _find(name: str, folder: Path) -> Path | None:
+    """The first file of protocol `name` that exists in `folder`."""
+    rule = protocol(name)
+    paths = (folder / file for file in FILES[rule.dataset, rule.split])
+    return next((path for path in paths if path.is_file()), None)
 
 
 def read(dataset: str, split: str, root: str | None, limit: int | None) -> tuple[list[str], str]:
@@ -43,7 +76,9 @@ def read(dataset: str, split: str, root: str | None, limit: int | None) -> tuple
             f"{dataset} ({split}) is missing: there is no {' and no '.join(wanted)} under {folder.resolve()}\n"
             "docs/data-layout.md says where to fetch it; data.source=hub downloads it"
         )
-    rows = read_rows(path, "text", limit)
+    rows = read_rows(path, None if dataset in TEMPLATES else "text", limit)
+    if dataset == "piqa":
+        rows = _labelled(rows, path)
     return list(map(_HUB_ROW.get(dataset, str), rows)), f"folder: {path.relative_to(folder)}"
 
 
@@ -52,4 +87,22 @@ def _wikitext_row(line: str) -> str:
     return f"{line}\n" if line.strip() else ""
 
 
-_HUB_ROW: dict[str, Callable[[str], str]] = {"wikitext2": _wikitext_row, "ptb": str.strip}
+def _labelled(rows: list[str], path: Path) -> list[str]:
+    """PIQA's records with the labels that are published in a file of their own."""
+    labels = read_rows(path.with_name(_LABELS), "label")
+    if len(labels) != len(rows):
+        raise LutlabError(
+            f"{path} has {len(rows)} questions and {_LABELS} beside it {len(labels)} answers: they do not belong "
+            "together; fetch both again, see docs/data-layout.md"
+        )
+    return [
+        json.dumps(json.loads(row) | {"label": label})
+        for row, label in zip(rows, labels, strict=True)
+    ]
+
+
+_HUB_ROW: dict[str, Callable[[str], str]] = {
+    "wikitext2": _wikitext_row,
+    "wikitext103": _wikitext_row,
+    "ptb": str.strip,
+}

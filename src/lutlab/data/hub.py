@@ -15,12 +15,15 @@ from lutlab.errors import LutlabError
 
 @dataclass(frozen=True)
 class Location:
-    """One file of a data set repository; a `revision` that is no commit hash is resolved when the file is fetched."""
+    """One file of a data set repository; a `revision` that is no commit hash is resolved when the file is fetched.
+
+    Without a `column` a row is the whole record, as JSON.
+    """
 
     repo: str
     revision: str
     path: str
-    column: str = "text"
+    column: str | None = "text"
 
 
 def _ptb(split: str) -> tuple[Location, ...]:
@@ -31,24 +34,33 @@ def _ptb(split: str) -> tuple[Location, ...]:
     )
 
 
+def _wikitext2(split: str) -> tuple[Location, ...]:
+    commit = "b08601e04326c79dfdd32d625aee71d232d685c3"
+    path = f"wikitext-2-raw-v1/{split}-00000-of-00001.parquet"
+    return (Location("Salesforce/wikitext", commit, path),)
+
+
+def _c4(path: str) -> tuple[Location, ...]:
+    return (Location("allenai/c4", "1588ec454efa1a09f29cd18ddd04fe05fc8653a2", path),)
+
+
+def _arc(subset: str) -> tuple[Location, ...]:
+    commit = "210d026faf9955653af8916fad021475a3f00453"
+    path = f"ARC-{subset}/test-00000-of-00001.parquet"
+    return (Location("allenai/ai2_arc", commit, path, None),)
+
+
+_C4_TRAIN = _c4("en/c4-train.00000-of-01024.json.gz")
 # (data set, split) -> first choice, then the ones tried after it
 LOCATIONS = {
-    ("wikitext2", "test"): (
-        Location(
-            "Salesforce/wikitext",
-            "b08601e04326c79dfdd32d625aee71d232d685c3",
-            "wikitext-2-raw-v1/test-00000-of-00001.parquet",
-        ),
-    ),
+    ("wikitext2", "test"): _wikitext2("test"),
+    ("wikitext2", "train"): _wikitext2("train"),
     ("ptb", "validation"): _ptb("validation"),
     ("ptb", "test"): _ptb("test"),
-    ("c4", "validation"): (
-        Location(
-            "allenai/c4",
-            "1588ec454efa1a09f29cd18ddd04fe05fc8653a2",
-            "en/c4-validation.00000-of-00008.json.gz",
-        ),
-    ),
+    ("ptb", "train"): _ptb("train"),
+    ("c4", "validation"): _c4("en/c4-validation.00000-of-00008.json.gz"),
+    ("c4", "train"): _C4_TRAIN,
+    ("c4", "train-first1000"): _C4_TRAIN,
     ("lambada", "test"): (
         Location(
             "EleutherAI/lambada_openai",
@@ -59,6 +71,32 @@ LOCATIONS = {
     ("lambada-standard", "test"): (
         Location("cimec/lambada", "main", "plain_text/test-00000-of-00001.parquet"),
     ),
+    ("piqa", "validation"): (
+        Location(
+            "baber/piqa",
+            "142f6d7367fd9877f0fb3b5734ea6a545f54cdd1",
+            "piqa_validation.parquet",
+            None,
+        ),
+    ),
+    ("hellaswag", "validation"): (
+        Location(
+            "Rowan/hellaswag",
+            "218ec52e09a7e7462a5400043bb9a69a41d06b76",
+            "data/validation-00000-of-00001.parquet",
+            None,
+        ),
+    ),
+    ("winogrande", "validation"): (
+        Location(
+            "allenai/winogrande",
+            "01e74176c63542e6b0bcb004dcdea22d94fb67b5",
+            "winogrande_xl/validation-00000-of-00001.parquet",
+            None,
+        ),
+    ),
+    ("arc-easy", "test"): _arc("Easy"),
+    ("arc-challenge", "test"): _arc("Challenge"),
 }
 
 
@@ -66,8 +104,13 @@ def read(dataset: str, split: str, limit: int | None) -> tuple[list[str], str]:
     """Rows, and their origin: repository, commit, file, and why an earlier choice was passed over.
 
     Raises:
-        LutlabError: no choice could be fetched, or the file is damaged.
+        LutlabError: a text the hub does not hold, no choice could be fetched, or the file is damaged.
     """
+    if (dataset, split) not in LOCATIONS:
+        raise LutlabError(
+            f"{dataset} ({split}) is not on the hub as we read it: it comes from files, data.root=<folder> "
+            "(docs/data-layout.md)"
+        )
     failures: list[str] = []
     for location in LOCATIONS[dataset, split]:
         try:

@@ -1,4 +1,4 @@
-"""Evaluation protocols: a name fixes data set, split, and how rows become token ids. The one table of them is here.
+"""Protocols of texts: a name fixes data set, split, and how rows become token ids. The one table of them is here.
 
 Two papers that print "PTB" may mean different splits joined differently (LUT-GEMM v3 Table 4: `ptb`; ICLR Table 9:
 `ptb-new`), so a number is only ever compared with numbers of the same name. A changed protocol is a new name.
@@ -11,6 +11,14 @@ from dataclasses import dataclass
 from lutlab.errors import LutlabError, nearest
 
 GPTQ = "GPTQ repository, commit 2d65066, datautils.py"
+HARNESS = "lm-evaluation-harness 0.4.13"
+# what each kind is, in the words of a message
+KINDS = {
+    "stream": "one long text",
+    "examples": "a list of examples with a last word",
+    "choices": "a list of items with several endings",
+    "calibration": "a text for calibration, never evaluated",
+}
 
 
 @dataclass(frozen=True)
@@ -20,13 +28,15 @@ class Protocol:
     Attributes:
         dataset: key of a data set the sources know: wikitext2, ptb, c4, lambada, …
         split: split of that data set.
-        kind: `stream`, one sequence of token ids cut into windows; or `examples`, rows judged one by one.
+        kind: `stream`, one sequence of token ids cut into windows; `examples`, rows whose last word is predicted;
+            `choices`, items one of whose endings is right; `calibration`, random crops that a method looks at.
         join: separator between the rows of a stream; None where the stream is not a plain join.
         attested: False where we inferred it because no paper or code states it.
         description: what is read, and who says so.
         rows: only the first so many rows are read; None reads all.
         windows: the stream ends after so many windows; None keeps all full windows.
-        crops: the windows are random crops of documents, not consecutive cuts of one text.
+        crops: the windows are random crops of documents, not of the rows joined.
+        documents: rows the data set has, where the draws depend on it; another number is refused.
     """
 
     dataset: str
@@ -38,6 +48,7 @@ class Protocol:
     rows: int | None = None
     windows: int | None = None
     crops: bool = False
+    documents: int | None = None
 
 
 PROTOCOLS = {
@@ -75,6 +86,26 @@ PROTOCOLS = {
         "lambada", "test", "stream", "\n\n", False,
         "OpenAI's LAMBADA as one text: LUT-GEMM's 'LAMBADA ppl' is too high for last words; its text is not stated",
     ),
+    "piqa": Protocol(
+        "piqa", "validation", "choices", None, True,
+        f"PIQA: which of two solutions reaches the goal [{HARNESS}, task piqa]",
+    ),
+    "hellaswag": Protocol(
+        "hellaswag", "validation", "choices", None, True,
+        f"HellaSwag: which of four endings continues the scene [{HARNESS}, task hellaswag]",
+    ),
+    "winogrande": Protocol(
+        "winogrande", "validation", "choices", None, True,
+        f"WinoGrande XL: which of two names fills the blank, judged by what follows it [{HARNESS}, task winogrande]",
+    ),
+    "arc-easy": Protocol(
+        "arc-easy", "test", "choices", None, True,
+        f"ARC-Easy: school science, mostly four answers [{HARNESS}, task arc_easy]",
+    ),
+    "arc-challenge": Protocol(
+        "arc-challenge", "test", "choices", None, True,
+        f"ARC-Challenge: the questions that retrieval and co-occurrence miss [{HARNESS}, task arc_challenge]",
+    ),
     "topics": Protocol(
         "topics", "heldout", "stream", "\n\n", True,
         "held-out topics of Python's language reference [lutlab, data/pydocs.py]",
@@ -90,6 +121,36 @@ PROTOCOLS = {
     "passages-joined": Protocol(
         "passages", "heldout", "stream", "\n\n", True,
         "the passages as one text, as lambada-joined [lutlab, data/pydocs.py]",
+    ),
+    "continuations": Protocol(
+        "continuations", "heldout", "choices", None, True,
+        "held-out Python documentation: which of two sentences comes next [lutlab, data/continuations.py]",
+    ),
+    "c4-train": Protocol(
+        "c4", "train", "calibration", None, True,
+        f"random crops of documents of C4's first training shard that are longer than a crop [{GPTQ}, get_c4]",
+        crops=True, documents=356_317,
+    ),
+    "c4-train-first1000": Protocol(
+        "c4", "train-first1000", "calibration", None, True,
+        "as c4-train, but drawn from the shard's first 1000 documents: other crops than GPTQ's [lutlab]",
+        rows=1000, crops=True, documents=1000,
+    ),
+    "wikitext2-train": Protocol(
+        "wikitext2", "train", "calibration", "\n\n", True,
+        f"random crops of wikitext-2-raw-v1's training rows joined by two newlines [{GPTQ}, get_wikitext2]",
+    ),
+    "wikitext103-train-head": Protocol(
+        "wikitext103", "train-head", "calibration", "\n\n", True,
+        "as wikitext2-train, of the first 2.75 MiB of WikiText-103's tokenised (<unk>) training text [lutlab]",
+    ),
+    "ptb-train": Protocol(
+        "ptb", "train", "calibration", "\n\n", True,
+        f"random crops of Penn Treebank's training sentences joined by two newlines [{GPTQ}, get_ptb]",
+    ),
+    "pydocs-train": Protocol(
+        "pydocs-train", "train", "calibration", "\n\n", True,
+        "as wikitext2-train, of the training part of Python's documentation [lutlab, data/pydocs.py]",
     ),
 }  # fmt: skip
 

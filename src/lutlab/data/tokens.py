@@ -10,7 +10,7 @@ import json
 import random
 from typing import TYPE_CHECKING
 
-from lutlab.data.protocols import PROTOCOLS, protocol
+from lutlab.data.protocols import KINDS, PROTOCOLS, protocol
 from lutlab.errors import LutlabError
 from lutlab.records import Text
 
@@ -39,12 +39,13 @@ def token_stream(text: Text, tokenizer: PreTrainedTokenizerBase, seqlen: int) ->
     rule = protocol(text.protocol)
     if rule.kind != "stream":
         streams = [n for n, p in PROTOCOLS.items() if p.kind == "stream"]
+        joined = f"'{text.protocol}-joined', or another" if rule.kind == "examples" else "one"
         raise LutlabError(
-            f"'{text.protocol}' is a list of examples, not one text with a perplexity per token; "
-            f"take '{text.protocol}-joined', or another of: {', '.join(streams)}"
+            f"'{text.protocol}' is {KINDS[rule.kind]}, not one text with a perplexity per token; take {joined} of: "
+            f"{', '.join(streams)}"
         )
     if rule.crops:
-        ids = _crops(text, tokenizer, seqlen, rule.windows)
+        ids = crops(text, tokenizer, seqlen, rule.windows, seed=0)
     else:
         ids = encode(tokenizer, rule.join.join(text.rows))
         ids = ids[: rule.windows * seqlen] if rule.windows else ids
@@ -60,12 +61,13 @@ def examples(text: Text) -> tuple[str, ...]:
     """The rows of a text of kind `examples`.
 
     Raises:
-        LutlabError: a protocol of one long text.
+        LutlabError: a protocol of another kind.
     """
-    if protocol(text.protocol).kind != "examples":
+    kind = protocol(text.protocol).kind
+    if kind != "examples":
         known = [n for n, p in PROTOCOLS.items() if p.kind == "examples"]
         raise LutlabError(
-            f"'{text.protocol}' is one long text, not examples with a last word; take one of: {', '.join(known)}"
+            f"'{text.protocol}' is {KINDS[kind]}, not examples with a last word; take one of: {', '.join(known)}"
         )
     return text.rows
 
@@ -121,10 +123,16 @@ def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     return ids
 
 
-def _crops(text: Text, tokenizer: PreTrainedTokenizerBase, seqlen: int, count: int) -> list[int]:
-    """GPTQ's get_c4: random crops of `seqlen` ids from random documents longer than that, one after the other."""
-    # the sequence of random.seed(0); the module's own state stays untouched
-    draw = random.Random(0)
+def crops(
+    text: Text, tokenizer: PreTrainedTokenizerBase, seqlen: int, count: int, seed: int
+) -> list[int]:
+    """GPTQ's get_c4: `count` random crops of `seqlen` ids from random documents longer than that, one after the other.
+
+    Raises:
+        LutlabError: no document is longer than `seqlen` tokens.
+    """
+    # the sequence of random.seed(seed); the module's own state stays untouched
+    draw = random.Random(seed)
     lengths: dict[int, int] = {}
     ids: list[int] = []
     while len(ids) < count * seqlen:

@@ -1,0 +1,58 @@
+"""Multiple-choice items that come with Python: which of two sentences comes next in its documentation?
+
+    context: the first sentence of a held-out paragraph; endings: its second one, and the second one of another
+    paragraph of about the same length; which, and which of them stands first, a hash of the context decides
+
+Paragraphs are those of the held-out topics and docstrings (data/pydocs.py), which no embedded model was trained on.
+A guess is right half the time, and neither length nor style gives the answer away: every wrong ending is the right one
+of another item.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+from lutlab.data import pydocs
+from lutlab.data.choices import Choice
+
+_SENTENCE_END = re.compile(r"(?<=[a-z0-9)'\"`”]\.) (?=[A-Z])")
+_WORDS = range(5, 41)  # of either sentence
+_NEAREST = 8  # a wrong ending is drawn among this many of the most similar length
+
+
+def rows() -> list[str]:
+    """All items as rows of a text of kind `choices`, in the documentation's order.
+
+    Raises:
+        LutlabError: this Python ships no documentation.
+    """
+    pairs = _sentence_pairs()
+    by_length = sorted(range(len(pairs)), key=lambda i: (len(pairs[i][1]), pairs[i][1]))
+    items: list[str] = [""] * len(pairs)
+    for rank, index in enumerate(by_length):
+        context, right = pairs[index]
+        first = min(max(0, rank - _NEAREST // 2), max(0, len(pairs) - _NEAREST - 1))
+        others = [i for i in by_length[first : first + _NEAREST + 1] if i != index]
+        draw = int(hashlib.sha256(context.encode()).hexdigest()[:8], 16)
+        wrong = pairs[others[draw // 2 % len(others)]][1]
+        gold = draw % 2
+        endings = (f" {wrong}", f" {right}") if gold else (f" {right}", f" {wrong}")
+        items[index] = Choice((context, context), endings, gold).row()
+    return items
+
+
+def _sentence_pairs() -> list[tuple[str, str]]:
+    """First and second sentence of each held-out paragraph that has two of fitting length; no sentence twice."""
+    found: list[tuple[str, str]] = []
+    seen: set[str] = set()
+    texts = (text for name in ("topics", "docstrings") for text in pydocs.heldout(name))
+    for paragraph in (p for text in texts for p in re.split(r"\n\s*\n", text)):
+        sentences = _SENTENCE_END.split(" ".join(paragraph.split()))
+        pair = tuple(sentences[:2])
+        whole = len(sentences) > 2 or sentences[-1].endswith(".")
+        fits = len(pair) == 2 and all(len(s.split()) in _WORDS for s in pair)
+        if fits and whole and pair[0][0].isupper() and seen.isdisjoint(pair):
+            seen.update(pair)
+            found.append(pair)
+    return found
