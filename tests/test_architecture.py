@@ -8,13 +8,15 @@ from pathlib import Path
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "lutlab"
 LAYERS = [
     {"errors"},
-    {"registry", "records", "groups"},
-    {"config"},
+    {"atomic"},
+    {"registry", "records", "groups", "pareto", "outcome"},
+    {"config", "widths"},
     {"tables", "data", "models"},
     {"sweeping", "claims"},
     {"quantizers"},
     {"formats"},
     {"modules"},
+    {"calibrate", "rescale", "checkpoints"},
     {"apply"},
     {"api"},
     {"evaluators"},

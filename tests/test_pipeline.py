@@ -213,7 +213,7 @@ def test_a_full_disk_ends_the_run_and_keeps_the_rest(
     import errno
     import os
 
-    from lutlab import results
+    from lutlab import atomic
 
     real, calls = os.fsync, []
 
@@ -224,7 +224,7 @@ def test_a_full_disk_ends_the_run_and_keeps_the_rest(
         real(descriptor)
 
     with monkeypatch.context() as patch:
-        patch.setattr(results.os, "fsync", full)
+        patch.setattr(atomic.os, "fsync", full)
         outcome = command(*QUICK)
     assert outcome.code == 2
     assert "the disk is full" in outcome.err

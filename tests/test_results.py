@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lutlab import results
+from lutlab import atomic
 from lutlab.errors import LutlabError
 from lutlab.records import Record
 from lutlab.results import Store, content_id
@@ -68,7 +68,7 @@ def test_full_disk_keeps_the_old_record_and_leaves_nothing_behind(
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(results.os, "fsync", full)
+    monkeypatch.setattr(atomic.os, "fsync", full)
     with pytest.raises(LutlabError, match="the disk is full"):
         store.save(dataclasses.replace(RECORD, n=99))
     assert store.load(RECORD.cell_id) == RECORD

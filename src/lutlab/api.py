@@ -4,6 +4,7 @@
     packed = lutlab.quantize_tensor(weight, method="bcq", q=3, g=128)   # weight [N, K]
     packed.dequantize(), packed.bits_per_weight
     lutlab.quantize(model, method="rtn", q=4, g=128)                    # in place
+    lutlab.quantize(model, method="gptq_bcq", q=3, g=128)               # calibrated on Python's documentation
     lutlab.perplexity(model, tokenizer, text, seqlen=2048)              # GPTQ protocol
     lutlab.lambada(model, tokenizer, ["... the last word"])
 
@@ -13,16 +14,28 @@ A mistake is a LutlabError, whose message says what to do.
 from __future__ import annotations
 
 import dataclasses
+import logging
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import AutoTokenizer, PreTrainedModel
 
 from lutlab import registry
 from lutlab.apply import Quantizer, quantize_model
+from lutlab.calibrate import stats_of
+from lutlab.data import load_text
+from lutlab.data.calibration import calibration_windows
 from lutlab.errors import LutlabError, nearest
 from lutlab.formats import pack
-from lutlab.records import PackedWeight
+from lutlab.models.families import evaluation_seqlen, kinds
+from lutlab.records import PackedWeight, TextSpec
+from lutlab.widths import widths
+
+log = logging.getLogger(__name__)
+# What quantize calibrates on where it is given nothing: text that is present with every Python.
+DEFAULT_TEXT = TextSpec("pydocs-train", "embedded")
+DEFAULT_SAMPLES = 128
 
 
 def make_quantizer(method: str, **options: Any) -> Quantizer:
@@ -42,7 +55,12 @@ def make_quantizer(method: str, **options: Any) -> Quantizer:
 
 
 def quantize_tensor(
-    weight: torch.Tensor, method: str = "bcq", q: int = 3, g: int = 128, **options: Any
+    weight: torch.Tensor,
+    method: str = "bcq",
+    q: int = 3,
+    g: int = 128,
+    inputs: torch.Tensor | None = None,
+    **options: Any,
 ) -> PackedWeight:
     """Quantize one weight matrix.
 
@@ -54,16 +72,19 @@ def quantize_tensor(
 
     Args:
         weight: [N, K] floating point; K are the input channels, along which groups run.
-        method: `none`, `rtn` or `bcq`.
+        method: `none`, `rtn`, `bcq`, `gptq`, `gptq_bcq` or `awq`.
         q: bits, 1-8.
         g: weights that share a scale, at least 8, or -1 for one scale a row; the last group may be shorter.
+        inputs: [M, K], what the layer reads on calibration text; only for methods that look at it (`gptq`,
+            `gptq_bcq`, `awq`).
         **options: parameters of the method, e.g. `variant="awq"` of `rtn`.
 
     Returns:
         The packed weight: `.dequantize()` gives [N, K] float32, `.bits_per_weight` counts every stored buffer.
 
     Raises:
-        LutlabError: q, g, method or a parameter is out of range, or the weight is not a finite matrix, or empty.
+        LutlabError: q, g, method or a parameter is out of range, the weight is not a finite matrix, or empty, or the
+            inputs are missing, not finite, or not [M, K].
     """
     matrix = isinstance(weight, torch.Tensor) and weight.ndim == 2 and weight.is_floating_point()
     if not matrix or weight.numel() == 0:
@@ -73,11 +94,27 @@ def quantize_tensor(
             else type(weight).__name__
         )
         raise LutlabError(f"weight must be a floating-point matrix [N, K], got {shape}")
-    return pack(make_quantizer(method, **options).quantize(weight.detach().float(), q, g))
+    quantizer, weight = make_quantizer(method, **options), weight.detach().float()
+    if not getattr(quantizer, "calibrated", False):
+        return pack(quantizer.quantize(weight, q, g))
+    if inputs is None or inputs.ndim != 2 or inputs.shape[1] != weight.shape[1]:
+        shape = None if inputs is None else list(inputs.shape)
+        raise LutlabError(
+            f"method '{method}' needs inputs=[M, {weight.shape[1]}], what the layer reads on calibration text; "
+            f"got {shape}"
+        )
+    return pack(quantizer.quantize(weight, q, g, quantizer.prepare(stats_of(inputs))))
 
 
 def quantize(
-    model: PreTrainedModel, method: str = "rtn", q: int = 4, g: int = 128, **options: Any
+    model: PreTrainedModel,
+    method: str = "rtn",
+    q: int = 4,
+    g: int = 128,
+    *,
+    calibration: torch.Tensor | None = None,
+    skip: Sequence[str] = (),
+    **options: Any,
 ) -> PreTrainedModel:
     """Quantize the linear layers of every decoder block, in place; embeddings and head stay as they are.
 
@@ -86,13 +123,45 @@ def quantize(
         method: as in quantize_tensor.
         q: as in quantize_tensor.
         g: as in quantize_tensor.
+        calibration: token ids [samples, S] int64 for methods that look at activations. None: 128 windows of Python's
+            documentation (a log line says so), tokenized by the tokenizer beside the model's files.
+        skip: patterns (fnmatch) of layer names that stay in full precision, e.g. `*.fc2`.
         **options: as in quantize_tensor.
 
     Returns:
         The same model, for chaining.
 
     Raises:
-        LutlabError: as quantize_tensor; or the architecture is unknown, or the model is quantized already.
+        LutlabError: as quantize_tensor; or the architecture is unknown, the model is quantized already, a pattern fits
+            no layer, or there is no tokenizer to calibrate with.
     """
-    quantize_model(model, make_quantizer(method, **options), q, g)
+    quantizer = make_quantizer(method, **options)
+    if getattr(quantizer, "calibrated", False) and calibration is None:
+        calibration = _default_calibration(model)
+    training = model.training
+    model.eval()
+    try:
+        chosen = widths(kinds(model.config), q, g, skip=skip)
+        quantize_model(model, quantizer, chosen, calibration)
+    finally:
+        model.train(training)
     return model
+
+
+def _default_calibration(model: PreTrainedModel) -> torch.Tensor:
+    """Windows of Python's documentation."""
+    source = model.name_or_path
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source)
+    except (OSError, ValueError) as error:
+        raise LutlabError(
+            f"no tokenizer found at '{source}', where the model came from: give calibration=<token ids "
+            "[samples, seqlen]> of text like the model will read"
+        ) from error
+    seqlen = evaluation_seqlen(model.config)
+    log.info(
+        "calibrating on %d windows of %d tokens of Python's documentation; calibration=<token ids> chooses other text",
+        DEFAULT_SAMPLES,
+        seqlen,
+    )
+    return calibration_windows(load_text(DEFAULT_TEXT), tokenizer, DEFAULT_SAMPLES, seqlen, seed=0)

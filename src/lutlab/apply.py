@@ -1,59 +1,258 @@
-"""The one driver that quantizes a model: layer by layer, in forward order, for every method."""
+"""The one driver that quantizes a model, for every method: block by block, in forward order.
+
+A calibrated method sees what each linear layer reads on calibration text (calibrate.py). Its `inputs` say whose
+activations these are:
+
+    quantized   of the model as quantized so far, so that a layer makes up for the errors before it (GPTQ, section 3);
+                with true_sequential also for those of the layers before it in its own block
+    full        of the full-precision model: one pass serves every method, q and g, and is kept on disk (StatsStore)
+"""
 
 from __future__ import annotations
 
-from typing import Protocol
+import logging
+from collections.abc import Mapping
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from lutlab.calibrate import BlockInputs, advance, capture, observe
+from lutlab.checkpoints import BlockStore, StatsStore
 from lutlab.errors import LutlabError
 from lutlab.formats import pack
 from lutlab.formats.bcq import PackedBCQ
-from lutlab.models.families import linear_layers, weight_of
+from lutlab.models.families import Family, SharedInput, family_of, weight_of
+from lutlab.models.resident import Blocks, Resident
 from lutlab.modules import QuantLinear
-from lutlab.records import LayerStats, PackedWeight, QuantizedTensor
+from lutlab.quantizers.none import NoQuantization
+from lutlab.records import CalibStats, LayerStats, PackedWeight, QuantizedTensor
+from lutlab.rescale import rescale_input
+from lutlab.widths import Width
+
+log = logging.getLogger(__name__)
+Seen = Mapping[SharedInput, CalibStats]
 
 
 class Quantizer(Protocol):
-    """What quantizers/<method>.py registers: tensors in, tensors out."""
+    """What quantizers/<method>.py registers: tensors in, tensors out.
+
+    Methods that look at activations set `calibrated` and have fields `inputs` and `true_sequential` (module above),
+    and `prepare(stats)`, called once for all layers that share an input; `quantize` then takes its result as a fourth
+    argument. Methods that scale input channels (AWQ) have `scales(weights, width, stats)` as well.
+    """
+
+    calibrated: ClassVar[bool]
 
     def quantize(self, weight: torch.Tensor, q: int, g: int) -> QuantizedTensor:
         """The quantized form of a weight [N, K] at q bits, group size g."""
 
 
 def quantize_model(
-    model: PreTrainedModel, quantizer: Quantizer, q: int, g: int
+    model: PreTrainedModel,
+    quantizer: Quantizer,
+    widths: Mapping[str, Width | None],
+    calibration: torch.Tensor | None = None,
+    *,
+    blocks: Blocks | None = None,
+    kept: BlockStore | None = None,
+    seen: StatsStore | None = None,
 ) -> tuple[LayerStats, ...]:
     """Replace every linear layer of the decoder blocks by its quantized form, in place.
 
+    Args:
+        model: in evaluation mode; with streamed blocks its decoder blocks may be on the meta device.
+        quantizer: of the method.
+        widths: layer name -> (q, g), or None to keep it in full precision (widths.py).
+        calibration: token ids [samples, S] int64. Given for a method that needs none, it is used to state the error
+            of the outputs.
+        blocks: where blocks come from and go to; None: all are in memory.
+        kept: finished blocks are kept there, and those it holds already are not quantized again.
+        seen: statistics of full-precision inputs, kept there too.
+
     Returns:
-        Squared error, squared norm and stored bits of each layer, in forward order.
+        Errors, norms, widths and stored bits of each layer, in forward order.
 
     Raises:
-        LutlabError: the model is quantized already, its architecture is unknown, or a weight is not finite.
+        LutlabError: the model is quantized already, its architecture is unknown, a weight or an activation is not
+            finite, the method needs calibration and has none, or a kept block is of another run.
     """
-    stats = []
-    for name, module in list(linear_layers(model)):
+    calibrated = getattr(quantizer, "calibrated", False)
+    if calibrated and calibration is None:
+        raise LutlabError(
+            "this method looks at activations: give calibration=<token ids [samples, seqlen]> (Python) or "
+            "calibration.text=<protocol> (command line)"
+        )
+    run = _Run(model, quantizer, widths, blocks or Resident(model), kept)
+    with torch.no_grad():
+        if calibration is None:
+            return run.without_inputs()
+        if calibrated and quantizer.inputs == "quantized":
+            return run.with_quantized_inputs(calibration)
+        return run.with_full_inputs(calibration, seen)
+
+
+class _Run:
+    """One model being quantized."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        quantizer: Quantizer,
+        widths: Mapping[str, Width | None],
+        blocks: Blocks,
+        kept: BlockStore | None,
+    ) -> None:
+        self.model, self.quantizer, self.widths = model, quantizer, widths
+        self.blocks, self.kept = blocks, kept
+        self.family: Family = family_of(model.config)
+        self.layers: list[LayerStats] = []
+
+    def without_inputs(self) -> tuple[LayerStats, ...]:
+        for index in range(len(self.blocks)):
+            with self.blocks.open(index) as block:
+                if not self._restore(index, block):
+                    self._quantize(index, block, self.family.inputs, {})
+                    self._keep(index, block)
+        return tuple(self.layers)
+
+    def with_quantized_inputs(self, windows: torch.Tensor) -> tuple[LayerStats, ...]:
+        inputs = capture(self.model, windows)
+        for index in range(len(self.blocks)):
+            with self.blocks.open(index) as block:
+                if not self._restore(index, block):
+                    for shared in self._rounds():
+                        self._quantize(index, block, shared, observe(block, inputs, shared))
+                    self._keep(index, block)
+                if index + 1 < len(self.blocks):
+                    advance(block, inputs)
+        return tuple(self.layers)
+
+    def _rounds(self) -> list[tuple[SharedInput, ...]]:
+        """The shared inputs that are observed in one pass."""
+        if self.quantizer.true_sequential:
+            return [(shared,) for shared in self.family.inputs]
+        return [self.family.inputs]
+
+    def with_full_inputs(
+        self, windows: torch.Tensor, store: StatsStore | None
+    ) -> tuple[LayerStats, ...]:
+        unseen = [i for i in range(len(self.blocks)) if store is None or not store.has(i)]
+        inputs = capture(self.model, windows) if unseen else None
+        for index in range(len(self.blocks)):
+            with self.blocks.open(index) as block:
+                stats = self._full_inputs_of(index, block, inputs, index in unseen, store)
+                if inputs and index in unseen[-1:]:
+                    inputs = None  # the blocks from here on were seen before
+                if not self._restore(index, block):
+                    self._quantize(index, block, self.family.inputs, stats)
+                    self._keep(index, block)
+        return tuple(self.layers)
+
+    def _full_inputs_of(
+        self,
+        index: int,
+        block: nn.Module,
+        inputs: BlockInputs | None,
+        unseen: bool,
+        store: StatsStore | None,
+    ) -> Seen:
+        """Statistics of a block that is still in full precision; `inputs` go on to the next block."""
+        stats = advance(block, inputs, self.family.inputs if unseen else ()) if inputs else {}
+        if not unseen:
+            device = next(block.parameters()).device
+            return store.load(index, self.family.inputs, device)
+        if store:
+            store.save(index, stats)
+        return stats
+
+    def _restore(self, index: int, block: nn.Module) -> bool:
+        found = self.kept.load(index, block) if self.kept else None
+        if found is None:
+            return False
+        self.layers += found
+        return True
+
+    def _keep(self, index: int, block: nn.Module) -> None:
+        if self.kept:
+            names = tuple(f"{self._path(index, layer)}" for layer in self.family.linears)
+            own = [layer for layer in self.layers if layer.name in names]
+            self.kept.save(index, block, own)
+
+    def _path(self, index: int, layer: str) -> str:
+        return f"{self.family.blocks}.{index}.{layer}"
+
+    def _quantize(
+        self, index: int, block: nn.Module, inputs: tuple[SharedInput, ...], seen: Seen
+    ) -> None:
+        """Quantize the layers of some shared inputs of a block."""
+        stats = dict(seen)
+        if hasattr(self.quantizer, "scales"):
+            for shared in inputs:
+                widths = [self.widths[self._path(index, layer)] for layer in shared.layers]
+                stats[shared] = rescale_input(
+                    self.model.config, block, shared, widths, self.quantizer, stats[shared]
+                )
+        for shared in inputs:
+            one = stats.get(shared)
+            prepared = None
+            if one and getattr(self.quantizer, "calibrated", False):
+                prepared = self.quantizer.prepare(one)
+            for layer in shared.layers:
+                self._quantize_layer(self._path(index, layer), block, layer, one, prepared)
+
+    def _quantize_layer(
+        self, name: str, block: nn.Module, layer: str, stats: CalibStats | None, prepared: Any
+    ) -> None:
+        module = block.get_submodule(layer)
         if isinstance(module, QuantLinear):
             raise LutlabError(
                 f"{name} is quantized already; load the model again to quantize it another way"
             )
         weight = weight_of(module).float()
+        width, quantizer = self.widths[name], self.quantizer
+        if width is None:
+            width, quantizer, prepared = (16, -1), NoQuantization(), None
+        arguments = (weight, *width) if prepared is None else (weight, *width, prepared)
         try:
-            packed = pack(quantizer.quantize(weight, q, g))
+            packed = pack(quantizer.quantize(*arguments))
         except LutlabError as error:
             raise LutlabError(f"{name}: {error}") from error
-        error = (packed.dequantize().double() - weight.double()).square().sum().item()
-        norm = weight.double().square().sum().item()
-        stats.append(LayerStats(name, *packed.shape, error, norm, packed.bits_stored))
-        _replace(model, name, module, packed)
-    return tuple(stats)
+        self.layers.append(_layer_stats(name, weight, packed, width, stats))
+        if isinstance(packed, PackedBCQ):
+            block.set_submodule(layer, QuantLinear(packed, module.bias))
+        else:  # full precision: the layer stays, with its weight rounded to the stored dtype
+            weight_of(module).copy_(packed.dequantize())
 
 
-def _replace(model: PreTrainedModel, name: str, module: nn.Module, packed: PackedWeight) -> None:
-    if isinstance(packed, PackedBCQ):
-        model.set_submodule(name, QuantLinear(packed, module.bias))
-    else:  # full precision: the layer stays, with its weight rounded to the stored dtype
-        weight_of(module).copy_(packed.dequantize())
+def _layer_stats(
+    name: str,
+    weight: torch.Tensor,
+    packed: PackedWeight,
+    width: Width,
+    stats: CalibStats | None,
+) -> LayerStats:
+    found = packed.dequantize()
+    difference = found - weight
+    outputs = {}
+    if stats is not None:
+        outputs = {
+            "output_error": _weighted(difference, stats.hessian),
+            "output_norm": _weighted(weight, stats.hessian),
+        }
+    return LayerStats(
+        name,
+        *packed.shape,
+        squared_error=(found.double() - weight.double()).square().sum().item(),
+        squared_norm=weight.double().square().sum().item(),
+        bits_stored=packed.bits_stored,
+        q=width[0],
+        g=width[1],
+        **outputs,
+    )
+
+
+def _weighted(rows: torch.Tensor, hessian: torch.Tensor) -> float:
+    """tr(D H D^T) of D [N, K]: the mean over calibration tokens of the squared norm of D x."""
+    return (rows @ hessian).mul_(rows).sum(dtype=torch.float64).item()

@@ -52,6 +52,32 @@ class DataConfig:
 
 
 @dataclass
+class CalibrationConfig:
+    """What calibrated methods look at, see records.CalibrationSpec."""
+
+    text: str = "c4-train"
+    samples: int = 128
+    seqlen: int | None = None
+    seed: int = 0
+
+
+@dataclass
+class WidthConfig:
+    """q and g of one kind of sub-layer; null: the model's."""
+
+    q: int | None = None
+    g: int | None = None
+
+
+@dataclass
+class SublayersConfig:
+    """Widths by kind of sub-layer (LUT-GEMM Appendix A.2)."""
+
+    attention: WidthConfig = field(default_factory=WidthConfig)
+    feed_forward: WidthConfig = field(default_factory=WidthConfig)
+
+
+@dataclass
 class LoggerConfig:
     """Weights & Biases: mode none | offline | online."""
 
@@ -73,6 +99,11 @@ class Config:
     q: int = 4
     g: int = 128
     mu: int = 8
+    sublayers: SublayersConfig = field(default_factory=SublayersConfig)
+    budget: float | None = None
+    skip: list[str] = field(default_factory=list)
+    calibration: CalibrationConfig = field(default_factory=CalibrationConfig)
+    stream: bool = False
     data: DataConfig = field(default_factory=DataConfig)
     evaluate: list[str] = field(default_factory=list)
     device: str = "auto"

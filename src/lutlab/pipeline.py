@@ -18,9 +18,10 @@ from rich.console import Console
 from lutlab import compare, plan, registry, sweeping
 from lutlab.cli import RowsFailed
 from lutlab.errors import LutlabError
+from lutlab.outcome import ResultTable
 from lutlab.plan import PlannedCell, PlannedRow
 from lutlab.provenance import environment
-from lutlab.records import LayerStats, Measurement, Record, ResultTable, Subject
+from lutlab.records import LayerStats, Measurement, Record, RunSpec, Subject
 from lutlab.results import Store, content_id
 from lutlab.tables import Artifact, ColumnSpec, load_artifact
 
@@ -171,7 +172,7 @@ def run_row(config: DictConfig) -> None:
         return
     began = time.monotonic()
     try:
-        prepared = _prepare(row)
+        prepared = _prepare(row, config)
     except Exception as error:
         for cell in todo.values():
             store.save(_failure(row, cell, error, time.monotonic() - began))
@@ -192,22 +193,52 @@ class _Prepared:
     quantize_seconds: float
 
 
-def _prepare(row: PlannedRow) -> _Prepared:
+def _prepare(row: PlannedRow, config: DictConfig) -> _Prepared:
+    """Load and quantize. Calibrated and streamed models are kept block by block, so that nothing is done twice."""
     import torch
 
     from lutlab.api import make_quantizer
     from lutlab.apply import quantize_model
-    from lutlab.models.families import evaluation_seqlen
+    from lutlab.checkpoints import BlockStore, StatsStore
+    from lutlab.models.families import evaluation_seqlen, kinds
     from lutlab.models.load import load_model
+    from lutlab.widths import widths
 
-    spec = row.spec
-    loaded = load_model(spec.model, getattr(torch, spec.dtype), spec.device, spec.seed)
+    spec, folder = row.spec, Path(config.results)
+    loaded = load_model(
+        spec.model, getattr(torch, spec.dtype), spec.device, spec.seed, stream=config.stream
+    )
+    model, seqlen = loaded.model, evaluation_seqlen(loaded.model.config)
     began = time.monotonic()
-    quantizer = make_quantizer(spec.method, **dict(spec.options))
-    layers = quantize_model(loaded.model, quantizer, spec.q, spec.g)
-    seconds = time.monotonic() - began
-    return _Prepared(
-        loaded.model, loaded.tokenizer, layers, evaluation_seqlen(loaded.model.config), seconds
+    keep = config.stream or spec.calibration
+    kept = BlockStore(folder / "quantized" / plan.quantized_id(spec)) if keep else None
+    seen = StatsStore(folder / "calibration" / plan.inputs_id(spec)) if spec.calibration else None
+    layers = quantize_model(
+        model,
+        make_quantizer(spec.method, **dict(spec.options)),
+        widths(kinds(model.config), spec.q, spec.g, spec.sublayers, spec.skip),
+        spec.calibration and _windows(spec, loaded.tokenizer, seqlen),
+        blocks=loaded.blocks,
+        kept=kept,
+        seen=seen,
+    )
+    if config.stream:
+        loaded.blocks.serve(kept.load)
+    return _Prepared(model, loaded.tokenizer, layers, seqlen, time.monotonic() - began)
+
+
+def _windows(spec: RunSpec, tokenizer: Any, seqlen: int) -> Any:
+    """Token ids [samples, S] that calibration looks at."""
+    from lutlab.data.calibration import calibration_windows
+
+    if tokenizer is None:
+        raise LutlabError(
+            f"{spec.model.name} came without a tokenizer, so it cannot be calibrated on a text"
+        )
+    chosen = spec.calibration
+    text = plan.cached_text(chosen.text)
+    return calibration_windows(
+        text, tokenizer, chosen.samples, chosen.seqlen or seqlen, chosen.seed
     )
 
 

@@ -20,7 +20,16 @@ from lutlab.errors import LutlabError, nearest
 from lutlab.groups import check_bits, check_group_size
 from lutlab.models.load import fingerprint
 from lutlab.provenance import code_sha256
-from lutlab.records import EvalSpec, ModelSpec, Record, RunSpec, Text, TextSpec
+from lutlab.records import (
+    CalibrationSpec,
+    EvalSpec,
+    ModelSpec,
+    Record,
+    RunSpec,
+    Sublayer,
+    Text,
+    TextSpec,
+)
 from lutlab.results import Store, content_id
 from lutlab.tables import ColumnSpec
 
@@ -28,6 +37,7 @@ from lutlab.tables import ColumnSpec
 _FREE_COLUMNS = {
     "ppl": ("ppl", "perplexity", "ppl", True),
     "lambada": ("last word", "accuracy", "lambada_accuracy", False),
+    "zero_shot": ("right ending", "accuracy", "accuracy", False),
     "weight_error": ("weight error", "relative MSE", "weight_relative_mse", True),
     "model_size": ("size", "bits/weight", "bits_per_weight", True),
 }
@@ -90,10 +100,33 @@ def run_spec(config: DictConfig) -> RunSpec:
         q=check_bits(config.q) if quantizes else 16,
         g=check_group_size(config.g) if quantizes else -1,
         options=tuple(sorted(method.items())),
+        calibration=_calibration(config) if getattr(quantizer, "calibrated", False) else None,
+        sublayers=_sublayers(config) if quantizes else (),
+        skip=tuple(config.skip) if quantizes else (),
         device=device,
         dtype=dtype,
         seed=config.seed,
     )
+
+
+def _calibration(config: DictConfig) -> CalibrationSpec:
+    chosen = config.calibration
+    for name in ("samples", "seqlen"):
+        if chosen[name] is not None and chosen[name] < 1:
+            raise LutlabError(f"calibration.{name}={chosen[name]}: give a number of at least 1")
+    text = text_spec(chosen.text, config.data)
+    return CalibrationSpec(text, chosen.samples, chosen.seqlen, chosen.seed)
+
+
+def _sublayers(config: DictConfig) -> tuple[Sublayer, ...]:
+    """Kinds of sub-layer that have a width of their own."""
+    own = []
+    for kind, width in sorted(config.sublayers.items()):
+        q = config.q if width.q is None else width.q
+        g = config.g if width.g is None else width.g
+        if (q, g) != (config.q, config.g):
+            own.append(Sublayer(kind, check_bits(q), check_group_size(g)))
+    return tuple(own)
 
 
 def _device(wanted: str) -> str:
@@ -171,7 +204,8 @@ def _plan_cell(spec: RunSpec, column: ColumnSpec, config: DictConfig, store: Sto
         gpu = "" if spec.device.startswith("cuda") else "; no CUDA device here"
         reason = f"no '{column.evaluator}' evaluator yet: it comes with the GPU kernels{gpu}"
         return PlannedCell(evaluation, None, missing=reason)
-    if config.mode.name == "plan" and "hub" in (spec.model.source, text and text.source):
+    read = [text, spec.calibration and spec.calibration.text]
+    if config.mode.name == "plan" and "hub" in (spec.model.source, *(t.source for t in read if t)):
         return PlannedCell(
             evaluation, None
         )  # a plan downloads nothing, and ids hash what was downloaded
@@ -182,13 +216,34 @@ def _plan_cell(spec: RunSpec, column: ColumnSpec, config: DictConfig, store: Sto
 def _identity(spec: RunSpec, evaluation: EvalSpec) -> dict[str, Any]:
     """Everything that decides a cell's number."""
     text = evaluation.text and cached_text(evaluation.text)
-    run = dataclasses.asdict(spec)
-    run["model"] = _fingerprint(spec.model)
-    run["device"] = spec.device.partition(":")[0]
     return {
-        "run": run,
+        "run": _run_identity(spec),
         "evaluator": evaluation.evaluator,
         "protocol": text and text.protocol,
         "text": text and text.sha256,
         "code": code_sha256(),
     }
+
+
+def _run_identity(spec: RunSpec) -> dict[str, Any]:
+    """A RunSpec with hashes in the place of names that files may change under."""
+    run = dataclasses.asdict(spec)
+    run["model"] = _fingerprint(spec.model)
+    run["device"] = spec.device.partition(":")[0]
+    if spec.calibration:
+        text = cached_text(spec.calibration.text)
+        run["calibration"]["text"] = [text.protocol, text.sha256]
+    return run
+
+
+def quantized_id(spec: RunSpec) -> str:
+    """Names the quantized model of a row: everything that decides its weights."""
+    return content_id([_run_identity(spec), code_sha256()])
+
+
+def inputs_id(spec: RunSpec) -> str:
+    """Names what calibration sees of the full-precision model: the same for every method, q and g."""
+    run = _run_identity(spec)
+    return content_id(
+        [run[key] for key in ("model", "device", "dtype", "seed", "calibration")] + [code_sha256()]
+    )

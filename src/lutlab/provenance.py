@@ -15,6 +15,9 @@ _PACKAGE = Path(__file__).parent
 # sources that decide a number: a change in any of them makes a new cell
 _DECIDING = (
     "groups.py",
+    "widths.py",
+    "calibrate.py",
+    "rescale.py",
     "apply.py",
     "modules.py",
     "data/*.py",

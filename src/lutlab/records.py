@@ -1,4 +1,6 @@
-"""Frozen records in which layers meet: RunSpec -> QuantizedTensor -> PackedWeight -> Subject -> Measurement -> Record.
+"""Frozen records in which layers meet.
+
+    RunSpec -> CalibStats -> QuantizedTensor -> PackedWeight -> Subject -> Measurement -> Record
 
 Axes: M tokens, N out_features, K in_features, G = ceil(K / group_size) groups, q bits. No layer imports another's code
 to exchange these; nothing here imports torch when run.
@@ -39,6 +41,28 @@ class TextSpec:
 
 
 @dataclass(frozen=True)
+class CalibrationSpec:
+    """What calibrated methods look at: `samples` windows of `seqlen` tokens drawn with `seed` from a text.
+
+    `seqlen` None is the model's evaluation window.
+    """
+
+    text: TextSpec
+    samples: int
+    seqlen: int | None
+    seed: int
+
+
+@dataclass(frozen=True)
+class Sublayer:
+    """The widths of one kind of sub-layer, where they differ from the model's: `attention` or `feed_forward`."""
+
+    kind: str
+    q: int
+    g: int
+
+
+@dataclass(frozen=True)
 class EvalSpec:
     """One evaluator on one text (None where it needs none): together with a RunSpec, a cell."""
 
@@ -48,19 +72,45 @@ class EvalSpec:
 
 @dataclass(frozen=True)
 class RunSpec:
-    """One row: a model quantized one way. `options` are the method's own parameters, sorted by name."""
+    """One row: a model quantized one way.
+
+    Attributes:
+        options: the method's own parameters, sorted by name.
+        calibration: None for methods that look at weights only.
+        sublayers: kinds of sub-layer with their own q and g, sorted by kind.
+        budget: bits a weight, stored, that the widths of all layers together must not exceed; None gives every layer
+            q and g.
+        skip: patterns (fnmatch) of layer names that stay in full precision.
+    """
 
     model: ModelSpec
     method: str
     q: int
     g: int
     options: tuple[tuple[str, Any], ...] = ()
+    calibration: CalibrationSpec | None = None
+    sublayers: tuple[Sublayer, ...] = ()
+    budget: float | None = None
+    skip: tuple[str, ...] = ()
     device: str = "cpu"
     dtype: str = "float32"
     seed: int = 0
 
 
 # ---- tensors ----
+
+
+@dataclass(frozen=True)
+class CalibStats:
+    """What calibration saw of one linear layer's inputs X [M, K].
+
+    hessian: [K, K] float32, X^T X / M: (w - w_hat) hessian (w - w_hat)^T is the mean squared error of an output.
+    mean_abs: [K] float32, the mean of |X|; tokens: M.
+    """
+
+    hessian: torch.Tensor
+    mean_abs: torch.Tensor
+    tokens: int
 
 
 @dataclass(frozen=True)
@@ -76,6 +126,7 @@ class UniformTensor:
 
     codes: [N, K] uint8 in 0..2^bits-1; scale: [N, G] float16 or float32; zero_point: [N, G] int16.
     group_size: weights along K that share one scale; -1 = all of K; the last group may be shorter.
+    order: [K] int32, column j of codes holds input channel order[j], and groups are of columns; None: channel j.
     """
 
     codes: torch.Tensor
@@ -83,6 +134,7 @@ class UniformTensor:
     zero_point: torch.Tensor
     bits: int
     group_size: int
+    order: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -90,6 +142,7 @@ class BCQTensor:
     """W ~ sum_b alpha_b B_b + offset, B_b in {-1, +1}, LUT-GEMM Eq. 2.
 
     codes: [N, K] uint8, bit b is 1 where B_b = +1; alpha: [q, N, G] float16 or float32; offset: [N, G] or None.
+    order: as in UniformTensor.
     """
 
     codes: torch.Tensor
@@ -97,6 +150,7 @@ class BCQTensor:
     offset: torch.Tensor | None
     bits: int
     group_size: int
+    order: torch.Tensor | None = None
 
 
 QuantizedTensor = DenseTensor | UniformTensor | BCQTensor
@@ -124,7 +178,11 @@ class PackedWeight(Protocol):
 
 @dataclass(frozen=True)
 class LayerStats:
-    """One quantized linear layer: squared error and squared norm of W [N, K], and its sizes in bits."""
+    """One quantized linear layer: squared error and squared norm of W [N, K], its widths, and its size in bits.
+
+    output_error, output_norm: the same of the outputs on the calibration inputs, tr(D H D^T) with H as CalibStats has
+    it; None without calibration. q and g are 16 and -1 where the layer stays in full precision.
+    """
 
     name: str
     out_features: int
@@ -132,6 +190,10 @@ class LayerStats:
     squared_error: float
     squared_norm: float
     bits_stored: int
+    q: int
+    g: int
+    output_error: float | None = None
+    output_norm: float | None = None
 
 
 @dataclass(frozen=True)
@@ -182,93 +244,3 @@ class Record:
     provenance: Mapping[str, Any]
     seconds: float
     reason: str = ""
-
-
-# ---- published beside measured ----
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One number of a table. `verdict` is never blank; `note` is its reason or the stand-in's name."""
-
-    column: str
-    published: float | str | None  # str: the paper prints a word (OOM, N/A)
-    measured: float | None
-    verdict: str
-    note: str = ""
-    cell_id: str | None = None
-
-
-@dataclass(frozen=True)
-class Row:
-    """A row of a table: axis labels as the paper prints them, the model measured, cells by column."""
-
-    key: str
-    labels: Mapping[str, str]  # axis title -> label, e.g. {"Model": "OPT-30B", "q": "4", "g": "32"}
-    model: str
-    stand_in: bool
-    cells: Mapping[str, Cell]
-
-
-@dataclass(frozen=True)
-class Column:
-    """A column: one metric under one protocol. `measured_on` names the text really evaluated."""
-
-    key: str
-    title: str
-    unit: str
-    protocol: str
-    measured_on: str
-    published: bool  # False: a column of ours that the paper does not print
-    lower_is_better: bool = True
-
-
-@dataclass(frozen=True)
-class ClaimResult:
-    """A claim of the paper, judged on its own numbers and on ours: counts of instances that hold, of all decidable."""
-
-    text: str
-    where: str
-    published: tuple[int, int]
-    measured: tuple[int, int]
-    failing: tuple[str, ...] = ()  # measured instances that do not hold
-
-
-@dataclass(frozen=True)
-class ResultTable:
-    """Everything the report renders; pure data."""
-
-    artifact: str
-    title: str
-    citation: str
-    source: str
-    scale: str
-    command: str
-    columns: tuple[Column, ...]
-    rows: tuple[Row, ...]
-    claims: tuple[ClaimResult, ...]
-    notes: tuple[str, ...]
-    provenance: Mapping[str, Any]
-
-    def long_form(self) -> list[dict[str, Any]]:
-        """One mapping per cell, row by row, all with the same keys: what the CSV file and the tracked table hold."""
-        return [
-            {
-                "artifact": self.artifact,
-                "row": row.key,
-                "labels": "; ".join(f"{axis}={label}" for axis, label in row.labels.items()),
-                "column": column.key,
-                "unit": column.unit,
-                "protocol": column.protocol,
-                "published": row.cells[column.key].published,
-                "measured": row.cells[column.key].measured,
-                "measured_on": column.measured_on,
-                "model": row.model,
-                "stand_in": row.stand_in,
-                "verdict": row.cells[column.key].verdict,
-                "note": row.cells[column.key].note,
-                "cell_id": row.cells[column.key].cell_id,
-            }
-            for row in self.rows
-            for column in self.columns
-        ]

@@ -8,16 +8,13 @@ finished cell is found again, whichever table asked for it, and a change of any 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import errno
 import hashlib
 import json
-import os
-import uuid
 from pathlib import Path
 from typing import Any
 
+from lutlab.atomic import write_atomically
 from lutlab.errors import LutlabError
 from lutlab.records import Record
 
@@ -77,28 +74,3 @@ class Store:
         digest = hashlib.sha256(canonical(content).encode()).hexdigest()
         text = json.dumps({"sha256": digest, "record": content}, indent=1, ensure_ascii=False)
         return write_atomically(self.path(record.cell_id), text.encode())
-
-
-def write_atomically(path: Path, data: bytes) -> Path:
-    """Write a file so that a reader, a crash or a full disk never shows half of it.
-
-    Raises:
-        LutlabError: the disk is full or the folder cannot be written.
-    """
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")  # other writers have their own
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        with contextlib.suppress(OSError):  # it may not have been made
-            temporary.unlink(missing_ok=True)
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        raise LutlabError(
-            f"cannot write {path}: {'the disk is full' if full else error.strerror}; "
-            f"{'free some space' if full else 'check the folder'} and run again: finished cells are kept"
-        ) from error
-    return path

@@ -13,6 +13,9 @@ from transformers import (
     PreTrainedModel,
 )
 
+from lutlab.models.families import kinds
+from lutlab.widths import Width, widths
+
 VOCABULARY = 260  # of tests.tiny_models.byte_tokenizer
 SHARED = {"vocab_size": VOCABULARY, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
 OPT = SHARED | {
@@ -60,3 +63,8 @@ def randomized(model: PreTrainedModel) -> PreTrainedModel:
 
 def token_ids(rows: int = 2, length: int = 16) -> torch.Tensor:
     return torch.randint(VOCABULARY, (rows, length), generator=torch.Generator().manual_seed(1))
+
+
+def uniform(model: PreTrainedModel, q: int, g: int) -> dict[str, Width]:
+    """The same width for every layer that is quantized."""
+    return widths(kinds(model.config), q, g)

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from tests.models.architectures import CONFIGS, config, make, token_ids
+from tests.models.architectures import CONFIGS, config, make, token_ids, uniform
 from torch import nn
 from torch.nn import functional
 from transformers import BloomConfig
@@ -91,7 +91,7 @@ def test_forward_is_that_of_a_model_made_by_hand(name, method):
         dense = nn.Linear(weight.shape[1], weight.shape[0], bias=module.bias is not None)
         dense.weight, dense.bias = nn.Parameter(weight), module.bias
         by_hand.set_submodule(layer, dense)
-    quantize_model(quantized, method, Q, G)
+    quantize_model(quantized, method, uniform(quantized, Q, G))
     logits = quantized(token_ids()).logits
     assert torch.equal(logits, by_hand(token_ids()).logits)
     assert not torch.allclose(logits, unquantized, atol=1e-2)
@@ -104,7 +104,7 @@ def test_nothing_else_is_touched(name):
     replaced = {f"{layer}.weight" for layer, _ in linear_layers(model)}
     before = {n: t.clone() for n, t in model.state_dict().items() if n not in replaced}
     tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
-    quantize_model(model, RTN(), Q, G)
+    quantize_model(model, RTN(), uniform(model, Q, G))
     after = model.state_dict()
     assert all(torch.equal(after[n], tensor) for n, tensor in before.items())
     assert tied == (model.get_output_embeddings().weight is model.get_input_embeddings().weight)
@@ -125,7 +125,7 @@ def test_groups_of_gpt2_are_runs_of_input_channels(q):
         value = (sign * 2.0**exponent * (2**q - 1)).repeat_interleave(8, dim=1)  # [N, K]
         module.weight.data = value.T.contiguous()
         wanted[layer] = value
-    stats = quantize_model(model, RTN(), q, 8)
+    stats = quantize_model(model, RTN(), uniform(model, q, 8))
     assert [layer.squared_error for layer in stats] == [0.0] * len(stats)
     for layer, module in linear_layers(model):
         assert torch.equal(module.packed.dequantize(), wanted[layer])

@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lutlab.errors import LutlabError, nearest
-from lutlab.models import hub
+from lutlab.models import hub, streamed
 from lutlab.models.families import family_named, family_of
+from lutlab.models.files import weight_files
+from lutlab.models.resident import Blocks, Resident
 
 if TYPE_CHECKING:
     import torch
@@ -36,10 +38,11 @@ _VOCABULARIES = TOKENIZER_FILES[:3]
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model in evaluation mode and its tokenizer (None: a synthetic model whose config came without one)."""
+    """A model in evaluation mode, its tokenizer (None: a synthetic model whose config came without one), its blocks."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase | None
+    blocks: Blocks
 
 
 def embedded_names() -> list[str]:
@@ -70,8 +73,10 @@ def folder_of(spec: ModelSpec) -> Path:
     return folder
 
 
-def load_model(spec: ModelSpec, dtype: torch.dtype, device: str, seed: int) -> LoadedModel:
-    """Load and check a model.
+def load_model(
+    spec: ModelSpec, dtype: torch.dtype, device: str, seed: int, *, stream: bool = False
+) -> LoadedModel:
+    """Load and check a model; with `stream`, its blocks stay where they are until they are opened.
 
     Raises:
         LutlabError: files missing, truncated or only pickled; weights missing, superfluous or not finite; unknown
@@ -80,13 +85,28 @@ def load_model(spec: ModelSpec, dtype: torch.dtype, device: str, seed: int) -> L
     folder = folder_of(spec)
     with _quiet():
         config = _config(folder)
-        if spec.source == "synthetic":
-            model = _synthetic(config, spec.layers, dtype, seed)
+        synthetic = spec.source == "synthetic"
+        if synthetic:
+            config.num_hidden_layers = _layers(config, spec.layers)
+        tokenizer = _tokenizer(folder, required=not synthetic)
+        if stream and synthetic:
+            model, blocks = streamed.synthetic(config, dtype, device, seed)
+        elif stream:
+            model, blocks = streamed.from_shards(folder, config, dtype, device)
         else:
-            model = _pretrained(folder, config, dtype)
-            _check_finite(model, folder)
-        tokenizer = _tokenizer(folder, required=spec.source != "synthetic")
-    return LoadedModel(model.to(device).eval(), tokenizer)
+            model = _in_memory(folder, config, dtype, seed, synthetic=synthetic).to(device).eval()
+            blocks = Resident(model)
+    return LoadedModel(model, tokenizer, blocks)
+
+
+def _in_memory(
+    folder: Path, config: PreTrainedConfig, dtype: torch.dtype, seed: int, *, synthetic: bool
+) -> PreTrainedModel:
+    if synthetic:
+        return _synthetic(config, dtype, seed)
+    model = _pretrained(folder, config, dtype)
+    _check_finite(model, folder)
+    return model
 
 
 @contextmanager
@@ -138,19 +158,20 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0]
 
 
-def _synthetic(
-    config: PreTrainedConfig, layers: int | None, dtype: torch.dtype, seed: int
-) -> PreTrainedModel:
+def _layers(config: PreTrainedConfig, wanted: int | None) -> int:
+    """How many layers a synthetic model has."""
+    available = config.num_hidden_layers
+    if wanted is not None and not 1 <= wanted <= available:
+        raise LutlabError(
+            f"model.layers={wanted} of a model of {available} layers: give 1 to {available}, or null for all"
+        )
+    return wanted or available
+
+
+def _synthetic(config: PreTrainedConfig, dtype: torch.dtype, seed: int) -> PreTrainedModel:
     import torch
     from transformers import AutoModelForCausalLM
 
-    if layers is not None:
-        if not 1 <= layers <= config.num_hidden_layers:
-            raise LutlabError(
-                f"model.layers={layers} of a model of {config.num_hidden_layers} layers: give 1 to "
-                f"{config.num_hidden_layers}, or null for all"
-            )
-        config.num_hidden_layers = layers
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return AutoModelForCausalLM.from_config(config, dtype=dtype)
@@ -201,33 +222,6 @@ def _check_keys(info: Mapping[str, Collection[Any]], folder: Path, blocks: str) 
             f"{folder} holds {len(superfluous)} weights of decoder blocks that its config.json has no place for, first "
             f"{min(superfluous)}: the config belongs to another checkpoint (num_hidden_layers?)"
         )
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """The files transformers reads: model.safetensors, else the shards named by the index and the index.
-
-    Raises:
-        LutlabError: one of them is missing, or there are no safetensors at all.
-    """
-    index = folder / "model.safetensors.index.json"
-    wanted = ["model.safetensors"]
-    if index.is_file() and not (folder / wanted[0]).is_file():
-        try:
-            wanted = sorted(
-                set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-            )
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise LutlabError(
-                f"{index} is damaged ({type(error).__name__}: {error}): fetch it again"
-            ) from error
-        wanted.append(index.name)
-    absent = [name for name in wanted if not (folder / name).is_file()]
-    if absent:
-        raise LutlabError(
-            f"{folder} lacks {', '.join(absent[:3])}{' …' if absent[3:] else ''}: lutlab reads safetensors only, never "
-            "pickled weights (*.bin); convert them with transformers' save_pretrained or fetch the missing shards"
-        )
-    return [folder / name for name in wanted]
 
 
 def _check_finite(model: PreTrainedModel, folder: Path) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lutlab.records import ResultTable
+from lutlab.atomic import write_atomically
+from lutlab.outcome import ResultTable
 from lutlab.report import csv, figure, html, latex, markdown, terminal
 from lutlab.report.layout import lay_out
-from lutlab.results import write_atomically
 
 if TYPE_CHECKING:
     from rich.console import Console

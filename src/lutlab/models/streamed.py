@@ -1,0 +1,178 @@
+"""Blocks of a model larger than memory: read from safetensors shards (or drawn) when opened, freed when closed.
+
+Peak memory is the embeddings, the head and one block. Everything outside the blocks is in memory from the beginning;
+blocks live on the meta device, shapes without storage. After quantization, `serve` reads the quantized blocks from
+where they were kept, one at a time, whenever the model is called: any evaluator works, and reads every block once a
+batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lutlab.models.families import decoder_blocks, family_of
+from lutlab.models.shards import Shards
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+Fill = Callable[["nn.Module", str], None]  # gives a module on the meta device its weights
+
+
+class Streamed:
+    """The blocks of a model of which one at a time is in memory."""
+
+    def __init__(self, model: PreTrainedModel, fill: Fill) -> None:
+        self._blocks = decoder_blocks(model)
+        self._path = family_of(model.config).blocks
+        self._fill = fill
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    @contextmanager
+    def open(self, index: int) -> Iterator[nn.Module]:
+        """A block with its full-precision weights; closed, it is shapes only again."""
+        block = self._blocks[index]
+        self._fill(block, f"{self._path}.{index}.")
+        try:
+            yield block
+        finally:
+            release(block)
+
+    def serve(self, load: Callable[[int, nn.Module], object]) -> None:
+        """From now on, call `load(index, block)` in front of a block's forward pass, and free the block behind it."""
+        for index, block in enumerate(self._blocks):
+
+            def before(module: nn.Module, _: object, index: int = index) -> None:
+                load(index, module)
+
+            def after(module: nn.Module, *_: object) -> None:
+                release(module)
+
+            block.register_forward_pre_hook(before)
+            block.register_forward_hook(after, always_call=True)
+
+
+def release(block: nn.Module) -> None:
+    """Free what a block's state holds: parameters and persistent buffers become shapes on the meta device."""
+    import torch
+    from torch import nn
+
+    for module in block.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                empty = torch.empty_like(parameter, device="meta")
+                module._parameters[name] = nn.Parameter(empty, requires_grad=False)
+        for name, buffer in module._buffers.items():
+            if buffer is not None and name not in module._non_persistent_buffers_set:
+                module._buffers[name] = torch.empty_like(buffer, device="meta")
+
+
+def skeleton(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+    """A model whose parameters are on the meta device; buffers that no checkpoint holds are computed."""
+    from accelerate import init_empty_weights
+    from transformers import AutoModelForCausalLM
+
+    with init_empty_weights(include_buffers=False):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    return model.eval()
+
+
+def outside(model: PreTrainedModel) -> list[nn.Module]:
+    """The modules with parameters of their own that belong to no block."""
+    blocks = set(decoder_blocks(model).modules())
+    return [
+        module
+        for module in model.modules()
+        if module not in blocks and any(True for _ in module.parameters(recurse=False))
+    ]
+
+
+def from_shards(
+    folder: Path, config: PreTrainedConfig, dtype: torch.dtype, device: str
+) -> tuple[PreTrainedModel, Streamed]:
+    """A model whose blocks are read from the checkpoint in `folder`.
+
+    Raises:
+        LutlabError: a file or a weight is missing, truncated, of another shape, or not finite (for blocks: when they
+            are opened).
+    """
+    model = skeleton(config, dtype)
+    shards = Shards(folder, model.base_model_prefix)
+    tied = set(model.all_tied_weights_keys) if config.tie_word_embeddings else set()
+
+    def fill(module: nn.Module, prefix: str) -> None:
+        wanted = {
+            f"{prefix}{name}": value
+            for name, value in module.state_dict().items()
+            if f"{prefix}{name}" not in tied
+        }
+        _assign(module, prefix, shards.read(wanted, dtype, device))
+
+    names = {module: name for name, module in model.named_modules()}
+    for module in outside(model):
+        own = {f"{names[module]}.{n}": p for n, p in module.named_parameters(recurse=False)}
+        own = {name: value for name, value in own.items() if name not in tied}
+        _assign(module, f"{names[module]}.", shards.read(own, dtype, device))
+    return _finish(model, device), Streamed(model, fill)
+
+
+def synthetic(
+    config: PreTrainedConfig, dtype: torch.dtype, device: str, seed: int
+) -> tuple[PreTrainedModel, Streamed]:
+    """A model of random weights whose blocks are drawn when they are opened, the same ones every time.
+
+    Not the weights of the `synthetic` source in memory, which draws all blocks from one sequence.
+    """
+    model = skeleton(config, dtype)
+
+    def fill(module: nn.Module, prefix: str) -> None:
+        _draw(model, [module], f"{seed}:{prefix}", device)
+
+    _draw(model, outside(model), str(seed), device)
+    return _finish(model, device), Streamed(model, fill)
+
+
+def _draw(model: PreTrainedModel, modules: Iterable[nn.Module], seed: str, device: str) -> None:
+    """Random weights as the model's own initialisation gives them."""
+    import zlib
+
+    import torch
+    from torch import nn
+
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(zlib.crc32(seed.encode()))
+        for root in modules:
+            for module in root.modules():
+                for name, parameter in module._parameters.items():
+                    if parameter is not None and parameter.is_meta:
+                        empty = torch.empty_like(parameter, device="cpu")
+                        module._parameters[name] = nn.Parameter(empty, requires_grad=False)
+                model._init_weights(module)
+            root.to(device)
+
+
+def _finish(model: PreTrainedModel, device: str) -> PreTrainedModel:
+    """Tie what is tied, put computed buffers on the device."""
+    model.tie_weights()
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None and not buffer.is_meta:
+                module._buffers[name] = buffer.to(device)
+    return model
+
+
+def _assign(module: nn.Module, prefix: str, tensors: Mapping[str, torch.Tensor]) -> None:
+    module.load_state_dict(
+        {name.removeprefix(prefix): tensor for name, tensor in tensors.items()},
+        assign=True,
+        strict=False,
+    )
+    for parameter in module.parameters():
+        parameter.requires_grad_(False)

@@ -1,0 +1,127 @@
+"""What a table is when it is measured: published beside measured, cell by cell, its claims judged. Pure data.
+
+compare.py fills these, report/ and tracking.py read them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One number of a table. `verdict` is never blank; `note` is its reason or the stand-in's name."""
+
+    column: str
+    published: float | str | None  # str: the paper prints a word (OOM, N/A)
+    measured: float | None
+    verdict: str
+    note: str = ""
+    cell_id: str | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a table: axis labels as the paper prints them, the model measured, cells by column.
+
+    on_front: the row's measured point is on the Pareto front of the table's curve.
+    """
+
+    key: str
+    labels: Mapping[str, str]  # axis title -> label, e.g. {"Model": "OPT-30B", "q": "4", "g": "32"}
+    model: str
+    stand_in: bool
+    cells: Mapping[str, Cell]
+    on_front: bool = False
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column: one metric under one protocol. `measured_on` names the text really evaluated."""
+
+    key: str
+    title: str
+    unit: str
+    protocol: str
+    measured_on: str
+    published: bool  # False: a column of ours that the paper does not print
+    lower_is_better: bool = True
+    cited: str = ""  # whom the paper took its numbers from; empty: it measured them
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What a figure draws: column y over column x, a line for each value of the `series` labels.
+
+    larger: for x and y, whether the larger value is the better one. One Pareto front for each value of the first `per`
+    parts of the row keys. baseline: pattern of the keys of the full-precision rows, which are a level and no points;
+    degradation: y is drawn minus that level.
+    """
+
+    x: str
+    y: str
+    series: tuple[str, ...]
+    larger: tuple[bool, bool]
+    per: int
+    baseline: str
+    degradation: bool
+
+    def front_of(self, key: str) -> str:
+        """The rows that share a front with this row, by the first parts of their keys."""
+        return "/".join(key.split("/")[: self.per])
+
+
+@dataclass(frozen=True)
+class ClaimResult:
+    """A claim of the paper, judged on its own numbers and on ours: counts of instances that hold, of all decidable."""
+
+    text: str
+    where: str
+    published: tuple[int, int]
+    measured: tuple[int, int]
+    failing: tuple[str, ...] = ()  # measured instances that do not hold
+
+
+@dataclass(frozen=True)
+class ResultTable:
+    """Everything the report renders; pure data."""
+
+    artifact: str
+    title: str
+    citation: str
+    source: str
+    scale: str
+    command: str
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+    claims: tuple[ClaimResult, ...]
+    notes: tuple[str, ...]
+    provenance: Mapping[str, Any]
+    curve: Curve | None = None
+
+    def long_form(self) -> list[dict[str, Any]]:
+        """One mapping per cell, row by row, all with the same keys: what the CSV file and the tracked table hold."""
+        return [
+            {
+                "artifact": self.artifact,
+                "row": row.key,
+                "labels": "; ".join(f"{axis}={label}" for axis, label in row.labels.items()),
+                "column": column.key,
+                "unit": column.unit,
+                "protocol": column.protocol,
+                "published": row.cells[column.key].published,
+                "cited_from": column.cited,
+                "measured": row.cells[column.key].measured,
+                "measured_on": column.measured_on,
+                "model": row.model,
+                "stand_in": row.stand_in,
+                "on_front": row.on_front,
+                "verdict": row.cells[column.key].verdict,
+                "note": row.cells[column.key].note,
+                "cell_id": row.cells[column.key].cell_id,
+            }
+            for row in self.rows
+            for column in self.columns
+        ]
