@@ -1,0 +1,180 @@
+"""What transformers needs to load a model that lutlab saved: a quantization config and its quantizer, by name "lutlab".
+
+config.json of such a model holds, beside the architecture's own keys,
+
+    "quantization_config": {"quant_method": "lutlab", "format": 1, "layers": {<path of a layer>: <its layout>, …}}
+
+with one entry a QuantLinear (modules.py says what a layout is); layers that are not named stay as the architecture has
+them. Importing this module registers both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import nn
+from transformers.quantizers.auto import register_quantization_config, register_quantizer
+from transformers.quantizers.base import HfQuantizer
+from transformers.utils.quantization_config import QuantizationConfigMixin
+
+from lutlab.errors import LutlabError
+from lutlab.models.families import weight_of
+from lutlab.modules import QuantLinear
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+METHOD = "lutlab"
+FORMAT = 1
+SAFETENSORS = {
+    torch.int32: "I32",
+    torch.float16: "F16",
+    torch.float32: "F32",
+    torch.float64: "F64",
+}
+
+
+@register_quantization_config(METHOD)
+class LutlabConfig(QuantizationConfigMixin):
+    """Layouts of the quantized layers by path.
+
+    Raises:
+        LutlabError: `layers` is not a mapping, or another version of lutlab wrote it.
+    """
+
+    def __init__(
+        self,
+        layers: Mapping[str, Mapping[str, Any]] | None = None,
+        format: int = FORMAT,
+        quant_method: str = METHOD,
+        **unknown: Any,
+    ) -> None:
+        if format != FORMAT or unknown or not isinstance(layers, Mapping):
+            raise LutlabError(
+                f"quantization_config is of format {format!r} with keys {sorted(['layers', *unknown])}: this lutlab "
+                f"reads format {FORMAT}, whose only other key `layers` maps paths to layouts; use the version of "
+                "lutlab that saved the model"
+            )
+        self.quant_method = quant_method
+        self.format = format
+        self.layers = {name: dict(layout) for name, layout in layers.items()}
+
+
+@register_quantizer(METHOD)
+class LutlabQuantizer(HfQuantizer):
+    """Puts empty QuantLinears where the config names them; transformers then loads their buffers."""
+
+    requires_calibration = True
+    quantization_config: LutlabConfig
+
+    def _process_model_before_weight_loading(
+        self,
+        model: PreTrainedModel,
+        checkpoint_files: Sequence[str] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Replace layers; the files must then hold every buffer, in the shape and dtype the config says.
+
+        Raises:
+            LutlabError: config, architecture and files do not belong together.
+        """
+        for name, layout in self.quantization_config.layers.items():
+            try:
+                module = _skeleton(model, name, layout)
+            except LutlabError as error:
+                raise LutlabError(f"quantization_config, layer {name}: {error}") from error
+            # GPT-2 initializes the weight of every c_proj before it looks for missing ones: give it one to leave alone
+            module.weight = torch.empty(0)
+            module.weight._is_hf_initialized = True
+            model.set_submodule(name, module)
+        if checkpoint_files is not None:
+            _check_files(model, self.quantization_config.layers, checkpoint_files)
+
+    def _process_model_after_weight_loading(self, model: PreTrainedModel, **kwargs: Any) -> None:
+        for name in self.quantization_config.layers:
+            del model.get_submodule(name).weight
+
+    def is_serializable(self) -> bool:
+        """Yes: model.save_pretrained writes what lutlab.save does."""
+        return True
+
+    @property
+    def is_trainable(self) -> bool:
+        """No: codes have no gradient."""
+        return False
+
+
+def declare(model: PreTrainedModel) -> None:
+    """Say in the model's config which layers are quantized, and how; save_pretrained writes that down.
+
+    Raises:
+        LutlabError: there are none.
+    """
+    layers = quantized_layers(model)
+    model.config.quantization_config = LutlabConfig({n: m.layout() for n, m in layers.items()})
+
+
+def quantized_layers(model: PreTrainedModel) -> dict[str, QuantLinear]:
+    """The quantized layers by path.
+
+    Raises:
+        LutlabError: there are none.
+    """
+    layers = {name: m for name, m in model.named_modules() if isinstance(m, QuantLinear)}
+    if not layers:
+        raise LutlabError(
+            f"no layer of this {type(model).__name__} is quantized: call lutlab.quantize first; a model in full "
+            "precision saves itself, with model.save_pretrained(folder)"
+        )
+    return layers
+
+
+def _skeleton(model: PreTrainedModel, name: str, layout: Mapping[str, Any]) -> QuantLinear:
+    """An empty layer that fits where `name` is; its bias has the dtype that the model is loaded in."""
+    try:
+        replaced = model.get_submodule(name)
+    except AttributeError as error:
+        raise LutlabError(
+            f"{type(model).__name__} has no such layer: load the model with AutoModelForCausalLM; else its config "
+            "belongs to another one"
+        ) from error
+    module = QuantLinear.from_layout(layout, "meta")
+    if not hasattr(replaced, "weight") or replaced.weight.ndim != 2:
+        raise LutlabError(f"{type(replaced).__name__} is not a linear layer")
+    bias = getattr(replaced, "bias", None)
+    expected = tuple(weight_of(replaced).shape), bias is not None
+    found = module.packed.shape, module.bias is not None
+    if found != expected:
+        raise LutlabError(
+            f"[N, K] = {list(found[0])} with bias={found[1]}, but the rest of config.json says {list(expected[0])} "
+            f"with bias={expected[1]}: the two belong to different models"
+        )
+    if bias is not None:
+        module.bias = nn.Parameter(torch.empty_like(bias, device="meta"), requires_grad=False)
+    return module
+
+
+def _check_files(model: PreTrainedModel, names: Iterable[str], files: Iterable[str]) -> None:
+    """Compare the files' headers with the empty layers, which would otherwise keep whatever memory holds."""
+    stored = {}
+    for path in files:
+        try:
+            with safe_open(path, framework="pt") as file:
+                slices = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118, no mapping
+                stored |= {key: (s.get_dtype(), s.get_shape()) for key, s in slices.items()}
+        except (OSError, SafetensorError) as error:
+            raise LutlabError(
+                f"cannot read {path} ({error}): it is damaged or truncated; copy it again"
+            ) from error
+    for name in names:
+        for buffer, tensor in model.get_submodule(name).named_buffers():
+            key = f"{name}.{buffer}"
+            expected = (SAFETENSORS[tensor.dtype], list(tensor.shape))
+            if stored.get(key) != expected:
+                raise LutlabError(
+                    f"{key} is {stored.get(key, 'not there')} in the files, but config.json says {expected}: "
+                    "a file is missing, or they belong to different models"
+                )
