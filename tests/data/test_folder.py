@@ -8,7 +8,9 @@ import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, processors
 from transformers import GPT2Tokenizer, PreTrainedTokenizerFast
 
-from lutlab.data import load_text, token_stream
+from lutlab.data import choices, load_text, token_stream
+from lutlab.data.folder import STAND_INS, resolve
+from lutlab.data.protocols import PROTOCOLS
 from lutlab.errors import LutlabError
 from lutlab.records import TextSpec
 
@@ -50,6 +52,64 @@ def test_c4_in_three_packings_and_its_first_1100(tmp_path, suffix, pack):
     write(tmp_path, f"c4/en/c4-validation.00000-of-00008.{suffix}", pack(content.encode()))
     assert rows("c4-new", tmp_path) == tuple(f"d{i}" for i in range(1100))
     assert len(rows("c4", tmp_path)) == 1200
+
+
+def test_training_rows_for_calibration(tmp_path):
+    write(tmp_path, "wikitext2/wiki.train.raw", " \n = A = \n")
+    write(tmp_path, "ptb/ptb.train.txt", " a sentence \n")
+    assert rows("wikitext2-train", tmp_path) == ("", " = A = \n")
+    assert rows("ptb-train", tmp_path) == ("a sentence",)
+
+
+def test_a_part_of_c4_is_never_taken_for_the_whole(tmp_path):
+    documents = "".join(json.dumps({"text": f"d{i}"}) + "\n" for i in range(1001))
+    write(tmp_path, "c4/en/c4-train.00000-of-01024.jsonl", documents)
+    assert rows("c4-train-first1000", tmp_path) == tuple(f"d{i}" for i in range(1000))
+    with pytest.raises(LutlabError, match=r"draws among 356317 documents.*holds 1001"):
+        rows("c4-train", tmp_path)
+    head = "".join(documents.splitlines(keepends=True)[:999])
+    write(tmp_path, "calib/c4_train_00000_first1000.jsonl", head)
+    with pytest.raises(LutlabError, match=r"draws among 1000 documents.*holds 999"):
+        rows("c4-train-first1000", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("exact", "instead", "exact_file", "instead_file"),
+    [
+        ("c4-train", "c4-train-first1000", "c4/en/c4-train.00000-of-01024.json.gz",
+         "calib/c4_train_00000_first1000.jsonl"),
+        ("wikitext2-train", "wikitext103-train-head", "wikitext2/wiki.train.raw",
+         "calib/wikitext103_train_head.tokens"),
+    ],
+)  # fmt: skip
+def test_a_stand_in_is_read_under_its_own_name_and_only_where_the_exact_file_lacks(
+    tmp_path, exact, instead, exact_file, instead_file
+):
+    assert resolve(exact, str(tmp_path)) == exact, "so that the message names the exact file"
+    write(tmp_path, instead_file, "x")
+    assert resolve(exact, str(tmp_path)) == instead
+    write(tmp_path, exact_file, "x")
+    assert resolve(exact, str(tmp_path)) == exact
+    assert resolve("wikitext2", str(tmp_path)) == "wikitext2"
+
+
+def test_only_calibration_has_stand_ins_in_a_folder():
+    kinds = {PROTOCOLS[name].kind for pair in STAND_INS.items() for name in pair}
+    assert kinds == {"calibration"}
+
+
+def test_piqa_takes_its_answers_from_the_file_beside_it(tmp_path):
+    record = json.dumps({"goal": "g", "sol1": "a", "sol2": "b"}) + "\n"
+    write(tmp_path, "piqa/valid.jsonl", record * 3)
+    write(tmp_path, "piqa/valid-labels.lst", "1\n0\n1\n")
+    text = load_text(TextSpec("piqa", "folder", str(tmp_path)))
+    assert [item.gold for item in choices(text)] == [1, 0, 1]
+    write(tmp_path, "piqa/valid-labels.lst", "1\n0\n")
+    with pytest.raises(LutlabError, match=r"3 questions and valid-labels\.lst beside it 2 answers"):
+        rows("piqa", tmp_path)
+    (tmp_path / "piqa" / "valid-labels.lst").unlink()
+    with pytest.raises(LutlabError, match=r"valid-labels\.lst cannot be read"):
+        rows("piqa", tmp_path)
 
 
 def test_the_hash_sees_where_a_row_ends(tmp_path):
@@ -141,7 +201,8 @@ def test_wikitext2_has_the_published_number_of_llama_tokens(shared):
 
 def test_shared_data_sets_have_their_sizes(shared):
     root = str(shared / "data")
-    sizes = {
-        name: len(rows(name, root)) for name in ("ptb", "ptb-new", "lambada", "lambada-standard")
-    }
-    assert sizes == {"ptb": 3370, "ptb-new": 3761, "lambada": 5153, "lambada-standard": 5153}
+    expected = {
+        "ptb": 3370, "ptb-new": 3761, "lambada": 5153, "lambada-standard": 5153, "ptb-train": 42_068,
+        "c4-train-first1000": 1000, "piqa": 1838, "hellaswag": 10_042, "winogrande": 1267, "arc-easy": 2376,
+    }  # fmt: skip
+    assert {name: len(rows(name, root)) for name in expected} == expected

@@ -110,6 +110,63 @@ def test_every_data_set_loads_with_its_commit_and_again_from_the_cache(repositor
     )
 
 
+def add_training_texts(repositories):
+    """The training files beside the evaluated ones; C4's shard has the number of documents its draws rest on."""
+    folder = {name: path for (_, name), path in repositories.items()}
+    path = folder["Salesforce/wikitext"] / "wikitext-2-raw-v1" / "train-00000-of-00001.parquet"
+    parquet(path, text=["", " = T = \n"])
+    path = folder["FALcon6/ptb_text_only"] / "penn_treebank" / "train" / "0000.parquet"
+    parquet(path, sentence=["the train <unk>"])
+    documents = "".join(f'{{"text": "d{i}"}}\n' for i in range(356_317)).encode()
+    shard = folder["allenai/c4"] / "en" / "c4-train.00000-of-01024.json.gz"
+    shard.write_bytes(gzip.compress(documents, 1))
+
+
+def test_training_texts_for_calibration_load(repositories, tmp_path):
+    add_training_texts(repositories)
+    with HubStandIn(repositories) as url:
+        found = load(
+            url, tmp_path, "wikitext2-train", "ptb-train", "c4-train", "c4-train-first1000",
+            "wikitext103-train-head",
+        )  # fmt: skip
+    assert found["wikitext2-train"][:2] == [2, ["", " = T = \n"]]
+    assert found["ptb-train"][:2] == [1, ["the train <unk>"]]
+    assert found["c4-train"][:2] == [356_317, ["d0", "d1", "d2"]]
+    assert found["c4-train"][2].endswith("/en/c4-train.00000-of-01024.json.gz")
+    assert found["c4-train-first1000"][:2] == [1000, ["d0", "d1", "d2"]]
+    assert "data.root=<folder>" in found["wikitext103-train-head"]
+
+
+def test_multiple_choice_loads_from_the_files_the_hub_has(repositories, tmp_path):
+    root = tmp_path / "choices"
+    arc = {
+        "question": ["Q"],
+        "choices": [{"text": ["a", "b"], "label": ["A", "B"]}],
+        "answerKey": ["B"],
+    }
+    files = {
+        "baber/piqa": ("piqa_validation.parquet", {
+            "goal": ["g"], "sol1": ["a"], "sol2": ["b"], "label": [1]}),
+        "Rowan/hellaswag": ("data/validation-00000-of-00001.parquet", {
+            "activity_label": ["J"], "ctx_a": ["A."], "ctx_b": ["b"], "endings": [["x", "y"]], "label": ["1"]}),
+        "allenai/winogrande": ("winogrande_xl/validation-00000-of-00001.parquet", {
+            "sentence": ["_ ran"], "option1": ["A"], "option2": ["B"], "answer": ["2"]}),
+        "allenai/ai2_arc": ("ARC-Easy/test-00000-of-00001.parquet", arc),
+    }  # fmt: skip
+    for name, (path, columns) in files.items():
+        parquet(root / name / path, **columns)
+        repositories["datasets", name] = root / name
+    parquet(root / "allenai/ai2_arc" / "ARC-Challenge/test-00000-of-00001.parquet", **arc)
+    names = ("piqa", "hellaswag", "winogrande", "arc-easy", "arc-challenge")
+    with HubStandIn(repositories) as url:
+        found = load(url, tmp_path / "home", *names)
+    for count, (row,), origin in found.values():
+        assert count == 1
+        assert json.loads(row)["gold"] == 1
+        assert origin.startswith("hub: ")
+    assert json.loads(found["hellaswag"][1][0])["contexts"][0] == "J: A. B"
+
+
 def test_the_second_choice_is_named_in_the_origin(repositories, tmp_path):
     repositories["datasets", "ptb-text-only/ptb_text_only"] = repositories.pop(
         ("datasets", "FALcon6/ptb_text_only")

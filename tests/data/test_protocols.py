@@ -101,6 +101,10 @@ def test_kinds_do_not_mix():
         token_stream(text("lambada"), word_tokenizer(), 4)
     with pytest.raises(LutlabError, match="passages"):
         examples(text("wikitext2"))
+    with pytest.raises(LutlabError, match="'c4-train' is a text for calibration, never evaluated"):
+        token_stream(text("c4-train"), word_tokenizer(), 4)
+    with pytest.raises(LutlabError, match="'piqa' is a list of items"):
+        examples(text("piqa"))
     assert examples(text("lambada")) == ROWS
 
 

@@ -1,11 +1,12 @@
-"""Multiple-choice items that come with Python: which of two sentences comes next in its documentation?
+"""Multiple-choice items that come with Python: which of two sentences of its documentation does a third one continue?
 
-    context: the first sentence of a held-out paragraph; endings: its second one, and the second one of another
-    paragraph of about the same length; which, and which of them stands first, a hash of the context decides
+    contexts: the first sentence of a held-out paragraph, and the first one of another paragraph of about the same
+    length; ending: the second sentence of the first paragraph. A hash of the ending draws the other paragraph and the
+    order of the two.
 
 Paragraphs are those of the held-out topics and docstrings (data/pydocs.py), which no embedded model was trained on.
-A guess is right half the time, and neither length nor style gives the answer away: every wrong ending is the right one
-of another item.
+The ending is the same after both contexts, as in WinoGrande: of two different endings a small model takes the more
+common words whatever precedes them (55 % right for opt-embedded-s, which scores 77 % here; a guess 50 %).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from lutlab.data.choices import Choice
 
 _SENTENCE_END = re.compile(r"(?<=[a-z0-9)'\"`”]\.) (?=[A-Z])")
 _WORDS = range(5, 41)  # of either sentence
-_NEAREST = 8  # a wrong ending is drawn among this many of the most similar length
+_NEAREST = 8  # the other context is drawn among this many of the most similar length
 
 
 def rows() -> list[str]:
@@ -28,17 +29,16 @@ def rows() -> list[str]:
         LutlabError: this Python ships no documentation.
     """
     pairs = _sentence_pairs()
-    by_length = sorted(range(len(pairs)), key=lambda i: (len(pairs[i][1]), pairs[i][1]))
+    by_length = sorted(range(len(pairs)), key=lambda i: (len(pairs[i][0]), pairs[i][0]))
     items: list[str] = [""] * len(pairs)
     for rank, index in enumerate(by_length):
-        context, right = pairs[index]
+        right, ending = pairs[index]
         first = min(max(0, rank - _NEAREST // 2), max(0, len(pairs) - _NEAREST - 1))
         others = [i for i in by_length[first : first + _NEAREST + 1] if i != index]
-        draw = int(hashlib.sha256(context.encode()).hexdigest()[:8], 16)
-        wrong = pairs[others[draw // 2 % len(others)]][1]
-        gold = draw % 2
-        endings = (f" {wrong}", f" {right}") if gold else (f" {right}", f" {wrong}")
-        items[index] = Choice((context, context), endings, gold).row()
+        draw, gold = divmod(int(hashlib.sha256(ending.encode()).hexdigest()[:8], 16), 2)
+        wrong = pairs[others[draw % len(others)]][0]
+        contexts = (wrong, right) if gold else (right, wrong)
+        items[index] = Choice(contexts, (f" {ending}", f" {ending}"), gold).row()
     return items
 
 

@@ -124,7 +124,7 @@ PROTOCOLS = {
     ),
     "continuations": Protocol(
         "continuations", "heldout", "choices", None, True,
-        "held-out Python documentation: which of two sentences comes next [lutlab, data/continuations.py]",
+        "held-out Python documentation: which of two sentences a third one continues [lutlab, data/continuations.py]",
     ),
     "c4-train": Protocol(
         "c4", "train", "calibration", None, True,
