@@ -110,7 +110,8 @@ def pack(tensor: BCQTensor) -> PackedBCQ:
             # Byte i of eight & ONES is the bit of weight i; times GATHER it lands in bit 56 + i, without carries.
             octets = ((((eight >> b) & ONES) * GATHER) >> 56).to(torch.uint8)
             planes[b, at] = octets.view(torch.int32)
-    return PackedBCQ(planes, tensor.alpha, tensor.offset, (rows, in_features), tensor.group_size)
+    shape = (rows, in_features)
+    return PackedBCQ(planes, tensor.alpha, tensor.offset, shape, tensor.group_size, tensor.order)
 
 
 def unpack(packed: PackedBCQ) -> BCQTensor:
@@ -121,7 +122,8 @@ def unpack(packed: PackedBCQ) -> BCQTensor:
     codes = torch.empty(rows, in_features, dtype=torch.uint8, device=packed.planes.device)
     for at in _row_chunks(rows, in_features):
         codes[at] = _codes(packed.planes[:, at], in_features)
-    return BCQTensor(codes, packed.alpha, packed.offset, len(packed.planes), packed.group_size)
+    q, g = len(packed.planes), packed.group_size
+    return BCQTensor(codes, packed.alpha, packed.offset, q, g, packed.order)
 
 
 def from_uniform(tensor: UniformTensor) -> BCQTensor:
@@ -159,7 +161,7 @@ def from_uniform(tensor: UniformTensor) -> BCQTensor:
     wide = offset.float() if fitting[0] == torch.float16 else offset
     if not torch.equal(wide.double(), offset):
         wide = offset
-    return BCQTensor(tensor.codes, alpha.to(fitting[0]), wide, q, tensor.group_size)
+    return BCQTensor(tensor.codes, alpha.to(fitting[0]), wide, q, tensor.group_size, tensor.order)
 
 
 # Bits per weight as the papers count them; g weights share a scale. The keys name paper and place.

@@ -1,0 +1,311 @@
+"""Error compensation: a column is rounded after it has absorbed what the rounding of earlier columns did to outputs.
+
+    minimise tr(E H E^T),  E = W - W_hat,  H = X^T X / M
+    H = (I + A) D (I + A)^T, A strictly upper triangular:   tr(E H E^T) = sum_j D_j ||E_j + sum_{i<j} E_i A_ij||^2
+    W'_j = W_j + sum_{i<j} E_i A_ij,  W_hat_j = nearest(W'_j):   every column pays D_j ||W'_j - W_hat_j||^2, no more
+
+Frantar et al., "OPTQ" (GPTQ, ICLR 2023), section 3. Their Cholesky factor of H^-1 is D^-1/2 (I + A)^-1, so rounding
+follows the same path (Chee et al., "QuIP", 2023, show it). Here one Cholesky factor of H itself, with rows and columns
+in reverse, is all: no inverse, a quarter of the arithmetic.
+
+Their weights still to be rounded are at the optimum given the errors so far; W'_j is that only once its turn comes. A
+group G that is about to begin is moved there by one small triangular solve, W_G + (W'_G - W_G) (I + A_GG)^-1.
+
+    damp           times the mean of H's diagonal is added to the diagonal
+    act_order      columns go by falling diagonal of H; groups are then of consecutive columns in this order
+    static_groups  code books of groups of neighbouring channels, from W before any column is rounded; otherwise a
+                   group's code book is fitted when its first column is reached, on weights that make up for every
+                   error so far (the GPTQ repository: for those before the last multiple of 128 columns)
+
+Columns that no input reaches (diagonal 0) count for nothing: they are set to 0 and rounded with the rest.
+
+W [N, K] is worked on as [K, N]: a column is contiguous. A block of columns is halved again and again: the left half is
+rounded, one product brings its errors to the right half. After a block one product reaches all columns after it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+from lutlab.errors import LutlabError, nearest
+from lutlab.groups import check_bits, check_group_size, group_length
+from lutlab.records import CalibStats
+
+if TYPE_CHECKING:
+    import torch
+
+log = logging.getLogger(__name__)
+
+INPUTS = ("quantized", "full")
+# Where H is not positive definite in float32, damping is raised by this factor until it is, from at least FIRST_DAMP.
+RAISE, FIRST_DAMP = 10.0, 1e-4
+
+
+@dataclass(frozen=True)
+class Factored:
+    """H of one shared input, factored; column j is input channel order[j].
+
+    feedback: [K, K] float32, (I + A)^T: row j weighs the errors of the columns before j; lower triangular.
+    cost: [K] float32, D; dead: [K] bool by channel; damp: what was used, in means of the diagonal.
+    """
+
+    feedback: torch.Tensor
+    cost: torch.Tensor
+    order: torch.Tensor
+    dead: torch.Tensor
+    damp: float
+
+
+@dataclass(frozen=True)
+class Compensated:
+    """Options of every method that compensates errors; the module says what they change.
+
+    block_size: columns after which all later ones are brought up to date, at most; speed only.
+    inputs, true_sequential: whose activations H is of (apply.py).
+    """
+
+    calibrated: ClassVar[bool] = True
+
+    damp: float = 0.01
+    block_size: int = 128
+    act_order: bool = False
+    static_groups: bool = False
+    inputs: str = "quantized"
+    true_sequential: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.damp, bool) or not isinstance(self.damp, (int, float)):
+            raise LutlabError(f"damp={self.damp!r} is not a number: 0.01 is the paper's")
+        if not (math.isfinite(self.damp) and self.damp >= 0):
+            raise LutlabError(f"damp={self.damp!r}: give a share of the mean diagonal, 0 or more")
+        if (
+            isinstance(self.block_size, bool)
+            or not isinstance(self.block_size, int)
+            or self.block_size < 1
+        ):
+            raise LutlabError(f"block_size={self.block_size!r}: give an integer of at least 1")
+        for name in ("act_order", "static_groups", "true_sequential"):
+            if not isinstance(getattr(self, name), bool):
+                raise LutlabError(f"{name}={getattr(self, name)!r}: give true or false")
+        if self.inputs not in INPUTS:
+            raise LutlabError(f"unknown inputs '{self.inputs}': {nearest(self.inputs, INPUTS)}")
+        if self.true_sequential and self.inputs == "full":
+            raise LutlabError(
+                "true_sequential follows the layers quantized so far, inputs=full none: use inputs=quantized"
+            )
+
+    def prepare(self, stats: CalibStats) -> Factored:
+        """Factor H, once for all layers that share an input, and for every q and g.
+
+        Raises:
+            LutlabError: H is not finite or has a negative diagonal.
+        """
+        return factor(stats.hessian, self.damp, self.act_order)
+
+
+def factor(hessian: torch.Tensor, damp: float, act_order: bool) -> Factored:
+    """[K, K] float32 -> (I + A)^T and D of the damped H, in the order in which columns go."""
+    import torch
+
+    diagonal = hessian.diagonal()
+    if not torch.isfinite(hessian).all() or bool((diagonal < 0).any()):
+        raise LutlabError(
+            "the second moments of a layer's inputs are not finite or negative: activations overflow in this dtype; "
+            "use dtype=float32 or other calibration text"
+        )
+    channels = torch.arange(len(hessian), device=hessian.device)
+    # A stable sort leaves channels of equal diagonal in their own order on every machine.
+    order = torch.sort(diagonal, descending=True, stable=True).indices if act_order else channels
+    dead, mean = diagonal == 0, float(diagonal.mean(dtype=torch.float64))
+    back = order.flip(0)
+    reverse = hessian.index_select(0, back).index_select(1, back)
+    undamped = reverse.diagonal().masked_fill(dead[back], 1.0)
+    while True:
+        reverse.diagonal().copy_(undamped + damp * mean)
+        lower, info = torch.linalg.cholesky_ex(reverse)
+        if int(info) == 0 and bool(torch.isfinite(lower.diagonal()).all()):
+            break
+        raised = max(damp * RAISE, FIRST_DAMP)
+        log.warning(
+            "the second moments are not positive definite with damp=%g: raised to %g", damp, raised
+        )
+        damp = raised
+    pivots = lower.diagonal().clone()
+    feedback = lower.div_(pivots).t().flip(0, 1)
+    return Factored(feedback, pivots.square().flip(0), order, dead, damp)
+
+
+class CodeBooks(Protocol):
+    """The code books of N rows, one a group: what a method brings along."""
+
+    def fit(self, group: int, values: torch.Tensor, cost: torch.Tensor) -> None:
+        """Fit the books of a group on its weights [length, N], whose columns cost [length]."""
+
+    def round(self, group: int, column: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Level [N] of any type, and the nearest value [N] float32, of a column [N]."""
+
+    def codes(self, levels: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
+        """[columns, N] uint8 of levels [columns, N] that belong to groups [columns]."""
+
+
+def checked(weight: torch.Tensor, q: int, g: int) -> torch.Tensor:
+    """Weight [N, K] as float32.
+
+    Raises:
+        LutlabError: q or g out of range; a weight is inf or nan.
+    """
+    import torch
+
+    check_bits(q)
+    check_group_size(g)
+    weight = weight.detach().float()
+    if not torch.isfinite(weight).all():
+        raise LutlabError(
+            f"{int((~torch.isfinite(weight)).sum())} of {weight.numel()} weights are inf or nan: "
+            "an error is passed on to every weight of its row; check the checkpoint"
+        )
+    return weight
+
+
+def compensate(
+    weight: torch.Tensor, g: int, factored: Factored, books: CodeBooks, options: Compensated
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Round every column, in order.
+
+    Args:
+        weight: [N, K] finite float32.
+        g: weights of a group; -1 = all of K.
+        factored: of the inputs of this layer.
+        books: fitted here, group by group.
+        options: of the method.
+
+    Returns:
+        codes [N, K] uint8, and the channel of each of their columns, [K] int32, or None where column k is channel k.
+    """
+    import torch
+
+    in_features = weight.shape[1]
+    length = group_length(g, in_features)
+    order = factored.order
+    channels = torch.arange(in_features, device=weight.device)
+    if factored.dead.any():
+        weight = weight.masked_fill(factored.dead, 0.0)
+    # One group holds every channel, whatever their order, and nothing is rounded before it is fitted.
+    up_front = options.static_groups or length == in_features
+    if up_front:
+        cost = torch.empty_like(factored.cost).index_copy_(0, order, factored.cost)
+        for group, first in enumerate(range(0, in_features, length)):
+            at = slice(first, first + length)
+            books.fit(group, weight[:, at].t().contiguous(), cost[at])
+    groups = torch.div(order if up_front else channels, length, rounding_mode="floor")
+    sweep = _Sweep(weight, factored, books, groups, None if up_front else length)
+    codes = sweep.run(options.block_size)
+    if torch.equal(order, channels):
+        return codes, None
+    if up_front:
+        return torch.empty_like(codes).index_copy_(1, order, codes), None
+    return codes, order.to(torch.int32)
+
+
+class _Sweep:
+    """One pass over the columns of a weight. length: of the groups to fit on the way; None: all are fitted."""
+
+    def __init__(
+        self,
+        weight: torch.Tensor,
+        factored: Factored,
+        books: CodeBooks,
+        groups: torch.Tensor,
+        length: int | None,
+    ) -> None:
+        import torch
+
+        self.factored, self.books, self.length = factored, books, length
+        self.threads = torch.get_num_threads()
+        self.groups, self.group_of = groups, groups.tolist()
+        self.original = weight.t().index_select(0, factored.order)  # W [K, N]
+        self.current = self.original.clone()  # W'
+        self.columns = self.current.unbind(0)
+        self.levels: list[torch.Tensor] = []
+
+    def run(self, block_size: int) -> torch.Tensor:
+        """Codes [N, K] in the order of the columns."""
+        import torch
+
+        in_features, rows = self.current.shape
+        codes = torch.empty(rows, in_features, dtype=torch.uint8, device=self.current.device)
+        try:
+            for first, last in _blocks(in_features, self.length or 1, block_size):
+                # The work of a block is thousands of operations of microseconds, in each of which torch's threads would
+                # meet at a barrier; the products between blocks are most of the arithmetic, and large.
+                torch.set_num_threads(1)
+                self._halve(first, last)
+                torch.set_num_threads(self.threads)
+                self._pass_on(first, last, in_features)
+                at = slice(first, last)
+                codes[:, at] = self.books.codes(torch.stack(self.levels), self.groups[at]).t()
+                self.levels.clear()
+        finally:
+            torch.set_num_threads(self.threads)
+        return codes
+
+    def _halve(self, first: int, last: int) -> None:
+        """Round columns first .. last-1, which have the errors of all columns before them.
+
+        E takes the place of W in `original`: nothing reads W of a rounded column again.
+        """
+        if last - first == 1:
+            self._round(first)
+            return
+        # A range of several groups is cut between two of them: a group is up to date when its book is fitted.
+        unit = self.length if self.length and last - first > self.length else 1
+        middle = first + unit * max(1, (last - first) // unit // 2)
+        self._halve(first, middle)
+        self._pass_on(first, middle, last)
+        self._halve(middle, last)
+
+    def _pass_on(self, first: int, middle: int, last: int) -> None:
+        """Bring the errors of columns first .. middle-1 to columns middle .. last-1."""
+        if middle < last:
+            weights = self.factored.feedback[middle:last, first:middle]
+            self.current[middle:last].addmm_(weights, self.original[first:middle])
+
+    def _round(self, k: int) -> None:
+        import torch
+
+        group = self.group_of[k]
+        if self.length and k % self.length == 0:
+            at = slice(k, k + self.length)
+            torch.set_num_threads(self.threads)
+            self.books.fit(group, self._optimum(at), self.factored.cost[at])
+            torch.set_num_threads(1)
+        level, value = self.books.round(group, self.columns[k])
+        self.levels.append(level)
+        error = self.original[k]
+        torch.sub(error, value, out=error)
+
+    def _optimum(self, at: slice) -> torch.Tensor:
+        """Weights [length, N] of a group, moved to where the errors of the columns before it are made up for best."""
+        import torch
+
+        original = self.original[at]
+        moved = torch.linalg.solve_triangular(
+            self.factored.feedback[at, at],
+            self.current[at] - original,
+            upper=False,
+            unitriangular=True,
+        )
+        return moved.add_(original)
+
+
+def _blocks(in_features: int, length: int, block_size: int) -> Iterator[tuple[int, int]]:
+    """Ranges of at most block_size columns that hold whole groups or lie within one."""
+    span = max(length, block_size // length * length)
+    for start in range(0, in_features, span):
+        stop = min(start + span, in_features)
+        for first in range(start, stop, block_size):
+            yield first, min(first + block_size, stop)
