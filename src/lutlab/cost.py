@@ -2,7 +2,8 @@
 
 Seconds: 2 * parameters * tokens floating-point operations of the forward pass plus 4 * layers * hidden * seqlen a token
 of attention, over the matmul rate measured here in a moment, at half its efficiency. Memory: the weights, and one
-batch of logits with its float32 copy.
+batch of logits with its float32 copy. Calibration adds its forward passes, M K^2 a Hessian and N K^2 a linear layer,
+and holds the hidden states of all windows and the Hessians of a block.
 """
 
 from __future__ import annotations
@@ -23,10 +24,13 @@ from lutlab.records import ModelSpec, RunSpec, TextSpec
 HUB_TOKENS = {
     "wikitext2": 287_644, "ptb": 93_212, "ptb-new": 97_721,
     "lambada": 435_382, "lambada-standard": 424_558, "lambada-joined": 440_534,
+    # every ending with its context; ARC-Challenge without its last two questions
+    "piqa": 133_904, "hellaswag": 3_173_195, "winogrande": 55_875, "arc-easy": 303_946, "arc-challenge": 173_821,
 }  # fmt: skip
 CHARACTERS_PER_TOKEN = 3.3  # of the embedded tokenizer; larger vocabularies need fewer tokens
 _EFFICIENCY = 0.5  # of the large-matmul rate that a whole forward pass reaches
 _LOAD_SECONDS = 1.0
+_CALIBRATION_PASSES = 2  # through a block: to see what its layers read, and on to the next block
 RECORD_BYTES = 8_000
 
 
@@ -40,6 +44,9 @@ class ModelShape:
     layers: int
     vocabulary: int
     seqlen: int
+    inputs: tuple[
+        tuple[int, int], ...
+    ]  # of a block: K, and the sum of N over the layers that share the input
 
 
 @dataclass(frozen=True)
@@ -70,7 +77,7 @@ def shape_of(spec: ModelSpec) -> ModelShape:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from lutlab.models.families import linear_layers, weight_of
+    from lutlab.models.families import decoder_blocks, family_of, linear_layers, weight_of
 
     folder = (
         hub.download(spec.id, spec.revision, weights=False)
@@ -82,6 +89,11 @@ def shape_of(spec: ModelSpec) -> ModelShape:
         config.num_hidden_layers = spec.layers
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
+    block = decoder_blocks(model)[0]
+    inputs = []
+    for shared in family_of(config).inputs:
+        shapes = [weight_of(block.get_submodule(layer)).shape for layer in shared.layers]
+        inputs.append((shapes[0][1], sum(rows for rows, _ in shapes)))
     return ModelShape(
         parameters=sum(p.numel() for p in model.parameters()),
         linear_parameters=sum(weight_of(m).numel() for _, m in linear_layers(model)),
@@ -89,6 +101,7 @@ def shape_of(spec: ModelSpec) -> ModelShape:
         layers=config.num_hidden_layers,
         vocabulary=config.vocab_size,
         seqlen=evaluation_seqlen(config),
+        inputs=tuple(inputs),
     )
 
 
@@ -98,6 +111,9 @@ def predict(spec: RunSpec, cell: PlannedCell) -> Cost:
     text = cell.evaluation.text
     width = 4 if spec.dtype == "float32" else 2
     weights = shape.parameters * width + shape.linear_parameters * (width if spec.q < 16 else 0)
+    if spec.calibration:
+        hidden = spec.calibration.samples * _window(spec, shape) * shape.hidden * width
+        weights += hidden + 4 * sum(columns**2 for columns, _ in shape.inputs)
     if text is None:
         return Cost(0.1, weights)
     tokens = _tokens(text, shape.seqlen)
@@ -116,9 +132,35 @@ def _tokens(text: TextSpec, seqlen: int) -> float:
 
 def quantize_seconds(spec: RunSpec) -> float:
     """Loading and quantizing one row: about 0.1 s a million weights for alternating BCQ on two cores, 0.03 for RTN."""
-    millions = shape_of(spec.model).linear_parameters / 1e6
+    shape = shape_of(spec.model)
     rate = {"none": 0.0, "rtn": 0.03}.get(spec.method, 0.1)
-    return _LOAD_SECONDS + rate * millions
+    return _LOAD_SECONDS + rate * shape.linear_parameters / 1e6 + _calibration_seconds(spec, shape)
+
+
+def _window(spec: RunSpec, shape: ModelShape) -> int:
+    return spec.calibration.seqlen or shape.seqlen
+
+
+def _calibration_seconds(spec: RunSpec, shape: ModelShape) -> float:
+    if not spec.calibration:
+        return 0.0
+    tokens = spec.calibration.samples * _window(spec, shape)
+    forward = tokens * (2 * shape.parameters + 4 * shape.layers * shape.hidden * shape.seqlen)
+    solve = sum(
+        2 * tokens * columns**2 + (2 * columns + 4 * rows) * columns**2
+        for columns, rows in shape.inputs
+    )
+    operations = _CALIBRATION_PASSES * forward + shape.layers * solve
+    return operations / (matmul_rate(spec.device, spec.dtype) * _EFFICIENCY)
+
+
+def disk_bytes(spec: RunSpec) -> int:
+    """What is kept of a calibrated row: its quantized blocks, and the statistics of its linear inputs."""
+    if not spec.calibration:
+        return 0
+    shape = shape_of(spec.model)
+    packed = shape.linear_parameters * min(spec.q + 2, 16) // 8
+    return packed + 4 * shape.layers * sum(columns**2 for columns, _ in shape.inputs)
 
 
 def download_bytes(spec: ModelSpec) -> int:

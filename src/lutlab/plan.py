@@ -37,7 +37,8 @@ from lutlab.tables import ColumnSpec
 _FREE_COLUMNS = {
     "ppl": ("ppl", "perplexity", "ppl", True),
     "lambada": ("last word", "accuracy", "lambada_accuracy", False),
-    "zero_shot": ("right ending", "accuracy", "accuracy", False),
+    "zero_shot": ("zero-shot", "accuracy", "accuracy", False),
+    "output_error": ("output error", "relative MSE", "output_relative_mse", True),
     "weight_error": ("weight error", "relative MSE", "weight_relative_mse", True),
     "model_size": ("size", "bits/weight", "bits_per_weight", True),
 }
@@ -134,12 +135,13 @@ def _device(wanted: str) -> str:
 
     if wanted == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
-    if wanted.startswith("cuda") and not torch.cuda.is_available():
+    if wanted.startswith(("cuda", "spread")) and not torch.cuda.is_available():
         raise LutlabError(
             f"device={wanted}, but this machine has no CUDA device; use device=cpu or device=auto"
         )
-    if wanted.partition(":")[0] not in ("cpu", "cuda"):
-        raise LutlabError(f"unknown device '{wanted}': {nearest(wanted, ['cpu', 'cuda', 'auto'])}")
+    if wanted != "spread" and wanted.partition(":")[0] not in ("cpu", "cuda"):
+        known = ["cpu", "cuda", "auto", "spread"]
+        raise LutlabError(f"unknown device '{wanted}': {nearest(wanted, known)}")
     return wanted
 
 

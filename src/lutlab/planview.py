@@ -74,10 +74,12 @@ def _summary(
         downloads = f"{sum(cost.download_bytes(m) for m in missing) / 1e9:,.1f} GB"
     peak = max((p.peak_bytes for p in known), default=0)
     disk = len(planned) * cost.RECORD_BYTES
+    if len(known) == len(planned):
+        disk += sum(cost.disk_bytes(spec) for spec in to_run)
     more = "" if len(known) == len(planned) else f" for the {len(known)} predicted"
     return (
         f"{len(planned)} cells to measure, about {seconds:.0f} s one by one, at most {peak / 1e6:,.0f} MB{more}; "
-        f"disk {disk / 1e3:,.0f} kB of {cost.free_bytes(results) / 1e9:,.0f} GB free; models to download: {downloads}"
+        f"disk {disk / 1e6:,.1f} MB of {cost.free_bytes(results) / 1e9:,.0f} GB free; models to download: {downloads}"
     )
 
 
