@@ -10,7 +10,6 @@ activations these are:
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol
 
@@ -31,7 +30,8 @@ from lutlab.records import CalibStats, LayerStats, PackedWeight, QuantizedTensor
 from lutlab.rescale import rescale_input
 from lutlab.widths import Width
 
-log = logging.getLogger(__name__)
+# Weights whose norms are taken at a time: bounds the float64 temporaries at some 10 MB.
+_CHUNK_WEIGHTS = 2**20
 Seen = Mapping[SharedInput, CalibStats]
 
 
@@ -142,33 +142,37 @@ class _Run:
         inputs = capture(self.model, windows) if unseen else None
         for index in range(len(self.blocks)):
             with self.blocks.open(index) as block:
-                stats = self._full_inputs_of(index, block, inputs, index in unseen, store)
-                if inputs and index in unseen[-1:]:
-                    inputs = None  # the blocks from here on were seen before
-                if not self._restore(index, block):
-                    self._quantize(index, block, self.family.inputs, stats)
-                    self._keep(index, block)
+                self._with_full_inputs_of(index, block, inputs, unseen, store)
+            if index in unseen[-1:]:
+                inputs = None  # the blocks from here on were seen before
         return tuple(self.layers)
 
-    def _full_inputs_of(
+    def _with_full_inputs_of(
         self,
         index: int,
         block: nn.Module,
         inputs: BlockInputs | None,
-        unseen: bool,
+        unseen: list[int],
         store: StatsStore | None,
-    ) -> Seen:
-        """Statistics of a block that is still in full precision; `inputs` go on to the next block."""
-        stats = advance(block, inputs, self.family.inputs if unseen else ()) if inputs else {}
-        if not unseen:
+    ) -> None:
+        """One block, which is still in full precision; `inputs` go on to the next one that was not seen before."""
+        stats: Seen = {}
+        if index in unseen[-1:]:
+            stats = observe(block, inputs, self.family.inputs)
+        elif inputs:
+            _, stats = advance(block, inputs, self.family.inputs if index in unseen else ())
+        if index not in unseen:
             device = next(block.parameters()).device
-            return store.load(index, self.family.inputs, device)
-        if store:
+            stats = store.load(index, self.family.inputs, device)
+        elif store:
             store.save(index, stats)
-        return stats
+        if not self._restore(index, block):
+            self._quantize(index, block, self.family.inputs, stats)
+            self._keep(index, block)
 
     def _restore(self, index: int, block: nn.Module) -> bool:
-        found = self.kept.load(index, block) if self.kept else None
+        device = next(block.parameters()).device
+        found = self.kept.load(index, block, device) if self.kept else None
         if found is None:
             return False
         self.layers += found
@@ -234,22 +238,19 @@ def _layer_stats(
     stats: CalibStats | None,
 ) -> LayerStats:
     found = packed.dequantize()
-    difference = found - weight
-    outputs = {}
+    sums = dict.fromkeys(("squared_error", "squared_norm"), 0.0)
     if stats is not None:
-        outputs = {
-            "output_error": _weighted(difference, stats.hessian),
-            "output_norm": _weighted(weight, stats.hessian),
-        }
+        sums |= dict.fromkeys(("output_error", "output_norm"), 0.0)
+    rows = max(1, _CHUNK_WEIGHTS // weight.shape[1])
+    for before, after in zip(weight.split(rows), found.split(rows), strict=True):
+        error = after.double() - before.double()
+        sums["squared_error"] += error.square().sum().item()
+        sums["squared_norm"] += before.double().square().sum().item()
+        if stats is not None:
+            sums["output_error"] += _weighted(error.float(), stats.hessian)
+            sums["output_norm"] += _weighted(before, stats.hessian)
     return LayerStats(
-        name,
-        *packed.shape,
-        squared_error=(found.double() - weight.double()).square().sum().item(),
-        squared_norm=weight.double().square().sum().item(),
-        bits_stored=packed.bits_stored,
-        q=width[0],
-        g=width[1],
-        **outputs,
+        name, *packed.shape, bits_stored=packed.bits_stored, q=width[0], g=width[1], **sums
     )
 
 

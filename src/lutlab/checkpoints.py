@@ -51,18 +51,26 @@ class _Files:
         try:
             with safe_open(path, framework="pt") as file:
                 header = json.loads(file.metadata()["lutlab"])
+                owner, facts = header["of"], header["facts"]
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
             raise LutlabError(
                 f"{path} is damaged ({type(error).__name__}: {error}): delete that file and run again; the other "
                 "blocks are kept"
             ) from error
-        if header["of"] != self.folder.name:
+        if owner != self.folder.name:
             raise LutlabError(
-                f"{path} belongs to {header['of']}, another model or another way to quantize it: delete that file and "
-                "run again"
+                f"{path} belongs to {owner}, another model or another way to quantize it: delete that file and run "
+                "again"
             )
-        return tensors, header["facts"]
+        return tensors, facts
+
+    def _misfit(self, index: int, error: Exception) -> LutlabError:
+        cause = str(error).strip().splitlines()[-1].strip()
+        return LutlabError(
+            f"{self._path(index)} does not fit the model ({cause}): delete that file and run again; the other blocks "
+            "are kept"
+        )
 
 
 class BlockStore(_Files):
@@ -81,28 +89,26 @@ class BlockStore(_Files):
         facts = {"layouts": layouts, "layers": [dataclasses.asdict(layer) for layer in layers]}
         self._write(index, block.state_dict(), facts)
 
-    def load(self, index: int, block: nn.Module) -> list[LayerStats] | None:
-        """Bring a block into the state that was kept; None where there is none, and the block is as it was.
+    def load(
+        self, index: int, block: nn.Module, device: torch.device | str
+    ) -> list[LayerStats] | None:
+        """Bring a block into the state that was kept, on `device`; None where none was, and the block is as it was.
 
         Raises:
-            LutlabError: the file is damaged, or of another run.
+            LutlabError: the file is damaged, of another run, or does not fit the block.
         """
         if not self.has(index):
             return None
         tensors, facts = self._read(index)
-        device = next(block.parameters()).device
-        if device.type == "meta":
-            device = torch.device("cpu")
-        for name, layout in facts["layouts"].items():
-            block.set_submodule(name, QuantLinear.from_layout(layout, device="meta"))
         try:
+            for name, layout in facts["layouts"].items():
+                block.set_submodule(
+                    name, QuantLinear.from_layout(layout, device="meta"), strict=True
+                )
             block.load_state_dict({n: t.to(device) for n, t in tensors.items()}, assign=True)
-        except RuntimeError as error:
-            raise LutlabError(
-                f"{self._path(index)} does not fit the model ({str(error).splitlines()[-1].strip()}): delete that "
-                "file and run again"
-            ) from error
-        return [LayerStats(**layer) for layer in facts["layers"]]
+            return [LayerStats(**layer) for layer in facts["layers"]]
+        except (RuntimeError, AttributeError, KeyError, TypeError, LutlabError) as error:
+            raise self._misfit(index, error) from error
 
 
 class StatsStore(_Files):
@@ -130,14 +136,17 @@ class StatsStore(_Files):
         """What was seen of a block.
 
         Raises:
-            LutlabError: the file is damaged, or of another run.
+            LutlabError: the file is damaged, of another run, or lacks some of `shared`.
         """
         tensors, tokens = self._read(index)
-        return {
-            one: CalibStats(
-                tensors[f"{one.layers[0]}.hessian"].to(device),
-                tensors[f"{one.layers[0]}.mean_abs"].to(device),
-                tokens[one.layers[0]],
-            )
-            for one in shared
-        }
+        try:
+            return {
+                one: CalibStats(
+                    tensors[f"{one.layers[0]}.hessian"].to(device),
+                    tensors[f"{one.layers[0]}.mean_abs"].to(device),
+                    tokens[one.layers[0]],
+                )
+                for one in shared
+            }
+        except (KeyError, TypeError) as error:
+            raise self._misfit(index, error) from error

@@ -20,6 +20,7 @@ from lutlab.models import hub, streamed
 from lutlab.models.families import family_named, family_of
 from lutlab.models.files import weight_files
 from lutlab.models.resident import Blocks, Resident
+from lutlab.models.spread import spread
 
 if TYPE_CHECKING:
     import torch
@@ -76,12 +77,23 @@ def folder_of(spec: ModelSpec) -> Path:
 def load_model(
     spec: ModelSpec, dtype: torch.dtype, device: str, seed: int, *, stream: bool = False
 ) -> LoadedModel:
-    """Load and check a model; with `stream`, its blocks stay where they are until they are opened.
+    """Load and check a model.
+
+    Args:
+        spec: the model.
+        dtype: of its weights.
+        device: as torch names it, or `spread`, over all GPUs (spread.py).
+        seed: of the weights of a synthetic model.
+        stream: blocks stay where they are until they are opened (streamed.py).
 
     Raises:
         LutlabError: files missing, truncated or only pickled; weights missing, superfluous or not finite; unknown
             architecture; a model quantized already.
     """
+    spreading = device == "spread"
+    if spreading and stream:
+        raise LutlabError("device=spread holds the whole model, stream=true one block: take one")
+    device = "cpu" if spreading else device
     folder = folder_of(spec)
     with _quiet():
         config = _config(folder)
@@ -89,24 +101,18 @@ def load_model(
         if synthetic:
             config.num_hidden_layers = _layers(config, spec.layers)
         tokenizer = _tokenizer(folder, required=not synthetic)
-        if stream and synthetic:
+        if synthetic:
             model, blocks = streamed.synthetic(config, dtype, device, seed)
         elif stream:
             model, blocks = streamed.from_shards(folder, config, dtype, device)
         else:
-            model = _in_memory(folder, config, dtype, seed, synthetic=synthetic).to(device).eval()
+            model = _pretrained(folder, config, dtype).to(device).eval()
+        if not stream:
+            if synthetic:
+                blocks.fill()  # the weights that stream=True draws, so that both give the same numbers
+            model = spread(model) if spreading else model
             blocks = Resident(model)
     return LoadedModel(model, tokenizer, blocks)
-
-
-def _in_memory(
-    folder: Path, config: PreTrainedConfig, dtype: torch.dtype, seed: int, *, synthetic: bool
-) -> PreTrainedModel:
-    if synthetic:
-        return _synthetic(config, dtype, seed)
-    model = _pretrained(folder, config, dtype)
-    _check_finite(model, folder)
-    return model
 
 
 @contextmanager
@@ -168,15 +174,6 @@ def _layers(config: PreTrainedConfig, wanted: int | None) -> int:
     return wanted or available
 
 
-def _synthetic(config: PreTrainedConfig, dtype: torch.dtype, seed: int) -> PreTrainedModel:
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return AutoModelForCausalLM.from_config(config, dtype=dtype)
-
-
 def _pretrained(folder: Path, config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
@@ -199,6 +196,7 @@ def _pretrained(folder: Path, config: PreTrainedConfig, dtype: torch.dtype) -> P
             "fetch it again"
         ) from error
     _check_keys(info, folder, family_of(config).blocks.rpartition(".")[2])
+    _check_finite(model, folder)
     return model
 
 

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lutlab.errors import LutlabError
 from lutlab.models.families import decoder_blocks, family_of
 from lutlab.models.shards import Shards
 
@@ -27,10 +28,10 @@ Fill = Callable[["nn.Module", str], None]  # gives a module on the meta device i
 class Streamed:
     """The blocks of a model of which one at a time is in memory."""
 
-    def __init__(self, model: PreTrainedModel, fill: Fill) -> None:
+    def __init__(self, model: PreTrainedModel, fill: Fill, device: str) -> None:
         self._blocks = decoder_blocks(model)
         self._path = family_of(model.config).blocks
-        self._fill = fill
+        self._fill, self._device = fill, device
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -39,18 +40,23 @@ class Streamed:
     def open(self, index: int) -> Iterator[nn.Module]:
         """A block with its full-precision weights; closed, it is shapes only again."""
         block = self._blocks[index]
-        self._fill(block, f"{self._path}.{index}.")
         try:
+            self._fill(block, f"{self._path}.{index}.")
             yield block
         finally:
             release(block)
 
-    def serve(self, load: Callable[[int, nn.Module], object]) -> None:
-        """From now on, call `load(index, block)` in front of a block's forward pass, and free the block behind it."""
+    def fill(self) -> None:
+        """Bring all blocks into memory, to stay."""
+        for index, block in enumerate(self._blocks):
+            self._fill(block, f"{self._path}.{index}.")
+
+    def serve(self, load: Callable[[int, nn.Module, str], object]) -> None:
+        """`load(index, block, device)` makes a block in front of its forward pass; behind it, it is freed."""
         for index, block in enumerate(self._blocks):
 
             def before(module: nn.Module, _: object, index: int = index) -> None:
-                load(index, module)
+                load(index, module, self._device)
 
             def after(module: nn.Module, *_: object) -> None:
                 release(module)
@@ -60,18 +66,19 @@ class Streamed:
 
 
 def release(block: nn.Module) -> None:
-    """Free what a block's state holds: parameters and persistent buffers become shapes on the meta device."""
-    import torch
-    from torch import nn
+    """Free what a block's state holds: parameters and persistent buffers become shapes on the meta device.
 
-    for module in block.modules():
-        for name, parameter in module._parameters.items():
-            if parameter is not None:
-                empty = torch.empty_like(parameter, device="meta")
-                module._parameters[name] = nn.Parameter(empty, requires_grad=False)
-        for name, buffer in module._buffers.items():
-            if buffer is not None and name not in module._non_persistent_buffers_set:
-                module._buffers[name] = torch.empty_like(buffer, device="meta")
+    By way of `_apply`, as `.to()` does it, so that a layer drops what it made of them (QuantLinear's dense weight).
+    """
+    import torch
+
+    computed = {
+        id(buffer)
+        for module in block.modules()
+        for name, buffer in module._buffers.items()
+        if name in module._non_persistent_buffers_set
+    }
+    block._apply(lambda t: t if id(t) in computed else torch.empty_like(t, device="meta"))
 
 
 def skeleton(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
@@ -105,14 +112,11 @@ def from_shards(
     """
     model = skeleton(config, dtype)
     shards = Shards(folder, model.base_model_prefix)
-    tied = set(model.all_tied_weights_keys) if config.tie_word_embeddings else set()
+    tied = model.all_tied_weights_keys
+    shards.check([n for n in model.state_dict() if n not in tied], family_of(config).blocks)
 
     def fill(module: nn.Module, prefix: str) -> None:
-        wanted = {
-            f"{prefix}{name}": value
-            for name, value in module.state_dict().items()
-            if f"{prefix}{name}" not in tied
-        }
+        wanted = {f"{prefix}{name}": value for name, value in module.state_dict().items()}
         _assign(module, prefix, shards.read(wanted, dtype, device))
 
     names = {module: name for name, module in model.named_modules()}
@@ -120,23 +124,29 @@ def from_shards(
         own = {f"{names[module]}.{n}": p for n, p in module.named_parameters(recurse=False)}
         own = {name: value for name, value in own.items() if name not in tied}
         _assign(module, f"{names[module]}.", shards.read(own, dtype, device))
-    return _finish(model, device), Streamed(model, fill)
+    for target, origin in tied.items():
+        expected = model.get_parameter(origin)
+        if target in shards and not shards.read({target: expected}, dtype, device)[target].equal(
+            expected
+        ):
+            raise LutlabError(
+                f"{folder}: config.json ties {target} to {origin}, but the checkpoint holds other values for it: set "
+                "tie_word_embeddings to false there"
+            )
+    return _finish(model, device), Streamed(model, fill, device)
 
 
 def synthetic(
     config: PreTrainedConfig, dtype: torch.dtype, device: str, seed: int
 ) -> tuple[PreTrainedModel, Streamed]:
-    """A model of random weights whose blocks are drawn when they are opened, the same ones every time.
-
-    Not the weights of the `synthetic` source in memory, which draws all blocks from one sequence.
-    """
+    """A model of random weights whose blocks are drawn when they are opened, the same ones every time."""
     model = skeleton(config, dtype)
 
     def fill(module: nn.Module, prefix: str) -> None:
         _draw(model, [module], f"{seed}:{prefix}", device)
 
     _draw(model, outside(model), str(seed), device)
-    return _finish(model, device), Streamed(model, fill)
+    return _finish(model, device), Streamed(model, fill, device)
 
 
 def _draw(model: PreTrainedModel, modules: Iterable[nn.Module], seed: str, device: str) -> None:
@@ -154,7 +164,7 @@ def _draw(model: PreTrainedModel, modules: Iterable[nn.Module], seed: str, devic
                     if parameter is not None and parameter.is_meta:
                         empty = torch.empty_like(parameter, device="cpu")
                         module._parameters[name] = nn.Parameter(empty, requires_grad=False)
-                model._init_weights(module)
+            root.apply(model._init_weights)  # children first: GPT-2's blocks then rescale theirs
             root.to(device)
 
 
