@@ -67,7 +67,7 @@ def test_one_last_bit_makes_the_difference():
 def test_words_and_back(q, rows, columns, seed):
     generator = torch.Generator().manual_seed(seed)
     values = torch.randint(2**q, (rows, columns), generator=generator, dtype=torch.uint8)
-    words = pack_words(values, q)
+    words = pack_words(values.T.contiguous().T, q)
     assert words.dtype == torch.int32
     assert words.shape == (rows, -(-columns * q // 32))
     assert torch.equal(unpack_words(words, q, columns), values)

@@ -69,7 +69,7 @@ def pack_words(values: torch.Tensor, q: int) -> torch.Tensor:
     step = max(1, CHUNK_VALUES // columns)
     for first in range(0, rows, step):
         some = values[first : first + step].to(torch.uint8)
-        bits = ((some.unsqueeze(2) >> place) & 1).view(len(some), columns * q)
+        bits = ((some.unsqueeze(2) >> place) & 1).reshape(len(some), columns * q)
         bits = torch.nn.functional.pad(bits, (0, -columns * q % WORD)).view(len(some), -1, WORD)
         words[first : first + step] = (bits.int() << shift).sum(dim=2, dtype=torch.int32)
     return words
