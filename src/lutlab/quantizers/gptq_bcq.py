@@ -1,0 +1,124 @@
+"""GPTQ to BCQ: errors are made up for as in GPTQ, and each group takes the nearest codewords of its own binary codes.
+
+    W_hat_j = nearest of { sum_b +-alpha_b (+ z) } to W'_j,   alpha (and z) of a group fitted on its W' when it begins
+
+LUT-GEMM section 5.1 quantizes with GPTQ and converts the uniform codes to BCQ (Eq. 5, method gptq here). Fitting the
+codes non-uniformly inside GPTQ costs no more bits and errs less at few bits. compensation.py derives W' and says what
+the options of GPTQ change; alternating.py is the solver.
+
+W [N, K] -> codes [N, K] uint8, alpha [q, N, G], z [N, G] or None; with act_order also order [K] int32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from lutlab.errors import LutlabError
+from lutlab.groups import group_count
+from lutlab.quantizers import alternating
+from lutlab.quantizers.bcq import BCQ
+from lutlab.quantizers.compensation import Compensated, Factored, checked, compensate
+from lutlab.quantizers.sorted_groups import ceil32
+from lutlab.records import BCQTensor
+from lutlab.registry import register
+
+if TYPE_CHECKING:
+    import torch
+
+
+@register("method", "gptq_bcq")
+@dataclass(frozen=True)
+class GPTQBCQ(Compensated):
+    """offset: fit z too; rounds: most rounds of the solver; alpha_dtype (alpha and z): fp16 | fp32.
+
+    The other options are in compensation.py.
+    """
+
+    offset: bool = True
+    rounds: int = 100
+    alpha_dtype: str = "fp16"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.offset, bool):
+            raise LutlabError(f"offset={self.offset!r}: give true or false")
+        BCQ(offset=self.offset, rounds=self.rounds, alpha_dtype=self.alpha_dtype)  # refuses
+
+    def quantize(self, weight: torch.Tensor, q: int, g: int, prepared: Factored) -> BCQTensor:
+        """[N, K] float and the factored inputs -> BCQTensor with G = ceil(K / g) groups a row.
+
+        Raises:
+            LutlabError: q or g out of range; a weight is inf or nan; a coefficient is beyond alpha_dtype's range.
+        """
+        weight = checked(weight, q, g)
+        books = _Codewords(weight, q, g, self)
+        codes, order = compensate(weight, g, prepared, books, self)
+        return BCQTensor(codes, books.alpha, books.offset, q, g, order)
+
+
+class _Codewords:
+    """The binary codes of all groups: alpha [q, N, G], offset [N, G] or None, and by group their sorted codewords.
+
+    words: [N, 2^q] float32 ascending; cuts: [N, 2^q - 1] float32, what is at or above cut j is nearer to word j + 1;
+    code_of: [N, 2^q] uint8. A level is the index of a word.
+    """
+
+    def __init__(self, weight: torch.Tensor, q: int, g: int, options: GPTQBCQ) -> None:
+        import torch
+
+        rows, in_features = weight.shape
+        groups = group_count(g, in_features)
+        dtype = torch.float16 if options.alpha_dtype == "fp16" else torch.float32
+        self.q, self.options = q, options
+        self.alpha = weight.new_empty(q, rows, groups, dtype=dtype)
+        self.offset = weight.new_empty(rows, groups, dtype=dtype) if options.offset else None
+        self.words: dict[int, torch.Tensor] = {}
+        self.cuts: dict[int, torch.Tensor] = {}
+        self.code_of: dict[int, torch.Tensor] = {}
+
+    def fit(self, group: int, values: torch.Tensor, cost: torch.Tensor) -> None:
+        import torch
+
+        weights = values.t().contiguous()
+        _, alpha, offset = alternating.solve(
+            weights,
+            self.q,
+            -1,
+            rounds=self.options.rounds,
+            offset=self.options.offset,
+            dtype=self.alpha.dtype,
+            chunk_weights=-(-weights.numel() // torch.get_num_threads()),
+        )
+        words = weights.new_zeros(len(weights), 1, dtype=torch.float64)
+        for coefficient in (alpha,) if offset is None else (alpha, offset):
+            if not torch.isfinite(coefficient).all():
+                raise LutlabError(
+                    f"weights up to {float(weights.abs().max()):.3g} need coefficients beyond "
+                    f"{self.options.alpha_dtype}: use alpha_dtype=fp32 or rescale the weights"
+                )
+        self.alpha[:, :, group] = alpha[:, :, 0]
+        if offset is not None:
+            self.offset[:, group] = offset[:, 0]
+            words += offset.double()
+        for step in alpha.double():  # bit b of a code is plane b: later planes are higher bits
+            words = torch.cat((words - step, words + step), dim=1)
+        words, code_of = torch.sort(words, dim=1)
+        self.words[group] = words.float()
+        self.cuts[group] = ceil32((words[:, 1:] + words[:, :-1]) / 2)
+        self.code_of[group] = code_of.to(torch.uint8)
+
+    def round(self, group: int, column: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        import torch
+
+        level = torch.searchsorted(self.cuts[group], column.unsqueeze(1), right=True)
+        return level.squeeze(1), self.words[group].gather(1, level).squeeze(1)
+
+    def codes(self, levels: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
+        import torch
+
+        out = torch.empty_like(levels, dtype=torch.uint8)
+        for group in groups.unique().tolist():
+            at = (groups == group).nonzero().squeeze(1)
+            out[at] = self.code_of[group].gather(1, levels[at].t()).t()
+        return out
