@@ -12,8 +12,20 @@ if TYPE_CHECKING:
     from lutlab.api import quantize, quantize_tensor
     from lutlab.evaluators.lambada import lambada
     from lutlab.evaluators.perplexity import perplexity
+    from lutlab.export.compressed_tensors import export_compressed_tensors
+    from lutlab.export.gptq import export_gptq
+    from lutlab.saving import load, save
 
-__all__ = ["lambada", "perplexity", "quantize", "quantize_tensor"]
+__all__ = [
+    "export_compressed_tensors",
+    "export_gptq",
+    "lambada",
+    "load",
+    "perplexity",
+    "quantize",
+    "quantize_tensor",
+    "save",
+]
 __version__ = "0.1.0"
 
 _HOME = {
@@ -21,6 +33,10 @@ _HOME = {
     "quantize": "lutlab.api",
     "perplexity": "lutlab.evaluators.perplexity",
     "lambada": "lutlab.evaluators.lambada",
+    "save": "lutlab.saving",
+    "load": "lutlab.saving",
+    "export_gptq": "lutlab.export.gptq",
+    "export_compressed_tensors": "lutlab.export.compressed_tensors",
 }
 
 
