@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from lutlab.registration import register_with_transformers
+
 if TYPE_CHECKING:
     from lutlab.api import quantize, quantize_tensor
     from lutlab.evaluators.lambada import lambada
@@ -44,3 +46,6 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'lutlab' has no attribute '{name}'")
     return getattr(importlib.import_module(_HOME[name]), name)
+
+
+register_with_transformers()

@@ -1,0 +1,48 @@
+"""Make transformers know lutlab's format once both are imported, in either order, without importing transformers.
+
+transformers skips a quantization_config that nobody registered: it warns, and loads random weights. So registering is
+not left to the user; nor does `run.py --help` pay for it. Where transformers is not imported yet, a finder waits for
+the one module that holds its registries, lets it load as always, registers, and is gone.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+REGISTRIES = "transformers.quantizers.auto"
+OURS = "lutlab.hf"
+
+
+class _AfterTransformers(MetaPathFinder):
+    """Imports OURS right after REGISTRIES."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != REGISTRIES:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None:
+            execute = spec.loader.exec_module
+
+            def execute_and_register(module: ModuleType) -> None:
+                execute(module)
+                importlib.import_module(OURS)
+
+            spec.loader.exec_module = execute_and_register
+        return spec
+
+
+def register_with_transformers() -> None:
+    """Now if transformers' registries are imported, else as soon as they are."""
+    if REGISTRIES in sys.modules:
+        importlib.import_module(OURS)
+    else:
+        sys.meta_path.insert(0, _AfterTransformers())
