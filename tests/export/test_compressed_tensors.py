@@ -22,21 +22,22 @@ from lutlab.modules import QuantLinear
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def mixed(name):
-    """Layers of several widths, one left in full precision."""
+def mixed(name, widths=((4, 16), (3, 8), (8, -1), (5, 16), (2, 32))):
+    """Layers of these widths in turn, one left in full precision."""
     model = make(name)
-    widths = [(4, 16), (3, 8), (8, -1), (5, 16), (2, 32)]
-    donors = {qg: lutlab.quantize(make(name), "rtn", *qg) for qg in widths}
+    donors = [lutlab.quantize(make(name), "rtn", q, g) for q, g in widths]
     for index, (path, _) in enumerate(list(linear_layers(model))):
         if index != 1:
-            model.set_submodule(path, donors[widths[index % 5]].get_submodule(path))
+            model.set_submodule(path, donors[index % len(donors)].get_submodule(path))
     return model
 
 
 @pytest.mark.filterwarnings("ignore:You passed `quantization_config`:UserWarning")
-@pytest.mark.parametrize("name", ["opt", "llama-2", "gpt-neo"])
-def test_transformers_loads_the_same_logits(name, tmp_path):
-    ours = mixed(name)
+@pytest.mark.parametrize(
+    ("name", "q", "g"), [("opt", 3, 8), ("llama-2", 4, 16), ("gpt-neo", 8, -1)]
+)
+def test_transformers_loads_the_same_logits(name, q, g, tmp_path):
+    ours = mixed(name, widths=[(q, g)])
     export_compressed_tensors(ours, tmp_path / "out")
     theirs, info = AutoModelForCausalLM.from_pretrained(
         tmp_path / "out",

@@ -6,7 +6,8 @@
     weight_zero_point [ceil(N q / 32), G] int32   column j: the zero points of group j as a stream of bits
     weight_scale      [N, G]                      weight_shape [2] int64: N, K
 
-Its readers count signed: they take 2^(q-1) from codes and zero points alike.
+Its readers count signed: they take 2^(q-1) from codes and zero points alike. transformers 5.23 reads asymmetric
+weights with quantization_config=CompressedTensorsConfig(dequantize=True) only, and then one (q, g) a model.
 """
 
 from __future__ import annotations
