@@ -4,6 +4,7 @@ import pytest
 
 from lutlab.claims import evaluate, judge
 from lutlab.errors import LutlabError
+from lutlab.outcome import Curve
 from lutlab.tables import Claim
 
 NUMBERS = {"a": {"ppl": 3.0, "ms": 10.0}, "b": {"ppl": 2.0, "ms": None}}
@@ -34,7 +35,10 @@ def test_predicates(predicate: str, truth: bool | None) -> None:
         ("a < b < 3", "not allowed"),
         ("aa < b", "did you mean 'a'"),
         ("a.pp < 1", "did you mean 'ppl'"),
-        ("'x' == 'x'", "not allowed"),
+        ("'x' == 'x'", "a claim names row 'x'"),
+        ("front(a) > 0", "not allowed"),
+        ("dominated('a') > 0", "not allowed"),
+        ("front('a') > 0", "matches no point"),
     ],
 )
 def test_nothing_else_is_evaluated(predicate: str, message: str) -> None:
@@ -42,11 +46,60 @@ def test_nothing_else_is_evaluated(predicate: str, message: str) -> None:
         evaluate(predicate, NUMBERS, "ppl")
 
 
-def test_judge_counts_each_model_column_and_predicate() -> None:
+def test_judge_counts_each_scope_column_and_predicate() -> None:
     claim = Claim(text="t", where="w", holds=["a <= b", "b <= a"], columns=["ppl", "ms"])
-    published = {"m": {"a": {"ppl": 1.0, "ms": 1.0}, "b": {"ppl": 1.0, "ms": 2.0}}}
-    measured = {"m": {"a": {"ppl": 2.0, "ms": None}, "b": {"ppl": 1.0, "ms": 5.0}}}
+    published = {"m/a": {"ppl": 1.0, "ms": 1.0}, "m/b": {"ppl": 1.0, "ms": 2.0}}
+    measured = {"m/a": {"ppl": 2.0, "ms": None}, "m/b": {"ppl": 1.0, "ms": 5.0}}
     result = judge(claim, published, measured)
     assert result.published == (3, 4)
     assert result.measured == (1, 2)
     assert result.failing == ("m ppl a <= b",)
+
+
+GRID = {
+    f"{model}/q{q}/{g}": {"ppl": ppl, "ratio": ratio}
+    for model, extra in (("s", 0), ("m", 1))
+    for q, g, ratio, ppl in (
+        (4, "g32", 2.0, 10.0),
+        (4, "row", 4.0, 12.0 + extra),
+        (3, "g32", 3.0, 11.0),
+        (3, "row", 5.0, 20.0),
+    )
+} | {"s/fp16": {"ppl": 9.0, "ratio": 1.0}, "m/fp16": {"ppl": 9.5, "ratio": 1.0}}
+CURVE = Curve("ratio", "ppl", ("q",), (True, False), per=1, baseline="*/fp16", degradation=False)
+
+
+def judged(**claim: list[str]) -> tuple[tuple[int, int], tuple[str, ...]]:
+    result = judge(Claim(text="t", where="w", **claim), GRID, GRID, CURVE)
+    return result.measured, result.failing
+
+
+def test_names_mean_rows_under_the_axes_before_the_last() -> None:
+    assert judged(holds=["g32 < row"], columns=["ppl"]) == ((4, 4), ())
+    assert judged(holds=["g32 < row"], columns=["ppl"], only=["s/*"]) == ((2, 2), ())
+    assert judged(holds=["fp16 > 9"], columns=["ppl"]) == ((1, 2), ("s ppl fp16 > 9",))
+    assert judged(holds=['"m/q4/row" > "s/q4/row"'], columns=["ppl"])[0] == (1, 1)
+    assert judged(holds=['"m/q4/row".ppl > "s/q4/row".ppl'])[0] == (1, 1)
+
+
+def test_a_name_that_no_scope_has_is_an_error() -> None:
+    with pytest.raises(LutlabError, match="did you mean 'g32'"):
+        judged(holds=["g33 < row"], columns=["ppl"])
+
+
+def test_fronts_are_counted_for_each_model() -> None:
+    assert judged(fronts=['on_front("q*") == 4'])[0] == (2, 2)
+    assert judged(fronts=['front("*/row") == 2', 'front("*/row") < front("*")'])[0] == (4, 4)
+    assert judged(fronts=['dominated("q4/*", "q3/*") > 0'])[0] == (0, 2)
+    assert judged(fronts=['on_front("q3/*") == 2'], only=["m"])[0] == (1, 1)
+    worse = GRID | {"s/q4/row": {"ppl": 21.0, "ratio": 4.0}}
+    claim = Claim(
+        text="t", where="w", fronts=['dominated("q4/*", "q3/*") == 1', 'on_front("*") == 3']
+    )
+    assert judge(claim, {}, worse, CURVE).measured == (2, 4)
+
+
+def test_a_front_with_a_missing_point_is_undecidable() -> None:
+    partial = GRID | {"s/q4/row": {"ppl": None, "ratio": 4.0}}
+    claim = Claim(text="t", where="w", fronts=['on_front("*") > 0'])
+    assert judge(claim, {}, partial, CURVE).measured == (1, 1)

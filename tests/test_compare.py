@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from lutlab.compare import tabulate
+from lutlab.outcome import Cell
 from lutlab.plan import PlannedCell, PlannedRow
-from lutlab.records import Cell, EvalSpec, ModelSpec, Record, RunSpec, TextSpec
+from lutlab.records import EvalSpec, ModelSpec, Record, RunSpec, TextSpec
 from lutlab.tables import load_artifact
 
 ARTIFACT = load_artifact("table4")

@@ -6,13 +6,16 @@ same: its verdict is `stand-in` and only the claims are judged.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
-from lutlab.claims import Numbers, judge
+from lutlab.claims import judge
 from lutlab.data.protocols import PROTOCOLS
+from lutlab.outcome import FRONT, Cell, ClaimResult, Column, Curve, ResultTable, Row
+from lutlab.pareto import Point, front
 from lutlab.plan import PlannedCell, PlannedRow
-from lutlab.records import Cell, Column, ResultTable, Row
 from lutlab.tables import Artifact, ColumnSpec, cite, command_for
 
 
@@ -25,7 +28,9 @@ def tabulate(
     """Published beside measured. `artifact` is None for a free sweep, which has only measured columns."""
     columns = rows[0].columns
     table_rows = tuple(_row(artifact, row, scale) for row in rows)
-    protocol_notes = [f"{c.title}: {c.note}" for c in columns.values() if c.note]
+    curve = _curve(artifact) if artifact else None
+    if curve:
+        table_rows = _mark_fronts(table_rows, curve)
     return ResultTable(
         artifact=artifact.name if artifact else "sweep",
         title=artifact.title if artifact else "Sweep",
@@ -35,9 +40,63 @@ def tabulate(
         command=command_for(artifact.name) if artifact else "python run.py …",
         columns=tuple(_column(key, spec, rows[0]) for key, spec in columns.items()),
         rows=table_rows,
-        claims=_claims(artifact, table_rows) if artifact else (),
-        notes=(*(artifact.notes if artifact else ()), *protocol_notes),
+        claims=_claims(artifact, table_rows, scale, curve) if artifact else (),
+        notes=tuple(_notes(artifact, columns, scale)),
         provenance=environment,
+        curve=curve,
+    )
+
+
+def _notes(
+    artifact: Artifact | None, columns: Mapping[str, ColumnSpec], scale: str
+) -> Iterator[str]:
+    if artifact:
+        yield from artifact.notes
+        if absent := artifact.absent(scale):
+            yield f"not at scale {scale}, which has no model for it: {', '.join(absent)}"
+    for column in columns.values():
+        if column.cited:
+            yield f"{column.title}: the paper cites these numbers from {cite(column.cited)}, it did not measure them"
+        if column.note:
+            yield f"{column.title}: {column.note}"
+
+
+def _curve(artifact: Artifact) -> Curve | None:
+    if (spec := artifact.figure) is None:
+        return None
+    larger = tuple(not artifact.columns[column].lower_is_better for column in (spec.x, spec.y))
+    return Curve(
+        spec.x,
+        spec.y,
+        tuple(spec.series),
+        larger,
+        spec.per,
+        spec.baseline,
+        spec.degradation,
+        spec.panel,
+        spec.rowwise,
+    )
+
+
+def _mark_fronts(rows: Sequence[Row], curve: Curve) -> tuple[Row, ...]:
+    """The rows, each saying whether its measured point is on the front of its group."""
+    groups: dict[str, dict[str, Point]] = {}
+    for row in rows:
+        x, y = row.cells[curve.x].measured, row.cells[curve.y].measured
+        if x is not None and y is not None and not fnmatchcase(row.key, curve.baseline):
+            groups.setdefault(curve.front_of(row.key), {})[row.key] = (x, y)
+    on_front = {
+        list(points)[i]
+        for points in groups.values()
+        for i in front([*points.values()], curve.larger)
+    }
+    return tuple(
+        dataclasses.replace(
+            row,
+            on_front=row.key in on_front,
+            labels={**row.labels, FRONT: "yes"} if row.key in on_front else row.labels,
+        )
+        for row in rows
     )
 
 
@@ -51,6 +110,7 @@ def _column(key: str, spec: ColumnSpec, row: PlannedRow) -> Column:
         measured_on=_protocol_label(text and text.protocol),
         published=spec.published,
         lower_is_better=spec.lower_is_better,
+        cited=cite(spec.cited) if spec.cited else "",
     )
 
 
@@ -62,19 +122,17 @@ def _protocol_label(protocol: str | None) -> str:
 
 
 def _row(artifact: Artifact | None, row: PlannedRow, scale: str) -> Row:
+    own_model = artifact is None or (scale == "paper" and _public(artifact)[row.key])
+    published = artifact.numbers().get(row.key, {}) if artifact else {}
     cells = {
-        key: _cell(key, spec, row.cells[key], row, _published(artifact, row.key, key), scale)
+        key: _cell(key, spec, row.cells[key], row, published.get(key), own_model)
         for key, spec in row.columns.items()
     }
-    stand_in = artifact is not None and scale != "paper"
-    return Row(row.key, row.labels, row.spec.model.name, stand_in, cells)
+    return Row(row.key, row.labels, row.spec.model.name, not own_model, cells)
 
 
-def _published(artifact: Artifact | None, row: str, column: str) -> float | str | None:
-    if artifact is None:
-        return None
-    first, _, second = row.partition("/")
-    return artifact.published.get(first, {}).get(second, {}).get(column)
+def _public(artifact: Artifact) -> dict[str, bool]:
+    return {row.key: row.public for row in artifact.rows("paper")}
 
 
 def _cell(
@@ -83,7 +141,7 @@ def _cell(
     cell: PlannedCell,
     row: PlannedRow,
     published: float | str | None,
-    scale: str,
+    own_model: bool,
 ) -> Cell:
     if cell.missing:
         return Cell(key, published, None, "not run", cell.missing)
@@ -92,8 +150,8 @@ def _cell(
     if cell.record.status != "done":
         verdict = "OOM" if cell.record.status == "oom" else "failed"
         return Cell(key, published, None, verdict, cell.record.reason, cell.cell_id)
-    value = cell.record.values[spec.metric]
-    verdict, note = _verdict(spec, cell, row, value, published, scale)
+    value = cell.record.values[spec.metric] * spec.factor
+    verdict, note = _verdict(spec, cell, row, value, published, own_model)
     return Cell(key, published, value, verdict, note, cell.cell_id)
 
 
@@ -103,14 +161,14 @@ def _verdict(
     row: PlannedRow,
     value: float,
     published: float | str | None,
-    scale: str,
+    own_model: bool,
 ) -> tuple[str, str]:
     if row.spec.model.source == "synthetic":
         return "synthetic weights", row.spec.model.name
     if not isinstance(published, float | int):
         return "measured only", ""
     text = cell.evaluation.text
-    if scale != "paper" or (text and text.protocol != spec.text):
+    if not own_model or (text and text.protocol != spec.text):
         return "stand-in", row.spec.model.name + (f" on {text.protocol}" if text else "")
     distance = abs(value - published) / abs(published)
     if distance <= spec.match:
@@ -118,25 +176,17 @@ def _verdict(
     return ("within tolerance" if distance <= spec.tolerance else "deviates"), ""
 
 
-def _claims(artifact: Artifact, rows: Sequence[Row]) -> tuple:
-    published: dict[str, dict[str, dict[str, float | None]]] = {}
-    measured: dict[str, dict[str, dict[str, float | None]]] = {}
-    for row in rows:
-        first, _, second = row.key.partition("/")
-        values = {key: cell.published for key, cell in row.cells.items()}
-        published.setdefault(first, {})[second] = {k: _number(v) for k, v in values.items()}
-        measured.setdefault(first, {})[second] = {k: cell.measured for k, cell in row.cells.items()}
-    blank: Numbers = {
-        name: dict.fromkeys(artifact.columns) for name in artifact.axes[-1]
-    }  # rows left out of a partial run are undecidable, not unknown
-    names = list(artifact.axes[0])
+def _claims(
+    artifact: Artifact, rows: Sequence[Row], scale: str, curve: Curve | None
+) -> tuple[ClaimResult, ...]:
+    """Rows left out of a partial run are undecidable, not unknown."""
+    blank = {row.key: dict.fromkeys(artifact.columns) for row in artifact.rows(scale)}
+    published = {
+        row.key: {key: _number(cell.published) for key, cell in row.cells.items()} for row in rows
+    }
+    measured = {row.key: {key: c.measured for key, c in row.cells.items()} for row in rows}
     return tuple(
-        judge(
-            claim,
-            {m: blank | published.get(m, {}) for m in names},
-            {m: blank | measured.get(m, {}) for m in names},
-        )
-        for claim in artifact.claims
+        judge(claim, blank | published, blank | measured, curve) for claim in artifact.claims
     )
 
 

@@ -9,6 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+OURS = "Ours"  # label: what a row really runs, where that is not what the paper ran
+FRONT = "Pareto"  # label: the row's measured point is on the front
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -57,7 +60,8 @@ class Curve:
 
     larger: for x and y, whether the larger value is the better one. One Pareto front for each value of the first `per`
     parts of the row keys. baseline: pattern of the keys of the full-precision rows, which are a level and no points;
-    degradation: y is drawn minus that level.
+    degradation: y is drawn minus that level. panel: label whose values have a panel each; rowwise: pattern of the keys
+    that are drawn hollow.
     """
 
     x: str
@@ -67,6 +71,8 @@ class Curve:
     per: int
     baseline: str
     degradation: bool
+    panel: str = ""
+    rowwise: str = ""
 
     def front_of(self, key: str) -> str:
         """The rows that share a front with this row, by the first parts of their keys."""

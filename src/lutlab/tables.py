@@ -1,23 +1,25 @@
-"""experiments/<paper>/<artifact>.yaml as validated data: axes, columns, published numbers, claims.
+"""experiments/<paper>/<artifact>.yaml as validated data: axes, columns, published numbers, claims, curves.
 
-An axis entry *is* a list of Hydra overrides (one list, or one a scale). The rows are the product of the axes. A claim
-is a predicate over row names, evaluated for every model and column it names, on the paper's numbers and on ours.
+An axis entry *is* a list of Hydra overrides (one list, or one a scale). The rows are the product of the axes, block by
+block. A claim is a predicate over row names, evaluated on the paper's numbers and on ours. experiments/README.md
+describes the file for those who write one.
 """
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from lutlab.config import EXPERIMENTS, LEAD_PAPER, artifacts, long_name
 from lutlab.errors import LutlabError, nearest
+from lutlab.outcome import OURS
 
 Scale = Literal["embedded", "small", "paper"]
 
@@ -27,14 +29,21 @@ class _Strict(BaseModel):
 
 
 class AxisEntry(_Strict):
-    """One value of an axis: how the paper labels it and the overrides that produce it."""
+    """One value of an axis: how the paper labels it and the overrides that produce it.
+
+    `public: false` is a model whose weights nobody can have: its row runs on a stand-in at every scale.
+    """
 
     labels: dict[str, str]
     overrides: list[str] | dict[Scale, list[str]]
+    public: bool = True
 
-    def at(self, scale: Scale) -> list[str]:
-        """The overrides at a scale."""
-        return self.overrides if isinstance(self.overrides, list) else self.overrides[scale]
+    def at(self, scale: Scale) -> list[str] | None:
+        """The overrides at a scale; None where the entry has nothing to run there."""
+        return self.overrides if isinstance(self.overrides, list) else self.overrides.get(scale)
+
+
+Axis = dict[str, AxisEntry]
 
 
 class ColumnSpec(_Strict):
@@ -45,24 +54,46 @@ class ColumnSpec(_Strict):
     evaluator: str
     metric: str
     text: str | None = None
+    factor: float = 1  # value in `unit` = metric * factor, e.g. 100 for % of an accuracy
     note: str = ""  # e.g. why a protocol is inferred
     published: bool = True
+    cited: str = ""  # the reference the paper took its numbers from, if it did not measure them
     lower_is_better: bool = True
     match: float = 0.005  # |measured - published| / published up to which a cell is a match
     tolerance: float = 0.02  # and within tolerance
 
 
-class Claim(_Strict):
-    """A claim of the paper. `holds` are predicates over the names of the last axis, e.g. `q4_g32 <= q4_g64`.
+class CurveSpec(_Strict):
+    """What a figure draws: column y over column x, a point a row, a line for each value of the `series` labels.
 
-    A bare name is the value in the column at hand (`columns`); `name.column` names its own column.
+    One Pareto front for each value of the first `per` axes (0: one front). `baseline` matches the keys of the
+    full-precision rows: drawn as a level, or subtracted from y where the paper draws the degradation.
+    """
+
+    x: str
+    y: str
+    series: list[str]
+    per: int = 0
+    baseline: str = ""
+    degradation: bool = False
+    panel: str = ""  # label whose values have a panel each
+    rowwise: str = ""  # keys of row-wise points, which are drawn hollow
+
+
+class Claim(_Strict):
+    """A claim of the paper as predicates (claims.py): every one of `holds` and `fronts` is to be true.
+
+    holds: over the entries of a row's last axis, e.g. `q4_g32 <= q4_g64`, for each value of the axes before it. A bare
+    name is the value in the column at hand (`columns`); `name.column` names its own column.
+    fronts: over the points of the figure, e.g. `on_front("g*") > 0`, for each front.
     """
 
     text: str
     where: str
-    holds: list[str]
+    holds: list[str] = Field(default_factory=list)
+    fronts: list[str] = Field(default_factory=list)
     columns: list[str] = Field(default_factory=list)
-    only: list[str] = Field(default_factory=list)  # entries of the first axis; empty = all
+    only: list[str] = Field(default_factory=list)  # patterns of the leading entries; empty = all
 
 
 class Artifact(_Strict):
@@ -72,47 +103,107 @@ class Artifact(_Strict):
     title: str
     citation: str
     source: str
-    axes: list[dict[str, AxisEntry]]
+    axes: list[Axis] = Field(default_factory=list)
+    blocks: list[list[Axis]] = Field(default_factory=list)  # where the rows are not one product
     columns: dict[str, ColumnSpec]
-    published: dict[str, dict[str, dict[str, float | str]]]
+    published: dict[str, Any] = Field(
+        default_factory=dict
+    )  # row key, part by part -> column -> number
     claims: list[Claim] = Field(default_factory=list)
+    figure: CurveSpec | None = None
     notes: list[str] = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _published_cells_exist(self) -> Artifact:
-        rows = {row.key for row in self.rows("paper")}
+        if bool(self.axes) == bool(self.blocks):
+            raise ValueError("an artifact has either axes or blocks")
+        keys = [row.key for row in self.rows("paper")]
         columns = {key for key, column in self.columns.items() if column.published}
-        for first, second, column in self.published_cells():
-            if f"{first}/{second}" not in rows or column not in columns:
-                raise ValueError(f"published {first}/{second}.{column} is not a cell of the table")
-        missing = len(rows) * len(columns) - len(list(self.published_cells()))
+        numbers = self.numbers()
+        if len(set(keys)) < len(keys):
+            raise ValueError("two rows have the same key")
+        for row, values in numbers.items():
+            for column in values:
+                if row not in keys or column not in columns:
+                    raise ValueError(f"published {row}.{column} is not a cell of the table")
+        missing = len(keys) * len(columns) - sum(map(len, numbers.values()))
         if missing:
             raise ValueError(f"{missing} cells of the table have no published value")
         return self
 
-    def published_cells(self) -> Iterator[tuple[str, str, str]]:
-        """(first axis entry, second axis entry, column) of every published number."""
-        for first, configs in self.published.items():
-            for second, values in configs.items():
-                yield from ((first, second, column) for column in values)
+    @model_validator(mode="after")
+    def _figure_draws_columns(self) -> Artifact:
+        drawn = {self.figure.x, self.figure.y} if self.figure else set()
+        if unknown := drawn - set(self.columns):
+            raise ValueError(f"figure draws '{min(unknown)}', which is not a column")
+        if any(claim.fronts for claim in self.claims) and not self.figure:
+            raise ValueError("a claim about fronts needs a figure")
+        return self
+
+    def numbers(self) -> dict[str, dict[str, float | str]]:
+        """Row key -> column -> published number."""
+        return dict(_flatten(self.published))
 
     def rows(self, scale: Scale) -> list[ArtifactRow]:
-        """The product of the axes, first axis slowest."""
-        rows = []
-        for entries in itertools.product(*(axis.items() for axis in self.axes)):
-            labels = {k: v for _, entry in entries for k, v in entry.labels.items()}
-            overrides = [o for _, entry in entries for o in entry.at(scale)]
-            rows.append(ArtifactRow("/".join(name for name, _ in entries), labels, overrides))
-        return rows
+        """The product of the axes, first axis slowest, also across blocks; without what the scale cannot run."""
+        rows = [
+            _row(combination, scale)
+            for combination in self._combinations()
+            if all(entry.at(scale) is not None for _, entry in combination)
+        ]
+        firsts = list(dict.fromkeys(row.first for row in rows))
+        return sorted(rows, key=lambda row: firsts.index(row.first))
+
+    def absent(self, scale: Scale) -> list[str]:
+        """Labels of the axis entries that the scale has nothing to run for."""
+        entries = [e for c in self._combinations() for _, e in c if e.at(scale) is None]
+        return list(dict.fromkeys(" ".join(entry.labels.values()) for entry in entries))
+
+    def _combinations(self) -> Iterator[tuple[tuple[str, AxisEntry], ...]]:
+        for axes in self.blocks or [self.axes]:
+            yield from itertools.product(*(axis.items() for axis in axes))
+
+
+def _flatten(
+    tree: Mapping[str, Any], key: tuple[str, ...] = ()
+) -> Iterator[tuple[str, dict[str, float | str]]]:
+    """Leaves of nested mappings: (`opt-30b/q4_g32`, {column: number})."""
+    if not any(isinstance(value, Mapping) for value in tree.values()):
+        if tree:
+            yield "/".join(key), dict(tree)
+        return
+    for name, inner in tree.items():
+        yield from _flatten(inner, (*key, name))
+
+
+def _row(combination: tuple[tuple[str, AxisEntry], ...], scale: Scale) -> ArtifactRow:
+    entries = [entry for _, entry in combination]
+    labels = {k: v for entry in entries for k, v in entry.labels.items()}
+    overrides = [o for entry in entries for o in entry.at(scale)]
+    asked = {o for entry in entries for o in entry.at("paper") or []}
+    differing = [o for o in overrides if o not in asked and not o.startswith("model")]
+    if differing:
+        labels[OURS] = " ".join(o.removeprefix("sublayers.") for o in differing)
+    public = all(entry.public for entry in entries)
+    return ArtifactRow("/".join(name for name, _ in combination), labels, overrides, public)
 
 
 @dataclass(frozen=True)
 class ArtifactRow:
-    """One row: its key (`opt-30b/q4_g32`), the paper's labels, the Hydra overrides that run it."""
+    """One row: its key (`opt-30b/q4_g32`), the paper's labels, the Hydra overrides that run it.
+
+    `public`: the paper's own model can be had, so that at scale=paper the row runs on it.
+    """
 
     key: str
     labels: dict[str, str]
     overrides: list[str]
+    public: bool = True
+
+    @property
+    def first(self) -> str:
+        """The entry of the first axis."""
+        return self.key.partition("/")[0]
 
     @property
     def axis_keys(self) -> set[str]:
@@ -124,7 +215,7 @@ def load_artifact(name: str) -> Artifact:
     """Read an artifact by its long or short name.
 
     An artifact that reprints another's table says `same_as: <paper>/<artifact>` and overrides only what differs, so
-    that each published number is typed in once.
+    that each published number is typed in once; `keep` names the axis entries that it reprints, if not all.
 
     Raises:
         LutlabError: unknown name (suggests the nearest), or the file does not describe a table.
@@ -140,6 +231,9 @@ def _read(path: Path) -> Artifact:
     if base := data.pop("same_as", None):
         original = yaml.safe_load(artifacts()[base].read_text(encoding="utf-8"))
         data = original | data
+    if keep := data.pop("keep", None):
+        _leave_out(data, keep)
+    data.pop("shared", None)  # YAML anchors only
     try:
         return Artifact(name=long_name(path), **data)
     except ValidationError as error:
@@ -148,6 +242,19 @@ def _read(path: Path) -> Artifact:
         raise LutlabError(
             f"{path}: {where}: {first['msg']} ({error.error_count()} errors)"
         ) from error
+
+
+def _leave_out(data: dict[str, Any], keep: list[str]) -> None:
+    """Keep only the named entries of each axis that has some of them, in the axes and the published numbers."""
+    gone = {name for axis in data["axes"] if not set(keep).isdisjoint(axis) for name in axis}
+    gone -= set(keep)
+    data["axes"] = [{k: v for k, v in axis.items() if k not in gone} for axis in data["axes"]]
+
+    def pruned(tree: dict[str, Any]) -> dict[str, Any]:
+        kept = {name: inner for name, inner in tree.items() if name not in gone}
+        return {k: pruned(v) if isinstance(v, dict) else v for k, v in kept.items()}
+
+    data["published"] = pruned(data["published"])
 
 
 def cite(key: str) -> str:

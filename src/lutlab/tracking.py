@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from lutlab.errors import LutlabError, nearest
-from lutlab.records import Record, ResultTable, RunSpec
+from lutlab.outcome import ResultTable
+from lutlab.records import Record, RunSpec
 
 if TYPE_CHECKING:
     from wandb.sdk.wandb_run import Run

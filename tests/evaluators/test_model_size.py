@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.models.architectures import make
+from tests.models.architectures import make, uniform
 
 from lutlab.api import make_quantizer
 from lutlab.apply import quantize_model
@@ -10,27 +10,47 @@ from lutlab.evaluators.model_size import ModelSize
 from lutlab.records import LayerStats, Subject
 
 
-def measure(layers, q, g):
-    return ModelSize().measure(Subject(None, None, tuple(layers), None, 64, q, g))
+def measure(layers):
+    return ModelSize().measure(Subject(None, None, tuple(layers), None, 64, 4, 128))
 
 
-def layer(rows, columns, bits):
-    return LayerStats("layer", rows, columns, 0.0, 1.0, bits)
+def layer(rows, columns, bits, q=4, g=128):
+    return LayerStats("layer", rows, columns, 0.0, 1.0, bits, q, g)
 
 
 def test_stored_bits_and_the_papers_formulas():
-    found = measure([layer(10, 128, 6400), layer(5, 256, 5120)], q=4, g=128)
+    found = measure([layer(10, 128, 6400), layer(5, 256, 5120)])
     assert found.n == 2
-    assert found.values == {
-        "bits_per_weight": (6400 + 5120) / 2560,
-        "megabytes": 11520 / 8 / 1e6,
-        "bits_paper_eq7": 4 * (1 + 16 / 128),  # 4.5
-        "bits_paper_table6": 4 + 16 / 128,  # 4.125
-    }
+    bits = {"eq7": 4 * (1 + 16 / 128), "table6": 4 + 16 / 128, "nuqmm": 4 * (1 + 32 / 128)}
+    full = {"eq7": 16, "table6": 16, "nuqmm": 32}
+    assert found.values == pytest.approx(
+        {
+            "bits_per_weight": (6400 + 5120) / 2560,
+            "megabytes": 11520 / 8 / 1e6,
+            "ratio": 16 * 2560 / 11520,
+        }
+        | {f"bits_paper_{name}": value for name, value in bits.items()}
+        | {f"megabytes_{name}": value * 2560 / 8e6 for name, value in bits.items()}
+        | {f"ratio_{name}": full[name] / value for name, value in bits.items()}
+    )
+
+
+def test_layers_of_several_widths_count_by_their_own():
+    found = measure([layer(10, 128, 6400, 3, 128), layer(10, 128, 6400, 5, -1)])
+    assert found.values["bits_paper_eq7"] == pytest.approx((3 + 5) / 2 * (1 + 16 / 128))
+    half = measure([layer(10, 128, 6400, 16, -1), layer(10, 128, 6400, 4, -1)])
+    assert half.values["bits_paper_table6"] == pytest.approx((16 + 4.125) / 2)
+    assert half.values["ratio_nuqmm"] == pytest.approx(64 / (32 + 5))
+
+
+@pytest.mark.parametrize(("g", "printed"), [(32, 6.40), (64, 7.11), (128, 7.53)])
+def test_the_ratios_of_table_6(g, printed):
+    found = measure([layer(128, 12288, 1, 2, g)])
+    assert round(found.values["ratio_table6"], 2) == printed
 
 
 def test_rows_without_groups_share_one_scale_by_their_own_length():
-    found = measure([layer(3, 64, 0), layer(1, 192, 0)], q=3, g=-1)
+    found = measure([layer(3, 64, 9, 3, -1), layer(1, 192, 9, 3, -1)])
     # 192 weights at 3 * (1 + 16 / 64) = 3.75 and 192 at 3 * (1 + 16 / 192) = 3.25
     assert found.values["bits_paper_eq7"] == pytest.approx((3.75 + 3.25) / 2)
     assert found.values["bits_paper_table6"] == pytest.approx((3.25 + (3 + 1 / 12)) / 2)
@@ -38,15 +58,13 @@ def test_rows_without_groups_share_one_scale_by_their_own_length():
 
 def test_full_precision_is_sixteen_bits_everywhere():
     model = make("opt")
-    stats = quantize_model(model, make_quantizer("none"), 16, -1)
+    stats = quantize_model(model, make_quantizer("none"), uniform(model, 16, -1))
     weights = 2 * (4 * 32 * 32 + 2 * 32 * 48)  # of two blocks: q, k, v, out; fc1, fc2
-    found = measure(stats, q=16, g=-1)
-    assert found.values == {
-        "bits_per_weight": 16.0,
-        "megabytes": 2 * weights / 1e6,
-        "bits_paper_eq7": 16.0,
-        "bits_paper_table6": 16.0,
-    }
+    values = measure(stats).values
+    assert values["megabytes"] == values["megabytes_eq7"] == 2 * weights / 1e6
+    assert {values[f"bits_{name}"] for name in ("per_weight", "paper_eq7", "paper_table6")} == {16}
+    assert values["bits_paper_nuqmm"] == 32
+    assert {v for name, v in values.items() if name.startswith("ratio")} == {1.0}
 
 
 @pytest.mark.parametrize(
@@ -60,11 +78,11 @@ def test_full_precision_is_sixteen_bits_everywhere():
 )
 def test_stored_bits_count_every_buffer(method, options, bits):
     model = make("opt")
-    stats = quantize_model(model, make_quantizer(method, **options), 3, 16)
+    stats = quantize_model(model, make_quantizer(method, **options), uniform(model, 3, 16))
     assert [s.bits_stored for s in stats] == [s.out_features * bits(s.in_features) for s in stats]
     buffers = dict(model.named_buffers())
     total = sum(
         8 * b.nbytes for n, b in buffers.items() if n.endswith(("planes", "alpha", "offset"))
     )
-    assert measure(stats, 3, 16).values["megabytes"] == total / 8e6
+    assert measure(stats).values["megabytes"] == total / 8e6
     assert torch.tensor([s.bits_stored for s in stats]).sum() == total

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from tests.report.example import example_table
 
-from lutlab.records import ResultTable
+from lutlab.outcome import ResultTable
 from lutlab.report import write_report
 from lutlab.report.latex import escape
 from lutlab.report.layout import lay_out
@@ -59,7 +59,8 @@ def test_csv_holds_every_cell_unrounded(written: dict[str, bytes]) -> None:
     reader = csv.DictReader(io.StringIO(written["table.csv"].decode()))
     rows = {(row["row"], row["column"]): row for row in reader}
     fields = (
-        "artifact row labels column unit protocol published measured measured_on model stand_in"
+        "artifact row labels column unit protocol published cited_from measured measured_on model "
+        "stand_in on_front"
     )
     assert reader.fieldnames == [*fields.split(), "verdict", "note", "cell_id"]
     assert len(rows) == len(table.rows) * len(table.columns)

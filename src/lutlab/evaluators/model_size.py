@@ -1,33 +1,59 @@
-"""Size of the quantized linear layers: as stored, and as the papers count it (LUT-GEMM Eq. 7 and Tables 5/6)."""
+"""Size of the quantized linear layers: as stored, and as each paper counts it (formats/bcq.py, PAPER_SIZES).
+
+Compression ratio = bits of a weight in full precision / bits of a weight: 16 for LUT-GEMM, 32 for nuQmm.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lutlab.formats.bcq import bits_paper
 from lutlab.records import LayerStats, Measurement, Subject
 from lutlab.registry import register
 
+# metric's suffix -> (formula, bits of a weight in full precision)
+_FORMULAS = {
+    "eq7": ("lut-gemm-eq7", 16),
+    "table6": ("lut-gemm-table6", 16),
+    "nuqmm": ("nuqmm", 32),
+}
+
 
 @register("evaluator", "model_size")
 @dataclass(frozen=True)
 class ModelSize:
-    """Metrics `bits_per_weight` (every buffer, padding included), `bits_paper_*` and `megabytes`."""
+    """Metrics of every buffer stored, padding included, and by each paper's formula.
+
+    bits_per_weight, megabytes (10^6 bytes), ratio: as stored; ratio is 16 / bits_per_weight.
+    bits_paper_<formula>, megabytes_<formula>, ratio_<formula>: eq7 | table6 | nuqmm.
+    """
 
     def measure(self, subject: Subject) -> Measurement:
-        """Needs no text. A model in full precision counts 16 bits in every formula."""
+        """Needs no text. A layer in full precision counts its full bits in every formula."""
         layers = subject.layers
-        weights = sum(layer.out_features * layer.in_features for layer in layers)
+        weights = sum(_weights(layer) for layer in layers)
         stored = sum(layer.bits_stored for layer in layers)
-        values = {"bits_per_weight": stored / weights, "megabytes": stored / 8e6}
-        for formula in ("lut-gemm-eq7", "lut-gemm-table6"):
-            total = sum(_paper_bits(layer, subject, formula) for layer in layers)
-            values[f"bits_paper_{formula.rpartition('-')[2]}"] = total / weights
+        values = {
+            "bits_per_weight": stored / weights,
+            "megabytes": stored / 8e6,
+            "ratio": 16 * weights / stored,
+        }
+        for suffix, (formula, full) in _FORMULAS.items():
+            bits = _paper_bits(layers, formula, full)
+            values[f"bits_paper_{suffix}"] = bits / weights
+            values[f"megabytes_{suffix}"] = bits / 8e6
+            values[f"ratio_{suffix}"] = full * weights / bits
         return Measurement(values=values, n=len(layers))
 
 
-def _paper_bits(layer: LayerStats, subject: Subject, formula: str) -> float:
-    weights = layer.out_features * layer.in_features
-    if subject.q >= 16:
-        return 16.0 * weights
-    return weights * bits_paper(subject.q, subject.g, layer.in_features, formula)
+def _weights(layer: LayerStats) -> int:
+    return layer.out_features * layer.in_features
+
+
+def _paper_bits(layers: Sequence[LayerStats], formula: str, full: int) -> float:
+    return sum(
+        _weights(layer)
+        * (full if layer.q >= 16 else bits_paper(layer.q, layer.g, layer.in_features, formula))
+        for layer in layers
+    )

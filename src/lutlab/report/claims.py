@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lutlab.records import ClaimResult
+from lutlab.outcome import ClaimResult
 
 HOLDS, BREAKS, UNDECIDED = "✓", "✗", "–"
 

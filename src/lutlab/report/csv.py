@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 
-from lutlab.records import ResultTable
+from lutlab.outcome import ResultTable
 
 
 def render(table: ResultTable) -> str:

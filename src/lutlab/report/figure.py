@@ -13,37 +13,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lutlab.records import Column, ResultTable, Row
+from lutlab.outcome import Column, ResultTable, Row
+from lutlab.report import curve
 from lutlab.report.heads import break_lines
 from lutlab.report.layout import lay_out
 from lutlab.report.parts import Block, Grid, Layout
+from lutlab.report.style import FAINT, INK, MARKERS, MUTED, PAPER, SERIES, STYLE, scale_y
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-INK, MUTED, FAINT, PAPER = "#1f2328", "#656d76", "#d8dee4", "#ffffff"
-SERIES = ("#2f6fde", "#d9730d", "#1a9c74", "#a03fb5", "#c2a100", "#c93a4b")
-MARKERS = "osD^vP"
 TITLE_WIDTH = 36  # characters in a line of a panel's title
 PER_ROW = 4  # panels side by side
-STYLE = {
-    "svg.hashsalt": "lutlab",
-    "svg.fonttype": "none",
-    "font.family": "sans-serif",
-    "font.size": 9,
-    "axes.edgecolor": MUTED,
-    "axes.linewidth": 0.8,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.labelcolor": MUTED,
-    "axes.titlecolor": INK,
-    "text.color": INK,
-    "xtick.color": MUTED,
-    "ytick.color": MUTED,
-    "grid.color": FAINT,
-    "grid.linewidth": 0.7,
-}
 
 
 @dataclass(frozen=True)
@@ -84,9 +66,11 @@ def inline(svg: bytes) -> str:
 
 
 def draw(table: ResultTable) -> Figure:
-    """Draw the panels; call it within `STYLE`."""
+    """Draw the panels, or the curve where the table is a figure of the paper; call it within `STYLE`."""
     from matplotlib.figure import Figure
 
+    if table.curve:
+        return curve.draw(table)
     layout = lay_out(table)
     columns = _columns(table, layout)
     apart = any(row.stand_in for row in table.rows) and any(c.published for c in columns)
@@ -217,7 +201,7 @@ def _panel(axis: Axes, series: Sequence[Points], title: str, ticks: dict[str, st
             zorder=3,
         )
     _words(axis, series)
-    _scale(axis, [y for p in series for y in p.y if y is not None])
+    scale_y(axis, [y for p in series for y in p.y if y is not None])
     axis.set_title("\n".join(break_lines(title, TITLE_WIDTH)), loc="left", fontsize=9.5)
     axis.grid(axis="y")
     axis.set_axisbelow(True)
@@ -246,25 +230,6 @@ def _words(axis: Axes, series: Sequence[Points]) -> None:
                     fontsize=7,
                     color=points.color,
                 )
-
-
-def _scale(axis: Axes, values: Sequence[float]) -> None:
-    """A log axis with plain numbers at 1, 2, 5 …; linear where a value is not positive."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
-
-    if not values or min(values) <= 0 or not all(map(math.isfinite, values)):
-        return
-    axis.set_yscale("log")
-    low, high = min(values), max(values)
-    margin = (high / low) ** 0.12 if high > low else 1.1
-    axis.set_ylim(low / margin, high * margin)
-    if high / low < 5:
-        axis.yaxis.set_major_locator(MaxNLocator(4))
-    else:
-        axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 200 else (1,)))
-    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axis.yaxis.set_minor_locator(NullLocator())
-    axis.yaxis.set_minor_formatter(NullFormatter())
 
 
 def _legend(figure: Figure, series: Sequence[Points]) -> None:

@@ -67,7 +67,7 @@ def render(layout: Layout) -> str:
         caption = f"{layout.title}.{paper} Ours: scale {layout.scale}."
         if layout.stand_ins:
             caption += f" Stand-ins: {'; '.join(layout.stand_ins)}."
-        lines = (*layout.legend, *layout.footnotes)
+        lines = tuple(filter(None, (layout.left_out, *layout.legend, *layout.footnotes)))
         parts.append(_float(layout, layout.main, caption, lines, pairs=True))
     if layout.reference.heads:
         caption = f"{layout.title}: published, not measured here."
@@ -168,8 +168,8 @@ def _broken(head: str, align: str) -> str:
 
 def _halves(head: Head, pairs: bool) -> list[str]:
     if not pairs:
-        return ["paper" if head.paper else "ours"]
-    return ["paper", head.ours] if head.paper else [head.ours]
+        return [head.paper or "ours"]
+    return [head.paper, head.ours] if head.paper else [head.ours]
 
 
 def _entries(grid: Grid, line: Line, pairs: bool) -> list[str]:

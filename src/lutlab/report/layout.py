@@ -4,14 +4,18 @@ A column is shown in the main grid when something of it was measured here (or wa
 measured side by side, the measured one headed by the text it was measured on. The other columns, which only the paper
 has numbers for, make the `reference` grid, with the reasons below it. Rows that share their first label (the model)
 and the model measured make a block under one heading. A published number never stands in a measured place.
+
+A figure of very many points is a table of its Pareto front; the CSV file has all rows.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 
-from lutlab.records import Cell, Column, ResultTable, Row
+from lutlab.outcome import Cell, Column, ResultTable, Row
 from lutlab.report.claims import view
 from lutlab.report.digits import (
     change,
@@ -36,6 +40,7 @@ MARKS = {
     "measured only": ("", ""),
 }
 COMPARABLE = ("match", "within tolerance", "deviates")
+LONGEST = 60  # rows of a curve that are all shown
 TRIED = ("failed", "OOM")  # verdicts without a number that still belong beside the paper's
 WORDS = {
     "published only": DASH,
@@ -71,6 +76,7 @@ def lay_out(table: ResultTable) -> Layout:
         ValueError: a row has no cell for a column: no cell may be blank.
     """
     _check(table)
+    table, left_out = _shorten(table)
     main = [c for c in table.columns if _in_main(table, c)]
     reference = [c for c in table.columns if c not in main]
     axes = tuple(dict.fromkeys(axis for row in table.rows for axis in row.labels))
@@ -84,7 +90,7 @@ def lay_out(table: ResultTable) -> Layout:
     ):  # one reason for all: say it once, without marks
         reasons = (grid.texts[0],)
         reference_grid = _grid(table, reference, axes, headed, None)
-    from_paper = any(column.published for column in table.columns)
+    from_paper = bool(table.citation) or any(column.published for column in table.columns)
     said = (*reasons, *foot.lines())
     return Layout(
         artifact=table.artifact,
@@ -100,6 +106,7 @@ def lay_out(table: ResultTable) -> Layout:
         main=main_grid,
         reference=reference_grid,
         reasons=reasons,
+        left_out=left_out,
         legend=_legend(main_grid),
         footnotes=foot.lines(),
         claims=tuple(view(claim) for claim in table.claims),
@@ -114,6 +121,23 @@ def _check(table: ResultTable) -> None:
             raise ValueError(
                 f"{table.artifact}: row '{row.key}' has no cell with a verdict in column '{column.key}'"
             )
+
+
+def _shorten(table: ResultTable) -> tuple[ResultTable, str]:
+    """The table without the rows that would hide its message, and the sentence that says so."""
+    if table.curve is None or len(table.rows) <= LONGEST or not any(r.on_front for r in table.rows):
+        return table, ""
+    baseline = table.curve.baseline
+    shown = tuple(row for row in table.rows if row.on_front or _must_show(row, baseline))
+    sentence = (
+        f"{len(shown)} of {len(table.rows)} rows shown: full precision, the Pareto front, and what failed; "
+        "table.csv has all"
+    )
+    return dataclasses.replace(table, rows=shown), sentence
+
+
+def _must_show(row: Row, baseline: str) -> bool:
+    return fnmatchcase(row.key, baseline) or any(c.verdict in TRIED for c in row.cells.values())
 
 
 def _in_main(table: ResultTable, column: Column) -> bool:
@@ -182,7 +206,8 @@ def _grid(
 def _head(column: Column) -> Head:
     unit = "" if column.unit in column.title else column.unit
     ours = f"ours: {column.measured_on}" if column.measured_on else "ours"
-    return Head(column.key, column.title, unit, column.protocol, column.published, ours)
+    whose = "" if not column.published else "cited" if column.cited else "paper"
+    return Head(column.key, column.title, unit, column.protocol, whose, ours)
 
 
 def _printer(table: ResultTable, column: Column, foot: _Footnotes | None):

@@ -14,7 +14,7 @@ def render(layout: Layout) -> str:
     if layout.main.heads:
         parts += [
             _table(layout, layout.main, pairs=True),
-            _list((*layout.legend, *layout.footnotes)),
+            _list(filter(None, (layout.left_out, *layout.legend, *layout.footnotes))),
         ]
     if layout.reference.heads:
         parts += [
@@ -49,9 +49,9 @@ def _table(layout: Layout, grid: Grid, pairs: bool) -> str:
     heads = [*layout.axes, *(["ours on"] if with_model else [])]
     for head in grid.heads:
         if not pairs:
-            heads.append(f"{head.name} paper" if head.paper else head.name)
+            heads.append(f"{head.name} {head.paper}".rstrip())
             continue
-        heads += [f"{head.name} paper"] if head.paper else []
+        heads += [f"{head.name} {head.paper}"] if head.paper else []
         heads.append(f"{head.name} {head.ours}")
     rows = []
     for line in (line for block in grid.blocks for line in block.lines):

@@ -11,13 +11,13 @@ DASH = "–"
 
 @dataclass(frozen=True)
 class Head:
-    """A column. `ours` heads the measured half; `paper` says whether there is a published half."""
+    """A column. `ours` heads the measured half; `paper` the published one: `paper`, `cited`, '' where there is none."""
 
     key: str
     title: str
     unit: str
     protocol: str
-    paper: bool
+    paper: str
     ours: str
 
     @property
@@ -95,6 +95,7 @@ class Layout:
     main: Grid
     reference: Grid
     reasons: tuple[str, ...]  # why the reference grid has no measured half
+    left_out: str  # which rows of a long table are not among the lines
     legend: tuple[str, ...]
     footnotes: tuple[str, ...]
     claims: tuple[ClaimView, ...]

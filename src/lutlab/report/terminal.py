@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from lutlab.outcome import FRONT, OURS
 from lutlab.report.heads import break_lines
 from lutlab.report.parts import Block, Entry, Grid, Head, Layout, Line
 
@@ -88,7 +89,7 @@ def print_layout(layout: Layout, console: Console) -> None:
         _say(console, Text(f"stand-ins, not comparable in value: {names}", style="cyan"))
     if layout.main.heads:
         _print_grid(layout, layout.main, console, measured=True)
-        for line in (*layout.legend, *layout.footnotes):
+        for line in filter(None, (layout.left_out, *layout.legend, *layout.footnotes)):
             _say(console, Text(line, style="dim"), indent=2)
     if layout.reference.heads:
         console.print()
@@ -143,8 +144,12 @@ def _print_grid(layout: Layout, grid: Grid, console: Console, measured: bool) ->
 
 
 def _axes(layout: Layout, lines: Sequence[Line], n: int, measured: bool) -> list[Axis]:
-    """The first `n` axes, but not the one that stands in the headings of the blocks."""
-    texts = {title: [line.labels[i] for line in lines] for i, title in enumerate(layout.axes[:n])}
+    """The first `n` axes and those of ours, but not the one that stands in the headings of the blocks."""
+    texts = {
+        title: [line.labels[i] for line in lines]
+        for i, title in enumerate(layout.axes)
+        if i < n or title in (OURS, FRONT)
+    }
     if layout.headed:
         del texts[layout.axes[0]]
     if measured and layout.show_model and not layout.headed:
@@ -215,7 +220,7 @@ def _plan(head: Head, index: int, lines: Sequence[Line], wrap: int, measured: bo
     if head.paper:
         words = max(5, *(len(e.paper) for e in entries))
         marks = 0 if measured else max(len(e.foot) for e in entries)
-        halves.append(Half(("paper",) if measured else (), words + marks, marks, ours=False))
+        halves.append(Half((head.paper,) if measured else (), words + marks, marks, ours=False))
     if measured or not head.paper:
         marks = max(len(e.ours_mark) for e in entries)
         needed = max(len(e.ours) for e in entries) + marks

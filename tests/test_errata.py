@@ -1,0 +1,53 @@
+"""Every finding about the papers is checked on their numbers; the page is what the checks give."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from lutlab.errata import PAGE, load_errata, page
+from lutlab.errors import LutlabError
+
+ERRATA = {erratum.id: erratum for erratum in load_errata()}
+
+
+@pytest.mark.parametrize("name", ERRATA)
+def test_the_check_comes_out_as_the_finding_says(name: str) -> None:
+    erratum = ERRATA[name]
+    outcomes = erratum.outcomes()
+    assert sum(outcomes) == erratum.holds > 0
+    assert len(outcomes) >= erratum.holds
+
+
+def test_the_committed_page_is_the_generated_one() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(), "run python -m lutlab.errata"
+
+
+def test_a_wrong_number_changes_the_outcome() -> None:
+    erratum = ERRATA["one-scale-a-group"]
+    rows = [[of, q, g, 55.0] for of, q, g, _ in erratum.rows]
+    assert not any(erratum.model_copy(update={"rows": rows}).outcomes())
+
+
+def test_a_reference_that_names_nothing_is_refused() -> None:
+    erratum = ERRATA["llama-66b"]
+    rows = [["x", "lut-gemm-iclr2024/table7:llama-65b/fp16:latency_1gpu", 1.0, 1.0]]  # OOM
+    with pytest.raises(LutlabError, match="is no published number"):
+        erratum.model_copy(update={"rows": rows}).outcomes()
+
+
+def test_typed_numbers_stand_in_the_papers(shared: Path) -> None:
+    """Scores of Table 1 and columns of Table 3 of the 2/4/16-bit paper, memory of nuQmm's Table III."""
+    mixed = (shared / "papers" / "mixed-2-4-16.txt").read_text()
+    for _, *scores, average in ERRATA["averages"].rows:
+        assert re.search("/".join(f"{s:.1f}" for s in scores) + rf"\D+{average:.1f}", mixed)
+    for _, watts0, tokens0, watts1, tokens1, gain in ERRATA["runtime-gain"].rows:
+        assert re.search(rf"\t{watts1:.0f}/\d+\t{tokens1:.1f}\t.*{gain:.2f}", mixed)
+        assert re.search(rf"PyTorch.*\t({watts0:.0f}|{watts0 / 2:.0f})/\d+\t{tokens0:.1f}\t", mixed)
+    for *_, gain, total in ERRATA["total-cost"].rows:
+        assert re.search(rf"{gain:.2f}\D+{total:.2f}", mixed)
+    nuqmm = (shared / "papers" / "nuqmm.txt").read_text()
+    for _, _, q, memory in ERRATA["nuqmm-one-scale-a-row"].rows:
+        assert re.search(rf"\t{q:.0f}\t.*\b{memory:.2f} \(x", nuqmm)
