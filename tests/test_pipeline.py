@@ -299,3 +299,21 @@ def test_workers_of_every_launcher_share_one_store(
     assert set(ours) == set(theirs)
     for cell, record in ours.items():
         assert theirs[cell]["values"] == pytest.approx(record["values"], rel=1e-5)
+
+
+def test_a_folder_without_one_text_leaves_that_column_unmeasured_and_says_so(
+    command: CommandLine, tmp_path: Path
+) -> None:
+    ptb = tmp_path / "texts/ptb/ptb.valid.txt"
+    ptb.parent.mkdir(parents=True)
+    ptb.write_text("a few words of a sentence\n" * 500)
+    wanted = ["method=none", "evaluate=[ppl:wikitext2,ppl:ptb]", "logger=none"]
+    outcome = command(*wanted, f"data.root={tmp_path / 'texts'}")
+    assert outcome.code == 0, outcome.err
+    assert [r["evaluation"]["text"]["protocol"] for r in command.records().values()] == ["ptb"]
+    assert "no text 'wikitext2' under data.root=" in " ".join(outcome.out.split())
+
+    (tmp_path / "empty").mkdir()
+    outcome = command(*wanted, f"data.root={tmp_path / 'empty'}")
+    assert outcome.code == 2
+    assert "docs/data-layout.md" in outcome.err

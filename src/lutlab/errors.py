@@ -10,6 +10,10 @@ class LutlabError(Exception):
     """A mistake or a limit the user can act on. Printed as one message, exit code 2, no traceback."""
 
 
+class MissingTextError(LutlabError):
+    """A data folder that lacks one text: the other columns of a table can be measured without it."""
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """Say which known name the user most likely meant.
 

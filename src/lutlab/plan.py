@@ -14,9 +14,9 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from lutlab import registry
-from lutlab.data import load_text
+from lutlab.data import folder, load_text
 from lutlab.data.protocols import PROTOCOLS
-from lutlab.errors import LutlabError, nearest
+from lutlab.errors import LutlabError, MissingTextError, nearest
 from lutlab.groups import check_bits, check_group_size
 from lutlab.models.load import fingerprint
 from lutlab.provenance import code_sha256
@@ -83,7 +83,7 @@ def run_spec(config: DictConfig) -> RunSpec:
     """The RunSpec of a composed configuration.
 
     Raises:
-        LutlabError: q, g, device or dtype out of range.
+        LutlabError: q, g, budget, device or dtype out of range, or a budget for what has no widths to choose.
     """
     method = OmegaConf.to_container(config.method)
     name = method.pop("name")
@@ -95,14 +95,19 @@ def run_spec(config: DictConfig) -> RunSpec:
     )
     if dtype not in _DTYPES:
         raise LutlabError(f"unknown dtype '{dtype}': {nearest(dtype, _DTYPES)}")
+    candidates = _candidates(config, name, quantizes)
+    q, g = (max(q for q, _ in candidates), -1) if candidates else (config.q, config.g)
+    looks = candidates or getattr(quantizer, "calibrated", False)
     return RunSpec(
         model=ModelSpec(**OmegaConf.to_container(config.model)),
         method=name,
-        q=check_bits(config.q) if quantizes else 16,
-        g=check_group_size(config.g) if quantizes else -1,
+        q=check_bits(q) if quantizes else 16,
+        g=check_group_size(g) if quantizes else -1,
         options=tuple(sorted(method.items())),
-        calibration=_calibration(config) if getattr(quantizer, "calibrated", False) else None,
+        calibration=_calibration(config) if looks else None,
         sublayers=_sublayers(config) if quantizes else (),
+        budget=config.budget,
+        candidates=candidates,
         skip=tuple(config.skip) if quantizes else (),
         device=device,
         dtype=dtype,
@@ -128,6 +133,32 @@ def _sublayers(config: DictConfig) -> tuple[Sublayer, ...]:
         if (q, g) != (config.q, config.g):
             own.append(Sublayer(kind, check_bits(q), check_group_size(g)))
     return tuple(own)
+
+
+def _candidates(config: DictConfig, method: str, quantizes: bool) -> tuple[tuple[int, int], ...]:
+    """What a budget may choose from for each layer; () without one."""
+    if config.budget is None:
+        return ()
+    if not quantizes:
+        raise LutlabError(f"method={method} has no widths to choose: drop budget={config.budget}")
+    if not config.budget > 0:
+        raise LutlabError(f"budget={config.budget}: give a positive number of stored bits a weight")
+    if config.stream:
+        raise LutlabError("budget tries widths out on copies of the model: drop stream=true")
+    if own := _sublayers(config):
+        raise LutlabError(
+            f"budget chooses the widths of all layers: drop sublayers.{own[0].kind} or the budget"
+        )
+    found = [
+        (check_bits(q), check_group_size(g))
+        for q in config.candidates.q
+        for g in config.candidates.g
+    ]
+    if not found:
+        raise LutlabError(
+            "budget needs widths to choose from: candidates.q or candidates.g is empty"
+        )
+    return tuple(dict.fromkeys(found))
 
 
 def _device(wanted: str) -> str:
@@ -167,7 +198,7 @@ def free_columns(evaluate: list[str]) -> dict[str, ColumnSpec]:
 def text_spec(protocol: str, data: DictConfig) -> TextSpec:
     """Where a column's text comes from: the folder data.root if given, else the preset, which may name a stand-in."""
     if data.root is not None:
-        return TextSpec(protocol, "folder", str(data.root))
+        return TextSpec(folder.resolve(protocol, data.root), "folder", str(data.root))
     spec = TextSpec(data.stand_in.get(protocol, protocol), data.source)
     if spec.protocol not in PROTOCOLS:
         raise LutlabError(f"unknown text '{spec.protocol}': {nearest(spec.protocol, PROTOCOLS)}")
@@ -178,6 +209,15 @@ def text_spec(protocol: str, data: DictConfig) -> TextSpec:
 def cached_text(spec: TextSpec) -> Text:
     """A text, loaded once a process."""
     return load_text(spec)
+
+
+def _readable(spec: TextSpec) -> bool:
+    """False where a folder lacks this one text; other errors are raised."""
+    try:
+        cached_text(spec)
+    except MissingTextError:
+        return False
+    return True
 
 
 @functools.cache
@@ -191,11 +231,14 @@ def plan_row(
     """Resolve one row against the store.
 
     Raises:
-        LutlabError: a text or model is missing, or a stored record is damaged.
+        LutlabError: all texts or the model are missing, or a stored record is damaged.
     """
     spec = run_spec(config)
     store = Store(config.results)
     cells = {name: _plan_cell(spec, column, config, store) for name, column in columns.items()}
+    wanted = [cell.evaluation.text for cell in cells.values() if cell.evaluation.text]
+    if wanted and all(cell.missing for cell in cells.values() if cell.evaluation.text):
+        cached_text(wanted[0])  # a folder without any of the texts is a mistake, which this names
     return PlannedRow(key, labels, spec, columns, cells)
 
 
@@ -211,6 +254,10 @@ def _plan_cell(spec: RunSpec, column: ColumnSpec, config: DictConfig, store: Sto
         return PlannedCell(
             evaluation, None
         )  # a plan downloads nothing, and ids hash what was downloaded
+    if text and not _readable(text):
+        return PlannedCell(
+            evaluation, None, missing=f"no text '{text.protocol}' under data.root={text.root}"
+        )
     cell_id = content_id(_identity(spec, evaluation))
     return PlannedCell(evaluation, cell_id, store.load(cell_id))
 

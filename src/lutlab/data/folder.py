@@ -9,7 +9,7 @@ from pathlib import Path
 from lutlab.data.choices import TEMPLATES
 from lutlab.data.files import read_rows
 from lutlab.data.protocols import protocol
-from lutlab.errors import LutlabError
+from lutlab.errors import LutlabError, MissingTextError
 
 _C4 = "c4/en/c4-validation.00000-of-00008"
 _C4_TRAIN = tuple(
@@ -57,7 +57,8 @@ def read(dataset: str, split: str, root: str | None, limit: int | None) -> tuple
     """Rows as the hub's copy of the data set gives them, and their origin.
 
     Raises:
-        LutlabError: no root, no such folder, no such file, or a damaged one.
+        MissingTextError: no such file.
+        LutlabError: no root, no such folder, or a damaged file.
     """
     wanted = FILES[dataset, split]
     if root is None:
@@ -72,7 +73,7 @@ def read(dataset: str, split: str, root: str | None, limit: int | None) -> tuple
         )
     path = next((folder / name for name in wanted if (folder / name).is_file()), None)
     if path is None:
-        raise LutlabError(
+        raise MissingTextError(
             f"{dataset} ({split}) is missing: there is no {' and no '.join(wanted)} under {folder.resolve()}\n"
             "docs/data-layout.md says where to fetch it; data.source=hub downloads it"
         )
