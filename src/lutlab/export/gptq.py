@@ -6,7 +6,8 @@
     qzeros  [G, ceil(N q / 32)] int32   row j: the zero points of group j as a stream of bits
     scales  [G, N] float16              g_idx [K] int32: the group of input channel k
 
-`gptq` (v1) stores zero_point - 1, which has no place for a zero point of 0; v2 stores zero_point itself.
+`gptq` (v1) stores zero_point - 1, which has no place for a zero point of 0; v2 stores zero_point itself. GPTQModel 7.7
+reads g of -1, 16, 32, 64, … 1024 only.
 """
 
 from __future__ import annotations
