@@ -1,15 +1,31 @@
-"""The driver: statistics of every layer, and what it refuses."""
+"""The driver: statistics of every layer, whose activations a method sees, going on after a kill, what it refuses."""
+
+import dataclasses
+import itertools
+import os
+import shutil
+import signal
+import subprocess
+import sys
 
 import pytest
 import torch
-from tests.models.architectures import make, token_ids, uniform
+from tests.calibrated import Fake, FakeScaling
+from tests.command_line import ROOT
+from tests.models.architectures import CONFIGS, make, token_ids, uniform
+from tests.tiny_models import byte_tokenizer
+from torch import nn
 
-from lutlab import registry
+from lutlab import apply, calibrate, registry
 from lutlab.apply import quantize_model
+from lutlab.checkpoints import BlockStore, StatsStore
 from lutlab.errors import LutlabError
 from lutlab.formats import pack
-from lutlab.models.families import linear_layers, weight_of
+from lutlab.models.families import decoder_blocks, family_of, linear_layers, weight_of
 from lutlab.modules import QuantLinear
+from lutlab.quantizers.gptq import GPTQ
+from lutlab.quantizers.rtn import RTN
+from lutlab.records import CalibStats
 
 ARCHITECTURES = ["opt", "gpt2"]
 
@@ -75,3 +91,252 @@ def test_an_error_names_the_layer(method):
     model.model.decoder.layers[1].fc2.weight.data[3, 4] = float("nan")
     with pytest.raises(LutlabError, match=r"^model\.decoder\.layers\.1\.fc2: 1 of 1536 weights"):
         quantize_model(model, registry.lookup("method", method)(), uniform(model, 4, 16))
+
+
+# ---- whose activations a calibrated method sees, against whole forward passes ----
+
+
+def seen_by_hooks(model, layers, batches):
+    """Hessian, mean |x| and tokens of the inputs of some layers: whole forward passes, no block driver."""
+    sums = {}
+
+    def add(name):
+        def see(_, args):
+            x = args[0].flatten(0, -2)
+            hessian, absolute, tokens = sums.get(name, (torch.zeros(x.shape[1], x.shape[1]), 0, 0))
+            sums[name] = hessian.addmm_(x.T, x), absolute + x.abs().sum(0), tokens + len(x)
+
+        return see
+
+    hooks = [model.get_submodule(n).register_forward_pre_hook(add(n)) for n in layers]
+    with torch.no_grad():
+        for batch in batches:
+            model(batch, use_cache=False)
+    for hook in hooks:
+        hook.remove()
+    return {n: CalibStats(h / tokens, a / tokens, tokens) for n, (h, a, tokens) in sums.items()}
+
+
+def quantized_by_hand(model, fake, q, g, batches):
+    """The model and the order of things as the papers write them: a full pass before every replacement."""
+    family = family_of(model.config)
+    full = seen_by_hooks(model, [n for n, _ in linear_layers(model)], batches)
+    for index in range(len(decoder_blocks(model))):
+        path = f"{family.blocks}.{index}."
+        rounds = [[shared] for shared in family.inputs] if fake.true_sequential else [family.inputs]
+        for shared_inputs in rounds:
+            names = [path + shared.layers[0] for shared in shared_inputs]
+            now = full if fake.inputs == "full" else seen_by_hooks(model, names, batches)
+            for shared in shared_inputs:
+                prepared = fake.prepare(now[path + shared.layers[0]])
+                for layer in shared.layers:
+                    module = model.get_submodule(path + layer)
+                    weight = pack(fake.quantize(weight_of(module), q, g, prepared)).dequantize()
+                    dense = nn.Linear(*weight.T.shape, bias=module.bias is not None)
+                    dense.weight, dense.bias = nn.Parameter(weight), module.bias
+                    model.set_submodule(path + layer, dense)
+    return model
+
+
+def weights_of(model):
+    return [
+        module.packed.dequantize() if isinstance(module, QuantLinear) else weight_of(module)
+        for _, module in linear_layers(model)
+    ]
+
+
+def same_stats(found, expected):
+    return len(found) == len(expected) and all(
+        torch.equal(a.hessian, b.hessian)
+        and torch.equal(a.mean_abs, b.mean_abs)
+        and a.tokens == b.tokens
+        for a, b in zip(found, expected, strict=True)
+    )
+
+
+@pytest.mark.parametrize(
+    ("inputs", "sequential"), [("quantized", True), ("quantized", False), ("full", False)]
+)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_inputs_are_those_of_whole_forward_passes(name, inputs, sequential, monkeypatch):
+    monkeypatch.setattr(calibrate, "BATCH_TOKENS", 32)
+    model, by_hand, windows = make(name), make(name), token_ids(4, 16)
+    fake, other = Fake(inputs, sequential), Fake(inputs, sequential)
+    quantize_model(model, fake, uniform(model, 3, 16), windows)
+    quantized_by_hand(by_hand, other, 3, 16, windows.split(2))
+    assert same_stats(fake.seen, other.seen)
+    assert all(map(torch.equal, weights_of(model), weights_of(by_hand)))
+    assert torch.equal(model(token_ids()).logits, by_hand(token_ids()).logits)
+
+
+def test_the_three_ways_differ():
+    """Else the test above would prove nothing."""
+    windows, found = token_ids(4, 16), []
+    for fake in (Fake("quantized", True), Fake("quantized", False), Fake("full", False)):
+        model = make("opt")
+        quantize_model(model, fake, uniform(model, 3, 16), windows)
+        found.append(torch.cat([stats.mean_abs for stats in fake.seen]))
+    assert not any(torch.equal(a, b) for a, b in itertools.combinations(found, 2))
+
+
+def test_output_error_is_that_of_the_outputs():
+    model, windows = make("opt"), token_ids(4, 16)
+    before = {name: weight_of(module).clone() for name, module in linear_layers(model)}
+    seen = seen_by_hooks(model, before, [windows])
+    stats = quantize_model(model, RTN(), uniform(model, 3, 16), windows)
+    for layer in stats:
+        module, hessian = model.get_submodule(layer.name), seen[layer.name].hessian.double()
+        difference = (module.packed.dequantize() - before[layer.name]).double()
+        error = (difference @ hessian * difference).sum().item()
+        norm = (before[layer.name].double() @ hessian * before[layer.name].double()).sum().item()
+        assert layer.output_error == pytest.approx(error, rel=1e-5)
+        assert layer.output_norm == pytest.approx(norm, rel=1e-5)
+
+
+def test_sums_over_chunks_of_rows_are_the_sums(monkeypatch):
+    windows, found = token_ids(2, 16), []
+    for chunk in (2**20, 33):
+        monkeypatch.setattr(apply, "_CHUNK_WEIGHTS", chunk)
+        model = make("opt")
+        found.append(quantize_model(model, RTN(), uniform(model, 3, 16), windows))
+    for whole, parts in zip(*found, strict=True):
+        for field in ("squared_error", "squared_norm", "output_error", "output_norm"):
+            assert getattr(parts, field) == pytest.approx(getattr(whole, field), rel=1e-6)
+
+
+def test_a_calibrated_method_without_calibration_is_refused():
+    model = make("opt")
+    with pytest.raises(LutlabError, match=r"looks at activations: give calibration="):
+        quantize_model(model, Fake(), uniform(model, 3, 16))
+
+
+# ---- one pass of calibration ----
+
+
+def forwards(model):
+    """Counts from now on how often each block's first linear layer is called."""
+    count = [0] * len(decoder_blocks(model))
+    for index, block in enumerate(decoder_blocks(model)):
+
+        def see(*_, index=index):
+            count[index] += 1
+
+        inside = family_of(model.config).linears[0]
+        block.get_submodule(inside).register_forward_pre_hook(see)
+    return count
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_full_precision_inputs_are_seen_once(name, tmp_path):
+    windows = token_ids(4, 16)
+    for fake, q, g in ((Fake("full"), 3, 16), (Fake("full"), 4, -1), (FakeScaling(), 2, 8)):
+        model, alone = make(name), make(name)
+        passes = forwards(model)
+        stats = quantize_model(
+            model, fake, uniform(model, q, g), windows, seen=StatsStore(tmp_path / "id")
+        )
+        assert passes == ([1, 1] if (q, g) == (3, 16) else [0, 0])
+        assert stats == quantize_model(alone, type(fake)("full"), uniform(alone, q, g), windows)
+        assert torch.equal(model(token_ids()).logits, alone(token_ids()).logits)
+
+
+@pytest.mark.parametrize(("lost", "passes"), [([0], [1, 0]), ([1], [1, 1]), ([0, 1], [1, 1])])
+def test_what_was_not_seen_is_made_up_for(lost, passes, tmp_path):
+    store, windows = StatsStore(tmp_path / "id"), token_ids(4, 16)
+    found = []
+    for again in (False, True):
+        if again:
+            for index in lost:
+                (tmp_path / "id" / f"inputs-{index:04}.safetensors").unlink()
+        model, fake = make("gpt-neo"), Fake("full")
+        count = forwards(model)
+        quantize_model(model, fake, uniform(model, 3, 16), windows, seen=store)
+        found.append((fake.seen, weights_of(model)))
+    assert count == passes
+    assert same_stats(found[0][0], found[1][0])
+    assert all(map(torch.equal, found[0][1], found[1][1]))
+    assert all(store.has(index) for index in (0, 1))
+
+
+# ---- going on after a kill ----
+
+
+@pytest.mark.parametrize("stop", [0, 5, 6, 9])
+@pytest.mark.parametrize(
+    "method", [Fake("quantized", True), Fake("quantized", False), Fake("full"), FakeScaling()]
+)
+@pytest.mark.parametrize("name", ["opt", "llama-1"])
+def test_a_killed_run_goes_on_where_it_was(name, method, stop, tmp_path):
+    windows, kept, seen = (
+        token_ids(4, 16),
+        BlockStore(tmp_path / "blocks"),
+        StatsStore(tmp_path / "seen"),
+    )
+
+    def run(model, fake, **stores):
+        return quantize_model(model, fake, uniform(model, 3, 16), windows, **stores)
+
+    def fresh(**fields):
+        return dataclasses.replace(method, seen=[], quantized=0, **fields)
+
+    straight, again = make(name), make(name)
+    expected = run(straight, fresh())
+    with pytest.raises(KeyboardInterrupt):
+        run(make(name), fresh(stop_after=stop), kept=kept, seen=seen)
+    fake, layers = fresh(), len(family_of(again.config).linears)
+    assert run(again, fake, kept=kept, seen=seen) == expected
+    assert fake.quantized == 2 * layers - stop // layers * layers
+    assert straight.state_dict().keys() == again.state_dict().keys()
+    assert all(map(torch.equal, straight.state_dict().values(), again.state_dict().values()))
+    assert torch.equal(straight(token_ids()).logits, again(token_ids()).logits)
+    once_more = fresh()
+    assert run(make(name), once_more, kept=kept, seen=seen) == expected
+    assert once_more.quantized == 0
+
+
+KILLED = """
+import os, signal
+from lutlab import cli
+from lutlab.quantizers.gptq import GPTQ
+calls, quantize = [], GPTQ.quantize
+def killing(*arguments):
+    calls.append(1)
+    if len(calls) == 9:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return quantize(*arguments)
+GPTQ.quantize = killing
+import run
+cli.run(run.main)
+"""
+
+
+def test_a_command_that_was_killed_goes_on(command, monkeypatch, tmp_path):
+    """Killed in the second of two blocks of six layers: the first is not touched again, the files are the same."""
+    make("opt").save_pretrained(tmp_path / "model")
+    byte_tokenizer().save_pretrained(tmp_path / "model")
+    arguments = (
+        "method=gptq", "model=folder", f"model.id={tmp_path / 'model'}", "q=3", "g=16", "logger=none",
+        "calibration.text=pydocs-train", "calibration.samples=2", "evaluate=[weight_error]",
+    )  # fmt: skip
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED, *arguments, f"results={command.results}"],
+        cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}, capture_output=True,
+    )  # fmt: skip
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    (block,) = command.results.glob("quantized/*/block-*.safetensors")
+    written, calls, quantize = block.stat().st_mtime_ns, [], GPTQ.quantize
+    monkeypatch.setattr(GPTQ, "quantize", lambda *a: (calls.append(1), quantize(*a))[1])
+
+    def run():
+        calls.clear()
+        assert command(*arguments).code == 0
+        files = {path.name: path.read_bytes() for path in block.parent.iterdir()}
+        return len(calls), files, [(r["values"], r["samples"]) for r in command.records().values()]
+
+    resumed = run()
+    assert block.stat().st_mtime_ns == written
+    shutil.rmtree(command.results)
+    straight = run()
+    assert (resumed[0], straight[0]) == (6, 12)
+    assert resumed[1:] == straight[1:]
+    assert len(straight[1]) == 2

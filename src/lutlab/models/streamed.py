@@ -82,12 +82,20 @@ def release(block: nn.Module) -> None:
 
 
 def skeleton(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
-    """A model whose parameters are on the meta device; buffers that no checkpoint holds are computed."""
-    from accelerate import init_empty_weights
+    """A model whose parameters are on the meta device; buffers that no checkpoint holds are computed.
+
+    By the model's `_init_weights`, which knows these buffers since transformers 5: its own loading rests on that too.
+    """
+    import torch
     from transformers import AutoModelForCausalLM
 
-    with init_empty_weights(include_buffers=False):
+    with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    for module in model.modules():
+        for name in module._non_persistent_buffers_set:
+            module._buffers[name] = torch.empty_like(module._buffers[name], device="cpu")
+        if module._non_persistent_buffers_set:
+            model._init_weights(module)
     return model.eval()
 
 
