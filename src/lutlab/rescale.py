@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig
 
+from lutlab.errors import LutlabError
 from lutlab.models.families import SharedInput, weight_of
 from lutlab.modules import QuantLinear
 from lutlab.records import CalibStats
@@ -49,20 +50,35 @@ def rescale_input(
         stats: of the input as it is.
 
     Returns:
-        Statistics of the input as it is afterwards: the same object where nothing can carry a scale.
+        Statistics of the input as it is afterwards: the same object where nothing can carry a scale, or where every
+        layer stays in full precision.
+
+    Raises:
+        LutlabError: the search refuses; a weight or bias leaves its dtype's range, or was inf or nan.
     """
     source = source_of(config, block, shared)
-    if source is None:
+    if source is None or not any(widths):
         return stats
     weights = [weight_of(block.get_submodule(layer)) for layer in shared.layers]
-    scale = search.scales([weight.float() for weight in weights], widths, stats)
+    try:
+        scale = search.scales([weight.float() for weight in weights], widths, stats)
+    except LutlabError as error:
+        raise LutlabError(f"{', '.join(shared.layers)}: {error}") from error
+    rows = (
+        source.weight.detach() if source.weight.ndim == 1 else weight_of(source).T
+    )  # [K] or [.., K]
+    bias = [] if getattr(source, "bias", None) is None else [source.bias.detach()]
+    # In place, torch computes in the wider of two dtypes: s is not rounded where weights are float16.
     for weight in weights:
-        weight.mul_(scale.to(weight.dtype))
-    rows = source.weight if source.weight.ndim == 1 else weight_of(source).T  # [K] or [.., K]
-    rows.div_(scale.to(rows.dtype))
-    if getattr(source, "bias", None) is not None:
-        source.bias.div_(scale.to(source.bias.dtype))
-    hessian = stats.hessian / (scale[:, None] * scale)
+        weight.mul_(scale)
+    for made in [rows, *bias]:
+        made.div_(scale)
+    if not all(torch.isfinite(changed).all() for changed in [*weights, rows, *bias]):
+        raise LutlabError(
+            f"scales of input channels take {shared.layers[0]} or {shared.scaled_by} out of {rows.dtype}'s range: load "
+            "the model with dtype=float32, or check its weights and the calibration text"
+        )
+    hessian = stats.hessian / scale[:, None] / scale
     return CalibStats(hessian, stats.mean_abs / scale, stats.tokens)
 
 
@@ -70,14 +86,17 @@ def source_of(config: PreTrainedConfig, block: nn.Module, shared: SharedInput) -
     """The module of `shared.scaled_by` if it really makes the channels of the input, else None.
 
     It does not where OPT normalises after the sub-layer (350m: the input is a residual stream as well), where several
-    heads share a value head (GQA), where a norm has no weight, and where the activation between is not ReLU.
+    heads share a value head (GQA), where a norm has no weight, where the activation between is not ReLU, and where one
+    of the modules is quantized already.
     """
     if shared.scaled_by is None:
         return None
     source = block.get_submodule(shared.scaled_by)
-    if isinstance(source, QuantLinear) or getattr(source, "weight", None) is None:
+    layers = [block.get_submodule(layer) for layer in shared.layers]
+    quantized = any(isinstance(module, QuantLinear) for module in [source, *layers])
+    if quantized or getattr(source, "weight", None) is None:
         return None
-    in_features = weight_of(block.get_submodule(shared.layers[0])).shape[1]
+    in_features = weight_of(layers[0]).shape[1]
     is_norm = source.weight.ndim == 1
     channels = len(source.weight) if is_norm else weight_of(source).shape[0]
     if channels != in_features:
