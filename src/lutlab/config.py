@@ -78,6 +78,14 @@ class SublayersConfig:
 
 
 @dataclass
+class CandidatesConfig:
+    """What a budget may choose from for each layer: every q with every g."""
+
+    q: list[int] = field(default_factory=lambda: [2, 3, 4, 5])
+    g: list[int] = field(default_factory=lambda: [32, 64, 128, -1])
+
+
+@dataclass
 class LoggerConfig:
     """Weights & Biases: mode none | offline | online."""
 
@@ -101,6 +109,7 @@ class Config:
     mu: int = 8
     sublayers: SublayersConfig = field(default_factory=SublayersConfig)
     budget: float | None = None
+    candidates: CandidatesConfig = field(default_factory=CandidatesConfig)
     skip: list[str] = field(default_factory=list)
     calibration: CalibrationConfig = field(default_factory=CalibrationConfig)
     stream: bool = False

@@ -72,8 +72,8 @@ def _plan(
             labels = {
                 "Model": spec.model.name,
                 "Method": _method_label(spec),
-                "q": str(spec.q),
-                "g": str(spec.g),
+                "q": str(spec.q) if spec.budget is None else f"budget {spec.budget:g}",
+                "g": str(spec.g) if spec.budget is None else "mixed",
             }
             planned.append(plan.plan_row(config, "/".join(labels.values()), labels, columns))
     return planned
@@ -110,9 +110,8 @@ def _measure(
 def _cell_name(row: PlannedRow, cell: PlannedCell) -> str:
     text = f" on {cell.evaluation.text.protocol}" if cell.evaluation.text else ""
     spec = row.spec
-    return (
-        f"{spec.model.name} {spec.method} q={spec.q} g={spec.g}: {cell.evaluation.evaluator}{text}"
-    )
+    width = f"q={spec.q} g={spec.g}" if spec.budget is None else f"budget={spec.budget:g}"
+    return f"{spec.model.name} {spec.method} {width}: {cell.evaluation.evaluator}{text}"
 
 
 def _weight(row: PlannedRow, cell: PlannedCell) -> float:
@@ -184,13 +183,13 @@ def run_row(config: DictConfig) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _Prepared:
-    """A loaded and quantized model."""
+    """A loaded and quantized model; `facts` say how, for every record of it."""
 
     model: Any
     tokenizer: Any
     layers: tuple[LayerStats, ...]
     seqlen: int
-    quantize_seconds: float
+    facts: Mapping[str, Any]
 
 
 def _prepare(row: PlannedRow, config: DictConfig) -> _Prepared:
@@ -213,18 +212,25 @@ def _prepare(row: PlannedRow, config: DictConfig) -> _Prepared:
     keep = config.stream or spec.calibration
     kept = BlockStore(folder / "quantized" / plan.quantized_id(spec)) if keep else None
     seen = StatsStore(folder / "calibration" / plan.inputs_id(spec)) if spec.calibration else None
+    quantizer = make_quantizer(spec.method, **dict(spec.options))
+    windows = spec.calibration and _windows(spec, loaded.tokenizer, seqlen)
+    facts: dict[str, Any] = {}
+    if spec.budget is None:
+        chosen = widths(kinds(model.config), spec.q, spec.g, spec.sublayers, spec.skip)
+    else:
+        from lutlab.sensitivity import search_widths
+
+        found = search_widths(
+            model, quantizer, spec.candidates, spec.budget, windows, skip=spec.skip, seen=seen
+        )
+        chosen, facts["budget"] = found.widths, found.facts
     layers = quantize_model(
-        model,
-        make_quantizer(spec.method, **dict(spec.options)),
-        widths(kinds(model.config), spec.q, spec.g, spec.sublayers, spec.skip),
-        spec.calibration and _windows(spec, loaded.tokenizer, seqlen),
-        blocks=loaded.blocks,
-        kept=kept,
-        seen=seen,
+        model, quantizer, chosen, windows, blocks=loaded.blocks, kept=kept, seen=seen
     )
     if config.stream:
         loaded.blocks.serve(kept.load)
-    return _Prepared(model, loaded.tokenizer, layers, seqlen, time.monotonic() - began)
+    facts["quantize_seconds"] = round(time.monotonic() - began, 3)
+    return _Prepared(model, loaded.tokenizer, layers, seqlen, facts)
 
 
 def _windows(spec: RunSpec, tokenizer: Any, seqlen: int) -> Any:
@@ -262,7 +268,7 @@ def _measure_cell(row: PlannedRow, cell: PlannedCell, prepared: _Prepared) -> Re
         measurement = registry.lookup("evaluator", cell.evaluation.evaluator)().measure(subject)
     except Exception as error:
         return _failure(row, cell, error, time.monotonic() - began)
-    facts = {"quantize_seconds": round(prepared.quantize_seconds, 3), **measurement.facts}
+    facts = {**prepared.facts, **measurement.facts}
     if text:
         facts |= {"text_sha256": text.sha256, "text_origin": text.origin}
     return _record(

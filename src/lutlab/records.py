@@ -80,6 +80,7 @@ class RunSpec:
         sublayers: kinds of sub-layer with their own q and g, sorted by kind.
         budget: bits a weight, stored, that the widths of all layers together must not exceed; None gives every layer
             q and g.
+        candidates: with a budget, the (q, g) that a layer may have. q is then the largest of theirs, and g -1.
         skip: patterns (fnmatch) of layer names that stay in full precision.
     """
 
@@ -91,6 +92,7 @@ class RunSpec:
     calibration: CalibrationSpec | None = None
     sublayers: tuple[Sublayer, ...] = ()
     budget: float | None = None
+    candidates: tuple[tuple[int, int], ...] = ()
     skip: tuple[str, ...] = ()
     device: str = "cpu"
     dtype: str = "float32"

@@ -1,0 +1,260 @@
+"""Widths of every layer under a hard budget: how much each layer's error matters, then an integer program.
+
+A layer whose outputs move by e = D x (D: the error of its weight, x: its input) moves the loss, to second order, by
+
+    dL ~ 1/2 E[e^T G e] ~ 1/2 mean_n(G_nn) tr(D H D^T),     G = E[g g^T], g = dL/dy,  H = E[x x^T]
+
+with the Fisher information G in the place of the loss's second derivative. The errors of different outputs are
+rounded apart, so G's diagonal is what counts; one number a layer is kept of it. tr(D H D^T) is what the driver states
+of a layer (records.LayerStats, output_error) when the model is quantized at one width, once for every candidate.
+
+The estimate adds layers up as if errors did not meet. So the answer of the integer program (allocate.py) is quantized
+and its loss measured beside that of grid points (one width, or one for attention and one for feed-forward) that fit
+into the same budget, and the lowest loss wins.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import logging
+import math
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from lutlab.allocate import Option, allocate, budget_bits
+from lutlab.apply import Quantizer, quantize_model
+from lutlab.checkpoints import StatsStore
+from lutlab.errors import LutlabError
+from lutlab.models.families import kinds, linear_layers
+from lutlab.records import LayerStats
+from lutlab.widths import Width, widths
+
+log = logging.getLogger(__name__)
+# Grid points whose loss is measured beside the integer program's answer, those of the lowest estimate.
+GRID_POINTS = 3
+# Windows that gradients are taken on, and tokens whose logits are in memory at once.
+GRADIENT_WINDOWS = 16
+BATCH_TOKENS = 2048
+
+
+@dataclass(frozen=True)
+class Found:
+    """The widths of all layers, and how they came about, in JSON's types."""
+
+    widths: dict[str, Width | None]
+    facts: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _Contender:
+    """Widths whose loss is measured. estimate: of the loss's increase, in nats a token."""
+
+    name: str
+    widths: dict[str, Width | None]
+    estimate: float
+
+
+def search_widths(
+    model: PreTrainedModel,
+    quantizer: Quantizer,
+    candidates: Sequence[Width],
+    budget: float,
+    calibration: torch.Tensor,
+    *,
+    skip: Sequence[str] = (),
+    seen: StatsStore | None = None,
+) -> Found:
+    """The widths of least calibration loss that store at most `budget` bits a weight; the model stays as it is.
+
+    The model is copied and quantized once for every candidate and contender, so it has to be in memory, twice.
+
+    Args:
+        model: in evaluation mode and full precision.
+        quantizer: of the method.
+        candidates: (q, g) that a layer may have.
+        budget: stored bits a weight over all linear layers of the blocks: every buffer with its padding, scales and
+            offsets included. Layers of `skip` count with the 16 bits they are stored in.
+        calibration: token ids [samples, S] int64.
+        skip: patterns (fnmatch) of layer names that stay in full precision.
+        seen: statistics of full-precision inputs (apply.py); None: kept for the length of the call.
+
+    Raises:
+        LutlabError: the method does not quantize, there are no candidates, the budget is not positive or below the
+            smallest size possible, the model is streamed, or as quantize_model.
+    """
+    if not getattr(quantizer, "quantizes", True):
+        raise LutlabError("budget needs a method that quantizes: give method=rtn, bcq, gptq, …")
+    if not candidates:
+        raise LutlabError("budget needs candidates: give candidates.q=[2,3,4] candidates.g=[128]")
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise LutlabError(
+            "budget copies the model to try widths out, and this one is streamed: drop stream=true"
+        )
+    weights = sum(module.weight.numel() for _, module in linear_layers(model))
+    bits = budget_bits(budget, weights)
+    with tempfile.TemporaryDirectory() as folder:
+        trial = _Trial(model, quantizer, calibration, seen or StatsStore(Path(folder) / "inputs"))
+        options = trial.options([widths(kinds(model.config), *c, skip=skip) for c in candidates])
+        solved = {name: option.width for name, option in _solve(options, bits, weights).items()}
+        contenders = [_Contender("integer program", solved, _total(options, solved).cost)]
+        contenders += _grid(options, kinds(model.config), candidates, bits)[:GRID_POINTS]
+        tried = [(*trial.measure(one.widths), one) for one in contenders]
+    fitting = [(loss, size, one) for loss, size, one in tried if size <= bits]
+    if not fitting:
+        raise LutlabError(
+            f"no widths of {budget} bits a weight were found: the method stores more at mixed widths than at one; "
+            "lower the budget"
+        )
+    best = min(fitting, key=lambda item: item[0])  # of equal ones the first: the integer program
+    log.info("budget %s: %s wins with loss %.4f", budget, best[2].name, best[0])
+    facts = {
+        "budget": budget,
+        "bits_per_weight": best[1] / weights,
+        "winner": best[2].name,
+        "loss_full_precision": trial.loss(model),
+        "contenders": [
+            {
+                "name": one.name,
+                "loss": loss,
+                "estimated_increase": one.estimate,
+                "bits_per_weight": size / weights,
+            }
+            for loss, size, one in tried
+        ],
+        "widths": {name: list(width or (16, -1)) for name, width in best[2].widths.items()},
+    }
+    return Found(best[2].widths, facts)
+
+
+class _Trial:
+    """A model that is quantized again and again, in copies."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        quantizer: Quantizer,
+        calibration: torch.Tensor,
+        seen: StatsStore,
+    ) -> None:
+        self.model, self.quantizer, self.calibration, self.seen = (
+            model,
+            quantizer,
+            calibration,
+            seen,
+        )
+
+    def options(self, uniform: Sequence[Mapping[str, Width | None]]) -> dict[str, list[Option]]:
+        """Layer name -> size and estimated increase of the loss at every width tried."""
+        matters = loss_curvature(self.model, self.calibration[:GRADIENT_WINDOWS])
+        options: dict[str, list[Option]] = {name: [] for name in matters}
+        for chosen in uniform:
+            for layer in self.quantized(chosen)[1]:
+                cost = matters[layer.name] * layer.output_error
+                options[layer.name].append(Option(chosen[layer.name], layer.bits_stored, cost))
+        return options
+
+    def quantized(
+        self, chosen: Mapping[str, Width | None]
+    ) -> tuple[PreTrainedModel, tuple[LayerStats, ...]]:
+        """A quantized copy."""
+        model = copy.deepcopy(self.model)
+        layers = quantize_model(model, self.quantizer, chosen, self.calibration, seen=self.seen)
+        return model, layers
+
+    def measure(self, chosen: Mapping[str, Width | None]) -> tuple[float, int]:
+        """Loss in nats a token, and stored bits."""
+        model, layers = self.quantized(chosen)
+        return self.loss(model), sum(layer.bits_stored for layer in layers)
+
+    def loss(self, model: PreTrainedModel) -> float:
+        """Mean over the calibration windows, in nats a token."""
+        total = 0.0
+        with torch.no_grad():
+            for batch in _batches(model, self.calibration):
+                total += model(input_ids=batch, labels=batch, use_cache=False).loss.item() * len(
+                    batch
+                )
+        return total / len(self.calibration)
+
+
+def loss_curvature(model: PreTrainedModel, windows: torch.Tensor) -> dict[str, float]:
+    """Layer name -> 1/2 mean_n(G_nn) of the module's equation, on windows [samples, S] int64."""
+    squares = dict.fromkeys((name for name, _ in linear_layers(model)), 0.0)
+
+    def watch(name: str) -> Any:
+        def backward(gradient: torch.Tensor) -> None:
+            squares[name] += gradient.float().square().mean(-1).sum().item()
+
+        def forward(_: object, inputs: object, output: torch.Tensor) -> None:
+            output.register_hook(backward)
+
+        return forward
+
+    hooks = [module.register_forward_hook(watch(name)) for name, module in linear_layers(model)]
+    try:
+        with torch.enable_grad():
+            for batch in _batches(model, windows):
+                embedded = model.get_input_embeddings()(batch).detach().requires_grad_()
+                logits = model(inputs_embeds=embedded, use_cache=False).logits[:, :-1]
+                loss = torch.nn.functional.cross_entropy(
+                    logits.flatten(0, 1).float(), batch[:, 1:].flatten(), reduction="sum"
+                )
+                torch.autograd.grad(loss, embedded)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    for name, square in squares.items():
+        if not math.isfinite(square):
+            raise LutlabError(
+                f"calibration: the gradients of {name} are inf or nan: load the model with dtype=float32"
+            )
+    return {name: square / 2 / windows.numel() for name, square in squares.items()}
+
+
+def _batches(model: PreTrainedModel, windows: torch.Tensor) -> list[torch.Tensor]:
+    size = max(1, BATCH_TOKENS // windows.shape[1])
+    return [batch.to(model.device) for batch in windows.split(size)]
+
+
+def _solve(options: Mapping[str, Sequence[Option]], bits: int, weights: int) -> dict[str, Option]:
+    smallest = sum(min(option.bits for option in some) for some in options.values())
+    if smallest > bits:
+        raise LutlabError(
+            f"budget={bits / weights:.4g} is below the smallest size that the candidates give, "
+            f"{smallest / weights:.4g} bits a weight: raise it, or allow fewer bits (candidates.q) or larger groups "
+            "(candidates.g)"
+        )
+    return allocate(options, bits)
+
+
+def _total(options: Mapping[str, Sequence[Option]], chosen: Mapping[str, Width | None]) -> Option:
+    """Bits and cost of all layers at these widths."""
+    found = [next(o for o in some if o.width == chosen[name]) for name, some in options.items()]
+    return Option(None, sum(o.bits for o in found), math.fsum(o.cost for o in found))
+
+
+def _grid(
+    options: Mapping[str, Sequence[Option]],
+    kind_of: Mapping[str, str],
+    candidates: Sequence[Width],
+    bits: int,
+) -> list[_Contender]:
+    """Grid points within the budget, one width for each kind of sub-layer, by rising estimate."""
+    known = sorted(set(kind_of.values()))
+    skipped = {name for name, some in options.items() if some[0].width is None}
+    points = []
+    for combination in itertools.product(candidates, repeat=len(known)):
+        own = dict(zip(known, combination, strict=True))
+        chosen = {name: None if name in skipped else own[kind_of[name]] for name in options}
+        total = _total(options, chosen)
+        if total.bits <= bits:
+            name = ", ".join(f"{kind} q={q} g={g}" for kind, (q, g) in own.items())
+            points.append(_Contender(name, chosen, total.cost))
+    return sorted(points, key=lambda point: point.estimate)

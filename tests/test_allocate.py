@@ -1,0 +1,98 @@
+"""The integer program: exact, never over budget, the same every time."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lutlab.allocate import Option, allocate, budget_bits
+from lutlab.errors import LutlabError
+
+OPTION = st.builds(
+    Option,
+    width=st.tuples(st.integers(1, 8), st.sampled_from([8, 32, -1])),
+    bits=st.integers(1, 60),
+    cost=st.integers(-5, 40).map(lambda cost: cost / 8),  # ties are common
+)
+LAYERS = st.lists(st.lists(OPTION, min_size=1, max_size=4), min_size=1, max_size=5).map(
+    lambda layers: {f"layer {i}": options for i, options in enumerate(layers)}
+)
+
+
+def bits_of(chosen: dict[str, Option]) -> int:
+    return sum(option.bits for option in chosen.values())
+
+
+def cost_of(chosen: dict[str, Option]) -> float:
+    return sum(option.cost for option in chosen.values())
+
+
+def smallest(layers: dict[str, list[Option]]) -> int:
+    return sum(min(option.bits for option in options) for options in layers.values())
+
+
+def brute_force(layers: dict[str, list[Option]], budget: int) -> float:
+    """The least cost within the budget, by trying everything."""
+    combinations = itertools.product(*layers.values())
+    return min(
+        sum(o.cost for o in some) for some in combinations if sum(o.bits for o in some) <= budget
+    )
+
+
+@settings(max_examples=100, deadline=None)
+@given(layers=LAYERS, spare=st.integers(0, 80), unit=st.sampled_from([1, 32, 10**9]))
+def test_the_answer_is_the_optimum_and_within_the_budget(layers, spare, unit):
+    scaled = {
+        name: [Option(o.width, o.bits * unit, o.cost) for o in options]
+        for name, options in layers.items()
+    }
+    budget = (smallest(layers) + spare) * unit + unit - 1
+    chosen = allocate(scaled, budget)
+    assert list(chosen) == list(scaled)
+    assert all(chosen[name] in options for name, options in scaled.items())
+    assert bits_of(chosen) <= budget
+    assert cost_of(chosen) == pytest.approx(brute_force(scaled, budget), abs=1e-6)
+    assert allocate(scaled, budget) == chosen
+
+
+@settings(max_examples=25, deadline=None)
+@given(layers=LAYERS)
+def test_a_larger_budget_is_never_worse(layers):
+    budgets = [smallest(layers) + spare for spare in range(0, 100, 20)]
+    costs = [cost_of(allocate(layers, budget)) for budget in budgets]
+    assert all(after <= before + 1e-9 for before, after in itertools.pairwise(costs))
+
+
+def test_one_bit_less_is_respected():
+    """Sizes of a large model: one bit of 10^12 is far below the solver's tolerance."""
+    layers = {
+        f"{i}": [Option((2, -1), 10**12 - 1, 1.0), Option((3, -1), 10**12, 0.0)] for i in range(3)
+    }
+    assert cost_of(allocate(layers, 3 * 10**12)) == 0
+    assert cost_of(allocate(layers, 3 * 10**12 - 1)) == 1
+    assert cost_of(allocate(layers, 3 * 10**12 - 3)) == 3
+    with pytest.raises(LutlabError, match="below the smallest possible, 2999999999997 bits"):
+        allocate(layers, 3 * 10**12 - 4)
+
+
+def test_ties_go_to_fewer_bits():
+    layers = {"a": [Option((4, -1), 40, 1.0), Option((3, 32), 30, 1.0), Option((3, 64), 30, 1.0)]}
+    assert allocate(layers, 100)["a"] == layers["a"][1]
+
+
+@given(weights=st.integers(1, 10**12), bits=st.integers(1, 10**13))
+def test_a_size_is_its_own_budget(weights, bits):
+    """A grid point's bits a weight, as a record prints them, is a budget that the grid point fits into."""
+    found = budget_bits(bits / weights, weights)
+    assert found >= bits
+    assert found / weights <= bits / weights
+
+
+@pytest.mark.parametrize("budget", [0, -1.0, math.nan, math.inf, True])
+def test_a_budget_is_a_positive_number(budget):
+    with pytest.raises(LutlabError, match="give a positive number of stored bits a weight"):
+        budget_bits(budget, 100)
