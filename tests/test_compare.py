@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from lutlab.compare import tabulate
-from lutlab.outcome import Cell
+from lutlab.outcome import Cell, ResultTable
 from lutlab.plan import PlannedCell, PlannedRow
 from lutlab.records import EvalSpec, ModelSpec, Record, RunSpec, TextSpec
+from lutlab.report.layout import lay_out
 from lutlab.tables import load_artifact
 
 ARTIFACT = load_artifact("table4")
@@ -89,3 +90,70 @@ def test_an_inferred_protocol_is_labelled() -> None:
     columns = {c.key: c for c in tabulate(ARTIFACT, [row], "embedded", {}).columns}
     assert columns["lambada"].protocol == "lambada-joined [inferred]"
     assert columns["wiki2"].protocol == "wikitext2"
+
+
+def table_of(name: str, row: str, values: dict[str, float], scale: str = "paper") -> ResultTable:
+    artifact = load_artifact(name)
+    done = Record("id", "done", {}, {}, values, 1, (), {}, {}, 0.0)
+    cells = {
+        key: PlannedCell(EvalSpec(c.evaluator, c.text and TextSpec(c.text, "hub")), "id", done)
+        for key, c in artifact.columns.items()
+    }
+    spec = RunSpec(ModelSpec("a-model", "hub", "x"), "gptq", 3, -1)
+    return tabulate(artifact, [PlannedRow(row, {}, spec, artifact.columns, cells)], scale, {})
+
+
+TABLE9 = {
+    "ppl": 8.68,
+    "accuracy": 0.8003,
+    "megabytes_table6": 65_300.0,
+    "ratio_table6": 5.33,
+    "latency_1gpu_ms": 51.6,
+}
+
+
+def test_a_model_nobody_can_have_is_never_a_match() -> None:
+    table = table_of("lut-gemm-iclr2024/table9", "opt-175b/q3", TABLE9)
+    (row,) = table.rows
+    assert row.stand_in
+    assert {cell.verdict for cell in row.cells.values()} == {"stand-in"}
+
+
+def test_values_are_shown_in_the_papers_unit() -> None:
+    cells = table_of("lut-gemm-iclr2024/table9", "opt-175b/q3", TABLE9).rows[0].cells
+    assert cells["piqa"].measured == pytest.approx(cells["piqa"].published)  # a fraction -> %
+    assert cells["size"].measured == pytest.approx(cells["size"].published)  # MB -> GB
+
+
+def test_cited_numbers_name_their_source() -> None:
+    table = table_of("lut-gemm-iclr2024/table9", "opt-175b/q3", TABLE9)
+    cited = {c.key: c.cited for c in table.columns}
+    assert cited["wiki2"] == "Frantar et al. 2022"
+    assert cited["latency"] == ""
+    assert any("the paper cites these numbers from Frantar" in note for note in table.notes)
+    assert {head.key: head.paper for head in lay_out(table).main.heads} == {
+        **dict.fromkeys(("wiki2", "ptb", "c4", "piqa"), "cited"),
+        **dict.fromkeys(("size", "ratio", "latency"), "paper"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("ppl", "printed", "labelled"), [(5.96, "match", "match"), (5.78, "deviates", "deviates")]
+)
+def test_awq_has_two_readings_of_one_number(ppl: float, printed: str, labelled: str) -> None:
+    """Both rows are judged against the number the paper prints; each by what it ran itself."""
+    values = {"ppl": ppl, **{f"latency_{n}gpu_ms": 1.0 for n in (1, 2, 4)}}
+    for reading, verdict in (("printed", printed), ("labelled", labelled)):
+        table = table_of("lut-gemm-iclr2024/table7", f"llama-7b/q4_{reading}", values)
+        assert table.rows[0].cells["wiki2"].verdict == verdict
+    rows = {row.key: row for row in load_artifact("lut-gemm-iclr2024/table7").rows("paper")}
+    assert "method.variant=awq" in rows["llama-7b/q4_printed"].overrides
+    assert "method=awq" in rows["llama-7b/q4_labelled"].overrides
+
+
+def test_what_a_scale_has_no_model_for_is_said() -> None:
+    values = {"lambada_accuracy": 0.5, "lambada_perplexity": 9.0, "ratio_eq7": 3.0, "ratio": 3.0}
+    table = table_of("fig10", "opt-13b/q3/g32", values, "embedded")
+    assert any("which has no model for it: OPT-30B" in note for note in table.notes)
+    assert table.rows[0].on_front
+    assert table.claims[0].measured == (0, 0), "a partial run decides nothing about fronts"

@@ -168,7 +168,7 @@ def test_a_row_that_runs_something_else_says_so() -> None:
     rows = {row.key: row.labels for row in load_artifact("fig14").rows("embedded")}
     labels = rows["gpt-neo-1.3b/mixed/q3_g128/q5_g2048"]
     assert labels["Attention"] == "q3 g128"
-    assert labels[OURS] == "attention.g=16 feed_forward.g=-1"
+    assert labels[OURS] == "att:g=16 ffn:g=-1"
     assert all(OURS not in row.labels for row in load_artifact("fig14").rows("paper"))
 
 

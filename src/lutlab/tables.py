@@ -183,9 +183,16 @@ def _row(combination: tuple[tuple[str, AxisEntry], ...], scale: Scale) -> Artifa
     asked = {o for entry in entries for o in entry.at("paper") or []}
     differing = [o for o in overrides if o not in asked and not o.startswith("model")]
     if differing:
-        labels[OURS] = " ".join(o.removeprefix("sublayers.") for o in differing)
+        labels[OURS] = " ".join(map(_short, differing))
     public = all(entry.public for entry in entries)
     return ArtifactRow("/".join(name for name, _ in combination), labels, overrides, public)
+
+
+def _short(override: str) -> str:
+    """`sublayers.feed_forward.g=64` -> `ffn:g=64`."""
+    for prefix, short in (("sublayers.attention.", "att:"), ("sublayers.feed_forward.", "ffn:")):
+        override = override.replace(prefix, short)
+    return override
 
 
 @dataclass(frozen=True)

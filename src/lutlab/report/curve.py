@@ -125,7 +125,7 @@ def _series(
     color, marker = SERIES[i % len(SERIES)], MARKERS[i % len(MARKERS)]
     ordered = sorted(rows, key=lambda row: points[row.key])
     cloud = len(rows) > LINED
-    if not cloud:
+    if "q" in curve.series and not cloud:  # else a line would join points of several q
         xs, ys = zip(*(points[row.key] for row in ordered), strict=True)
         axis.plot(xs, ys, linewidth=0.9, alpha=0.5, color=color, zorder=2)
     for hollow in (False, True):
