@@ -314,9 +314,12 @@ def test_a_command_that_was_killed_goes_on(command, monkeypatch, tmp_path):
     """Killed in the second of two blocks of six layers: the first is not touched again, the files are the same."""
     make("opt").save_pretrained(tmp_path / "model")
     byte_tokenizer().save_pretrained(tmp_path / "model")
+    (tmp_path / "data" / "wikitext2").mkdir(parents=True)
+    (tmp_path / "data" / "wikitext2" / "wiki.train.raw").write_text(" the cat and the end \n" * 20)
     arguments = (
         "method=gptq", "model=folder", f"model.id={tmp_path / 'model'}", "q=3", "g=16", "logger=none",
-        "calibration.text=pydocs-train", "calibration.samples=2", "evaluate=[weight_error]",
+        f"data.root={tmp_path / 'data'}", "calibration.text=wikitext2-train", "calibration.samples=2",
+        "evaluate=[weight_error]",
     )  # fmt: skip
     killed = subprocess.run(
         [sys.executable, "-c", KILLED, *arguments, f"results={command.results}"],
