@@ -135,7 +135,7 @@ def _in_chunks(
         coefficients[at, group_columns] = fitted.view(*values.shape[:2], -1)
         codes[at, columns] = assign(flat, fitted.double()).view(values.shape[0], -1)
 
-    _for_each(work, _pieces(weight, g, 2**planes, chunk_weights), weight.device)
+    for_each(work, _pieces(weight, g, 2**planes, chunk_weights), weight.device)
     return codes, coefficients
 
 
@@ -151,7 +151,7 @@ def _pieces(
             yield at, columns, group_columns, block[at]
 
 
-def _for_each(work: Callable, pieces: Iterator, device: torch.device) -> None:
+def for_each(work: Callable, pieces: Iterator, device: torch.device) -> None:
     """Chunks side by side on a CPU, one after the other on a GPU.
 
     A round is many operations of microseconds: torch's own threads would meet at a barrier in each of them, and wait
@@ -190,7 +190,7 @@ def _canonical(a: list[torch.Tensor], folded: bool) -> torch.Tensor:
 # ---- from a start to its fixed point ----
 
 
-def _alternate(
+def alternate(
     data: SortedGroups, row: torch.Tensor, start: torch.Tensor, rounds: int, folded: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Alternate from start [n, 1+k], whose line i belongs to group row[i]; only groups still falling are kept busy.
@@ -229,12 +229,12 @@ def _fit(values: torch.Tensor, q: int, rounds: int, offset: bool) -> torch.Tenso
     row = torch.arange(len(values), device=values.device)
     data = sort_groups(values.abs())
     start = _canonical(list(_greedy(data, q).unbind(1)), folded=True)
-    symmetric, _ = _alternate(data, row, start, rounds, folded=True)
+    symmetric, _ = alternate(data, row, start, rounds, folded=True)
     if not offset:
         return symmetric
     data = sort_groups(values)
     starts = torch.cat((torch.nn.functional.pad(symmetric, (1, 0)), _min_max_grid(data, q)))
-    fitted, error = _alternate(data, row.repeat(2), starts, rounds, folded=False)
+    fitted, error = alternate(data, row.repeat(2), starts, rounds, folded=False)
     first, second = error.chunk(2)
     return torch.where((first <= second).unsqueeze(1), *fitted.chunk(2))
 

@@ -3,8 +3,11 @@
     W_hat_j = nearest of { sum_b +-alpha_b (+ z) } to W'_j,   alpha (and z) of a group fitted on its W' when it begins
 
 LUT-GEMM section 5.1 quantizes with GPTQ and converts the uniform codes to BCQ (Eq. 5, method gptq here). Fitting the
-codes non-uniformly inside GPTQ costs no more bits and errs less at few bits. compensation.py derives W' and says what
-the options of GPTQ change; alternating.py is the solver.
+codes non-uniformly inside GPTQ stores fewer bits and, up to q = 3 and in groups, errs less at outputs; a code book of a
+whole row (g = -1) is fitted before any error is passed on, and at q = 2 W' outgrows it. compensation.py derives W' and
+says what the options of GPTQ change; from_grid.py is the solver.
+
+With offset by default: it costs 16 bits a group, and buys more than those bits do as smaller groups.
 
 W [N, K] -> codes [N, K] uint8, alpha [q, N, G], z [N, G] or None; with act_order also order [K] int32.
 """
@@ -16,9 +19,9 @@ from typing import TYPE_CHECKING
 
 from lutlab.errors import LutlabError
 from lutlab.groups import group_count
-from lutlab.quantizers import alternating
 from lutlab.quantizers.bcq import BCQ
 from lutlab.quantizers.compensation import Compensated, Factored, checked, compensate
+from lutlab.quantizers.from_grid import solve_from_grid
 from lutlab.quantizers.sorted_groups import ceil32
 from lutlab.records import BCQTensor
 from lutlab.registry import register
@@ -36,7 +39,7 @@ class GPTQBCQ(Compensated):
     """
 
     offset: bool = True
-    rounds: int = 100
+    rounds: int = 5
     alpha_dtype: str = "fp16"
 
     def __post_init__(self) -> None:
@@ -81,14 +84,12 @@ class _Codewords:
         import torch
 
         weights = values.t().contiguous()
-        _, alpha, offset = alternating.solve(
+        alpha, offset = solve_from_grid(
             weights,
             self.q,
-            -1,
             rounds=self.options.rounds,
             offset=self.options.offset,
             dtype=self.alpha.dtype,
-            chunk_weights=-(-weights.numel() // torch.get_num_threads()),
         )
         words = weights.new_zeros(len(weights), 1, dtype=torch.float64)
         for coefficient in (alpha,) if offset is None else (alpha, offset):
@@ -97,11 +98,13 @@ class _Codewords:
                     f"weights up to {float(weights.abs().max()):.3g} need coefficients beyond "
                     f"{self.options.alpha_dtype}: use alpha_dtype=fp32 or rescale the weights"
                 )
-        self.alpha[:, :, group] = alpha[:, :, 0]
+        self.alpha[:, :, group] = alpha
         if offset is not None:
-            self.offset[:, group] = offset[:, 0]
-            words += offset.double()
-        for step in alpha.double():  # bit b of a code is plane b: later planes are higher bits
+            self.offset[:, group] = offset
+            words += offset.double().unsqueeze(1)
+        for step in alpha.double().unsqueeze(
+            2
+        ):  # bit b of a code is plane b: later planes are higher bits
             words = torch.cat((words - step, words + step), dim=1)
         words, code_of = torch.sort(words, dim=1)
         self.words[group] = words.float()
