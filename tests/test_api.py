@@ -15,7 +15,10 @@ import lutlab
 from lutlab import api, errors
 from lutlab.errors import LutlabError
 from lutlab.evaluators.lambada import LambadaResult
+from lutlab.models.families import weight_of
+from lutlab.models.load import load_model
 from lutlab.modules import QuantLinear
+from lutlab.records import ModelSpec
 
 
 def weight(rows=6, columns=48):
@@ -29,13 +32,14 @@ def test_examples_in_docstrings(module):
     assert not result.failed
 
 
-def test_the_example_at_the_top_runs_as_it_stands():
+def test_the_example_at_the_top_runs_as_it_stands(tmp_path):
     example = textwrap.dedent(api.__doc__.partition("\n\n")[2].partition("\n\n")[0])
     names = {
         "weight": weight(),
         "model": tiny_opt(context=2048),
         "tokenizer": byte_tokenizer(),
         "text": "to be or not to be, " * 150,
+        "folder": tmp_path,
     }
     exec(example, names)
     for name in lutlab.__all__:
@@ -52,7 +56,7 @@ def test_importing_lutlab_costs_nothing():
 
 
 def test_public_names():
-    assert lutlab.__all__ == ["lambada", "perplexity", "quantize", "quantize_tensor"]
+    assert lutlab.__all__ == sorted(lutlab._HOME)
     assert all(callable(getattr(lutlab, name)) for name in lutlab.__all__)
     with pytest.raises(AttributeError, match="no attribute 'quantise'"):
         _ = lutlab.quantise
@@ -128,7 +132,7 @@ def test_what_is_no_matrix_is_refused(bad, got):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"method": "rnt"}, "'rnt'.*did you mean 'rtn'.*known: bcq, none, rtn"),
+        ({"method": "rnt"}, "'rnt'.*did you mean 'rtn'.*known: .*bcq, .*none, rtn"),
         (
             {"method": "rtn", "varient": "awq"},
             "'rtn' has no parameter 'varient': did you mean 'variant'",
@@ -146,3 +150,28 @@ def test_mistakes_are_explained(options, message):
         lutlab.quantize_tensor(weight(), **options)
     with pytest.raises(LutlabError, match=message):
         lutlab.quantize(make("opt"), **options)
+
+
+def test_calibrated_methods_in_one_line_say_what_they_read(caplog, monkeypatch):
+    caplog.set_level("INFO")
+    monkeypatch.setattr(api, "DEFAULT_SAMPLES", 4)  # enough to see that it calibrates, in a second
+    model = load_model(
+        ModelSpec("opt", "embedded", "opt-embedded-s"), torch.float32, "cpu", 0
+    ).model
+    before = weight_of(model.model.decoder.layers[0].fc1).float()
+    lutlab.quantize(model, method="gptq_bcq", q=3, g=128, skip=["*.1.*"])
+    assert "Python's documentation" in caplog.text
+    first, second = model.model.decoder.layers[:2]
+    assert isinstance(first.fc1, QuantLinear)
+    assert not isinstance(second.fc1, QuantLinear)
+    assert 0 < (first.fc1.packed.dequantize() - before).norm() < 0.3 * before.norm()
+
+
+def test_a_calibrated_method_without_inputs_or_tokenizer_says_what_it_needs():
+    with pytest.raises(LutlabError, match=r"needs inputs=\[M, 48\]"):
+        lutlab.quantize_tensor(weight(), "gptq", q=3, g=16)
+    with pytest.raises(LutlabError, match="give calibration=<token ids"):
+        lutlab.quantize(make("opt"), method="gptq", q=3, g=16)
+    inputs = torch.randn(64, 48, generator=torch.Generator().manual_seed(1))
+    packed = lutlab.quantize_tensor(weight(), "gptq", q=8, g=16, inputs=inputs)
+    assert torch.allclose(packed.dequantize(), weight(), atol=0.05)

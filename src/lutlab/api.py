@@ -1,12 +1,18 @@
-"""The Python API: four functions that need neither Hydra nor Weights & Biases.
+"""The Python API: functions that need neither Hydra nor Weights & Biases.
 
     import lutlab
     packed = lutlab.quantize_tensor(weight, method="bcq", q=3, g=128)   # weight [N, K]
     packed.dequantize(), packed.bits_per_weight
-    lutlab.quantize(model, method="rtn", q=4, g=128)                    # in place
-    lutlab.quantize(model, method="gptq_bcq", q=3, g=128)               # calibrated on Python's documentation
+    lutlab.quantize(model, method="rtn", q=4, g=32)                     # in place
     lutlab.perplexity(model, tokenizer, text, seqlen=2048)              # GPTQ protocol
     lutlab.lambada(model, tokenizer, ["... the last word"])
+    lutlab.save(model, folder / "rtn", tokenizer)                       # a transformers folder, bit for bit
+    model = lutlab.load(folder / "rtn")
+    lutlab.export_gptq(model, folder / "gptq")                          # layouts of others, for uniform codes
+    lutlab.export_compressed_tensors(model, folder / "compressed")
+
+Calibrated methods (`gptq`, `gptq_bcq`, `awq`) take `calibration=<token ids>`; without it they read Python's
+documentation: `lutlab.quantize(model, method="gptq_bcq", q=3, g=128)`.
 
 A mistake is a LutlabError, whose message says what to do.
 """
@@ -14,6 +20,7 @@ A mistake is a LutlabError, whose message says what to do.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -28,9 +35,12 @@ from lutlab.data import load_text
 from lutlab.data.calibration import calibration_windows
 from lutlab.errors import LutlabError, nearest
 from lutlab.formats import pack
+from lutlab.groups import CANDIDATE_BITS, CANDIDATE_GROUP_SIZES
+from lutlab.hf import declare
 from lutlab.models.families import evaluation_seqlen, kinds
 from lutlab.records import PackedWeight, TextSpec
-from lutlab.widths import widths
+from lutlab.sensitivity import search_widths
+from lutlab.widths import Width, widths
 
 log = logging.getLogger(__name__)
 # What quantize calibrates on where it is given nothing: text that is present with every Python.
@@ -114,6 +124,8 @@ def quantize(
     *,
     calibration: torch.Tensor | None = None,
     skip: Sequence[str] = (),
+    budget: float | None = None,
+    candidates: Sequence[Width] | None = None,
     **options: Any,
 ) -> PreTrainedModel:
     """Quantize the linear layers of every decoder block, in place; embeddings and head stay as they are.
@@ -123,9 +135,13 @@ def quantize(
         method: as in quantize_tensor.
         q: as in quantize_tensor.
         g: as in quantize_tensor.
-        calibration: token ids [samples, S] int64 for methods that look at activations. None: 128 windows of Python's
-            documentation (a log line says so), tokenized by the tokenizer beside the model's files.
+        calibration: token ids [samples, S] int64 for methods that look at activations, and for a budget. None: 128
+            windows of Python's documentation (a log line says so), tokenized by the tokenizer beside the model's files.
         skip: patterns (fnmatch) of layer names that stay in full precision, e.g. `*.fc2`.
+        budget: stored bits a weight that all layers together must not exceed; every layer then has a width of its own,
+            chosen from `candidates` for the least loss on the calibration text (sensitivity.py), and q and g are not
+            looked at. Takes the memory of a second copy of the model.
+        candidates: (q, g) that a layer may have under a budget. None: 2 to 5 bits in groups of 32, 64, 128 and a row.
         **options: as in quantize_tensor.
 
     Returns:
@@ -133,18 +149,28 @@ def quantize(
 
     Raises:
         LutlabError: as quantize_tensor; or the architecture is unknown, the model is quantized already, a pattern fits
-            no layer, or there is no tokenizer to calibrate with.
+            no layer, there is no tokenizer to calibrate with, or the budget is below the smallest size possible.
     """
     quantizer = make_quantizer(method, **options)
-    if getattr(quantizer, "calibrated", False) and calibration is None:
+    looks = budget is not None or getattr(quantizer, "calibrated", False)
+    if looks and calibration is None:
         calibration = _default_calibration(model)
     training = model.training
     model.eval()
     try:
-        chosen = widths(kinds(model.config), q, g, skip=skip)
-        quantize_model(model, quantizer, chosen, calibration)
+        if budget is None:
+            chosen = widths(kinds(model.config), q, g, skip=skip)
+        else:
+            every = itertools.product(CANDIDATE_BITS, CANDIDATE_GROUP_SIZES)
+            found = search_widths(
+                model, quantizer, candidates or [*every], budget, calibration, skip=skip
+            )
+            chosen = found.widths
+        layers = quantize_model(model, quantizer, chosen, calibration)
     finally:
         model.train(training)
+    if any(layer.q < 16 for layer in layers):
+        declare(model)  # so that save_pretrained says how to read the layers
     return model
 
 

@@ -214,7 +214,7 @@ class _Run:
             raise LutlabError(
                 f"{name} is quantized already; load the model again to quantize it another way"
             )
-        weight = weight_of(module).float()
+        weight = weight_of(module).float().contiguous()
         width, quantizer = self.widths[name], self.quantizer
         if width is None:
             width, quantizer, prepared = (16, -1), NoQuantization(), None

@@ -154,8 +154,8 @@ def _config(folder: Path) -> PreTrainedConfig:
         ) from error
     if getattr(config, "quantization_config", None) is not None:
         raise LutlabError(
-            f"{path} says that the weights are quantized already (quantization_config): lutlab quantizes "
-            "full-precision weights; use the model this one was made from"
+            f"{path} says that the weights are quantized already (quantization_config): lutlab.load(folder) reads "
+            "them if lutlab saved them; to quantize again, use the full-precision model this one was made from"
         )
     return config
 

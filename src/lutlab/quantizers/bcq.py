@@ -67,7 +67,7 @@ class BCQ:
 
         check_bits(q)
         check_group_size(g)
-        weight = weight.detach().float()
+        weight = weight.detach().float().contiguous()
         if not torch.isfinite(weight).all():
             raise LutlabError(
                 f"{int((~torch.isfinite(weight)).sum())} of {weight.numel()} weights are inf or nan: "
