@@ -197,14 +197,19 @@ def test_scale_of_the_inputs_does_not_matter():
     assert torch.equal(one.codes, quantize(GPTQ(), weight, 3, 16, 2.0**20 * hessian).codes)
 
 
-def test_factor_reproduces_the_damped_hessian():
+def test_factor_makes_the_damped_hessian_diagonal():
+    """(I + A)^-1 H (I + A)^-T = D, A strictly upper triangular."""
     hessian = correlated(50)
     prepared = GPTQ(act_order=True).prepare(stats_of(hessian))
-    unit = torch.eye(50, dtype=torch.float64) + prepared.feedback.t().double().triu(1)
-    product = unit @ torch.diag(prepared.cost.double()) @ unit.t()
-    damped = hessian.double() + 0.01 * hessian.diagonal().double().mean() * torch.eye(50)
+    unit = prepared.feedback.t().double()
+    assert torch.equal(unit, unit.triu())
+    assert (unit.diagonal() == 1).all()
     at = prepared.order
-    assert torch.allclose(product, damped[at][:, at], rtol=1e-5, atol=1e-5 * damped.max().item())
+    damped = hessian.double() + 0.01 * hessian.diagonal().double().mean() * torch.eye(50)
+    found = torch.linalg.inv(unit) @ damped[at][:, at] @ torch.linalg.inv(unit).t()
+    off = found - torch.diag(found.diagonal())
+    assert (found.diagonal() > 0).all()
+    assert off.abs().max() < 1e-5 * found.diagonal().max()
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

@@ -50,11 +50,10 @@ class Factored:
     """H of one shared input, factored; column j is input channel order[j].
 
     feedback: [K, K] float32, (I + A)^T: row j weighs the errors of the columns before j; lower triangular.
-    cost: [K] float32, D; dead: [K] bool by channel; damp: what was used, in means of the diagonal.
+    dead: [K] bool, by channel; damp: what was used, in means of the diagonal.
     """
 
     feedback: torch.Tensor
-    cost: torch.Tensor
     order: torch.Tensor
     dead: torch.Tensor
     damp: float
@@ -108,7 +107,7 @@ class Compensated:
 
 
 def factor(hessian: torch.Tensor, damp: float, act_order: bool) -> Factored:
-    """[K, K] float32 -> (I + A)^T and D of the damped H, in the order in which columns go."""
+    """[K, K] float32 -> (I + A)^T of the damped H, in the order in which columns go."""
     import torch
 
     diagonal = hessian.diagonal()
@@ -134,16 +133,15 @@ def factor(hessian: torch.Tensor, damp: float, act_order: bool) -> Factored:
             "the second moments are not positive definite with damp=%g: raised to %g", damp, raised
         )
         damp = raised
-    pivots = lower.diagonal().clone()
-    feedback = lower.div_(pivots).t().flip(0, 1)
-    return Factored(feedback, pivots.square().flip(0), order, dead, damp)
+    feedback = lower.div_(lower.diagonal().clone()).t().flip(0, 1)
+    return Factored(feedback, order, dead, damp)
 
 
 class CodeBooks(Protocol):
     """The code books of N rows, one a group: what a method brings along."""
 
-    def fit(self, group: int, values: torch.Tensor, cost: torch.Tensor) -> None:
-        """Fit the books of a group on its weights [length, N], whose columns cost [length]."""
+    def fit(self, group: int, values: torch.Tensor) -> None:
+        """Fit the books of a group on its weights [length, N]."""
 
     def round(self, group: int, column: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Level [N] of any type, and the nearest value [N] float32, of a column [N]."""
@@ -197,10 +195,8 @@ def compensate(
     # One group holds every channel, whatever their order, and nothing is rounded before it is fitted.
     up_front = options.static_groups or length == in_features
     if up_front:
-        cost = torch.empty_like(factored.cost).index_copy_(0, order, factored.cost)
         for group, first in enumerate(range(0, in_features, length)):
-            at = slice(first, first + length)
-            books.fit(group, weight[:, at].t().contiguous(), cost[at])
+            books.fit(group, weight[:, first : first + length].t().contiguous())
     groups = torch.div(order if up_front else channels, length, rounding_mode="floor")
     sweep = _Sweep(weight, factored, books, groups, None if up_front else length)
     codes = sweep.run(options.block_size)
@@ -281,7 +277,7 @@ class _Sweep:
         if self.length and k % self.length == 0:
             at = slice(k, k + self.length)
             torch.set_num_threads(self.threads)
-            self.books.fit(group, self._optimum(at), self.factored.cost[at])
+            self.books.fit(group, self._optimum(at))
             torch.set_num_threads(1)
         level, value = self.books.round(group, self.columns[k])
         self.levels.append(level)

@@ -56,7 +56,7 @@ class _Grids:
         self.step = weight.new_empty(group_count(g, in_features), rows)
         self.lowest, self.highest = self.step.clone(), self.step.clone()
 
-    def fit(self, group: int, values: torch.Tensor, cost: torch.Tensor) -> None:
+    def fit(self, group: int, values: torch.Tensor) -> None:
         step, zero = self.grid.fit(values.amin(dim=0), values.amax(dim=0), self.q)
         self.step[group] = step
         self.lowest[group] = -zero

@@ -80,7 +80,7 @@ class _Codewords:
         self.cuts: dict[int, torch.Tensor] = {}
         self.code_of: dict[int, torch.Tensor] = {}
 
-    def fit(self, group: int, values: torch.Tensor, cost: torch.Tensor) -> None:
+    def fit(self, group: int, values: torch.Tensor) -> None:
         import torch
 
         weights = values.t().contiguous()
@@ -102,9 +102,8 @@ class _Codewords:
         if offset is not None:
             self.offset[:, group] = offset
             words += offset.double().unsqueeze(1)
-        for step in alpha.double().unsqueeze(
-            2
-        ):  # bit b of a code is plane b: later planes are higher bits
+        # Bit b of a code is plane b: the words of a later plane have the higher bit.
+        for step in alpha.double().unsqueeze(2):
             words = torch.cat((words - step, words + step), dim=1)
         words, code_of = torch.sort(words, dim=1)
         self.words[group] = words.float()
