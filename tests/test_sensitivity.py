@@ -10,6 +10,7 @@ from tests.command_line import CommandLine
 from tests.models.architectures import VOCABULARY, make, uniform
 from tests.tiny_models import one_thread  # noqa: F401
 
+import lutlab
 from lutlab import sensitivity
 from lutlab.api import make_quantizer
 from lutlab.apply import quantize_model
@@ -119,6 +120,19 @@ def test_skipped_layers_count_and_stay():
     )
     assert all((width is None) == name.endswith("fc2") for name, width in chosen.widths.items())
     assert bits_per_weight(model, "rtn", chosen.widths) == chosen.facts["bits_per_weight"] <= 10
+
+
+def test_the_python_api_takes_a_budget():
+    model = make("opt")
+    assert (
+        lutlab.quantize(model, "rtn", budget=9.0, candidates=CANDIDATES, calibration=windows())
+        is model
+    )
+    packed = [module.packed for _, module in linear_layers(model)]
+    assert sum(one.bits_stored for one in packed) <= 9.0 * sum(
+        math.prod(one.shape) for one in packed
+    )
+    assert len({(len(one.planes), one.group_size) for one in packed}) > 1
 
 
 def test_mistakes_say_what_to_do():

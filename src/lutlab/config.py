@@ -15,6 +15,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
 from lutlab import registry
+from lutlab.groups import CANDIDATE_BITS, CANDIDATE_GROUP_SIZES
 
 ROOT = Path(__file__).resolve().parents[2]
 EXPERIMENTS = ROOT / "experiments"
@@ -81,8 +82,8 @@ class SublayersConfig:
 class CandidatesConfig:
     """What a budget may choose from for each layer: every q with every g."""
 
-    q: list[int] = field(default_factory=lambda: [2, 3, 4, 5])
-    g: list[int] = field(default_factory=lambda: [32, 64, 128, -1])
+    q: list[int] = field(default_factory=lambda: list(CANDIDATE_BITS))
+    g: list[int] = field(default_factory=lambda: list(CANDIDATE_GROUP_SIZES))
 
 
 @dataclass
