@@ -193,3 +193,19 @@ def test_dense_keeps_weights_and_counts_their_bits():
     assert (packed.bits_stored, packed.bits_per_weight) == (4 * 6 * 16, 16)
     assert torch.equal(packed.dequantize(), weight.float())
     assert torch.equal(dense.unpack(packed).weight, weight)
+
+
+@pytest.mark.parametrize("g", [-1, 16])
+def test_order_puts_columns_back_where_they_were(g):
+    """Column j holds channel order[j]; the order travels with codes both ways and is paid for."""
+    generator = torch.Generator().manual_seed(0)
+    order = torch.randperm(50, generator=generator).int()
+    groups = group_count(g, 50)
+    scale, zero = torch.rand(7, groups).half(), torch.zeros(7, groups, dtype=torch.int16)
+    codes = random_codes(3, 7, 50, generator)
+    there = formats.pack(UniformTensor(codes, scale, zero, 3, g, order))
+    plain = formats.pack(UniformTensor(codes, scale, zero, 3, g))
+    assert torch.equal(there.dequantize()[:, order.long()], plain.dequantize())
+    assert torch.equal(bcq.unpack(there).order, order)
+    assert torch.equal(bcq.unpack(there).codes, codes)
+    assert there.bits_stored == plain.bits_stored + 32 * 50
