@@ -130,7 +130,7 @@ class AWQ:
         """The weight with each group limited to the c of its own; the larger c where two are equal."""
         import torch
 
-        largest = per_group(weight.abs(), g)
+        largest = largest_of_groups(weight.abs(), g)
         limit = largest
         least = group_errors(self._rounded(weight, q, g) - weight, hessian, g)
         for clip in CLIPS[1:]:
@@ -179,7 +179,7 @@ def group_errors(difference: torch.Tensor, hessian: torch.Tensor, g: int) -> tor
     return errors
 
 
-def per_group(values: torch.Tensor, g: int) -> torch.Tensor:
+def largest_of_groups(values: torch.Tensor, g: int) -> torch.Tensor:
     """Largest value of each group: [N, K] -> [N, G]."""
     largest = values.new_empty(len(values), group_count(g, values.shape[1]))
     for _, groups, block in blocks(values, g):
