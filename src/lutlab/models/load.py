@@ -94,6 +94,8 @@ def load_model(
     if spreading and stream:
         raise LutlabError("device=spread holds the whole model, stream=true one block: take one")
     device = "cpu" if spreading else device
+    if stream:
+        streamed.return_freed_memory()
     folder = folder_of(spec)
     with _quiet():
         config = _config(folder)
