@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+_SHOWN = 40  # names in a message: a figure of many rows would fill the screen
+
 
 class LutlabError(Exception):
     """A mistake or a limit the user can act on. Printed as one message, exit code 2, no traceback."""
@@ -23,4 +25,5 @@ def nearest(name: str, known: Iterable[str]) -> str:
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     guess = f"did you mean '{close[0]}'? " if close else ""
-    return f"{guess}known: {', '.join(names) or '(none)'}"
+    more = f", … ({len(names)} in all)" if len(names) > _SHOWN else ""
+    return f"{guess}known: {', '.join(names[:_SHOWN]) or '(none)'}{more}"

@@ -54,7 +54,7 @@ def sweep(arguments: Sequence[str], compose: Compose, launch: Launch) -> None:
         if first.mode.name == "run":
             _measure(planned, [row.overrides for row in overrides], first, launch)
             planned = _plan(request.artifact, overrides, configs)
-        failed += _report(request.artifact, planned, first)
+        failed += _report(request, planned, first)
     if failed:
         raise RowsFailed(f"{failed} cells failed; the table says why; run again to try them again")
 
@@ -120,12 +120,14 @@ def _weight(row: PlannedRow, cell: PlannedCell) -> float:
     return cost.predict(row.spec, cell).seconds
 
 
-def _report(artifact: Artifact | None, rows: Sequence[PlannedRow], config: DictConfig) -> int:
+def _report(request: sweeping.Request, rows: Sequence[PlannedRow], config: DictConfig) -> int:
     """Render the table, print it, track it; returns how many cells failed."""
     from lutlab.report import print_table, write_report
 
+    artifact = request.artifact
     table = compare.tabulate(artifact, rows, config.scale, environment())
-    folder = Path(config.results) / (artifact.name if artifact else "sweep") / _variant(config)
+    name = artifact.name if artifact else "sweep"
+    folder = Path(config.results) / name / sweeping.variant(request, config)
     console = Console()
     paths = write_report(table, folder)
     print_table(table, console)
@@ -134,11 +136,6 @@ def _report(artifact: Artifact | None, rows: Sequence[PlannedRow], config: DictC
     )
     _track_table(table, config)
     return sum(c.verdict in ("failed", "OOM") for row in table.rows for c in row.cells.values())
-
-
-def _variant(config: DictConfig) -> str:
-    """Reports of different scales and texts stand side by side."""
-    return config.scale + (f"-{Path(config.data.root).name}" if config.data.root else "")
 
 
 def _track_table(table: ResultTable, config: DictConfig) -> None:

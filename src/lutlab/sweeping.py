@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
+from omegaconf import DictConfig
 
 from lutlab.config import artifact_groups, artifacts
 from lutlab.errors import LutlabError, nearest
@@ -65,6 +67,16 @@ def _artifact_names(override: Override) -> list[str]:
             )
         names += groups.get(value, [value])
     return names
+
+
+def variant(request: Request, config: DictConfig) -> str:
+    """The folder of a report: other scales, texts and models than the default ones stand beside them."""
+    parts = [config.scale]
+    if config.data.root:
+        parts.append(Path(config.data.root).name)
+    if request.artifact and any(o.startswith("model=") for o in request.arguments):
+        parts.append(Path(config.model.name).name)
+    return "-".join(parts)
 
 
 def rows_of(request: Request, scale: str, selected: Sequence[str]) -> list[ArtifactRow]:
