@@ -1,6 +1,6 @@
 """Tracking offline, read back from disk: no account, no network, nothing on the terminal, no loss when it fails."""
 
-from __future__ import annotations
+from __future__ import dataclasses
 
 import logging
 import socket
@@ -170,3 +170,5 @@ def test_an_unknown_logger_is_explained(tmp_path: Path) -> None:
 
 def test_names_leave_out_whole_rows() -> None:
     assert run_name(spec(4, -1)) == "opt-embedded-s/rtn/q4"
+    searched = dataclasses.replace(spec(4, -1), budget=3.5)
+    assert run_name(searched) == "opt-embedded-s/rtn/budget3.5"

@@ -62,7 +62,8 @@ def matmul_rate(device: str, dtype: str) -> float:
     """Floating-point operations a second of a 1024^3 matmul here, the best of five."""
     import torch
 
-    a = torch.randn(1024, 1024, device=device, dtype=getattr(torch, dtype))
+    place = "cuda" if device == "spread" else device
+    a = torch.randn(1024, 1024, device=place, dtype=getattr(torch, dtype))
     best = float("inf")
     for _ in range(5):
         began = time.perf_counter()
@@ -134,7 +135,9 @@ def quantize_seconds(spec: RunSpec) -> float:
     """Loading and quantizing one row: about 0.1 s a million weights for alternating BCQ on two cores, 0.03 for RTN."""
     shape = shape_of(spec.model)
     rate = {"none": 0.0, "rtn": 0.03}.get(spec.method, 0.1)
-    return _LOAD_SECONDS + rate * shape.linear_parameters / 1e6 + _calibration_seconds(spec, shape)
+    tries = max(1, len(spec.candidates))  # a search under a budget quantizes at every width
+    seconds = rate * shape.linear_parameters / 1e6 + _calibration_seconds(spec, shape)
+    return _LOAD_SECONDS + tries * seconds
 
 
 def _window(spec: RunSpec, shape: ModelShape) -> int:

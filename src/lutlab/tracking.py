@@ -154,7 +154,9 @@ class WandbTracker:
 
 
 def run_name(spec: RunSpec) -> str:
-    """`opt-embedded-s/rtn/q4g32`; g is left out where a row is one group."""
+    """`opt-embedded-s/rtn/q4g32`; g is left out where a row is one group; a budget stands for both."""
+    if spec.budget is not None:
+        return f"{spec.model.name}/{spec.method}/budget{spec.budget:g}"
     group = f"g{spec.g}" if spec.g > 0 else ""
     return f"{spec.model.name}/{spec.method}/q{spec.q}{group}"
 
