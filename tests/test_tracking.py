@@ -1,7 +1,8 @@
 """Tracking offline, read back from disk: no account, no network, nothing on the terminal, no loss when it fails."""
 
-from __future__ import dataclasses
+from __future__ import annotations
 
+import dataclasses
 import logging
 import socket
 from pathlib import Path
