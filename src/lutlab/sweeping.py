@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -83,7 +84,7 @@ def rows_of(request: Request, scale: str, selected: Sequence[str]) -> list[Artif
     """The rows of a request with their complete overrides, command line last so that it wins.
 
     Raises:
-        LutlabError: `rows=` names no row, or the command line contradicts an axis of the artifact.
+        LutlabError: `rows=` (names or patterns) names no row, or the command line contradicts an axis of the artifact.
     """
     if request.artifact is None:
         combinations = itertools.product(*request.sweeps)
@@ -91,17 +92,18 @@ def rows_of(request: Request, scale: str, selected: Sequence[str]) -> list[Artif
     artifact = request.artifact
     rows = artifact.rows(scale)
     keys = {override.lstrip("+").partition("=")[0] for override in request.arguments}
-    if clash := sorted((rows[0].axis_keys & keys) - _SELECTABLE):
+    fixed = set().union(*(row.axis_keys for row in rows))
+    if clash := sorted((fixed & keys) - _SELECTABLE):
         raise LutlabError(
             f"{clash[0]}= contradicts {artifact.name}, whose rows fix it; choose rows with rows=[{rows[0].key},…] or "
             "drop +exp for a sweep of your own"
         )
-    known = {row.key: row for row in rows}
-    for name in selected:
-        if name not in known:
+    known = [row.key for row in rows]
+    for pattern in selected:
+        if not any(fnmatchcase(key, pattern) for key in known):
             raise LutlabError(
-                f"rows= names '{name}', which is not a row of {artifact.name}: {nearest(name, known)}"
+                f"rows= names '{pattern}', which is not a row of {artifact.name}: {nearest(pattern, known)}"
             )
-    wanted = [known[name] for name in selected] if selected else rows
+    wanted = [r for r in rows if any(fnmatchcase(r.key, p) for p in selected or ["*"])]
     extra = [f"+exp={artifact.name}", *request.arguments]
     return [ArtifactRow(r.key, r.labels, [*r.overrides, *extra, f"row='{r.key}'"]) for r in wanted]

@@ -1,0 +1,30 @@
+"""Which rows a command line asks for."""
+
+from __future__ import annotations
+
+import pytest
+
+from lutlab.errors import LutlabError
+from lutlab.sweeping import parse, rows_of
+
+
+def rows(*arguments: str, selected: tuple[str, ...] = ()) -> list[str]:
+    (request,) = parse(arguments)
+    return [row.key for row in rows_of(request, "embedded", selected)]
+
+
+def test_rows_are_selected_by_name_or_pattern_in_the_order_of_the_table() -> None:
+    everything = rows("+exp=table4")
+    assert len(everything) == 10
+    assert rows("+exp=table4", selected=("opt-66b/*",)) == everything[5:]
+    assert rows("+exp=table4", selected=("*/fp16", "opt-30b/q3_*")) == [
+        "opt-30b/fp16", "opt-30b/q3_g32", "opt-30b/q3_g64", "opt-66b/fp16",
+    ]  # fmt: skip
+    with pytest.raises(LutlabError, match=r"rows= names 'opt-13b/\*', which is not a row"):
+        rows("+exp=table4", selected=("opt-30b/*", "opt-13b/*"))
+
+
+def test_what_any_row_fixes_cannot_be_given_on_the_command_line() -> None:
+    with pytest.raises(LutlabError, match=r"^sublayers.attention.q= contradicts"):
+        rows("+exp=fig14", "sublayers.attention.q=3")
+    assert rows("+exp=fig14", "calibration.samples=8")
