@@ -1,7 +1,7 @@
 """Perplexity after quantization by lutlab, beside public implementations on the same model and calibration tokens.
 
     python benchmarks/bench_accuracy.py [--models llama-embedded-s opt-embedded-s --q 4 3 --g 32 64 128 --out a.json]
-        --peer-python <python of an environment that has llmcompressor and/or gptqmodel>
+        --peer-python <python of an environment that has llmcompressor>
 
 Each peer quantizes end to end, through its public entry point, in a process of its own, and saves the whole model with
 dequantized weights, in float32. Those are loaded into the plain model here, and all perplexities are of one evaluator
@@ -10,7 +10,7 @@ in one process, on held-out text. A peer that fails at a setting is a row with i
 Like is set beside like (PAIRS): asymmetric grids, damping 0.01 of the mean diagonal, no act order unless named, H of
 the model quantized so far and of whole blocks at a time. llm-compressor's GPTQ knows only grids of the original
 weights, our static_groups; its AWQ does not clip, and has no mapping for OPT: it is given the AWQ repository's. Scales
-are float16 in ours and GPTQModel, float32 in llm-compressor.
+are float16 in ours unless named, float32 in llm-compressor.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import argparse
 import copy
 import json
 import math
-import os
 import statistics
 import subprocess
 import sys
@@ -34,8 +33,10 @@ from safetensors.torch import load_file, save_file
 # row name -> method and options
 OURS = {
     "rtn": ("rtn", {}),
+    "rtn fp32 scales": ("rtn", {"scale_dtype": "fp32"}),
     "gptq": ("gptq", {}),
     "gptq static_groups": ("gptq", {"static_groups": True}),
+    "gptq static_groups fp32 scales": ("gptq", {"static_groups": True, "scale_dtype": "fp32"}),
     "gptq act_order": ("gptq", {"act_order": True}),
     "gptq act_order static_groups": ("gptq", {"act_order": True, "static_groups": True}),
     "gptq_bcq": ("gptq_bcq", {}),
@@ -44,10 +45,9 @@ OURS = {
 }
 # peer -> row name of what it runs -> our row of the same settings
 PAIRS = {
-    "gptqmodel": {"gptq": "gptq", "gptq desc_act": "gptq act_order"},
     "llmcompressor": {
-        "rtn": "rtn",
-        "gptq": "gptq static_groups",
+        "rtn": "rtn fp32 scales",
+        "gptq": "gptq static_groups fp32 scales",
         "gptq actorder=static": "gptq act_order static_groups",
         "awq": "awq clip=false",
     },
@@ -116,37 +116,7 @@ def llmcompressor(
     return dense
 
 
-def gptqmodel(
-    folder: str, method: str, q: int, g: int, ids: torch.Tensor
-) -> dict[str, torch.Tensor]:
-    """GPTQModel.load and quantize; ids [samples, S] -> state dict."""
-    # It asks for two workers and finds one on machines of two cores.
-    os.environ.setdefault("GPTQMODEL_CPU_WORKERS", "2")
-    from gptqmodel import GPTQModel, QuantizeConfig
-
-    config = QuantizeConfig(
-        bits=q,
-        group_size=g,
-        sym=False,
-        desc_act="desc_act" in method,
-        act_group_aware=False,
-        damp_percent=0.01,
-        true_sequential=False,
-        offload_to_disk=False,
-        device="cpu",
-    )
-    loaded = GPTQModel.load(folder, config, dtype=torch.float32)
-    # One dict a window: a tensor of them would be taken for one sample.
-    rows = [{"input_ids": row, "attention_mask": [1] * len(row)} for row in ids.tolist()]
-    loaded.quantize(rows, batch_size=1)
-    dense = {name: value.detach() for name, value in loaded.model.state_dict().items()}
-    for name, layer in loaded.model.named_modules():
-        if hasattr(layer, "qweight"):
-            dense[f"{name}.weight"] = layer.dequantize_weight().detach().t()
-    return dense
-
-
-PEERS: dict[str, Callable] = {"gptqmodel": gptqmodel, "llmcompressor": llmcompressor}
+PEERS: dict[str, Callable] = {"llmcompressor": llmcompressor}
 
 
 def be_peer(args: argparse.Namespace) -> None:
