@@ -77,7 +77,7 @@ def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, float]:
         kept=kept,
     )
     quantized_at, quantize_peak = time.perf_counter(), peak_gb()
-    loaded.blocks.serve(kept.load)
+    loaded.blocks.serve(kept.serve)
     window_nll(model, ids.flatten(), arguments.seqlen)
     held = sum(p.numel() * p.element_size() for p in model.parameters() if not p.is_meta)
     weights = sum(layer.out_features * layer.in_features for layer in layers)

@@ -110,6 +110,18 @@ class BlockStore(_Files):
         except (RuntimeError, AttributeError, KeyError, TypeError, LutlabError) as error:
             raise self._misfit(index, error) from error
 
+    def serve(self, index: int, block: nn.Module, device: torch.device | str) -> None:
+        """As load, for a block that must be there.
+
+        Raises:
+            LutlabError: as load; or its file is gone.
+        """
+        if self.load(index, block, device) is None:
+            raise LutlabError(
+                f"{self._path(index)} is gone, which was written when its block was quantized: run again; the blocks "
+                "that are still there are kept"
+            )
+
 
 class StatsStore(_Files):
     """Statistics of the full-precision model's linear inputs under a folder."""

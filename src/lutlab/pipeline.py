@@ -225,7 +225,7 @@ def _prepare(row: PlannedRow, config: DictConfig) -> _Prepared:
         model, quantizer, chosen, windows, blocks=loaded.blocks, kept=kept, seen=seen
     )
     if config.stream:
-        loaded.blocks.serve(kept.load)
+        loaded.blocks.serve(kept.serve)
     facts["quantize_seconds"] = round(time.monotonic() - began, 3)
     return _Prepared(model, loaded.tokenizer, layers, seqlen, facts)
 

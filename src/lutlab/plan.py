@@ -19,7 +19,7 @@ from lutlab.data.protocols import PROTOCOLS
 from lutlab.errors import LutlabError, MissingTextError, nearest
 from lutlab.groups import check_bits, check_group_size
 from lutlab.models.load import fingerprint
-from lutlab.provenance import code_sha256
+from lutlab.provenance import code_sha256, search_sha256
 from lutlab.records import (
     CalibrationSpec,
     EvalSpec,
@@ -282,6 +282,8 @@ def _run_identity(spec: RunSpec) -> dict[str, Any]:
     if spec.calibration:
         text = cached_text(spec.calibration.text)
         run["calibration"]["text"] = [text.protocol, text.sha256]
+    if spec.budget is not None:
+        run["search"] = search_sha256()
     return run
 
 

@@ -26,14 +26,24 @@ _DECIDING = (
     "formats/*.py",
     "evaluators/*.py",
 )
+_SEARCHING = ("allocate.py", "sensitivity.py")
 _LIBRARIES = ("lutlab", "torch", "transformers", "tokenizers", "datasets", "numpy", "hydra-core")
 
 
-@functools.cache
 def code_sha256() -> str:
     """Hash of the sources that decide measured numbers; part of every cell's id."""
+    return _sources_sha256(_DECIDING)
+
+
+def search_sha256() -> str:
+    """Hash of the sources that decide the widths found under a budget; part of the ids of such cells."""
+    return _sources_sha256(_SEARCHING)
+
+
+@functools.cache
+def _sources_sha256(patterns: tuple[str, ...]) -> str:
     digest = hashlib.sha256()
-    for path in sorted(p for pattern in _DECIDING for p in _PACKAGE.glob(pattern)):
+    for path in sorted(p for pattern in patterns for p in _PACKAGE.glob(pattern)):
         digest.update(
             path.relative_to(_PACKAGE).as_posix().encode() + b"\0" + path.read_bytes() + b"\0"
         )

@@ -86,7 +86,7 @@ def test_quantized_and_evaluated_as_in_memory(name, inputs, tmp_path):
     )
     assert found == expected
     assert_empty(streamed.model)
-    streamed.blocks.serve(kept.load)
+    streamed.blocks.serve(kept.serve)
     assert numbers(streamed.model, streamed.tokenizer) == numbers(memory.model, memory.tokenizer)
     assert_empty(streamed.model)
 
@@ -98,8 +98,20 @@ def test_full_precision_is_served_too(tmp_path):
     kept = BlockStore(tmp_path / "kept" / "id")
     for one, store in ((memory, None), (streamed, kept)):
         quantize_model(one.model, RTN(), chosen, blocks=one.blocks, kept=store)
-    streamed.blocks.serve(kept.load)
+    streamed.blocks.serve(kept.serve)
     assert numbers(streamed.model, streamed.tokenizer) == numbers(memory.model, memory.tokenizer)
+
+
+def test_a_block_that_is_gone_is_named(tmp_path):
+    folder = save(make("opt"), tmp_path / "model")
+    streamed, kept = loaded(folder), BlockStore(tmp_path / "kept" / "id")
+    quantize_model(
+        streamed.model, RTN(), uniform(streamed.model, 3, 16), blocks=streamed.blocks, kept=kept
+    )
+    streamed.blocks.serve(kept.serve)
+    (tmp_path / "kept" / "id" / "block-0001.safetensors").unlink()
+    with pytest.raises(LutlabError, match=r"block-0001\.safetensors is gone.*run again"):
+        streamed.model(torch.zeros(1, 4, dtype=torch.int64))
 
 
 # ---- checkpoints of every kind ----
@@ -213,7 +225,7 @@ def test_one_block_at_a_time(tmp_path):
     )  # fmt: skip
     assert seen == [{"0"}] * 6 + [{"1"}] * 6
     seen.clear()
-    streamed.blocks.serve(kept.load)
+    streamed.blocks.serve(kept.serve)
     for block in decoder_blocks(streamed.model):
         block.ln_2.register_forward_hook(watch)
     streamed.model(token_ids())

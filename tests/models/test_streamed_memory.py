@@ -37,7 +37,7 @@ before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 loaded = load_model(ModelSpec("big", "synthetic", str(folder)), torch.float32, "cpu", 0, stream=stream)
 model, kept = loaded.model, BlockStore(folder / "blocks" / "id")
 layers = quantize_model(model, RTN(), widths(kinds(model.config), 3, 128), blocks=loaded.blocks, kept=kept)
-loaded.blocks.serve(kept.load)
+loaded.blocks.serve(kept.serve)
 nll = window_nll(model, torch.arange(128) % model.config.vocab_size, 64)
 grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
 weights = 4 * sum(layer.out_features * layer.in_features for layer in layers)
