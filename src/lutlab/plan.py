@@ -99,7 +99,7 @@ def run_spec(config: DictConfig) -> RunSpec:
     q, g = (max(q for q, _ in candidates), -1) if candidates else (config.q, config.g)
     looks = candidates or getattr(quantizer, "calibrated", False)
     return RunSpec(
-        model=ModelSpec(**OmegaConf.to_container(config.model)),
+        model=ModelSpec(**OmegaConf.to_container(config.model, resolve=True)),
         method=name,
         q=check_bits(q) if quantizes else 16,
         g=check_group_size(g) if quantizes else -1,
