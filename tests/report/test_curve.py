@@ -32,6 +32,8 @@ def values_of(overrides: list[str], evaluator: str) -> dict[str, float]:
         )
     kinds = ["attention", "feed_forward"] if "sublayers.attention.q" in named else [""]
     pairs = []
+    if "budget" in named:  # as row-wise codes that fill it
+        kinds, pairs = [], [(float(named["budget"]) / (1 + 16 / 512), 512.0, 1.0)]
     for kind in kinds:
         at = f"sublayers.{kind}." if kind else ""
         q, g = float(named[f"{at}q"]), named[f"{at}g"]
@@ -111,7 +113,7 @@ def test_the_front_is_that_of_the_points(mixed: ResultTable) -> None:
     figure = drawn(mixed)
     (line,) = [x for x in figure.axes[0].lines if x.get_label() == "Pareto front"]
     assert len(line.get_xdata()) == len(best)
-    assert legend(figure) == ["uniform", "mixed", "Pareto front"]
+    assert legend(figure) == ["uniform", "mixed", "searched", "Pareto front"]
 
 
 def test_models_have_panels_series_lines_and_a_level(panels: ResultTable) -> None:
@@ -159,9 +161,9 @@ def test_a_long_table_shows_its_front_and_the_csv_all(mixed: ResultTable) -> Non
     shown = {line.key for block in layout.main.blocks for line in block.lines}
     front = {row.key for row in mixed.rows if row.on_front}
     assert shown == front | {"gpt-neo-1.3b/fp16"}
-    assert layout.left_out.startswith(f"{len(shown)} of 157 rows shown")
+    assert layout.left_out.startswith(f"{len(shown)} of 162 rows shown")
     assert layout.left_out in markdown.render(layout)
-    assert len(csv.render(mixed).splitlines()) == 1 + 157 * len(mixed.columns)
+    assert len(csv.render(mixed).splitlines()) == 1 + 162 * len(mixed.columns)
 
 
 def test_what_a_row_really_ran_stays_in_a_narrow_terminal(mixed: ResultTable) -> None:
