@@ -9,6 +9,7 @@ import dataclasses
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -99,7 +100,7 @@ def run_spec(config: DictConfig) -> RunSpec:
     q, g = (max(q for q, _ in candidates), -1) if candidates else (config.q, config.g)
     looks = candidates or getattr(quantizer, "calibrated", False)
     return RunSpec(
-        model=ModelSpec(**OmegaConf.to_container(config.model, resolve=True)),
+        model=_model(config),
         method=name,
         q=check_bits(q) if quantizes else 16,
         g=check_group_size(g) if quantizes else -1,
@@ -113,6 +114,14 @@ def run_spec(config: DictConfig) -> RunSpec:
         dtype=dtype,
         seed=config.seed,
     )
+
+
+def _model(config: DictConfig) -> ModelSpec:
+    """A folder's model is named by its last part: whole paths do not fit a table."""
+    spec = ModelSpec(**OmegaConf.to_container(config.model, resolve=True))
+    if spec.source == "folder" and spec.name == spec.id:
+        return dataclasses.replace(spec, name=PurePath(spec.id).name)
+    return spec
 
 
 def _calibration(config: DictConfig) -> CalibrationSpec:
