@@ -16,6 +16,8 @@ LAYERS = [
     {"errata"},
     {"quantizers"},
     {"formats"},
+    {"codegen"},
+    {"kernels"},
     {"modules"},
     {"hf"},
     {"saving"},

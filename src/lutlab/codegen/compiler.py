@@ -1,0 +1,103 @@
+"""The C compiler of this machine: the one named by LUTLAB_CC or CC, else the first of cc, gcc, clang.
+
+Flags, beside those of the instruction set (isa.py), and why:
+
+    -O3 -fPIC -shared            a fast library
+    -fopenmp                     threads; left out where the compiler has no OpenMP (library.py says so)
+    -ffp-contract=fast           a * b + c may be one FMA, which rounds once instead of twice
+    -fno-math-errno              nobody reads errno after a square root
+    -fno-strict-aliasing         packed words are read as bytes, halves and words
+
+Never -ffast-math: it drops NaN and inf, reorders sums, and flushes denormals in the whole process that loads it.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shlex
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lutlab.errors import LutlabError
+
+FLAGS = (
+    "-std=gnu11",
+    "-O3",
+    "-Wall",
+    "-Wextra",
+    "-ffp-contract=fast",
+    "-fno-math-errno",
+    "-fno-strict-aliasing",
+)
+OPENMP = ("-fopenmp",)
+LIBRARY = ("-fPIC", "-shared")
+_NAMES = ("cc", "gcc", "clang")
+
+
+class NoCompiler(LutlabError):
+    """There is no C compiler, or the one that was named cannot be run: kernels cannot be built."""
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """command: program with its own arguments; version: the first line it says of itself."""
+
+    command: tuple[str, ...]
+    version: str
+
+    def run(self, arguments: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
+        """Compile in a folder; the caller looks at the return code."""
+        return subprocess.run(
+            [*self.command, *arguments], cwd=folder, capture_output=True, text=True, check=False
+        )
+
+
+def find() -> Compiler:
+    """The compiler that builds here.
+
+    Raises:
+        NoCompiler: none is installed, or LUTLAB_CC or CC names one that does not run.
+    """
+    for variable in ("LUTLAB_CC", "CC"):
+        if named := os.environ.get(variable):
+            return _named(variable, named, os.environ.get("PATH", ""))
+    return _installed(os.environ.get("PATH", ""))
+
+
+@functools.cache
+def _named(variable: str, named: str, path: str) -> Compiler:
+    words = shlex.split(named)
+    program = shutil.which(words[0], path=path) if words else None
+    if program is None:
+        raise NoCompiler(
+            f"{variable}={named}: no such program. Name a C compiler, or unset {variable} to take "
+            f"the first of {', '.join(_NAMES)}"
+        )
+    return _identify((program, *words[1:]))
+
+
+@functools.cache
+def _installed(path: str) -> Compiler:
+    for name in _NAMES:
+        if program := shutil.which(name, path=path):
+            return _identify((program,))
+    raise NoCompiler(
+        f"no C compiler: none of {', '.join(_NAMES)} is on the PATH. Install one (Debian, Ubuntu: apt install gcc; "
+        "conda: conda install gcc; macOS: xcode-select --install) or name it in LUTLAB_CC"
+    )
+
+
+def _identify(command: tuple[str, ...]) -> Compiler:
+    try:
+        said = subprocess.run(
+            [*command, "--version"], capture_output=True, text=True, check=True
+        ).stdout
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise NoCompiler(
+            f"{shlex.join(command)} --version fails: {error}. Name a working C compiler in LUTLAB_CC"
+        ) from error
+    return Compiler(command, said.partition("\n")[0].strip())

@@ -1,0 +1,95 @@
+"""Which vector instructions a generated kernel may use: AVX-512, AVX2, NEON, or plain C that runs anywhere.
+
+    avx512     F, BW, DQ, VL, CD; VNNI, BF16, VBMI where the CPU has them (C sees __AVX512VNNI__ and so on)
+    avx2       AVX2, FMA, F16C
+    neon       what every 64-bit ARM has
+    portable   no vector instruction named
+
+The compiler gets one flag a CPU feature, never -march=native: the flags say what a library needs of a CPU. Features
+are those the operating system reports, which leaves out what a virtual machine or the kernel has switched off.
+LUTLAB_ISA=<name> asks for another one; what the CPU cannot run is refused, so no illegal instruction is reached.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+from dataclasses import dataclass
+
+from lutlab.errors import LutlabError, nearest
+
+_X86 = ("x86_64", "AMD64", "amd64")
+_ARM = ("aarch64", "arm64")
+# CPU feature, by its name in Linux's /proc/cpuinfo -> the flag of gcc and clang
+_AVX2 = {"avx2": "-mavx2", "fma": "-mfma", "f16c": "-mf16c"}
+_AVX512 = _AVX2 | {f"avx512{part}": f"-mavx512{part}" for part in ("f", "bw", "dq", "vl", "cd")}
+_AVX512_EXTRA = {
+    "avx512_vnni": "-mavx512vnni",
+    "avx512_bf16": "-mavx512bf16",
+    "avx512vbmi": "-mavx512vbmi",
+}
+
+
+@dataclass(frozen=True)
+class Isa:
+    """name: avx512 | avx2 | neon | portable; flags: what the compiler is told of the CPU."""
+
+    name: str
+    flags: tuple[str, ...]
+
+
+# All known, the best first; avx512 with every extra, as a compile test wants it.
+ISAS = (
+    Isa("avx512", (*_AVX512.values(), *_AVX512_EXTRA.values())),
+    Isa("avx2", tuple(_AVX2.values())),
+    Isa("neon", ()),
+    Isa("portable", ()),
+)
+
+
+@functools.cache
+def features() -> frozenset[str]:
+    """What this CPU and its operating system offer, in the names of Linux's /proc/cpuinfo."""
+    from archspec.cpu import detect
+
+    return frozenset(detect.detected_info().features)
+
+
+def buildable() -> tuple[Isa, ...]:
+    """Those a compiler for this kind of machine knows, the best first; it may be unable to run some."""
+    machine = platform.machine()
+    kinds = {"avx512": _X86, "avx2": _X86, "neon": _ARM, "portable": (machine,)}
+    return tuple(isa for isa in ISAS if machine in kinds[isa.name])
+
+
+def runnable() -> tuple[Isa, ...]:
+    """Those this CPU can run, the best first; the last one is always portable."""
+    have = features()
+    needs = {"avx512": _AVX512, "avx2": _AVX2, "neon": {}, "portable": {}}
+    extra = tuple(flag for feature, flag in _AVX512_EXTRA.items() if feature in have)
+    found = [isa for isa in buildable() if have >= needs[isa.name].keys()]
+    return tuple(
+        Isa(isa.name, (*_AVX512.values(), *extra)) if isa.name == "avx512" else isa for isa in found
+    )
+
+
+def detect() -> Isa:
+    """The best that this CPU runs, or the one that LUTLAB_ISA names.
+
+    Raises:
+        LutlabError: LUTLAB_ISA names none, or one that this CPU cannot run.
+    """
+    can = {isa.name: isa for isa in runnable()}
+    wanted = os.environ.get("LUTLAB_ISA")
+    if not wanted:
+        return next(iter(can.values()))
+    known = [isa.name for isa in ISAS]
+    if wanted not in known:
+        raise LutlabError(f"LUTLAB_ISA={wanted}: no such instruction set; {nearest(wanted, known)}")
+    if wanted not in can:
+        raise LutlabError(
+            f"LUTLAB_ISA={wanted}: this CPU cannot run it; it runs {', '.join(can)}. "
+            "Name one of these, or unset LUTLAB_ISA to have the best"
+        )
+    return can[wanted]
