@@ -232,7 +232,7 @@ def test_offset_pays_on_shifted_weights():
 
 
 @pytest.mark.parametrize("offset", [False, True])
-@pytest.mark.parametrize("q", [1, 3, 6])
+@pytest.mark.parametrize("q", [1, 3, 6, 8])
 def test_result_does_not_depend_on_chunks_or_threads(q, offset):
     weight = gaussian(9, 150, 1)
     whole = solve(weight, q, 32, offset=offset)

@@ -15,7 +15,7 @@ Three observations make a round cost O(2^q log g) a group instead of O(q^2 g), w
    the first plane fixed to +1, half of the thresholds. With an offset it sees w and the offset's own plane, which is +1
    everywhere. In both cases there is ONE constant plane and k free ones: k = q - 1 folded to |w|, k = q with offset.
 
-Inside: coefficients [n, 1+k] float64, the constant plane first, then the free ones, descending. L = 2^k codewords in
+Inside: coefficients [1+k, n] float64, the constant plane first, then the free ones, descending. L = 2^k codewords in
 natural order: j counts up, its highest bit is the sign of the largest free plane. n groups of g weights.
 """
 
@@ -74,7 +74,7 @@ def solve(
     Returns:
         codes [N, K] uint8, alpha [q, N, G] >= 0 and descending along q, z [N, G] or None.
     """
-    codes, coefficients = _in_chunks(
+    codes, planes = _in_chunks(
         weight,
         g,
         q + offset,
@@ -83,10 +83,9 @@ def solve(
         lambda values, fitted: nearest_codes(values, fitted, not offset),
         chunk_weights,
     )
-    planes = coefficients.permute(2, 0, 1)
     if offset:
         return codes, planes[1:].contiguous(), planes[0].contiguous()
-    return codes, planes.contiguous(), None
+    return codes, planes, None
 
 
 def greedy(
@@ -100,7 +99,7 @@ def greedy(
     Returns:
         codes [N, K] uint8, alpha [q, N, G] in the order found.
     """
-    codes, coefficients = _in_chunks(
+    return _in_chunks(
         weight,
         g,
         q,
@@ -109,7 +108,6 @@ def greedy(
         _successive_signs,
         chunk_weights,
     )
-    return codes, coefficients.permute(2, 0, 1).contiguous()
 
 
 def _in_chunks(
@@ -121,18 +119,18 @@ def _in_chunks(
     assign: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
     chunk_weights: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Coefficients [N, G, planes] by `fit`, rounded to dtype, and codes [N, K] by `assign` from the rounded ones."""
+    """Codes [N, K] by `assign` from coefficients [planes, N, G] by `fit`, rounded to dtype."""
     import torch
 
     rows, in_features = weight.shape
     codes = torch.empty(rows, in_features, dtype=torch.uint8, device=weight.device)
-    coefficients = weight.new_empty(rows, group_count(g, in_features), planes, dtype=dtype)
+    coefficients = weight.new_empty(planes, rows, group_count(g, in_features), dtype=dtype)
 
     def work(piece: tuple[slice, slice, slice, torch.Tensor]) -> None:
         at, columns, group_columns, values = piece
         flat = values.reshape(-1, values.shape[-1])
         fitted = fit(flat).to(dtype)
-        coefficients[at, group_columns] = fitted.view(*values.shape[:2], -1)
+        coefficients[:, at, group_columns] = fitted.view(-1, *values.shape[:2])
         codes[at, columns] = assign(flat, fitted.double()).view(values.shape[0], -1)
 
     for_each(work, _pieces(weight, g, 2**planes, chunk_weights), weight.device)
@@ -172,19 +170,19 @@ def for_each(work: Callable, pieces: Iterator, device: torch.device) -> None:
         torch.set_num_threads(threads)
 
 
-def _canonical(a: list[torch.Tensor], folded: bool) -> torch.Tensor:
-    """[n] vectors -> [n, 1+k]: alphas >= 0, descending. Flipping or renaming planes does not change the codewords."""
+def _canonical(a: torch.Tensor, folded: bool) -> torch.Tensor:
+    """[1+k, n] -> [1+k, n]: alphas >= 0, descending. Flipping or renaming planes does not change the codewords."""
     import torch
 
-    fixed = [] if folded else a[:1]  # the offset is no alpha: it keeps its sign and its place
-    alpha = [plane.abs() for plane in a[len(fixed) :]]
+    fixed = 0 if folded else 1  # the offset is no alpha: it keeps its sign and its place
+    alpha = list(a[fixed:].abs().unbind(0))
     for last in range(len(alpha) - 1, 0, -1):
         for i in range(last):
             alpha[i], alpha[i + 1] = (
                 torch.maximum(alpha[i], alpha[i + 1]),
                 torch.minimum(alpha[i], alpha[i + 1]),
             )
-    return torch.stack(fixed + alpha, dim=1)
+    return torch.stack([*a[:fixed].unbind(0), *alpha])
 
 
 # ---- from a start to its fixed point ----
@@ -193,54 +191,60 @@ def _canonical(a: list[torch.Tensor], folded: bool) -> torch.Tensor:
 def alternate(
     data: SortedGroups, row: torch.Tensor, start: torch.Tensor, rounds: int, folded: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Alternate from start [n, 1+k], whose line i belongs to group row[i]; only groups still falling are kept busy.
+    """Alternate from start [1+k, n], whose column i belongs to group row[i].
+
+    A group at rest is carried along until a quarter of them are: taking groups out costs as much as a third of a round.
 
     Returns:
-        coefficients [n, 1+k] and their error [n] with nearest codes (an upper bound of it after a last round); never
+        coefficients [1+k, n] and their error [n] with nearest codes (an upper bound of it after a last round); never
         above that of start.
     """
     import torch
 
-    best, error = start.clone(), None
-    active, current = torch.arange(len(row), device=row.device), start
-    for _ in range(max(rounds, 1)):
-        group = row[active]
-        square = data.square[group]
-        gram, rhs = normal_equations(data, group, current, folded)
-        present = current.unbind(1)
-        if error is None:
-            error = squared_error(square, gram, rhs, present)
-            if not rounds:
-                break
-        fitted = least_squares(gram, rhs, present, data.length)
+    gram, rhs = normal_equations(data, row, start, folded)
+    square = data.square[row]
+    best, least = start.clone(), squared_error(square, gram, rhs, start)
+    active, current, error = torch.arange(len(row), device=row.device), start, least.clone()
+    for number in range(rounds):
+        if number:
+            gram, rhs = normal_equations(data, row, current, folded)
+        fitted = least_squares(gram, rhs, current, data.length)
         found = squared_error(square, gram, rhs, fitted)
-        falls = found < error[active] - NOISE * square
-        active, current = active[falls], _canonical(fitted, folded)[falls]
-        if not len(active):
+        falls = found < error - NOISE * square
+        moving = falls.nonzero().squeeze(1)
+        if not len(moving):
             break
-        best[active], error[active] = current, found[falls]
-    return best, error
+        current = torch.where(falls, _canonical(fitted, folded), current)
+        error = torch.where(falls, found, error)
+        if 4 * len(moving) < 3 * len(active):
+            best[:, active], least[active] = current, error
+            active, row, square = active[moving], row[moving], square[moving]
+            current, error = current[:, moving], error[moving]
+    best[:, active], least[active] = current, error
+    return best, least
 
 
 def _fit(values: torch.Tensor, q: int, rounds: int, offset: bool) -> torch.Tensor:
-    """[n, length] float32 -> coefficients [n, q] float64, or with offset [n, 1+q], the offset first."""
+    """[n, length] float32 -> coefficients [q, n] float64, or with offset [1+q, n], the offset first."""
     import torch
 
     row = torch.arange(len(values), device=values.device)
     data = sort_groups(values.abs())
-    start = _canonical(list(_greedy(data, q).unbind(1)), folded=True)
+    start = _canonical(_greedy(data, q), folded=True)
     symmetric, _ = alternate(data, row, start, rounds, folded=True)
     if not offset:
         return symmetric
     data = sort_groups(values)
-    starts = torch.cat((torch.nn.functional.pad(symmetric, (1, 0)), _min_max_grid(data, q)))
+    starts = torch.cat(
+        (torch.nn.functional.pad(symmetric, (0, 0, 1, 0)), _min_max_grid(data, q)), dim=1
+    )
     fitted, error = alternate(data, row.repeat(2), starts, rounds, folded=False)
     first, second = error.chunk(2)
-    return torch.where((first <= second).unsqueeze(1), *fitted.chunk(2))
+    return torch.where(first <= second, *fitted.chunk(2, dim=1))
 
 
 def _greedy(data: SortedGroups, q: int) -> torch.Tensor:
-    """Greedy coefficients [n, q] of |w| (Xu et al. section 2): alpha_b = mean |r|, B_b = sign(r), r -= alpha_b B_b.
+    """Greedy coefficients [q, n] of |w| (Xu et al. section 2): alpha_b = mean |r|, B_b = sign(r), r -= alpha_b B_b.
 
     The codes so far cut |w| into 2^(b-1) intervals, each with one centre c, and r = |w| - c: so B_b cuts each interval
     at its centre, and sum |r| follows from prefix sums.
@@ -248,32 +252,32 @@ def _greedy(data: SortedGroups, q: int) -> torch.Tensor:
     import torch
 
     row = torch.arange(len(data.square), device=data.square.device)
-    edges = torch.stack((row * data.length, row * data.length + data.length), dim=1).int()
-    centres = torch.zeros(len(row), 1, dtype=torch.float64, device=row.device)
+    edges = torch.stack((row * data.length, row * data.length + data.length)).int()
+    centres = torch.zeros(1, len(row), dtype=torch.float64, device=row.device)
     planes = []
     for _ in range(q):
-        low, high = edges[:, :-1], edges[:, 1:]
+        low, high = edges[:-1], edges[1:]
         cut = edges_at(data, row, centres).clamp(low, high)
         sums = prefix_sums(data, row, edges)
-        spread = sums[:, :-1] + sums[:, 1:] - 2 * prefix_sums(data, row, cut)
+        spread = sums[:-1] + sums[1:] - 2 * prefix_sums(data, row, cut)
         spread += centres * (2 * cut - low - high)
-        step = spread.sum(dim=1, keepdim=True) / data.length
-        planes.append(step.squeeze(1))
+        step = spread.cumsum(dim=0)[-1:] / data.length  # in this order; a sum's would depend on n
+        planes.append(step)
         if len(planes) == 1:
             centres = step  # |w| >= 0: its first sign is + everywhere
             continue
-        edges = torch.cat((torch.stack((low, cut), dim=2).flatten(1), edges[:, -1:]), dim=1)
-        centres = torch.stack((centres - step, centres + step), dim=2).flatten(1)
-    return torch.stack(planes, dim=1)
+        edges = torch.cat((torch.stack((low, cut), dim=1).flatten(0, 1), edges[-1:]))
+        centres = torch.stack((centres - step, centres + step), dim=1).flatten(0, 1)
+    return torch.cat(planes)
 
 
 def _successive_signs(values: torch.Tensor, coefficients: torch.Tensor) -> torch.Tensor:
-    """[n, length] float32, [n, q] float64 -> codes [n, length] uint8: B_b = sign(r), r -= alpha_b B_b, sign(0) = +1."""
+    """[n, length] float32, [q, n] float64 -> codes [n, length] uint8: B_b = sign(r), r -= alpha_b B_b, sign(0) = +1."""
     import torch
 
     rest = values.double()
     codes = torch.zeros_like(values, dtype=torch.uint8)
-    for b, alpha in enumerate(coefficients.unsqueeze(2).unbind(1)):
+    for b, alpha in enumerate(coefficients.unsqueeze(2)):
         plus = rest >= 0
         codes |= plus.to(torch.uint8) << b
         rest -= torch.where(plus, alpha, -alpha)
@@ -287,4 +291,4 @@ def _min_max_grid(data: SortedGroups, q: int) -> torch.Tensor:
     ends = data.ascending.view(-1, data.length)[:, [0, -1]].double()
     scale = (ends[:, 1] - ends[:, 0]) / (2**q - 1)
     planes = [scale * 2.0 ** (b - 1) for b in reversed(range(q))]
-    return torch.stack([ends.mean(dim=1), *planes], dim=1)
+    return torch.stack([ends.mean(dim=1), *planes])

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lutlab.quantizers.alternating import alternate, for_each
+from lutlab.quantizers.alternating import alternate
 from lutlab.quantizers.sorted_groups import SortedGroups, sort_groups
 
 if TYPE_CHECKING:
@@ -37,22 +37,11 @@ def solve_from_grid(
     """
     import torch
 
-    coefficients = values.new_empty(len(values), q + offset, dtype=dtype)
-
-    def work(at: slice) -> None:
-        block = values[at]
-        data = sort_groups(block if offset else block.abs())
-        row = torch.arange(len(block), device=values.device)
-        start = _gaussian_grid(data, q, offset)
-        coefficients[at] = alternate(data, row, start, rounds, folded=not offset)[0].to(dtype)
-
-    share = -(-len(values) // torch.get_num_threads())
-    pieces = (slice(first, first + share) for first in range(0, len(values), share))
-    for_each(work, pieces, values.device)
-    planes = coefficients.t()
-    if offset:
-        return planes[1:].contiguous(), planes[0].contiguous()
-    return planes.contiguous(), None
+    data = sort_groups(values if offset else values.abs())
+    row = torch.arange(len(values), device=values.device)
+    start = _gaussian_grid(data, q, offset)
+    planes = alternate(data, row, start, rounds, folded=not offset)[0].to(dtype)
+    return (planes[1:], planes[0]) if offset else (planes, None)
 
 
 def _gaussian_grid(data: SortedGroups, q: int, offset: bool) -> torch.Tensor:
@@ -68,4 +57,4 @@ def _gaussian_grid(data: SortedGroups, q: int, offset: bool) -> torch.Tensor:
     centre = torch.where(scale < widest, centre, (low + high) / 2)
     scale = torch.minimum(scale, widest)
     planes = [scale * 2.0 ** (b - 1) for b in reversed(range(q))]
-    return torch.stack([centre, *planes] if offset else planes, dim=1)
+    return torch.stack([centre, *planes] if offset else planes)

@@ -63,8 +63,8 @@ class GPTQBCQ(Compensated):
 class _Codewords:
     """The binary codes of all groups: alpha [q, N, G], offset [N, G] or None, and by group their sorted codewords.
 
-    words: [N, 2^q] float32 ascending; cuts: [N, 2^q - 1] float32, what is at or above cut j is nearer to word j + 1;
-    code_of: [N, 2^q] uint8. A level is the index of a word.
+    words: [2^q * N] float32, ascending along 2^q; cuts: [2^q - 1, N] float32, what is at or above cut j is nearer to
+    word j + 1; code_of: [2^q * N] uint8. A level is the index into words and code_of: j * N + n, int32.
     """
 
     def __init__(self, weight: torch.Tensor, q: int, g: int, options: GPTQBCQ) -> None:
@@ -79,6 +79,8 @@ class _Codewords:
         self.words: dict[int, torch.Tensor] = {}
         self.cuts: dict[int, torch.Tensor] = {}
         self.code_of: dict[int, torch.Tensor] = {}
+        self.row = torch.arange(rows, dtype=torch.int32, device=weight.device)
+        self.above = weight.new_empty(2**q - 1, rows)
 
     def fit(self, group: int, values: torch.Tensor) -> None:
         import torch
@@ -91,7 +93,7 @@ class _Codewords:
             offset=self.options.offset,
             dtype=self.alpha.dtype,
         )
-        words = weights.new_zeros(len(weights), 1, dtype=torch.float64)
+        words = weights.new_zeros(1, len(weights), dtype=torch.float64)
         for coefficient in (alpha,) if offset is None else (alpha, offset):
             if not torch.isfinite(coefficient).all():
                 raise LutlabError(
@@ -101,20 +103,22 @@ class _Codewords:
         self.alpha[:, :, group] = alpha
         if offset is not None:
             self.offset[:, group] = offset
-            words += offset.double().unsqueeze(1)
+            words += offset.double()
         # Bit b of a code is plane b: the words of a later plane have the higher bit.
-        for step in alpha.double().unsqueeze(2):
-            words = torch.cat((words - step, words + step), dim=1)
-        words, code_of = torch.sort(words, dim=1)
-        self.words[group] = words.float()
-        self.cuts[group] = ceil32((words[:, 1:] + words[:, :-1]) / 2)
-        self.code_of[group] = code_of.to(torch.uint8)
+        for step in alpha.double():
+            words = torch.cat((words - step, words + step))
+        words, code_of = torch.sort(words, dim=0)
+        self.words[group] = words.float().view(-1)
+        self.cuts[group] = ceil32((words[1:] + words[:-1]) / 2)
+        self.code_of[group] = code_of.to(torch.uint8).view(-1)
 
     def round(self, group: int, column: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         import torch
 
-        level = torch.searchsorted(self.cuts[group], column.unsqueeze(1), right=True)
-        return level.squeeze(1), self.words[group].gather(1, level).squeeze(1)
+        # 0.0 and 1.0, and sums of them: torch compares into and adds float32 several times faster than bool.
+        torch.le(self.cuts[group], column, out=self.above)
+        level = self.above.sum(dim=0).int().mul_(len(column)).add_(self.row)
+        return level, self.words[group].index_select(0, level)
 
     def codes(self, levels: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
         import torch
@@ -122,5 +126,6 @@ class _Codewords:
         out = torch.empty_like(levels, dtype=torch.uint8)
         for group in groups.unique().tolist():
             at = (groups == group).nonzero().squeeze(1)
-            out[at] = self.code_of[group].gather(1, levels[at].t()).t()
+            some = levels[at]
+            out[at] = self.code_of[group].index_select(0, some.view(-1)).view_as(some)
         return out

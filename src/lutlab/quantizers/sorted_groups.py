@@ -6,8 +6,9 @@
 First and second order Walsh coefficients of n and s: one butterfly over j gives all of them, B^T B exactly (integers).
 Used by alternating.py (Xu et al., ICLR 2018), which says what the constant plane and `folded` are.
 
-Inside: n groups of `length` weights; coefficients [n, 1+k] float64, the constant plane first, then the k free planes,
+Inside: n groups of `length` weights; coefficients [1+k, n] float64, the constant plane first, then the k free planes,
 descending. L = 2^k codewords in natural order: j counts up, its highest bit is the sign of the largest free plane.
+Groups are the last axis of all that is small: an operation is then a few long vectors, not many short ones.
 """
 
 from __future__ import annotations
@@ -59,15 +60,15 @@ def ceil32(values: torch.Tensor) -> torch.Tensor:
 
 
 def edges_at(data: SortedGroups, row: torch.Tensor, thresholds: torch.Tensor) -> torch.Tensor:
-    """Flat index of the first weight of group row[i] that is >= thresholds[i, j]: int32 [n, t].
+    """Flat index of the first weight of group row[i] that is >= thresholds[j, i]: int32 [t, n].
 
     Branchless: all searches take the same steps. Four operations a step, 32-bit indices: this is half of a round.
     """
     import torch
 
     wanted = ceil32(thresholds).view(-1)
-    first = (row * data.length).to(torch.int32).unsqueeze(1)
-    at = first.repeat(1, thresholds.shape[1]).view(-1)
+    first = (row * data.length).to(torch.int32)
+    at = first.repeat(len(thresholds))
     left = data.length
     while left > 1:
         half = left // 2
@@ -78,27 +79,18 @@ def edges_at(data: SortedGroups, row: torch.Tensor, thresholds: torch.Tensor) ->
 
 
 def prefix_sums(data: SortedGroups, row: torch.Tensor, edges: torch.Tensor) -> torch.Tensor:
-    """Sum of the weights of a group before each edge: float64 [n, t]. A row of prefix is one longer than a group."""
-    return data.prefix.index_select(0, (edges + row.int().unsqueeze(1)).view(-1)).view_as(edges)
+    """Sum of the weights of a group before each edge: float64 [t, n]. A row of prefix is one longer than a group."""
+    return data.prefix.index_select(0, (edges + row.int()).view(-1)).view_as(edges)
 
 
 def codewords(coefficients: torch.Tensor) -> torch.Tensor:
-    """[n, 1+k] -> [n, 2^k]: constant + all signed sums of the free planes, in natural order."""
+    """[1+k, n] -> [2^k, n]: constant + all signed sums of the free planes, in natural order."""
     import torch
 
-    both = torch.tensor([-1.0, 1.0], dtype=torch.float64, device=coefficients.device)
-    words = coefficients[:, :1]
-    for plane in coefficients[:, 1:].unbind(1):
-        words = (words.unsqueeze(2) + plane.view(-1, 1, 1) * both).flatten(1)
+    words = coefficients[:1]
+    for plane in coefficients[1:].unbind(0):
+        words = torch.stack((words - plane, words + plane), dim=1).flatten(0, 1)
     return words
-
-
-def _irregular(words: torch.Tensor, folded: bool) -> torch.Tensor:
-    """Groups whose natural order is not the sorted one: some alpha is below the sum of the smaller ones."""
-    bad = (words[:, 1:] < words[:, :-1]).any(dim=1)
-    if folded:
-        bad |= words[:, 0] < 0
-    return bad.nonzero().squeeze(1)
 
 
 def ordered(
@@ -107,45 +99,52 @@ def ordered(
     """Sort the codewords a weight is compared with; folded, a negative codeword stands for its opposite.
 
     Returns:
-        levels [n, L] ascending; and for the m groups whose order is not natural: which, the natural index of their
-        levels [m, L] int64, and -1 where a level is the opposite of its codeword [m, L].
+        levels [L, n] ascending; and for the m groups whose order is not natural (some alpha is below the sum of the
+        smaller ones): which, the natural index of their levels [L, m] int64, and -1 where a level is the opposite of
+        its codeword [L, m].
     """
     import torch
 
-    which = _irregular(words, folded)
-    picked = words[which]
+    irregular = (words[1:] < words[:-1]).any(dim=0)
+    if folded:
+        irregular |= words[0] < 0
+    which = irregular.nonzero().squeeze(1)
+    picked = words[:, which]
     signs = torch.ones_like(picked)
     if folded:
         signs[picked < 0] = -1
-    ascending, order = torch.sort(picked * signs, dim=1, stable=True)
-    levels = words.index_copy(0, which, ascending) if len(which) else words
-    return levels, which, order, signs.gather(1, order)
+    ascending, order = torch.sort(picked * signs, dim=0, stable=True)
+    levels = words.index_copy(1, which, ascending) if len(which) else words
+    return levels, which, order, signs.gather(0, order)
 
 
 def normal_equations(
     data: SortedGroups, row: torch.Tensor, coefficients: torch.Tensor, folded: bool
-) -> tuple[list[list[torch.Tensor]], list[torch.Tensor]]:
-    """B^T B and B^T w of the nearest codes, as nested lists of [n] vectors."""
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """B^T B [1+k, 1+k, n] and B^T w [1+k, n] of the nearest codes."""
     import torch
 
     levels, which, order, signs = ordered(codewords(coefficients), folded)
-    n, count = levels.shape
-    edges = torch.empty(n, count + 1, dtype=torch.int32, device=levels.device)
-    edges[:, 0] = row * data.length
-    edges[:, -1] = edges[:, 0] + data.length
+    count, n = levels.shape
+    edges = torch.empty(count + 1, n, dtype=torch.int32, device=levels.device)
+    torch.mul(row, data.length, out=edges[0])
+    torch.add(edges[0], data.length, out=edges[-1])
     if count > 1:
-        edges[:, 1:-1] = edges_at(data, row, (levels[:, 1:] + levels[:, :-1]) / 2)
-    both = torch.stack((edges.diff(dim=1).double(), prefix_sums(data, row, edges).diff(dim=1)))
+        edges[1:-1] = edges_at(data, row, (levels[1:] + levels[:-1]) / 2)
+    sums = prefix_sums(data, row, edges)
+    both = torch.stack((edges.diff(dim=0).double(), sums.diff(dim=0)), dim=1)  # [L, 2, n]
     if len(which):
-        natural = torch.zeros_like(both[:, which])
-        natural[0].scatter_(1, order, both[0, which])
-        natural[1].scatter_(1, order, both[1, which] * signs)
-        both[:, which] = natural
-    counts, sums = _walsh(both.permute(2, 0, 1).contiguous()).unbind(1)
-    free = coefficients.shape[1] - 1
-    mask = [0, *(1 << (free - 1 - plane) for plane in range(free))]
-    gram = [[counts[a ^ b] for b in mask] for a in mask]
-    return gram, [sums[a] for a in mask]
+        found = both[:, :, which]
+        found[:, 1] *= signs
+        both[:, :, which] = torch.zeros_like(found).scatter_(
+            0, order.unsqueeze(1).expand_as(found), found
+        )
+    counts, sums = _walsh(both).unbind(1)
+    free = len(coefficients) - 1
+    mask = torch.tensor([0, *(1 << (free - 1 - plane) for plane in range(free))], device=row.device)
+    pairs = mask.unsqueeze(0) ^ mask.unsqueeze(1)
+    gram = counts.index_select(0, pairs.view(-1)).view(free + 1, free + 1, n)
+    return gram, sums.index_select(0, mask)
 
 
 def _walsh(values: torch.Tensor) -> torch.Tensor:
@@ -155,36 +154,31 @@ def _walsh(values: torch.Tensor) -> torch.Tensor:
     count, *rest = values.shape
     half = 1
     while half < count:
-        pairs = values.view(-1, 2, half, *rest)
-        low, high = pairs[:, 0], pairs[:, 1]
+        low, high = values.view(-1, 2, half, *rest).unbind(1)
         values = torch.stack((low + high, high - low), dim=1).view(count, *rest)
         half *= 2
     return values
 
 
 def squared_error(
-    square: torch.Tensor,
-    gram: list[list[torch.Tensor]],
-    rhs: list[torch.Tensor],
-    a: tuple[torch.Tensor, ...],
+    square: torch.Tensor, gram: torch.Tensor, rhs: torch.Tensor, a: torch.Tensor
 ) -> torch.Tensor:
-    """||w - B a||^2 = w.w - 2 a.(B^T w) + a.(B^T B) a, [n] float64."""
-    error = square.clone()
-    for i, a_i in enumerate(a):
-        slope = rhs[i] * -2
-        for j, a_j in enumerate(a):
-            slope += gram[i][j] * a_j
-        error += slope * a_i
-    return error
+    """||w - B a||^2 = w.w + a.((B^T B) a - 2 B^T w), [n] float64, of a [1+k, n]."""
+    return square + _dot(a, _dot(gram, a) - 2 * rhs)
+
+
+def _dot(rows: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
+    """[p, ..., n], [p, n] -> [..., n]: sum_j rows[j] a[j], in this order. A torch.sum's order depends on n."""
+    total = rows[0] * a[0]
+    for row, a_j in zip(rows[1:], a[1:], strict=True):
+        total += row * a_j
+    return total
 
 
 def least_squares(
-    gram: list[list[torch.Tensor]],
-    rhs: list[torch.Tensor],
-    a: tuple[torch.Tensor, ...],
-    length: int,
-) -> list[torch.Tensor]:
-    """The minimiser of ||w - B a||^2 by L D L^T, elementwise over groups.
+    gram: torch.Tensor, rhs: torch.Tensor, a: torch.Tensor, length: int
+) -> torch.Tensor:
+    """The minimiser [1+k, n] of ||w - B a||^2 by L D L^T, elementwise over groups.
 
     Where planes depend on each other (more codewords than weights, constant weights) minimisers form a subspace; a
     dependent plane then keeps its present coefficient. A minimum-norm choice would be as good now, but would make two
@@ -192,23 +186,20 @@ def least_squares(
     """
     import torch
 
-    size = len(rhs)
-    step = [rhs[i] - sum(gram[i][j] * a[j] for j in range(size)) for i in range(size)]
-    schur = [list(row) for row in gram]
-    scaled: list[dict[int, torch.Tensor]] = [{} for _ in range(size)]
-    for b in range(size):
-        pivot = schur[b][b]
+    step = rhs - _dot(gram, a)
+    schur = gram.clone()
+    scaled = []  # columns of L below the diagonal
+    for b in range(len(a)):
+        pivot = schur[b, b]
         inverse = torch.where(pivot > SINGULAR * length, pivot.reciprocal(), 0.0)
-        for i in range(b + 1, size):
-            scaled[b][i] = schur[i][b] * inverse
-            for j in range(b + 1, i + 1):
-                schur[i][j] = schur[i][j] - scaled[b][i] * schur[j][b]
-            step[i] = step[i] - scaled[b][i] * step[b]
-        step[b] = step[b] * inverse
-    for b in reversed(range(size)):
-        for i in range(b + 1, size):
-            step[b] = step[b] - scaled[b][i] * step[i]
-    return [a[i] + step[i] for i in range(size)]
+        column = schur[b + 1 :, b] * inverse
+        schur[b + 1 :, b + 1 :] -= column.unsqueeze(1) * schur[b, b + 1 :]
+        step[b + 1 :] -= column * step[b]
+        step[b] *= inverse
+        scaled.append(column)
+    for b in reversed(range(len(a) - 1)):
+        step[b] -= _dot(scaled[b], step[b + 1 :])
+    return step.add_(a)
 
 
 def nearest_codes(values: torch.Tensor, coefficients: torch.Tensor, folded: bool) -> torch.Tensor:
@@ -216,7 +207,7 @@ def nearest_codes(values: torch.Tensor, coefficients: torch.Tensor, folded: bool
 
     Args:
         values: [n, length] float32, signed.
-        coefficients: [n, 1+k] float64. Folded, the constant plane is bit 0 of a code and the free planes follow;
+        coefficients: [1+k, n] float64. Folded, the constant plane is bit 0 of a code and the free planes follow;
             otherwise the free planes begin at bit 0.
         folded: there is no offset.
 
@@ -226,21 +217,21 @@ def nearest_codes(values: torch.Tensor, coefficients: torch.Tensor, folded: bool
     import torch
 
     levels, which, order, signs = ordered(codewords(coefficients), folded)
-    count, free = levels.shape[1], coefficients.shape[1] - 1
+    count, free = len(levels), len(coefficients) - 1
     natural = torch.arange(count, device=values.device)
     code = torch.full_like(natural, int(folded))
     for plane in range(free):
         code |= ((natural >> (free - 1 - plane)) & 1) << (plane + folded)
     opposite = 2 ** (free + folded) - 1
-    table = code.to(torch.uint8).repeat(len(levels), 1)
-    table[which] = torch.where(signs > 0, code[order], code[order] ^ opposite).to(torch.uint8)
+    table = code.to(torch.uint8).unsqueeze(1).repeat(1, len(values))
+    table[:, which] = torch.where(signs > 0, code[order], code[order] ^ opposite).to(torch.uint8)
 
     size = values.abs() if folded else values
-    thresholds = ceil32((levels[:, 1:] + levels[:, :-1]) / 2)
-    codes = table[:, :1].repeat(1, values.shape[1])
+    thresholds = ceil32((levels[1:] + levels[:-1]) / 2)
+    codes = table[0].unsqueeze(1).repeat(1, values.shape[1])
     for j in range(count - 1):  # passing a threshold flips the bits in which its two codes differ
-        passed = (size >= thresholds[:, j : j + 1]).view(torch.uint8)
-        codes ^= passed.mul_(table[:, j : j + 1] ^ table[:, j + 1 : j + 2])
+        passed = (size >= thresholds[j].unsqueeze(1)).view(torch.uint8)
+        codes ^= passed.mul_((table[j] ^ table[j + 1]).unsqueeze(1))
     if folded:
         codes ^= (values < 0).view(torch.uint8).mul_(opposite)
     return codes
