@@ -38,6 +38,13 @@ LIBRARY = ("-fPIC", "-shared")
 _NAMES = ("cc", "gcc", "clang")
 
 
+def sanitizing(sanitize: Sequence[str]) -> tuple[str, ...]:
+    """Flags for sanitizers by gcc's names, e.g. ("address", "undefined"); any finding ends the process."""
+    if not sanitize:
+        return ()
+    return (f"-fsanitize={','.join(sanitize)}", "-fno-sanitize-recover=all", "-g")
+
+
 class NoCompiler(LutlabError):
     """There is no C compiler, or the one that was named cannot be run: kernels cannot be built."""
 
@@ -50,10 +57,19 @@ class Compiler:
     version: str
 
     def run(self, arguments: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
-        """Compile in a folder; the caller looks at the return code."""
-        return subprocess.run(
-            [*self.command, *arguments], cwd=folder, capture_output=True, text=True, check=False
-        )
+        """Compile in a folder; the caller looks at the return code.
+
+        Raises:
+            NoCompiler: the program is gone or may not be run.
+        """
+        try:
+            return subprocess.run(
+                [*self.command, *arguments], cwd=folder, capture_output=True, text=True, check=False
+            )
+        except OSError as error:
+            raise NoCompiler(
+                f"cannot run {self.command[0]}: {error.strerror}. Name a working C compiler in LUTLAB_CC"
+            ) from error
 
 
 def find() -> Compiler:
@@ -70,7 +86,10 @@ def find() -> Compiler:
 
 @functools.cache
 def _named(variable: str, named: str, path: str) -> Compiler:
-    words = shlex.split(named)
+    try:
+        words = shlex.split(named)
+    except ValueError as error:  # a quote without its other half
+        raise NoCompiler(f"{variable}={named}: {error}") from error
     program = shutil.which(words[0], path=path) if words else None
     if program is None:
         raise NoCompiler(

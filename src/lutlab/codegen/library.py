@@ -3,13 +3,14 @@
     <cache>/codegen/<name>-<isa>-<key>/   kernel.c · kernel.so · kernel.json (command, hash of the library)
 
 key = sha256 of source, compiler, flags and CPU features (a compiler named as "gcc -march=native" looks at the CPU).
-A folder is built beside and renamed, so that two processes that build at once never see half of it: the second finds
-the first one's. A library whose hash is not the one written beside it is built again. <cache> is LUTLAB_CACHE or the
-user's cache folder; where it cannot be written, a temporary folder serves this process.
+<cache> is LUTLAB_CACHE or the user's cache folder; where it cannot be written, a temporary folder serves this process.
+A folder is built beside and renamed: of two processes that build at once, none sees half of it, and the second takes
+what the first has put there. A library whose hash is not the one written beside it is built again.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import functools
@@ -33,22 +34,28 @@ _PROBE = "#include <omp.h>\nint threads(void) { return omp_get_max_threads(); }\
 
 
 def load(source: str, name: str, isa: Isa, *, sanitize: tuple[str, ...] = ()) -> ctypes.CDLL:
-    """The library of a C source, built now or before; `openmp` on it says whether its loops are threaded.
+    """The library of a C source, built now or before; its attribute `openmp` says whether its loops are threaded.
 
     Args:
         source: all of it; only the compiler's own headers may be included.
-        name: for people who look into the cache folder.
+        name: letters, digits, - and _; for people who look into the cache folder.
         isa: one that this CPU runs.
         sanitize: of gcc's -fsanitize=, e.g. ("address", "undefined"); a finding ends the process.
 
     Raises:
-        LutlabError: this CPU cannot run isa; the source does not compile.
+        LutlabError: this CPU cannot run isa; the source does not compile; the library cannot be loaded or written.
         NoCompiler: there is no C compiler.
     """
-    if isa not in runnable():
+    can = runnable()
+    if isa not in can:
         raise LutlabError(
             f"kernel {name} for {isa.name} ({' '.join(isa.flags)}): this CPU cannot run it; "
-            f"it runs {', '.join(can.name for can in runnable())}"
+            f"it runs {', '.join(each.name for each in can)}"
+        )
+    if "address" in sanitize and "asan" not in os.environ.get("LD_PRELOAD", ""):
+        raise LutlabError(
+            "a library with AddressSanitizer ends a process that did not start with it: set LD_PRELOAD to what "
+            f"'{compiler.find().command[0]} -print-file-name=libasan.so' prints"
         )
     return _load(source, name, isa, tuple(sanitize), compiler.find(), _cache())
 
@@ -57,57 +64,62 @@ def load(source: str, name: str, isa: Isa, *, sanitize: tuple[str, ...] = ()) ->
 def _load(
     source: str, name: str, isa: Isa, sanitize: tuple[str, ...], cc: Compiler, cache: Path
 ) -> ctypes.CDLL:
-    if "address" in sanitize and "asan" not in os.environ.get("LD_PRELOAD", ""):
+    """Once a process; the compiler and the cache folder are parameters since the environment may name others."""
+    folder = _folder(source, name, isa, sanitize, cc, cache)
+    try:
+        library = ctypes.CDLL(str(folder / "kernel.so"))
+    except OSError as error:
         raise LutlabError(
-            "a library with AddressSanitizer ends a process that did not start with it: set "
-            f"LD_PRELOAD to the path that '{cc.command[0]} -print-file-name=libasan.so' prints"
-        )
-    folder = build(source, name, isa, sanitize=sanitize)
-    library = ctypes.CDLL(str(folder / "kernel.so"))
+            f"cannot load {folder / 'kernel.so'}: {error}. {shlex.join(cc.command)} may build for another kind of "
+            "machine than this Python runs on: name one that fits in LUTLAB_CC"
+        ) from error
     library.openmp = json.loads((folder / "kernel.json").read_text())["openmp"]
     return library
 
 
 def build(source: str, name: str, isa: Isa, *, sanitize: tuple[str, ...] = ()) -> Path:
-    """The folder of a built library, whether or not this CPU can run it.
+    """The folder of a built library, whether or not this CPU can run it; arguments and errors are those of load."""
+    return _folder(source, name, isa, tuple(sanitize), compiler.find(), _cache())
 
-    Raises:
-        LutlabError: the source does not compile.
-        NoCompiler: there is no C compiler.
-    """
-    cc = compiler.find()
-    flags = (*compiler.FLAGS, *compiler.LIBRARY, *isa.flags, *_sanitizing(sanitize))
+
+def _folder(
+    source: str, name: str, isa: Isa, sanitize: tuple[str, ...], cc: Compiler, cache: Path
+) -> Path:
+    flags = (*compiler.FLAGS, *compiler.LIBRARY, *isa.flags, *compiler.sanitizing(sanitize))
     identity = {"source": source, "cc": asdict(cc), "flags": flags, "cpu": sorted(features())}
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
-    return _built(_cache(), f"{name}-{isa.name}-{key}", source, cc, flags)
-
-
-def _sanitizing(sanitize: tuple[str, ...]) -> tuple[str, ...]:
-    if not sanitize:
-        return ()
-    return (f"-fsanitize={','.join(sanitize)}", "-fno-sanitize-recover=all", "-g")
-
-
-def _built(cache: Path, stem: str, source: str, cc: Compiler, flags: tuple[str, ...]) -> Path:
-    folder = cache / stem
+    folder = cache / f"{name}-{isa.name}-{key}"
     if _intact(folder):
         return folder
-    beside = Path(tempfile.mkdtemp(prefix=f".{stem}.", dir=cache))
+    if folder.exists():
+        log.warning("%s is damaged: it is built again", folder)
+    folder = _writable(cache) / folder.name
     try:
-        _compile(source, cc, flags, beside)
-        if folder.exists():
-            log.warning("%s is damaged: built again", folder)
-            os.replace(folder, beside / "damaged")
-            shutil.rmtree(beside / "damaged")
-        with contextlib.suppress(OSError):  # another process was first: its folder is as good
-            os.replace(beside, folder)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=folder.parent) as beside:
+            _compile(source, cc, flags, Path(beside))
+            _put(Path(beside), folder)
+    except OSError as error:
+        raise LutlabError(
+            f"cannot write {folder}: {error.strerror}; free some space, or set LUTLAB_CACHE to another folder"
+        ) from error
     return folder
 
 
+def _put(beside: Path, folder: Path) -> None:
+    """Rename what was built, unless another process was first."""
+    if _intact(folder):
+        return
+    with contextlib.suppress(FileNotFoundError):  # nothing there, or another process moved it away
+        os.replace(folder, beside / "damaged")
+    try:
+        os.replace(beside / "built", folder)
+    except OSError:
+        if not _intact(folder):
+            raise
+
+
 def _intact(folder: Path) -> bool:
-    """The library is there, and is the one that was built."""
+    """Whether the library is there and is the one that was built."""
     try:
         written = json.loads((folder / "kernel.json").read_text())
         return written["sha256"] == _sha256(folder / "kernel.so")
@@ -119,22 +131,24 @@ def _sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _compile(source: str, cc: Compiler, flags: tuple[str, ...], folder: Path) -> None:
-    """kernel.c, kernel.so and kernel.json into a folder."""
+def _compile(source: str, cc: Compiler, flags: tuple[str, ...], beside: Path) -> None:
+    """kernel.c, kernel.so and kernel.json into beside/built."""
+    folder = beside / "built"
+    folder.mkdir()
     (folder / "kernel.c").write_text(source)
     arguments = ["kernel.c", "-o", "kernel.so", *flags, "-lm"]
     openmp = True
     done = cc.run([*arguments, *compiler.OPENMP], folder)
-    if done.returncode and not _has_openmp(cc, folder):
-        log.warning("%s has no OpenMP: kernels run on a single thread", cc.command[0])
+    if done.returncode and not _has_openmp(cc, beside):
+        log.warning("%s has no OpenMP: kernels run on a single thread", shlex.join(cc.command))
         openmp = False
         done = cc.run(arguments, folder)
     if done.returncode:
-        lines = done.stderr.splitlines()
-        first = next((i for i, line in enumerate(lines) if "error" in line.lower()), 0)
+        kept = beside.parent / "refused.c"
+        os.replace(folder / "kernel.c", kept)
         raise LutlabError(
-            f"the C compiler refuses a generated kernel: {shlex.join(done.args)}\n"
-            + "\n".join(lines[first : first + 3])
+            f"the C compiler refuses a generated kernel, kept as {kept}:\n{shlex.join(done.args)}\n"
+            f"{_first_error(done.stderr)}"
         )
     about = {
         "sha256": _sha256(folder / "kernel.so"),
@@ -143,6 +157,22 @@ def _compile(source: str, cc: Compiler, flags: tuple[str, ...], folder: Path) ->
         "compiler": cc.version,
     }
     (folder / "kernel.json").write_text(json.dumps(about, indent=2))
+
+
+def _first_error(said: str) -> str:
+    """The first line that tells an error, with the two lines of source that compilers show below it.
+
+    The linker's cause stands above the line that says it failed, without the word error: there it is the first line.
+    """
+    lines = said.splitlines()
+    failed = ("ld returned", "linker command failed")
+    errors = (
+        at
+        for at, line in enumerate(lines)
+        if "error" in line.lower() and not any(words in line for words in failed)
+    )
+    first = next(errors, 0)
+    return "\n".join(lines[first : first + 3])
 
 
 def _has_openmp(cc: Compiler, folder: Path) -> bool:
@@ -157,12 +187,12 @@ def _cache() -> Path:
         import platformdirs
 
         named = platformdirs.user_cache_dir("lutlab")
-    return _writable(Path(named) / "codegen")
+    return Path(named).absolute() / "codegen"
 
 
 @functools.cache
 def _writable(folder: Path) -> Path:
-    """The folder, or a temporary one with one warning."""
+    """The folder, or a temporary one for this process, said once."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -174,4 +204,6 @@ def _writable(folder: Path) -> Path:
             folder,
             error.strerror,
         )
-        return Path(tempfile.mkdtemp(prefix="lutlab-"))
+        temporary = Path(tempfile.mkdtemp(prefix="lutlab-"))
+        atexit.register(shutil.rmtree, temporary, ignore_errors=True)
+        return temporary

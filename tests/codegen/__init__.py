@@ -1,0 +1,1 @@
+"""Kernel tests of other folders take sanitized.py from here."""

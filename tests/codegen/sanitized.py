@@ -1,0 +1,110 @@
+"""Run a generated C function under AddressSanitizer and UBSan, in a program of its own.
+
+    y = call(source, "add", x, torch.empty(3), 3, isa=isa, folder=tmp_path)[1]
+
+Each tensor is copied to memory of exactly its size, so that one byte read or written beyond it ends the program.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from lutlab.codegen import compiler
+from lutlab.codegen.isa import Isa
+
+SANITIZERS = ("address", "undefined")
+
+_MAIN = """
+#include <stdio.h>
+#include <stdlib.h>
+
+static void *buffer(const char *path, size_t size) {
+    void *memory = NULL;
+    FILE *file = fopen(path, "rb");
+    if (!file || posix_memalign(&memory, ALIGNMENT, size) || fread(memory, 1, size, file) != size) exit(90);
+    fclose(file);
+    return memory;
+}
+
+static void keep(const char *path, void *memory, size_t size) {
+    FILE *file = fopen(path, "wb");
+    if (!file || fwrite(memory, 1, size, file) != size || fclose(file)) exit(91);
+    free(memory);
+}
+"""
+
+
+def program(
+    source: str, main: str, isa: Isa, folder: Path, *, define: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
+    """Compile a C source and its main with sanitizers and run them; a finding is a return code and a stderr."""
+    (folder / "kernel.c").write_text(source)
+    (folder / "main.c").write_text('#include "kernel.c"\n' + main)
+    flags = (*compiler.FLAGS, *isa.flags, *compiler.sanitizing(SANITIZERS), *compiler.OPENMP)
+    built = compiler.find().run(["main.c", "-o", "main", *define, *flags, "-lm"], folder)
+    assert built.returncode == 0, built.stderr
+    return subprocess.run(["./main"], cwd=folder, capture_output=True, text=True, check=False)
+
+
+def call(
+    source: str,
+    function: str,
+    *arguments: torch.Tensor | int | float,
+    isa: Isa,
+    folder: Path,
+    alignment: int = 16,
+) -> list[torch.Tensor]:
+    """Call a function of a C source; what its tensor arguments hold afterwards, in their order.
+
+    Args:
+        source: C source; the function's prototype converts the arguments.
+        function: its name.
+        arguments: tensors become pointers to their contiguous elements, numbers stay numbers.
+        isa: one that this CPU runs.
+        folder: an empty one, for the program and its data.
+        alignment: bytes; of every buffer, at least 8.
+
+    Raises:
+        AssertionError: the program does not compile, or a sanitizer found something.
+    """
+    tensors = [a.contiguous() for a in arguments if isinstance(a, torch.Tensor)]
+    passed, opened, kept = [], [], []
+    for argument in arguments:
+        if not isinstance(argument, torch.Tensor):
+            passed.append(repr(argument))
+            continue
+        at = len(opened)
+        size = tensors[at].nbytes
+        (folder / f"in{at}").write_bytes(tensors[at].view(-1).view(torch.uint8).numpy().tobytes())
+        passed.append(f"b{at}")
+        opened.append(f'    void *b{at} = buffer("in{at}", {size});\n')
+        kept.append(f'    keep("out{at}", b{at}, {size});\n')
+    body = f"{''.join(opened)}    {function}({', '.join(passed)});\n{''.join(kept)}    return 0;\n"
+    main = f"{_MAIN}\nint main(void) {{\n{body}}}\n"
+    done = program(source, main, isa, folder, define=(f"-DALIGNMENT={alignment}",))
+    assert done.returncode == 0, done.stderr
+    return [
+        torch.from_numpy(np.fromfile(folder / f"out{at}", np.uint8)).view(t.dtype).view(t.shape)
+        for at, t in enumerate(tensors)
+    ]
+
+
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    """Run Python with AddressSanitizer preloaded; the code loads libraries with sanitize=SANITIZERS.
+
+    Leaks are not looked for: Python itself leaves memory at its end.
+    """
+    cc = compiler.find()
+    asan = subprocess.run(
+        [*cc.command, "-print-file-name=libasan.so"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    environment = os.environ | {"LD_PRELOAD": asan, "ASAN_OPTIONS": "detect_leaks=0"}
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment
+    )

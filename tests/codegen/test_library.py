@@ -1,0 +1,342 @@
+"""A source is built once, by whoever comes first; what is damaged, refused or in the way is told."""
+
+import ctypes
+import json
+import logging
+import math
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from tests.codegen import sanitized
+
+from lutlab.codegen import compiler, isa, library
+from lutlab.errors import LutlabError
+
+SCALE = """
+void scale(const float *x, float *y, long n, float c, int threads) {
+#pragma omp parallel for num_threads(threads)
+    for (long i = 0; i < n; i++) y[i] = x[i] * c;
+}
+"""
+THREADS = """
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+int team(int threads) {
+    int count = 0;
+#pragma omp parallel for num_threads(threads) reduction(+ : count)
+    for (int i = 0; i < threads; i++) count += 1;
+    return count;
+}
+"""
+PORTABLE = isa.ISAS[-1]
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """An empty cache folder."""
+    monkeypatch.setenv("LUTLAB_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "codegen"
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """The arguments of every run of the compiler."""
+    runs = []
+    real = compiler.Compiler.run
+
+    def run(self, arguments, folder):
+        runs.append(list(arguments))
+        return real(self, arguments, folder)
+
+    monkeypatch.setattr(compiler.Compiler, "run", run)
+    return runs
+
+
+def scaled(handle, x, c=2.0, threads=1):
+    y = torch.empty_like(x)
+    handle.scale(
+        ctypes.c_void_p(x.data_ptr()),
+        ctypes.c_void_p(y.data_ptr()),
+        ctypes.c_long(x.numel()),
+        ctypes.c_float(c),
+        threads,
+    )
+    return y
+
+
+def forget():
+    """As a new process: nothing is loaded yet."""
+    library._load.cache_clear()
+    library._writable.cache_clear()
+
+
+@pytest.mark.parametrize("each", isa.runnable(), ids=lambda each: each.name)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_function_runs(cache, each, threads):
+    x = torch.randn(1001)
+    assert torch.equal(scaled(library.load(SCALE, "scale", each), x, threads=threads), x * 2)
+
+
+@pytest.mark.parametrize("each", isa.buildable(), ids=lambda each: each.name)
+def test_what_this_cpu_cannot_run_is_built_but_not_loaded(cache, each):
+    assert (library.build(SCALE, "scale", each) / "kernel.so").is_file()
+    if each not in isa.runnable():
+        with pytest.raises(LutlabError, match=rf"scale for {each.name} .* cannot run it; it runs "):
+            library.load(SCALE, "scale", each)
+
+
+def test_built_once_and_readable(cache, compiled):
+    handle = library.load(SCALE, "scale", PORTABLE)
+    assert library.load(SCALE, "scale", PORTABLE) is handle
+    forget()
+    library.load(SCALE, "scale", PORTABLE)
+    assert len(compiled) == 1
+    (folder,) = cache.iterdir()
+    assert folder.name.startswith("scale-portable-")
+    assert (folder / "kernel.c").read_text() == SCALE
+    about = json.loads((folder / "kernel.json").read_text())
+    assert about["openmp"] == handle.openmp
+    assert about["compiler"] == compiler.find().version
+
+
+def test_whatever_decides_the_library_decides_its_place(cache, monkeypatch):
+    places = [library.build(SCALE, "scale", PORTABLE)]
+    places.append(library.build(SCALE + "\n", "scale", PORTABLE))
+    places.append(library.build(SCALE, "scale", PORTABLE, sanitize=("undefined",)))
+    places.append(library.build(SCALE, "scale", isa.Isa("portable", ("-O1",))))
+    monkeypatch.setattr(library, "features", lambda: frozenset({"another CPU"}))
+    places.append(library.build(SCALE, "scale", PORTABLE))
+    monkeypatch.setenv("LUTLAB_CC", f"{compiler.find().command[0]} -g")
+    places.append(library.build(SCALE, "scale", PORTABLE))
+    assert len(set(places)) == len(places)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda folder: (folder / "kernel.so").write_bytes(b"not a library"),
+        lambda folder: os.truncate(folder / "kernel.so", 1000),
+        lambda folder: (folder / "kernel.so").unlink(),
+        lambda folder: (folder / "kernel.json").write_text("{"),
+        lambda folder: (folder / "kernel.json").write_text("{}"),
+        lambda folder: (folder / "kernel.json").unlink(),
+    ],
+    ids=["overwritten", "truncated", "missing", "half json", "empty json", "no json"],
+)
+def test_a_damaged_library_is_built_again(cache, caplog, damage):
+    folder = library.build(SCALE, "scale", PORTABLE)
+    damage(folder)
+    x = torch.randn(9)
+    with caplog.at_level(logging.WARNING, logger="lutlab"):
+        assert torch.equal(scaled(library.load(SCALE, "scale", PORTABLE), x), x * 2)
+    assert "damaged" in caplog.text
+    assert [path.name for path in cache.iterdir()] == [folder.name]
+
+
+def test_two_processes_at_once(cache):
+    """Each of four processes builds, or takes what another one built; no half of a folder is seen or left."""
+    code = (
+        "import sys; from lutlab.codegen import isa, library; sys.stdin.read(1);"
+        f"library.load({SCALE!r}, 'scale', isa.ISAS[-1]); print('ok')"
+    )
+    start = [sys.executable, "-c", code]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    running = [subprocess.Popen(start, text=True, **pipes) for _ in range(4)]
+    for each in running:
+        each.stdin.write("g")
+        each.stdin.flush()
+    for each in running:
+        assert each.communicate() == ("ok\n", "")
+    (folder,) = cache.iterdir()
+    assert library._intact(folder)
+
+
+@pytest.mark.parametrize("first", ["intact", "damaged"])
+def test_another_process_was_first(cache, monkeypatch, caplog, first):
+    """Between our look into the cache and our rename, the folder appears."""
+    real = library._compile
+    other = cache.parent / "other"
+
+    def compile_slowly(source, cc, flags, beside):
+        real(source, cc, flags, beside)
+        (folder,) = other.iterdir()
+        shutil.copytree(folder, cache / folder.name)
+        if first == "damaged":
+            (cache / folder.name / "kernel.so").write_bytes(b"")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(library, "_cache", lambda: other)
+        library.build(SCALE, "scale", PORTABLE)
+    monkeypatch.setattr(library, "_compile", compile_slowly)
+    library.load(SCALE, "scale", PORTABLE)
+    (folder,) = cache.iterdir()
+    assert library._intact(folder)
+    assert caplog.text == ""
+
+
+def test_a_source_that_does_not_compile(cache):
+    with pytest.raises(LutlabError) as error:
+        library.load("int f(void) {\n    return nothing;\n}\n", "wrong", PORTABLE)
+    message = str(error.value)
+    assert f"{compiler.find().command[0]} kernel.c -o kernel.so" in message
+    assert "kernel.c:2:12: error: " in message
+    assert "return nothing;" in message
+    assert (cache / "refused.c").read_text().startswith("int f(void)")
+    assert [path.name for path in cache.iterdir()] == ["refused.c"]
+
+
+def test_the_linkers_cause_is_shown():
+    said = "/usr/bin/ld: cannot find -lm\ncollect2: error: ld returned 1 exit status\n"
+    assert library._first_error(said).startswith("/usr/bin/ld: cannot find -lm")
+
+
+def test_a_cache_that_cannot_be_written(tmp_path, monkeypatch, caplog):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("LUTLAB_CACHE", str(tmp_path / "file"))
+    x = torch.randn(9)
+    for c in (1, 2):
+        handle = library.load(SCALE + "\n" * c, "scale", PORTABLE)
+        assert torch.equal(scaled(handle, x), x * 2)
+    (warning,) = caplog.records
+    assert "cannot write" in warning.getMessage()
+    assert "LUTLAB_CACHE" in warning.getMessage()
+
+
+def test_a_cache_that_can_only_be_read_is_used(cache, monkeypatch, compiled):
+    library.build(SCALE, "scale", PORTABLE)
+    monkeypatch.setattr(library, "_writable", lambda folder: pytest.fail("nothing is written"))
+    library.load(SCALE, "scale", PORTABLE)
+    assert len(compiled) == 1
+
+
+def test_a_full_disk(cache, monkeypatch):
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(library, "_compile", full)
+    with pytest.raises(LutlabError, match=r"cannot write .*No space left on device.*LUTLAB_CACHE"):
+        library.load(SCALE, "scale", PORTABLE)
+
+
+def test_a_compiler_for_another_machine(cache, monkeypatch):
+    real = library._compile
+
+    def elsewhere(source, cc, flags, beside):
+        real(source, cc, flags, beside)
+        made = beside / "built" / "kernel.so"
+        made.write_bytes(b"\x7fELF of another machine")
+        about = json.loads((beside / "built" / "kernel.json").read_text())
+        about["sha256"] = library._sha256(made)
+        (beside / "built" / "kernel.json").write_text(json.dumps(about))
+
+    monkeypatch.setattr(library, "_compile", elsewhere)
+    with pytest.raises(LutlabError, match=r"cannot load .* LUTLAB_CC"):
+        library.load(SCALE, "scale", PORTABLE)
+
+
+def test_a_compiler_without_openmp(cache, monkeypatch, caplog):
+    """Apple's clang refuses -fopenmp: kernels run on one thread, the library and the log say so."""
+    wrapper = cache.parent.parent / "no-openmp"
+    wrapper.write_text(
+        f"#!/bin/sh\ncase \"$*\" in *-fopenmp*) echo 'error: unsupported option' >&2; exit 1;; esac\n"
+        f'exec {compiler.find().command[0]} "$@"\n'
+    )
+    wrapper.chmod(0o755)
+    monkeypatch.setenv("LUTLAB_CC", str(wrapper))
+    handle = library.load(THREADS, "team", PORTABLE)
+    assert not handle.openmp
+    assert handle.team(3) == 3
+    assert "single thread" in caplog.text
+    with pytest.raises(LutlabError, match=r"kernel.c:1:\d+: error"):
+        library.load("int f(", "wrong", PORTABLE)
+
+
+def test_nan_inf_and_denormals_pass(cache):
+    """-ffast-math would flush denormals in the whole process as soon as its library is loaded."""
+    handle = library.load(SCALE, "scale", isa.runnable()[0])
+    x = torch.tensor([math.nan, math.inf, -math.inf, 0.0, 1e-40])
+    assert torch.equal(scaled(handle, x, 0.0).isnan(), torch.tensor([1, 1, 1, 0, 0]).bool())
+    assert torch.equal(scaled(handle, x, 1.0)[1:], x[1:])
+    assert torch.tensor(1e-40) * 1 > 0
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="looks into /proc")
+def test_one_runtime_and_one_pool_of_threads():
+    """Our threads are torch's: no second OpenMP runtime, and not one thread more than torch has made."""
+    code = f"""
+import os, torch
+from lutlab.codegen import isa, library
+torch.set_num_threads(3)
+torch.ones(10**6).add_(1)
+before = len(os.listdir("/proc/self/task"))
+handle = library.load({THREADS!r}, "team", isa.ISAS[-1])
+assert handle.team(3) == 3
+after = len(os.listdir("/proc/self/task"))
+maps = open("/proc/self/maps").read().splitlines()
+names = {{line.split("/")[-1] for line in maps}}
+print(handle.openmp, after - before, len([n for n in names if "gomp" in n or "omp.so" in n or "omp5" in n]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    openmp, more, runtimes = done.stdout.split() or pytest.fail(done.stderr)
+    assert more == "0"
+    assert runtimes == "1" or openmp == "False"
+
+
+def test_address_sanitizer_is_refused_where_it_would_end_the_process(cache, monkeypatch):
+    monkeypatch.delenv("LD_PRELOAD", raising=False)
+    with pytest.raises(LutlabError, match="LD_PRELOAD"):
+        library.load(SCALE, "scale", PORTABLE, sanitize=("address",))
+
+
+@pytest.mark.parametrize(("beyond", "found"), [(0, ""), (1, "heap-buffer-overflow")])
+def test_a_program_with_sanitizers(tmp_path, beyond, found):
+    x = torch.randn(7)
+    if found:
+        with pytest.raises(AssertionError, match=found):
+            sanitized.call(SCALE, "scale", x, x, 8, 2.0, 1, isa=PORTABLE, folder=tmp_path)
+    else:
+        arguments = (x, torch.empty(7), 7, 2.0, 2)
+        y = sanitized.call(SCALE, "scale", *arguments, isa=PORTABLE, folder=tmp_path)[1]
+        assert torch.equal(y, x * 2)
+
+
+def test_undefined_behaviour_ends_a_program(tmp_path):
+    source = "int shift(int by) { return 1 << by; }\n"
+    done = sanitized.program(
+        source, "int main(void) { return shift(40) != 0; }", PORTABLE, tmp_path
+    )
+    assert "shift exponent 40" in done.stderr
+
+
+@pytest.mark.parametrize(("count", "code"), [(7, 0), (8, 1)])
+def test_python_with_sanitizers(cache, count, code):
+    done = sanitized.python(
+        "import ctypes; from lutlab.codegen import isa, library;"
+        f"handle = library.load({SCALE!r}, 'scale', isa.ISAS[-1], sanitize={sanitized.SANITIZERS});"
+        "x = ctypes.CDLL(None).malloc; x.restype = ctypes.c_void_p; at = ctypes.c_void_p(x(28));"
+        f"handle.scale(at, at, ctypes.c_long({count}), ctypes.c_float(0), 1)"
+    )
+    assert done.returncode == code, done.stderr
+    assert ("heap-buffer-overflow" in done.stderr) == bool(code)
+
+
+def test_threads_of_one_process_load_the_same(cache):
+    found = []
+    threads = [
+        threading.Thread(target=lambda: found.append(library.load(SCALE, "scale", PORTABLE)))
+        for _ in range(3)
+    ]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    x = torch.randn(5)
+    assert all(torch.equal(scaled(handle, x), x * 2) for handle in found)
+    assert len(found) == 3
