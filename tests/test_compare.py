@@ -28,8 +28,9 @@ def verdict_of(
     source: str = "hub",
     missing: str = "",
     artifact: object = ARTIFACT,
+    limit: int | None = None,
 ) -> Cell:
-    evaluation = EvalSpec("ppl", TextSpec(protocol, "hub"))
+    evaluation = EvalSpec("ppl", TextSpec(protocol, "hub", limit=limit))
     cells = {
         key: PlannedCell(evaluation, "id", cell_record, missing)
         if key == "wiki2"
@@ -63,6 +64,11 @@ def test_a_stand_in_is_never_a_match() -> None:
     assert on_another_text.verdict == "stand-in"
     assert on_another_text.note == "a-model on topics"
     assert verdict_of(record(9.71), source="synthetic").verdict == "synthetic weights"
+
+
+def test_a_part_of_a_text_is_a_stand_in_and_is_named() -> None:
+    cell = verdict_of(record(9.71), limit=64)
+    assert (cell.verdict, cell.note) == ("stand-in", "a-model on wikitext2, first 64")
 
 
 def test_what_was_not_measured_says_why_and_shows_no_number() -> None:

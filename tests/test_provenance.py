@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 import lutlab
-from lutlab.provenance import _DECIDING, _SEARCHING, code_sha256, search_sha256
+from lutlab.errors import LutlabError
+from lutlab.provenance import _DECIDING, _SEARCHING, _with_imports, code_sha256, search_sha256
 
 PACKAGE = Path(lutlab.__file__).parent
 
@@ -18,3 +21,43 @@ def test_every_pattern_finds_sources() -> None:
 def test_the_search_has_a_name_of_its_own() -> None:
     assert code_sha256() != search_sha256()
     assert len(code_sha256()) == len(search_sha256()) == 64
+
+
+@pytest.mark.parametrize(
+    ("source", "needs", "ignores"),
+    [
+        ("quantizers/rtn.py", {"quantizers/grid.py"}, "quantizers/gptq.py"),
+        ("quantizers/gptq_bcq.py", {"quantizers/from_grid.py", "quantizers/sorted_groups.py"}, "quantizers/awq.py"),
+        ("evaluators/lambada.py", {"evaluators/__init__.py", "evaluators/scoring.py"}, "evaluators/zero_shot.py"),
+    ],
+)  # fmt: skip
+def test_a_cell_rests_on_what_its_method_and_evaluator_import(source, needs, ignores) -> None:
+    found = {path.relative_to(PACKAGE).as_posix() for path in _with_imports({PACKAGE / source})}
+    assert {source} | needs <= found
+    assert ignores not in found
+
+
+def test_methods_and_evaluators_have_names_of_their_own() -> None:
+    modules = [
+        ("lutlab.quantizers.rtn", "lutlab.evaluators.perplexity"),
+        ("lutlab.quantizers.gptq", "lutlab.evaluators.perplexity"),
+        ("lutlab.quantizers.rtn", "lutlab.evaluators.lambada"),
+        (),
+    ]
+    assert len({code_sha256(*pair) for pair in modules}) == len(modules)
+
+
+def test_a_method_in_a_file_outside_of_lutlab_counts(tmp_path, monkeypatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "one_method.py").write_text("LEVELS = 1\n")
+    (tmp_path / "other_method.py").write_text("LEVELS = 2\n")
+    assert code_sha256("one_method") != code_sha256("other_method") != code_sha256()
+
+
+def test_a_method_without_a_file_is_refused(monkeypatch) -> None:
+    import sys
+    import types
+
+    monkeypatch.setitem(sys.modules, "typed_in", types.ModuleType("typed_in"))
+    with pytest.raises(LutlabError, match="has no source file"):
+        code_sha256("typed_in")

@@ -107,18 +107,20 @@ def _column(key: str, spec: ColumnSpec, row: PlannedRow) -> Column:
         title=spec.title,
         unit=spec.unit,
         protocol=_protocol_label(spec.text),
-        measured_on=_protocol_label(text and text.protocol),
+        measured_on=_protocol_label(text and text.protocol, text and text.limit),
         published=spec.published,
         lower_is_better=spec.lower_is_better,
         cited=cite(spec.cited) if spec.cited else "",
     )
 
 
-def _protocol_label(protocol: str | None) -> str:
-    """The protocol's name, and that we inferred it where no paper or code states it."""
+def _protocol_label(protocol: str | None, limit: int | None = None) -> str:
+    """The protocol's name, that we inferred it where no paper or code states it, and how much of it is read."""
     if protocol is None:
         return ""
-    return protocol if PROTOCOLS[protocol].attested else f"{protocol} [inferred]"
+    name = protocol if PROTOCOLS[protocol].attested else f"{protocol} [inferred]"
+    unit = "windows" if PROTOCOLS[protocol].kind == "stream" else "examples"
+    return f"{name}, first {limit} {unit}" if limit else name
 
 
 def _row(artifact: Artifact | None, row: PlannedRow, scale: str) -> Row:
@@ -168,8 +170,8 @@ def _verdict(
     if not isinstance(published, float | int):
         return "measured only", ""
     text = cell.evaluation.text
-    if not own_model or (text and text.protocol != spec.text):
-        return "stand-in", row.spec.model.name + (f" on {text.protocol}" if text else "")
+    if not own_model or (text and text.name != spec.text):
+        return "stand-in", row.spec.model.name + (f" on {text.name}" if text else "")
     distance = abs(value - published) / abs(published)
     if distance <= spec.match:
         return "match", ""

@@ -43,10 +43,14 @@ class ModelConfig:
 
 @dataclass
 class DataConfig:
-    """Where texts come from. A `root` means files in that folder, whatever the preset."""
+    """Where texts come from. A `root` means files in that folder, whatever the preset.
+
+    `limit`: evaluate only the first so many windows or examples of each text; every table names it.
+    """
 
     source: str = MISSING
     root: str | None = None
+    limit: int | None = None
     stand_in: dict[str, str] = field(
         default_factory=dict
     )  # the paper's protocol -> the one evaluated instead

@@ -125,10 +125,14 @@ def predict(spec: RunSpec, cell: PlannedCell) -> Cost:
 
 
 def _tokens(text: TextSpec, seqlen: int) -> float:
-    if text.source != "hub":
-        return sum(map(len, cached_text(text).rows)) / CHARACTERS_PER_TOKEN
     rule = PROTOCOLS[text.protocol]
-    return rule.windows * seqlen if rule.windows else HUB_TOKENS[text.protocol]
+    if text.source != "hub":
+        rows = cached_text(text).rows
+        kept = rows if rule.kind == "stream" else rows[: text.limit]
+        tokens = sum(map(len, kept)) / CHARACTERS_PER_TOKEN
+    else:
+        tokens = rule.windows * seqlen if rule.windows else HUB_TOKENS[text.protocol]
+    return min(tokens, text.limit * seqlen) if text.limit and rule.kind == "stream" else tokens
 
 
 def quantize_seconds(spec: RunSpec) -> float:

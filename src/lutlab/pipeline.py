@@ -108,7 +108,7 @@ def _measure(
 
 
 def _cell_name(row: PlannedRow, cell: PlannedCell) -> str:
-    text = f" on {cell.evaluation.text.protocol}" if cell.evaluation.text else ""
+    text = f" on {cell.evaluation.text.name}" if cell.evaluation.text else ""
     spec = row.spec
     width = f"q={spec.q} g={spec.g}" if spec.budget is None else f"budget={spec.budget:g}"
     return f"{spec.model.name} {spec.method} {width}: {cell.evaluation.evaluator}{text}"

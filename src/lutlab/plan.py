@@ -252,7 +252,9 @@ def plan_row(
 
 
 def _plan_cell(spec: RunSpec, column: ColumnSpec, config: DictConfig, store: Store) -> PlannedCell:
-    text = text_spec(column.text, config.data) if column.text else None
+    text = None
+    if column.text:
+        text = dataclasses.replace(text_spec(column.text, config.data), limit=config.data.limit)
     evaluation = EvalSpec(column.evaluator, text)
     if column.evaluator not in registry.classes("evaluator"):
         gpu = "" if spec.device.startswith("cuda") else "; no CUDA device here"
@@ -279,7 +281,10 @@ def _identity(spec: RunSpec, evaluation: EvalSpec) -> dict[str, Any]:
         "evaluator": evaluation.evaluator,
         "protocol": text and text.protocol,
         "text": text and text.sha256,
-        "code": code_sha256(),
+        "limit": text and text.limit,
+        "code": code_sha256(
+            _module("method", spec.method), _module("evaluator", evaluation.evaluator)
+        ),
     }
 
 
@@ -298,12 +303,17 @@ def _run_identity(spec: RunSpec) -> dict[str, Any]:
 
 def quantized_id(spec: RunSpec) -> str:
     """Names the quantized model of a row: everything that decides its weights."""
-    return content_id([_run_identity(spec), code_sha256()])
+    return content_id([_run_identity(spec), code_sha256(_module("method", spec.method))])
+
+
+def _module(group: str, name: str) -> str:
+    return registry.lookup(group, name).__module__
 
 
 def inputs_id(spec: RunSpec) -> str:
     """Names what calibration sees of the full-precision model: the same for every method, q and g."""
     run = _run_identity(spec)
     return content_id(
-        [run[key] for key in ("model", "device", "dtype", "seed", "calibration")] + [code_sha256()]
+        [run[key] for key in ("model", "device", "dtype", "seed", "calibration")]
+        + [code_sha256("lutlab.calibrate")]
     )

@@ -33,7 +33,7 @@ def print_plan(
             predicted = _predict(row, cell, unknown) if wanted else None
             if wanted:
                 planned[row.spec, evaluation] = predicted
-            text = f" on {evaluation.text.protocol}" if evaluation.text else ""
+            text = f" on {evaluation.text.name}" if evaluation.text else ""
             table.add_row(
                 row.key,
                 row.spec.model.name,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import hashlib
+import importlib
 import importlib.metadata
 import os
 import platform
@@ -11,8 +13,10 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from lutlab.errors import LutlabError
+
 _PACKAGE = Path(__file__).parent
-# sources that decide a number: a change in any of them makes a new cell
+# sources that decide every number: a change in any of them makes new cells of all
 _DECIDING = (
     "groups.py",
     "widths.py",
@@ -22,31 +26,80 @@ _DECIDING = (
     "modules.py",
     "data/*.py",
     "models/*.py",
-    "quantizers/*.py",
-    "formats/*.py",
-    "evaluators/*.py",
 )
+# packages of which a number rests on what its method, its evaluator and the sources above import
+_CHOSEN = ("quantizers", "formats", "evaluators")
 _SEARCHING = ("allocate.py", "sensitivity.py")
 _LIBRARIES = ("lutlab", "torch", "transformers", "tokenizers", "datasets", "numpy", "hydra-core")
 
 
-def code_sha256() -> str:
-    """Hash of the sources that decide measured numbers; part of every cell's id."""
-    return _sources_sha256(_DECIDING)
+@functools.cache
+def code_sha256(*modules: str) -> str:
+    """Hash of the sources that decide a number, part of the id of its cell.
 
+    Args:
+        modules: of the method and the evaluator, such as `lutlab.quantizers.rtn`; without any, all count.
 
-def search_sha256() -> str:
-    """Hash of the sources that decide the widths found under a budget; part of the ids of such cells."""
-    return _sources_sha256(_SEARCHING)
+    Raises:
+        LutlabError: a module has no file, as one typed into a notebook.
+    """
+    roots = _matching(_DECIDING) | {_source(module) for module in modules}
+    if not modules:
+        roots |= _matching(tuple(f"{package}/*.py" for package in _CHOSEN))
+    return _sources_sha256(_with_imports(roots))
 
 
 @functools.cache
-def _sources_sha256(patterns: tuple[str, ...]) -> str:
-    digest = hashlib.sha256()
-    for path in sorted(p for pattern in patterns for p in _PACKAGE.glob(pattern)):
-        digest.update(
-            path.relative_to(_PACKAGE).as_posix().encode() + b"\0" + path.read_bytes() + b"\0"
+def search_sha256() -> str:
+    """Hash of the sources that decide the widths found under a budget; part of the ids of such cells."""
+    return _sources_sha256(_matching(_SEARCHING))
+
+
+def _matching(patterns: tuple[str, ...]) -> set[Path]:
+    return {path for pattern in patterns for path in _PACKAGE.glob(pattern)}
+
+
+def _source(module: str) -> Path:
+    file = getattr(importlib.import_module(module), "__file__", None)
+    if file is None:
+        raise LutlabError(
+            f"{module} has no source file, so results could not say which code made them: "
+            "put your method or evaluator into a file and import it"
         )
+    return Path(file)
+
+
+def _with_imports(roots: set[Path]) -> set[Path]:
+    """Sources, and all of _CHOSEN that they import, directly or not, inside functions included."""
+    found, waiting = set(), set(roots)
+    while waiting:
+        path = waiting.pop()
+        found.add(path)
+        waiting |= _imports(path) - found
+    return found
+
+
+@functools.cache
+def _imports(path: Path) -> frozenset[Path]:
+    names = []
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        elif isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+    found = set()
+    for package, *inside in (name.split(".") for name in names):
+        if package == "lutlab" and inside and inside[0] in _CHOSEN:
+            target = _PACKAGE.joinpath(*inside)
+            found.add(target / "__init__.py" if target.is_dir() else target.with_suffix(".py"))
+    return frozenset(filter(Path.exists, found))
+
+
+def _sources_sha256(paths: set[Path]) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(paths):
+        name = path.relative_to(_PACKAGE) if path.is_relative_to(_PACKAGE) else path.name
+        digest.update(f"{name}\0".encode() + path.read_bytes() + b"\0")
     return digest.hexdigest()
 
 

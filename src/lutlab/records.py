@@ -33,11 +33,20 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class TextSpec:
-    """A text under a named protocol (data/protocols.py) from a named source; `root` is the folder of source=folder."""
+    """A text under a named protocol (data/protocols.py) from a named source; `root` is the folder of source=folder.
+
+    `limit`: only the first so many windows of a stream, or examples, are evaluated; None evaluates all.
+    """
 
     protocol: str
     source: str  # embedded | folder | hub
     root: str | None = None
+    limit: int | None = None
+
+    @property
+    def name(self) -> str:
+        """As a reader is told: a part of a text bears another name than the whole."""
+        return f"{self.protocol}, first {self.limit}" if self.limit else self.protocol
 
 
 @dataclass(frozen=True)
@@ -200,12 +209,16 @@ class LayerStats:
 
 @dataclass(frozen=True)
 class Text:
-    """Rows of a split as its source gives them; `sha256` is over the rows, `origin` names source and version."""
+    """Rows of a split as its source gives them; `sha256` is over all rows, `origin` names source and version.
+
+    `limit` is the spec's; who makes windows or examples of the rows keeps to it.
+    """
 
     protocol: str
     rows: tuple[str, ...]
     sha256: str
     origin: str
+    limit: int | None = None
 
 
 @dataclass(frozen=True)

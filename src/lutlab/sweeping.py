@@ -75,6 +75,8 @@ def variant(request: Request, config: DictConfig) -> str:
     parts = [config.scale]
     if config.data.root:
         parts.append(Path(config.data.root).name)
+    if config.data.limit:
+        parts.append(f"first{config.data.limit}")
     if request.artifact and any(o.startswith("model=") for o in request.arguments):
         parts.append(Path(config.model.name).name)
     return "-".join(parts)

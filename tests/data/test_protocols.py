@@ -15,8 +15,8 @@ from lutlab.records import Text, TextSpec
 ROWS = tuple(f"w{i} w{i + 1} w{i + 2}" for i in range(0, 40, 3))
 
 
-def text(protocol, rows=ROWS):
-    return Text(protocol, rows, "", "here")
+def text(protocol, rows=ROWS, limit=None):
+    return Text(protocol, rows, "", "here", limit)
 
 
 def ids_of(string):
@@ -78,6 +78,21 @@ def test_c4_without_a_long_document_says_so_instead_of_drawing_for_ever():
 def test_a_text_shorter_than_a_window_names_the_longest_possible():
     with pytest.raises(LutlabError, match="has 42 tokens, fewer than one window of 64"):
         token_stream(text("ptb"), word_tokenizer(), 64)
+
+
+def test_a_limit_keeps_the_first_windows_or_examples():
+    whole = token_stream(text("wikitext2"), word_tokenizer(bos=True), 4)
+    part = token_stream(text("wikitext2", limit=2), word_tokenizer(bos=True), 4)
+    assert part.tolist() == whole[:8].tolist()
+    assert len(token_stream(text("wikitext2", limit=999), word_tokenizer(bos=True), 4)) == len(
+        whole
+    )
+    assert examples(text("lambada", limit=3)) == ROWS[:3]
+
+
+def test_a_limit_below_one_is_refused():
+    with pytest.raises(LutlabError, match=r"data\.limit=0: give the number"):
+        load_text(TextSpec("topics", "embedded", limit=0))
 
 
 def test_promised_but_missing_bos_is_refused(tmp_path):

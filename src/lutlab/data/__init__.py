@@ -39,9 +39,13 @@ def load_text(spec: TextSpec) -> Text:
 
     Raises:
         LutlabError: unknown protocol or source, a source without this text, a missing or damaged file, no network,
-            an empty split, or another number of rows than the draws of its protocol rest on.
+            an empty split, another number of rows than the draws of its protocol rest on, or a limit below 1.
     """
     rule = protocol(spec.protocol)
+    if spec.limit is not None and spec.limit < 1:
+        raise LutlabError(
+            f"data.limit={spec.limit}: give the number of windows or examples to evaluate, at least 1, or null for all"
+        )
     if spec.source not in SOURCES:
         raise LutlabError(f"unknown data.source '{spec.source}': {nearest(spec.source, SOURCES)}")
     if (spec.source == "embedded") != (rule.dataset in embedded.READERS):
@@ -70,7 +74,7 @@ def load_text(spec: TextSpec) -> Text:
         )
     if rule.dataset in TEMPLATES:
         rows = item_rows(rule.dataset, rows, origin)
-    return Text(spec.protocol, tuple(rows), _rows_sha256(rows), origin)
+    return Text(spec.protocol, tuple(rows), _rows_sha256(rows), origin, spec.limit)
 
 
 def _rows_sha256(rows: Iterable[str]) -> str:

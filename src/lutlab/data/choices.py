@@ -46,7 +46,7 @@ def choices(text: Text) -> tuple[Choice, ...]:
         raise LutlabError(
             f"'{text.protocol}' is {KINDS[kind]}, not items with several endings; take one of: {', '.join(known)}"
         )
-    records = map(json.loads, text.rows)
+    records = map(json.loads, text.rows[: text.limit])
     return tuple(Choice(tuple(r["contexts"]), tuple(r["endings"]), int(r["gold"])) for r in records)
 
 

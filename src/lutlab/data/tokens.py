@@ -49,6 +49,7 @@ def token_stream(text: Text, tokenizer: PreTrainedTokenizerBase, seqlen: int) ->
     else:
         ids = encode(tokenizer, rule.join.join(text.rows))
         ids = ids[: rule.windows * seqlen] if rule.windows else ids
+    ids = ids[: text.limit * seqlen] if text.limit else ids
     if len(ids) < seqlen:
         raise LutlabError(
             f"'{text.protocol}' has {len(ids)} tokens, fewer than one window of {seqlen} ({text.origin}): "
@@ -69,7 +70,7 @@ def examples(text: Text) -> tuple[str, ...]:
         raise LutlabError(
             f"'{text.protocol}' is {KINDS[kind]}, not examples with a last word; take one of: {', '.join(known)}"
         )
-    return text.rows
+    return text.rows[: text.limit]
 
 
 def begin_id(tokenizer: PreTrainedTokenizerBase) -> int | None:

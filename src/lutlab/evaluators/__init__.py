@@ -77,5 +77,6 @@ def text_facts(text: Text, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]
         "protocol": text.protocol,
         "origin": text.origin,
         "text_sha256": text.sha256,
+        "limit": text.limit,
         "tokenizer_sha256": tokenizer_sha256(tokenizer),
     }
