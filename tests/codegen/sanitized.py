@@ -81,7 +81,7 @@ def call(
             continue
         at = len(opened)
         size = tensors[at].nbytes
-        (folder / f"in{at}").write_bytes(tensors[at].view(-1).view(torch.uint8).numpy().tobytes())
+        _bytes(tensors[at]).tofile(folder / f"in{at}")
         passed.append(f"b{at}")
         opened.append(f'    void *b{at} = buffer("in{at}", {size});\n')
         kept.append(f'    keep("out{at}", b{at}, {size});\n')
@@ -89,10 +89,15 @@ def call(
     main = f"{_MAIN}\nint main(void) {{\n{body}}}\n"
     done = program(source, main, isa, folder, define=(f"-DALIGNMENT={alignment}",))
     assert done.returncode == 0, done.stderr
-    return [
-        torch.from_numpy(np.fromfile(folder / f"out{at}", np.uint8)).view(t.dtype).view(t.shape)
-        for at, t in enumerate(tensors)
-    ]
+    after = [torch.empty_like(tensor) for tensor in tensors]
+    for at, tensor in enumerate(after):
+        _bytes(tensor)[:] = np.fromfile(folder / f"out{at}", np.uint8)
+    return after
+
+
+def _bytes(tensor: torch.Tensor) -> np.ndarray:
+    """The memory of a contiguous tensor, of whatever dtype."""
+    return tensor.view(-1).view(torch.uint8).numpy()
 
 
 def python(code: str) -> subprocess.CompletedProcess[str]:

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.codegen import sanitized
 
 from lutlab.codegen import compiler, isa, library
 from lutlab.errors import LutlabError
@@ -160,8 +159,9 @@ def test_two_processes_at_once(cache):
 
 @pytest.mark.parametrize("first", ["intact", "damaged"])
 def test_another_process_was_first(cache, monkeypatch, caplog, first):
-    """Between our look into the cache and our rename, the folder appears."""
+    """Between our look into the cache and our rename, the folder appears. A rename keeps the file, a copy would not."""
     real = library._compile
+    inodes = {}
     other = cache.parent / "other"
 
     def compile_slowly(source, cc, flags, beside):
@@ -170,6 +170,8 @@ def test_another_process_was_first(cache, monkeypatch, caplog, first):
         shutil.copytree(folder, cache / folder.name)
         if first == "damaged":
             (cache / folder.name / "kernel.so").write_bytes(b"")
+        inodes["theirs"] = (cache / folder.name / "kernel.so").stat().st_ino
+        inodes["ours"] = (beside / "built" / "kernel.so").stat().st_ino
 
     with monkeypatch.context() as patch:
         patch.setattr(library, "_cache", lambda: other)
@@ -178,10 +180,12 @@ def test_another_process_was_first(cache, monkeypatch, caplog, first):
     library.load(SCALE, "scale", PORTABLE)
     (folder,) = cache.iterdir()
     assert library._intact(folder)
+    kept = inodes["theirs" if first == "intact" else "ours"]
+    assert (folder / "kernel.so").stat().st_ino == kept
     assert caplog.text == ""
 
 
-def test_a_source_that_does_not_compile(cache):
+def test_a_source_that_does_not_compile(cache, caplog):
     with pytest.raises(LutlabError) as error:
         library.load("int f(void) {\n    return nothing;\n}\n", "wrong", PORTABLE)
     message = str(error.value)
@@ -190,6 +194,7 @@ def test_a_source_that_does_not_compile(cache):
     assert "return nothing;" in message
     assert (cache / "refused.c").read_text().startswith("int f(void)")
     assert [path.name for path in cache.iterdir()] == ["refused.c"]
+    assert caplog.text == ""  # OpenMP is not what was wrong
 
 
 def test_the_linkers_cause_is_shown():
@@ -293,38 +298,6 @@ def test_address_sanitizer_is_refused_where_it_would_end_the_process(cache, monk
     monkeypatch.delenv("LD_PRELOAD", raising=False)
     with pytest.raises(LutlabError, match="LD_PRELOAD"):
         library.load(SCALE, "scale", PORTABLE, sanitize=("address",))
-
-
-@pytest.mark.parametrize(("beyond", "found"), [(0, ""), (1, "heap-buffer-overflow")])
-def test_a_program_with_sanitizers(tmp_path, beyond, found):
-    x = torch.randn(7)
-    if found:
-        with pytest.raises(AssertionError, match=found):
-            sanitized.call(SCALE, "scale", x, x, 8, 2.0, 1, isa=PORTABLE, folder=tmp_path)
-    else:
-        arguments = (x, torch.empty(7), 7, 2.0, 2)
-        y = sanitized.call(SCALE, "scale", *arguments, isa=PORTABLE, folder=tmp_path)[1]
-        assert torch.equal(y, x * 2)
-
-
-def test_undefined_behaviour_ends_a_program(tmp_path):
-    source = "int shift(int by) { return 1 << by; }\n"
-    done = sanitized.program(
-        source, "int main(void) { return shift(40) != 0; }", PORTABLE, tmp_path
-    )
-    assert "shift exponent 40" in done.stderr
-
-
-@pytest.mark.parametrize(("count", "code"), [(7, 0), (8, 1)])
-def test_python_with_sanitizers(cache, count, code):
-    done = sanitized.python(
-        "import ctypes; from lutlab.codegen import isa, library;"
-        f"handle = library.load({SCALE!r}, 'scale', isa.ISAS[-1], sanitize={sanitized.SANITIZERS});"
-        "x = ctypes.CDLL(None).malloc; x.restype = ctypes.c_void_p; at = ctypes.c_void_p(x(28));"
-        f"handle.scale(at, at, ctypes.c_long({count}), ctypes.c_float(0), 1)"
-    )
-    assert done.returncode == code, done.stderr
-    assert ("heap-buffer-overflow" in done.stderr) == bool(code)
 
 
 def test_threads_of_one_process_load_the_same(cache):
