@@ -1,7 +1,7 @@
 """Perplexity after quantization by lutlab, beside public implementations on the same model and calibration tokens.
 
-    python benchmarks/bench_accuracy.py [--models llama-embedded-s opt-embedded-s --q 4 3 --g 32 64 128 --out a.json]
-        --peer-python <python of an environment that has llmcompressor>
+    python benchmarks/bench_accuracy.py [--models llama-embedded-s opt-embedded-s --q 4 3 --g 32 64 128 --seeds 0 1 2]
+        [--out a.json] --peer-python <python of an environment that has llmcompressor>
 
 Each peer quantizes end to end, through its public entry point, in a process of its own, and saves the whole model with
 dequantized weights, in float32. Those are loaded into the plain model here, and all perplexities are of one evaluator
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import itertools
 import json
 import math
 import statistics
@@ -157,8 +158,8 @@ def ask_peer(
                     yield method, q, g, f"its process ended with status {code}"
 
 
-def measure_model(name: str, args: argparse.Namespace) -> dict:
-    """Rows of one model: an embedded one's name, or a folder."""
+def measure_model(name: str, seed: int, args: argparse.Namespace) -> dict:
+    """Rows of one model, an embedded one's name or a folder, on the calibration windows of one seed."""
     import lutlab
     from lutlab.data import load_text
     from lutlab.data.calibration import calibration_windows
@@ -172,7 +173,7 @@ def measure_model(name: str, args: argparse.Namespace) -> dict:
     loaded = load_model(spec, torch.float32, "cpu", 0)
     tokenizer = loaded.tokenizer
     text = load_text(TextSpec("pydocs-train", "embedded"))
-    ids = calibration_windows(text, tokenizer, args.samples, args.seqlen, args.seed)
+    ids = calibration_windows(text, tokenizer, args.samples, args.seqlen, seed)
     held_out = token_stream(load_text(TextSpec("topics", "embedded")), tokenizer, args.seqlen)
 
     def fresh() -> torch.nn.Module:
@@ -203,6 +204,7 @@ def measure_model(name: str, args: argparse.Namespace) -> dict:
             add(peer, method, q, g, {"ppl": perplexity(with_weights(fresh(), dense))})
     return {
         "model": name if source == "embedded" else Path(name).name,
+        "seed": seed,
         "full_precision_ppl": full,
         "calibration_sha256": token_sha256(ids.flatten()),
         "held_out_sha256": token_sha256(held_out),
@@ -220,7 +222,7 @@ def with_weights(model: torch.nn.Module, dense: dict[str, torch.Tensor]) -> torc
 
 
 def comparisons(models: list[dict]) -> Iterator[tuple[str, str, str, list[float]]]:
-    """Peer, its method, our method and log(our ppl / its ppl) of every model, q and g that it finished."""
+    """Peer, its method, our method and log(our ppl / its ppl) of every model, seed, q and g that it finished."""
     for peer, pairs in PAIRS.items():
         for theirs, ours in pairs.items():
             logs = []
@@ -242,7 +244,9 @@ def table(result: dict) -> str:
     lines = []
     for model in result["models"]:
         columns = list(dict.fromkeys((row["q"], row["g"]) for row in model["rows"]))
-        lines += [f"{model['model']}: full precision {model['full_precision_ppl']:.4f}, perplexity"]
+        lines += [
+            f"{model['model']}, seed {model['seed']}: full precision {model['full_precision_ppl']:.4f}, perplexity"
+        ]
         lines += [" " * 44 + "".join(f"{f'q{q} g{g}':>10}" for q, g in columns)]
         for who, method in dict.fromkeys((r["implementation"], r["method"]) for r in model["rows"]):
             own = [r for r in model["rows"] if (r["implementation"], r["method"]) == (who, method)]
@@ -273,7 +277,9 @@ def main() -> None:
     parser.add_argument("--g", type=int, nargs="+", default=[32, 64, 128])
     parser.add_argument("--samples", type=int, default=32, help="calibration windows")
     parser.add_argument("--seqlen", type=int, default=512)
-    parser.add_argument("--seed", type=int, default=0, help="of the calibration windows")
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", default=[0, 1, 2], help="of the calibration windows"
+    )
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--peer-python", help="python of the environment that has the peers")
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS))
@@ -287,11 +293,11 @@ def main() -> None:
     if args.as_peer:
         be_peer(args)
         return
-    result = {key: getattr(args, key) for key in ("samples", "seqlen", "seed", "threads")}
+    result = {key: getattr(args, key) for key in ("samples", "seqlen", "threads")}
     result |= {"torch": torch.__version__, "ours": {k: v[1] for k, v in OURS.items()}}
     result["models"] = []
-    for name in args.models:
-        result["models"].append(measure_model(name, args))
+    for name, seed in itertools.product(args.models, args.seeds):
+        result["models"].append(measure_model(name, seed, args))
         if args.out:  # after each model: a run of hours may be cut short
             args.out.write_text(json.dumps(result, indent=1) + "\n")
     print(table(result))
