@@ -19,6 +19,7 @@ from lutlab.codegen import compiler
 from lutlab.codegen.isa import Isa
 
 SANITIZERS = ("address", "undefined")
+WARNINGS = ("-Wall", "-Wextra", "-Werror")
 
 _MAIN = """
 #include <stdio.h>
@@ -43,11 +44,14 @@ static void keep(const char *path, void *memory, size_t size) {
 def program(
     source: str, main: str, isa: Isa, folder: Path, *, define: tuple[str, ...] = ()
 ) -> subprocess.CompletedProcess[str]:
-    """Compile a C source and its main with sanitizers and run them; a finding is a return code and a stderr."""
+    """Compile a C source and its main with sanitizers and run them; a finding is a return code and a stderr.
+
+    A warning of the compiler is an error here.
+    """
     (folder / "kernel.c").write_text(source)
     (folder / "main.c").write_text('#include "kernel.c"\n' + main)
     flags = (*compiler.FLAGS, *isa.flags, *compiler.sanitizing(SANITIZERS), *compiler.OPENMP)
-    built = compiler.find().run(["main.c", "-o", "main", *define, *flags, "-lm"], folder)
+    built = compiler.find().run(["main.c", "-o", "main", *define, *WARNINGS, *flags, "-lm"], folder)
     assert built.returncode == 0, built.stderr
     return subprocess.run(["./main"], cwd=folder, capture_output=True, text=True, check=False)
 

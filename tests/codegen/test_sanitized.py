@@ -52,3 +52,9 @@ def test_no_element_at_all(tmp_path):
     x = torch.empty(0, 3)
     y = sanitized.call(SCALE, "scale", x, x, 0, 2.0, 1, isa=PORTABLE, folder=tmp_path)[1]
     assert y.shape == (0, 3)
+
+
+def test_a_warning_is_an_error(tmp_path):
+    source = "int f(int used, int unused) { return used; }\n"
+    with pytest.raises(AssertionError, match="unused parameter"):
+        sanitized.program(source, "int main(void) { return f(0, 0); }", PORTABLE, tmp_path)

@@ -27,8 +27,6 @@ from lutlab.errors import LutlabError
 FLAGS = (
     "-std=gnu11",
     "-O3",
-    "-Wall",
-    "-Wextra",
     "-ffp-contract=fast",
     "-fno-math-errno",
     "-fno-strict-aliasing",
