@@ -1,0 +1,272 @@
+"""QIGen's matrix-vector product on this CPU: parameters, packing, launch (QIGen section 3).
+
+    y[m, n] = sum_k x[m, k] s[j, n] (codes[n, k] - z[j, n]),  j = k // g       x [M, K], y [M, N], float32 both
+
+    packed = prepare(tensor)         # Algorithm 4: m_u, t_u as searched, m_b, t_b by integer programming; packs
+    y = gemv(x, packed)              # generates and compiles on first use; sums of x are shared by all outputs
+
+Rows of x are taken one after the other on a block that lies in the cache: the paper's case is M = 1. The sums are
+float32 (Eq. 1 and 2): where x has a mean far from zero, the sum of x codes and z sum of x cancel, and with a single
+scale a column an output's error is that of its two large terms. NaN and inf in x make every output of that row not
+finite, be it NaN where the exact product is inf. AVX2 where the CPU has it, also under AVX-512; else portable C.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import json
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lutlab.atomic import write_atomically
+from lutlab.codegen import library, qigen_model
+from lutlab.codegen.isa import Isa, detect, runnable
+from lutlab.codegen.qigen import MicroKernel, groups_in_unit, micro_kernels, source
+from lutlab.errors import LutlabError
+from lutlab.formats import qigen
+from lutlab.formats.qigen import LANES, Blocks, PackedQIGen
+from lutlab.groups import group_length
+from lutlab.records import UniformTensor
+
+if TYPE_CHECKING:
+    import torch
+
+log = logging.getLogger(__name__)
+# The authors' own setting, for a machine that has not been searched: 14 registers of Eq. 4.
+DEFAULT = MicroKernel(m_u=2, t_u=4)
+# Search: a layer of 2^20 weights, in the second-level cache or near it; the fastest of so many runs counts.
+_SEARCH_SIDE = 1024
+_SEARCH_RUNS = 30
+# Where y is among the kernel's buffers.
+_OUT = 5
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """What Algorithm 4 found for a layer; searched: whether m_u, t_u were measured on this machine, or are DEFAULT."""
+
+    blocks: Blocks
+    l1_bits: int
+    block_bits: int
+    searched: bool
+
+
+def prepare(tensor: UniformTensor, blocks: Blocks | None = None) -> PackedQIGen:
+    """Pack a uniform weight for this machine; `blocks` overrides what the model finds.
+
+    Raises:
+        LutlabError: bits or group size that QIGen has no kernel for.
+    """
+    rows, in_features = tensor.codes.shape
+    if blocks is None:
+        blocks = parameters((rows, in_features), tensor.bits, tensor.group_size).blocks
+    return qigen.pack(tensor, blocks)
+
+
+def parameters(
+    shape: tuple[int, int],
+    bits: int,
+    group_size: int,
+    kernel: MicroKernel | None = None,
+    cores: int | None = None,
+) -> Parameters:
+    """Algorithm 4, steps 1 to 3, for a layer [N, K].
+
+    Args:
+        shape: (N, K).
+        bits: 2, 3 or 4.
+        group_size: g, -1 for a scale a column.
+        kernel: m_u, t_u; None takes those of `search` on this machine, or DEFAULT.
+        cores: that share the outputs; None takes torch's threads.
+
+    Raises:
+        LutlabError: bits or group size that QIGen has no kernel for.
+    """
+    import torch
+
+    qigen.check_groups(bits, group_size, shape[1])
+    found = kernel or _searched().get(bits)
+    kernel = found or DEFAULT
+    gamma = 8 * qigen_model.caches().l1
+    strip, cores = LANES * kernel.t_u, cores or torch.get_num_threads()
+    options = qigen_model.candidates(shape[0], strip, cores)
+    solved = qigen_model.cache_blocks(
+        shape[1], tuple(options), qigen.step(bits, group_size, shape[1]), bits, gamma
+    )
+    panel = options[-1] // solved.t_b  # the largest candidate is a core's share
+    blocks = Blocks(solved.m_b, solved.t_b, kernel.m_u, kernel.t_u, panel)
+    log.info(
+        "QIGen q=%d g=%d [%d, %d]: %s, %d of %d bits of L1%s",
+        bits, group_size, *shape, blocks, solved.bits, gamma, "" if found else "; m_u, t_u not searched here",
+    )  # fmt: skip
+    return Parameters(blocks, gamma, solved.bits, searched=found is not None)
+
+
+def gemv(x: torch.Tensor, packed: PackedQIGen, threads: int | None = None) -> torch.Tensor:
+    """Multiply: x W^T.
+
+    Args:
+        x: [..., K] float32 on the CPU; a copy is made where it is not contiguous.
+        packed: of `prepare`.
+        threads: None takes torch's.
+
+    Returns:
+        [..., N] float32.
+
+    Raises:
+        LutlabError: dtype, shape or device is another one.
+        NoCompiler: there is no C compiler.
+    """
+    import torch
+
+    _check(x, packed, threads)
+    in_features = packed.shape[1]
+    if packed.order is not None:
+        x = x[..., packed.order.long()]
+    flat = x.detach().reshape(-1, in_features)
+    buffers, sizes = _arguments(flat, packed, threads or torch.get_num_threads())
+    form = groups_in_unit(packed.bits, packed.group_size, in_features)
+    kernel = MicroKernel(packed.blocks.m_u, packed.blocks.t_u)
+    launch = _function(packed.bits, form, kernel, instructions())
+    launch(*(buffer.data_ptr() for buffer in buffers), *sizes)
+    rows = packed.shape[0]
+    return buffers[_OUT][:, :rows].contiguous().view(*x.shape[:-1], rows)
+
+
+def _arguments(
+    flat: torch.Tensor, packed: PackedQIGen, threads: int
+) -> tuple[list[torch.Tensor], list[int]]:
+    """Buffers and sizes as kernels/cpu/qigen/gemv.c lists them; flat is x as [M, K]."""
+    import torch
+
+    in_features, blocks = packed.shape[1], packed.blocks
+    n_size, k_size = size = qigen.padded(packed.shape, packed.bits, blocks.t_u)
+    flat = torch.nn.functional.pad(flat, (0, k_size - in_features)).contiguous()
+    tokens, groups = len(flat), len(packed.scale)
+    sums, out = torch.empty(tokens, groups), torch.empty(tokens, n_size)
+    places, panels = _tables(size, packed.bits, blocks)
+    length = group_length(packed.group_size, in_features)
+    panel_outputs = blocks.t_b * blocks.panel
+    return (
+        [flat, packed.words, packed.scale, packed.zero, sums, out, places, panels],
+        [len(panels) - 1, tokens, k_size, n_size, length, groups, blocks.m_b, blocks.t_b, panel_outputs, threads],
+    )  # fmt: skip
+
+
+def variant(packed: PackedQIGen, threads: int | None = None) -> str:
+    """What `gemv` runs, for a record."""
+    import torch
+
+    cut = " ".join(f"{name}={value}" for name, value in asdict(packed.blocks).items())
+    return (
+        f"qigen q{packed.bits} g{packed.group_size} {cut}, {instructions().name}, "
+        f"{threads or torch.get_num_threads()} threads"
+    )
+
+
+def instructions() -> Isa:
+    """AVX2 where it runs and nothing else is asked for (LUTLAB_ISA), also on CPUs with AVX-512; else plain C."""
+    best = detect()
+    return next(isa for isa in runnable() if isa.name == "avx2") if best.name == "avx512" else best
+
+
+def search(bits: int) -> dict[MicroKernel, float]:
+    """Algorithm 4, step 2: time every micro kernel within Eq. 4 on this machine and keep the fastest.
+
+    One thread, groups of 128. The choice is written beside the compiled libraries, where `parameters` finds it.
+
+    Returns:
+        Nanoseconds a weight of each.
+    """
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(1, _SEARCH_SIDE, generator=generator)
+    times = {}
+    for kernel in micro_kernels(bits):
+        rows = _SEARCH_SIDE // (LANES * kernel.t_u) * LANES * kernel.t_u
+        codes = torch.randint(0, 2**bits, (rows, _SEARCH_SIDE), generator=generator).byte()
+        groups = _SEARCH_SIDE // 128
+        zero = torch.full((rows, groups), 2 ** (bits - 1), dtype=torch.int16)
+        tensor = UniformTensor(codes, torch.ones(rows, groups), zero, bits, 128)
+        cut = parameters((rows, _SEARCH_SIDE), bits, 128, kernel, cores=1).blocks
+        packed = prepare(tensor, cut)
+        times[kernel] = _fastest(lambda packed=packed: gemv(x, packed, 1)) / codes.numel() * 1e9
+    best = min(times, key=times.__getitem__)
+    log.info("QIGen q=%d: %s is the fastest, %.4f ns a weight", bits, best, times[best])
+    kept = {str(q): asdict(kernel) for q, kernel in (_searched() | {bits: best}).items()}
+    write_atomically(_parameter_file(), json.dumps(kept, indent=2).encode())
+    return times
+
+
+def _fastest(run: Callable[[], object]) -> float:
+    run()
+    seconds = []
+    for _ in range(_SEARCH_RUNS):
+        began = time.perf_counter()
+        run()
+        seconds.append(time.perf_counter() - began)
+    return min(seconds)
+
+
+def _parameter_file() -> Path:
+    return library._cache() / f"qigen-{instructions().name}.json"
+
+
+def _searched() -> dict[int, MicroKernel]:
+    """What `search` kept for this machine, by bits."""
+    path = _parameter_file()
+    if not path.exists():
+        return {}
+    try:
+        return {
+            int(bits): MicroKernel(**kernel)
+            for bits, kernel in json.loads(path.read_text()).items()
+        }
+    except (OSError, ValueError, TypeError, AttributeError):
+        log.warning("%s is damaged: QIGen runs with %s until it is searched again", path, DEFAULT)
+        return {}
+
+
+def _check(x: torch.Tensor, packed: PackedQIGen, threads: int | None) -> None:
+    import torch
+
+    rows, in_features = packed.shape
+    if x.dtype != torch.float32:
+        raise LutlabError(
+            f"QIGen multiplies float32 activations, these are {x.dtype}: pass x.float()"
+        )
+    if x.dim() == 0 or x.shape[-1] != in_features:
+        raise LutlabError(
+            f"activations of shape {tuple(x.shape)} for a weight [{rows}, {in_features}]: the last "
+            f"axis must be {in_features}"
+        )
+    if x.device.type != "cpu" or packed.words.device.type != "cpu":
+        raise LutlabError(
+            f"QIGen runs on the CPU; x is on {x.device}, the weight on {packed.words.device}: move both there"
+        )
+    if threads is not None and threads < 1:
+        raise LutlabError(f"threads={threads}: give at least 1, or None for torch's")
+
+
+@functools.lru_cache(maxsize=256)
+def _tables(size: tuple[int, int], bits: int, blocks: Blocks) -> tuple[torch.Tensor, torch.Tensor]:
+    """The schedule as the kernel reads it: [B, 3] and [P + 1] int64."""
+    import torch
+
+    found, panels = qigen.schedule(size, bits, blocks)
+    return torch.tensor(found, dtype=torch.int64), torch.tensor(panels, dtype=torch.int64)
+
+
+@functools.cache
+def _function(bits: int, groups: int, kernel: MicroKernel, isa: Isa) -> Callable[..., None]:
+    text = source(bits, groups, kernel, "avx2" if isa.name == "avx2" else "portable")
+    function = library.load(text, f"qigen-q{bits}", isa).qigen_gemv
+    function.restype = None
+    function.argtypes = [*[ctypes.c_void_p] * 8, *[ctypes.c_int64] * 9, ctypes.c_int]
+    return function

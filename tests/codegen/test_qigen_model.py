@@ -1,0 +1,89 @@
+"""Eq. 5 by integer programming equals trying every block; caches are read as Linux writes them."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lutlab.codegen.qigen_model import (
+    CacheBlocks,
+    Caches,
+    cache_blocks,
+    caches,
+    candidates,
+    footprint,
+)
+
+
+def brute_force(in_features, options, step, bits, gamma):
+    every = [
+        footprint(m * step, t, bits) for t in options for m in range(1, -(-in_features // step) + 1)
+    ]
+    return max((taken for taken in every if taken <= gamma), default=None)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.integers(1, 500),
+    st.integers(1, 700),
+    st.integers(1, 4),
+    st.integers(1, 3),
+    st.sampled_from([8, 16, 32, 128]),
+    st.integers(2, 4),
+    st.integers(1000, 300_000),
+)
+def test_the_program_finds_what_brute_force_finds(k, n, t_u, cores, step, bits, gamma):
+    options = tuple(candidates(n, 8 * t_u, cores))
+    found = cache_blocks(k, options, step, bits, gamma)
+    best = brute_force(k, options, step, bits, gamma)
+    if best is None:
+        assert found == CacheBlocks(
+            step, min(options), footprint(step, min(options), bits), fits=False
+        )
+        return
+    assert found.fits
+    assert found.bits == best == footprint(found.m_b, found.t_b, bits)
+    assert found.m_b % step == 0
+    assert found.t_b in options
+
+
+def test_footprint_is_the_left_side_of_eq_3():
+    assert footprint(896, 64, 4) == 32 * 896 + 4 * 896 * 64 + 32 * 64
+
+
+def test_a_layer_that_fits_whole_is_one_block_a_core():
+    assert cache_blocks(64, tuple(candidates(64, 32, 2)), 8, 4, 10**9) == CacheBlocks(
+        64, 32, footprint(64, 32, 4), fits=True
+    )
+
+
+def test_candidates_divide_a_cores_share():
+    assert candidates(4096, 32, 2) == [32 * d for d in (1, 2, 4, 8, 16, 32, 64)]
+    assert candidates(33, 16, 2) == [16, 32]  # three strips, two a core
+    assert candidates(1, 8, 64) == [8]
+
+
+def cache_entry(folder: Path, index: int, level: str, kind: str, size: str) -> None:
+    entry = folder / f"index{index}"
+    entry.mkdir()
+    for name, value in (("level", level), ("type", kind), ("size", size)):
+        (entry / name).write_text(value + "\n")
+
+
+def test_caches_as_linux_writes_them(tmp_path):
+    cache_entry(tmp_path, 0, "1", "Data", "48K")
+    cache_entry(tmp_path, 1, "1", "Instruction", "64K")
+    cache_entry(tmp_path, 2, "2", "Unified", "1024K")
+    cache_entry(tmp_path, 3, "3", "Unified", "32M")
+    assert caches(tmp_path) == Caches(48 * 2**10, 2**20, 32 * 2**20, "sysfs")
+
+
+@pytest.mark.parametrize("broken", ["", "none", "K"])
+def test_what_the_system_does_not_say_is_assumed_and_said(tmp_path, broken):
+    cache_entry(tmp_path, 0, "1", "Data", "48K")
+    cache_entry(tmp_path, 1, "2", "Unified", broken)
+    found = caches(tmp_path)
+    assert (found.l1, found.origin) == (48 * 2**10, "assumed")
+    assert found.l2 > 0
+    assert caches(tmp_path / "nothing").l1 == 32 * 2**10

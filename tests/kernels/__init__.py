@@ -1,0 +1,1 @@
+"""Makes tests/kernels/ and tests/formats/ files of one name two modules."""
