@@ -174,7 +174,7 @@ def test_another_process_was_first(cache, monkeypatch, caplog, first):
         inodes["ours"] = (beside / "built" / "kernel.so").stat().st_ino
 
     with monkeypatch.context() as patch:
-        patch.setattr(library, "_cache", lambda: other)
+        patch.setattr(library, "cache_folder", lambda: other)
         library.build(SCALE, "scale", PORTABLE)
     monkeypatch.setattr(library, "_compile", compile_slowly)
     library.load(SCALE, "scale", PORTABLE)

@@ -57,7 +57,7 @@ def load(source: str, name: str, isa: Isa, *, sanitize: tuple[str, ...] = ()) ->
             "a library with AddressSanitizer ends a process that did not start with it: set LD_PRELOAD to what "
             f"'{compiler.find().command[0]} -print-file-name=libasan.so' prints"
         )
-    return _load(source, name, isa, tuple(sanitize), compiler.find(), _cache())
+    return _load(source, name, isa, tuple(sanitize), compiler.find(), cache_folder())
 
 
 @functools.cache
@@ -79,7 +79,7 @@ def _load(
 
 def build(source: str, name: str, isa: Isa, *, sanitize: tuple[str, ...] = ()) -> Path:
     """The folder of a built library, whether or not this CPU can run it; arguments and errors are those of load."""
-    return _folder(source, name, isa, tuple(sanitize), compiler.find(), _cache())
+    return _folder(source, name, isa, tuple(sanitize), compiler.find(), cache_folder())
 
 
 def _folder(
@@ -181,13 +181,17 @@ def _has_openmp(cc: Compiler, folder: Path) -> bool:
     return cc.run(arguments, folder).returncode == 0
 
 
-def _cache() -> Path:
+def cache_folder() -> Path:
+    """Where libraries are kept, and what else was found out about this machine; it may not exist yet."""
     named = os.environ.get("LUTLAB_CACHE")
     if not named:
         import platformdirs
 
         named = platformdirs.user_cache_dir("lutlab")
     return Path(named).absolute() / "codegen"
+
+
+_cache = cache_folder  # the name that kernels/qigen_gemv.py still uses
 
 
 @functools.cache
