@@ -42,6 +42,8 @@ _FREE_COLUMNS = {
     "output_error": ("output error", "relative MSE", "output_relative_mse", True),
     "weight_error": ("weight error", "relative MSE", "weight_relative_mse", True),
     "model_size": ("size", "bits/weight", "bits_per_weight", True),
+    "generation": ("decoding", "tokens/s", "tokens_per_s", False),
+    "peak_memory": ("peak memory", "GB", "peak_memory_gb", True),
 }
 _DTYPES = ("float32", "float16", "bfloat16")
 

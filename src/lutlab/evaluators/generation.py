@@ -1,0 +1,111 @@
+"""Tokens a second of greedy decoding: a token at a time, batch 1, with a key-value cache (QIGen section 4).
+
+    tokens_per_s = tokens / median over the repeats of the seconds that decoding them took
+
+Decoding begins with the one token that begins a text, so every step is the product of a matrix and a vector. It is
+checked before it is timed: the model, seeing all tokens at once and without a cache, must choose the same ones.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from lutlab.errors import LutlabError
+from lutlab.evaluators import context_length, evaluation_mode
+from lutlab.records import Measurement, Subject
+from lutlab.registry import register
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+# How far the chosen token's logit may lie below the largest, as a share of their range: rounding may differ between
+# one token at a time and all at once.
+_NEAR = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}
+
+
+@register("evaluator", "generation")
+@dataclass(frozen=True)
+class Generation:
+    """Metric `tokens_per_s`, higher is better; samples are the seconds of each repeat.
+
+    Attributes:
+        tokens: to decode; QIGen's Table 3 says 128.
+        repeats: timed, after one that is checked and not timed.
+    """
+
+    tokens: int = 128
+    repeats: int = 5
+
+    def measure(self, subject: Subject) -> Measurement:
+        """Needs no text and no tokenizer.
+
+        Raises:
+            LutlabError: the model's context is too short, or decoding with a cache chooses other tokens than without.
+        """
+        import torch
+
+        model = subject.model
+        check_context(model, self.tokens)
+        with evaluation_mode(model):
+            _check(model, decode(model, self.tokens))
+            seconds = []
+            for _ in range(self.repeats):
+                began = time.perf_counter()
+                decode(model, self.tokens)
+                seconds.append(time.perf_counter() - began)
+        facts = {
+            "tokens": self.tokens,
+            "prompt_tokens": 1,
+            "kernel": kernels(model),
+            "threads": torch.get_num_threads(),
+        }
+        values = {"tokens_per_s": self.tokens / statistics.median(seconds)}
+        return Measurement(values=values, n=self.repeats, samples=tuple(seconds), facts=facts)
+
+
+def check_context(model: PreTrainedModel, tokens: int) -> None:
+    """Raises LutlabError unless the context holds the first token and all that follow but the last."""
+    limit = context_length(model)
+    if limit is not None and tokens > limit:
+        raise LutlabError(
+            f"a model with a context of {limit} tokens cannot decode {tokens}: choose a model with a longer one"
+        )
+
+
+def decode(model: PreTrainedModel, tokens: int) -> torch.Tensor:
+    """Greedy decoding from the token that begins a text: [1 + tokens] int64, that token first. Ends are passed over."""
+    import torch
+
+    first = getattr(model.config, "bos_token_id", None) or 0
+    last = torch.full((1, 1), first, dtype=torch.int64, device=model.device)
+    chosen, cache = [last], None
+    for _ in range(tokens):
+        out = model(input_ids=last, past_key_values=cache, use_cache=True)
+        last, cache = out.logits[:, -1].argmax(-1, keepdim=True), out.past_key_values
+        chosen.append(last)
+    return torch.tensor(torch.cat(chosen, dim=1)[0].tolist())
+
+
+def kernels(model: PreTrainedModel) -> Any:
+    """What multiplies the quantized layers, one name or several; torch's own where none is quantized."""
+    from lutlab.modules import QuantLinear
+
+    found = sorted({m.kernel for m in model.modules() if isinstance(m, QuantLinear)})
+    return found[0] if len(found) == 1 else found or "torch matmul"
+
+
+def _check(model: PreTrainedModel, ids: torch.Tensor) -> None:
+    logits = model(input_ids=ids[None, :-1].to(model.device), use_cache=False).logits[0].float()
+    largest, smallest = logits.amax(1), logits.amin(1)
+    chosen = logits.gather(1, ids[1:, None].to(logits.device))[:, 0]
+    near = _NEAR[str(model.dtype).removeprefix("torch.")]
+    wrong = ~(largest - chosen <= near * (largest - smallest))  # true for nan as well
+    if wrong.any():
+        raise LutlabError(
+            f"decoding with a cache and without choose other tokens, first at {int(wrong.nonzero()[0])} of "
+            f"{len(wrong)}: the model is broken, or quantized beyond use; its speed would say nothing"
+        )
