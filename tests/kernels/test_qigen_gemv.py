@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.codegen import sanitized
 
-from lutlab.codegen import isa, library
+from lutlab.codegen import isa
 from lutlab.codegen.qigen import MicroKernel, groups_in_unit, source
 from lutlab.errors import LutlabError
 from lutlab.formats import qigen
@@ -242,7 +242,7 @@ def test_parameters_fill_the_first_level_cache(caplog):
 
 def test_search_keeps_the_fastest_for_this_machine(tmp_path, monkeypatch):
     monkeypatch.undo()
-    monkeypatch.setattr(library, "_cache", lambda: tmp_path)
+    monkeypatch.setenv("LUTLAB_CACHE", str(tmp_path))
     monkeypatch.setattr(qigen_gemv, "_SEARCH_SIDE", 128)
     kernels = (MicroKernel(1, 1), MicroKernel(1, 7))
     monkeypatch.setattr(qigen_gemv, "micro_kernels", lambda bits: kernels)
@@ -257,7 +257,8 @@ def test_search_keeps_the_fastest_for_this_machine(tmp_path, monkeypatch):
 
 def test_a_damaged_parameter_file_is_told_and_passed_over(tmp_path, monkeypatch, caplog):
     monkeypatch.undo()
-    monkeypatch.setattr(library, "_cache", lambda: tmp_path)
+    monkeypatch.setenv("LUTLAB_CACHE", str(tmp_path))
+    qigen_gemv._parameter_file().parent.mkdir()
     for text in ("{", json.dumps({"4": 3}), json.dumps({"4": {"m": 1}}), "[]"):
         qigen_gemv._parameter_file().write_text(text)
         caplog.clear()

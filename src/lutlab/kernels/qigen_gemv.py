@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import hashlib
 import json
 import logging
 import time
@@ -25,7 +26,7 @@ from typing import TYPE_CHECKING
 
 from lutlab.atomic import write_atomically
 from lutlab.codegen import library, qigen_model
-from lutlab.codegen.isa import Isa, detect, runnable
+from lutlab.codegen.isa import Isa, detect, features, runnable
 from lutlab.codegen.qigen import MicroKernel, groups_in_unit, micro_kernels, source
 from lutlab.errors import LutlabError
 from lutlab.formats import qigen
@@ -215,7 +216,10 @@ def _fastest(run: Callable[[], object]) -> float:
 
 
 def _parameter_file() -> Path:
-    return library._cache() / f"qigen-{instructions().name}.json"
+    """Of this CPU: home folders may be shared between machines."""
+    machine = json.dumps([sorted(features()), asdict(qigen_model.caches())])
+    digest = hashlib.sha256(machine.encode()).hexdigest()[:16]
+    return library.cache_folder() / f"qigen-{instructions().name}-{digest}.json"
 
 
 def _searched() -> dict[int, MicroKernel]:
