@@ -43,6 +43,7 @@ _FREE_COLUMNS = {
     "weight_error": ("weight error", "relative MSE", "weight_relative_mse", True),
     "model_size": ("size", "bits/weight", "bits_per_weight", True),
     "generation": ("decoding", "tokens/s", "tokens_per_s", False),
+    "llama_cpp": ("llama.cpp q4_0", "tokens/s", "tokens_per_s", False),
     "peak_memory": ("peak memory", "GB", "peak_memory_gb", True),
 }
 _DTYPES = ("float32", "float16", "bfloat16")
@@ -261,6 +262,9 @@ def _plan_cell(spec: RunSpec, column: ColumnSpec, config: DictConfig, store: Sto
     if column.evaluator not in registry.classes("evaluator"):
         gpu = "" if spec.device.startswith("cuda") else "; no CUDA device here"
         reason = f"no '{column.evaluator}' evaluator yet: it comes with the GPU kernels{gpu}"
+        return PlannedCell(evaluation, None, missing=reason)
+    evaluator = registry.lookup("evaluator", column.evaluator)
+    if reason := getattr(evaluator, "lacking", str)():  # what it needs and is not installed
         return PlannedCell(evaluation, None, missing=reason)
     read = [text, spec.calibration and spec.calibration.text]
     if config.mode.name == "plan" and "hub" in (spec.model.source, *(t.source for t in read if t)):
