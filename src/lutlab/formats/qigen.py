@@ -42,6 +42,9 @@ if TYPE_CHECKING:
 
 # Outputs in a vector register of AVX2, 32 bits each; portable code keeps the same layout.
 LANES = 8
+# Weights packed at a time: the temporaries stay in a core's cache, and are too small for torch to share out among
+# threads, which would wait for each other.
+CHUNK_WEIGHTS = 2**17
 # bits -> values of a unit
 UNIT = {2: 16, 3: 32, 4: 8}
 
@@ -255,11 +258,20 @@ def _pack_words(codes: torch.Tensor, q: int) -> torch.Tensor:
     """[rows, K'] uint8 -> [rows, K' q / 32] int32. Eight codes are one int64, halved in width three times."""
     import torch
 
-    eight = codes.contiguous().view(torch.int64)
-    for held in (1, 2, 4):  # codes in fields of 8, 16, 32 bits
-        eight = (eight | eight >> (8 - q) * held) & _lanes(2 * q * held, 16 * held)
-    octets = eight.unsqueeze(2).view(torch.uint8)[:, :, :q]
-    return octets.reshape(len(codes), -1).view(torch.int32)
+    words = codes.new_empty(len(codes), codes.shape[1] * q // 32, dtype=torch.int32)
+    for some, packed in zip(*(t.split(_chunk(codes)) for t in (codes, words)), strict=True):
+        eight = some.contiguous().view(torch.int64)
+        for held in (1, 2, 4):  # codes in fields of 8, 16, 32 bits
+            eight = eight | eight >> (8 - q) * held
+            eight &= _lanes(2 * q * held, 16 * held)
+        octets = eight.unsqueeze(2).view(torch.uint8)[:, :, :q]
+        packed.copy_(octets.reshape(len(some), -1).view(torch.int32))
+    return words
+
+
+def _chunk(codes: torch.Tensor) -> int:
+    """Rows whose temporaries stay in a core's cache."""
+    return max(1, CHUNK_WEIGHTS // codes.shape[1])
 
 
 def _unpack_words(words: torch.Tensor, q: int) -> torch.Tensor:
