@@ -1,0 +1,65 @@
+enum { BATCH = 16 }; /* rows of x at most that share a reading of the weights: what is prepared of them fits L2 */
+
+/* Blocks `first` .. `last`-1 of all panels, for m <= BATCH rows of x as arrange() left them. */
+static void some_blocks(const float *x, long m, const uint8_t *stream, struct columns k, long blocks, long first, long last,
+                        float *y, long y_stride, long ahead)
+{
+    const long most = k.units < k.panel_units ? k.units : k.panel_units;
+    const long unit_bytes = WORDS_AT + k.unit_words * WORD_BYTES, unit_ready = k.unit_words * WORD_READY;
+    const long stride = most * unit_ready, sums_stride = most * SUMS;
+    float space[m * (stride + sums_stride) + 16];
+    float *ready = (float *)(((uintptr_t)space + 63) & ~(uintptr_t)63), *sums = ready + m * stride;
+    for (long i = 0; i < m; i++) memset(y + i * y_stride + first * ROWS, 0, (last - first) * ROWS * sizeof *y);
+    for (long panel = 0; panel < k.units; panel += k.panel_units) {
+        const long units = k.units - panel < k.panel_units ? k.units - panel : k.panel_units;
+        for (long i = 0; i < m; i++)
+            prepare(x + (i * k.units + panel) * k.unit_words * WORD_COLUMNS, units, k.unit_words, ready + i * stride,
+                    sums + i * sums_stride);
+        for (long block = first; block < last; block++) {
+            const uint8_t *at = stream + (blocks * panel + block * units) * unit_bytes;
+            long i = 0;
+{% for m in batches | reverse %}
+            for (; i + {{ m }} <= m; i += {{ m }})
+                for (long u = 0; u < units; u++)
+                    unit_{{ m }}(at + u * unit_bytes, k.unit_words, ready + i * stride + u * unit_ready, stride,
+                           sums + i * sums_stride + u * SUMS, sums_stride, y + i * y_stride + block * ROWS, y_stride, ahead);
+{% endfor %}
+        }
+    }
+}
+
+/* x [m, x_stride] of k->channels, y [m, y_stride] of blocks * 32 rows, scratch m * stored columns floats.
+   Threads share out the blocks, and a row is computed by one of them: the result does not depend on their number. */
+void gemv(const float *x, long x_stride, long m, const uint8_t *stream, const struct columns *k, const int32_t *channels,
+          long blocks, float *y, long y_stride, float *scratch, long ahead, int threads)
+{
+    const long columns = k->units * k->unit_words * WORD_COLUMNS;
+    for (; m > 0; m -= BATCH, x += BATCH * x_stride, y += BATCH * y_stride) {
+        const long rows = m < BATCH ? m : BATCH;
+        float back[BATCH];
+        for (long i = 0; i < rows; i++)
+            back[i] = arrange(x + i * x_stride, channels, k->channels, columns, scratch + i * columns);
+#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static, 1)
+        for (int thread = 0; thread < threads; thread++)
+            some_blocks(scratch, rows, stream, *k, blocks, blocks * thread / threads, blocks * (thread + 1) / threads, y,
+                        y_stride, ahead);
+        for (long i = 0; i < rows; i++)
+            for (long n = 0; back[i] != 1 && n < blocks * ROWS; n++) y[i * y_stride + n] *= back[i];
+    }
+}
+
+/* out[channel, row] = W[row, channel], out [K, out_stride]. */
+void dequantize(const uint8_t *stream, const struct columns *k, const int32_t *channels, long blocks, float *out,
+                long out_stride, int threads)
+{
+    const long unit_bytes = WORDS_AT + k->unit_words * WORD_BYTES;
+#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
+    for (long block = 0; block < blocks; block++)
+        for (long u = 0; u < k->units; u++) {
+            const long panel = u / k->panel_units * k->panel_units;
+            const long units = k->units - panel < k->panel_units ? k->units - panel : k->panel_units;
+            const uint8_t *unit = stream + (blocks * panel + block * units + u - panel) * unit_bytes;
+            for (int v = 0; v < 2; v++)
+                dequantize_unit(unit, v, *k, u * k->unit_words * WORD_COLUMNS, channels, out + block * ROWS + v * 16, out_stride);
+        }
+}

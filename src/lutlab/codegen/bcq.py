@@ -1,0 +1,144 @@
+"""C source of the lookup-table GEMV over BCQ planes (kernels/cpu/bcq/gemv.c) for one bit width, grouping and CPU.
+
+A word of a plane is cut into lookups of as many bits as a table has: four with AVX-512, whose tables have 16 entries,
+ten of three and one of two with AVX2. A lookup never spans two groups. As many planes are worked on together as fit
+the registers; where those are few, each gets several sums, since an FMA takes four cycles and two can start in one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lutlab.codegen import templates
+from lutlab.codegen.isa import Isa
+
+WORD = 32
+LUT_BITS = {"avx512": 4, "avx2": 3}
+PORTABLE_LUT_BITS = 4
+# Planes worked on together for 1, 2, ... rows of x at once, and sums under way for each of 32 rows.
+PLANES = {"avx512": {1: 4, 2: 2, 4: 2}, "avx2": {1: 1, 2: 1}}
+PORTABLE_PLANES = {1: 1}
+SUMS = {"avx512": 4, "avx2": 2}
+PORTABLE_SUMS = 1
+# When sums are multiplied by alpha: "first", each term by an FMA; "last", once a group, which frees its registers.
+WEIGH = {"avx512": "first"}
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The lookup number `index` of a word: `bits` columns from `column` on, of one group."""
+
+    index: int
+    column: int
+    bits: int
+    group: int
+    first_of_group: bool
+    last_of_group: bool
+
+    def __repr__(self) -> str:
+        """As the head of the source shows it: columns."""
+        return f"{self.column}..{self.column + self.bits - 1}"
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A loop over the words of a unit for m rows of x and some planes, with `ways` sums for each plane and vector."""
+
+    m: int
+    planes: int
+    ways: int
+
+    @property
+    def name(self) -> str:
+        """The function's."""
+        return f"planes_{self.planes}_rows_{self.m}"
+
+    def sum(self, m: int, vector: int, cut: int) -> str:
+        """The variable that a lookup of row m of x is added to; vector: 2 * plane, + 1 for rows 16-31."""
+        return f"sum{vector}_{m}_{cut % self.ways}"
+
+    def sums(
+        self, m: int | None = None, rows: int | None = None, plane: int | None = None
+    ) -> list[str]:
+        """All such variables, or those of one row of x, of rows 0-15 (0) or 16-31 (1), of one plane."""
+        return [
+            self.sum(i, vector, way)
+            for i in (range(self.m) if m is None else (m,))
+            for vector in range(2 * self.planes)
+            for way in range(self.ways)
+            if rows in (None, vector % 2) and plane in (None, vector // 2)
+        ]
+
+    def __repr__(self) -> str:
+        """As the head of the source shows it."""
+        return f"{self.m} x {self.planes} planes x {self.ways} sums"
+
+
+def cuts(lut_bits: int, groups_in_unit: int) -> list[Cut]:
+    """The lookups of a word.
+
+    >>> [cut.bits for cut in cuts(3, 1)]
+    [3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 2]
+    """
+    found: list[Cut] = []
+    span = WORD // groups_in_unit
+    for group in range(groups_in_unit):
+        for inside in range(0, span, lut_bits):
+            bits = min(lut_bits, span - inside)
+            last = inside + bits == span
+            found.append(Cut(len(found), group * span + inside, bits, group, inside == 0, last))
+    return found
+
+
+def source(
+    isa: Isa,
+    *,
+    q: int,
+    groups_in_unit: int,
+    alpha: str,
+    offset: str | None,
+) -> str:
+    """C source.
+
+    Args:
+        isa: the instructions to write it in.
+        q: planes, 1-8.
+        groups_in_unit: 1, 2 or 4; more than 1: a unit is one word.
+        alpha: f16 or f32, what scales are stored in.
+        offset: f16, f32 or None; i16: the unit holds one uniform scale and a zero point in the place of alphas.
+    """
+    lut_bits = LUT_BITS.get(isa.name, PORTABLE_LUT_BITS)
+    sizes = {"f16": 2, "i16": 2, "f32": 4, None: 0}
+    planes_of_scales = 1 if offset == "i16" else q
+    return templates.render(
+        "bcq/gemv.c",
+        simd=isa.name if isa.name in LUT_BITS else "portable",
+        q=q,
+        groups_in_unit=groups_in_unit,
+        alpha=alpha,
+        offset=offset,
+        lut_bits=lut_bits,
+        alpha_size=sizes[alpha],
+        offset_size=sizes[offset],
+        scale_bytes=groups_in_unit * planes_of_scales * 32 * sizes[alpha],
+        offset_bytes=groups_in_unit * 32 * sizes[offset],
+        cuts=cuts(lut_bits, groups_in_unit),
+        weigh=WEIGH.get(isa.name, "last"),
+        loops=loops(isa, q),
+        batches=list(PLANES.get(isa.name, PORTABLE_PLANES)),
+    )
+
+
+def loops(isa: Isa, q: int) -> list[Loop]:
+    """For each number of rows of x: a loop over as many planes as fit the registers, and one over those left.
+
+    >>> loops(Isa("avx512", ()), 7)[:2]
+    [1 x 4 planes x 1 sums, 1 x 3 planes x 1 sums]
+    """
+    found = []
+    for m, most in PLANES.get(isa.name, PORTABLE_PLANES).items():
+        steps = -(-q // most)
+        for planes in dict.fromkeys((-(-q // steps), q // steps)):
+            ways = max(1, SUMS.get(isa.name, PORTABLE_SUMS) // (planes * m))
+            found.append(Loop(m, planes, ways))
+    return found

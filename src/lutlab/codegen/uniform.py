@@ -1,0 +1,68 @@
+"""C source of the GEMV over uniform codes of 4 or 8 bits (kernels/cpu/uniform/gemv.c) for one CPU.
+
+A code costs and, convert, FMA whatever its width, so that narrow ones are better run as planes (codegen/bcq.py): with
+AVX-512 a plane costs a quarter of that a code, with AVX2 a third.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lutlab.codegen import templates
+from lutlab.codegen.isa import Isa
+
+# Vectors of 16 rows worked on together for 1, 2, ... rows of x at once, and sums under way at once.
+VECTORS = {"avx512": {1: 2, 2: 2, 4: 2, 8: 2}, "avx2": {1: 2, 2: 2, 4: 1}}
+PORTABLE_VECTORS = {1: 1, 4: 1}
+SUMS = {"avx512": 8, "avx2": 4}
+PORTABLE_SUMS = 1
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A loop over the words of a unit for m rows of x, a tile of vectors at a time, with `ways` sums for each."""
+
+    m: int
+    tiles: tuple[range, ...]
+    ways: int
+
+    def sum(self, vector: int, m: int, field: int) -> str:
+        """The variable that a field times row m of x is added to."""
+        return f"sum{vector}_{m}_{field % self.ways}"
+
+    def sums(self, tile: Sequence[int], m: int | None = None) -> list[str]:
+        """Those of a tile, or of one row of x in it."""
+        rows = range(self.m) if m is None else (m,)
+        return [self.sum(v, i, way) for v in tile for i in rows for way in range(self.ways)]
+
+    def __repr__(self) -> str:
+        """As the head of the source shows it."""
+        return f"{self.m} x {len(self.tiles[0])} vectors x {self.ways} sums"
+
+
+def source(isa: Isa, *, bits: int, scale: str) -> str:
+    """C source.
+
+    Args:
+        isa: the instructions to write it in.
+        bits: of a field, 4 or 8.
+        scale: f16 or f32, what scales are stored in.
+    """
+    vectors = VECTORS.get(isa.name, PORTABLE_VECTORS)
+    size = {"f16": 2, "f32": 4}[scale]
+    return templates.render(
+        "uniform/gemv.c",
+        simd=isa.name if isa.name in VECTORS else "portable",
+        bits=bits,
+        scale=scale,
+        scale_size=size,
+        scale_bytes=32 * size,
+        loops=[_loop(m, count, SUMS.get(isa.name, PORTABLE_SUMS)) for m, count in vectors.items()],
+        batches=list(vectors),
+    )
+
+
+def _loop(m: int, vectors: int, sums: int) -> Loop:
+    tiles = tuple(range(first, first + vectors) for first in range(0, 2, vectors))
+    return Loop(m, tiles, max(1, sums // (vectors * m)))

@@ -1,0 +1,236 @@
+"""BCQ planes as the CPU kernels read them: blocks of 32 rows, one stream (row_blocks.py draws panels and blocks).
+
+    W[n, k] ~ sum_b alpha[b, n, group of k] * B_b[n, k] + offset[n, group of k],  B_b in {-1, +1}     LUT-GEMM Eq. 2
+
+    unit = [alpha: groups_in_unit x q x 32 rows] [offset: groups_in_unit x 32 rows] [words]
+    words = for each 32 columns, for each plane b: 32 words, one a row; bit k % 32 is 1 for +alpha, as in bcq.py
+
+                 word 0                              word 1
+    q = 2        plane 0: 32 rows  plane 1: 32 rows  plane 0: 32 rows  plane 1: 32 rows  ...
+
+Uniform codes s * (codes - zero_point) have the same planes and fewer scales (Eq. 5: alpha_b = 2^(b-1) s): a unit then
+starts with [scale: groups_in_unit x 32 rows] [zero_point: groups_in_unit x 32 rows int16].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from lutlab.errors import LutlabError
+from lutlab.formats import bcq, row_blocks
+from lutlab.formats.bcq import WORD, PackedBCQ
+from lutlab.formats.row_blocks import PANEL_COLUMNS, ROWS, Geometry
+from lutlab.records import BCQTensor, UniformTensor
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class PackedBCQRows:
+    """stream [bytes] uint8; shape (N, K).
+
+    scale_dtype: of alpha, or of the scales of uniform codes. offset_dtype: of offset; int16 says that the unit holds
+    uniform scales and zero points; None says that there is no offset. order: [K] int32 or None, as in PackedBCQ.
+    """
+
+    stream: torch.Tensor
+    shape: tuple[int, int]
+    bits: int
+    group_size: int
+    scale_dtype: torch.dtype
+    offset_dtype: torch.dtype | None
+    order: torch.Tensor | None = None
+    panel_columns: int = PANEL_COLUMNS
+
+    @cached_property
+    def geometry(self) -> Geometry:
+        """Where the columns lie."""
+        return row_blocks.geometry(self.shape[1], self.group_size, WORD, self.panel_columns)
+
+    @cached_property
+    def channels(self) -> torch.Tensor | None:
+        """[columns] int32: the input channel of each stored column, -1 for padding; None: they are in order."""
+        return row_blocks.channels(self.geometry, self.order)
+
+    @property
+    def uniform(self) -> bool:
+        """Whether the scales are those of uniform codes."""
+        import torch
+
+        return self.offset_dtype == torch.int16
+
+    @property
+    def widths(self) -> list[int]:
+        """Bytes of the parts of a unit: scales, offsets, words."""
+        geo = self.geometry
+        scales = geo.groups_in_unit * ROWS * self.scale_dtype.itemsize
+        offsets = 0 if self.offset_dtype is None else self.offset_dtype.itemsize
+        return [
+            scales * (1 if self.uniform else self.bits),
+            geo.groups_in_unit * ROWS * offsets,
+            geo.unit_words * self.bits * ROWS * 4,
+        ]
+
+    @property
+    def bits_stored(self) -> int:
+        """Bits of every buffer: planes, scales, padding of rows and columns, order."""
+        order = 0 if self.order is None else self.order.numel() * 32
+        return self.stream.numel() * 8 + order
+
+    @property
+    def bits_per_weight(self) -> float:
+        """bits_stored / (N * K)."""
+        return self.bits_stored / (self.shape[0] * self.shape[1])
+
+    def dequantize(self) -> torch.Tensor:
+        """[N, K] float32, as the plain layout has it."""
+        return (
+            bcq.pack(bcq.from_uniform(unpack_uniform(self))) if self.uniform else unpack(self)
+        ).dequantize()
+
+
+def pack(packed: PackedBCQ, panel_columns: int = PANEL_COLUMNS) -> PackedBCQRows:
+    """Planes in rows of words to blocks of rows. An offset in float64 is stored in float32.
+
+    Raises:
+        LutlabError: the group size is not a multiple of 8; a scale is inf or nan.
+    """
+    import torch
+
+    offset = packed.offset
+    if offset is not None and offset.dtype == torch.float64:
+        offset = offset.float()
+    out = PackedBCQRows(
+        stream=torch.empty(0, dtype=torch.uint8),
+        shape=packed.shape,
+        bits=len(packed.planes),
+        group_size=packed.group_size,
+        scale_dtype=packed.alpha.dtype,
+        offset_dtype=None if offset is None else offset.dtype,
+        order=packed.order,
+        panel_columns=panel_columns,
+    )
+    return _fill(out, packed.planes, packed.alpha, offset)
+
+
+def pack_uniform(tensor: UniformTensor, panel_columns: int = PANEL_COLUMNS) -> PackedBCQRows:
+    """Uniform codes as planes, with one scale and one zero point a group.
+
+    Raises:
+        LutlabError: the group size is not a multiple of 8; a scale is inf or nan.
+    """
+    import torch
+
+    rows, _ = tensor.codes.shape
+    no_alpha = tensor.scale.new_zeros(tensor.bits, rows, tensor.scale.shape[1])
+    q, g = tensor.bits, tensor.group_size
+    planes = bcq.pack(BCQTensor(tensor.codes, no_alpha, None, q, g, tensor.order)).planes
+    out = PackedBCQRows(
+        stream=torch.empty(0, dtype=torch.uint8),
+        shape=tuple(tensor.codes.shape),
+        bits=q,
+        group_size=g,
+        scale_dtype=tensor.scale.dtype,
+        offset_dtype=torch.int16,
+        order=tensor.order,
+        panel_columns=panel_columns,
+    )
+    return _fill(out, planes, tensor.scale.unsqueeze(0), tensor.zero_point)
+
+
+def unpack(packed: PackedBCQRows) -> PackedBCQ:
+    """The inverse of pack, bit for bit where the offset is not float64.
+
+    Raises:
+        LutlabError: the stream holds uniform scales.
+    """
+    if packed.uniform:
+        raise LutlabError("these planes hold uniform codes: use unpack_uniform")
+    planes, alpha, offset = _parts(packed)
+    g = packed.group_size
+    return PackedBCQ(planes, alpha, offset, packed.shape, g, packed.order)
+
+
+def unpack_uniform(packed: PackedBCQRows) -> UniformTensor:
+    """The inverse of pack_uniform, bit for bit.
+
+    Raises:
+        LutlabError: the stream holds alphas.
+    """
+    if not packed.uniform:
+        raise LutlabError("these planes hold alphas of their own: use unpack")
+    planes, scale, zero_point = _parts(packed)
+    plain = PackedBCQ(planes, scale, None, packed.shape, packed.group_size, packed.order)
+    return UniformTensor(
+        codes=bcq.unpack(plain).codes,
+        scale=scale[0],
+        zero_point=zero_point,
+        bits=packed.bits,
+        group_size=packed.group_size,
+        order=packed.order,
+    )
+
+
+def _fill(
+    out: PackedBCQRows, planes: torch.Tensor, scales: torch.Tensor, offset: torch.Tensor | None
+) -> PackedBCQRows:
+    """Planes [q, N, W] int32, scales [q or 1, N, G], offset [N, G] -> the record with its stream."""
+    import torch
+
+    row_blocks.check_finite(scales, offset)
+    geo, (rows, in_features) = out.geometry, out.shape
+    words = geo.columns // WORD
+    if geo.in_order:
+        planes = torch.nn.functional.pad(planes, (0, words - planes.shape[2]))
+    else:
+        planes = _moved(planes, geo.stored_columns(), in_features)
+    # [q, N, words] -> [blocks, 32, q, units, unit_words] -> [blocks, units, unit_words, q, 32]
+    there = row_blocks.lanes(planes.transpose(0, 1), rows).unflatten(3, (geo.units, -1))
+    words_part = row_blocks.as_bytes(there.permute(0, 3, 4, 2, 1))
+    # [q, N, units, groups_in_unit] -> [blocks, 32, q, units, groups_in_unit] -> [blocks, units, groups_in_unit, q, 32]
+    wide = row_blocks.lanes(geo.unit_scales(scales).transpose(0, 1), rows)
+    parts = [row_blocks.as_bytes(wide.permute(0, 3, 4, 2, 1))]
+    if offset is not None:
+        wide = row_blocks.lanes(geo.unit_scales(offset), rows)
+        parts.append(row_blocks.as_bytes(wide.permute(0, 2, 3, 1)))
+    return replace(out, stream=row_blocks.write(geo, rows, [*parts, words_part]))
+
+
+def _parts(packed: PackedBCQRows) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Planes [q, N, W], scales [q or 1, N, G], offset [N, G] or None."""
+    import torch
+
+    geo, (rows, in_features) = packed.geometry, packed.shape
+    scales, offsets, words = row_blocks.read(packed.stream, geo, rows, packed.widths)
+    planes = words.view(torch.int32).unflatten(2, (geo.unit_words, packed.bits, ROWS))
+    planes = planes.permute(3, 0, 4, 1, 2).flatten(3, 4).flatten(1, 2)[:, :rows]
+    if geo.in_order:
+        planes = planes[:, :, : -(-in_features // WORD)]
+    else:
+        columns = geo.stored_columns()
+        back = torch.empty(in_features, dtype=torch.int64)
+        back[columns[columns >= 0]] = torch.arange(geo.columns)[columns >= 0]
+        planes = _moved(planes, back, geo.columns)
+    scales = scales.view(packed.scale_dtype).unflatten(2, (geo.groups_in_unit, -1, ROWS))
+    alpha = geo.group_scales(scales.permute(3, 0, 4, 1, 2).flatten(1, 2)[:, :rows])
+    offset = None
+    if packed.offset_dtype is not None:
+        wide = offsets.view(packed.offset_dtype).unflatten(2, (geo.groups_in_unit, ROWS))
+        offset = geo.group_scales(wide.permute(0, 3, 1, 2).flatten(0, 1)[:rows]).contiguous()
+    # clone, not contiguous: that keeps odd strides where a dimension is 1, and then no bytes can be viewed.
+    return planes.clone(memory_format=torch.contiguous_format), alpha.contiguous(), offset
+
+
+def _moved(planes: torch.Tensor, columns: torch.Tensor, in_features: int) -> torch.Tensor:
+    """Planes [q, N, W] of in_features columns -> planes whose column j is columns[j], or zeros where that is -1."""
+    import torch
+
+    q, rows, _ = planes.shape
+    no_alpha = torch.zeros(q, rows, 1)
+    plain = PackedBCQ(planes.contiguous(), no_alpha, None, (rows, in_features), -1)
+    codes = bcq.unpack(plain).codes
+    codes = torch.nn.functional.pad(codes, (0, 1)).index_select(1, columns % (in_features + 1))
+    return bcq.pack(BCQTensor(codes, no_alpha, None, q, -1)).planes

@@ -1,0 +1,141 @@
+"""Uniform codes as the CPU kernels read them: blocks of 32 rows, one stream (row_blocks.py draws panels and blocks).
+
+    W[n, k] = scale[n, group of k] * (codes[n, k] - zero_point[n, group of k])                       LUT-GEMM Eq. 3
+
+    unit = [scale: 32 rows] [zero_point: 32 rows int16] [word 0: 32 rows] [word 1: 32 rows] ...
+
+Codes of up to 4 bits take fields of 4, wider ones fields of 8; column j of a word is in field j, the lowest first:
+
+    4 bits: 8 columns a word      bit  31 ... 28 | 27 ... 24 | ... |  7 ... 4  |  3 ... 0
+                                  column    7    |     6     | ... |     1     |     0
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from lutlab.formats import bcq, row_blocks
+from lutlab.formats.row_blocks import PANEL_COLUMNS, ROWS, Geometry
+from lutlab.records import UniformTensor
+
+if TYPE_CHECKING:
+    import torch
+
+WORD = 32
+
+
+@dataclass(frozen=True)
+class PackedUniformRows:
+    """stream [bytes] uint8; shape (N, K); scale_dtype: float16 or float32; order: [K] int32 or None."""
+
+    stream: torch.Tensor
+    shape: tuple[int, int]
+    bits: int
+    group_size: int
+    scale_dtype: torch.dtype
+    order: torch.Tensor | None = None
+    panel_columns: int = PANEL_COLUMNS
+
+    @property
+    def field_bits(self) -> int:
+        """Bits that a code takes."""
+        return 4 if self.bits <= 4 else 8
+
+    @cached_property
+    def geometry(self) -> Geometry:
+        """Where the columns lie."""
+        columns = WORD // self.field_bits
+        return row_blocks.geometry(self.shape[1], self.group_size, columns, self.panel_columns)
+
+    @cached_property
+    def channels(self) -> torch.Tensor | None:
+        """[columns] int32: the input channel of each stored column, -1 for padding; None: they are in order."""
+        return row_blocks.channels(self.geometry, self.order)
+
+    @property
+    def widths(self) -> list[int]:
+        """Bytes of the parts of a unit: scales, zero points, words."""
+        return [ROWS * self.scale_dtype.itemsize, ROWS * 2, self.geometry.unit_words * ROWS * 4]
+
+    @property
+    def bits_stored(self) -> int:
+        """Bits of every buffer: codes, scales, padding of rows and columns, order."""
+        order = 0 if self.order is None else self.order.numel() * 32
+        return self.stream.numel() * 8 + order
+
+    @property
+    def bits_per_weight(self) -> float:
+        """bits_stored / (N * K)."""
+        return self.bits_stored / (self.shape[0] * self.shape[1])
+
+    def dequantize(self) -> torch.Tensor:
+        """[N, K] float32, as the plain layout has it."""
+        return bcq.pack(bcq.from_uniform(unpack(self))).dequantize()
+
+
+def pack(tensor: UniformTensor, panel_columns: int = PANEL_COLUMNS) -> PackedUniformRows:
+    """Codes to words of fields.
+
+    Raises:
+        LutlabError: the group size is not a multiple of 8; a scale is inf or nan.
+    """
+    import torch
+
+    row_blocks.check_finite(tensor.scale)
+    out = PackedUniformRows(
+        stream=torch.empty(0, dtype=torch.uint8),
+        shape=tuple(tensor.codes.shape),
+        bits=tensor.bits,
+        group_size=tensor.group_size,
+        scale_dtype=tensor.scale.dtype,
+        order=tensor.order,
+        panel_columns=panel_columns,
+    )
+    geo, (rows, in_features) = out.geometry, out.shape
+    if geo.in_order:
+        codes = torch.nn.functional.pad(tensor.codes, (0, geo.columns - in_features))
+    else:
+        codes = torch.nn.functional.pad(tensor.codes, (0, 1))
+        codes = codes.index_select(1, geo.stored_columns() % (in_features + 1))
+    if out.field_bits == 4:
+        # Two bytes of one code each, read as int16, are code 0 + 256 code 1: shifted by 4, the byte holds both.
+        pairs = codes.contiguous().view(torch.int16)
+        codes = (pairs | pairs >> 4).to(torch.uint8)
+    words = codes.contiguous().view(torch.int32)
+    # [N, words] -> [blocks, 32, units, unit_words] -> [blocks, units, unit_words, 32]
+    words = row_blocks.lanes(words, rows).unflatten(2, (geo.units, -1)).permute(0, 2, 3, 1)
+    scales = [
+        row_blocks.lanes(geo.unit_scales(values)[..., 0], rows).permute(0, 2, 1)
+        for values in (tensor.scale, tensor.zero_point)
+    ]
+    parts = [row_blocks.as_bytes(part) for part in (*scales, words)]
+    return replace(out, stream=row_blocks.write(geo, rows, parts))
+
+
+def unpack(packed: PackedUniformRows) -> UniformTensor:
+    """The inverse of pack, bit for bit."""
+    import torch
+
+    geo, rows = packed.geometry, packed.shape[0]
+    scales, zeros, words = row_blocks.read(packed.stream, geo, rows, packed.widths)
+    words = words.view(torch.int32).unflatten(2, (geo.unit_words, ROWS)).permute(0, 3, 1, 2)
+    words = words.flatten(0, 1).flatten(1)[:rows]
+    codes = torch.empty(words.shape, dtype=torch.int32).copy_(words).view(torch.uint8)
+    if packed.field_bits == 4:
+        codes = torch.stack((codes & 15, codes >> 4), dim=2).flatten(1)
+    columns = geo.stored_columns()
+    codes = codes[:, columns >= 0]
+    scale, zero_point = (
+        geo.group_scales(values.view(dtype).permute(0, 2, 1).flatten(0, 1)[:rows].unsqueeze(2))
+        for values, dtype in ((scales, packed.scale_dtype), (zeros, torch.int16))
+    )
+    return UniformTensor(
+        codes=codes,
+        scale=scale.contiguous(),
+        zero_point=zero_point.contiguous(),
+        bits=packed.bits,
+        group_size=packed.group_size,
+        order=packed.order,
+    )

@@ -1,0 +1,153 @@
+"""Launcher of the kernels over blocks of rows (formats/row_blocks.py): checks, geometry, one call into C.
+
+y[M, N] = x[M, K] W[N, K]^T for M rows of x at once; the weights are read once for up to 16 rows. x may be float16,
+bfloat16 or float32 and is computed on in float32; rows that are not contiguous are copied. For many rows of x it is
+faster to call `dense` once and multiply with torch: `CROSSOVER` rows, as benchmarks/bench_cpu_gemv.py finds it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from lutlab.errors import LutlabError
+from lutlab.formats.row_blocks import ROWS, blocks_of
+
+if TYPE_CHECKING:
+    from lutlab.formats.row_blocks import Geometry
+
+C_NAMES = {torch.float16: "f16", torch.float32: "f32", torch.int16: "i16"}
+BATCH = 16  # rows of x that share one reading of the weights
+PREFETCH_BYTES = 8192
+
+
+class RowsWeight(Protocol):
+    """A weight in blocks of rows."""
+
+    stream: torch.Tensor
+    shape: tuple[int, int]
+    geometry: Geometry
+    channels: torch.Tensor | None
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A built library for one kind of weight, and what a record says of it."""
+
+    library: ctypes.CDLL
+    variant: str
+    isa: str
+    prefetch_bytes: int = PREFETCH_BYTES
+
+    def describe(self, threads: int | None = None) -> str:
+        """Variant, instruction set and threads, for a record."""
+        return f"{self.variant}, {self.isa}, {self.threads(threads)} threads"
+
+    def threads(self, threads: int | None = None) -> int:
+        """The threads that a call uses. Raises LutlabError: fewer than one is asked for."""
+        wanted = torch.get_num_threads() if threads is None else threads
+        if wanted < 1:
+            raise LutlabError(f"{wanted} threads: give 1 or more, or None for torch's number")
+        return wanted if getattr(self.library, "openmp", True) else 1
+
+    def gemv(
+        self,
+        x: torch.Tensor,
+        packed: RowsWeight,
+        out: torch.Tensor | None = None,
+        threads: int | None = None,
+    ) -> torch.Tensor:
+        """The product x [..., K] -> y [..., N] in x's dtype.
+
+        Args:
+            x: float16, bfloat16 or float32 on the CPU, any strides.
+            packed: the weight this kernel was made for.
+            out: [..., N] in x's dtype to be filled and returned; None: a new tensor.
+            threads: None: torch.get_num_threads().
+
+        Raises:
+            LutlabError: dtype, shape or device is not as above.
+        """
+        rows, in_features = packed.shape
+        check_input(x, in_features)
+        check_out(out, x, rows)
+        flat = x.reshape(-1, in_features).float().contiguous()
+        padded = blocks_of(rows) * ROWS
+        direct = (
+            out is not None
+            and padded == rows
+            and out.is_contiguous()
+            and out.dtype == torch.float32
+        )
+        y = out.view(-1, rows) if direct else torch.empty(len(flat), padded)
+        geo = packed.geometry
+        scratch = torch.empty(min(len(flat), BATCH), geo.columns)
+        self.library.gemv(
+            _pointer(flat),
+            ctypes.c_long(in_features),
+            ctypes.c_long(len(flat)),
+            _pointer(packed.stream),
+            columns_of(geo),
+            _pointer(packed.channels),
+            ctypes.c_long(blocks_of(rows)),
+            _pointer(y),
+            ctypes.c_long(padded),
+            _pointer(scratch),
+            ctypes.c_long(self.prefetch_bytes),
+            ctypes.c_int(self.threads(threads)),
+        )
+        if direct:
+            return out
+        y = y[:, :rows].reshape(*x.shape[:-1], rows)
+        return y.to(x.dtype) if out is None else out.copy_(y)
+
+    def dense(self, packed: RowsWeight, threads: int | None = None) -> torch.Tensor:
+        """W [N, K] float32, a transposed view of [K, N padded]: what torch.nn.functional.linear multiplies by.
+
+        Equal to packed.dequantize() to float32 rounding (sums of scales are not rounded through float64 here).
+        """
+        rows, in_features = packed.shape
+        columns = torch.empty(in_features, blocks_of(rows) * ROWS)
+        self.library.dequantize(
+            _pointer(packed.stream),
+            columns_of(packed.geometry),
+            _pointer(packed.channels),
+            ctypes.c_long(blocks_of(rows)),
+            _pointer(columns),
+            ctypes.c_long(columns.shape[1]),
+            ctypes.c_int(self.threads(threads)),
+        )
+        return columns[:, :rows].t()
+
+
+def check_input(x: torch.Tensor, in_features: int) -> None:
+    """Raises LutlabError unless x is [..., K], of 16 or 32 bit floats, on the CPU."""
+    if x.device.type != "cpu":
+        raise LutlabError(f"x is on {x.device}: this kernel runs on the CPU; move x or the layer")
+    if x.dtype not in (torch.float16, torch.bfloat16, torch.float32):
+        raise LutlabError(f"x is {x.dtype}: expected float16, bfloat16 or float32")
+    if x.dim() == 0 or x.shape[-1] != in_features:
+        raise LutlabError(f"x has shape {tuple(x.shape)}: expected [..., K] with K = {in_features}")
+
+
+def check_out(out: torch.Tensor | None, x: torch.Tensor, rows: int) -> None:
+    """Raises LutlabError unless out is None, or [..., N] in x's dtype on the CPU."""
+    if out is None:
+        return
+    wanted = (*x.shape[:-1], rows)
+    if tuple(out.shape) != wanted or out.dtype != x.dtype or out.device != x.device:
+        raise LutlabError(
+            f"out is {out.dtype} {tuple(out.shape)} on {out.device}: expected {x.dtype} {wanted} on {x.device}"
+        )
+
+
+def columns_of(geo: Geometry) -> ctypes.Array[ctypes.c_long]:
+    """The C struct columns of kernels/cpu/rows/activations.h."""
+    return (ctypes.c_long * 4)(geo.in_features, geo.units, geo.unit_words, geo.panel_units)
+
+
+def _pointer(tensor: torch.Tensor | None) -> ctypes.c_void_p:
+    return ctypes.c_void_p(None if tensor is None else tensor.data_ptr())

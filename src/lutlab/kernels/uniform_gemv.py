@@ -1,0 +1,48 @@
+"""y[M, N] = x[M, K] W[N, K]^T on the CPU, W uniform codes (formats/uniform_rows.py), converted and multiplied.
+
+    y[m, n] = sum_groups scale ( sum_k codes[n, k] x[m, k]  -  zero_point sum_k x[m, k] )             QIGen Eq. 2
+
+fp32 throughout: no activation is quantized. A row of W is summed by one thread in a fixed order, so that y does not
+depend on the number of threads. Codes of 2 and 3 bits are faster as planes: formats/bcq_rows.pack_uniform.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lutlab.codegen import library, uniform
+from lutlab.codegen.isa import Isa, detect
+from lutlab.kernels.rows_gemv import C_NAMES, Kernel
+
+if TYPE_CHECKING:
+    import torch
+
+    from lutlab.formats.uniform_rows import PackedUniformRows
+
+VARIANT = "uniform convert"
+
+
+def source(packed: PackedUniformRows, isa: Isa) -> str:
+    """The C source for a weight."""
+    return uniform.source(isa, bits=packed.field_bits, scale=C_NAMES[packed.scale_dtype])
+
+
+def kernel(packed: PackedUniformRows, isa: Isa | None = None) -> Kernel:
+    """The kernel for a weight, built now or before.
+
+    Raises:
+        NoCompiler: there is no C compiler.
+    """
+    isa = isa or detect()
+    built = library.load(source(packed, isa), f"uniform-{packed.field_bits}", isa)
+    return Kernel(built, VARIANT, isa.name)
+
+
+def gemv(
+    x: torch.Tensor,
+    packed: PackedUniformRows,
+    out: torch.Tensor | None = None,
+    threads: int | None = None,
+) -> torch.Tensor:
+    """The product x [..., K] -> y [..., N], as rows_gemv.Kernel.gemv, with the best kernel of this CPU."""
+    return kernel(packed).gemv(x, packed, out, threads)

@@ -1,0 +1,125 @@
+"""The kernels' layouts: words and scales where the drawing says, and round trips that keep every bit."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.kernels.weights import bcq_tensor, uniform_tensor
+
+from lutlab.errors import LutlabError
+from lutlab.formats import bcq, bcq_rows, row_blocks, uniform_rows
+
+SHAPES = {
+    "rows": st.integers(1, 70),
+    "columns": st.integers(1, 300),
+    "q": st.integers(1, 8),
+    "g": st.sampled_from([-1, 8, 16, 24, 32, 40, 64, 104, 128]),
+    "scale": st.sampled_from(["f16", "f32"]),
+    "ordered": st.booleans(),
+    "panel": st.sampled_from([32, 64, 96, 512]),
+    "seed": st.integers(0, 2**31),
+}
+
+
+@given(**SHAPES, offset=st.sampled_from([None, "f16", "f32"]))
+@settings(deadline=None, max_examples=60)
+def test_planes_come_back(rows, columns, q, g, scale, ordered, panel, seed, offset):
+    options = {"alpha": scale, "offset": offset, "ordered": ordered, "seed": seed}
+    plain = bcq.pack(bcq_tensor(rows, columns, q, g, **options))
+    packed = bcq_rows.pack(plain, panel)
+    back = bcq_rows.unpack(packed)
+    assert torch.equal(back.planes, plain.planes)
+    assert torch.equal(back.alpha, plain.alpha)
+    assert back.alpha.dtype == plain.alpha.dtype
+    assert (back.offset is None) == (offset is None)
+    if offset:
+        assert torch.equal(back.offset, plain.offset)
+        assert back.offset.dtype == plain.offset.dtype
+    assert (back.order is plain.order, back.group_size, back.shape) == (True, g, plain.shape)
+    assert torch.equal(packed.dequantize(), plain.dequantize())
+    assert packed.bits_stored >= rows * columns * q
+
+
+@given(**SHAPES, planes=st.booleans())
+@settings(deadline=None, max_examples=60)
+def test_uniform_codes_come_back(rows, columns, q, g, scale, ordered, panel, seed, planes):
+    tensor = uniform_tensor(rows, columns, q, g, scale=scale, ordered=ordered, seed=seed)
+    if planes:
+        packed = bcq_rows.pack_uniform(tensor, panel)
+        back = bcq_rows.unpack_uniform(packed)
+    else:
+        packed = uniform_rows.pack(tensor, panel)
+        back = uniform_rows.unpack(packed)
+    for name in ("codes", "scale", "zero_point"):
+        assert torch.equal(getattr(back, name), getattr(tensor, name))
+        assert getattr(back, name).dtype == getattr(tensor, name).dtype
+    assert (back.bits, back.group_size, back.order is tensor.order) == (q, g, True)
+    assert torch.equal(packed.dequantize(), bcq.pack(bcq.from_uniform(tensor)).dequantize())
+
+
+def test_a_sign_and_its_alpha_are_where_the_drawing_says():
+    rows, columns, q, g, panel = 40, 192, 2, 32, 64
+    codes = torch.zeros(rows, columns, dtype=torch.uint8)
+    n, k, b = 35, 165, 1  # block 1, lane 3; word 5 = unit 5, in panel 2; bit 5
+    codes[n, k] = 1 << b
+    alpha = torch.zeros(q, rows, columns // g, dtype=torch.float16)
+    alpha[b, n, 5] = 1.5
+    plain = bcq.pack(bcq_rows.BCQTensor(codes, alpha, None, q, g))
+    stream = bcq_rows.pack(plain, panel).stream
+    scale_bytes, word_bytes = q * 32 * 2, q * 32 * 4
+    unit = scale_bytes + word_bytes
+    at = 2 * (2 * 2 * unit) + 1 * (2 * unit) + 1 * unit  # panel 2, block 1, second unit
+    expected = torch.zeros_like(stream)
+    expected[at + scale_bytes + (b * 32 + 3) * 4] = 1 << 5
+    half = torch.tensor([1.5], dtype=torch.float16).view(torch.uint8)
+    expected[at + (b * 32 + 3) * 2 : at + (b * 32 + 3) * 2 + 2] = half
+    assert torch.equal(stream, expected)
+
+
+def test_a_code_is_in_the_field_the_drawing_says():
+    tensor = uniform_tensor(33, 24, 4, 8)
+    tensor.codes.zero_()
+    tensor.codes[32, 8 + 6] = 11  # block 1, lane 0; unit 1; column 6 of its word
+    packed = uniform_rows.pack(tensor, 32)
+    unit = 64 + 64 + 128
+    at = 1 * (3 * unit) + 1 * unit + 128
+    words = packed.stream.view(torch.int32)
+    assert words[at // 4] == 11 << 24
+
+
+@pytest.mark.parametrize(
+    ("columns", "g", "word", "stored", "units"),
+    [
+        (4096, 128, 32, 4096, 32),
+        (4096, 8, 32, 4096, 128),  # four groups a word
+        (4096, 40, 32, 103 * 64, 103),  # groups of 40 take two words
+        (4096, -1, 32, 4096, 8),  # pieces of 512
+        (11008, -1, 32, 22 * 512, 22),
+        (100, 128, 8, 104, 1),
+    ],
+)
+def test_columns_stored(columns, g, word, stored, units):
+    geo = row_blocks.geometry(columns, g, word)
+    assert (geo.columns, geo.units) == (stored, units)
+    found = geo.stored_columns()
+    assert torch.equal(found[found >= 0], torch.arange(columns))
+    assert geo.in_order == (g != 40)
+
+
+def test_what_the_kernels_cannot_take_is_refused():
+    with pytest.raises(LutlabError, match="g=12 is not a group size the CPU kernels take"):
+        bcq_rows.pack(bcq.pack(bcq_tensor(4, 40, 2, 12)))
+    tensor = bcq_tensor(4, 40, 2, 8)
+    tensor.alpha[1, 2, 3] = torch.inf
+    with pytest.raises(LutlabError, match="1 scales are inf or nan"):
+        bcq_rows.pack(bcq.pack(tensor))
+    with pytest.raises(LutlabError, match="use unpack_uniform"):
+        bcq_rows.unpack(bcq_rows.pack_uniform(uniform_tensor(4, 40, 2, 8)))
+    with pytest.raises(LutlabError, match="use unpack"):
+        bcq_rows.unpack_uniform(bcq_rows.pack(bcq.pack(bcq_tensor(4, 40, 2, 8))))
+
+
+def test_an_offset_in_float64_is_stored_in_float32():
+    tensor = bcq_tensor(4, 40, 2, 8, offset="f32")
+    wide = bcq_rows.BCQTensor(tensor.codes, tensor.alpha, tensor.offset.double(), 2, 8)
+    assert torch.equal(bcq_rows.unpack(bcq_rows.pack(bcq.pack(wide))).offset, tensor.offset)

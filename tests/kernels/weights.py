@@ -1,0 +1,56 @@
+"""Random weights and the error of a product, for the tests of kernels over blocks of rows."""
+
+from __future__ import annotations
+
+import torch
+
+from lutlab.formats import bcq, bcq_rows, uniform_rows
+from lutlab.groups import group_count
+from lutlab.records import BCQTensor, UniformTensor
+
+
+def bcq_tensor(rows, columns, q, g, *, alpha="f16", offset=None, ordered=False, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    dtypes = {"f16": torch.float16, "f32": torch.float32}
+    groups = group_count(g, columns)
+    return BCQTensor(
+        codes=torch.randint(0, 2**q, (rows, columns), generator=generator, dtype=torch.uint8),
+        alpha=torch.randn(q, rows, groups, generator=generator).to(dtypes[alpha]),
+        offset=None
+        if offset is None
+        else torch.randn(rows, groups, generator=generator).to(dtypes[offset]),
+        bits=q,
+        group_size=g,
+        order=torch.randperm(columns, generator=generator).int() if ordered else None,
+    )
+
+
+def uniform_tensor(rows, columns, q, g, *, scale="f16", ordered=False, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    groups = group_count(g, columns)
+    dtype = {"f16": torch.float16, "f32": torch.float32}[scale]
+    return UniformTensor(
+        codes=torch.randint(0, 2**q, (rows, columns), generator=generator, dtype=torch.uint8),
+        scale=(torch.rand(rows, groups, generator=generator) + 0.5).to(dtype),
+        # Around the middle, as weights around zero have it: no sum cancels by far more than theirs do.
+        zero_point=torch.randint(
+            2**q // 2 - 3, 2**q // 2 + 3, (rows, groups), generator=generator
+        ).short(),
+        bits=q,
+        group_size=g,
+        order=torch.randperm(columns, generator=generator).int() if ordered else None,
+    )
+
+
+def packed(rows, columns, kind, q, g, **options):
+    """A packed weight; kind: planes, planes of uniform codes, or codes."""
+    if kind == "planes":
+        return bcq_rows.pack(bcq.pack(bcq_tensor(rows, columns, q, g, **options)))
+    pack = {"uniform planes": bcq_rows.pack_uniform, "codes": uniform_rows.pack}[kind]
+    return pack(uniform_tensor(rows, columns, q, g, **options))
+
+
+def relative_error(y, x, weight):
+    """|y - x W^T| / |x W^T|, the product in float64."""
+    expected = x.double() @ weight.double().t()
+    return ((y.double() - expected).norm() / expected.norm()).item()
