@@ -93,8 +93,8 @@ def test_a_code_is_in_the_field_the_drawing_says():
         (4096, 128, 32, 4096, 32),
         (4096, 8, 32, 4096, 128),  # four groups a word
         (4096, 40, 32, 103 * 64, 103),  # groups of 40 take two words
-        (4096, -1, 32, 4096, 8),  # pieces of 512
-        (11008, -1, 32, 22 * 512, 22),
+        (4096, -1, 32, 4096, 4),  # pieces of 32 words
+        (11008, -1, 32, 11 * 1024, 11),
         (100, 128, 8, 104, 1),
     ],
 )

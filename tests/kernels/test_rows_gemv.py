@@ -84,7 +84,7 @@ def test_every_instruction_set_and_grouping_of_a_word(kind, g, name):
 @pytest.mark.parametrize("g", [24, 40, 64, 1000, 1056, 2000])
 @pytest.mark.parametrize("kind", KINDS)
 def test_groups_that_are_no_whole_words_and_long_ones(kind, g):
-    check(packed(5, 2100, **KINDS[kind], g=g), 2)
+    check(packed(70, 2100, **KINDS[kind], g=g), 2)
 
 
 @pytest.mark.parametrize("kind", ["planes, offset", "codes"])
@@ -97,7 +97,7 @@ def test_rows_around_a_block(kind, rows):
 @pytest.mark.parametrize("columns", [1, 2, 3, 5, 31, 33, 500, 511, 513, 1025, 1537])
 def test_columns_around_a_word_and_a_panel(kind, columns):
     for g in (32, -1):
-        check(packed(9, columns, **KINDS[kind], g=g), 1)
+        check(packed(70, columns, **KINDS[kind], g=g), 1)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -8,7 +8,7 @@
     block 1  |......|......|
                 panel 0                 then panel 1: all blocks again
 
-A unit is the columns that share scales: one group, a piece of a group longer than 512 columns, or one word holding
+A unit is the columns that share scales: one group, a piece of a group longer than 32 words, or one word holding
 several groups of 8 or 16. Its columns are a whole number of words: what a group lacks, and what K lacks in the last
 unit, is padding that multiplies activations of 0. A panel is as many units as make 512 columns: the tables or
 activations of a panel stay in the L1 cache while all rows pass. The kernel reads the stream from front to back, so
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 ROWS = 32
 PANEL_COLUMNS = 512
-# A group longer than this is cut: its tables would not stay in L1, and sums in float32 would get long.
-LONGEST_UNIT = 512
+# A group of more words than this is cut: its tables would not stay in L1, and sums in float32 would get long.
+LONGEST_UNIT_WORDS = 32
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def geometry(
         words, groups_in_unit, pieces = 1, word_columns // length, 1
     else:
         words, groups_in_unit = -(-length // word_columns), 1
-        pieces = -(-words * word_columns // LONGEST_UNIT)
+        pieces = -(-words // LONGEST_UNIT_WORDS)
         words = -(-words // pieces)
     panel_units = max(1, panel_columns // (words * word_columns))
     return Geometry(in_features, length, word_columns, words, groups_in_unit, pieces, panel_units)
