@@ -50,8 +50,8 @@ static inline void strip(
     int64_t k, int64_t end, int64_t n_size, int64_t group, int64_t groups)
 {
     (void)groups;
-    while (k < end) {
-        const int64_t j = k / group, stop = smaller(end, (j + 1) * group);
+    for (int64_t j = k / group; k < end; j++) { /* a block begins with a group */
+        const int64_t stop = smaller(end, k + group);
         floats a0 = broadcast(0);
         for (; k < stop; k += UNIT, x += UNIT, words += UNIT_WORDS) {
         const ints w0_0 = load_words(words + 0);

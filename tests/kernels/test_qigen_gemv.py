@@ -113,7 +113,7 @@ def test_any_shape_in_any_blocks(q, g, rows, in_features, tokens, steps, strips,
     assert (y.double() - expected).norm() <= LIMIT * exact(x.abs(), tensor).abs().norm() + 1e-5
 
 
-@pytest.mark.parametrize("kernel", [(1, 1), (1, 7), (4, 2), (32, 1)])
+@pytest.mark.parametrize("kernel", [(1, 1), (1, 7), (2, 4), (32, 1)])
 def test_no_micro_kernel_changes_the_answer(kernel):
     tensor, x = layer(3, 100, 250, 32), activations(2, 250)
     blocks = cut(tensor, kernel=MicroKernel(*kernel))

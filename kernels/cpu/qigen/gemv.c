@@ -74,8 +74,8 @@ static inline void strip(
     int64_t k, int64_t end, int64_t n_size, int64_t group, int64_t groups)
 {
 {% if groups_in_unit > 1 %}
-    for (; k < end; k += UNIT, x += UNIT, words += UNIT_WORDS) {
-        const int64_t j = k / group;
+    int64_t j = k / group;
+    for (; k < end; k += UNIT, x += UNIT, words += UNIT_WORDS, j += {{ groups_in_unit }}) {
 {{ load_unit() -}}
 {% for part in range(groups_in_unit) %}
         if (j + {{ part }} < groups) {
@@ -89,8 +89,8 @@ static inline void strip(
     }
 {% elif groups_in_unit == 1 %}
     (void)groups;
-    while (k < end) {
-        const int64_t j = k / group, stop = smaller(end, (j + 1) * group);
+    for (int64_t j = k / group; k < end; j++) { /* a block begins with a group */
+        const int64_t stop = smaller(end, k + group);
 {% for t in range(t_u) %}
         floats a{{ t }} = broadcast(0);
 {% endfor %}
