@@ -11,6 +11,7 @@ the first tokens need not equal ours, but must point the same way.
 
 from __future__ import annotations
 
+import ctypes
 import importlib.metadata
 import importlib.util
 import statistics
@@ -155,12 +156,15 @@ def _check(model: PreTrainedModel, ids: list[int], seen: list[np.ndarray]) -> No
 def _q4_0(model: PreTrainedModel, folder: Path) -> Path:
     """The model as a q4_0 file of llama.cpp."""
     import llama_cpp
+    from llama_cpp._logger import set_verbose
 
+    set_verbose(False)  # before a model is made, nothing else quiets it
     whole, small = folder / "float32.gguf", folder / "q4_0.gguf"
     _write_gguf(model, whole)
     parameters = llama_cpp.llama_model_quantize_default_params()
     parameters.ftype = llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0
-    failed = llama_cpp.llama_model_quantize(str(whole).encode(), str(small).encode(), parameters)
+    paths = (str(whole).encode(), str(small).encode())
+    failed = llama_cpp.llama_model_quantize(*paths, ctypes.byref(parameters))
     if failed:
         raise LutlabError(f"llama.cpp's quantizer refuses the model (code {failed})")
     whole.unlink()
