@@ -9,9 +9,9 @@ Every contestant's output is checked before it is timed: against float64 for our
 dequantized weights for a peer. Cold: as many copies of the weights are passed through as make --cold-mb (10 times the
 L3 cache), each other contestant in between; resident: one copy again and again. Every contestant is timed once a
 round; a time is the lower quartile inside a round, and what is printed are medians over rounds, ratios and fractions
-being taken round by round. Bytes are those stored, scales included; the bandwidth beside is that of
-reading 8 MB pieces of --cold-mb in the same round by the same number of threads. A peer runs in a process of its own, which sleeps while
-it is not asked.
+being taken round by round. Bytes are those stored, scales included; the bandwidth beside is that of reading 8 MB pieces
+of --cold-mb in the same round by the same number of threads. A peer runs in a process of its own, which sleeps while it
+is not asked.
 
 Predicted and seen: kernels/README.md.
 """
@@ -117,10 +117,11 @@ def ours(shape: tuple[int, int], m: int, args: argparse.Namespace) -> list[Conte
             size = packed.stream.numel()
             found.append(Contestant(f"lutlab {name} ({on.name})", size, len(streams), run, error))
             if m > 1 and name.endswith("q4"):
+                room = torch.empty(shape)
 
-                def dense_gemm(i: int, kernel=kernel, packed=packed, streams=streams) -> None:
+                def dense_gemm(i: int, kernel=kernel, packed=packed, streams=streams, room=room):
                     object.__setattr__(packed, "stream", streams[i])
-                    torch.nn.functional.linear(x, kernel.dense(packed))
+                    torch.nn.functional.linear(x, kernel.dense(packed, out=room))
 
                 named = f"lutlab {name} dense + torch mm"
                 found.append(Contestant(named, size, len(streams), dense_gemm, 0.0))

@@ -467,23 +467,20 @@ static void prepare(const float *x, long units, long unit_words, float *tables, 
     }
 }
 
-/* 16 rows of a unit, from row v * 16 on: out[channel, row] = W[row, channel]. */
-static void dequantize_unit(const uint8_t *unit, int v, struct columns k, long column, const int32_t *channels, float *out,
-                            long out_stride)
+/* 16 rows of a unit, from row v * 16 on: tile[column * ROWS + lane]. */
+static void dequantize_unit(const uint8_t *unit, int v, long unit_words, float *tile)
 {
     for (int group = 0; group < SUMS; group++) {
         rows_f a[Q], z = broadcast(0);
         for (int plane = 0; plane < Q; plane++) a[plane] = load_alpha(unit, group, plane, v);
-        for (long word = 0; word < k.unit_words; word++) {
+        for (long word = 0; word < unit_words; word++) {
             rows_w w[Q];
             for (int plane = 0; plane < Q; plane++)
                 w[plane] = load_words(unit + WORDS_AT + word * WORD_BYTES + plane * 128 + v * 64);
             for (int bit = group * 32 / SUMS; bit < (group + 1) * 32 / SUMS; bit++) {
-                const long j = column + word * 32 + bit, channel = channels ? channels[j] : j;
-                if (channel < 0 || channel >= k.channels) continue;
                 rows_f value = z;
                 for (int plane = 0; plane < Q; plane++) value = add(value, negated_unless(a[plane], w[plane], bit));
-                store_f32(out + channel * out_stride, value);
+                store_f32(tile + (word * 32 + bit) * ROWS, value);
             }
         }
     }
@@ -541,18 +538,27 @@ void gemv(const float *x, long x_stride, long m, const uint8_t *stream, const st
     }
 }
 
-/* out[channel, row] = W[row, channel], out [K, out_stride]. */
-void dequantize(const uint8_t *stream, const struct columns *k, const int32_t *channels, long blocks, float *out,
-                long out_stride, int threads)
+/* out[row, channel] = W[row, channel], out [N, K]: a unit of 32 rows in a tile, then row by row. */
+void dequantize(const uint8_t *stream, const struct columns *k, const int32_t *channels, long n, float *out, int threads)
 {
-    const long unit_bytes = WORDS_AT + k->unit_words * WORD_BYTES;
+    const long blocks = (n + ROWS - 1) / ROWS, unit_bytes = WORDS_AT + k->unit_words * WORD_BYTES;
+    const long unit_columns = k->unit_words * WORD_COLUMNS;
 #pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
-    for (long block = 0; block < blocks; block++)
+    for (long block = 0; block < blocks; block++) {
+        float tile[unit_columns * ROWS];
         for (long u = 0; u < k->units; u++) {
             const long panel = u / k->panel_units * k->panel_units;
             const long units = k->units - panel < k->panel_units ? k->units - panel : k->panel_units;
             const uint8_t *unit = stream + (blocks * panel + block * units + u - panel) * unit_bytes;
-            for (int v = 0; v < 2; v++)
-                dequantize_unit(unit, v, *k, u * k->unit_words * WORD_COLUMNS, channels, out + block * ROWS + v * 16, out_stride);
+            for (int v = 0; v < 2; v++) dequantize_unit(unit, v, k->unit_words, tile + v * 16);
+            const int32_t *channel = channels ? channels + u * unit_columns : 0;
+            for (long r = 0; r < ROWS && block * ROWS + r < n; r++) {
+                float *row = out + (block * ROWS + r) * k->channels + (channel ? 0 : u * unit_columns);
+                const long left = k->channels - u * unit_columns, inside = left < unit_columns ? left : unit_columns;
+                for (long c = 0; !channel && c < inside; c++) row[c] = tile[c * ROWS + r];
+                for (long c = 0; channel && c < unit_columns; c++)
+                    if (channel[c] >= 0) row[channel[c]] = tile[c * ROWS + r];
+            }
         }
+    }
 }

@@ -133,8 +133,12 @@ def test_any_shape(kind, rows, columns, g, m, ordered, seed):
 def test_dense_is_the_weight(kind, name):
     for rows, columns, g in ((70, 300, 64), (1, 33, -1), (40, 90, 40)):
         weight = packed(rows, columns, **KINDS[kind], g=g, ordered=True)
-        dense = kernel(weight, ISAS[name]).dense(weight, threads=2)
+        room = torch.full((rows, columns), torch.nan)
+        dense = kernel(weight, ISAS[name]).dense(weight, out=room, threads=2)
+        assert dense is room
         torch.testing.assert_close(dense, weight.dequantize(), rtol=1e-6, atol=2e-6)
+    with pytest.raises(LutlabError, match=r"expected a contiguous float32 \(40, 90\)"):
+        kernel(weight).dense(weight, out=torch.empty(90, 40))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -240,7 +244,7 @@ def test_avx512_emulated_gives_the_same(kind, g):
     text = text.replace('__asm__ volatile("" : "+v"(value))', "((void)0)")
     slow = isa.Isa("portable", ("-O1",))  # built in a third of the time
     built = ctypes.CDLL(str(library.build(text, "emulated", slow) / "kernel.so"))
-    emulated, x = Kernel(built, "emulated", "avx512"), inputs(7, 200)
+    emulated, x = Kernel(built, "emulated", "avx512", None), inputs(7, 200)
     for m in (1, 7):
         assert relative_error(emulated.gemv(x[:m], weight), x[:m], weight.dequantize()) <= EXACT
     torch.testing.assert_close(emulated.dense(weight), weight.dequantize(), rtol=1e-6, atol=2e-6)

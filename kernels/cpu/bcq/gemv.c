@@ -165,23 +165,20 @@ static void prepare(const float *x, long units, long unit_words, float *tables, 
     }
 }
 
-/* 16 rows of a unit, from row v * 16 on: out[channel, row] = W[row, channel]. */
-static void dequantize_unit(const uint8_t *unit, int v, struct columns k, long column, const int32_t *channels, float *out,
-                            long out_stride)
+/* 16 rows of a unit, from row v * 16 on: tile[column * ROWS + lane]. */
+static void dequantize_unit(const uint8_t *unit, int v, long unit_words, float *tile)
 {
     for (int group = 0; group < SUMS; group++) {
         rows_f a[Q], z = {{ "load_offset(unit, group, v)" if offset else "broadcast(0)" }};
         for (int plane = 0; plane < Q; plane++) a[plane] = load_alpha(unit, group, plane, v);
-        for (long word = 0; word < k.unit_words; word++) {
+        for (long word = 0; word < unit_words; word++) {
             rows_w w[Q];
             for (int plane = 0; plane < Q; plane++)
                 w[plane] = load_words(unit + WORDS_AT + word * WORD_BYTES + plane * 128 + v * 64);
             for (int bit = group * 32 / SUMS; bit < (group + 1) * 32 / SUMS; bit++) {
-                const long j = column + word * 32 + bit, channel = channels ? channels[j] : j;
-                if (channel < 0 || channel >= k.channels) continue;
                 rows_f value = z;
                 for (int plane = 0; plane < Q; plane++) value = add(value, negated_unless(a[plane], w[plane], bit));
-                store_f32(out + channel * out_stride, value);
+                store_f32(tile + (word * 32 + bit) * ROWS, value);
             }
         }
     }

@@ -91,22 +91,18 @@ static void prepare(const float *x, long units, long unit_words, float *ready, f
             ready[word * WORD_COLUMNS + field] = x[word * WORD_COLUMNS + field] * scale[field];
 }
 
-/* 16 rows of a unit, from row v * 16 on: out[channel, row] = W[row, channel]. */
-static void dequantize_unit(const uint8_t *unit, int v, struct columns k, long column, const int32_t *channels, float *out,
-                            long out_stride)
+/* 16 rows of a unit, from row v * 16 on: tile[column * ROWS + lane]. */
+static void dequantize_unit(const uint8_t *unit, int v, long unit_words, float *tile)
 {
     const rows_f scale = load_scale(unit, v), zero = load_i16(unit + {{ scale_bytes }} + v * 32);
-    for (long word = 0; word < k.unit_words; word++) {
+    for (long word = 0; word < unit_words; word++) {
         const rows_w w = load_words(unit + WORDS_AT + word * WORD_BYTES + v * 64);
         rows_f code[WORD_COLUMNS];
 {% for field in range(32 // bits) %}
         code[{{ field }}] = {{ "above(w, %d)" % (32 - bits) if field == 32 // bits - 1 else "mul(broadcast(0x1p-%df), masked(w, 0x%x))" % (bits * field, (2 ** bits - 1) * 2 ** (bits * field)) }};
 {% endfor %}
-        for (int field = 0; field < WORD_COLUMNS; field++) {
-            const long j = column + word * WORD_COLUMNS + field, channel = channels ? channels[j] : j;
-            if (channel < 0 || channel >= k.channels) continue;
-            store_f32(out + channel * out_stride, mul(scale, add(code[field], mul(broadcast(-1), zero))));
-        }
+        for (int field = 0; field < WORD_COLUMNS; field++)
+            store_f32(tile + (word * WORD_COLUMNS + field) * ROWS, mul(scale, add(code[field], mul(broadcast(-1), zero))));
     }
 }
 

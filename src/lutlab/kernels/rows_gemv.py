@@ -1,8 +1,8 @@
 """Launcher of the kernels over blocks of rows (formats/row_blocks.py): checks, geometry, one call into C.
 
 y[M, N] = x[M, K] W[N, K]^T for M rows of x at once; the weights are read once for up to 16 rows. x may be float16,
-bfloat16 or float32 and is computed on in float32; rows that are not contiguous are copied. For many rows of x it is
-faster to call `dense` once and multiply with torch: `CROSSOVER` rows, as benchmarks/bench_cpu_gemv.py finds it.
+bfloat16 or float32 and is computed on in float32; rows that are not contiguous are copied. From `dense_rows` rows of x
+on it is faster to call `dense` and multiply with torch.
 """
 
 from __future__ import annotations
@@ -40,6 +40,9 @@ class Kernel:
     library: ctypes.CDLL
     variant: str
     isa: str
+    dense_rows: (
+        int | None
+    )  # of x, from which on dense() and a product by torch are faster; None: not up to 256
     prefetch_bytes: int = PREFETCH_BYTES
 
     def describe(self, threads: int | None = None) -> str:
@@ -104,23 +107,37 @@ class Kernel:
         y = y[:, :rows].reshape(*x.shape[:-1], rows)
         return y.to(x.dtype) if out is None else out.copy_(y)
 
-    def dense(self, packed: RowsWeight, threads: int | None = None) -> torch.Tensor:
-        """W [N, K] float32, a transposed view of [K, N padded]: what torch.nn.functional.linear multiplies by.
+    def dense(
+        self,
+        packed: RowsWeight,
+        out: torch.Tensor | None = None,
+        threads: int | None = None,
+    ) -> torch.Tensor:
+        """W [N, K] float32, for a product with many rows of x; into `out` where that is given.
 
         Equal to packed.dequantize() to float32 rounding (sums of scales are not rounded through float64 here).
+
+        Raises:
+            LutlabError: out is not a contiguous float32 [N, K].
         """
-        rows, in_features = packed.shape
-        columns = torch.empty(in_features, blocks_of(rows) * ROWS)
+        if out is None:
+            out = torch.empty(packed.shape)
+        elif (tuple(out.shape), out.dtype) != (
+            packed.shape,
+            torch.float32,
+        ) or not out.is_contiguous():
+            raise LutlabError(
+                f"out is {out.dtype} {tuple(out.shape)}: expected a contiguous float32 {packed.shape}"
+            )
         self.library.dequantize(
             _pointer(packed.stream),
             columns_of(packed.geometry),
             _pointer(packed.channels),
-            ctypes.c_long(blocks_of(rows)),
-            _pointer(columns),
-            ctypes.c_long(columns.shape[1]),
+            ctypes.c_long(packed.shape[0]),
+            _pointer(out),
             ctypes.c_int(self.threads(threads)),
         )
-        return columns[:, :rows].t()
+        return out
 
 
 def check_input(x: torch.Tensor, in_features: int) -> None:

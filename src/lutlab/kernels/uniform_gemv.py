@@ -35,7 +35,7 @@ def kernel(packed: PackedUniformRows, isa: Isa | None = None) -> Kernel:
     """
     isa = isa or detect()
     built = library.load(source(packed, isa), f"uniform-{packed.field_bits}", isa)
-    return Kernel(built, VARIANT, isa.name)
+    return Kernel(built, VARIANT, isa.name, dense_rows=None)
 
 
 def gemv(
