@@ -43,7 +43,7 @@ def test_measures_every_repeat_and_names_the_kernel(quantized, monkeypatch):
     assert (found.n, found.samples) == (3, (4.0, 1.0, 2.0))
     assert found.facts["tokens"] == 12
     assert found.facts["threads"] == 1
-    assert ("dequantize" in found.facts["kernel"]) == quantized
+    assert (found.facts["kernel"] != "torch matmul") == quantized
     assert model.training
 
 

@@ -49,7 +49,7 @@ def test_a_quantized_model_is_loaded_quantized(tmp_path, capfd):
     peak_memory.run(str(tmp_path / "model"), type(model).__module__, "8", "1")
     out, err = capfd.readouterr()
     seen = json.loads(out.splitlines()[-1])
-    assert "dequantize" in seen["kernel"]
+    assert seen["kernel"] != "torch matmul"
     assert 0 < seen["before"] <= seen["peak"]
     assert "shards" not in err
 
