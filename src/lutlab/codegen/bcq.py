@@ -7,6 +7,7 @@ the registers; where those are few, each gets several sums, since an FMA takes f
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 from lutlab.codegen import templates
@@ -90,6 +91,7 @@ def cuts(lut_bits: int, groups_in_unit: int) -> list[Cut]:
     return found
 
 
+@functools.cache
 def source(
     isa: Isa,
     *,

@@ -6,6 +6,7 @@ AVX-512 a plane costs a quarter of that a code, with AVX2 a third.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -41,6 +42,7 @@ class Loop:
         return f"{self.m} x {len(self.tiles[0])} vectors x {self.ways} sums"
 
 
+@functools.cache
 def source(isa: Isa, *, bits: int, scale: str) -> str:
     """C source.
 

@@ -29,6 +29,8 @@ class RowsWeight(Protocol):
 
     stream: torch.Tensor
     shape: tuple[int, int]
+    bits: int
+    group_size: int
     geometry: Geometry
     channels: torch.Tensor | None
 
