@@ -189,13 +189,13 @@ def _fill(
         planes = _moved(planes, geo.stored_columns(), in_features)
     # [q, N, words] -> [blocks, 32, q, units, unit_words] -> [blocks, units, unit_words, q, 32]
     there = row_blocks.lanes(planes.transpose(0, 1), rows).unflatten(3, (geo.units, -1))
-    words_part = row_blocks.as_bytes(there.permute(0, 3, 4, 2, 1))
+    words_part = there.permute(0, 3, 4, 2, 1)
     # [q, N, units, groups_in_unit] -> [blocks, 32, q, units, groups_in_unit] -> [blocks, units, groups_in_unit, q, 32]
     wide = row_blocks.lanes(geo.unit_scales(scales).transpose(0, 1), rows)
-    parts = [row_blocks.as_bytes(wide.permute(0, 3, 4, 2, 1))]
+    parts = [wide.permute(0, 3, 4, 2, 1)]
     if offset is not None:
         wide = row_blocks.lanes(geo.unit_scales(offset), rows)
-        parts.append(row_blocks.as_bytes(wide.permute(0, 2, 3, 1)))
+        parts.append(wide.permute(0, 2, 3, 1))
     return replace(out, stream=row_blocks.write(geo, rows, [*parts, words_part]))
 
 

@@ -135,16 +135,14 @@ def blocks_of(rows: int) -> int:
 
 
 def write(geo: Geometry, rows: int, parts: list[torch.Tensor]) -> torch.Tensor:
-    """Tensors [blocks, units, bytes] uint8, in the order they have in a unit -> the stream [bytes] uint8."""
+    """Numbers [blocks, units, ...], in the order they have in a unit -> the stream [bytes] uint8."""
     import torch
 
-    width = sum(part.shape[2] for part in parts)
-    stream = torch.empty(blocks_of(rows) * geo.units * width, dtype=torch.uint8)
-    for panel, there in _panel_views(stream, geo, rows, width):
-        at = 0
-        for part in parts:
-            there[:, :, at : at + part.shape[2]] = part[:, panel]
-            at += part.shape[2]
+    sizes = [part[0, 0].numel() * part.element_size() for part in parts]
+    stream = torch.empty(blocks_of(rows) * geo.units * sum(sizes), dtype=torch.uint8)
+    for panel, there in _panel_views(stream, geo, rows, sum(sizes)):
+        for part, region in zip(parts, there.split(sizes, dim=2), strict=True):
+            region.view(part.dtype).unflatten(2, part.shape[2:]).copy_(part[:, panel])
     return stream
 
 
@@ -176,13 +174,6 @@ def lanes(values: torch.Tensor, rows: int) -> torch.Tensor:
     if missing:
         values = torch.cat((values, values.new_zeros(missing, *values.shape[1:])))
     return values.unflatten(0, (blocks_of(rows), ROWS))
-
-
-def as_bytes(values: torch.Tensor) -> torch.Tensor:
-    """[blocks, units, ...] -> [blocks, units, bytes] uint8."""
-    import torch
-
-    return values.contiguous().flatten(2).view(torch.uint8)
 
 
 def channels(geo: Geometry, order: torch.Tensor | None) -> torch.Tensor | None:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     import torch
 
 WORD = 32
+# Codes packed at a time, so that what is made of them stays in the cache.
+CHUNK_CODES = 2**18
 
 
 @dataclass(frozen=True)
@@ -93,25 +95,36 @@ def pack(tensor: UniformTensor, panel_columns: int = PANEL_COLUMNS) -> PackedUni
         order=tensor.order,
         panel_columns=panel_columns,
     )
-    geo, (rows, in_features) = out.geometry, out.shape
-    if geo.in_order:
-        codes = torch.nn.functional.pad(tensor.codes, (0, geo.columns - in_features))
-    else:
-        codes = torch.nn.functional.pad(tensor.codes, (0, 1))
-        codes = codes.index_select(1, geo.stored_columns() % (in_features + 1))
-    if out.field_bits == 4:
-        # Two bytes of one code each, read as int16, are code 0 + 256 code 1: shifted by 4, the byte holds both.
-        pairs = codes.contiguous().view(torch.int16)
-        codes = (pairs | pairs >> 4).to(torch.uint8)
-    words = codes.contiguous().view(torch.int32)
+    geo, rows = out.geometry, out.shape[0]
+    words = torch.empty(rows, geo.units * geo.unit_words, dtype=torch.int32)
+    step = max(1, CHUNK_CODES // geo.columns)
+    for first in range(0, rows, step):
+        words[first : first + step] = _words(tensor.codes[first : first + step], geo)
     # [N, words] -> [blocks, 32, units, unit_words] -> [blocks, units, unit_words, 32]
     words = row_blocks.lanes(words, rows).unflatten(2, (geo.units, -1)).permute(0, 2, 3, 1)
     scales = [
         row_blocks.lanes(geo.unit_scales(values)[..., 0], rows).permute(0, 2, 1)
         for values in (tensor.scale, tensor.zero_point)
     ]
-    parts = [row_blocks.as_bytes(part) for part in (*scales, words)]
-    return replace(out, stream=row_blocks.write(geo, rows, parts))
+    return replace(out, stream=row_blocks.write(geo, rows, [*scales, words]))
+
+
+def _words(codes: torch.Tensor, geo: Geometry) -> torch.Tensor:
+    """Codes [rows, K] uint8 -> words [rows, units * unit_words] int32."""
+    import torch
+
+    in_features = codes.shape[1]
+    if not geo.in_order:
+        codes = torch.nn.functional.pad(codes, (0, 1))
+        codes = codes.index_select(1, geo.stored_columns() % (in_features + 1))
+    elif geo.columns > in_features:
+        codes = torch.nn.functional.pad(codes, (0, geo.columns - in_features))
+    codes = codes.contiguous()
+    if geo.word_columns == 8:
+        # Two bytes of one code each, read as int16, are code 0 + 256 code 1: shifted by 4, the byte holds both.
+        pairs = codes.view(torch.int16)
+        codes = (pairs | pairs >> 4).to(torch.uint8)
+    return codes.view(torch.int32)
 
 
 def unpack(packed: PackedUniformRows) -> UniformTensor:
