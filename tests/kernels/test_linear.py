@@ -1,0 +1,96 @@
+"""The kernel chosen for a packed weight, and the operation that torch sees."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.kernels.weights import bcq_tensor, relative_error, uniform_tensor
+
+from lutlab.codegen.compiler import NoCompiler
+from lutlab.codegen.isa import detect
+from lutlab.errors import LutlabError
+from lutlab.formats import bcq
+from lutlab.kernels import linear
+from lutlab.kernels.linear import cpu_linear
+
+N, K = 40, 72
+WEIGHTS = {
+    "planes": lambda: bcq.pack(bcq_tensor(N, K, 3, 16, offset="f32", ordered=True)),
+    "uniform planes": lambda: bcq.pack(bcq.from_uniform(uniform_tensor(N, K, 3, 16))),
+    "codes": lambda: bcq.pack(bcq.from_uniform(uniform_tensor(N, K, 4, 16, ordered=True))),
+}
+
+
+def inputs(rows, dtype=torch.float32):
+    return torch.randn(rows, K, generator=torch.Generator().manual_seed(5)).to(dtype)
+
+
+@pytest.mark.parametrize("kind", WEIGHTS)
+@pytest.mark.parametrize("rows", [1, 5, 300])
+def test_multiplies_few_rows_and_many(kind, rows):
+    packed = WEIGHTS[kind]()
+    x = inputs(rows)
+    chosen = cpu_linear(packed)
+    y = chosen(x)
+    assert chosen.few(x) == (rows < (chosen.kernel.dense_rows or 1000))
+    assert y.shape == (rows, N)
+    assert relative_error(y, x, packed.dequantize()) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("dtype", "limit"), [(torch.float16, 1e-3), (torch.bfloat16, 8e-3)], ids=str
+)
+@pytest.mark.parametrize("rows", [2, 300])
+def test_half_precision_stays_half_precision(dtype, limit, rows):
+    packed = WEIGHTS["planes"]()
+    x = inputs(rows, dtype)
+    y = cpu_linear(packed)(x)
+    assert y.dtype == dtype
+    assert relative_error(y, x, packed.dequantize()) < limit
+
+
+@pytest.mark.parametrize(
+    ("kind", "layout", "variant"),
+    [
+        ("planes", "planes 40 72 3 16 float16 float32", "bcq lut"),
+        ("uniform planes", "planes 40 72 3 16 float16 int16", "bcq lut"),
+        ("codes", "fields 40 72 4 16 float16 None", "uniform convert"),
+    ],
+)
+def test_uniform_codes_take_the_faster_of_their_two_layouts(kind, layout, variant):
+    chosen = cpu_linear(WEIGHTS[kind]())
+    threads = torch.get_num_threads()
+    assert chosen.layout == layout
+    assert chosen.describe(few=True) == f"{variant}, {detect().name}, {threads} threads"
+    assert chosen.describe(few=False).startswith(f"dequantize every call ({variant}, ")
+
+
+@pytest.mark.parametrize("kind", WEIGHTS)
+def test_torch_sees_one_operation_with_the_shape_it_says(kind):
+    chosen = cpu_linear(WEIGHTS[kind]())
+    graphs = []
+
+    def look(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(lambda x: chosen(x), backend=look, fullgraph=True)
+    assert torch.equal(compiled(inputs(2)), chosen(inputs(2)))
+    assert "rows_gemv" in graphs[0].code
+    torch.library.opcheck(
+        torch.ops.lutlab.rows_gemv.default,
+        (inputs(2), chosen.packed.stream, chosen.channels, chosen.layout),
+        test_utils=("test_schema", "test_faketensor"),
+    )
+
+
+def test_a_group_size_without_a_kernel_is_refused():
+    with pytest.raises(LutlabError, match="13"):
+        cpu_linear(bcq.pack(bcq_tensor(N, K, 3, 13)))
+
+
+def test_no_compiler_is_said(monkeypatch, tmp_path):
+    monkeypatch.setenv("LUTLAB_CC", str(tmp_path / "none"))
+    linear._kernel.cache_clear()
+    with pytest.raises(NoCompiler, match="LUTLAB_CC"):
+        cpu_linear(WEIGHTS["planes"]())
