@@ -191,9 +191,6 @@ def cache_folder() -> Path:
     return Path(named).absolute() / "codegen"
 
 
-_cache = cache_folder  # the name that kernels/qigen_gemv.py still uses
-
-
 @functools.cache
 def _writable(folder: Path) -> Path:
     """The folder, or a temporary one for this process, said once."""

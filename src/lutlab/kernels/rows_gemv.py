@@ -42,9 +42,8 @@ class Kernel:
     library: ctypes.CDLL
     variant: str
     isa: str
-    dense_rows: (
-        int | None
-    )  # of x, from which on dense() and a product by torch are faster; None: not up to 256
+    # rows of x from which on dense() and a product by torch are faster; None: not up to 256
+    dense_rows: int | None
     prefetch_bytes: int = PREFETCH_BYTES
 
     def describe(self, threads: int | None = None) -> str:
