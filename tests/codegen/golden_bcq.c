@@ -74,6 +74,10 @@ static INLINE rows_f add(rows_f a, rows_f b)
 {
     return BOTH(rows_f, _mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi));
 }
+static INLINE rows_f subtract(rows_f a, rows_f b)
+{
+    return BOTH(rows_f, _mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi));
+}
 static INLINE rows_f mul(rows_f a, rows_f b)
 {
     return BOTH(rows_f, _mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi));
@@ -467,6 +471,14 @@ static void prepare(const float *x, long units, long unit_words, float *tables, 
     }
 }
 
+/* *sum + *rest + b, of which *rest is what *sum had no bits for (Knuth's exact sum of two). */
+static INLINE void add_exactly(rows_f *sum, rows_f *rest, rows_f b)
+{
+    const rows_f a = *sum, s = add(a, b), of_b = subtract(s, a);
+    *rest = add(*rest, add(subtract(a, subtract(s, of_b)), subtract(b, of_b)));
+    *sum = s;
+}
+
 /* 16 rows of a unit, from row v * 16 on: tile[column * ROWS + lane]. */
 static void dequantize_unit(const uint8_t *unit, int v, long unit_words, float *tile)
 {
@@ -478,9 +490,10 @@ static void dequantize_unit(const uint8_t *unit, int v, long unit_words, float *
             for (int plane = 0; plane < Q; plane++)
                 w[plane] = load_words(unit + WORDS_AT + word * WORD_BYTES + plane * 128 + v * 64);
             for (int bit = group * 32 / SUMS; bit < (group + 1) * 32 / SUMS; bit++) {
-                rows_f value = z;
-                for (int plane = 0; plane < Q; plane++) value = add(value, negated_unless(a[plane], w[plane], bit));
-                store_f32(tile + (word * 32 + bit) * ROWS, value);
+                rows_f value = z, rest = broadcast(0);
+                for (int plane = 0; plane < Q; plane++)
+                    add_exactly(&value, &rest, negated_unless(a[plane], w[plane], bit));
+                store_f32(tile + (word * 32 + bit) * ROWS, add(value, rest));
             }
         }
     }

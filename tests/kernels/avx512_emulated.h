@@ -31,6 +31,7 @@ static inline __m512 _mm512_cvtepi32_ps(__m512i a) { __m512 r; EACH r[i] = (floa
 static inline __m512 _mm512_set1_ps(float a) { __m512 r; EACH r[i] = a; return r; }
 static inline __m512i _mm512_set1_epi32(int a) { __m512i r; EACH r[i] = a; return r; }
 static inline __m512 _mm512_add_ps(__m512 a, __m512 b) { return a + b; }
+static inline __m512 _mm512_sub_ps(__m512 a, __m512 b) { return a - b; }
 static inline __m512 _mm512_mul_ps(__m512 a, __m512 b) { return a * b; }
 static inline __m512 _mm512_fmadd_ps(__m512 a, __m512 b, __m512 c) { __m512 r; EACH r[i] = fmaf(a[i], b[i], c[i]); return r; }
 static inline __m512i _mm512_and_si512(__m512i a, __m512i b) { return a & b; }

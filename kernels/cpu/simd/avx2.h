@@ -47,6 +47,10 @@ static INLINE rows_f add(rows_f a, rows_f b)
 {
     return BOTH(rows_f, _mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi));
 }
+static INLINE rows_f subtract(rows_f a, rows_f b)
+{
+    return BOTH(rows_f, _mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi));
+}
 static INLINE rows_f mul(rows_f a, rows_f b)
 {
     return BOTH(rows_f, _mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi));

@@ -22,6 +22,7 @@ static INLINE rows_f load_i16(const void *p)
 static INLINE void store_f32(float *p, rows_f a) { _mm512_storeu_ps(p, a); }
 static INLINE rows_f broadcast(float a) { return _mm512_set1_ps(a); }
 static INLINE rows_f add(rows_f a, rows_f b) { return _mm512_add_ps(a, b); }
+static INLINE rows_f subtract(rows_f a, rows_f b) { return _mm512_sub_ps(a, b); }
 static INLINE rows_f mul(rows_f a, rows_f b) { return _mm512_mul_ps(a, b); }
 static INLINE rows_f fma_rows(rows_f a, rows_f b, rows_f c) { return _mm512_fmadd_ps(a, b, c); }
 

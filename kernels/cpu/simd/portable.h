@@ -43,6 +43,7 @@ static INLINE rows_f load_i16(const void *p)
     return __builtin_convertvector(h, rows_f);
 }
 static INLINE rows_f add(rows_f a, rows_f b) { return a + b; }
+static INLINE rows_f subtract(rows_f a, rows_f b) { return a - b; }
 static INLINE rows_f mul(rows_f a, rows_f b) { return a * b; }
 static INLINE rows_f fma_rows(rows_f a, rows_f b, rows_f c) { return a * b + c; }
 

@@ -116,7 +116,8 @@ class Kernel:
     ) -> torch.Tensor:
         """W [N, K] float32, for a product with many rows of x; into `out` where that is given.
 
-        Equal to packed.dequantize() to float32 rounding (sums of scales are not rounded through float64 here).
+        The float32 nearest to each weight, as packed.dequantize() gives it: a rest beside every float32 sum stands
+        for that one's float64.
 
         Raises:
             LutlabError: out is not a contiguous float32 [N, K].
