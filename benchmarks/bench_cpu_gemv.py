@@ -22,58 +22,36 @@ import argparse
 import json
 import os
 import platform
-import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from lutlab.timing import COLD, RESIDENT, Contestant, CpuTimer, copies_for, cpu_reader, race
+
+SOURCE = Path(__file__).resolve().parents[1] / "src"
 GROUP = 128
-READ_BYTES = 8 * 2**20  # of a call, about as long as a product
-READ = """
-#include <stdint.h>
-uint64_t read_all(const uint64_t *p, long words, int threads)
-{
-    uint64_t sum = 0;
-#pragma omp parallel for num_threads(threads) reduction(^ : sum) schedule(static)
-    for (long block = 0; block < words / 512; block++) {
-        uint64_t part[8] = {0};
-        for (int i = 0; i < 512; i += 8) {
-            __builtin_prefetch(p + block * 512 + i + 1024);
-            for (int j = 0; j < 8; j++) part[j] ^= p[block * 512 + i + j];
-        }
-        for (int j = 0; j < 8; j++) sum ^= part[j];
-    }
-    return sum;
-}
-"""
+KINDS = (COLD, RESIDENT)
 
 
 @dataclass
-class Contestant:
-    """One kernel with its copies of the weights: run(copy) multiplies by that copy."""
+class Entrant(Contestant):
+    """A contestant with what the table says beside its times."""
 
-    name: str
-    bytes: int
-    copies: int
-    run: Callable[[int], object]
-    error: float
+    error: float = 0.0
     activations: str = "fp32"
-    times: dict[str, list[float]] = field(default_factory=dict)
 
 
-def copies_for(size: int, args: argparse.Namespace) -> int:
-    return max(2, -(-args.cold_mb * 2**20 // size))
+def copies(size: int, args: argparse.Namespace) -> int:
+    return copies_for(size, args.cold_mb * 2**20)
 
 
 # ---- ours and torch's, in this process ----
 
 
-def ours(shape: tuple[int, int], m: int, args: argparse.Namespace) -> list[Contestant]:
+def ours(shape: tuple[int, int], m: int, args: argparse.Namespace) -> list[Entrant]:
     """BCQ planes and uniform codes; rotated copies hold the same bytes at other addresses."""
     import torch
 
@@ -106,16 +84,16 @@ def ours(shape: tuple[int, int], m: int, args: argparse.Namespace) -> list[Conte
             dense = packed.dequantize().double()
             error = relative(kernel.gemv(x, packed), x, dense)
             assert error < 1e-5, (name, error)
-            streams = [
-                packed.stream.clone() for _ in range(copies_for(packed.stream.numel(), args))
-            ]
+            streams = [packed.stream.clone() for _ in range(copies(packed.stream.numel(), args))]
 
             def run(i: int, kernel=kernel, packed=packed, streams=streams) -> None:
                 object.__setattr__(packed, "stream", streams[i])
                 kernel.gemv(x, packed)
 
             size = packed.stream.numel()
-            found.append(Contestant(f"lutlab {name} ({on.name})", size, len(streams), run, error))
+            found.append(
+                Entrant(f"lutlab {name} ({on.name})", size, len(streams), run, error=error)
+            )
             if m > 1 and name.endswith("q4"):
                 room = torch.empty(shape)
 
@@ -124,11 +102,11 @@ def ours(shape: tuple[int, int], m: int, args: argparse.Namespace) -> list[Conte
                     torch.nn.functional.linear(x, kernel.dense(packed, out=room))
 
                 named = f"lutlab {name} dense + torch mm"
-                found.append(Contestant(named, size, len(streams), dense_gemm, 0.0))
+                found.append(Entrant(named, size, len(streams), dense_gemm))
     return found
 
 
-def torches(shape: tuple[int, int], m: int, args: argparse.Namespace) -> list[Contestant]:
+def torches(shape: tuple[int, int], m: int, args: argparse.Namespace) -> list[Entrant]:
     """Full precision by matrix-vector product, and aten's weight-only int4 (bfloat16 activations)."""
     import torch
 
@@ -136,11 +114,15 @@ def torches(shape: tuple[int, int], m: int, args: argparse.Namespace) -> list[Co
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(m, columns, generator=generator)
     weight = torch.randn(shape, generator=generator)
-    full = [weight.clone() for _ in range(copies_for(weight.numel() * 4, args))]
+    full = [weight.clone() for _ in range(copies(weight.numel() * 4, args))]
     error = relative(x @ weight.t(), x, weight.double())
     found = [
-        Contestant(
-            "torch fp32", weight.numel() * 4, len(full), lambda i: torch.mm(x, full[i].t()), error
+        Entrant(
+            "torch fp32",
+            weight.numel() * 4,
+            len(full),
+            lambda i: torch.mm(x, full[i].t()),
+            error=error,
         )
     ]
     if hasattr(torch.ops.aten, "_convert_weight_to_int4pack_for_cpu"):
@@ -148,7 +130,7 @@ def torches(shape: tuple[int, int], m: int, args: argparse.Namespace) -> list[Co
         scales = torch.rand(columns // GROUP, rows, 2, generator=generator).bfloat16()
         words = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1)
         size = words.nbytes + scales.nbytes
-        packs = [words.clone() for _ in range(copies_for(size, args))]
+        packs = [words.clone() for _ in range(copies(size, args))]
         half = x.bfloat16()
 
         def run(i: int) -> torch.Tensor:
@@ -158,7 +140,8 @@ def torches(shape: tuple[int, int], m: int, args: argparse.Namespace) -> list[Co
         dense = ((codes.t().double() - 8) * wide[..., 0] + wide[..., 1]).t()
         error = relative(run(0), half, dense)
         assert error < 1e-2, error
-        found.append(Contestant("torch int4 g128", size, len(packs), run, error, "bf16"))
+        named = "torch int4 g128"
+        found.append(Entrant(named, size, len(packs), run, error=error, activations="bf16"))
     return found
 
 
@@ -173,7 +156,7 @@ def relative(y, x, dense) -> float:
 
 def onnxruntime_peer(
     shape: tuple[int, int], m: int, threads: int, args: argparse.Namespace
-) -> list[Contestant]:
+) -> list[Entrant]:
     """MatMulNBits with symmetric 4 or 2 bit blocks of 128; level 0: fp32 activations, level 4: int8 activations."""
     import onnx
     import onnxruntime as ort
@@ -190,7 +173,7 @@ def onnxruntime_peer(
     for bits, level in ((4, 0), (4, 4), (2, 4)):
         size = rows * columns * bits // 8 + rows * columns // GROUP * 4
         sessions, error = [], 0.0
-        for copy in range(copies_for(size, args)):
+        for copy in range(copies(size, args)):
             words = random.integers(
                 0, 256, (rows, columns // GROUP, GROUP * bits // 8), dtype=np.uint8
             )
@@ -214,7 +197,7 @@ def onnxruntime_peer(
             return sessions[i].run(None, {"x": x})
 
         kind = "fp32" if level == 0 else "int8"
-        found.append(Contestant(name, size, len(sessions), run, error, kind))
+        found.append(Entrant(name, size, len(sessions), run, error=error, activations=kind))
     return found
 
 
@@ -263,11 +246,12 @@ class Peer:
         command += ["--threads", str(threads), "--batch", str(m), "--cold-mb", str(args.cold_mb)]
         command += ["--calls", str(args.calls)]
         environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
+        environment["PYTHONPATH"] = str(SOURCE)  # for the timer: lutlab is not installed there
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )
         self.contestants = [
-            Contestant(run=lambda i: None, **known) for known in json.loads(self._answer())
+            Entrant(run=lambda i: None, **known) for known in json.loads(self._answer())
         ]
 
     def _answer(self) -> str:
@@ -281,8 +265,7 @@ class Peer:
         self.process.stdin.write("go\n")
         self.process.stdin.flush()
         for contestant, times in zip(self.contestants, json.loads(self._answer()), strict=True):
-            for kind, seconds in times.items():
-                contestant.times.setdefault(kind, []).append(seconds)
+            contestant.rounds = times
 
     def close(self) -> None:
         """End the worker."""
@@ -300,45 +283,22 @@ def serve(args: argparse.Namespace) -> None:
     ]
     print(json.dumps(known), flush=True)
     for _ in sys.stdin:
-        print(json.dumps([round_of(c, args.calls) for c in found]), flush=True)
+        race(found, CpuTimer(args.calls), 1, KINDS)
+        print(json.dumps([c.rounds for c in found]), flush=True)
 
 
 # ---- timing ----
 
 
-def round_of(contestant: Contestant, calls: int) -> dict[str, float]:
-    """Seconds of a call, cold and resident: lower quartiles."""
-    result = {}
-    for kind, copies in (("cold", contestant.copies), ("resident", 1)):
-        times = []
-        for i in range(max(calls, copies if kind == "cold" else 0) + 1):
-            start = time.perf_counter()
-            contestant.run(i % copies)
-            times.append(time.perf_counter() - start)
-        result[kind] = statistics.quantiles(times[1:], n=4)[0]
-    return result
-
-
 def measure(shape: tuple[int, int], m: int, threads: int, args: argparse.Namespace) -> dict:
     import torch
-
-    from lutlab.codegen import isa, library
 
     torch.set_num_threads(threads)
     here = [*ours(shape, m, args), *torches(shape, m, args)]
     peers = [Peer(n, shape, m, threads, args) for n in args.peers] if args.peer_python else []
-    reader = library.load(READ, "read", isa.runnable()[0])
-    buffer = torch.ones(args.cold_mb * 2**20 // READ_BYTES, READ_BYTES // 8, dtype=torch.int64)
-
-    def read_chunk(i: int) -> None:
-        at, words = library.ctypes.c_void_p(buffer[i].data_ptr()), READ_BYTES // 8
-        reader.read_all(at, library.ctypes.c_long(words), threads)
-
-    read = Contestant("read", READ_BYTES, len(buffer), read_chunk, 0.0)
+    read = cpu_reader(args.cold_mb * 2**20, threads)
     for _ in range(args.rounds):
-        for contestant in (read, *here):
-            for kind, seconds in round_of(contestant, args.calls).items():
-                contestant.times.setdefault(kind, []).append(seconds)
+        race([read, *here], CpuTimer(args.calls), 1, KINDS)
         for peer in peers:
             peer.round()
     for peer in peers:
@@ -347,31 +307,27 @@ def measure(shape: tuple[int, int], m: int, threads: int, args: argparse.Namespa
     return report(shape, m, threads, read, contestants)
 
 
-def report(shape, m: int, threads: int, read: Contestant, contestants: list[Contestant]) -> dict:
+def report(shape, m: int, threads: int, read: Contestant, contestants: list[Entrant]) -> dict:
     """Medians over rounds; ratios round by round."""
-    bandwidths = [read.bytes / seconds for seconds in read.times["cold"]]
     base = next(c for c in contestants if c.name == "torch fp32")
     rows = []
     for c in contestants:
-        cold, resident = c.times["cold"], c.times["resident"]
-        fractions = [c.bytes / s / b for s, b in zip(cold, bandwidths, strict=True)]
-        ratios = [other / s for s, other in zip(cold, base.times["cold"], strict=True)]
         rows.append(
             {
                 "kernel": c.name,
                 "activations": c.activations,
                 "bits_per_weight": c.bytes * 8 / (shape[0] * shape[1]),
-                "cold_us": statistics.median(cold) * 1e6,
-                "cold_gb_s": c.bytes / statistics.median(cold) * 1e-9,
-                "fraction_of_read": statistics.median(fractions),
-                "times_torch_fp32": statistics.median(ratios),
-                "resident_us": statistics.median(resident) * 1e6,
-                "resident_gb_s": c.bytes / statistics.median(resident) * 1e-9,
+                "cold_us": c.seconds() * 1e6,
+                "cold_gb_s": c.bandwidth() * 1e-9,
+                "fraction_of_read": c.fraction(read),
+                "times_torch_fp32": c.times(base),
+                "resident_us": c.seconds(RESIDENT) * 1e6,
+                "resident_gb_s": c.bandwidth(RESIDENT) * 1e-9,
                 "relative_error": c.error,
-                "cold_rounds_us": [s * 1e6 for s in cold],
+                "cold_rounds_us": [s * 1e6 for s in c.rounds[COLD]],
             }
         )
-    gb_s = statistics.median(bandwidths) * 1e-9
+    gb_s = read.bandwidth() * 1e-9
     return {"shape": list(shape), "m": m, "threads": threads, "read_gb_s": gb_s, "rows": rows}
 
 

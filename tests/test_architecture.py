@@ -17,6 +17,7 @@ LAYERS = [
     {"quantizers"},
     {"formats"},
     {"codegen"},
+    {"timing"},
     {"kernels"},
     {"modules"},
     {"hf"},
