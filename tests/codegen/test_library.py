@@ -73,7 +73,7 @@ def scaled(handle, x, c=2.0, threads=1):
 def forget():
     """As a new process: nothing is loaded yet."""
     library._load.cache_clear()
-    library._writable.cache_clear()
+    library.writable.cache_clear()
 
 
 @pytest.mark.parametrize("each", isa.runnable(), ids=lambda each: each.name)
@@ -216,7 +216,7 @@ def test_a_cache_that_cannot_be_written(tmp_path, monkeypatch, caplog):
 
 def test_a_cache_that_can_only_be_read_is_used(cache, monkeypatch, compiled):
     library.build(SCALE, "scale", PORTABLE)
-    monkeypatch.setattr(library, "_writable", lambda folder: pytest.fail("nothing is written"))
+    monkeypatch.setattr(library, "writable", lambda folder: pytest.fail("nothing is written"))
     library.load(SCALE, "scale", PORTABLE)
     assert len(compiled) == 1
 

@@ -93,7 +93,7 @@ def _folder(
         return folder
     if folder.exists():
         log.warning("%s is damaged: it is built again", folder)
-    folder = _writable(cache) / folder.name
+    folder = writable(cache) / folder.name
     try:
         with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=folder.parent) as beside:
             _compile(source, cc, flags, Path(beside))
@@ -192,8 +192,8 @@ def cache_folder() -> Path:
 
 
 @functools.cache
-def _writable(folder: Path) -> Path:
-    """The folder, or a temporary one for this process, said once."""
+def writable(folder: Path) -> Path:
+    """The folder, made, or a temporary one for this process where it cannot be written, said once."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):

@@ -1,0 +1,98 @@
+// The few words that all CUDA kernels share. codegen/cuda.py puts this file in the place of its #include.
+//
+// A kernel must also compile as plain C++ (tests/kernels/cuda_on_host runs it on a CPU): what needs PTX stands here
+// once, behind one function, with its twin for the host; __CUDACC__ says which of the two is being compiled.
+
+#ifdef __CUDACC__
+#include <cuda_fp16.h>
+
+// Shared memory whose size the launch gives, aligned to 128 bytes.
+#define DYNAMIC_SHARED(type, name) \
+    extern __shared__ __align__(128) unsigned char dynamic_shared[]; \
+    type *const name = reinterpret_cast<type *>(dynamic_shared)
+#endif
+
+typedef unsigned int word_t;  // 32 weights of a plane, bit k % 32
+
+// ---- numbers ----
+
+__device__ __forceinline__ float to_float(float value) { return value; }
+__device__ __forceinline__ float to_float(__half value) { return __half2float(value); }
+
+// round(value, T()) is value as a T
+__device__ __forceinline__ float round_to(float value, float) { return value; }
+__device__ __forceinline__ __half round_to(float value, __half) { return __float2half_rn(value); }
+
+// Two and four neighbours as float; the address is aligned to all of them.
+__device__ __forceinline__ float2 load2(const float *at) { return *reinterpret_cast<const float2 *>(at); }
+__device__ __forceinline__ float2 load2(const __half *at) {
+    return __half22float2(*reinterpret_cast<const __half2 *>(at));
+}
+__device__ __forceinline__ float4 load4(const float *at) { return *reinterpret_cast<const float4 *>(at); }
+__device__ __forceinline__ float4 load4(const __half *at) {
+    const float2 low = load2(at), high = load2(at + 2);
+    return make_float4(low.x, low.y, high.x, high.y);
+}
+
+// 2^e for -126 <= e <= 127
+__device__ __forceinline__ float power_of_two(int e) { return __int_as_float((e + 127) << 23); }
+
+// ---- loads of weights, which are read once: they shall not push x and tables out of the L1 cache ----
+
+#ifdef __CUDACC__
+__device__ __forceinline__ uint4 load_stream(const uint4 *at) {
+    uint4 v;
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(at));
+    return v;
+}
+#else
+static inline uint4 load_stream(const uint4 *at) { return *at; }
+#endif
+
+// ---- copies to shared memory that a thread does not wait for: start, close the batch, wait until N are left open ----
+
+#ifdef __CUDACC__
+__device__ __forceinline__ void copy_16_async(void *shared, const void *global) {
+    const unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(global) : "memory");
+}
+__device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N>
+__device__ __forceinline__ void copy_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+#else
+static inline void copy_16_async(void *shared, const void *global) { cuda_on_host::copy_start(shared, global, 16); }
+static inline void copy_commit() { cuda_on_host::copy_commit(); }
+template <int N>
+static inline void copy_wait() { cuda_on_host::copy_wait(N); }
+#endif
+
+// ---- a warp and a block ----
+
+// The sum, or largest, of one value a lane, in every lane; always in the same order.
+__device__ __forceinline__ float warp_sum(float value) {
+#pragma unroll
+    for (int lanes = 16; lanes > 0; lanes /= 2) value += __shfl_xor_sync(0xffffffffu, value, lanes);
+    return value;
+}
+__device__ __forceinline__ float warp_max(float value) {
+#pragma unroll
+    for (int lanes = 16; lanes > 0; lanes /= 2) value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, lanes));
+    return value;
+}
+
+// Whether this block is the last of `blocks` to come here with this counter; all its threads call it, after the block
+// has written its partial sums. Then the sums of all blocks can be read, with __ldcg. The counter starts at zero and
+// is zero again after the last block, so that a graph can be replayed.
+__device__ __forceinline__ bool last_to_arrive(unsigned *counter, unsigned blocks) {
+    __shared__ bool last;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0 && threadIdx.y == 0) last = atomicInc(counter, blocks - 1) == blocks - 1;
+    __syncthreads();
+    __threadfence();
+    return last;
+}

@@ -1,0 +1,161 @@
+"""CUDA kernels executed on a CPU, for tests: the same .cu text, compiled as C++ and run by scheduler.cpp.
+
+    kernels = cuda_on_host.build(text, ("add",))
+    launch(kernels, "add", grid=(2, 1, 1), block=(32, 1, 1), shared=0, arguments=[x, y, 40])
+
+What runs is right or wrong for the reasons it would be on a GPU: threads, barriers, warp functions, shared memory and
+atomics are there, and a wrong use of them is an error in words (Fault), as is memory touched beyond a tensor's end.
+What is not there: speed, real concurrency, rounding of fast intrinsics.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from lutlab.codegen import compiler, isa, library
+
+HERE = Path(__file__).parent
+# Traps end what C++ leaves undefined; a breakpoint's or a debugger's stack is not looked for (no fortified longjmp).
+FLAGS = (
+    "-xc++",
+    "-std=gnu++20",
+    "-O1",
+    "-fPIC",
+    "-U_FORTIFY_SOURCE",
+    "-fno-strict-aliasing",
+    "-fno-exceptions",
+    "-fsanitize=alignment,shift,bounds,signed-integer-overflow,integer-divide-by-zero",
+    "-fsanitize-undefined-trap-on-error",
+    "-Wall",
+    "-Wno-unknown-pragmas",
+    "-Wno-unused-function",
+    "-Wno-unused-variable",
+    "-Werror",
+)
+
+
+class Fault(Exception):
+    """What a kernel did wrong, with thread and block."""
+
+
+def build(text: str, functions: Sequence[str]) -> ctypes.CDLL:
+    """A library of a .cu text (lutlab.codegen.cuda.source), kept in the user's cache folder.
+
+    Raises:
+        AssertionError: the C++ compiler refuses it.
+    """
+    callable_ = "".join(f"CALLABLE({name})\n" for name in functions)
+    header = HERE / "cuda_on_host.h"
+    whole = f'#include "{header}"\nnamespace {{\n#line 1\n{text}}}\n{callable_}'
+    return _load(whole, header.read_text() + (HERE / "scheduler.cpp").read_text())
+
+
+@functools.cache
+def _load(text: str, shim: str) -> ctypes.CDLL:
+    scheduler = _compile(
+        f"// {_key(shim)}\n" + f'#include "{HERE / "scheduler.cpp"}"\n', ".o", "-c"
+    )
+    path = _compile(
+        f"// {_key(shim)}\n" + text, ".so", str(scheduler), "-shared", "-lstdc++", "-lm"
+    )
+    loaded = ctypes.CDLL(str(path))
+    loaded.buffer_new.restype = ctypes.c_void_p
+    loaded.buffer_new.argtypes = (ctypes.c_size_t,)
+    return loaded
+
+
+def _key(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _compile(text: str, suffix: str, *more: str) -> Path:
+    """Built once for each text, compiler and CPU."""
+    cc = compiler.find()
+    flags = (*FLAGS, *isa.detect().flags)
+    identity = "\n".join((text, cc.version, *cc.command, *flags, *more))
+    folder = library.writable(library.cache_folder())
+    path = folder / f"cuda-on-host-{_key(identity)}{suffix}"
+    if path.exists():
+        return path
+    with tempfile.TemporaryDirectory(prefix=".host-", dir=folder) as beside:
+        (Path(beside) / "kernel.cpp").write_text(text)
+        # an object is no source: -xnone after it
+        objects, options = [m for m in more if m.endswith(".o")], [m for m in more if m[0] == "-"]
+        arguments = [*flags, "kernel.cpp", "-xnone", *objects, *options, "-o", f"built{suffix}"]
+        done = cc.run(arguments, Path(beside))
+        assert done.returncode == 0, done.stderr
+        os.replace(Path(beside) / f"built{suffix}", path)
+    return path
+
+
+def launch(
+    kernels: ctypes.CDLL,
+    function: str,
+    *,
+    grid: tuple[int, int, int],
+    block: tuple[int, int, int],
+    arguments: Sequence[torch.Tensor | int | float | None],
+    shared: int = 0,
+    reverse: bool = False,
+) -> None:
+    """One launch, to its end. Tensors are changed in place.
+
+    Args:
+        kernels: of build().
+        function: a kernel in it.
+        grid: blocks.
+        block: threads of a block.
+        arguments: a contiguous tensor on the CPU is a pointer, None the null pointer, an int an int, a float a float.
+        shared: bytes of dynamic shared memory.
+        reverse: blocks and threads in the opposite order.
+
+    Raises:
+        Fault: the kernel hangs, or touches what is not its own.
+    """
+    expected = getattr(kernels, f"arguments_of_{function}")()
+    assert expected == len(arguments), f"{function} has {expected} arguments, not {len(arguments)}"
+    cells, copies, names = [], [], []
+    try:
+        for at, argument in enumerate(arguments):
+            if isinstance(argument, torch.Tensor):
+                assert argument.is_contiguous()
+                room = kernels.buffer_new(argument.nbytes)
+                ctypes.memmove(room, argument.data_ptr(), argument.nbytes)
+                copies.append((argument, room))
+                names.append(f"argument {at}")
+                cells.append(ctypes.c_void_p(room))
+            elif argument is None:
+                cells.append(ctypes.c_void_p(None))
+            else:
+                cells.append(
+                    (ctypes.c_float if isinstance(argument, float) else ctypes.c_int)(argument)
+                )
+        pointers = (ctypes.c_void_p * len(cells))(*(ctypes.addressof(cell) for cell in cells))
+        cause = ctypes.c_char_p()
+        failed = kernels.launch(
+            getattr(kernels, f"call_{function}"),
+            (ctypes.c_uint * 3)(*grid),
+            (ctypes.c_uint * 3)(*block),
+            ctypes.c_size_t(shared),
+            pointers,
+            int(reverse),
+            ctypes.byref(cause),
+        )
+        if failed:
+            raise Fault(f"{function}: {cause.value.decode()}; buffers: {', '.join(names)}")
+        overrun = kernels.buffers_overrun()
+        if overrun >= 0:
+            where = [*names, "shared memory"][overrun]
+            raise Fault(f"{function}: something was written beyond {where}")
+        for tensor, room in copies:
+            ctypes.memmove(tensor.data_ptr(), room, tensor.nbytes)
+    finally:
+        kernels.buffers_free()
