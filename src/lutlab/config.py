@@ -100,7 +100,7 @@ class LoggerConfig:
 
 @dataclass
 class Config:
-    """Everything a run depends on. `artifact` and `row` are set by +exp and the sweeper."""
+    """Everything a run depends on. `artifact` and `row` are set by +exp and the sweeper; `threads`: null is torch's."""
 
     artifact: str = ""
     row: str = ""
@@ -122,6 +122,7 @@ class Config:
     evaluate: list[str] = field(default_factory=list)
     device: str = "auto"
     dtype: str = "auto"
+    threads: int | None = None
     seed: int = 0
     logger: LoggerConfig = field(default_factory=LoggerConfig)
     results: str = "results"

@@ -20,8 +20,9 @@ from lutlab.cli import RowsFailed
 from lutlab.errors import LutlabError
 from lutlab.outcome import ResultTable
 from lutlab.plan import PlannedCell, PlannedRow
+from lutlab.prepare import Prepared, prepare
 from lutlab.provenance import environment
-from lutlab.records import LayerStats, Measurement, Record, RunSpec, Subject
+from lutlab.records import Measurement, Record, Subject
 from lutlab.results import Store, content_id
 from lutlab.tables import Artifact, ColumnSpec, load_artifact
 
@@ -75,6 +76,8 @@ def _plan(
                 "q": str(spec.q) if spec.budget is None else f"budget {spec.budget:g}",
                 "g": str(spec.g) if spec.budget is None else "mixed",
             }
+            if config.threads:
+                labels["Threads"] = str(config.threads)
             planned.append(plan.plan_row(config, "/".join(labels.values()), labels, columns))
     return planned
 
@@ -91,20 +94,26 @@ def _method_label(spec: plan.RunSpec) -> str:
 def _measure(
     rows: Sequence[PlannedRow], jobs: Sequence[Sequence[str]], config: DictConfig, launch: Launch
 ) -> None:
-    """Launch the rows that miss a cell; rows that ask for the same cells are launched once."""
+    """Launch the rows that miss a cell; rows that ask for the same cells are launched once.
+
+    Rows that measure the machine follow one at a time, with as many threads as this process has.
+    """
+    import torch
+
+    from lutlab import progress
+
     waiting: dict[str, tuple[str, float]] = {}
-    chosen = []
+    together, alone = [], []
     for row, job in zip(rows, jobs, strict=True):
         fresh = {i: c for i, c in row.todo.items() if i not in waiting}
         if fresh:
-            chosen.append(job)
+            chosen = alone if row.alone else together
+            chosen.append([f"threads={torch.get_num_threads()}", *job] if row.alone else job)
             waiting |= {i: (_cell_name(row, c), _weight(row, c)) for i, c in fresh.items()}
-    if not chosen:
-        return
-    from lutlab import progress
-
-    with progress.watch(Store(config.results), waiting):
-        launch(chosen)
+    if waiting:
+        with progress.watch(Store(config.results), waiting):
+            for jobs in filter(None, [together, *([job] for job in alone)]):
+                launch(jobs)
 
 
 def _cell_name(row: PlannedRow, cell: PlannedCell) -> str:
@@ -159,6 +168,10 @@ def run_row(config: DictConfig) -> None:
 
     A failure is recorded in every cell it leaves unmeasured; only errors of the store itself are raised.
     """
+    import torch
+
+    if config.threads:
+        torch.set_num_threads(config.threads)
     artifact = load_artifact(config.artifact) if config.artifact else None
     columns = artifact.columns if artifact else plan.free_columns(list(config.evaluate))
     row = plan.plan_row(config, config.row, {}, columns)
@@ -168,7 +181,7 @@ def run_row(config: DictConfig) -> None:
         return
     began = time.monotonic()
     try:
-        prepared = _prepare(row, config)
+        prepared = prepare(row, config)
     except Exception as error:
         for cell in todo.values():
             store.save(_failure(row, cell, error, time.monotonic() - began))
@@ -178,74 +191,7 @@ def run_row(config: DictConfig) -> None:
     _track_row(row, columns, config, store)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Prepared:
-    """A loaded and quantized model; `facts` say how, for every record of it."""
-
-    model: Any
-    tokenizer: Any
-    layers: tuple[LayerStats, ...]
-    seqlen: int
-    facts: Mapping[str, Any]
-
-
-def _prepare(row: PlannedRow, config: DictConfig) -> _Prepared:
-    """Load and quantize. Calibrated and streamed models are kept block by block, so that nothing is done twice."""
-    import torch
-
-    from lutlab.api import make_quantizer
-    from lutlab.apply import quantize_model
-    from lutlab.checkpoints import BlockStore, StatsStore
-    from lutlab.models.families import evaluation_seqlen, kinds
-    from lutlab.models.load import load_model
-    from lutlab.widths import widths
-
-    spec, folder = row.spec, Path(config.results)
-    loaded = load_model(
-        spec.model, getattr(torch, spec.dtype), spec.device, spec.seed, stream=config.stream
-    )
-    model, seqlen = loaded.model, evaluation_seqlen(loaded.model.config)
-    began = time.monotonic()
-    keep = config.stream or spec.calibration
-    kept = BlockStore(folder / "quantized" / plan.quantized_id(spec)) if keep else None
-    seen = StatsStore(folder / "calibration" / plan.inputs_id(spec)) if spec.calibration else None
-    quantizer = make_quantizer(spec.method, **dict(spec.options))
-    windows = spec.calibration and _windows(spec, loaded.tokenizer, seqlen)
-    facts: dict[str, Any] = {}
-    if spec.budget is None:
-        chosen = widths(kinds(model.config), spec.q, spec.g, spec.sublayers, spec.skip)
-    else:
-        from lutlab.sensitivity import search_widths
-
-        found = search_widths(
-            model, quantizer, spec.candidates, spec.budget, windows, skip=spec.skip, seen=seen
-        )
-        chosen, facts["budget"] = found.widths, found.facts
-    layers = quantize_model(
-        model, quantizer, chosen, windows, blocks=loaded.blocks, kept=kept, seen=seen
-    )
-    if config.stream:
-        loaded.blocks.serve(kept.serve)
-    facts["quantize_seconds"] = round(time.monotonic() - began, 3)
-    return _Prepared(model, loaded.tokenizer, layers, seqlen, facts)
-
-
-def _windows(spec: RunSpec, tokenizer: Any, seqlen: int) -> Any:
-    """Token ids [samples, S] that calibration looks at."""
-    from lutlab.data.calibration import calibration_windows
-
-    if tokenizer is None:
-        raise LutlabError(
-            f"{spec.model.name} came without a tokenizer, so it cannot be calibrated on a text"
-        )
-    chosen = spec.calibration
-    text = plan.cached_text(chosen.text)
-    return calibration_windows(
-        text, tokenizer, chosen.samples, chosen.seqlen or seqlen, chosen.seed
-    )
-
-
-def _measure_cell(row: PlannedRow, cell: PlannedCell, prepared: _Prepared) -> Record:
+def _measure_cell(row: PlannedRow, cell: PlannedCell, prepared: Prepared) -> Record:
     began = time.monotonic()
     text = plan.cached_text(cell.evaluation.text) if cell.evaluation.text else None
     subject = Subject(
@@ -296,6 +242,8 @@ def _record(
     seconds: float,
     reason: str = "",
 ) -> Record:
+    import torch
+
     return Record(
         cell_id=cell.cell_id,
         status=status,
@@ -306,7 +254,10 @@ def _record(
         samples=measurement.samples,
         facts=dict(measurement.facts),
         provenance=environment()
-        | {"measured_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())},
+        | {
+            "threads": torch.get_num_threads(),
+            "measured_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        },
         seconds=round(seconds, 3),
         reason=reason,
     )

@@ -19,6 +19,7 @@ from lutlab.data import folder, load_text
 from lutlab.data.protocols import PROTOCOLS
 from lutlab.errors import LutlabError, MissingTextError, nearest
 from lutlab.groups import check_bits, check_group_size
+from lutlab.machine import machine
 from lutlab.models.load import fingerprint
 from lutlab.provenance import code_sha256, search_sha256
 from lutlab.records import (
@@ -81,6 +82,11 @@ class PlannedRow:
     def todo(self) -> dict[str, PlannedCell]:
         """Cells to measure by id: not done, runnable, each evaluation once."""
         return {c.cell_id: c for c in self.cells.values() if c.cell_id and not c.done}
+
+    @property
+    def alone(self) -> bool:
+        """Whether it measures the machine itself, so that no other row may run at the same time."""
+        return any(_of_this_machine(c.evaluation.evaluator) for c in self.todo.values())
 
 
 def run_spec(config: DictConfig) -> RunSpec:
@@ -275,8 +281,15 @@ def _plan_cell(spec: RunSpec, column: ColumnSpec, config: DictConfig, store: Sto
         return PlannedCell(
             evaluation, None, missing=f"no text '{text.protocol}' under data.root={text.root}"
         )
-    cell_id = content_id(_identity(spec, evaluation))
+    identity = _identity(spec, evaluation)
+    if _of_this_machine(column.evaluator):
+        identity["machine"] = machine(spec.device, config.threads)
+    cell_id = content_id(identity)
     return PlannedCell(evaluation, cell_id, store.load(cell_id))
+
+
+def _of_this_machine(evaluator: str) -> bool:
+    return getattr(registry.lookup("evaluator", evaluator), "of_this_machine", False)
 
 
 def _identity(spec: RunSpec, evaluation: EvalSpec) -> dict[str, Any]:

@@ -37,6 +37,7 @@ class Generation:
         repeats: timed, after one that is checked and not timed.
     """
 
+    of_this_machine = True
     tokens: int = 128
     repeats: int = 5
 

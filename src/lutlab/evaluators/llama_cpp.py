@@ -49,6 +49,7 @@ class LlamaCpp:
         repeats: timed, after one that is not.
     """
 
+    of_this_machine = True
     tokens: int = 128
     repeats: int = 5
 

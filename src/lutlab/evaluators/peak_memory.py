@@ -37,6 +37,7 @@ _STATUS = Path("/proc/self/status")
 class PeakMemory:
     """Metrics `peak_memory_gb` and `model_memory_gb`, in 10^9 bytes; `tokens` are decoded."""
 
+    of_this_machine = True
     tokens: int = 128
 
     def measure(self, subject: Subject) -> Measurement:

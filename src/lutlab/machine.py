@@ -1,0 +1,40 @@
+"""The machine as part of a cell's name: what a speed or a memory peak depends on beside the code.
+
+An evaluator whose numbers are of the machine says so by `of_this_machine = True`. The ids of its cells then hold
+processor, cores, instruction set and threads: a tokens/s of another machine, or of other threads, is another cell.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lutlab.codegen.isa import detect
+from lutlab.errors import LutlabError
+from lutlab.provenance import environment
+
+
+def machine(device: str, threads: int | None = None) -> dict[str, Any]:
+    """What to hash.
+
+    Args:
+        device: as torch names it, or `spread`.
+        threads: of the CPU; None: torch's own.
+
+    Raises:
+        LutlabError: threads is less than 1, or LUTLAB_ISA names what this CPU cannot run.
+    """
+    import torch
+
+    if threads is not None and threads < 1:
+        raise LutlabError(f"threads={threads}: give at least 1, or null for torch's own choice")
+    about = environment()
+    known = {
+        "cpu": about["cpu"],
+        "cores": about["cores"],
+        "isa": detect().name,
+        "threads": threads or torch.get_num_threads(),
+    }
+    if device == "cpu":
+        return known
+    gpus = torch.cuda.device_count() if device == "spread" else 1
+    return known | {"gpu": about["gpu"], "gpus": gpus}

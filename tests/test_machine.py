@@ -1,0 +1,88 @@
+"""A speed is of one machine and one number of threads; what does not depend on them keeps its name."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from tests.command_line import CommandLine
+from tests.tiny_models import one_thread  # noqa: F401
+
+from lutlab import machine, pipeline, registry
+from lutlab.codegen.isa import Isa
+from lutlab.errors import LutlabError
+from lutlab.evaluators.generation import Generation
+from lutlab.records import Measurement
+
+BOTH = ["model=llama-embedded-s", "evaluate=[generation,weight_error]", "logger=none"]
+
+
+@pytest.fixture(autouse=True)
+def no_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        Generation,
+        "measure",
+        lambda self, subject: Measurement({"tokens_per_s": 1.0}, 1),
+    )
+
+
+def waiting(command: CommandLine, *arguments: str) -> int:
+    """How many cells of BOTH are still to be measured."""
+    outcome = command(*BOTH, "mode=plan", *arguments)
+    return int(re.search(r"(\d) cells to measure", outcome.out)[1])
+
+
+def test_another_machine_and_other_threads_are_another_cell(command, monkeypatch, one_thread):  # noqa: F811
+    outcome = command(*BOTH, "threads=2")
+    assert outcome.code == 0, outcome.err
+    torch.set_num_threads(1)
+    assert {r["provenance"]["threads"] for r in command.records().values()} == {2}
+    assert waiting(command, "threads=2") == 0
+    assert waiting(command) == 1  # the speed, not the weights' error
+    about = machine.environment()
+    for known in (about | {"cpu": "another"}, about | {"cores": 1000}):
+        monkeypatch.setattr(machine, "environment", lambda known=known: known)
+        assert waiting(command, "threads=2") == 1
+    monkeypatch.setattr(machine, "environment", lambda: about)
+    assert waiting(command, "threads=2") == 0
+    monkeypatch.setattr(machine, "detect", lambda: Isa("another", ()))
+    assert waiting(command, "threads=2") == 1
+
+
+def test_a_gpu_is_part_of_it_where_it_computes(monkeypatch) -> None:
+    about = machine.environment() | {"gpu": "a GPU"}
+    monkeypatch.setattr(machine, "environment", lambda: about)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    assert "gpu" not in machine.machine("cpu")
+    assert machine.machine("cuda")["gpus"] == 1
+    assert machine.machine("spread")["gpus"] == 3
+    assert machine.machine("cuda")["gpu"] == "a GPU"
+
+
+def test_no_threads_are_refused(command: CommandLine) -> None:
+    with pytest.raises(LutlabError, match="at least 1"):
+        machine.machine("cpu", threads=-1)
+    outcome = command(*BOTH, "threads=0")
+    assert outcome.code != 0
+    assert "threads=0: give at least 1" in outcome.err
+
+
+def test_rows_that_measure_the_machine_run_one_at_a_time(command, monkeypatch, one_thread) -> None:  # noqa: F811
+    launched, sweep = [], pipeline.sweep
+    monkeypatch.setattr(
+        pipeline, "sweep", lambda a, compose, launch: sweep(a, compose, launched.append)
+    )
+    command(*BOTH, "q=2,3")
+    assert [len(jobs) for jobs in launched] == [1, 1]
+    assert all(job[0] == "threads=1" for jobs in launched for job in jobs)
+    launched.clear()
+    command(BOTH[0], "evaluate=[weight_error]", BOTH[2], "q=2,3")
+    assert [len(jobs) for jobs in launched] == [2]
+    assert not any("threads" in override for job in launched[0] for override in job)
+
+
+def test_which_evaluators_measure_the_machine() -> None:
+    found = {n for n, e in registry.classes("evaluator").items() if hasattr(e, "of_this_machine")}
+    assert {"generation", "llama_cpp", "peak_memory"} <= found
+    assert found.isdisjoint({"ppl", "lambada", "zero_shot", "weight_error", "model_size"})
