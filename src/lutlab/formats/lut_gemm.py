@@ -43,7 +43,7 @@ class PackedLutGemm:
 
     @property
     def bits(self) -> int:
-        """q."""
+        """Q."""
         return self.planes.shape[1]
 
     @property
@@ -103,9 +103,9 @@ def unpack(packed: PackedLutGemm) -> PackedBCQ:
     rows = packed.shape[0]
     offset = packed.offset
     return PackedBCQ(
-        planes=packed.planes[..., :rows].permute(1, 2, 0).contiguous(),
-        alpha=packed.alpha[..., :rows].permute(1, 2, 0).contiguous(),
-        offset=None if offset is None else offset[:, :rows].t().contiguous(),
+        planes=_plain(packed.planes[..., :rows].permute(1, 2, 0)),
+        alpha=_plain(packed.alpha[..., :rows].permute(1, 2, 0)),
+        offset=None if offset is None else _plain(offset[:, :rows].t()),
         shape=packed.shape,
         group_size=packed.group_size,
         order=packed.order,
@@ -118,3 +118,10 @@ def _side_by_side(values: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
     out = there.new_zeros(*there.shape[:-1], stride(there.shape[-1]))
     out[..., : there.shape[-1]] = there
     return out
+
+
+def _plain(values: torch.Tensor) -> torch.Tensor:
+    """Clone, not contiguous: that keeps odd strides where a dimension is 1, and then no bytes can be viewed."""
+    import torch
+
+    return values.clone(memory_format=torch.contiguous_format)
