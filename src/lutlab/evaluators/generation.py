@@ -99,14 +99,25 @@ def kernels(model: PreTrainedModel) -> Any:
     return found[0] if len(found) == 1 else found or "torch matmul"
 
 
-def _check(model: PreTrainedModel, ids: torch.Tensor) -> None:
+def first_difference(model: PreTrainedModel, ids: torch.Tensor) -> int | None:
+    """Which of the decoded tokens the model, seeing all at once and without a cache, would not choose; None: no one.
+
+    Args:
+        model: in evaluation mode.
+        ids: of `decode`, [1 + tokens].
+    """
     logits = model(input_ids=ids[None, :-1].to(model.device), use_cache=False).logits[0].float()
     largest, smallest = logits.amax(1), logits.amin(1)
     chosen = logits.gather(1, ids[1:, None].to(logits.device))[:, 0]
     near = _NEAR[str(model.dtype).removeprefix("torch.")]
     wrong = ~(largest - chosen <= near * (largest - smallest))  # true for nan as well
-    if wrong.any():
+    return int(wrong.nonzero()[0]) if wrong.any() else None
+
+
+def _check(model: PreTrainedModel, ids: torch.Tensor) -> None:
+    at = first_difference(model, ids)
+    if at is not None:
         raise LutlabError(
-            f"decoding with a cache and without choose other tokens, first at {int(wrong.nonzero()[0])} of "
-            f"{len(wrong)}: the model is broken, or quantized beyond use; its speed would say nothing"
+            f"decoding with a cache and without choose other tokens, first at {at} of {len(ids) - 1}: the model is "
+            "broken, or quantized beyond use; its speed would say nothing"
         )

@@ -1,0 +1,122 @@
+"""Tokens a second with QIGen's own kernels in the place of ours: the paper's idea on this machine (QIGen Figure 4).
+
+    tokens_per_s as generation.py measures it, while every quantized layer multiplies by kernels/qigen_gemv.py
+
+For uniform codes of 2, 3 or 4 bits (method=rtn, gptq) and float32 activations. Checked before it is timed: lutlab's
+own product, seeing all tokens at once, must choose the tokens that QIGen's kernels decoded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from lutlab.errors import LutlabError
+from lutlab.evaluators import evaluation_mode
+from lutlab.evaluators.generation import Generation, check_context, decode, first_difference
+from lutlab.records import Measurement, Subject
+from lutlab.registry import register
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+    from lutlab.formats.qigen import PackedQIGen
+    from lutlab.modules import QuantLinear
+
+
+@register("evaluator", "qigen")
+@dataclass(frozen=True)
+class QIGen:
+    """Metric `tokens_per_s`, higher is better; samples are the seconds of each repeat.
+
+    Attributes:
+        tokens: to decode.
+        repeats: timed, after one that is not.
+    """
+
+    of_this_machine = True
+    tokens: int = 128
+    repeats: int = 5
+
+    def measure(self, subject: Subject) -> Measurement:
+        """Needs no text and no tokenizer, and memory for every quantized weight once more.
+
+        Raises:
+            LutlabError: nothing is quantized, or not to what QIGen multiplies; the context is too short; the kernels
+                decode other tokens than ours.
+            NoCompiler: there is no C compiler.
+        """
+        from lutlab.kernels.qigen_gemv import variant
+
+        model = subject.model
+        check_context(model, self.tokens)
+        packed = _packed(model)
+        with evaluation_mode(model):
+            with _multiplying(packed):
+                ids = decode(model, self.tokens)
+            at = first_difference(model, ids)
+        if at is not None:
+            raise LutlabError(
+                f"QIGen's kernels decode other tokens than lutlab's, first at {at} of {self.tokens}: the model is "
+                "broken, or the kernels are wrong; their speed would say nothing"
+            )
+        with _multiplying(packed):
+            found = Generation(self.tokens, self.repeats).measure(subject)
+        names = sorted({variant(weight) for weight in packed.values()})
+        kernel = names[0] if len(names) == 1 else names
+        return dataclasses.replace(found, facts={**found.facts, "kernel": kernel})
+
+
+def _packed(model: PreTrainedModel) -> dict[QuantLinear, PackedQIGen]:
+    """Every quantized layer's weight in QIGen's layout."""
+    import torch
+
+    from lutlab.formats import bcq
+    from lutlab.formats.uniform import to_uniform
+    from lutlab.kernels import qigen_gemv
+    from lutlab.modules import QuantLinear
+
+    if model.device.type != "cpu" or model.dtype != torch.float32:
+        raise LutlabError(
+            f"QIGen's kernels take float32 activations on the CPU, the model is {model.dtype} on {model.device}: "
+            "run with device=cpu dtype=float32"
+        )
+    found = {}
+    for name, layer in model.named_modules():
+        if isinstance(layer, QuantLinear):
+            uniform = to_uniform(bcq.unpack(layer.packed))
+            if uniform is None:
+                raise LutlabError(
+                    f"QIGen multiplies uniform codes, those of {name} are not: quantize by method=rtn or method=gptq"
+                )
+            found[layer] = qigen_gemv.prepare(uniform)
+    if not found:
+        raise LutlabError(
+            "no layer is quantized: QIGen has nothing to multiply (method=rtn or gptq)"
+        )
+    return found
+
+
+@contextmanager
+def _multiplying(packed: Mapping[QuantLinear, PackedQIGen]) -> Iterator[None]:
+    """The layers' products are QIGen's inside."""
+    for layer, weight in packed.items():
+        layer.forward = functools.partial(_product, weight=weight, bias=layer.bias)
+    try:
+        yield
+    finally:
+        for layer in packed:
+            del layer.forward
+
+
+def _product(x: torch.Tensor, weight: PackedQIGen, bias: torch.Tensor | None) -> torch.Tensor:
+    """x: [..., K] float32 -> [..., N]."""
+    from lutlab.kernels.qigen_gemv import gemv
+
+    y = gemv(x, weight)
+    return y if bias is None else y + bias
