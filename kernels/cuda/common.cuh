@@ -42,9 +42,9 @@ __device__ __forceinline__ float power_of_two(int e) { return __int_as_float((e 
 #ifdef __CUDACC__
 __device__ __forceinline__ uint4 load_stream(const uint4 *at) {
     uint4 v;
-    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "l"(at));
+    asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+        : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+        : "l"(at));
     return v;
 }
 #else

@@ -1,0 +1,46 @@
+"""y[M, N] = x[M, K] W[N, K]^T on a GPU, W in BCQ planes, batch 1 first: one file a variant, in the order of idea.
+
+    y[n] = sum_g ( sum_b alpha[g, b, n] sum_{k in g} B_b[n, k] x[k]  +  z[g, n] sum_{k in g} x[k] )      LUT-GEMM Eq. 2
+
+A variant is `<name>.py` here (knobs, limits, plan) and `kernels/cuda/lut_gemv/<name>.cu`. `choose` names the one that
+runs; a variant that cannot take a case says why, and nobody takes its place unasked.
+"""
+
+from __future__ import annotations
+
+from lutlab.errors import LutlabError, nearest
+from lutlab.kernels.lut_gemv import r0, r1
+from lutlab.kernels.lut_gemv.variant import Case, Gpu, Variant
+
+# In the order of idea.
+VARIANTS = {module.VARIANT.name: module.VARIANT for module in (r0, r1)}
+# What `choose` tries, the best first.
+PREFERENCE = ("r1", "r0")
+
+
+def variant(name: str) -> Variant:
+    """By name.
+
+    Raises:
+        LutlabError: there is none of this name.
+    """
+    if name not in VARIANTS:
+        raise LutlabError(f"no kernel variant '{name}': {nearest(name, VARIANTS)}")
+    return VARIANTS[name]
+
+
+def choose(case: Case, gpu: Gpu) -> Variant:
+    """The best variant that can run a case on a GPU.
+
+    Raises:
+        LutlabError: none can; with each one's reason.
+    """
+    reasons = {}
+    for name in PREFERENCE:
+        why = VARIANTS[name].why_not(case, gpu)
+        if why is None:
+            return VARIANTS[name]
+        reasons[name] = why
+    raise LutlabError(
+        "no kernel takes this product. " + "; ".join(f"{n}: {why}" for n, why in reasons.items())
+    )
