@@ -163,3 +163,31 @@ def test_what_a_scale_has_no_model_for_is_said() -> None:
     assert any("which has no model for it: OPT-30B" in note for note in table.notes)
     assert table.rows[0].on_front
     assert table.claims[0].measured == (0, 0), "a partial run decides nothing about fronts"
+
+
+def product_row(scale: str, device: str) -> ResultTable:
+    artifact = load_artifact("lut-gemm-iclr2024/table1")
+    values = {c.metric: 1.0 for c in artifact.columns.values()}
+    values |= {"speedup_fp16": 3.25, "latency_us": 225.0}
+    done = Record("id", "done", {}, {}, values, 1, (), {}, {}, 0.0)
+    cell = PlannedCell(EvalSpec("kernel_latency"), "id", done)
+    spec = RunSpec(ModelSpec("p", "product", "49152x12288"), "bcq", 3, 128, device=device)
+    cells = dict.fromkeys(artifact.columns, cell)
+    row = PlannedRow("ffn1/lut_int3", {}, spec, artifact.columns, cells)
+    return tabulate(artifact, [row], scale, {})
+
+
+def test_of_a_product_on_a_gpu_ratios_are_compared_and_times_are_not() -> None:
+    (row,) = product_row("paper", "cuda").rows
+    assert not row.stand_in
+    assert row.cells["speedup"].verdict == "match"
+    assert (row.cells["latency"].measured, row.cells["latency"].published) == (0.225, 0.2250)
+    assert row.cells["latency"].verdict == "measured only"
+    assert "another machine" in row.cells["latency"].note
+
+
+@pytest.mark.parametrize(("scale", "device"), [("paper", "cpu"), ("small", "cuda")])
+def test_a_product_on_a_cpu_or_of_another_shape_is_a_stand_in(scale: str, device: str) -> None:
+    (row,) = product_row(scale, device).rows
+    assert row.stand_in
+    assert row.cells["speedup"].verdict == row.cells["latency"].verdict == "stand-in"

@@ -124,13 +124,20 @@ def _protocol_label(protocol: str | None, limit: int | None = None) -> str:
 
 
 def _row(artifact: Artifact | None, row: PlannedRow, scale: str) -> Row:
-    own_model = artifact is None or (scale == "paper" and _public(artifact)[row.key])
+    own_model = artifact is None or (
+        scale == "paper" and _public(artifact)[row.key] and not _on_other_kernels(row)
+    )
     published = artifact.numbers().get(row.key, {}) if artifact else {}
     cells = {
         key: _cell(key, spec, row.cells[key], row, published.get(key), own_model)
         for key, spec in row.columns.items()
     }
     return Row(row.key, row.labels, row.spec.model.name, not own_model, cells)
+
+
+def _on_other_kernels(row: PlannedRow) -> bool:
+    """A product on a CPU: the papers' are GPU kernels."""
+    return row.spec.model.source == "product" and row.spec.device == "cpu"
 
 
 def _public(artifact: Artifact) -> dict[str, bool]:
@@ -172,6 +179,8 @@ def _verdict(
     text = cell.evaluation.text
     if not own_model or (text and text.name != spec.text):
         return "stand-in", row.spec.model.name + (f" on {text.name}" if text else "")
+    if spec.absolute:
+        return "measured only", "the paper's is of another machine, so the two are not compared"
     distance = abs(value - published) / abs(published)
     if distance <= spec.match:
         return "match", ""

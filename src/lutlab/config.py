@@ -112,6 +112,7 @@ class Config:
     q: int = 4
     g: int = 128
     mu: int = 8
+    kernel: str = "auto"
     sublayers: SublayersConfig = field(default_factory=SublayersConfig)
     budget: float | None = None
     candidates: CandidatesConfig = field(default_factory=CandidatesConfig)

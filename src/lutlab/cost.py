@@ -14,11 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lutlab.data.protocols import PROTOCOLS
+from lutlab.evaluators import products
+from lutlab.evaluators.kernel_latency import ROUNDS
 from lutlab.models import hub
 from lutlab.models.families import evaluation_seqlen
 from lutlab.models.load import folder_of
 from lutlab.plan import PlannedCell, cached_text
 from lutlab.records import ModelSpec, RunSpec, TextSpec
+from lutlab.timing import CALLS
 
 # tokens of the texts not looked at before they are downloaded, by GPT-2's tokenizer
 HUB_TOKENS = {
@@ -108,6 +111,8 @@ def shape_of(spec: ModelSpec) -> ModelShape:
 
 def predict(spec: RunSpec, cell: PlannedCell) -> Cost:
     """Predicted seconds and peak bytes of one cell, loading and quantizing not included in the seconds."""
+    if spec.model.source == "product":
+        return _product(spec)
     shape = shape_of(spec.model)
     text = cell.evaluation.text
     width = 4 if spec.dtype == "float32" else 2
@@ -124,6 +129,17 @@ def predict(spec: RunSpec, cell: PlannedCell) -> Cost:
     return Cost(operations / rate, weights + logits)
 
 
+def _product(spec: RunSpec) -> Cost:
+    """The dense product, the row's own and its row-wise one, each with its copies, at a cautious 10 GB/s."""
+    rows, columns, _ = products.shape_of(spec)
+    weights = rows * columns
+    sizes = [4 * weights, spec.q * weights // 8, spec.q * weights // 8]
+    moved = sum(max(CALLS * size, products.COLD_LIMIT // 2) for size in sizes)
+    held = sum(max(2 * size, products.COLD_LIMIT // 2) for size in sizes)
+    seconds = ROUNDS["cpu"] * moved / 1e10 + 1e-7 * weights  # the last for drawing and packing
+    return Cost(seconds, held + 9 * weights)
+
+
 def _tokens(text: TextSpec, seqlen: int) -> float:
     rule = PROTOCOLS[text.protocol]
     if text.source != "hub":
@@ -137,6 +153,8 @@ def _tokens(text: TextSpec, seqlen: int) -> float:
 
 def quantize_seconds(spec: RunSpec) -> float:
     """Loading and quantizing one row: about 0.1 s a million weights for alternating BCQ on two cores, 0.03 for RTN."""
+    if spec.model.source == "product":
+        return 0.0
     shape = shape_of(spec.model)
     rate = {"none": 0.0, "rtn": 0.03}.get(spec.method, 0.1)
     tries = max(1, len(spec.candidates))  # a search under a budget quantizes at every width

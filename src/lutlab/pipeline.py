@@ -24,7 +24,7 @@ from lutlab.prepare import Prepared, prepare
 from lutlab.provenance import environment
 from lutlab.records import Measurement, Record, Subject
 from lutlab.results import Store, content_id
-from lutlab.tables import Artifact, ColumnSpec, load_artifact
+from lutlab.tables import Artifact, ColumnSpec, free_columns, load_artifact
 
 log = logging.getLogger(__name__)
 Compose = Callable[[Sequence[str]], DictConfig]
@@ -68,7 +68,7 @@ def _plan(
         if artifact:
             planned.append(plan.plan_row(config, row.key, row.labels, artifact.columns))
         else:
-            columns = plan.free_columns(list(config.evaluate))
+            columns = free_columns(list(config.evaluate))
             spec = plan.run_spec(config)
             labels = {
                 "Model": spec.model.name,
@@ -173,7 +173,7 @@ def run_row(config: DictConfig) -> None:
     if config.threads:
         torch.set_num_threads(config.threads)
     artifact = load_artifact(config.artifact) if config.artifact else None
-    columns = artifact.columns if artifact else plan.free_columns(list(config.evaluate))
+    columns = artifact.columns if artifact else free_columns(list(config.evaluate))
     row = plan.plan_row(config, config.row, {}, columns)
     store = Store(config.results)
     todo = row.todo
@@ -202,6 +202,7 @@ def _measure_cell(row: PlannedRow, cell: PlannedCell, prepared: Prepared) -> Rec
         prepared.seqlen,
         row.spec.q,
         row.spec.g,
+        row.spec,
     )
     try:
         if text and prepared.tokenizer is None:

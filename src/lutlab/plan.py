@@ -35,18 +35,6 @@ from lutlab.records import (
 from lutlab.results import Store, content_id
 from lutlab.tables import ColumnSpec
 
-# the metric a free sweep shows of each evaluator: column title, unit, metric, lower is better
-_FREE_COLUMNS = {
-    "ppl": ("ppl", "perplexity", "ppl", True),
-    "lambada": ("last word", "accuracy", "lambada_accuracy", False),
-    "zero_shot": ("zero-shot", "accuracy", "accuracy", False),
-    "output_error": ("output error", "relative MSE", "output_relative_mse", True),
-    "weight_error": ("weight error", "relative MSE", "weight_relative_mse", True),
-    "model_size": ("size", "bits/weight", "bits_per_weight", True),
-    "generation": ("decoding", "tokens/s", "tokens_per_s", False),
-    "llama_cpp": ("llama.cpp q4_0", "tokens/s", "tokens_per_s", False),
-    "peak_memory": ("peak memory", "GB", "peak_memory_gb", True),
-}
 _DTYPES = ("float32", "float16", "bfloat16")
 
 
@@ -105,6 +93,8 @@ def run_spec(config: DictConfig) -> RunSpec:
     )
     if dtype not in _DTYPES:
         raise LutlabError(f"unknown dtype '{dtype}': {nearest(dtype, _DTYPES)}")
+    if config.kernel != "auto" and config.model.source != "product":
+        raise LutlabError(f"kernel={config.kernel} is of a single product: set model=product")
     candidates = _candidates(config, name, quantizes)
     q, g = (max(q for q, _ in candidates), -1) if candidates else (config.q, config.g)
     looks = candidates or getattr(quantizer, "calibrated", False)
@@ -122,6 +112,7 @@ def run_spec(config: DictConfig) -> RunSpec:
         device=device,
         dtype=dtype,
         seed=config.seed,
+        kernel=config.kernel,
     )
 
 
@@ -194,25 +185,6 @@ def _device(wanted: str) -> str:
     return wanted
 
 
-def free_columns(evaluate: list[str]) -> dict[str, ColumnSpec]:
-    """Columns of a sweep without an artifact, from `evaluate=[ppl:wikitext2, weight_error, …]`."""
-    columns = {}
-    for item in evaluate:
-        evaluator, _, text = item.partition(":")
-        registry.lookup("evaluator", evaluator)
-        title, unit, metric, lower = _FREE_COLUMNS[evaluator]
-        columns[item.replace(":", "_")] = ColumnSpec(
-            title=f"{text} {title}".strip(),
-            unit=unit,
-            evaluator=evaluator,
-            metric=metric,
-            text=text or None,
-            published=False,
-            lower_is_better=lower,
-        )
-    return columns
-
-
 def text_spec(protocol: str, data: DictConfig) -> TextSpec:
     """Where a column's text comes from: the folder data.root if given, else the preset, which may name a stand-in."""
     if data.root is not None:
@@ -240,7 +212,7 @@ def _readable(spec: TextSpec) -> bool:
 
 @functools.cache
 def _fingerprint(spec: ModelSpec) -> str:
-    return fingerprint(spec)
+    return f"product:{spec.id}" if spec.source == "product" else fingerprint(spec)
 
 
 def plan_row(
@@ -269,8 +241,7 @@ def _plan_cell(spec: RunSpec, column: ColumnSpec, config: DictConfig, store: Sto
         gpu = "" if spec.device.startswith("cuda") else "; no CUDA device here"
         reason = f"no '{column.evaluator}' evaluator yet: it comes with the GPU kernels{gpu}"
         return PlannedCell(evaluation, None, missing=reason)
-    evaluator = registry.lookup("evaluator", column.evaluator)
-    if reason := getattr(evaluator, "lacking", str)():  # what it needs and is not installed
+    if reason := _obstacle(registry.lookup("evaluator", column.evaluator), spec):
         return PlannedCell(evaluation, None, missing=reason)
     read = [text, spec.calibration and spec.calibration.text]
     if config.mode.name == "plan" and "hub" in (spec.model.source, *(t.source for t in read if t)):
@@ -292,6 +263,15 @@ def _of_this_machine(evaluator: str) -> bool:
     return getattr(registry.lookup("evaluator", evaluator), "of_this_machine", False)
 
 
+def _obstacle(evaluator: type, spec: RunSpec) -> str:
+    """Why an evaluator cannot measure a row here, as what it needs and is not installed; empty where it can."""
+    if hasattr(evaluator, "obstacle"):
+        return evaluator.obstacle(spec)
+    if spec.model.source == "product":
+        return "it is measured on a model, and a product is none (evaluate=[kernel_latency])"
+    return getattr(evaluator, "lacking", str)()
+
+
 def _identity(spec: RunSpec, evaluation: EvalSpec) -> dict[str, Any]:
     """Everything that decides a cell's number."""
     text = evaluation.text and cached_text(evaluation.text)
@@ -311,6 +291,8 @@ def _run_identity(spec: RunSpec) -> dict[str, Any]:
     """A RunSpec with hashes in the place of names that files may change under."""
     run = dataclasses.asdict(spec)
     run["model"] = _fingerprint(spec.model)
+    if spec.kernel == "auto":
+        del run["kernel"]  # as before there was a choice: what is measured stays measured
     run["device"] = spec.device.partition(":")[0]
     if spec.calibration:
         text = cached_text(spec.calibration.text)

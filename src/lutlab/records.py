@@ -22,10 +22,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """Where a model comes from. `id` is a hub id, a folder, or an embedded name; `layers` cuts a synthetic model."""
+    """Where a model comes from. `id` is a hub id, a folder, or an embedded name; `layers` cuts a synthetic model.
+
+    A `product` is no model but one matrix product, whose id is its shape (evaluators/products.py).
+    """
 
     name: str
-    source: str  # hub | folder | embedded | synthetic
+    source: str  # hub | folder | embedded | synthetic | product
     id: str
     revision: str | None = None
     layers: int | None = None
@@ -91,6 +94,7 @@ class RunSpec:
             q and g.
         candidates: with a budget, the (q, g) that a layer may have. q is then the largest of theirs, and g -1.
         skip: patterns (fnmatch) of layer names that stay in full precision.
+        kernel: of a product: `auto` is the best of lutlab's.
     """
 
     model: ModelSpec
@@ -106,6 +110,7 @@ class RunSpec:
     device: str = "cpu"
     dtype: str = "float32"
     seed: int = 0
+    kernel: str = "auto"
 
 
 # ---- tensors ----
@@ -223,15 +228,19 @@ class Text:
 
 @dataclass(frozen=True)
 class Subject:
-    """What an evaluator sees: a (quantized) model, its tokenizer, the statistics of its layers, a text."""
+    """What an evaluator sees: a (quantized) model, its tokenizer, the statistics of its layers, a text.
 
-    model: PreTrainedModel
+    `run` is what was asked for; of a product it is all there is, and model is None.
+    """
+
+    model: PreTrainedModel | None
     tokenizer: PreTrainedTokenizerBase | None
     layers: tuple[LayerStats, ...]
     text: Text | None
     seqlen: int
     q: int
     g: int
+    run: RunSpec | None = None
 
 
 @dataclass(frozen=True)

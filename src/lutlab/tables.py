@@ -17,6 +17,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from lutlab import registry
 from lutlab.config import EXPERIMENTS, LEAD_PAPER, artifacts, long_name
 from lutlab.errors import LutlabError, nearest
 from lutlab.outcome import OURS
@@ -61,6 +62,7 @@ class ColumnSpec(_Strict):
     lower_is_better: bool = True
     match: float = 0.005  # |measured - published| / published up to which a cell is a match
     tolerance: float = 0.02  # and within tolerance
+    absolute: bool = False  # a time or an energy: of other machines they are shown, not compared
 
 
 class CurveSpec(_Strict):
@@ -262,6 +264,41 @@ def _leave_out(data: dict[str, Any], keep: list[str]) -> None:
         return {k: pruned(v) if isinstance(v, dict) else v for k, v in kept.items()}
 
     data["published"] = pruned(data["published"])
+
+
+# the metric a free sweep shows of each evaluator: column title, unit, metric, lower is better
+_FREE_COLUMNS = {
+    "ppl": ("ppl", "perplexity", "ppl", True),
+    "lambada": ("last word", "accuracy", "lambada_accuracy", False),
+    "zero_shot": ("zero-shot", "accuracy", "accuracy", False),
+    "output_error": ("output error", "relative MSE", "output_relative_mse", True),
+    "weight_error": ("weight error", "relative MSE", "weight_relative_mse", True),
+    "model_size": ("size", "bits/weight", "bits_per_weight", True),
+    "kernel_latency": ("product", "µs", "latency_us", True),
+    "generation": ("decoding", "tokens/s", "tokens_per_s", False),
+    "llama_cpp": ("llama.cpp q4_0", "tokens/s", "tokens_per_s", False),
+    "qigen": ("QIGen", "tokens/s", "tokens_per_s", False),
+    "peak_memory": ("peak memory", "GB", "peak_memory_gb", True),
+}
+
+
+def free_columns(evaluate: list[str]) -> dict[str, ColumnSpec]:
+    """Columns of a sweep without an artifact, from `evaluate=[ppl:wikitext2, weight_error, …]`."""
+    columns = {}
+    for item in evaluate:
+        evaluator, _, text = item.partition(":")
+        registry.lookup("evaluator", evaluator)
+        title, unit, metric, lower = _FREE_COLUMNS[evaluator]
+        columns[item.replace(":", "_")] = ColumnSpec(
+            title=f"{text} {title}".strip(),
+            unit=unit,
+            evaluator=evaluator,
+            metric=metric,
+            text=text or None,
+            published=False,
+            lower_is_better=lower,
+        )
+    return columns
 
 
 def cite(key: str) -> str:

@@ -1,0 +1,94 @@
+"""Rows that are one matrix product: planned, measured, resumed and reported as any other."""
+
+from __future__ import annotations
+
+import pytest
+from hydra import compose, initialize_config_dir
+from tests.command_line import CommandLine
+
+from lutlab import cost, plan
+from lutlab.config import ROOT, register_configs
+from lutlab.evaluators import kernel_latency, products
+from lutlab.evaluators.kernel_latency import KernelLatency
+from lutlab.plan import PlannedCell
+from lutlab.records import EvalSpec, ModelSpec, RunSpec
+
+PRODUCT = ["model=product", "model.id=96x80", "device=cpu", "logger=none"]
+SPEED = "evaluate=[kernel_latency]"
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "COLD_LIMIT", 20_000)
+    monkeypatch.setitem(kernel_latency.ROUNDS, "cpu", 2)
+
+
+def test_a_product_is_measured_once_and_reported(
+    command: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcome = command(*PRODUCT, SPEED, "method=none,bcq", "q=3", "g=16")
+    assert outcome.code == 0, outcome.err
+    found = {record["run"]["method"]: record for record in command.records().values()}
+    assert found.keys() == {"none", "bcq"}
+    assert found["none"]["values"]["speedup_fp32"] == 1
+    assert found["bcq"]["run"]["model"]["id"] == "96x80"
+    assert "bcq" in found["bcq"]["facts"]["kernel"]
+    assert "synthetic-96x80" in outcome.out
+    monkeypatch.setattr(KernelLatency, "measure", None)  # measuring anything now would fail
+    assert command(*PRODUCT, SPEED, "method=none,bcq", "q=3", "g=16").out == outcome.out
+
+
+def test_what_fits_only_one_of_model_and_product_is_not_run(command: CommandLine) -> None:
+    outcome = command(*PRODUCT, "evaluate=[kernel_latency,model_size]", "method=bcq", "q=3", "g=16")
+    assert outcome.code == 0, outcome.err
+    assert "measured on a model, and a product is none" in " ".join(outcome.out.split())
+    outcome = command("evaluate=[kernel_latency,model_size]", "logger=none", "q=3")
+    assert "speed of one matrix product" in " ".join(outcome.out.split())
+    assert len(command.records()) == 2
+
+
+def test_a_plan_predicts_products(command: CommandLine) -> None:
+    outcome = command(*PRODUCT, SPEED, "method=bcq", "q=3", "mode=plan")
+    assert outcome.code == 0, outcome.err
+    assert "1 cells to measure" in outcome.out
+    assert command.records() == {}
+
+
+def test_a_large_product_costs_more_than_a_small_one() -> None:
+    cell = PlannedCell(EvalSpec("kernel_latency"), None)
+    small, large = (
+        cost.predict(RunSpec(ModelSpec("p", "product", shape), "bcq", 3, 128), cell)
+        for shape in ("4096x4096", "49152x12288")
+    )
+    assert small.seconds < large.seconds
+    assert small.peak_bytes < large.peak_bytes
+    assert large.peak_bytes > 3 * 4 * 49152 * 12288, (
+        "the dense product's two copies, and the matrix"
+    )
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["model=product", "model.id=4096", SPEED], "not the shape of a product"),
+        (["model=product", "model.id=96x80", "kernel=ato", SPEED], "did you mean 'auto'"),
+        (["kernel=optq"], "set model=product"),
+    ],
+)
+def test_mistakes_are_messages(command: CommandLine, overrides: list[str], message: str) -> None:
+    outcome = command(*overrides, "logger=none", "device=cpu")
+    assert outcome.code == 2
+    assert message in outcome.err
+    assert "Traceback" not in outcome.err
+
+
+def test_the_choice_of_a_kernel_names_a_cell_and_no_choice_leaves_names_as_they_were() -> None:
+    register_configs()
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        specs = [
+            plan.run_spec(compose("config", [*PRODUCT[:3], "method=rtn", "q=3", *more]))
+            for more in ([], ["kernel=optq"])
+        ]
+    auto, optq = (plan._run_identity(spec) for spec in specs)
+    assert "kernel" not in auto
+    assert optq == auto | {"kernel": "optq"}
