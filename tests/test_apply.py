@@ -14,7 +14,6 @@ from tests.calibrated import Fake, FakeScaling
 from tests.command_line import ROOT
 from tests.models.architectures import CONFIGS, make, token_ids, uniform
 from tests.tiny_models import byte_tokenizer
-from torch import nn
 
 from lutlab import apply, calibrate, registry
 from lutlab.apply import quantize_model
@@ -131,10 +130,8 @@ def quantized_by_hand(model, fake, q, g, batches):
                 prepared = fake.prepare(now[path + shared.layers[0]])
                 for layer in shared.layers:
                     module = model.get_submodule(path + layer)
-                    weight = pack(fake.quantize(weight_of(module), q, g, prepared)).dequantize()
-                    dense = nn.Linear(*weight.T.shape, bias=module.bias is not None)
-                    dense.weight, dense.bias = nn.Parameter(weight), module.bias
-                    model.set_submodule(path + layer, dense)
+                    packed = pack(fake.quantize(weight_of(module), q, g, prepared))
+                    model.set_submodule(path + layer, QuantLinear(packed, module.bias))
     return model
 
 

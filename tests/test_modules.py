@@ -12,9 +12,12 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
+from lutlab import modules
 from lutlab.api import quantize_tensor
+from lutlab.codegen.isa import detect
 from lutlab.errors import LutlabError
 from lutlab.formats.bcq import pack
+from lutlab.kernels import linear
 from lutlab.modules import QuantLinear
 from lutlab.records import BCQTensor
 
@@ -35,26 +38,97 @@ def x(dtype=torch.float32):
     return torch.randn(2, 5, K, generator=torch.Generator().manual_seed(7)).to(dtype)
 
 
-def expected(module, inputs):
-    bias = None if module.bias is None else module.bias.to(inputs.dtype)
-    return functional.linear(inputs, module.packed.dequantize().to(inputs.dtype), bias)
+# Relative L2 error of outputs: float32 sums, or the rounding of the output (and in the torch path of the weight).
+LIMIT = {torch.float64: 1e-7, torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+
+
+def assert_multiplies(module, inputs):
+    y = module(inputs)
+    bias = None if module.bias is None else module.bias.double()
+    exact = functional.linear(inputs.double(), module.packed.dequantize().double(), bias)
+    assert y.dtype == inputs.dtype
+    assert y.shape == exact.shape
+    assert (y - exact).norm() <= LIMIT[inputs.dtype] * exact.norm()
+
+
+@pytest.fixture
+def no_compiler(monkeypatch, tmp_path):
+    monkeypatch.setenv("LUTLAB_CC", str(tmp_path / "none"))
+    linear._kernel.cache_clear()
+    yield
+    linear._kernel.cache_clear()
 
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("options", METHODS)
 def test_forward_multiplies_with_the_dequantized_weight(options, bias):
     module = layer(bias, **options)
-    assert torch.equal(module(x()), expected(module, x()))
-    assert torch.equal(module(x()), expected(module, x())), "the second call reads the cache"
+    assert_multiplies(module, x())
+    assert torch.equal(module(x()), module(x()))
     assert module(x()[0, 0]).shape == (N,)
+    assert module._dense is None, "a kernel needs no dense weight"
+
+
+def test_many_rows_are_multiplied_by_torch_and_nothing_dense_is_kept():
+    module = layer()
+    many = x().repeat(1, 30, 1)
+    for dtype in (torch.float32, torch.bfloat16):
+        module.to(dtype)
+        weight = module.packed.dequantize().to(dtype)
+        expected = functional.linear(many.to(dtype), weight, module.bias)
+        assert torch.equal(module(many.to(dtype)), expected)
+    assert module._dense is None
+    assert module.kernel.startswith("dequantize every call (bcq lut")
+
+
+def test_the_kernel_is_named_with_instruction_set_and_threads():
+    module = layer(method="bcq")
+    assert module.kernel == "nothing yet"
+    module(x())
+    assert module.kernel == f"bcq lut, {detect().name}, {torch.get_num_threads()} threads"
+    wide = QuantLinear(quantize_tensor(weight(), q=4, g=16, method="rtn"), None)
+    wide(x())
+    assert wide.kernel.startswith("uniform convert, ")
+
+
+def test_without_a_compiler_torch_multiplies_and_says_so(no_compiler, caplog):
+    modules._say_once.cache_clear()
+    module = layer()
+    assert_multiplies(module, x())
+    assert module.kernel.startswith("dequantize once, torch matmul (no kernel: LUTLAB_CC=")
+    layer()(x())
+    assert [r.levelname for r in caplog.records] == ["WARNING"], "said once"
+
+
+def test_a_group_size_without_a_kernel_is_named():
+    module = QuantLinear(quantize_tensor(weight(), q=3, g=13, method="bcq"), None)
+    assert_multiplies(module, x())
+    assert "13" in module.kernel
 
 
 def test_forward_follows_the_dtype_of_its_input():
     module = layer(bias=False)
-    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float32):
-        out = module(x(dtype))
-        assert out.dtype == dtype
-        assert torch.equal(out, expected(module, x(dtype)))
+    for dtype in LIMIT:
+        assert_multiplies(module, x(dtype))
+
+
+def test_the_product_is_one_operation_for_torch_compile():
+    module = layer(method="bcq")
+    module(x())
+    graphs = []
+
+    def look(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(module, backend=look, fullgraph=True)
+    assert torch.equal(compiled(x()), module(x()))
+    assert "rows_gemv" in graphs[0].code
+    torch.library.opcheck(
+        torch.ops.lutlab.rows_gemv.default,
+        (x(), module._linear.packed.stream, module._linear.packed.channels, module._linear.layout),
+        test_utils=("test_schema", "test_faketensor"),
+    )
 
 
 @pytest.mark.parametrize("options", METHODS)
@@ -70,7 +144,7 @@ def test_conversion_of_the_model_keeps_the_scales(dtype, options):
     assert {name: buffer.dtype for name, buffer in module.named_buffers()} == dtypes
     assert torch.equal(module.packed.dequantize(), before)
     assert module.bias.dtype == dtype
-    assert torch.equal(module(x(dtype)), expected(module, x(dtype)))
+    assert_multiplies(module, x(dtype))
 
 
 def test_moving_to_another_device_forgets_the_dense_weight():
@@ -132,7 +206,7 @@ def test_copies_are_equal_and_carry_no_dense_weight(again):
     module = layer()
     y = module(x())
     copied = again(module)
-    assert copied._dense is None
+    assert copied._dense is copied._linear is None
     assert torch.equal(copied(x()), y)
     copied.planes.zero_()
     assert torch.equal(module.packed.dequantize(), layer().packed.dequantize())

@@ -6,6 +6,8 @@ again, empty, for them to be loaded into.
 
 from __future__ import annotations
 
+import functools
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,7 +18,10 @@ from torch.nn import functional
 from lutlab.errors import LutlabError, nearest
 from lutlab.formats.bcq import WORD, PackedBCQ
 from lutlab.groups import check_bits, group_count
+from lutlab.kernels.linear import CpuLinear, cpu_linear
 
+log = logging.getLogger(__name__)
+KERNEL_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 # What a layout may say; anything else in a file is damage.
 ALLOWED = {
     "has_order": (False, True),
@@ -29,15 +34,14 @@ ALLOWED = {
 class QuantLinear(nn.Module):
     """A linear layer whose weight is packed; drop-in for nn.Linear and transformers' Conv1D.
 
-    The weight is dequantized once, at the first call with a given dtype, and multiplied by torch: exact and as fast
-    as the full-precision layer, but not smaller in memory while it runs. `kernel` names the path for the record.
+    On a CPU the weight is packed a second time at the first call, for the kernel that kernels/linear.py chooses and
+    builds. Where gradients pass through x, in float64, on another device, or where there is no kernel (`kernel` says
+    why), it is dequantized once for a dtype and multiplied by torch: exact, but not smaller in memory while it runs.
 
     Args:
         packed: the weight [N, K].
         bias: [N] or None.
     """
-
-    kernel = "dequantize once, torch matmul"
 
     def __init__(self, packed: PackedBCQ, bias: torch.Tensor | None) -> None:
         super().__init__()
@@ -48,7 +52,25 @@ class QuantLinear(nn.Module):
         self.register_buffer("offset", packed.offset)
         self.register_buffer("order", packed.order)
         self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
+        self._forget()
+
+    def _forget(self) -> None:
+        """Drop what was made of the buffers."""
         self._dense: torch.Tensor | None = None
+        self._linear: CpuLinear | None = None
+        self._why_torch = ""  # there is no kernel
+        self._ran: set[str] = set()
+
+    @property
+    def kernel(self) -> str:
+        """What has multiplied so far, for a record: variant, instruction set and threads, or torch and why."""
+        names = [
+            f"dequantize once, torch matmul{self._why_torch}"
+            if how == "torch"
+            else self._linear.describe(few=how == "few rows")
+            for how in sorted(self._ran)
+        ]
+        return " + ".join(names) or "nothing yet"
 
     @classmethod
     def skeleton(
@@ -152,16 +174,16 @@ class QuantLinear(nn.Module):
         for name, scales in exact.items():
             if scales is not None and getattr(self, name).dtype != scales.dtype:
                 setattr(self, name, scales.to(self.planes.device))
-        self._dense = None
+        self._forget()
         return self
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
-        self._dense = None
+        self._forget()
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies and pickles, which make the dense weight again when they need it."""
-        return self.__dict__ | {"_dense": None}
+        """For copies and pickles, which make again what they need: a built kernel cannot be pickled."""
+        return self.__dict__ | {"_dense": None, "_linear": None, "_why_torch": "", "_ran": set()}
 
     @property
     def packed(self) -> PackedBCQ:
@@ -171,6 +193,10 @@ class QuantLinear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x: [..., K] -> [..., N] in x's dtype."""
+        if self._has_kernel(x):
+            self._ran.add("few rows" if self._linear.few(x) else "many rows")
+            return self._linear(x, self.bias)
+        self._ran.add("torch")
         if self._dense is None or self._dense.dtype != x.dtype or self._dense.device != x.device:
             with (
                 torch.inference_mode(False),
@@ -179,9 +205,32 @@ class QuantLinear(nn.Module):
                 self._dense = self.packed.dequantize().to(device=x.device, dtype=x.dtype)
         return functional.linear(x, self._dense, self.bias)
 
+    def _has_kernel(self, x: torch.Tensor) -> bool:
+        """Whether a kernel multiplies x; packs for it and builds it the first time."""
+        if (
+            x.device.type != "cpu"
+            or self.planes.device.type != "cpu"
+            or x.dtype not in KERNEL_DTYPES
+        ):
+            return False
+        if x.requires_grad and torch.is_grad_enabled():
+            return False
+        if self._linear is None and not self._why_torch:
+            try:
+                self._linear = cpu_linear(self.packed)
+            except LutlabError as error:
+                self._why_torch = f" (no kernel: {error})"
+                _say_once(str(error))
+        return self._linear is not None
+
     def extra_repr(self) -> str:
         """Shape, bits and group size, as print(model) shows them."""
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, q={len(self.planes)}, "
             f"g={self.group_size}, bias={self.bias is not None}"
         )
+
+
+@functools.cache
+def _say_once(why: str) -> None:
+    log.warning("quantized layers are dequantized and multiplied by torch: %s", why)

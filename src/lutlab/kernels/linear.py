@@ -43,11 +43,12 @@ class CpuLinear:
         dense_rows = self.kernel.dense_rows
         return dense_rows is None or x.numel() < dense_rows * self.packed.shape[1]
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x: [..., K] float16, bfloat16 or float32 on the CPU."""
-        if self.few(x):
-            return torch.ops.lutlab.rows_gemv(x, self.packed.stream, self.channels, self.layout)
-        return torch.nn.functional.linear(x, self.kernel.dense(self.packed).to(x.dtype))
+    def __call__(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """x: [..., K] float16, bfloat16 or float32 on the CPU; bias: [N] in x's dtype."""
+        if not self.few(x):
+            return torch.nn.functional.linear(x, self.kernel.dense(self.packed).to(x.dtype), bias)
+        y = torch.ops.lutlab.rows_gemv(x, self.packed.stream, self.channels, self.layout)
+        return y if bias is None else y.add_(bias)
 
     def describe(self, few: bool) -> str:
         """What multiplies few rows, or many, for a record: variant, instruction set, threads."""

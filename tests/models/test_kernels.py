@@ -1,0 +1,53 @@
+"""The embedded models through the kernels, a token at a time and all at once, beside the dequantized model."""
+
+import copy
+
+import pytest
+import torch
+from tests.tiny_models import one_thread  # noqa: F401
+from torch import nn
+from torch.nn import functional
+
+import lutlab
+from lutlab.models.load import embedded_names, load_model
+from lutlab.modules import QuantLinear
+from lutlab.records import ModelSpec
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+TEXT = "Return the number of items in a list. If the list is empty, the result is zero. " * 2
+
+
+def perplexity(model, ids, step):
+    """Of one text [1, T]: `step` tokens at a time, with a cache."""
+    cache, logits = None, []
+    with torch.inference_mode():
+        for part in ids.split(step, dim=1):
+            out = model(input_ids=part, past_key_values=cache, use_cache=True)
+            cache = out.past_key_values
+            logits.append(out.logits)
+    loss = functional.cross_entropy(torch.cat(logits, dim=1)[0, :-1].double(), ids[0, 1:])
+    return loss.exp().item()
+
+
+def dequantized(model):
+    model = copy.deepcopy(model)
+    for name, module in list(model.named_modules()):
+        if isinstance(module, QuantLinear):
+            dense = nn.Linear(module.in_features, module.out_features, bias=False)
+            dense.weight, dense.bias = nn.Parameter(module.packed.dequantize()), module.bias
+            model.set_submodule(name, dense)
+    return model
+
+
+@pytest.mark.parametrize("options", [{"method": "bcq", "q": 3}, {"method": "rtn", "q": 4}], ids=str)
+@pytest.mark.parametrize("name", [n for n in embedded_names() if n.endswith("-s")])
+def test_the_perplexity_is_that_of_the_dequantized_model(name, options):
+    loaded = load_model(ModelSpec(name, "embedded", name), torch.float32, "cpu", 0)
+    model, ids = loaded.model, loaded.tokenizer(TEXT, return_tensors="pt").input_ids
+    lutlab.quantize(model, g=32, **options)
+    expected = perplexity(dequantized(model), ids, ids.shape[1])
+    assert perplexity(model, ids, ids.shape[1]) == pytest.approx(expected, rel=1e-6)
+    assert perplexity(model, ids, 1) == pytest.approx(expected, rel=1e-5)  # the issue asks for 1e-4
+    kernels = {module.kernel for module in model.modules() if isinstance(module, QuantLinear)}
+    assert kernels
+    assert not any("once" in kernel for kernel in kernels)
