@@ -17,7 +17,7 @@ LAYERS = [
     {"quantizers"},
     {"formats"},
     {"codegen"},
-    {"timing"},
+    {"timing", "energy"},
     {"kernels"},
     {"modules"},
     {"hf"},

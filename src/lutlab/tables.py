@@ -275,6 +275,7 @@ _FREE_COLUMNS = {
     "weight_error": ("weight error", "relative MSE", "weight_relative_mse", True),
     "model_size": ("size", "bits/weight", "bits_per_weight", True),
     "kernel_latency": ("product", "µs", "latency_us", True),
+    "kernel_energy": ("product", "mJ", "energy_mj", True),
     "generation": ("decoding", "tokens/s", "tokens_per_s", False),
     "llama_cpp": ("llama.cpp q4_0", "tokens/s", "tokens_per_s", False),
     "qigen": ("QIGen", "tokens/s", "tokens_per_s", False),

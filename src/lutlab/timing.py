@@ -166,16 +166,20 @@ class GpuTimer:
         """One replay."""
         import torch
 
-        key = id(contestant), kind
-        if key not in self.graphs:
-            self.graphs[key] = self._capture(contestant, kind)
-        graph, calls = self.graphs[key]
+        graph, calls = self.graph(contestant, kind)
         before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         before.record()
         graph.replay()
         after.record()
         after.synchronize()
         return before.elapsed_time(after) * 1e-3 / calls
+
+    def graph(self, contestant: Contestant, kind: str) -> tuple[torch.cuda.CUDAGraph, int]:
+        """The graph of a round, and the calls in it."""
+        key = id(contestant), kind
+        if key not in self.graphs:
+            self.graphs[key] = self._capture(contestant, kind)
+        return self.graphs[key]
 
     def _capture(self, contestant: Contestant, kind: str) -> tuple[torch.cuda.CUDAGraph, int]:
         import torch

@@ -1,0 +1,145 @@
+"""Energy of a call by the GPU's own counter: NVML's total energy, over windows of at least a second.
+
+    joules = (counter after - counter before) / calls           net_joules = joules - idle watts * seconds / calls
+    watts  = (counter after - counter before) / seconds
+
+The counter is advanced some ten times a second, which is why a window is long. Idle watts are those of a window in
+which nothing runs. Utilization is sampled inside the window and is what nvidia-smi shows: the share of the time in
+which a kernel ran, or in which memory was read or written. NVML comes with nvidia-ml-py, imported where it is needed.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from lutlab.errors import LutlabError
+
+WINDOW_SECONDS = 1.0
+_SAMPLE_SECONDS = 0.1
+
+
+class Counter(Protocol):
+    """A GPU's counters."""
+
+    def joules(self) -> float:
+        """Since the driver was loaded."""
+
+    def utilization(self) -> tuple[float, float]:
+        """GPU and memory, in percent."""
+
+
+@dataclass(frozen=True)
+class Energy:
+    """Of one call, over a window of many. utilization: GPU and memory in percent, means of the samples."""
+
+    joules: float
+    net_joules: float
+    watts: float
+    utilization: tuple[float, float]
+    calls: int
+    seconds: float
+
+
+class Nvml:
+    """NVML's counters of the GPU that torch names by an index.
+
+    Raises:
+        LutlabError: nvidia-ml-py is not installed, or the GPU has no energy counter (before Volta).
+    """
+
+    def __init__(self, index: int = 0) -> None:
+        import torch
+
+        try:
+            import pynvml
+        except ImportError as error:
+            raise LutlabError(
+                "energy is read through NVML: pip install nvidia-ml-py, or 'lutlab[gpu]'"
+            ) from error
+        self._nvml = pynvml
+        pynvml.nvmlInit()
+        uuid = torch.cuda.get_device_properties(index).uuid  # torch's order need not be NVML's
+        self._gpu = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+        try:
+            self.joules()
+        except pynvml.NVMLError as error:
+            raise LutlabError(f"this GPU has no energy counter ({error})") from error
+
+    def joules(self) -> float:
+        """Since the driver was loaded."""
+        return self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._gpu) * 1e-3
+
+    def utilization(self) -> tuple[float, float]:
+        """GPU and memory, in percent."""
+        rates = self._nvml.nvmlDeviceGetUtilizationRates(self._gpu)
+        return float(rates.gpu), float(rates.memory)
+
+    def facts(self) -> dict[str, Any]:
+        """Driver, clocks now and at most, power limit, for a record."""
+        nvml, gpu = self._nvml, self._gpu
+        kinds = {"sm": nvml.NVML_CLOCK_SM, "memory": nvml.NVML_CLOCK_MEM}
+        found = {"driver": nvml.nvmlSystemGetDriverVersion()}
+        for name, kind in kinds.items():
+            found[f"{name}_mhz"] = nvml.nvmlDeviceGetClockInfo(gpu, kind)
+            found[f"{name}_mhz_limit"] = nvml.nvmlDeviceGetMaxClockInfo(gpu, kind)
+        return found | {"power_limit_w": nvml.nvmlDeviceGetPowerManagementLimit(gpu) * 1e-3}
+
+
+def idle_watts(
+    counter: Counter,
+    seconds: float = WINDOW_SECONDS,
+    clock: Callable[[], float] = time.perf_counter,
+    sleep: Callable[[float], None] = time.sleep,
+) -> float:
+    """Watts of a window in which this process asks for nothing."""
+    began, before = clock(), counter.joules()
+    sleep(seconds)
+    return (counter.joules() - before) / (clock() - began)
+
+
+def energy_of(
+    run: Callable[[], None],
+    calls: int,
+    counter: Counter,
+    idle: float,
+    seconds: float = WINDOW_SECONDS,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Energy:
+    """Run again and again for a window, and divide what it took.
+
+    Args:
+        run: some calls, waited for.
+        calls: how many.
+        counter: of the GPU that they run on.
+        idle: watts, of idle_watts.
+        seconds: of the window, at least.
+        clock: seconds.
+
+    Raises:
+        LutlabError: the counter did not advance.
+    """
+    run()  # what is compiled or allocated on first use is not counted
+    samples, runs = [], 0
+    began, before = clock(), counter.joules()
+    now = sampled = began
+    while now - began < seconds:
+        run()
+        runs, now = runs + 1, clock()
+        if now - sampled >= _SAMPLE_SECONDS:
+            samples.append(counter.utilization())
+            sampled = now
+    spent = counter.joules() - before
+    elapsed = clock() - began
+    if not spent > 0:
+        raise LutlabError(
+            f"the GPU's energy counter did not advance in {elapsed:.1f} s: it cannot be measured"
+        )
+    done = runs * calls
+    samples = samples or [counter.utilization()]
+    gpu, memory = (statistics.mean(column) for column in zip(*samples, strict=True))
+    net = spent - idle * elapsed
+    return Energy(spent / done, net / done, spent / elapsed, (gpu, memory), done, elapsed)

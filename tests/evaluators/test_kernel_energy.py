@@ -1,0 +1,66 @@
+"""Energy cells: why they are not run here, and what they say with a GPU that is not real."""
+
+import types
+
+import pytest
+import torch
+
+from lutlab.energy import Energy
+from lutlab.evaluators import kernel_energy, products
+from lutlab.evaluators.kernel_energy import KernelEnergy
+from lutlab.evaluators.products import Entrants
+from lutlab.records import ModelSpec, RunSpec, Subject
+from lutlab.timing import Contestant
+
+
+def row(**more):
+    return RunSpec(ModelSpec("p", "product", "96x80"), "bcq", 3, 16, **more)
+
+
+def test_on_a_cpu_it_is_not_run_and_says_why():
+    assert "no CUDA device" in KernelEnergy.obstacle(row())
+    assert "needs 2 GPUs" in KernelEnergy.obstacle(row(kernel="tensor_parallel_2"))
+
+
+def test_energy_is_a_ratio_of_the_same_run(monkeypatch):
+    own, dense16, dense32 = (Contestant(name, 1, 2, lambda i: None) for name in ("own", "16", "32"))
+    joules = {"own": 0.002, "16": 0.008, "32": 0.016}
+    entered = Entrants(own, dense16, dense32, None, None, {"kernel": "own"})
+    monkeypatch.setattr(products, "entrants", lambda spec: entered)
+    counter = types.SimpleNamespace(facts=lambda: {"driver": "600.1"})
+    monkeypatch.setattr(kernel_energy, "Nvml", lambda index: counter)
+    monkeypatch.setattr(kernel_energy, "idle_watts", lambda one: 75.0)
+
+    def energy(one, timer, asked, idle):
+        assert (asked, idle) == (counter, 75.0)
+        total = joules[one.name]
+        return Energy(total, total / 2, 300.0, (97.0, 40.0), calls=500, seconds=1.0)
+
+    monkeypatch.setattr(kernel_energy, "_energy", energy)
+    subject = Subject(None, None, (), None, 0, 3, 16, row(device="cuda"))
+    found = KernelEnergy().measure(subject)
+    assert found.values == pytest.approx(
+        {
+            "energy_mj": 2.0, "energy_net_mj": 1.0, "power_w": 300.0, "gpu_utilization": 97.0,
+            "memory_utilization": 40.0, "energy_ratio_fp16": 0.25, "energy_ratio_fp32": 0.125,
+        }
+    )  # fmt: skip
+    assert found.n == 500
+    assert found.facts == {
+        "kernel": "own", "driver": "600.1", "idle_w": 75.0, "window_seconds": 1.0, "calls": 500,
+    }  # fmt: skip
+
+
+def test_what_is_counted_is_the_replayed_graph(monkeypatch):
+    said = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: said.append("wait"))
+    graph = types.SimpleNamespace(replay=lambda: said.append("replay"))
+    timer = types.SimpleNamespace(graph=lambda one, kind: (graph, 20))
+
+    def energy_of(run, calls, counter, idle):
+        run()
+        return calls
+
+    monkeypatch.setattr(kernel_energy, "energy_of", energy_of)
+    assert kernel_energy._energy(None, timer, None, 0.0) == 20
+    assert said == ["replay", "wait"]
