@@ -3,7 +3,8 @@
 Seconds: 2 * parameters * tokens floating-point operations of the forward pass plus 4 * layers * hidden * seqlen a token
 of attention, over the matmul rate measured here in a moment, at half its efficiency. Memory: the weights, and one
 batch of logits with its float32 copy. Calibration adds its forward passes, M K^2 a Hessian and N K^2 a linear layer,
-and holds the hidden states of all windows and the Hessians of a block.
+and holds the hidden states of all windows and the Hessians of a block. Decoding reads the linear weights, as stored,
+and the head once a token, at a share of the rate at which memory is read here, and costs transformers' own work.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from lutlab import registry
 from lutlab.data.protocols import PROTOCOLS
 from lutlab.evaluators import products
 from lutlab.evaluators.kernel_latency import ROUNDS
@@ -35,6 +37,17 @@ _EFFICIENCY = 0.5  # of the large-matmul rate that a whole forward pass reaches
 _LOAD_SECONDS = 1.0
 _CALIBRATION_PASSES = 2  # through a block: to see what its layers read, and on to the next block
 RECORD_BYTES = 8_000
+_LAYER_SECONDS = 1e-3  # a layer and token of transformers' own work
+_PROCESS_SECONDS = 15.0  # until a fresh process has imported torch and transformers
+_DISK_RATE = 0.5e9  # bytes a second, written and read again
+_Q4_0_BITS = 4.5
+# evaluators that decode: the share of the read rate that their products reach, decodings beside the repeats
+_DECODERS = {
+    "generation": (0.5, 1),
+    "peak_memory": (0.5, 1),
+    "qigen": (0.15, 3),
+    "llama_cpp": (0.5, 1),
+}
 
 
 @dataclass(frozen=True)
@@ -73,6 +86,20 @@ def matmul_rate(device: str, dtype: str) -> float:
         (a @ a).sum().item()
         best = min(best, time.perf_counter() - began)
     return 2 * 1024**3 / best
+
+
+@functools.cache
+def read_rate(device: str) -> float:
+    """Bytes a second that a sum over 256 MB reads here, the best of five."""
+    import torch
+
+    values = torch.ones(2**26, device="cuda" if device == "spread" else device)
+    best = float("inf")
+    for _ in range(5):
+        began = time.perf_counter()
+        values.sum().item()
+        best = min(best, time.perf_counter() - began)
+    return values.nbytes / best
 
 
 @functools.cache
@@ -120,13 +147,39 @@ def predict(spec: RunSpec, cell: PlannedCell) -> Cost:
     if spec.calibration:
         hidden = spec.calibration.samples * _window(spec, shape) * shape.hidden * width
         weights += hidden + 4 * sum(columns**2 for columns, _ in shape.inputs)
+    if cell.evaluation.evaluator in _DECODERS:
+        return _decoding(spec, shape, cell.evaluation.evaluator, weights)
     if text is None:
         return Cost(0.1, weights)
-    tokens = _tokens(text, shape.seqlen)
-    operations = tokens * (2 * shape.parameters + 4 * shape.layers * shape.hidden * shape.seqlen)
-    rate = matmul_rate(spec.device, spec.dtype) * _EFFICIENCY
     logits = 2048 * shape.vocabulary * (width + 4)
-    return Cost(operations / rate, weights + logits)
+    return Cost(_forward_seconds(spec, shape, _tokens(text, shape.seqlen)), weights + logits)
+
+
+def _forward_seconds(spec: RunSpec, shape: ModelShape, tokens: float) -> float:
+    """Of many tokens at once."""
+    operations = tokens * (2 * shape.parameters + 4 * shape.layers * shape.hidden * shape.seqlen)
+    return operations / (matmul_rate(spec.device, spec.dtype) * _EFFICIENCY)
+
+
+def _decoding(spec: RunSpec, shape: ModelShape, evaluator: str, held: int) -> Cost:
+    """Token after token. `held`: bytes of the model; a peer and a fresh process hold a packed one of their own."""
+    decoder = registry.lookup("evaluator", evaluator)()
+    share, times = _DECODERS[evaluator]
+    times += getattr(decoder, "repeats", 0)
+    width = 4 if spec.dtype == "float32" else 2
+    bits = 8 * width if spec.q == 16 else spec.q + 32 / (shape.hidden if spec.g == -1 else spec.g)
+    if evaluator == "llama_cpp":
+        bits = _Q4_0_BITS
+    packed = shape.linear_parameters * bits / 8 + shape.vocabulary * shape.hidden * width
+    token = packed / (share * read_rate(spec.device)) + shape.layers * _LAYER_SECONDS
+    seconds = times * decoder.tokens * token
+    if evaluator == "peak_memory":
+        seconds += _PROCESS_SECONDS + packed / _DISK_RATE
+    else:  # checked before it is timed
+        seconds += _forward_seconds(spec, shape, decoder.tokens)
+    if evaluator == "llama_cpp":
+        seconds += 4 * shape.parameters / _DISK_RATE
+    return Cost(seconds, int(held + (0 if evaluator == "generation" else packed)))
 
 
 def _product(spec: RunSpec) -> Cost:

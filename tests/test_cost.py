@@ -1,0 +1,76 @@
+"""Predictions of cells that decode: what must grow with what, and the order of magnitude on a machine we make up."""
+
+from __future__ import annotations
+
+import pytest
+
+from lutlab import cost
+from lutlab.cost import ModelShape, predict
+from lutlab.plan import PlannedCell
+from lutlab.records import EvalSpec, ModelSpec, RunSpec
+
+GB = 1e9
+# LLaMA-7B's, from its config
+SEVEN = ModelShape(
+    parameters=6_738_415_616, linear_parameters=6_476_005_376, hidden=4096, layers=32, vocabulary=32000, seqlen=2048,
+    inputs=((4096, 3 * 4096), (4096, 4096), (4096, 2 * 11008), (11008, 4096)),
+)  # fmt: skip
+TINY = ModelShape(
+    parameters=10**6, linear_parameters=8 * 10**5, hidden=128, layers=4, vocabulary=2048, seqlen=512,
+    inputs=((128, 384),),
+)  # fmt: skip
+DECODERS = ("generation", "qigen", "llama_cpp", "peak_memory")
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """10 GB/s from memory, 100 GFlop/s."""
+    monkeypatch.setattr(cost, "read_rate", lambda device: 10 * GB)
+    monkeypatch.setattr(cost, "matmul_rate", lambda device, dtype: 100 * GB)
+    monkeypatch.setattr(cost, "shape_of", lambda spec: {"7b": SEVEN, "tiny": TINY}[spec.id])
+
+
+def predicted(evaluator: str, model: str = "7b", **options) -> cost.Cost:
+    spec = RunSpec(ModelSpec(model, "folder", model), "rtn", **{"q": 4, "g": 128} | options)
+    return predict(spec, PlannedCell(EvalSpec(evaluator), None))
+
+
+def test_a_large_model_is_bound_by_what_it_reads() -> None:
+    """6 decodings of 128 tokens, 3.4 GB of codes and half a GB of head each, at half of 10 GB/s."""
+    seconds = predicted("generation").seconds
+    assert 6 * 128 * (3.4 + 0.5) / 5 < seconds < 2 * 6 * 128 * (3.4 + 0.5) / 5
+    full = predicted("generation", q=16, g=-1).seconds
+    assert 5 < full / seconds < 7.5
+    assert predicted("generation", q=3).seconds < seconds < predicted("generation", g=16).seconds
+
+
+def test_a_small_model_is_bound_by_what_a_token_costs_beside() -> None:
+    seconds = predicted("generation", "tiny").seconds
+    assert 6 * 128 * 4 * 1e-4 < seconds < 6 * 128 * 4 * 1e-2
+    assert predicted("generation", "tiny", q=16, g=-1).seconds < 1.5 * seconds
+
+
+@pytest.mark.parametrize("evaluator", DECODERS)
+@pytest.mark.parametrize("model", ["7b", "tiny"])
+def test_no_decoding_is_free(evaluator: str, model: str) -> None:
+    assert predicted(evaluator, model).seconds > 1
+
+
+def test_evaluators_cost_what_they_do() -> None:
+    assert predicted("qigen").seconds > 2 * predicted("generation").seconds
+    assert predicted("llama_cpp").seconds < 3 * predicted("generation").seconds
+    assert predicted("peak_memory").seconds < predicted("generation").seconds  # decodes once
+    assert (
+        predicted("peak_memory", "tiny").seconds > predicted("generation", "tiny").seconds
+    )  # a process
+
+
+@pytest.mark.parametrize("evaluator", DECODERS)
+def test_the_model_fits_into_the_memory_that_is_predicted(evaluator: str) -> None:
+    assert predicted(evaluator).peak_bytes >= 4 * SEVEN.parameters
+    own = predicted(evaluator).peak_bytes - predicted("generation").peak_bytes
+    assert (own > SEVEN.linear_parameters / 2) == (evaluator != "generation")
+
+
+def test_cells_that_only_look_at_statistics_stay_cheap() -> None:
+    assert predicted("weight_error").seconds < 1
