@@ -14,6 +14,7 @@ from __future__ import annotations
 import ctypes
 import importlib.metadata
 import importlib.util
+import logging
 import statistics
 import tempfile
 import time
@@ -157,9 +158,9 @@ def _check(model: PreTrainedModel, ids: list[int], seen: list[np.ndarray]) -> No
 def _q4_0(model: PreTrainedModel, folder: Path) -> Path:
     """The model as a q4_0 file of llama.cpp."""
     import llama_cpp
-    from llama_cpp._logger import set_verbose
 
-    set_verbose(False)  # before a model is made, nothing else quiets it
+    # its own set_verbose(False) takes ggml's warnings for errors and shows them
+    logging.getLogger("llama-cpp-python").setLevel(logging.CRITICAL)
     whole, small = folder / "float32.gguf", folder / "q4_0.gguf"
     _write_gguf(model, whole)
     parameters = llama_cpp.llama_model_quantize_default_params()
