@@ -41,6 +41,9 @@ def test_a_sweep_measures_the_product_and_reports_it(command: CommandLine) -> No
     assert ppl[4] < ppl[2]
     for value in ppl.values():
         assert f"{value:.2f}" in outcome.out
+    kernels = [r["facts"].get("kernel") for r in found if "ppl" in r["values"]]
+    assert all(re.search(r", \w+, \d+ threads", name) for (name,) in kernels)
+    assert not any("kernel" in r["facts"] for r in found if "ppl" not in r["values"])
 
 
 def test_a_record_tells_where_its_number_comes_from(command: CommandLine) -> None:

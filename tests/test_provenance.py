@@ -8,19 +8,36 @@ import pytest
 
 import lutlab
 from lutlab.errors import LutlabError
-from lutlab.provenance import _DECIDING, _SEARCHING, _with_imports, code_sha256, search_sha256
+from lutlab.provenance import (
+    _DECIDING,
+    _KERNELS,
+    _SEARCHING,
+    _with_imports,
+    code_sha256,
+    kernels_sha256,
+    search_sha256,
+)
 
 PACKAGE = Path(lutlab.__file__).parent
 
 
 def test_every_pattern_finds_sources() -> None:
-    for pattern in (*_DECIDING, *_SEARCHING):
+    for pattern in (*_DECIDING, *_SEARCHING, *_KERNELS):
         assert list(PACKAGE.glob(pattern)), pattern
 
 
 def test_the_search_has_a_name_of_its_own() -> None:
     assert code_sha256() != search_sha256()
     assert len(code_sha256()) == len(search_sha256()) == 64
+
+
+def test_kernels_of_each_device_have_a_name_of_their_own() -> None:
+    assert len({kernels_sha256("cpu"), kernels_sha256("cuda"), code_sha256()}) == 3
+
+
+def test_an_accuracy_does_not_rest_on_kernels() -> None:
+    found = {path.relative_to(PACKAGE).parts[0] for path in _with_imports({PACKAGE / "modules.py"})}
+    assert found == {"modules.py", "formats", "quantizers"} & found
 
 
 @pytest.mark.parametrize(

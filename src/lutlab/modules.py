@@ -231,6 +231,16 @@ class QuantLinear(nn.Module):
         )
 
 
+def take_kernels(model: nn.Module) -> list[str]:
+    """What has multiplied the quantized layers of a model since the last call, each name once; and forgets it."""
+    names = set()
+    for module in model.modules():
+        if isinstance(module, QuantLinear) and module._ran:
+            names.add(module.kernel)
+            module._ran.clear()
+    return sorted(names)
+
+
 @functools.cache
 def _say_once(why: str) -> None:
     log.warning("quantized layers are dequantized and multiplied by torch: %s", why)

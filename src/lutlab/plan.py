@@ -21,7 +21,7 @@ from lutlab.errors import LutlabError, MissingTextError, nearest
 from lutlab.groups import check_bits, check_group_size
 from lutlab.machine import machine
 from lutlab.models.load import fingerprint
-from lutlab.provenance import code_sha256, search_sha256
+from lutlab.provenance import code_sha256, kernels_sha256, search_sha256
 from lutlab.records import (
     CalibrationSpec,
     EvalSpec,
@@ -255,6 +255,7 @@ def _plan_cell(spec: RunSpec, column: ColumnSpec, config: DictConfig, store: Sto
     identity = _identity(spec, evaluation)
     if _of_this_machine(column.evaluator):
         identity["machine"] = machine(spec.device, config.threads)
+        identity["kernels"] = kernels_sha256(spec.device.partition(":")[0])
     cell_id = content_id(identity)
     return PlannedCell(evaluation, cell_id, store.load(cell_id))
 

@@ -13,6 +13,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from lutlab.codegen import cuda, templates
 from lutlab.errors import LutlabError
 
 _PACKAGE = Path(__file__).parent
@@ -30,6 +31,9 @@ _DECIDING = (
 # packages of which a number rests on what its method, its evaluator and the sources above import
 _CHOSEN = ("quantizers", "formats", "evaluators")
 _SEARCHING = ("allocate.py", "sensitivity.py")
+# Kernels decide speeds. Of other numbers they decide as little as torch's own do, the last bits, and the record names
+# the kernel: a faster one does not make an accuracy new.
+_KERNELS = ("codegen/*.py", "kernels/**/*.py")
 _LIBRARIES = ("lutlab", "torch", "transformers", "tokenizers", "datasets", "numpy", "hydra-core")
 
 
@@ -53,6 +57,13 @@ def code_sha256(*modules: str) -> str:
 def search_sha256() -> str:
     """Hash of the sources that decide the widths found under a budget; part of the ids of such cells."""
     return _sources_sha256(_matching(_SEARCHING))
+
+
+@functools.cache
+def kernels_sha256(device: str) -> str:
+    """Hash of a device's kernels and of what chooses and builds them; part of the ids of speeds and memory peaks."""
+    root = templates.ROOT if device == "cpu" else cuda.ROOT
+    return _sources_sha256(_matching(_KERNELS) | set(root.rglob("*.*")))
 
 
 def _matching(patterns: tuple[str, ...]) -> set[Path]:
@@ -98,7 +109,10 @@ def _imports(path: Path) -> frozenset[Path]:
 def _sources_sha256(paths: set[Path]) -> str:
     digest = hashlib.sha256()
     for path in sorted(paths):
-        name = path.relative_to(_PACKAGE) if path.is_relative_to(_PACKAGE) else path.name
+        inside = [
+            root for root in (_PACKAGE, templates.ROOT, cuda.ROOT) if path.is_relative_to(root)
+        ]
+        name = path.relative_to(inside[0]) if inside else path.name
         digest.update(f"{name}\0".encode() + path.read_bytes() + b"\0")
     return digest.hexdigest()
 

@@ -5,6 +5,7 @@ import torch
 from tests.tiny_models import one_thread, tiny_llama, tiny_opt  # noqa: F401
 
 import lutlab
+from lutlab.codegen.isa import detect
 from lutlab.errors import LutlabError
 from lutlab.evaluators import generation
 from lutlab.evaluators.generation import Generation, decode
@@ -43,7 +44,8 @@ def test_measures_every_repeat_and_names_the_kernel(quantized, monkeypatch):
     assert (found.n, found.samples) == (3, (4.0, 1.0, 2.0))
     assert found.facts["tokens"] == 12
     assert found.facts["threads"] == 1
-    assert (found.facts["kernel"] != "torch matmul") == quantized
+    ours = f"uniform convert, {detect().name}, 1 threads"
+    assert found.facts["kernel"] == (ours if quantized else "torch matmul")
     assert model.training
 
 

@@ -53,6 +53,7 @@ class Generation:
         check_context(model, self.tokens)
         with evaluation_mode(model):
             _check(model, decode(model, self.tokens))
+            kernels(model)  # of the check, which sees all tokens at once
             seconds = []
             for _ in range(self.repeats):
                 began = time.perf_counter()
@@ -92,10 +93,10 @@ def decode(model: PreTrainedModel, tokens: int) -> torch.Tensor:
 
 
 def kernels(model: PreTrainedModel) -> Any:
-    """What multiplies the quantized layers, one name or several; torch's own where none is quantized."""
-    from lutlab.modules import QuantLinear
+    """What has multiplied the quantized layers since the last call, one name or several; torch's own where none is."""
+    from lutlab.modules import take_kernels
 
-    found = sorted({m.kernel for m in model.modules() if isinstance(m, QuantLinear)})
+    found = take_kernels(model)
     return found[0] if len(found) == 1 else found or "torch matmul"
 
 
