@@ -207,6 +207,11 @@ def _errors(said: str) -> str:
 # ---- what has to be installed ----
 
 
+def check() -> None:
+    """Raises LutlabError: CuPy or NVRTC, with which kernels are built, is not installed."""
+    _nvrtc_version()
+
+
 @functools.cache
 def _nvrtc_version() -> tuple[int, int]:
     """Raises LutlabError: no CuPy, or no NVRTC that fits it."""

@@ -27,11 +27,15 @@ REGISTERS = 64  # of a thread: what the loads under way need
 
 def refuses(case: Case, knobs: Knobs) -> str | None:
     """See Variant."""
-    mu, slice_, threads, table = (knobs[name] for name in ("mu", "slice", "threads", "table"))
+    mu, slice_, rows, threads, table = (
+        knobs[name] for name in ("mu", "slice", "rows", "threads", "table")
+    )
     if mu not in (1, 2, 4, 8):
         return f"mu={mu}: r1 cuts a word of 32 weights into whole lookups, mu is 1, 2, 4 or 8; r0 takes any"
     if slice_ < 0 or slice_ % 32:
         return f"slice={slice_}: give a multiple of 32 columns, or 0 for the plan's choice"
+    if rows < 0 or rows % 4:
+        return f"rows={rows}: give a multiple of 4 rows, or 0 for the plan's choice"
     if threads not in (32, 64, 128, 256, 512, 1024):
         return f"threads={threads}: give a power of two from 32 to 1024"
     if table not in ("auto", "half", "float"):
@@ -84,14 +88,11 @@ def plan(case: Case, gpu: Gpu, knobs: Knobs) -> Plan:
 
 
 def _blocks(case: Case, gpu: Gpu, knobs: Knobs, entry_bytes: int) -> tuple[int, int]:
-    """Columns and rows of a block."""
+    """Columns and rows of a block: the knobs, or what gives the busiest SM least to do."""
     whole = -(-case.columns // 32) * 32
-    slices = [knobs["slice"]] if knobs["slice"] != AUTO else SLICES
-    sizes = [
-        (min(slice_, whole), 4 * knobs["threads"] * passes)
-        for slice_ in slices
-        for passes in PASSES
-    ]
+    slices = [knobs["slice"] or min(slice_, whole) for slice_ in SLICES]
+    passes = [knobs["rows"] or 4 * knobs["threads"] * count for count in PASSES]
+    sizes = [(slice_, rows) for slice_ in slices for rows in passes]
     lookup = 2 ** knobs["mu"] // knobs["mu"] * entry_bytes  # bytes of tables a column
 
     def busiest(size: tuple[int, int]) -> float:
@@ -107,7 +108,7 @@ def _blocks(case: Case, gpu: Gpu, knobs: Knobs, entry_bytes: int) -> tuple[int, 
 VARIANT = Variant(
     name="r1",
     idea="float32 sums, 16-byte loads, slices of K, no atomics",
-    knobs={"mu": 8, "slice": AUTO, "threads": 256, "table": "auto"},
+    knobs={"mu": 8, "slice": AUTO, "rows": AUTO, "threads": 256, "table": "auto"},
     pack=lut_gemm.pack,
     refuses=refuses,
     plan=plan,
