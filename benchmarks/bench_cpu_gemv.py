@@ -1,7 +1,9 @@
 """Microseconds of y = x W^T with low-bit W on the CPU, cold and resident in cache, beside public kernels.
 
     python benchmarks/bench_cpu_gemv.py [--shapes 4096x4096 11008x4096 --threads 1 2 --rounds 5 --out bench.json]
-        --peer-python <python of an environment that has onnx and onnxruntime>
+        --peer-python <python of an environment that has onnx and onnxruntime, llama-cpp-python and gguf>
+        [--peers onnxruntime]  only those
+        [--search]             find QIGen's micro kernel on this machine first, if nobody has
         [--batch 2 4 8 16]     also these numbers of rows of x, and dequantize + torch.mm
         [--isa avx2]           instead of the best this CPU runs
 
@@ -103,6 +105,48 @@ def ours(shape: tuple[int, int], m: int, args: argparse.Namespace) -> list[Entra
 
                 named = f"lutlab {name} dense + torch mm"
                 found.append(Entrant(named, size, len(streams), dense_gemm))
+    return found
+
+
+def qigens(shape: tuple[int, int], m: int, args: argparse.Namespace) -> list[Entrant]:
+    """QIGen's own kernels, generated as its paper says: a scale for 128 weights, and one a column."""
+    import dataclasses
+
+    import torch
+
+    from lutlab.kernels import qigen_gemv
+    from lutlab.records import UniformTensor
+
+    generator = torch.Generator().manual_seed(0)
+    rows, columns = shape
+    x = torch.randn(m, columns, generator=generator)
+    found = []
+    for q in [q for q in args.bits if q <= 4]:
+        if args.search and not qigen_gemv.parameters(shape, q, GROUP).searched:
+            qigen_gemv.search(q)
+        for group in (GROUP, -1):
+            groups = columns // GROUP if group == GROUP else 1
+            codes = torch.randint(0, 2**q, shape, generator=generator, dtype=torch.uint8)
+            scale = torch.rand(rows, groups, generator=generator) + 0.5
+            zero = torch.randint(0, 2**q, (rows, groups), generator=generator).short()
+            packed = qigen_gemv.prepare(UniformTensor(codes, scale, zero, q, group))
+            error = relative(qigen_gemv.gemv(x, packed), x, packed.dequantize().double())
+            assert error < 1e-4, error
+            size = packed.bits_stored // 8
+            weights = [
+                dataclasses.replace(
+                    packed,
+                    **{name: getattr(packed, name).clone() for name in ("words", "scale", "zero")},
+                )
+                for _ in range(copies(size, args))
+            ]
+
+            def run(i: int, weights=weights) -> None:
+                qigen_gemv.gemv(x, weights[i])
+
+            wide = f"g{group}" if group > 0 else "columns"
+            name = f"QIGen q{q} {wide} ({qigen_gemv.instructions().name})"
+            found.append(Entrant(name, size, len(weights), run, error=error))
     return found
 
 
@@ -228,7 +272,34 @@ def nbits_model(onnx, shape, m, bits, level, words, scales):
     return helper.make_model(graph, opset_imports=opsets, ir_version=10)
 
 
-PEERS = {"onnxruntime": onnxruntime_peer}
+def llama_cpp_peer(
+    shape: tuple[int, int], m: int, threads: int, args: argparse.Namespace
+) -> list[Entrant]:
+    """Formats of ggml of about 4, 3 and 2 bits, in the buffers that llama.cpp itself takes for them."""
+    from importlib.metadata import version
+
+    from ggml_gemv import TYPES, Products
+
+    found = []
+    for kind in TYPES:
+        products = Products(kind, shape, m, threads, args.cold_mb * 2**20)
+        assert products.error < 0.05, products.error
+        repacked = " repacked" if "REPACK" in products.buffer else ""
+        name = f"llama-cpp-python {version('llama-cpp-python')} {kind}{repacked}"
+        found.append(
+            Entrant(
+                name,
+                products.bytes,
+                products.copies,
+                products.run,
+                error=products.error,
+                activations="int8",
+            )
+        )
+    return found
+
+
+PEERS = {"onnxruntime": onnxruntime_peer, "llama_cpp": llama_cpp_peer}
 
 
 class Peer:
@@ -294,7 +365,7 @@ def measure(shape: tuple[int, int], m: int, threads: int, args: argparse.Namespa
     import torch
 
     torch.set_num_threads(threads)
-    here = [*ours(shape, m, args), *torches(shape, m, args)]
+    here = [*ours(shape, m, args), *qigens(shape, m, args), *torches(shape, m, args)]
     peers = [Peer(n, shape, m, threads, args) for n in args.peers] if args.peer_python else []
     read = cpu_reader(args.cold_mb * 2**20, threads)
     for _ in range(args.rounds):
@@ -362,6 +433,7 @@ def main() -> None:
     parser.add_argument("--cold-mb", type=int, default=320)
     parser.add_argument("--peer-python", help="python of the environment that has the peers")
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS))
+    parser.add_argument("--search", action="store_true", help="QIGen's micro kernel, by time")
     parser.add_argument("--out", type=Path, help="write the numbers as JSON")
     parser.add_argument("--as-peer", choices=PEERS, help=argparse.SUPPRESS)
     args = parser.parse_args()
