@@ -5,15 +5,19 @@
  *     groups_in_unit = 1
  *     alpha = 'f16'
  *     offset = None
- *     lut_bits = 3
+ *     lane_bytes = 4
  *     alpha_size = 2
  *     offset_size = 0
  *     scale_bytes = 64
  *     offset_bytes = 0
+ *     lut_bits = 3
  *     cuts = [0..2, 3..5, 6..8, 9..11, 12..14, 15..17, 18..20, 21..23, 24..26, 27..29, 30..31]
  *     weigh = 'last'
  *     loops = [1 x 1 planes x 2 sums, 2 x 1 planes x 1 sums]
  *     batches = [1, 2]
+ *     tile_from = 3
+ *     tile_vectors = 1
+ *     tile_rows = 6
  */
 /* y[m, n] = sum_k x[m, k] W[n, k],  W[n, k] = sum_b alpha[b, n, group] B_b[n, k] + offset[n, group]
 
@@ -129,6 +133,24 @@ static INLINE void build_table(float *entries, const float *x)
     _mm256_store_ps(entries, t);
 }
 
+/* Eight of the rows: half as many registers. */
+enum { PARTS = 2 };
+typedef __m256 part_f;
+typedef __m256i part_w;
+#define PART(rows, part) ((part) ? (rows).hi : (rows).lo)
+static INLINE part_f negated(part_f a) { return _mm256_xor_ps(a, _mm256_set1_ps(-0.0f)); }
+static INLINE part_f add_part(part_f a, part_f b) { return _mm256_add_ps(a, b); }
+static INLINE void store_part(float *p, part_f a) { _mm256_storeu_ps(p, a); }
+static INLINE part_w shifted_left(part_w w, int n)
+{
+    return n == 1 ? _mm256_add_epi32(w, w) : _mm256_slli_epi32(w, n); /* four adds can start in a cycle, two shifts */
+}
+/* plus where bit 31 is 1, minus where it is 0 */
+static INLINE part_f by_sign(part_f minus, part_f plus, part_w w)
+{
+    return _mm256_blendv_ps(minus, plus, _mm256_castsi256_ps(w));
+}
+
 /* Where the columns of a weight lie (src/lutlab/formats/row_blocks.py). */
 struct columns {
     long channels;    /* K */
@@ -164,22 +186,95 @@ static float sum_of(const float *x, long n)
     return (part[0] + part[2]) + (part[1] + part[3]);
 }
 
-#define TABLE (1 << TABLE_BITS)
+/* A unit of planes: scales, offsets, words (lane_bytes = 4 in src/lutlab/formats/bcq_rows.py). */
 enum {
     Q = 1,                          /* planes */
     ROWS = 32,                      /* of a block: two vectors of 16 */
     WORD_COLUMNS = 32,
-    WORD_TABLES = 11,               /* lookups that use up a word */
-    SUMS = 1,                       /* groups in a unit */
+    GROUPS = 1,                     /* in a unit */
     WORDS_AT = 64,                 /* of a unit: scales come first */
-    WORD_BYTES = Q * ROWS * 4,      /* of a block */
-    WORD_READY = WORD_TABLES * TABLE /* floats that a word of columns is prepared into */
+    WORD_BYTES = Q * ROWS * 4       /* of a block */
 };
 
 static INLINE rows_f load_alpha(const uint8_t *unit, int group, int plane, int v)
 {
     return load_f16(unit + ((group * Q + plane) * ROWS + v * 16) * 2);
 }
+
+/* The words of 16 rows of a plane, row v * 16 first; p: that word of the plane. */
+static INLINE rows_w load_plane(const uint8_t *p, int v)
+{
+    return load_words(p + v * 64);
+}
+
+/* *sum + *rest + b, of which *rest is what *sum had no bits for (Knuth's exact sum of two). */
+static INLINE void add_exactly(rows_f *sum, rows_f *rest, rows_f b)
+{
+    const rows_f a = *sum, s = add(a, b), of_b = subtract(s, a);
+    *rest = add(*rest, add(subtract(a, subtract(s, of_b)), subtract(b, of_b)));
+    *sum = s;
+}
+
+/* 16 rows of a unit, from row v * 16 on: tile[column * ROWS + lane]. */
+static void dequantize_unit(const uint8_t *unit, int v, long unit_words, float *tile)
+{
+    for (int group = 0; group < GROUPS; group++) {
+        rows_f a[Q], z = broadcast(0);
+        for (int plane = 0; plane < Q; plane++) a[plane] = load_alpha(unit, group, plane, v);
+        for (long word = 0; word < unit_words; word++) {
+            rows_w w[Q];
+            for (int plane = 0; plane < Q; plane++)
+                w[plane] = load_plane(unit + WORDS_AT + word * WORD_BYTES + plane * 128, v);
+            for (int bit = group * 32 / GROUPS; bit < (group + 1) * 32 / GROUPS; bit++) {
+                rows_f value = z, rest = broadcast(0);
+                for (int plane = 0; plane < Q; plane++)
+                    add_exactly(&value, &rest, negated_unless(a[plane], w[plane], bit));
+                store_f32(tile + (word * 32 + bit) * ROWS, add(value, rest));
+            }
+        }
+    }
+}
+
+/* Columns of `count` words from word `first` on, with ordinary sums: tile[(v * columns + column) * 16 + lane]. */
+static void dequantize_tile(const uint8_t *unit, long first, long count, float *tile)
+{
+    for (int v = 0; v < 2; v++)
+        for (int group = 0; group < GROUPS; group++) {
+            rows_f a[Q], z = broadcast(0);
+            for (int plane = 0; plane < Q; plane++) a[plane] = load_alpha(unit, group, plane, v);
+            for (long word = 0; word < count; word++) {
+                const uint8_t *words = unit + WORDS_AT + (first + word) * WORD_BYTES;
+                float *to = tile + (v * count + word) * 32 * 16;
+                const int last = (group + 1) * 32 / GROUPS - 1;
+                rows_w all[Q];
+                for (int plane = 0; plane < Q; plane++) all[plane] = load_plane(words + plane * 128, v);
+                for (int part = 0; part < PARTS; part++) { /* of so many rows that all this fits the registers */
+                    part_f plus[Q], minus[Q];
+                    part_w w[Q];
+                    for (int plane = 0; plane < Q; plane++) {
+                        w[plane] = shifted_left(PART(all[plane], part), 31 - last);
+                        plus[plane] = PART(a[plane], part);
+                        minus[plane] = negated(plus[plane]);
+                    }
+                    for (int bit = last; bit > last - 32 / GROUPS; bit--) {
+                        part_f value = PART(z, part);
+                        for (int plane = 0; plane < Q; plane++) {
+                            value = add_part(value, by_sign(minus[plane], plus[plane], w[plane]));
+                            w[plane] = shifted_left(w[plane], 1);
+                        }
+                        store_part(to + bit * 16 + part * 16 / PARTS, value);
+                    }
+                }
+            }
+        }
+}
+
+#define TABLE (1 << TABLE_BITS)
+enum {
+    WORD_TABLES = 11,               /* lookups that use up a word */
+    SUMS = GROUPS,                  /* sums of activations in a unit */
+    WORD_READY = WORD_TABLES * TABLE /* floats that a word of columns is prepared into */
+};
 
 static INLINE void add_to(float *y, rows_f sum) { store_f32(y, add(load_f32(y), sum)); }
 
@@ -471,40 +566,319 @@ static void prepare(const float *x, long units, long unit_words, float *tables, 
     }
 }
 
-/* *sum + *rest + b, of which *rest is what *sum had no bits for (Knuth's exact sum of two). */
-static INLINE void add_exactly(rows_f *sum, rows_f *rest, rows_f b)
-{
-    const rows_f a = *sum, s = add(a, b), of_b = subtract(s, a);
-    *rest = add(*rest, add(subtract(a, subtract(s, of_b)), subtract(b, of_b)));
-    *sum = s;
-}
+enum { BATCH = 64 }; /* rows of x at most that share a reading of the weights: what is prepared of them fits L2 */
 
-/* 16 rows of a unit, from row v * 16 on: tile[column * ROWS + lane]. */
-static void dequantize_unit(const uint8_t *unit, int v, long unit_words, float *tile)
+enum {
+    TILE_FROM = 3,      /* rows of x from which on weights become floats once for all of them */
+    TILE_COLUMNS = 128, /* of W at a time: their floats fit L1 */
+    TILE_ROWS = 6       /* rows of x at most that are multiplied together */
+};
+
+/* y += tile x^T for 1 row of x [columns, 1]. */
+static void multiply_1(const float *tile, const float *x, long columns, float *y, long y_stride)
 {
-    for (int group = 0; group < SUMS; group++) {
-        rows_f a[Q], z = broadcast(0);
-        for (int plane = 0; plane < Q; plane++) a[plane] = load_alpha(unit, group, plane, v);
-        for (long word = 0; word < unit_words; word++) {
-            rows_w w[Q];
-            for (int plane = 0; plane < Q; plane++)
-                w[plane] = load_words(unit + WORDS_AT + word * WORD_BYTES + plane * 128 + v * 64);
-            for (int bit = group * 32 / SUMS; bit < (group + 1) * 32 / SUMS; bit++) {
-                rows_f value = z, rest = broadcast(0);
-                for (int plane = 0; plane < Q; plane++)
-                    add_exactly(&value, &rest, negated_unless(a[plane], w[plane], bit));
-                store_f32(tile + (word * 32 + bit) * ROWS, add(value, rest));
-            }
+    (void)y_stride;
+    {
+        const float *here = x, *w = tile + 0 * columns * 16;
+        rows_f sum0_0 = broadcast(0);
+        for (long c = 0; c < columns; c++, here += 1, w += 16) {
+            const rows_f w0 = load_f32(w);
+            rows_f activation;
+            activation = broadcast(here[0]);
+            sum0_0 = fma_rows(w0, activation, sum0_0);
         }
+        store_f32(y + 0 * y_stride + 0, add(load_f32(y + 0 * y_stride + 0), sum0_0));
+    }
+    {
+        const float *here = x, *w = tile + 1 * columns * 16;
+        rows_f sum0_0 = broadcast(0);
+        for (long c = 0; c < columns; c++, here += 1, w += 16) {
+            const rows_f w0 = load_f32(w);
+            rows_f activation;
+            activation = broadcast(here[0]);
+            sum0_0 = fma_rows(w0, activation, sum0_0);
+        }
+        store_f32(y + 0 * y_stride + 16, add(load_f32(y + 0 * y_stride + 16), sum0_0));
     }
 }
 
-enum { BATCH = 16 }; /* rows of x at most that share a reading of the weights: what is prepared of them fits L2 */
+/* y += tile x^T for 2 rows of x [columns, 2]. */
+static void multiply_2(const float *tile, const float *x, long columns, float *y, long y_stride)
+{
+    (void)y_stride;
+    {
+        const float *here = x, *w = tile + 0 * columns * 16;
+        rows_f sum0_0 = broadcast(0), sum0_1 = broadcast(0);
+        for (long c = 0; c < columns; c++, here += 2, w += 16) {
+            const rows_f w0 = load_f32(w);
+            rows_f activation;
+            activation = broadcast(here[0]);
+            sum0_0 = fma_rows(w0, activation, sum0_0);
+            activation = broadcast(here[1]);
+            sum0_1 = fma_rows(w0, activation, sum0_1);
+        }
+        store_f32(y + 0 * y_stride + 0, add(load_f32(y + 0 * y_stride + 0), sum0_0));
+        store_f32(y + 1 * y_stride + 0, add(load_f32(y + 1 * y_stride + 0), sum0_1));
+    }
+    {
+        const float *here = x, *w = tile + 1 * columns * 16;
+        rows_f sum0_0 = broadcast(0), sum0_1 = broadcast(0);
+        for (long c = 0; c < columns; c++, here += 2, w += 16) {
+            const rows_f w0 = load_f32(w);
+            rows_f activation;
+            activation = broadcast(here[0]);
+            sum0_0 = fma_rows(w0, activation, sum0_0);
+            activation = broadcast(here[1]);
+            sum0_1 = fma_rows(w0, activation, sum0_1);
+        }
+        store_f32(y + 0 * y_stride + 16, add(load_f32(y + 0 * y_stride + 16), sum0_0));
+        store_f32(y + 1 * y_stride + 16, add(load_f32(y + 1 * y_stride + 16), sum0_1));
+    }
+}
+
+/* y += tile x^T for 3 rows of x [columns, 3]. */
+static void multiply_3(const float *tile, const float *x, long columns, float *y, long y_stride)
+{
+    (void)y_stride;
+    {
+        const float *here = x, *w = tile + 0 * columns * 16;
+        rows_f sum0_0 = broadcast(0), sum0_1 = broadcast(0), sum0_2 = broadcast(0);
+        for (long c = 0; c < columns; c++, here += 3, w += 16) {
+            const rows_f w0 = load_f32(w);
+            rows_f activation;
+            activation = broadcast(here[0]);
+            sum0_0 = fma_rows(w0, activation, sum0_0);
+            activation = broadcast(here[1]);
+            sum0_1 = fma_rows(w0, activation, sum0_1);
+            activation = broadcast(here[2]);
+            sum0_2 = fma_rows(w0, activation, sum0_2);
+        }
+        store_f32(y + 0 * y_stride + 0, add(load_f32(y + 0 * y_stride + 0), sum0_0));
+        store_f32(y + 1 * y_stride + 0, add(load_f32(y + 1 * y_stride + 0), sum0_1));
+        store_f32(y + 2 * y_stride + 0, add(load_f32(y + 2 * y_stride + 0), sum0_2));
+    }
+    {
+        const float *here = x, *w = tile + 1 * columns * 16;
+        rows_f sum0_0 = broadcast(0), sum0_1 = broadcast(0), sum0_2 = broadcast(0);
+        for (long c = 0; c < columns; c++, here += 3, w += 16) {
+            const rows_f w0 = load_f32(w);
+            rows_f activation;
+            activation = broadcast(here[0]);
+            sum0_0 = fma_rows(w0, activation, sum0_0);
+            activation = broadcast(here[1]);
+            sum0_1 = fma_rows(w0, activation, sum0_1);
+            activation = broadcast(here[2]);
+            sum0_2 = fma_rows(w0, activation, sum0_2);
+        }
+        store_f32(y + 0 * y_stride + 16, add(load_f32(y + 0 * y_stride + 16), sum0_0));
+        store_f32(y + 1 * y_stride + 16, add(load_f32(y + 1 * y_stride + 16), sum0_1));
+        store_f32(y + 2 * y_stride + 16, add(load_f32(y + 2 * y_stride + 16), sum0_2));
+    }
+}
+
+/* y += tile x^T for 4 rows of x [columns, 4]. */
+static void multiply_4(const float *tile, const float *x, long columns, float *y, long y_stride)
+{
+    (void)y_stride;
+    {
+        const float *here = x, *w = tile + 0 * columns * 16;
+        rows_f sum0_0 = broadcast(0), sum0_1 = broadcast(0), sum0_2 = broadcast(0), sum0_3 = broadcast(0);
+        for (long c = 0; c < columns; c++, here += 4, w += 16) {
+            const rows_f w0 = load_f32(w);
+            rows_f activation;
+            activation = broadcast(here[0]);
+            sum0_0 = fma_rows(w0, activation, sum0_0);
+            activation = broadcast(here[1]);
+            sum0_1 = fma_rows(w0, activation, sum0_1);
+            activation = broadcast(here[2]);
+            sum0_2 = fma_rows(w0, activation, sum0_2);
+            activation = broadcast(here[3]);
+            sum0_3 = fma_rows(w0, activation, sum0_3);
+        }
+        store_f32(y + 0 * y_stride + 0, add(load_f32(y + 0 * y_stride + 0), sum0_0));
+        store_f32(y + 1 * y_stride + 0, add(load_f32(y + 1 * y_stride + 0), sum0_1));
+        store_f32(y + 2 * y_stride + 0, add(load_f32(y + 2 * y_stride + 0), sum0_2));
+        store_f32(y + 3 * y_stride + 0, add(load_f32(y + 3 * y_stride + 0), sum0_3));
+    }
+    {
+        const float *here = x, *w = tile + 1 * columns * 16;
+        rows_f sum0_0 = broadcast(0), sum0_1 = broadcast(0), sum0_2 = broadcast(0), sum0_3 = broadcast(0);
+        for (long c = 0; c < columns; c++, here += 4, w += 16) {
+            const rows_f w0 = load_f32(w);
+            rows_f activation;
+            activation = broadcast(here[0]);
+            sum0_0 = fma_rows(w0, activation, sum0_0);
+            activation = broadcast(here[1]);
+            sum0_1 = fma_rows(w0, activation, sum0_1);
+            activation = broadcast(here[2]);
+            sum0_2 = fma_rows(w0, activation, sum0_2);
+            activation = broadcast(here[3]);
+            sum0_3 = fma_rows(w0, activation, sum0_3);
+        }
+        store_f32(y + 0 * y_stride + 16, add(load_f32(y + 0 * y_stride + 16), sum0_0));
+        store_f32(y + 1 * y_stride + 16, add(load_f32(y + 1 * y_stride + 16), sum0_1));
+        store_f32(y + 2 * y_stride + 16, add(load_f32(y + 2 * y_stride + 16), sum0_2));
+        store_f32(y + 3 * y_stride + 16, add(load_f32(y + 3 * y_stride + 16), sum0_3));
+    }
+}
+
+/* y += tile x^T for 5 rows of x [columns, 5]. */
+static void multiply_5(const float *tile, const float *x, long columns, float *y, long y_stride)
+{
+    (void)y_stride;
+    {
+        const float *here = x, *w = tile + 0 * columns * 16;
+        rows_f sum0_0 = broadcast(0), sum0_1 = broadcast(0), sum0_2 = broadcast(0), sum0_3 = broadcast(0), sum0_4 = broadcast(0);
+        for (long c = 0; c < columns; c++, here += 5, w += 16) {
+            const rows_f w0 = load_f32(w);
+            rows_f activation;
+            activation = broadcast(here[0]);
+            sum0_0 = fma_rows(w0, activation, sum0_0);
+            activation = broadcast(here[1]);
+            sum0_1 = fma_rows(w0, activation, sum0_1);
+            activation = broadcast(here[2]);
+            sum0_2 = fma_rows(w0, activation, sum0_2);
+            activation = broadcast(here[3]);
+            sum0_3 = fma_rows(w0, activation, sum0_3);
+            activation = broadcast(here[4]);
+            sum0_4 = fma_rows(w0, activation, sum0_4);
+        }
+        store_f32(y + 0 * y_stride + 0, add(load_f32(y + 0 * y_stride + 0), sum0_0));
+        store_f32(y + 1 * y_stride + 0, add(load_f32(y + 1 * y_stride + 0), sum0_1));
+        store_f32(y + 2 * y_stride + 0, add(load_f32(y + 2 * y_stride + 0), sum0_2));
+        store_f32(y + 3 * y_stride + 0, add(load_f32(y + 3 * y_stride + 0), sum0_3));
+        store_f32(y + 4 * y_stride + 0, add(load_f32(y + 4 * y_stride + 0), sum0_4));
+    }
+    {
+        const float *here = x, *w = tile + 1 * columns * 16;
+        rows_f sum0_0 = broadcast(0), sum0_1 = broadcast(0), sum0_2 = broadcast(0), sum0_3 = broadcast(0), sum0_4 = broadcast(0);
+        for (long c = 0; c < columns; c++, here += 5, w += 16) {
+            const rows_f w0 = load_f32(w);
+            rows_f activation;
+            activation = broadcast(here[0]);
+            sum0_0 = fma_rows(w0, activation, sum0_0);
+            activation = broadcast(here[1]);
+            sum0_1 = fma_rows(w0, activation, sum0_1);
+            activation = broadcast(here[2]);
+            sum0_2 = fma_rows(w0, activation, sum0_2);
+            activation = broadcast(here[3]);
+            sum0_3 = fma_rows(w0, activation, sum0_3);
+            activation = broadcast(here[4]);
+            sum0_4 = fma_rows(w0, activation, sum0_4);
+        }
+        store_f32(y + 0 * y_stride + 16, add(load_f32(y + 0 * y_stride + 16), sum0_0));
+        store_f32(y + 1 * y_stride + 16, add(load_f32(y + 1 * y_stride + 16), sum0_1));
+        store_f32(y + 2 * y_stride + 16, add(load_f32(y + 2 * y_stride + 16), sum0_2));
+        store_f32(y + 3 * y_stride + 16, add(load_f32(y + 3 * y_stride + 16), sum0_3));
+        store_f32(y + 4 * y_stride + 16, add(load_f32(y + 4 * y_stride + 16), sum0_4));
+    }
+}
+
+/* y += tile x^T for 6 rows of x [columns, 6]. */
+static void multiply_6(const float *tile, const float *x, long columns, float *y, long y_stride)
+{
+    (void)y_stride;
+    {
+        const float *here = x, *w = tile + 0 * columns * 16;
+        rows_f sum0_0 = broadcast(0), sum0_1 = broadcast(0), sum0_2 = broadcast(0), sum0_3 = broadcast(0), sum0_4 = broadcast(0), sum0_5 = broadcast(0);
+        for (long c = 0; c < columns; c++, here += 6, w += 16) {
+            const rows_f w0 = load_f32(w);
+            rows_f activation;
+            activation = broadcast(here[0]);
+            sum0_0 = fma_rows(w0, activation, sum0_0);
+            activation = broadcast(here[1]);
+            sum0_1 = fma_rows(w0, activation, sum0_1);
+            activation = broadcast(here[2]);
+            sum0_2 = fma_rows(w0, activation, sum0_2);
+            activation = broadcast(here[3]);
+            sum0_3 = fma_rows(w0, activation, sum0_3);
+            activation = broadcast(here[4]);
+            sum0_4 = fma_rows(w0, activation, sum0_4);
+            activation = broadcast(here[5]);
+            sum0_5 = fma_rows(w0, activation, sum0_5);
+        }
+        store_f32(y + 0 * y_stride + 0, add(load_f32(y + 0 * y_stride + 0), sum0_0));
+        store_f32(y + 1 * y_stride + 0, add(load_f32(y + 1 * y_stride + 0), sum0_1));
+        store_f32(y + 2 * y_stride + 0, add(load_f32(y + 2 * y_stride + 0), sum0_2));
+        store_f32(y + 3 * y_stride + 0, add(load_f32(y + 3 * y_stride + 0), sum0_3));
+        store_f32(y + 4 * y_stride + 0, add(load_f32(y + 4 * y_stride + 0), sum0_4));
+        store_f32(y + 5 * y_stride + 0, add(load_f32(y + 5 * y_stride + 0), sum0_5));
+    }
+    {
+        const float *here = x, *w = tile + 1 * columns * 16;
+        rows_f sum0_0 = broadcast(0), sum0_1 = broadcast(0), sum0_2 = broadcast(0), sum0_3 = broadcast(0), sum0_4 = broadcast(0), sum0_5 = broadcast(0);
+        for (long c = 0; c < columns; c++, here += 6, w += 16) {
+            const rows_f w0 = load_f32(w);
+            rows_f activation;
+            activation = broadcast(here[0]);
+            sum0_0 = fma_rows(w0, activation, sum0_0);
+            activation = broadcast(here[1]);
+            sum0_1 = fma_rows(w0, activation, sum0_1);
+            activation = broadcast(here[2]);
+            sum0_2 = fma_rows(w0, activation, sum0_2);
+            activation = broadcast(here[3]);
+            sum0_3 = fma_rows(w0, activation, sum0_3);
+            activation = broadcast(here[4]);
+            sum0_4 = fma_rows(w0, activation, sum0_4);
+            activation = broadcast(here[5]);
+            sum0_5 = fma_rows(w0, activation, sum0_5);
+        }
+        store_f32(y + 0 * y_stride + 16, add(load_f32(y + 0 * y_stride + 16), sum0_0));
+        store_f32(y + 1 * y_stride + 16, add(load_f32(y + 1 * y_stride + 16), sum0_1));
+        store_f32(y + 2 * y_stride + 16, add(load_f32(y + 2 * y_stride + 16), sum0_2));
+        store_f32(y + 3 * y_stride + 16, add(load_f32(y + 3 * y_stride + 16), sum0_3));
+        store_f32(y + 4 * y_stride + 16, add(load_f32(y + 4 * y_stride + 16), sum0_4));
+        store_f32(y + 5 * y_stride + 16, add(load_f32(y + 5 * y_stride + 16), sum0_5));
+    }
+}
+
+/* As some_blocks, for many rows of x: a tile of the weights becomes floats in L1, and all rows of x meet it. */
+static void some_blocks_by_tiles(const float *x, long m, const uint8_t *stream, struct columns k, long blocks, long first,
+                                 long last, float *y, long y_stride, long ahead)
+{
+    static void (*const multiply[])(const float *, const float *, long, float *, long) = {
+        0, multiply_1, multiply_2, multiply_3, multiply_4, multiply_5, multiply_6
+    };
+    const long most = k.units < k.panel_units ? k.units : k.panel_units, unit_columns = k.unit_words * WORD_COLUMNS;
+    const long unit_bytes = WORDS_AT + k.unit_words * WORD_BYTES, parts = (m + TILE_ROWS - 1) / TILE_ROWS;
+    float ready[m * most * unit_columns]; /* [parts, columns of the panel, rows of x of the part] */
+    float tile[ROWS * TILE_COLUMNS] __attribute__((aligned(64)));
+    for (long i = 0; i < m; i++) memset(y + i * y_stride + first * ROWS, 0, (last - first) * ROWS * sizeof *y);
+    for (long panel = 0; panel < k.units; panel += k.panel_units) {
+        const long units = k.units - panel < k.panel_units ? k.units - panel : k.panel_units;
+        const long columns = units * unit_columns;
+        for (long part = 0; part < parts; part++) {
+            const long from = m * part / parts, rows = m * (part + 1) / parts - from;
+            for (long i = 0; i < rows; i++)
+                for (long c = 0; c < columns; c++)
+                    ready[from * columns + c * rows + i] = x[((from + i) * k.units + panel) * unit_columns + c];
+        }
+        for (long block = first; block < last; block++)
+            for (long u = 0; u < units; u++) {
+                const uint8_t *unit = stream + (blocks * panel + block * units + u) * unit_bytes;
+                for (long line = 0; line < unit_bytes; line += 64) prefetch(unit + ahead + line);
+                for (long word = 0; word < k.unit_words; word += TILE_COLUMNS / WORD_COLUMNS) {
+                    const long left = k.unit_words - word;
+                    const long words = left < TILE_COLUMNS / WORD_COLUMNS ? left : TILE_COLUMNS / WORD_COLUMNS;
+                    dequantize_tile(unit, word, words, tile);
+                    for (long part = 0; part < parts; part++) {
+                        const long from = m * part / parts, rows = m * (part + 1) / parts - from;
+                        multiply[rows](tile, ready + from * columns + (u * unit_columns + word * WORD_COLUMNS) * rows,
+                                       words * WORD_COLUMNS, y + from * y_stride + block * ROWS, y_stride);
+                    }
+                }
+            }
+    }
+}
 
 /* Blocks `first` .. `last`-1 of all panels, for m <= BATCH rows of x as arrange() left them. */
 static void some_blocks(const float *x, long m, const uint8_t *stream, struct columns k, long blocks, long first, long last,
                         float *y, long y_stride, long ahead)
 {
+    if (m >= TILE_FROM) {
+        some_blocks_by_tiles(x, m, stream, k, blocks, first, last, y, y_stride, ahead);
+        return;
+    }
     const long most = k.units < k.panel_units ? k.units : k.panel_units;
     const long unit_bytes = WORDS_AT + k.unit_words * WORD_BYTES, unit_ready = k.unit_words * WORD_READY;
     const long stride = most * unit_ready, sums_stride = most * SUMS;

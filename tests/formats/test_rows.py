@@ -21,12 +21,15 @@ SHAPES = {
 }
 
 
-@given(**SHAPES, offset=st.sampled_from([None, "f16", "f32"]))
+LANES = st.sampled_from([4, 2, 1])
+
+
+@given(**SHAPES, offset=st.sampled_from([None, "f16", "f32"]), lanes=LANES)
 @settings(deadline=None, max_examples=60)
-def test_planes_come_back(rows, columns, q, g, scale, ordered, panel, seed, offset):
+def test_planes_come_back(rows, columns, q, g, scale, ordered, panel, seed, offset, lanes):
     options = {"alpha": scale, "offset": offset, "ordered": ordered, "seed": seed}
     plain = bcq.pack(bcq_tensor(rows, columns, q, g, **options))
-    packed = bcq_rows.pack(plain, panel)
+    packed = bcq_rows.pack(plain, panel, lanes)
     back = bcq_rows.unpack(packed)
     assert torch.equal(back.planes, plain.planes)
     assert torch.equal(back.alpha, plain.alpha)
@@ -40,12 +43,12 @@ def test_planes_come_back(rows, columns, q, g, scale, ordered, panel, seed, offs
     assert packed.bits_stored >= rows * columns * q
 
 
-@given(**SHAPES, planes=st.booleans())
+@given(**SHAPES, planes=st.booleans(), lanes=LANES)
 @settings(deadline=None, max_examples=60)
-def test_uniform_codes_come_back(rows, columns, q, g, scale, ordered, panel, seed, planes):
+def test_uniform_codes_come_back(rows, columns, q, g, scale, ordered, panel, seed, planes, lanes):
     tensor = uniform_tensor(rows, columns, q, g, scale=scale, ordered=ordered, seed=seed)
     if planes:
-        packed = bcq_rows.pack_uniform(tensor, panel)
+        packed = bcq_rows.pack_uniform(tensor, panel, lanes)
         back = bcq_rows.unpack_uniform(packed)
     else:
         packed = uniform_rows.pack(tensor, panel)
@@ -74,6 +77,25 @@ def test_a_sign_and_its_alpha_are_where_the_drawing_says():
     half = torch.tensor([1.5], dtype=torch.float16).view(torch.uint8)
     expected[at + (b * 32 + 3) * 2 : at + (b * 32 + 3) * 2 + 2] = half
     assert torch.equal(stream, expected)
+
+
+@pytest.mark.parametrize(
+    ("lane_bytes", "at"),
+    [
+        # Row 27 = 16 + 8 + 0 + 3, column 21: bit 21 of the word is bit 5 of half 1 or of byte 2.
+        (4, 27 * 4 + 2),
+        (2, 64 + (2 * 11 + 1) * 2),
+        (1, 64 + 8 + 2 * 3 + 1),
+    ],
+)
+def test_pieces_of_a_word_are_where_the_drawing_says(lane_bytes, at):
+    codes = torch.zeros(32, 32, dtype=torch.uint8)
+    codes[27, 21] = 1
+    alpha = torch.zeros(1, 32, 1, dtype=torch.float16)
+    plain = bcq.pack(bcq_rows.BCQTensor(codes, alpha, None, 1, 32))
+    words = bcq_rows.pack(plain, lane_bytes=lane_bytes).stream[64:]
+    assert words.nonzero().tolist() == [[at]]
+    assert words[at] == 1 << 5
 
 
 def test_a_code_is_in_the_field_the_drawing_says():

@@ -43,3 +43,24 @@ static inline __m512i _mm512_castps_si512(__m512 a) { return (__m512i)a; }
 static inline __m512 _mm512_castsi512_ps(__m512i a) { return (__m512)a; }
 static inline __m512 _mm512_permutexvar_ps(__m512i at, __m512 a) { __m512 r; EACH r[i] = a[at[i] & 15]; return r; }
 static inline __m512 _mm512_mask_blend_ps(unsigned mask, __m512 a, __m512 b) { __m512 r; EACH r[i] = mask >> i & 1 ? b[i] : a[i]; return r; }
+/* 16 bits of 32 rows: simd/avx512_halves.h */
+typedef int16_t emulated_h __attribute__((vector_size(64)));
+#define HALVES for (int i = 0; i < 32; i++)
+static inline __m512i _mm512_load_si512(const void *p) { if ((uintptr_t)p % 64) abort(); return _mm512_loadu_si512(p); }
+static inline __m512i _mm512_setzero_si512(void) { __m512i r; EACH r[i] = 0; return r; }
+static inline __m512i _mm512_or_si512(__m512i a, __m512i b) { return a | b; }
+static inline __m512i _mm512_add_epi32(__m512i a, __m512i b) { __m512i r; EACH r[i] = (int)((uint32_t)a[i] + (uint32_t)b[i]); return r; }
+static inline __m512i _mm512_cvtps_epi32(__m512 a) { __m512i r; EACH r[i] = fabsf(a[i]) < 0x1p31f ? (int)rintf(a[i]) : INT32_MIN; return r; }
+static inline __m256i _mm512_cvtepi32_epi16(__m512i a) { emulated_half r; EACH r.v[i] = (uint16_t)a[i]; return r; }
+static inline void _mm256_storeu_si256(void *p, __m256i a) { memcpy(p, &a, 32); }
+static inline __m512i _mm512_srli_epi16(__m512i a, int n) { emulated_h h = (emulated_h)a; HALVES h[i] = (int16_t)((uint16_t)h[i] >> n); return (__m512i)h; }
+static inline __m512i _mm512_add_epi16(__m512i a, __m512i b) { emulated_h h = (emulated_h)a, k = (emulated_h)b; HALVES h[i] = (int16_t)(uint16_t)((uint16_t)h[i] + (uint16_t)k[i]); return (__m512i)h; }
+static inline __m512i _mm512_permutexvar_epi16(__m512i at, __m512i a) { emulated_h r, h = (emulated_h)a, k = (emulated_h)at; HALVES r[i] = h[k[i] & 31]; return (__m512i)r; }
+static inline __m512i _mm512_madd_epi16(__m512i a, __m512i b)
+{
+    emulated_h h = (emulated_h)a, k = (emulated_h)b;
+    __m512i r;
+    EACH r[i] = h[2 * i] * k[2 * i] + h[2 * i + 1] * k[2 * i + 1];
+    return r;
+}
+static inline __m512i _mm512_dpwssd_epi32(__m512i sum, __m512i a, __m512i b) { return _mm512_add_epi32(sum, _mm512_madd_epi16(a, b)); }

@@ -52,9 +52,9 @@ def test_half_precision_stays_half_precision(dtype, limit, rows):
 @pytest.mark.parametrize(
     ("kind", "layout", "variant"),
     [
-        ("planes", "planes 40 72 3 16 float16 float32", "bcq lut"),
-        ("uniform planes", "planes 40 72 3 16 float16 int16", "bcq lut"),
-        ("codes", "fields 40 72 4 16 float16 None", "uniform convert"),
+        ("planes", "planes 40 72 3 16 float16 float32 4 exact", "bcq lut"),
+        ("uniform planes", "planes 40 72 3 16 float16 int16 4 exact", "bcq lut"),
+        ("codes", "fields 40 72 4 16 float16", "uniform convert"),
     ],
 )
 def test_uniform_codes_take_the_faster_of_their_two_layouts(kind, layout, variant):
@@ -82,6 +82,33 @@ def test_torch_sees_one_operation_with_the_shape_it_says(kind):
         (inputs(2), chosen.packed.stream, chosen.channels, chosen.layout),
         test_utils=("test_schema", "test_faketensor"),
     )
+
+
+def test_a_named_choice_of_tables_is_in_the_name_of_what_ran(monkeypatch):
+    packed, x = bcq.pack(bcq_tensor(N, K, 4, 32)), inputs(1)
+    exact = cpu_linear(packed)
+    assert relative_error(exact(x), x, packed.dequantize()) < 1e-6
+    monkeypatch.setenv("LUTLAB_TABLES", "int16")
+    if detect().name not in ("avx2", "avx512"):
+        with pytest.raises(LutlabError, match=f"built for {detect().name}: take tables=exact"):
+            cpu_linear(packed)
+        return
+    quick = cpu_linear(packed)
+    assert quick.describe(few=True).startswith(("bcq lut int16, avx512", "bcq lut int18, avx2"))
+    assert 1e-6 < relative_error(quick(x), x, packed.dequantize()) < 1e-4
+    assert not exact.describe(few=True).startswith(("bcq lut int16", "bcq lut int18"))
+    # One word holds two groups of 16: there are only tables of floats for that, and the name says so.
+    assert cpu_linear(WEIGHTS["planes"]()).describe(few=True).startswith("bcq lut, ")
+
+
+def test_unknown_tables_are_refused(monkeypatch):
+    monkeypatch.setenv("LUTLAB_TABLES", "int61")
+    with pytest.raises(LutlabError, match=r"tables=int61.*int16"):
+        cpu_linear(WEIGHTS["planes"]())
+    monkeypatch.setenv("LUTLAB_TABLES", "int16")
+    monkeypatch.setenv("LUTLAB_ISA", "portable")
+    with pytest.raises(LutlabError, match="kernels are built for portable"):
+        cpu_linear(WEIGHTS["planes"]())
 
 
 def test_a_group_size_without_a_kernel_is_refused():

@@ -42,12 +42,15 @@ def uniform_tensor(rows, columns, q, g, *, scale="f16", ordered=False, seed=0):
     )
 
 
-def packed(rows, columns, kind, q, g, **options):
+def packed(rows, columns, kind, q, g, *, lane_bytes=4, **options):
     """A packed weight; kind: planes, planes of uniform codes, or codes."""
     if kind == "planes":
-        return bcq_rows.pack(bcq.pack(bcq_tensor(rows, columns, q, g, **options)))
-    pack = {"uniform planes": bcq_rows.pack_uniform, "codes": uniform_rows.pack}[kind]
-    return pack(uniform_tensor(rows, columns, q, g, **options))
+        plain = bcq.pack(bcq_tensor(rows, columns, q, g, **options))
+        return bcq_rows.pack(plain, lane_bytes=lane_bytes)
+    tensor = uniform_tensor(rows, columns, q, g, **options)
+    if kind == "codes":
+        return uniform_rows.pack(tensor)
+    return bcq_rows.pack_uniform(tensor, lane_bytes=lane_bytes)
 
 
 def relative_error(y, x, weight):

@@ -14,39 +14,13 @@
 
 {% include "rows/activations.h" %}
 
+{% include "bcq/planes.h" %}
 #define TABLE (1 << TABLE_BITS)
 enum {
-    Q = {{ q }},                          /* planes */
-    ROWS = 32,                      /* of a block: two vectors of 16 */
-    WORD_COLUMNS = 32,
     WORD_TABLES = {{ cuts | length }},{{ "" if cuts | length > 9 else " " }}               /* lookups that use up a word */
-    SUMS = {{ groups_in_unit }},                       /* groups in a unit */
-    WORDS_AT = {{ scale_bytes + offset_bytes }},{{ " " * (19 - (scale_bytes + offset_bytes) | string | length) }}/* of a unit: scales come first */
-    WORD_BYTES = Q * ROWS * 4,      /* of a block */
+    SUMS = GROUPS,                  /* sums of activations in a unit */
     WORD_READY = WORD_TABLES * TABLE /* floats that a word of columns is prepared into */
 };
-
-static INLINE rows_f load_alpha(const uint8_t *unit, int group, int plane, int v)
-{
-{% if offset == "i16" %}
-    /* LUT-GEMM Eq. 5: alpha_b = 2^(b-1) s */
-    return mul(broadcast(0.5f * (float)(1 << plane)), load_{{ alpha }}(unit + (group * ROWS + v * 16) * {{ alpha_size }}));
-{% else %}
-    return load_{{ alpha }}(unit + ((group * Q + plane) * ROWS + v * 16) * {{ alpha_size }});
-{% endif %}
-}
-{% if offset %}
-static INLINE rows_f load_offset(const uint8_t *unit, int group, int v)
-{
-    rows_f z = load_{{ offset }}(unit + {{ scale_bytes }} + (group * ROWS + v * 16) * {{ offset_size }});
-{% if offset == "i16" %}
-    /* LUT-GEMM Eq. 5: z = s ((2^q - 1) / 2 - zero_point) */
-    z = fma_rows(broadcast(-1), z, broadcast({{ (2 ** q - 1) / 2 }}f));
-    z = mul(z, load_{{ alpha }}(unit + (group * ROWS + v * 16) * {{ alpha_size }}));
-{% endif %}
-    return z;
-}
-{% endif %}
 
 static INLINE void add_to(float *y, rows_f sum) { store_f32(y, add(load_f32(y), sum)); }
 
@@ -137,12 +111,8 @@ static INLINE void unit_{{ m }}(const uint8_t *unit, long unit_words, const floa
 {% endfor %}
 {% if offset %}
     for (int m = 0; m < {{ m }}; m++)
-        for (int group = 0; group < SUMS; group++)
-            for (int v = 0; v < 2; v++) {
-                float *to = y + m * y_stride + v * 16;
-                rows_f sum = broadcast(sums[m * sums_stride + group]);
-                store_f32(to, fma_rows(load_offset(unit, group, v), sum, load_f32(to)));
-            }
+        for (int group = 0; group < GROUPS; group++)
+            add_offset(unit, group, sums[m * sums_stride + group], y + m * y_stride);
 {% else %}
     (void)sums, (void)sums_stride;
 {% endif %}
@@ -162,34 +132,6 @@ static void prepare(const float *x, long units, long unit_words, float *tables, 
         build_table(tables + {{ cut.index }} * TABLE, (const float[TABLE_BITS]){ {%- for bit in range(cut.bits) %}x[{{ cut.column + bit }}]{{ "" if loop.last else ", " }}{% endfor %}}); /* the rest is 0 */
 {% endif %}
 {% endfor %}
-    }
-}
-
-/* *sum + *rest + b, of which *rest is what *sum had no bits for (Knuth's exact sum of two). */
-static INLINE void add_exactly(rows_f *sum, rows_f *rest, rows_f b)
-{
-    const rows_f a = *sum, s = add(a, b), of_b = subtract(s, a);
-    *rest = add(*rest, add(subtract(a, subtract(s, of_b)), subtract(b, of_b)));
-    *sum = s;
-}
-
-/* 16 rows of a unit, from row v * 16 on: tile[column * ROWS + lane]. */
-static void dequantize_unit(const uint8_t *unit, int v, long unit_words, float *tile)
-{
-    for (int group = 0; group < SUMS; group++) {
-        rows_f a[Q], z = {{ "load_offset(unit, group, v)" if offset else "broadcast(0)" }};
-        for (int plane = 0; plane < Q; plane++) a[plane] = load_alpha(unit, group, plane, v);
-        for (long word = 0; word < unit_words; word++) {
-            rows_w w[Q];
-            for (int plane = 0; plane < Q; plane++)
-                w[plane] = load_words(unit + WORDS_AT + word * WORD_BYTES + plane * 128 + v * 64);
-            for (int bit = group * 32 / SUMS; bit < (group + 1) * 32 / SUMS; bit++) {
-                rows_f value = z, rest = broadcast(0);
-                for (int plane = 0; plane < Q; plane++)
-                    add_exactly(&value, &rest, negated_unless(a[plane], w[plane], bit));
-                store_f32(tile + (word * 32 + bit) * ROWS, add(value, rest));
-            }
-        }
     }
 }
 

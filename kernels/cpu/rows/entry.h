@@ -1,9 +1,15 @@
-enum { BATCH = 16 }; /* rows of x at most that share a reading of the weights: what is prepared of them fits L2 */
+enum { BATCH = 64 }; /* rows of x at most that share a reading of the weights: what is prepared of them fits L2 */
+
+{% include "rows/tile.h" %}
 
 /* Blocks `first` .. `last`-1 of all panels, for m <= BATCH rows of x as arrange() left them. */
 static void some_blocks(const float *x, long m, const uint8_t *stream, struct columns k, long blocks, long first, long last,
                         float *y, long y_stride, long ahead)
 {
+    if (m >= TILE_FROM) {
+        some_blocks_by_tiles(x, m, stream, k, blocks, first, last, y, y_stride, ahead);
+        return;
+    }
     const long most = k.units < k.panel_units ? k.units : k.panel_units;
     const long unit_bytes = WORDS_AT + k.unit_words * WORD_BYTES, unit_ready = k.unit_words * WORD_READY;
     const long stride = most * unit_ready, sums_stride = most * SUMS;

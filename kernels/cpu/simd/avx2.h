@@ -101,3 +101,21 @@ static INLINE void build_table(float *entries, const float *x)
     t = _mm256_fmadd_ps(_mm256_set1_ps(x[2]), _mm256_setr_ps(-1, -1, -1, -1, 1, 1, 1, 1), t);
     _mm256_store_ps(entries, t);
 }
+
+/* Eight of the rows: half as many registers. */
+enum { PARTS = 2 };
+typedef __m256 part_f;
+typedef __m256i part_w;
+#define PART(rows, part) ((part) ? (rows).hi : (rows).lo)
+static INLINE part_f negated(part_f a) { return _mm256_xor_ps(a, _mm256_set1_ps(-0.0f)); }
+static INLINE part_f add_part(part_f a, part_f b) { return _mm256_add_ps(a, b); }
+static INLINE void store_part(float *p, part_f a) { _mm256_storeu_ps(p, a); }
+static INLINE part_w shifted_left(part_w w, int n)
+{
+    return n == 1 ? _mm256_add_epi32(w, w) : _mm256_slli_epi32(w, n); /* four adds can start in a cycle, two shifts */
+}
+/* plus where bit 31 is 1, minus where it is 0 */
+static INLINE part_f by_sign(part_f minus, part_f plus, part_w w)
+{
+    return _mm256_blendv_ps(minus, plus, _mm256_castsi256_ps(w));
+}

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from lutlab.codegen import templates
 from lutlab.codegen.isa import Isa
+from lutlab.codegen.tiles import tiles
 
 WORD = 32
 LUT_BITS = {"avx512": 4, "avx2": 3}
@@ -21,6 +22,9 @@ PLANES = {"avx512": {1: 4, 2: 2, 4: 2}, "avx2": {1: 1, 2: 1}}
 PORTABLE_PLANES = {1: 1}
 SUMS = {"avx512": 4, "avx2": 2}
 PORTABLE_SUMS = 1
+# Rows of x from which on weights become floats once for all: a lookup costs more than that and an FMA.
+TILE_FROM = {"avx512": 12, "avx2": 3, "portable": 2}
+INTEGER_TILE_FROM = {"avx2": 6, "avx512": 24}
 # When sums are multiplied by alpha: "first", each term by an FMA; "last", once a group, which frees its registers.
 WEIGH = {"avx512": "first"}
 
@@ -110,25 +114,58 @@ def source(
         offset: f16, f32 or None; i16: the unit holds one uniform scale and a zero point in the place of alphas.
     """
     lut_bits = LUT_BITS.get(isa.name, PORTABLE_LUT_BITS)
-    sizes = {"f16": 2, "i16": 2, "f32": 4, None: 0}
-    planes_of_scales = 1 if offset == "i16" else q
     return templates.render(
         "bcq/gemv.c",
         simd=isa.name if isa.name in LUT_BITS else "portable",
-        q=q,
-        groups_in_unit=groups_in_unit,
-        alpha=alpha,
-        offset=offset,
+        **_planes(q, groups_in_unit, alpha, offset, lane_bytes=4),
         lut_bits=lut_bits,
-        alpha_size=sizes[alpha],
-        offset_size=sizes[offset],
-        scale_bytes=groups_in_unit * planes_of_scales * 32 * sizes[alpha],
-        offset_bytes=groups_in_unit * 32 * sizes[offset],
         cuts=cuts(lut_bits, groups_in_unit),
         weigh=WEIGH.get(isa.name, "last"),
         loops=loops(isa, q),
         batches=list(PLANES.get(isa.name, PORTABLE_PLANES)),
+        **tiles(isa, TILE_FROM),
     )
+
+
+@functools.cache
+def integer_source(isa: Isa, *, q: int, alpha: str, offset: str | None, table_bits: int) -> str:
+    """C source of tables of integers (kernels/cpu/bcq/bytes.c, halves.c): one group in a unit.
+
+    Args:
+        isa: AVX2 or AVX-512.
+        q: planes.
+        alpha: what scales are stored in.
+        offset: what offsets are stored in.
+        table_bits: of an entry: 24, as exact as float32, or 18, for AVX2; 16, for AVX-512.
+    """
+    if table_bits == 16:
+        planes = _planes(q, 1, alpha, offset, lane_bytes=2)
+        template, more = "bcq/halves.c", {"simd": "avx512", "sums": 2 if q == 1 else 1}
+    else:
+        planes = _planes(q, 1, alpha, offset, lane_bytes=1)
+        template, more = "bcq/bytes.c", {"simd": "avx2", "digits": table_bits // 6}
+    return templates.render(
+        template, **planes, **more, batches=[1], **tiles(isa, INTEGER_TILE_FROM)
+    )
+
+
+def _planes(
+    q: int, groups_in_unit: int, alpha: str, offset: str | None, lane_bytes: int
+) -> dict[str, object]:
+    """Parameters of kernels/cpu/bcq/planes.h."""
+    sizes = {"f16": 2, "i16": 2, "f32": 4, None: 0}
+    planes_of_scales = 1 if offset == "i16" else q
+    return {
+        "q": q,
+        "groups_in_unit": groups_in_unit,
+        "alpha": alpha,
+        "offset": offset,
+        "lane_bytes": lane_bytes,
+        "alpha_size": sizes[alpha],
+        "offset_size": sizes[offset],
+        "scale_bytes": groups_in_unit * planes_of_scales * 32 * sizes[alpha],
+        "offset_bytes": groups_in_unit * 32 * sizes[offset],
+    }
 
 
 def loops(isa: Isa, q: int) -> list[Loop]:

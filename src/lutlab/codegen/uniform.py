@@ -12,12 +12,15 @@ from dataclasses import dataclass
 
 from lutlab.codegen import templates
 from lutlab.codegen.isa import Isa
+from lutlab.codegen.tiles import tiles
 
 # Vectors of 16 rows worked on together for 1, 2, ... rows of x at once, and sums under way at once.
 VECTORS = {"avx512": {1: 2, 2: 2, 4: 2, 8: 2}, "avx2": {1: 2, 2: 2, 4: 1}}
 PORTABLE_VECTORS = {1: 1, 4: 1}
 SUMS = {"avx512": 8, "avx2": 4}
 PORTABLE_SUMS = 1
+# Rows of x from which on codes become floats in L1 once, instead of once for every few rows of x.
+TILE_FROM = {"avx512": 9, "avx2": 12, "portable": 2}
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,7 @@ def source(isa: Isa, *, bits: int, scale: str) -> str:
         scale_bytes=32 * size,
         loops=[_loop(m, count, SUMS.get(isa.name, PORTABLE_SUMS)) for m, count in vectors.items()],
         batches=list(vectors),
+        **tiles(isa, TILE_FROM),
     )
 
 

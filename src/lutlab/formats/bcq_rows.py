@@ -8,6 +8,12 @@
                  word 0                              word 1
     q = 2        plane 0: 32 rows  plane 1: 32 rows  plane 0: 32 rows  plane 1: 32 rows  ...
 
+That is lane_bytes = 4. With 2 or 1 a row's word is cut: [half 0: 32 rows] [half 1: 32 rows], or [byte 0: 32 rows]
+[byte 1: 32 rows] ..., rows in the order in which pairs are widened (kernels/cpu/simd/avx512_halves.h, avx2_bytes.h):
+
+    lane_bytes = 2   row 16 h + l               is at place 2 l + h
+    lane_bytes = 1   row 16 h + 8 i + 4 j + l   is at place 16 j + 8 i + 2 l + h
+
 Uniform codes s * (codes - zero_point) have the same planes and fewer scales (Eq. 5: alpha_b = 2^(b-1) s): a unit then
 starts with [scale: groups_in_unit x 32 rows] [zero_point: groups_in_unit x 32 rows int16].
 """
@@ -34,6 +40,7 @@ class PackedBCQRows:
 
     scale_dtype: of alpha, or of the scales of uniform codes. offset_dtype: of offset; int16 says that the unit holds
     uniform scales and zero points; None says that there is no offset. order: [K] int32 or None, as in PackedBCQ.
+    lane_bytes: bytes of a row's word that lie together, 4, 2 or 1.
     """
 
     stream: torch.Tensor
@@ -44,6 +51,7 @@ class PackedBCQRows:
     offset_dtype: torch.dtype | None
     order: torch.Tensor | None = None
     panel_columns: int = PANEL_COLUMNS
+    lane_bytes: int = 4
 
     @cached_property
     def geometry(self) -> Geometry:
@@ -92,7 +100,9 @@ class PackedBCQRows:
         ).dequantize()
 
 
-def pack(packed: PackedBCQ, panel_columns: int = PANEL_COLUMNS) -> PackedBCQRows:
+def pack(
+    packed: PackedBCQ, panel_columns: int = PANEL_COLUMNS, lane_bytes: int = 4
+) -> PackedBCQRows:
     """Planes in rows of words to blocks of rows. An offset in float64 is stored in float32.
 
     Raises:
@@ -112,11 +122,14 @@ def pack(packed: PackedBCQ, panel_columns: int = PANEL_COLUMNS) -> PackedBCQRows
         offset_dtype=None if offset is None else offset.dtype,
         order=packed.order,
         panel_columns=panel_columns,
+        lane_bytes=lane_bytes,
     )
     return _fill(out, packed.planes, packed.alpha, offset)
 
 
-def pack_uniform(tensor: UniformTensor, panel_columns: int = PANEL_COLUMNS) -> PackedBCQRows:
+def pack_uniform(
+    tensor: UniformTensor, panel_columns: int = PANEL_COLUMNS, lane_bytes: int = 4
+) -> PackedBCQRows:
     """Uniform codes as planes, with one scale and one zero point a group.
 
     Raises:
@@ -137,6 +150,7 @@ def pack_uniform(tensor: UniformTensor, panel_columns: int = PANEL_COLUMNS) -> P
         offset_dtype=torch.int16,
         order=tensor.order,
         panel_columns=panel_columns,
+        lane_bytes=lane_bytes,
     )
     return _fill(out, planes, tensor.scale.unsqueeze(0), tensor.zero_point)
 
@@ -190,6 +204,8 @@ def _fill(
     # [q, N, words] -> [blocks, 32, q, units, unit_words] -> [blocks, units, unit_words, q, 32]
     there = row_blocks.lanes(planes.transpose(0, 1), rows).unflatten(3, (geo.units, -1))
     words_part = there.permute(0, 3, 4, 2, 1)
+    if out.lane_bytes < 4:
+        words_part = _cut(words_part.contiguous(), out.lane_bytes)
     # [q, N, units, groups_in_unit] -> [blocks, 32, q, units, groups_in_unit] -> [blocks, units, groups_in_unit, q, 32]
     wide = row_blocks.lanes(geo.unit_scales(scales).transpose(0, 1), rows)
     parts = [wide.permute(0, 3, 4, 2, 1)]
@@ -205,6 +221,8 @@ def _parts(packed: PackedBCQRows) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
 
     geo, (rows, in_features) = packed.geometry, packed.shape
     scales, offsets, words = row_blocks.read(packed.stream, geo, rows, packed.widths)
+    if packed.lane_bytes < 4:
+        words = _joined(words, packed.lane_bytes)
     planes = words.view(torch.int32).unflatten(2, (geo.unit_words, packed.bits, ROWS))
     planes = planes.permute(3, 0, 4, 1, 2).flatten(3, 4).flatten(1, 2)[:, :rows]
     if geo.in_order:
@@ -222,6 +240,30 @@ def _parts(packed: PackedBCQRows) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
         offset = geo.group_scales(wide.permute(0, 3, 1, 2).flatten(0, 1)[:rows]).contiguous()
     # clone, not contiguous: that keeps odd strides where a dimension is 1, and then no bytes can be viewed.
     return planes.clone(memory_format=torch.contiguous_format), alpha.contiguous(), offset
+
+
+# Rows by their digits, and the order in which these are stored behind the piece of the word.
+_ROWS = {2: (2, 16), 1: (2, 2, 2, 4)}  # h l; h i j l
+_STORED = {2: (2, 1, 0), 1: (4, 2, 1, 3, 0)}  # piece l h; piece j i l h
+
+
+def _cut(words: torch.Tensor, lane_bytes: int) -> torch.Tensor:
+    """Words [..., 32 rows] int32 -> their pieces [..., 4 / lane_bytes, rows' digits] as int16 or uint8."""
+    import torch
+
+    dtype = {2: torch.int16, 1: torch.uint8}[lane_bytes]
+    pieces = words.view(dtype).unflatten(-1, (*_ROWS[lane_bytes], 4 // lane_bytes))
+    kept = words.dim() - 1
+    return pieces.permute(*range(kept), *(kept + d for d in _STORED[lane_bytes]))
+
+
+def _joined(stored: torch.Tensor, lane_bytes: int) -> torch.Tensor:
+    """The inverse of _cut, flat: [blocks, units, bytes] uint8 of pieces -> those of words."""
+    order = _STORED[lane_bytes]
+    sizes = [(*_ROWS[lane_bytes], 4 // lane_bytes)[d] for d in order]
+    pieces = stored.unflatten(-1, (-1, *sizes, lane_bytes))
+    back = [order.index(d) for d in range(len(order))]
+    return pieces.permute(0, 1, 2, *(3 + d for d in back), 3 + len(back)).flatten(2)
 
 
 def _moved(planes: torch.Tensor, columns: torch.Tensor, in_features: int) -> torch.Tensor:

@@ -5,6 +5,9 @@
     other binary codes             bcq_gemv
     from dense_rows rows of x on   the kernel dequantizes, torch multiplies; nothing dense is kept
 
+Planes are packed for the tables that are fastest here (bcq_gemv). LUTLAB_TABLES=int16 asks for the faster and less
+exact ones of planes; the variant's name, in every record, says what ran.
+
 The product of few rows is torch.ops.lutlab.rows_gemv, which torch.compile and graphs take as one operation. It passes
 no gradients.
 """
@@ -12,10 +15,12 @@ no gradients.
 from __future__ import annotations
 
 import functools
+import os
 from dataclasses import dataclass
 
 import torch
 
+from lutlab.codegen.isa import detect
 from lutlab.formats import bcq, bcq_rows, uniform_rows
 from lutlab.formats.bcq import PackedBCQ
 from lutlab.formats.bcq_rows import PackedBCQRows
@@ -56,47 +61,58 @@ class CpuLinear:
         return name if few else f"dequantize every call ({name}), torch matmul"
 
 
-def cpu_linear(packed: PackedBCQ) -> CpuLinear:
+def cpu_linear(packed: PackedBCQ, tables: str | None = None) -> CpuLinear:
     """Pack for the best kernel of this CPU, and build the kernel.
 
+    Args:
+        packed: the weight.
+        tables: of kernels over planes, exact or int16; None: what LUTLAB_TABLES says, else exact.
+
     Raises:
-        LutlabError: no kernel takes the group size; a scale is inf or nan.
+        LutlabError: no kernel takes the group size; a scale is inf or nan; this CPU has no such tables.
         NoCompiler: there is no C compiler.
     """
+    tables = tables or os.environ.get("LUTLAB_TABLES") or bcq_gemv.EXACT
     uniform = to_uniform(bcq.unpack(packed))
+    lanes = bcq_gemv.lane_bytes(detect(), packed.group_size, packed.shape[1], tables)
     if uniform is None:
-        rows = bcq_rows.pack(packed)
+        rows = bcq_rows.pack(packed, lane_bytes=lanes)
     elif uniform.bits < 4:
-        rows = bcq_rows.pack_uniform(uniform)
+        rows = bcq_rows.pack_uniform(uniform, lane_bytes=lanes)
     else:
         rows = uniform_rows.pack(uniform)
-    layout = _layout(rows)
+    layout = _layout(rows, tables)
     return CpuLinear(rows, rows.channels, _kernel(layout), layout)
 
 
 # ---- the operation: a layout travels as a string, torch's schemas know no records ----
 
-_KINDS = {"planes": (PackedBCQRows, bcq_gemv), "fields": (PackedUniformRows, uniform_gemv)}
 
+def _layout(packed: PackedBCQRows | PackedUniformRows, tables: str) -> str:
+    """Kind, N, K, bits, group size, dtypes, order of bytes and tables: what a kernel has to know beside the tensors.
 
-def _layout(packed: PackedBCQRows | PackedUniformRows) -> str:
-    """Kind, N, K, bits, group size and dtypes: what a kernel has to know beside the tensors.
-
-    >>> _layout(packed)  # doctest: +SKIP
-    'planes 4096 4096 3 128 float16 int16'
+    >>> _layout(packed, "exact")  # doctest: +SKIP
+    'planes 4096 4096 3 128 float16 int16 4 exact'
     """
-    kind = next(name for name, (record, _) in _KINDS.items() if isinstance(packed, record))
-    dtypes = [packed.scale_dtype, getattr(packed, "offset_dtype", None)]
-    names = [str(dtype).removeprefix("torch.") for dtype in dtypes]
-    return " ".join(map(str, (kind, *packed.shape, packed.bits, packed.group_size, *names)))
+    planes = isinstance(packed, PackedBCQRows)
+    words = [*packed.shape, packed.bits, packed.group_size, packed.scale_dtype]
+    words += [packed.offset_dtype, packed.lane_bytes, tables] if planes else []
+    named = (
+        str(word).removeprefix("torch.") for word in ("planes" if planes else "fields", *words)
+    )
+    return " ".join(named)
 
 
 @functools.cache
 def _empty(layout: str) -> PackedBCQRows | PackedUniformRows:
     """The record of a layout, without its stream."""
-    kind, rows, columns, bits, group_size, scale, offset = layout.split()
-    more = {} if kind == "fields" else {"offset_dtype": getattr(torch, offset, None)}
-    return _KINDS[kind][0](
+    kind, rows, columns, bits, group_size, scale, *planes = layout.split()
+    record, more = PackedUniformRows, {}
+    if kind == "planes":
+        offset, lanes, _ = planes
+        record = PackedBCQRows
+        more = {"offset_dtype": getattr(torch, offset, None), "lane_bytes": int(lanes)}
+    return record(
         stream=torch.empty(0, dtype=torch.uint8),
         shape=(int(rows), int(columns)),
         bits=int(bits),
@@ -108,7 +124,10 @@ def _empty(layout: str) -> PackedBCQRows | PackedUniformRows:
 
 @functools.cache
 def _kernel(layout: str) -> Kernel:
-    return _KINDS[layout.split()[0]][1].kernel(_empty(layout))
+    empty = _empty(layout)
+    if isinstance(empty, PackedUniformRows):
+        return uniform_gemv.kernel(empty)
+    return bcq_gemv.kernel(empty, tables=layout.split()[-1])
 
 
 @dataclass(frozen=True)

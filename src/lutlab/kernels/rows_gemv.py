@@ -1,6 +1,6 @@
 """Launcher of the kernels over blocks of rows (formats/row_blocks.py): checks, geometry, one call into C.
 
-y[M, N] = x[M, K] W[N, K]^T for M rows of x at once; the weights are read once for up to 16 rows. x may be float16,
+y[M, N] = x[M, K] W[N, K]^T for M rows of x at once; the weights are read once for up to 64 rows. x may be float16,
 bfloat16 or float32 and is computed on in float32; rows that are not contiguous are copied. From `dense_rows` rows of x
 on it is faster to call `dense` and multiply with torch.
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from lutlab.formats.row_blocks import Geometry
 
 C_NAMES = {torch.float16: "f16", torch.float32: "f32", torch.int16: "i16"}
-BATCH = 16  # rows of x that share one reading of the weights
+BATCH = 64  # rows of x that share one reading of the weights
 PREFETCH_BYTES = 8192
 
 

@@ -1,0 +1,96 @@
+{% set bias = 2 ** (6 * digits - 1) %}
+/* y[m, n] = sum_k x[m, k] W[n, k],  W[n, k] = sum_b alpha[b, n, group] B_b[n, k] + offset[n, group]
+
+   Lookup tables in bytes, for AVX2: the 4 signs of a plane at neighbouring columns pick one of the 16 sums those
+   activations can make, an integer of {{ digits }} digits in base 64 ({{ 6 * digits }} bits, one scale a unit), each digit in a table of its
+   own. Four digits added are still a byte, so that only one sum in four is widened to 16 bits. Sums of integers are
+   exact; at the end of a unit the digits are put together, converted and multiplied by scale and alpha.
+   src/lutlab/formats/bcq_rows.py and row_blocks.py draw the stream of weights. */
+#include <float.h>
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+#define INLINE inline __attribute__((always_inline))
+{% include "simd/" ~ simd ~ ".h" %}
+{% include "simd/" ~ simd ~ "_bytes.h" %}
+
+{% include "rows/activations.h" %}
+
+{% include "bcq/planes.h" %}
+enum {
+    DIGITS = {{ digits }},
+    WORD_LOOKUPS = 8,              /* of 4 columns */
+    BIAS = {{ bias }},{{ " " * (22 - bias | string | length) }}/* added to entries, so that they are not negative */
+    SUMS = 2,                      /* floats kept of a unit of x: scale of its tables, sum */
+    WORD_READY = WORD_LOOKUPS * DIGITS * 16 / (int)sizeof(float) /* floats' room that a word of columns is prepared into */
+};
+
+/* One row of x times plane `plane` of one unit of 32 rows. */
+static INLINE void add_plane(const uint8_t *unit, int plane, long unit_words, const uint8_t *table, float scale, float *y,
+                             long ahead)
+{
+    const uint8_t *words = unit + WORDS_AT + plane * 128;
+    rows_h {% for d in range(digits) %}both{{ d }} = _mm256_setzero_si256(), odd{{ d }} = both{{ d }}{{ ";" if loop.last else ", " }}{% endfor %}
+
+    for (long half = 0; half < 2 * unit_words; half++, table += 4 * DIGITS * 16) {
+        const uint8_t *here = words + half / 2 * WORD_BYTES + half % 2 * 64;
+        const rows_b first = load_row_bytes(here), second = load_row_bytes(here + 32);
+        prefetch(here + ahead);
+        const rows_b i0 = low_nibbles(first), i1 = high_nibbles(first), i2 = low_nibbles(second), i3 = high_nibbles(second);
+        rows_b sum;
+{% for d in range(digits) %}
+        sum = add_bytes(add_bytes(look_up_bytes(table + {{ 16 * d }}, i0), look_up_bytes(table + {{ 16 * (digits + d) }}, i1)),
+                        add_bytes(look_up_bytes(table + {{ 16 * (2 * digits + d) }}, i2), look_up_bytes(table + {{ 16 * (3 * digits + d) }}, i3)));
+        both{{ d }} = add_halves(both{{ d }}, sum);
+        odd{{ d }} = add_halves(odd{{ d }}, odd_bytes(sum));
+        KEEP_TABLE(both{{ d }});
+        KEEP_TABLE(odd{{ d }});
+{% endfor %}
+    }
+    const int bias = (int)((unsigned)BIAS * (unsigned)(unit_words * WORD_LOOKUPS));
+    for (int v = 0; v < 2; v++) {
+        const rows_h none = _mm256_setzero_si256();
+{% for d in range(digits) %}
+        const rows_h digit{{ d }} = v ? odd{{ d }} : without_odd(both{{ d }}, odd{{ d }});
+{% endfor %}
+        const rows_f sum = four_digits(two_digits(digit0, digit1), two_digits(digit2, {{ "digit3" if digits == 4 else "none" }}), bias);
+        (void)none;
+        store_f32(y + v * 16, fma_rows(mul(broadcast(scale), load_alpha(unit, 0, plane, v)), sum, load_f32(y + v * 16)));
+    }
+}
+
+/* One row of x times one unit, offsets included. */
+static INLINE void unit_1(const uint8_t *unit, long unit_words, const float *t, long t_stride, const float *sums,
+                          long sums_stride, float *y, long y_stride, long ahead)
+{
+    (void)t_stride, (void)sums_stride, (void)y_stride;
+    for (int line = 0; line < WORDS_AT; line += 64) prefetch(unit + ahead + line);
+    for (int plane = 0; plane < Q; plane++)
+        add_plane(unit, plane, unit_words, (const uint8_t *)t, sums[0], y, ahead);
+{% if offset %}
+    add_offset(unit, 0, sums[1], y);
+{% endif %}
+}
+
+/* Tables, their scale, and sums of activations of `units` units of one row of x. A unit that holds inf or nan gets the
+   scale nan; one of nothing but tiny numbers is rounded to multiples of 2^-100 / BIAS (arrange() has lifted tiny rows). */
+static void prepare(const float *x, long units, long unit_words, float *ready, float *sums)
+{
+    uint8_t *tables = (uint8_t *)ready;
+    for (long u = 0; u < units; u++, sums += SUMS) {
+        const long span = unit_words * WORD_COLUMNS;
+        float largest = 0x1p-100f;
+        int finite = 1;
+        for (long j = 0; j < span; j += 4) {
+            const float most = fabsf(x[j]) + fabsf(x[j + 1]) + fabsf(x[j + 2]) + fabsf(x[j + 3]);
+            finite &= most <= FLT_MAX;
+            largest = most > largest ? most : largest;
+        }
+        sums[0] = finite ? largest / (BIAS - 8) : NAN;
+        sums[1] = sum_of(x, span);
+        const float inverse = finite ? 1 / sums[0] : 0;
+        for (long j = 0; j < span; j += 4, x += 4, tables += DIGITS * 16) build_byte_tables(tables, x, inverse, BIAS, DIGITS);
+    }
+}
+
+{% include "rows/entry.h" %}
