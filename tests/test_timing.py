@@ -17,6 +17,7 @@ from lutlab.timing import (
     copies_for,
     cpu_reader,
     race,
+    together,
 )
 
 
@@ -70,7 +71,18 @@ def test_medians_and_ratios_are_of_rounds():
 def test_copies_fill_what_is_to_be_cold():
     assert copies_for(100, 1000) == 10
     assert copies_for(101, 1000) == 10
-    assert copies_for(5000, 1000) == 2
+    assert copies_for(1000, 1000) == copies_for(5000, 1000) == 1
+
+
+def test_products_of_a_layer_are_called_in_turn():
+    calls = []
+    both = together([contestant("a", 100, 3, calls=calls), contestant("b", 7, 2, calls=calls)])
+    assert (both.name, both.bytes, both.copies) == ("a + b", 107, 3)
+    for copy in range(both.copies):
+        both.run(copy)
+    assert calls == [("a", 0), ("b", 0), ("a", 1), ("b", 1), ("a", 2), ("b", 0)]
+    alone = contestant()
+    assert together([alone]) is alone
 
 
 @pytest.mark.parametrize(

@@ -184,8 +184,7 @@ def _decoding(spec: RunSpec, shape: ModelShape, evaluator: str, held: int) -> Co
 
 def _product(spec: RunSpec) -> Cost:
     """The dense product, the row's own and its row-wise one, each with its copies, at a cautious 10 GB/s."""
-    rows, columns, _ = products.shape_of(spec)
-    weights = rows * columns
+    weights = sum(rows * columns for rows, columns, _ in products.shapes_of(spec))
     sizes = [4 * weights, spec.q * weights // 8, spec.q * weights // 8]
     moved = sum(max(CALLS * size, products.COLD_LIMIT // 2) for size in sizes)
     held = sum(max(2 * size, products.COLD_LIMIT // 2) for size in sizes)

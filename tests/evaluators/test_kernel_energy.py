@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from lutlab.energy import Energy
-from lutlab.evaluators import kernel_energy, products
+from lutlab.evaluators import contestants, kernel_energy
+from lutlab.evaluators.contestants import Entrants
 from lutlab.evaluators.kernel_energy import KernelEnergy
-from lutlab.evaluators.products import Entrants
 from lutlab.records import ModelSpec, RunSpec, Subject
 from lutlab.timing import Contestant
 
@@ -25,8 +25,8 @@ def test_on_a_cpu_it_is_not_run_and_says_why():
 def test_energy_is_a_ratio_of_the_same_run(monkeypatch):
     own, dense16, dense32 = (Contestant(name, 1, 2, lambda i: None) for name in ("own", "16", "32"))
     joules = {"own": 0.002, "16": 0.008, "32": 0.016}
-    entered = Entrants(own, dense16, dense32, None, None, {"kernel": "own"})
-    monkeypatch.setattr(products, "entrants", lambda spec: entered)
+    entered = Entrants(own, own, dense16, dense32, None, None, {"kernel": "own"})
+    monkeypatch.setattr(contestants, "enter", lambda spec: entered)
     counter = types.SimpleNamespace(facts=lambda: {"driver": "600.1"})
     monkeypatch.setattr(kernel_energy, "Nvml", lambda index: counter)
     monkeypatch.setattr(kernel_energy, "idle_watts", lambda one: 75.0)

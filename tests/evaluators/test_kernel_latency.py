@@ -2,9 +2,9 @@
 
 import pytest
 
-from lutlab.evaluators import kernel_latency, products
+from lutlab.evaluators import contestants, kernel_latency, products
+from lutlab.evaluators.contestants import Entrants
 from lutlab.evaluators.kernel_latency import KernelLatency
-from lutlab.evaluators.products import Entrants
 from lutlab.records import ModelSpec, RunSpec, Subject
 from lutlab.timing import Contestant
 
@@ -29,7 +29,7 @@ class Clock:
 @pytest.fixture
 def race_of(monkeypatch):
     def make(found, seconds):
-        monkeypatch.setattr(products, "entrants", lambda spec: found)
+        monkeypatch.setattr(contestants, "enter", lambda spec: found)
         monkeypatch.setattr(kernel_latency, "CpuTimer", lambda: Clock(seconds))
 
     return make
@@ -40,15 +40,14 @@ def contestant(name, size):
 
 
 def test_speed_is_a_ratio_of_the_same_rounds(race_of):
-    own, dense, rowwise, read = (
-        contestant(name, size)
-        for name, size in (("own", 3000), ("dense", 30720), ("rowwise", 2900), ("read", 8000))
-    )
+    sizes = {"own": 3000, "best": 3000, "dense": 30720, "rowwise": 2900, "read": 8000}
+    own, best, dense, rowwise, read = (contestant(*item) for item in sizes.items())
     facts = {"kernel": "own", "relative_errors": {"own": 1e-7}}
     race_of(
-        Entrants(own, dense, dense, rowwise, read, facts),
+        Entrants(own, best, dense, dense, rowwise, read, facts),
         {
             "own": [1e-6, 2e-6, 9e-6],
+            "best": [1e-6, 1e-6, 5e-6],
             "dense": [4e-6, 4e-6, 45e-6],
             "rowwise": [1e-6, 1e-6, 9e-6],
             "read": [2e-6, 2e-6, 2e-6],
@@ -59,13 +58,19 @@ def test_speed_is_a_ratio_of_the_same_rounds(race_of):
     assert found.samples == (1e-6, 2e-6, 9e-6)
     assert values["latency_us"] == pytest.approx(2)
     assert values["speedup_fp16"] == values["speedup_fp32"] == pytest.approx(4)  # of 4, 2, 5
+    assert (
+        values["best_speedup_fp16"] == values["best_speedup_fp32"] == pytest.approx(4)
+    )  # of 4, 4, 9
     assert values["over_rowwise"] == pytest.approx(1)  # of 1, 2, 1
     assert values["gb_s"] == pytest.approx(1.5)
     assert values["bandwidth_fraction"] == pytest.approx(3 / 8)  # of 3/4, 3/8, 1/12
     assert values["bits_per_weight"] == pytest.approx(3000 * 8 / (96 * 80))
     assert values["ratio_fp16"] == pytest.approx(2 * 96 * 80 / 3000)
-    assert values["megabytes_fp16_scale"] == pytest.approx((3 + 16 / 16) * 96 * 80 / 8e6)
-    assert values["ratio_fp32_scale"] == pytest.approx(32 / (3 + 32 / 16))
+    assert values["baseline_fp32_mb"] == pytest.approx(4 * 96 * 80 / 1e6)
+    assert values["megabytes_fp16_table"] == pytest.approx((3 + 16 / 16) * 96 * 80 / 8e6)
+    assert values["ratio_fp32_table"] == pytest.approx(32 / (3 + 32 / 16))
+    assert values["ratio_fp16_eq"] == pytest.approx(16 / (3 * (1 + 16 / 16)))
+    assert values["group_size"] == 16
     assert values["relative_error"] == 1e-7
     assert found.facts["copies"] == 2
     assert found.facts["memory_gb_s"] == pytest.approx(4)
@@ -75,12 +80,11 @@ def test_a_dense_row_is_one_times_itself(race_of):
     dense, read = contestant("dense", 30720), contestant("read", 8000)
     facts = {"kernel": "dense", "relative_errors": {"dense": 1e-7}}
     race_of(
-        Entrants(dense, dense, dense, None, read, facts),
+        Entrants(dense, dense, dense, dense, None, read, facts),
         {"dense": [3e-6, 5e-6], "read": [1e-6] * 2},
     )
     values = KernelLatency(rounds=2).measure(subject("none", 16, -1)).values
-    assert values["speedup_fp32"] == 1
-    assert values["megabytes_fp32_scale"] == pytest.approx(4 * 96 * 80 / 1e6)
+    assert values["speedup_fp32"] == values["best_speedup_fp16"] == 1
     assert "over_rowwise" not in values
 
 

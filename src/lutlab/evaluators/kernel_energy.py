@@ -2,8 +2,8 @@
 
     energy_ratio_fp16 = joules of a call / joules of a call of the dense product in 16 bits   likewise energy_ratio_fp32
 
-energy.py says how a joule is counted, products.py what runs. The papers' energies are nvidia-smi's watts times seconds,
-idle included, so energy_mj and the ratios are that; energy_net_mj is without what the idle GPU would have taken.
+energy.py says how a joule is counted, contestants.py what runs. The papers' energies are nvidia-smi's watts times
+seconds, idle included, and so are energy_mj and the ratios; energy_net_mj is without what the idle GPU would take.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lutlab.energy import Energy, Nvml, energy_of, idle_watts
-from lutlab.evaluators import products
+from lutlab.evaluators import contestants, products
 from lutlab.records import Measurement, RunSpec, Subject
 from lutlab.registry import register
 from lutlab.timing import COLD, GpuTimer
@@ -45,12 +45,12 @@ class KernelEnergy:
         """Needs no model, no text and no tokenizer: the row's RunSpec alone.
 
         Raises:
-            LutlabError: as products.entrants; no NVML or no counter.
+            LutlabError: as contestants.enter; no NVML or no counter.
         """
         import torch
 
         spec = subject.run
-        entered = products.entrants(spec)
+        entered = contestants.enter(spec)
         counter = Nvml(torch.device(spec.device).index or 0)
         timer, idle = GpuTimer(), idle_watts(counter)
         with torch.inference_mode():

@@ -4,8 +4,8 @@
     over_rowwise = own seconds / seconds with one scale a row                   LUT-GEMM Fig. 8, nuQmm Fig. 8
     bandwidth_fraction = own bytes a second / those of reading (CPU) or copying (GPU) in the same run
 
-products.py says who takes turns, timing.py what a time is; weights are cold. On a CPU both dense products are torch's
-float32 one, which stands in for cuBLAS.
+products.py says what a row may be, contestants.py who takes turns, timing.py what a time is; weights are cold. On a CPU
+both dense products are torch's float32 one, which stands in for cuBLAS.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lutlab.evaluators import products
-from lutlab.groups import group_length
+from lutlab.evaluators import contestants, products
+from lutlab.groups import group_count
 from lutlab.records import Measurement, RunSpec, Subject
 from lutlab.registry import register
 from lutlab.timing import COLD, CpuTimer, GpuTimer, race
 
 if TYPE_CHECKING:
-    from lutlab.evaluators.products import Entrants
+    from lutlab.evaluators.contestants import Entrants
 
 ROUNDS = {"cpu": 7, "cuda": 200}
 
@@ -30,10 +30,14 @@ ROUNDS = {"cpu": 7, "cuda": 200}
 class KernelLatency:
     """Metrics of a product; samples are the seconds of a call in each round.
 
-    latency_us, baseline_fp16_us, baseline_fp32_us; speedup_fp16, speedup_fp32, over_rowwise; gb_s, bandwidth_fraction;
-    bits_per_weight, megabytes, ratio_fp16, ratio_fp32 of what is stored; megabytes_fp16_scale, megabytes_fp32_scale
-    where a group is counted with one scale of 16 or 32 bits, as the papers' tables do, and ratio_* likewise;
-    group_size; relative_error.
+    latency_us, baseline_fp16_us, baseline_fp32_us, speedup_fp16, speedup_fp32; best_us, best_speedup_fp16 and
+    best_speedup_fp32 of lutlab's best kernel where the row's is the papers', else the same again; gb_s,
+    bandwidth_fraction; bits_per_weight, as stored; relative_error; compute_percent and communication_percent, 100 and 0
+    of one device.
+    Of quantized weights also over_rowwise; group_size, the weights that share a scale; and of the size, against dense
+    weights of so many bits, baseline_fp16_mb and ratio_fp16 as stored, megabytes_fp16_table and ratio_fp16_table with
+    one scale of 16 bits a group, as the papers' tables print it, ratio_fp16_eq with q of them, as their equations say
+    (LUT-GEMM Eq. 7, nuQmm Eq. 3); likewise fp32.
     """
 
     of_this_machine = True
@@ -53,7 +57,7 @@ class KernelLatency:
         import torch
 
         spec = subject.run
-        entered = products.entrants(spec)
+        entered = contestants.enter(spec)
         cpu = spec.device == "cpu"
         rounds = self.rounds or ROUNDS[spec.device.partition(":")[0]]
         with torch.inference_mode():
@@ -74,28 +78,36 @@ class KernelLatency:
 
 
 def _values(spec: RunSpec, entered: Entrants) -> dict[str, float]:
-    rows, columns, _ = products.shape_of(spec)
-    own, weights = entered.own, rows * columns
-    g = group_length(spec.g, columns)
+    shapes = products.shapes_of(spec)
+    own, weights = entered.own, sum(rows * columns for rows, columns, _ in shapes)
     values = {
         "latency_us": own.seconds() * 1e6,
         "baseline_fp16_us": entered.fp16.seconds() * 1e6,
         "baseline_fp32_us": entered.fp32.seconds() * 1e6,
         "speedup_fp16": own.times(entered.fp16),
         "speedup_fp32": own.times(entered.fp32),
+        "best_us": entered.best.seconds() * 1e6,
+        "best_speedup_fp16": entered.best.times(entered.fp16),
+        "best_speedup_fp32": entered.best.times(entered.fp32),
         "gb_s": own.bandwidth() * 1e-9,
         "bandwidth_fraction": own.fraction(entered.memory),
         "bits_per_weight": own.bytes * 8 / weights,
-        "megabytes": own.bytes / 1e6,
-        "ratio_fp16": 2 * weights / own.bytes,
-        "ratio_fp32": 4 * weights / own.bytes,
-        "group_size": g,
-        "relative_error": entered.facts["relative_errors"][own.name],
+        "relative_error": max(entered.facts["relative_errors"].values()),
+        "compute_percent": 100.0,
+        "communication_percent": 0.0,
     }
+    if spec.method == "none":
+        return values
+    scales = sum(rows * group_count(spec.g, columns) for rows, columns, _ in shapes)
     for width in (16, 32):
-        bits = spec.q + width / g if spec.method != "none" else width
-        values[f"megabytes_fp{width}_scale"] = bits * weights / 8e6
-        values[f"ratio_fp{width}_scale"] = width / bits
-    if spec.method != "none":
-        values["over_rowwise"] = 1 / own.times(entered.rowwise) if entered.rowwise else 1.0
-    return values
+        one, each = (spec.q * weights + n * width * scales for n in (1, spec.q))
+        values[f"baseline_fp{width}_mb"] = width * weights / 8e6
+        values[f"megabytes_fp{width}_table"] = one / 8e6
+        values[f"ratio_fp{width}_table"] = width * weights / one
+        values[f"ratio_fp{width}_eq"] = width * weights / each
+        values[f"ratio_fp{width}"] = width * weights / (8 * own.bytes)
+    rowwise = entered.rowwise
+    return values | {
+        "group_size": weights / scales,
+        "over_rowwise": 1 / own.times(rowwise) if rowwise else 1.0,
+    }

@@ -1,0 +1,247 @@
+"""What takes turns when a product is timed, made of drawn weights and checked against float64.
+
+    own       the row's kernel                         best      lutlab's best kernel, where the row's is the papers'
+    fp16      the dense product of the same matrix     rowwise   the row's kernel with one scale a row
+    fp32      in 16 and in 32 bits                     memory    reads (CPU) or copies (GPU)
+
+Dense products are cuBLAS through torch; on a CPU torch's float32 product stands in for both. A speed does not depend on
+the weights' values, so codes and scales are drawn from the row's seed: codes [N, K], scales [N, G] or [q, N, G].
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from lutlab.errors import LutlabError
+from lutlab.evaluators import products
+from lutlab.groups import check_group_size, group_count
+from lutlab.records import BCQTensor, RunSpec, UniformTensor
+from lutlab.timing import Contestant, copies_for, together
+
+if TYPE_CHECKING:
+    import torch
+
+    from lutlab.evaluators.products import Shape
+    from lutlab.formats.bcq import PackedBCQ
+
+# |y - x W^T| / |x W^T| beyond which a product is wrong; in 16 bits it may be summed in 16 bits, as LUT-GEMM does.
+_ERRORS = {"float32": 1e-5, "float16": 1e-2, "bfloat16": 5e-2}
+_CHECKED_WEIGHTS = 2**22  # at a time, in float64
+
+
+@dataclass(frozen=True)
+class Entrants:
+    """Who takes turns, as the module says. One may be in several places; `rowwise` is None where it has no meaning."""
+
+    own: Contestant
+    best: Contestant
+    fp16: Contestant
+    fp32: Contestant
+    rowwise: Contestant | None
+    memory: Contestant
+    facts: dict[str, Any]
+
+    def all(self) -> list[Contestant]:
+        """Each once, in the order in which they take turns."""
+        found = (self.memory, self.fp16, self.fp32, self.own, self.best, self.rowwise)
+        return list({id(one): one for one in found if one is not None}.values())
+
+
+def enter(spec: RunSpec) -> Entrants:
+    """Draw the weights, make the contestants and check what each of them computes.
+
+    Raises:
+        LutlabError: a product is wrong, or there is no kernel for the row.
+    """
+    maker = _Maker(spec, *_cold_bytes(spec.device))
+    made = [maker.part(shape) for shape in products.shapes_of(spec)]
+    joined = {
+        name: together([part[name] for part in made]) if made[0][name] else None for name in made[0]
+    }
+    if maker.cpu:
+        joined["fp16"] = joined["fp32"]
+    if spec.method == "none":
+        joined["own"] = joined["fp16" if spec.dtype == "float16" else "fp32"]
+    joined["best"] = joined["best"] or joined["own"]
+    baseline = "torch float32 product, in the place of cuBLAS" if maker.cpu else "cuBLAS"
+    names = {"kernel": joined["own"].name, "best_kernel": joined["best"].name}
+    return Entrants(
+        **joined, memory=maker.memory(), facts={"baseline": baseline} | names | maker.facts
+    )
+
+
+def _cold_bytes(device: str) -> tuple[int, dict[str, Any]]:
+    """Bytes of all copies of a contestant's weights, and what a record says of it."""
+    if device == "cpu":
+        from lutlab.codegen.qigen_model import caches
+
+        cache, times = caches().l3, products.CPU_CACHES
+    else:
+        import torch
+
+        cache = torch.cuda.get_device_properties(device).L2_cache_size
+        times = products.GPU_CACHES
+    cold = min(times * cache, products.COLD_LIMIT)
+    return cold, {"cache_bytes": cache, "cold_bytes": cold}
+
+
+def draw(spec: RunSpec, shape: Shape, g: int) -> UniformTensor | BCQTensor:
+    """Codes and scales of the row's method, drawn from its seed, with groups of g."""
+    import torch
+
+    rows, columns, _ = shape
+    device = spec.device
+    generator = torch.Generator(device).manual_seed(spec.seed)
+    groups, q = group_count(check_group_size(g), columns), spec.q
+    codes = torch.randint(
+        0, 2**q, (rows, columns), generator=generator, device=device, dtype=torch.uint8
+    )
+
+    def positive(*size: int) -> torch.Tensor:
+        return 0.01 * (0.5 + torch.rand(size, generator=generator, device=device))
+
+    if spec.method == "rtn":
+        zero = torch.randint(0, 2**q, (rows, groups), generator=generator, device=device)
+        return UniformTensor(codes, positive(rows, groups).half(), zero.short(), q, g)
+    powers = 2.0 ** torch.arange(q, device=device).view(-1, 1, 1)
+    alpha = (positive(q, rows, groups) * powers).half()
+    offset = positive(rows, groups).half() if dict(spec.options).get("offset") else None
+    return BCQTensor(codes, alpha, offset, q, g)
+
+
+@dataclass
+class _Maker:
+    """Makes the contestants of a row's products, each with so many copies that they are `cold` bytes."""
+
+    spec: RunSpec
+    cold: int
+    facts: dict[str, Any]
+
+    @property
+    def cpu(self) -> bool:
+        return self.spec.device == "cpu"
+
+    def part(self, shape: Shape) -> dict[str, Contestant | None]:
+        """The contestants of one product; None where there is nothing of that name."""
+        import torch
+
+        rows, columns, tokens = shape
+        spec, device = self.spec, self.spec.device
+        generator = torch.Generator(device).manual_seed(spec.seed + 1)
+        x = torch.randn(tokens, columns, generator=generator, device=device)
+        own = best = rowwise = None
+        if spec.method == "none":
+            weight = torch.randn(rows, columns, generator=generator, device=device)
+        else:
+            own, weight = self.quantized(x, shape, spec.g, spec.kernel)
+            if spec.g != -1:
+                rowwise, _ = self.quantized(x, shape, -1, spec.kernel)
+            if spec.kernel == "lut_gemm" and not self.cpu:
+                best, _ = self.quantized(x, shape, spec.g, "auto")
+        fp16 = None if self.cpu else self.dense(weight.half(), x.half())
+        fp32 = self.dense(weight, x)
+        return {"own": own, "best": best, "fp16": fp16, "fp32": fp32, "rowwise": rowwise}
+
+    def dense(self, weight: torch.Tensor, x: torch.Tensor) -> Contestant:
+        """The product with a dense weight [N, K] by torch, in x's dtype."""
+        import torch
+
+        size = weight.nbytes
+        copies = [weight, *(weight.clone() for _ in range(copies_for(size, self.cold) - 1))]
+        name = f"torch {str(weight.dtype).removeprefix('torch.')}"
+        one = Contestant(name, size, len(copies), lambda i: torch.mm(x, copies[i].t()))
+        return self._checked(one, x, weight)
+
+    def quantized(
+        self, x: torch.Tensor, shape: Shape, g: int, kernel: str
+    ) -> tuple[Contestant, torch.Tensor]:
+        """A kernel with groups of g, and the matrix [N, K] float32 that it multiplies by."""
+        import torch
+
+        from lutlab import formats
+
+        x = x.to(getattr(torch, self.spec.dtype))
+        drawn = draw(self.spec, shape, g)
+        packed = formats.pack(drawn)
+        weight = packed.dequantize()
+        if kernel == "optq":
+            one = self._optq(x, drawn)
+        else:
+            one = self._cpu(x, packed) if self.cpu else self._gpu(x, packed, kernel)
+        return self._checked(one, x, weight), weight
+
+    def _cpu(self, x: torch.Tensor, packed: PackedBCQ) -> Contestant:
+        from lutlab.kernels.linear import cpu_linear
+
+        linear = cpu_linear(packed)
+        stream = linear.packed.stream
+        copies = [
+            dataclasses.replace(
+                linear, packed=dataclasses.replace(linear.packed, stream=stream.clone())
+            )
+            for _ in range(copies_for(stream.nbytes, self.cold))
+        ]
+        name = linear.describe(linear.few(x))
+        return Contestant(name, stream.nbytes, len(copies), lambda i: copies[i](x))
+
+    def _gpu(self, x: torch.Tensor, packed: PackedBCQ, kernel: str) -> Contestant:
+        """The one place that knows the GPU kernels."""
+        from lutlab.kernels.lut_gemv import launcher
+
+        variant = {"auto": None, "lut_gemm": "r0"}.get(kernel, kernel)
+
+        def bind() -> launcher.Product:
+            return launcher.bind(packed, x.dtype, x.device, variant).prepare(len(x))
+
+        copies = [bind()]
+        buffers = copies[0].weight.buffers.values()
+        size = sum(buffer.nbytes for buffer in buffers if buffer is not None)
+        copies += [bind() for _ in range(copies_for(size, self.cold) - 1)]
+        return Contestant(copies[0].describe(), size, len(copies), lambda i: copies[i](x))
+
+    def _optq(self, x: torch.Tensor, drawn: UniformTensor) -> Contestant:
+        """OPTQ's way on a CPU is QIGen's kernel: GPTQ's codes, dequantized in registers and multiplied."""
+        from lutlab.kernels import qigen_gemv
+
+        packed = qigen_gemv.prepare(drawn)
+        buffers = ("words", "scale", "zero")
+        size = sum(getattr(packed, name).nbytes for name in buffers)
+        copies = [
+            dataclasses.replace(packed, **{n: getattr(packed, n).clone() for n in buffers})
+            for _ in range(copies_for(size, self.cold))
+        ]
+        name = qigen_gemv.variant(packed)
+        return Contestant(name, size, len(copies), lambda i: qigen_gemv.gemv(x, copies[i]))
+
+    def memory(self) -> Contestant:
+        """What memory allows."""
+        import torch
+
+        from lutlab.timing import cpu_reader, gpu_copier
+
+        return cpu_reader(self.cold, torch.get_num_threads()) if self.cpu else gpu_copier(self.cold)
+
+    def _checked(self, one: Contestant, x: torch.Tensor, weight: torch.Tensor) -> Contestant:
+        """The contestant, if its first and last copy multiply by the weight; the error is a fact of the record."""
+        dtype = str(x.dtype).removeprefix("torch.")
+        for copy in {0, one.copies - 1}:
+            error = relative_error(one.run(copy), x, weight)
+            if not error <= _ERRORS[dtype]:
+                raise LutlabError(
+                    f"{one.name} is wrong: |y - x W^T| is {error:.1e} of |x W^T|, at most {_ERRORS[dtype]:.0e} was "
+                    f"expected in {dtype}; its speed would say nothing"
+                )
+            errors = self.facts.setdefault("relative_errors", {})
+            errors[one.name] = max(error, errors.get(one.name, 0.0))
+        return one
+
+
+def relative_error(y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> float:
+    """|y - x W^T| / |x W^T|, the product in float64: y [M, N], x [M, K], weight [N, K]."""
+    import torch
+
+    step = max(1, _CHECKED_WEIGHTS // weight.shape[1])
+    expected = torch.cat([x.double() @ part.double().t() for part in weight.split(step)], dim=1)
+    return float((y.double() - expected).norm() / expected.norm())

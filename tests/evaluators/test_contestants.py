@@ -1,0 +1,152 @@
+"""Products against float64, and what stands beside them; how fast they are, is no test."""
+
+import dataclasses
+import types
+
+import pytest
+import torch
+
+from lutlab.errors import LutlabError
+from lutlab.evaluators import contestants, products
+from lutlab.formats import pack
+from lutlab.kernels import linear
+from lutlab.records import BCQTensor, ModelSpec, RunSpec, UniformTensor
+
+OFFSET = (("offset", True),)
+SHAPE = (96, 80, 1)
+
+
+def row(shape="96x80", method="bcq", q=3, g=16, **more):
+    source = more.pop("source", "product")
+    return RunSpec(ModelSpec("p", source, shape), method, q, g, **more)
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch):
+    """A few copies of small weights instead of ten caches full."""
+    monkeypatch.setattr(products, "COLD_LIMIT", 20_000)
+
+
+def test_drawn_weights_are_the_methods_and_the_seeds():
+    bcq = contestants.draw(row(options=OFFSET), SHAPE, 16)
+    assert isinstance(bcq, BCQTensor)
+    assert (bcq.codes.shape, bcq.alpha.shape, bcq.offset.shape) == ((96, 80), (3, 96, 5), (96, 5))
+    assert bcq.codes.unique().tolist() == list(range(8))
+    assert contestants.draw(row(), SHAPE, 16).offset is None
+    uniform = contestants.draw(row(method="rtn", q=4), SHAPE, -1)
+    assert isinstance(uniform, UniformTensor)
+    assert uniform.scale.shape == (96, 1)
+    assert torch.equal(uniform.codes, contestants.draw(row(method="rtn", q=4), SHAPE, -1).codes)
+    other = contestants.draw(row(method="rtn", q=4, seed=1), SHAPE, -1)
+    assert not torch.equal(uniform.codes, other.codes)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        row(),
+        row("96x80x5", options=OFFSET),
+        row(method="rtn", q=4, g=16),
+        row(method="rtn", q=3, g=32, kernel="optq", shape="96x96"),
+    ],
+    ids=["bcq", "five rows of x", "uniform", "optq"],
+)
+def test_every_copy_multiplies_by_the_drawn_matrix(spec):
+    found = contestants.enter(spec)
+    (shape,) = products.shapes_of(spec)
+    _, columns, tokens = shape
+    x = torch.randn(tokens, columns, generator=torch.Generator().manual_seed(spec.seed + 1))
+    weight = pack(contestants.draw(spec, shape, spec.g)).dequantize().double()
+    assert found.own.copies >= 2
+    for one in (found.own, found.fp32):
+        for copy in range(one.copies):
+            torch.testing.assert_close(
+                one.run(copy).double(), x.double() @ weight.t(), rtol=1e-4, atol=1e-4
+            )
+    rowwise = pack(contestants.draw(spec, shape, -1)).dequantize().double()
+    torch.testing.assert_close(
+        found.rowwise.run(0).double(), x.double() @ rowwise.t(), rtol=1e-4, atol=1e-4
+    )
+    assert found.fp16 is found.fp32, "on a CPU, torch's float32 product stands in for cuBLAS"
+    assert found.all() == [found.memory, found.fp32, found.own, found.rowwise]
+    assert found.facts["kernel"] == found.own.name != found.fp32.name
+
+
+def test_a_dense_row_is_its_own_baseline():
+    found = contestants.enter(row(method="none", q=16, g=-1))
+    assert found.own is found.fp16
+    assert found.rowwise is None
+    assert found.all() == [found.memory, found.fp32]
+
+
+def test_row_wise_weights_have_nothing_to_be_normalized_by():
+    assert contestants.enter(row(g=-1)).rowwise is None
+
+
+def test_the_products_of_a_layer_are_one_contestant():
+    found = contestants.enter(row("96x80+48x96"))
+    alone = [contestants.enter(row(shape)) for shape in ("96x80", "48x96")]
+    assert found.own.bytes == sum(one.own.bytes for one in alone)
+    assert found.fp32.bytes == 4 * (96 * 80 + 48 * 96)
+    assert found.own.name == alone[0].own.name == found.facts["kernel"]
+    found.own.run(found.own.copies - 1)
+
+
+def test_a_wrong_product_is_not_timed(monkeypatch):
+    right = linear.cpu_linear
+
+    def wrong(packed):
+        found = right(packed)
+        return dataclasses.replace(
+            found, packed=dataclasses.replace(found.packed, stream=found.packed.stream.flip(0))
+        )
+
+    monkeypatch.setattr(linear, "cpu_linear", wrong)
+    with pytest.raises(LutlabError, match="is wrong"):
+        contestants.enter(row())
+
+
+def test_relative_error_is_that_of_the_whole_product(monkeypatch):
+    monkeypatch.setattr(contestants, "_CHECKED_WEIGHTS", 3 * 80)  # rows of W three by three
+    x, weight = torch.randn(2, 80), torch.randn(10, 80)
+    exact = x.double() @ weight.double().t()
+    assert contestants.relative_error(exact, x, weight) < 1e-15
+    assert contestants.relative_error(1.25 * exact, x, weight) == pytest.approx(0.25)
+
+
+class FakeProduct:
+    """What lut_gemv.launcher.bind returns, computed on the CPU."""
+
+    def __init__(self, packed, dtype, device, variant):
+        self.dense, self.variant, self.prepared = packed.dequantize(), variant, None
+        buffers = {"planes": packed.planes, "alpha": packed.alpha, "offset": None}
+        self.weight = types.SimpleNamespace(buffers=buffers)
+
+    def prepare(self, rows):
+        self.prepared = rows
+        return self
+
+    def describe(self):
+        return f"lut_gemv {self.variant}"
+
+    def __call__(self, x):
+        return x @ self.dense.t()
+
+
+@pytest.mark.parametrize(("kernel", "variant"), [("auto", None), ("lut_gemm", "r0"), ("r1", "r1")])
+def test_on_a_gpu_every_copy_is_a_bound_product(kernel, variant, monkeypatch):
+    made = []
+
+    def bind(*arguments):
+        made.append(FakeProduct(*arguments))
+        return made[-1]
+
+    monkeypatch.setattr("lutlab.kernels.lut_gemv.launcher.bind", bind)
+    packed = pack(contestants.draw(row(), SHAPE, 16))
+    size = packed.planes.nbytes + packed.alpha.nbytes
+    maker = contestants._Maker(row(), 2 * size, {})
+    x = torch.randn(4, 80)
+    one = maker._gpu(x, packed, kernel)
+    assert (one.name, one.bytes, one.copies) == (f"lut_gemv {variant}", size, 2)
+    assert [product.prepared for product in made] == [4, 4]
+    torch.testing.assert_close(one.run(1), x @ packed.dequantize().t())
