@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 # |y - x W^T| / |x W^T| beyond which a product is wrong; in 16 bits it may be summed in 16 bits, as LUT-GEMM does.
 _ERRORS = {"float32": 1e-5, "float16": 1e-2, "bfloat16": 5e-2}
+_INT16_ERROR = 1e-3
 _CHECKED_WEIGHTS = 2**22  # at a time, in float64
 
 
@@ -169,13 +170,13 @@ class _Maker:
         if kernel == "optq":
             one = self._optq(x, drawn)
         else:
-            one = self._cpu(x, packed) if self.cpu else self._gpu(x, packed, kernel)
+            one = self._cpu(x, packed, kernel) if self.cpu else self._gpu(x, packed, kernel)
         return self._checked(one, x, weight), weight
 
-    def _cpu(self, x: torch.Tensor, packed: PackedBCQ) -> Contestant:
+    def _cpu(self, x: torch.Tensor, packed: PackedBCQ, kernel: str) -> Contestant:
         from lutlab.kernels.linear import cpu_linear
 
-        linear = cpu_linear(packed)
+        linear = cpu_linear(packed, "int16" if kernel == "int16" else "exact")
         stream = linear.packed.stream
         copies = [
             dataclasses.replace(
@@ -226,12 +227,13 @@ class _Maker:
     def _checked(self, one: Contestant, x: torch.Tensor, weight: torch.Tensor) -> Contestant:
         """The contestant, if its first and last copy multiply by the weight; the error is a fact of the record."""
         dtype = str(x.dtype).removeprefix("torch.")
+        limit = _INT16_ERROR if self.spec.kernel == "int16" else _ERRORS[dtype]
         for copy in {0, one.copies - 1}:
             error = relative_error(one.run(copy), x, weight)
-            if not error <= _ERRORS[dtype]:
+            if not error <= limit:
                 raise LutlabError(
-                    f"{one.name} is wrong: |y - x W^T| is {error:.1e} of |x W^T|, at most {_ERRORS[dtype]:.0e} was "
-                    f"expected in {dtype}; its speed would say nothing"
+                    f"{one.name} is wrong: |y - x W^T| is {error:.1e} of |x W^T|, at most {limit:.0e} was expected "
+                    f"in {dtype}; its speed would say nothing"
                 )
             errors = self.facts.setdefault("relative_errors", {})
             errors[one.name] = max(error, errors.get(one.name, 0.0))

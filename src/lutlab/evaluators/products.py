@@ -4,7 +4,8 @@
                   model.id=36864x12288+12288x12288    several in turn, as those of a layer, timed as one
     method   none: dense · rtn: uniform codes · bcq: binary codes, with an offset where method.offset says so
     kernel   auto: the best of lutlab's for the device · lut_gemm: the papers' own, which is R0 on a GPU
-             optq: 3-bit codes, dequantized inside the kernel, as OPTQ's does · r0, r1, …: a variant of the GPU kernel
+             optq: 3-bit codes, dequantized inside the kernel, as OPTQ's does · int16: tables of 16 bits, on a CPU
+             r0, r1, …: a variant of the GPU kernel
 
 contestants.py makes what is timed of it.
 """
@@ -16,7 +17,7 @@ import re
 from lutlab.errors import LutlabError, nearest
 from lutlab.records import RunSpec
 
-KERNELS = ("auto", "lut_gemm", "optq")
+KERNELS = ("auto", "lut_gemm", "optq", "int16")
 # Kernels that a paper's table has and nobody measures here -> why.
 ABSENT = {
     "int8": "lutlab has no product of INT8 weights and INT8 activations",
@@ -25,6 +26,7 @@ ABSENT = {
     "tensor_parallel_4": "needs 4 GPUs, and lutlab has no tensor-parallel product",
     "tensor_parallel_8": "needs 8 GPUs, and lutlab has no tensor-parallel product",
 }
+ON_CPU = ("optq", "int16")
 METHODS = ("none", "rtn", "bcq")
 # Bytes of all copies of a contestant's weights: 10 times a CPU's last-level cache, 4 times a GPU's L2, within a limit.
 CPU_CACHES, GPU_CACHES, COLD_LIMIT = 10, 4, 2**30
@@ -76,7 +78,7 @@ def obstacle(spec: RunSpec) -> str:
         raise LutlabError(f"unknown kernel '{spec.kernel}': {nearest(spec.kernel, known)}")
     if spec.device == "cpu":
         return _on_a_cpu(spec)
-    return "lutlab has no GPU kernel like OPTQ's" if spec.kernel == "optq" else ""
+    return f"kernel={spec.kernel} is lutlab's on a CPU only" if spec.kernel in ON_CPU else ""
 
 
 def _variants() -> tuple[str, ...]:
