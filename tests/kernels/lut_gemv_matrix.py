@@ -11,7 +11,7 @@ from lutlab.codegen import cuda
 from lutlab.formats import bcq
 from lutlab.groups import expand
 from lutlab.kernels.lut_gemv import launcher
-from lutlab.kernels.lut_gemv.variant import GPUS, SM_REGISTERS, Case
+from lutlab.kernels.lut_gemv.variant import GPUS, SM_REGISTERS, Case, case
 
 F16, F32 = torch.float16, torch.float32
 # A rounding to half leaves at most 2^-11 / sqrt(3) of the root mean square; tables and y are rounded: 4.0e-4.
@@ -125,19 +125,23 @@ def check_grids(variant, m=1):
 
 # ---- on a GPU ----
 
+# rows, columns, q, g, rows of x
 GPU_CASES = [
-    (rows, columns, q, g)
-    for rows, columns in ((1, 32), (129, 97), (1023, 1056), (4096, 4096))
-    for q in range(1, 9)
-    for g in (32, 128, -1)
+    *(
+        (rows, columns, q, g, 1 + 2 * (q == 3))
+        for rows, columns in ((1, 32), (129, 97), (1023, 1056))
+        for q in range(1, 9)
+        for g in (32, 128, -1)
+    ),
+    *((4096, 4096, q, g, 1) for q in (1, 3, 8) for g in (32, 128, -1)),
+    (12288, 12288, 3, 128, 1),
 ]
 
 
 def check_on_gpu(variant, packed, x):
     """The product on a GPU: error, poisoned outputs, repeats and a graph's replays to the last bit."""
-    wanted = Case(len(x), *packed.shape, len(packed.planes), packed.group_size, x.dtype, F16, F16)
     here = launcher.gpu(launcher.device_of("cuda"))
-    if why := variant.why_not(wanted, here):
+    if why := variant.why_not(case(packed, x.dtype, len(x)), here):
         pytest.skip(why)
     product = launcher.bind(packed, x.dtype, "cuda", variant.name).prepare(len(x))
     on_gpu, room = x.cuda(), torch.empty(len(x), packed.shape[0], dtype=x.dtype, device="cuda")

@@ -77,10 +77,10 @@ def test_refuses(knobs, why):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [F16, F32], ids=["half", "float"])
-@pytest.mark.parametrize(("rows", "columns", "q", "g"), matrix.GPU_CASES)
-def test_on_a_gpu(rows, columns, q, g, dtype):
+@pytest.mark.parametrize(("rows", "columns", "q", "g", "m"), matrix.GPU_CASES)
+def test_on_a_gpu(rows, columns, q, g, m, dtype):
     packed = weight(rows, columns, q, g, alpha="f16", offset="f16")
-    matrix.check_on_gpu(VARIANT, packed, inputs(1, columns, dtype))
+    matrix.check_on_gpu(VARIANT, packed, inputs(m, columns, dtype, outliers=True))
 
 
 def test_sums_of_a_group_do_not_leak_into_the_next():

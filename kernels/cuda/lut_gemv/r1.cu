@@ -21,7 +21,8 @@ constexpr int AHEAD = 4;                   // words of a plane that are loaded b
 constexpr int PLANES_AHEAD = BITS < 4 ? BITS : 2;  // planes whose code stands in a row, so that loads can begin early
 constexpr word_t MASK = ENTRIES - 1;
 
-// x of the slice as float with zeros behind its end, and what tables are divided by: a power of two.
+// x of the slice as float with zeros behind its end, and what tables are divided by: a power of two. Its barrier is the
+// one between writing and reading `values`.
 __device__ __forceinline__ float load_x(float *values, const X_TYPE *x, int first, int last) {
     __shared__ float largest_of_warp[THREADS / 32];
     float largest = 0.0f;
@@ -121,7 +122,6 @@ lut_gemv_r1(const word_t *planes,         // [ceil(K / 32)][BITS][stride]
     partial += static_cast<size_t>(blockIdx.z) * slices * stride;
 
     const float unit = load_x(values, x, first, last);
-    __syncthreads();
     fill(lut, word_sums, values, unit);
     __syncthreads();
 

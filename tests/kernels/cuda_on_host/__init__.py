@@ -5,7 +5,8 @@
 
 What runs is right or wrong for the reasons it would be on a GPU: threads, barriers, warp functions, shared memory and
 atomics are there, and a wrong use of them is an error in words (Fault), as is memory touched beyond a tensor's end.
-What is not there: speed, real concurrency, rounding of fast intrinsics.
+What is not there: speed, the rounding of fast intrinsics, and blocks that run at the same time: a race between blocks
+does not show (common.cuh's last_to_arrive is the one place where blocks meet).
 """
 
 from __future__ import annotations
