@@ -1,5 +1,6 @@
 """CUDA sources put together, compiled without a GPU, and what is missing told in words."""
 
+import struct
 import subprocess
 import sys
 
@@ -68,6 +69,17 @@ def test_compiling_needs_no_gpu(arch, tmp_path, monkeypatch):
     assert twice == Resources(twice.registers, 0, 0, 0)
     assert 2 < twice.registers < 24
     assert (spill.shared_bytes, spill.stack_bytes) == (256, 1200)
+
+
+def test_a_cubin_ends_where_its_headers_end(tmp_path, monkeypatch):
+    """CuPy's getCUBIN drops the last byte; a driver that loads the file reads beyond its end."""
+    monkeypatch.setenv("LUTLAB_CACHE", str(tmp_path))
+    data = cuda.build(SOURCE, "elf", "sm_90").path.read_bytes()
+    program, sections = struct.unpack_from("<QQ", data, 0x20)
+    sizes = struct.unpack_from("<HHHH", data, 0x36)
+    assert len(data) == max(program + sizes[0] * sizes[1], sections + sizes[2] * sizes[3])
+    assert cuda.whole_elf(data) == data
+    assert cuda.whole_elf(data[:-1]) == data
 
 
 def test_a_cubin_is_kept_and_made_again_where_it_is_damaged(tmp_path, monkeypatch, caplog):

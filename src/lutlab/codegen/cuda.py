@@ -15,6 +15,7 @@ import hashlib
 import json
 import logging
 import re
+import struct
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -117,7 +118,7 @@ def build(text: str, name: str, arch: str) -> Cubin:
 def _build(text: str, name: str, arch: str, cache: Path) -> Cubin:
     version = _nvrtc_version()
     _check_arch(arch, version)
-    identity = {"source": text, "arch": arch, "options": OPTIONS, "nvrtc": version}
+    identity = {"source": text, "arch": arch, "options": OPTIONS, "nvrtc": version, "elf": 1}
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
     folder = writable(cache) / f"cuda-{name}-{arch}-{key}"
     kept = _kept(folder, arch)
@@ -155,7 +156,7 @@ def _compile(text: str, arch: str, folder: Path) -> Cubin:
                 f"NVRTC refuses a kernel for {arch}, kept as {folder / 'kernel.cu'}:\n"
                 f"{_errors(nvrtc.getProgramLog(program))}"
             ) from error
-        cubin, said = nvrtc.getCUBIN(program), nvrtc.getProgramLog(program)
+        cubin, said = whole_elf(nvrtc.getCUBIN(program)), nvrtc.getProgramLog(program)
     finally:
         nvrtc.destroyProgram(program)
     found = resources(said)
@@ -168,6 +169,16 @@ def _compile(text: str, arch: str, folder: Path) -> Cubin:
     path = write_atomically(folder / "kernel.cubin", cubin)
     write_atomically(folder / "kernel.json", json.dumps(about, indent=2).encode())
     return Cubin(path, arch, found)
+
+
+def whole_elf(cubin: bytes) -> bytes:
+    """With the last byte, a zero, that CuPy 14 cuts off as if it ended a string: a driver refuses such a file."""
+    ends = [len(cubin)]
+    for start_at, size_at in ((0x20, 0x36), (0x28, 0x3A)):  # program headers, section headers
+        (start,) = struct.unpack_from("<Q", cubin, start_at)
+        length, count = struct.unpack_from("<HH", cubin, size_at)
+        ends.append(start + length * count)
+    return cubin.ljust(max(ends), b"\0")
 
 
 def resources(said: str) -> dict[str, Resources]:
