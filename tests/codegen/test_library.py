@@ -221,6 +221,32 @@ def test_a_cache_that_can_only_be_read_is_used(cache, monkeypatch, compiled):
     assert len(compiled) == 1
 
 
+def test_a_library_built_before_serves_where_no_compiler_is_installed_any_more(
+    cache, monkeypatch, tmp_path
+):
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.delenv("LUTLAB_CC", raising=False)
+    x = torch.randn(10)
+    library.load(SCALE, "scale", PORTABLE)
+    forget()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert torch.equal(scaled(library.load(SCALE, "scale", PORTABLE), x), x * 2)
+    for source, name in ((SCALE + "\n", "scale"), (THREADS, "team")):
+        with pytest.raises(compiler.NoCompiler, match="apt install gcc"):
+            library.load(source, name, PORTABLE)
+    other = isa.Isa("portable", ("-O1",))
+    monkeypatch.setattr(library, "runnable", lambda: (other,))
+    with pytest.raises(compiler.NoCompiler):
+        library.load(SCALE, "scale", other)
+    (cache / next(cache.iterdir()) / "kernel.so").write_bytes(b"damaged")
+    forget()
+    monkeypatch.undo()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("LUTLAB_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(compiler.NoCompiler):
+        library.load(SCALE, "scale", PORTABLE)
+
+
 def test_a_full_disk(cache, monkeypatch):
     def full(*args):
         raise OSError(28, "No space left on device")

@@ -76,22 +76,27 @@ def find() -> Compiler:
     Raises:
         NoCompiler: none is installed, or LUTLAB_CC or CC names one that does not run.
     """
-    for variable in ("LUTLAB_CC", "CC"):
-        if named := os.environ.get(variable):
-            return _named(variable, named, os.environ.get("PATH", ""))
-    return _installed(os.environ.get("PATH", ""))
+    path = os.environ.get("PATH", "")
+    if variable := named():
+        return _named(variable, os.environ[variable], path)
+    return _installed(path)
+
+
+def named() -> str | None:
+    """The variable of the environment that names a compiler, if one does."""
+    return next((name for name in ("LUTLAB_CC", "CC") if os.environ.get(name)), None)
 
 
 @functools.cache
-def _named(variable: str, named: str, path: str) -> Compiler:
+def _named(variable: str, value: str, path: str) -> Compiler:
     try:
-        words = shlex.split(named)
+        words = shlex.split(value)
     except ValueError as error:  # a quote without its other half
-        raise NoCompiler(f"{variable}={named}: {error}") from error
+        raise NoCompiler(f"{variable}={value}: {error}") from error
     program = shutil.which(words[0], path=path) if words else None
     if program is None:
         raise NoCompiler(
-            f"{variable}={named}: no such program. Name a C compiler, or unset {variable} to take "
+            f"{variable}={value}: no such program. Name a C compiler, or unset {variable} to take "
             f"the first of {', '.join(_NAMES)}"
         )
     return _identify((program, *words[1:]))

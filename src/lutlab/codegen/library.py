@@ -4,6 +4,7 @@
 
 key = sha256 of source, compiler, flags and CPU features (a compiler named as "gcc -march=native" looks at the CPU).
 <cache> is LUTLAB_CACHE or the user's cache folder; where it cannot be written, a temporary folder serves this process.
+Where no compiler is installed any more, a library of the same source, flags and CPU features serves, whoever built it.
 A folder is built beside and renamed: of two processes that build at once, none sees half of it, and the second takes
 what the first has put there. A library whose hash is not the one written beside it is built again.
 """
@@ -25,7 +26,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from lutlab.codegen import compiler
-from lutlab.codegen.compiler import Compiler
+from lutlab.codegen.compiler import Compiler, NoCompiler
 from lutlab.codegen.isa import Isa, features, runnable
 from lutlab.errors import LutlabError
 
@@ -44,7 +45,7 @@ def load(source: str, name: str, isa: Isa, *, sanitize: tuple[str, ...] = ()) ->
 
     Raises:
         LutlabError: this CPU cannot run isa; the source does not compile; the library cannot be loaded or written.
-        NoCompiler: there is no C compiler.
+        NoCompiler: there is no C compiler, and this library was never built.
     """
     can = runnable()
     if isa not in can:
@@ -57,7 +58,15 @@ def load(source: str, name: str, isa: Isa, *, sanitize: tuple[str, ...] = ()) ->
             "a library with AddressSanitizer ends a process that did not start with it: set LD_PRELOAD to what "
             f"'{compiler.find().command[0]} -print-file-name=libasan.so' prints"
         )
-    return _load(source, name, isa, tuple(sanitize), compiler.find(), cache_folder())
+    wanted = source, name, isa, tuple(sanitize)
+    try:
+        cc = compiler.find()
+    except NoCompiler:
+        folder = None if compiler.named() else _built_before(*wanted, cache_folder())
+        if folder is None:
+            raise
+        return _open(folder)
+    return _load(*wanted, cc, cache_folder())
 
 
 @functools.cache
@@ -65,16 +74,45 @@ def _load(
     source: str, name: str, isa: Isa, sanitize: tuple[str, ...], cc: Compiler, cache: Path
 ) -> ctypes.CDLL:
     """Once a process; the compiler and the cache folder are parameters since the environment may name others."""
-    folder = _folder(source, name, isa, sanitize, cc, cache)
+    return _open(_folder(source, name, isa, sanitize, cc, cache))
+
+
+def _open(folder: Path) -> ctypes.CDLL:
+    about = json.loads((folder / "kernel.json").read_text())
     try:
         library = ctypes.CDLL(str(folder / "kernel.so"))
     except OSError as error:
         raise LutlabError(
-            f"cannot load {folder / 'kernel.so'}: {error}. {shlex.join(cc.command)} may build for another kind of "
+            f"cannot load {folder / 'kernel.so'}: {error}. {about['command'].split()[0]} may build for another kind of "
             "machine than this Python runs on: name one that fits in LUTLAB_CC"
         ) from error
-    library.openmp = json.loads((folder / "kernel.json").read_text())["openmp"]
+    library.openmp = about["openmp"]
     return library
+
+
+def _built_before(
+    source: str, name: str, isa: Isa, sanitize: tuple[str, ...], cache: Path
+) -> Path | None:
+    """An intact library of this source for this CPU, by any compiler."""
+    target = _target(_flags(isa, sanitize))
+    for folder in sorted(cache.glob(f"{name}-{isa.name}-*")):
+        if (
+            _intact(folder)
+            and (folder / "kernel.c").read_text() == source
+            and json.loads((folder / "kernel.json").read_text()).get("target") == target
+        ):
+            return folder
+    return None
+
+
+def _flags(isa: Isa, sanitize: tuple[str, ...]) -> tuple[str, ...]:
+    return (*compiler.FLAGS, *compiler.LIBRARY, *isa.flags, *compiler.sanitizing(sanitize))
+
+
+def _target(flags: tuple[str, ...]) -> str:
+    """What a library is for, beside its source and its compiler: flags and CPU features, as a hash."""
+    text = json.dumps({"flags": flags, "cpu": sorted(features())})
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def build(source: str, name: str, isa: Isa, *, sanitize: tuple[str, ...] = ()) -> Path:
@@ -85,7 +123,7 @@ def build(source: str, name: str, isa: Isa, *, sanitize: tuple[str, ...] = ()) -
 def _folder(
     source: str, name: str, isa: Isa, sanitize: tuple[str, ...], cc: Compiler, cache: Path
 ) -> Path:
-    flags = (*compiler.FLAGS, *compiler.LIBRARY, *isa.flags, *compiler.sanitizing(sanitize))
+    flags = _flags(isa, sanitize)
     identity = {"source": source, "cc": asdict(cc), "flags": flags, "cpu": sorted(features())}
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
     folder = cache / f"{name}-{isa.name}-{key}"
@@ -153,6 +191,7 @@ def _compile(source: str, cc: Compiler, flags: tuple[str, ...], beside: Path) ->
     about = {
         "sha256": _sha256(folder / "kernel.so"),
         "openmp": openmp,
+        "target": _target(flags),
         "command": shlex.join(done.args),
         "compiler": cc.version,
     }

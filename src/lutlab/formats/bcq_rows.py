@@ -205,7 +205,7 @@ def _fill(
     there = row_blocks.lanes(planes.transpose(0, 1), rows).unflatten(3, (geo.units, -1))
     words_part = there.permute(0, 3, 4, 2, 1)
     if out.lane_bytes < 4:
-        words_part = _cut(words_part.contiguous(), out.lane_bytes)
+        words_part = _cut(words_part, out.lane_bytes)
     # [q, N, units, groups_in_unit] -> [blocks, 32, q, units, groups_in_unit] -> [blocks, units, groups_in_unit, q, 32]
     wide = row_blocks.lanes(geo.unit_scales(scales).transpose(0, 1), rows)
     parts = [wide.permute(0, 3, 4, 2, 1)]
@@ -245,16 +245,41 @@ def _parts(packed: PackedBCQRows) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
 # Rows by their digits, and the order in which these are stored behind the piece of the word.
 _ROWS = {2: (2, 16), 1: (2, 2, 2, 4)}  # h l; h i j l
 _STORED = {2: (2, 1, 0), 1: (4, 2, 1, 3, 0)}  # piece l h; piece j i l h
+# Words cut at a time, so that what is made of them stays in the cache.
+CHUNK_WORDS = 2**16
 
 
 def _cut(words: torch.Tensor, lane_bytes: int) -> torch.Tensor:
-    """Words [..., 32 rows] int32 -> their pieces [..., 4 / lane_bytes, rows' digits] as int16 or uint8."""
+    """Words [blocks, ..., 32 rows] int32 -> their pieces, in the same order of bytes as _STORED."""
     import torch
 
-    dtype = {2: torch.int16, 1: torch.uint8}[lane_bytes]
-    pieces = words.view(dtype).unflatten(-1, (*_ROWS[lane_bytes], 4 // lane_bytes))
-    kept = words.dim() - 1
-    return pieces.permute(*range(kept), *(kept + d for d in _STORED[lane_bytes]))
+    if lane_bytes == 2:
+        pieces = words.contiguous().view(torch.int16).unflatten(-1, (*_ROWS[2], 2))
+        kept = words.dim() - 1
+        return pieces.permute(*range(kept), *(kept + d for d in _STORED[2]))
+    out = torch.empty(*words.shape[:-1], 4, 2, 2, 2, dtype=torch.int32)  # byte of the word j i l/2
+    step = max(1, CHUNK_WORDS // max(1, words[:1].numel()))
+    for first in range(0, len(words), step):
+        _cut_bytes(words[first : first + step], out[first : first + step])
+    return out
+
+
+def _cut_bytes(words: torch.Tensor, out: torch.Tensor) -> None:
+    """Words [..., 32 rows] -> out [..., byte, j, i, l / 2], whose four bytes are those of l % 2 and h.
+
+    Bytes change places by whole words: rows 16 apart swap bytes, then neighbouring rows swap halves. Moving single
+    bytes would take four times as long.
+    """
+    low, high = words.contiguous().unflatten(-1, (2, 16)).unbind(-2)  # h = 0, 1
+    even, odd = 0x00FF00FF, -0x00FF0100  # bytes 0 and 2; 1 and 3
+    both = {
+        0: (low & even) | (high & even) << 8,
+        1: (low >> 8 & even) | (high & odd),
+    }
+    for byte, pairs in both.items():
+        first, second = pairs.unflatten(-1, (2, 2, 2, 2)).transpose(-4, -3).unbind(-1)
+        out[..., byte, :, :, :] = (first & 0xFFFF) | second << 16
+        out[..., byte + 2, :, :, :] = (first >> 16 & 0xFFFF) | (second & -0x10000)
 
 
 def _joined(stored: torch.Tensor, lane_bytes: int) -> torch.Tensor:
