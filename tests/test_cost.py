@@ -57,7 +57,7 @@ def test_no_decoding_is_free(evaluator: str, model: str) -> None:
 
 
 def test_evaluators_cost_what_they_do() -> None:
-    assert predicted("qigen").seconds > 2 * predicted("generation").seconds
+    assert predicted("qigen").seconds > 1.5 * predicted("generation").seconds
     assert predicted("llama_cpp").seconds < 3 * predicted("generation").seconds
     assert predicted("peak_memory").seconds < predicted("generation").seconds  # decodes once
     assert (

@@ -170,15 +170,18 @@ def _decoding(spec: RunSpec, shape: ModelShape, evaluator: str, held: int) -> Co
     bits = 8 * width if spec.q == 16 else spec.q + 32 / (shape.hidden if spec.g == -1 else spec.g)
     if evaluator == "llama_cpp":
         bits = _Q4_0_BITS
-    packed = shape.linear_parameters * bits / 8 + shape.vocabulary * shape.hidden * width
-    token = packed / (share * read_rate(spec.device)) + shape.layers * _LAYER_SECONDS
-    seconds = times * decoder.tokens * token
+    codes, head = shape.linear_parameters * bits / 8, shape.vocabulary * shape.hidden * width
+    packed = codes + head
+    token = (codes / share + head / _EFFICIENCY) / read_rate(spec.device)
+    seconds = times * decoder.tokens * (token + shape.layers * _LAYER_SECONDS)
     if evaluator == "peak_memory":
         seconds += _PROCESS_SECONDS + packed / _DISK_RATE
     else:  # checked before it is timed
         seconds += _forward_seconds(spec, shape, decoder.tokens)
     if evaluator == "llama_cpp":
         seconds += 4 * shape.parameters / _DISK_RATE
+    if spec.model.layers:  # measured with half of them as well
+        seconds *= 1.5
     return Cost(seconds, int(held + (0 if evaluator == "generation" else packed)))
 
 

@@ -117,10 +117,13 @@ def run_spec(config: DictConfig) -> RunSpec:
 
 
 def _model(config: DictConfig) -> ModelSpec:
-    """A folder's model is named by its last part: whole paths do not fit a table."""
+    """A folder is named by its last part, as whole paths do not fit a table; a cut model says to how many layers."""
     spec = ModelSpec(**OmegaConf.to_container(config.model, resolve=True))
     if spec.source == "folder" and spec.name == spec.id:
         return dataclasses.replace(spec, name=PurePath(spec.id).name)
+    if spec.source == "synthetic" and spec.name == f"synthetic-{spec.id}":
+        cut = f", {spec.layers} layers" if spec.layers else ""
+        return dataclasses.replace(spec, name=f"synthetic-{PurePath(spec.id).name}{cut}")
     return spec
 
 

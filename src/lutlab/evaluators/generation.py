@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from lutlab.errors import LutlabError
 from lutlab.evaluators import context_length, evaluation_mode
+from lutlab.evaluators.depth import scaled_to_all_layers
 from lutlab.records import Measurement, Subject
 from lutlab.registry import register
 
@@ -41,32 +42,37 @@ class Generation:
     tokens: int = 128
     repeats: int = 5
 
+    @scaled_to_all_layers
     def measure(self, subject: Subject) -> Measurement:
         """Needs no text and no tokenizer.
 
         Raises:
             LutlabError: the model's context is too short, or decoding with a cache chooses other tokens than without.
         """
-        import torch
+        return timed(subject.model, self.tokens, self.repeats)
 
-        model = subject.model
-        check_context(model, self.tokens)
-        with evaluation_mode(model):
-            _check(model, decode(model, self.tokens))
-            kernels(model)  # of the check, which sees all tokens at once
-            seconds = []
-            for _ in range(self.repeats):
-                began = time.perf_counter()
-                decode(model, self.tokens)
-                seconds.append(time.perf_counter() - began)
-        facts = {
-            "tokens": self.tokens,
-            "prompt_tokens": 1,
-            "kernel": kernels(model),
-            "threads": torch.get_num_threads(),
-        }
-        values = {"tokens_per_s": self.tokens / statistics.median(seconds)}
-        return Measurement(values=values, n=self.repeats, samples=tuple(seconds), facts=facts)
+
+def timed(model: PreTrainedModel, tokens: int, repeats: int) -> Measurement:
+    """Decode, check, decode again and time it; arguments and errors are those of Generation."""
+    import torch
+
+    check_context(model, tokens)
+    with evaluation_mode(model):
+        _check(model, decode(model, tokens))
+        kernels(model)  # of the check, which sees all tokens at once
+        seconds = []
+        for _ in range(repeats):
+            began = time.perf_counter()
+            decode(model, tokens)
+            seconds.append(time.perf_counter() - began)
+    facts = {
+        "tokens": tokens,
+        "prompt_tokens": 1,
+        "kernel": kernels(model),
+        "threads": torch.get_num_threads(),
+    }
+    values = {"tokens_per_s": tokens / statistics.median(seconds)}
+    return Measurement(values=values, n=repeats, samples=tuple(seconds), facts=facts)
 
 
 def check_context(model: PreTrainedModel, tokens: int) -> None:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from lutlab.errors import LutlabError
 from lutlab.evaluators import evaluation_mode
+from lutlab.evaluators.depth import scaled_to_all_layers
 from lutlab.evaluators.generation import check_context
 from lutlab.records import Measurement, Subject
 from lutlab.registry import register
@@ -62,6 +63,7 @@ class LlamaCpp:
             return ""
         return f"{' and '.join(absent)} not installed: pip install llama-cpp-python gguf"
 
+    @scaled_to_all_layers
     def measure(self, subject: Subject) -> Measurement:
         """Needs no text and no tokenizer; disk for the model in float32 in the temporary folder (TMPDIR).
 

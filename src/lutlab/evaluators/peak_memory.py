@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lutlab.errors import LutlabError
+from lutlab.evaluators.depth import scaled_to_all_layers
 from lutlab.evaluators.generation import check_context, decode, kernels
 from lutlab.records import Measurement, Subject
 from lutlab.registry import register
@@ -40,6 +41,7 @@ class PeakMemory:
     of_this_machine = True
     tokens: int = 128
 
+    @scaled_to_all_layers
     def measure(self, subject: Subject) -> Measurement:
         """Needs no text and no tokenizer; disk for the model in the temporary folder (TMPDIR).
 

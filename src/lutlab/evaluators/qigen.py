@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 
 from lutlab.errors import LutlabError
 from lutlab.evaluators import evaluation_mode
-from lutlab.evaluators.generation import Generation, check_context, decode, first_difference
+from lutlab.evaluators.depth import scaled_to_all_layers
+from lutlab.evaluators.generation import check_context, decode, first_difference, timed
 from lutlab.records import Measurement, Subject
 from lutlab.registry import register
 
@@ -43,6 +44,7 @@ class QIGen:
     tokens: int = 128
     repeats: int = 5
 
+    @scaled_to_all_layers
     def measure(self, subject: Subject) -> Measurement:
         """Needs no text and no tokenizer, and memory for every quantized weight once more.
 
@@ -66,7 +68,7 @@ class QIGen:
                 "broken, or the kernels are wrong; their speed would say nothing"
             )
         with _multiplying(packed):
-            found = Generation(self.tokens, self.repeats).measure(subject)
+            found = timed(model, self.tokens, self.repeats)
         names = sorted({variant(weight) for weight in packed.values()})
         kernel = names[0] if len(names) == 1 else names
         return dataclasses.replace(found, facts={**found.facts, "kernel": kernel})

@@ -35,7 +35,11 @@ MARKS = {
         "†",
         "stand-in: measured on another model or text, not comparable with the paper's number",
     ),
-    "synthetic weights": ("‡", "synthetic weights: real shapes, random values"),
+    "synthetic weights": (
+        "‡",
+        "synthetic weights: real shapes, random values; of a model cut to fewer layers, speed and memory are scaled "
+        "to all of them",
+    ),
     "cited by the paper": ("§", "the paper cites its number from elsewhere"),
     "measured only": ("", ""),
 }
