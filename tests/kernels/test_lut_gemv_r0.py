@@ -37,6 +37,11 @@ def test_rows_and_columns_around_a_tile():
             check(VARIANT, packed, inputs(1, columns, F16), knobs=SMALL | {"mu": 8})
 
 
+def test_a_block_that_passes_several_times_over_its_rows():
+    packed = weight(300, 64, 2, 32, alpha="f16", offset="f16")
+    check(VARIANT, packed, inputs(1, 64, F16), knobs=SMALL | {"rows": 200})
+
+
 @pytest.mark.parametrize("dtype", [F16, F32], ids=["half", "float"])
 def test_several_rows_of_x_an_order_and_wide_scales(dtype):
     packed = weight(37, 100, 3, 32, alpha="f32", offset="f32", ordered=True)

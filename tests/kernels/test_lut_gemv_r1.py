@@ -32,6 +32,11 @@ def test_rows_columns_and_groups_around_tiles_and_slices():
             check(VARIANT, packed, inputs(1, columns, F32), knobs=SMALL)
 
 
+def test_a_block_that_passes_several_times_over_its_rows():
+    packed = weight(700, 130, 2, 32, alpha="f16", offset="f16")
+    check(VARIANT, packed, inputs(2, 130, F16), knobs=SMALL | {"rows": 384})
+
+
 def test_several_rows_of_x_an_order_and_no_offset():
     packed = weight(37, 200, 3, 32, alpha="f32", ordered=True)
     check(VARIANT, packed, inputs(3, 200, F16), knobs=SMALL)
