@@ -33,6 +33,9 @@ def test_drawn_weights_are_the_methods_and_the_seeds():
     assert (bcq.codes.shape, bcq.alpha.shape, bcq.offset.shape) == ((96, 80), (3, 96, 5), (96, 5))
     assert bcq.codes.unique().tolist() == list(range(8))
     assert contestants.draw(row(), SHAPE, 16).offset is None
+    assert bcq.alpha.dtype == bcq.offset.dtype == torch.float16
+    wide = contestants.draw(row(options=(("alpha_dtype", "fp32"),)), SHAPE, 16)
+    assert wide.alpha.dtype == torch.float32
     uniform = contestants.draw(row(method="rtn", q=4), SHAPE, -1)
     assert isinstance(uniform, UniformTensor)
     assert uniform.scale.shape == (96, 1)

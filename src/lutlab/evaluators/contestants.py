@@ -100,15 +100,19 @@ def draw(spec: RunSpec, shape: Shape, g: int) -> UniformTensor | BCQTensor:
         0, 2**q, (rows, columns), generator=generator, device=device, dtype=torch.uint8
     )
 
+    options = dict(spec.options)
+    wide = "fp32" in (options.get("alpha_dtype"), options.get("scale_dtype"))
+    dtype = torch.float32 if wide else torch.float16
+
     def positive(*size: int) -> torch.Tensor:
         return 0.01 * (0.5 + torch.rand(size, generator=generator, device=device))
 
     if spec.method == "rtn":
         zero = torch.randint(0, 2**q, (rows, groups), generator=generator, device=device)
-        return UniformTensor(codes, positive(rows, groups).half(), zero.short(), q, g)
+        return UniformTensor(codes, positive(rows, groups).to(dtype), zero.short(), q, g)
     powers = 2.0 ** torch.arange(q, device=device).view(-1, 1, 1)
-    alpha = (positive(q, rows, groups) * powers).half()
-    offset = positive(rows, groups).half() if dict(spec.options).get("offset") else None
+    alpha = (positive(q, rows, groups) * powers).to(dtype)
+    offset = positive(rows, groups).to(dtype) if options.get("offset") else None
     return BCQTensor(codes, alpha, offset, q, g)
 
 
