@@ -59,6 +59,16 @@ def test_a_barrier_orders_threads_and_its_absence_shows_in_one_of_the_orders(bar
     assert wrong == (0 if barrier else 2)  # 95 reads 0's, 0 reads 1's
 
 
+def test_blocks_run_in_their_order_or_shuffled(reverse):
+    out = torch.zeros(61, dtype=torch.int32)
+    body = "if (threadIdx.x == 0) out[1 + atomicAdd(out, 1)] = blockIdx.y * 10 + blockIdx.x;"
+    run(body, out, grid=(10, 6), reverse=reverse)
+    assert out[0] == 60
+    assert sorted(out[1:].tolist()) == list(range(60))
+    in_order = (out[2:] == out[1:-1] + 1).sum() / 59
+    assert in_order < 0.2 if reverse else in_order == 1
+
+
 def test_dynamic_and_static_shared_memory_start_as_poison_in_every_block(reverse):
     out = numbers(4)
     body = """

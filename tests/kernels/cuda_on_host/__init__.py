@@ -116,7 +116,7 @@ def launch(
         block: threads of a block.
         arguments: a contiguous tensor on the CPU is a pointer, None the null pointer, an int an int, a float a float.
         shared: bytes of dynamic shared memory.
-        reverse: blocks and threads in the opposite order.
+        reverse: threads in the opposite order, blocks in a shuffled one.
 
     Raises:
         Fault: the kernel hangs, or touches what is not its own.

@@ -5,7 +5,8 @@
 // the launch fails and says who waits where. So it does when a thread touches memory beyond a buffer (a page without
 // access lies behind each), or does what C++ leaves undefined (the kernel is compiled with traps).
 //
-// With reverse = 1, blocks and threads run in the opposite order: a missing barrier then shows in one of the two.
+// With reverse = 1, threads run in the opposite order and blocks in a shuffled one: a missing barrier, or a block that
+// counts on those before it, then shows in one of the two.
 
 #include "cuda_on_host.h"
 
@@ -168,6 +169,19 @@ void run_block(bool reverse) {
     }
 }
 
+std::vector<unsigned> block_order(unsigned blocks, bool shuffled) {
+    std::vector<unsigned> order(blocks);
+    for (unsigned i = 0; i < blocks; i++) order[i] = i;
+    unsigned random = 1;
+    for (unsigned i = blocks; shuffled && i > 1; i--) {
+        random = random * 1664525u + 1013904223u;
+        const unsigned other = (random >> 8) % i, moved = order[i - 1];
+        order[i - 1] = order[other];
+        order[other] = moved;
+    }
+    return order;
+}
+
 void fault(int signal, siginfo_t *about, void *) {
     const unsigned char *address = static_cast<unsigned char *>(about->si_addr);
     int written = snprintf(message, sizeof message, "thread (%u, %u, %u) of block (%u, %u, %u) ", threadIdx.x, threadIdx.y,
@@ -292,8 +306,9 @@ extern "C" int launch(void (*function)(void **), const unsigned *grid, const uns
     if (!failed) {
         shared_memory = static_cast<unsigned char *>(buffer_new(shared));
         const unsigned blocks = grid[0] * grid[1] * grid[2];
+        const std::vector<unsigned> order = block_order(blocks, reverse);
         for (unsigned i = 0; i < blocks; i++) {
-            const unsigned which = reverse ? blocks - 1 - i : i;
+            const unsigned which = order[i];
             blockIdx = {which % grid[0], which / grid[0] % grid[1], which / grid[0] / grid[1]};
             memset(shared_memory, POISON, shared);
             run_block(reverse);
