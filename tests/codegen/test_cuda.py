@@ -5,11 +5,13 @@ import subprocess
 import sys
 
 import pytest
+from tests.kernels.cuda_on_host import needs_nvrtc
 
 from lutlab.codegen import cuda
 from lutlab.codegen.cuda import Resources
 from lutlab.errors import LutlabError
 
+pytestmark = needs_nvrtc
 SOURCE = """
 #include <cuda_fp16.h>
 extern "C" __global__ void twice(__half *x) { x[threadIdx.x] = __hadd(x[threadIdx.x], x[threadIdx.x]); }

@@ -127,7 +127,7 @@ class StandIn:
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """The CPU taken for an H200. Its first device is cpu, not cuda."""
+    """The CPU taken for an H200: its device is called cpu."""
     made = []
 
     def load(path, function, device, gpu):
@@ -147,6 +147,7 @@ def gpu(monkeypatch):
     return made
 
 
+@cuda_on_host.needs_nvrtc
 @pytest.mark.parametrize("name", ["r0", "r1"])
 def test_a_bound_product_is_the_product(gpu, name):
     packed = weight(70, 200, 3, 32, alpha="f16", offset="f32", ordered=True)
@@ -162,6 +163,7 @@ def test_a_bound_product_is_the_product(gpu, name):
     assert product(inputs(0, 200, F16)).shape == (0, 70)
 
 
+@cuda_on_host.needs_nvrtc
 def test_the_record_says_what_runs(gpu):
     packed = weight(70, 200, 3, 40)
     assert launcher.bind(packed, F16).describe() == (
@@ -171,6 +173,7 @@ def test_the_record_says_what_runs(gpu):
     json.dumps(launcher.bind(packed, F16).knobs)
 
 
+@cuda_on_host.needs_nvrtc
 def test_tensors_that_a_kernel_would_read_wrongly_are_refused(gpu):
     product = launcher.bind(weight(64, 96, 2, 32), F16)
     x = inputs(2, 96, F16)
@@ -192,6 +195,7 @@ def test_tensors_that_a_kernel_would_read_wrongly_are_refused(gpu):
         product(x, out=torch.empty(2, 64))
 
 
+@cuda_on_host.needs_nvrtc
 def test_a_graph_needs_a_prepared_product(gpu, monkeypatch):
     product = launcher.bind(weight(64, 96, 2, 32), F16)
     monkeypatch.setattr(launcher, "capturing", lambda: True)
@@ -203,6 +207,7 @@ def test_a_graph_needs_a_prepared_product(gpu, monkeypatch):
     product(inputs(2, 96, F16))
 
 
+@cuda_on_host.needs_nvrtc
 def test_the_workspace_is_made_once(gpu, monkeypatch):
     product = launcher.bind(weight(64, 600, 2, 32), F16).prepare(1)
     x = inputs(1, 600, F16)
@@ -211,6 +216,7 @@ def test_the_workspace_is_made_once(gpu, monkeypatch):
     assert torch.equal(product(x), first)
 
 
+@cuda_on_host.needs_nvrtc
 def test_what_cannot_be_bound_is_refused_before_anything_is_done(gpu):
     packed = weight(64, 96, 2, 40)
     with pytest.raises(LutlabError, match="g=40: r1 takes groups that are multiples of 32"):
@@ -249,6 +255,7 @@ def test_importing_needs_no_gpu_and_no_cupy():
     assert done.returncode == 0, done.stderr
 
 
+@cuda_on_host.needs_nvrtc
 def test_every_source_that_is_compiled_is_kept_beside_its_cubin():
     plan = lut_gemv.variant("r0").plan_for(a_case(), H200)
     text = cuda.source(plan.file, plan.parameters)

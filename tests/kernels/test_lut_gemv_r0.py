@@ -3,6 +3,7 @@
 import pytest
 import torch
 from tests.kernels import lut_gemv_matrix as matrix
+from tests.kernels.cuda_on_host import needs_nvrtc
 from tests.kernels.lut_gemv_matrix import F16, F32, check, inputs, weight
 
 from lutlab.kernels.lut_gemv.r0 import VARIANT
@@ -53,6 +54,7 @@ def test_the_defaults_and_outliers():
     check(VARIANT, packed, inputs(1, 512, F16, outliers=True))
 
 
+@needs_nvrtc
 @pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.arch)
 @pytest.mark.parametrize("dtype", [F16, F32], ids=["half", "float"])
 def test_resources(gpu, dtype):

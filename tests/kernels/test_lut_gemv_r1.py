@@ -2,6 +2,7 @@
 
 import pytest
 from tests.kernels import lut_gemv_matrix as matrix
+from tests.kernels.cuda_on_host import needs_nvrtc
 from tests.kernels.lut_gemv_matrix import F16, F32, check, inputs, weight
 
 from lutlab.kernels.lut_gemv.r1 import VARIANT
@@ -81,6 +82,7 @@ def test_workspace_serves_many_launches():
     assert all(result.equal(results[0]) for result in results)
 
 
+@needs_nvrtc
 @pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.arch)
 @pytest.mark.parametrize("dtype", [F16, F32], ids=["half", "float"])
 def test_resources(gpu, dtype):

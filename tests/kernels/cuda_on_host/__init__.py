@@ -15,15 +15,23 @@ import ctypes
 import functools
 import hashlib
 import os
+import platform
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
 import torch
 
 from lutlab.codegen import compiler, isa, library
 
 HERE = Path(__file__).parent
+# NVRTC and CUDA's headers come as wheels for this platform (pyproject.toml); elsewhere nothing is compiled for a GPU.
+needs_nvrtc = pytest.mark.skipif(
+    (sys.platform, platform.machine()) != ("linux", "x86_64"),
+    reason="CUDA's compiler comes as a wheel for Linux on x86-64",
+)
 # Traps end what C++ leaves undefined; a breakpoint's or a debugger's stack is not looked for (no fortified longjmp).
 FLAGS = (
     "-xc++",
