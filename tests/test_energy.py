@@ -117,6 +117,7 @@ def test_nvml_is_asked_in_its_units(monkeypatch):
         "driver": "600.1", "sm_mhz": 1000, "sm_mhz_limit": 2000,
         "memory_mhz": 2000, "memory_mhz_limit": 4000, "power_limit_w": 700.0,
     }  # fmt: skip
+    assert energy.clocks_of("cuda:1") == gpu.facts()
 
 
 @pytest.mark.usefixtures("one_gpu")
@@ -124,6 +125,7 @@ def test_without_nvml_or_a_counter_the_cure_is_told(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
     with pytest.raises(LutlabError, match="pip install nvidia-ml-py"):
         energy.Nvml()
+    assert "pip install nvidia-ml-py" in energy.clocks_of("cuda")["clocks"]
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(counts=False))
     with pytest.raises(LutlabError, match="no energy counter"):
         energy.Nvml()

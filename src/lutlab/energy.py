@@ -89,6 +89,16 @@ class Nvml:
         return found | {"power_limit_w": nvml.nvmlDeviceGetPowerManagementLimit(gpu) * 1e-3}
 
 
+def clocks_of(device: str) -> dict[str, Any]:
+    """Nvml.facts of a device right now, or why they are not known: a time can be measured without them."""
+    import torch
+
+    try:
+        return Nvml(torch.device(device).index or 0).facts()
+    except LutlabError as error:
+        return {"clocks": f"not known: {error}"}
+
+
 def idle_watts(
     counter: Counter,
     seconds: float = WINDOW_SECONDS,

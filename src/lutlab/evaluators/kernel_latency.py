@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from lutlab.energy import clocks_of
 from lutlab.evaluators import contestants, products
 from lutlab.groups import group_count
 from lutlab.records import Measurement, RunSpec, Subject
@@ -62,12 +63,14 @@ class KernelLatency:
         rounds = self.rounds or ROUNDS[spec.device.partition(":")[0]]
         with torch.inference_mode():
             race(entered.all(), CpuTimer() if cpu else GpuTimer(), rounds)
+        clocks = {} if cpu else clocks_of(spec.device)
         own = entered.own
         return Measurement(
             values=_values(spec, entered),
             n=rounds,
             samples=tuple(own.rounds[COLD]),
             facts=entered.facts
+            | clocks
             | {
                 "threads": torch.get_num_threads(),
                 "copies": own.copies,
