@@ -76,6 +76,16 @@ def test_every_copy_multiplies_by_the_drawn_matrix(spec):
     assert found.facts["kernel"] == found.own.name != found.fp32.name
 
 
+def test_eight_bit_codes_and_activations_are_multiplied_exactly():
+    found = contestants.enter(row("96x80x3", method="rtn", q=8, g=-1, kernel="int8"))
+    assert found.own.name == "torch int8"
+    assert found.own.bytes == 96 * 80
+    y = found.own.run(0)
+    assert y.dtype == torch.int32
+    assert y.shape == (3, 96)
+    assert found.facts["relative_errors"]["torch int8"] == 0
+
+
 def test_a_dense_row_is_its_own_baseline():
     found = contestants.enter(row(method="none", q=16, g=-1))
     assert found.own is found.fp16

@@ -46,6 +46,7 @@ def test_what_cannot_be_measured_says_why():
         ({"method": "gptq"}, "weights are drawn"),
         ({"kernel": "optq"}, "set method=rtn q=3"),
         ({"kernel": "optq", "method": "rtn", "q": 5}, "2 to 4 bits"),
+        ({"kernel": "int8", "method": "rtn", "q": 8}, "set method=rtn q=8 g=-1"),
         ({"dtype": "float16"}, "timed in float32"),
         ({"device": "spread"}, "one device"),
         ({"shape": "96"}, "not the shape"),

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from lutlab.formats.bcq import PackedBCQ
 
 # |y - x W^T| / |x W^T| beyond which a product is wrong; in 16 bits it may be summed in 16 bits, as LUT-GEMM does.
-_ERRORS = {"float32": 1e-5, "float16": 1e-2, "bfloat16": 5e-2}
+_ERRORS = {"int8": 0.0, "float32": 1e-5, "float16": 1e-2, "bfloat16": 5e-2}
 _INT16_ERROR = 1e-3
 _CHECKED_WEIGHTS = 2**22  # at a time, in float64
 
@@ -167,8 +167,10 @@ class _Maker:
 
         from lutlab import formats
 
-        x = x.to(getattr(torch, self.spec.dtype))
         drawn = draw(self.spec, shape, g)
+        if kernel == "int8":
+            return self._int8(x, drawn.codes)
+        x = x.to(getattr(torch, self.spec.dtype))
         packed = formats.pack(drawn)
         weight = packed.dequantize()
         if kernel == "optq":
@@ -219,6 +221,21 @@ class _Maker:
         ]
         name = qigen_gemv.variant(packed)
         return Contestant(name, size, len(copies), lambda i: qigen_gemv.gemv(x, copies[i]))
+
+    def _int8(self, x: torch.Tensor, codes: torch.Tensor) -> tuple[Contestant, torch.Tensor]:
+        """Eight-bit codes and activations, summed in 32 bits; on a GPU cuBLAS takes no fewer than 17 rows of x."""
+        import torch
+
+        weight = (codes.int() - 128).to(torch.int8)
+        rows = len(x) if self.cpu else max(32, len(x))
+        few = torch.zeros(rows, x.shape[1], dtype=torch.int8, device=x.device)
+        few[: len(x)] = (32 * x).round().clamp(-127, 127).to(torch.int8)
+        size = weight.nbytes
+        copies = [weight, *(weight.clone() for _ in range(copies_for(size, self.cold) - 1))]
+        one = Contestant(
+            "torch int8", size, len(copies), lambda i: torch._int_mm(few, copies[i].t())
+        )
+        return self._checked(one, few, weight), weight.float()
 
     def memory(self) -> Contestant:
         """What memory allows."""

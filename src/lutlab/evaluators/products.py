@@ -5,7 +5,7 @@
     method   none: dense · rtn: uniform codes · bcq: binary codes, with an offset where method.offset says so
     kernel   auto: the best of lutlab's for the device · lut_gemm: the papers' own, which is R0 on a GPU
              optq: 3-bit codes, dequantized inside the kernel, as OPTQ's does · int16: tables of 16 bits, on a CPU
-             r0, r1, …: a variant of the GPU kernel
+             int8: 8-bit codes and activations by cuBLAS, or torch · r0, r1, …: a variant of the GPU kernel
 
 contestants.py makes what is timed of it.
 """
@@ -17,10 +17,9 @@ import re
 from lutlab.errors import LutlabError, nearest
 from lutlab.records import RunSpec
 
-KERNELS = ("auto", "lut_gemm", "optq", "int16")
+KERNELS = ("auto", "lut_gemm", "optq", "int16", "int8")
 # Kernels that a paper's table has and nobody measures here -> why.
 ABSENT = {
-    "int8": "lutlab has no product of INT8 weights and INT8 activations",
     "awq": "AWQ's kernel is no part of lutlab, which measures peers in benchmarks/ only",
     "tensor_parallel_2": "needs 2 GPUs, and lutlab has no tensor-parallel product",
     "tensor_parallel_4": "needs 4 GPUs, and lutlab has no tensor-parallel product",
@@ -72,6 +71,8 @@ def obstacle(spec: RunSpec) -> str:
         return ABSENT[spec.kernel]
     if spec.kernel == "optq" and (spec.method != "rtn" or spec.q > 4):
         raise LutlabError("kernel=optq multiplies uniform codes of 2 to 4 bits: set method=rtn q=3")
+    if spec.kernel == "int8" and (spec.method, spec.q, spec.g) != ("rtn", 8, -1):
+        raise LutlabError("kernel=int8 multiplies 8-bit codes alone: set method=rtn q=8 g=-1")
     variants = () if spec.kernel in KERNELS else _variants()
     if spec.kernel not in (*KERNELS, *variants):
         known = [*KERNELS, *ABSENT, *variants]
