@@ -1,0 +1,232 @@
+// R3: tables without bank conflicts. Lane l of every warp has columns 32 l .. 32 l + 31 of a slice, and their four tables
+// of 8 columns lie in bank l of shared memory, so that 32 lanes look up 32 banks, whatever the weights are.
+//
+//     y[m, n] = sum over slices and lanes of ( sum_b alpha[g, b, n] sum_{j < 4} lut_j[byte j of a word] + z[g, n] sum_k x[m, k] )
+//
+// Entry i of table j of lane l is at byte  j / 2 * 65536 + i * 256 + j % 2 * 128 + l * 4  (float; half: tables 2 and 3 in the
+// high halves of 0 and 1). i * 256 + l * 4 is one byte of the word beside one byte of the lane, which __byte_perm puts
+// together in one instruction; the rest is a constant of the load.
+//
+// A block has the tables of a slice for `octets` times 8 rows. A warp takes 8 rows, word after word of a stream that is
+// loaded DEPTH items ahead, and adds its lanes at the end. With several slices, sums go to `partial`, and the last block
+// of the rows to arrive adds them in the order of slices. grid = (ceil(S / 8 / octets), slices, M), THREADS threads.
+//
+// Parameters: BITS (q) · THREADS 256, 512 or 1024 · BLOCKS that shall share an SM · DEPTH divides 2 BITS · TABLE_TYPE, X_TYPE,
+// ALPHA_TYPE, OFFSET_TYPE float or __half · HAS_OFFSET 0, 1. Groups are whole words, or one group is all of K.
+
+#include "../common.cuh"
+
+constexpr int TABLES = 4;                   // of a word, 8 columns each
+constexpr int ROWS = 8;                     // of a warp at a time: two quads
+constexpr int ITEMS = 2 * BITS;             // of 8 rows: quads x planes
+constexpr int WARPS = THREADS / 32;
+constexpr int LOW = THREADS == 1024 ? 3 : THREADS == 512 ? 4 : 5;  // bits of an index that one thread runs through
+constexpr int TABLE_BYTES = 256 * 32 * sizeof(TABLE_TYPE);
+static_assert(WARPS << LOW == 256, "the warps fill a table together");
+static_assert(ITEMS % DEPTH == 0, "an item of the next rows goes where the same item of these rows was");
+
+// ---- tables ----
+
+// The byte of lut where table j begins.
+__device__ constexpr int table_start(int j) {
+    return j % 2 * 128 + j / 2 * (sizeof(TABLE_TYPE) == 4 ? 256 * 256 : 2);
+}
+
+// index * 256 + lane4, for the index in byte j of the word; lane4 is lane * 4.
+__device__ __forceinline__ unsigned entry_byte(word_t word, int j, unsigned lane4) {
+    return __byte_perm(word, lane4, 0x5504u | static_cast<unsigned>(j) << 4);
+}
+
+__device__ __forceinline__ float entry(const unsigned char *lut, word_t word, int j, unsigned lane4) {
+    return to_float(*reinterpret_cast<const TABLE_TYPE *>(lut + table_start(j) + entry_byte(word, j, lane4)));
+}
+
+// x of the slice as float with zeros behind its end, column k of lane l at values[k * 33 + l]; what tables are divided by.
+__device__ __forceinline__ float load_x(float *values, const X_TYPE *x, int first, int last) {
+    __shared__ float largest_of_warp[WARPS];
+    float largest = 0.0f;
+    for (int k = threadIdx.x; k < 1024; k += THREADS) {
+        const float value = first + k < last ? to_float(x[first + k]) : 0.0f;
+        values[k % 32 * 33 + k / 32] = value;
+        largest = fmaxf(largest, fabsf(value));
+    }
+    largest = warp_max(largest);
+    if (threadIdx.x % 32 == 0) largest_of_warp[threadIdx.x / 32] = largest;
+    __syncthreads();
+    for (int w = 0; w < WARPS; w++) largest = fmaxf(largest, largest_of_warp[w]);
+    if (sizeof(TABLE_TYPE) == 4) return 1.0f;
+    const int exponent = static_cast<int>(__float_as_uint(largest) >> 23) - 127;  // largest < 2^(exponent + 1)
+    return power_of_two(max(exponent, -110) - 11);                                // 8 of them, divided: < 2^15
+}
+
+// The tables of a lane, the entries whose high bits are the number of the warp: sums of +x or -x, divided by unit.
+// Returns the sum of the lane's 32 columns.
+__device__ __forceinline__ float fill(unsigned char *lut, const float *values, float unit, int warp, int lane) {
+    const float per_unit = 1.0f / unit;
+    float total = 0.0f;
+#pragma unroll
+    for (int j = 0; j < TABLES; j++) {
+        float part[8], sums[1 << LOW];
+#pragma unroll
+        for (int t = 0; t < 8; t++) {
+            part[t] = values[(j * 8 + t) * 33 + lane];
+            total += part[t];
+        }
+        sums[0] = 0.0f;
+#pragma unroll
+        for (int t = LOW; t < 8; t++) sums[0] += warp >> (t - LOW) & 1 ? part[t] : -part[t];
+#pragma unroll
+        for (int t = 0; t < LOW; t++)
+#pragma unroll
+            for (int i = 0; i < 1 << LOW; i++) {
+                if (i >> t) continue;
+                sums[i | 1 << t] = sums[i] + part[t];
+                sums[i] -= part[t];
+            }
+#pragma unroll
+        for (int i = 0; i < 1 << LOW; i++) {
+            unsigned char *at = lut + table_start(j) + entry_byte(warp << LOW | i, 0, 4 * lane);
+            *reinterpret_cast<TABLE_TYPE *>(at) = round_to(sums[i] * per_unit, TABLE_TYPE());
+        }
+    }
+    return total;
+}
+
+// ---- the stream ----
+
+// Four neighbours as they are loaded: made float where they are used, so that nothing waits for the load before.
+template <class T> struct Four;
+template <> struct Four<float> { uint4 raw; };
+template <> struct Four<__half> { uint2 raw; };
+
+__device__ __forceinline__ Four<float> load_four(const float *at) {
+    return {__ldg(reinterpret_cast<const uint4 *>(at))};
+}
+__device__ __forceinline__ Four<__half> load_four(const __half *at) {
+    return {__ldg(reinterpret_cast<const uint2 *>(at))};
+}
+template <class T>
+__device__ __forceinline__ float4 widen(const Four<T> &four) { return load4(reinterpret_cast<const T *>(&four)); }
+
+struct Item { uint4 words; Four<ALPHA_TYPE> alpha; };  // four rows of a plane
+
+// Where a lane finds its next item of the stream, and how far items lie apart.
+struct Stream {
+    const uint4 *words;
+    const ALPHA_TYPE *alpha;
+    int words_apart, alpha_apart;
+
+    __device__ __forceinline__ Item load() {
+        const Item item = {load_stream(words), load_four(alpha)};
+        skip(1);
+        return item;
+    }
+    __device__ __forceinline__ void skip(int items) {
+        words += static_cast<ptrdiff_t>(items) * words_apart;
+        alpha += static_cast<ptrdiff_t>(items) * alpha_apart;
+    }
+};
+
+__device__ __forceinline__ float look_up(const unsigned char *lut, word_t word, unsigned lane4) {
+    const float low = entry(lut, word, 0, lane4) + entry(lut, word, 1, lane4);
+    return low + (entry(lut, word, 2, lane4) + entry(lut, word, 3, lane4));
+}
+
+__device__ __forceinline__ void add_scaled(float *sums, float4 scale, const float (&values)[4]) {
+    sums[0] = fmaf(scale.x, values[0], sums[0]);
+    sums[1] = fmaf(scale.y, values[1], sums[1]);
+    sums[2] = fmaf(scale.z, values[2], sums[2]);
+    sums[3] = fmaf(scale.w, values[3], sums[3]);
+}
+
+// The sum over all lanes of sums[lane % 8], in every lane: each step halves the rows that a lane carries.
+__device__ __forceinline__ float transpose_sum(float (&sums)[ROWS], int lane) {
+#pragma unroll
+    for (int half = ROWS / 2; half > 0; half /= 2)
+#pragma unroll
+        for (int i = 0; i < half; i++) {
+            const bool upper = lane & half;
+            const float give = upper ? sums[i] : sums[i + half], keep = upper ? sums[i + half] : sums[i];
+            sums[i] = keep + __shfl_xor_sync(0xffffffffu, give, half);
+        }
+    sums[0] += __shfl_xor_sync(0xffffffffu, sums[0], 8);
+    return sums[0] + __shfl_xor_sync(0xffffffffu, sums[0], 16);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+lut_gemv_r3(const uint4 *planes,          // [slices][S / 4][BITS][words] of four rows
+            const ALPHA_TYPE *alpha,      // [slices][S / 4][BITS][scales][4]
+            const OFFSET_TYPE *offset,    // [slices][S / 4][scales][4], if HAS_OFFSET
+            const X_TYPE *x,              // [M][K]
+            X_TYPE *y,                    // [M][N]
+            float *partial,               // [M][slices][S], if there are several slices
+            unsigned *arrived,            // [M][blocks of rows], zeros
+            int rows,                     // N
+            int columns,                  // K
+            int stride,                   // S: N rounded up to 8
+            int group,                    // g, columns of a group
+            int words,                    // of a slice, at most 32
+            int scales,                   // groups stored for a slice
+            int octets)                   // rows of a block / 8
+{
+    DYNAMIC_SHARED(unsigned char, lut);   // [TABLE_BYTES * TABLES]
+    __shared__ float values[32 * 33];
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, slices = gridDim.y, slice = blockIdx.y;
+    const int first = slice * words * 32, last = min(first + words * 32, columns);
+    const int end = min(static_cast<int>(blockIdx.x + 1) * octets, stride / ROWS);
+    x += static_cast<size_t>(blockIdx.z) * columns;
+    y += static_cast<size_t>(blockIdx.z) * rows;
+    partial += static_cast<size_t>(blockIdx.z) * slices * stride;
+
+    // Lanes behind the last word read its words and scales, and look them up in tables of zeros.
+    const int mine = min(lane, words - 1);
+    const int scale = min(first + mine * 32, columns - 1) / group - first / group;
+    int octet = blockIdx.x * octets + warp;
+    const size_t quad = (static_cast<size_t>(slice) * (stride / ROWS) + octet) * 2;
+    Stream stream = {planes + quad * BITS * words + mine, alpha + (quad * BITS * scales + scale) * 4, words, scales * 4};
+    offset += (quad * scales + scale) * 4;
+    Item ahead[DEPTH];
+    if (octet < end) {
+#pragma unroll
+        for (int i = 0; i < DEPTH; i++) ahead[i] = stream.load();
+    }
+
+    const float unit = load_x(values, x, first, last);
+    const float total = fill(lut, values, unit, warp, lane) / unit;
+    __syncthreads();
+
+    for (; octet < end; octet += WARPS) {
+        const bool more = octet + WARPS < end;
+        float sums[ROWS] = {};
+#if HAS_OFFSET
+        const Four<OFFSET_TYPE> shifts[2] = {load_four(offset), load_four(offset + scales * 4)};
+        offset += WARPS * 2 * scales * 4;
+#endif
+#pragma unroll
+        for (int i = 0; i < ITEMS; i++) {
+            Item &item = ahead[i % DEPTH];
+            const float lookups[4] = {look_up(lut, item.words.x, 4 * lane), look_up(lut, item.words.y, 4 * lane),
+                                      look_up(lut, item.words.z, 4 * lane), look_up(lut, item.words.w, 4 * lane)};
+            add_scaled(sums + i / BITS * 4, widen(item.alpha), lookups);
+            if (i + DEPTH == ITEMS) stream.skip((WARPS - 1) * ITEMS);
+            if (i + DEPTH < ITEMS || more) item = stream.load();
+        }
+#if HAS_OFFSET
+        const float totals[4] = {total, total, total, total};
+        add_scaled(sums, widen(shifts[0]), totals);
+        add_scaled(sums + 4, widen(shifts[1]), totals);
+#endif
+        const float sum = transpose_sum(sums, lane) * unit;
+        const int n = octet * ROWS + lane;
+        if (lane < ROWS && slices > 1) __stcg(partial + static_cast<size_t>(slice) * stride + n, sum);
+        if (lane < ROWS && slices == 1 && n < rows) y[n] = round_to(sum, X_TYPE());
+    }
+
+    if (slices == 1 || !last_to_arrive(arrived + blockIdx.z * gridDim.x + blockIdx.x, slices)) return;
+    for (int n = blockIdx.x * octets * ROWS + threadIdx.x; n < min(end * ROWS, rows); n += THREADS) {
+        float sum = 0.0f;
+#pragma unroll 4
+        for (int s = 0; s < slices; s++) sum += __ldcg(partial + static_cast<size_t>(s) * stride + n);
+        y[n] = round_to(sum, X_TYPE());
+    }
+}

@@ -1,0 +1,109 @@
+"""R3: tables in the bank of the lane that looks them up: no bank conflicts for any weights, one block an SM.
+
+A slice of K is 32 words, one a lane, so that its tables of 8 columns in float32 are 128 KB; in half they are 64 KB. The
+plan cuts the rows so that slices x blocks of rows just fill the SMs.
+"""
+
+from __future__ import annotations
+
+from lutlab.formats import bcq_lanes
+from lutlab.kernels.lut_gemv.variant import (
+    SM_REGISTERS,
+    Case,
+    Gpu,
+    Knobs,
+    Plan,
+    Space,
+    Step,
+    Variant,
+)
+
+FILE = "lut_gemv/r3.cu"
+AUTO = 0
+ENTRIES = 4 * 256 * 32  # of the tables of a block: of a word, a table, lanes
+STATIC = 8 * 1024  # more than a block's other shared memory, with what CUDA takes
+
+
+def refuses(case: Case, knobs: Knobs) -> str | None:
+    """See Variant."""
+    if knobs["threads"] not in (AUTO, 256, 512, 1024):
+        return f"threads={knobs['threads']}: give 256, 512, 1024, or 0 for the plan's choice"
+    if knobs["octets"] < 0:
+        return (
+            f"octets={knobs['octets']}: give how many times 8 rows a block takes, or 0 for the "
+            "plan's choice"
+        )
+    if knobs["table"] not in ("auto", "half", "float"):
+        return (
+            f"table={knobs['table']}: entries of tables are half or float, or auto: float where "
+            "they fit, half for float16 x on a GPU with less shared memory"
+        )
+    if not case.whole_words:
+        return f"g={case.group_size}: r3 takes groups that are multiples of 32, or one group; r0 takes any"
+    return None
+
+
+def plan(case: Case, gpu: Gpu, knobs: Knobs) -> Plan:
+    """See Variant."""
+    fits = gpu.block_shared >= 4 * ENTRIES + STATIC
+    half = {"auto": case.x.itemsize == 2 and not fits, "half": True, "float": False}[knobs["table"]]
+    shared = ENTRIES * (2 if half else 4)
+    by_shared = gpu.sm_shared // (shared + STATIC)
+    threads = knobs["threads"] or _threads(case, by_shared)
+    blocks = max(1, min(by_shared, SM_REGISTERS // (threads * _registers(case))))
+    slices, words = bcq_lanes.cut(case.columns)
+    _, scales = bcq_lanes.first_groups(case.columns, case.group_size)
+    stride = bcq_lanes.stride(case.rows)
+    octets = knobs["octets"] or _octets(stride // 8, slices * case.m, gpu.sms * blocks)
+    grid = (-(-stride // (8 * octets)), slices, case.m)
+    buffers = ("planes", "alpha", "offset", "x", "y", "partial", "arrived")
+    numbers = (case.rows, case.columns, stride, case.group, words, scales, octets)
+    return Plan(
+        file=FILE,
+        parameters={
+            "BITS": case.bits,
+            "THREADS": threads,
+            "BLOCKS": blocks,
+            "DEPTH": _depth(case),
+            "TABLE_TYPE": "__half" if half else "float",
+            **case.types,
+        },
+        steps=(Step("lut_gemv_r3", grid, threads, (*buffers, *numbers), shared=shared),),
+        workspace={
+            "partial": Space(case.m * slices * stride * 4),
+            "arrived": Space(case.m * grid[0] * 4, zeroed=True),
+        },
+        blocks_per_sm=blocks,
+    )
+
+
+def _threads(case: Case, blocks: int) -> int:
+    """More warps where few planes leave a warp little to load ahead; fewer where several blocks share an SM."""
+    if blocks > 1:
+        return 256
+    return 1024 if case.bits == 1 else 512
+
+
+def _depth(case: Case) -> int:
+    """Loads of 16 bytes that a lane has under way, beside their scales: from 6 on they fill the bandwidth."""
+    return 2 * case.bits if case.bits <= 4 else case.bits
+
+
+def _registers(case: Case) -> int:
+    """Of a thread: what is loaded ahead, and 64 for sums, lookups under way and addresses."""
+    return 64 + _depth(case) * (4 + case.alpha.itemsize)
+
+
+def _octets(all_octets: int, slices: int, blocks: int) -> int:
+    """Rows / 8 of a block: as many blocks of rows as fill the GPU once; several rounds if slices alone do."""
+    return -(-all_octets // max(1, blocks // slices))
+
+
+VARIANT = Variant(
+    name="r3",
+    idea="every lane its own tables in its own bank: lookups without conflicts",
+    knobs={"threads": AUTO, "octets": AUTO, "table": "auto"},
+    pack=bcq_lanes.pack,
+    refuses=refuses,
+    plan=plan,
+)
