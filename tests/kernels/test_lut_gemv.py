@@ -88,6 +88,8 @@ def test_what_does_not_exist_is_refused_in_words():
         LutlabError, match="131072 bytes of shared memory a block, sm_86 has 101376"
     ):
         lut_gemv.variant("r1").plan_for(a_case(columns=4096), RTX_3090, knobs)
+    with pytest.raises(LutlabError, match="blocks for 70000 rows of x and K=256"):
+        lut_gemv.variant("r1").plan_for(a_case(m=70_000), H200)
     with pytest.raises(
         LutlabError, match=r"x is torch.bfloat16: the GPU kernels take float16 and float32"
     ):

@@ -55,6 +55,7 @@ RTX_3090 = Gpu("sm_86", 82, 101_376, 102_400)
 H200 = Gpu("sm_90", 132, 232_448, 233_472)
 GPUS = (A100, RTX_3090, H200)
 SM_REGISTERS = 65_536  # of all three
+GRID_LIMIT = 65_535  # blocks in y and in z
 
 
 @dataclass(frozen=True)
@@ -181,7 +182,13 @@ class Variant:
         knobs = self.with_knobs(given or {})
         if why := self.refuses(case, knobs):
             return why
-        shared = max(step.shared for step in self.plan(case, gpu, knobs).steps)
+        steps = self.plan(case, gpu, knobs).steps
+        if max(n for step in steps for n in step.grid[1:]) > GRID_LIMIT:
+            return (
+                f"{self.name} would launch {steps[-1].grid} blocks for {case.m} rows of x and K={case.columns}, CUDA "
+                f"takes {GRID_LIMIT} in y and z: multiply fewer rows at a time, or take longer groups or tiles"
+            )
+        shared = max(step.shared for step in steps)
         if shared > gpu.block_shared:
             return (
                 f"{self.name} with {knobs} needs {shared} bytes of shared memory a block, {gpu.arch} has "
