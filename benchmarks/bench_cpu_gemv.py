@@ -76,16 +76,32 @@ def ours(shape: tuple[int, int], m: int, args: argparse.Namespace) -> list[Entra
         plain = bcq.pack(bcq.from_uniform(uniform))
         alpha = torch.rand(q, rows, groups, generator=generator).half()
         planes = bcq.PackedBCQ(plain.planes, alpha, None, shape, GROUP)
-        weights = {f"bcq q{q}": (bcq_gemv, bcq_rows.pack(planes))}
+        lanes = bcq_gemv.lane_bytes(on, GROUP, columns)
+        packed = bcq_rows.pack(planes, lane_bytes=lanes)
+        weights = {f"bcq q{q}": (packed, bcq_gemv.kernel(packed, on), "fp32", 1e-6)}
+        if lanes != 4 and q == 4:
+            packed = bcq_rows.pack(planes)
+            weights[f"bcq q{q}, tables of floats"] = (
+                packed,
+                bcq_gemv.kernel(packed, on),
+                "fp32",
+                1e-6,
+            )
+        if (on.name, bcq_gemv.INT16) in bcq_gemv.INTEGERS:
+            few = bcq_gemv.lane_bytes(on, GROUP, columns, bcq_gemv.INT16)
+            packed = bcq_rows.pack(planes, lane_bytes=few)
+            kernel = bcq_gemv.kernel(packed, on, bcq_gemv.INT16)
+            weights[f"{kernel.variant} q{q}"] = (packed, kernel, kernel.variant.split()[-1], 1e-4)
         if q <= 3:
-            weights[f"uniform q{q} as planes"] = (bcq_gemv, bcq_rows.pack_uniform(uniform))
+            packed = bcq_rows.pack_uniform(uniform, lane_bytes=lanes)
+            weights[f"uniform q{q} as planes"] = (packed, bcq_gemv.kernel(packed, on), "fp32", 1e-6)
         if q == 4:
-            weights[f"uniform q{q}"] = (uniform_gemv, uniform_rows.pack(uniform))
-        for name, (op, packed) in weights.items():
-            kernel = op.kernel(packed, on)
+            packed = uniform_rows.pack(uniform)
+            weights[f"uniform q{q}"] = (packed, uniform_gemv.kernel(packed, on), "fp32", 1e-6)
+        for name, (packed, kernel, activations, limit) in weights.items():
             dense = packed.dequantize().double()
             error = relative(kernel.gemv(x, packed), x, dense)
-            assert error < 1e-5, (name, error)
+            assert error < limit, (name, error)
             streams = [packed.stream.clone() for _ in range(copies(packed.stream.numel(), args))]
 
             def run(i: int, kernel=kernel, packed=packed, streams=streams) -> None:
@@ -93,8 +109,9 @@ def ours(shape: tuple[int, int], m: int, args: argparse.Namespace) -> list[Entra
                 kernel.gemv(x, packed)
 
             size = packed.stream.numel()
+            named = f"lutlab {name} ({on.name})"
             found.append(
-                Entrant(f"lutlab {name} ({on.name})", size, len(streams), run, error=error)
+                Entrant(named, size, len(streams), run, error=error, activations=activations)
             )
             if m > 1 and name.endswith("q4"):
                 room = torch.empty(shape)

@@ -12,6 +12,7 @@ from lutlab.errors import LutlabError
 from lutlab.formats import bcq
 from lutlab.kernels import linear
 from lutlab.kernels.linear import cpu_linear
+from lutlab.kernels.rows_gemv import prefetch_bytes
 
 N, K = 40, 72
 WEIGHTS = {
@@ -52,15 +53,15 @@ def test_half_precision_stays_half_precision(dtype, limit, rows):
 @pytest.mark.parametrize(
     ("kind", "layout", "variant"),
     [
-        ("planes", "planes 40 72 3 16 float16 float32 4 exact", "bcq lut"),
-        ("uniform planes", "planes 40 72 3 16 float16 int16 4 exact", "bcq lut"),
-        ("codes", "fields 40 72 4 16 float16", "uniform convert"),
+        ("planes", "planes 40 72 3 16 512 float16 float32 4 exact {}", "bcq lut"),
+        ("uniform planes", "planes 40 72 3 16 512 float16 int16 4 exact {}", "bcq lut"),
+        ("codes", "fields 40 72 4 16 1024 float16 None 4 exact {}", "uniform convert"),
     ],
 )
 def test_uniform_codes_take_the_faster_of_their_two_layouts(kind, layout, variant):
     chosen = cpu_linear(WEIGHTS[kind]())
     threads = torch.get_num_threads()
-    assert chosen.layout == layout
+    assert chosen.layout == layout.format(prefetch_bytes(detect()))
     assert chosen.describe(few=True) == f"{variant}, {detect().name}, {threads} threads"
     assert chosen.describe(few=False).startswith(f"dequantize every call ({variant}, ")
 

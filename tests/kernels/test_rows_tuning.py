@@ -1,15 +1,19 @@
-"""Tuning: all candidates give the same product, the fastest is chosen, kept and found again."""
+"""Tuning: all candidates give the same product, the fastest is chosen, kept, found again, and used when packing."""
+
+from dataclasses import replace
 
 import pytest
 import torch
 from tests.kernels.weights import packed, uniform_tensor
 
 from lutlab.codegen import isa
-from lutlab.formats import uniform_rows
-from lutlab.kernels import rows_tuning, uniform_gemv
+from lutlab.formats import bcq, uniform_rows
+from lutlab.kernels import linear, rows_tuning, uniform_gemv
 from lutlab.kernels.rows_tuning import PANELS, PREFETCHES, Tuning
 
-PLAIN = uniform_tensor(40, 1500, 4, 64)
+PLAIN = uniform_tensor(40, 2500, 4, 64)
+DEFAULT = Tuning(panel_columns=1024, prefetch_bytes=4096)
+FASTEST = Tuning(panel_columns=512, prefetch_bytes=16384)
 
 
 def pack(panel):
@@ -22,45 +26,76 @@ def kernel():
 
 @pytest.fixture
 def made_up(monkeypatch, tmp_path):
-    """Times that are a function of the candidate, and a cache folder of the test's own."""
-    built = kernel()
-    monkeypatch.setenv("LUTLAB_CACHE", str(tmp_path))
+    """Times that are a function of the candidate, and a tuning file of the test's own."""
+    monkeypatch.setattr(rows_tuning, "_file", lambda: tmp_path / "tuning.json")
+    calls = []
 
-    def times(kernel, weight, threads, cold_bytes, seconds):
-        return {p: abs(p - 4096) + abs(weight.panel_columns - 1024) + 1.0 for p in PREFETCHES}
+    def times(kernel, pack, panels, prefetches, **_):
+        calls.append((panels, prefetches))
+        pairs = [Tuning(panel, distance) for panel in panels for distance in prefetches]
+        return {pair: 2.0 - (pair == FASTEST) for pair in pairs}
 
-    monkeypatch.setattr(rows_tuning, "time_distances", times)
-    return built
+    monkeypatch.setattr(rows_tuning, "times", times)
+    return calls
 
 
 def test_the_fastest_pair_is_kept_for_its_shape_and_threads(made_up):
-    assert rows_tuning.known(made_up, pack(512), 1) == Tuning()
-    best = rows_tuning.tune(made_up, pack, threads=1)
-    assert best == Tuning(panel_columns=1024, prefetch_bytes=4096)
-    assert rows_tuning.known(made_up, pack(512), 1) == best
-    assert rows_tuning.known(made_up, pack(512), 2) == Tuning()
-    assert rows_tuning.known(made_up, packed(40, 1400, "codes", 4, 64), 1) == Tuning()
-    assert rows_tuning.tune(made_up, pack, threads=2) == best
-    assert rows_tuning.known(made_up, pack(512), 1) == best
+    one = kernel()
+    assert rows_tuning.known(one, pack(512), 1) is None
+    assert rows_tuning.tune(one, pack, DEFAULT, threads=1) == FASTEST
+    assert made_up == [(PANELS, PREFETCHES)]
+    assert rows_tuning.known(one, pack(1024), 1) == FASTEST
+    assert rows_tuning.known(one, pack(512), 2) is None
+    assert rows_tuning.known(one, packed(40, 1400, "codes", 4, 64), 1) is None
+    assert rows_tuning.tune(one, pack, DEFAULT, threads=2) == FASTEST
+    assert rows_tuning.known(one, pack(512), 1) == FASTEST
+
+
+def test_the_default_stays_where_another_pair_is_hardly_faster(made_up, monkeypatch):
+    hardly = {FASTEST: 1.0, DEFAULT: 1.01, Tuning(512, 2048): 1.5}
+    monkeypatch.setattr(rows_tuning, "times", lambda *_, **__: hardly)
+    assert rows_tuning.tune(kernel(), pack, DEFAULT, threads=1) == DEFAULT
+    hardly[DEFAULT] = 1.1
+    assert rows_tuning.tune(kernel(), pack, DEFAULT, threads=1) == FASTEST
 
 
 @pytest.mark.parametrize("content", ["", "[1]", '{"a": 3}', '{"a": {"panel": 1}}'])
 def test_a_damaged_file_counts_as_none(made_up, content):
-    rows_tuning.tune(made_up, pack, threads=1)
+    rows_tuning.tune(kernel(), pack, DEFAULT, threads=1)
     rows_tuning._file().write_text(content)
-    assert rows_tuning.known(made_up, pack(512), 1) == Tuning()
-    rows_tuning.tune(made_up, pack, threads=1)
-    assert rows_tuning.known(made_up, pack(512), 1) != Tuning()
+    assert rows_tuning.known(kernel(), pack(512), 1) is None
+    rows_tuning.tune(kernel(), pack, DEFAULT, threads=1)
+    assert rows_tuning.known(kernel(), pack(512), 1) == FASTEST
 
 
-def test_real_times_of_every_distance():
-    found = rows_tuning.time_distances(kernel(), pack(256), 1, cold_bytes=0, seconds=0)
-    assert set(found) == set(PREFETCHES)
+def test_a_layer_is_packed_as_tuned_and_tuned_only_when_asked(made_up, monkeypatch):
+    weight = bcq.pack(bcq.from_uniform(PLAIN))
+    x = torch.randn(2, 2500, generator=torch.Generator().manual_seed(0))
+    untuned = linear.cpu_linear(weight)
+    assert made_up == []
+    assert untuned.packed.panel_columns == uniform_rows.PANEL_COLUMNS
+    monkeypatch.setenv("LUTLAB_TUNE", "1")
+    tuned = linear.cpu_linear(weight)
+    assert len(made_up) == 1
+    monkeypatch.delenv("LUTLAB_TUNE")
+    for chosen in (tuned, linear.cpu_linear(weight)):
+        assert chosen.packed.panel_columns == FASTEST.panel_columns
+        assert chosen.kernel.prefetch_bytes == FASTEST.prefetch_bytes
+        torch.testing.assert_close(chosen(x), untuned(x), rtol=1e-4, atol=1e-3)
+    assert len(made_up) == 1, "what was found is read, not looked for again"
+
+
+def test_real_times_of_every_pair():
+    found = rows_tuning.times(kernel(), pack, (256, 512), (0, 64), cold_bytes=0, seconds=0)
+    assert set(found) == {Tuning(panel, distance) for panel in (256, 512) for distance in (0, 64)}
     assert all(seconds > 0 for seconds in found.values())
 
 
 def test_candidates_give_the_same_product():
-    x = torch.randn(2, 1500, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(2, 2500, generator=torch.Generator().manual_seed(0))
     expected = kernel().gemv(x, pack(512))
     for panel in PANELS:
         torch.testing.assert_close(kernel().gemv(x, pack(panel)), expected, rtol=1e-4, atol=1e-3)
+    for distance in PREFETCHES:
+        far = replace(kernel(), prefetch_bytes=distance)
+        assert torch.equal(far.gemv(x, pack(512)), expected)

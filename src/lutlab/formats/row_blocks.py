@@ -10,9 +10,9 @@
 
 A unit is the columns that share scales: one group, a piece of a group longer than 32 words, or one word holding
 several groups of 8 or 16. Its columns are a whole number of words: what a group lacks, and what K lacks in the last
-unit, is padding that multiplies activations of 0. A panel is as many units as make 512 columns: the tables or
-activations of a panel stay in the L1 cache while all rows pass. The kernel reads the stream from front to back, so
-one prefetch distance serves. N is padded to a multiple of 32.
+unit, is padding that multiplies activations of 0. A panel is as many units as make 512 columns, or what the layout
+says: the tables or activations of a panel stay in the L1 cache while all rows pass. The kernel reads the stream from
+front to back, so one prefetch distance serves. N is padded to a multiple of 32.
 """
 
 from __future__ import annotations

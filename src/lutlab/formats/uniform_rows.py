@@ -17,13 +17,15 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from lutlab.formats import bcq, row_blocks
-from lutlab.formats.row_blocks import PANEL_COLUMNS, ROWS, Geometry
+from lutlab.formats.row_blocks import ROWS, Geometry
 from lutlab.records import UniformTensor
 
 if TYPE_CHECKING:
     import torch
 
 WORD = 32
+# A panel is wider than that of tables: of the activations themselves, more fit the cache.
+PANEL_COLUMNS = 1024
 # Codes packed at a time, so that what is made of them stays in the cache.
 CHUNK_CODES = 2**18
 

@@ -24,7 +24,7 @@ from lutlab.codegen.isa import Isa, detect
 from lutlab.errors import LutlabError, nearest
 from lutlab.formats.bcq import WORD
 from lutlab.formats.row_blocks import geometry
-from lutlab.kernels.rows_gemv import C_NAMES, Kernel
+from lutlab.kernels.rows_gemv import C_NAMES, Kernel, prefetch_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -85,7 +85,8 @@ def kernel(packed: PackedBCQRows, isa: Isa | None = None, tables: str = EXACT) -
     _, table_bits, variant = _kind(packed, isa, tables)
     name = f"bcq-q{packed.bits}" + (f"-int{table_bits}" if table_bits else "")
     built = library.load(source(packed, isa, tables), name, isa)
-    return Kernel(built, variant, isa.name, None if packed.bits <= 2 else DENSE_ROWS)
+    dense_rows = None if packed.bits <= 2 else DENSE_ROWS
+    return Kernel(built, variant, isa.name, dense_rows, prefetch_bytes(isa))
 
 
 def _kind(packed: PackedBCQRows, isa: Isa, tables: str) -> tuple[int, int | None, str]:

@@ -6,7 +6,8 @@
     from dense_rows rows of x on   the kernel dequantizes, torch multiplies; nothing dense is kept
 
 Planes are packed for the tables that are fastest here (bcq_gemv). LUTLAB_TABLES=int16 asks for the faster and less
-exact ones of planes; the variant's name, in every record, says what ran.
+exact ones of planes; the variant's name, in every record, says what ran. LUTLAB_TUNE=1 tries prefetch distances and
+panels for a shape that was not tuned yet (rows_tuning).
 
 The product of few rows is torch.ops.lutlab.rows_gemv, which torch.compile and graphs take as one operation. It passes
 no gradients.
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import functools
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -27,7 +28,7 @@ from lutlab.formats.bcq_rows import PackedBCQRows
 from lutlab.formats.row_blocks import Geometry
 from lutlab.formats.uniform import to_uniform
 from lutlab.formats.uniform_rows import PackedUniformRows
-from lutlab.kernels import bcq_gemv, uniform_gemv
+from lutlab.kernels import bcq_gemv, rows_tuning, uniform_gemv
 from lutlab.kernels.rows_gemv import Kernel
 
 _LIBRARY = torch.library.Library("lutlab", "DEF")
@@ -76,48 +77,55 @@ def cpu_linear(packed: PackedBCQ, tables: str | None = None) -> CpuLinear:
     uniform = to_uniform(bcq.unpack(packed))
     lanes = bcq_gemv.lane_bytes(detect(), packed.group_size, packed.shape[1], tables)
     if uniform is None:
-        rows = bcq_rows.pack(packed, lane_bytes=lanes)
+        pack = functools.partial(bcq_rows.pack, packed, lane_bytes=lanes)
     elif uniform.bits < 4:
-        rows = bcq_rows.pack_uniform(uniform, lane_bytes=lanes)
+        pack = functools.partial(bcq_rows.pack_uniform, uniform, lane_bytes=lanes)
     else:
-        rows = uniform_rows.pack(uniform)
-    layout = _layout(rows, tables)
+        pack = functools.partial(uniform_rows.pack, uniform)
+    rows = pack()
+    kernel = _kernel(_layout(rows, tables, None))
+    best = rows_tuning.choose(kernel, rows, lambda panel: pack(panel_columns=panel))
+    if best.panel_columns != rows.panel_columns:
+        rows = pack(panel_columns=best.panel_columns)
+    layout = _layout(rows, tables, best.prefetch_bytes)
     return CpuLinear(rows, rows.channels, _kernel(layout), layout)
 
 
 # ---- the operation: a layout travels as a string, torch's schemas know no records ----
 
 
-def _layout(packed: PackedBCQRows | PackedUniformRows, tables: str) -> str:
-    """Kind, N, K, bits, group size, dtypes, order of bytes and tables: what a kernel has to know beside the tensors.
+def _layout(
+    packed: PackedBCQRows | PackedUniformRows, tables: str, prefetch_bytes: int | None
+) -> str:
+    """Kind, N, K, bits, group size, panel, dtypes, order of bytes; tables, prefetch distance: all but the tensors.
 
-    >>> _layout(packed, "exact")  # doctest: +SKIP
-    'planes 4096 4096 3 128 float16 int16 4 exact'
+    >>> _layout(packed, "exact", 4096)  # doctest: +SKIP
+    'planes 4096 4096 3 128 512 float16 int16 4 exact 4096'
     """
     planes = isinstance(packed, PackedBCQRows)
-    words = [*packed.shape, packed.bits, packed.group_size, packed.scale_dtype]
-    words += [packed.offset_dtype, packed.lane_bytes, tables] if planes else []
-    named = (
-        str(word).removeprefix("torch.") for word in ("planes" if planes else "fields", *words)
-    )
-    return " ".join(named)
+    words = [*packed.shape, packed.bits, packed.group_size, packed.panel_columns]
+    dtypes = [packed.scale_dtype, packed.offset_dtype if planes else None]
+    words += [str(dtype).removeprefix("torch.") for dtype in dtypes]
+    words += [packed.lane_bytes if planes else 4, tables, prefetch_bytes]
+    return " ".join(map(str, ("planes" if planes else "fields", *words)))
 
 
 @functools.cache
 def _empty(layout: str) -> PackedBCQRows | PackedUniformRows:
     """The record of a layout, without its stream."""
-    kind, rows, columns, bits, group_size, scale, *planes = layout.split()
+    kind, *numbers, scale, offset, lanes, _, _ = layout.split()
+    rows, columns, bits, group_size, panel = map(int, numbers)
     record, more = PackedUniformRows, {}
     if kind == "planes":
-        offset, lanes, _ = planes
         record = PackedBCQRows
         more = {"offset_dtype": getattr(torch, offset, None), "lane_bytes": int(lanes)}
     return record(
         stream=torch.empty(0, dtype=torch.uint8),
-        shape=(int(rows), int(columns)),
-        bits=int(bits),
-        group_size=int(group_size),
+        shape=(rows, columns),
+        bits=bits,
+        group_size=group_size,
         scale_dtype=getattr(torch, scale),
+        panel_columns=panel,
         **more,
     )
 
@@ -125,9 +133,14 @@ def _empty(layout: str) -> PackedBCQRows | PackedUniformRows:
 @functools.cache
 def _kernel(layout: str) -> Kernel:
     empty = _empty(layout)
+    *_, tables, prefetch_bytes = layout.split()
     if isinstance(empty, PackedUniformRows):
-        return uniform_gemv.kernel(empty)
-    return bcq_gemv.kernel(empty, tables=layout.split()[-1])
+        kernel = uniform_gemv.kernel(empty)
+    else:
+        kernel = bcq_gemv.kernel(empty, tables=tables)
+    if prefetch_bytes == "None":
+        return kernel
+    return replace(kernel, prefetch_bytes=int(prefetch_bytes))
 
 
 @dataclass(frozen=True)
@@ -138,6 +151,7 @@ class _Weight:
     shape: tuple[int, int]
     bits: int
     group_size: int
+    panel_columns: int
     geometry: Geometry
     channels: torch.Tensor | None
 
@@ -147,7 +161,7 @@ def _rows_gemv(
     x: torch.Tensor, stream: torch.Tensor, channels: torch.Tensor | None, layout: str
 ) -> torch.Tensor:
     empty = _empty(layout)
-    known = empty.shape, empty.bits, empty.group_size, empty.geometry
+    known = empty.shape, empty.bits, empty.group_size, empty.panel_columns, empty.geometry
     weight = _Weight(stream, *known, channels)
     return _kernel(layout).gemv(x, weight).contiguous()  # of N padded to blocks
 

@@ -17,11 +17,13 @@ from lutlab.errors import LutlabError
 from lutlab.formats.row_blocks import ROWS, blocks_of
 
 if TYPE_CHECKING:
+    from lutlab.codegen.isa import Isa
     from lutlab.formats.row_blocks import Geometry
 
 C_NAMES = {torch.float16: "f16", torch.float32: "f32", torch.int16: "i16"}
 BATCH = 64  # rows of x that share one reading of the weights
-PREFETCH_BYTES = 8192
+# How far ahead the stream is fetched, by instruction set ("": all others); rows_tuning.py finds better ones.
+PREFETCH_BYTES = {"avx512": 8192, "": 4096}
 
 
 class RowsWeight(Protocol):
@@ -31,6 +33,7 @@ class RowsWeight(Protocol):
     shape: tuple[int, int]
     bits: int
     group_size: int
+    panel_columns: int
     geometry: Geometry
     channels: torch.Tensor | None
 
@@ -44,7 +47,7 @@ class Kernel:
     isa: str
     # rows of x from which on dense() and a product by torch are faster; None: not up to 256
     dense_rows: int | None
-    prefetch_bytes: int = PREFETCH_BYTES
+    prefetch_bytes: int
 
     def describe(self, threads: int | None = None) -> str:
         """Variant, instruction set and threads, for a record."""
@@ -140,6 +143,11 @@ class Kernel:
             ctypes.c_int(self.threads(threads)),
         )
         return out
+
+
+def prefetch_bytes(isa: Isa) -> int:
+    """The default for an instruction set."""
+    return PREFETCH_BYTES.get(isa.name, PREFETCH_BYTES[""])
 
 
 def check_input(x: torch.Tensor, in_features: int) -> None:

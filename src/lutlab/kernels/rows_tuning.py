@@ -1,10 +1,11 @@
 """The fastest prefetch distance and panel width of a kernel over blocks of rows, by trying them on this machine.
 
-    best = argmin over panel_columns, prefetch_bytes of the time of y = x W^T with W not in the cache
+    best = argmin over panel_columns, prefetch_bytes of the time of y = x W^T, one row of x, W not in the cache
 
-`tune` tries all pairs on one shape with cold weights and keeps the answer in the cache folder, beside the libraries,
-by kernel, CPU, bits, group size, shape and threads; `known` reads it, or gives the defaults where nothing was tuned.
-The prefetch distance is an argument of the kernel; the panel width is a matter of packing.
+Nothing is tried unasked: the defaults are those found best on the machines seen (kernels/README.md). LUTLAB_TUNE=1
+asks, for every shape that is packed and was not tuned yet; an answer is kept in the cache folder, beside the libraries,
+by kernel, CPU, bits, group size, shape and threads, and used from then on. The prefetch distance is an argument of the
+kernel, the panel width a matter of packing; rows a block are 32, since the registers hold no more.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import logging
+import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -23,78 +26,114 @@ import torch
 from lutlab.atomic import write_atomically
 from lutlab.codegen import library
 from lutlab.codegen.isa import features
-from lutlab.formats.row_blocks import PANEL_COLUMNS
-from lutlab.kernels.rows_gemv import PREFETCH_BYTES, Kernel, RowsWeight
+from lutlab.kernels.rows_gemv import Kernel, RowsWeight
 
-PANELS = (256, 512, 1024)
-PREFETCHES = (1024, 2048, 4096, 8192, 16384)
-# Copies that are passed through so that none is in the cache when its turn comes, and seconds to spend on a shape.
+log = logging.getLogger(__name__)
+PANELS = (512, 1024)
+PREFETCHES = (2048, 4096, 8192, 16384)
+# Copies of the weight are passed through so that none is in the cache when its turn comes; seconds a shape.
 COLD_BYTES = 320 * 2**20
-SECONDS = 20.0
+SECONDS = 10.0
+MARGIN = 0.02
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """What was found, or the defaults."""
+    """What a kernel is called with and how its weight is packed."""
 
-    panel_columns: int = PANEL_COLUMNS
-    prefetch_bytes: int = PREFETCH_BYTES
+    panel_columns: int
+    prefetch_bytes: int
+
+
+def choose(kernel: Kernel, weight: RowsWeight, pack: Callable[[int], RowsWeight]) -> Tuning:
+    """What was tuned for this kernel, shape and number of threads; with LUTLAB_TUNE=1 it is, now; else the defaults.
+
+    Args:
+        kernel: of the weight.
+        weight: packed by default.
+        pack: panel columns -> the weight packed so.
+    """
+    default = Tuning(weight.panel_columns, kernel.prefetch_bytes)
+    kept = known(kernel, weight)
+    if kept or os.environ.get("LUTLAB_TUNE", "0") == "0":
+        return kept or default
+    return tune(kernel, pack, default)
 
 
 def tune(
     kernel: Kernel,
     pack: Callable[[int], RowsWeight],
+    default: Tuning,
     *,
     threads: int | None = None,
     cold_bytes: int = COLD_BYTES,
     seconds: float = SECONDS,
 ) -> Tuning:
-    """Try every pair, keep the best in the cache folder and return it.
+    """Try every pair, keep the best in the cache folder and return it; the other arguments are those of times.
 
-    Args:
-        kernel: of the weight.
-        pack: panel columns -> the weight packed so, e.g. `lambda panel: bcq_rows.pack(plain, panel)`.
-        threads: as in Kernel.gemv; the answer is kept for that number.
-        cold_bytes: of all copies of the weight together.
-        seconds: to spend on timing; a pair is timed at least three times.
+    The default stays unless another pair is faster by more than MARGIN, which is about the noise of a busy machine.
 
     Raises:
         LutlabError: the cache folder cannot be written.
     """
-    times = {}
-    for panel in PANELS:
-        weight = pack(panel)
-        spent = seconds / len(PANELS)
-        found = time_distances(kernel, weight, threads, cold_bytes, spent)
-        times |= {Tuning(panel, prefetch): value for prefetch, value in found.items()}
-    best = min(times, key=times.__getitem__)
-    _keep(_key(kernel, weight, threads), best)
+    found = times(
+        kernel, pack, PANELS, PREFETCHES, threads=threads, cold_bytes=cold_bytes, seconds=seconds
+    )
+    best = min(found, key=found.__getitem__)
+    if found.get(default, float("inf")) <= found[best] * (1 + MARGIN):
+        best = default
+    key = _key(kernel, pack(best.panel_columns), threads)
+    log.info("%s: tuned to %s, %.0f us", key, best, found[best] * 1e6)
+    write_atomically(_file(), json.dumps(_read() | {key: asdict(best)}, indent=2).encode())
     return best
 
 
-def time_distances(
-    kernel: Kernel, weight: RowsWeight, threads: int | None, cold_bytes: int, seconds: float
-) -> dict[int, float]:
-    """Prefetch distance -> seconds of a product, the lower quartile; distances take turns, so that all see the same."""
-    count = max(2, -(-cold_bytes // weight.stream.numel()))
-    copies = itertools.cycle([replace(weight, stream=weight.stream.clone()) for _ in range(count)])
+def times(
+    kernel: Kernel,
+    pack: Callable[[int], RowsWeight],
+    panels: Sequence[int],
+    prefetches: Sequence[int],
+    *,
+    threads: int | None = None,
+    cold_bytes: int = COLD_BYTES,
+    seconds: float = SECONDS,
+) -> dict[Tuning, float]:
+    """Seconds of a product for every pair, lower quartiles; pairs take turns, so that all see the same machine.
+
+    Args:
+        kernel: of the weight.
+        pack: panel columns -> the weight packed so, e.g. `lambda panel: bcq_rows.pack(plain, panel)`.
+        panels: columns of a panel.
+        prefetches: bytes ahead.
+        threads: as in Kernel.gemv.
+        cold_bytes: of all copies of the weight together.
+        seconds: to spend on timing; a pair is timed at least five times.
+    """
+    copies = {}
+    for panel in panels:
+        weight = pack(panel)
+        count = max(2, -(-cold_bytes // len(panels) // weight.stream.numel()))
+        copies[panel] = [replace(weight, stream=weight.stream.clone()) for _ in range(count)]
+    kernels = {distance: replace(kernel, prefetch_bytes=distance) for distance in prefetches}
+    turns = {panel: itertools.cycle(weights) for panel, weights in copies.items()}
     x = torch.ones(1, weight.shape[1])
-    samples: dict[int, list[float]] = {prefetch: [] for prefetch in PREFETCHES}
-    kernels = {prefetch: replace(kernel, prefetch_bytes=prefetch) for prefetch in PREFETCHES}
+    samples = {Tuning(panel, distance): [] for distance in prefetches for panel in panels}
     end = time.monotonic() + seconds
-    while len(samples[PREFETCHES[-1]]) < 3 or time.monotonic() < end:
-        for prefetch, candidate in kernels.items():
-            copy = next(copies)
+    rounds = 0
+    while rounds < 5 or time.monotonic() < end:
+        rounds += 1
+        for pair, spent in samples.items():
+            copy = next(turns[pair.panel_columns])
             start = time.perf_counter()
-            candidate.gemv(x, copy, threads=threads)
-            samples[prefetch].append(time.perf_counter() - start)
-    return {prefetch: statistics.quantiles(s, n=4)[0] for prefetch, s in samples.items()}
+            kernels[pair.prefetch_bytes].gemv(x, copy, threads=threads)
+            spent.append(time.perf_counter() - start)
+    return {pair: statistics.quantiles(spent, n=4)[0] for pair, spent in samples.items()}
 
 
-def known(kernel: Kernel, weight: RowsWeight, threads: int | None = None) -> Tuning:
-    """What was tuned for this kernel, shape and number of threads on this machine, else the defaults."""
+def known(kernel: Kernel, weight: RowsWeight, threads: int | None = None) -> Tuning | None:
+    """What was tuned for this kernel, shape and number of threads on this machine."""
     kept = _read().get(_key(kernel, weight, threads))
-    return Tuning(**kept) if kept else Tuning()
+    return Tuning(**kept) if kept else None
 
 
 def _key(kernel: Kernel, weight: RowsWeight, threads: int | None) -> str:
@@ -117,7 +156,3 @@ def _read() -> dict[str, dict[str, int]]:
         return {key: asdict(Tuning(**value)) for key, value in found.items()}
     except (OSError, ValueError, TypeError, AttributeError):
         return {}
-
-
-def _keep(key: str, tuning: Tuning) -> None:
-    write_atomically(_file(), json.dumps(_read() | {key: asdict(tuning)}, indent=2).encode())
