@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from omegaconf import OmegaConf
 
 from lutlab.errors import LutlabError
-from lutlab.sweeping import parse, rows_of
+from lutlab.sweeping import parse, rows_of, variant
 
 
 def rows(*arguments: str, selected: tuple[str, ...] = ()) -> list[str]:
@@ -28,3 +29,22 @@ def test_what_any_row_fixes_cannot_be_given_on_the_command_line() -> None:
     with pytest.raises(LutlabError, match=r"^sublayers.attention.q= contradicts"):
         rows("+exp=fig14", "sublayers.attention.q=3")
     assert rows("+exp=fig14", "calibration.samples=8")
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "folder"),
+    [
+        ("hub", "llama-7b", "embedded-llama-7b"),
+        ("folder", "models/stories260K", "embedded-stories260K"),
+        ("synthetic", "synthetic-huggyllama/llama-7b", "embedded-synthetic-llama-7b"),
+        ("synthetic", "synthetic-llama-embedded-s", "embedded-synthetic-llama-embedded-s"),
+    ],
+)
+def test_another_models_report_has_a_folder_that_names_it(source, name, folder) -> None:
+    (request,) = parse(["+exp=qigen/fig4", "model=any"])
+    config = {
+        "scale": "embedded",
+        "data": {"root": None, "limit": None},
+        "model": {"source": source, "name": name},
+    }
+    assert variant(request, OmegaConf.create(config)) == folder

@@ -78,7 +78,8 @@ def variant(request: Request, config: DictConfig) -> str:
     if config.data.limit:
         parts.append(f"first{config.data.limit}")
     if request.artifact and any(o.startswith("model=") for o in request.arguments):
-        parts.append(Path(config.model.name).name)
+        kind = "synthetic-" if config.model.source == "synthetic" else ""
+        parts.append(kind + Path(config.model.name).name.removeprefix(kind))
     return "-".join(parts)
 
 
