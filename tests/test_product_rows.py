@@ -73,6 +73,8 @@ def test_a_large_product_costs_more_than_a_small_one() -> None:
         (["model=product", "model.id=4096", SPEED], "not the shape of a product"),
         (["model=product", "model.id=96x80", "kernel=ato", SPEED], "did you mean 'auto'"),
         (["kernel=optq"], "set model=product"),
+        (["mu=4"], "mu is of a single product"),
+        ([*PRODUCT[:2], "+knobs.luts=4", SPEED], "kernel=auto has no knob 'luts'"),
     ],
 )
 def test_mistakes_are_messages(command: CommandLine, overrides: list[str], message: str) -> None:
@@ -87,8 +89,10 @@ def test_the_choice_of_a_kernel_names_a_cell_and_no_choice_leaves_names_as_they_
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         specs = [
             plan.run_spec(compose("config", [*PRODUCT[:3], "method=rtn", "q=3", *more]))
-            for more in ([], ["kernel=optq"])
+            for more in ([], ["kernel=optq"], ["kernel=r0", "mu=4", "+knobs.luts=4"])
         ]
-    auto, optq = (plan._run_identity(spec) for spec in specs)
+    auto, optq, r0 = (plan._run_identity(spec) for spec in specs)
     assert "kernel" not in auto
+    assert "knobs" not in auto
     assert optq == auto | {"kernel": "optq"}
+    assert r0 == auto | {"kernel": "r0", "knobs": (("luts", 4), ("mu", 4))}

@@ -100,7 +100,10 @@ class LoggerConfig:
 
 @dataclass
 class Config:
-    """Everything a run depends on. `artifact` and `row` are set by +exp and the sweeper; `threads`: null is torch's."""
+    """Everything a run depends on. `artifact` and `row` are set by +exp and the sweeper; `threads`: null is torch's.
+
+    `knobs` are those of the GPU kernel's variant that `kernel` names (kernels/lut_gemv); mu is one, by the papers' word.
+    """
 
     artifact: str = ""
     row: str = ""
@@ -113,6 +116,7 @@ class Config:
     g: int = 128
     mu: int = 8
     kernel: str = "auto"
+    knobs: dict[str, Any] = field(default_factory=dict)
     sublayers: SublayersConfig = field(default_factory=SublayersConfig)
     budget: float | None = None
     candidates: CandidatesConfig = field(default_factory=CandidatesConfig)

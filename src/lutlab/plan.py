@@ -15,6 +15,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from lutlab import registry
+from lutlab.config import Config
 from lutlab.data import folder, load_text
 from lutlab.data.protocols import PROTOCOLS
 from lutlab.errors import LutlabError, MissingTextError, nearest
@@ -93,8 +94,10 @@ def run_spec(config: DictConfig) -> RunSpec:
     )
     if dtype not in _DTYPES:
         raise LutlabError(f"unknown dtype '{dtype}': {nearest(dtype, _DTYPES)}")
-    if config.kernel != "auto" and config.model.source != "product":
-        raise LutlabError(f"kernel={config.kernel} is of a single product: set model=product")
+    knobs = dict(config.knobs) | ({"mu": config.mu} if config.mu != Config.mu else {})
+    if (config.kernel != "auto" or knobs) and config.model.source != "product":
+        named = min(knobs) if config.kernel == "auto" else f"kernel={config.kernel}"
+        raise LutlabError(f"{named} is of a single product: set model=product")
     candidates = _candidates(config, name, quantizes)
     q, g = (max(q for q, _ in candidates), -1) if candidates else (config.q, config.g)
     looks = candidates or getattr(quantizer, "calibrated", False)
@@ -113,6 +116,7 @@ def run_spec(config: DictConfig) -> RunSpec:
         dtype=dtype,
         seed=config.seed,
         kernel=config.kernel,
+        knobs=tuple(sorted(knobs.items())),
     )
 
 
@@ -295,8 +299,9 @@ def _run_identity(spec: RunSpec) -> dict[str, Any]:
     """A RunSpec with hashes in the place of names that files may change under."""
     run = dataclasses.asdict(spec)
     run["model"] = _fingerprint(spec.model)
-    if spec.kernel == "auto":
-        del run["kernel"]  # as before there was a choice: what is measured stays measured
+    for name, default in (("kernel", "auto"), ("knobs", ())):
+        if run[name] == default:
+            del run[name]  # as before there was a choice: what is measured stays measured
     run["device"] = spec.device.partition(":")[0]
     if spec.calibration:
         text = cached_text(spec.calibration.text)

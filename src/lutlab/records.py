@@ -94,7 +94,8 @@ class RunSpec:
             q and g.
         candidates: with a budget, the (q, g) that a layer may have. q is then the largest of theirs, and g -1.
         skip: patterns (fnmatch) of layer names that stay in full precision.
-        kernel: of a product: `auto` is the best of lutlab's.
+        kernel: of a product: `auto` is the best of lutlab's; knobs: of a named GPU kernel, where they are not its own
+            defaults, sorted by name.
     """
 
     model: ModelSpec
@@ -111,6 +112,7 @@ class RunSpec:
     dtype: str = "float32"
     seed: int = 0
     kernel: str = "auto"
+    knobs: tuple[tuple[str, Any], ...] = ()
 
 
 # ---- tensors ----

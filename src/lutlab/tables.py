@@ -217,7 +217,7 @@ class ArtifactRow:
     @property
     def axis_keys(self) -> set[str]:
         """Config keys this row decides (`model`, `method`, `q`, `g`)."""
-        return {override.partition("=")[0] for override in self.overrides}
+        return {override.lstrip("+").partition("=")[0] for override in self.overrides}
 
 
 def load_artifact(name: str) -> Artifact:

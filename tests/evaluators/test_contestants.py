@@ -131,8 +131,9 @@ def test_relative_error_is_that_of_the_whole_product(monkeypatch):
 class FakeProduct:
     """What lut_gemv.launcher.bind returns, computed on the CPU."""
 
-    def __init__(self, packed, dtype, device, variant):
-        self.dense, self.variant, self.prepared = packed.dequantize(), variant, None
+    def __init__(self, packed, dtype, device, variant, knobs):
+        self.dense, self.variant, self.knobs = packed.dequantize(), variant, knobs
+        self.prepared = None
         buffers = {"planes": packed.planes, "alpha": packed.alpha, "offset": None}
         self.weight = types.SimpleNamespace(buffers=buffers)
 
@@ -158,9 +159,12 @@ def test_on_a_gpu_every_copy_is_a_bound_product(kernel, variant, monkeypatch):
     monkeypatch.setattr("lutlab.kernels.lut_gemv.launcher.bind", bind)
     packed = pack(contestants.draw(row(), SHAPE, 16))
     size = packed.planes.nbytes + packed.alpha.nbytes
-    maker = contestants._Maker(row(), 2 * size, {})
+    spec = row(kernel=kernel, knobs=(("mu", 4),))
+    maker = contestants._Maker(spec, 2 * size, {})
     x = torch.randn(4, 80)
     one = maker._gpu(x, packed, kernel)
     assert (one.name, one.bytes, one.copies) == (f"lut_gemv {variant}", size, 2)
-    assert [product.prepared for product in made] == [4, 4]
+    assert [(product.prepared, product.knobs) for product in made] == [(4, {"mu": 4})] * 2
+    maker._gpu(x, packed, "auto" if kernel == "lut_gemm" else "other")
+    assert made[-1].knobs is None, "the knobs are the row's kernel's"
     torch.testing.assert_close(one.run(1), x @ packed.dequantize().t())

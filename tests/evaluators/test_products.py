@@ -47,6 +47,8 @@ def test_what_cannot_be_measured_says_why():
         ({"kernel": "optq"}, "set method=rtn q=3"),
         ({"kernel": "optq", "method": "rtn", "q": 5}, "2 to 4 bits"),
         ({"kernel": "int8", "method": "rtn", "q": 8}, "set method=rtn q=8 g=-1"),
+        ({"knobs": (("mu", 4),)}, "kernel=auto has no knob 'mu'"),
+        ({"knobs": (("mo", 4),), "kernel": "lut_gemm"}, "r0 has no knob 'mo': did you mean 'mu'"),
         ({"dtype": "float16"}, "timed in float32"),
         ({"device": "spread"}, "one device"),
         ({"shape": "96"}, "not the shape"),
@@ -67,4 +69,7 @@ def test_gpu_kernels_are_known_by_the_names_of_their_variants():
     assert products.obstacle(row(**gpu)) == ""
     assert products.obstacle(row(kernel="r0", **gpu)) == ""
     assert "no CUDA device" in products.obstacle(row(kernel="r0"))
+    knobs = (("luts", 4), ("mu", 4))
+    assert products.obstacle(row(kernel="lut_gemm", knobs=knobs, **gpu)) == ""
+    assert "r0 is a GPU kernel" in products.obstacle(row(kernel="lut_gemm", knobs=knobs))
     assert "on a CPU only" in products.obstacle(row(method="rtn", kernel="optq", **gpu))

@@ -197,10 +197,11 @@ class _Maker:
         """The one place that knows the GPU kernels."""
         from lutlab.kernels.lut_gemv import launcher
 
-        variant = {"auto": None, "lut_gemm": "r0"}.get(kernel, kernel)
+        variant = products.variant_of(kernel)
+        knobs = dict(self.spec.knobs) if kernel == self.spec.kernel else None
 
         def bind() -> launcher.Product:
-            return launcher.bind(packed, x.dtype, x.device, variant).prepare(len(x))
+            return launcher.bind(packed, x.dtype, x.device, variant, knobs).prepare(len(x))
 
         copies = [bind()]
         buffers = copies[0].weight.buffers.values()

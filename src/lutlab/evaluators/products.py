@@ -5,7 +5,8 @@
     method   none: dense · rtn: uniform codes · bcq: binary codes, with an offset where method.offset says so
     kernel   auto: the best of lutlab's for the device · lut_gemm: the papers' own, which is R0 on a GPU
              optq: 3-bit codes, dequantized inside the kernel, as OPTQ's does · int16: tables of 16 bits, on a CPU
-             int8: 8-bit codes and activations by cuBLAS, or torch · r0, r1, …: a variant of the GPU kernel
+             int8: 8-bit codes and activations by cuBLAS, or torch
+             r0, r1, …: a variant of the GPU kernel, with knobs of its own, as mu=4 +knobs.luts=4
 
 contestants.py makes what is timed of it.
 """
@@ -73,19 +74,32 @@ def obstacle(spec: RunSpec) -> str:
         raise LutlabError("kernel=optq multiplies uniform codes of 2 to 4 bits: set method=rtn q=3")
     if spec.kernel == "int8" and (spec.method, spec.q, spec.g) != ("rtn", 8, -1):
         raise LutlabError("kernel=int8 multiplies 8-bit codes alone: set method=rtn q=8 g=-1")
-    variants = () if spec.kernel in KERNELS else _variants()
-    if spec.kernel not in (*KERNELS, *variants):
-        known = [*KERNELS, *ABSENT, *variants]
-        raise LutlabError(f"unknown kernel '{spec.kernel}': {nearest(spec.kernel, known)}")
+    if spec.kernel not in KERNELS or spec.knobs:
+        _check_variant(spec)
     if spec.device == "cpu":
         return _on_a_cpu(spec)
     return f"kernel={spec.kernel} is lutlab's on a CPU only" if spec.kernel in ON_CPU else ""
 
 
-def _variants() -> tuple[str, ...]:
+def _check_variant(spec: RunSpec) -> None:
+    """Raises LutlabError unless the kernel is a variant of the GPU kernel that has all the knobs."""
     from lutlab.kernels import lut_gemv
 
-    return tuple(lut_gemv.VARIANTS)
+    name = variant_of(spec.kernel)
+    if name not in lut_gemv.VARIANTS and spec.kernel in KERNELS:
+        knob = spec.knobs[0][0]
+        raise LutlabError(
+            f"kernel={spec.kernel} has no knob '{knob}': name a variant, as kernel=r0"
+        )
+    if name not in lut_gemv.VARIANTS:
+        known = [*KERNELS, *ABSENT, *lut_gemv.VARIANTS]
+        raise LutlabError(f"unknown kernel '{spec.kernel}': {nearest(spec.kernel, known)}")
+    lut_gemv.variant(name).with_knobs(dict(spec.knobs))
+
+
+def variant_of(kernel: str) -> str | None:
+    """The GPU kernel's variant that a kernel is; None: the best one."""
+    return {"auto": None, "lut_gemm": "r0"}.get(kernel, kernel)
 
 
 def _on_a_cpu(spec: RunSpec) -> str:
@@ -93,8 +107,8 @@ def _on_a_cpu(spec: RunSpec) -> str:
 
     if spec.dtype != "float32":
         raise LutlabError(f"dtype={spec.dtype}: on a CPU a product is timed in float32")
-    if spec.kernel not in KERNELS:
-        return f"{spec.kernel} is a GPU kernel, and there is no CUDA device"
+    if spec.kernel not in KERNELS or spec.knobs:
+        return f"{variant_of(spec.kernel)} is a GPU kernel, and there is no CUDA device"
     try:
         compiler.find()
     except compiler.NoCompiler as error:
