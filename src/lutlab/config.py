@@ -102,7 +102,8 @@ class LoggerConfig:
 class Config:
     """Everything a run depends on. `artifact` and `row` are set by +exp and the sweeper; `threads`: null is torch's.
 
-    `knobs` are those of the GPU kernel's variant that `kernel` names (kernels/lut_gemv); mu is one, by the papers' word.
+    `knobs` are those of the GPU kernel's variant that `kernel` names (kernels/lut_gemv); mu is one, as the papers call
+    it.
     """
 
     artifact: str = ""
