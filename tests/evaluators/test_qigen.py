@@ -51,6 +51,7 @@ def test_measures_with_the_kernels_it_names(monkeypatch):
     )  # decoded, decoded, at once without a cache, timed twice
     assert found.values["tokens_per_s"] > 0
     assert len(found.samples) == 2
+    assert found.facts["searched"] == (4 in qigen_gemv._searched())
     names = found.facts["kernel"]
     assert all(
         name.startswith("qigen q4 g16") for name in ([names] if isinstance(names, str) else names)

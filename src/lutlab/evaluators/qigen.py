@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 class QIGen:
     """Metric `tokens_per_s`, higher is better; samples are the seconds of each repeat.
 
+    The fact `searched`: whether the micro kernels were found by time on this machine (qigen_gemv.search), or are the
+    default ones.
+
     Attributes:
         tokens: to decode.
         repeats: timed, after one that is not.
@@ -53,7 +56,7 @@ class QIGen:
                 decode other tokens than ours.
             NoCompiler: there is no C compiler.
         """
-        from lutlab.kernels.qigen_gemv import variant
+        from lutlab.kernels.qigen_gemv import parameters, variant
 
         model = subject.model
         check_context(model, self.tokens)
@@ -70,8 +73,13 @@ class QIGen:
         with _multiplying(packed):
             found = timed(model, self.tokens, self.repeats)
         names = sorted({variant(weight) for weight in packed.values()})
-        kernel = names[0] if len(names) == 1 else names
-        return dataclasses.replace(found, facts={**found.facts, "kernel": kernel})
+        facts = {
+            "kernel": names[0] if len(names) == 1 else names,
+            "searched": all(
+                parameters(w.shape, w.bits, w.group_size).searched for w in packed.values()
+            ),
+        }
+        return dataclasses.replace(found, facts={**found.facts, **facts})
 
 
 def _packed(model: PreTrainedModel) -> dict[QuantLinear, PackedQIGen]:
