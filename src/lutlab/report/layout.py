@@ -33,7 +33,7 @@ MARKS = {
     "deviates": ("≠", "deviates from the paper's number by more than the tolerance"),
     "stand-in": (
         "†",
-        "stand-in: measured on another model or text, not comparable with the paper's number",
+        "stand-in: measured on another model, text or device, not comparable with the paper's number",
     ),
     "synthetic weights": (
         "‡",
