@@ -11,15 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 
 from lutlab.errors import LutlabError, nearest
+from lutlab.formats import tile_codes
+from lutlab.formats.bcq import PackedBCQ
 from lutlab.groups import group_length
-
-if TYPE_CHECKING:
-    from lutlab.formats.bcq import PackedBCQ
 
 C_TYPES = {torch.float16: "__half", torch.float32: "float"}
 
@@ -60,7 +59,10 @@ GRID_LIMIT = 65_535  # blocks in y and in z
 
 @dataclass(frozen=True)
 class Case:
-    """A product y[m, rows] = x[m, columns] W^T: all that a plan depends on, beside the GPU and the knobs."""
+    """A product y[m, rows] = x[m, columns] W^T: all that a plan depends on, beside the GPU and the knobs.
+
+    uniform: the weight is a uniform code with one scale a group, Eq. 5.
+    """
 
     m: int
     rows: int
@@ -70,6 +72,7 @@ class Case:
     x: torch.dtype  # of x and y
     alpha: torch.dtype
     offset: torch.dtype | None
+    uniform: bool = False
 
     @property
     def group(self) -> int:
@@ -105,7 +108,12 @@ def case(weight: Weight | PackedBCQ, x: torch.dtype, m: int = 1) -> Case:
     offset = None if weight.offset is None else weight.offset.dtype
     if offset == torch.float64:
         offset = torch.float32  # as layouts store it
-    return Case(m, rows, columns, bits, weight.group_size, x, weight.alpha.dtype, offset)
+    uniform = (
+        tile_codes.is_uniform(weight)
+        if isinstance(weight, PackedBCQ)
+        else getattr(weight, "uniform", False)
+    )
+    return Case(m, rows, columns, bits, weight.group_size, x, weight.alpha.dtype, offset, uniform)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,232 @@
+// R5: uniform codes, made halves in registers and multiplied by tensor cores, up to 8 or 16 rows of x at once.
+//
+//     y[m, n] = sum over groups of s[g, n] ( sum_k code[n, k] x[m, k]  -  zero[g, n] sum_k x[m, k] )       Eq. 5
+//
+// A code is put under the mantissa of 1024 (a half whose last bit is 1) by one mask a part, and one fused multiply-add
+// takes the 1024 away: codes and half activations are exact, products and sums are float32. A warp has 16 rows of W,
+// and reads its codes a chunk ahead, in the order of its operands (formats/tile_codes.py). The block has SLICE columns
+// of x in shared memory, as the lanes want them: of each 32 columns, lane l % 4 finds its 8 side by side.
+// With several slices, sums go to `partial`, and the last block of the rows to arrive adds them in the order of slices.
+// grid = (ceil(N / (16 WARPS)), slices, ceil(M / (8 TILES))), 32 WARPS threads.
+//
+// Parameters: BITS (q) · UNITS of 64 columns a chunk · FLUSH columns after which scales are applied, 32, 64 or 128 ·
+// GROUP flushes a group, 0: one group is all of K · SLICE columns, whole chunks · TILES of 8 rows of x, 1 or 2 · WARPS ·
+// BLOCKS that shall share an SM · SCALE_TYPE float or __half.
+
+#include "../common.cuh"
+
+constexpr int COLUMNS = 64 * UNITS;          // of a chunk
+constexpr int WORDS = BITS * UNITS;          // of a lane and chunk
+constexpr int VECTORS = WORDS / 4;
+constexpr int FLUSHES = COLUMNS / FLUSH;
+constexpr int ROWS = 16 * WARPS;
+constexpr int STRIDE = SLICE + 32;           // halves between rows of x: 64 bytes more, and their banks differ
+constexpr int STEP = BITS < 2 ? 1 : BITS < 4 ? 2 : BITS < 8 ? 4 : 8;  // bits of a code's first part
+constexpr int SET = BITS == 7 ? 1 : 8 / STEP;                         // pairs that share a rotation
+
+// D = A B + D of a warp: A 16 x 16 and B 16 x 8 halves, D 16 x 8 floats, in the fragments of PTX's mma.m16n8k16.
+struct Operands {
+    unsigned a[4], b[2];
+};
+#ifdef __CUDACC__
+__device__ __forceinline__ void multiply_add(float4 &d, const Operands &of) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(d.x), "+f"(d.y), "+f"(d.z), "+f"(d.w)
+        : "r"(of.a[0]), "r"(of.a[1]), "r"(of.a[2]), "r"(of.a[3]), "r"(of.b[0]), "r"(of.b[1]));
+}
+#else
+static inline float half_of(unsigned pair, int k) {
+    return to_float(__ushort_as_half(static_cast<unsigned short>(pair >> 16 * (k % 2))));
+}
+static inline void multiply_add(float4 &d, const Operands &mine) {
+    const auto all = cuda_on_host::lanes(0xffffffffu, mine);
+    const int row = threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
+    float *const sums[4] = {&d.x, &d.y, &d.z, &d.w};
+    for (int i = 0; i < 4; i++)
+        for (int k = 0; k < 16; k++) {
+            const Operands left = all[row * 4 + k % 8 / 2], right = all[(column + i % 2) * 4 + k % 8 / 2];
+            *sums[i] += half_of(left.a[i / 2 + k / 8 * 2], k) * half_of(right.b[k / 8], k);
+        }
+}
+#endif
+
+__device__ __forceinline__ unsigned as_word(__half2 pair) { return *reinterpret_cast<unsigned *>(&pair); }
+__device__ __forceinline__ __half2 as_halves(unsigned word) { return *reinterpret_cast<__half2 *>(&word); }
+
+// Adds the part of WIDTH bits from bit FIRST of pair `pair`'s two codes, at its base; `words` begin with the part's.
+template <int WIDTH, int FIRST>
+__device__ __forceinline__ unsigned add_part(unsigned codes, const word_t *words, int pair) {
+    constexpr int TURNS = STEP / WIDTH * (16 / (STEP * SET));  // of a word
+    const int set = pair / SET, i = set % TURNS;
+    const unsigned turn = i % (STEP / WIDTH) * WIDTH + i / (STEP / WIDTH) * STEP * SET;
+    const unsigned mask = ((1u << WIDTH) - 1u) * 0x00010001u << (FIRST + pair % SET * STEP);
+    const word_t word = words[set / TURNS];
+    return ((turn ? __funnelshift_r(word, word, turn) : word) & mask) | codes;
+}
+
+// Two codes as halves, exactly: 1024 + code 2^base, times 2^-base, less 1024 2^-base.
+__device__ __forceinline__ unsigned two_codes(const word_t *words, int pair) {
+    unsigned codes = add_part<STEP, 0>(0x64006400u, words, pair);
+    if (BITS == 3) codes = add_part<1, 2>(codes, words + 2, pair);
+    if (BITS == 5) codes = add_part<1, 4>(codes, words + 4, pair);
+    if (BITS == 6 || BITS == 7) codes = add_part<2, 4>(codes, words + 4, pair);
+    if (BITS == 7) codes = add_part<1, 6>(codes, words + 6, pair);
+    const unsigned base = pair % SET * STEP;
+    const __half scale = __ushort_as_half(static_cast<unsigned short>((15 - base) << 10));           // 2^-base
+    const __half less = __ushort_as_half(static_cast<unsigned short>(0x8000u | (25 - base) << 10));  // -2^(10 - base)
+    return as_word(__hfma2(as_halves(codes), __half2half2(scale), __half2half2(less)));
+}
+
+struct alignas(4 * sizeof(SCALE_TYPE)) Scales {
+    SCALE_TYPE of[4];  // s of rows r and r + 8, zero of both
+};
+struct Chunk {
+    uint4 words[VECTORS];
+    Scales scales[FLUSHES];
+};
+
+__device__ __forceinline__ void load(Chunk &chunk, const uint4 *words, const Scales *scales, size_t group_stride,
+                                     int index, int groups) {
+#pragma unroll
+    for (int v = 0; v < VECTORS; v++) chunk.words[v] = load_stream(words + (index * VECTORS + v) * 32);
+#pragma unroll
+    for (int f = 0; f < FLUSHES; f++) {
+        const int flush = index * FLUSHES + f;
+        const int g = GROUP ? min(flush / (GROUP ? GROUP : 1), groups - 1) : 0;
+        chunk.scales[f] = scales[g * group_stride];
+    }
+}
+
+// Multiplies a chunk by its columns of x and adds to the sums; x and totals begin at the chunk.
+__device__ __forceinline__ void multiply(float4 *sums, const Chunk &chunk, const __half *const *x, const float *totals) {
+    word_t words[WORDS];
+#pragma unroll
+    for (int v = 0; v < VECTORS; v++) {
+        words[4 * v] = chunk.words[v].x;
+        words[4 * v + 1] = chunk.words[v].y;
+        words[4 * v + 2] = chunk.words[v].z;
+        words[4 * v + 3] = chunk.words[v].w;
+    }
+#pragma unroll
+    for (int f = 0; f < FLUSHES; f++) {
+        float4 dots[TILES];
+#pragma unroll
+        for (int t = 0; t < TILES; t++) dots[t] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll
+        for (int part = f * FLUSH / 32; part < (f + 1) * FLUSH / 32; part++) {
+            uint4 columns[TILES];
+#pragma unroll
+            for (int t = 0; t < TILES; t++) columns[t] = *reinterpret_cast<const uint4 *>(x[t] + 32 * part);
+#pragma unroll
+            for (int s = 0; s < 2; s++) {
+                Operands of;
+#pragma unroll
+                for (int r = 0; r < 4; r++) of.a[r] = two_codes(words + part / 2 * BITS, (part % 2 * 2 + s) * 4 + r);
+#pragma unroll
+                for (int t = 0; t < TILES; t++) {
+                    of.b[0] = s ? columns[t].z : columns[t].x;
+                    of.b[1] = s ? columns[t].w : columns[t].y;
+                    multiply_add(dots[t], of);
+                }
+            }
+        }
+        const SCALE_TYPE *const of = chunk.scales[f].of;
+        const float4 scale = make_float4(to_float(of[0]), to_float(of[1]), to_float(of[2]), to_float(of[3]));
+#pragma unroll
+        for (int t = 0; t < TILES; t++) {
+            const float2 total = load2(totals + (f * TILES + t) * 8);
+            sums[t].x = fmaf(scale.x, fmaf(-scale.z, total.x, dots[t].x), sums[t].x);
+            sums[t].y = fmaf(scale.x, fmaf(-scale.z, total.y, dots[t].y), sums[t].y);
+            sums[t].z = fmaf(scale.y, fmaf(-scale.w, total.x, dots[t].z), sums[t].z);
+            sums[t].w = fmaf(scale.y, fmaf(-scale.w, total.y, dots[t].w), sums[t].w);
+        }
+    }
+}
+
+// The slice of m rows of x, zeros behind its end, and the total of each row and flush.
+__device__ __forceinline__ void load_x(__half *values, float *totals, const __half *x, int m, int first, int columns) {
+    for (int n = 0; n < m; n++)
+        for (int k = threadIdx.x; k < SLICE; k += 32 * WARPS) {
+            const int at = k / 32 * 32 + k % 16 / 4 * 8 + k % 32 / 16 * 4 + k % 4;
+            const int column = first + k;
+            values[n * STRIDE + at] = column < columns ? x[static_cast<size_t>(n) * columns + column] : round_to(0.0f, __half());
+        }
+    __syncthreads();
+    for (int item = threadIdx.x / 32; item < SLICE / FLUSH * 8 * TILES; item += WARPS) {
+        const int flush = item / (8 * TILES), n = item % (8 * TILES);
+        float total = 0.0f;
+        if (n < m)
+            for (int k = threadIdx.x % 32; k < FLUSH; k += 32) total += to_float(values[n * STRIDE + flush * FLUSH + k]);
+        total = warp_sum(total);
+        if (threadIdx.x % 32 == 0) totals[item] = total;
+    }
+    __syncthreads();
+}
+
+extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS)
+lut_gemv_r5(const uint4 *words,          // [T][chunks][VECTORS][32], T = ceil(N / 16)
+            const Scales *scales,        // [G][T][8]
+            const __half *x,             // [M][K]
+            __half *y,                   // [M][N]
+            float *partial,              // [M][slices][ROWS gridDim.x], if there are several slices
+            unsigned *arrived,           // [ceil(M / (8 TILES))][gridDim.x], zeros
+            int rows,                    // N
+            int columns,                 // K
+            int all,                     // M
+            int chunks,
+            int groups)                  // G
+{
+    DYNAMIC_SHARED(__half, values);      // [rows of x][STRIDE]
+    __shared__ float totals[SLICE / FLUSH * 8 * TILES];
+    const int from = blockIdx.z * 8 * TILES, m = min(all - from, 8 * TILES), slices = gridDim.y;
+    const int lane = threadIdx.x % 32, tiles = (rows + 15) / 16, tile = blockIdx.x * WARPS + threadIdx.x / 32;
+    const int first = blockIdx.y * (SLICE / COLUMNS), last = min(first + SLICE / COLUMNS, chunks);
+    const bool busy = tile < tiles;
+
+    Chunk now;
+    const uint4 *const own_words = words + static_cast<size_t>(tile) * chunks * VECTORS * 32 + lane;
+    const Scales *const own_scales = scales + static_cast<size_t>(tile) * 8 + lane / 4;
+    const size_t group_stride = static_cast<size_t>(tiles) * 8;
+    if (busy) load(now, own_words, own_scales, group_stride, first, groups);
+    load_x(values, totals, x + static_cast<size_t>(from) * columns, m, first * COLUMNS, columns);
+
+    float4 sums[TILES];
+    const __half *at[TILES];
+    for (int t = 0; t < TILES; t++) {
+        sums[t] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        at[t] = values + min(t * 8 + lane / 4, m - 1) * STRIDE + lane % 4 * 8;  // rows that are not there: any
+    }
+    const float *total = totals + lane % 4 * 2;
+    if (busy)
+        for (int chunk = first; chunk < last; chunk++) {
+            Chunk next;
+            load(next, own_words, own_scales, group_stride, min(chunk + 1, last - 1), groups);
+            multiply(sums, now, at, total);
+            now = next;
+            for (int t = 0; t < TILES; t++) at[t] += COLUMNS;
+            total += FLUSHES * TILES * 8;
+        }
+
+    const int stride = ROWS * gridDim.x, row = tile * 16 + lane / 4;
+    for (int t = 0; t < TILES; t++) {
+        const float values_of[4] = {sums[t].x, sums[t].y, sums[t].z, sums[t].w};
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const int n = t * 8 + lane % 4 * 2 + i % 2, own = row + i / 2 * 8;
+            if (n >= m) continue;
+            if (slices > 1)
+                __stcg(partial + (static_cast<size_t>(from + n) * slices + blockIdx.y) * stride + own, values_of[i]);
+            else if (own < rows)
+                y[static_cast<size_t>(from + n) * rows + own] = __float2half_rn(values_of[i]);
+        }
+    }
+    if (slices == 1 || !last_to_arrive(arrived + blockIdx.z * gridDim.x + blockIdx.x, slices)) return;
+    for (int item = threadIdx.x; item < ROWS * m; item += 32 * WARPS) {
+        const int n = item / ROWS, own = blockIdx.x * ROWS + item % ROWS;
+        if (own >= rows) continue;
+        float sum = 0.0f;
+        for (int s = 0; s < slices; s++) sum += __ldcg(partial + (static_cast<size_t>(from + n) * slices + s) * stride + own);
+        y[static_cast<size_t>(from + n) * rows + own] = __float2half_rn(sum);
+    }
+}
