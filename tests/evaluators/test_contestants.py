@@ -148,7 +148,9 @@ class FakeProduct:
         return x @ self.dense.t()
 
 
-@pytest.mark.parametrize(("kernel", "variant"), [("auto", None), ("lut_gemm", "r0"), ("r1", "r1")])
+@pytest.mark.parametrize(
+    ("kernel", "variant"), [("auto", None), ("lut_gemm", "r0"), ("r1", "r1"), ("optq", "optq")]
+)
 def test_on_a_gpu_every_copy_is_a_bound_product(kernel, variant, monkeypatch):
     made = []
 

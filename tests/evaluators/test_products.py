@@ -72,4 +72,7 @@ def test_gpu_kernels_are_known_by_the_names_of_their_variants():
     knobs = (("luts", 4), ("mu", 4))
     assert products.obstacle(row(kernel="lut_gemm", knobs=knobs, **gpu)) == ""
     assert "r0 is a GPU kernel" in products.obstacle(row(kernel="lut_gemm", knobs=knobs))
-    assert "on a CPU only" in products.obstacle(row(method="rtn", kernel="optq", **gpu))
+    assert products.obstacle(row(method="rtn", kernel="optq", **gpu)) == ""
+    wide = row(method="rtn", kernel="optq", device="cuda", dtype="float32")
+    assert "float16 activations only" in products.obstacle(wide)
+    assert "of the CPU kernels" in products.obstacle(row(kernel="int16", **gpu))

@@ -173,10 +173,10 @@ class _Maker:
         x = x.to(getattr(torch, self.spec.dtype))
         packed = formats.pack(drawn)
         weight = packed.dequantize()
-        if kernel == "optq":
-            one = self._optq(x, drawn)
+        if not self.cpu:
+            one = self._gpu(x, packed, kernel)
         else:
-            one = self._cpu(x, packed, kernel) if self.cpu else self._gpu(x, packed, kernel)
+            one = self._optq(x, drawn) if kernel == "optq" else self._cpu(x, packed, kernel)
         return self._checked(one, x, weight), weight
 
     def _cpu(self, x: torch.Tensor, packed: PackedBCQ, kernel: str) -> Contestant:

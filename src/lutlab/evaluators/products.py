@@ -26,7 +26,6 @@ ABSENT = {
     "tensor_parallel_4": "needs 4 GPUs, and lutlab has no tensor-parallel product",
     "tensor_parallel_8": "needs 8 GPUs, and lutlab has no tensor-parallel product",
 }
-ON_CPU = ("optq", "int16")
 METHODS = ("none", "rtn", "bcq")
 # Bytes of all copies of a contestant's weights: 10 times a CPU's last-level cache, 4 times a GPU's L2, within a limit.
 CPU_CACHES, GPU_CACHES, COLD_LIMIT = 10, 4, 2**30
@@ -78,7 +77,9 @@ def obstacle(spec: RunSpec) -> str:
         _check_variant(spec)
     if spec.device == "cpu":
         return _on_a_cpu(spec)
-    return f"kernel={spec.kernel} is lutlab's on a CPU only" if spec.kernel in ON_CPU else ""
+    if spec.kernel == "optq" and spec.dtype != "float16":
+        return "lutlab's GPU kernel in the place of OPTQ's takes float16 activations only"
+    return "tables of 16 bits are of the CPU kernels" if spec.kernel == "int16" else ""
 
 
 def _check_variant(spec: RunSpec) -> None:
