@@ -8,6 +8,7 @@ on it is faster to call `dense` and multiply with torch.
 from __future__ import annotations
 
 import ctypes
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 C_NAMES = {torch.float16: "f16", torch.float32: "f32", torch.int16: "i16"}
 BATCH = 64  # rows of x that share one reading of the weights
+THREAD_BYTES = 2**18  # of weights that a thread is worth starting for, about 25 us
 # How far ahead the stream is fetched, by instruction set ("": all others); rows_tuning.py finds better ones.
 PREFETCH_BYTES = {"avx512": 8192, "": 4096}
 
@@ -49,8 +51,17 @@ class Kernel:
     dense_rows: int | None
     prefetch_bytes: int
 
+    def __post_init__(self) -> None:
+        """Tell ctypes the arguments of kernels/cpu/rows/entry.h, which is faster than wrapping each in every call."""
+        pointer, long, integer = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
+        self.library.gemv.argtypes = [
+            *(pointer, long, long, pointer, pointer, pointer, long),
+            *(pointer, long, pointer, long, integer),
+        ]
+        self.library.dequantize.argtypes = [pointer, pointer, pointer, long, pointer, integer]
+
     def describe(self, threads: int | None = None) -> str:
-        """Variant, instruction set and threads, for a record."""
+        """Variant, instruction set and the most threads that a call uses, for a record."""
         return f"{self.variant}, {self.isa}, {self.threads(threads)} threads"
 
     def threads(self, threads: int | None = None) -> int:
@@ -73,7 +84,7 @@ class Kernel:
             x: float16, bfloat16 or float32 on the CPU, any strides.
             packed: the weight this kernel was made for.
             out: [..., N] in x's dtype to be filled and returned; None: a new tensor.
-            threads: None: torch.get_num_threads().
+            threads: None: torch.get_num_threads(), fewer for a weight so small that starting them would cost more.
 
         Raises:
             LutlabError: dtype, shape or device is not as above.
@@ -81,7 +92,8 @@ class Kernel:
         rows, in_features = packed.shape
         check_input(x, in_features)
         check_out(out, x, rows)
-        flat = x.reshape(-1, in_features).float().contiguous()
+        plain = x.dtype == torch.float32 and x.is_contiguous()
+        m, inputs = x.numel() // in_features, x if plain else x.float().contiguous()
         padded = blocks_of(rows) * ROWS
         direct = (
             out is not None
@@ -89,26 +101,31 @@ class Kernel:
             and out.is_contiguous()
             and out.dtype == torch.float32
         )
-        y = out.view(-1, rows) if direct else torch.empty(len(flat), padded)
-        geo = packed.geometry
-        scratch = torch.empty(min(len(flat), BATCH), geo.columns)
+        y = out if direct else torch.empty(m, padded)
+        geo, channels = packed.geometry, packed.channels
+        scratch = torch.empty(min(m, BATCH), geo.columns)
+        if threads is None:
+            work = packed.stream.numel() * m
+            used = min(self.threads(), max(1, work // THREAD_BYTES))
+        else:
+            used = self.threads(threads)
         self.library.gemv(
-            _pointer(flat),
-            ctypes.c_long(in_features),
-            ctypes.c_long(len(flat)),
-            _pointer(packed.stream),
+            inputs.data_ptr(),
+            in_features,
+            m,
+            packed.stream.data_ptr(),
             columns_of(geo),
-            _pointer(packed.channels),
-            ctypes.c_long(blocks_of(rows)),
-            _pointer(y),
-            ctypes.c_long(padded),
-            _pointer(scratch),
-            ctypes.c_long(self.prefetch_bytes),
-            ctypes.c_int(self.threads(threads)),
+            None if channels is None else channels.data_ptr(),
+            padded // ROWS,
+            y.data_ptr(),
+            padded,
+            scratch.data_ptr(),
+            self.prefetch_bytes,
+            used,
         )
         if direct:
             return out
-        y = y[:, :rows].reshape(*x.shape[:-1], rows)
+        y = (y if padded == rows else y[:, :rows]).reshape(*x.shape[:-1], rows)
         return y.to(x.dtype) if out is None else out.copy_(y)
 
     def dense(
@@ -134,13 +151,14 @@ class Kernel:
             raise LutlabError(
                 f"out is {out.dtype} {tuple(out.shape)}: expected a contiguous float32 {packed.shape}"
             )
+        channels = packed.channels
         self.library.dequantize(
-            _pointer(packed.stream),
+            packed.stream.data_ptr(),
             columns_of(packed.geometry),
-            _pointer(packed.channels),
-            ctypes.c_long(packed.shape[0]),
-            _pointer(out),
-            ctypes.c_int(self.threads(threads)),
+            None if channels is None else channels.data_ptr(),
+            packed.shape[0],
+            out.data_ptr(),
+            self.threads(threads),
         )
         return out
 
@@ -171,10 +189,7 @@ def check_out(out: torch.Tensor | None, x: torch.Tensor, rows: int) -> None:
         )
 
 
+@functools.cache
 def columns_of(geo: Geometry) -> ctypes.Array[ctypes.c_long]:
     """The C struct columns of kernels/cpu/rows/activations.h."""
     return (ctypes.c_long * 4)(geo.in_features, geo.units, geo.unit_words, geo.panel_units)
-
-
-def _pointer(tensor: torch.Tensor | None) -> ctypes.c_void_p:
-    return ctypes.c_void_p(None if tensor is None else tensor.data_ptr())
