@@ -96,3 +96,34 @@ __device__ __forceinline__ bool last_to_arrive(unsigned *counter, unsigned block
     __threadfence();
     return last;
 }
+
+// ---- binary tensor cores ----
+
+// d[i][j] = number of k with a[i][k] = b[k][j] = 1, for 16 x 128 and 128 x 8 bits: mma.m16n8k128 ... and.popc. A lane has
+// a0 = row lane / 4, a1 = row lane / 4 + 8, b = column lane / 4: of each the bits k = 32 (lane % 4) + 0 .. 31. It gets
+// rows lane / 4 (x, y) and lane / 4 + 8 (z, w), of each the columns 2 (lane % 4) and 2 (lane % 4) + 1.
+#ifdef __CUDACC__
+__device__ __forceinline__ int4 popc_mma(word_t a0, word_t a1, word_t b) {
+    int4 d;
+    asm("mma.sync.aligned.m16n8k128.row.col.s32.b1.b1.s32.and.popc {%0, %1, %2, %3}, {%4, %5}, {%6}, {%7, %7, %7, %7};"
+        : "=r"(d.x), "=r"(d.y), "=r"(d.z), "=r"(d.w)
+        : "r"(a0), "r"(a1), "r"(b), "r"(0));
+    return d;
+}
+#else
+static inline int4 popc_mma(word_t a0, word_t a1, word_t b) {
+    struct Fragment { word_t a0, a1, b; };
+    const auto all = cuda_on_host::lanes(0xffffffffu, Fragment{a0, a1, b});
+    const unsigned row = cuda_on_host::lane() / 4 * 4, column = cuda_on_host::lane() % 4 * 8;
+    int4 d = {0, 0, 0, 0};
+    for (unsigned w = 0; w < 4; w++) {
+        const Fragment left = all[row + w];
+        const word_t even = all[column + w].b, odd = all[column + 4 + w].b;
+        d.x += __popc(left.a0 & even);
+        d.y += __popc(left.a0 & odd);
+        d.z += __popc(left.a1 & even);
+        d.w += __popc(left.a1 & odd);
+    }
+    return d;
+}
+#endif

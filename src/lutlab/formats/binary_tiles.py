@@ -1,0 +1,199 @@
+"""BCQ planes as the binary tensor cores of a GPU read them: a lane's four words of 32 rows x 128 columns side by side.
+
+    W[n, k] ~ sum_b alpha_b[group of k, n] * B_b[n, k] + offset[group of k, n],  B_b in {-1, +1}      LUT-GEMM Eq. 2
+
+The matrix is cut into tiles of 32 rows and blocks of 128 columns. Lane 4 r + w of a warp holds word w of the block
+(columns 32 w .. 32 w + 31, bit k % 32; 1 is +alpha, 0 is -alpha) of rows r, r + 8, r + 16, r + 24: one load of 16 bytes
+is A of two m16n8k128 products (PTX ISA, "Matrix Fragments for mma.m16n8k128"):
+
+    planes[tile, block, b]     lane 0                           lane 1                      ...  lane 31
+                               row 0   8      16     24         row 0   8      16     24         row 7   15  23  31
+                               word 0  word 0 word 0 word 0     word 1  word 1 word 1 word 1     word 3  ...
+    alpha[tile, group, b]      rows 0 8 16 24 | 1 9 17 25 | ... | 7 15 23 31: four neighbours are the rows of a lane
+
+    planes [T, C, q, 32, 4] int32, T = ceil(N / 32);  alpha [T, G', q, 32], offset [T, G', 32] or None
+
+No block has parts of two groups but of 4 groups of 32 or 2 of 64, which share one (G' is G rounded up to these). Every
+other group begins a block and takes ceil(g / 128) of them, so g = 96 stores a third more. Padding holds zeros.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from lutlab.errors import LutlabError
+from lutlab.formats.bcq import PackedBCQ
+from lutlab.groups import group_count, group_length
+
+if TYPE_CHECKING:
+    import torch
+
+ROWS, COLUMNS = 32, 128
+WORDS = COLUMNS // 32
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How K columns become blocks: parts groups in a block, or run blocks for a group; blocks C, groups G'."""
+
+    parts: int
+    run: int
+    blocks: int
+    groups: int
+
+
+def cut(group_size: int, columns: int) -> Cut:
+    """The blocks of a row.
+
+    >>> cut(32, 200), cut(160, 200)
+    (Cut(parts=4, run=1, blocks=2, groups=8), Cut(parts=1, run=2, blocks=3, groups=2))
+    """
+    length, groups = group_length(group_size, columns), group_count(group_size, columns)
+    parts = {32: 4, 64: 2}.get(length, 1)
+    if parts > 1:
+        blocks = -(-groups // parts)
+        return Cut(parts, 1, blocks, blocks * parts)
+    run = -(-length // COLUMNS)
+    last = columns - (groups - 1) * length
+    return Cut(1, run, (groups - 1) * run + -(-last // COLUMNS), groups)
+
+
+@dataclass(frozen=True)
+class PackedBinaryTiles:
+    """planes [T, C, q, 32, 4] int32, alpha [T, G', q, 32], offset [T, G', 32] or None; shape (N, K). See the module.
+
+    order: [K] int32, column j of the planes holds input channel order[j]; None: channel j.
+    """
+
+    planes: torch.Tensor
+    alpha: torch.Tensor
+    offset: torch.Tensor | None
+    shape: tuple[int, int]
+    group_size: int
+    order: torch.Tensor | None = None
+
+    @property
+    def bits(self) -> int:
+        """Q."""
+        return self.planes.shape[2]
+
+    @property
+    def buffers(self) -> dict[str, torch.Tensor | None]:
+        """What a kernel reads, by the names that plans use."""
+        return {"planes": self.planes, "alpha": self.alpha, "offset": self.offset}
+
+    @property
+    def bits_stored(self) -> int:
+        """Bits of every buffer: planes and scales with their padding, order."""
+        buffers = (*self.buffers.values(), self.order)
+        return sum(b.numel() * b.element_size() * 8 for b in buffers if b is not None)
+
+    @property
+    def bits_per_weight(self) -> float:
+        """bits_stored / (N * K)."""
+        return self.bits_stored / (self.shape[0] * self.shape[1])
+
+    def to(self, device: torch.device | str) -> PackedBinaryTiles:
+        """The same on a device."""
+        moved = [None if b is None else b.to(device) for b in (*self.buffers.values(), self.order)]
+        return PackedBinaryTiles(*moved[:3], self.shape, self.group_size, moved[3])
+
+    def dequantize(self) -> torch.Tensor:
+        """[N, K] float32, as the plain layout has it."""
+        return unpack(self).dequantize()
+
+
+def pack(packed: PackedBCQ) -> PackedBinaryTiles:
+    """From rows of words. A float64 offset is stored in float32.
+
+    Raises:
+        LutlabError: groups are no whole words of 32 columns.
+    """
+    import torch
+
+    length = group_length(packed.group_size, packed.shape[1])
+    if length % 32 and length != packed.shape[1]:
+        raise LutlabError(
+            f"g={packed.group_size}: tiles for binary tensor cores take groups that are multiples of 32, or one group"
+        )
+    q, rows, words = packed.planes.shape
+    layout = cut(packed.group_size, packed.shape[1])
+    of_group = _words_of_group(packed, layout)
+    runs = -(-words // of_group)
+    there = _padded(packed.planes, 2, runs * of_group).view(q, rows, runs, of_group)
+    there = _padded(there, 3, layout.run * WORDS).reshape(q, rows, -1, WORDS)[:, :, : layout.blocks]
+    tiled = _padded(there, 1, ROWS).view(q, -1, 4, 8, layout.blocks, WORDS)
+    offset = packed.offset
+    if offset is not None:
+        offset = offset.float() if offset.dtype == torch.float64 else offset
+        offset = _rows_of_lanes(offset.unsqueeze(0), layout).squeeze(2)
+    return PackedBinaryTiles(
+        planes=_plain(tiled.permute(1, 4, 0, 3, 5, 2)).view(-1, layout.blocks, q, 32, 4),
+        alpha=_rows_of_lanes(packed.alpha, layout),
+        offset=offset,
+        shape=packed.shape,
+        group_size=packed.group_size,
+        order=packed.order,
+    )
+
+
+def unpack(packed: PackedBinaryTiles) -> PackedBCQ:
+    """The inverse of pack, bit for bit where the offset is not float64."""
+    rows, columns = packed.shape
+    layout = cut(packed.group_size, columns)
+    tiles, blocks, q = packed.planes.shape[:3]
+    there = packed.planes.view(tiles, blocks, q, 8, WORDS, 4).permute(2, 0, 5, 3, 1, 4)
+    there = _padded(there.reshape(q, tiles * ROWS, blocks, WORDS)[:, :rows], 2, layout.run)
+    runs = there.reshape(q, rows, -1, layout.run * WORDS)[..., : _words_of_group(packed, layout)]
+    offset = packed.offset
+    if offset is not None:
+        offset = _plain(_rows_in_order(offset.unsqueeze(2), packed)[0])
+    return PackedBCQ(
+        planes=_plain(runs.reshape(q, rows, -1)[..., : -(-columns // 32)]),
+        alpha=_plain(_rows_in_order(packed.alpha, packed)),
+        offset=offset,
+        shape=packed.shape,
+        group_size=packed.group_size,
+        order=packed.order,
+    )
+
+
+def _words_of_group(packed: PackedBCQ | PackedBinaryTiles, layout: Cut) -> int:
+    """Words that lie together in a run of blocks: a group's, or a block's where groups share it."""
+    if layout.parts > 1:
+        return WORDS
+    return -(-group_length(packed.group_size, packed.shape[1]) // 32)
+
+
+def _rows_of_lanes(scales: torch.Tensor, layout: Cut) -> torch.Tensor:
+    """[b, N, G] -> [T, G', b, 32]."""
+    b = len(scales)
+    there = _padded(_padded(scales, 1, ROWS), 2, layout.groups)
+    there = there.reshape(b, -1, 4, 8, layout.groups).permute(1, 4, 0, 3, 2)
+    return _plain(there).view(-1, layout.groups, b, ROWS)
+
+
+def _rows_in_order(scales: torch.Tensor, packed: PackedBinaryTiles) -> torch.Tensor:
+    """[T, G', b, 32] -> [b, N, G]."""
+    tiles, groups, b, _ = scales.shape
+    there = scales.view(tiles, groups, b, 8, 4).permute(2, 0, 4, 3, 1)
+    there = there.reshape(b, tiles * ROWS, groups)[:, : packed.shape[0]]
+    return there[..., : group_count(packed.group_size, packed.shape[1])]
+
+
+def _padded(values: torch.Tensor, axis: int, multiple: int) -> torch.Tensor:
+    """Zeros behind the end of an axis, up to a multiple."""
+    missing = -values.shape[axis] % multiple
+    shape = list(values.shape)
+    shape[axis] += missing
+    out = values.new_zeros(shape)
+    out.narrow(axis, 0, values.shape[axis]).copy_(values)
+    return out
+
+
+def _plain(values: torch.Tensor) -> torch.Tensor:
+    """Clone, not contiguous: that keeps odd strides where a dimension is 1, and then no bytes can be viewed."""
+    import torch
+
+    return values.clone(memory_format=torch.contiguous_format)
