@@ -34,6 +34,20 @@ __device__ __forceinline__ float4 load4(const __half *at) {
     return make_float4(low.x, low.y, high.x, high.y);
 }
 
+// Four neighbours as they are loaded: made float where they are used, so that nothing waits for the load before.
+template <class T> struct Four;
+template <> struct Four<float> { uint4 raw; };
+template <> struct Four<__half> { uint2 raw; };
+
+__device__ __forceinline__ Four<float> load_four(const float *at) {
+    return {__ldg(reinterpret_cast<const uint4 *>(at))};
+}
+__device__ __forceinline__ Four<__half> load_four(const __half *at) {
+    return {__ldg(reinterpret_cast<const uint2 *>(at))};
+}
+template <class T>
+__device__ __forceinline__ float4 widen(const Four<T> &four) { return load4(reinterpret_cast<const T *>(&four)); }
+
 // 2^e for -126 <= e <= 127
 __device__ __forceinline__ float power_of_two(int e) { return __int_as_float((e + 127) << 23); }
 

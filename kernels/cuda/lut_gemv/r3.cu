@@ -94,20 +94,6 @@ __device__ __forceinline__ float fill(unsigned char *lut, const float *values, f
 
 // ---- the stream ----
 
-// Four neighbours as they are loaded: made float where they are used, so that nothing waits for the load before.
-template <class T> struct Four;
-template <> struct Four<float> { uint4 raw; };
-template <> struct Four<__half> { uint2 raw; };
-
-__device__ __forceinline__ Four<float> load_four(const float *at) {
-    return {__ldg(reinterpret_cast<const uint4 *>(at))};
-}
-__device__ __forceinline__ Four<__half> load_four(const __half *at) {
-    return {__ldg(reinterpret_cast<const uint2 *>(at))};
-}
-template <class T>
-__device__ __forceinline__ float4 widen(const Four<T> &four) { return load4(reinterpret_cast<const T *>(&four)); }
-
 struct Item { uint4 words; Four<ALPHA_TYPE> alpha; };  // four rows of a plane
 
 // Where a lane finds its next item of the stream, and how far items lie apart.
