@@ -71,7 +71,7 @@ def test_forward_multiplies_with_the_dequantized_weight(options, bias):
 
 def test_many_rows_are_multiplied_by_torch_and_nothing_dense_is_kept():
     module = layer()
-    many = x().repeat(1, 30, 1)
+    many = x().repeat(1, 80, 1)
     for dtype in (torch.float32, torch.bfloat16):
         module.to(dtype)
         weight = module.packed.dequantize().to(dtype)

@@ -254,7 +254,7 @@ def emulated(text: str) -> Kernel:
     text = text.replace('__asm__ volatile("" : "+v"(value))', "((void)0)")
     slow = isa.Isa("portable", ("-O1",))  # built in a third of the time
     built = ctypes.CDLL(str(library.build(text, "emulated", slow) / "kernel.so"))
-    return Kernel(built, "emulated", "avx512", None, 8192)
+    return Kernel(built, "emulated", "avx512", 768, 8192)
 
 
 @pytest.mark.parametrize(

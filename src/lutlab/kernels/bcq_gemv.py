@@ -24,7 +24,7 @@ from lutlab.codegen.isa import Isa, detect
 from lutlab.errors import LutlabError, nearest
 from lutlab.formats.bcq import WORD
 from lutlab.formats.row_blocks import geometry
-from lutlab.kernels.rows_gemv import C_NAMES, Kernel, prefetch_bytes
+from lutlab.kernels.rows_gemv import C_NAMES, DENSE_ROWS, Kernel, prefetch_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -39,9 +39,6 @@ INTEGERS = {
     ("avx512", INT16): (2, 16, "bcq lut int16"),
 }
 FLOATS = (4, None, "bcq lut")
-# Rows of x from which on dequantizing once is faster, at 4 planes: 4096x4096, AVX2, one thread of a Zen 3. With 2
-# planes it is not up to 256 rows.
-DENSE_ROWS = 48
 
 
 def lane_bytes(isa: Isa, group_size: int, in_features: int, tables: str = EXACT) -> int:
@@ -85,8 +82,7 @@ def kernel(packed: PackedBCQRows, isa: Isa | None = None, tables: str = EXACT) -
     _, table_bits, variant = _kind(packed, isa, tables)
     name = f"bcq-q{packed.bits}" + (f"-int{table_bits}" if table_bits else "")
     built = library.load(source(packed, isa, tables), name, isa)
-    dense_rows = None if packed.bits <= 2 else DENSE_ROWS
-    return Kernel(built, variant, isa.name, dense_rows, prefetch_bytes(isa))
+    return Kernel(built, variant, isa.name, DENSE_ROWS, prefetch_bytes(isa))
 
 
 def _kind(packed: PackedBCQRows, isa: Isa, tables: str) -> tuple[int, int | None, str]:

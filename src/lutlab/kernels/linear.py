@@ -46,8 +46,7 @@ class CpuLinear:
 
     def few(self, x: torch.Tensor) -> bool:
         """Whether the kernel multiplies, or dequantizes for torch."""
-        dense_rows = self.kernel.dense_rows
-        return dense_rows is None or x.numel() < dense_rows * self.packed.shape[1]
+        return x.numel() < self.kernel.dense_rows * self.packed.shape[1]
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """x: [..., K] float16, bfloat16 or float32 on the CPU; bias: [N] in x's dtype."""

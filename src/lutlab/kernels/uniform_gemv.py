@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from lutlab.codegen import library, uniform
 from lutlab.codegen.isa import Isa, detect
-from lutlab.kernels.rows_gemv import C_NAMES, Kernel, prefetch_bytes
+from lutlab.kernels.rows_gemv import C_NAMES, DENSE_ROWS, Kernel, prefetch_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -35,7 +35,7 @@ def kernel(packed: PackedUniformRows, isa: Isa | None = None) -> Kernel:
     """
     isa = isa or detect()
     built = library.load(source(packed, isa), f"uniform-{packed.field_bits}", isa)
-    return Kernel(built, VARIANT, isa.name, None, prefetch_bytes(isa))
+    return Kernel(built, VARIANT, isa.name, DENSE_ROWS, prefetch_bytes(isa))
 
 
 def gemv(
