@@ -85,31 +85,33 @@ def test_torch_sees_one_operation_with_the_shape_it_says(kind):
     )
 
 
-def test_a_named_choice_of_tables_is_in_the_name_of_what_ran(monkeypatch):
-    packed, x = bcq.pack(bcq_tensor(N, K, 4, 32)), inputs(1)
+@pytest.mark.parametrize("kind", ["planes", "codes"])
+def test_a_named_choice_of_tables_is_in_the_name_of_what_ran(kind):
+    tensor = uniform_tensor(N, K, 4, 32)
+    plain = bcq_tensor(N, K, 4, 32) if kind == "planes" else bcq.from_uniform(tensor)
+    packed, x = bcq.pack(plain), inputs(1)
     exact = cpu_linear(packed)
     assert relative_error(exact(x), x, packed.dequantize()) < 1e-6
-    monkeypatch.setenv("LUTLAB_TABLES", "int16")
     if detect().name not in ("avx2", "avx512"):
         with pytest.raises(LutlabError, match=f"built for {detect().name}: take tables=exact"):
-            cpu_linear(packed)
+            cpu_linear(packed, "int16")
         return
-    quick = cpu_linear(packed)
+    quick = cpu_linear(packed, "int16")
     assert quick.describe(few=True).startswith(("bcq lut int16, avx512", "bcq lut int18, avx2"))
     assert 1e-6 < relative_error(quick(x), x, packed.dequantize()) < 1e-4
     assert not exact.describe(few=True).startswith(("bcq lut int16", "bcq lut int18"))
-    # One word holds two groups of 16: there are only tables of floats for that, and the name says so.
+
+
+def test_groups_that_share_a_word_have_tables_of_floats_only_and_the_name_says_so():
     assert cpu_linear(WEIGHTS["planes"]()).describe(few=True).startswith("bcq lut, ")
 
 
 def test_unknown_tables_are_refused(monkeypatch):
-    monkeypatch.setenv("LUTLAB_TABLES", "int61")
     with pytest.raises(LutlabError, match=r"tables=int61.*int16"):
-        cpu_linear(WEIGHTS["planes"]())
-    monkeypatch.setenv("LUTLAB_TABLES", "int16")
+        cpu_linear(WEIGHTS["planes"](), "int61")
     monkeypatch.setenv("LUTLAB_ISA", "portable")
     with pytest.raises(LutlabError, match="kernels are built for portable"):
-        cpu_linear(WEIGHTS["planes"]())
+        cpu_linear(WEIGHTS["planes"](), "int16")
 
 
 def test_a_group_size_without_a_kernel_is_refused():

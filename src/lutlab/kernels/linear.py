@@ -5,9 +5,9 @@
     other binary codes             bcq_gemv
     from dense_rows rows of x on   the kernel dequantizes, torch multiplies; nothing dense is kept
 
-Planes are packed for the tables that are fastest here (bcq_gemv). LUTLAB_TABLES=int16 asks for the faster and less
-exact ones of planes; the variant's name, in every record, says what ran. LUTLAB_TUNE=1 tries prefetch distances and
-panels for a shape that was not tuned yet (rows_tuning).
+Planes are packed for the tables that are fastest here (bcq_gemv); tables="int16" names faster and less exact ones, and
+makes planes of all uniform codes. The variant's name, in every record, says what ran. LUTLAB_TUNE=1 tries prefetch
+distances and panels for a shape that was not tuned yet (rows_tuning).
 
 The product of few rows is torch.ops.lutlab.rows_gemv, which torch.compile and graphs take as one operation. It passes
 no gradients.
@@ -16,7 +16,6 @@ no gradients.
 from __future__ import annotations
 
 import functools
-import os
 from dataclasses import dataclass, replace
 
 import torch
@@ -61,23 +60,22 @@ class CpuLinear:
         return name if few else f"dequantize every call ({name}), torch matmul"
 
 
-def cpu_linear(packed: PackedBCQ, tables: str | None = None) -> CpuLinear:
+def cpu_linear(packed: PackedBCQ, tables: str = bcq_gemv.EXACT) -> CpuLinear:
     """Pack for the best kernel of this CPU, and build the kernel.
 
     Args:
         packed: the weight.
-        tables: of kernels over planes, exact or int16; None: what LUTLAB_TABLES says, else exact.
+        tables: exact, or int16 (kernel=int16 of a product).
 
     Raises:
         LutlabError: no kernel takes the group size; a scale is inf or nan; this CPU has no such tables.
         NoCompiler: there is no C compiler.
     """
-    tables = tables or os.environ.get("LUTLAB_TABLES") or bcq_gemv.EXACT
     uniform = to_uniform(bcq.unpack(packed))
     lanes = bcq_gemv.lane_bytes(detect(), packed.group_size, packed.shape[1], tables)
     if uniform is None:
         pack = functools.partial(bcq_rows.pack, packed, lane_bytes=lanes)
-    elif uniform.bits < 4:
+    elif uniform.bits < 4 or tables == bcq_gemv.INT16:
         pack = functools.partial(bcq_rows.pack_uniform, uniform, lane_bytes=lanes)
     else:
         pack = functools.partial(uniform_rows.pack, uniform)
