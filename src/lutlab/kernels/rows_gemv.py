@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 C_NAMES = {torch.float16: "f16", torch.float32: "f32", torch.int16: "i16"}
 BATCH = 64  # rows of x that share one reading of the weights
 # Rows of x from which on dequantizing all of W and a product by torch are faster: 4096x4096, AVX2, one thread of a
-# Zen 3. At 512 the kernel takes 0.8 of their time, at 1024 1.04, whatever the format and its bits.
+# Zen 3, whatever the format and its bits.
 DENSE_ROWS = 768
 THREAD_BYTES = 2**18  # of weights that a thread is worth starting for, about 25 us
 # How far ahead the stream is fetched, by instruction set ("": all others); rows_tuning.py finds better ones.
