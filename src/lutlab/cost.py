@@ -44,6 +44,7 @@ _Q4_0_BITS = 4.5
 # evaluators that decode: the share of the read rate that their products reach, decodings beside the repeats
 _DECODERS = {
     "generation": (0.5, 1),
+    "latency": (0.5, 1),
     "peak_memory": (0.5, 1),
     "qigen": (0.15, 3),
     "llama_cpp": (0.5, 1),

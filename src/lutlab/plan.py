@@ -244,11 +244,8 @@ def _plan_cell(spec: RunSpec, column: ColumnSpec, config: DictConfig, store: Sto
     if column.text:
         text = dataclasses.replace(text_spec(column.text, config.data), limit=config.data.limit)
     evaluation = EvalSpec(column.evaluator, text)
-    if column.evaluator not in registry.classes("evaluator"):
-        gpu = "" if spec.device.startswith("cuda") else "; no CUDA device here"
-        reason = f"no '{column.evaluator}' evaluator yet: it comes with the GPU kernels{gpu}"
-        return PlannedCell(evaluation, None, missing=reason)
-    if reason := _obstacle(registry.lookup("evaluator", column.evaluator), spec):
+    evaluator = registry.lookup("evaluator", column.evaluator)
+    if reason := column.not_run or _obstacle(evaluator, spec):
         return PlannedCell(evaluation, None, missing=reason)
     read = [text, spec.calibration and spec.calibration.text]
     if config.mode.name == "plan" and "hub" in (spec.model.source, *(t.source for t in read if t)):
@@ -273,10 +270,10 @@ def _of_this_machine(evaluator: str) -> bool:
 
 def _obstacle(evaluator: type, spec: RunSpec) -> str:
     """Why an evaluator cannot measure a row here, as what it needs and is not installed; empty where it can."""
+    if spec.model.source == "product" and not getattr(evaluator, "of_products", False):
+        return "it is measured on a model, and a product is none (evaluate=[kernel_latency])"
     if hasattr(evaluator, "obstacle"):
         return evaluator.obstacle(spec)
-    if spec.model.source == "product":
-        return "it is measured on a model, and a product is none (evaluate=[kernel_latency])"
     return getattr(evaluator, "lacking", str)()
 
 

@@ -62,6 +62,7 @@ class ColumnSpec(_Strict):
     lower_is_better: bool = True
     match: float = 0.005  # |measured - published| / published up to which a cell is a match
     tolerance: float = 0.02  # and within tolerance
+    not_run: str = ""  # why nobody measures it here
     absolute: bool = False  # a time or an energy: of other machines they are shown, not compared
 
 
@@ -279,6 +280,7 @@ _FREE_COLUMNS = {
     "generation": ("decoding", "tokens/s", "tokens_per_s", False),
     "llama_cpp": ("llama.cpp q4_0", "tokens/s", "tokens_per_s", False),
     "qigen": ("QIGen", "tokens/s", "tokens_per_s", False),
+    "latency": ("decoding on 1 GPU", "ms/token", "latency_1gpu_ms", True),
     "peak_memory": ("peak memory", "GB", "peak_memory_gb", True),
 }
 

@@ -32,6 +32,7 @@ class KernelEnergy:
     """
 
     of_this_machine = True
+    of_products = True
 
     @staticmethod
     def obstacle(spec: RunSpec) -> str:

@@ -42,6 +42,7 @@ class KernelLatency:
     """
 
     of_this_machine = True
+    of_products = True
     rounds: int | None = None
 
     @staticmethod

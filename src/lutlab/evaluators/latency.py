@@ -1,0 +1,43 @@
+"""Milliseconds a token of greedy decoding on one GPU: the end-to-end latency of LUT-GEMM's tables.
+
+    latency_1gpu_ms = 1000 / tokens_per_s
+
+Decoding and its check are generation.py's: batch 1, a key-value cache, from the one token that begins a text. The
+papers measure inside FasterTransformer; ours is transformers, whose own time a token is part of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from lutlab.evaluators.generation import Generation
+from lutlab.records import Measurement, RunSpec, Subject
+from lutlab.registry import register
+
+
+@register("evaluator", "latency")
+@dataclass(frozen=True)
+class Latency:
+    """Metric `latency_1gpu_ms`; samples are the seconds of each repeat. Attributes are those of Generation."""
+
+    of_this_machine = True
+    tokens: int = 128
+    repeats: int = 5
+
+    @staticmethod
+    def obstacle(spec: RunSpec) -> str:
+        """Why a row cannot be measured here; empty where it can."""
+        if spec.device == "cpu":
+            return "no CUDA device: it is the latency on one GPU (on a CPU, evaluate=[generation])"
+        if spec.device == "spread":
+            return (
+                "the model is spread over all GPUs, and this is the latency on one: set device=cuda"
+            )
+        return ""
+
+    def measure(self, subject: Subject) -> Measurement:
+        """Needs no text and no tokenizer. Raises LutlabError as Generation does."""
+        found = Generation(self.tokens, self.repeats).measure(subject)
+        speed = found.values["tokens_per_s"]
+        return dataclasses.replace(found, values={"latency_1gpu_ms": 1e3 / speed})
