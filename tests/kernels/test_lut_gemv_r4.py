@@ -10,7 +10,7 @@ from tests.kernels.weights import relative_error
 from lutlab.kernels.lut_gemv.r4 import VARIANT
 from lutlab.kernels.lut_gemv.variant import A100, GPUS, H200, Case
 
-SMALL = {"warps": 2, "stages": 2, "tiles": 1}
+SMALL = {"warps": 2, "stages": 2, "tiles": 1, "launches": 1}
 
 
 @pytest.mark.parametrize("q", range(1, 9))
@@ -59,6 +59,13 @@ def test_rows_of_x_share_the_weights(m, batch):
     for row in (0, m - 1):  # a row's y does not depend on its neighbours
         alone = plans.product(VARIANT, packed, x[row : row + 1], knobs=SMALL | {"slices": 2})
         assert torch.equal(y[row : row + 1], alone)
+
+
+@pytest.mark.parametrize("g", [32, 160])
+def test_planes_of_x_by_a_launch_of_their_own(g):
+    packed, x = weight(70, 200, 3, g, alpha="f16", offset="f16"), inputs(3, 200, F16)
+    y = check(VARIANT, packed, x, knobs=SMALL | {"launches": 2})
+    assert torch.equal(y, plans.product(VARIANT, packed, x, knobs=SMALL))
 
 
 def test_the_defaults():
@@ -137,7 +144,7 @@ def test_workspace_serves_many_launches():
         )
         for reverse in (False, True, False)
     ]
-    assert sorted(workspace) == ["arrived", "partial", "records"]
+    assert sorted(workspace) == ["arrived", "partial", "progress", "records"]
     assert all(result.equal(results[0]) for result in results)
 
 
@@ -162,11 +169,11 @@ def test_grids_and_workspace():
         for rows, columns in ((49152, 12288), (12288, 12288), (4096, 4096), (2048, 8192)):
             for q in range(1, 9):
                 plan = VARIANT.plan_for(Case(1, rows, columns, q, 128, F16, F16, F16), gpu)
-                tiles, slices, _ = plan.steps[1].grid
+                tiles, slices, _ = plan.steps[-1].grid
                 assert tiles * slices >= 0.9 * gpu.sms, "multiprocessors are left idle"
                 assert plan.workspace["partial"].bytes == slices * rows * 4
                 assert plan.workspace["arrived"].bytes == tiles * 4
-                under_way = plan.blocks_per_sm * plan.steps[1].shared
+                under_way = plan.blocks_per_sm * plan.steps[-1].shared
                 assert under_way >= 64 * 1024, "too few bytes under way for the memory's latency"
 
 
@@ -179,6 +186,7 @@ def test_grids_and_workspace():
         ({"warps": 3}, 32, "a power of two up to 16"),
         ({"stages": 1}, 32, "2 to 16 blocks"),
         ({"slices": -1}, 32, "number of slices"),
+        ({"launches": 3}, 32, "launches=3: planes of x"),
         ({}, 40, "g=40: r4 takes groups that are multiples of 32"),
         ({"stages": 16, "warps": 16}, 32, "bytes of shared memory"),
     ],

@@ -3,35 +3,30 @@
 //     y[m, n] = sum over blocks of 128 columns of  unit ( sum_b alpha[g, b, n] D_b  +  z[g, n] S )
 //     D_b = sum_k B_b[n, k] X[k] = 2 sum_p w_p popc(plane b of row n & plane p of X) - S,   S = sum_k X[k]
 //
-// X = rint(x / unit) are integers of P bits in two's complement, unit = max |x| of the block / (2^(P-1) - 1); w_p = 2^p,
-// and -2^p for the highest. D_b is exact; only unit, alpha and the sum over blocks are float32, always in one order, so
-// that every run gives the same y. What is lost is |x - unit X| <= unit / 2.
+// X are integers of P bits, kept as planes of bits (x_planes.cuh), w_p = 2^p and -2^p for the last; unit = max |x| of the
+// block / (2^(P-1) - 1). D_b is exact; only unit, alpha and the sum over blocks are float32, always in one order, so that
+// every run gives the same y. What is lost is |x - unit X| <= unit / 2. Lane j of four gets its share of D_b in units of
+// 4^j; the four are added at the very end. Groups of 32 and 64 columns: PARTS products a block, in each of which the words
+// of the other groups are zero. An inf or nan in a row of x: its whole y is nan.
 //
-// Planes are the columns of the product: lane j of four gets columns 2j and 2j + 1 of each 8 planes, that is its share
-// of D_b and of S in units of 4^j; four lanes are added at the very end. Groups of 32 and 64 columns: PARTS products a
-// block, in each of which the words of the other groups are zero. An inf or nan in a row of x: its whole y is nan.
-//
-// First launch: planes of x, grid (C, 1, M), 32 threads. Second: grid (ceil(T / TILES), slices of blocks, ceil(M / BATCH)),
-// 32 WARPS threads; the warps of a block share its tiles of 32 rows and take the blocks of 128 columns in turn, each
-// with a ring of STAGES blocks that are under way to shared memory. Several slices: as in R1.
+// grid = (ceil(T / TILES), slices of blocks, ceil(M / BATCH)), 32 WARPS threads. The warps of a block share its tiles of
+// 32 rows and take the blocks of 128 columns in turn, each with a ring of STAGES of them that are under way to shared
+// memory. Planes of x are made by a launch before (LAUNCHES 2), or once by the first blocks of threads that come, while
+// their first weights are under way (LAUNCHES 1). Several slices: as in R1.
 //
 // Parameters: BITS (q) · X_BITS (P) 8 .. 24 · PARTS 1, 2, 4 · BATCH rows of x · TILES · WARPS · STAGES · BLOCKS that shall
-// share an SM · STAGE_BYTES, RECORD_BYTES as the plan counts them · X_TYPE, ALPHA_TYPE, OFFSET_TYPE float or __half ·
-// HAS_OFFSET 0, 1.
+// share an SM · LAUNCHES 1, 2 · STAGE_BYTES, RECORD_BYTES as the plan counts them · X_TYPE, ALPHA_TYPE, OFFSET_TYPE float
+// or __half · HAS_OFFSET 0, 1.
 
 #include "../common.cuh"
+#include "x_planes.cuh"
 
-constexpr int EIGHTS = (X_BITS + 7) / 8;                     // eights of planes; those from X_BITS on repeat the sign
-constexpr int TOP = 8 * EIGHTS - 1;                          // the plane that counts negative
 constexpr int ROWS = 32 * TILES;
 constexpr int PLANES_AHEAD = BATCH == 1 ? 4 : 1;             // of W, whose code stands in a row: more take more registers
 constexpr int PLANE_BYTES = 32 * 16;                         // of a tile and block: a uint4 a lane
 constexpr int ALPHA_BYTES = PARTS * BITS * 32 * static_cast<int>(sizeof(ALPHA_TYPE));
 constexpr int OFFSET_BYTES = HAS_OFFSET * PARTS * 32 * static_cast<int>(sizeof(OFFSET_TYPE));
 constexpr int TILE_BYTES = BITS * PLANE_BYTES + ALPHA_BYTES + OFFSET_BYTES;
-// A block of x: planes [EIGHTS][32 lanes], lanes' shares of S [PARTS][4], unit times 4^j [4], S [PARTS], room for 4.
-constexpr int SHARES_AT = EIGHTS * 128, UNITS_AT = SHARES_AT + PARTS * 16, SUMS_AT = UNITS_AT + 16;
-static_assert(RECORD_BYTES == SUMS_AT + 16, "the plan counts other records of x");
 static_assert(STAGE_BYTES == TILES * TILE_BYTES + BATCH * RECORD_BYTES, "the plan counts other stages");
 
 // ---- planes of x ----
@@ -42,58 +37,36 @@ lut_gemv_r4_planes(const X_TYPE *x,          // [M][K]
                    int columns,              // K
                    int blocks,               // C
                    int span,                 // columns of `run` blocks, which begin together
-                   int run)
+                   int run)                  // grid = (C, 1, M)
 {
-    const float level = static_cast<float>((1 << (X_BITS - 1)) - 1);
-    const int lane = threadIdx.x, block = blockIdx.x;
-    const int first = block / run * span + block % run * 128;
-    const int last = min(min(first + 128, (block / run + 1) * span), columns);
-    x += static_cast<size_t>(blockIdx.z) * columns;
-    records += (static_cast<size_t>(blockIdx.z) * blocks + block) * RECORD_BYTES;
+    write_record_of(records, x, blockIdx.z, blockIdx.x, columns, blocks, span, run, threadIdx.x);
+}
 
-    float values[4], largest = 1e-30f;  // smaller x would need a unit that is no normal number
-    bool finite = true;
-#pragma unroll
-    for (int w = 0; w < 4; w++) {
-        const int k = first + 32 * w + lane;
-        values[w] = k < last ? to_float(x[k]) : 0.0f;
-        largest = fmaxf(largest, fabsf(values[w]));
-        finite = finite && fabsf(values[w]) <= 3.402823466e38f;
-    }
-    largest = warp_max(largest);
-    finite = __all_sync(0xffffffffu, finite);
-    int numbers[4];
-#pragma unroll
-    for (int w = 0; w < 4; w++) {
-        const float scaled = finite ? values[w] * (level / largest) : 0.0f;
-        numbers[w] = __float2int_rn(fmaxf(-level, fminf(level, scaled)));
-    }
-    word_t words[EIGHTS];
-    int shares[PARTS] = {};      // of lane % 4
-#pragma unroll
-    for (int p = 0; p <= TOP; p++) {
-        const int weight = (p == TOP ? -1 : 1) * (1 << (p % 2 + 8 * (p / 8)));  // without 4^j
-#pragma unroll
-        for (int w = 0; w < 4; w++) {
-            const word_t word = __ballot_sync(0xffffffffu, numbers[w] >> p & 1);
-            if (lane == p % 8 * 4 + w) words[p / 8] = word;
-            if (lane % 4 == p % 8 / 2) shares[w * PARTS / 4] += weight * __popc(word);
+// Makes the records where no launch before did; all threads call it, and may read them with cp.async.cg afterwards.
+// Who comes takes the next record that nobody has taken, so that those waited for are always in the hands of a block
+// that runs. progress: records taken, records made, blocks of threads that are through: zeros, and zeros again at the end.
+__device__ __forceinline__ void make_records(unsigned *progress, unsigned char *records, const X_TYPE *x, int count,
+                                             int columns, int blocks, int span, int run) {
+    const int lane = threadIdx.x, all = blocks * count;
+    volatile unsigned *const made = progress + 1;
+    if (lane < 32) {
+        bool some = __shfl_sync(0xffffffffu, *made < static_cast<unsigned>(all), 0);
+        while (some) {
+            const int taken = __shfl_sync(0xffffffffu, lane == 0 ? static_cast<int>(atomicAdd(progress, 1u)) : 0, 0);
+            some = taken < all;
+            if (some) write_record_of(records, x, taken / blocks, taken % blocks, columns, blocks, span, run, lane);
+            __threadfence();
+            __syncwarp();
+            if (some && lane == 0) atomicAdd(progress + 1, 1u);
         }
+        while (*made < static_cast<unsigned>(all)) {
+        }
+        __threadfence();
+        const unsigned others = gridDim.x * gridDim.y * gridDim.z - 1;
+        __syncwarp();
+        if (lane == 0 && atomicInc(progress + 2, others) == others) progress[0] = progress[1] = 0;
     }
-#pragma unroll
-    for (int i = 0; i < EIGHTS; i++) reinterpret_cast<word_t *>(records)[i * 32 + lane] = words[i];
-#pragma unroll
-    for (int part = 0; part < PARTS; part++)
-        if (lane / 4 == part) reinterpret_cast<int *>(records + SHARES_AT)[lane] = shares[part];
-#pragma unroll
-    for (int part = 0; part < 4; part++) {
-        int sum = part < PARTS ? shares[part % PARTS] * (1 << 2 * (lane % 4)) : 0;
-        sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-        sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-        if (lane == part) reinterpret_cast<float *>(records + SUMS_AT)[part] = __int2float_rn(sum);
-    }
-    const float unit = finite ? largest / level : __int_as_float(0x7fffffff);
-    if (lane < 4) reinterpret_cast<float *>(records + UNITS_AT)[lane] = unit * static_cast<float>(1 << 2 * lane);
+    __syncthreads();
 }
 
 // ---- the product ----
@@ -110,7 +83,7 @@ __device__ __forceinline__ void fetch(unsigned char *shared, const unsigned char
 struct Sources {
     const unsigned char *planes[TILES], *alpha[TILES], *offset[TILES], *records[BATCH];
 
-    __device__ __forceinline__ void fetch_block(unsigned char *stage, int lane) const {
+    __device__ __forceinline__ void fetch_weights(unsigned char *stage, int lane, int further) {
         stage += lane * 16;
 #pragma unroll
         for (int t = 0; t < TILES; t++) {
@@ -118,20 +91,18 @@ struct Sources {
             fetch<BITS * PLANE_BYTES>(weights, planes[t], lane);
             fetch<ALPHA_BYTES>(weights + BITS * PLANE_BYTES, alpha[t], lane);
             fetch<OFFSET_BYTES>(weights + BITS * PLANE_BYTES + ALPHA_BYTES, offset[t], lane);
-        }
-#pragma unroll
-        for (int m = 0; m < BATCH; m++)
-            fetch<RECORD_BYTES>(stage + TILES * TILE_BYTES + m * RECORD_BYTES, records[m], lane);
-    }
-    __device__ __forceinline__ void advance(int groups) {
-#pragma unroll
-        for (int t = 0; t < TILES; t++) {
             planes[t] += WARPS * BITS * PLANE_BYTES;
-            alpha[t] += groups * (ALPHA_BYTES / PARTS);
-            offset[t] += groups * (OFFSET_BYTES / PARTS);
+            alpha[t] += further * (ALPHA_BYTES / PARTS);  // groups
+            offset[t] += further * (OFFSET_BYTES / PARTS);
         }
+    }
+    __device__ __forceinline__ void fetch_x(unsigned char *stage, int lane) {
+        stage += TILES * TILE_BYTES + lane * 16;
 #pragma unroll
-        for (int m = 0; m < BATCH; m++) records[m] += WARPS * RECORD_BYTES;
+        for (int m = 0; m < BATCH; m++) {
+            fetch<RECORD_BYTES>(stage + m * RECORD_BYTES, records[m], lane);
+            records[m] += WARPS * RECORD_BYTES;
+        }
     }
 };
 
@@ -220,16 +191,20 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS)
 lut_gemv_r4(const word_t *planes,            // [T][C][BITS][32][4]
             const ALPHA_TYPE *alpha,         // [T][G][BITS][32]
             const OFFSET_TYPE *offset,       // [T][G][32], if HAS_OFFSET
-            const unsigned char *records,    // [M][C] of RECORD_BYTES
+            const X_TYPE *x,                 // [M][K]
+            unsigned char *records,          // [M][C] of RECORD_BYTES
+            unsigned *progress,              // [3], zeros
             X_TYPE *y,                       // [M][N]
             float *partial,                  // [M][slices][N], if there are several slices
             unsigned *arrived,               // [ceil(M / BATCH)][ceil(T / TILES)], zeros
             int count,                       // M
             int rows,                        // N
+            int columns,                     // K
             int blocks,                      // C
             int slice,                       // blocks of a slice
             int groups,                      // G, a multiple of PARTS
-            int run)                         // blocks of a group
+            int span,                        // columns of `run` blocks, which begin together
+            int run)                         // blocks of a group, 1 where groups share one
 {
     DYNAMIC_SHARED(unsigned char, rings);    // [WARPS][STAGES] of STAGE_BYTES
     __shared__ float of_warps[WARPS][BATCH][ROWS];
@@ -237,8 +212,7 @@ lut_gemv_r4(const word_t *planes,            // [T][C][BITS][32][4]
     const int first = blockIdx.y * slice + warp, last = min(static_cast<int>(blockIdx.y + 1) * slice, blocks);
     unsigned char *const ring = rings + warp * STAGES * STAGE_BYTES;
 
-    Sources next;  // not read where `ahead`, the block they are at, is behind the last
-    int ahead = first, of_group = first % run;  // blocks
+    Sources next;
 #pragma unroll
     for (int t = 0; t < TILES; t++) {
         const size_t tile = min(static_cast<int>(blockIdx.x) * TILES + t, (rows - 1) / 32);
@@ -252,26 +226,32 @@ lut_gemv_r4(const word_t *planes,            // [T][C][BITS][32][4]
         const size_t m = min(static_cast<int>(blockIdx.z) * BATCH + i, count - 1);
         next.records[i] = records + (m * blocks + first) * RECORD_BYTES + lane * 16;
     }
-    const auto fetch_next = [&](unsigned char *stage) {
-        if (ahead < last) {
-            next.fetch_block(stage, lane);
-            int further = WARPS * PARTS;  // groups
-            if (run > 1)
-                for (further = 0, of_group += WARPS; of_group >= run; of_group -= run) further++;
-            next.advance(further);
-        }
-        ahead += WARPS;
+    int of_group = first % run;  // blocks of its group before the next block
+    const auto fetch_weights = [&](int block, int slot) {
+        if (block >= last) return;
+        int further = WARPS * PARTS;
+        if (run > 1)
+            for (further = 0, of_group += WARPS; of_group >= run; of_group -= run) further++;
+        next.fetch_weights(ring + slot * STAGE_BYTES, lane, further);
+    };
+    const auto fetch_x = [&](int block, int slot) {
+        if (block < last) next.fetch_x(ring + slot * STAGE_BYTES, lane);
         copy_commit();
     };
 
     float4 sums[BATCH][TILES] = {};
 #pragma unroll 1
-    for (int s = 0; s < STAGES - 1; s++) fetch_next(ring + s * STAGE_BYTES);
+    for (int s = 0; s < STAGES - 1; s++) fetch_weights(first + s * WARPS, s);
+    if (LAUNCHES == 1) make_records(progress, records, x, count, columns, blocks, span, run);
+#pragma unroll 1
+    for (int s = 0; s < STAGES - 1; s++) fetch_x(first + s * WARPS, s);
     int slot = 0;
     for (int block = first; block < last; block += WARPS) {
+        const int then = block + (STAGES - 1) * WARPS, free_slot = slot == 0 ? STAGES - 1 : slot - 1;
         copy_wait<STAGES - 2>();
         __syncwarp();  // all lanes have what they fetched, and none still reads the stage that is fetched next
-        fetch_next(ring + (slot == 0 ? STAGES - 1 : slot - 1) * STAGE_BYTES);
+        fetch_weights(then, free_slot);
+        fetch_x(then, free_slot);
         multiply(sums, ring + slot * STAGE_BYTES, lane);
         slot = slot == STAGES - 1 ? 0 : slot + 1;
     }

@@ -40,7 +40,9 @@ RESERVED = 1024  # bytes of shared memory that CUDA takes a block
 
 def refuses(case: Case, knobs: Knobs) -> str | None:
     """See Variant."""
-    x_bits, tiles, warps, stages = (knobs[name] for name in ("x_bits", "tiles", "warps", "stages"))
+    x_bits, tiles, warps, stages, launches = (
+        knobs[name] for name in ("x_bits", "tiles", "warps", "stages", "launches")
+    )
     if x_bits != AUTO and not 8 <= x_bits <= 24:
         return f"x_bits={x_bits}: give 8 to 24 bits, or 0 for 16 with float16 and 24 with float32 x"
     if tiles not in (AUTO, 1, 2, 4):
@@ -49,6 +51,8 @@ def refuses(case: Case, knobs: Knobs) -> str | None:
         return f"warps={warps}: give a power of two up to 16, or 0 for the plan's choice"
     if stages != AUTO and not 2 <= stages <= 16:
         return f"stages={stages}: give 2 to 16 blocks under way, or 0 for the plan's choice"
+    if launches not in (AUTO, 1, 2):
+        return f"launches={launches}: planes of x are made by the product's launch (1) or one before (2); 0 chooses"
     if knobs["slices"] < 0:
         return (
             f"slices={knobs['slices']}: give the number of slices of K, or 0 for the plan's choice"
@@ -73,6 +77,11 @@ def plan(case: Case, gpu: Gpu, knobs: Knobs) -> Plan:
     slice_ = _slice(gpu, knobs, layout.blocks, warps, tiles_of_all * chunks, blocks)
     slices = -(-layout.blocks // slice_)
     span = 128 if layout.parts > 1 else case.group
+    grid = (tiles_of_all, slices, chunks)
+    # One launch where the first blocks of threads are enough to make all planes of x at once.
+    at_once = min(tiles_of_all * slices * chunks, gpu.sms * blocks)
+    launches = knobs["launches"] or (1 if at_once >= case.m * layout.blocks else 2)
+    of_x = (case.columns, layout.blocks)
     return Plan(
         file=FILE,
         parameters={
@@ -84,6 +93,7 @@ def plan(case: Case, gpu: Gpu, knobs: Knobs) -> Plan:
             "WARPS": warps,
             "STAGES": stages,
             "BLOCKS": blocks,
+            "LAUNCHES": launches,
             "STAGE_BYTES": stage,
             "RECORD_BYTES": record,
             **case.types,
@@ -93,21 +103,22 @@ def plan(case: Case, gpu: Gpu, knobs: Knobs) -> Plan:
                 "lut_gemv_r4_planes",
                 (layout.blocks, 1, case.m),
                 32,
-                ("x", "records", case.columns, layout.blocks, span, layout.run),
+                ("x", "records", *of_x, span, layout.run),
             ),
             Step(
                 "lut_gemv_r4",
-                (tiles_of_all, slices, chunks),
+                grid,
                 32 * warps,
                 (
-                    *("planes", "alpha", "offset", "records", "y", "partial", "arrived"),
-                    *(case.m, case.rows, layout.blocks, slice_, layout.groups, layout.run),
+                    *("planes", "alpha", "offset", "x", "records", "progress", "y", "partial"),
+                    *("arrived", case.m, case.rows, *of_x, slice_, layout.groups, span, layout.run),
                 ),
                 shared=warps * stages * stage,
             ),
-        ),
+        )[-launches:],
         workspace={
             "records": Space(case.m * layout.blocks * record),
+            "progress": Space(12, zeroed=True),
             "partial": Space(case.m * slices * case.rows * 4),
             "arrived": Space(chunks * tiles_of_all * 4, zeroed=True),
         },
@@ -157,7 +168,14 @@ def _slice(gpu: Gpu, knobs: Knobs, blocks: int, warps: int, tiles: int, on_an_sm
 VARIANT = Variant(
     name="r4",
     idea="x as bit planes on binary tensor cores",
-    knobs={"x_bits": AUTO, "tiles": AUTO, "warps": AUTO, "stages": AUTO, "slices": AUTO},
+    knobs={
+        "x_bits": AUTO,
+        "tiles": AUTO,
+        "warps": AUTO,
+        "stages": AUTO,
+        "slices": AUTO,
+        "launches": AUTO,
+    },
     pack=binary_tiles.pack,
     refuses=refuses,
     plan=plan,
