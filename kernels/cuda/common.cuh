@@ -111,6 +111,33 @@ __device__ __forceinline__ bool last_to_arrive(unsigned *counter, unsigned block
     return last;
 }
 
+// y[n] = partial[0][n] + partial[1][n] + ..., in this order, for rows first .. end - 1; by a block. Many slices of four
+// rows are read at once, since reading is all that this does. first and stride are multiples of 4.
+template <class T>
+__device__ __forceinline__ void add_slices(T *y, const float *partial, int slices, int stride, int first, int end) {
+    constexpr int AT_ONCE = 12;
+    for (int n = first + 4 * static_cast<int>(threadIdx.x); n < end; n += 4 * static_cast<int>(blockDim.x)) {
+        float sums[4] = {};
+        for (int s = 0; s < slices; s += AT_ONCE) {
+            float4 parts[AT_ONCE];
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; i++)
+                parts[i] = s + i < slices ? __ldcg(reinterpret_cast<const float4 *>(partial + static_cast<size_t>(s + i) * stride + n))
+                                          : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; i++) {
+                sums[0] += parts[i].x;
+                sums[1] += parts[i].y;
+                sums[2] += parts[i].z;
+                sums[3] += parts[i].w;
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            if (n + i < end) y[n + i] = round_to(sums[i], T());
+    }
+}
+
 // ---- binary tensor cores ----
 
 // d[i][j] = number of k with a[i][k] = b[k][j] = 1, for 16 x 128 and 128 x 8 bits: mma.m16n8k128 ... and.popc. A lane has

@@ -11,7 +11,7 @@ from lutlab.codegen import cuda
 from lutlab.kernels.lut_gemv.r3 import VARIANT
 from lutlab.kernels.lut_gemv.variant import A100, GPUS, H200, RTX_3090, Case
 
-SMALL = {"threads": 256, "octets": 10}  # two warps take 8 rows twice
+SMALL = {"threads": 256, "tiles": 10}  # two warps take two tiles
 
 
 @pytest.mark.parametrize("q", range(1, 9))
@@ -154,7 +154,7 @@ def test_grids_and_workspace():
     ("knobs", "g", "why"),
     [
         ({"threads": 128}, 32, "256, 512, 1024, or 0"),
-        ({"octets": -1}, 32, "8 rows a block takes"),
+        ({"tiles": -1}, 32, "tiles of rows a block takes"),
         ({"table": "int"}, 32, "half or float"),
         ({}, 40, "g=40: r3 takes groups that are multiples of 32"),
         ({}, 16, "g=16: r3 takes groups that are multiples of 32"),

@@ -220,10 +220,5 @@ lut_gemv_r2(const word_t *planes,         // [ceil(K / 32)][BITS][stride]
     }
 
     if (slices == 1 || !last_to_arrive(arrived + blockIdx.z * gridDim.x + blockIdx.x, slices)) return;
-    for (int n = start + threadIdx.x; n < min(end, rows); n += THREADS) {
-        float sum = 0.0f;
-#pragma unroll 4
-        for (int s = 0; s < slices; s++) sum += __ldcg(partial + static_cast<size_t>(s) * stride + n);
-        y[n] = round_to(sum, X_TYPE());
-    }
+    add_slices(y, partial, slices, stride, start, min(end, rows));
 }

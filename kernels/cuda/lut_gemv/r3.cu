@@ -7,23 +7,24 @@
 // high halves of 0 and 1). i * 256 + l * 4 is one byte of the word beside one byte of the lane, which __byte_perm puts
 // together in one instruction; the rest is a constant of the load.
 //
-// A block has the tables of a slice for `octets` times 8 rows. A warp takes 8 rows, word after word of a stream that is
+// A block has the tables of a slice for `tiles` times ROWS rows. A warp takes a tile, item after item of a stream that is
 // loaded DEPTH items ahead, and adds its lanes at the end. With several slices, sums go to `partial`, and the last block
-// of the rows to arrive adds them in the order of slices. grid = (ceil(S / 8 / octets), slices, M), THREADS threads.
+// of the rows to arrive adds them in the order of slices. grid = (ceil(S / ROWS / tiles), slices, M), THREADS threads.
 //
-// Parameters: BITS (q) · THREADS 256, 512 or 1024 · BLOCKS that shall share an SM · DEPTH divides 2 BITS · TABLE_TYPE, X_TYPE,
-// ALPHA_TYPE, OFFSET_TYPE float or __half · HAS_OFFSET 0, 1. Groups are whole words, or one group is all of K.
+// Parameters: BITS (q) · ROWS 8, 16 or 32 · THREADS 256, 512 or 1024 · BLOCKS that shall share an SM · DEPTH divides
+// ROWS / 4 * BITS · TABLE_TYPE, X_TYPE, ALPHA_TYPE, OFFSET_TYPE float or __half · HAS_OFFSET 0, 1. Groups are whole words,
+// or one group is all of K.
 
 #include "../common.cuh"
 
 constexpr int TABLES = 4;                   // of a word, 8 columns each
-constexpr int ROWS = 8;                     // of a warp at a time: two quads
-constexpr int ITEMS = 2 * BITS;             // of 8 rows: quads x planes
+constexpr int QUADS = ROWS / 4;             // four rows of a plane are an item
+constexpr int ITEMS = QUADS * BITS;         // of a tile
 constexpr int WARPS = THREADS / 32;
 constexpr int LOW = THREADS == 1024 ? 3 : THREADS == 512 ? 4 : 5;  // bits of an index that one thread runs through
 constexpr int TABLE_BYTES = 256 * 32 * sizeof(TABLE_TYPE);
 static_assert(WARPS << LOW == 256, "the warps fill a table together");
-static_assert(ITEMS % DEPTH == 0, "an item of the next rows goes where the same item of these rows was");
+static_assert(ITEMS % DEPTH == 0, "an item of the next tile goes where the same item of this tile was");
 
 // ---- tables ----
 
@@ -125,18 +126,20 @@ __device__ __forceinline__ void add_scaled(float *sums, float4 scale, const floa
     sums[3] = fmaf(scale.w, values[3], sums[3]);
 }
 
-// The sum over all lanes of sums[lane % 8], in every lane: each step halves the rows that a lane carries.
+// The sum over all lanes of sums[lane % ROWS], in every lane: each step halves the rows that a lane carries.
 __device__ __forceinline__ float transpose_sum(float (&sums)[ROWS], int lane) {
 #pragma unroll
     for (int half = ROWS / 2; half > 0; half /= 2)
 #pragma unroll
-        for (int i = 0; i < half; i++) {
+        for (int i = 0; i < ROWS / 2; i++) {
+            if (i >= half) continue;
             const bool upper = lane & half;
             const float give = upper ? sums[i] : sums[i + half], keep = upper ? sums[i + half] : sums[i];
             sums[i] = keep + __shfl_xor_sync(0xffffffffu, give, half);
         }
-    sums[0] += __shfl_xor_sync(0xffffffffu, sums[0], 8);
-    return sums[0] + __shfl_xor_sync(0xffffffffu, sums[0], 16);
+#pragma unroll
+    for (int lanes = ROWS; lanes < 32; lanes *= 2) sums[0] += __shfl_xor_sync(0xffffffffu, sums[0], lanes);
+    return sums[0];
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
@@ -149,17 +152,17 @@ lut_gemv_r3(const uint4 *planes,          // [slices][S / 4][BITS][words] of fou
             unsigned *arrived,            // [M][blocks of rows], zeros
             int rows,                     // N
             int columns,                  // K
-            int stride,                   // S: N rounded up to 8
+            int stride,                   // S: N rounded up to 32
             int group,                    // g, columns of a group
             int words,                    // of a slice, at most 32
             int scales,                   // groups stored for a slice
-            int octets)                   // rows of a block / 8
+            int tiles)                    // of a block
 {
     DYNAMIC_SHARED(unsigned char, lut);   // [TABLE_BYTES * TABLES]
     __shared__ float values[32 * 33];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, slices = gridDim.y, slice = blockIdx.y;
     const int first = slice * words * 32, last = min(first + words * 32, columns);
-    const int end = min(static_cast<int>(blockIdx.x + 1) * octets, stride / ROWS);
+    const int end = min(static_cast<int>(blockIdx.x + 1) * tiles, stride / ROWS);
     x += static_cast<size_t>(blockIdx.z) * columns;
     y += static_cast<size_t>(blockIdx.z) * rows;
     partial += static_cast<size_t>(blockIdx.z) * slices * stride;
@@ -167,12 +170,12 @@ lut_gemv_r3(const uint4 *planes,          // [slices][S / 4][BITS][words] of fou
     // Lanes behind the last word read its words and scales, and look them up in tables of zeros.
     const int mine = min(lane, words - 1);
     const int scale = min(first + mine * 32, columns - 1) / group - first / group;
-    int octet = blockIdx.x * octets + warp;
-    const size_t quad = (static_cast<size_t>(slice) * (stride / ROWS) + octet) * 2;
+    int tile = blockIdx.x * tiles + warp;
+    const size_t quad = (static_cast<size_t>(slice) * (stride / ROWS) + tile) * QUADS;
     Stream stream = {planes + quad * BITS * words + mine, alpha + (quad * BITS * scales + scale) * 4, words, scales * 4};
     offset += (quad * scales + scale) * 4;
     Item ahead[DEPTH];
-    if (octet < end) {
+    if (tile < end) {
 #pragma unroll
         for (int i = 0; i < DEPTH; i++) ahead[i] = stream.load();
     }
@@ -181,12 +184,14 @@ lut_gemv_r3(const uint4 *planes,          // [slices][S / 4][BITS][words] of fou
     const float total = fill(lut, values, unit, warp, lane) / unit;
     __syncthreads();
 
-    for (; octet < end; octet += WARPS) {
-        const bool more = octet + WARPS < end;
+    for (; tile < end; tile += WARPS) {
+        const bool more = tile + WARPS < end;
         float sums[ROWS] = {};
 #if HAS_OFFSET
-        const Four<OFFSET_TYPE> shifts[2] = {load_four(offset), load_four(offset + scales * 4)};
-        offset += WARPS * 2 * scales * 4;
+        Four<OFFSET_TYPE> shifts[QUADS];
+#pragma unroll
+        for (int i = 0; i < QUADS; i++) shifts[i] = load_four(offset + i * scales * 4);
+        offset += WARPS * QUADS * scales * 4;
 #endif
 #pragma unroll
         for (int i = 0; i < ITEMS; i++) {
@@ -199,20 +204,15 @@ lut_gemv_r3(const uint4 *planes,          // [slices][S / 4][BITS][words] of fou
         }
 #if HAS_OFFSET
         const float totals[4] = {total, total, total, total};
-        add_scaled(sums, widen(shifts[0]), totals);
-        add_scaled(sums + 4, widen(shifts[1]), totals);
+#pragma unroll
+        for (int i = 0; i < QUADS; i++) add_scaled(sums + i * 4, widen(shifts[i]), totals);
 #endif
         const float sum = transpose_sum(sums, lane) * unit;
-        const int n = octet * ROWS + lane;
+        const int n = tile * ROWS + lane;
         if (lane < ROWS && slices > 1) __stcg(partial + static_cast<size_t>(slice) * stride + n, sum);
         if (lane < ROWS && slices == 1 && n < rows) y[n] = round_to(sum, X_TYPE());
     }
 
     if (slices == 1 || !last_to_arrive(arrived + blockIdx.z * gridDim.x + blockIdx.x, slices)) return;
-    for (int n = blockIdx.x * octets * ROWS + threadIdx.x; n < min(end * ROWS, rows); n += THREADS) {
-        float sum = 0.0f;
-#pragma unroll 4
-        for (int s = 0; s < slices; s++) sum += __ldcg(partial + static_cast<size_t>(s) * stride + n);
-        y[n] = round_to(sum, X_TYPE());
-    }
+    add_slices(y, partial, slices, stride, blockIdx.x * tiles * ROWS, min(end * ROWS, rows));
 }

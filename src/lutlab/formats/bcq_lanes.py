@@ -9,7 +9,7 @@ side by side, so that a lane reads 16 bytes; quads of rows and planes follow eac
              plane 1:  [word 0: rows 0 1 2 3] ...
     quad 1   plane 0:  [word 0: rows 4 5 6 7] ...
 
-    planes [S, Q, q, C, 4] int32, S = slices, Q = N / 4 rounded up to an even number
+    planes [S, Q, q, C, 4] int32, S = slices, Q = N / 4 for N rounded up to 32
     alpha [S, Q, q, A, 4], offset [S, Q, A, 4] or None: the A groups from the first that the slice touches on; a group
     that lies in two slices is stored twice
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 LANES = 32
 QUAD = 4  # rows side by side
-ALIGNED_ROWS = 8  # rows that a warp sums at a time
+ALIGNED_ROWS = 32  # the most rows that a warp sums at a time
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def stride(rows: int) -> int:
     """N with its padding.
 
     >>> stride(1), stride(9)
-    (8, 16)
+    (32, 32)
     """
     return -(-rows // ALIGNED_ROWS) * ALIGNED_ROWS
 

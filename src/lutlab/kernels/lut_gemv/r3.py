@@ -28,9 +28,9 @@ def refuses(case: Case, knobs: Knobs) -> str | None:
     """See Variant."""
     if knobs["threads"] not in (AUTO, 256, 512, 1024):
         return f"threads={knobs['threads']}: give 256, 512, 1024, or 0 for the plan's choice"
-    if knobs["octets"] < 0:
+    if knobs["tiles"] < 0:
         return (
-            f"octets={knobs['octets']}: give how many times 8 rows a block takes, or 0 for the "
+            f"tiles={knobs['tiles']}: give how many tiles of rows a block takes, or 0 for the "
             "plan's choice"
         )
     if knobs["table"] not in ("auto", "half", "float"):
@@ -49,19 +49,21 @@ def plan(case: Case, gpu: Gpu, knobs: Knobs) -> Plan:
     half = {"auto": case.x.itemsize == 2 and not fits, "half": True, "float": False}[knobs["table"]]
     shared = ENTRIES * (2 if half else 4)
     by_shared = gpu.sm_shared // (shared + STATIC)
-    threads = knobs["threads"] or _threads(case, by_shared)
+    threads = knobs["threads"] or (512 if by_shared < 2 else 256)
     blocks = max(1, min(by_shared, SM_REGISTERS // (threads * _registers(case))))
     slices, words = bcq_lanes.cut(case.columns)
     _, scales = bcq_lanes.first_groups(case.columns, case.group_size)
     stride = bcq_lanes.stride(case.rows)
-    octets = knobs["octets"] or _octets(stride // 8, slices * case.m, gpu.sms * blocks)
-    grid = (-(-stride // (8 * octets)), slices, case.m)
+    rows = _rows(case)
+    tiles = knobs["tiles"] or _tiles(stride // rows, slices * case.m, gpu.sms * blocks)
+    grid = (-(-stride // (rows * tiles)), slices, case.m)
     buffers = ("planes", "alpha", "offset", "x", "y", "partial", "arrived")
-    numbers = (case.rows, case.columns, stride, case.group, words, scales, octets)
+    numbers = (case.rows, case.columns, stride, case.group, words, scales, tiles)
     return Plan(
         file=FILE,
         parameters={
             "BITS": case.bits,
+            "ROWS": rows,
             "THREADS": threads,
             "BLOCKS": blocks,
             "DEPTH": _depth(case),
@@ -77,32 +79,31 @@ def plan(case: Case, gpu: Gpu, knobs: Knobs) -> Plan:
     )
 
 
-def _threads(case: Case, blocks: int) -> int:
-    """More warps where few planes leave a warp little to load ahead; fewer where several blocks share an SM."""
-    if blocks > 1:
-        return 256
-    return 1024 if case.bits == 1 else 512
+def _rows(case: Case) -> int:
+    """Of a tile: more where few planes leave a warp little to load ahead."""
+    return {1: 32, 2: 16}.get(case.bits, 8)
 
 
 def _depth(case: Case) -> int:
     """Loads of 16 bytes that a lane has under way, beside their scales: from 6 on they fill the bandwidth."""
-    return 2 * case.bits if case.bits <= 4 else case.bits
+    items = _rows(case) // 4 * case.bits
+    return items if items <= 8 else case.bits
 
 
 def _registers(case: Case) -> int:
-    """Of a thread: what is loaded ahead, and 64 for sums, lookups under way and addresses."""
-    return 64 + _depth(case) * (4 + case.alpha.itemsize)
+    """Of a thread: what is loaded ahead, sums, and 56 for lookups under way and addresses."""
+    return 56 + _rows(case) + _depth(case) * (4 + case.alpha.itemsize)
 
 
-def _octets(all_octets: int, slices: int, blocks: int) -> int:
-    """Rows / 8 of a block: as many blocks of rows as fill the GPU once; several rounds if slices alone do."""
-    return -(-all_octets // max(1, blocks // slices))
+def _tiles(all_tiles: int, slices: int, blocks: int) -> int:
+    """Tiles of a block: as many blocks of rows as fill the GPU once; several rounds if slices alone do."""
+    return -(-all_tiles // max(1, blocks // slices))
 
 
 VARIANT = Variant(
     name="r3",
     idea="every lane its own tables in its own bank: lookups without conflicts",
-    knobs={"threads": AUTO, "octets": AUTO, "table": "auto"},
+    knobs={"threads": AUTO, "tiles": AUTO, "table": "auto"},
     pack=bcq_lanes.pack,
     refuses=refuses,
     plan=plan,
