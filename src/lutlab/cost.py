@@ -183,7 +183,9 @@ def _decoding(spec: RunSpec, shape: ModelShape, evaluator: str, held: int) -> Co
         seconds += 4 * shape.parameters / _DISK_RATE
     if spec.model.layers:  # measured with half of them as well
         seconds *= 1.5
-    return Cost(seconds, int(held + (0 if evaluator == "generation" else packed)))
+    return Cost(
+        seconds, int(held + (packed if evaluator in ("peak_memory", "qigen", "llama_cpp") else 0))
+    )
 
 
 def _product(spec: RunSpec) -> Cost:
