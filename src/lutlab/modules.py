@@ -18,10 +18,13 @@ from torch.nn import functional
 from lutlab.errors import LutlabError, nearest
 from lutlab.formats.bcq import WORD, PackedBCQ
 from lutlab.groups import check_bits, group_count
+from lutlab.kernels.gpu_linear import GpuLinear, gpu_linear
 from lutlab.kernels.linear import CpuLinear, cpu_linear
 
 log = logging.getLogger(__name__)
 KERNEL_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+# By the device that x and weight are both on.
+KERNELS = {"cpu": cpu_linear, "cuda": gpu_linear}
 # What a layout may say; anything else in a file is damage.
 ALLOWED = {
     "has_order": (False, True),
@@ -34,9 +37,10 @@ ALLOWED = {
 class QuantLinear(nn.Module):
     """A linear layer whose weight is packed; drop-in for nn.Linear and transformers' Conv1D.
 
-    On a CPU the weight is packed a second time at the first call, for the kernel that kernels/linear.py chooses and
-    builds. Where gradients pass through x, in float64, on another device, or where there is no kernel (`kernel` says
-    why), it is dequantized once for a dtype and multiplied by torch: exact, but not smaller in memory while it runs.
+    At the first call the weight is packed a second time, for the kernel that kernels/linear.py chooses on a CPU, and
+    kernels/gpu_linear.py on a GPU. Where gradients pass through x, in float64, with x on another device, or where there
+    is no kernel (a warning and `kernel` say why), it is dequantized once for a dtype and multiplied by torch: exact,
+    but not smaller in memory while it runs.
 
     Args:
         packed: the weight [N, K].
@@ -57,7 +61,7 @@ class QuantLinear(nn.Module):
     def _forget(self) -> None:
         """Drop what was made of the buffers."""
         self._dense: torch.Tensor | None = None
-        self._linear: CpuLinear | None = None
+        self._linear: CpuLinear | GpuLinear | None = None
         self._why_torch = ""  # there is no kernel
         self._ran: set[str] = set()
 
@@ -207,17 +211,14 @@ class QuantLinear(nn.Module):
 
     def _has_kernel(self, x: torch.Tensor) -> bool:
         """Whether a kernel multiplies x; packs for it and builds it the first time."""
-        if (
-            x.device.type != "cpu"
-            or self.planes.device.type != "cpu"
-            or x.dtype not in KERNEL_DTYPES
-        ):
+        device = self.planes.device
+        if x.device != device or device.type not in KERNELS or x.dtype not in KERNEL_DTYPES:
             return False
         if x.requires_grad and torch.is_grad_enabled():
             return False
         if self._linear is None and not self._why_torch:
             try:
-                self._linear = cpu_linear(self.packed)
+                self._linear = KERNELS[device.type](self.packed)
             except LutlabError as error:
                 self._why_torch = f" (no kernel: {error})"
                 _say_once(str(error))

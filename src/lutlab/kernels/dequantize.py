@@ -8,12 +8,16 @@ order[j], and x is permuted instead, which moves M K numbers and not N K. Unifor
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import functools
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
+from lutlab.codegen import cuda
 from lutlab.errors import LutlabError
 from lutlab.groups import group_length
+from lutlab.kernels.lut_gemv import launcher
 from lutlab.kernels.lut_gemv.variant import Plan, Step
 
 if TYPE_CHECKING:
@@ -73,3 +77,35 @@ def buffers(packed: PackedBCQ) -> dict[str, torch.Tensor | None]:
                 f"{name} is not contiguous (strides {tensor.stride()}): call contiguous()"
             )
     return found
+
+
+@functools.cache
+def _kernel(file: str, parameters: tuple[tuple[str, int | str], ...], device: torch.device) -> Any:
+    """Compiled and loaded once."""
+    gpu = launcher.gpu(device)
+    built = cuda.build(cuda.source(file, dict(parameters)), "dequantize", gpu.arch)
+    return launcher.load_kernel(str(built.path), "dequantize_bcq", device, gpu)
+
+
+def dequantize(packed: PackedBCQ, dtype: torch.dtype) -> torch.Tensor:
+    """W [N, K] in a dtype, in the order of the planes' columns.
+
+    Args:
+        packed: the plain layout, on a CUDA device.
+        dtype: float16, bfloat16 or float32.
+
+    Raises:
+        LutlabError: another dtype, no GPU or no compiler.
+    """
+    this = plan(packed, dtype)
+    (step,) = this.steps
+    device = launcher.device_of(packed.planes.device)
+    dense = torch.empty(packed.shape, dtype=dtype, device=packed.planes.device)
+    found = {**buffers(packed), "dense": dense}
+    kernel = _kernel(this.file, tuple(this.parameters.items()), device)
+    arguments = tuple(
+        np.int32(a) if isinstance(a, int) else launcher.pointer(found[a]) for a in step.arguments
+    )
+    with launcher.on_torch_stream(device):
+        kernel(step.grid, (step.block, 1, 1), arguments, shared_mem=0)
+    return dense

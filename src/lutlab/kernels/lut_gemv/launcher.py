@@ -176,7 +176,7 @@ class Product:
         def argument(a: str | int) -> Any:
             if isinstance(a, int):
                 return np.int32(a)
-            return a if a in ("x", "y") else _pointer(buffers[a])
+            return a if a in ("x", "y") else pointer(buffers[a])
 
         return tuple(
             _Launch(
@@ -274,5 +274,6 @@ def _allocate(size: int, zeroed: bool, device: torch.device) -> torch.Tensor:
     return make(size, dtype=torch.uint8, device=device)
 
 
-def _pointer(tensor: torch.Tensor | None) -> np.uint64:
+def pointer(tensor: torch.Tensor | None) -> np.uint64:
+    """A tensor as an argument of a launch; None is the null pointer."""
     return np.uint64(0 if tensor is None else tensor.data_ptr())

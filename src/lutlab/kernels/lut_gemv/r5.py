@@ -134,4 +134,5 @@ VARIANT = Variant(
     pack=tile_codes.pack,
     refuses=refuses,
     plan=plan,
+    batch=MOST_ROWS,
 )

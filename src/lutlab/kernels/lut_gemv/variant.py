@@ -160,7 +160,8 @@ class Variant:
 
     name: as `r0`; idea: half a sentence for tables; knobs: what may be swept, with defaults; pack: from the plain
     layout; refuses: why it cannot take a case with these knobs, a sentence with a cure, or None; plan: how it runs
-    one; least_arch: 80 is sm_80; deterministic: whether y is the same to the last bit in every run.
+    one; least_arch: 80 is sm_80; deterministic: whether y is the same to the last bit in every run;
+    batch: rows of x that one reading of the weights serves.
     """
 
     name: str
@@ -171,6 +172,7 @@ class Variant:
     plan: Callable[[Case, Gpu, Knobs], Plan]
     least_arch: int = 80
     deterministic: bool = True
+    batch: int = 1
 
     def with_knobs(self, given: Knobs) -> dict[str, int | str]:
         """The defaults and what was given.
