@@ -156,7 +156,6 @@ def test_resources(gpu):
     for m, rows, q, g, dtype in (
         (1, 49152, 3, 128, F16),
         (1, 49152, 1, 64, F16),
-        (4, 4096, 8, 32, F16),
         (4, 4096, 3, 32, F32),
     ):
         matrix.check_resources(VARIANT, Case(m, rows, 12288, q, g, dtype, dtype, dtype), gpu)

@@ -50,14 +50,13 @@ __device__ __forceinline__ void make_records(unsigned *progress, unsigned char *
     const int lane = threadIdx.x, all = blocks * count;
     volatile unsigned *const made = progress + 1;
     if (lane < 32) {
-        bool some = __shfl_sync(0xffffffffu, *made < static_cast<unsigned>(all), 0);
-        while (some) {
+        for (;;) {
             const int taken = __shfl_sync(0xffffffffu, lane == 0 ? static_cast<int>(atomicAdd(progress, 1u)) : 0, 0);
-            some = taken < all;
-            if (some) write_record_of(records, x, taken / blocks, taken % blocks, columns, blocks, span, run, lane);
+            if (taken >= all) break;
+            write_record_of(records, x, taken / blocks, taken % blocks, columns, blocks, span, run, lane);
             __threadfence();
             __syncwarp();
-            if (some && lane == 0) atomicAdd(progress + 1, 1u);
+            if (lane == 0) atomicAdd(progress + 1, 1u);
         }
         while (*made < static_cast<unsigned>(all)) {
         }

@@ -67,8 +67,7 @@ def plan(case: Case, gpu: Gpu, knobs: Knobs) -> Plan:
     layout = binary_tiles.cut(case.group_size, case.columns)
     x_bits = knobs["x_bits"] or {2: 16, 4: 24}[case.x.itemsize]
     batch = -(-case.m // -(-case.m // BATCH))
-    # One or two planes are so few bytes that x, which comes with each tile from the L2 cache, would cost as much.
-    tiles = knobs["tiles"] or (2 if case.bits <= 2 and case.rows >= 64 * 4 * gpu.sms else 1)
+    tiles = knobs["tiles"] or _tiles(case, gpu, batch)
     record = -(-x_bits // 8) * 128 + layout.parts * 16 + 32
     stage = tiles * _tile_bytes(case, layout.parts) + batch * record
     warps, stages, blocks = _ring(gpu, knobs, stage, batch * tiles, -(-x_bits // 8))
@@ -130,6 +129,14 @@ def _tile_bytes(case: Case, parts: int) -> int:
     """What a warp reads of a tile of 32 rows and a block of columns: planes, alpha, offset."""
     offset = 0 if case.offset is None else case.offset.itemsize
     return 32 * (16 * case.bits + parts * (case.bits * case.alpha.itemsize + offset))
+
+
+def _tiles(case: Case, gpu: Gpu, batch: int) -> int:
+    """Tiles of a warp, which share its reading of x: with one and two planes of W, x would be much of what is read."""
+    tiles = {1: 4, 2: 2}.get(case.bits, 1) if batch == 1 else 1
+    while tiles > 1 and case.rows < 32 * tiles * gpu.sms:
+        tiles //= 2
+    return tiles
 
 
 def _ring(gpu: Gpu, knobs: Knobs, stage: int, sums: int, eights: int) -> tuple[int, int, int]:
