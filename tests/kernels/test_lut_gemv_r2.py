@@ -39,7 +39,15 @@ def test_every_kind_of_table(table, mu):
 @pytest.mark.parametrize("slices", [1, 2, 3])
 def test_rows_columns_and_groups_around_tiles_and_slices(slices):
     for rows in (1, 3, 127, 129, 260):
-        for columns, g in ((1, -1), (31, 32), (33, 32), (64, 128), (129, -1), (300, 160)):
+        for columns, g in (
+            (1, -1),
+            (31, 32),
+            (33, 32),
+            (64, 128),
+            (129, -1),
+            (300, 160),
+            (600, 96),
+        ):
             packed = weight(rows, columns, 2, g, alpha="f32", offset="f32")
             knobs = SMALL | {"slices": slices}
             check(VARIANT, packed, inputs(1, columns, F32), knobs=knobs, gpu=ONE_SM)
