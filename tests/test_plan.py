@@ -1,0 +1,44 @@
+"""Which cells a plan leaves out, and why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+from lutlab import plan
+from lutlab.config import ROOT, register_configs
+from lutlab.errors import LutlabError
+from lutlab.results import Store
+from lutlab.tables import ColumnSpec
+
+
+def planned(tmp_path: Path, *overrides: str, **column: str) -> plan.PlannedCell:
+    register_configs()
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        config = compose("config", [f"results={tmp_path}", "device=cpu", *overrides])
+    spec = ColumnSpec(title="a", unit="b", **column)
+    return plan._plan_cell(plan.run_spec(config), spec, config, Store(config.results))
+
+
+def test_a_column_that_nobody_measures_says_why(tmp_path: Path) -> None:
+    column = {"evaluator": "latency", "metric": "latency_2gpu_ms"}
+    cell = planned(tmp_path, not_run="needs 2 GPUs", **column)
+    assert (cell.missing, cell.cell_id) == ("needs 2 GPUs", None)
+    assert "no CUDA device" in planned(tmp_path, **column).missing
+
+
+def test_models_and_products_have_evaluators_of_their_own(tmp_path: Path) -> None:
+    product = ["model=product", "model.id=96x80"]
+    size = {"evaluator": "model_size", "metric": "ratio"}
+    speed = {"evaluator": "kernel_latency", "metric": "latency_us"}
+    assert planned(tmp_path, **size).missing == ""
+    assert "a product is none" in planned(tmp_path, *product, **size).missing
+    assert planned(tmp_path, *product, **speed).missing == ""
+    assert "not of a model" in planned(tmp_path, **speed).missing
+
+
+def test_an_unknown_evaluator_is_a_mistake(tmp_path: Path) -> None:
+    with pytest.raises(LutlabError, match="did you mean 'latency'"):
+        planned(tmp_path, evaluator="latencie", metric="x")
