@@ -8,8 +8,8 @@ integers, what follows is float32 in one order: y is the same in every run.
 Accuracy. x differs from unit X by unit / 2 at most, evenly spread: for Gaussian x a relative error of y of
 
     P = 16   2.7e-5     (1e-4 where a few x are 100 times the others: they make the unit of their block)
-    P = 20   1.7e-6
-    P = 24   1.3e-7     what float32 sums leave
+    P = 20   2e-6
+    P = 24   2e-7       what float32 sums leave
 
 before y is rounded, which alone is 2e-4 for a float16 y. The default is P = 16 for float16 x, P = 24 for float32 x.
 Tensor cores take planes in eights: P = 20 costs what P = 24 costs.
@@ -186,4 +186,5 @@ VARIANT = Variant(
     pack=binary_tiles.pack,
     refuses=refuses,
     plan=plan,
+    batch=BATCH,
 )
