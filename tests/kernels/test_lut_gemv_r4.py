@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.kernels import lut_gemv_matrix as matrix
 from tests.kernels import plans
 from tests.kernels.lut_gemv_matrix import F16, F32, check, inputs, weight
@@ -29,10 +31,28 @@ def test_groups_that_share_a_block(g, dtype):
 
 
 def test_rows_columns_and_groups_around_tiles_and_blocks():
-    for rows in (1, 31, 32, 33):
-        for columns, g in ((1, -1), (31, 128), (127, 96), (128, -1), (129, 128), (300, 160)):
-            packed = weight(rows, columns, 2, g, alpha="f32", offset="f32")
-            check(VARIANT, packed, inputs(1, columns, F32), knobs=SMALL)
+    for rows, columns, g in (
+        (1, 1, -1),
+        (31, 31, 128),
+        (32, 127, 96),
+        (33, 128, -1),
+        (1, 129, 128),
+    ):
+        packed = weight(rows, columns, 2, g, alpha="f32", offset="f32")
+        check(VARIANT, packed, inputs(1, columns, F32), knobs=SMALL)
+
+
+@given(
+    rows=st.integers(1, 70),
+    columns=st.integers(1, 900),
+    g=st.sampled_from([-1, 96, 128, 160, 256, 416]),
+    slices=st.integers(1, 5),
+    seed=st.integers(0, 2**31),
+)
+@settings(deadline=None, max_examples=25)
+def test_any_shape(rows, columns, g, slices, seed):
+    packed = weight(rows, columns, 2, g, alpha="f32", offset="f32", seed=seed)
+    check(VARIANT, packed, inputs(1, columns, F32, seed), knobs=SMALL | {"slices": slices})
 
 
 def test_slices_and_a_pipe_that_goes_round():
