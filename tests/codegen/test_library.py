@@ -221,28 +221,39 @@ def test_a_cache_that_can_only_be_read_is_used(cache, monkeypatch, compiled):
     assert len(compiled) == 1
 
 
-def test_a_library_built_before_serves_where_no_compiler_is_installed_any_more(
-    cache, monkeypatch, tmp_path
-):
+@pytest.fixture
+def uninstalled(monkeypatch, tmp_path):
+    """A call after which no compiler is installed, in a new process."""
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.delenv("LUTLAB_CC", raising=False)
-    x = torch.randn(10)
+
+    def uninstall():
+        monkeypatch.setenv("PATH", str(tmp_path))
+        forget()
+
+    return uninstall
+
+
+def test_a_library_built_before_serves_where_no_compiler_is_installed_any_more(cache, uninstalled):
     library.load(SCALE, "scale", PORTABLE)
-    forget()
-    monkeypatch.setenv("PATH", str(tmp_path))
+    uninstalled()
+    x = torch.randn(10)
     assert torch.equal(scaled(library.load(SCALE, "scale", PORTABLE), x), x * 2)
     for source, name in ((SCALE + "\n", "scale"), (THREADS, "team")):
         with pytest.raises(compiler.NoCompiler, match="apt install gcc"):
             library.load(source, name, PORTABLE)
-    other = isa.Isa("portable", ("-O1",))
-    monkeypatch.setattr(library, "runnable", lambda: (other,))
+
+
+def test_without_a_compiler_no_library_of_other_flags_and_no_damaged_one_serves(
+    cache, uninstalled, monkeypatch
+):
+    folder = library.build(SCALE, "scale", PORTABLE)
+    uninstalled()
+    slow = isa.Isa("portable", ("-O1",))
+    monkeypatch.setattr(library, "runnable", lambda: (slow, PORTABLE))
     with pytest.raises(compiler.NoCompiler):
-        library.load(SCALE, "scale", other)
-    (cache / next(cache.iterdir()) / "kernel.so").write_bytes(b"damaged")
-    forget()
-    monkeypatch.undo()
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setenv("LUTLAB_CACHE", str(tmp_path / "cache"))
+        library.load(SCALE, "scale", slow)
+    (folder / "kernel.so").write_bytes(b"damaged")
     with pytest.raises(compiler.NoCompiler):
         library.load(SCALE, "scale", PORTABLE)
 
