@@ -86,6 +86,11 @@ def test_eight_bit_codes_and_activations_are_multiplied_exactly():
     assert found.facts["relative_errors"]["torch int8"] == 0
 
 
+def test_copies_are_as_many_as_are_cold_and_not_endless():
+    maker = contestants._Maker(row(), 10**6, {})
+    assert [maker.copies(size) for size in (2 * 10**6, 300_000, 1)] == [1, 4, 4096]
+
+
 def test_a_dense_row_is_its_own_baseline():
     found = contestants.enter(row(method="none", q=16, g=-1))
     assert found.own is found.fp16

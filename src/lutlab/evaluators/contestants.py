@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 # |y - x W^T| / |x W^T| beyond which a product is wrong; in 16 bits it may be summed in 16 bits, as LUT-GEMM does.
 _ERRORS = {"int8": 0.0, "float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
 _INT16_ERROR = 1e-3
+_MOST_COPIES = 4096
 _CHECKED_WEIGHTS = 2**22  # at a time, in float64
 
 
@@ -128,6 +129,10 @@ class _Maker:
     def cpu(self) -> bool:
         return self.spec.device == "cpu"
 
+    def copies(self, size: int) -> int:
+        """Of weights of so many bytes; tiny ones are not all cold."""
+        return min(copies_for(size, self.cold), _MOST_COPIES)
+
     def part(self, shape: Shape) -> dict[str, Contestant | None]:
         """The contestants of one product; None where there is nothing of that name."""
         import torch
@@ -154,7 +159,7 @@ class _Maker:
         import torch
 
         size = weight.nbytes
-        copies = [weight, *(weight.clone() for _ in range(copies_for(size, self.cold) - 1))]
+        copies = [weight, *(weight.clone() for _ in range(self.copies(size) - 1))]
         name = f"torch {str(weight.dtype).removeprefix('torch.')}"
         one = Contestant(name, size, len(copies), lambda i: torch.mm(x, copies[i].t()))
         return self._checked(one, x, weight)
@@ -188,7 +193,7 @@ class _Maker:
             dataclasses.replace(
                 linear, packed=dataclasses.replace(linear.packed, stream=stream.clone())
             )
-            for _ in range(copies_for(stream.nbytes, self.cold))
+            for _ in range(self.copies(stream.nbytes))
         ]
         name = linear.describe(linear.few(x))
         return Contestant(name, stream.nbytes, len(copies), lambda i: copies[i](x))
@@ -206,7 +211,7 @@ class _Maker:
         copies = [bind()]
         buffers = copies[0].weight.buffers.values()
         size = sum(buffer.nbytes for buffer in buffers if buffer is not None)
-        copies += [bind() for _ in range(copies_for(size, self.cold) - 1)]
+        copies += [bind() for _ in range(self.copies(size) - 1)]
         return Contestant(copies[0].describe(), size, len(copies), lambda i: copies[i](x))
 
     def _optq(self, x: torch.Tensor, drawn: UniformTensor) -> Contestant:
@@ -218,7 +223,7 @@ class _Maker:
         size = sum(getattr(packed, name).nbytes for name in buffers)
         copies = [
             dataclasses.replace(packed, **{n: getattr(packed, n).clone() for n in buffers})
-            for _ in range(copies_for(size, self.cold))
+            for _ in range(self.copies(size))
         ]
         name = qigen_gemv.variant(packed)
         return Contestant(name, size, len(copies), lambda i: qigen_gemv.gemv(x, copies[i]))
@@ -232,7 +237,7 @@ class _Maker:
         few = torch.zeros(rows, x.shape[1], dtype=torch.int8, device=x.device)
         few[: len(x)] = (32 * x).round().clamp(-127, 127).to(torch.int8)
         size = weight.nbytes
-        copies = [weight, *(weight.clone() for _ in range(copies_for(size, self.cold) - 1))]
+        copies = [weight, *(weight.clone() for _ in range(self.copies(size) - 1))]
         one = Contestant(
             "torch int8", size, len(copies), lambda i: torch._int_mm(few, copies[i].t())
         )
