@@ -1,7 +1,6 @@
 """Products against float64, and what stands beside them; how fast they are, is no test."""
 
 import dataclasses
-import types
 
 import pytest
 import torch
@@ -133,14 +132,18 @@ def test_the_exact_product_is_cut_into_rows(monkeypatch):
     torch.testing.assert_close(found, x.double() @ weight.double().t(), rtol=0, atol=1e-12)
 
 
-class FakeProduct:
-    """What lut_gemv.launcher.bind returns, computed on the CPU."""
+@dataclasses.dataclass
+class FakeWeight:
+    dense: torch.Tensor
+    buffers: dict
 
-    def __init__(self, packed, dtype, device, variant, knobs):
-        self.dense, self.variant, self.knobs = packed.dequantize(), variant, knobs
-        self.prepared = None
-        buffers = {"planes": packed.planes, "alpha": packed.alpha, "offset": None}
-        self.weight = types.SimpleNamespace(buffers=buffers)
+
+class FakeProduct:
+    """A product of lut_gemv.launcher, computed on the CPU."""
+
+    def __init__(self, variant, weight, dtype, device, gpu, knobs):
+        self.variant, self.weight, self.dtype = variant, weight, dtype
+        self.device, self.gpu, self.knobs, self.prepared = device, gpu, knobs, None
 
     def prepare(self, rows):
         self.prepared = rows
@@ -150,28 +153,35 @@ class FakeProduct:
         return f"lut_gemv {self.variant}"
 
     def __call__(self, x):
-        return x @ self.dense.t()
+        assert self.prepared == len(x)
+        return x @ self.weight.dense.t()
 
 
 @pytest.mark.parametrize(
     ("kernel", "variant"), [("auto", None), ("lut_gemm", "r0"), ("r1", "r1"), ("optq", "optq")]
 )
-def test_on_a_gpu_every_copy_is_a_bound_product(kernel, variant, monkeypatch):
+def test_on_a_gpu_every_copy_is_a_product_with_weights_of_its_own(kernel, variant, monkeypatch):
     made = []
 
-    def bind(*arguments):
+    def product(*arguments):
         made.append(FakeProduct(*arguments))
         return made[-1]
 
+    def bind(packed, dtype, device, variant, knobs):
+        weight = FakeWeight(packed.dequantize(), {"planes": packed.planes, "offset": None})
+        return product(variant, weight, dtype, device, "sm_90", knobs)
+
     monkeypatch.setattr("lutlab.kernels.lut_gemv.launcher.bind", bind)
+    monkeypatch.setattr("lutlab.kernels.lut_gemv.launcher.Product", product)
     packed = pack(contestants.draw(row(), SHAPE, 16))
-    size = packed.planes.nbytes + packed.alpha.nbytes
-    spec = row(kernel=kernel, knobs=(("mu", 4),))
-    maker = contestants._Maker(spec, 2 * size, {})
+    size = packed.planes.nbytes
+    maker = contestants._Maker(row(kernel=kernel, knobs=(("mu", 4),)), 3 * size, {})
     x = torch.randn(4, 80)
     one = maker._gpu(x, packed, kernel)
-    assert (one.name, one.bytes, one.copies) == (f"lut_gemv {variant}", size, 2)
-    assert [(product.prepared, product.knobs) for product in made] == [(4, {"mu": 4})] * 2
+    assert (one.name, one.bytes, one.copies) == (f"lut_gemv {variant}", size, 3)
+    assert [(p.variant, p.knobs, p.gpu) for p in made] == [(variant, {"mu": 4}, "sm_90")] * 3
+    assert len({p.weight.dense.data_ptr() for p in made}) == 3
+    for copy in range(3):
+        torch.testing.assert_close(one.run(copy), x @ packed.dequantize().t())
     maker._gpu(x, packed, "auto" if kernel == "lut_gemm" else "other")
     assert made[-1].knobs is None, "the knobs are the row's kernel's"
-    torch.testing.assert_close(one.run(1), x @ packed.dequantize().t())

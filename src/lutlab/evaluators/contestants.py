@@ -10,6 +10,7 @@ the weights' values, so codes and scales are drawn from the row's seed: codes [N
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -204,15 +205,15 @@ class _Maker:
 
         variant = products.variant_of(kernel)
         knobs = dict(self.spec.knobs) if kernel == self.spec.kernel else None
-
-        def bind() -> launcher.Product:
-            return launcher.bind(packed, x.dtype, x.device, variant, knobs).prepare(len(x))
-
-        copies = [bind()]
-        buffers = copies[0].weight.buffers.values()
-        size = sum(buffer.nbytes for buffer in buffers if buffer is not None)
-        copies += [bind() for _ in range(self.copies(size) - 1)]
-        return Contestant(copies[0].describe(), size, len(copies), lambda i: copies[i](x))
+        first = launcher.bind(packed, x.dtype, x.device, variant, knobs)
+        size = sum(buffer.nbytes for buffer in first.weight.buffers.values() if buffer is not None)
+        copies = [first]
+        while len(copies) < self.copies(size):
+            parts = copy.deepcopy(first.weight), first.dtype, first.device, first.gpu, first.knobs
+            copies.append(launcher.Product(first.variant, *parts))
+        for product in copies:
+            product.prepare(len(x))
+        return Contestant(first.describe(), size, len(copies), lambda i: copies[i](x))
 
     def _optq(self, x: torch.Tensor, drawn: UniformTensor) -> Contestant:
         """OPTQ's way on a CPU is QIGen's kernel: GPTQ's codes, dequantized in registers and multiplied."""
@@ -256,8 +257,8 @@ class _Maker:
         dtype = str(x.dtype).removeprefix("torch.")
         limit = _INT16_ERROR if self.spec.kernel == "int16" else _ERRORS[dtype]
         expected = exact_product(x, weight)
-        for copy in {0, one.copies - 1}:
-            error = float((one.run(copy).double() - expected).norm() / expected.norm())
+        for one_of in {0, one.copies - 1}:
+            error = float((one.run(one_of).double() - expected).norm() / expected.norm())
             if not error <= limit:
                 raise LutlabError(
                     f"{one.name} is wrong: |y - x W^T| is {error:.1e} of |x W^T|, at most {limit:.0e} was expected "
