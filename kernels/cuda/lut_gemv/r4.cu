@@ -44,28 +44,32 @@ lut_gemv_r4_planes(const X_TYPE *x,          // [M][K]
 
 // Makes the records where no launch before did; all threads call it, and may read them with cp.async.cg afterwards.
 // Who comes takes the next record that nobody has taken, so that those waited for are always in the hands of a block
-// that runs. progress: records taken, records made, blocks of threads that are through: zeros, and zeros again at the end.
+// that runs. progress: records taken, records made, blocks of threads that are through.
 __device__ __forceinline__ void make_records(unsigned *progress, unsigned char *records, const X_TYPE *x, int count,
                                              int columns, int blocks, int span, int run) {
-    const int lane = threadIdx.x, all = blocks * count;
+    const int lane = threadIdx.x;
+    const unsigned all = blocks * count;
     volatile unsigned *const made = progress + 1;
-    if (lane < 32) {
+    if (lane < 32 && __any_sync(0xffffffffu, *made < all)) {
         for (;;) {
-            const int taken = __shfl_sync(0xffffffffu, lane == 0 ? static_cast<int>(atomicAdd(progress, 1u)) : 0, 0);
+            const unsigned taken = __shfl_sync(0xffffffffu, lane == 0 ? atomicAdd(progress, 1u) : 0u, 0);
             if (taken >= all) break;
             write_record_of(records, x, taken / blocks, taken % blocks, columns, blocks, span, run, lane);
             __threadfence();
             __syncwarp();
             if (lane == 0) atomicAdd(progress + 1, 1u);
         }
-        while (*made < static_cast<unsigned>(all)) {
+        while (*made < all) {
         }
-        __threadfence();
-        const unsigned others = gridDim.x * gridDim.y * gridDim.z - 1;
-        __syncwarp();
-        if (lane == 0 && atomicInc(progress + 2, others) == others) progress[0] = progress[1] = 0;
     }
+    if (lane < 32) __threadfence();
     __syncthreads();
+}
+
+// The last block of threads to come here, behind make_records, leaves zeros for the next launch.
+__device__ __forceinline__ void reset(unsigned *progress) {
+    const unsigned others = gridDim.x * gridDim.y * gridDim.z - 1;
+    if (threadIdx.x == 0 && atomicInc(progress + 2, others) == others) progress[0] = progress[1] = 0;
 }
 
 // ---- the product ----
@@ -263,6 +267,7 @@ lut_gemv_r4(const word_t *planes,            // [T][C][BITS][32][4]
             if (lane % 4 == 0) of_warps[warp][i / TILES][i % TILES * 32 + 8 * r + lane / 4] = of_rows[r];
     }
     __syncthreads();
+    if (LAUNCHES == 1) reset(progress);
 
     partial += static_cast<size_t>(blockIdx.z) * BATCH * slices * rows;
     y += static_cast<size_t>(blockIdx.z) * BATCH * rows;
