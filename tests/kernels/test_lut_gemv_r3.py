@@ -36,9 +36,23 @@ def test_groups_that_lie_in_two_slices(columns):
         check(VARIANT, packed, inputs(1, columns, F32), knobs=SMALL)
 
 
-def test_several_rows_of_x_an_order_and_no_offset():
-    packed = weight(37, 1100, 3, 32, alpha="f32", ordered=True)
-    check(VARIANT, packed, inputs(3, 1100, F16), knobs=SMALL)
+@pytest.mark.parametrize("dtype", [F16, F32], ids=["half", "float"])
+@pytest.mark.parametrize("columns", [300, 1100])
+def test_several_rows_of_x_an_order_and_no_offset(columns, dtype):
+    packed = weight(37, columns, 3, 32, alpha="f32", ordered=True)
+    for m in (2, 3):
+        check(VARIANT, packed, inputs(m, columns, dtype), knobs=SMALL)
+
+
+@pytest.mark.parametrize("q", range(1, 9))
+def test_pairs_of_rows_of_x(q):
+    packed = weight(81, 200, q, 64, alpha="f16", offset="f16")
+    x = inputs(3, 200, F16)
+    x[1] *= 100  # each row has its own unit
+    y = check(VARIANT, packed, x, knobs=SMALL)
+    for row in range(3):
+        one = x[row : row + 1]
+        assert matrix.error(y[row : row + 1], packed, one) <= matrix.HALF
 
 
 @pytest.mark.parametrize("q", [1, 3])
@@ -98,7 +112,7 @@ def addresses(kernels, words):
     return out
 
 
-@pytest.mark.parametrize("table", ["float", "half"])
+@pytest.mark.parametrize("table", ["float", "half", "pair"])
 def test_every_lane_reads_its_own_bank(table):
     kernels, shared = probe(table)
     generator = torch.Generator().manual_seed(0)
@@ -110,7 +124,7 @@ def test_every_lane_reads_its_own_bank(table):
         assert torch.equal(at // 4 % 32, torch.arange(32).expand(4, 32))
 
 
-@pytest.mark.parametrize(("table", "size"), [("float", 4), ("half", 2)])
+@pytest.mark.parametrize(("table", "size"), [("float", 4), ("half", 2), ("pair", 4)])
 def test_entries_fill_shared_memory_and_none_is_shared(table, size):
     kernels, shared = probe(table)
     places = [addresses(kernels, torch.full((32,), i * 0x01010101).int()) for i in range(256)]
@@ -130,6 +144,13 @@ def test_resources(gpu, q, dtype):
         assert "131072 bytes of shared memory" in VARIANT.why_not(case, gpu)
     else:
         matrix.check_resources(VARIANT, case, gpu)
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("gpu", [A100, H200], ids=lambda gpu: gpu.arch)
+@pytest.mark.parametrize("q", [1, 2, 3, 8])
+def test_resources_of_pairs(gpu, q):
+    matrix.check_resources(VARIANT, Case(2, 49152, 12288, q, 128, F16, F16, F16), gpu)
 
 
 @needs_nvrtc
@@ -155,7 +176,7 @@ def test_grids_and_workspace():
     [
         ({"threads": 128}, 32, "256, 512, 1024, or 0"),
         ({"tiles": -1}, 32, "tiles of rows a block takes"),
-        ({"table": "int"}, 32, "half or float"),
+        ({"table": "int"}, 32, "float, half or pair"),
         ({}, 40, "g=40: r3 takes groups that are multiples of 32"),
         ({}, 16, "g=16: r3 takes groups that are multiples of 32"),
     ],

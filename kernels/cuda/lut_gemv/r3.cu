@@ -5,15 +5,16 @@
 //
 // Entry i of table j of lane l is at byte  j / 2 * 65536 + i * 256 + j % 2 * 128 + l * 4  (float; half: tables 2 and 3 in the
 // high halves of 0 and 1). i * 256 + l * 4 is one byte of the word beside one byte of the lane, which __byte_perm puts
-// together in one instruction; the rest is a constant of the load.
+// together in one instruction; the rest is a constant of the load. An entry can be two halves, of two rows of x.
 //
 // A block has the tables of a slice for `tiles` times ROWS rows. A warp takes a tile, item after item of a stream that is
 // loaded DEPTH items ahead, and adds its lanes at the end. With several slices, sums go to `partial`, and the last block
-// of the rows to arrive adds them in the order of slices. grid = (ceil(S / ROWS / tiles), slices, M), THREADS threads.
+// of the rows to arrive adds them in the order of slices. grid = (ceil(S / ROWS / tiles), slices,
+// M or pairs of M), THREADS threads.
 //
 // Parameters: BITS (q) · ROWS 8, 16 or 32 · THREADS 256, 512 or 1024 · BLOCKS that shall share an SM · DEPTH divides
-// ROWS / 4 * BITS · TABLE_TYPE, X_TYPE, ALPHA_TYPE, OFFSET_TYPE float or __half · HAS_OFFSET 0, 1. Groups are whole words,
-// or one group is all of K.
+// ROWS / 4 * BITS · TABLE_TYPE float, __half or, for two rows of x, __half2 · X_TYPE, ALPHA_TYPE, OFFSET_TYPE float or
+// __half · HAS_OFFSET 0, 1. Groups are whole words, or one group is all of K.
 
 #include "../common.cuh"
 
@@ -22,7 +23,11 @@ constexpr int QUADS = ROWS / 4;             // four rows of a plane are an item
 constexpr int ITEMS = QUADS * BITS;         // of a tile
 constexpr int WARPS = THREADS / 32;
 constexpr int LOW = THREADS == 1024 ? 3 : THREADS == 512 ? 4 : 5;  // bits of an index that one thread runs through
-constexpr int TABLE_BYTES = 256 * 32 * sizeof(TABLE_TYPE);
+
+template <class T> struct Entry { typedef T Value; };        // what is stored for a row of x
+template <> struct Entry<__half2> { typedef __half Value; };
+typedef Entry<TABLE_TYPE>::Value Value;
+constexpr int X_ROWS = sizeof(TABLE_TYPE) / sizeof(Value);
 static_assert(WARPS << LOW == 256, "the warps fill a table together");
 static_assert(ITEMS % DEPTH == 0, "an item of the next tile goes where the same item of this tile was");
 
@@ -38,13 +43,18 @@ __device__ __forceinline__ unsigned entry_byte(word_t word, int j, unsigned lane
     return __byte_perm(word, lane4, 0x5504u | static_cast<unsigned>(j) << 4);
 }
 
-__device__ __forceinline__ float entry(const unsigned char *lut, word_t word, int j, unsigned lane4) {
-    return to_float(*reinterpret_cast<const TABLE_TYPE *>(lut + table_start(j) + entry_byte(word, j, lane4)));
+struct Lookup { float of[X_ROWS]; };
+
+__device__ __forceinline__ Lookup entry(const unsigned char *lut, word_t word, int j, unsigned lane4) {
+    const TABLE_TYPE found = *reinterpret_cast<const TABLE_TYPE *>(lut + table_start(j) + entry_byte(word, j, lane4));
+    Lookup out;
+#pragma unroll
+    for (int r = 0; r < X_ROWS; r++) out.of[r] = to_float(reinterpret_cast<const Value *>(&found)[r]);
+    return out;
 }
 
 // x of the slice as float with zeros behind its end, column k of lane l at values[k * 33 + l]; what tables are divided by.
-__device__ __forceinline__ float load_x(float *values, const X_TYPE *x, int first, int last) {
-    __shared__ float largest_of_warp[WARPS];
+__device__ __forceinline__ float load_x(float *values, float *largest_of_warp, const X_TYPE *x, int first, int last) {
     float largest = 0.0f;
     for (int k = threadIdx.x; k < 1024; k += THREADS) {
         const float value = first + k < last ? to_float(x[first + k]) : 0.0f;
@@ -55,7 +65,7 @@ __device__ __forceinline__ float load_x(float *values, const X_TYPE *x, int firs
     if (threadIdx.x % 32 == 0) largest_of_warp[threadIdx.x / 32] = largest;
     __syncthreads();
     for (int w = 0; w < WARPS; w++) largest = fmaxf(largest, largest_of_warp[w]);
-    if (sizeof(TABLE_TYPE) == 4) return 1.0f;
+    if (sizeof(Value) == 4) return 1.0f;
     const int exponent = static_cast<int>(__float_as_uint(largest) >> 23) - 127;  // largest < 2^(exponent + 1)
     return power_of_two(max(exponent, -110) - 11);                                // 8 of them, divided: < 2^15
 }
@@ -87,7 +97,7 @@ __device__ __forceinline__ float fill(unsigned char *lut, const float *values, f
 #pragma unroll
         for (int i = 0; i < 1 << LOW; i++) {
             unsigned char *at = lut + table_start(j) + entry_byte(warp << LOW | i, 0, 4 * lane);
-            *reinterpret_cast<TABLE_TYPE *>(at) = round_to(sums[i] * per_unit, TABLE_TYPE());
+            *reinterpret_cast<Value *>(at) = round_to(sums[i] * per_unit, Value());
         }
     }
     return total;
@@ -114,9 +124,14 @@ struct Stream {
     }
 };
 
-__device__ __forceinline__ float look_up(const unsigned char *lut, word_t word, unsigned lane4) {
-    const float low = entry(lut, word, 0, lane4) + entry(lut, word, 1, lane4);
-    return low + (entry(lut, word, 2, lane4) + entry(lut, word, 3, lane4));
+__device__ __forceinline__ Lookup look_up(const unsigned char *lut, word_t word, unsigned lane4) {
+    Lookup found[TABLES];
+#pragma unroll
+    for (int j = 0; j < TABLES; j++) found[j] = entry(lut, word, j, lane4);
+#pragma unroll
+    for (int r = 0; r < X_ROWS; r++)
+        found[0].of[r] = (found[0].of[r] + found[1].of[r]) + (found[2].of[r] + found[3].of[r]);
+    return found[0];
 }
 
 __device__ __forceinline__ void add_scaled(float *sums, float4 scale, const float (&values)[4]) {
@@ -150,6 +165,7 @@ lut_gemv_r3(const uint4 *planes,          // [slices][S / 4][BITS][words] of fou
             X_TYPE *y,                    // [M][N]
             float *partial,               // [M][slices][S], if there are several slices
             unsigned *arrived,            // [M][blocks of rows], zeros
+            int m,                        // M
             int rows,                     // N
             int columns,                  // K
             int stride,                   // S: N rounded up to 32
@@ -159,13 +175,14 @@ lut_gemv_r3(const uint4 *planes,          // [slices][S / 4][BITS][words] of fou
             int tiles)                    // of a block
 {
     DYNAMIC_SHARED(unsigned char, lut);   // [TABLE_BYTES * TABLES]
-    __shared__ float values[32 * 33];
+    __shared__ float values[32 * 33], largest_of_warp[X_ROWS][WARPS];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, slices = gridDim.y, slice = blockIdx.y;
     const int first = slice * words * 32, last = min(first + words * 32, columns);
     const int end = min(static_cast<int>(blockIdx.x + 1) * tiles, stride / ROWS);
-    x += static_cast<size_t>(blockIdx.z) * columns;
-    y += static_cast<size_t>(blockIdx.z) * rows;
-    partial += static_cast<size_t>(blockIdx.z) * slices * stride;
+    const int x_row = blockIdx.z * X_ROWS, x_rows = min(X_ROWS, m - x_row);
+    x += static_cast<size_t>(x_row) * columns;
+    y += static_cast<size_t>(x_row) * rows;
+    partial += static_cast<size_t>(x_row) * slices * stride;
 
     // Lanes behind the last word read its words and scales, and look them up in tables of zeros.
     const int mine = min(lane, words - 1);
@@ -173,20 +190,27 @@ lut_gemv_r3(const uint4 *planes,          // [slices][S / 4][BITS][words] of fou
     int tile = blockIdx.x * tiles + warp;
     const size_t quad = (static_cast<size_t>(slice) * (stride / ROWS) + tile) * QUADS;
     Stream stream = {planes + quad * BITS * words + mine, alpha + (quad * BITS * scales + scale) * 4, words, scales * 4};
+#if HAS_OFFSET
     offset += (quad * scales + scale) * 4;
+#endif
     Item ahead[DEPTH];
     if (tile < end) {
 #pragma unroll
         for (int i = 0; i < DEPTH; i++) ahead[i] = stream.load();
     }
 
-    const float unit = load_x(values, x, first, last);
-    const float total = fill(lut, values, unit, warp, lane) / unit;
-    __syncthreads();
+    float unit[X_ROWS];
+    [[maybe_unused]] float total[X_ROWS];
+#pragma unroll
+    for (int r = 0; r < X_ROWS; r++) {  // of a pair that is one row, this row twice
+        unit[r] = load_x(values, largest_of_warp[r], x + static_cast<size_t>(min(r, x_rows - 1)) * columns, first, last);
+        total[r] = fill(lut + r * sizeof(Value), values, unit[r], warp, lane) / unit[r];
+        __syncthreads();
+    }
 
     for (; tile < end; tile += WARPS) {
         const bool more = tile + WARPS < end;
-        float sums[ROWS] = {};
+        float sums[X_ROWS][ROWS] = {};
 #if HAS_OFFSET
         Four<OFFSET_TYPE> shifts[QUADS];
 #pragma unroll
@@ -196,23 +220,41 @@ lut_gemv_r3(const uint4 *planes,          // [slices][S / 4][BITS][words] of fou
 #pragma unroll
         for (int i = 0; i < ITEMS; i++) {
             Item &item = ahead[i % DEPTH];
-            const float lookups[4] = {look_up(lut, item.words.x, 4 * lane), look_up(lut, item.words.y, 4 * lane),
-                                      look_up(lut, item.words.z, 4 * lane), look_up(lut, item.words.w, 4 * lane)};
-            add_scaled(sums + i / BITS * 4, widen(item.alpha), lookups);
+            const Lookup lookups[4] = {look_up(lut, item.words.x, 4 * lane), look_up(lut, item.words.y, 4 * lane),
+                                       look_up(lut, item.words.z, 4 * lane), look_up(lut, item.words.w, 4 * lane)};
+            const float4 by = widen(item.alpha);
+#pragma unroll
+            for (int r = 0; r < X_ROWS; r++) {
+                const float values[4] = {lookups[0].of[r], lookups[1].of[r], lookups[2].of[r], lookups[3].of[r]};
+                add_scaled(sums[r] + i / BITS * 4, by, values);
+            }
             if (i + DEPTH == ITEMS) stream.skip((WARPS - 1) * ITEMS);
             if (i + DEPTH < ITEMS || more) item = stream.load();
         }
 #if HAS_OFFSET
-        const float totals[4] = {total, total, total, total};
 #pragma unroll
-        for (int i = 0; i < QUADS; i++) add_scaled(sums + i * 4, widen(shifts[i]), totals);
+        for (int r = 0; r < X_ROWS; r++) {
+            const float totals[4] = {total[r], total[r], total[r], total[r]};
+#pragma unroll
+            for (int i = 0; i < QUADS; i++) add_scaled(sums[r] + i * 4, widen(shifts[i]), totals);
+        }
 #endif
-        const float sum = transpose_sum(sums, lane) * unit;
         const int n = tile * ROWS + lane;
-        if (lane < ROWS && slices > 1) __stcg(partial + static_cast<size_t>(slice) * stride + n, sum);
-        if (lane < ROWS && slices == 1 && n < rows) y[n] = round_to(sum, X_TYPE());
+#pragma unroll
+        for (int r = 0; r < X_ROWS; r++) {
+            const float sum = transpose_sum(sums[r], lane) * unit[r];
+            if (lane >= ROWS || r >= x_rows) continue;
+            if (slices > 1)
+                __stcg(partial + (static_cast<size_t>(r) * slices + slice) * stride + n, sum);
+            else if (n < rows)
+                y[static_cast<size_t>(r) * rows + n] = round_to(sum, X_TYPE());
+        }
     }
 
     if (slices == 1 || !last_to_arrive(arrived + blockIdx.z * gridDim.x + blockIdx.x, slices)) return;
-    add_slices(y, partial, slices, stride, blockIdx.x * tiles * ROWS, min(end * ROWS, rows));
+    for (int r = 0; r < x_rows; r++) {
+        add_slices(y, partial, slices, stride, blockIdx.x * tiles * ROWS, min(end * ROWS, rows));
+        y += rows;
+        partial += static_cast<size_t>(slices) * stride;
+    }
 }
