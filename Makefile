@@ -1,9 +1,11 @@
 # Short names for the README's commands. `make env` once, then the rest.
 PYTHON ?= python3
 VENV ?= .venv
+# Of gpu-report: a Python whose torch can use the GPU; lutlab need not be installed in it.
+GPU_PYTHON ?= $(PYTHON)
 BIN = $(VENV)/bin
 
-.PHONY: help env lint format test test-gpu table bench report notebooks
+.PHONY: help env lint format test test-gpu table bench report notebooks gpu-report
 
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -28,6 +30,9 @@ test: env ## all tests that need no GPU
 
 test-gpu: env ## the tests that need one
 	$(BIN)/python -m pytest -m gpu
+
+gpu-report: ## check, time and record all that needs a GPU, on this one; call again to go on
+	$(GPU_PYTHON) benchmarks/gpu_report.py
 
 table: env ## LUT-GEMM Table 4 on the models that ship with lutlab
 	$(BIN)/python run.py +exp=table4

@@ -1,0 +1,131 @@
+"""What the GPU at hand can do at most: one number for each term of the speed model in kernels/README.md.
+
+python benchmarks/gpu_ceilings.py [--out ceilings.json]
+
+read, copy      bytes a second by size, cold                  expected on an H200: 4.3 TB/s of a copy
+look_up         wavefronts of a warp's lookup                 random 256 halves 2.78, 128 halves 2.00, 64 halves and
+                                                              one table a bank 1.00
+bmma, imma, hmma   products of tensor cores a clock and SM    R4 needs 0.25 of bmma_k128
+add             atomic additions a second
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from lutlab.codegen import cuda
+from lutlab.errors import LutlabError
+from lutlab.kernels.lut_gemv import launcher
+from lutlab.timing import Contestant, GpuTimer, race
+
+THREADS, REPEATS, ROUNDS = 256, 1024, 50
+MEGABYTES = (24, 64, 180, 264, 350, 700, 1200)
+LOOKUPS = {
+    "256 halves": {"STRIDE": 2, "ENTRY": 2, "MASK": 255},
+    "128 halves": {"STRIDE": 2, "ENTRY": 2, "MASK": 127},
+    "64 halves": {"STRIDE": 2, "ENTRY": 2, "MASK": 63},
+    "256 floats, a table a bank": {"STRIDE": 128, "ENTRY": 4, "MASK": 255, "PRIVATE": 1},
+}
+PLAIN = {"THREADS": THREADS, "REPEATS": REPEATS, **LOOKUPS["256 halves"], "PRIVATE": 0}
+
+
+@functools.cache
+def kernel(name: str, parameters: tuple[tuple[str, int], ...]) -> Any:
+    device = launcher.device_of("cuda")
+    gpu = launcher.gpu(device)
+    text = cuda.source("probe/ceilings.cu", dict(parameters))
+    built = cuda.build(text, "probe", gpu.arch)
+    return launcher.load_kernel(str(built.path), name, device, gpu)
+
+
+def launch(name: str, blocks: int, arguments: tuple, **parameters: int) -> None:
+    function = kernel(name, tuple((PLAIN | parameters).items()))
+    with launcher.on_torch_stream(launcher.device_of("cuda")):
+        function((blocks, 1, 1), (THREADS, 1, 1), arguments, shared_mem=0)
+
+
+def bandwidth(megabytes: int, sms: int) -> dict[str, float]:
+    """GB/s of reading, and of copying, bytes read and written counted; four buffers in turn."""
+    size = megabytes * 10**6 // 64 * 64
+    buffers = [torch.ones(size, dtype=torch.uint8, device="cuda") for _ in range(4)]
+    halves = [buffer.view(2, -1) for buffer in buffers]
+    sink = torch.zeros(1, dtype=torch.int32, device="cuda")
+
+    def read(i: int) -> None:
+        arguments = (launcher.pointer(buffers[i]), launcher.pointer(sink), np.int64(size // 16))
+        launch("read_all", 8 * sms, arguments)
+
+    def copy(i: int) -> None:
+        halves[i][1].copy_(halves[i][0])
+
+    both = [Contestant("read", size, 4, read), Contestant("copy", size, 4, copy)]
+    race(both, GpuTimer(), ROUNDS)
+    return {one.name: one.bandwidth() * 1e-9 for one in both}
+
+
+def cycles(name: str, sms: int, *first: torch.Tensor, **parameters: int) -> float:
+    """Clocks of a block, 2 blocks an SM: the median over blocks, of the second launch."""
+    blocks = 2 * sms
+    sink = torch.zeros(blocks * THREADS, dtype=torch.int32, device="cuda")
+    clocks = torch.zeros(blocks, dtype=torch.int64, device="cuda")
+    arguments = tuple(launcher.pointer(t) for t in (*first, sink, clocks))
+    for _ in range(2):
+        launch(name, blocks, arguments, **parameters)
+    return float(clocks.double().median())
+
+
+def additions(name: str, sms: int) -> float:
+    """10^9 atomic additions a second, over 2.4 MB of cells."""
+    cells = torch.zeros(600_000, dtype=torch.float32, device="cuda")
+    arguments = (launcher.pointer(cells), np.int32(len(cells)))
+    one = Contestant(name, 1, 1, lambda i: launch(name, 4 * sms, arguments, REPEATS=64))
+    race([one], GpuTimer(4), 20)
+    return 4 * sms * THREADS * 64 / one.seconds() * 1e-9
+
+
+def measure() -> dict[str, Any]:
+    gpu = launcher.gpu(launcher.device_of("cuda"))
+    warps = 2 * THREADS // 32
+    random = torch.randint(-(2**31), 2**31 - 1, (2 * gpu.sms * THREADS,), device="cuda").int()
+    found: dict[str, Any] = {
+        "gpu": torch.cuda.get_device_name(),
+        "bandwidth_gb_s": {size: bandwidth(size, gpu.sms) for size in MEGABYTES},
+        "wavefronts": {
+            name: cycles("look_up", gpu.sms, random, **parameters) / (4 * REPEATS * warps)
+            for name, parameters in LOOKUPS.items()
+        },
+        "products_a_clock_and_sm": {
+            name: 4 * REPEATS * warps / cycles(name, gpu.sms)
+            for name in ("bmma_k128", "bmma_k256", "imma_k32", "hmma_k16")
+        },
+    }
+    found["additions_g_s"] = {
+        "float": additions("add_floats", gpu.sms),
+        "pair of halves": additions("add_half_pairs", gpu.sms),
+    }
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, help="write the numbers as JSON")
+    args = parser.parse_args()
+    try:
+        launcher.device_of("cuda")
+    except LutlabError as error:
+        parser.exit(0, f"not run: {error}\n")
+    found = measure()
+    print(json.dumps(found, indent=1))
+    if args.out:
+        args.out.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
