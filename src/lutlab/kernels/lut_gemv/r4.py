@@ -33,7 +33,7 @@ from lutlab.kernels.lut_gemv.variant import (
 FILE = "lut_gemv/r4.cu"
 AUTO = 0
 BATCH = 4  # rows of x that share one reading of the weights
-STAGES = (2, 6)
+STAGES = (2, 6)  # least and most blocks of columns that a warp has under way
 FIXED = 3  # to begin and end a block of threads, in blocks of columns of a warp
 RESERVED = 1024  # bytes of shared memory that CUDA takes a block
 
