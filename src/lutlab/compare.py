@@ -29,7 +29,7 @@ def tabulate(
     columns = rows[0].columns
     table_rows = tuple(_row(artifact, row, scale) for row in rows)
     curve = _curve(artifact) if artifact else None
-    if curve:
+    if curve and curve.front:
         table_rows = _mark_fronts(table_rows, curve)
     return ResultTable(
         artifact=artifact.name if artifact else "sweep",
@@ -75,6 +75,7 @@ def _curve(artifact: Artifact) -> Curve | None:
         spec.degradation,
         spec.panel,
         spec.rowwise,
+        spec.front,
     )
 
 

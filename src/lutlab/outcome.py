@@ -58,10 +58,10 @@ class Column:
 class Curve:
     """What a figure draws: column y over column x, a line for each value of the `series` labels.
 
-    larger: for x and y, whether the larger value is the better one. One Pareto front for each value of the first `per`
-    parts of the row keys. baseline: pattern of the keys of the full-precision rows, which are a level and no points;
-    degradation: y is drawn minus that level. panel: label whose values have a panel each; rowwise: pattern of the keys
-    that are drawn hollow.
+    larger: for x and y, whether the larger value is the better one. One Pareto front for each value of the first
+    `per` parts of the row keys; `front` false: none, and each series is a line. baseline: pattern of the keys of
+    the full-precision rows, which are a level and no points; degradation: y is drawn minus that level. panel: label
+    whose values have a panel each; rowwise: pattern of the keys that are drawn hollow.
     """
 
     x: str
@@ -73,6 +73,7 @@ class Curve:
     degradation: bool
     panel: str = ""
     rowwise: str = ""
+    front: bool = True
 
     def front_of(self, key: str) -> str:
         """The rows that share a front with this row, by the first parts of their keys."""

@@ -81,6 +81,7 @@ class CurveSpec(_Strict):
     degradation: bool = False
     panel: str = ""  # label whose values have a panel each
     rowwise: str = ""  # keys of row-wise points, which are drawn hollow
+    front: bool = True  # false: a series is a line, nothing is traded off
 
 
 class Claim(_Strict):
@@ -139,7 +140,7 @@ class Artifact(_Strict):
         drawn = {self.figure.x, self.figure.y} if self.figure else set()
         if unknown := drawn - set(self.columns):
             raise ValueError(f"figure draws '{min(unknown)}', which is not a column")
-        if any(claim.fronts for claim in self.claims) and not self.figure:
+        if any(claim.fronts for claim in self.claims) and not (self.figure and self.figure.front):
             raise ValueError("a claim about fronts needs a figure")
         return self
 

@@ -175,3 +175,37 @@ def test_what_a_row_really_ran_stays_in_a_narrow_terminal(mixed: ResultTable) ->
     assert "att:g=" in text
     assert "rows shown" in text
     assert max(map(len, text.splitlines())) <= 80
+
+
+def by_group_size() -> ResultTable:
+    """LUT-GEMM Figure 8 with a latency that falls with g."""
+    artifact = load_artifact("fig8")
+    rows = []
+    for row in artifact.rows("embedded"):
+        named = dict(override.split("=") for override in row.overrides)
+        g = 1024.0 if named["g"] == "-1" else float(named["g"])
+        values = {
+            "group_size": g,
+            "over_rowwise": 1 + 8 / g,
+            "latency_us": 9.0,
+            "speedup_fp16": 2.0,
+        }
+        record = Record("id", "done", {}, {}, values, 1, (), {}, {}, 0.0)
+        cell = PlannedCell(EvalSpec("kernel_latency"), "id", record)
+        spec = RunSpec(ModelSpec(f"synthetic-{named['model.id']}", "product", "x"), "bcq", 3, 32)
+        cells = dict.fromkeys(artifact.columns, cell)
+        rows.append(PlannedRow(row.key, row.labels, spec, artifact.columns, cells))
+    return tabulate(artifact, rows, "embedded", {})
+
+
+def test_where_nothing_is_traded_off_series_are_lines_without_a_front() -> None:
+    table = by_group_size()
+    assert not any(row.on_front or FRONT in row.labels for row in table.rows)
+    (axis,) = drawn(table).axes
+    assert len(axis.lines) == 3
+    for line in axis.lines:
+        assert line.get_xdata().tolist() == [32, 64, 128, 256, 512, 1024]
+    assert axis.get_xscale() == "log"
+    assert axis.get_title(loc="left") == "ours on 3 stand-ins"
+    (legend,) = axis.figure.legends
+    assert "Pareto front" not in [text.get_text() for text in legend.get_texts()]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from lutlab.energy import clocks_of
 from lutlab.evaluators import contestants, products
-from lutlab.groups import group_count
+from lutlab.groups import group_count, group_length
 from lutlab.records import Measurement, RunSpec, Subject
 from lutlab.registry import register
 from lutlab.timing import COLD, CpuTimer, GpuTimer, race
@@ -33,12 +33,11 @@ class KernelLatency:
 
     latency_us, baseline_fp16_us, baseline_fp32_us, speedup_fp16, speedup_fp32; best_us, best_speedup_fp16 and
     best_speedup_fp32 of lutlab's best kernel where the row's is the papers', else the same again; gb_s,
-    bandwidth_fraction; bits_per_weight, as stored; relative_error; compute_percent and communication_percent, 100 and 0
-    of one device.
-    Of quantized weights also over_rowwise; group_size, the weights that share a scale; and of the size, against dense
-    weights of so many bits, baseline_fp16_mb and ratio_fp16 as stored, megabytes_fp16_table and ratio_fp16_table with
-    one scale of 16 bits a group, as the papers' tables print it, ratio_fp16_eq with q of them, as their equations say
-    (LUT-GEMM Eq. 7, nuQmm Eq. 3); likewise fp32.
+    bandwidth_fraction; bits_per_weight, as stored; relative_error; compute_percent and communication_percent, 100
+    and 0 of one device. Of quantized weights also over_rowwise; group_size, the most weights that share a scale;
+    and of the size, against dense weights of so many bits, baseline_fp16_mb and ratio_fp16 as stored,
+    megabytes_fp16_table and ratio_fp16_table with one scale of 16 bits a group, as the papers' tables print it,
+    ratio_fp16_eq with q of them, as their equations say (LUT-GEMM Eq. 7, nuQmm Eq. 3); likewise fp32.
     """
 
     of_this_machine = True
@@ -112,6 +111,6 @@ def _values(spec: RunSpec, entered: Entrants) -> dict[str, float]:
         values[f"ratio_fp{width}"] = width * weights / (8 * own.bytes)
     rowwise = entered.rowwise
     return values | {
-        "group_size": weights / scales,
+        "group_size": max(group_length(spec.g, columns) for _, columns, _ in shapes),
         "over_rowwise": 1 / own.times(rowwise) if rowwise else 1.0,
     }

@@ -112,6 +112,9 @@ def _panel(axis: Axes, rows: Sequence[Row], curve: Curve, names: Sequence[str]) 
     axis.set_title(_title(rows, curve), loc="left", fontsize=9)
     axis.grid(axis="both")
     axis.set_axisbelow(True)
+    xs = [x for x, _ in points.values()]
+    if not curve.front and xs and max(xs) / min(xs) > LOG_FROM:
+        axis.set_xscale("log", base=2)
     if not curve.larger[1] and ys and min(ys) > 0 and max(ys) / min(ys) > LOG_FROM:
         scale_y(axis, ys)
     else:
@@ -125,7 +128,8 @@ def _series(
     color, marker = SERIES[i % len(SERIES)], MARKERS[i % len(MARKERS)]
     ordered = sorted(rows, key=lambda row: points[row.key])
     cloud = len(rows) > LINED
-    if "q" in curve.series and not cloud:  # else a line would join points of several q
+    lined = "q" in curve.series or not curve.front  # else a line would join points of several q
+    if lined and not cloud:
         xs, ys = zip(*(points[row.key] for row in ordered), strict=True)
         axis.plot(xs, ys, linewidth=0.9, alpha=0.5, color=color, zorder=2)
     for hollow in (False, True):
@@ -167,7 +171,10 @@ def _title(rows: Sequence[Row], curve: Curve) -> str:
         return ""
     label = rows[0].labels.get(curve.panel, "")
     models = list(dict.fromkeys(row.model for row in rows))
-    ours = ", ".join(models) + (" (stand-in)" if any(row.stand_in for row in rows) else "")
+    stand_in = any(row.stand_in for row in rows)
+    if len(models) > 2:  # the table names them
+        return f"ours on {len(models)} {'stand-ins' if stand_in else 'models'}"
+    ours = ", ".join(models) + (" (stand-in)" if stand_in else "")
     return f"{label}: ours on {ours}" if label and label not in models else f"ours on {ours}"
 
 
