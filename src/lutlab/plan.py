@@ -271,7 +271,7 @@ def _of_this_machine(evaluator: str) -> bool:
 def _obstacle(evaluator: type, spec: RunSpec) -> str:
     """Why an evaluator cannot measure a row here, as what it needs and is not installed; empty where it can."""
     if spec.model.source == "product" and not getattr(evaluator, "of_products", False):
-        return "it is measured on a model, and a product is none (evaluate=[kernel_latency])"
+        return "it is measured on a model, and a product is none: kernel_latency is for those"
     if hasattr(evaluator, "obstacle"):
         return evaluator.obstacle(spec)
     return getattr(evaluator, "lacking", str)()

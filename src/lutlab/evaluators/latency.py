@@ -29,7 +29,7 @@ class Latency:
     def obstacle(spec: RunSpec) -> str:
         """Why a row cannot be measured here; empty where it can."""
         if spec.device == "cpu":
-            return "no CUDA device: it is the latency on one GPU (on a CPU, evaluate=[generation])"
+            return "no CUDA device: it is the latency on one GPU; on a CPU, 'generation' tells the speed"
         if spec.device == "spread":
             return (
                 "the model is spread over all GPUs, and this is the latency on one: set device=cuda"
