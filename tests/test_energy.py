@@ -1,5 +1,6 @@
 """The energy of calls with a GPU that is not real: counters and clocks that are known."""
 
+import importlib.machinery
 import sys
 import types
 
@@ -71,6 +72,7 @@ class FakeNvml(types.ModuleType):
 
     def __init__(self, counts=True):
         super().__init__("pynvml")
+        self.__spec__ = importlib.machinery.ModuleSpec("pynvml", None)
         self.counts, self.asked = counts, []
 
     def nvmlInit(self):

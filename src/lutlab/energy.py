@@ -10,6 +10,7 @@ which a kernel ran, or in which memory was read or written. NVML comes with nvid
 
 from __future__ import annotations
 
+import importlib.util
 import statistics
 import time
 from collections.abc import Callable
@@ -44,6 +45,13 @@ class Energy:
     seconds: float
 
 
+def missing_library() -> str:
+    """What to install; empty where NVML can be asked."""
+    if importlib.util.find_spec("pynvml") is None:
+        return "energy is read through NVML: pip install nvidia-ml-py (the extra 'gpu')"
+    return ""
+
+
 class Nvml:
     """NVML's counters of the GPU that torch names by an index.
 
@@ -54,12 +62,10 @@ class Nvml:
     def __init__(self, index: int = 0) -> None:
         import torch
 
-        try:
-            import pynvml
-        except ImportError as error:
-            raise LutlabError(
-                "energy is read through NVML: pip install nvidia-ml-py, or 'lutlab[gpu]'"
-            ) from error
+        if reason := missing_library():
+            raise LutlabError(reason)
+        import pynvml
+
         self._nvml = pynvml
         pynvml.nvmlInit()
         uuid = torch.cuda.get_device_properties(index).uuid  # torch's order need not be NVML's

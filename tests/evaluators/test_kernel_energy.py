@@ -1,5 +1,6 @@
 """Energy cells: why they are not run here, and what they say with a GPU that is not real."""
 
+import sys
 import types
 
 import pytest
@@ -20,6 +21,14 @@ def row(**more):
 def test_on_a_cpu_it_is_not_run_and_says_why():
     assert "no CUDA device" in KernelEnergy.obstacle(row())
     assert "needs 2 GPUs" in KernelEnergy.obstacle(row(kernel="tensor_parallel_2"))
+
+
+def test_on_a_gpu_without_nvml_it_is_not_run_and_the_cure_is_told(monkeypatch):
+    monkeypatch.setattr(kernel_energy, "missing_library", lambda: "")
+    assert KernelEnergy.obstacle(row(device="cuda", dtype="float16")) == ""
+    monkeypatch.undo()
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert "pip install nvidia-ml-py" in KernelEnergy.obstacle(row(device="cuda"))
 
 
 def test_energy_is_a_ratio_of_the_same_run(monkeypatch):

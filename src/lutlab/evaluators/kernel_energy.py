@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lutlab.energy import Energy, Nvml, energy_of, idle_watts
+from lutlab.energy import Energy, Nvml, energy_of, idle_watts, missing_library
 from lutlab.evaluators import contestants, products
 from lutlab.records import Measurement, RunSpec, Subject
 from lutlab.registry import register
@@ -40,7 +40,7 @@ class KernelEnergy:
         reason = products.obstacle(spec)
         if not reason and spec.device == "cpu":
             return "no CUDA device: energy is the GPU's own counter's"
-        return reason
+        return reason or missing_library()
 
     def measure(self, subject: Subject) -> Measurement:
         """Needs no model, no text and no tokenizer: the row's RunSpec alone.
