@@ -79,8 +79,16 @@ def a_case(m=1, rows=49152, q=3, g=128, x=F16, scale=F16, uniform=True):
 @pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.arch)
 @pytest.mark.parametrize("q", [2, 3, 4, 8])
 def test_resources(gpu, q):
-    for m, g, scale in ((1, 128, F16), (16, 128, F16), (16, 32, F32)):
+    for m, g, scale in ((1, 128, F16), (16, 128, F16), (1, 32, F16), (16, 32, F32)):
         matrix.check_resources(VARIANT, a_case(m=m, q=q, g=g, scale=scale), gpu)
+
+
+def test_enough_loads_are_under_way_for_one_row():
+    """33 KB an SM fill the bandwidth of an H200, by the model."""
+    for q in range(2, 9):
+        plan = VARIANT.plan_for(a_case(q=q), H200)
+        chunk = 16 * 64 * plan.parameters["UNITS"] * q // 8
+        assert plan.blocks_per_sm * plan.parameters["WARPS"] * chunk >= 32 * 1024
 
 
 def test_grids_and_workspace():

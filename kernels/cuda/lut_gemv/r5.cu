@@ -54,6 +54,17 @@ static inline void multiply_add(float4 &d, const Operands &mine) {
 __device__ __forceinline__ unsigned as_word(__half2 pair) { return *reinterpret_cast<unsigned *>(&pair); }
 __device__ __forceinline__ __half2 as_halves(unsigned word) { return *reinterpret_cast<__half2 *>(&word); }
 
+// One instruction; with two constants the compiler would take two.
+#ifdef __CUDACC__
+__device__ __forceinline__ unsigned and_or(unsigned value, unsigned mask, unsigned with) {
+    unsigned out;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(out) : "r"(value), "r"(mask), "r"(with));
+    return out;
+}
+#else
+static inline unsigned and_or(unsigned value, unsigned mask, unsigned with) { return (value & mask) | with; }
+#endif
+
 // Adds the part of WIDTH bits from bit FIRST of pair `pair`'s two codes, at its base; `words` begin with the part's.
 template <int WIDTH, int FIRST>
 __device__ __forceinline__ unsigned add_part(unsigned codes, const word_t *words, int pair) {
@@ -62,7 +73,7 @@ __device__ __forceinline__ unsigned add_part(unsigned codes, const word_t *words
     const unsigned turn = i % (STEP / WIDTH) * WIDTH + i / (STEP / WIDTH) * STEP * SET;
     const unsigned mask = ((1u << WIDTH) - 1u) * 0x00010001u << (FIRST + pair % SET * STEP);
     const word_t word = words[set / TURNS];
-    return ((turn ? __funnelshift_r(word, word, turn) : word) & mask) | codes;
+    return and_or(turn ? __funnelshift_r(word, word, turn) : word, mask, codes);
 }
 
 // Two codes as halves, exactly: 1024 + code 2^base, times 2^-base, less 1024 2^-base.
@@ -86,20 +97,33 @@ struct Chunk {
     Scales scales[FLUSHES];
 };
 
-__device__ __forceinline__ void load(Chunk &chunk, const uint4 *words, const Scales *scales, size_t group_stride,
-                                     int index, int groups) {
-#pragma unroll
-    for (int v = 0; v < VECTORS; v++) chunk.words[v] = load_stream(words + (index * VECTORS + v) * 32);
-#pragma unroll
-    for (int f = 0; f < FLUSHES; f++) {
-        const int flush = index * FLUSHES + f;
-        const int g = GROUP ? min(flush / (GROUP ? GROUP : 1), groups - 1) : 0;
-        chunk.scales[f] = scales[g * group_stride];
-    }
-}
+// Where a warp's codes and scales lie.
+struct Source {
+    const uint4 *words;    // of the lane, its tile's first chunk
+    const Scales *scales;  // of the lane's rows, first group
+    int tiles, groups;
 
-// Multiplies a chunk by its columns of x and adds to the sums; x and totals begin at the chunk.
-__device__ __forceinline__ void multiply(float4 *sums, const Chunk &chunk, const __half *const *x, const float *totals) {
+    __device__ __forceinline__ uint4 vector(int chunk, int v) const { return load_stream(words + (chunk * VECTORS + v) * 32); }
+    __device__ __forceinline__ Scales of_flush(int chunk, int f) const {
+        const int g = GROUP ? min((chunk * FLUSHES + f) / (GROUP ? GROUP : 1), groups - 1) : 0;
+        return scales[g * tiles * 8];
+    }
+    __device__ __forceinline__ void load(Chunk &chunk, int index) const {
+#pragma unroll
+        for (int v = 0; v < VECTORS; v++) chunk.words[v] = vector(index, v);
+#pragma unroll
+        for (int f = 0; f < FLUSHES; f++) chunk.scales[f] = of_flush(index, f);
+    }
+};
+
+// Multiplies a chunk by its columns of x and adds to the sums, and loads chunk `next` in its place; x and totals begin at
+// the chunk. With few scales each register is loaded again once it is used up, so that a whole chunk is under way all the
+// time; with many the compiler runs out of registers over that, and all loads stand in front.
+__device__ __forceinline__ void multiply(float4 *sums, Chunk &chunk, const Source &from, int next, const __half *const *x,
+                                         const float *totals) {
+    constexpr bool IN_PLACE = FLUSH == 128;
+    Chunk ahead;
+    if (!IN_PLACE) from.load(ahead, next);
     word_t words[WORDS];
 #pragma unroll
     for (int v = 0; v < VECTORS; v++) {
@@ -130,9 +154,16 @@ __device__ __forceinline__ void multiply(float4 *sums, const Chunk &chunk, const
                     multiply_add(dots[t], of);
                 }
             }
+            if (IN_PLACE && part % 2) {
+                const int unit = part / 2;
+#pragma unroll
+                for (int v = 0; v < VECTORS; v++)
+                    if (4 * v + 4 > unit * BITS && 4 * v + 4 <= (unit + 1) * BITS) chunk.words[v] = from.vector(next, v);
+            }
         }
         const SCALE_TYPE *const of = chunk.scales[f].of;
         const float4 scale = make_float4(to_float(of[0]), to_float(of[1]), to_float(of[2]), to_float(of[3]));
+        if (IN_PLACE) chunk.scales[f] = from.of_flush(next, f);
 #pragma unroll
         for (int t = 0; t < TILES; t++) {
             const float2 total = load2(totals + (f * TILES + t) * 8);
@@ -142,6 +173,7 @@ __device__ __forceinline__ void multiply(float4 *sums, const Chunk &chunk, const
             sums[t].w = fmaf(scale.y, fmaf(-scale.w, total.y, dots[t].w), sums[t].w);
         }
     }
+    if (!IN_PLACE) chunk = ahead;
 }
 
 // The slice of m rows of x, zeros behind its end, and the total of each row and flush.
@@ -184,11 +216,10 @@ lut_gemv_r5(const uint4 *words,          // [T][chunks][VECTORS][32], T = ceil(N
     const int first = blockIdx.y * (SLICE / COLUMNS), last = min(first + SLICE / COLUMNS, chunks);
     const bool busy = tile < tiles;
 
-    Chunk now;
-    const uint4 *const own_words = words + static_cast<size_t>(tile) * chunks * VECTORS * 32 + lane;
-    const Scales *const own_scales = scales + static_cast<size_t>(tile) * 8 + lane / 4;
-    const size_t group_stride = static_cast<size_t>(tiles) * 8;
-    if (busy) load(now, own_words, own_scales, group_stride, first, groups);
+    Chunk chunk;
+    const Source source = {words + static_cast<size_t>(tile) * chunks * VECTORS * 32 + lane,
+                           scales + static_cast<size_t>(tile) * 8 + lane / 4, tiles, groups};
+    if (busy) source.load(chunk, first);
     load_x(values, totals, x + static_cast<size_t>(from) * columns, m, first * COLUMNS, columns);
 
     float4 sums[TILES];
@@ -199,11 +230,8 @@ lut_gemv_r5(const uint4 *words,          // [T][chunks][VECTORS][32], T = ceil(N
     }
     const float *total = totals + lane % 4 * 2;
     if (busy)
-        for (int chunk = first; chunk < last; chunk++) {
-            Chunk next;
-            load(next, own_words, own_scales, group_stride, min(chunk + 1, last - 1), groups);
-            multiply(sums, now, at, total);
-            now = next;
+        for (int index = first; index < last; index++) {
+            multiply(sums, chunk, source, min(index + 1, last - 1), at, total);
             for (int t = 0; t < TILES; t++) at[t] += COLUMNS;
             total += FLUSHES * TILES * 8;
         }

@@ -1,8 +1,8 @@
 """R5: uniform codes, made halves in registers and multiplied by tensor cores; 16 rows of x cost little more than one.
 
 One scale a group in the place of q: 7 to 10 % fewer bytes than the same weight in BCQ. Codes and float16 activations
-are exact in a half, sums are float32. A block's bytes are taken as those of its weights, of x and of its partial sums;
-the plan takes the slice whose busiest SM has least to move.
+are exact in a half, sums are float32. A block's bytes are those of its weights, of x and of its partial sums; the plan
+takes the slice that leaves the busiest SM the least to move, slower where too few loads are under way.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ SLICES = (256, 512, 1024, 2048, 4096)
 MOST_ROWS = 16  # of x in one pass over the weights
 FLUSHES = (128, 64, 32)  # columns; a group is whole flushes
 RESERVED = 1024  # bytes of shared memory that CUDA takes of each block
-START = 16_384  # what a block costs beside its bytes, in bytes: a guess
+# Bytes that memory delivers to an SM while a block begins and ends (1.5 us on an H200), and that have to be under way
+# for all of the bandwidth: by the model, not measured.
+START, UNDER_WAY = 48 * 1024, 33 * 1024
 
 
 def refuses(case: Case, knobs: Knobs) -> str | None:
@@ -93,11 +95,11 @@ def _flush(case: Case) -> int:
 
 
 def _blocks_per_sm(case: Case, warps: int) -> int:
-    """24, 16 or 8 warps an SM, of 80, 128 or 255 registers a thread: what two chunks and the sums leave room for."""
+    """24, 16 or 8 warps an SM, of 80, 128 or 255 registers a thread: what NVRTC compiles without spills, by trial."""
     scales = _chunk(case) // _flush(case) * case.alpha.itemsize
-    words = case.bits * tile_codes.UNITS[case.bits]
-    load = 2 * (words + scales) + 16 * _tiles(case)
-    return max(1, (24 if load <= 68 else 16 if load <= 96 else 8) // warps)
+    load = 2 * case.bits * tile_codes.UNITS[case.bits] + 3 * scales + 28 * _tiles(case)
+    most = 96 if _flush(case) == FLUSHES[0] else 127
+    return max(1, (24 if load <= 72 else 16 if load <= most else 8) // warps)
 
 
 def _tiles(case: Case) -> int:
@@ -111,7 +113,7 @@ def _x_bytes(case: Case, slice_: int) -> int:
 
 
 def _slice(case: Case, gpu: Gpu, warps: int, blocks: int) -> int:
-    """Columns of a block: what gives the busiest SM least to move, among those that leave room for all its blocks."""
+    """Columns of a block: the cheapest of those that leave shared memory for all blocks of an SM."""
     chunk, rows = _chunk(case), tile_codes.TILE_ROWS * warps
     whole = -(-case.columns // chunk) * chunk
 
@@ -119,12 +121,14 @@ def _slice(case: Case, gpu: Gpu, warps: int, blocks: int) -> int:
         totals = slice_ // _flush(case) * MOST_ROWS * 4
         return (_x_bytes(case, slice_) + totals + RESERVED) * blocks <= gpu.sm_shared
 
-    def busiest(slice_: int) -> float:
+    def cost(slice_: int) -> float:
         count = -(-case.rows // rows) * -(-case.columns // slice_)
-        moved = rows * slice_ * case.bits / 8 + case.m * (2 * slice_ + 8 * rows) + START
-        return -(-count // gpu.sms) * moved
+        each, together = -(-count // gpu.sms), min(blocks, -(-count // gpu.sms))
+        moved = rows * slice_ * case.bits / 8 + case.m * (2 * slice_ + 8 * rows)
+        open_ = together * warps * chunk * tile_codes.TILE_ROWS * case.bits / 8
+        return -(-each // blocks) * START + each * moved * max(1.0, UNDER_WAY / open_)
 
-    return min(filter(fits, {min(s, whole) for s in SLICES if s % chunk == 0}), key=busiest)
+    return min(filter(fits, {min(s, whole) for s in SLICES if s % chunk == 0}), key=cost)
 
 
 VARIANT = Variant(
