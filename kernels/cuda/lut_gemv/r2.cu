@@ -4,14 +4,15 @@
 //
 //     y[m, n] = sum over slices and parts of ( sum_b alpha[g, b, n] sum_f lut_f[field f of a word] + z[g, n] sum_k x[m, k] )
 //
-// A word is cut into fields of MU bits and one of what is left: 6 6 6 6 6 2, with a table each. A thread has four
-// neighbouring rows, one uint4 of words a plane, a warp 128. PARTS warps share the same rows and have each a part of the
-// slice; their sums are added in the order of parts. With several slices, sums go to `partial`, and the last block of the
-// rows to arrive adds them in the order of slices. grid = (ceil(S / 128 / tiles), slices, M), THREADS threads.
+// A word is cut into fields of MU bits and one of what is left, 5 5 5 5 5 5 2 or 6 6 6 6 6 2, with a table each. A thread
+// has four neighbouring rows, one uint4 of words a plane, a warp 128. PARTS warps share the same rows and have each a part
+// of the slice; their sums are added in the order of parts. Weights are loaded AHEAD words before they are looked up. With
+// several slices, sums go to `partial`, and the last block of the rows to arrive adds them in the order of slices.
+// grid = (ceil(S / 128 / tiles), slices, M), THREADS threads.
 //
-// Parameters: BITS (q) · MU up to 5, or 6 with half tables · THREADS · PARTS divides the warps · AHEAD words whose planes
-// are loaded before they are looked up · BLOCKS that shall share an SM · TABLE_TYPE, X_TYPE, ALPHA_TYPE, OFFSET_TYPE float or __half · HAS_OFFSET 0, 1. Groups are whole words, or one group
-// is all of K.
+// Parameters: BITS (q) · MU up to 5, or 6 with half tables · THREADS · PARTS divides the warps · AHEAD words · BLOCKS that
+// shall share an SM · TABLE_TYPE, X_TYPE, ALPHA_TYPE, OFFSET_TYPE float or __half · HAS_OFFSET 0, 1. Groups are whole
+// words, or one group is all of K.
 
 #include "../common.cuh"
 
@@ -23,6 +24,7 @@ constexpr int REST_BYTES = REST ? SIZE << REST : 0;
 constexpr int WARPS = THREADS / 32;
 constexpr int TILE = 128;                                           // rows of a warp
 constexpr int TILES = WARPS / PARTS;                                // of a block at a time
+constexpr bool SCALES_AHEAD = BITS * sizeof(ALPHA_TYPE) <= 16;      // loaded a group ahead where registers allow it
 static_assert(TABLE_BYTES <= 128, "a table lies in different banks");
 
 // ---- tables ----
@@ -112,6 +114,12 @@ __device__ __forceinline__ void add_scaled(float4 &sum, float4 scale, float4 val
     sum.w = fmaf(scale.w, value.w, sum.w);
 }
 
+// All planes of the word at `at`, of four rows; moves to the next word.
+__device__ __forceinline__ void load_word(uint4 (&planes)[BITS], const uint4 *&at, int stride) {
+#pragma unroll
+    for (int b = 0; b < BITS; b++, at += stride / 4) planes[b] = load_stream(at);
+}
+
 // alpha of a group, of four rows and all planes, as it is loaded.
 struct Scales {
     Four<ALPHA_TYPE> planes[BITS];
@@ -155,17 +163,16 @@ lut_gemv_r2(const word_t *planes,         // [ceil(K / 32)][BITS][stride]
 
     const int of_part = (words + PARTS - 1) / PARTS, from = first + warp % PARTS * of_part, to = min(from + of_part, last);
     const int start = blockIdx.x * tiles * TILE, end = min(start + tiles * TILE, stride);
-    for (int pass = 0, row = start; row < end; pass ^= 1, row += TILES * TILE) {
-        // Lanes behind the last row do what those of the last rows do, and nobody looks at it.
-        const int n = min(row + warp / PARTS * TILE + 4 * lane, end - 4);
-        const uint4 *at = reinterpret_cast<const uint4 *>(planes + static_cast<size_t>(from) * BITS * stride + n);
-        uint4 ahead[AHEAD][BITS];
+    const uint4 *const part = reinterpret_cast<const uint4 *>(planes + static_cast<size_t>(from) * BITS * stride);
+    // Lanes behind the last row do what those of the last rows do, and nobody looks at it.
+    int n = min(start + warp / PARTS * TILE + 4 * lane, end - 4);
+    const uint4 *at = part + n / 4;
+    uint4 ahead[AHEAD][BITS];
 #pragma unroll
-        for (int i = 0; i < AHEAD * BITS; i++) {
-            if (from + i / BITS >= to) break;
-            ahead[i / BITS][i % BITS] = load_stream(at);
-            at += stride / 4;
-        }
+    for (int i = 0; i < AHEAD; i++)
+        if (from + i < to) load_word(ahead[i], at, stride);
+
+    for (int pass = 0, row = start; row < end; pass ^= 1, row += TILES * TILE) {
         int group = from / group_words, left = (group + 1) * group_words - from;  // words of the group
         Scales scales(alpha + n, min(group, (all_words - 1) / group_words), stride);
         float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f), shift = sum, sums[BITS];
@@ -177,20 +184,19 @@ lut_gemv_r2(const word_t *planes,         // [ceil(K / 32)][BITS][stride]
             for (int i = 0; i < AHEAD; i++) {
                 const int w = word + i;
                 if (w >= to) break;
-                const unsigned table = (w - first) * FIELDS * TABLE_BYTES, rest = words * FIELDS * TABLE_BYTES + (w - first) * REST_BYTES;
+                const unsigned table = (w - first) * FIELDS * TABLE_BYTES;
+                const unsigned rest = words * FIELDS * TABLE_BYTES + (w - first) * REST_BYTES;
 #pragma unroll
                 for (int b = 0; b < BITS; b++) {
                     sums[b].x += look_up(lut, ahead[i][b].x, table, rest);
                     sums[b].y += look_up(lut, ahead[i][b].y, table, rest);
                     sums[b].z += look_up(lut, ahead[i][b].z, table, rest);
                     sums[b].w += look_up(lut, ahead[i][b].w, table, rest);
-                    if (w + AHEAD < to) {
-                        ahead[i][b] = load_stream(at);
-                        at += stride / 4;
-                    }
                 }
+                if (w + AHEAD < to) load_word(ahead[i], at, stride);
                 total += word_sums[w - first];
                 if (--left > 0 && w + 1 < to) continue;
+                if (!SCALES_AHEAD) scales = Scales(alpha + n, group, stride);
 #pragma unroll
                 for (int b = 0; b < BITS; b++) {
                     add_scaled(sum, widen(scales.planes[b]), sums[b]);
@@ -202,16 +208,21 @@ lut_gemv_r2(const word_t *planes,         // [ceil(K / 32)][BITS][stride]
                 total = 0.0f;
                 left = group_words;
                 group++;
-                if (w + 1 < to) scales = Scales(alpha + n, group, stride);
+                if (SCALES_AHEAD && w + 1 < to) scales = Scales(alpha + n, group, stride);
             }
         add_scaled(shift, sum, make_float4(unit, unit, unit, unit));
+        n = min(n + TILES * TILE, end - 4);
+        at = part + n / 4;
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++)
+            if (from + i < to && row + TILES * TILE < end) load_word(ahead[i], at, stride);
         parts[pass][warp][lane] = shift;
         __syncthreads();  // the sums of the pass after the next are written behind the next one's barrier
         for (int i = threadIdx.x; i < TILES * TILE && row + i < end; i += THREADS) {
-            const float *part = reinterpret_cast<const float *>(parts[pass][i / TILE * PARTS]) + i % TILE;
+            const float *sums_of_parts = reinterpret_cast<const float *>(parts[pass][i / TILE * PARTS]) + i % TILE;
             float all = 0.0f;
 #pragma unroll
-            for (int p = 0; p < PARTS; p++) all += part[p * TILE];
+            for (int p = 0; p < PARTS; p++) all += sums_of_parts[p * TILE];
             if (slices > 1)
                 __stcg(partial + static_cast<size_t>(blockIdx.y) * stride + row + i, all);
             else if (row + i < rows)
