@@ -25,26 +25,31 @@ enum {
     WORD_READY = WORD_LOOKUPS * DIGITS * 16 / (int)sizeof(float) /* floats' room that a word of columns is prepared into */
 };
 
-/* One row of x times plane `plane` of one unit of 32 rows. */
-static INLINE void add_plane(const uint8_t *unit, int plane, long unit_words, const uint8_t *table, float scale, float *y,
-                             long ahead)
+/* One row of x times plane `plane` of one unit of 32 rows. A call of its own, or the registers that its callers need
+   are missing in the loop. */
+static __attribute__((noinline)) void add_plane(const uint8_t *unit, int plane, long unit_words, const uint8_t *table,
+                                                float scale, float *y, long ahead)
 {
     const uint8_t *words = unit + WORDS_AT + plane * 128;
     rows_h {% for d in range(digits) %}both{{ d }} = _mm256_setzero_si256(), odd{{ d }} = both{{ d }}{{ ";" if loop.last else ", " }}{% endfor %}
 
-    for (long half = 0; half < 2 * unit_words; half++, table += 4 * DIGITS * 16) {
-        const uint8_t *here = words + half / 2 * WORD_BYTES + half % 2 * 64;
-        const rows_b first = load_row_bytes(here), second = load_row_bytes(here + 32);
-        prefetch(here + ahead);
-        const rows_b i0 = low_nibbles(first), i1 = high_nibbles(first), i2 = low_nibbles(second), i3 = high_nibbles(second);
+    for (long word = 0; word < unit_words; word++, words += WORD_BYTES, table += WORD_LOOKUPS * DIGITS * 16) {
         rows_b sum;
+{% for half in range(2) %}
+{% set i = "i%d_" % half %}
+        const rows_b first{{ half }} = load_row_bytes(words + {{ 64 * half }}), second{{ half }} = load_row_bytes(words + {{ 64 * half + 32 }});
+        prefetch(words + ahead + {{ 64 * half }});
+        const rows_b {{ i }}0 = low_nibbles(first{{ half }}), {{ i }}1 = high_nibbles(first{{ half }});
+        const rows_b {{ i }}2 = low_nibbles(second{{ half }}), {{ i }}3 = high_nibbles(second{{ half }});
 {% for d in range(digits) %}
-        sum = add_bytes(add_bytes(look_up_bytes(table + {{ 16 * d }}, i0), look_up_bytes(table + {{ 16 * (digits + d) }}, i1)),
-                        add_bytes(look_up_bytes(table + {{ 16 * (2 * digits + d) }}, i2), look_up_bytes(table + {{ 16 * (3 * digits + d) }}, i3)));
+{% set at = 4 * half * digits + d %}
+        sum = add_bytes(add_bytes(look_up_bytes(table + {{ 16 * at }}, {{ i }}0), look_up_bytes(table + {{ 16 * (at + digits) }}, {{ i }}1)),
+                        add_bytes(look_up_bytes(table + {{ 16 * (at + 2 * digits) }}, {{ i }}2), look_up_bytes(table + {{ 16 * (at + 3 * digits) }}, {{ i }}3)));
         both{{ d }} = add_halves(both{{ d }}, sum);
         odd{{ d }} = add_halves(odd{{ d }}, odd_bytes(sum));
         KEEP_TABLE(both{{ d }});
         KEEP_TABLE(odd{{ d }});
+{% endfor %}
 {% endfor %}
     }
     const int bias = (int)((unsigned)BIAS * (unsigned)(unit_words * WORD_LOOKUPS));
