@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -62,6 +61,5 @@ def start(*arguments: str, results: Path) -> subprocess.Popen[str]:
     """`python run.py …` as its own process."""
     command = [sys.executable, str(ROOT / "run.py"), *arguments, f"results={results}"]
     return subprocess.Popen(
-        command, cwd=results.parent, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+        command, cwd=results.parent, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
