@@ -33,7 +33,7 @@ _CHOSEN = ("quantizers", "formats", "evaluators")
 _SEARCHING = ("allocate.py", "sensitivity.py")
 # Kernels decide speeds. Of other numbers they decide as little as torch's own do, the last bits, and the record names
 # the kernel: a faster one does not make an accuracy new.
-_KERNELS = ("codegen/*.py", "kernels/**/*.py")
+_KERNELS = ("codegen/*.py", "kernels/**/*.py", "timing.py", "energy.py")
 _LIBRARIES = ("lutlab", "torch", "transformers", "tokenizers", "datasets", "numpy", "hydra-core")
 
 
@@ -61,7 +61,7 @@ def search_sha256() -> str:
 
 @functools.cache
 def kernels_sha256(device: str) -> str:
-    """Hash of a device's kernels and of what chooses and builds them; part of the ids of speeds and memory peaks."""
+    """Hash of a device's kernels, of what builds and what times them; part of the ids of speeds and memory peaks."""
     root = templates.ROOT if device == "cpu" else cuda.ROOT
     return _sources_sha256(_matching(_KERNELS) | set(root.rglob("*.*")))
 
