@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lutlab.formats.bcq import WORD, PackedBCQ
+from lutlab.formats.plane_buffers import PlaneBuffers
 from lutlab.groups import group_length
 
 if TYPE_CHECKING:
@@ -33,44 +34,13 @@ ALIGNED_ROWS = 32  # the most rows that a warp sums at a time
 
 
 @dataclass(frozen=True)
-class PackedBCQLanes:
-    """planes [S, Q, q, C, 4] int32, alpha [S, Q, q, A, 4], offset [S, Q, A, 4] or None; shape (N, K).
-
-    order: [K] int32, column j of the planes holds input channel order[j]; None: channel j.
-    """
-
-    planes: torch.Tensor
-    alpha: torch.Tensor
-    offset: torch.Tensor | None
-    shape: tuple[int, int]
-    group_size: int
-    order: torch.Tensor | None = None
+class PackedBCQLanes(PlaneBuffers):
+    """planes [S, Q, q, C, 4] int32, alpha [S, Q, q, A, 4], offset [S, Q, A, 4] or None; shape (N, K)."""
 
     @property
     def bits(self) -> int:
-        """Q."""
+        """Planes, q."""
         return self.planes.shape[2]
-
-    @property
-    def buffers(self) -> dict[str, torch.Tensor | None]:
-        """What a kernel reads, by the names that plans use."""
-        return {"planes": self.planes, "alpha": self.alpha, "offset": self.offset}
-
-    @property
-    def bits_stored(self) -> int:
-        """Bits of every buffer: planes and scales with their padding, order."""
-        buffers = (*self.buffers.values(), self.order)
-        return sum(b.numel() * b.element_size() * 8 for b in buffers if b is not None)
-
-    @property
-    def bits_per_weight(self) -> float:
-        """bits_stored / (N * K)."""
-        return self.bits_stored / (self.shape[0] * self.shape[1])
-
-    def to(self, device: torch.device | str) -> PackedBCQLanes:
-        """The same on a device."""
-        moved = [None if b is None else b.to(device) for b in (*self.buffers.values(), self.order)]
-        return PackedBCQLanes(*moved[:3], self.shape, self.group_size, moved[3])
 
     def dequantize(self) -> torch.Tensor:
         """[N, K] float32, as the plain layout has it."""

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 from lutlab.errors import LutlabError
 from lutlab.formats.bcq import PackedBCQ
+from lutlab.formats.plane_buffers import PlaneBuffers
 from lutlab.groups import group_count, group_length
 
 if TYPE_CHECKING:
@@ -60,44 +61,13 @@ def cut(group_size: int, columns: int) -> Cut:
 
 
 @dataclass(frozen=True)
-class PackedBinaryTiles:
-    """planes [T, C, q, 32, 4] int32, alpha [T, G', q, 32], offset [T, G', 32] or None; shape (N, K). See the module.
-
-    order: [K] int32, column j of the planes holds input channel order[j]; None: channel j.
-    """
-
-    planes: torch.Tensor
-    alpha: torch.Tensor
-    offset: torch.Tensor | None
-    shape: tuple[int, int]
-    group_size: int
-    order: torch.Tensor | None = None
+class PackedBinaryTiles(PlaneBuffers):
+    """planes [T, C, q, 32, 4] int32, alpha [T, G', q, 32], offset [T, G', 32] or None; shape (N, K). See the module."""
 
     @property
     def bits(self) -> int:
-        """Q."""
+        """Planes, q."""
         return self.planes.shape[2]
-
-    @property
-    def buffers(self) -> dict[str, torch.Tensor | None]:
-        """What a kernel reads, by the names that plans use."""
-        return {"planes": self.planes, "alpha": self.alpha, "offset": self.offset}
-
-    @property
-    def bits_stored(self) -> int:
-        """Bits of every buffer: planes and scales with their padding, order."""
-        buffers = (*self.buffers.values(), self.order)
-        return sum(b.numel() * b.element_size() * 8 for b in buffers if b is not None)
-
-    @property
-    def bits_per_weight(self) -> float:
-        """bits_stored / (N * K)."""
-        return self.bits_stored / (self.shape[0] * self.shape[1])
-
-    def to(self, device: torch.device | str) -> PackedBinaryTiles:
-        """The same on a device."""
-        moved = [None if b is None else b.to(device) for b in (*self.buffers.values(), self.order)]
-        return PackedBinaryTiles(*moved[:3], self.shape, self.group_size, moved[3])
 
     def dequantize(self) -> torch.Tensor:
         """[N, K] float32, as the plain layout has it."""
