@@ -9,9 +9,11 @@ import pytest
 import lutlab
 from lutlab.errors import LutlabError
 from lutlab.provenance import (
+    _CLOCKS,
     _DECIDING,
-    _KERNELS,
+    _ENTRANCES,
     _SEARCHING,
+    _kernels,
     _with_imports,
     code_sha256,
     kernels_sha256,
@@ -22,7 +24,8 @@ PACKAGE = Path(lutlab.__file__).parent
 
 
 def test_every_pattern_finds_sources() -> None:
-    for pattern in (*_DECIDING, *_SEARCHING, *_KERNELS):
+    entrances = [path for paths in _ENTRANCES.values() for path in paths]
+    for pattern in (*_DECIDING, *_SEARCHING, *_CLOCKS, *entrances):
         assert list(PACKAGE.glob(pattern)), pattern
 
 
@@ -33,6 +36,40 @@ def test_the_search_has_a_name_of_its_own() -> None:
 
 def test_kernels_of_each_device_have_a_name_of_their_own() -> None:
     assert len({kernels_sha256("cpu"), kernels_sha256("cuda"), code_sha256()}) == 3
+
+
+@pytest.mark.parametrize(
+    ("source", "devices"),
+    [
+        ("kernels/lut_gemv/launcher.py", {"cuda", "spread"}),
+        ("kernels/lut_gemv/r0.py", {"cuda", "spread"}),
+        ("kernels/crossover.py", {"cuda", "spread"}),
+        ("codegen/cuda.py", {"cuda", "spread"}),
+        ("formats/binary_tiles.py", {"cuda", "spread"}),
+        ("kernels/rows_tuning.py", {"cpu"}),
+        ("kernels/qigen_gemv.py", {"cpu"}),
+        ("codegen/tiles.py", {"cpu"}),
+        ("formats/bcq_rows.py", {"cpu"}),
+        ("formats/row_blocks.py", {"cpu"}),
+        ("timing.py", {"cpu", "cuda", "spread"}),
+        ("energy.py", {"cpu", "cuda", "spread"}),
+        ("quantizers/rtn.py", set()),
+    ],
+)
+def test_a_change_makes_speeds_of_its_devices_new(source, devices, monkeypatch) -> None:
+    everywhere = ("cpu", "cuda", "spread")
+    before = {device: kernels_sha256.__wrapped__(device) for device in everywhere}
+    read = Path.read_bytes
+    changed = PACKAGE / source
+    monkeypatch.setattr(Path, "read_bytes", lambda path: read(path) + b"#" * (path == changed))
+    now = {device: kernels_sha256.__wrapped__(device) for device in everywhere}
+    assert {device for device in everywhere if before[device] != now[device]} == devices
+
+
+def test_no_kernel_is_forgotten() -> None:
+    found = _kernels("cpu") | _kernels("cuda")
+    sources = {*PACKAGE.glob("kernels/**/*.py"), *PACKAGE.glob("codegen/*.py")}
+    assert {path.name for path in sources - found} == {"reference.py"}, "which tests compare with"
 
 
 def test_an_accuracy_does_not_rest_on_kernels() -> None:

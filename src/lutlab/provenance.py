@@ -32,8 +32,13 @@ _DECIDING = (
 _CHOSEN = ("quantizers", "formats", "evaluators")
 _SEARCHING = ("allocate.py", "sensitivity.py")
 # Kernels decide speeds. Of other numbers they decide as little as torch's own do, the last bits, and the record names
-# the kernel: a faster one does not make an accuracy new.
-_KERNELS = ("codegen/*.py", "kernels/**/*.py", "timing.py", "energy.py")
+# the kernel: a faster one does not make an accuracy new. A device's are those that its entrances import.
+_ENTRANCES = {
+    "cpu": ("kernels/linear.py", "kernels/qigen_gemv.py"),
+    "gpu": ("kernels/gpu_linear.py",),
+}
+_CLOCKS = ("timing.py", "energy.py")
+_OF_SPEEDS = ("kernels", "codegen", "formats")
 _LIBRARIES = ("lutlab", "torch", "transformers", "tokenizers", "datasets", "numpy", "hydra-core")
 
 
@@ -62,8 +67,14 @@ def search_sha256() -> str:
 @functools.cache
 def kernels_sha256(device: str) -> str:
     """Hash of a device's kernels, of what builds and what times them; part of the ids of speeds and memory peaks."""
-    root = templates.ROOT if device == "cpu" else cuda.ROOT
-    return _sources_sha256(_matching(_KERNELS) | set(root.rglob("*.*")))
+    return _sources_sha256(_kernels(device))
+
+
+def _kernels(device: str) -> set[Path]:
+    """The sources of kernels_sha256. device: cpu, or any other for a GPU."""
+    kind, root = ("cpu", templates.ROOT) if device == "cpu" else ("gpu", cuda.ROOT)
+    modules = _with_imports(_matching(_ENTRANCES[kind] + _CLOCKS), _OF_SPEEDS)
+    return modules | set(root.rglob("*.*"))
 
 
 def _matching(patterns: tuple[str, ...]) -> set[Path]:
@@ -80,18 +91,18 @@ def _source(module: str) -> Path:
     return Path(file)
 
 
-def _with_imports(roots: set[Path]) -> set[Path]:
-    """Sources, and all of _CHOSEN that they import, directly or not, inside functions included."""
+def _with_imports(roots: set[Path], packages: tuple[str, ...] = _CHOSEN) -> set[Path]:
+    """Sources, and all of the packages that they import, directly or not, inside functions included."""
     found, waiting = set(), set(roots)
     while waiting:
         path = waiting.pop()
         found.add(path)
-        waiting |= _imports(path) - found
+        waiting |= _imports(path, packages) - found
     return found
 
 
 @functools.cache
-def _imports(path: Path) -> frozenset[Path]:
+def _imports(path: Path, packages: tuple[str, ...]) -> frozenset[Path]:
     names = []
     for node in ast.walk(ast.parse(path.read_bytes())):
         if isinstance(node, ast.ImportFrom) and node.module:
@@ -100,7 +111,7 @@ def _imports(path: Path) -> frozenset[Path]:
             names += [alias.name for alias in node.names]
     found = set()
     for package, *inside in (name.split(".") for name in names):
-        if package == "lutlab" and inside and inside[0] in _CHOSEN:
+        if package == "lutlab" and inside and inside[0] in packages:
             target = _PACKAGE.joinpath(*inside)
             found.add(target / "__init__.py" if target.is_dir() else target.with_suffix(".py"))
     return frozenset(filter(Path.exists, found))
