@@ -26,13 +26,15 @@ from lutlab.kernels.lut_gemv import launcher
 from lutlab.timing import Contestant, GpuTimer, race
 
 THREADS, REPEATS, ROUNDS = 256, 1024, 50
+BLOCKS = 3  # of an SM, in what counts clocks: 96 lookups or products under way hide their latency
 MEGABYTES = (24, 64, 180, 264, 350, 700, 1200)
 LOOKUPS = {
-    "256 halves": {"STRIDE": 2, "ENTRY": 2, "MASK": 255},
-    "128 halves": {"STRIDE": 2, "ENTRY": 2, "MASK": 127},
-    "64 halves": {"STRIDE": 2, "ENTRY": 2, "MASK": 63},
-    "256 floats, a table a bank": {"STRIDE": 128, "ENTRY": 4, "MASK": 255, "PRIVATE": 1},
+    "256 halves": {"STRIDE": 2, "ENTRY": 2, "ENTRIES": 256},
+    "128 halves": {"STRIDE": 2, "ENTRY": 2, "ENTRIES": 128},
+    "64 halves": {"STRIDE": 2, "ENTRY": 2, "ENTRIES": 64},
+    "256 floats, a table a bank": {"STRIDE": 128, "ENTRY": 4, "ENTRIES": 256, "PRIVATE": 1},
 }
+PER_SM = 4 * REPEATS * BLOCKS * THREADS // 32  # lookups or products of a warp
 PLAIN = {"THREADS": THREADS, "REPEATS": REPEATS, **LOOKUPS["256 halves"], "PRIVATE": 0}
 
 
@@ -71,14 +73,22 @@ def bandwidth(megabytes: int, sms: int) -> dict[str, float]:
 
 
 def cycles(name: str, sms: int, *first: torch.Tensor, **parameters: int) -> float:
-    """Clocks of a block, 2 blocks an SM: the median over blocks, of the second launch."""
-    blocks = 2 * sms
+    """Clocks of a block: the median over blocks, of the second launch."""
+    blocks = BLOCKS * sms
     sink = torch.zeros(blocks * THREADS, dtype=torch.int32, device="cuda")
     clocks = torch.zeros(blocks, dtype=torch.int64, device="cuda")
     arguments = tuple(launcher.pointer(t) for t in (*first, sink, clocks))
     for _ in range(2):
         launch(name, blocks, arguments, **parameters)
     return float(clocks.double().median())
+
+
+def wavefronts(sms: int, **parameters: int) -> float:
+    """Of a warp's lookup: the clocks that an SM needs for it."""
+    entries = parameters["ENTRIES"]
+    following = torch.randperm(entries, device="cuda").int()
+    first = torch.randint(0, entries, (4 * BLOCKS * sms * THREADS,), device="cuda").int()
+    return cycles("look_up", sms, following, first, **parameters) / PER_SM
 
 
 def additions(name: str, sms: int) -> float:
@@ -92,17 +102,14 @@ def additions(name: str, sms: int) -> float:
 
 def measure() -> dict[str, Any]:
     gpu = launcher.gpu(launcher.device_of("cuda"))
-    warps = 2 * THREADS // 32
-    random = torch.randint(-(2**31), 2**31 - 1, (2 * gpu.sms * THREADS,), device="cuda").int()
     found: dict[str, Any] = {
         "gpu": torch.cuda.get_device_name(),
         "bandwidth_gb_s": {size: bandwidth(size, gpu.sms) for size in MEGABYTES},
         "wavefronts": {
-            name: cycles("look_up", gpu.sms, random, **parameters) / (4 * REPEATS * warps)
-            for name, parameters in LOOKUPS.items()
+            name: wavefronts(gpu.sms, **parameters) for name, parameters in LOOKUPS.items()
         },
         "products_a_clock_and_sm": {
-            name: 4 * REPEATS * warps / cycles(name, gpu.sms)
+            name: PER_SM / cycles(name, gpu.sms)
             for name in ("bmma_k128", "bmma_k256", "imma_k32", "hmma_k16")
         },
     }

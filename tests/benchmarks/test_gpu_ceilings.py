@@ -21,16 +21,16 @@ def test_compiles(gpu, lookups):
     assert set(found) == PROBES | {"add_floats", "add_half_pairs"}
     for takes in found.values():
         assert (takes.spill_bytes, takes.stack_bytes) == (0, 0)
-        assert (
-            takes.registers * gpu_ceilings.THREADS * 2 <= 65_536
-        )  # two blocks an SM are counted on
+        assert takes.registers * gpu_ceilings.THREADS * gpu_ceilings.BLOCKS <= 65_536
+        assert (takes.shared_bytes + 1024) * gpu_ceilings.BLOCKS <= gpu.sm_shared
 
 
 @pytest.mark.parametrize("lookups", gpu_ceilings.LOOKUPS)
 def test_tables_fit_and_banks_are_as_named(lookups):
     parameters = gpu_ceilings.PLAIN | gpu_ceilings.LOOKUPS[lookups]
-    entries = parameters["MASK"] + 1
+    entries = parameters["ENTRIES"]
     assert entries * parameters["STRIDE"] <= 32_768
+    assert entries * parameters["STRIDE"] <= 256 ** parameters["ENTRY"]
     assert entries == int(lookups.split()[0])
     assert parameters["PRIVATE"] == ("a table a bank" in lookups)
 

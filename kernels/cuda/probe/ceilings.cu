@@ -4,8 +4,8 @@
 // rests on. Results are written so that no work can be left out. Needs PTX: these kernels are compiled, and never run
 // on a CPU.
 //
-// Parameters: THREADS · REPEATS of the inner loop · STRIDE in bytes between two entries of a lookup table · ENTRY bytes
-// of an entry, 2 or 4 · MASK of an index, entries - 1 · PRIVATE 0: lanes share a table, 1: each has its own in its bank.
+// Parameters: THREADS · REPEATS of the inner loop · STRIDE in bytes between two of the ENTRIES of a lookup table ·
+// ENTRY bytes of one, 2 or 4 · PRIVATE 0: lanes share a table, 1: each has its own in its bank.
 
 #include "../common.cuh"
 
@@ -23,24 +23,34 @@ extern "C" __global__ void __launch_bounds__(THREADS) read_all(const uint4 *from
     if (sum == 0x12345678u) *sink = sum;  // hardly ever
 }
 
-// Lookups at random, 4 REPEATS a thread; 32 kB of tables. cycles: of each block.
-extern "C" __global__ void __launch_bounds__(THREADS) look_up(const unsigned *random, unsigned *sink, long long *cycles) {
-    __shared__ unsigned char tables[32768];
-    for (int i = threadIdx.x; i < 8192; i += THREADS) reinterpret_cast<unsigned *>(tables)[i] = i;
-    __syncthreads();
-    unsigned index = random[blockIdx.x * THREADS + threadIdx.x], sum = 0;
-    const unsigned lane = PRIVATE ? threadIdx.x % 32 * 4 : 0;
-    const long long before = clock64();
-    for (int i = 0; i < REPEATS; i++) {
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            const unsigned at = ((index >> 8 * j & MASK) * STRIDE + lane) % 32768u;
-            sum += ENTRY == 2 ? *reinterpret_cast<unsigned short *>(tables + at) : *reinterpret_cast<unsigned *>(tables + at);
-        }
-        index = index * 1664525u + 1013904223u;
+// Lookups, 4 REPEATS a thread, in 4 chains: an entry is the byte of the next one to look up, so that a lookup is one
+// instruction, and a warp's takes as many clocks as it has wavefronts once enough of them are under way. next is a
+// permutation: lanes that begin at different entries never meet. cycles: of each block.
+extern "C" __global__ void __launch_bounds__(THREADS)
+look_up(const unsigned *next, const unsigned *first, unsigned *sink, long long *cycles) {
+    __shared__ unsigned words[8192];
+    unsigned char *const tables = reinterpret_cast<unsigned char *>(words);
+    for (int i = threadIdx.x; i < ENTRIES * (PRIVATE ? 32 : 1); i += THREADS) {
+        const unsigned table = i / ENTRIES * 4, then = next[i % ENTRIES] * STRIDE + table;
+        unsigned char *const entry = tables + i % ENTRIES * STRIDE + table;
+        if (ENTRY == 2)
+            *reinterpret_cast<unsigned short *>(entry) = static_cast<unsigned short>(then);
+        else
+            *reinterpret_cast<unsigned *>(entry) = then;
     }
+    __syncthreads();
+    const int thread = blockIdx.x * THREADS + threadIdx.x;
+    unsigned at[4];
+    for (int j = 0; j < 4; j++) at[j] = first[4 * thread + j] % ENTRIES * STRIDE + (PRIVATE ? threadIdx.x % 32 * 4 : 0);
+    const long long before = clock64();
+#pragma unroll 16
+    for (int i = 0; i < REPEATS; i++)
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            at[j] = ENTRY == 2 ? *reinterpret_cast<const unsigned short *>(tables + at[j])
+                               : *reinterpret_cast<const unsigned *>(tables + at[j]);
+    sink[thread] = at[0] + at[1] + at[2] + at[3];
     if (threadIdx.x == 0) cycles[blockIdx.x] = clock64() - before;
-    sink[blockIdx.x * THREADS + threadIdx.x] = sum;
 }
 
 #ifdef __CUDACC__
