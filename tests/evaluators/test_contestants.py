@@ -86,7 +86,7 @@ def test_eight_bit_codes_and_activations_are_multiplied_exactly():
 
 
 def test_copies_are_as_many_as_are_cold_and_not_endless():
-    maker = contestants._Maker(row(), 10**6, {})
+    maker = contestants.Maker(row(), 10**6, {})
     assert [maker.copies(size) for size in (2 * 10**6, 300_000, 1)] == [1, 4, 4096]
 
 
@@ -175,7 +175,7 @@ def test_on_a_gpu_every_copy_is_a_product_with_weights_of_its_own(kernel, varian
     monkeypatch.setattr("lutlab.kernels.lut_gemv.launcher.Product", product)
     packed = pack(contestants.draw(row(), SHAPE, 16))
     size = packed.planes.nbytes
-    maker = contestants._Maker(row(kernel=kernel, knobs=(("mu", 4),)), 3 * size, {})
+    maker = contestants.Maker(row(kernel=kernel, knobs=(("mu", 4),)), 3 * size, {})
     x = torch.randn(4, 80)
     one = maker._gpu(x, packed, kernel)
     assert (one.name, one.bytes, one.copies) == (f"lut_gemv {variant}", size, 3)

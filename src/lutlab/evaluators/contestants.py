@@ -58,7 +58,7 @@ def enter(spec: RunSpec) -> Entrants:
     Raises:
         LutlabError: a product is wrong, or there is no kernel for the row.
     """
-    maker = _Maker(spec, *_cold_bytes(spec.device))
+    maker = Maker(spec, *cold_bytes(spec.device))
     made = [maker.part(shape) for shape in products.shapes_of(spec)]
     joined = {
         name: together([part[name] for part in made]) if made[0][name] else None for name in made[0]
@@ -75,7 +75,7 @@ def enter(spec: RunSpec) -> Entrants:
     )
 
 
-def _cold_bytes(device: str) -> tuple[int, dict[str, Any]]:
+def cold_bytes(device: str) -> tuple[int, dict[str, Any]]:
     """Bytes of all copies of a contestant's weights, and what a record says of it."""
     if device == "cpu":
         from lutlab.codegen.qigen_model import caches
@@ -88,6 +88,20 @@ def _cold_bytes(device: str) -> tuple[int, dict[str, Any]]:
         times = products.GPU_CACHES
     cold = min(times * cache, products.COLD_LIMIT)
     return cold, {"cache_bytes": cache, "cold_bytes": cold}
+
+
+def operands(spec: RunSpec, shape: Shape) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Draw from the row's seed, on its device: x [M, K] and, of method=none, the weight [N, K], both float32."""
+    import torch
+
+    rows, columns, tokens = shape
+    generator = torch.Generator(spec.device).manual_seed(spec.seed + 1)
+
+    def normal(*size: int) -> torch.Tensor:
+        return torch.randn(size, generator=generator, device=spec.device)
+
+    x = normal(tokens, columns)
+    return x, normal(rows, columns) if spec.method == "none" else None
 
 
 def draw(spec: RunSpec, shape: Shape, g: int) -> UniformTensor | BCQTensor:
@@ -119,7 +133,7 @@ def draw(spec: RunSpec, shape: Shape, g: int) -> UniformTensor | BCQTensor:
 
 
 @dataclass
-class _Maker:
+class Maker:
     """Makes the contestants of a row's products, each with so many copies that they are `cold` bytes."""
 
     spec: RunSpec
@@ -128,6 +142,7 @@ class _Maker:
 
     @property
     def cpu(self) -> bool:
+        """Whether the row's device is the CPU."""
         return self.spec.device == "cpu"
 
     def copies(self, size: int) -> int:
@@ -136,16 +151,10 @@ class _Maker:
 
     def part(self, shape: Shape) -> dict[str, Contestant | None]:
         """The contestants of one product; None where there is nothing of that name."""
-        import torch
-
-        rows, columns, tokens = shape
-        spec, device = self.spec, self.spec.device
-        generator = torch.Generator(device).manual_seed(spec.seed + 1)
-        x = torch.randn(tokens, columns, generator=generator, device=device)
+        spec = self.spec
+        x, weight = operands(spec, shape)
         own = best = rowwise = None
-        if spec.method == "none":
-            weight = torch.randn(rows, columns, generator=generator, device=device)
-        else:
+        if weight is None:
             own, weight = self.quantized(x, shape, spec.g, spec.kernel)
             if spec.g != -1:
                 rowwise, _ = self.quantized(x, shape, -1, spec.kernel)
@@ -163,7 +172,7 @@ class _Maker:
         copies = [weight, *(weight.clone() for _ in range(self.copies(size) - 1))]
         name = f"torch {str(weight.dtype).removeprefix('torch.')}"
         one = Contestant(name, size, len(copies), lambda i: torch.mm(x, copies[i].t()))
-        return self._checked(one, x, weight)
+        return self.checked(one, x, weight)
 
     def quantized(
         self, x: torch.Tensor, shape: Shape, g: int, kernel: str
@@ -183,7 +192,7 @@ class _Maker:
             one = self._gpu(x, packed, kernel)
         else:
             one = self._optq(x, drawn) if kernel == "optq" else self._cpu(x, packed, kernel)
-        return self._checked(one, x, weight), weight
+        return self.checked(one, x, weight), weight
 
     def _cpu(self, x: torch.Tensor, packed: PackedBCQ, kernel: str) -> Contestant:
         from lutlab.kernels.linear import cpu_linear
@@ -242,7 +251,7 @@ class _Maker:
         one = Contestant(
             "torch int8", size, len(copies), lambda i: torch._int_mm(few, copies[i].t())
         )
-        return self._checked(one, few, weight), weight.float()
+        return self.checked(one, few, weight), weight.float()
 
     def memory(self) -> Contestant:
         """What memory allows."""
@@ -252,7 +261,7 @@ class _Maker:
 
         return cpu_reader(self.cold, torch.get_num_threads()) if self.cpu else gpu_copier(self.cold)
 
-    def _checked(self, one: Contestant, x: torch.Tensor, weight: torch.Tensor) -> Contestant:
+    def checked(self, one: Contestant, x: torch.Tensor, weight: torch.Tensor) -> Contestant:
         """The contestant, if its first and last copy multiply by the weight; the error is a fact of the record."""
         dtype = str(x.dtype).removeprefix("torch.")
         limit = _INT16_ERROR if self.spec.kernel == "int16" else _ERRORS[dtype]
