@@ -16,12 +16,28 @@ typedef unsigned int word_t;  // 32 weights of a plane, bit k % 32
 
 // ---- numbers ----
 
+// A bfloat16: the upper half of a float. It is only read and written, never computed in, which needs no header of CUDA's.
+struct bfloat_t {
+    unsigned short bits;
+};
+
 __device__ __forceinline__ float to_float(float value) { return value; }
 __device__ __forceinline__ float to_float(__half value) { return __half2float(value); }
+__device__ __forceinline__ float to_float(bfloat_t value) {
+    return __uint_as_float(static_cast<unsigned>(value.bits) << 16);
+}
 
-// round(value, T()) is value as a T
+// round_to(value, T()) is value as a T: the nearest, ties to even; what is no number stays none.
 __device__ __forceinline__ float round_to(float value, float) { return value; }
 __device__ __forceinline__ __half round_to(float value, __half) { return __float2half_rn(value); }
+__device__ __forceinline__ bfloat_t round_to(float value, bfloat_t) {
+    const unsigned bits = __float_as_uint(value), nearest = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+    return {static_cast<unsigned short>(value != value ? 0x7fffu : nearest)};
+}
+
+// Whether sums of a few x may be beyond the range of a float, as x itself may be beyond that of a half.
+template <class T> struct Wide { static constexpr bool value = true; };
+template <> struct Wide<__half> { static constexpr bool value = false; };
 
 // Two and four neighbours as float; the address is aligned to all of them.
 __device__ __forceinline__ float2 load2(const float *at) { return *reinterpret_cast<const float2 *>(at); }
@@ -50,6 +66,13 @@ __device__ __forceinline__ float4 widen(const Four<T> &four) { return load4(rein
 
 // 2^e for -126 <= e <= 127
 __device__ __forceinline__ float power_of_two(int e) { return __int_as_float((e + 127) << 23); }
+
+// The power of two by which all |x| <= largest are divided so that they are below 2^bits, 0 < bits <= 16; the least
+// that does, but for largest < 2^-110, so that its inverse is a float.
+__device__ __forceinline__ float unit_below(float largest, int bits) {
+    const int exponent = static_cast<int>(__float_as_uint(largest) >> 23) - 127;  // largest < 2^(exponent + 1)
+    return power_of_two(max(exponent, -110) + 1 - bits);
+}
 
 // ---- loads of weights, which are read once: they shall not push x and tables out of the L1 cache ----
 

@@ -48,6 +48,18 @@ def test_multiplies_few_rows_and_many(named_gpu, monkeypatch, kind, dtype):
         y = linear(x, bias)
         assert y.dtype == dtype
         assert relative_error(y.double() - 1, x, packed.dequantize()) < LIMITS[dtype]
+    assert linear.products[dtype].product.dtype == dtype
+
+
+@pytest.mark.parametrize("g", [8, 40])
+def test_bfloat16_with_groups_that_only_r0_takes(named_gpu, g):
+    packed = bcq.pack(bcq_tensor(N, K, 3, g, offset="f32"))
+    linear, x = gpu_linear(packed), inputs(1, BF16)
+    y = linear(x)
+    assert y.dtype == BF16
+    assert relative_error(y, x, packed.dequantize()) < LIMITS[BF16]
+    assert "lut_gemv r0 (" in linear.describe(few=True)
+    assert "of torch.bfloat16 x as float32" in linear.describe(few=True)
 
 
 def test_the_variant_goes_by_format_and_type(named_gpu):

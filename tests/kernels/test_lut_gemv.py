@@ -95,9 +95,11 @@ def test_what_does_not_exist_is_refused_in_words():
     with pytest.raises(LutlabError, match="blocks for 70000 rows of x and K=256"):
         lut_gemv.variant("r1").plan_for(a_case(m=70_000), H200)
     with pytest.raises(
-        LutlabError, match=r"x is torch.bfloat16: the GPU kernels take float16 and float32"
+        LutlabError, match=r"x is torch.int8: the GPU kernels take float16, bfloat16 and float32"
     ):
-        case(weight(4, 32, 1, -1), torch.bfloat16)
+        case(weight(4, 32, 1, -1), torch.int8)
+    with pytest.raises(LutlabError, match=r"x is torch.bfloat16: r0 computes in the dtype of x"):
+        lut_gemv.variant("r0").plan_for(a_case(x=torch.bfloat16), H200)
 
 
 # ---- launcher, with a GPU of this test's own making ----

@@ -11,19 +11,9 @@
 
 #include "../common.cuh"
 
-struct bfloat_t {
-    unsigned short bits;
-};
-
 __device__ __forceinline__ double widened(double value) { return value; }
 __device__ __forceinline__ double widened(float value) { return value; }
 __device__ __forceinline__ double widened(__half value) { return __half2float(value); }
-
-// To the nearest, ties to even; infinities stay.
-__device__ __forceinline__ bfloat_t round_to(float value, bfloat_t) {
-    const unsigned bits = __float_as_uint(value);
-    return bfloat_t{static_cast<unsigned short>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16)};
-}
 
 struct alignas(16) Eight {
     OUT_TYPE of[8];

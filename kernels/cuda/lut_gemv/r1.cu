@@ -3,13 +3,13 @@
 //     y[m, n] = sum over slices of ( sum_b alpha[g, b, n] sum_j lut_j[bits of plane b] + z[g, n] sum_k x[m, k] )
 //
 // A block has the tables of SLICE columns, for ROWS rows; a thread takes four neighbouring rows at a time, one uint4 of
-// words a plane. Entries are x sums times a power of two (`unit`) that brings the largest near 2^15, so that half tables
-// neither overflow nor lose small activations. With several slices, sums go to `partial`, and the last block of the rows
+// words a plane. x is divided by a power of two (`unit`) that brings the largest entry near 2^15, so that half tables neither
+// overflow nor lose small activations, and float tables do not overflow where x has the range of a float. With several slices, sums go to `partial`, and the last block of the rows
 // to arrive adds them in the order of slices. grid = (ceil(S / ROWS), slices, M), THREADS threads.
 //
 // Parameters: BITS (q) · MU 1, 2, 4 or 8 · SLICE whole words · ROWS multiple of 4 · THREADS · BLOCKS that shall share an
-// SM · TABLE_TYPE, X_TYPE, ALPHA_TYPE, OFFSET_TYPE float or __half · HAS_OFFSET 0, 1. Groups are whole words, or one
-// group is all of K.
+// SM · X_TYPE float, __half or bfloat_t · TABLE_TYPE, ALPHA_TYPE, OFFSET_TYPE float or __half · HAS_OFFSET 0, 1. Groups are
+// whole words, or one group is all of K.
 
 #include "../common.cuh"
 
@@ -34,18 +34,18 @@ __device__ __forceinline__ float load_x(float *values, const X_TYPE *x, int firs
     if (threadIdx.x % 32 == 0) largest_of_warp[threadIdx.x / 32] = largest;
     __syncthreads();
     for (int w = 0; w < THREADS / 32; w++) largest = fmaxf(largest, largest_of_warp[w]);
-    if (sizeof(TABLE_TYPE) == 4) return 1.0f;
-    const int exponent = static_cast<int>(__float_as_uint(largest) >> 23) - 127;  // largest < 2^(exponent + 1)
-    return power_of_two(max(exponent, -110) - 11);                                // 8 of them, divided: < 2^15
+    if (sizeof(TABLE_TYPE) == 4 && !Wide<X_TYPE>::value) return 1.0f;
+    return unit_below(largest, 12);  // 8 of them: < 2^15
 }
 
-// lut[table][index] = sum of +x or -x, divided by unit; word_sums: of x, for the offset.
+// lut[table][index] = sum of +x or -x; word_sums: of x, for the offset; all of x divided by unit.
 __device__ __forceinline__ void fill(TABLE_TYPE *lut, float *word_sums, const float *values, float unit) {
     const float per_unit = 1.0f / unit;
     for (int item = threadIdx.x; item < TABLES << (MU - LOW); item += THREADS) {
         const int table = item >> (MU - LOW), high = item & ((1 << (MU - LOW)) - 1);
-        const float *part = values + table * MU;
-        float start = 0.0f;
+        float part[MU], start = 0.0f;
+#pragma unroll
+        for (int t = 0; t < MU; t++) part[t] = values[table * MU + t] * per_unit;
 #pragma unroll
         for (int t = LOW; t < MU; t++) start += high >> (t - LOW) & 1 ? part[t] : -part[t];
         TABLE_TYPE *entries = lut + table * ENTRIES + (high << LOW);
@@ -54,12 +54,12 @@ __device__ __forceinline__ void fill(TABLE_TYPE *lut, float *word_sums, const fl
             float sum = start;
 #pragma unroll
             for (int t = 0; t < LOW; t++) sum += i >> t & 1 ? part[t] : -part[t];
-            entries[i] = round_to(sum * per_unit, TABLE_TYPE());
+            entries[i] = round_to(sum, TABLE_TYPE());
         }
     }
     for (int w = threadIdx.x; w < SLICE / 32; w += THREADS) {
         float sum = 0.0f;
-        for (int i = 0; i < 32; i++) sum += values[w * 32 + (i + w) % 32];  // turned: every lane its own bank
+        for (int i = 0; i < 32; i++) sum += values[w * 32 + (i + w) % 32] * per_unit;  // turned: every lane its own bank
         word_sums[w] = sum;
     }
 }
@@ -163,7 +163,7 @@ lut_gemv_r1(const word_t *planes,         // [ceil(K / 32)][BITS][stride]
             add_scaled(shift, load4(offset + static_cast<size_t>(g) * stride + n), make_float4(total, total, total, total));
 #endif
         }
-        add_scaled(shift, sum, make_float4(unit, unit, unit, unit));
+        shift = make_float4((shift.x + sum.x) * unit, (shift.y + sum.y) * unit, (shift.z + sum.z) * unit, (shift.w + sum.w) * unit);
         if (slices == 1)
             store(y, shift, n, rows);
         else

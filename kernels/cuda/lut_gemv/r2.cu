@@ -11,8 +11,8 @@
 // grid = (ceil(S / 128 / tiles), slices, M), THREADS threads.
 //
 // Parameters: BITS (q) · MU up to 5, or 6 with half tables · THREADS · PARTS divides the warps · AHEAD words · BLOCKS that
-// shall share an SM · TABLE_TYPE, X_TYPE, ALPHA_TYPE, OFFSET_TYPE float or __half · HAS_OFFSET 0, 1. Groups are whole
-// words, or one group is all of K.
+// shall share an SM · X_TYPE float, __half or bfloat_t · TABLE_TYPE, ALPHA_TYPE, OFFSET_TYPE float or __half · HAS_OFFSET
+// 0, 1. Groups are whole words, or one group is all of K.
 
 #include "../common.cuh"
 
@@ -66,26 +66,25 @@ __device__ __forceinline__ float load_x(float *values, const X_TYPE *x, int firs
     if (threadIdx.x % 32 == 0) largest_of_warp[threadIdx.x / 32] = largest;
     __syncthreads();
     for (int w = 0; w < WARPS; w++) largest = fmaxf(largest, largest_of_warp[w]);
-    if (sizeof(TABLE_TYPE) == 4) return 1.0f;
-    const int exponent = static_cast<int>(__float_as_uint(largest) >> 23) - 127;  // largest < 2^(exponent + 1)
-    return power_of_two(max(exponent, -110) - 11);                                // 6 of them, divided: < 2^15
+    if (sizeof(TABLE_TYPE) == 4 && !Wide<X_TYPE>::value) return 1.0f;
+    return unit_below(largest, 12);  // 6 of them: < 2^15
 }
 
 // A table of BITS_OF_FIELD columns, by a warp: lane i has the entries i and i + 32. The sum of the columns in lane 31,
 // all of whose signs are positive.
 template <int BITS_OF_FIELD>
-__device__ __forceinline__ float fill(unsigned char *table, const float *x, const float (&signs)[5], float per_unit, int lane) {
+__device__ __forceinline__ float fill(unsigned char *table, const float *x, const float (&signs)[5], int lane) {
     TABLE_TYPE *const entries = reinterpret_cast<TABLE_TYPE *>(table);
     float sum = 0.0f;
 #pragma unroll
     for (int t = 0; t < (BITS_OF_FIELD < 5 ? BITS_OF_FIELD : 5); t++) sum = fmaf(signs[t], x[t], sum);
     const float sixth = BITS_OF_FIELD == 6 ? x[BITS_OF_FIELD - 1] : 0.0f;
-    if (lane < 1 << BITS_OF_FIELD) entries[lane] = round_to((sum - sixth) * per_unit, TABLE_TYPE());
-    if (BITS_OF_FIELD == 6) entries[lane + 32] = round_to((sum + sixth) * per_unit, TABLE_TYPE());
+    if (lane < 1 << BITS_OF_FIELD) entries[lane] = round_to(sum - sixth, TABLE_TYPE());
+    if (BITS_OF_FIELD == 6) entries[lane + 32] = round_to(sum + sixth, TABLE_TYPE());
     return sum + sixth;
 }
 
-// The tables of a word, by a warp; word_sum: of x, for the offset.
+// The tables of a word, by a warp; word_sum: of x, for the offset; all of x divided by unit.
 __device__ __forceinline__ void fill(unsigned char *tables, unsigned char *rest, float *word_sum, const float *values,
                                      float unit, int lane) {
     const float per_unit = 1.0f / unit;
@@ -93,14 +92,15 @@ __device__ __forceinline__ void fill(unsigned char *tables, unsigned char *rest,
 #pragma unroll
     for (int t = 0; t < 32; t += 4) {
         const float4 four = load4(values + t);
-        x[t] = four.x, x[t + 1] = four.y, x[t + 2] = four.z, x[t + 3] = four.w;
+        x[t] = four.x * per_unit, x[t + 1] = four.y * per_unit;
+        x[t + 2] = four.z * per_unit, x[t + 3] = four.w * per_unit;
     }
 #pragma unroll
     for (int t = 0; t < 5; t++) signs[t] = lane >> t & 1 ? 1.0f : -1.0f;
 #pragma unroll
-    for (int f = 0; f < FIELDS; f++) total += fill<MU>(tables + f * TABLE_BYTES, x + f * MU, signs, per_unit, lane);
+    for (int f = 0; f < FIELDS; f++) total += fill<MU>(tables + f * TABLE_BYTES, x + f * MU, signs, lane);
 #if 32 % MU
-    total += fill<REST>(rest, x + FIELDS * MU, signs, per_unit, lane);
+    total += fill<REST>(rest, x + FIELDS * MU, signs, lane);
 #endif
     if (lane == 31) *word_sum = total;
 }
@@ -210,7 +210,7 @@ lut_gemv_r2(const word_t *planes,         // [ceil(K / 32)][BITS][stride]
                 group++;
                 if (SCALES_AHEAD && w + 1 < to) scales = Scales(alpha + n, group, stride);
             }
-        add_scaled(shift, sum, make_float4(unit, unit, unit, unit));
+        shift = make_float4((shift.x + sum.x) * unit, (shift.y + sum.y) * unit, (shift.z + sum.z) * unit, (shift.w + sum.w) * unit);
         n = min(n + TILES * TILE, end - 4);
         at = part + n / 4;
 #pragma unroll

@@ -13,8 +13,8 @@
 // M or pairs of M), THREADS threads.
 //
 // Parameters: BITS (q) · ROWS 8, 16 or 32 · THREADS 256, 512 or 1024 · BLOCKS that shall share an SM · DEPTH divides
-// ROWS / 4 * BITS · TABLE_TYPE float, __half or, for two rows of x, __half2 · X_TYPE, ALPHA_TYPE, OFFSET_TYPE float or
-// __half · HAS_OFFSET 0, 1. Groups are whole words, or one group is all of K.
+// ROWS / 4 * BITS · TABLE_TYPE float, __half or, for two rows of x, __half2 · X_TYPE float, __half or bfloat_t ·
+// ALPHA_TYPE, OFFSET_TYPE float or __half · HAS_OFFSET 0, 1. Groups are whole words, or one group is all of K.
 
 #include "../common.cuh"
 
@@ -65,13 +65,12 @@ __device__ __forceinline__ float load_x(float *values, float *largest_of_warp, c
     if (threadIdx.x % 32 == 0) largest_of_warp[threadIdx.x / 32] = largest;
     __syncthreads();
     for (int w = 0; w < WARPS; w++) largest = fmaxf(largest, largest_of_warp[w]);
-    if (sizeof(Value) == 4) return 1.0f;
-    const int exponent = static_cast<int>(__float_as_uint(largest) >> 23) - 127;  // largest < 2^(exponent + 1)
-    return power_of_two(max(exponent, -110) - 11);                                // 8 of them, divided: < 2^15
+    if (sizeof(Value) == 4 && !Wide<X_TYPE>::value) return 1.0f;
+    return unit_below(largest, 12);  // 8 of them: < 2^15
 }
 
-// The tables of a lane, the entries whose high bits are the number of the warp: sums of +x or -x, divided by unit.
-// Returns the sum of the lane's 32 columns.
+// The tables of a lane, the entries whose high bits are the number of the warp: sums of +x or -x, all of x divided by
+// unit. Returns the sum of the lane's 32 columns.
 __device__ __forceinline__ float fill(unsigned char *lut, const float *values, float unit, int warp, int lane) {
     const float per_unit = 1.0f / unit;
     float total = 0.0f;
@@ -80,7 +79,7 @@ __device__ __forceinline__ float fill(unsigned char *lut, const float *values, f
         float part[8], sums[1 << LOW];
 #pragma unroll
         for (int t = 0; t < 8; t++) {
-            part[t] = values[(j * 8 + t) * 33 + lane];
+            part[t] = values[(j * 8 + t) * 33 + lane] * per_unit;
             total += part[t];
         }
         sums[0] = 0.0f;
@@ -97,7 +96,7 @@ __device__ __forceinline__ float fill(unsigned char *lut, const float *values, f
 #pragma unroll
         for (int i = 0; i < 1 << LOW; i++) {
             unsigned char *at = lut + table_start(j) + entry_byte(warp << LOW | i, 0, 4 * lane);
-            *reinterpret_cast<Value *>(at) = round_to(sums[i] * per_unit, Value());
+            *reinterpret_cast<Value *>(at) = round_to(sums[i], Value());
         }
     }
     return total;
@@ -204,7 +203,7 @@ lut_gemv_r3(const uint4 *planes,          // [slices][S / 4][BITS][words] of fou
 #pragma unroll
     for (int r = 0; r < X_ROWS; r++) {  // of a pair that is one row, this row twice
         unit[r] = load_x(values, largest_of_warp[r], x + static_cast<size_t>(min(r, x_rows - 1)) * columns, first, last);
-        total[r] = fill(lut + r * sizeof(Value), values, unit[r], warp, lane) / unit[r];
+        total[r] = fill(lut + r * sizeof(Value), values, unit[r], warp, lane);
         __syncthreads();
     }
 

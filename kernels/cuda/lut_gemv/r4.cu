@@ -15,8 +15,8 @@
 // their first weights are under way (LAUNCHES 1). Several slices: as in R1.
 //
 // Parameters: BITS (q) · X_BITS (P) 8 .. 24 · PARTS 1, 2, 4 · BATCH rows of x · TILES · WARPS · STAGES · BLOCKS that shall
-// share an SM · LAUNCHES 1, 2 · STAGE_BYTES, RECORD_BYTES as the plan counts them · X_TYPE, ALPHA_TYPE, OFFSET_TYPE float
-// or __half · HAS_OFFSET 0, 1.
+// share an SM · LAUNCHES 1, 2 · STAGE_BYTES, RECORD_BYTES as the plan counts them · X_TYPE float, __half or
+// bfloat_t · ALPHA_TYPE, OFFSET_TYPE float or __half · HAS_OFFSET 0, 1.
 
 #include "../common.cuh"
 #include "x_planes.cuh"

@@ -9,7 +9,7 @@
 // A record: planes [EIGHTS][8][4 words] · shares of S = sum_k X[k], [PARTS][4 lanes] int · unit 4^j [4] float · S [PARTS]
 // float, room for 4. PARTS groups of columns share a block.
 //
-// Parameters: X_BITS (P) 8 .. 24 · PARTS 1, 2, 4 · RECORD_BYTES as the plan counts it · X_TYPE float or __half.
+// Parameters: X_BITS (P) 8 .. 24 · PARTS 1, 2, 4 · RECORD_BYTES as the plan counts it · X_TYPE float, __half or bfloat_t.
 
 #include "../common.cuh"
 

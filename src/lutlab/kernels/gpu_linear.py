@@ -3,7 +3,8 @@
     few rows of x    the best variant of lut_gemv for format, dtype and GPU: r5 for uniform codes and float16 x, else
                      the first of lut_gemv.PREFERENCE that takes the weight
     many rows        dequantize once a call, torch.matmul (cuBLAS); from how many rows on: crossover.py
-    bfloat16 x       few rows are multiplied in float32 and rounded back: no variant reads bfloat16
+    bfloat16 x       with groups that are no whole words of 32: few rows are multiplied in float32 and rounded back, as
+                     r0, which alone takes such groups, computes in the dtype of x, and not in bfloat16
 
 torch.ops.lutlab.lut_gemv and torch.ops.lutlab.dequantize_bcq are what torch.compile and CUDA graphs see. They pass no
 gradients. What cannot run raises LutlabError before any launch; nothing takes its place.
@@ -39,7 +40,7 @@ _NUMBERS = itertools.count()
 
 @dataclass
 class _Few:
-    """A product for one dtype of x, its number, and from how many rows on it is not taken."""
+    """The product of one dtype of x, its number, and from how many rows on it is not taken."""
 
     product: launcher.Product
     number: int
@@ -87,8 +88,9 @@ class GpuLinear:
     def describe(self, few: bool) -> str:
         """What multiplied few rows, or many, for a record."""
         kinds = [
-            f"{one.product.describe()}, {one.until.describe()} dense"
-            for one in self.products.values()
+            f"{one.product.describe()}{'' if one.product.dtype == x else f' of {x} x as float32'}, "
+            f"{one.until.describe()} dense"
+            for x, one in self.products.items()
         ]
         name = " or ".join(kinds) or "nothing yet"
         return name if few else f"dequantize every call, cuBLAS (few rows: {name})"
@@ -99,8 +101,9 @@ class GpuLinear:
             raise LutlabError(f"x is on {x.device}, the weight on {self.device}: move one of them")
         if x.dtype not in DTYPES:
             raise LutlabError(f"x is {x.dtype}: the GPU kernels take float16, bfloat16 and float32")
-        dtype = torch.float16 if x.dtype == torch.float16 else torch.float32
-        if dtype not in self.products:
+        if x.dtype not in self.products:
+            wide = x.dtype == torch.bfloat16 and not case(self.packed, x.dtype).whole_words
+            dtype = torch.float32 if wide else x.dtype
             product = launcher.bind(self.packed, dtype, self.device)
             number = next(_NUMBERS)
             _PRODUCTS[number] = product
@@ -111,8 +114,8 @@ class GpuLinear:
                 len(self.packed.planes),
                 dtype.itemsize,
             )
-            self.products[dtype] = _Few(product, number, until)
-        return self.products[dtype]
+            self.products[x.dtype] = _Few(product, number, until)
+        return self.products[x.dtype]
 
 
 def gpu_linear(packed: PackedBCQ) -> GpuLinear:

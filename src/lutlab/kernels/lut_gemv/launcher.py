@@ -39,7 +39,7 @@ def bind(
 
     Args:
         packed: the plain layout, on any device.
-        dtype: of x and y, float16 or float32.
+        dtype: of x and y: float16, bfloat16 or float32.
         device: a CUDA device.
         variant: its name; None: the best one that takes this weight here.
         knobs: of the variant, in the place of its defaults.

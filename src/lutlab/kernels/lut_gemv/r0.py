@@ -6,6 +6,8 @@ of x, atomicAdd into y. Unlike the authors' code it takes any K, N, g and q: a t
 
 from __future__ import annotations
 
+import torch
+
 from lutlab.formats import lut_gemm
 from lutlab.kernels.lut_gemv.variant import Case, Gpu, Knobs, Plan, Step, Variant
 
@@ -15,6 +17,11 @@ FILE = "lut_gemv/r0.cu"
 def refuses(case: Case, knobs: Knobs) -> str | None:
     """See Variant."""
     mu, luts, rows, threads = (knobs[name] for name in ("mu", "luts", "rows", "threads"))
+    if case.x == torch.bfloat16:
+        return (
+            "x is torch.bfloat16: r0 computes in the dtype of x, as the papers do in float16; convert x to float16 or "
+            "float32, or take r1 if groups are whole words"
+        )
     if not 1 <= mu <= 8:
         return f"mu={mu}: a table has 2^mu entries, and mu is 1 to 8"
     if luts < 1 or rows < 2 or rows % 2:

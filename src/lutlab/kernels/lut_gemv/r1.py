@@ -39,7 +39,7 @@ def refuses(case: Case, knobs: Knobs) -> str | None:
     if threads not in (32, 64, 128, 256, 512, 1024):
         return f"threads={threads}: give a power of two from 32 to 1024"
     if table not in ("auto", "half", "float"):
-        return f"table={table}: entries of tables are half or float, or auto: half for float16 x"
+        return f"table={table}: entries of tables are half or float, or auto: half for x of 16 bits"
     if not case.whole_words:
         return f"g={case.group_size}: r1 takes groups that are multiples of 32, or one group; r0 takes any"
     return None

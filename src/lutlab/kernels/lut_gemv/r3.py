@@ -37,7 +37,7 @@ def refuses(case: Case, knobs: Knobs) -> str | None:
     if knobs["table"] not in ("auto", *TABLES):
         return (
             f"table={knobs['table']}: entries of tables are float, half or pair (halves of two rows of x), or auto: "
-            "float, pair for several rows of float16 x, half for them on a GPU with less shared memory"
+            "float, pair for several rows of x of 16 bits, half for them on a GPU with less shared memory"
         )
     if not case.whole_words:
         return f"g={case.group_size}: r3 takes groups that are multiples of 32, or one group; r0 takes any"

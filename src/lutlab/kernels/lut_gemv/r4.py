@@ -11,7 +11,8 @@ Accuracy. x differs from unit X by unit / 2 at most, evenly spread: for Gaussian
     P = 20   2e-6
     P = 24   2e-7       what float32 sums leave
 
-before y is rounded, which alone is 2e-4 for a float16 y. The default is P = 16 for float16 x, P = 24 for float32 x.
+before y is rounded, which alone is 2e-4 for a float16 y and 1.7e-3 for a bfloat16 y. The default is P = 16 for x of 16
+bits, P = 24 for float32 x.
 Tensor cores take planes in eights: P = 20 costs what P = 24 costs.
 
 A row of x with an inf or a nan gives a y of nan. x below 1e-30 counts as if its block had a 1e-30.
@@ -44,7 +45,7 @@ def refuses(case: Case, knobs: Knobs) -> str | None:
         knobs[name] for name in ("x_bits", "tiles", "warps", "stages", "launches")
     )
     if x_bits != AUTO and not 8 <= x_bits <= 24:
-        return f"x_bits={x_bits}: give 8 to 24 bits, or 0 for 16 with float16 and 24 with float32 x"
+        return f"x_bits={x_bits}: give 8 to 24 bits, or 0 for 16 with x of 16 bits and 24 with float32 x"
     if tiles not in (AUTO, 1, 2, 4):
         return f"tiles={tiles}: give 1, 2 or 4 tiles of 32 rows, or 0 for the plan's choice"
     if warps not in (AUTO, 1, 2, 4, 8, 16):

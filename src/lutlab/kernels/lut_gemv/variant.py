@@ -20,7 +20,7 @@ from lutlab.formats import tile_codes
 from lutlab.formats.bcq import PackedBCQ
 from lutlab.groups import group_length
 
-C_TYPES = {torch.float16: "__half", torch.float32: "float"}
+C_TYPES = {torch.float16: "__half", torch.bfloat16: "bfloat_t", torch.float32: "float"}
 
 
 class Weight(Protocol):
@@ -99,10 +99,12 @@ def case(weight: Weight | PackedBCQ, x: torch.dtype, m: int = 1) -> Case:
     """The case of a weight, packed for a kernel or not, for m rows of x.
 
     Raises:
-        LutlabError: x is not float16 or float32.
+        LutlabError: x is not float16, bfloat16 or float32.
     """
     if x not in C_TYPES:
-        raise LutlabError(f"x is {x}: the GPU kernels take float16 and float32; convert it")
+        raise LutlabError(
+            f"x is {x}: the GPU kernels take float16, bfloat16 and float32; convert it"
+        )
     bits = weight.bits if hasattr(weight, "bits") else len(weight.planes)
     rows, columns = weight.shape
     offset = None if weight.offset is None else weight.offset.dtype
