@@ -39,6 +39,19 @@ def test_models_and_products_have_evaluators_of_their_own(tmp_path: Path) -> Non
     assert "not of a model" in planned(tmp_path, **speed).missing
 
 
+def test_what_an_evaluator_is_told_names_its_cells_and_its_own_defaults_do_not(tmp_path) -> None:
+    product = ["model=product", "model.id=96x80"]
+    speed = {"evaluator": "kernel_latency", "metric": "latency_us"}
+    key = "evaluator.kernel_latency"
+    plain, cold, resident, other = (
+        planned(tmp_path, *product, *more, **speed)
+        for more in ([], [f"{key}.weights=cold"], [f"{key}.weights=resident"], ["evaluator.generation.tokens=4"])
+    )  # fmt: skip
+    assert plain == cold == other
+    assert resident.evaluation.options == (("weights", "resident"),)
+    assert resident.cell_id != plain.cell_id
+
+
 def test_an_unknown_evaluator_is_a_mistake(tmp_path: Path) -> None:
     with pytest.raises(LutlabError, match="did you mean 'latency'"):
         planned(tmp_path, evaluator="latencie", metric="x")

@@ -47,6 +47,19 @@ def test_what_fits_only_one_of_model_and_product_is_not_run(command: CommandLine
     assert len(command.records()) == 2
 
 
+def test_weights_in_the_cache_are_other_cells_and_the_table_says_so(command: CommandLine) -> None:
+    resident = "evaluator.kernel_latency.weights=resident"
+    outcome = command(*PRODUCT, SPEED, "method=bcq", "q=3", "g=16", resident)
+    assert outcome.code == 0, outcome.err
+    assert f"measured with {resident}" in " ".join(outcome.out.split())
+    assert "embedded-weights-resident" in outcome.out
+    command(*PRODUCT, SPEED, "method=bcq", "q=3", "g=16", f"{resident},cold")
+    facts = [(r["facts"]["weights"], r["evaluation"]) for r in command.records().values()]
+    found = {kind: evaluation["options"] for kind, evaluation in facts}
+    assert found == {"resident": {"weights": "resident"}, "cold": {}}
+    assert len(facts) == 2, "a finished cell is not measured again"
+
+
 def test_a_plan_predicts_products(command: CommandLine) -> None:
     outcome = command(*PRODUCT, SPEED, "method=bcq", "q=3", "mode=plan")
     assert outcome.code == 0, outcome.err
@@ -75,6 +88,10 @@ def test_a_large_product_costs_more_than_a_small_one() -> None:
         (["kernel=optq"], "set model=product"),
         (["mu=4"], "mu is of a single product"),
         ([*PRODUCT[:2], "+knobs.luts=4", SPEED], "kernel=auto has no knob 'luts'"),
+        ([*PRODUCT, SPEED, "evaluator.kernel_latency.weights=hot"], "known: cold, resident"),
+        ([*PRODUCT, SPEED, "evaluator.kernel_latency.rounds=0"], "rounds=0: give at least 1"),
+        ([*PRODUCT, SPEED, "+evaluator.kernel_latenci.rounds=2"], "did you mean 'kernel_latency'"),
+        ([*PRODUCT, SPEED, "+evaluator.kernel_latency.round=2"], "'round': did you mean 'rounds'"),
     ],
 )
 def test_mistakes_are_messages(command: CommandLine, overrides: list[str], message: str) -> None:

@@ -46,5 +46,6 @@ def test_another_models_report_has_a_folder_that_names_it(source, name, folder) 
         "scale": "embedded",
         "data": {"root": None, "limit": None},
         "model": {"source": source, "name": name},
+        "evaluator": {},
     }
     assert variant(request, OmegaConf.create(config)) == folder

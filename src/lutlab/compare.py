@@ -41,7 +41,7 @@ def tabulate(
         columns=tuple(_column(key, spec, rows[0]) for key, spec in columns.items()),
         rows=table_rows,
         claims=_claims(artifact, table_rows, scale, curve) if artifact else (),
-        notes=tuple(_notes(artifact, columns, scale)),
+        notes=(*_notes(artifact, columns, scale), *_options(rows)),
         provenance=environment,
         curve=curve,
     )
@@ -59,6 +59,19 @@ def _notes(
             yield f"{column.title}: the paper cites these numbers from {cite(column.cited)}, it did not measure them"
         if column.note:
             yield f"{column.title}: {column.note}"
+
+
+def _options(rows: Sequence[PlannedRow]) -> list[str]:
+    """What evaluators were told, by row where rows differ."""
+    said: dict[str, list[str]] = {}
+    for row in rows:
+        for name in {cell.evaluation.options_named for cell in row.cells.values()}:
+            said.setdefault(name, []).append(row.key)
+    return [
+        f"measured with {name}" + ("" if len(keys) == len(rows) else f": {', '.join(keys)}")
+        for name, keys in said.items()
+        if name
+    ]
 
 
 def _curve(artifact: Artifact) -> Curve | None:

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
-from omegaconf import MISSING
+from omegaconf import MISSING, DictConfig, OmegaConf
 
 from lutlab import registry
+from lutlab.errors import LutlabError, nearest
 from lutlab.groups import CANDIDATE_BITS, CANDIDATE_GROUP_SIZES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -103,7 +104,7 @@ class Config:
     """Everything a run depends on. `artifact` and `row` are set by +exp and the sweeper; `threads`: null is torch's.
 
     `knobs` are those of the GPU kernel's variant that `kernel` names (kernels/lut_gemv); mu is one, as the papers call
-    it.
+    it. `evaluator` has the fields of each evaluator's class by its name: evaluator.kernel_latency.weights=resident.
     """
 
     artifact: str = ""
@@ -126,6 +127,7 @@ class Config:
     stream: bool = False
     data: DataConfig = field(default_factory=DataConfig)
     evaluate: list[str] = field(default_factory=list)
+    evaluator: dict[str, Any] = field(default_factory=dict)
     device: str = "auto"
     dtype: str = "auto"
     threads: int | None = None
@@ -157,9 +159,11 @@ def long_name(path: Path) -> str:
 def register_configs() -> None:
     """Tell Hydra the schema, the methods and the artifacts; imports neither torch nor any YAML."""
     store = ConfigStore.instance()
-    store.store(name="schema", node=Config)
+    evaluators = {name: _schema(cls) for name, cls in registry.classes("evaluator").items()}
+    store.store(name="schema", node=Config(evaluator=evaluators))
     for name, cls in registry.classes("method").items():
-        store.store(group="method", name=name, node=_method_schema(name, cls))
+        named = ("name", str, field(default=name))
+        store.store(group="method", name=name, node=_schema(cls, named))
     choices = {name: long_name(path) for name, path in artifacts().items()}
     choices |= {name: name for name in artifact_groups()}
     for name, artifact in choices.items():
@@ -167,10 +171,31 @@ def register_configs() -> None:
         store.store(group=group, name=leaf, node={"artifact": artifact}, package="_global_")
 
 
-def _method_schema(name: str, cls: type) -> type:
-    """The quantizer's own fields, typed, plus its name: what `method.<field>=` may set."""
-    fields = [("name", str, field(default=name))]
-    fields += [(f.name, f.type, field(default=f.default)) for f in dataclasses.fields(cls)]
-    schema = dataclasses.make_dataclass(f"{cls.__name__}Config", fields)
+def evaluator_options(config: DictConfig) -> dict[str, tuple[tuple[str, Any], ...]]:
+    """Evaluator -> the fields of its class that were set to other values than their own, sorted by name.
+
+    Raises:
+        LutlabError: no such evaluator or field; a number is less than 1: all are counts.
+    """
+    found = {}
+    for name, given in OmegaConf.to_container(config.evaluator).items():
+        defaults = {
+            f.name: f.default for f in dataclasses.fields(registry.lookup("evaluator", name))
+        }
+        for key, value in given.items():
+            if key not in defaults:
+                raise LutlabError(f"evaluator.{name} has no '{key}': {nearest(key, defaults)}")
+            if isinstance(value, int) and value < 1:
+                raise LutlabError(f"evaluator.{name}.{key}={value}: give at least 1")
+        changed = {key: value for key, value in given.items() if value != defaults[key]}
+        if changed:
+            found[name] = tuple(sorted(changed.items()))
+    return found
+
+
+def _schema(cls: type, *more: tuple[str, type, Any]) -> type:
+    """The fields of a quantizer or an evaluator, typed, and more: what `method.<field>=` and the like may set."""
+    fields = [(f.name, f.type, field(default=f.default)) for f in dataclasses.fields(cls)]
+    schema = dataclasses.make_dataclass(f"{cls.__name__}Config", [*more, *fields])
     schema.__module__ = cls.__module__  # where OmegaConf resolves the annotations
     return schema

@@ -17,6 +17,7 @@ from rich.console import Console
 
 from lutlab import compare, plan, registry, sweeping
 from lutlab.cli import RowsFailed
+from lutlab.config import evaluator_options
 from lutlab.errors import LutlabError
 from lutlab.outcome import ResultTable
 from lutlab.plan import PlannedCell, PlannedRow
@@ -64,7 +65,8 @@ def _plan(
     artifact: Artifact | None, rows: Sequence[sweeping.ArtifactRow], configs: Sequence[DictConfig]
 ) -> list[PlannedRow]:
     planned = []
-    for row, config in zip(rows, configs, strict=True):
+    options = [evaluator_options(config) for config in configs]
+    for row, config, own in zip(rows, configs, options, strict=True):
         if artifact:
             planned.append(plan.plan_row(config, row.key, row.labels, artifact.columns))
         else:
@@ -78,6 +80,9 @@ def _plan(
             }
             if config.threads:
                 labels["Threads"] = str(config.threads)
+            if any(options):
+                said = [f"{key}={value}" for some in own.values() for key, value in some]
+                labels["Options"] = ", ".join(said) or "none"
             planned.append(plan.plan_row(config, "/".join(labels.values()), labels, columns))
     return planned
 
@@ -213,7 +218,8 @@ def _measure_cell(row: PlannedRow, cell: PlannedCell, prepared: Prepared) -> Rec
             )
         if prepared.model is not None:
             take_kernels(prepared.model)  # of calibration, or of the evaluator before
-        measurement = registry.lookup("evaluator", cell.evaluation.evaluator)().measure(subject)
+        evaluator = registry.lookup("evaluator", cell.evaluation.evaluator)
+        measurement = evaluator(**dict(cell.evaluation.options)).measure(subject)
     except Exception as error:
         return _failure(row, cell, error, time.monotonic() - began)
     ran = take_kernels(prepared.model) if prepared.model is not None else []
@@ -254,7 +260,7 @@ def _record(
         cell_id=cell.cell_id,
         status=status,
         run=dataclasses.asdict(row.spec) | {"options": dict(row.spec.options)},
-        evaluation=dataclasses.asdict(cell.evaluation),
+        evaluation=dataclasses.asdict(cell.evaluation) | {"options": dict(cell.evaluation.options)},
         values=dict(measurement.values),
         n=measurement.n,
         samples=measurement.samples,

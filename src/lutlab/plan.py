@@ -15,7 +15,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from lutlab import registry
-from lutlab.config import Config
+from lutlab.config import Config, evaluator_options
 from lutlab.data import folder, load_text
 from lutlab.data.protocols import PROTOCOLS
 from lutlab.errors import LutlabError, MissingTextError, nearest
@@ -243,8 +243,10 @@ def _plan_cell(spec: RunSpec, column: ColumnSpec, config: DictConfig, store: Sto
     text = None
     if column.text:
         text = dataclasses.replace(text_spec(column.text, config.data), limit=config.data.limit)
-    evaluation = EvalSpec(column.evaluator, text)
+    options = evaluator_options(config).get(column.evaluator, ())
+    evaluation = EvalSpec(column.evaluator, text, options)
     evaluator = registry.lookup("evaluator", column.evaluator)
+    evaluator(**dict(options))  # refuses values out of range
     if reason := column.not_run or _obstacle(evaluator, spec):
         return PlannedCell(evaluation, None, missing=reason)
     read = [text, spec.calibration and spec.calibration.text]
@@ -280,7 +282,8 @@ def _obstacle(evaluator: type, spec: RunSpec) -> str:
 def _identity(spec: RunSpec, evaluation: EvalSpec) -> dict[str, Any]:
     """Everything that decides a cell's number."""
     text = evaluation.text and cached_text(evaluation.text)
-    return {
+    own = {"options": evaluation.options} if evaluation.options else {}
+    return own | {
         "run": _run_identity(spec),
         "evaluator": evaluation.evaluator,
         "protocol": text and text.protocol,

@@ -76,10 +76,19 @@ class Sublayer:
 
 @dataclass(frozen=True)
 class EvalSpec:
-    """One evaluator on one text (None where it needs none): together with a RunSpec, a cell."""
+    """One evaluator on one text (None where it needs none): together with a RunSpec, a cell.
+
+    options: fields of the evaluator that are not its own defaults, sorted by name.
+    """
 
     evaluator: str
     text: TextSpec | None = None
+    options: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def options_named(self) -> str:
+        """As the command line sets them."""
+        return ", ".join(f"evaluator.{self.evaluator}.{key}={value}" for key, value in self.options)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig
 
-from lutlab.config import artifact_groups, artifacts
+from lutlab.config import artifact_groups, artifacts, evaluator_options
 from lutlab.errors import LutlabError, nearest
 from lutlab.tables import Artifact, ArtifactRow, load_artifact
 
@@ -71,7 +71,7 @@ def _artifact_names(override: Override) -> list[str]:
 
 
 def variant(request: Request, config: DictConfig) -> str:
-    """The folder of a report: other scales, texts and models than the default ones stand beside them."""
+    """The folder of a report: other scales, texts, models and options than the default ones stand beside them."""
     parts = [config.scale]
     if config.data.root:
         parts.append(Path(config.data.root).name)
@@ -80,6 +80,8 @@ def variant(request: Request, config: DictConfig) -> str:
     if request.artifact and any(o.startswith("model=") for o in request.arguments):
         kind = "synthetic-" if config.model.source == "synthetic" else ""
         parts.append(kind + Path(config.model.name).name.removeprefix(kind))
+    for options in evaluator_options(config).values():
+        parts += [f"{key}-{value}" for key, value in options]
     return "-".join(parts)
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from lutlab.errors import LutlabError
 from lutlab.evaluators import contestants, kernel_latency, products
 from lutlab.evaluators.contestants import Entrants
 from lutlab.evaluators.kernel_latency import KernelLatency
@@ -86,6 +87,27 @@ def test_a_dense_row_is_one_times_itself(race_of):
     values = KernelLatency(rounds=2).measure(subject("none", 16, -1)).values
     assert values["speedup_fp32"] == values["best_speedup_fp16"] == 1
     assert "over_rowwise" not in values
+
+
+def test_resident_weights_are_told_against_cold_memory(monkeypatch):
+    own, dense, read = contestant("own", 3000), contestant("dense", 30720), contestant("read", 8000)
+    facts = {"kernel": "own", "relative_errors": {"own": 1e-7}}
+    found = Entrants(own, own, dense, dense, None, read, facts)
+    monkeypatch.setattr(contestants, "enter", lambda spec: found)
+    seconds = {("own", "resident"): 1e-6, ("dense", "resident"): 3e-6, ("read", "cold"): 2e-6}
+    timer = lambda one, kind: seconds[one.name, kind]  # noqa: E731
+    monkeypatch.setattr(kernel_latency, "CpuTimer", lambda: timer)
+    measured = KernelLatency(rounds=3, weights="resident").measure(subject())
+    assert measured.samples == (1e-6,) * 3
+    assert measured.values["speedup_fp16"] == pytest.approx(3)
+    assert measured.values["gb_s"] == pytest.approx(3)
+    assert measured.values["bandwidth_fraction"] == pytest.approx(3 / 4)
+    assert (measured.facts["weights"], measured.facts["copies"]) == ("resident", 1)
+
+
+def test_other_words_for_the_weights_are_refused():
+    with pytest.raises(LutlabError, match="time 'resdent' weights: did you mean 'resident'"):
+        KernelLatency(weights="resdent")
 
 
 def test_a_product_is_measured_for_real(monkeypatch):

@@ -4,8 +4,9 @@
     over_rowwise = own seconds / seconds with one scale a row                   LUT-GEMM Fig. 8, nuQmm Fig. 8
     bandwidth_fraction = own bytes a second / those of reading (CPU) or copying (GPU) in the same run
 
-products.py says what a row may be, contestants.py who takes turns, timing.py what a time is; weights are cold. On a CPU
-both dense products are torch's float32 one, which stands in for cuBLAS.
+products.py says what a row may be, contestants.py who takes turns, timing.py what a time is. Weights are cold, or
+resident in the caches with evaluator.kernel_latency.weights=resident, those of the dense product too. On a CPU both
+dense products are torch's float32 one, which stands in for cuBLAS.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lutlab.energy import clocks_of
+from lutlab.errors import LutlabError, nearest
 from lutlab.evaluators import contestants, products
 from lutlab.groups import group_count, group_length
 from lutlab.records import Measurement, RunSpec, Subject
 from lutlab.registry import register
-from lutlab.timing import COLD, CpuTimer, GpuTimer, race
+from lutlab.timing import COLD, RESIDENT, CpuTimer, GpuTimer, race
 
 if TYPE_CHECKING:
     from lutlab.evaluators.contestants import Entrants
@@ -38,11 +40,25 @@ class KernelLatency:
     and of the size, against dense weights of so many bits, baseline_fp16_mb and ratio_fp16 as stored,
     megabytes_fp16_table and ratio_fp16_table with one scale of 16 bits a group, as the papers' tables print it,
     ratio_fp16_eq with q of them, as their equations say (LUT-GEMM Eq. 7, nuQmm Eq. 3); likewise fp32.
+
+    Attributes:
+        rounds: None: 7 on a CPU, 200 on a GPU.
+        weights: cold: of so many copies that none is in a cache when its turn comes; resident: one copy again and
+            again, which is in a cache where it fits. bandwidth_fraction is of cold reading or copying in both.
+
+    Raises:
+        LutlabError: weights is neither.
     """
 
     of_this_machine = True
     of_products = True
     rounds: int | None = None
+    weights: str = COLD
+
+    def __post_init__(self) -> None:
+        if self.weights not in (COLD, RESIDENT):
+            known = nearest(self.weights, (COLD, RESIDENT))
+            raise LutlabError(f"kernel_latency cannot time '{self.weights}' weights: {known}")
 
     @staticmethod
     def obstacle(spec: RunSpec) -> str:
@@ -61,39 +77,44 @@ class KernelLatency:
         entered = contestants.enter(spec)
         cpu = spec.device == "cpu"
         rounds = self.rounds or ROUNDS[spec.device.partition(":")[0]]
+        timer = CpuTimer() if cpu else GpuTimer()
+        memory, *others = entered.all()
         with torch.inference_mode():
-            race(entered.all(), CpuTimer() if cpu else GpuTimer(), rounds)
+            for _ in range(rounds):
+                race([memory], timer, 1, (COLD,))
+                race(others, timer, 1, (self.weights,))
         clocks = {} if cpu else clocks_of(spec.device)
         own = entered.own
         return Measurement(
-            values=_values(spec, entered),
+            values=_values(spec, entered, self.weights),
             n=rounds,
-            samples=tuple(own.rounds[COLD]),
+            samples=tuple(own.rounds[self.weights]),
             facts=entered.facts
             | clocks
             | {
                 "threads": torch.get_num_threads(),
-                "copies": own.copies,
-                "spread_us": [seconds * 1e6 for seconds in own.spread()],
+                "weights": self.weights,
+                "copies": own.copies if self.weights == COLD else 1,
+                "spread_us": [seconds * 1e6 for seconds in own.spread(self.weights)],
                 "memory_gb_s": entered.memory.bandwidth() * 1e-9,
             },
         )
 
 
-def _values(spec: RunSpec, entered: Entrants) -> dict[str, float]:
+def _values(spec: RunSpec, entered: Entrants, kind: str) -> dict[str, float]:
     shapes = products.shapes_of(spec)
     own, weights = entered.own, sum(rows * columns for rows, columns, _ in shapes)
     values = {
-        "latency_us": own.seconds() * 1e6,
-        "baseline_fp16_us": entered.fp16.seconds() * 1e6,
-        "baseline_fp32_us": entered.fp32.seconds() * 1e6,
-        "speedup_fp16": own.times(entered.fp16),
-        "speedup_fp32": own.times(entered.fp32),
-        "best_us": entered.best.seconds() * 1e6,
-        "best_speedup_fp16": entered.best.times(entered.fp16),
-        "best_speedup_fp32": entered.best.times(entered.fp32),
-        "gb_s": own.bandwidth() * 1e-9,
-        "bandwidth_fraction": own.fraction(entered.memory),
+        "latency_us": own.seconds(kind) * 1e6,
+        "baseline_fp16_us": entered.fp16.seconds(kind) * 1e6,
+        "baseline_fp32_us": entered.fp32.seconds(kind) * 1e6,
+        "speedup_fp16": own.times(entered.fp16, kind),
+        "speedup_fp32": own.times(entered.fp32, kind),
+        "best_us": entered.best.seconds(kind) * 1e6,
+        "best_speedup_fp16": entered.best.times(entered.fp16, kind),
+        "best_speedup_fp32": entered.best.times(entered.fp32, kind),
+        "gb_s": own.bandwidth(kind) * 1e-9,
+        "bandwidth_fraction": own.fraction(entered.memory, kind),
         "bits_per_weight": own.bytes * 8 / weights,
         "relative_error": max(entered.facts["relative_errors"].values()),
         "compute_percent": 100.0,
@@ -112,5 +133,5 @@ def _values(spec: RunSpec, entered: Entrants) -> dict[str, float]:
     rowwise = entered.rowwise
     return values | {
         "group_size": max(group_length(spec.g, columns) for _, columns, _ in shapes),
-        "over_rowwise": 1 / own.times(rowwise) if rowwise else 1.0,
+        "over_rowwise": 1 / own.times(rowwise, kind) if rowwise else 1.0,
     }
