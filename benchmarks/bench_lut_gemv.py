@@ -1,12 +1,11 @@
 """Microseconds of y = x W^T with low-bit W on a GPU: every variant beside cuBLAS, torch's int4 and installed peers.
 
-    python benchmarks/bench_lut_gemv.py [--part goals batch groups crossover] [--out folder] [--rounds 200]
+    python benchmarks/bench_lut_gemv.py [--part goals batch groups] [--out folder] [--rounds 200]
 
     goals       batch 1, g = 128, the two shapes of the goals: fraction of the copy bandwidth of the same run (must,
                 stretch), times cuBLAS, R0 and peers
     batch       1 to 32 rows of x at q = 3 over batch 1, and the time of dequantizing and cuBLAS
     groups      every q at g = 128, and g = 32 at q = 3: no cliff
-    crossover   from how many rows on cuBLAS is faster; kept in the cache folder, where kernels/crossover.py reads it
 
 Every contestant's product is checked against float64 before it is timed. Weights are random and cold: at least four
 copies, together at least 4 times the L2 cache. Contestants take turns, a time is the median over rounds, each round a
@@ -31,7 +30,7 @@ from lutlab.energy import clocks_of
 from lutlab.errors import LutlabError
 from lutlab.formats import bcq
 from lutlab.formats.bcq import PackedBCQ
-from lutlab.kernels import crossover, lut_gemv
+from lutlab.kernels import lut_gemv
 from lutlab.kernels.dequantize import dequantize
 from lutlab.kernels.lut_gemv import launcher
 from lutlab.kernels.lut_gemv.variant import case
@@ -55,9 +54,8 @@ FRACTIONS = {
 TIMES_CUBLAS = {(LARGE, 2): 5.9, (LARGE, 3): 4.2, (LARGE, 4): 3.25}
 BATCH_LIMITS = {2: 1.05, 4: 1.2, 8: 1.5}
 BATCHES = (1, 2, 4, 8, 16, 32)
-TRIED_ROWS = (4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 ERRORS = {torch.float16: 3e-3, torch.bfloat16: 2e-2, torch.float32: 1e-5}
-PARTS = ("goals", "batch", "groups", "crossover")
+PARTS = ("goals", "batch", "groups")
 
 
 @dataclass
@@ -318,49 +316,6 @@ def groups(rounds: int) -> list[dict[str, Any]]:
     return [told(contest(SMALL, q, g, 1, rounds // 4, False)) for q, g in cases]
 
 
-def crossovers(rounds: int) -> list[dict[str, Any]]:
-    """Per kind, q and type; the answers are kept."""
-    found = []
-    for kind in ("bcq", "uniform"):
-        for q in (2, 3, 4, 8):
-            for dtype in (torch.float16, torch.float32):
-                found.append(one_crossover(kind, q, dtype, rounds // 20))
-                print(json.dumps(found[-1]), flush=True)
-    return found
-
-
-def one_crossover(kind: str, q: int, dtype: torch.dtype, rounds: int) -> dict[str, Any]:
-    packed = draw(SMALL, q, 128, kind == "uniform")
-    kernel, dense = {}, {}
-    for m in TRIED_ROWS:
-        x = activations(m, SMALL[1], dtype)
-        product = launcher.bind(packed, dtype).prepare(m)
-
-        def few(i: int, product=product, x=x) -> torch.Tensor:
-            return product(x)
-
-        def many(i: int, x=x) -> torch.Tensor:
-            return torch.nn.functional.linear(x, dequantize(packed, x.dtype))
-
-        size = packed.planes.nbytes
-        both = [Contestant("kernel", size, 1, few), Contestant("dense", size, 1, many)]
-        race(both, GpuTimer(), max(5, rounds))
-        kernel[m], dense[m] = (one.seconds() for one in both)
-    name, gpu = product.variant.name, torch.cuda.get_device_name()
-    rows = crossover.first_slower(kernel, dense)
-    crossover.keep(gpu, name, q, dtype.itemsize, rows)
-    return {
-        "kind": kind,
-        "q": q,
-        "dtype": str(dtype).removeprefix("torch."),
-        "variant": name,
-        "rows": rows,
-        "model": crossover.model(product.variant.batch, q, dtype.itemsize),
-        "kernel_us": {m: s * 1e6 for m, s in kernel.items()},
-        "dense_us": {m: s * 1e6 for m, s in dense.items()},
-    }
-
-
 # ---- tables ----
 
 
@@ -426,7 +381,7 @@ def main() -> None:
         launcher.device_of(DEVICE)
     except LutlabError as error:
         parser.exit(0, f"not run: {error}\n")
-    run = {"goals": goals, "batch": batch, "groups": groups, "crossover": crossovers}
+    run = {"goals": goals, "batch": batch, "groups": groups}
     with torch.inference_mode():
         for part in args.part:
             results = run[part](args.rounds)

@@ -5,7 +5,8 @@
     about       the machine: nvidia-smi, versions, clocks
     ceilings    gpu_ceilings.py: what memory, shared memory, tensor cores and atomics can do
     tests       every test that is marked gpu
-    goals, batch, groups, crossover      bench_lut_gemv.py, part by part
+    goals, batch, groups      bench_lut_gemv.py, part by part
+    choice      bench_gpu_choice.py: who is fastest with how many rows of x; lutlab chooses by it afterwards
     memcheck, racecheck                  tests of small shapes under compute-sanitizer, where it is installed
     artifacts   the papers' kernel tables and figures at scale=paper: records and rendered tables
 
@@ -79,7 +80,7 @@ def steps(out: Path, rounds: int) -> list[Step]:
         ),
         Step("tests", (*pytest, *parallel(), "tests/kernels", "tests/evaluators"), 240),
         *(Step(part, (*bench, "--part", part), 90) for part in ("goals", "batch", "groups")),
-        Step("crossover", (*bench, "--part", "crossover"), 90),
+        Step("choice", (python, "benchmarks/bench_gpu_choice.py", "--out", str(out)), 150),
     ]
     for tool in ("memcheck", "racecheck"):
         command = ("compute-sanitizer", "--tool", tool, "--error-exitcode", "9")

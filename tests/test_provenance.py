@@ -43,7 +43,7 @@ def test_kernels_of_each_device_have_a_name_of_their_own() -> None:
     [
         ("kernels/lut_gemv/launcher.py", {"cuda", "spread"}),
         ("kernels/lut_gemv/r0.py", {"cuda", "spread"}),
-        ("kernels/crossover.py", {"cuda", "spread"}),
+        ("kernels/choice.py", {"cuda", "spread"}),
         ("codegen/cuda.py", {"cuda", "spread"}),
         ("formats/binary_tiles.py", {"cuda", "spread"}),
         ("kernels/rows_tuning.py", {"cpu"}),

@@ -29,7 +29,6 @@ def small(gpu, monkeypatch, tmp_path):
     monkeypatch.setattr(bench, "FRACTIONS", {((64, 256), 3): (0.88, 0.94)})
     monkeypatch.setattr(bench, "TIMES_CUBLAS", {((64, 256), 3): 4.2})
     monkeypatch.setattr(bench, "BATCHES", (1, 2))
-    monkeypatch.setattr(bench, "TRIED_ROWS", (1, 3))
     monkeypatch.setattr(bench, "l2_bytes", lambda: 1)
     monkeypatch.setattr(bench, "GpuTimer", lambda: by_bytes)
     monkeypatch.setattr(lut_gemv, "VARIANTS", {n: lut_gemv.VARIANTS[n] for n in KERNELS})
@@ -62,15 +61,6 @@ def test_goals_and_batch(small, monkeypatch, capsys):
     assert all(row["relative_error"] < 3e-3 for row in result["rows"])
     sizes = {row["kernel"]: row["megabytes"] for row in result["rows"]}
     assert sizes["r5 uniform"] < sizes["r1 bcq"] < sizes["cuBLAS [N, K]"] / 4
-
-
-def test_crossovers_are_kept(small, monkeypatch, capsys):
-    from lutlab.kernels.crossover import crossover
-
-    found = bench.one_crossover("uniform", 3, torch.float16, 5)
-    assert found["variant"] == "r5"
-    kept = crossover("a stand-in", "r5", 16, 3, 2)
-    assert (kept.rows, kept.measured) == (found["rows"], True)
 
 
 def test_a_wrong_product_ends_the_run(small):

@@ -10,9 +10,9 @@ from tests.kernels.weights import bcq_tensor, relative_error, uniform_tensor
 from lutlab import modules
 from lutlab.errors import LutlabError
 from lutlab.formats import bcq
-from lutlab.kernels import gpu_linear as module
-from lutlab.kernels.crossover import Crossover
+from lutlab.kernels import choice
 from lutlab.kernels.gpu_linear import gpu_linear
+from lutlab.kernels.lut_gemv import launcher
 from lutlab.modules import QuantLinear
 
 gpu = test_lut_gemv.gpu
@@ -39,7 +39,10 @@ def inputs(rows, dtype=F32):
 @pytest.mark.parametrize("dtype", LIMITS, ids=str)
 @pytest.mark.parametrize("kind", WEIGHTS)
 def test_multiplies_few_rows_and_many(named_gpu, monkeypatch, kind, dtype):
-    monkeypatch.setattr(module, "crossover", lambda *_: Crossover(3, True))
+    def few_are_two(case, gpu, name):
+        return ("r1" if case.m < 3 else choice.DENSE), choice.RACE
+
+    monkeypatch.setattr(choice, "choose", few_are_two)
     packed = WEIGHTS[kind]()
     linear, bias = gpu_linear(packed), torch.ones(N, dtype=dtype)
     for rows in (1, 2, 3, 40):
@@ -48,7 +51,14 @@ def test_multiplies_few_rows_and_many(named_gpu, monkeypatch, kind, dtype):
         y = linear(x, bias)
         assert y.dtype == dtype
         assert relative_error(y.double() - 1, x, packed.dequantize()) < LIMITS[dtype]
-    assert linear.products[dtype].product.dtype == dtype
+    assert list(linear.products) == [(dtype, "r1")]
+    assert linear.describe(few=True).endswith(
+        f", {str(dtype)[6:]} x, chosen by a race on this machine"
+    )
+    assert (
+        linear.describe(few=False)
+        == "dequantize every call, cuBLAS (chosen by a race on this machine)"
+    )
 
 
 @pytest.mark.parametrize("g", [8, 40])
@@ -59,21 +69,31 @@ def test_bfloat16_with_groups_that_only_r0_takes(named_gpu, g):
     assert y.dtype == BF16
     assert relative_error(y, x, packed.dequantize()) < LIMITS[BF16]
     assert "lut_gemv r0 (" in linear.describe(few=True)
-    assert "of torch.bfloat16 x as float32" in linear.describe(few=True)
+    assert "float32 x" in linear.describe(few=True)
 
 
-def test_the_variant_goes_by_format_and_type(named_gpu):
+def test_the_variant_goes_by_format_type_and_rows(named_gpu):
     codes, planes = (gpu_linear(WEIGHTS[kind]()) for kind in ("codes", "planes"))
     for linear in (codes, planes):
         for dtype in (F16, F32):
-            linear(inputs(1, dtype))
-    assert codes.products[F16].product.variant.name == "r5"
-    assert codes.products[F32].product.variant.name != "r5"
-    assert planes.products[F16].product.variant.name != "r5"
-    assert codes.products[F16].until.rows > codes.products[F32].until.rows
+            for rows in (1, 16):
+                linear(inputs(rows, dtype))
+    assert list(codes.products) == [(F16, "r5"), (F32, "r4")]
+    assert list(planes.products) == [(F16, "r4"), (F32, "r4")]
+    assert len(planes.weights) == 1
     assert "lut_gemv r5 (" in codes.describe(few=True)
-    assert "by a model of bytes" in codes.describe(few=True)
-    assert codes.describe(few=False).startswith("dequantize every call, cuBLAS (few rows: lut_gemv")
+    assert codes.describe(few=True).endswith("chosen by a model of bytes")
+    assert not codes.few(inputs(4096))
+    assert codes.describe(few=False).startswith("dequantize every call, cuBLAS (chosen by a model")
+
+
+def test_a_graph_is_not_captured_with_what_was_never_called(named_gpu, monkeypatch):
+    linear = gpu_linear(WEIGHTS["planes"]())
+    linear(inputs(1))
+    monkeypatch.setattr(launcher, "capturing", lambda: True)
+    linear(inputs(1))
+    with pytest.raises(LutlabError, match="a graph is being captured, and r4 has not multiplied"):
+        linear(inputs(1, F16))
 
 
 def test_views_that_a_kernel_cannot_read_are_copied(named_gpu):
@@ -108,11 +128,11 @@ def test_torch_sees_operations_with_the_shapes_they_say(named_gpu, kind):
         graphs.append(graph)
         return graph.forward
 
-    few = next(iter(linear.products.values()))
+    (_, number), *_ = linear.products.values()
     packed = linear.packed
     rest = (packed.alpha, packed.offset, K, packed.group_size, F16)
     for operation, arguments in (
-        (torch.ops.lutlab.lut_gemv, (inputs(2), few.number, N)),
+        (torch.ops.lutlab.lut_gemv, (inputs(2), number, N)),
         (torch.ops.lutlab.dequantize_bcq, (packed.planes, *rest)),
     ):
         compiled = torch.compile(lambda *a, f=operation: f(*a), backend=look, fullgraph=True)

@@ -1,8 +1,7 @@
-"""y[M, N] = x[M, K] W[N, K]^T on a GPU with the kernel that fits a packed weight, and cuBLAS from many rows on.
+"""y[M, N] = x[M, K] W[N, K]^T on a GPU with the kernel that fits a packed weight and the number of rows of x.
 
-    few rows of x    the best variant of lut_gemv for format, dtype and GPU: r5 for uniform codes and float16 x, else
-                     the first of lut_gemv.PREFERENCE that takes the weight
-    many rows        dequantize once a call, torch.matmul (cuBLAS); from how many rows on: crossover.py
+    few rows of x    a variant of lut_gemv that takes format, dtype and GPU; which one: choice.py
+    many rows        dequantize once a call, torch.matmul (cuBLAS); from how many rows on: choice.py
     bfloat16 x       with groups that are no whole words of 32: few rows are multiplied in float32 and rounded back, as
                      r0, which alone takes such groups, computes in the dtype of x, and not in bfloat16
 
@@ -14,17 +13,17 @@ from __future__ import annotations
 
 import itertools
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 
 from lutlab.errors import LutlabError
 from lutlab.formats.bcq import PackedBCQ
-from lutlab.kernels import lut_gemv
-from lutlab.kernels.crossover import Crossover, crossover
+from lutlab.kernels import choice, lut_gemv
 from lutlab.kernels.dequantize import dequantize
 from lutlab.kernels.lut_gemv import launcher
-from lutlab.kernels.lut_gemv.variant import case
+from lutlab.kernels.lut_gemv.variant import Gpu, Weight, case
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _LIBRARY = torch.library.Library("lutlab", "FRAGMENT")
@@ -39,21 +38,23 @@ _NUMBERS = itertools.count()
 
 
 @dataclass
-class _Few:
-    """The product of one dtype of x, its number, and from how many rows on it is not taken."""
-
-    product: launcher.Product
-    number: int
-    until: Crossover
-
-
-@dataclass
 class GpuLinear:
-    """A weight for the kernels of its GPU. Call it with x [..., K] -> [..., N] in x's dtype."""
+    """A weight for the kernels of its GPU. Call it with x [..., K] -> [..., N] in x's dtype.
+
+    Attributes:
+        chosen: by dtype and rows of x, a variant's name or choice.DENSE, and by what it was chosen.
+        products: by dtype of x and variant, with their numbers.
+        weights: packed, by what packs; variants share them.
+    """
 
     packed: PackedBCQ
     device: torch.device
-    products: dict[torch.dtype, _Few] = field(default_factory=dict)
+    gpu: Gpu
+    chosen: dict[tuple[torch.dtype, int], tuple[str, str]] = field(default_factory=dict)
+    products: dict[tuple[torch.dtype, str], tuple[launcher.Product, int]] = field(
+        default_factory=dict
+    )
+    weights: dict[Callable[[PackedBCQ], Weight], Weight] = field(default_factory=dict)
 
     def few(self, x: torch.Tensor) -> bool:
         """Whether a variant multiplies, or cuBLAS does after dequantizing.
@@ -61,7 +62,7 @@ class GpuLinear:
         Raises:
             LutlabError: as for a call.
         """
-        return x.numel() < self._few(x).until.rows * self.packed.shape[1]
+        return self._choose(x) != choice.DENSE
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """The product.
@@ -71,12 +72,14 @@ class GpuLinear:
             bias: [N] in x's dtype.
 
         Raises:
-            LutlabError: x is not as above, or no variant takes the weight here.
+            LutlabError: x is not as above, no variant takes the weight here, or a graph is being captured and no such x
+                has been multiplied before.
         """
-        packed, few = self.packed, self._few(x)
-        if x.numel() < few.until.rows * packed.shape[1]:
-            own = x.to(few.product.dtype)
-            y = torch.ops.lutlab.lut_gemv(own, few.number, packed.shape[0]).to(x.dtype)
+        packed, name = self.packed, self._choose(x)
+        if name != choice.DENSE:
+            own = x.to(self._own(x.dtype))
+            number = self._product(own.dtype, name)
+            y = torch.ops.lutlab.lut_gemv(own, number, packed.shape[0]).to(x.dtype)
             return y if bias is None else y.add_(bias)
         dense = torch.ops.lutlab.dequantize_bcq(
             packed.planes, packed.alpha, packed.offset, packed.shape[1], packed.group_size, x.dtype
@@ -86,36 +89,53 @@ class GpuLinear:
         return torch.nn.functional.linear(x, dense, bias)
 
     def describe(self, few: bool) -> str:
-        """What multiplied few rows, or many, for a record."""
+        """What multiplied few rows, or many, for a record, and by what it was chosen."""
+        if not few:
+            return f"dequantize every call, cuBLAS ({self._reasons(True)})"
         kinds = [
-            f"{one.product.describe()}{'' if one.product.dtype == x else f' of {x} x as float32'}, "
-            f"{one.until.describe()} dense"
-            for x, one in self.products.items()
+            f"{product.describe()}, {str(dtype).removeprefix('torch.')} x"
+            for (dtype, _), (product, _) in self.products.items()
         ]
-        name = " or ".join(kinds) or "nothing yet"
-        return name if few else f"dequantize every call, cuBLAS (few rows: {name})"
+        return f"{' or '.join(kinds) or 'nothing yet'}, {self._reasons(False)}"
 
-    def _few(self, x: torch.Tensor) -> _Few:
-        """What multiplies few rows of such an x; bound at the first call."""
+    def _reasons(self, dense: bool) -> str:
+        reasons = {why for name, why in self.chosen.values() if (name == choice.DENSE) == dense}
+        return f"chosen {' and '.join(sorted(reasons))}"
+
+    def _choose(self, x: torch.Tensor) -> str:
+        """What multiplies such an x."""
         if x.device != self.device:
             raise LutlabError(f"x is on {x.device}, the weight on {self.device}: move one of them")
         if x.dtype not in DTYPES:
             raise LutlabError(f"x is {x.dtype}: the GPU kernels take float16, bfloat16 and float32")
-        if x.dtype not in self.products:
-            wide = x.dtype == torch.bfloat16 and not case(self.packed, x.dtype).whole_words
-            dtype = torch.float32 if wide else x.dtype
-            product = launcher.bind(self.packed, dtype, self.device)
-            number = next(_NUMBERS)
+        key = x.dtype, max(1, x.numel() // self.packed.shape[1])
+        if key not in self.chosen:
+            wanted = case(self.packed, self._own(x.dtype), key[1])
+            gpu_name = torch.cuda.get_device_name(self.device)
+            self.chosen[key] = choice.choose(wanted, self.gpu, gpu_name)
+        return self.chosen[key][0]
+
+    def _own(self, dtype: torch.dtype) -> torch.dtype:
+        """What x of a dtype is multiplied in."""
+        if dtype == torch.bfloat16 and not case(self.packed, dtype).whole_words:
+            return torch.float32
+        return dtype
+
+    def _product(self, dtype: torch.dtype, name: str) -> int:
+        """The number of a variant's product; packed and bound when it is first asked for."""
+        if (dtype, name) not in self.products:
+            if launcher.capturing():
+                raise LutlabError(
+                    f"a graph is being captured, and {name} has not multiplied {dtype} yet: call the layer once before"
+                )
+            variant = lut_gemv.variant(name)
+            if variant.pack not in self.weights:
+                self.weights[variant.pack] = variant.pack(self.packed).to(self.device)
+            weight, number = self.weights[variant.pack], next(_NUMBERS)
+            product = launcher.Product(variant, weight, dtype, self.device, self.gpu, {})
+            self.products[dtype, name] = product, number
             _PRODUCTS[number] = product
-            until = crossover(
-                torch.cuda.get_device_name(self.device),
-                product.variant.name,
-                product.variant.batch,
-                len(self.packed.planes),
-                dtype.itemsize,
-            )
-            self.products[x.dtype] = _Few(product, number, until)
-        return self.products[x.dtype]
+        return self.products[dtype, name][1]
 
 
 def gpu_linear(packed: PackedBCQ) -> GpuLinear:
@@ -125,8 +145,9 @@ def gpu_linear(packed: PackedBCQ) -> GpuLinear:
         LutlabError: it is on no GPU, or on one that is too old; CuPy or NVRTC is missing or does not fit the driver.
     """
     device = launcher.device_of(packed.planes.device)
-    lut_gemv.choose(case(packed, torch.float32), launcher.gpu(device))
-    return GpuLinear(packed, device)
+    gpu = launcher.gpu(device)
+    lut_gemv.choose(case(packed, torch.float32), gpu)
+    return GpuLinear(packed, device, gpu)
 
 
 # ---- the operations ----

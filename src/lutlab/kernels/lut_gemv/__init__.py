@@ -14,7 +14,7 @@ from lutlab.kernels.lut_gemv.variant import Case, Gpu, Variant
 
 # In the order of idea; optq is a baseline, and never chosen.
 VARIANTS = {module.VARIANT.name: module.VARIANT for module in (optq, r0, r1, r2, r3, r4, r5)}
-# What `choose` tries, the best first.
+# What `choose` takes of those that read the weights equally often, the best first.
 PREFERENCE = ("r5", "r4", "r3", "r2", "r1", "r0")
 
 
@@ -30,17 +30,16 @@ def variant(name: str) -> Variant:
 
 
 def choose(case: Case, gpu: Gpu) -> Variant:
-    """The best variant that can run a case on a GPU.
+    """The best variant that can run a case on a GPU: who reads the weights least often, the first of PREFERENCE.
 
     Raises:
         LutlabError: none can; with each one's reason.
     """
-    reasons = {}
-    for name in PREFERENCE:
-        why = VARIANTS[name].why_not(case, gpu)
-        if why is None:
-            return VARIANTS[name]
-        reasons[name] = why
-    raise LutlabError(
-        "no kernel takes this product. " + "; ".join(f"{n}: {why}" for n, why in reasons.items())
-    )
+    reasons = {name: VARIANTS[name].why_not(case, gpu) for name in PREFERENCE}
+    takes = [VARIANTS[name] for name, why in reasons.items() if why is None]
+    if not takes:
+        raise LutlabError(
+            "no kernel takes this product. "
+            + "; ".join(f"{n}: {why}" for n, why in reasons.items())
+        )
+    return min(takes, key=lambda one: one.readings(case))

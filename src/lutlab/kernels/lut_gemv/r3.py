@@ -117,5 +117,4 @@ VARIANT = Variant(
     pack=bcq_lanes.pack,
     refuses=refuses,
     plan=plan,
-    batch=2,
 )

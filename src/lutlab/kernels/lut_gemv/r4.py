@@ -187,5 +187,5 @@ VARIANT = Variant(
     pack=binary_tiles.pack,
     refuses=refuses,
     plan=plan,
-    batch=BATCH,
+    batch=lambda case: BATCH,
 )

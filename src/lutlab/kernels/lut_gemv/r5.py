@@ -138,5 +138,5 @@ VARIANT = Variant(
     pack=tile_codes.pack,
     refuses=refuses,
     plan=plan,
-    batch=MOST_ROWS,
+    batch=lambda case: MOST_ROWS,
 )

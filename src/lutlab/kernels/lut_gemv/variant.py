@@ -163,7 +163,7 @@ class Variant:
     name: as `r0`; idea: half a sentence for tables; knobs: what may be swept, with defaults; pack: from the plain
     layout; refuses: why it cannot take a case with these knobs, a sentence with a cure, or None; plan: how it runs
     one; least_arch: 80 is sm_80; deterministic: whether y is the same to the last bit in every run;
-    batch: rows of x that one reading of the weights serves.
+    batch: rows of x that one reading of the weights serves, of a case with many.
     """
 
     name: str
@@ -174,7 +174,11 @@ class Variant:
     plan: Callable[[Case, Gpu, Knobs], Plan]
     least_arch: int = 80
     deterministic: bool = True
-    batch: int = 1
+    batch: Callable[[Case], int] = lambda case: 1
+
+    def readings(self, case: Case) -> int:
+        """How often the weights are read for all rows of x."""
+        return -(-case.m // self.batch(case))
 
     def with_knobs(self, given: Knobs) -> dict[str, int | str]:
         """The defaults and what was given.

@@ -1,0 +1,52 @@
+"""The race of kernels by rows of x from end to end, the CPU standing in for the GPU: its seconds mean nothing."""
+
+import json
+
+import bench_gpu_choice as bench
+import bench_lut_gemv
+import pytest
+import torch
+from tests.kernels import test_lut_gemv
+
+from lutlab.kernels import choice, lut_gemv
+from lutlab.kernels.lut_gemv.variant import H200, Case
+
+gpu = test_lut_gemv.gpu
+F16 = torch.float16
+
+
+@pytest.fixture
+def small(gpu, monkeypatch, tmp_path):
+    for module in (bench, bench_lut_gemv):
+        monkeypatch.setattr(module, "DEVICE", "cpu")
+    monkeypatch.setattr(bench, "products", lambda: iter([((48, 256), 3, 128, False, F16)]))
+    monkeypatch.setattr(bench, "ROWS", (1, 3))
+    monkeypatch.setattr(bench, "about", dict)
+    monkeypatch.setattr(bench_lut_gemv, "l2_bytes", lambda: 1)
+    monkeypatch.setattr(lut_gemv, "PREFERENCE", ("r4", "r1", "r0"))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "a stand-in")
+    monkeypatch.setenv("LUTLAB_CACHE", str(tmp_path / "cache"))
+    return tmp_path
+
+
+def test_who_won_is_chosen_afterwards(small, monkeypatch):
+    speed = {"r4": 2.0, "r1": 1.0, "r0": 9.0, "dequantize ": 1.5}
+
+    def timer(one, kind):
+        one.run(0)
+        return speed[one.name]
+
+    monkeypatch.setattr(bench, "GpuTimer", lambda: timer)
+    monkeypatch.setattr("sys.argv", ["bench_gpu_choice.py", "--rounds", "2", "--out", str(small)])
+    bench.main()
+    (race,) = json.loads((small / "gpu_choice.json").read_text())["races"]
+    assert race["seconds"]["1"] == {"dense": 1.5, "r4": 2.0, "r1": 1.0, "r0": 9.0}
+    assert race["seconds"]["3"] == {"dense": 1.5, "r4": 2.0, "r1": 1.0}, "r0 fell behind"
+    case = Case(1, 48, 256, 3, 128, F16, F16, F16)
+    assert choice.choose(case, H200, "a stand-in") == ("r1", choice.RACE)
+
+
+def test_products_differ(small, monkeypatch):
+    monkeypatch.undo()
+    found = list(bench.products())
+    assert len(found) == len(set(found)) == 28
