@@ -58,6 +58,22 @@ def test_a_run_longer_than_the_window_counts_once():
     assert (found.calls, found.seconds, found.joules) == (1, 3.0, pytest.approx(900))
 
 
+def test_gpus_that_work_together_are_counted_together():
+    gpus = FakeGpu(watts=300.0), FakeGpu(watts=100.0)
+
+    def run():
+        for gpu in gpus:
+            gpu.run()
+
+    both = energy.Several(gpus)
+    found = energy_of(run, 10, both, idle=100.0, seconds=1.0, clock=gpus[0].clock)
+    assert found.joules == pytest.approx(400 / 40)
+    assert found.net_joules == pytest.approx(300 / 40)
+    assert found.watts == pytest.approx(400)
+    gpus[1].runs = 1
+    assert both.utilization() == (30.0, 15.0), "of 5 runs and 1"
+
+
 def test_a_counter_that_stands_still_is_refused():
     gpu = FakeGpu(watts=0.0)
     with pytest.raises(LutlabError, match="did not advance"):

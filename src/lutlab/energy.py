@@ -34,6 +34,22 @@ class Counter(Protocol):
 
 
 @dataclass(frozen=True)
+class Several:
+    """Counters of several GPUs as one: their joules are added, utilization is the mean of theirs."""
+
+    counters: tuple[Counter, ...]
+
+    def joules(self) -> float:
+        """Since the driver was loaded."""
+        return sum(one.joules() for one in self.counters)
+
+    def utilization(self) -> tuple[float, float]:
+        """GPU and memory, in percent."""
+        gpu, memory = zip(*(one.utilization() for one in self.counters), strict=True)
+        return statistics.mean(gpu), statistics.mean(memory)
+
+
+@dataclass(frozen=True)
 class Energy:
     """Of one call, over a window of many. utilization: GPU and memory in percent, means of the samples."""
 

@@ -20,7 +20,8 @@ def row(**more):
 
 def test_on_a_cpu_it_is_not_run_and_says_why():
     assert "no CUDA device" in KernelEnergy.obstacle(row())
-    assert "needs 2 GPUs" in KernelEnergy.obstacle(row(kernel="tensor_parallel_2"))
+    shared = RunSpec(ModelSpec("p", "product", "96x80"), "none", 16, -1, kernel="tensor_parallel_2")
+    assert "needs 2 GPUs" in KernelEnergy.obstacle(shared)
 
 
 def test_on_a_gpu_without_nvml_it_is_not_run_and_the_cure_is_told(monkeypatch):

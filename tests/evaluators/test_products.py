@@ -1,6 +1,7 @@
 """What may be asked of a product, and why it is not measured here."""
 
 import pytest
+import torch
 
 from lutlab.errors import LutlabError
 from lutlab.evaluators import products
@@ -36,7 +37,6 @@ def test_what_cannot_be_measured_says_why():
     assert "not of a model" in products.obstacle(row(source="embedded"))
     for kernel, reason in products.ABSENT.items():
         assert products.obstacle(row(kernel=kernel)) == reason
-    assert "needs 8 GPUs" in products.obstacle(row(kernel="tensor_parallel_8"))
 
 
 @pytest.mark.parametrize(
@@ -50,6 +50,9 @@ def test_what_cannot_be_measured_says_why():
         ({"knobs": (("mu", 4),)}, "kernel=auto has no knob 'mu'"),
         ({"knobs": (("mo", 4),), "kernel": "lut_gemm"}, "r0 has no knob 'mo': did you mean 'mu'"),
         ({"dtype": "float16"}, "timed in float32"),
+        ({"kernel": "tensor_parallel_8"}, "dense weights only: set method=none"),
+        ({"kernel": "tensor_parallel_1"}, "unknown kernel"),
+        ({"kernel": "tensor_parallel_08"}, "unknown kernel"),
         ({"device": "spread"}, "one device"),
         ({"shape": "96"}, "not the shape"),
     ],
@@ -76,3 +79,26 @@ def test_gpu_kernels_are_known_by_the_names_of_their_variants():
     wide = row(method="rtn", kernel="optq", device="cuda", dtype="float32")
     assert "float16 activations only" in products.obstacle(wide)
     assert "of the CPU kernels" in products.obstacle(row(kernel="int16", **gpu))
+
+
+def test_what_gpus_share_needs_as_many(monkeypatch):
+    def dense(gpus=8, **more):
+        return row(method="none", q=16, g=-1, kernel=f"tensor_parallel_{gpus}", **more)
+
+    on_gpus = {"device": "cuda", "dtype": "float16"}
+    assert products.gpus_of(dense(16)) == 16
+    assert products.gpus_of(row(kernel="r0")) == 1
+    assert products.obstacle(dense()) == "needs 8 GPUs, and there is no CUDA device"
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+    assert products.obstacle(dense(**on_gpus)) == "needs 8 GPUs, this machine has 2"
+    assert products.obstacle(dense(2, **on_gpus)) == ""
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: False)
+    assert "built without it" in products.obstacle(dense(2, **on_gpus))
+    for change, message in (
+        ({"device": "cuda:1"}, "takes the first 8 GPUs: set device=cuda"),
+        ({"shape": "96x80+20x96"}, "20 rows do not divide by 8"),
+        ({"knobs": (("mu", 4),)}, "tensor_parallel_8 has no knob 'mu'"),
+    ):
+        with pytest.raises(LutlabError, match=message):
+            products.obstacle(dense(**change))

@@ -4,22 +4,42 @@
 
 energy.py says how a joule is counted, contestants.py what runs. The papers' energies are nvidia-smi's watts times
 seconds, idle included, and so are energy_mj and the ratios; energy_net_mj is without what the idle GPU would take.
+Where GPUs share a product (tensor_parallel.py), joules are those of all of them over the same window.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from lutlab.energy import Energy, Nvml, energy_of, idle_watts, missing_library
-from lutlab.evaluators import contestants, products
+from lutlab.energy import Energy, Nvml, Several, energy_of, idle_watts, missing_library
+from lutlab.evaluators import contestants, products, ranks, tensor_parallel
 from lutlab.records import Measurement, RunSpec, Subject
 from lutlab.registry import register
-from lutlab.timing import COLD, GpuTimer
+from lutlab.timing import COLD, GpuTimer, race
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from lutlab.energy import Counter
+    from lutlab.evaluators.ranks import Rank
     from lutlab.timing import Contestant
+
+# Replays between two looks at a clock, while which all ranks run on their own.
+_RUN_SECONDS = 0.1
+_CHOOSING_ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class Energies:
+    """Of a call of the row's product and of the dense ones; idle_w: of all GPUs that the row's runs on."""
+
+    own: Energy
+    fp16: Energy
+    fp32: Energy
+    idle_w: float
+    facts: dict[str, Any]
 
 
 @register("evaluator", "kernel_energy")
@@ -28,7 +48,7 @@ class KernelEnergy:
     """Metrics of a product, of one call.
 
     energy_mj, energy_net_mj, power_w, gpu_utilization and memory_utilization in percent, energy_ratio_fp16,
-    energy_ratio_fp32.
+    energy_ratio_fp32. Of GPUs that share a product, power and utilization are the mean of theirs.
     """
 
     of_this_machine = True
@@ -46,35 +66,41 @@ class KernelEnergy:
         """Needs no model, no text and no tokenizer: the row's RunSpec alone.
 
         Raises:
-            LutlabError: as contestants.enter; no NVML or no counter.
+            LutlabError: as contestants.enter and ranks.run; no NVML or no counter.
         """
-        import torch
-
         spec = subject.run
-        entered = contestants.enter(spec)
-        counter = Nvml(torch.device(spec.device).index or 0)
-        timer, idle = GpuTimer(), idle_watts(counter)
-        with torch.inference_mode():
-            of = {
-                id(one): _energy(one, timer, counter, idle)
-                for one in {id(o): o for o in (entered.fp16, entered.fp32, entered.own)}.values()
-            }
-        own, fp16, fp32 = (of[id(one)] for one in (entered.own, entered.fp16, entered.fp32))
+        gpus = products.gpus_of(spec)
+        found = _of_one(spec) if gpus == 1 else ranks.run(_of_rank, gpus, spec.device, (spec,))
+        own = found.own
         return Measurement(
             values={
                 "energy_mj": own.joules * 1e3,
                 "energy_net_mj": own.net_joules * 1e3,
-                "power_w": own.watts,
+                "power_w": own.watts / gpus,
                 "gpu_utilization": own.utilization[0],
                 "memory_utilization": own.utilization[1],
-                "energy_ratio_fp16": own.joules / fp16.joules,
-                "energy_ratio_fp32": own.joules / fp32.joules,
+                "energy_ratio_fp16": own.joules / found.fp16.joules,
+                "energy_ratio_fp32": own.joules / found.fp32.joules,
             },
             n=own.calls,
-            facts=entered.facts
-            | counter.facts()
-            | {"idle_w": idle, "window_seconds": own.seconds, "calls": own.calls},
+            facts=found.facts
+            | {"idle_w": found.idle_w, "window_seconds": own.seconds, "calls": own.calls},
         )
+
+
+def _of_one(spec: RunSpec) -> Energies:
+    import torch
+
+    entered = contestants.enter(spec)
+    counter = Nvml(torch.device(spec.device).index or 0)
+    timer, idle = GpuTimer(), idle_watts(counter)
+    with torch.inference_mode():
+        of = {
+            id(one): _energy(one, timer, counter, idle)
+            for one in {id(o): o for o in (entered.fp16, entered.fp32, entered.own)}.values()
+        }
+    own, fp16, fp32 = (of[id(one)] for one in (entered.own, entered.fp16, entered.fp32))
+    return Energies(own, fp16, fp32, idle, entered.facts | counter.facts())
 
 
 def _energy(one: Contestant, timer: GpuTimer, counter: Counter, idle: float) -> Energy:
@@ -87,3 +113,39 @@ def _energy(one: Contestant, timer: GpuTimer, counter: Counter, idle: float) -> 
         torch.cuda.synchronize()
 
     return energy_of(run, calls, counter, idle)
+
+
+def _of_rank(rank: Rank, spec: RunSpec) -> Energies | None:
+    """The dense products of rank 0's GPU alone, then the shared one; None but of rank 0."""
+    import torch
+
+    beside = None if rank.index else _of_one(tensor_parallel.alone(spec, rank))
+    rank.largest(0.0)
+    layouts, facts = tensor_parallel.share(spec, rank)
+    timer = GpuTimer(tensor_parallel.CALLS)
+    with torch.inference_mode():
+        slowest = tensor_parallel.Slowest(rank, timer)
+        race([one.whole for one in layouts], slowest, _CHOOSING_ROUNDS)
+        shared = tensor_parallel.fastest(layouts)
+        whole = shared.whole
+        graph, calls = timer.graph(whole, COLD)
+        replays = math.ceil(_RUN_SECONDS / (whole.seconds() * calls))
+
+        def run() -> None:
+            for _ in range(replays):
+                graph.replay()
+            torch.cuda.synchronize()
+
+        found = rank.lead(run, lambda run: _of_all(run, replays * calls, rank.count))
+    if beside is None:
+        return None
+    own, idle = found
+    facts = tensor_parallel.facts_of(beside.facts, shared, facts)
+    return Energies(own, beside.fp16, beside.fp32, idle, facts)
+
+
+def _of_all(run: Callable[[], None], calls: int, gpus: int) -> tuple[Energy, float]:
+    """Of a call that so many GPUs share, and their idle watts."""
+    counter = Several(tuple(Nvml(index) for index in range(gpus)))
+    idle = idle_watts(counter)
+    return energy_of(run, calls, counter, idle), idle

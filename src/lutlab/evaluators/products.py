@@ -4,6 +4,7 @@
                   model.id=36864x12288+12288x12288    several in turn, as those of a layer, timed as one
     method   none: dense · rtn: uniform codes · bcq: binary codes, with an offset where method.offset says so
     kernel   auto: the best of lutlab's for the device · lut_gemm: the papers' own, which is R0 on a GPU
+             tensor_parallel_8: method=none on 8 GPUs, or any number of them (tensor_parallel.py)
              optq: 3-bit codes, dequantized inside the kernel, as OPTQ's does · int16: tables of 16 bits, on a CPU
              int8: 8-bit codes and activations by cuBLAS, or torch
              r0, r1, …: a variant of the GPU kernel, with knobs of its own, as mu=4 +knobs.luts=4
@@ -22,9 +23,6 @@ KERNELS = ("auto", "lut_gemm", "optq", "int16", "int8")
 # Kernels that a paper's table has and nobody measures here -> why.
 ABSENT = {
     "awq": "AWQ's kernel is no part of lutlab, which measures peers in benchmarks/ only",
-    "tensor_parallel_2": "needs 2 GPUs, and lutlab has no tensor-parallel product",
-    "tensor_parallel_4": "needs 4 GPUs, and lutlab has no tensor-parallel product",
-    "tensor_parallel_8": "needs 8 GPUs, and lutlab has no tensor-parallel product",
 }
 METHODS = ("none", "rtn", "bcq")
 # Bytes of all copies of a contestant's weights: 10 times a CPU's last-level cache, 4 times a GPU's L2, within a limit.
@@ -69,6 +67,8 @@ def obstacle(spec: RunSpec) -> str:
         raise LutlabError("a product is timed on one device: set device=cpu or device=cuda")
     if spec.kernel in ABSENT:
         return ABSENT[spec.kernel]
+    if gpus_of(spec) > 1:
+        return _on_gpus(spec)
     if spec.kernel == "optq" and (spec.method != "rtn" or spec.q > 4):
         raise LutlabError("kernel=optq multiplies uniform codes of 2 to 4 bits: set method=rtn q=3")
     if spec.kernel == "int8" and (spec.method, spec.q, spec.g) != ("rtn", 8, -1):
@@ -93,7 +93,7 @@ def _check_variant(spec: RunSpec) -> None:
             f"kernel={spec.kernel} has no knob '{knob}': name a variant, as kernel=r0"
         )
     if name not in lut_gemv.VARIANTS:
-        known = [*KERNELS, *ABSENT, *lut_gemv.VARIANTS]
+        known = [*KERNELS, *ABSENT, "tensor_parallel_2", *lut_gemv.VARIANTS]
         raise LutlabError(f"unknown kernel '{spec.kernel}': {nearest(spec.kernel, known)}")
     lut_gemv.variant(name).with_knobs(dict(spec.knobs))
 
@@ -101,6 +101,35 @@ def _check_variant(spec: RunSpec) -> None:
 def variant_of(kernel: str) -> str | None:
     """The GPU kernel's variant that a kernel is; None: the best one."""
     return {"auto": None, "lut_gemm": "r0"}.get(kernel, kernel)
+
+
+def gpus_of(spec: RunSpec) -> int:
+    """How many GPUs share a product: p of kernel=tensor_parallel_<p>, else 1."""
+    found = re.fullmatch(r"tensor_parallel_([2-9]|[1-9]\d+)", spec.kernel)
+    return int(found[1]) if found else 1
+
+
+def _on_gpus(spec: RunSpec) -> str:
+    import torch
+
+    gpus, kernel = gpus_of(spec), f"kernel={spec.kernel}"
+    if spec.method != "none":
+        raise LutlabError(f"{kernel} multiplies dense weights only: set method=none")
+    if spec.knobs:
+        raise LutlabError(f"{kernel} has no knob '{spec.knobs[0][0]}'")
+    if ragged := [rows for rows, _, _ in shapes_of(spec) if rows % gpus]:
+        raise LutlabError(
+            f"{kernel} gives each GPU as many rows of W: {ragged[0]} rows do not divide by {gpus}"
+        )
+    if spec.device not in ("cpu", "cuda"):
+        raise LutlabError(f"{kernel} takes the first {gpus} GPUs: set device=cuda")
+    if spec.device == "cpu":
+        return f"needs {gpus} GPUs, and there is no CUDA device"
+    if (there := torch.cuda.device_count()) < gpus:
+        return f"needs {gpus} GPUs, this machine has {there}"
+    if not torch.distributed.is_nccl_available():
+        return f"needs {gpus} GPUs that meet through NCCL, and this torch was built without it"
+    return ""
 
 
 def _on_a_cpu(spec: RunSpec) -> str:
