@@ -1,0 +1,186 @@
+"""A dense product whose matrix p GPUs share, beside the same product on one of them: y[M, N] = x[M, K] W[N, K]^T.
+
+    rank r has W_r, N/p rows of W, and all of x;    y_r^T = W_r x^T  [N/p, M];    y^T [N, M]: the y_r^T of all, gathered
+    compute = seconds of the products alone / seconds with the gathering; the rest is communication
+
+A time is the slowest rank's. What communication is, is so inferred from the same calls without it: it holds what a rank
+waits for the others. The papers say that NCCL communicates (nuQmm, Section III-D), and neither which side of W is
+shared out nor what is sent. By rows, as here, is the one that sends only y, each of its numbers once; it is what
+Megatron-LM calls column parallel. Of several products, those of a layer, each is gathered before the next one begins:
+the papers time them one by one. Both cuBLAS layouts of W_r are timed, and the faster is the row's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from lutlab.evaluators import contestants, products, ranks
+from lutlab.evaluators.contestants import Entrants
+from lutlab.records import RunSpec
+from lutlab.timing import COLD, Contestant, CpuTimer, GpuTimer, race, together
+
+if TYPE_CHECKING:
+    import torch
+
+    from lutlab.evaluators.products import Shape
+    from lutlab.evaluators.ranks import Rank
+    from lutlab.timing import Timer
+
+# Calls of a graph that ranks begin together: they do so within some ten microseconds, which many calls share.
+CALLS = 100
+
+
+@dataclass(frozen=True)
+class Shared:
+    """One layout of the shares of W: `whole` multiplies and gathers, `product` only multiplies."""
+
+    whole: Contestant
+    product: Contestant
+
+
+@dataclass(frozen=True)
+class Timed:
+    """What a race of the ranks leaves: rounds, and contestants that can no longer be called."""
+
+    entrants: Entrants
+    product: Contestant
+
+
+@dataclass(frozen=True)
+class Slowest:
+    """A timer of what all ranks do at the same time: the seconds of the slowest."""
+
+    rank: Rank
+    timer: Timer
+
+    def __call__(self, one: Contestant, kind: str) -> float:
+        """One round."""
+        self.rank.line_up()
+        return self.rank.largest(self.timer(one, kind))
+
+
+def timed(spec: RunSpec, rounds: int, kind: str = COLD) -> Timed:
+    """Race the shared product with those that contestants.enter has for the first GPU alone, in one run.
+
+    Entrants.memory is what the GPUs copy together: so many times what the first one does.
+
+    Raises:
+        LutlabError: as ranks.run, a product is wrong above all.
+    """
+    return ranks.run(time_on, products.gpus_of(spec), spec.device, (spec, rounds, kind))
+
+
+def time_on(rank: Rank, spec: RunSpec, rounds: int, kind: str) -> Timed | None:
+    """The part of one rank; None but of rank 0."""
+    import torch
+
+    entered = None if rank.index else contestants.enter(alone(spec, rank))
+    layouts, facts = share(spec, rank)
+    cpu = rank.device == "cpu"
+    timer = CpuTimer() if cpu else GpuTimer()
+    slowest = Slowest(rank, CpuTimer() if cpu else GpuTimer(CALLS))
+    with torch.inference_mode():
+        for _ in range(rounds):
+            if entered:
+                memory, *others = entered.all()
+                race([memory], timer, 1)
+                race(others, timer, 1, (kind,))
+            for one in layouts:
+                race([one.product, one.whole], slowest, 1, (kind,))
+    return entered and _result(entered, fastest(layouts, kind), facts)
+
+
+def alone(spec: RunSpec, rank: Rank) -> RunSpec:
+    """The same row on a rank's own device."""
+    return dataclasses.replace(spec, kernel="auto", device=rank.device)
+
+
+def fastest(layouts: Sequence[Shared], kind: str = COLD) -> Shared:
+    """The same for all ranks, as their times are."""
+    return min(layouts, key=lambda one: one.whole.seconds(kind))
+
+
+def share(spec: RunSpec, rank: Rank) -> tuple[list[Shared], dict[str, Any]]:
+    """This rank's share of each product, in both of cuBLAS's layouts, on a CPU in one; and facts for a record.
+
+    Raises:
+        LutlabError: what was gathered is not the product.
+    """
+    spec = alone(spec, rank)
+    maker = contestants.Maker(spec, *contestants.cold_bytes(rank.device))
+    found = []
+    for layout in ("[N, K]",) if maker.cpu else ("[N, K]", "[K, N]"):
+        parts = [_part(maker, rank, shape, layout) for shape in products.shapes_of(spec)]
+        wholes, alones = zip(*((one.whole, one.product) for one in parts), strict=True)
+        found.append(Shared(together(wholes), together(alones)))
+    return found, maker.facts | _connection(rank)
+
+
+def _part(maker: contestants.Maker, rank: Rank, shape: Shape, layout: str) -> Shared:
+    import torch
+
+    x, weight = contestants.operands(maker.spec, shape)
+    if maker.spec.dtype == "float16":
+        x, weight = x.half(), weight.half()
+    mine = weight.chunk(rank.count)[rank.index]
+    if layout == "[K, N]":
+        mine = mine.t().contiguous().t()
+    copies = [mine.clone() for _ in range(maker.copies(mine.nbytes))]  # strides stay
+    part, y = (x.new_empty(rows, len(x)) for rows in (len(mine), len(weight)))  # y^T
+
+    def multiply(copy: int) -> None:
+        torch.mm(x, copies[copy].t(), out=part.t())
+
+    def whole(copy: int) -> torch.Tensor:
+        multiply(copy)
+        rank.gather(y, part)
+        return y.t()
+
+    dtype = str(x.dtype).removeprefix("torch.")
+    name = f"torch {dtype} {layout} on {rank.count} devices"
+    gathered = Contestant(name, rank.count * mine.nbytes, len(copies), whole)
+    product = Contestant(f"{name}, not gathered", gathered.bytes, len(copies), multiply)
+    return Shared(maker.checked(gathered, x, weight), product)
+
+
+def _connection(rank: Rank) -> dict[str, Any]:
+    """What carries the gathering."""
+    import torch
+
+    if rank.device == "cpu":
+        return {"devices": rank.count}
+    others = range(1, rank.count)
+    return {
+        "devices": rank.count,
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())),
+        "peer_access": all(torch.cuda.can_device_access_peer(0, other) for other in others),
+    }
+
+
+def facts_of(beside: dict[str, Any], shared: Shared, facts: dict[str, Any]) -> dict[str, Any]:
+    """A record's facts of the shared product, and of those beside it on the first GPU."""
+    errors = beside["relative_errors"] | facts["relative_errors"]
+    names = {"kernel": shared.whole.name, "best_kernel": shared.whole.name}
+    return beside | facts | names | {"relative_errors": errors}
+
+
+def _result(entered: Entrants, shared: Shared, facts: dict[str, Any]) -> Timed:
+    own, memory = _ended(shared.whole), _ended(entered.memory)
+    entrants = Entrants(
+        own=own,
+        best=own,
+        fp16=_ended(entered.fp16),
+        fp32=_ended(entered.fp32),
+        rowwise=None,
+        memory=dataclasses.replace(memory, bytes=facts["devices"] * memory.bytes),
+        facts=facts_of(entered.facts, shared, facts),
+    )
+    return Timed(entrants, _ended(shared.product))
+
+
+def _ended(one: Contestant) -> Contestant:
+    """What another process can be told of a contestant."""
+    return dataclasses.replace(one, run=None)
