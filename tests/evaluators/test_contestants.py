@@ -90,6 +90,54 @@ def test_copies_are_as_many_as_are_cold_and_not_endless():
     assert [maker.copies(size) for size in (2 * 10**6, 300_000, 1)] == [1, 4, 4096]
 
 
+class GpuMaker(contestants.Maker):
+    """One whose CPU passes for a GPU."""
+
+    cpu = False
+
+
+@pytest.mark.parametrize("faster", ["[N, K]", "[K, N]"])
+def test_on_a_gpu_the_dense_product_is_cublas_in_its_faster_layout(faster, monkeypatch):
+    asked = []
+
+    def timer(one, kind):
+        asked.append(kind)
+        return 1e-6 if one.name.endswith(faster) else 2e-6
+
+    monkeypatch.setattr(contestants, "GpuTimer", lambda: timer)
+    maker = GpuMaker(row(), 3 * 96 * 80 * 4, {}, "resident")
+    x, weight = torch.randn(2, 80), torch.randn(96, 80)
+    found = maker.dense(weight, x)
+    assert (found.name, found.copies, found.rounds) == (f"torch float32 {faster}", 3, {})
+    assert set(asked) == {"resident"}
+    slower = ({"[N, K]", "[K, N]"} - {faster}).pop()
+    assert maker.facts["cublas_us"] == {
+        "96x80x2": {f"torch float32 {faster}": 1, f"torch float32 {slower}": 2}
+    }
+    assert maker.facts["relative_errors"].keys() == maker.facts["cublas_us"]["96x80x2"].keys()
+    for copy in range(3):
+        torch.testing.assert_close(found.run(copy), x @ weight.t())
+
+
+def test_a_layout_is_stored_as_it_says(monkeypatch):
+    stored, operands = {}, []
+    multiply = torch.mm
+
+    def mm(x, across):
+        operands.append(across)
+        return multiply(x, across)
+
+    def timer(one, kind):
+        one.run(one.copies - 1)
+        stored[one.name] = operands[-1].stride()
+        return 1e-6
+
+    monkeypatch.setattr(torch, "mm", mm)
+    monkeypatch.setattr(contestants, "GpuTimer", lambda: timer)
+    GpuMaker(row(), 3 * 96 * 80 * 4, {}).dense(torch.randn(96, 80), torch.randn(1, 80))
+    assert stored == {"torch float32 [N, K]": (1, 80), "torch float32 [K, N]": (96, 1)}
+
+
 def test_a_dense_row_is_its_own_baseline():
     found = contestants.enter(row(method="none", q=16, g=-1))
     assert found.own is found.fp16

@@ -30,7 +30,7 @@ class Clock:
 @pytest.fixture
 def race_of(monkeypatch):
     def make(found, seconds):
-        monkeypatch.setattr(contestants, "enter", lambda spec: found)
+        monkeypatch.setattr(contestants, "enter", lambda spec, kind: found)
         monkeypatch.setattr(kernel_latency, "CpuTimer", lambda: Clock(seconds))
 
     return make
@@ -93,7 +93,7 @@ def test_resident_weights_are_told_against_cold_memory(monkeypatch):
     own, dense, read = contestant("own", 3000), contestant("dense", 30720), contestant("read", 8000)
     facts = {"kernel": "own", "relative_errors": {"own": 1e-7}}
     found = Entrants(own, own, dense, dense, None, read, facts)
-    monkeypatch.setattr(contestants, "enter", lambda spec: found)
+    monkeypatch.setattr(contestants, "enter", lambda spec, kind: found)
     seconds = {("own", "resident"): 1e-6, ("dense", "resident"): 3e-6, ("read", "cold"): 2e-6}
     timer = lambda one, kind: seconds[one.name, kind]  # noqa: E731
     monkeypatch.setattr(kernel_latency, "CpuTimer", lambda: timer)

@@ -4,8 +4,9 @@
     fp16      the dense product of the same matrix     rowwise   the row's kernel with one scale a row
     fp32      in 16 and in 32 bits                     memory    reads (CPU) or copies (GPU)
 
-Dense products are cuBLAS through torch; on a CPU torch's float32 product stands in for both. A speed does not depend on
-the weights' values, so codes and scales are drawn from the row's seed: codes [N, K], scales [N, G] or [q, N, G].
+Dense products are cuBLAS through torch, each in the layout of W that won a short race, [N, K] or [K, N]; on a CPU
+torch's float32 product stands in for both. A speed does not depend on the weights' values, so codes and scales are
+drawn from the row's seed: codes [N, K], scales [N, G] or [q, N, G].
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from lutlab.errors import LutlabError
 from lutlab.evaluators import products
 from lutlab.groups import check_group_size, group_count
 from lutlab.records import BCQTensor, RunSpec, UniformTensor
-from lutlab.timing import Contestant, copies_for, together
+from lutlab.timing import COLD, Contestant, GpuTimer, copies_for, race, together
 
 if TYPE_CHECKING:
     import torch
@@ -32,6 +33,7 @@ _ERRORS = {"int8": 0.0, "float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
 _INT16_ERROR = 1e-3
 _MOST_COPIES = 4096
 _CHECKED_WEIGHTS = 2**22  # at a time, in float64
+_CHOOSING_ROUNDS = 20  # of the race between cuBLAS's layouts
 
 
 @dataclass(frozen=True)
@@ -52,13 +54,17 @@ class Entrants:
         return list({id(one): one for one in found if one is not None}.values())
 
 
-def enter(spec: RunSpec) -> Entrants:
+def enter(spec: RunSpec, kind: str = COLD) -> Entrants:
     """Draw the weights, make the contestants and check what each of them computes.
+
+    Args:
+        spec: the row.
+        kind: of weights, cold or resident, with which cuBLAS's layouts race.
 
     Raises:
         LutlabError: a product is wrong, or there is no kernel for the row.
     """
-    maker = Maker(spec, *cold_bytes(spec.device))
+    maker = Maker(spec, *cold_bytes(spec.device), kind)
     made = [maker.part(shape) for shape in products.shapes_of(spec)]
     joined = {
         name: together([part[name] for part in made]) if made[0][name] else None for name in made[0]
@@ -68,7 +74,9 @@ def enter(spec: RunSpec) -> Entrants:
     if spec.method == "none":
         joined["own"] = joined["fp16" if spec.dtype == "float16" else "fp32"]
     joined["best"] = joined["best"] or joined["own"]
-    baseline = "torch float32 product, in the place of cuBLAS" if maker.cpu else "cuBLAS"
+    baseline = "torch float32 product, in the place of cuBLAS"
+    if not maker.cpu:
+        baseline = f"cuBLAS: {joined['fp16'].name}, {joined['fp32'].name}"
     names = {"kernel": joined["own"].name, "best_kernel": joined["best"].name}
     return Entrants(
         **joined, memory=maker.memory(), facts={"baseline": baseline} | names | maker.facts
@@ -134,11 +142,15 @@ def draw(spec: RunSpec, shape: Shape, g: int) -> UniformTensor | BCQTensor:
 
 @dataclass
 class Maker:
-    """Makes the contestants of a row's products, each with so many copies that they are `cold` bytes."""
+    """Makes the contestants of a row's products, each with so many copies that they are `cold` bytes.
+
+    facts, for a record, grow: relative_errors by name; on a GPU cublas_us, what each layout took in the short race.
+    """
 
     spec: RunSpec
     cold: int
     facts: dict[str, Any]
+    kind: str = COLD
 
     @property
     def cpu(self) -> bool:
@@ -165,12 +177,25 @@ class Maker:
         return {"own": own, "best": best, "fp16": fp16, "fp32": fp32, "rowwise": rowwise}
 
     def dense(self, weight: torch.Tensor, x: torch.Tensor) -> Contestant:
-        """The product with a dense weight [N, K] by torch, in x's dtype."""
+        """The product with a dense weight [N, K] by torch, in x's dtype; on a GPU the faster of cuBLAS's layouts."""
+        name = f"torch {str(weight.dtype).removeprefix('torch.')}"
+        if self.cpu:
+            return self._by_torch(name, weight, x)
+        across = weight.t().contiguous().t()
+        layouts = {f"{name} [N, K]": weight, f"{name} [K, N]": across}
+        both = [self._by_torch(layout, stored, x) for layout, stored in layouts.items()]
+        race(both, GpuTimer(), _CHOOSING_ROUNDS, (self.kind,))
+        shape = "x".join(map(str, (*weight.shape, len(x))))
+        took = {one.name: one.seconds(self.kind) * 1e6 for one in both}
+        self.facts.setdefault("cublas_us", {}).setdefault(shape, {}).update(took)
+        return dataclasses.replace(min(both, key=lambda one: took[one.name]), rounds={})
+
+    def _by_torch(self, name: str, weight: torch.Tensor, x: torch.Tensor) -> Contestant:
+        """As W [N, K] is stored, rows or columns first."""
         import torch
 
         size = weight.nbytes
-        copies = [weight, *(weight.clone() for _ in range(self.copies(size) - 1))]
-        name = f"torch {str(weight.dtype).removeprefix('torch.')}"
+        copies = [weight, *(weight.clone() for _ in range(self.copies(size) - 1))]  # strides stay
         one = Contestant(name, size, len(copies), lambda i: torch.mm(x, copies[i].t()))
         return self.checked(one, x, weight)
 

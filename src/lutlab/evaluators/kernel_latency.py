@@ -74,7 +74,7 @@ class KernelLatency:
         import torch
 
         spec = subject.run
-        entered = contestants.enter(spec)
+        entered = contestants.enter(spec, self.weights)
         cpu = spec.device == "cpu"
         rounds = self.rounds or ROUNDS[spec.device.partition(":")[0]]
         timer = CpuTimer() if cpu else GpuTimer()
