@@ -110,7 +110,7 @@ def test_grids_and_workspace():
         ({"threads": 100}, 32, "a power of two"),
         ({"table": "int"}, 32, "half or float"),
         ({}, 40, "g=40: r1 takes groups that are multiples of 32"),
-        ({"slice": 4096}, 32, "262144 bytes of shared memory"),
+        ({"slice": 4096}, 32, "524288 bytes of shared memory"),
     ],
 )
 def test_refuses(knobs, g, why):

@@ -42,6 +42,8 @@ def test_several_rows_of_x_an_order_and_no_offset(columns, dtype):
     packed = weight(37, columns, 3, 32, alpha="f32", ordered=True)
     for m in (2, 3):
         check(VARIANT, packed, inputs(m, columns, dtype), knobs=SMALL)
+        if dtype != F32:
+            check(VARIANT, packed, inputs(m, columns, dtype), knobs=SMALL | {"table": "pair"})
 
 
 @pytest.mark.parametrize("q", range(1, 9))
@@ -49,7 +51,7 @@ def test_pairs_of_rows_of_x(q):
     packed = weight(81, 200, q, 64, alpha="f16", offset="f16")
     x = inputs(3, 200, F16)
     x[1] *= 100  # each row has its own unit
-    y = check(VARIANT, packed, x, knobs=SMALL)
+    y = check(VARIANT, packed, x, knobs=SMALL | {"table": "pair"})
     for row in range(3):
         one = x[row : row + 1]
         assert matrix.error(y[row : row + 1], packed, one) <= matrix.HALF
@@ -150,7 +152,7 @@ def test_resources(gpu, q, dtype):
 @pytest.mark.parametrize("gpu", [A100, H200], ids=lambda gpu: gpu.arch)
 @pytest.mark.parametrize("q", [1, 2, 3, 8])
 def test_resources_of_pairs(gpu, q):
-    matrix.check_resources(VARIANT, Case(2, 49152, 12288, q, 128, F16, F16, F16), gpu)
+    matrix.check_resources(VARIANT, Case(2, 49152, 12288, q, 128, F16, F16, F16), gpu, {"table": "pair"})
 
 
 @needs_nvrtc

@@ -37,7 +37,7 @@ def refuses(case: Case, knobs: Knobs) -> str | None:
     if knobs["table"] not in ("auto", *TABLES):
         return (
             f"table={knobs['table']}: entries of tables are float, half or pair (halves of two rows of x), or auto: "
-            "float, pair for several rows of x of 16 bits, half for them on a GPU with less shared memory"
+            "float, but half for x of 16 bits on a GPU with less shared memory"
         )
     if not case.whole_words:
         return f"g={case.group_size}: r3 takes groups that are multiples of 32, or one group; r0 takes any"
@@ -81,11 +81,8 @@ def plan(case: Case, gpu: Gpu, knobs: Knobs) -> Plan:
 
 
 def _table(case: Case, gpu: Gpu) -> str:
-    if case.x.itemsize == 4:
-        return "float"
-    if gpu.block_shared < 4 * ENTRIES + STATIC:
-        return "half"
-    return "float" if case.m == 1 else "pair"
+    small = gpu.block_shared < 4 * ENTRIES + STATIC
+    return "half" if small and case.x.itemsize == 2 else "float"
 
 
 def _rows(case: Case, x_rows: int) -> int:
