@@ -3,8 +3,8 @@
 A block's cost in lookups of 8 weights is taken as (rows x slice x q / 8) for the product, 32 x slice for its tables and
 8 x rows for the partial sums; the plan takes the slice and the rows whose busiest SM has least to do.
 
-Tables are float32: rounded to half they alone take y off by about 2e-4, as much as the rounding of a float16 y does, and
-both together by 3e-4, for 2.8 in the place of 3.2 wavefronts a lookup (knob table=half).
+Tables are float32: rounded to half they alone take y off by about 2e-4, as much as the rounding of a float16 y does,
+and both together by 3e-4, for 2.8 in the place of 3.2 wavefronts a lookup (knob table=half).
 """
 
 from __future__ import annotations
