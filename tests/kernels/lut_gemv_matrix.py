@@ -13,9 +13,11 @@ from lutlab.groups import expand
 from lutlab.kernels.lut_gemv import launcher
 from lutlab.kernels.lut_gemv.variant import GPUS, SM_REGISTERS, Case, case
 
-F16, F32 = torch.float16, torch.float32
-# A rounding to half leaves at most 2^-11 / sqrt(3) of the root mean square; tables and y are rounded: 4.0e-4.
-HALF = 2.0**-11 * (2 / 3) ** 0.5
+F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
+# A rounding to half leaves at most 2^-11 / sqrt(3) of the root mean square.
+OF_TABLES = 2.0**-11 / 3**0.5
+# Tables and y are rounded: 4.0e-4.
+HALF = 2**0.5 * OF_TABLES
 # The issue's limit, for real shapes: there the mantissas are spread, and 2.9e-4 is what two roundings leave.
 HALF_OF_MANY = 3e-4
 FLOAT = 1e-6
@@ -47,10 +49,14 @@ def size_of_sums(packed, x):
     return (x.square() @ wide.t()).sqrt()
 
 
+def exact(packed, x):
+    """The product in double."""
+    return x.double() @ packed.dequantize().double().t()
+
+
 def error(y, packed, x):
     """|y - x W^T| in units of size_of_sums."""
-    expected = x.double() @ packed.dequantize().double().t()
-    return ((y.double() - expected).norm() / size_of_sums(packed, x).norm()).item()
+    return ((y.double() - exact(packed, x)).norm() / size_of_sums(packed, x).norm()).item()
 
 
 def naive_half(packed, x):
@@ -66,6 +72,10 @@ def allowed(variant, packed, x):
     """The error that a variant may have."""
     if x.dtype == F32:
         return FLOAT
+    if (
+        x.dtype == BF16
+    ):  # what rounding the exact y leaves; an error before that adds at most twice itself
+        return error(exact(packed, x).to(BF16), packed, x) + 2 * OF_TABLES
     if variant.deterministic:
         return HALF_OF_MANY if packed.shape[0] >= 1000 else HALF
     return max(2 * error(naive_half(packed, x), packed, x), 4 * 2.0**-11)
@@ -81,6 +91,19 @@ def check(variant, packed, x, **how):
     if variant.deterministic:
         assert torch.equal(y, back)
     return y
+
+
+def check_range(variant, sizes=(1e-38, 1e38), make=weight, dtypes=(BF16, F32), **how):
+    """x from the least normal float to the greatest: no sum overflows, and none is lost."""
+    for size in sizes:
+        packed = make(70, 300, 3, 32, alpha="f32", offset="f32")
+        if size > 1:
+            packed.alpha.mul_(2.0**-10)  # exact
+            packed.offset.mul_(2.0**-10)
+        for dtype in dtypes:
+            x = (inputs(2, 300, F32).clamp(-3, 3) * size).to(dtype)
+            y = plans.product(variant, packed, x, **how)
+            assert error(y, packed, x) <= allowed(variant, packed, x)
 
 
 # ---- compiled for GPUs that are not there ----

@@ -3,7 +3,7 @@
 import pytest
 from tests.kernels import lut_gemv_matrix as matrix
 from tests.kernels.cuda_on_host import needs_nvrtc
-from tests.kernels.lut_gemv_matrix import F16, F32, check, inputs, weight
+from tests.kernels.lut_gemv_matrix import BF16, F16, F32, check, inputs, weight
 
 from lutlab.kernels.lut_gemv.r1 import VARIANT
 from lutlab.kernels.lut_gemv.variant import A100, GPUS, H200, Case
@@ -13,7 +13,7 @@ SMALL = {"slice": 64, "rows": 128, "threads": 32}
 
 @pytest.mark.parametrize("q", range(1, 9))
 def test_every_q(q):
-    dtype = (F16, F32)[q % 2]
+    dtype = (F16, BF16, F32)[q % 3]
     for rows, columns, g in ((70, 200, 32), (128, 64, -1), (129, 65, 96)):
         packed = weight(rows, columns, q, g, alpha="f16", offset="f16")
         check(VARIANT, packed, inputs(1, columns, dtype), knobs=SMALL)
@@ -40,7 +40,8 @@ def test_a_block_that_passes_several_times_over_its_rows():
 
 def test_several_rows_of_x_an_order_and_no_offset():
     packed = weight(37, 200, 3, 32, alpha="f32", ordered=True)
-    check(VARIANT, packed, inputs(3, 200, F16), knobs=SMALL)
+    for dtype in (F16, BF16):
+        check(VARIANT, packed, inputs(3, 200, dtype), knobs=SMALL)
 
 
 def test_the_defaults():
@@ -58,6 +59,12 @@ def test_tables_in_half_take_tiny_and_huge_activations(size):
     assert matrix.error(y, packed, x) <= matrix.HALF
 
 
+@pytest.mark.parametrize("table", ["half", "float"])
+def test_the_range_of_bfloat16(table):
+    dtypes = (BF16,) if table == "half" else (BF16, F32)
+    matrix.check_range(VARIANT, dtypes=dtypes, knobs=SMALL | {"table": table})
+
+
 def check_half_tables(packed, x):
     from tests.kernels import plans
 
@@ -66,7 +73,8 @@ def check_half_tables(packed, x):
 
 def test_outliers():
     packed = weight(200, 1024, 3, 128, alpha="f16", offset="f16")
-    check(VARIANT, packed, inputs(1, 1024, F16, outliers=True))
+    for dtype in (F16, BF16):
+        check(VARIANT, packed, inputs(1, 1024, dtype, outliers=True))
 
 
 def test_workspace_serves_many_launches():
@@ -84,7 +92,7 @@ def test_workspace_serves_many_launches():
 
 @needs_nvrtc
 @pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.arch)
-@pytest.mark.parametrize("dtype", [F16, F32], ids=["half", "float"])
+@pytest.mark.parametrize("dtype", [F16, BF16, F32], ids=str)
 def test_resources(gpu, dtype):
     for rows, q in ((49152, 3), (4096, 8)):
         matrix.check_resources(VARIANT, Case(1, rows, 4096, q, 128, dtype, F16, F16), gpu)
@@ -118,7 +126,7 @@ def test_refuses(knobs, g, why):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [F16, F32], ids=["half", "float"])
+@pytest.mark.parametrize("dtype", [F16, BF16, F32], ids=str)
 @pytest.mark.parametrize(("rows", "columns", "q", "g", "m"), matrix.GPU_CASES)
 def test_on_a_gpu(rows, columns, q, g, m, dtype):
     packed = weight(rows, columns, q, g, alpha="f16", offset="f16")

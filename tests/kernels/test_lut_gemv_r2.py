@@ -5,7 +5,7 @@ import torch
 from tests.kernels import cuda_on_host, plans
 from tests.kernels import lut_gemv_matrix as matrix
 from tests.kernels.cuda_on_host import needs_nvrtc
-from tests.kernels.lut_gemv_matrix import F16, F32, check, inputs, weight
+from tests.kernels.lut_gemv_matrix import BF16, F16, F32, check, inputs, weight
 
 from lutlab.codegen import cuda
 from lutlab.kernels.lut_gemv.r2 import VARIANT
@@ -17,7 +17,7 @@ SMALL = {"threads": 128}
 
 @pytest.mark.parametrize("q", range(1, 9))
 def test_every_q(q):
-    dtype = (F16, F32)[q % 2]
+    dtype = (F16, BF16, F32)[q % 3]
     for rows, columns, g in ((70, 600, 32), (128, 64, -1), (129, 65, 96)):
         packed = weight(rows, columns, q, g, alpha="f16", offset="f16")
         check(VARIANT, packed, inputs(1, columns, dtype), knobs=SMALL)
@@ -55,7 +55,8 @@ def test_rows_columns_and_groups_around_tiles_and_slices(slices):
 
 def test_several_rows_of_x_an_order_and_no_offset():
     packed = weight(37, 200, 3, 32, alpha="f32", ordered=True)
-    check(VARIANT, packed, inputs(3, 200, F16), knobs=SMALL | {"slices": 2})
+    for dtype in (F16, BF16):
+        check(VARIANT, packed, inputs(3, 200, dtype), knobs=SMALL | {"slices": 2})
 
 
 @pytest.mark.parametrize("q", [1, 3])
@@ -67,8 +68,14 @@ def test_the_defaults(q):
 @pytest.mark.parametrize("table", ["half", "float"])
 def test_outliers(table):
     packed = weight(200, 1024, 3, 128, alpha="f16", offset="f16")
-    x = inputs(1, 1024, F16, outliers=True)
-    check(VARIANT, packed, x, knobs={"table": table})
+    for dtype in (F16, BF16):
+        check(VARIANT, packed, inputs(1, 1024, dtype, outliers=True), knobs={"table": table})
+
+
+@pytest.mark.parametrize("table", ["half", "float"])
+def test_the_range_of_bfloat16(table):
+    dtypes = (BF16,) if table == "half" else (BF16, F32)
+    matrix.check_range(VARIANT, dtypes=dtypes, knobs=SMALL | {"table": table})
 
 
 @pytest.mark.parametrize("size", [1e-6, 1e-3, 1.0, 8191.0])
@@ -150,9 +157,10 @@ def test_tables_of_a_word_lie_side_by_side(table, size):
 
 @needs_nvrtc
 @pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.arch)
-@pytest.mark.parametrize(("q", "dtype"), [(1, F16), (3, F16), (3, F32), (8, F32)])
+@pytest.mark.parametrize(("q", "dtype"), [(1, F16), (3, F16), (3, BF16), (3, F32), (8, F32)])
 def test_resources(gpu, q, dtype):
-    case = Case(1, 49152, 12288, q, 128, dtype, dtype, dtype)
+    scales = F32 if dtype == F32 else F16
+    case = Case(1, 49152, 12288, q, 128, dtype, scales, scales)
     matrix.check_resources(VARIANT, case, gpu)
 
 
@@ -190,7 +198,7 @@ def test_refuses(knobs, g, why):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [F16, F32], ids=["half", "float"])
+@pytest.mark.parametrize("dtype", [F16, BF16, F32], ids=str)
 @pytest.mark.parametrize(("rows", "columns", "q", "g", "m"), matrix.GPU_CASES)
 def test_on_a_gpu(rows, columns, q, g, m, dtype):
     packed = weight(rows, columns, q, g, alpha="f16", offset="f16")

@@ -5,7 +5,7 @@ import torch
 from tests.kernels import cuda_on_host, plans
 from tests.kernels import lut_gemv_matrix as matrix
 from tests.kernels.cuda_on_host import needs_nvrtc
-from tests.kernels.lut_gemv_matrix import F16, F32, check, inputs, weight
+from tests.kernels.lut_gemv_matrix import BF16, F16, F32, check, inputs, weight
 
 from lutlab.codegen import cuda
 from lutlab.kernels.lut_gemv.r3 import VARIANT
@@ -16,7 +16,7 @@ SMALL = {"threads": 256, "tiles": 10}  # two warps take two tiles
 
 @pytest.mark.parametrize("q", range(1, 9))
 def test_every_q(q):
-    dtype = (F16, F32)[q % 2]
+    dtype = (F16, BF16, F32)[q % 3]
     for rows, columns, g in ((90, 200, 32), (129, 65, 96), (5, 2080, -1)):
         packed = weight(rows, columns, q, g, alpha="f16", offset="f16")
         check(VARIANT, packed, inputs(1, columns, dtype), knobs=SMALL)
@@ -36,7 +36,7 @@ def test_groups_that_lie_in_two_slices(columns):
         check(VARIANT, packed, inputs(1, columns, F32), knobs=SMALL)
 
 
-@pytest.mark.parametrize("dtype", [F16, F32], ids=["half", "float"])
+@pytest.mark.parametrize("dtype", [F16, BF16, F32], ids=str)
 @pytest.mark.parametrize("columns", [300, 1100])
 def test_several_rows_of_x_an_order_and_no_offset(columns, dtype):
     packed = weight(37, columns, 3, 32, alpha="f32", ordered=True)
@@ -66,7 +66,14 @@ def test_the_defaults(q):
 @pytest.mark.parametrize("gpu", [RTX_3090, H200], ids=lambda gpu: gpu.arch)
 def test_outliers(gpu):
     packed = weight(200, 1024, 3, 128, alpha="f16", offset="f16")
-    check(VARIANT, packed, inputs(1, 1024, F16, outliers=True), gpu=gpu)
+    for dtype in (F16, BF16):
+        check(VARIANT, packed, inputs(1, 1024, dtype, outliers=True), gpu=gpu)
+
+
+@pytest.mark.parametrize("table", ["half", "pair", "float"])
+def test_the_range_of_bfloat16(table):
+    dtypes = (BF16, F32) if table == "float" else (BF16,)
+    matrix.check_range(VARIANT, dtypes=dtypes, knobs=SMALL | {"table": table})
 
 
 @pytest.mark.parametrize("size", [1e-6, 1e-3, 1.0, 8191.0])
@@ -139,9 +146,10 @@ def test_entries_fill_shared_memory_and_none_is_shared(table, size):
 
 @needs_nvrtc
 @pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.arch)
-@pytest.mark.parametrize(("q", "dtype"), [(1, F16), (3, F16), (3, F32), (8, F16)])
+@pytest.mark.parametrize(("q", "dtype"), [(1, F16), (3, F16), (3, BF16), (3, F32), (8, F16)])
 def test_resources(gpu, q, dtype):
-    case = Case(1, 49152, 12288, q, 128, dtype, dtype, dtype)
+    scales = F32 if dtype == F32 else F16
+    case = Case(1, 49152, 12288, q, 128, dtype, scales, scales)
     if gpu == RTX_3090 and dtype == F32:
         assert "131072 bytes of shared memory" in VARIANT.why_not(case, gpu)
     else:
@@ -150,9 +158,10 @@ def test_resources(gpu, q, dtype):
 
 @needs_nvrtc
 @pytest.mark.parametrize("gpu", [A100, H200], ids=lambda gpu: gpu.arch)
-@pytest.mark.parametrize("q", [1, 2, 3, 8])
-def test_resources_of_pairs(gpu, q):
-    matrix.check_resources(VARIANT, Case(2, 49152, 12288, q, 128, F16, F16, F16), gpu, {"table": "pair"})
+@pytest.mark.parametrize(("q", "dtype"), [(1, F16), (2, F16), (3, F16), (3, BF16), (8, F16)])
+def test_resources_of_pairs(gpu, q, dtype):
+    case = Case(2, 49152, 12288, q, 128, dtype, F16, F16)
+    matrix.check_resources(VARIANT, case, gpu, {"table": "pair"})
 
 
 @needs_nvrtc
@@ -188,7 +197,7 @@ def test_refuses(knobs, g, why):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [F16, F32], ids=["half", "float"])
+@pytest.mark.parametrize("dtype", [F16, BF16, F32], ids=str)
 @pytest.mark.parametrize(("rows", "columns", "q", "g", "m"), matrix.GPU_CASES)
 def test_on_a_gpu(rows, columns, q, g, m, dtype):
     packed = weight(rows, columns, q, g, alpha="f16", offset="f16")

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.kernels import lut_gemv_matrix as matrix
 from tests.kernels import plans
-from tests.kernels.lut_gemv_matrix import F16, F32, check, inputs, weight
+from tests.kernels.lut_gemv_matrix import BF16, F16, F32, check, inputs, weight
 from tests.kernels.weights import relative_error
 
 from lutlab.kernels.lut_gemv.r4 import VARIANT
@@ -17,13 +17,13 @@ SMALL = {"warps": 2, "stages": 2, "tiles": 1, "launches": 1}
 
 @pytest.mark.parametrize("q", range(1, 9))
 def test_every_q(q):
-    dtype = (F16, F32)[q % 2]
+    dtype = (F16, BF16, F32)[q % 3]
     for rows, columns, g in ((70, 200, 128), (31, 520, -1)):
         packed = weight(rows, columns, q, g, alpha="f16", offset="f16")
         check(VARIANT, packed, inputs(1, columns, dtype), knobs=SMALL)
 
 
-@pytest.mark.parametrize(("g", "dtype"), [(32, F16), (32, F32), (64, F16)])
+@pytest.mark.parametrize(("g", "dtype"), [(32, F16), (32, F32), (64, F16), (64, BF16)])
 def test_groups_that_share_a_block(g, dtype):
     for rows, columns in ((33, 129), (64, 256), (5, 1)):
         packed = weight(rows, columns, 3, g, alpha="f16", offset="f16")
@@ -128,6 +128,24 @@ def test_outliers_in_half():
     check(VARIANT, packed, inputs(1, 1024, F16, outliers=True), knobs=SMALL)
 
 
+def test_bfloat16_takes_the_planes_of_half():
+    """Its 8 bits are far above the 16 of an integer: y is wrong by its own rounding, outliers or not."""
+    assert (
+        VARIANT.plan_for(Case(1, 70, 300, 2, 64, BF16, F16, None), H200).parameters["X_BITS"] == 16
+    )
+    packed = weight(200, 1024, 3, 128, alpha="f16", offset="f16")
+    for outliers in (False, True):
+        x = inputs(1, 1024, BF16, outliers=outliers)
+        y = check(VARIANT, packed, x, knobs=SMALL)
+        rounded = matrix.error(matrix.exact(packed, x).to(BF16), packed, x)
+        assert abs(matrix.error(y, packed, x) / rounded - 1) < 0.02
+
+
+def test_the_range_of_bfloat16():
+    """The least is the module's, for a block's largest."""
+    matrix.check_range(VARIANT, sizes=(1e-29, 1e38), knobs=SMALL)
+
+
 @pytest.mark.parametrize("size", [1e-24, 1.0, 1e30])
 def test_small_and_huge_activations(size):
     packed = weight(40, 300, 2, 128, alpha="f32", offset="f32")
@@ -185,6 +203,7 @@ def test_resources(gpu):
         (4, 4096, 3, 32, F32),
     ):
         matrix.check_resources(VARIANT, Case(m, rows, 12288, q, g, dtype, dtype, dtype), gpu)
+    matrix.check_resources(VARIANT, Case(1, 49152, 12288, 3, 128, BF16, F16, F16), gpu)
 
 
 def test_grids_and_workspace():
@@ -224,7 +243,7 @@ def test_refuses(knobs, g, why):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [F16, F32], ids=["half", "float"])
+@pytest.mark.parametrize("dtype", [F16, BF16, F32], ids=str)
 @pytest.mark.parametrize(("rows", "columns", "q", "g", "m"), matrix.GPU_CASES)
 def test_on_a_gpu(rows, columns, q, g, m, dtype):
     packed = weight(rows, columns, q, g, alpha="f16", offset="f16")

@@ -3,17 +3,20 @@
 //     y[m, n] = sum over groups of s[g, n] ( sum_k code[n, k] x[m, k]  -  zero[g, n] sum_k x[m, k] )       Eq. 5
 //
 // A code is put under the mantissa of 1024 (a half whose last bit is 1) by one mask a part, and one fused multiply-add
-// takes the 1024 away: codes and half activations are exact, products and sums are float32. A warp has 16 rows of W,
-// and reads its codes a chunk ahead, in the order of its operands (formats/tile_codes.py). The block has SLICE columns
-// of x in shared memory, as the lanes want them: of each 32 columns, lane l % 4 finds its 8 side by side.
+// takes the 1024 away: codes and half activations are exact, products and sums are float32. bfloat16 activations are
+// divided by a power of two (`unit`, of a row and slice) that brings the largest to 2^14 .. 2^15: as halves they are exact
+// down to 2^-31 of it, and in error by less than 2^-38 of it below. A warp has 16 rows of W, and reads its codes a chunk
+// ahead, in the order of its operands (formats/tile_codes.py). The block has SLICE columns of x in shared memory, as the
+// lanes want them: of each 32 columns, lane l % 4 finds its 8 side by side.
 // With several slices, sums go to `partial`, and the last block of the rows to arrive adds them in the order of slices.
 // grid = (ceil(N / (16 WARPS)), slices, ceil(M / (8 TILES))), 32 WARPS threads.
 //
 // Parameters: BITS (q) · UNITS of 64 columns a chunk · FLUSH columns after which scales are applied, 32, 64 or 128 ·
 // GROUP flushes a group, 0: one group is all of K · SLICE columns, whole chunks · TILES of 8 rows of x, 1 or 2 · WARPS ·
-// BLOCKS that shall share an SM · SCALE_TYPE float or __half.
+// BLOCKS that shall share an SM · X_TYPE __half or bfloat_t · SCALE_TYPE float or __half.
 
 #include "../common.cuh"
+#include "half_mma.cuh"
 
 constexpr int COLUMNS = 64 * UNITS;          // of a chunk
 constexpr int WORDS = BITS * UNITS;          // of a lane and chunk
@@ -23,36 +26,6 @@ constexpr int ROWS = 16 * WARPS;
 constexpr int STRIDE = SLICE + 32;           // halves between rows of x: 64 bytes more, and their banks differ
 constexpr int STEP = BITS < 2 ? 1 : BITS < 4 ? 2 : BITS < 8 ? 4 : 8;  // bits of a code's first part
 constexpr int SET = BITS == 7 ? 1 : 8 / STEP;                         // pairs that share a rotation
-
-// D = A B + D of a warp: A 16 x 16 and B 16 x 8 halves, D 16 x 8 floats, in the fragments of PTX's mma.m16n8k16.
-struct Operands {
-    unsigned a[4], b[2];
-};
-#ifdef __CUDACC__
-__device__ __forceinline__ void multiply_add(float4 &d, const Operands &of) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+f"(d.x), "+f"(d.y), "+f"(d.z), "+f"(d.w)
-        : "r"(of.a[0]), "r"(of.a[1]), "r"(of.a[2]), "r"(of.a[3]), "r"(of.b[0]), "r"(of.b[1]));
-}
-#else
-static inline float half_of(unsigned pair, int k) {
-    return to_float(__ushort_as_half(static_cast<unsigned short>(pair >> 16 * (k % 2))));
-}
-static inline void multiply_add(float4 &d, const Operands &mine) {
-    const auto all = cuda_on_host::lanes(0xffffffffu, mine);
-    const int row = threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
-    float *const sums[4] = {&d.x, &d.y, &d.z, &d.w};
-    for (int i = 0; i < 4; i++)
-        for (int k = 0; k < 16; k++) {
-            const Operands left = all[row * 4 + k % 8 / 2], right = all[(column + i % 2) * 4 + k % 8 / 2];
-            *sums[i] += half_of(left.a[i / 2 + k / 8 * 2], k) * half_of(right.b[k / 8], k);
-        }
-}
-#endif
-
-__device__ __forceinline__ unsigned as_word(__half2 pair) { return *reinterpret_cast<unsigned *>(&pair); }
-__device__ __forceinline__ __half2 as_halves(unsigned word) { return *reinterpret_cast<__half2 *>(&word); }
 
 // One instruction; with two constants the compiler would take two.
 #ifdef __CUDACC__
@@ -151,7 +124,7 @@ __device__ __forceinline__ void multiply(float4 *sums, Chunk &chunk, const Sourc
                 for (int t = 0; t < TILES; t++) {
                     of.b[0] = s ? columns[t].z : columns[t].x;
                     of.b[1] = s ? columns[t].w : columns[t].y;
-                    multiply_add(dots[t], of);
+                    dots[t] = multiply_add(of, dots[t]);
                 }
             }
             if (IN_PLACE && part % 2) {
@@ -176,22 +149,43 @@ __device__ __forceinline__ void multiply(float4 *sums, Chunk &chunk, const Sourc
     if (!IN_PLACE) chunk = ahead;
 }
 
-// The slice of m rows of x, zeros behind its end, and the total of each row and flush.
-__device__ __forceinline__ void load_x(__half *values, float *totals, const __half *x, int m, int first, int columns) {
-    for (int n = 0; n < m; n++)
+// The slice of m rows of x as halves, zeros behind its end, the total of each row and flush, and of bfloat16 the units.
+__device__ __forceinline__ void load_x(__half *values, float *totals, float *units, const X_TYPE *x, int m, int first,
+                                       int columns) {
+    X_TYPE *const raw = reinterpret_cast<X_TYPE *>(values);  // as it is read, until it is a half in the same place
+    __shared__ unsigned largest[Wide<X_TYPE>::value ? 8 * TILES * WARPS : 1];  // bits of |x|, in the order of floats
+    const int warp = threadIdx.x / 32;
+    for (int n = 0; n < m; n++) {
+        unsigned bits = 0;
         for (int k = threadIdx.x; k < SLICE; k += 32 * WARPS) {
             const int at = k / 32 * 32 + k % 16 / 4 * 8 + k % 32 / 16 * 4 + k % 4;
             const int column = first + k;
-            values[n * STRIDE + at] = column < columns ? x[static_cast<size_t>(n) * columns + column] : round_to(0.0f, __half());
+            const X_TYPE value = column < columns ? x[static_cast<size_t>(n) * columns + column] : round_to(0.0f, X_TYPE());
+            raw[n * STRIDE + at] = value;
+            if (Wide<X_TYPE>::value) bits = max(bits, __float_as_uint(fabsf(to_float(value))));
         }
+        if (!Wide<X_TYPE>::value) continue;
+        bits = __reduce_max_sync(0xffffffffu, bits);
+        if (threadIdx.x % 32 == 0) largest[n * WARPS + warp] = bits;
+    }
     __syncthreads();
-    for (int item = threadIdx.x / 32; item < SLICE / FLUSH * 8 * TILES; item += WARPS) {
+    for (int item = warp; item < SLICE / FLUSH * 8 * TILES; item += WARPS) {
         const int flush = item / (8 * TILES), n = item % (8 * TILES);
-        float total = 0.0f;
+        float total = 0.0f, unit = 1.0f;
+        if (Wide<X_TYPE>::value && n < m) {
+            unsigned bits = 0;
+            for (int w = 0; w < WARPS; w++) bits = max(bits, largest[n * WARPS + w]);
+            unit = unit_below(__uint_as_float(bits), 15);
+        }
         if (n < m)
-            for (int k = threadIdx.x % 32; k < FLUSH; k += 32) total += to_float(values[n * STRIDE + flush * FLUSH + k]);
+            for (int k = threadIdx.x % 32; k < FLUSH; k += 32) {
+                const int at = n * STRIDE + flush * FLUSH + k;
+                if (Wide<X_TYPE>::value) values[at] = round_to(to_float(raw[at]) * (1.0f / unit), __half());
+                total += to_float(values[at]);
+            }
         total = warp_sum(total);
         if (threadIdx.x % 32 == 0) totals[item] = total;
+        if (Wide<X_TYPE>::value && flush == 0 && threadIdx.x % 32 == 0) units[n] = unit;
     }
     __syncthreads();
 }
@@ -199,8 +193,8 @@ __device__ __forceinline__ void load_x(__half *values, float *totals, const __ha
 extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS)
 lut_gemv_r5(const uint4 *words,          // [T][chunks][VECTORS][32], T = ceil(N / 16)
             const Scales *scales,        // [G][T][8]
-            const __half *x,             // [M][K]
-            __half *y,                   // [M][N]
+            const X_TYPE *x,             // [M][K]
+            X_TYPE *y,                   // [M][N]
             float *partial,              // [M][slices][ROWS gridDim.x], if there are several slices
             unsigned *arrived,           // [ceil(M / (8 TILES))][gridDim.x], zeros
             int rows,                    // N
@@ -210,7 +204,7 @@ lut_gemv_r5(const uint4 *words,          // [T][chunks][VECTORS][32], T = ceil(N
             int groups)                  // G
 {
     DYNAMIC_SHARED(__half, values);      // [rows of x][STRIDE]
-    __shared__ float totals[SLICE / FLUSH * 8 * TILES];
+    __shared__ float totals[SLICE / FLUSH * 8 * TILES], units[8 * TILES];
     const int from = blockIdx.z * 8 * TILES, m = min(all - from, 8 * TILES), slices = gridDim.y;
     const int lane = threadIdx.x % 32, tiles = (rows + 15) / 16, tile = blockIdx.x * WARPS + threadIdx.x / 32;
     const int first = blockIdx.y * (SLICE / COLUMNS), last = min(first + SLICE / COLUMNS, chunks);
@@ -220,7 +214,7 @@ lut_gemv_r5(const uint4 *words,          // [T][chunks][VECTORS][32], T = ceil(N
     const Source source = {words + static_cast<size_t>(tile) * chunks * VECTORS * 32 + lane,
                            scales + static_cast<size_t>(tile) * 8 + lane / 4, tiles, groups};
     if (busy) source.load(chunk, first);
-    load_x(values, totals, x + static_cast<size_t>(from) * columns, m, first * COLUMNS, columns);
+    load_x(values, totals, units, x + static_cast<size_t>(from) * columns, m, first * COLUMNS, columns);
 
     float4 sums[TILES];
     const __half *at[TILES];
@@ -243,10 +237,11 @@ lut_gemv_r5(const uint4 *words,          // [T][chunks][VECTORS][32], T = ceil(N
         for (int i = 0; i < 4; i++) {
             const int n = t * 8 + lane % 4 * 2 + i % 2, own = row + i / 2 * 8;
             if (n >= m) continue;
+            const float value = Wide<X_TYPE>::value ? values_of[i] * units[n] : values_of[i];
             if (slices > 1)
-                __stcg(partial + (static_cast<size_t>(from + n) * slices + blockIdx.y) * stride + own, values_of[i]);
+                __stcg(partial + (static_cast<size_t>(from + n) * slices + blockIdx.y) * stride + own, value);
             else if (own < rows)
-                y[static_cast<size_t>(from + n) * rows + own] = __float2half_rn(values_of[i]);
+                y[static_cast<size_t>(from + n) * rows + own] = round_to(value, X_TYPE());
         }
     }
     if (slices == 1 || !last_to_arrive(arrived + blockIdx.z * gridDim.x + blockIdx.x, slices)) return;
@@ -255,6 +250,6 @@ lut_gemv_r5(const uint4 *words,          // [T][chunks][VECTORS][32], T = ceil(N
         if (own >= rows) continue;
         float sum = 0.0f;
         for (int s = 0; s < slices; s++) sum += __ldcg(partial + (static_cast<size_t>(from + n) * slices + s) * stride + own);
-        y[static_cast<size_t>(from + n) * rows + own] = __float2half_rn(sum);
+        y[static_cast<size_t>(from + n) * rows + own] = round_to(sum, X_TYPE());
     }
 }

@@ -1,8 +1,9 @@
 """R5: uniform codes, made halves in registers and multiplied by tensor cores; 16 rows of x cost little more than one.
 
-One scale a group in the place of q: 7 to 10 % fewer bytes than the same weight in BCQ. Codes and float16 activations
-are exact in a half, sums are float32. A block's bytes are those of its weights, of x and of its partial sums; the plan
-takes the slice that leaves the busiest SM the least to move, slower where too few loads are under way.
+One scale a group in the place of q: 7 to 10 % fewer bytes than the same weight in BCQ. Codes and activations of 16 bits
+are exact in a half (bfloat16, divided by a power of two, down to 2^-31 of its row's largest), sums are float32. A
+block's bytes are those of its weights, of x and of its partial sums; the plan takes the slice that leaves the busiest
+SM the least to move, slower where too few loads are under way.
 """
 
 from __future__ import annotations
@@ -29,8 +30,10 @@ def refuses(case: Case, knobs: Knobs) -> str | None:
     warps, slice_ = knobs["warps"], knobs["slice"]
     if not case.uniform:
         return "the weight is no uniform code with one scale a group (Eq. 5): r5 takes those, r1 any binary code"
-    if case.x != torch.float16:
-        return f"x is {case.x}: r5 multiplies halves; convert x to float16, or take r1"
+    if case.x == torch.float32:
+        return (
+            "x is torch.float32: r5 multiplies halves; convert x to float16 or bfloat16, or take r1"
+        )
     if case.group % 32 and case.group != case.columns:
         return f"g={case.group_size}: r5 takes groups that are multiples of 32, or one group; r0 takes any"
     if warps not in (1, 2, 4, 8, 16):
@@ -67,6 +70,7 @@ def plan(case: Case, gpu: Gpu, knobs: Knobs) -> Plan:
             "TILES": tiles,
             "WARPS": warps,
             "BLOCKS": blocks,
+            "X_TYPE": case.types["X_TYPE"],
             "SCALE_TYPE": case.types["ALPHA_TYPE"],
         },
         steps=(
@@ -118,8 +122,9 @@ def _slice(case: Case, gpu: Gpu, warps: int, blocks: int) -> int:
     whole = -(-case.columns // chunk) * chunk
 
     def fits(slice_: int) -> bool:
-        totals = slice_ // _flush(case) * MOST_ROWS * 4
-        return (_x_bytes(case, slice_) + totals + RESERVED) * blocks <= gpu.sm_shared
+        of_row = slice_ // _flush(case) + (1 + warps) * (case.x == torch.bfloat16)  # totals, units
+        bytes_ = _x_bytes(case, slice_) + 4 * of_row * MOST_ROWS + RESERVED
+        return bytes_ * blocks <= gpu.sm_shared
 
     def cost(slice_: int) -> float:
         count = -(-case.rows // rows) * -(-case.columns // slice_)
