@@ -17,7 +17,7 @@ from lutlab.energy import Energy, Nvml, Several, energy_of, idle_watts, missing_
 from lutlab.evaluators import contestants, products, ranks, tensor_parallel
 from lutlab.records import Measurement, RunSpec, Subject
 from lutlab.registry import register
-from lutlab.timing import COLD, GpuTimer, race
+from lutlab.timing import COLD, GpuTimer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 # Replays between two looks at a clock, while which all ranks run on their own.
 _RUN_SECONDS = 0.1
-_CHOOSING_ROUNDS = 3
 
 
 @dataclass(frozen=True)
@@ -121,15 +120,12 @@ def _of_rank(rank: Rank, spec: RunSpec) -> Energies | None:
 
     beside = None if rank.index else _of_one(tensor_parallel.alone(spec, rank))
     rank.largest(0.0)
-    layouts, facts = tensor_parallel.share(spec, rank)
+    shared, facts = tensor_parallel.share(spec, rank)
     timer = GpuTimer(tensor_parallel.CALLS)
     with torch.inference_mode():
-        slowest = tensor_parallel.Slowest(rank, timer)
-        race([one.whole for one in layouts], slowest, _CHOOSING_ROUNDS)
-        shared = tensor_parallel.fastest(layouts)
-        whole = shared.whole
-        graph, calls = timer.graph(whole, COLD)
-        replays = math.ceil(_RUN_SECONDS / (whole.seconds() * calls))
+        graph, calls = timer.graph(shared.whole, COLD)
+        seconds = tensor_parallel.Slowest(rank, timer)(shared.whole, COLD)
+        replays = math.ceil(_RUN_SECONDS / (seconds * calls))
 
         def run() -> None:
             for _ in range(replays):

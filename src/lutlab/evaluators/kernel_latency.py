@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from lutlab.energy import clocks_of
 from lutlab.errors import LutlabError, nearest
-from lutlab.evaluators import contestants, products
+from lutlab.evaluators import contestants, products, tensor_parallel
 from lutlab.groups import group_count, group_length
 from lutlab.records import Measurement, RunSpec, Subject
 from lutlab.registry import register
@@ -36,10 +36,11 @@ class KernelLatency:
     latency_us, baseline_fp16_us, baseline_fp32_us, speedup_fp16, speedup_fp32; best_us, best_speedup_fp16 and
     best_speedup_fp32 of lutlab's best kernel where the row's is the papers', else the same again; gb_s,
     bandwidth_fraction; bits_per_weight, as stored; relative_error; compute_percent and communication_percent, 100
-    and 0 of one device. Of quantized weights also over_rowwise; group_size, the most weights that share a scale;
-    and of the size, against dense weights of so many bits, baseline_fp16_mb and ratio_fp16 as stored,
-    megabytes_fp16_table and ratio_fp16_table with one scale of 16 bits a group, as the papers' tables print it,
-    ratio_fp16_eq with q of them, as their equations say (LUT-GEMM Eq. 7, nuQmm Eq. 3); likewise fp32.
+    and 0 of one device, of several as tensor_parallel.py says. Of quantized weights also over_rowwise; group_size,
+    the most weights that share a scale; and of the size, against dense weights of so many bits, baseline_fp16_mb
+    and ratio_fp16 as stored, megabytes_fp16_table and ratio_fp16_table with one scale of 16 bits a group, as the
+    papers' tables print it, ratio_fp16_eq with q of them, as their equations say (LUT-GEMM Eq. 7, nuQmm Eq. 3);
+    likewise fp32.
 
     Attributes:
         rounds: None: 7 on a CPU, 200 on a GPU.
@@ -69,24 +70,22 @@ class KernelLatency:
         """Needs no model, no text and no tokenizer: the row's RunSpec alone.
 
         Raises:
-            LutlabError: a contestant's product is wrong, or there is no kernel for the row.
+            LutlabError: a contestant's product is wrong, or there is no kernel for the row, or of GPUs that share
+                a product one failed.
         """
         import torch
 
         spec = subject.run
-        entered = contestants.enter(spec, self.weights)
-        cpu = spec.device == "cpu"
         rounds = self.rounds or ROUNDS[spec.device.partition(":")[0]]
-        timer = CpuTimer() if cpu else GpuTimer()
-        memory, *others = entered.all()
-        with torch.inference_mode():
-            for _ in range(rounds):
-                race([memory], timer, 1, (COLD,))
-                race(others, timer, 1, (self.weights,))
-        clocks = {} if cpu else clocks_of(spec.device)
+        if products.gpus_of(spec) > 1:
+            entered, compute = tensor_parallel.timed(spec, rounds, self.weights)
+        else:
+            entered, compute = _timed(spec, rounds, self.weights), 1.0
+        clocks = {} if spec.device == "cpu" else clocks_of(spec.device)
         own = entered.own
+        shares = {"compute_percent": 100 * compute, "communication_percent": 100 * (1 - compute)}
         return Measurement(
-            values=_values(spec, entered, self.weights),
+            values=_values(spec, entered, self.weights) | shares,
             n=rounds,
             samples=tuple(own.rounds[self.weights]),
             facts=entered.facts
@@ -99,6 +98,20 @@ class KernelLatency:
                 "memory_gb_s": entered.memory.bandwidth() * 1e-9,
             },
         )
+
+
+def _timed(spec: RunSpec, rounds: int, kind: str) -> Entrants:
+    """The contestants of one device, after their race."""
+    import torch
+
+    entered = contestants.enter(spec, kind)
+    timer = CpuTimer() if spec.device == "cpu" else GpuTimer()
+    memory, *others = entered.all()
+    with torch.inference_mode():
+        for _ in range(rounds):
+            race([memory], timer, 1, (COLD,))
+            race(others, timer, 1, (kind,))
+    return entered
 
 
 def _values(spec: RunSpec, entered: Entrants, kind: str) -> dict[str, float]:
@@ -117,8 +130,6 @@ def _values(spec: RunSpec, entered: Entrants, kind: str) -> dict[str, float]:
         "bandwidth_fraction": own.fraction(entered.memory, kind),
         "bits_per_weight": own.bytes * 8 / weights,
         "relative_error": max(entered.facts["relative_errors"].values()),
-        "compute_percent": 100.0,
-        "communication_percent": 0.0,
     }
     if spec.method == "none":
         return values

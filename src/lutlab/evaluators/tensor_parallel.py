@@ -1,19 +1,18 @@
 """A dense product whose matrix p GPUs share, beside the same product on one of them: y[M, N] = x[M, K] W[N, K]^T.
 
     rank r has W_r, N/p rows of W, and all of x;    y_r^T = W_r x^T  [N/p, M];    y^T [N, M]: the y_r^T of all, gathered
-    compute = seconds of the products alone / seconds with the gathering; the rest is communication
+    compute = seconds of the same products without the gathering / seconds with it; the rest is communication
 
-A time is the slowest rank's. What communication is, is so inferred from the same calls without it: it holds what a rank
-waits for the others. The papers say that NCCL communicates (nuQmm, Section III-D), and neither which side of W is
-shared out nor what is sent. By rows, as here, is the one that sends only y, each of its numbers once; it is what
-Megatron-LM calls column parallel. Of several products, those of a layer, each is gathered before the next one begins:
-the papers time them one by one. Both cuBLAS layouts of W_r are timed, and the faster is the row's.
+A time is the slowest rank's; communication holds what ranks wait for each other. The papers say that NCCL communicates
+(nuQmm, Section III-D), and neither which side of W is shared out nor what is sent. By rows, as here, is the one that
+sends only y, each of its numbers once; it is what Megatron-LM calls column parallel. Of several products, those of a
+layer, each is gathered before the next one begins: the papers time them one by one. As with one GPU, W_r has the layout
+of cuBLAS's that won a short race.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -31,21 +30,14 @@ if TYPE_CHECKING:
 
 # Calls of a graph that ranks begin together: they do so within some ten microseconds, which many calls share.
 CALLS = 100
+_CHOOSING_ROUNDS = 20  # of the race between the layouts
 
 
 @dataclass(frozen=True)
 class Shared:
-    """One layout of the shares of W: `whole` multiplies and gathers, `product` only multiplies."""
+    """What the ranks do at the same time: `whole` multiplies and gathers, `product` only multiplies."""
 
     whole: Contestant
-    product: Contestant
-
-
-@dataclass(frozen=True)
-class Timed:
-    """What a race of the ranks leaves: rounds, and contestants that can no longer be called."""
-
-    entrants: Entrants
     product: Contestant
 
 
@@ -62,10 +54,12 @@ class Slowest:
         return self.rank.largest(self.timer(one, kind))
 
 
-def timed(spec: RunSpec, rounds: int, kind: str = COLD) -> Timed:
+def timed(spec: RunSpec, rounds: int, kind: str = COLD) -> tuple[Entrants, float]:
     """Race the shared product with those that contestants.enter has for the first GPU alone, in one run.
 
-    Entrants.memory is what the GPUs copy together: so many times what the first one does.
+    Returns:
+        The contestants with their rounds, which can no longer be called, of memory what the GPUs copy together, so many
+        times what the first one does; and which part of the product's time is compute.
 
     Raises:
         LutlabError: as ranks.run, a product is wrong above all.
@@ -73,12 +67,12 @@ def timed(spec: RunSpec, rounds: int, kind: str = COLD) -> Timed:
     return ranks.run(time_on, products.gpus_of(spec), spec.device, (spec, rounds, kind))
 
 
-def time_on(rank: Rank, spec: RunSpec, rounds: int, kind: str) -> Timed | None:
+def time_on(rank: Rank, spec: RunSpec, rounds: int, kind: str) -> tuple[Entrants, float] | None:
     """The part of one rank; None but of rank 0."""
     import torch
 
-    entered = None if rank.index else contestants.enter(alone(spec, rank))
-    layouts, facts = share(spec, rank)
+    entered = None if rank.index else contestants.enter(alone(spec, rank), kind)
+    shared, facts = share(spec, rank, kind)
     cpu = rank.device == "cpu"
     timer = CpuTimer() if cpu else GpuTimer()
     slowest = Slowest(rank, CpuTimer() if cpu else GpuTimer(CALLS))
@@ -88,9 +82,10 @@ def time_on(rank: Rank, spec: RunSpec, rounds: int, kind: str) -> Timed | None:
                 memory, *others = entered.all()
                 race([memory], timer, 1)
                 race(others, timer, 1, (kind,))
-            for one in layouts:
-                race([one.product, one.whole], slowest, 1, (kind,))
-    return entered and _result(entered, fastest(layouts, kind), facts)
+            race([shared.product, shared.whole], slowest, 1, (kind,))
+    if entered is None:
+        return None
+    return _result(entered, shared, facts), shared.whole.times(shared.product, kind)
 
 
 def alone(spec: RunSpec, rank: Rank) -> RunSpec:
@@ -98,25 +93,29 @@ def alone(spec: RunSpec, rank: Rank) -> RunSpec:
     return dataclasses.replace(spec, kernel="auto", device=rank.device)
 
 
-def fastest(layouts: Sequence[Shared], kind: str = COLD) -> Shared:
-    """The same for all ranks, as their times are."""
-    return min(layouts, key=lambda one: one.whole.seconds(kind))
-
-
-def share(spec: RunSpec, rank: Rank) -> tuple[list[Shared], dict[str, Any]]:
-    """This rank's share of each product, in both of cuBLAS's layouts, on a CPU in one; and facts for a record.
+def share(spec: RunSpec, rank: Rank, kind: str = COLD) -> tuple[Shared, dict[str, Any]]:
+    """This rank's share of each product, and facts for a record.
 
     Raises:
         LutlabError: what was gathered is not the product.
     """
-    spec = alone(spec, rank)
-    maker = contestants.Maker(spec, *contestants.cold_bytes(rank.device))
-    found = []
-    for layout in ("[N, K]",) if maker.cpu else ("[N, K]", "[K, N]"):
-        parts = [_part(maker, rank, shape, layout) for shape in products.shapes_of(spec)]
-        wholes, alones = zip(*((one.whole, one.product) for one in parts), strict=True)
-        found.append(Shared(together(wholes), together(alones)))
-    return found, maker.facts | _connection(rank)
+    maker = contestants.Maker(alone(spec, rank), *contestants.cold_bytes(rank.device))
+    parts = [_fastest(maker, rank, shape, kind) for shape in products.shapes_of(spec)]
+    whole, product = (together([getattr(p, n) for p in parts]) for n in ("whole", "product"))
+    return Shared(whole, product), maker.facts | _connection(rank)
+
+
+def _fastest(maker: contestants.Maker, rank: Rank, shape: Shape, kind: str) -> Shared:
+    """In the layout that is faster with the gathering; all ranks choose the same, as their times are."""
+    if maker.cpu:
+        return _part(maker, rank, shape, "[N, K]")
+    both = [_part(maker, rank, shape, layout) for layout in ("[N, K]", "[K, N]")]
+    wholes = [one.whole for one in both]
+    race(wholes, Slowest(rank, GpuTimer(CALLS)), _CHOOSING_ROUNDS, (kind,))
+    took = {one.name: one.seconds(kind) * 1e6 for one in wholes}
+    maker.facts.setdefault("shared_us", {})["x".join(map(str, shape))] = took
+    best = min(both, key=lambda one: took[one.whole.name])
+    return Shared(dataclasses.replace(best.whole, rounds={}), best.product)
 
 
 def _part(maker: contestants.Maker, rank: Rank, shape: Shape, layout: str) -> Shared:
@@ -167,9 +166,9 @@ def facts_of(beside: dict[str, Any], shared: Shared, facts: dict[str, Any]) -> d
     return beside | facts | names | {"relative_errors": errors}
 
 
-def _result(entered: Entrants, shared: Shared, facts: dict[str, Any]) -> Timed:
+def _result(entered: Entrants, shared: Shared, facts: dict[str, Any]) -> Entrants:
     own, memory = _ended(shared.whole), _ended(entered.memory)
-    entrants = Entrants(
+    return Entrants(
         own=own,
         best=own,
         fp16=_ended(entered.fp16),
@@ -178,7 +177,6 @@ def _result(entered: Entrants, shared: Shared, facts: dict[str, Any]) -> Timed:
         memory=dataclasses.replace(memory, bytes=facts["devices"] * memory.bytes),
         facts=facts_of(entered.facts, shared, facts),
     )
-    return Timed(entrants, _ended(shared.product))
 
 
 def _ended(one: Contestant) -> Contestant:
