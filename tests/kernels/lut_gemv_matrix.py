@@ -72,9 +72,7 @@ def allowed(variant, packed, x):
     """The error that a variant may have."""
     if x.dtype == F32:
         return FLOAT
-    if (
-        x.dtype == BF16
-    ):  # what rounding the exact y leaves; an error before that adds at most twice itself
+    if x.dtype == BF16:  # of the exact y's rounding; an error before that adds at most twice itself
         return error(exact(packed, x).to(BF16), packed, x) + 2 * OF_TABLES
     if variant.deterministic:
         return HALF_OF_MANY if packed.shape[0] >= 1000 else HALF

@@ -73,7 +73,7 @@ def test_compiles(text, arch):
 def test_on_a_gpu(text, bits):
     device = launcher.device_of("cuda")
     built = cuda.build(text, "test-popc-mma", launcher.gpu(device).arch)
-    kernel = launcher.load_kernel(str(built.path), "multiply", device)
+    kernel = launcher.load_kernel(str(built.path), "multiply", device, launcher.gpu(device))
     a, b = (words.to(device) for words in fragments(*bits))
     d = torch.full((32, 4), -1, dtype=torch.int32, device=device)
     with launcher.on_torch_stream(device):
