@@ -4,6 +4,7 @@ import ctypes
 import json
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import numpy as np
@@ -138,8 +139,9 @@ def gpu(monkeypatch):
     """The CPU taken for an H200: its device is called cpu."""
     made = []
 
-    def load(path, function, device, gpu):
+    def load(path, function, device, gpu, carve):
         made.append(StandIn(path, function))
+        made[-1].carve = carve
         return made[-1]
 
     class Nothing:
@@ -169,6 +171,51 @@ def test_a_bound_product_is_the_product(gpu, name):
         assert y is room
     assert len(gpu) == 2  # loaded once for 1 row and once for 2
     assert product(inputs(0, 200, F16)).shape == (0, 70)
+
+
+@cuda_on_host.needs_nvrtc
+@pytest.mark.parametrize(
+    ("name", "carved"), [("r0", [False]), ("r1", [True]), ("r4", [False, True])]
+)
+def test_shared_memory_is_asked_for_where_tables_or_rings_lie_in_it(gpu, name, carved):
+    knobs = {"launches": 2} if name == "r4" else {}
+    launcher.bind(weight(64, 256, 2, 128), F16, variant=name, knobs=knobs).prepare(1)
+    assert [kernel.carve for kernel in gpu] == carved
+
+
+@pytest.mark.parametrize(("carve", "attributes"), [(False, {}), (True, {"carveout": 100})])
+def test_a_kernel_is_loaded_with_its_attributes_on_its_device(carve, attributes, monkeypatch):
+    """By CuPy's names; those of a RawKernel are checked against the installed CuPy."""
+    raw = pytest.importorskip("cupy").RawKernel
+    names = (
+        "shared_size_bytes",
+        "max_dynamic_shared_size_bytes",
+        "preferred_shared_memory_carveout",
+    )
+    assert all(hasattr(raw, name) for name in names)
+    kernel = types.SimpleNamespace(shared_size_bytes=1000)
+    on = []
+
+    class Device:
+        def __init__(self, index):
+            self.index = index
+
+        def __enter__(self):
+            on.append(self.index)
+
+        def __exit__(self, *error):
+            on.append("left")
+
+    module = types.SimpleNamespace(get_function=lambda name: on.append(name) or kernel)
+    stand_in = types.SimpleNamespace(
+        RawModule=lambda path: module, cuda=types.SimpleNamespace(Device=Device)
+    )
+    monkeypatch.setitem(sys.modules, "cupy", stand_in)
+    loaded = launcher.load_kernel("a.cubin", "k", torch.device("cuda", 3), H200, carve)
+    assert loaded is kernel
+    assert on == [3, "k", "left"]
+    assert kernel.max_dynamic_shared_size_bytes == H200.block_shared - 1000
+    assert getattr(kernel, "preferred_shared_memory_carveout", None) == attributes.get("carveout")
 
 
 @cuda_on_host.needs_nvrtc

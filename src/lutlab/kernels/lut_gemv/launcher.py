@@ -180,7 +180,7 @@ class Product:
 
         return tuple(
             _Launch(
-                load_kernel(path, step.function, self.device, self.gpu),
+                load_kernel(path, step.function, self.device, self.gpu, carve=step.shared > 0),
                 step,
                 tuple(map(argument, step.arguments)),
             )
@@ -204,13 +204,21 @@ def gpu(device: torch.device) -> Gpu:
     )
 
 
-def load_kernel(path: str, function: str, device: torch.device, gpu: Gpu) -> Any:
-    """A function of a cubin, allowed all shared memory; loaded now: later would break the capture of a graph."""
+def load_kernel(
+    path: str, function: str, device: torch.device, gpu: Gpu, carve: bool = False
+) -> Any:
+    """A function of a cubin, allowed all shared memory; loaded now: later would break the capture of a graph.
+
+    carve: an SM's L1 cache gives way to shared memory, so that as many blocks share the SM as the plan counts on. For
+    kernels with tables or rings in shared memory, which read little else twice; the driver's own choice may be less.
+    """
     import cupy
 
     with cupy.cuda.Device(device.index):
         kernel = cupy.RawModule(path=path).get_function(function)
         kernel.max_dynamic_shared_size_bytes = gpu.block_shared - kernel.shared_size_bytes
+        if carve:
+            kernel.preferred_shared_memory_carveout = 100  # percent
     return kernel
 
 
