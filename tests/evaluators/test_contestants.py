@@ -8,7 +8,8 @@ import torch
 from lutlab.errors import LutlabError
 from lutlab.evaluators import contestants, products
 from lutlab.formats import pack
-from lutlab.kernels import linear
+from lutlab.kernels import choice, gpu_linear, linear
+from lutlab.kernels.lut_gemv.variant import H200
 from lutlab.records import BCQTensor, ModelSpec, RunSpec, UniformTensor
 
 OFFSET = (("offset", True),)
@@ -205,8 +206,29 @@ class FakeProduct:
         return x @ self.weight.dense.t()
 
 
+def a_gpu(monkeypatch, chosen):
+    """The CPU taken for a GPU on which a kernel was chosen."""
+    launcher = "lutlab.kernels.lut_gemv.launcher"
+    monkeypatch.setattr(f"{launcher}.device_of", lambda device: device)
+    monkeypatch.setattr(f"{launcher}.gpu", lambda device: H200)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a stand-in")
+    monkeypatch.setattr(choice, "choose", lambda case, gpu, name: (chosen, choice.RACE))
+
+
+def test_on_a_gpu_many_rows_go_through_a_dense_weight(monkeypatch):
+    a_gpu(monkeypatch, choice.DENSE)
+    monkeypatch.setattr(gpu_linear, "dequantize", lambda packed, dtype: packed.dequantize())
+    packed = pack(contestants.draw(row(), SHAPE, 16))
+    x = torch.randn(4, 80)
+    one = contestants.Maker(row(), 1, {})._gpu(x, packed, "auto")
+    assert packed.offset is None
+    assert one.name == "dequantize every call, cuBLAS"
+    assert one.bytes == packed.planes.nbytes + packed.alpha.nbytes
+    torch.testing.assert_close(one.run(0), x @ packed.dequantize().t())
+
+
 @pytest.mark.parametrize(
-    ("kernel", "variant"), [("auto", None), ("lut_gemm", "r0"), ("r1", "r1"), ("optq", "optq")]
+    ("kernel", "variant"), [("auto", "r5"), ("lut_gemm", "r0"), ("r1", "r1"), ("optq", "optq")]
 )
 def test_on_a_gpu_every_copy_is_a_product_with_weights_of_its_own(kernel, variant, monkeypatch):
     made = []
@@ -219,6 +241,7 @@ def test_on_a_gpu_every_copy_is_a_product_with_weights_of_its_own(kernel, varian
         weight = FakeWeight(packed.dequantize(), {"planes": packed.planes, "offset": None})
         return product(variant, weight, dtype, device, "sm_90", knobs)
 
+    a_gpu(monkeypatch, "r5")
     monkeypatch.setattr("lutlab.kernels.lut_gemv.launcher.bind", bind)
     monkeypatch.setattr("lutlab.kernels.lut_gemv.launcher.Product", product)
     packed = pack(contestants.draw(row(), SHAPE, 16))

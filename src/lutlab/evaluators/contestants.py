@@ -235,9 +235,24 @@ class Maker:
 
     def _gpu(self, x: torch.Tensor, packed: PackedBCQ, kernel: str) -> Contestant:
         """The one place that knows the GPU kernels."""
+        import torch
+
+        from lutlab.kernels import choice
+        from lutlab.kernels.gpu_linear import gpu_linear
         from lutlab.kernels.lut_gemv import launcher
+        from lutlab.kernels.lut_gemv.variant import case
 
         variant = products.variant_of(kernel)
+        if variant is None:
+            wanted, device = case(packed, x.dtype, len(x)), launcher.device_of(x.device)
+            gpu_name = torch.cuda.get_device_name(device)
+            variant, _ = choice.choose(wanted, launcher.gpu(device), gpu_name)
+        if variant == choice.DENSE:
+            size = sum(
+                t.nbytes for t in (packed.planes, packed.alpha, packed.offset) if t is not None
+            )
+            linear = gpu_linear(packed)
+            return Contestant("dequantize every call, cuBLAS", size, 1, lambda i: linear(x))
         knobs = dict(self.spec.knobs) if kernel == self.spec.kernel else None
         first = launcher.bind(packed, x.dtype, x.device, variant, knobs)
         size = sum(buffer.nbytes for buffer in first.weight.buffers.values() if buffer is not None)
