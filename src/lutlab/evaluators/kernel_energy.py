@@ -119,7 +119,7 @@ def _of_rank(rank: Rank, spec: RunSpec) -> Energies | None:
     import torch
 
     beside = None if rank.index else _of_one(tensor_parallel.alone(spec, rank))
-    rank.largest(0.0)
+    rank.largest(0.0)  # with idle GPUs until then
     shared, facts = tensor_parallel.share(spec, rank)
     timer = GpuTimer(tensor_parallel.CALLS)
     with torch.inference_mode():

@@ -200,9 +200,11 @@ def _meet(rank: Rank, folder: Path, seconds: float) -> None:
     torch.set_num_threads(1)  # the ranks share the processor, and only launch
     if rank.device != "cpu":
         torch.cuda.set_device(rank.device)
+    store = distributed.FileStore(str(folder / "meeting"), rank.count)
+    store.set_timeout(timedelta(seconds=seconds))
     distributed.init_process_group(
         "gloo" if rank.device == "cpu" else "cpu:gloo,cuda:nccl",
-        store=distributed.FileStore(str(folder / "meeting"), rank.count),
+        store=store,
         rank=rank.index,
         world_size=rank.count,
         timeout=timedelta(seconds=seconds),

@@ -72,6 +72,7 @@ def time_on(rank: Rank, spec: RunSpec, rounds: int, kind: str) -> tuple[Entrants
     import torch
 
     entered = None if rank.index else contestants.enter(alone(spec, rank), kind)
+    rank.largest(0.0)  # with idle GPUs until then
     shared, facts = share(spec, rank, kind)
     cpu = rank.device == "cpu"
     timer = CpuTimer() if cpu else GpuTimer()
