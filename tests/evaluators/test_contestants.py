@@ -146,6 +146,14 @@ def test_a_dense_row_is_its_own_baseline():
     assert found.all() == [found.memory, found.fp32]
 
 
+def test_a_dense_row_in_bfloat16_is_multiplied_in_bfloat16(monkeypatch):
+    monkeypatch.setattr(contestants, "GpuTimer", lambda: lambda one, kind: 1e-6)
+    part = GpuMaker(row(method="none", q=16, g=-1, dtype="bfloat16"), 1, {}).part(SHAPE)
+    names = [part[name].name for name in ("own", "fp16", "fp32")]
+    assert names == [f"torch {dtype} [N, K]" for dtype in ("bfloat16", "float16", "float32")]
+    assert part["own"].run(0).dtype == torch.bfloat16
+
+
 def test_row_wise_weights_have_nothing_to_be_normalized_by():
     assert contestants.enter(row(g=-1)).rowwise is None
 

@@ -78,6 +78,10 @@ def test_gpu_kernels_are_known_by_the_names_of_their_variants():
     assert products.obstacle(row(method="rtn", kernel="optq", **gpu)) == ""
     wide = row(method="rtn", kernel="optq", device="cuda", dtype="float32")
     assert "float16 activations only" in products.obstacle(wide)
+    bfloat = {"device": "cuda", "dtype": "bfloat16"}
+    assert products.obstacle(row(**bfloat)) == products.obstacle(row(kernel="r4", **bfloat)) == ""
+    for kernel in ("r0", "lut_gemm"):
+        assert "and not in bfloat16" in products.obstacle(row(kernel=kernel, **bfloat))
     assert "of the CPU kernels" in products.obstacle(row(kernel="int16", **gpu))
 
 

@@ -72,7 +72,7 @@ def enter(spec: RunSpec, kind: str = COLD) -> Entrants:
     if maker.cpu:
         joined["fp16"] = joined["fp32"]
     if spec.method == "none":
-        joined["own"] = joined["fp16" if spec.dtype == "float16" else "fp32"]
+        joined["own"] = joined["own"] or joined["fp16" if spec.dtype == "float16" else "fp32"]
     joined["best"] = joined["best"] or joined["own"]
     baseline = "torch float32 product, in the place of cuBLAS"
     if not maker.cpu:
@@ -172,6 +172,8 @@ class Maker:
                 rowwise, _ = self.quantized(x, shape, -1, spec.kernel)
             if spec.kernel == "lut_gemm" and not self.cpu:
                 best, _ = self.quantized(x, shape, spec.g, "auto")
+        elif spec.dtype == "bfloat16":
+            own = self.dense(weight.bfloat16(), x.bfloat16())
         fp16 = None if self.cpu else self.dense(weight.half(), x.half())
         fp32 = self.dense(weight, x)
         return {"own": own, "best": best, "fp16": fp16, "fp32": fp32, "rowwise": rowwise}

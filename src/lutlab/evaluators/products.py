@@ -79,6 +79,10 @@ def obstacle(spec: RunSpec) -> str:
         return _on_a_cpu(spec)
     if spec.kernel == "optq" and spec.dtype != "float16":
         return "lutlab's GPU kernel in the place of OPTQ's takes float16 activations only"
+    if variant_of(spec.kernel) == "r0" and spec.dtype == "bfloat16":
+        return (
+            "the papers' kernel computes in the dtype of x, float16 or float32, and not in bfloat16"
+        )
     return "tables of 16 bits are of the CPU kernels" if spec.kernel == "int16" else ""
 
 

@@ -122,9 +122,9 @@ def _fastest(maker: contestants.Maker, rank: Rank, shape: Shape, kind: str) -> S
 def _part(maker: contestants.Maker, rank: Rank, shape: Shape, layout: str) -> Shared:
     import torch
 
-    x, weight = contestants.operands(maker.spec, shape)
-    if maker.spec.dtype == "float16":
-        x, weight = x.half(), weight.half()
+    x, weight = (
+        t.to(getattr(torch, maker.spec.dtype)) for t in contestants.operands(maker.spec, shape)
+    )
     mine = weight.chunk(rank.count)[rank.index]
     if layout == "[K, N]":
         mine = mine.t().contiguous().t()
