@@ -75,11 +75,11 @@ def test_bfloat16_with_groups_that_only_r0_takes(named_gpu, g):
 def test_the_variant_goes_by_format_type_and_rows(named_gpu):
     codes, planes = (gpu_linear(WEIGHTS[kind]()) for kind in ("codes", "planes"))
     for linear in (codes, planes):
-        for dtype in (F16, F32):
+        for dtype in (F16, BF16, F32):
             for rows in (1, 16):
                 linear(inputs(rows, dtype))
-    assert list(codes.products) == [(F16, "r5"), (F32, "r4")]
-    assert list(planes.products) == [(F16, "r4"), (F32, "r4")]
+    assert list(codes.products) == [(F16, "r5"), (BF16, "r5"), (F32, "r4")]
+    assert list(planes.products) == [(F16, "r4"), (BF16, "r4"), (F32, "r4")]
     assert len(planes.weights) == 1
     assert "lut_gemv r5 (" in codes.describe(few=True)
     assert codes.describe(few=True).endswith("chosen by a model of bytes")
