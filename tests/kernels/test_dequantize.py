@@ -82,7 +82,7 @@ def test_more_rows_than_a_grid_has_blocks(monkeypatch):
 
 @pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.arch)
 def test_resources(gpu):
-    for q, dtype in ((3, F16), (8, F32)):
+    for q, dtype in ((3, F16), (3, BF16), (8, F32)):
         plan = dequantize.plan(bcq.pack(bcq_tensor(4, 64, q, 32, offset="f16")), dtype)
         built = cuda.build(cuda.source(plan.file, plan.parameters), "test-dequantize", gpu.arch)
         takes = built.resources["dequantize_bcq"]
