@@ -4,7 +4,8 @@
 
 Binary and uniform codes of 2, 3, 4 and 8 bits, groups of 128, two shapes, float16 x; at q = 3 and 4 also groups of 32,
 and float32 and bfloat16 x. Contestants are all variants that are ever chosen, and `dense`: dequantize, then cuBLAS.
-They are checked against float64, and their weights are cold, as in bench_lut_gemv.py. Without a GPU it says so and ends.
+They are checked against float64, and their weights are cold, as gpu_contestants.py says. Without a GPU it says so and
+ends.
 """
 
 from __future__ import annotations
@@ -12,12 +13,11 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator
-from copy import deepcopy
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from bench_lut_gemv import (
+from gpu_contestants import (
     DEVICE,
     LARGE,
     SMALL,
@@ -64,9 +64,7 @@ def bound(packed: PackedBCQ, dtype: torch.dtype) -> dict[str, list[launcher.Prod
             continue
         first = launcher.bind(packed, dtype, DEVICE, name)
         size = sum(b.nbytes for b in first.weight.buffers.values() if b is not None)
-        weights = [first.weight, *(deepcopy(first.weight) for _ in range(cold_copies(size) - 1))]
-        rest = dtype, first.device, here, first.knobs
-        found[name] = [launcher.Product(variant, weight, *rest) for weight in weights]
+        found[name] = [first, *(first.copy() for _ in range(cold_copies(size) - 1))]
     return found
 
 

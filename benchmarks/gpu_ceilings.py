@@ -53,21 +53,28 @@ def launch(name: str, blocks: int, arguments: tuple, **parameters: int) -> None:
         function((blocks, 1, 1), (THREADS, 1, 1), arguments, shared_mem=0)
 
 
-def bandwidth(megabytes: int, sms: int) -> dict[str, float]:
-    """GB/s of reading, and of copying, bytes read and written counted; four buffers in turn."""
-    size = megabytes * 10**6 // 64 * 64
-    buffers = [torch.ones(size, dtype=torch.uint8, device="cuda") for _ in range(4)]
-    halves = [buffer.view(2, -1) for buffer in buffers]
+def reader(size: int, copies: int) -> Contestant:
+    """Reading so many bytes, of so many buffers in turn."""
+    sms = launcher.gpu(launcher.device_of("cuda")).sms
+    buffers = [torch.ones(size, dtype=torch.uint8, device="cuda") for _ in range(copies)]
     sink = torch.zeros(1, dtype=torch.int32, device="cuda")
 
     def read(i: int) -> None:
         arguments = (launcher.pointer(buffers[i]), launcher.pointer(sink), np.int64(size // 16))
         launch("read_all", 8 * sms, arguments)
 
+    return Contestant("read", size // 16 * 16, copies, read)
+
+
+def bandwidth(megabytes: int) -> dict[str, float]:
+    """GB/s of reading, and of copying, bytes read and written counted; four buffers in turn."""
+    size = megabytes * 10**6 // 64 * 64
+    halves = [torch.ones(2, size // 2, dtype=torch.uint8, device="cuda") for _ in range(4)]
+
     def copy(i: int) -> None:
         halves[i][1].copy_(halves[i][0])
 
-    both = [Contestant("read", size, 4, read), Contestant("copy", size, 4, copy)]
+    both = [reader(size, 4), Contestant("copy", size, 4, copy)]
     race(both, GpuTimer(), ROUNDS)
     return {one.name: one.bandwidth() * 1e-9 for one in both}
 
@@ -104,7 +111,7 @@ def measure() -> dict[str, Any]:
     gpu = launcher.gpu(launcher.device_of("cuda"))
     found: dict[str, Any] = {
         "gpu": torch.cuda.get_device_name(),
-        "bandwidth_gb_s": {size: bandwidth(size, gpu.sms) for size in MEGABYTES},
+        "bandwidth_gb_s": {size: bandwidth(size) for size in MEGABYTES},
         "wavefronts": {
             name: wavefronts(gpu.sms, **parameters) for name, parameters in LOOKUPS.items()
         },

@@ -3,7 +3,7 @@
 import json
 
 import bench_gpu_choice as bench
-import bench_lut_gemv
+import gpu_contestants
 import pytest
 import torch
 from tests.kernels import test_lut_gemv
@@ -17,12 +17,12 @@ F16 = torch.float16
 
 @pytest.fixture
 def small(gpu, monkeypatch, tmp_path):
-    for module in (bench, bench_lut_gemv):
+    for module in (bench, gpu_contestants):
         monkeypatch.setattr(module, "DEVICE", "cpu")
     monkeypatch.setattr(bench, "products", lambda: iter([((48, 256), 3, 128, False, F16)]))
     monkeypatch.setattr(bench, "ROWS", (1, 3))
     monkeypatch.setattr(bench, "about", dict)
-    monkeypatch.setattr(bench_lut_gemv, "l2_bytes", lambda: 1)
+    monkeypatch.setattr(gpu_contestants, "l2_bytes", lambda: 1)
     monkeypatch.setattr(lut_gemv, "PREFERENCE", ("r4", "r1", "r0"))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "a stand-in")
     monkeypatch.setenv("LUTLAB_CACHE", str(tmp_path / "cache"))

@@ -139,7 +139,7 @@ def gpu(monkeypatch):
     """The CPU taken for an H200: its device is called cpu."""
     made = []
 
-    def load(path, function, device, gpu, carve):
+    def load(path, function, device, gpu, carve=False):
         made.append(StandIn(path, function))
         made[-1].carve = carve
         return made[-1]
@@ -269,6 +269,17 @@ def test_the_workspace_is_made_once(gpu, monkeypatch):
     first = product(x)
     monkeypatch.setattr(launcher, "_allocate", lambda *_: pytest.fail("allocated again"))
     assert torch.equal(product(x), first)
+
+
+@cuda_on_host.needs_nvrtc
+def test_a_copy_has_a_weight_of_its_own(gpu):
+    product = launcher.bind(weight(64, 96, 2, 32), F16, variant="r1", knobs={"threads": 128})
+    x = inputs(1, 96, F16)
+    first, other = product(x), product.copy()
+    product.weight.buffers["planes"].zero_()
+    assert torch.equal(other(x), first)
+    assert not torch.equal(product(x), first)
+    assert other.describe() == product.describe()
 
 
 @cuda_on_host.needs_nvrtc

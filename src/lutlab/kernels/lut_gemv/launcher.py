@@ -10,6 +10,7 @@ A prepared product can be captured in a CUDA graph. It keeps one workspace: use 
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -100,6 +101,11 @@ class Product:
         """What runs, for a record: variant, knobs, architecture."""
         knobs = ", ".join(f"{name}={value}" for name, value in self.knobs.items())
         return f"lut_gemv {self.variant.name} ({knobs}), {self.gpu.arch}"
+
+    def copy(self) -> Product:
+        """The same with a weight and a workspace of its own: a race with cold weights takes several in turn."""
+        weight = copy.deepcopy(self.weight)
+        return Product(self.variant, weight, self.dtype, self.device, self.gpu, self.knobs)
 
     def prepare(self, m: int) -> Product:
         """Compile, load and allocate for m rows of x; before a graph is captured. Returns itself."""

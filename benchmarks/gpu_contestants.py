@@ -1,0 +1,210 @@
+"""Who races in the GPU benchmarks: variants of y = x W^T with low-bit W, cuBLAS, torch's int4, and installed peers.
+
+Every contestant's product is checked against float64 before it is timed. Weights are random, and cold: at least four
+copies, together at least 4 times the L2 cache. Bytes are those stored, scales included.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from lutlab import formats
+from lutlab.energy import clocks_of
+from lutlab.errors import LutlabError
+from lutlab.evaluators import contestants
+from lutlab.formats.bcq import PackedBCQ
+from lutlab.kernels import lut_gemv
+from lutlab.kernels.dequantize import dequantize
+from lutlab.kernels.lut_gemv import launcher
+from lutlab.kernels.lut_gemv.variant import case
+from lutlab.provenance import environment
+from lutlab.records import ModelSpec, RunSpec
+from lutlab.timing import Contestant, copies_for
+
+DEVICE = "cuda"
+LARGE, SMALL = (49152, 12288), (12288, 12288)  # the shapes of the goals, N x K
+ERRORS = {torch.float16: 3e-3, torch.bfloat16: 2e-2, torch.float32: 1e-5}
+
+
+@dataclass
+class Entrant(Contestant):
+    """A contestant with what the table says beside its time."""
+
+    kind: str = ""  # bcq, uniform, dense, peer, through dense
+    error: float = 0.0
+
+
+def about() -> dict[str, Any]:
+    """What the numbers depend on beside the code."""
+    return environment() | {"clocks": clocks_of(DEVICE)}
+
+
+# ---- weights ----
+
+
+def draw(shape: tuple[int, int], q: int, g: int, uniform: bool) -> PackedBCQ:
+    """Random codes with positive scales: binary codes with an offset, or uniform codes, both with float16 scales."""
+    method = "rtn" if uniform else "bcq"
+    model = ModelSpec("drawn", "product", "x".join(map(str, shape)))
+    row = RunSpec(model, method, q, g, (("offset", True),), device=DEVICE, seed=q)
+    return formats.pack(contestants.draw(row, (*shape, 1), g))
+
+
+def activations(m: int, columns: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
+    generator = torch.Generator(DEVICE).manual_seed(m)
+    return torch.randn(m, columns, generator=generator, device=DEVICE).to(dtype)
+
+
+def l2_bytes() -> int:
+    return torch.cuda.get_device_properties(DEVICE).L2_cache_size
+
+
+def cold_copies(size: int) -> int:
+    return max(4, copies_for(size, 4 * l2_bytes()))
+
+
+def relative_error(y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> float:
+    """|y - x W^T| / |x W^T|, the product in float64."""
+    expected = contestants.exact_product(x, weight)
+    return float((y.double() - expected).norm() / expected.norm())
+
+
+def checked(one: Entrant, x: torch.Tensor, weight: torch.Tensor) -> Entrant:
+    """Its error against float64.
+
+    Raises:
+        LutlabError: it is wrong.
+    """
+    one.error = max(relative_error(one.run(i), x, weight) for i in {0, one.copies - 1})
+    if not one.error <= ERRORS[x.dtype]:
+        raise LutlabError(f"{one.name} is wrong by {one.error:.1e}: its speed would say nothing")
+    return one
+
+
+# ---- ours ----
+
+
+def ours(packed: PackedBCQ, x: torch.Tensor, name: str, kind: str) -> Entrant | None:
+    """A variant with its copies; None where it does not take the weight."""
+    here = launcher.gpu(launcher.device_of(DEVICE))
+    variant = lut_gemv.variant(name)
+    if variant.why_not(case(packed, x.dtype, len(x)), here):
+        return None
+    first = launcher.bind(packed, x.dtype, DEVICE, name).prepare(len(x))
+    size = sum(b.nbytes for b in first.weight.buffers.values() if b is not None)
+    products = [first, *(first.copy().prepare(len(x)) for _ in range(cold_copies(size) - 1))]
+    return Entrant(f"{name} {kind}", size, len(products), lambda i: products[i](x), kind=kind)
+
+
+def through_dense(packed: PackedBCQ, x: torch.Tensor, kind: str) -> Entrant:
+    """What QuantLinear does with many rows of x."""
+
+    def run(i: int) -> torch.Tensor:
+        return torch.nn.functional.linear(x, dequantize(packed, x.dtype))
+
+    buffers = (packed.planes, packed.alpha, packed.offset)
+    size = sum(b.nbytes for b in buffers if b is not None)
+    return Entrant(f"dequantize {kind}", size, 1, run, kind="through dense")
+
+
+# ---- cuBLAS and peers ----
+
+
+def cublas(shape: tuple[int, int], x: torch.Tensor) -> list[Entrant]:
+    """The dense product in both layouts, [N, K] and [K, N]."""
+    rows, columns = shape
+    weight = torch.randn(rows, columns, device=DEVICE, dtype=x.dtype)
+    across = [weight.t().contiguous() for _ in range(cold_copies(weight.nbytes))]
+    along = [weight, *(weight.clone() for _ in across[1:])]
+    products: dict[str, Callable[[int], torch.Tensor]] = {
+        "cuBLAS [N, K]": lambda i: torch.nn.functional.linear(x, along[i]),
+        "cuBLAS [K, N]": lambda i: torch.mm(x, across[i]),
+    }
+    return [
+        checked(Entrant(name, weight.nbytes, len(along), run, kind="dense"), x, weight)
+        for name, run in products.items()
+    ]
+
+
+def torch_int4(shape: tuple[int, int], m: int, g: int) -> Entrant:
+    """Aten's weight-only int4 product, bfloat16."""
+    rows, columns = shape
+    x = activations(m, columns, torch.bfloat16)
+    codes = torch.randint(0, 16, shape, device=DEVICE, dtype=torch.int32)
+    scales = 0.01 * (0.5 + torch.rand(columns // g, rows, 2, device=DEVICE)).bfloat16()
+    octets = (codes[:, ::2] << 4 | codes[:, 1::2]).to(torch.uint8)
+    words = torch.ops.aten._convert_weight_to_int4pack(octets, 8)
+    packs = [words.clone() for _ in range(cold_copies(words.nbytes))]
+    wide = scales.float().repeat_interleave(g, dim=0)
+    weight = ((codes.t().float() - 8) * wide[..., 0] + wide[..., 1]).t()
+    run = lambda i: torch.ops.aten._weight_int4pack_mm(x, packs[i], g, scales)  # noqa: E731
+    size = words.nbytes + scales.nbytes
+    return checked(Entrant("torch int4", size, len(packs), run, kind="peer"), x, weight)
+
+
+def gemlite_peer(shape: tuple[int, int], q: int, g: int, x: torch.Tensor) -> Entrant:
+    """Gemlite's best kernel for the shape, tuned by itself before it is timed."""
+    from gemlite.core import DType, GemLiteLinear
+
+    rows, columns = shape
+    codes = torch.randint(0, 2**q, shape, device=DEVICE, dtype=torch.uint8)
+    scale = 0.01 * (0.5 + torch.rand(rows, columns // g, device=DEVICE)).half()
+    zero = torch.full_like(scale, 2 ** (q - 1))
+    layers = []
+    for _ in range(cold_copies(rows * columns * q // 8)):
+        half = DType.FP16
+        layer = GemLiteLinear(q, g, columns, rows, input_dtype=half, output_dtype=half)
+        layer.pack(codes.view(rows, columns), scale.view(-1, 1), zero.view(-1, 1), None)
+        layers.append(layer)
+    wide = [t.float().repeat_interleave(g, dim=1) for t in (scale, zero)]
+    weight = (codes.float() - wide[1]) * wide[0]
+    size = rows * columns * q // 8 + 2 * scale.nbytes
+    one = Entrant(f"gemlite W{q}", size, len(layers), lambda i: layers[i](x), kind="peer")
+    return checked(one, x, weight)
+
+
+def marlin_peer(shape: tuple[int, int], g: int, x: torch.Tensor) -> Entrant:
+    """Marlin's int4 product, symmetric; its workspace is zeroed by itself."""
+    import marlin
+
+    rows, columns = shape
+    scale = 0.01 * (0.5 + torch.rand(rows, columns // g, device=DEVICE)).half()
+    codes = torch.randint(0, 16, shape, device=DEVICE)
+    weight = (codes - 8).half() * scale.repeat_interleave(g, dim=1)
+    dense = torch.nn.Linear(columns, rows, bias=False, device=DEVICE, dtype=torch.float16)
+    dense.weight.data = weight
+    layer = marlin.Layer(columns, rows, g).cuda()
+    layer.pack(dense, scale)
+    size = layer.B.nbytes + layer.s.nbytes
+    layers = [layer, *(copy.deepcopy(layer) for _ in range(cold_copies(size) - 1))]
+    one = Entrant("Marlin int4", size, len(layers), lambda i: layers[i](x), kind="peer")
+    return checked(one, x, weight)
+
+
+def peers(shape: tuple[int, int], q: int, g: int, x: torch.Tensor) -> tuple[list[Entrant], dict]:
+    """Those that are installed and take q; and why the others do not run."""
+    makers: dict[str, Callable[[], Entrant]] = {}
+    absent = {}
+    if q == 4:
+        makers["torch int4"] = lambda: torch_int4(shape, len(x), g)
+    for name, bits, make in (
+        ("gemlite", (1, 2, 4, 8), lambda: gemlite_peer(shape, q, g, x)),
+        ("marlin", (3, 4), lambda: marlin_peer(shape, g, x)),
+    ):
+        if q in bits and importlib.util.find_spec(name) is None:
+            absent[name] = "not installed"
+        elif q in bits:
+            makers[name] = make
+    found = []
+    for name, make in makers.items():
+        try:
+            found.append(make())
+        except Exception as error:  # a peer that fails must not end the run; the table says so
+            absent[name] = f"{type(error).__name__}: {error}".splitlines()[0]
+    return found, absent
