@@ -196,11 +196,16 @@ class FakeWeight:
 
 
 class FakeProduct:
-    """A product of lut_gemv.launcher, computed on the CPU."""
+    """A product of lut_gemv.launcher, computed on the CPU; made: all of them."""
 
-    def __init__(self, variant, weight, dtype, device, gpu, knobs):
-        self.variant, self.weight, self.dtype = variant, weight, dtype
-        self.device, self.gpu, self.knobs, self.prepared = device, gpu, knobs, None
+    def __init__(self, made, variant, weight, knobs):
+        self.made, self.variant, self.weight, self.knobs = made, variant, weight, knobs
+        self.prepared = None
+        made.append(self)
+
+    def copy(self):
+        weight = dataclasses.replace(self.weight, dense=self.weight.dense.clone())
+        return FakeProduct(self.made, self.variant, weight, self.knobs)
 
     def prepare(self, rows):
         self.prepared = rows
@@ -241,24 +246,19 @@ def test_on_a_gpu_many_rows_go_through_a_dense_weight(monkeypatch):
 def test_on_a_gpu_every_copy_is_a_product_with_weights_of_its_own(kernel, variant, monkeypatch):
     made = []
 
-    def product(*arguments):
-        made.append(FakeProduct(*arguments))
-        return made[-1]
-
     def bind(packed, dtype, device, variant, knobs):
         weight = FakeWeight(packed.dequantize(), {"planes": packed.planes, "offset": None})
-        return product(variant, weight, dtype, device, "sm_90", knobs)
+        return FakeProduct(made, variant, weight, knobs)
 
     a_gpu(monkeypatch, "r5")
     monkeypatch.setattr("lutlab.kernels.lut_gemv.launcher.bind", bind)
-    monkeypatch.setattr("lutlab.kernels.lut_gemv.launcher.Product", product)
     packed = pack(contestants.draw(row(), SHAPE, 16))
     size = packed.planes.nbytes
     maker = contestants.Maker(row(kernel=kernel, knobs=(("mu", 4),)), 3 * size, {})
     x = torch.randn(4, 80)
     one = maker._gpu(x, packed, kernel)
     assert (one.name, one.bytes, one.copies) == (f"lut_gemv {variant}", size, 3)
-    assert [(p.variant, p.knobs, p.gpu) for p in made] == [(variant, {"mu": 4}, "sm_90")] * 3
+    assert [(p.variant, p.knobs) for p in made] == [(variant, {"mu": 4})] * 3
     assert len({p.weight.dense.data_ptr() for p in made}) == 3
     for copy in range(3):
         torch.testing.assert_close(one.run(copy), x @ packed.dequantize().t())

@@ -11,7 +11,6 @@ drawn from the row's seed: codes [N, K], scales [N, G] or [q, N, G].
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -258,10 +257,7 @@ class Maker:
         knobs = dict(self.spec.knobs) if kernel == self.spec.kernel else None
         first = launcher.bind(packed, x.dtype, x.device, variant, knobs)
         size = sum(buffer.nbytes for buffer in first.weight.buffers.values() if buffer is not None)
-        copies = [first]
-        while len(copies) < self.copies(size):
-            parts = copy.deepcopy(first.weight), first.dtype, first.device, first.gpu, first.knobs
-            copies.append(launcher.Product(first.variant, *parts))
+        copies = [first, *(first.copy() for _ in range(self.copies(size) - 1))]
         for product in copies:
             product.prepare(len(x))
         return Contestant(first.describe(), size, len(copies), lambda i: copies[i](x))
