@@ -157,6 +157,11 @@ GPU_CASES = [
     *((4096, 4096, q, g, 1) for q in (1, 3, 8) for g in (32, 128, -1)),
     (12288, 12288, 3, 128, 1),
 ]
+# The same with a dtype of x. bfloat16 differs in how x is read and y written, in nothing that a shape decides.
+GPU_PRODUCTS = [
+    *((*case, dtype) for case in GPU_CASES for dtype in (F16, F32)),
+    *((*case, BF16) for case in GPU_CASES if case[0] == 1023),
+]
 
 
 def check_on_gpu(variant, packed, x):

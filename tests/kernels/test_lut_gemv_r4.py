@@ -243,8 +243,7 @@ def test_refuses(knobs, g, why):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [F16, BF16, F32], ids=str)
-@pytest.mark.parametrize(("rows", "columns", "q", "g", "m"), matrix.GPU_CASES)
+@pytest.mark.parametrize(("rows", "columns", "q", "g", "m", "dtype"), matrix.GPU_PRODUCTS)
 def test_on_a_gpu(rows, columns, q, g, m, dtype):
     packed = weight(rows, columns, q, g, alpha="f16", offset="f16")
     matrix.check_on_gpu(VARIANT, packed, inputs(m, columns, dtype, outliers=True))
