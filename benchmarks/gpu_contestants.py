@@ -17,7 +17,7 @@ import torch
 from lutlab import formats
 from lutlab.energy import clocks_of
 from lutlab.errors import LutlabError
-from lutlab.evaluators import contestants
+from lutlab.evaluators import drawn
 from lutlab.formats.bcq import PackedBCQ
 from lutlab.kernels import lut_gemv
 from lutlab.kernels.dequantize import dequantize
@@ -53,7 +53,7 @@ def draw(shape: tuple[int, int], q: int, g: int, uniform: bool) -> PackedBCQ:
     method = "rtn" if uniform else "bcq"
     model = ModelSpec("drawn", "product", "x".join(map(str, shape)))
     row = RunSpec(model, method, q, g, (("offset", True),), device=DEVICE, seed=q)
-    return formats.pack(contestants.draw(row, (*shape, 1), g))
+    return formats.pack(drawn.draw(row, (*shape, 1), g))
 
 
 def activations(m: int, columns: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
@@ -71,7 +71,7 @@ def cold_copies(size: int) -> int:
 
 def relative_error(y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> float:
     """|y - x W^T| / |x W^T|, the product in float64."""
-    expected = contestants.exact_product(x, weight)
+    expected = drawn.exact_product(x, weight)
     return float((y.double() - expected).norm() / expected.norm())
 
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from lutlab.errors import LutlabError
-from lutlab.evaluators import contestants, products
+from lutlab.evaluators import contestants, drawn, products
 from lutlab.formats import pack
 from lutlab.kernels import choice, gpu_linear, linear
 from lutlab.kernels.lut_gemv.variant import H200
-from lutlab.records import BCQTensor, ModelSpec, RunSpec, UniformTensor
+from lutlab.records import ModelSpec, RunSpec
 
 OFFSET = (("offset", True),)
 SHAPE = (96, 80, 1)
@@ -25,23 +25,6 @@ def row(shape="96x80", method="bcq", q=3, g=16, **more):
 def _small(monkeypatch):
     """A few copies of small weights instead of ten caches full."""
     monkeypatch.setattr(products, "COLD_LIMIT", 20_000)
-
-
-def test_drawn_weights_are_the_methods_and_the_seeds():
-    bcq = contestants.draw(row(options=OFFSET), SHAPE, 16)
-    assert isinstance(bcq, BCQTensor)
-    assert (bcq.codes.shape, bcq.alpha.shape, bcq.offset.shape) == ((96, 80), (3, 96, 5), (96, 5))
-    assert bcq.codes.unique().tolist() == list(range(8))
-    assert contestants.draw(row(), SHAPE, 16).offset is None
-    assert bcq.alpha.dtype == bcq.offset.dtype == torch.float16
-    wide = contestants.draw(row(options=(("alpha_dtype", "fp32"),)), SHAPE, 16)
-    assert wide.alpha.dtype == torch.float32
-    uniform = contestants.draw(row(method="rtn", q=4), SHAPE, -1)
-    assert isinstance(uniform, UniformTensor)
-    assert uniform.scale.shape == (96, 1)
-    assert torch.equal(uniform.codes, contestants.draw(row(method="rtn", q=4), SHAPE, -1).codes)
-    other = contestants.draw(row(method="rtn", q=4, seed=1), SHAPE, -1)
-    assert not torch.equal(uniform.codes, other.codes)
 
 
 @pytest.mark.parametrize(
@@ -60,14 +43,14 @@ def test_every_copy_multiplies_by_the_drawn_matrix(spec):
     (shape,) = products.shapes_of(spec)
     _, columns, tokens = shape
     x = torch.randn(tokens, columns, generator=torch.Generator().manual_seed(spec.seed + 1))
-    weight = pack(contestants.draw(spec, shape, spec.g)).dequantize().double()
+    weight = pack(drawn.draw(spec, shape, spec.g)).dequantize().double()
     assert found.own.copies >= 2
     for one in (found.own, found.fp32):
         for copy in range(one.copies):
             torch.testing.assert_close(
                 one.run(copy).double(), x.double() @ weight.t(), rtol=1e-3, atol=1e-3
             )
-    rowwise = pack(contestants.draw(spec, shape, -1)).dequantize().double()
+    rowwise = pack(drawn.draw(spec, shape, -1)).dequantize().double()
     torch.testing.assert_close(
         found.rowwise.run(0).double(), x.double() @ rowwise.t(), rtol=1e-3, atol=1e-3
     )
@@ -181,14 +164,6 @@ def test_a_wrong_product_is_not_timed(monkeypatch):
         contestants.enter(row())
 
 
-def test_the_exact_product_is_cut_into_rows(monkeypatch):
-    monkeypatch.setattr(contestants, "_CHECKED_WEIGHTS", 3 * 80)  # rows of W three by three
-    x, weight = torch.randn(2, 80), torch.randn(10, 80)
-    found = contestants.exact_product(x, weight)
-    assert found.dtype == torch.float64
-    torch.testing.assert_close(found, x.double() @ weight.double().t(), rtol=0, atol=1e-12)
-
-
 @dataclasses.dataclass
 class FakeWeight:
     dense: torch.Tensor
@@ -231,7 +206,7 @@ def a_gpu(monkeypatch, chosen):
 def test_on_a_gpu_many_rows_go_through_a_dense_weight(monkeypatch):
     a_gpu(monkeypatch, choice.DENSE)
     monkeypatch.setattr(gpu_linear, "dequantize", lambda packed, dtype: packed.dequantize())
-    packed = pack(contestants.draw(row(), SHAPE, 16))
+    packed = pack(drawn.draw(row(), SHAPE, 16))
     x = torch.randn(4, 80)
     one = contestants.Maker(row(), 1, {})._gpu(x, packed, "auto")
     assert packed.offset is None
@@ -252,7 +227,7 @@ def test_on_a_gpu_every_copy_is_a_product_with_weights_of_its_own(kernel, varian
 
     a_gpu(monkeypatch, "r5")
     monkeypatch.setattr("lutlab.kernels.lut_gemv.launcher.bind", bind)
-    packed = pack(contestants.draw(row(), SHAPE, 16))
+    packed = pack(drawn.draw(row(), SHAPE, 16))
     size = packed.planes.nbytes
     maker = contestants.Maker(row(kernel=kernel, knobs=(("mu", 4),)), 3 * size, {})
     x = torch.randn(4, 80)

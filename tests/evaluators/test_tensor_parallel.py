@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lutlab.energy import Energy, energy_of
-from lutlab.evaluators import contestants, kernel_energy, products, ranks, tensor_parallel
+from lutlab.evaluators import drawn, kernel_energy, products, ranks, tensor_parallel
 from lutlab.evaluators.contestants import Entrants, Maker
 from lutlab.evaluators.kernel_energy import Energies, KernelEnergy
 from lutlab.evaluators.kernel_latency import KernelLatency
@@ -90,7 +90,7 @@ def done():
 def test_what_is_gathered_is_the_product_of_one_process(done):
     found = iter(done[0])
     for shape in products.shapes_of(row()):
-        x, weight = contestants.operands(row(), shape)
+        x, weight = drawn.operands(row(), shape)
         for _ in ("[N, K]", "[K, N]"):
             copies = next(found)
             assert len(copies) >= 2

@@ -5,8 +5,7 @@
     fp32      in 16 and in 32 bits                     memory    reads (CPU) or copies (GPU)
 
 Dense products are cuBLAS through torch, each in the layout of W that won a short race, [N, K] or [K, N]; on a CPU
-torch's float32 product stands in for both. A speed does not depend on the weights' values, so codes and scales are
-drawn from the row's seed: codes [N, K], scales [N, G] or [q, N, G].
+torch's float32 product stands in for both. What is multiplied is drawn (drawn.py).
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from lutlab.errors import LutlabError
 from lutlab.evaluators import products
-from lutlab.groups import check_group_size, group_count
-from lutlab.records import BCQTensor, RunSpec, UniformTensor
+from lutlab.evaluators.drawn import draw, exact_product, operands
+from lutlab.records import RunSpec, UniformTensor
 from lutlab.timing import COLD, Contestant, GpuTimer, copies_for, race, together
 
 if TYPE_CHECKING:
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 _ERRORS = {"int8": 0.0, "float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
 _INT16_ERROR = 1e-3
 _MOST_COPIES = 4096
-_CHECKED_WEIGHTS = 2**22  # at a time, in float64
 _CHOOSING_ROUNDS = 20  # of the race between cuBLAS's layouts
 
 
@@ -95,48 +93,6 @@ def cold_bytes(device: str) -> tuple[int, dict[str, Any]]:
         times = products.GPU_CACHES
     cold = min(times * cache, products.COLD_LIMIT)
     return cold, {"cache_bytes": cache, "cold_bytes": cold}
-
-
-def operands(spec: RunSpec, shape: Shape) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Draw from the row's seed, on its device: x [M, K] and, of method=none, the weight [N, K], both float32."""
-    import torch
-
-    rows, columns, tokens = shape
-    generator = torch.Generator(spec.device).manual_seed(spec.seed + 1)
-
-    def normal(*size: int) -> torch.Tensor:
-        return torch.randn(size, generator=generator, device=spec.device)
-
-    x = normal(tokens, columns)
-    return x, normal(rows, columns) if spec.method == "none" else None
-
-
-def draw(spec: RunSpec, shape: Shape, g: int) -> UniformTensor | BCQTensor:
-    """Codes and scales of the row's method, drawn from its seed, with groups of g."""
-    import torch
-
-    rows, columns, _ = shape
-    device = spec.device
-    generator = torch.Generator(device).manual_seed(spec.seed)
-    groups, q = group_count(check_group_size(g), columns), spec.q
-    codes = torch.randint(
-        0, 2**q, (rows, columns), generator=generator, device=device, dtype=torch.uint8
-    )
-
-    options = dict(spec.options)
-    wide = "fp32" in (options.get("alpha_dtype"), options.get("scale_dtype"))
-    dtype = torch.float32 if wide else torch.float16
-
-    def positive(*size: int) -> torch.Tensor:
-        return 0.01 * (0.5 + torch.rand(size, generator=generator, device=device))
-
-    if spec.method == "rtn":
-        zero = torch.randint(0, 2**q, (rows, groups), generator=generator, device=device)
-        return UniformTensor(codes, positive(rows, groups).to(dtype), zero.short(), q, g)
-    powers = 2.0 ** torch.arange(q, device=device).view(-1, 1, 1)
-    alpha = (positive(q, rows, groups) * powers).to(dtype)
-    offset = positive(rows, groups).to(dtype) if options.get("offset") else None
-    return BCQTensor(codes, alpha, offset, q, g)
 
 
 @dataclass
@@ -314,11 +270,3 @@ class Maker:
             errors = self.facts.setdefault("relative_errors", {})
             errors[one.name] = max(error, errors.get(one.name, 0.0))
         return one
-
-
-def exact_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """The product x [M, K], weight [N, K] -> [M, N] in float64, some rows of the weight at a time."""
-    import torch
-
-    step = max(1, _CHECKED_WEIGHTS // weight.shape[1])
-    return torch.cat([x.double() @ part.double().t() for part in weight.split(step)], dim=1)

@@ -16,7 +16,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lutlab.evaluators import contestants, products, ranks
+from lutlab.evaluators import contestants, drawn, products, ranks
 from lutlab.evaluators.contestants import Entrants
 from lutlab.records import RunSpec
 from lutlab.timing import COLD, Contestant, CpuTimer, GpuTimer, race, together
@@ -122,9 +122,7 @@ def _fastest(maker: contestants.Maker, rank: Rank, shape: Shape, kind: str) -> S
 def _part(maker: contestants.Maker, rank: Rank, shape: Shape, layout: str) -> Shared:
     import torch
 
-    x, weight = (
-        t.to(getattr(torch, maker.spec.dtype)) for t in contestants.operands(maker.spec, shape)
-    )
+    x, weight = (t.to(getattr(torch, maker.spec.dtype)) for t in drawn.operands(maker.spec, shape))
     mine = weight.chunk(rank.count)[rank.index]
     if layout == "[K, N]":
         mine = mine.t().contiguous().t()

@@ -1,0 +1,68 @@
+"""What a product is timed with, drawn from the row's seed, as a speed does not depend on values; and the exact product.
+
+x [M, K], a dense W [N, K]: normal        codes [N, K]: uniform, scales [N, G] or [q, N, G]: positive
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lutlab.groups import check_group_size, group_count
+from lutlab.records import BCQTensor, RunSpec, UniformTensor
+
+if TYPE_CHECKING:
+    import torch
+
+    from lutlab.evaluators.products import Shape
+
+_CHECKED_WEIGHTS = 2**22  # at a time, in float64
+
+
+def operands(spec: RunSpec, shape: Shape) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Draw from the row's seed, on its device: x [M, K] and, of method=none, the weight [N, K], both float32."""
+    import torch
+
+    rows, columns, tokens = shape
+    generator = torch.Generator(spec.device).manual_seed(spec.seed + 1)
+
+    def normal(*size: int) -> torch.Tensor:
+        return torch.randn(size, generator=generator, device=spec.device)
+
+    x = normal(tokens, columns)
+    return x, normal(rows, columns) if spec.method == "none" else None
+
+
+def draw(spec: RunSpec, shape: Shape, g: int) -> UniformTensor | BCQTensor:
+    """Codes and scales of the row's method, drawn from its seed, with groups of g."""
+    import torch
+
+    rows, columns, _ = shape
+    device = spec.device
+    generator = torch.Generator(device).manual_seed(spec.seed)
+    groups, q = group_count(check_group_size(g), columns), spec.q
+    codes = torch.randint(
+        0, 2**q, (rows, columns), generator=generator, device=device, dtype=torch.uint8
+    )
+
+    options = dict(spec.options)
+    wide = "fp32" in (options.get("alpha_dtype"), options.get("scale_dtype"))
+    dtype = torch.float32 if wide else torch.float16
+
+    def positive(*size: int) -> torch.Tensor:
+        return 0.01 * (0.5 + torch.rand(size, generator=generator, device=device))
+
+    if spec.method == "rtn":
+        zero = torch.randint(0, 2**q, (rows, groups), generator=generator, device=device)
+        return UniformTensor(codes, positive(rows, groups).to(dtype), zero.short(), q, g)
+    powers = 2.0 ** torch.arange(q, device=device).view(-1, 1, 1)
+    alpha = (positive(q, rows, groups) * powers).to(dtype)
+    offset = positive(rows, groups).to(dtype) if options.get("offset") else None
+    return BCQTensor(codes, alpha, offset, q, g)
+
+
+def exact_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """The product x [M, K], weight [N, K] -> [M, N] in float64, some rows of the weight at a time."""
+    import torch
+
+    step = max(1, _CHECKED_WEIGHTS // weight.shape[1])
+    return torch.cat([x.double() @ part.double().t() for part in weight.split(step)], dim=1)
