@@ -80,7 +80,9 @@ def test_a_later_race_replaces_an_earlier_one():
     assert path.read_text().count('"gpu"') == 1
 
 
-@pytest.mark.parametrize("text", ["{", "[1]", '{"a": "b"}', '[{"gpu": "GPU"}]'])
+@pytest.mark.parametrize(
+    "text", ["{", "[1]", '{"a": "b"}', '[{"gpu": "GPU"}]', '[{"shape": [1, 2], "seconds": {}}]']
+)
 def test_damage_is_told(own_cache, caplog, text):
     keep([raced({1: {"r1": 1.0}})]).write_text(text)
     choice._read.cache_clear()

@@ -11,13 +11,13 @@ folder, by GPU, type of x, code, bits, group size and shape; a product goes by t
 from __future__ import annotations
 
 import functools
+import json
 import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-
-from pydantic import TypeAdapter, ValidationError
+from typing import Any
 
 from lutlab.atomic import write_atomically
 from lutlab.codegen.library import cache_folder, writable
@@ -61,9 +61,6 @@ class Race:
         return min(raced, key=raced.get) if raced else None
 
 
-_RACES = TypeAdapter(list[Race])
-
-
 def choose(case: Case, gpu: Gpu, name: str) -> tuple[str, str]:
     """A variant or DENSE, and by what it was chosen, MODEL or RACE.
 
@@ -97,9 +94,9 @@ def keep(races: Sequence[Race]) -> Path:
         return asdict(race) | {"seconds": None}
 
     new = [product(race) for race in races]
-    folder = writable(cache_folder())
-    known = [race for race in _read(_path()) if product(race) not in new]
-    path = write_atomically(folder / _path().name, _RACES.dump_json([*known, *races], indent=1))
+    path = writable(cache_folder()) / _path().name
+    known = [race for race in _read(path) if product(race) not in new]
+    write_atomically(path, json.dumps([asdict(race) for race in [*known, *races]]).encode())
     _read.cache_clear()
     return path
 
@@ -118,7 +115,16 @@ def _read(path: Path) -> list[Race]:
     if not path.exists():
         return []
     try:
-        return _RACES.validate_json(path.read_bytes())
-    except (OSError, ValidationError) as error:
+        return [_race(**found) for found in json.loads(path.read_bytes())]
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         log.warning("%s cannot be read (%s): kernels are chosen %s", path, error, MODEL)
         return []
+
+
+def _race(shape: list[int], seconds: dict[str, dict[str, float]], **same: Any) -> Race:
+    """From JSON, which knows neither tuples nor numbers as keys."""
+    if not seconds:
+        raise ValueError("a race without seconds")
+    rows, columns = shape
+    by_rows = {int(m): {str(name): float(s) for name, s in of.items()} for m, of in seconds.items()}
+    return Race(shape=(int(rows), int(columns)), seconds=by_rows, **same)
