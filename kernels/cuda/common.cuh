@@ -107,6 +107,14 @@ template <int N>
 static inline void copy_wait() { cuda_on_host::copy_wait(N); }
 #endif
 
+// By a warp: BYTES, from a lane's first 16 on, 16 a lane, not waited for.
+template <int BYTES>
+__device__ __forceinline__ void fetch(unsigned char *shared, const unsigned char *global, int lane) {
+#pragma unroll
+    for (int at = 0; at < BYTES; at += 512)
+        if (at + 512 <= BYTES || lane * 16 < BYTES - at) copy_16_async(shared + at, global + at);
+}
+
 // ---- a warp and a block ----
 
 // The sum, or largest, of one value a lane, in every lane; always in the same order.
@@ -134,30 +142,37 @@ __device__ __forceinline__ bool last_to_arrive(unsigned *counter, unsigned block
     return last;
 }
 
-// y[n] = partial[0][n] + partial[1][n] + ..., in this order, for rows first .. end - 1; by a block. Many slices of four
-// rows are read at once, since reading is all that this does. first and stride are multiples of 4.
+// partial[0], partial[1], ... one stride after the other, added in this order, of four rows; 16 bytes aligned. Many slices
+// are read at once, since reading is all that this does.
+__device__ __forceinline__ float4 sum_of_slices(const float *partial, int slices, int stride) {
+    constexpr int AT_ONCE = 12;
+    float4 sums = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    for (int s = 0; s < slices; s += AT_ONCE) {
+        float4 parts[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++)
+            parts[i] = s + i < slices ? __ldcg(reinterpret_cast<const float4 *>(partial + static_cast<size_t>(s + i) * stride))
+                                      : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            sums.x += parts[i].x;
+            sums.y += parts[i].y;
+            sums.z += parts[i].z;
+            sums.w += parts[i].w;
+        }
+    }
+    return sums;
+}
+
+// y[n] for rows first .. end - 1 of which there are partial sums; by a block. first and stride are multiples of 4.
 template <class T>
 __device__ __forceinline__ void add_slices(T *y, const float *partial, int slices, int stride, int first, int end) {
-    constexpr int AT_ONCE = 12;
     for (int n = first + 4 * static_cast<int>(threadIdx.x); n < end; n += 4 * static_cast<int>(blockDim.x)) {
-        float sums[4] = {};
-        for (int s = 0; s < slices; s += AT_ONCE) {
-            float4 parts[AT_ONCE];
-#pragma unroll
-            for (int i = 0; i < AT_ONCE; i++)
-                parts[i] = s + i < slices ? __ldcg(reinterpret_cast<const float4 *>(partial + static_cast<size_t>(s + i) * stride + n))
-                                          : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-#pragma unroll
-            for (int i = 0; i < AT_ONCE; i++) {
-                sums[0] += parts[i].x;
-                sums[1] += parts[i].y;
-                sums[2] += parts[i].z;
-                sums[3] += parts[i].w;
-            }
-        }
+        const float4 sums = sum_of_slices(partial + n, slices, stride);
+        const float of[4] = {sums.x, sums.y, sums.z, sums.w};
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            if (n + i < end) y[n + i] = round_to(sums[i], T());
+            if (n + i < end) y[n + i] = round_to(of[i], T());
     }
 }
 

@@ -74,14 +74,6 @@ __device__ __forceinline__ void reset(unsigned *progress) {
 
 // ---- the product ----
 
-// BYTES from a lane's first 16 on, 16 a lane, not waited for.
-template <int BYTES>
-__device__ __forceinline__ void fetch(unsigned char *shared, const unsigned char *global, int lane) {
-#pragma unroll
-    for (int at = 0; at < BYTES; at += 512)
-        if (at + 512 <= BYTES || lane * 16 < BYTES - at) copy_16_async(shared + at, global + at);
-}
-
 // Where a lane reads next: what a warp needs of one block of columns, then of the one WARPS further on.
 struct Sources {
     const unsigned char *planes[TILES], *alpha[TILES], *offset[TILES], *records[BATCH];
