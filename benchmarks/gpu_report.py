@@ -7,11 +7,12 @@
     tests       every test that is marked gpu
     goals, batch, groups      bench_lut_gemv.py, part by part
     choice      bench_gpu_choice.py: who is fastest with how many rows of x; lutlab chooses by it afterwards
-    memcheck, racecheck                  tests of small shapes under compute-sanitizer, where it is installed
     artifacts   the papers' kernel tables and figures at scale=paper: records and rendered tables
+    memcheck, racecheck                  tests of small shapes under compute-sanitizer, where it is installed
 
 A step writes <out>/<step>.log, and JSON where it has numbers; <out>/steps.json says how each ended. A step that ended
-well is not run again; one that would not end within the budget of seconds waits for the next call. --archive packs the
+well is not run again. One that would not end within the budget of seconds waits for the next call; one that is not done
+when the budget is spent is stopped, and begins again then, artifacts with the cells that they lack. --archive packs the
 folder into one file. Without a GPU nothing is run, and the exit status is 2. lutlab need not be installed: beside torch
 and CuPy for this CUDA it takes platformdirs; for tests and artifacts hydra-core, hydra-joblib-launcher, archspec and
 pydantic with what they need; for tests pytest and hypothesis.
@@ -23,6 +24,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
@@ -33,36 +35,42 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 ARTIFACTS = (
-    "lut-gemm-v3/table2",
-    "lut-gemm-v3/table3",
-    "lut-gemm-v3/table7",
-    "lut-gemm-v3/fig8",
-    "lut-gemm-v3/fig9",
     "lut-gemm-iclr2024/table1",
     "lut-gemm-iclr2024/table2",
-    "lut-gemm-iclr2024/fig4a",
-    "lut-gemm-iclr2024/fig4b",
+    "lut-gemm-v3/table2",
+    "lut-gemm-v3/table7",
+    "lut-gemm-v3/table3",
     "nuqmm/table3",
     "nuqmm/table4",
-    "nuqmm/table5",
+    "lut-gemm-v3/fig8",
+    "lut-gemm-v3/fig9",
+    "lut-gemm-iclr2024/fig4a",
+    "lut-gemm-iclr2024/fig4b",
     "nuqmm/fig8",
     "nuqmm/fig9",
     "nuqmm/fig10",
     "lutlab/r0_knobs",
+    "nuqmm/table5",  # the longest: whole layers
 )
 # Of the matrix that every variant passes, small shapes: the sanitizer is slow.
 SMALL_TESTS = "(1-32- or 129-97-) and 128"
-DONE, FAILED, ABSENT = "done", "failed", "not run"
+DONE, FAILED, STOPPED, ABSENT = "done", "failed", "stopped", "not run"
+GRACE = 10  # seconds to end in
 
 
 @dataclass(frozen=True)
 class Step:
-    """A command; seconds: about what it takes on an H200, a guess until it has run there."""
+    """A command.
+
+    seconds: about what it takes on an H200, a guess until it has run there; of one that goes on where it was stopped,
+    what it takes to get anything done. needs: a program.
+    """
 
     name: str
     command: tuple[str, ...]
     seconds: int
-    needs: str | None = None  # a program
+    needs: str | None = None
+    goes_on: bool = False
 
 
 def steps(out: Path, rounds: int) -> list[Step]:
@@ -79,16 +87,19 @@ def steps(out: Path, rounds: int) -> list[Step]:
             60,
         ),
         Step("tests", (*pytest, *parallel(), "tests/kernels", "tests/evaluators"), 240),
-        *(Step(part, (*bench, "--part", part), 90) for part in ("goals", "batch", "groups")),
+        Step("goals", (*bench, "--part", "goals"), 90),
+        Step("batch", (*bench, "--part", "batch"), 90),
         Step("choice", (python, "benchmarks/bench_gpu_choice.py", "--out", str(out)), 150),
+        Step("groups", (*bench, "--part", "groups"), 90),
     ]
+    for name in ARTIFACTS:
+        run = (python, "run.py", f"+exp={name}", "scale=paper", "device=cuda", "logger=none")
+        command = (*run, f"results={out / 'results'}")
+        found.append(Step(name.replace("/", "-"), command, 40, goes_on=True))
     for tool in ("memcheck", "racecheck"):
         command = ("compute-sanitizer", "--tool", tool, "--error-exitcode", "9")
         tests = ("-m", "gpu", "-k", SMALL_TESTS, "tests/kernels")
         found.append(Step(tool, (*command, *sanitized, *tests), 200, "compute-sanitizer"))
-    for name in ARTIFACTS:
-        run = (python, "run.py", f"+exp={name}", "scale=paper", "device=cuda", "logger=none")
-        found.append(Step(name.replace("/", "-"), (*run, f"results={out / 'results'}"), 40))
     return found
 
 
@@ -100,21 +111,44 @@ def parallel() -> tuple[str, ...]:
     return ("-n", workers) if importlib.util.find_spec("xdist") else ()
 
 
-def run(step: Step, out: Path) -> dict[str, object]:
-    """One step: its log, how it ended and the seconds it took."""
+def run(step: Step, out: Path, left: float) -> dict[str, object]:
+    """One step, within the seconds that are left: its log, how it ended and the seconds it took."""
     if step.needs and shutil.which(step.needs) is None:
         return {"end": ABSENT, "why": f"{step.needs} is not installed", "seconds": 0.0}
     began = time.monotonic()
     folders = [str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, folders))}
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(filter(None, folders)),
+        "PYTHONUNBUFFERED": "1",  # the log of a step that is stopped is whole
+    }
     with (out / f"{step.name}.log").open("w") as log:
-        ended = subprocess.run(
-            step.command, cwd=ROOT, env=environment, stdout=log, stderr=log, check=False
+        process = subprocess.Popen(
+            step.command, cwd=ROOT, env=environment, stdout=log, stderr=log, start_new_session=True
         )
+        try:
+            status = process.wait(left)
+        except subprocess.TimeoutExpired:
+            status = None
+        finally:
+            stop(process)
     took = round(time.monotonic() - began, 1)
-    if ended.returncode == 0:
+    if status == 0:
         return {"end": DONE, "seconds": took}
-    return {"end": FAILED, "why": f"exit status {ended.returncode}", "seconds": took}
+    if status is None:
+        return {"end": STOPPED, "why": "when the budget was spent", "seconds": took}
+    return {"end": FAILED, "why": f"exit status {status}", "seconds": took}
+
+
+def stop(process: subprocess.Popen) -> None:
+    """End what still runs, its workers too."""
+    for sign in (signal.SIGTERM, signal.SIGKILL):
+        if process.poll() is not None:
+            return
+        os.killpg(process.pid, sign)
+        try:
+            process.wait(GRACE)
+        except subprocess.TimeoutExpired:
+            continue
 
 
 def go(wanted: Sequence[Step], out: Path, budget: float) -> dict[str, dict]:
@@ -127,11 +161,12 @@ def go(wanted: Sequence[Step], out: Path, budget: float) -> dict[str, dict]:
         if before.get("end") == DONE:
             print(f"{step.name:28} {DONE} before", flush=True)
             continue
-        takes = before.get("seconds") or step.seconds
-        if time.monotonic() + takes > end:
+        takes = step.seconds if step.goes_on else before.get("seconds") or step.seconds
+        left = end - time.monotonic()
+        if takes > left:
             print(f"{step.name:28} waits: about {takes:.0f} s, more than is left", flush=True)
             continue
-        known[step.name] = run(step, out)
+        known[step.name] = run(step, out, left)
         path.write_text(json.dumps(known, indent=1) + "\n")
         said = known[step.name]
         print(
