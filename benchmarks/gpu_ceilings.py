@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from gpu_contestants import cold_copies
 
 from lutlab.codegen import cuda
 from lutlab.errors import LutlabError
@@ -67,14 +68,15 @@ def reader(size: int, copies: int) -> Contestant:
 
 
 def bandwidth(megabytes: int) -> dict[str, float]:
-    """GB/s of reading, and of copying, bytes read and written counted; four buffers in turn."""
+    """GB/s of reading, and of copying, bytes read and written counted; cold, as the products are."""
     size = megabytes * 10**6 // 64 * 64
-    halves = [torch.ones(2, size // 2, dtype=torch.uint8, device="cuda") for _ in range(4)]
+    copies = cold_copies(size)
+    halves = [torch.ones(2, size // 2, dtype=torch.uint8, device="cuda") for _ in range(copies)]
 
     def copy(i: int) -> None:
         halves[i][1].copy_(halves[i][0])
 
-    both = [reader(size, 4), Contestant("copy", size, 4, copy)]
+    both = [reader(size, copies), Contestant("copy", size, copies, copy)]
     race(both, GpuTimer(), ROUNDS)
     return {one.name: one.bandwidth() * 1e-9 for one in both}
 
