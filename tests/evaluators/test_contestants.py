@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from tests.kernels import cuda_on_host, test_lut_gemv
 
 from lutlab.errors import LutlabError
 from lutlab.evaluators import contestants, drawn, products
@@ -11,8 +12,10 @@ from lutlab.formats import pack
 from lutlab.kernels import choice, gpu_linear, linear
 from lutlab.kernels.lut_gemv.variant import H200
 from lutlab.records import ModelSpec, RunSpec
+from lutlab.timing import Contestant
 
 OFFSET = (("offset", True),)
+gpu = test_lut_gemv.gpu
 SHAPE = (96, 80, 1)
 
 
@@ -120,6 +123,30 @@ def test_a_layout_is_stored_as_it_says(monkeypatch):
     monkeypatch.setattr(contestants, "GpuTimer", lambda: timer)
     GpuMaker(row(), 3 * 96 * 80 * 4, {}).dense(torch.randn(96, 80), torch.randn(1, 80))
     assert stored == {"torch float32 [N, K]": (1, 80), "torch float32 [K, N]": (96, 1)}
+
+
+@cuda_on_host.needs_nvrtc
+def test_who_takes_turns_on_a_gpu(gpu, monkeypatch):
+    """The papers' kernel beside the best one, cuBLAS in both types, and copying; kernels run on the CPU."""
+    monkeypatch.setattr(contestants, "Maker", GpuMaker)
+    monkeypatch.setattr(contestants, "GpuTimer", lambda: lambda one, kind: float(len(one.name)))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a stand-in")
+    copier = Contestant("copy", 100, 2, lambda i: None)
+    monkeypatch.setattr("lutlab.timing.gpu_copier", lambda cold: copier)
+    spec = row("64x256+32x64", kernel="lut_gemm", g=32, dtype="float16", options=OFFSET)
+    found = contestants.enter(spec)
+    assert found.own.name.startswith("lut_gemv r0")
+    assert found.best.name.startswith("lut_gemv r")
+    assert found.best.name != found.own.name
+    assert found.rowwise.name == found.own.name
+    assert found.facts["baseline"] == "cuBLAS: torch float16 [N, K], torch float32 [N, K]"
+    assert found.facts["cublas_us"].keys() == {"64x256x1", "32x64x1"}
+    assert found.fp16.bytes == 2 * (64 * 256 + 32 * 64)
+    everyone = [found.memory, found.fp16, found.fp32, found.own, found.best, found.rowwise]
+    assert found.all() == everyone
+    assert all(one.rounds == {} for one in everyone)
+    for one in everyone:
+        one.run(one.copies - 1)
 
 
 def test_a_dense_row_is_its_own_baseline():
