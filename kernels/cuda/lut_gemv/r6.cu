@@ -4,23 +4,18 @@
 //     y[m, n] = sum over blocks of 128 columns of  2 unit ( sum_b alpha[g, b, n] D_b  -  z[g, n] t )
 //     D_b = t + sum_k u_b[n, k] X[k] = sum_k B_b[n, k] X[k] / 2,   t = -sum_k X[k] / 2,   u = (B + 1) / 2 is the bit
 //
-// X = x / unit as halves; unit, a power of two of a row of x and a block, brings the largest |X| to 2^14 .. 2^15. Alone in
-// a half, the bit at place 6 .. 13 is 2^-18, 2^-17, 2^-16, 2^-15, 2^-14, 2^-13, 2^-11, 2^-7: its X is times 1, 1/2, 1/4,
-// 1/8, 1/16, 1/32, 1/128, 1/2048, so that all products are u X 2^-18. Places 6 .. 13 of a word and of the word rotated by 8
-// are all of its 32 bits, two a mask: a register of A costs one LOP3. t is where the sum starts, and costs nothing.
+// X = x / unit as halves. Alone in a half, the bit at place 6 .. 13 is a power of two, 2^-18 .. 2^-7, and its X was divided
+// by it, so that all products are u X 2^-18 (x_halves.cuh). Places 6 .. 13 of a word and of the word rotated by 8 are all of
+// its 32 bits, two a mask: a register of A costs one LOP3. t is where a sum starts, and costs nothing.
 //
 // What is lost. X keeps 11 bits down to 2^-17 of its block's largest, and is wrong by 2^-29 of it below. Tensor cores cut
 // sums off (half_mma.cuh): 24 bits behind the largest product, where bits at places 6 .. 9, subnormal halves, count as
-// 2^-14: the four places that lie highest are used because of that, and 4 bits of 24 are lost instead of 10 at place 0.
-// float32 x are two halves, X and what it lacks times 2^11, in neighbouring columns of B. Errors are in r6.py.
+// 2^-14. So 4 bits of 24 are lost; at place 0 it would be 10. Places 7 .. 14 would leave X few bits. Errors are in r6.py.
 //
 // A warp takes `turns` tiles of 32 rows of W (formats/binary_tiles.py) one after the other, which come by cp.async through
-// a ring of STAGES blocks of columns. The block of threads has its slice of x in shared memory, in the order of B's
-// fragments: word s of lane 4 v + w is bits i and i + 16 of word w of row v, s = (i - 6) mod 16, the other way round for
-// i < 6.
-// Groups of 32 and 64: PARTS of a block. The columns of B are X_ROWS rows of x for each part, and a lane whose word is of
-// another part has zeros. An inf or nan in a row of x: its whole y is nan, as t is inf
-// or nan and no bit takes that away. Several slices: as in R5.
+// a ring of STAGES blocks of columns. The block of threads has its slice of x in shared memory.
+// Groups of 32 and 64: PARTS of a block. Each has columns of B of its own, in which the words of other parts are zero.
+// An inf or nan in a row of x: its whole y is nan, as t is inf or nan and no bit takes that away. Several slices: as in R5.
 //
 // grid = (ceil(T / (WARPS turns)), slices of blocks, ceil(M / AT_ONCE)), 32 WARPS threads.
 //
@@ -30,123 +25,13 @@
 
 #include "../common.cuh"
 #include "half_mma.cuh"
+#include "x_halves.cuh"
 
-constexpr int HALVES = sizeof(X_TYPE) == 4 ? 2 : 1;          // of an x
-constexpr int X_ROWS = 8 * TILES / PARTS;                    // of x, HALVES for each; columns of B that a part has
-constexpr int AT_ONCE = X_ROWS / HALVES;
 constexpr int PLANES_AHEAD = TILES == 1 ? 4 : 1;             // whose code stands in a row: more take more registers
 constexpr int PLANE_BYTES = 32 * 16;                         // of a tile and block: a uint4 a lane
 constexpr int ALPHA_BYTES = PARTS * BITS * 32 * static_cast<int>(sizeof(ALPHA_TYPE));
 constexpr int OFFSET_BYTES = HAS_OFFSET * PARTS * 32 * static_cast<int>(sizeof(OFFSET_TYPE));
-constexpr int FRAGMENTS = X_ROWS * 4;                        // lanes with words of their own: [4][FRAGMENTS] uint4 a block
-constexpr int PAIRS = TILES * 4;                             // of columns of B: [PAIRS] float4 a block, t of both, unit of both
 static_assert(STAGE_BYTES == BITS * PLANE_BYTES + ALPHA_BYTES + OFFSET_BYTES, "the plan counts other stages");
-static_assert(X_BYTES == 4 * FRAGMENTS * 16 + PAIRS * 16, "the plan counts other bytes of x");
-
-// The place of word s, and the power of two that a bit is there, of what it is at place 6.
-__device__ constexpr int place(int s) { return 6 + s % 8; }
-__device__ __forceinline__ int more_than_at_6(int s) { return s % 8 + (s % 8 > 5) + 3 * (s % 8 > 6); }
-
-// ---- x ----
-
-// What a lane has of a row of x in a block of columns, i = 2 (lane % 8): columns i, i + 1 and i + 16, i + 17 of word
-// lane / 8, as words of B have them: of[0], of[1] for the lower halves, of[2], of[3] for the upper. Zero from `end` on.
-struct LaneOfX {
-    X_TYPE of[4];
-
-    __device__ __forceinline__ void load(const X_TYPE *row, int start, int end, bool even, int lane) {
-        struct alignas(2 * sizeof(X_TYPE)) Two {
-            X_TYPE of[2];
-        };
-        const int i = lane % 8 * 2, turned = i < 6 ? 16 : 0, at = start + lane / 8 * 32 + i;
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            const int k = at + (h ? 16 - turned : turned);
-            if (even && k + 1 < end) {
-                const Two two = *reinterpret_cast<const Two *>(row + k);
-                of[2 * h] = two.of[0];
-                of[2 * h + 1] = two.of[1];
-            } else {
-                of[2 * h] = k < end ? row[k] : round_to(0.0f, X_TYPE());
-                of[2 * h + 1] = k + 1 < end ? row[k + 1] : round_to(0.0f, X_TYPE());
-            }
-        }
-    }
-};
-
-// A row of x in a block of columns, by a warp: its words of B, t and unit.
-__device__ __forceinline__ void write_x(uint4 *fragments, float4 *pairs, const LaneOfX &x, int row, int lane) {
-    float values[4];
-    unsigned bits = 0;  // of the largest |x|: as numbers they are in the order of floats, then inf, then nan
-#pragma unroll
-    for (int k = 0; k < 4; k++) {
-        values[k] = to_float(x.of[k]);
-        bits = max(bits, __float_as_uint(fabsf(values[k])));
-    }
-    bits = __reduce_max_sync(0xffffffffu, bits);
-    const float unit = unit_below(__uint_as_float(bits), 15);
-    const float per_unit = __uint_as_float(0x7f000000u - __float_as_uint(unit));  // 1 / unit: the exponent negated
-
-    float total = 0.0f;
-#pragma unroll
-    for (int k = 0; k < 4; k++) {
-        values[k] *= per_unit;
-        total += values[k];
-    }
-#pragma unroll
-    for (int lanes = 1; lanes < 32 / PARTS; lanes *= 2) total += __shfl_xor_sync(0xffffffffu, total, lanes);
-
-    const int s = (lane % 8 * 2 + 10) % 16;  // of the first of two words
-#pragma unroll
-    for (int h = 0; h < HALVES; h++) {
-        unsigned words[2];
-#pragma unroll
-        for (int k = 0; k < 2; k++) {
-            const int more = more_than_at_6(s + k);
-            const float scale = power_of_two(-more);
-            const __half2 pair = __floats2half2_rn(values[k] * scale, values[k + 2] * scale);
-            words[k] = as_word(pair);
-            if (h + 1 < HALVES) {  // what is left, as large as X
-                const float2 kept = __half22float2(pair);
-                values[k] = values[k] * 2048.0f - kept.x * power_of_two(11 + more);
-                values[k + 2] = values[k + 2] * 2048.0f - kept.y * power_of_two(11 + more);
-            }
-        }
-        uint4 *const at = fragments + s / 4 * FRAGMENTS + (row * HALVES + h) * 4 + lane / 8;
-        reinterpret_cast<uint2 *>(at)[s % 4 / 2] = make_uint2(words[0], words[1]);
-    }
-    if (lane % (32 / PARTS) != 0) return;
-#pragma unroll
-    for (int h = 0; h < HALVES; h++) {
-        const int column = lane / (32 / PARTS) * X_ROWS + row * HALVES + h;
-        float *const pair = reinterpret_cast<float *>(pairs + column / 2) + column % 2;
-        pair[0] = h ? 0.0f : total * -power_of_two(-19);
-        pair[2] = unit * (h ? 8.0f : 16384.0f);
-    }
-}
-
-// The slice of m rows of x. A run of blocks begins at a multiple of `span` columns and has no more than these.
-__device__ __forceinline__ void load_x(uint4 *fragments, float4 *pairs, const X_TYPE *x, int m, int first, int count,
-                                       int columns, int span, int run) {
-    constexpr int AHEAD = AT_ONCE < 4 ? AT_ONCE : 4;  // rows whose loads are under way
-    constexpr int TURNS = AT_ONCE / AHEAD;
-    const int lane = threadIdx.x % 32;
-    const bool even = columns % 2 == 0 && reinterpret_cast<size_t>(x) % (2 * sizeof(X_TYPE)) == 0;
-    for (int item = threadIdx.x / 32; item < count * TURNS; item += WARPS) {
-        const int block = item / TURNS, row = item % TURNS * AHEAD;
-        const int group = (first + block) / run * span, start = group + (first + block) % run * 128;
-        const int end = min(min(start + 128, group + span), columns);
-        LaneOfX ahead[AHEAD];
-#pragma unroll
-        for (int a = 0; a < AHEAD; a++)
-            ahead[a].load(x + static_cast<size_t>(min(row + a, m - 1)) * columns, start, end, even, lane);
-#pragma unroll
-        for (int a = 0; a < AHEAD; a++)
-            if (row + a < m) write_x(fragments + block * 4 * FRAGMENTS, pairs + block * PAIRS, ahead[a], row + a, lane);
-    }
-}
-
-// ---- the product ----
 
 // Where a lane reads next: blocks first .. last - 1 of a tile, then of the tile WARPS further on.
 struct Source {
