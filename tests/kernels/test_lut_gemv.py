@@ -69,7 +69,7 @@ def test_the_first_that_takes_a_case_is_chosen_and_named(monkeypatch):
 
 
 def test_every_variant_has_its_name_and_its_place():
-    assert set(lut_gemv.PREFERENCE) == set(lut_gemv.VARIANTS) - {"optq", "r6"}
+    assert set(lut_gemv.PREFERENCE) == set(lut_gemv.VARIANTS) - {"optq"}
     assert all(name == variant.name for name, variant in lut_gemv.VARIANTS.items())
 
 

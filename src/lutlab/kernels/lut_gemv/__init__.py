@@ -12,10 +12,10 @@ from lutlab.errors import LutlabError, nearest
 from lutlab.kernels.lut_gemv import optq, r0, r1, r2, r3, r4, r5, r6
 from lutlab.kernels.lut_gemv.variant import Case, Gpu, Variant
 
-# In the order of idea; optq is a baseline and never chosen, r6 only by name so far.
+# In the order of idea; optq is a baseline, and never chosen.
 VARIANTS = {module.VARIANT.name: module.VARIANT for module in (optq, r0, r1, r2, r3, r4, r5, r6)}
 # What `choose` takes of those that read the weights equally often, the best first.
-PREFERENCE = ("r5", "r4", "r3", "r2", "r1", "r0")
+PREFERENCE = ("r5", "r4", "r3", "r6", "r2", "r1", "r0")
 
 
 def variant(name: str) -> Variant:
