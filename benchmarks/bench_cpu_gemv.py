@@ -20,6 +20,7 @@ Predicted and seen: kernels/README.md.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
@@ -36,14 +37,17 @@ def measure(shape: tuple[int, int], m: int, threads: int, args: argparse.Namespa
 
     torch.set_num_threads(threads)
     here = [*ours(shape, m, args), *qigens(shape, m, args), *torches(shape, m, args)]
-    peers = [Peer(n, shape, m, threads, args) for n in args.peers] if args.peer_python else []
+    names = args.peers if args.peer_python else []
     read = cpu_reader(args.cold_mb * 2**20, threads)
-    for _ in range(args.rounds):
-        race([read, *here], CpuTimer(args.calls), 1, KINDS)
-        for peer in peers:
-            peer.round()
-    for peer in peers:
-        peer.close()
+    with contextlib.ExitStack() as stack:
+        peers = [
+            stack.enter_context(contextlib.closing(Peer(name, shape, m, threads, args)))
+            for name in names
+        ]
+        for _ in range(args.rounds):
+            race([read, *here], CpuTimer(args.calls), 1, KINDS)
+            for peer in peers:
+                peer.round()
     contestants = here + [c for peer in peers for c in peer.contestants]
     return report(shape, m, threads, read, contestants)
 

@@ -47,7 +47,16 @@ def test_a_cpu_round_passes_through_every_copy_and_leaves_out_the_first_call():
     timer = CpuTimer(calls=4, clock=lambda: next(times))
     seconds = timer(contestant(copies=8, calls=calls), COLD)
     assert [i for _, i in calls] == [0, 1, 2, 3, 4, 5, 6, 7, 0]
-    assert seconds == pytest.approx(2.25)  # the lower quartile of 1 .. 8, by quantiles' rule
+    assert seconds == 2  # of 1 .. 8
+
+
+@pytest.mark.parametrize(("calls", "quartile"), [(1, 7), (2, 5), (4, 5), (5, 6), (20, 6)])
+def test_a_round_is_a_call_that_was_measured(calls, quartile):
+    """Of 9 (left out), then 7, 5, 6, 8 and 9 again and again."""
+    seconds = [9, *[(7, 5, 6, 8, 9)[i % 5] for i in range(calls)]]
+    times = iter([t for spent in seconds for t in (0, spent)])
+    timer = CpuTimer(calls=calls, clock=lambda: next(times))
+    assert timer(contestant(copies=1), RESIDENT) == quartile
 
 
 def test_resident_is_one_copy_again_and_again():
