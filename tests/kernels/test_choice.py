@@ -33,10 +33,10 @@ def model(**how):
     return name
 
 
-def test_the_model_prefers_who_reads_the_weights_least_often():
+def test_the_model_prefers_who_takes_the_fewest_readings():
     assert model(uniform=True) == model(uniform=True, m=16) == "r5"
-    assert model() == model(m=4) == "r4"
-    assert model(m=5) == model(m=16) == "r6"
+    assert model() == model(m=3) == model(g=32) == "r4"
+    assert model(m=4) == model(m=16) == model(m=2, g=32) == "r6"
     assert model(m=5, x=F32, uniform=True) == "r6"
     assert model(g=40) == "r0"
 

@@ -1,10 +1,10 @@
 """Which kernel multiplies m rows of x on a GPU: what won a race on this machine, or what a model of bytes says.
 
-    a variant    ceil(m / rows at once) readings of q/8 bytes a weight; of equals lut_gemv.PREFERENCE's first
+    a variant    ceil(m / its batch) readings of q/8 bytes a weight; of equals lut_gemv.PREFERENCE's first
     dense        one reading of q/8, and a dense weight of e bytes an element written and read: q/8 + 2 e
 
-The model takes a GPU as bound by bytes: a variant that serves `batch` rows at once gives way to dense from
-batch (1 + 16 e / q) rows on. benchmarks/bench_gpu_choice.py races all of them and keeps the seconds in the cache
+The model takes a GPU as bound by bytes: a variant with a batch of b rows gives way to dense from b (1 + 16 e / q) rows
+of x on. benchmarks/bench_gpu_choice.py races all of them and keeps the seconds in the cache
 folder, by GPU, type of x, code, bits, group size and shape; a product goes by the raced one that is most like it.
 """
 

@@ -14,7 +14,7 @@ from lutlab.kernels.lut_gemv.variant import Case, Gpu, Variant
 
 # In the order of idea; optq is a baseline, and never chosen.
 VARIANTS = {module.VARIANT.name: module.VARIANT for module in (optq, r0, r1, r2, r3, r4, r5, r6)}
-# What `choose` takes of those that read the weights equally often, the best first.
+# What `choose` takes of those that take equally many readings, the best first.
 PREFERENCE = ("r5", "r4", "r3", "r6", "r2", "r1", "r0")
 
 
@@ -30,7 +30,7 @@ def variant(name: str) -> Variant:
 
 
 def choose(case: Case, gpu: Gpu) -> Variant:
-    """The best variant that can run a case on a GPU: who reads the weights least often, the first of PREFERENCE.
+    """The best variant that can run a case on a GPU: who takes the fewest readings of the weights, by the model.
 
     Raises:
         LutlabError: none can; with each one's reason.

@@ -163,7 +163,7 @@ class Variant:
     name: as `r0`; idea: half a sentence for tables; knobs: what may be swept, with defaults; pack: from the plain
     layout; refuses: why it cannot take a case with these knobs, a sentence with a cure, or None; plan: how it runs
     one; least_arch: 80 is sm_80; deterministic: whether y is the same to the last bit in every run;
-    batch: rows of x that one reading of the weights serves, of a case with many.
+    batch: rows of x that take, by the model, hardly longer than one reading of the weights, of a case with many.
     """
 
     name: str
@@ -177,7 +177,7 @@ class Variant:
     batch: Callable[[Case], int] = lambda case: 1
 
     def readings(self, case: Case) -> int:
-        """How often the weights are read for all rows of x."""
+        """How many readings of the weights all rows of x take as long as."""
         return -(-case.m // self.batch(case))
 
     def with_knobs(self, given: Knobs) -> dict[str, int | str]:
