@@ -4,9 +4,8 @@
 
 Tables hold float32 sums of activations; with AVX2, where lookups of bytes are cheaper, integers of 24 bits with one
 scale for the columns of a unit, whose sums are exact: both are in error by what float32 rounds at the size of the
-largest activations, 2e-7 of |y|. tables="int16" is faster, less exact and never chosen unasked: 16 bits with AVX-512
-(7e-5 on Gaussian x), 18 with AVX2 (6e-6); an outlier makes the step coarser for the columns of its unit only, and
-doubles the error at most where units are long (kernels/README.md).
+largest activations. tables="int16" is faster, less exact and never chosen unasked: 16 bits with AVX-512, 18 with AVX2;
+an outlier makes the step coarser for the columns of its unit only. Errors as recorded: kernels/README.md.
 
 A row of W is summed by one thread in a fixed order: y does not depend on the number of threads. From `tile_from` rows
 of x on (codegen/bcq.py) weights become floats in L1 once for all of them, whatever the tables: in its last bits, and
