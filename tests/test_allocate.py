@@ -67,6 +67,19 @@ def test_a_larger_budget_is_never_worse(layers):
     assert all(after <= before + 1e-9 for before, after in itertools.pairwise(costs))
 
 
+def test_a_budget_without_a_factor_in_common_with_the_sizes():
+    """Divided by what sizes and budget share, which is 1, the solver gave up on coefficients of 10^10."""
+    giga = 10**9
+    layers = {
+        "0": [Option((1, 8), n * giga, cost) for n, cost in ((1, 0.25), (22, 0.125), (23, 0.0))],
+        "1": [Option((1, 8), n * giga, cost) for n, cost in ((3, 0.125), (24, 0.0))],
+    }
+    budget = 25 * giga - 1
+    chosen = allocate(layers, budget)
+    assert bits_of(chosen) <= budget
+    assert cost_of(chosen) == brute_force(layers, budget)
+
+
 def test_one_bit_less_is_respected():
     """Sizes of a large model: one bit of 10^12 is far below the solver's tolerance."""
     layers = {

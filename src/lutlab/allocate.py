@@ -77,15 +77,16 @@ def allocate(options: Mapping[str, Sequence[Option]], budget: int) -> dict[str, 
     bits = np.array([option.bits for option in every])
     cost = np.concatenate([[o.cost - some[-1].cost for o in some] for some in useful.values()])
     cost *= _LARGEST_COST / (cost.max() or 1.0)
-    unit = math.gcd(
-        budget, *bits.tolist()
-    )  # small coefficients, small rounding errors in the solver
+    # What options take beyond the smallest of their layer, without a common factor: small coefficients, small rounding
+    # errors in the solver, which gives up on coefficients of 10^10.
+    extra = np.concatenate([[o.bits - some[0].bits for o in some] for some in useful.values()])
+    unit = math.gcd(*extra.tolist()) or 1
     columns = np.arange(len(every))
     one_each = csr_array((np.ones(len(every)), (layer, columns)))
     rows, lower, upper = [one_each], [np.ones(len(useful))], [np.ones(len(useful))]
-    rows.append(csr_array((bits // unit)[None].astype(float)))
+    rows.append(csr_array((extra // unit)[None].astype(float)))
     lower.append([0.0])
-    upper.append([float(budget // unit)])
+    upper.append([float((budget - smallest) // unit)])
     while True:
         found = milp(
             cost,
