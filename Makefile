@@ -26,7 +26,7 @@ format: env ## rewrite in house style
 	$(BIN)/ruff format .
 
 test: env ## all tests that need no GPU
-	$(BIN)/python -m pytest -n 2 -m "not gpu"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not gpu"
 
 test-gpu: env ## the tests that need one
 	$(BIN)/python -m pytest -m gpu
