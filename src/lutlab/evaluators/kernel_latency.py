@@ -44,7 +44,7 @@ class KernelLatency:
     likewise fp32.
 
     Attributes:
-        rounds: None: 7 on a CPU, 200 on a GPU.
+        rounds: None: what ROUNDS has for the device.
         weights: cold: of so many copies that none is in a cache when its turn comes; resident: one copy again and
             again, which is in a cache where it fits. bandwidth_fraction is of cold reading or copying in both.
 
