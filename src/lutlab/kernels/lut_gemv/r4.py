@@ -174,8 +174,9 @@ def _slice(gpu: Gpu, knobs: Knobs, blocks: int, warps: int, tiles: int, on_an_sm
 
 
 def cheap(case: Case) -> int:
-    """Rows of x that hide behind a reading of the weights: 219, 357, 455 and 557 instructions for 1 to 4 rows of x and
-    12,288 bits, which an SM of an H200 reads in the time of some 440; groups that share a block multiply it again.
+    """Rows of x that hide behind a reading of the weights, by the model: 219, 357, 455 and 557 instructions for 1 to 4
+    rows of x and 12,288 bits (q = 3, counted by hand in the cubin for sm_90, with the loop around them), which an SM of
+    an H200 reads in the time of some 440; groups that share a block multiply it again.
     """
     return 3 if binary_tiles.cut(case.group_size, case.columns).parts == 1 else 1
 

@@ -15,8 +15,9 @@ that below. What is left are the sums of tensor cores, which cut off instead of 
     1.9e-7    a few x of 100 times the others
     1.1e-7    x of mean 10 and deviation 1
 
-at 256 x 12288, q = 3, g = 128; were the bits at places 0 .. 7 of a half, 1.1e-5, 2.9e-5 and 1.1e-7. Rounding y to half
-is 2e-4 alone. A row of x with an inf or a nan gives a y of nan. Sums below 2^-121 may be zero.
+at 256 x 12288, q = 3, g = 128 (seen once on the CPU, not recorded); were the bits at places 0 .. 7 of a half, 1.1e-5,
+2.9e-5 and 1.1e-7. Rounding y to half is 2e-4 alone. A row of x with an inf or a nan gives a y of nan. Sums below 2^-121
+may be zero.
 """
 
 from __future__ import annotations
