@@ -25,9 +25,9 @@ def weights(shape: tuple[int, int]) -> dict:
     """Name -> a function that packs random weights for a panel width, and the module of their kernel."""
     import torch
 
-    from lutlab.codegen.isa import detect
     from lutlab.formats import bcq, bcq_rows, uniform_rows
     from lutlab.kernels import bcq_gemv, uniform_gemv
+    from lutlab.kernels.codegen.isa import detect
     from lutlab.records import UniformTensor
 
     generator = torch.Generator().manual_seed(0)

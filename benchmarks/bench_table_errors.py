@@ -15,10 +15,10 @@ from pathlib import Path
 import torch
 
 import lutlab
-from lutlab.codegen.isa import detect
 from lutlab.formats import bcq_rows
 from lutlab.formats.bcq import PackedBCQ
 from lutlab.kernels import bcq_gemv
+from lutlab.kernels.codegen.isa import detect
 
 ROWS, COLUMNS, BITS = 256, 4096, 4
 

@@ -30,9 +30,9 @@ def ours(shape: tuple[int, int], m: int, args: argparse.Namespace) -> list[Entra
     """BCQ planes and uniform codes; rotated copies hold the same bytes at other addresses."""
     import torch
 
-    from lutlab.codegen import isa
     from lutlab.formats import bcq, bcq_rows, uniform_rows
     from lutlab.kernels import bcq_gemv, uniform_gemv
+    from lutlab.kernels.codegen import isa
     from lutlab.records import UniformTensor
 
     on = next(one for one in isa.runnable() if args.isa in (None, one.name))

@@ -21,8 +21,8 @@ import numpy as np
 import torch
 from gpu_contestants import cold_copies
 
-from lutlab.codegen import cuda
 from lutlab.errors import LutlabError
+from lutlab.kernels.codegen import cuda
 from lutlab.kernels.lut_gemv import launcher
 from lutlab.timing import Contestant, GpuTimer, race
 

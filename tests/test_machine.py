@@ -10,9 +10,9 @@ from tests.command_line import CommandLine
 from tests.tiny_models import one_thread  # noqa: F401
 
 from lutlab import machine, pipeline, registry
-from lutlab.codegen.isa import Isa
 from lutlab.errors import LutlabError
 from lutlab.evaluators.generation import Generation
+from lutlab.kernels.codegen.isa import Isa
 from lutlab.records import Measurement
 
 BOTH = ["model=llama-embedded-s", "evaluate=[generation,weight_error]", "logger=none"]

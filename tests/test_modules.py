@@ -14,10 +14,10 @@ from torch.nn import functional
 
 from lutlab import modules
 from lutlab.api import quantize_tensor
-from lutlab.codegen.isa import detect
 from lutlab.errors import LutlabError
 from lutlab.formats.bcq import pack
 from lutlab.kernels import linear
+from lutlab.kernels.codegen.isa import detect
 from lutlab.modules import QuantLinear
 from lutlab.records import BCQTensor
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from lutlab.codegen.isa import detect
 from lutlab.errors import LutlabError
+from lutlab.kernels.codegen.isa import detect
 from lutlab.provenance import environment
 
 

@@ -13,8 +13,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from lutlab.codegen import cuda, templates
 from lutlab.errors import LutlabError
+from lutlab.kernels.codegen import cuda, templates
 
 _PACKAGE = Path(__file__).parent
 # sources that decide every number: a change in any of them makes new cells of all

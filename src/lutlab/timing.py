@@ -231,7 +231,7 @@ def cpu_reader(cold_bytes: int, threads: int) -> Contestant:
     """
     import torch
 
-    from lutlab.codegen import isa, library
+    from lutlab.kernels.codegen import isa, library
 
     reader = library.load(_READ, "read", isa.runnable()[0])
     pieces = max(2, cold_bytes // READ_BYTES)

@@ -9,7 +9,7 @@ import cpu_peers
 import pytest
 import torch
 
-from lutlab.codegen import compiler
+from lutlab.kernels.codegen import compiler
 
 SMALL = shlex.split("--shapes 64x256 --threads 1 --bits 4 --rounds 2 --calls 2 --cold-mb 1")
 PEER = """#!{python}

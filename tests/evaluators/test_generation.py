@@ -5,10 +5,10 @@ import torch
 from tests.tiny_models import one_thread, tiny_llama, tiny_opt  # noqa: F401
 
 import lutlab
-from lutlab.codegen.isa import detect
 from lutlab.errors import LutlabError
 from lutlab.evaluators import generation
 from lutlab.evaluators.generation import Generation, decode
+from lutlab.kernels.codegen.isa import detect
 from lutlab.records import Subject
 
 pytestmark = pytest.mark.usefixtures("one_thread")

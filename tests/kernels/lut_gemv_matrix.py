@@ -7,9 +7,9 @@ import torch
 from tests.kernels import plans
 from tests.kernels.weights import bcq_tensor
 
-from lutlab.codegen import cuda
 from lutlab.formats import bcq
 from lutlab.groups import expand
+from lutlab.kernels.codegen import cuda
 from lutlab.kernels.lut_gemv import launcher
 from lutlab.kernels.lut_gemv.variant import GPUS, SM_REGISTERS, Case, case
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from tests.kernels import cuda_on_host
 
-from lutlab.codegen import cuda
+from lutlab.kernels.codegen import cuda
 from lutlab.kernels.lut_gemv.variant import H200, Plan, case
 
 

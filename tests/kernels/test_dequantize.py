@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from tests.kernels import cuda_on_host
 from tests.kernels.weights import bcq_tensor, uniform_tensor
 
-from lutlab.codegen import cuda
 from lutlab.errors import LutlabError
 from lutlab.formats import bcq
 from lutlab.kernels import dequantize
+from lutlab.kernels.codegen import cuda
 from lutlab.kernels.lut_gemv.variant import GPUS, SM_REGISTERS
 
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32

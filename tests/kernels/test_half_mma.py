@@ -7,7 +7,7 @@ import pytest
 import torch
 from tests.kernels import cuda_on_host
 
-from lutlab.codegen import cuda
+from lutlab.kernels.codegen import cuda
 from lutlab.kernels.lut_gemv import launcher
 
 KERNEL = """

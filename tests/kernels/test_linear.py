@@ -6,11 +6,11 @@ import pytest
 import torch
 from tests.kernels.weights import bcq_tensor, relative_error, uniform_tensor
 
-from lutlab.codegen.compiler import NoCompiler
-from lutlab.codegen.isa import detect
 from lutlab.errors import LutlabError
 from lutlab.formats import bcq
 from lutlab.kernels import linear
+from lutlab.kernels.codegen.compiler import NoCompiler
+from lutlab.kernels.codegen.isa import detect
 from lutlab.kernels.linear import cpu_linear
 from lutlab.kernels.rows_gemv import prefetch_bytes
 

@@ -16,10 +16,10 @@ from tests.kernels import cuda_on_host
 from tests.kernels.lut_gemv_matrix import F16, F32, error, inputs, weight
 from tests.kernels.weights import uniform_tensor
 
-from lutlab.codegen import cuda
 from lutlab.errors import LutlabError
 from lutlab.formats import bcq, lut_gemm
 from lutlab.kernels import lut_gemv
+from lutlab.kernels.codegen import cuda
 from lutlab.kernels.lut_gemv import launcher, reference
 from lutlab.kernels.lut_gemv.variant import GPUS, H200, RTX_3090, Case, case
 

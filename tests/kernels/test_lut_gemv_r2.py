@@ -7,7 +7,7 @@ from tests.kernels import lut_gemv_matrix as matrix
 from tests.kernels.cuda_on_host import needs_nvrtc
 from tests.kernels.lut_gemv_matrix import BF16, F16, F32, check, inputs, weight
 
-from lutlab.codegen import cuda
+from lutlab.kernels.codegen import cuda
 from lutlab.kernels.lut_gemv.r2 import VARIANT
 from lutlab.kernels.lut_gemv.variant import A100, GPUS, H200, Case, Gpu
 

@@ -7,15 +7,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.codegen import sanitized
+from tests.kernels.codegen import sanitized
 
-from lutlab.codegen import isa
-from lutlab.codegen.qigen import MicroKernel, groups_in_unit, source
 from lutlab.errors import LutlabError
 from lutlab.formats import qigen
 from lutlab.formats.qigen import Blocks
 from lutlab.groups import group_count
 from lutlab.kernels import qigen_gemv
+from lutlab.kernels.codegen import isa
+from lutlab.kernels.codegen.qigen import MicroKernel, groups_in_unit, source
 from lutlab.kernels.qigen_gemv import DEFAULT, gemv, parameters, prepare, search, variant
 from lutlab.records import UniformTensor
 

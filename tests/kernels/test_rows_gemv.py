@@ -10,13 +10,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.codegen import sanitized
+from tests.kernels.codegen import sanitized
 from tests.kernels.weights import packed, relative_error
 
-from lutlab.codegen import isa, library
 from lutlab.errors import LutlabError
 from lutlab.formats.bcq_rows import PackedBCQRows
 from lutlab.kernels import bcq_gemv, rows_gemv, uniform_gemv
+from lutlab.kernels.codegen import isa, library
 from lutlab.kernels.rows_gemv import Kernel
 
 ISAS = {one.name: one for one in isa.runnable()}

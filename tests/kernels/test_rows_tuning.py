@@ -6,9 +6,9 @@ import pytest
 import torch
 from tests.kernels.weights import packed, uniform_tensor
 
-from lutlab.codegen import isa
 from lutlab.formats import bcq, uniform_rows
 from lutlab.kernels import linear, rows_tuning, uniform_gemv
+from lutlab.kernels.codegen import isa
 from lutlab.kernels.rows_tuning import PANELS, PREFETCHES, Tuning
 
 PLAIN = uniform_tensor(40, 2500, 4, 64)

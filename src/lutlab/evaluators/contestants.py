@@ -83,7 +83,7 @@ def enter(spec: RunSpec, kind: str = COLD) -> Entrants:
 def cold_bytes(device: str) -> tuple[int, dict[str, Any]]:
     """Bytes of all copies of a contestant's weights, and what a record says of it."""
     if device == "cpu":
-        from lutlab.codegen.qigen_model import caches
+        from lutlab.kernels.codegen.qigen_model import caches
 
         cache, times = caches().l3, products.CPU_CACHES
     else:

@@ -137,7 +137,7 @@ def _on_gpus(spec: RunSpec) -> str:
 
 
 def _on_a_cpu(spec: RunSpec) -> str:
-    from lutlab.codegen import compiler
+    from lutlab.kernels.codegen import compiler
 
     if spec.dtype != "float32":
         raise LutlabError(f"dtype={spec.dtype}: on a CPU a product is timed in float32")

@@ -19,11 +19,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lutlab.codegen import bcq, library
-from lutlab.codegen.isa import Isa, detect
 from lutlab.errors import LutlabError, nearest
 from lutlab.formats.bcq import WORD
 from lutlab.formats.row_blocks import geometry
+from lutlab.kernels.codegen import bcq, library
+from lutlab.kernels.codegen.isa import Isa, detect
 from lutlab.kernels.rows_gemv import C_NAMES, DENSE_ROWS, Kernel, prefetch_bytes
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from lutlab.atomic import write_atomically
-from lutlab.codegen.library import cache_folder, writable
 from lutlab.kernels import lut_gemv
+from lutlab.kernels.codegen.library import cache_folder, writable
 from lutlab.kernels.lut_gemv.variant import Case, Gpu
 
 log = logging.getLogger(__name__)

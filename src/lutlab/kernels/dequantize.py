@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from lutlab.codegen import cuda
 from lutlab.errors import LutlabError
 from lutlab.groups import group_length
+from lutlab.kernels.codegen import cuda
 from lutlab.kernels.lut_gemv import launcher
 from lutlab.kernels.lut_gemv.variant import Plan, Step
 

@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from lutlab.codegen.isa import detect
 from lutlab.formats import bcq, bcq_rows, uniform_rows
 from lutlab.formats.bcq import PackedBCQ
 from lutlab.formats.bcq_rows import PackedBCQRows
@@ -28,6 +27,7 @@ from lutlab.formats.row_blocks import Geometry
 from lutlab.formats.uniform import to_uniform
 from lutlab.formats.uniform_rows import PackedUniformRows
 from lutlab.kernels import bcq_gemv, rows_tuning, uniform_gemv
+from lutlab.kernels.codegen.isa import detect
 from lutlab.kernels.rows_gemv import Kernel
 
 _LIBRARY = torch.library.Library("lutlab", "DEF")

@@ -25,13 +25,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lutlab.atomic import write_atomically
-from lutlab.codegen import library, qigen_model
-from lutlab.codegen.isa import Isa, detect, features, runnable
-from lutlab.codegen.qigen import MicroKernel, groups_in_unit, micro_kernels, source
 from lutlab.errors import LutlabError
 from lutlab.formats import qigen
 from lutlab.formats.qigen import LANES, Blocks, PackedQIGen
 from lutlab.groups import group_length
+from lutlab.kernels.codegen import library, qigen_model
+from lutlab.kernels.codegen.isa import Isa, detect, features, runnable
+from lutlab.kernels.codegen.qigen import MicroKernel, groups_in_unit, micro_kernels, source
 from lutlab.records import UniformTensor
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from lutlab.errors import LutlabError
 from lutlab.formats.row_blocks import ROWS, blocks_of
 
 if TYPE_CHECKING:
-    from lutlab.codegen.isa import Isa
     from lutlab.formats.row_blocks import Geometry
+    from lutlab.kernels.codegen.isa import Isa
 
 C_NAMES = {torch.float16: "f16", torch.float32: "f32", torch.int16: "i16"}
 BATCH = 64  # rows of x that share one reading of the weights

@@ -24,8 +24,8 @@ from pathlib import Path
 import torch
 
 from lutlab.atomic import write_atomically
-from lutlab.codegen import library
-from lutlab.codegen.isa import features
+from lutlab.kernels.codegen import library
+from lutlab.kernels.codegen.isa import features
 from lutlab.kernels.rows_gemv import Kernel, RowsWeight
 
 log = logging.getLogger(__name__)

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lutlab.codegen import library, uniform
-from lutlab.codegen.isa import Isa, detect
+from lutlab.kernels.codegen import library, uniform
+from lutlab.kernels.codegen.isa import Isa, detect
 from lutlab.kernels.rows_gemv import C_NAMES, DENSE_ROWS, Kernel, prefetch_bytes
 
 if TYPE_CHECKING:

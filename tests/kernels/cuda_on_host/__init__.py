@@ -24,7 +24,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lutlab.codegen import compiler, isa, library
+from lutlab.kernels.codegen import compiler, isa, library
 
 HERE = Path(__file__).parent
 # NVRTC and CUDA's headers come as wheels for this platform (pyproject.toml); elsewhere nothing is compiled for a GPU.
@@ -56,7 +56,7 @@ class Fault(Exception):
 
 
 def build(text: str, functions: Sequence[str]) -> ctypes.CDLL:
-    """A library of a .cu text (lutlab.codegen.cuda.source), kept in the user's cache folder.
+    """A library of a .cu text (lutlab.kernels.codegen.cuda.source), kept in the user's cache folder.
 
     Raises:
         AssertionError: the C++ compiler refuses it.

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from lutlab.codegen import cuda
 from lutlab.errors import LutlabError
 from lutlab.kernels import lut_gemv
+from lutlab.kernels.codegen import cuda
 from lutlab.kernels.lut_gemv.variant import Gpu, Knobs, Plan, Step, Variant, Weight, case
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ import stat
 
 import pytest
 
-from lutlab.codegen import compiler
-from lutlab.codegen.compiler import Compiler, NoCompiler
+from lutlab.kernels.codegen import compiler
+from lutlab.kernels.codegen.compiler import Compiler, NoCompiler
 
 
 @pytest.fixture

@@ -2,9 +2,9 @@
 
 import jinja2
 import pytest
-from tests.codegen import sanitized
+from tests.kernels.codegen import sanitized
 
-from lutlab.codegen import isa, templates
+from lutlab.kernels.codegen import isa, templates
 
 SCALE = """\
 {% include "demo/head.h" %}

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from tests.codegen import sanitized
+from tests.kernels.codegen import sanitized
 
-from lutlab.codegen import isa
+from lutlab.kernels.codegen import isa
 
 SCALE = """
 void scale(const float *x, float *y, long n, float c, int threads) {
@@ -39,7 +39,7 @@ def test_undefined_behaviour_ends_a_program(tmp_path):
 def test_python_with_sanitizers(tmp_path, monkeypatch, count, code):
     monkeypatch.setenv("LUTLAB_CACHE", str(tmp_path))
     done = sanitized.python(
-        "import ctypes; from lutlab.codegen import isa, library;"
+        "import ctypes; from lutlab.kernels.codegen import isa, library;"
         f"handle = library.load({SCALE!r}, 'scale', isa.ISAS[-1], sanitize={sanitized.SANITIZERS});"
         "x = ctypes.CDLL(None).malloc; x.restype = ctypes.c_void_p; at = ctypes.c_void_p(x(28));"
         f"handle.scale(at, at, ctypes.c_long({count}), ctypes.c_float(0), 1)"

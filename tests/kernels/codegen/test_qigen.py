@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from lutlab.codegen.qigen import MicroKernel, groups_in_unit, micro_kernels, source
 from lutlab.errors import LutlabError
+from lutlab.kernels.codegen.qigen import MicroKernel, groups_in_unit, micro_kernels, source
 
 GOLDEN = Path(__file__).with_name("golden_qigen.c")
 
 
 def test_golden_source():
-    """python -m tests.codegen.test_qigen writes it again; read the difference before you commit it."""
+    """python -m tests.kernels.codegen.test_qigen writes it again; read the difference before you commit it."""
     assert source(3, 1, MicroKernel(1, 1), "avx2") == GOLDEN.read_text()
 
 

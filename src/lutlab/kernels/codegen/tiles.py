@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from lutlab.codegen.isa import Isa
+from lutlab.kernels.codegen.isa import Isa
 
 # Vectors of 16 rows of W, rows of x.
 SHAPES = {"avx512": (2, 8), "avx2": (1, 6)}

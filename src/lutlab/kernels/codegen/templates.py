@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import jinja2
 
-ROOT = Path(__file__).resolve().parents[3] / "kernels" / "cpu"
+ROOT = Path(__file__).resolve().parents[4] / "kernels" / "cpu"
 
 
 def render(template: str, **parameters: object) -> str:

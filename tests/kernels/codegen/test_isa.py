@@ -4,8 +4,8 @@ import platform
 
 import pytest
 
-from lutlab.codegen import compiler, isa
 from lutlab.errors import LutlabError
+from lutlab.kernels.codegen import compiler, isa
 
 AVX2 = {"avx2", "fma", "f16c", "sse4_2"}
 AVX512 = AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"}

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from lutlab.codegen import compiler, isa, library
 from lutlab.errors import LutlabError
+from lutlab.kernels.codegen import compiler, isa, library
 
 SCALE = """
 void scale(const float *x, float *y, long n, float c, int threads) {
@@ -142,7 +142,7 @@ def test_a_damaged_library_is_built_again(cache, caplog, damage):
 def test_two_processes_at_once(cache):
     """Each of four processes builds, or takes what another one built; no half of a folder is seen or left."""
     code = (
-        "import sys; from lutlab.codegen import isa, library; sys.stdin.read(1);"
+        "import sys; from lutlab.kernels.codegen import isa, library; sys.stdin.read(1);"
         f"library.load({SCALE!r}, 'scale', isa.ISAS[-1]); print('ok')"
     )
     start = [sys.executable, "-c", code]
@@ -314,7 +314,7 @@ def test_one_runtime_and_one_pool_of_threads():
     """Our threads are torch's: no second OpenMP runtime, and not one thread more than torch has made."""
     code = f"""
 import os, torch
-from lutlab.codegen import isa, library
+from lutlab.kernels.codegen import isa, library
 torch.set_num_threads(3)
 torch.ones(10**6).add_(1)
 before = len(os.listdir("/proc/self/task"))

@@ -25,10 +25,10 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-from lutlab.codegen import compiler
-from lutlab.codegen.compiler import Compiler, NoCompiler
-from lutlab.codegen.isa import Isa, features, runnable
 from lutlab.errors import LutlabError
+from lutlab.kernels.codegen import compiler
+from lutlab.kernels.codegen.compiler import Compiler, NoCompiler
+from lutlab.kernels.codegen.isa import Isa, features, runnable
 
 log = logging.getLogger(__name__)
 _PROBE = "#include <omp.h>\nint threads(void) { return omp_get_max_threads(); }\n"

@@ -10,9 +10,9 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from lutlab.codegen import templates
-from lutlab.codegen.isa import Isa
-from lutlab.codegen.tiles import tiles
+from lutlab.kernels.codegen import templates
+from lutlab.kernels.codegen.isa import Isa
+from lutlab.kernels.codegen.tiles import tiles
 
 WORD = 32
 LUT_BITS = {"avx512": 4, "avx2": 3}

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from lutlab.codegen import compiler
-from lutlab.codegen.isa import Isa
+from lutlab.kernels.codegen import compiler
+from lutlab.kernels.codegen.isa import Isa
 
 SANITIZERS = ("address", "undefined")
 WARNINGS = ("-Wall", "-Wextra", "-Werror")

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from lutlab.codegen import bcq, uniform
-from lutlab.codegen.isa import ISAS, Isa
+from lutlab.kernels.codegen import bcq, uniform
+from lutlab.kernels.codegen.isa import ISAS, Isa
 
 GOLDEN = Path(__file__).with_name("golden_bcq.c")
 PLAIN = {"q": 1, "groups_in_unit": 1, "alpha": "f16", "offset": None}
@@ -16,7 +16,7 @@ def golden() -> str:
 
 
 def test_golden_source():
-    """python -m tests.codegen.test_bcq writes it again; read the difference before you commit it."""
+    """python -m tests.kernels.codegen.test_bcq writes it again; read the difference before you commit it."""
     assert golden() == GOLDEN.read_text()
 
 

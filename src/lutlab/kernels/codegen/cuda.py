@@ -21,11 +21,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from lutlab.atomic import write_atomically
-from lutlab.codegen.library import cache_folder, writable
 from lutlab.errors import LutlabError
+from lutlab.kernels.codegen.library import cache_folder, writable
 
 log = logging.getLogger(__name__)
-ROOT = Path(__file__).resolve().parents[3] / "kernels" / "cuda"
+ROOT = Path(__file__).resolve().parents[4] / "kernels" / "cuda"
 OPTIONS = ("-std=c++17", "-lineinfo", "--ptxas-options=-v")
 _INCLUDE = re.compile(r'^#include "(?P<file>[^"]+)"$')
 
