@@ -26,8 +26,8 @@ def weights(shape: tuple[int, int]) -> dict:
     import torch
 
     from lutlab.formats import bcq, bcq_rows, uniform_rows
-    from lutlab.kernels import bcq_gemv, uniform_gemv
     from lutlab.kernels.codegen.isa import detect
+    from lutlab.kernels.cpu import bcq_gemv, uniform_gemv
     from lutlab.records import UniformTensor
 
     generator = torch.Generator().manual_seed(0)
@@ -49,8 +49,8 @@ def weights(shape: tuple[int, int]) -> dict:
 
 def compare(name: str, pack, op, threads: int, seconds: float) -> dict:
     """Tune, try everything, and look the tuned pair and the default one up in what was found."""
-    from lutlab.kernels import rows_tuning
-    from lutlab.kernels.rows_tuning import Tuning
+    from lutlab.kernels.cpu import rows_tuning
+    from lutlab.kernels.cpu.rows_tuning import Tuning
 
     default = pack()
     kernel = op.kernel(default)

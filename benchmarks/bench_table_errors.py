@@ -17,8 +17,8 @@ import torch
 import lutlab
 from lutlab.formats import bcq_rows
 from lutlab.formats.bcq import PackedBCQ
-from lutlab.kernels import bcq_gemv
 from lutlab.kernels.codegen.isa import detect
+from lutlab.kernels.cpu import bcq_gemv
 
 ROWS, COLUMNS, BITS = 256, 4096, 4
 

@@ -31,8 +31,8 @@ def ours(shape: tuple[int, int], m: int, args: argparse.Namespace) -> list[Entra
     import torch
 
     from lutlab.formats import bcq, bcq_rows, uniform_rows
-    from lutlab.kernels import bcq_gemv, uniform_gemv
     from lutlab.kernels.codegen import isa
+    from lutlab.kernels.cpu import bcq_gemv, uniform_gemv
     from lutlab.records import UniformTensor
 
     on = next(one for one in isa.runnable() if args.isa in (None, one.name))
@@ -104,7 +104,7 @@ def qigens(shape: tuple[int, int], m: int, args: argparse.Namespace) -> list[Ent
 
     import torch
 
-    from lutlab.kernels import qigen_gemv
+    from lutlab.kernels.cpu import qigen_gemv
     from lutlab.records import UniformTensor
 
     generator = torch.Generator().manual_seed(0)

@@ -16,8 +16,8 @@ from lutlab import modules
 from lutlab.api import quantize_tensor
 from lutlab.errors import LutlabError
 from lutlab.formats.bcq import pack
-from lutlab.kernels import linear
 from lutlab.kernels.codegen.isa import detect
+from lutlab.kernels.cpu import linear
 from lutlab.modules import QuantLinear
 from lutlab.records import BCQTensor
 

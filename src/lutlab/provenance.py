@@ -34,7 +34,7 @@ _SEARCHING = ("allocate.py", "sensitivity.py")
 # Kernels decide speeds. Of other numbers they decide as little as torch's own do, the last bits, and the record names
 # the kernel: a faster one does not make an accuracy new. A device's are those that its entrances import.
 _ENTRANCES = {
-    "cpu": ("kernels/linear.py", "kernels/qigen_gemv.py"),
+    "cpu": ("kernels/cpu/linear.py", "kernels/cpu/qigen_gemv.py"),
     "gpu": ("kernels/gpu_linear.py",),
 }
 _CLOCKS = ("timing.py", "energy.py")

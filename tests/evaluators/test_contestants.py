@@ -9,7 +9,8 @@ from tests.kernels import cuda_on_host, test_lut_gemv
 from lutlab.errors import LutlabError
 from lutlab.evaluators import contestants, drawn, products
 from lutlab.formats import pack
-from lutlab.kernels import choice, gpu_linear, linear
+from lutlab.kernels import choice, gpu_linear
+from lutlab.kernels.cpu import linear
 from lutlab.kernels.lut_gemv.variant import H200
 from lutlab.records import ModelSpec, RunSpec
 from lutlab.timing import Contestant

@@ -177,7 +177,7 @@ class Maker:
         return self.checked(one, x, weight), weight
 
     def _cpu(self, x: torch.Tensor, packed: PackedBCQ, kernel: str) -> Contestant:
-        from lutlab.kernels.linear import cpu_linear
+        from lutlab.kernels.cpu.linear import cpu_linear
 
         linear = cpu_linear(packed, "int16" if kernel == "int16" else "exact")
         stream = linear.packed.stream
@@ -220,7 +220,7 @@ class Maker:
 
     def _optq(self, x: torch.Tensor, drawn: UniformTensor) -> Contestant:
         """OPTQ's way on a CPU is QIGen's kernel: GPTQ's codes, dequantized in registers and multiplied."""
-        from lutlab.kernels import qigen_gemv
+        from lutlab.kernels.cpu import qigen_gemv
 
         packed = qigen_gemv.prepare(drawn)
         buffers = ("words", "scale", "zero")

@@ -1,6 +1,6 @@
 """Tokens a second with QIGen's own kernels in the place of ours: the paper's idea on this machine (QIGen Figure 4).
 
-    tokens_per_s as generation.py measures it, while every quantized layer multiplies by kernels/qigen_gemv.py
+    tokens_per_s as generation.py measures it, while every quantized layer multiplies by kernels/cpu/qigen_gemv.py
 
 For uniform codes of 2, 3 or 4 bits (method=rtn, gptq) and float32 activations. Checked before it is timed: lutlab's
 own product, seeing all tokens at once, must choose the tokens that QIGen's kernels decoded.
@@ -56,7 +56,7 @@ class QIGen:
                 decode other tokens than ours.
             NoCompiler: there is no C compiler.
         """
-        from lutlab.kernels.qigen_gemv import parameters, variant
+        from lutlab.kernels.cpu.qigen_gemv import parameters, variant
 
         model = subject.model
         check_context(model, self.tokens)
@@ -88,7 +88,7 @@ def _packed(model: PreTrainedModel) -> dict[QuantLinear, PackedQIGen]:
 
     from lutlab.formats import bcq
     from lutlab.formats.uniform import to_uniform
-    from lutlab.kernels import qigen_gemv
+    from lutlab.kernels.cpu import qigen_gemv
     from lutlab.modules import QuantLinear
 
     if model.device.type != "cpu" or model.dtype != torch.float32:
@@ -126,7 +126,7 @@ def _multiplying(packed: Mapping[QuantLinear, PackedQIGen]) -> Iterator[None]:
 
 def _product(x: torch.Tensor, weight: PackedQIGen, bias: torch.Tensor | None) -> torch.Tensor:
     """x: [..., K] float32 -> [..., N]."""
-    from lutlab.kernels.qigen_gemv import gemv
+    from lutlab.kernels.cpu.qigen_gemv import gemv
 
     y = gemv(x, weight)
     return y if bias is None else y + bias

@@ -26,9 +26,9 @@ from lutlab.formats.bcq_rows import PackedBCQRows
 from lutlab.formats.row_blocks import Geometry
 from lutlab.formats.uniform import to_uniform
 from lutlab.formats.uniform_rows import PackedUniformRows
-from lutlab.kernels import bcq_gemv, rows_tuning, uniform_gemv
 from lutlab.kernels.codegen.isa import detect
-from lutlab.kernels.rows_gemv import Kernel
+from lutlab.kernels.cpu import bcq_gemv, rows_tuning, uniform_gemv
+from lutlab.kernels.cpu.rows_gemv import Kernel
 
 _LIBRARY = torch.library.Library("lutlab", "DEF")
 _LIBRARY.define("rows_gemv(Tensor x, Tensor stream, Tensor? channels, str layout) -> Tensor")

@@ -24,7 +24,7 @@ from lutlab.formats.bcq import WORD
 from lutlab.formats.row_blocks import geometry
 from lutlab.kernels.codegen import bcq, library
 from lutlab.kernels.codegen.isa import Isa, detect
-from lutlab.kernels.rows_gemv import C_NAMES, DENSE_ROWS, Kernel, prefetch_bytes
+from lutlab.kernels.cpu.rows_gemv import C_NAMES, DENSE_ROWS, Kernel, prefetch_bytes
 
 if TYPE_CHECKING:
     import torch

@@ -15,9 +15,9 @@ from tests.kernels.weights import packed, relative_error
 
 from lutlab.errors import LutlabError
 from lutlab.formats.bcq_rows import PackedBCQRows
-from lutlab.kernels import bcq_gemv, rows_gemv, uniform_gemv
 from lutlab.kernels.codegen import isa, library
-from lutlab.kernels.rows_gemv import Kernel
+from lutlab.kernels.cpu import bcq_gemv, rows_gemv, uniform_gemv
+from lutlab.kernels.cpu.rows_gemv import Kernel
 
 ISAS = {one.name: one for one in isa.runnable()}
 BEST = next(iter(ISAS.values()))

@@ -7,9 +7,9 @@ import torch
 from tests.kernels.weights import packed, uniform_tensor
 
 from lutlab.formats import bcq, uniform_rows
-from lutlab.kernels import linear, rows_tuning, uniform_gemv
 from lutlab.kernels.codegen import isa
-from lutlab.kernels.rows_tuning import PANELS, PREFETCHES, Tuning
+from lutlab.kernels.cpu import linear, rows_tuning, uniform_gemv
+from lutlab.kernels.cpu.rows_tuning import PANELS, PREFETCHES, Tuning
 
 PLAIN = uniform_tensor(40, 2500, 4, 64)
 DEFAULT = Tuning(panel_columns=1024, prefetch_bytes=4096)

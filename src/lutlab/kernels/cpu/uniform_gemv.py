@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from lutlab.kernels.codegen import library, uniform
 from lutlab.kernels.codegen.isa import Isa, detect
-from lutlab.kernels.rows_gemv import C_NAMES, DENSE_ROWS, Kernel, prefetch_bytes
+from lutlab.kernels.cpu.rows_gemv import C_NAMES, DENSE_ROWS, Kernel, prefetch_bytes
 
 if TYPE_CHECKING:
     import torch

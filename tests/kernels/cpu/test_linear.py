@@ -8,11 +8,11 @@ from tests.kernels.weights import bcq_tensor, relative_error, uniform_tensor
 
 from lutlab.errors import LutlabError
 from lutlab.formats import bcq
-from lutlab.kernels import linear
 from lutlab.kernels.codegen.compiler import NoCompiler
 from lutlab.kernels.codegen.isa import detect
-from lutlab.kernels.linear import cpu_linear
-from lutlab.kernels.rows_gemv import prefetch_bytes
+from lutlab.kernels.cpu import linear
+from lutlab.kernels.cpu.linear import cpu_linear
+from lutlab.kernels.cpu.rows_gemv import prefetch_bytes
 
 N, K = 40, 72
 WEIGHTS = {
