@@ -1,4 +1,4 @@
-"""Races the kernels of a product on a GPU by rows of x, and keeps their seconds: lutlab/kernels/choice.py goes by them.
+"""Race of a product's kernels on a GPU by rows of x; lutlab/kernels/gpu/choice.py goes by the seconds it keeps.
 
     python benchmarks/bench_gpu_choice.py [--out folder] [--rounds 10]
 
@@ -32,10 +32,10 @@ from gpu_contestants import (
 
 from lutlab.errors import LutlabError
 from lutlab.formats.bcq import PackedBCQ
-from lutlab.kernels import choice, lut_gemv
-from lutlab.kernels.choice import Race
-from lutlab.kernels.lut_gemv import launcher
-from lutlab.kernels.lut_gemv.variant import case
+from lutlab.kernels.gpu import choice, lut_gemv
+from lutlab.kernels.gpu.choice import Race
+from lutlab.kernels.gpu.lut_gemv import launcher
+from lutlab.kernels.gpu.lut_gemv.variant import case
 from lutlab.timing import GpuTimer, race
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)

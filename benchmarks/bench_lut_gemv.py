@@ -40,8 +40,8 @@ from gpu_contestants import (
 )
 
 from lutlab.errors import LutlabError
-from lutlab.kernels import lut_gemv
-from lutlab.kernels.lut_gemv import launcher
+from lutlab.kernels.gpu import lut_gemv
+from lutlab.kernels.gpu.lut_gemv import launcher
 from lutlab.timing import Contestant, GpuTimer, gpu_copier, race
 
 # Fraction of the copy bandwidth on an H200, batch 1, g = 128: must, stretch.

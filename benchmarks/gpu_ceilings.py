@@ -23,7 +23,7 @@ from gpu_contestants import cold_copies
 
 from lutlab.errors import LutlabError
 from lutlab.kernels.codegen import cuda
-from lutlab.kernels.lut_gemv import launcher
+from lutlab.kernels.gpu.lut_gemv import launcher
 from lutlab.timing import Contestant, GpuTimer, race
 
 THREADS, REPEATS, ROUNDS = 256, 1024, 50

@@ -19,10 +19,10 @@ from lutlab.energy import clocks_of
 from lutlab.errors import LutlabError
 from lutlab.evaluators import drawn
 from lutlab.formats.bcq import PackedBCQ
-from lutlab.kernels import lut_gemv
-from lutlab.kernels.dequantize import dequantize
-from lutlab.kernels.lut_gemv import launcher
-from lutlab.kernels.lut_gemv.variant import case
+from lutlab.kernels.gpu import lut_gemv
+from lutlab.kernels.gpu.dequantize import dequantize
+from lutlab.kernels.gpu.lut_gemv import launcher
+from lutlab.kernels.gpu.lut_gemv.variant import case
 from lutlab.provenance import environment
 from lutlab.records import ModelSpec, RunSpec
 from lutlab.timing import Contestant, copies_for

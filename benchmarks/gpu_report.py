@@ -179,7 +179,7 @@ def gpu_missing() -> str:
     """Why there is no GPU to report on; empty where there is one."""
     sys.path.insert(0, str(ROOT / "src"))
     from lutlab.errors import LutlabError
-    from lutlab.kernels.lut_gemv import launcher
+    from lutlab.kernels.gpu.lut_gemv import launcher
 
     try:
         launcher.device_of("cuda")

@@ -41,9 +41,9 @@ def test_kernels_of_each_device_have_a_name_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("source", "devices"),
     [
-        ("kernels/lut_gemv/launcher.py", {"cuda", "spread"}),
-        ("kernels/lut_gemv/r0.py", {"cuda", "spread"}),
-        ("kernels/choice.py", {"cuda", "spread"}),
+        ("kernels/gpu/lut_gemv/launcher.py", {"cuda", "spread"}),
+        ("kernels/gpu/lut_gemv/r0.py", {"cuda", "spread"}),
+        ("kernels/gpu/choice.py", {"cuda", "spread"}),
         ("codegen/cuda.py", {"cuda", "spread"}),
         ("formats/binary_tiles.py", {"cuda", "spread"}),
         ("kernels/cpu/rows_tuning.py", {"cpu"}),

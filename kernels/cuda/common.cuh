@@ -1,6 +1,6 @@
 // The few words that all CUDA kernels share. codegen/cuda.py puts this file in the place of its #include.
 //
-// A kernel must also compile as plain C++ (tests/kernels/cuda_on_host runs it on a CPU): what needs PTX stands here
+// A kernel must also compile as plain C++ (tests/kernels/gpu/cuda_on_host runs it on a CPU): what needs PTX stands here
 // once, behind one function, with its twin for the host; __CUDACC__ says which of the two is being compiled.
 
 #ifdef __CUDACC__

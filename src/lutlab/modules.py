@@ -19,7 +19,7 @@ from lutlab.errors import LutlabError, nearest
 from lutlab.formats.bcq import WORD, PackedBCQ
 from lutlab.groups import check_bits, group_count
 from lutlab.kernels.cpu.linear import CpuLinear, cpu_linear
-from lutlab.kernels.gpu_linear import GpuLinear, gpu_linear
+from lutlab.kernels.gpu.linear import GpuLinear, gpu_linear
 
 log = logging.getLogger(__name__)
 KERNEL_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -37,8 +37,8 @@ ALLOWED = {
 class QuantLinear(nn.Module):
     """A linear layer whose weight is packed; drop-in for nn.Linear and transformers' Conv1D.
 
-    At the first call the weight is packed a second time, for the kernel that kernels/cpu/linear.py chooses on a CPU, and
-    kernels/gpu_linear.py on a GPU. Where gradients pass through x, in float64, with x on another device, or where there
+    At the first call the weight is packed a second time, for the kernel that kernels/cpu/linear.py chooses on a CPU,
+    and kernels/gpu/linear.py on a GPU. Where gradients pass through x, in float64, with x on another device, or where there
     is no kernel (a warning and `kernel` say why), it is dequantized once for a dtype and multiplied by torch: exact,
     but not smaller in memory while it runs.
 

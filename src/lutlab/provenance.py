@@ -35,7 +35,7 @@ _SEARCHING = ("allocate.py", "sensitivity.py")
 # the kernel: a faster one does not make an accuracy new. A device's are those that its entrances import.
 _ENTRANCES = {
     "cpu": ("kernels/cpu/linear.py", "kernels/cpu/qigen_gemv.py"),
-    "gpu": ("kernels/gpu_linear.py",),
+    "gpu": ("kernels/gpu/linear.py",),
 }
 _CLOCKS = ("timing.py", "energy.py")
 _OF_SPEEDS = ("kernels", "codegen", "formats")

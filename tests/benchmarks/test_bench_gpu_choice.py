@@ -8,8 +8,8 @@ import pytest
 import torch
 from tests.kernels import test_lut_gemv
 
-from lutlab.kernels import choice, lut_gemv
-from lutlab.kernels.lut_gemv.variant import H200, Case
+from lutlab.kernels.gpu import choice, lut_gemv
+from lutlab.kernels.gpu.lut_gemv.variant import H200, Case
 
 gpu = test_lut_gemv.gpu
 F16 = torch.float16

@@ -9,7 +9,7 @@ import torch
 from tests.kernels import test_lut_gemv
 
 from lutlab.errors import LutlabError
-from lutlab.kernels import lut_gemv
+from lutlab.kernels.gpu import lut_gemv
 from lutlab.timing import Contestant
 
 gpu = test_lut_gemv.gpu

@@ -5,7 +5,7 @@ import torch
 
 from benchmarks import gpu_ceilings
 from lutlab.kernels.codegen import cuda
-from lutlab.kernels.lut_gemv.variant import GPUS, H200
+from lutlab.kernels.gpu.lut_gemv.variant import GPUS, H200
 
 PROBES = {"read_all", "look_up", "bmma_k128", "bmma_k256", "imma_k32", "hmma_k16"}
 

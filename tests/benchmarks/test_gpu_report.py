@@ -140,13 +140,13 @@ def test_every_step_names_what_exists(tmp_path):
 
 
 def test_the_sanitizer_sees_some_of_every_variant():
-    from lutlab.kernels import lut_gemv
+    from lutlab.kernels.gpu import lut_gemv
 
     command = next(step.command for step in steps(ROOT, 1) if step.name == "memcheck")
     expression = command[command.index("-k") + 1]
     said = subprocess.run(
         [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", "gpu", "-k", expression,
-         "-p", "no:cacheprovider", *(f"tests/kernels/test_lut_gemv_{n}.py" for n in lut_gemv.VARIANTS)],
+         "-p", "no:cacheprovider", *(f"tests/kernels/gpu/test_lut_gemv_{n}.py" for n in lut_gemv.VARIANTS)],
         cwd=ROOT, capture_output=True, text=True, check=False,
     ).stdout  # fmt: skip
     for name in lut_gemv.VARIANTS:

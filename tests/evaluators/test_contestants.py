@@ -4,14 +4,15 @@ import dataclasses
 
 import pytest
 import torch
-from tests.kernels import cuda_on_host, test_lut_gemv
+from tests.kernels.gpu import cuda_on_host, test_lut_gemv
 
 from lutlab.errors import LutlabError
 from lutlab.evaluators import contestants, drawn, products
 from lutlab.formats import pack
-from lutlab.kernels import choice, gpu_linear
 from lutlab.kernels.cpu import linear
-from lutlab.kernels.lut_gemv.variant import H200
+from lutlab.kernels.gpu import choice
+from lutlab.kernels.gpu import linear as gpu_linear
+from lutlab.kernels.gpu.lut_gemv.variant import H200
 from lutlab.records import ModelSpec, RunSpec
 from lutlab.timing import Contestant
 
@@ -224,7 +225,7 @@ class FakeProduct:
 
 def a_gpu(monkeypatch, chosen):
     """The CPU taken for a GPU on which a kernel was chosen."""
-    launcher = "lutlab.kernels.lut_gemv.launcher"
+    launcher = "lutlab.kernels.gpu.lut_gemv.launcher"
     monkeypatch.setattr(f"{launcher}.device_of", lambda device: device)
     monkeypatch.setattr(f"{launcher}.gpu", lambda device: H200)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a stand-in")
@@ -254,7 +255,7 @@ def test_on_a_gpu_every_copy_is_a_product_with_weights_of_its_own(kernel, varian
         return FakeProduct(made, variant, weight, knobs)
 
     a_gpu(monkeypatch, "r5")
-    monkeypatch.setattr("lutlab.kernels.lut_gemv.launcher.bind", bind)
+    monkeypatch.setattr("lutlab.kernels.gpu.lut_gemv.launcher.bind", bind)
     packed = pack(drawn.draw(row(), SHAPE, 16))
     size = packed.planes.nbytes
     maker = contestants.Maker(row(kernel=kernel, knobs=(("mu", 4),)), 3 * size, {})

@@ -194,10 +194,10 @@ class Maker:
         """The one place that knows the GPU kernels."""
         import torch
 
-        from lutlab.kernels import choice
-        from lutlab.kernels.gpu_linear import gpu_linear
-        from lutlab.kernels.lut_gemv import launcher
-        from lutlab.kernels.lut_gemv.variant import case
+        from lutlab.kernels.gpu import choice
+        from lutlab.kernels.gpu.linear import gpu_linear
+        from lutlab.kernels.gpu.lut_gemv import launcher
+        from lutlab.kernels.gpu.lut_gemv.variant import case
 
         variant = products.variant_of(kernel)
         if variant is None:

@@ -88,7 +88,7 @@ def obstacle(spec: RunSpec) -> str:
 
 def _check_variant(spec: RunSpec) -> None:
     """Raises LutlabError unless the kernel is a variant of the GPU kernel that has all the knobs."""
-    from lutlab.kernels import lut_gemv
+    from lutlab.kernels.gpu import lut_gemv
 
     name = variant_of(spec.kernel)
     if name not in lut_gemv.VARIANTS and spec.kernel in KERNELS:

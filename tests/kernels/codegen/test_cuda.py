@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from tests.kernels.cuda_on_host import needs_nvrtc
+from tests.kernels.gpu.cuda_on_host import needs_nvrtc
 
 from lutlab.errors import LutlabError
 from lutlab.kernels.codegen import cuda

@@ -1,0 +1,130 @@
+"""Which kernel multiplies m rows of x on a GPU: what won a race on this machine, or what a model of bytes says.
+
+    a variant    ceil(m / its batch) readings of q/8 bytes a weight; of equals lut_gemv.PREFERENCE's first
+    dense        one reading of q/8, and a dense weight of e bytes an element written and read: q/8 + 2 e
+
+The model takes a GPU as bound by bytes: a variant with a batch of b rows gives way to dense from b (1 + 16 e / q) rows
+of x on. benchmarks/bench_gpu_choice.py races all of them and keeps the seconds in the cache
+folder, by GPU, type of x, code, bits, group size and shape; a product goes by the raced one that is most like it.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from lutlab.atomic import write_atomically
+from lutlab.kernels.codegen.library import cache_folder, writable
+from lutlab.kernels.gpu import lut_gemv
+from lutlab.kernels.gpu.lut_gemv.variant import Case, Gpu
+
+log = logging.getLogger(__name__)
+DENSE = "dense"  # dequantize, then cuBLAS
+MODEL, RACE = "by a model of bytes", "by a race on this machine"
+
+
+@dataclass(frozen=True)
+class Race:
+    """Seconds of a product by rows of x and by kernel, a variant's name or DENSE.
+
+    x: its dtype, as float16; uniform: codes with one scale a group; shape: N, K.
+    """
+
+    gpu: str
+    x: str
+    uniform: bool
+    bits: int
+    group: int
+    shape: tuple[int, int]
+    seconds: Mapping[int, Mapping[str, float]]
+
+    def like(self, gpu: str, case: Case) -> bool:
+        """Whether it says anything of a case."""
+        mine = self.gpu, self.x, self.uniform, self.bits
+        return mine == (gpu, _name(case), case.uniform, case.bits)
+
+    def distance(self, case: Case) -> float:
+        """In doublings of the size and of the group."""
+        size = case.rows * case.columns / (self.shape[0] * self.shape[1])
+        return abs(math.log2(size)) + abs(math.log2(case.group / self.group))
+
+    def fastest(self, m: int, among: Sequence[str]) -> str | None:
+        """Of some kernels with m rows: in the least number of rows from m on that was raced, or in the most."""
+        rows = min((r for r in self.seconds if r >= m), default=max(self.seconds))
+        raced = {name: s for name, s in self.seconds[rows].items() if name in among}
+        return min(raced, key=raced.get) if raced else None
+
+
+def choose(case: Case, gpu: Gpu, name: str) -> tuple[str, str]:
+    """A variant or DENSE, and by what it was chosen, MODEL or RACE.
+
+    Args:
+        case: the product.
+        gpu: its limits.
+        name: of the GPU, as torch tells it.
+
+    Raises:
+        LutlabError: no variant takes the case.
+    """
+    by_model = lut_gemv.choose(case, gpu)
+    takes = [n for n in lut_gemv.PREFERENCE if lut_gemv.VARIANTS[n].why_not(case, gpu) is None]
+    races = [race for race in _read(_path()) if race.like(name, case)]
+    if races:
+        nearest = min(races, key=lambda race: race.distance(case))
+        if winner := nearest.fastest(case.m, [*takes, DENSE]):
+            return winner, RACE
+    dense = 1 + 16 * case.x.itemsize / case.bits  # in readings
+    return (by_model.name if by_model.readings(case) <= dense else DENSE), MODEL
+
+
+def keep(races: Sequence[Race]) -> Path:
+    """Write down what was raced, in the place of what was known of the same products; returns the file.
+
+    Raises:
+        LutlabError: the cache folder cannot be written.
+    """
+
+    def product(race: Race) -> dict:
+        return asdict(race) | {"seconds": None}
+
+    new = [product(race) for race in races]
+    path = writable(cache_folder()) / _path().name
+    known = [race for race in _read(path) if product(race) not in new]
+    write_atomically(path, json.dumps([asdict(race) for race in [*known, *races]]).encode())
+    _read.cache_clear()
+    return path
+
+
+def _name(case: Case) -> str:
+    return str(case.x).removeprefix("torch.")
+
+
+def _path() -> Path:
+    return cache_folder() / "races.json"
+
+
+@functools.cache
+def _read(path: Path) -> list[Race]:
+    """All that is kept; damage is told and counts as nothing."""
+    if not path.exists():
+        return []
+    try:
+        return [_race(**found) for found in json.loads(path.read_bytes())]
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        log.warning("%s cannot be read (%s): kernels are chosen %s", path, error, MODEL)
+        return []
+
+
+def _race(shape: list[int], seconds: dict[str, dict[str, float]], **same: Any) -> Race:
+    """From JSON, which knows neither tuples nor numbers as keys."""
+    if not seconds:
+        raise ValueError("a race without seconds")
+    rows, columns = shape
+    by_rows = {int(m): {str(name): float(s) for name, s in of.items()} for m, of in seconds.items()}
+    return Race(shape=(int(rows), int(columns)), seconds=by_rows, **same)

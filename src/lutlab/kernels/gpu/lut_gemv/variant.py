@@ -1,0 +1,223 @@
+"""What a variant of the kernel is: from a case and a GPU to a plan, which is data that two executors run.
+
+    Case, Gpu --Variant.plan--> Plan (source file, parameters, launches, workspace)
+                                  ├ launcher.py                  CuPy on a GPU
+                                  └ tests/kernels/gpu/plans.py       the same .cu as C++ on a CPU
+
+No function of a variant touches a tensor or a driver, so that all of them are tested without a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from lutlab.errors import LutlabError, nearest
+from lutlab.formats import tile_codes
+from lutlab.formats.bcq import PackedBCQ
+from lutlab.groups import group_length
+
+C_TYPES = {torch.float16: "__half", torch.bfloat16: "bfloat_t", torch.float32: "float"}
+
+
+class Weight(Protocol):
+    """A packed weight: buffers by the names that plans use, None for one that is absent."""
+
+    shape: tuple[int, int]
+    bits: int
+    group_size: int
+    order: torch.Tensor | None
+    alpha: torch.Tensor
+    offset: torch.Tensor | None
+    buffers: dict[str, torch.Tensor | None]
+
+    def to(self, device: torch.device | str) -> Weight:
+        """The same on a device."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """arch: as sm_90; sms: multiprocessors; block_shared, sm_shared: bytes of shared memory of a block, of an SM."""
+
+    arch: str
+    sms: int
+    block_shared: int
+    sm_shared: int
+
+
+# One of each architecture that is tested, by its data sheet. A launch asks the device.
+A100 = Gpu("sm_80", 108, 166_912, 167_936)
+RTX_3090 = Gpu("sm_86", 82, 101_376, 102_400)
+H200 = Gpu("sm_90", 132, 232_448, 233_472)
+GPUS = (A100, RTX_3090, H200)
+SM_REGISTERS = 65_536  # of all three
+GRID_LIMIT = 65_535  # blocks in y and in z
+
+
+@dataclass(frozen=True)
+class Case:
+    """A product y[m, rows] = x[m, columns] W^T: all that a plan depends on, beside the GPU and the knobs.
+
+    uniform: the weight is a uniform code with one scale a group, Eq. 5.
+    """
+
+    m: int
+    rows: int
+    columns: int
+    bits: int
+    group_size: int
+    x: torch.dtype  # of x and y
+    alpha: torch.dtype
+    offset: torch.dtype | None
+    uniform: bool = False
+
+    @property
+    def group(self) -> int:
+        """Columns of a full group."""
+        return group_length(self.group_size, self.columns)
+
+    @property
+    def whole_words(self) -> bool:
+        """Whether every group begins with a word of 32 columns."""
+        return self.group % 32 == 0 or self.group == self.columns
+
+    @property
+    def types(self) -> dict[str, int | str]:
+        """Parameters that most kernels have."""
+        return {
+            "X_TYPE": C_TYPES[self.x],
+            "ALPHA_TYPE": C_TYPES[self.alpha],
+            "OFFSET_TYPE": C_TYPES.get(self.offset, "float"),
+            "HAS_OFFSET": int(self.offset is not None),
+        }
+
+
+def case(weight: Weight | PackedBCQ, x: torch.dtype, m: int = 1) -> Case:
+    """The case of a weight, packed for a kernel or not, for m rows of x.
+
+    Raises:
+        LutlabError: x is not float16, bfloat16 or float32.
+    """
+    if x not in C_TYPES:
+        raise LutlabError(
+            f"x is {x}: the GPU kernels take float16, bfloat16 and float32; convert it"
+        )
+    bits = weight.bits if hasattr(weight, "bits") else len(weight.planes)
+    rows, columns = weight.shape
+    offset = None if weight.offset is None else weight.offset.dtype
+    if offset == torch.float64:
+        offset = torch.float32  # as layouts store it
+    uniform = (
+        tile_codes.is_uniform(weight)
+        if isinstance(weight, PackedBCQ)
+        else getattr(weight, "uniform", False)
+    )
+    return Case(m, rows, columns, bits, weight.group_size, x, weight.alpha.dtype, offset, uniform)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One launch. arguments: names of buffers (the weight's, the workspace's, "x", "y") are pointers, ints are ints."""
+
+    function: str
+    grid: tuple[int, int, int]
+    block: int
+    arguments: tuple[str | int, ...]
+    shared: int = 0  # bytes of dynamic shared memory
+
+
+@dataclass(frozen=True)
+class Space:
+    """Memory that a product keeps. zeroed: it is zero before the first launch, and each launch leaves it so."""
+
+    bytes: int
+    zeroed: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a case runs.
+
+    file: below kernels/cuda; parameters: its #defines; steps: launches, in order; zero_y: y is zeroed before them;
+    blocks_per_sm: blocks of the last step that shall share an SM, for which registers and shared memory must suffice.
+    """
+
+    file: str
+    parameters: Mapping[str, int | str]
+    steps: tuple[Step, ...]
+    workspace: Mapping[str, Space] = field(default_factory=dict)
+    zero_y: bool = False
+    blocks_per_sm: int = 1
+
+
+Knobs = Mapping[str, int | str]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A kernel.
+
+    name: as `r0`; idea: half a sentence for tables; knobs: what may be swept, with defaults; pack: from the plain
+    layout; refuses: why it cannot take a case with these knobs, a sentence with a cure, or None; plan: how it runs
+    one; least_arch: 80 is sm_80; deterministic: whether y is the same to the last bit in every run;
+    batch: rows of x that take, by the model, hardly longer than one reading of the weights, of a case with many.
+    """
+
+    name: str
+    idea: str
+    knobs: Knobs
+    pack: Callable[[PackedBCQ], Weight]
+    refuses: Callable[[Case, Knobs], str | None]
+    plan: Callable[[Case, Gpu, Knobs], Plan]
+    least_arch: int = 80
+    deterministic: bool = True
+    batch: Callable[[Case], int] = lambda case: 1
+
+    def readings(self, case: Case) -> int:
+        """How many readings of the weights all rows of x take as long as."""
+        return -(-case.m // self.batch(case))
+
+    def with_knobs(self, given: Knobs) -> dict[str, int | str]:
+        """The defaults and what was given.
+
+        Raises:
+            LutlabError: it has no such knob.
+        """
+        for name in given:
+            if name not in self.knobs:
+                raise LutlabError(f"{self.name} has no knob '{name}': {nearest(name, self.knobs)}")
+        return {**self.knobs, **given}
+
+    def why_not(self, case: Case, gpu: Gpu, given: Knobs | None = None) -> str | None:
+        """Why it cannot run a case on a GPU, or None."""
+        if int(gpu.arch[3:].rstrip("af")) < self.least_arch:
+            return f"the GPU is {gpu.arch}: {self.name} needs sm_{self.least_arch} or newer"
+        knobs = self.with_knobs(given or {})
+        if why := self.refuses(case, knobs):
+            return why
+        steps = self.plan(case, gpu, knobs).steps
+        if max(n for step in steps for n in step.grid[1:]) > GRID_LIMIT:
+            return (
+                f"{self.name} would launch {steps[-1].grid} blocks for {case.m} rows of x and K={case.columns}, CUDA "
+                f"takes {GRID_LIMIT} in y and z: multiply fewer rows at a time, or take longer groups or tiles"
+            )
+        shared = max(step.shared for step in steps)
+        if shared > gpu.block_shared:
+            return (
+                f"{self.name} with {knobs} needs {shared} bytes of shared memory a block, {gpu.arch} has "
+                f"{gpu.block_shared}: choose a smaller table or slice"
+            )
+        return None
+
+    def plan_for(self, case: Case, gpu: Gpu, given: Knobs | None = None) -> Plan:
+        """The plan, or why there is none.
+
+        Raises:
+            LutlabError: it cannot run this case here.
+        """
+        if why := self.why_not(case, gpu, given):
+            raise LutlabError(why)
+        return self.plan(case, gpu, self.with_knobs(given or {}))

@@ -1,0 +1,47 @@
+"""Runs a variant's plan on the CPU (cuda_on_host): the second executor beside lutlab.kernels.gpu.lut_gemv.launcher."""
+
+from __future__ import annotations
+
+import torch
+from tests.kernels.gpu import cuda_on_host
+
+from lutlab.kernels.codegen import cuda
+from lutlab.kernels.gpu.lut_gemv.variant import H200, Plan, case
+
+
+def product(variant, packed, x, *, gpu=H200, knobs=None, reverse=False, workspace=None):
+    """The product y [M, N] of x [M, K] and a PackedBCQ by a variant, every byte that it has to write poisoned before.
+
+    workspace: a dict that keeps what a product keeps between launches; empty at first.
+    """
+    weight = variant.pack(packed)
+    plan = variant.plan_for(case(weight, x.dtype, len(x)), gpu, knobs)
+    if weight.order is not None:
+        x = x[:, weight.order.long()].contiguous()
+    return run(plan, weight, x, reverse=reverse, workspace={} if workspace is None else workspace)
+
+
+def run(plan: Plan, weight, x, *, reverse, workspace):
+    """The plan's launches; y."""
+    text = cuda.source(plan.file, plan.parameters)
+    kernels = cuda_on_host.build(text, sorted({step.function for step in plan.steps}))
+    for name, space in plan.workspace.items():
+        fill = 0 if space.zeroed else 255
+        workspace.setdefault(name, torch.full((space.bytes,), fill, dtype=torch.uint8))
+    y = torch.full((len(x), weight.shape[0]), torch.nan, dtype=x.dtype)
+    if plan.zero_y:
+        y.zero_()
+    buffers = {**weight.buffers, **workspace, "x": x, "y": y}
+    for step in plan.steps:
+        cuda_on_host.launch(
+            kernels,
+            step.function,
+            grid=step.grid,
+            block=(step.block, 1, 1),
+            shared=step.shared,
+            arguments=[buffers[a] if isinstance(a, str) else a for a in step.arguments],
+            reverse=reverse,
+        )
+    for name, space in plan.workspace.items():
+        assert not space.zeroed or not workspace[name].any(), f"{name} is not left zeroed"
+    return y

@@ -1,0 +1,99 @@
+"""Which kernel a product on a GPU takes: by the model, by what was raced, and from a damaged file."""
+
+import logging
+
+import pytest
+import torch
+
+from lutlab.errors import LutlabError
+from lutlab.kernels.gpu import choice, lut_gemv
+from lutlab.kernels.gpu.choice import DENSE, MODEL, RACE, Race, choose, keep
+from lutlab.kernels.gpu.lut_gemv.variant import H200, Case
+
+F16, F32 = torch.float16, torch.float32
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("LUTLAB_CACHE", str(tmp_path))
+    return tmp_path
+
+
+def product(m=1, q=3, x=F16, uniform=False, g=128, shape=(4096, 4096)):
+    return Case(m, *shape, q, g, x, F16, F16, uniform)
+
+
+def raced(seconds, q=3, g=128, shape=(4096, 4096), x="float16", gpu="GPU"):
+    return Race(gpu, x, False, q, g, shape, seconds)
+
+
+def model(**how):
+    name, why = choose(product(**how), H200, "GPU")
+    assert why == MODEL
+    return name
+
+
+def test_the_model_prefers_who_takes_the_fewest_readings():
+    assert model(uniform=True) == model(uniform=True, m=16) == "r5"
+    assert model() == model(m=3) == model(g=32) == "r4"
+    assert model(m=4) == model(m=16) == model(m=2, g=32) == "r6"
+    assert model(m=5, x=F32, uniform=True) == "r6"
+    assert model(g=40) == "r0"
+
+
+@pytest.mark.parametrize("q", [1, 3, 8])
+@pytest.mark.parametrize("x", [F16, F32])
+def test_the_model_counts_bytes(q, x):
+    dense = q / 8 + 2 * x.itemsize
+    batch = lut_gemv.VARIANTS["r6"].batch(product(x=x))
+    for m in range(9, 600, 7):
+        kernel = -(-m // batch) * q / 8
+        assert (model(m=m, q=q, x=x) == DENSE) == (kernel > dense)
+
+
+def test_what_won_a_race_takes_the_place_of_the_model():
+    keep([raced({1: {"r3": 1.0, "r4": 2.0, DENSE: 9.0}, 8: {"r4": 3.0, DENSE: 2.5}})])
+    assert choose(product(), H200, "GPU") == ("r3", RACE)
+    for m in (2, 8, 1000):
+        assert choose(product(m), H200, "GPU") == (DENSE, RACE)
+    for other in (product(q=4), product(x=F32), product(uniform=True)):
+        assert choose(other, H200, "GPU")[1] == MODEL
+    assert choose(product(), H200, "another GPU")[1] == MODEL
+
+
+def test_the_race_most_like_a_product_counts():
+    keep([raced({1: {"r3": 1.0}}), raced({1: {"r2": 1.0}}, g=32)])
+    keep([raced({1: {"r1": 1.0}}, shape=(49152, 12288))])
+    assert choose(product(), H200, "GPU")[0] == "r3"
+    assert choose(product(g=64, shape=(2048, 4096)), H200, "GPU")[0] in ("r3", "r2")
+    assert choose(product(g=32), H200, "GPU")[0] == "r2"
+    assert choose(product(shape=(28672, 8192)), H200, "GPU")[0] == "r1"
+
+
+def test_a_winner_that_cannot_take_the_product_is_passed_over():
+    keep([raced({1: {"r4": 1.0, "r0": 2.0, DENSE: 3.0}})])
+    assert choose(product(g=40), H200, "GPU") == ("r0", RACE)
+
+
+def test_a_later_race_replaces_an_earlier_one():
+    keep([raced({1: {"r3": 1.0}})])
+    path = keep([raced({1: {"r2": 1.0}})])
+    assert choose(product(), H200, "GPU")[0] == "r2"
+    assert path.read_text().count('"gpu"') == 1
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[1]", '{"a": "b"}', '[{"gpu": "GPU"}]', '[{"shape": [1, 2], "seconds": {}}]']
+)
+def test_damage_is_told(own_cache, caplog, text):
+    keep([raced({1: {"r1": 1.0}})]).write_text(text)
+    choice._read.cache_clear()
+    with caplog.at_level(logging.WARNING):
+        assert choose(product(), H200, "GPU")[1] == MODEL
+    assert "cannot be read" in caplog.text
+
+
+def test_what_no_kernel_takes_is_refused():
+    old = H200.__class__("sm_60", 56, 49_152, 65_536)
+    with pytest.raises(LutlabError, match="no kernel takes this product"):
+        choose(product(), old, "GPU")
