@@ -29,7 +29,7 @@ from pathlib import Path
 from cpu_contestants import Entrant, ours, qigens, torches
 from cpu_peers import KINDS, PEERS, Peer
 
-from lutlab.timing import COLD, RESIDENT, Contestant, CpuTimer, cpu_reader, race
+from lutlab.measure.timing import COLD, RESIDENT, Contestant, CpuTimer, cpu_reader, race
 
 
 def measure(shape: tuple[int, int], m: int, threads: int, args: argparse.Namespace) -> dict:

@@ -36,7 +36,7 @@ from lutlab.kernels.gpu import choice, lut_gemv
 from lutlab.kernels.gpu.choice import Race
 from lutlab.kernels.gpu.lut_gemv import launcher
 from lutlab.kernels.gpu.lut_gemv.variant import case
-from lutlab.timing import GpuTimer, race
+from lutlab.measure.timing import GpuTimer, race
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 FAR = 3  # times the winner's seconds

@@ -8,7 +8,7 @@
     groups      every q at g = 128, and other groups at q = 3: no cliff
 
 Who races: gpu_contestants.py. They take turns, a time is the median over rounds, each round a replay of a CUDA graph of
-20 or more calls (lutlab/timing.py). Beside the copy runs a read-only stream of as many bytes as the binary codes have.
+20 or more calls (lutlab/measure/timing.py). Beside the copy runs a read-only stream of as many bytes as the binary codes have.
 Without a GPU it says so and ends. Predicted and seen: kernels/README.md.
 """
 
@@ -42,7 +42,7 @@ from gpu_contestants import (
 from lutlab.errors import LutlabError
 from lutlab.kernels.gpu import lut_gemv
 from lutlab.kernels.gpu.lut_gemv import launcher
-from lutlab.timing import Contestant, GpuTimer, gpu_copier, race
+from lutlab.measure.timing import Contestant, GpuTimer, gpu_copier, race
 
 # Fraction of the copy bandwidth on an H200, batch 1, g = 128: must, stretch.
 FRACTIONS = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 
-from lutlab.timing import Contestant, copies_for
+from lutlab.measure.timing import Contestant, copies_for
 
 GROUP = 128
 
@@ -181,7 +181,7 @@ def torches(shape: tuple[int, int], m: int, args: argparse.Namespace) -> list[En
 
 def relative(y, x, dense) -> float:
     """|y - x W^T| / |x W^T|, the product in float64."""
-    from lutlab.evaluators.drawn import exact_product
+    from lutlab.measure.drawn import exact_product
 
     expected = exact_product(x, dense)
     return float((y.double() - expected).norm() / expected.norm())

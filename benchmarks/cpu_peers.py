@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from cpu_contestants import GROUP, Entrant, copies
 
-from lutlab.timing import COLD, RESIDENT, CpuTimer, race
+from lutlab.measure.timing import COLD, RESIDENT, CpuTimer, race
 
 SOURCE = Path(__file__).resolve().parents[1] / "src"
 KINDS = (COLD, RESIDENT)

@@ -24,7 +24,7 @@ from gpu_contestants import cold_copies
 from lutlab.errors import LutlabError
 from lutlab.kernels.codegen import cuda
 from lutlab.kernels.gpu.lut_gemv import launcher
-from lutlab.timing import Contestant, GpuTimer, race
+from lutlab.measure.timing import Contestant, GpuTimer, race
 
 THREADS, REPEATS, ROUNDS = 256, 1024, 50
 BLOCKS = 3  # of an SM, in what counts clocks: 96 lookups or products under way hide their latency

@@ -15,17 +15,17 @@ from typing import Any
 import torch
 
 from lutlab import formats
-from lutlab.energy import clocks_of
 from lutlab.errors import LutlabError
-from lutlab.evaluators import drawn
 from lutlab.formats.bcq import PackedBCQ
 from lutlab.kernels.gpu import lut_gemv
 from lutlab.kernels.gpu.dequantize import dequantize
 from lutlab.kernels.gpu.lut_gemv import launcher
 from lutlab.kernels.gpu.lut_gemv.variant import case
+from lutlab.measure import drawn
+from lutlab.measure.energy import clocks_of
+from lutlab.measure.timing import Contestant, copies_for
 from lutlab.provenance import environment
 from lutlab.records import ModelSpec, RunSpec
-from lutlab.timing import Contestant, copies_for
 
 DEVICE = "cuda"
 LARGE, SMALL = (49152, 12288), (12288, 12288)  # the shapes of the goals, N x K

@@ -8,8 +8,9 @@ from tests.command_line import CommandLine
 
 from lutlab import cost, plan
 from lutlab.config import ROOT, register_configs
-from lutlab.evaluators import kernel_latency, products
+from lutlab.evaluators import kernel_latency
 from lutlab.evaluators.kernel_latency import KernelLatency
+from lutlab.measure import products
 from lutlab.plan import PlannedCell
 from lutlab.records import EvalSpec, ModelSpec, RunSpec
 

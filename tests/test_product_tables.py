@@ -9,7 +9,7 @@ import pytest
 from tests.test_tables import as_printed, printed, typed
 
 from lutlab import registry
-from lutlab.evaluators.products import ABSENT, KERNELS
+from lutlab.measure.products import ABSENT, KERNELS
 from lutlab.tables import load_artifact
 
 ARTIFACTS = [

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class ModelSpec:
     """Where a model comes from. `id` is a hub id, a folder, or an embedded name; `layers` cuts a synthetic model.
 
-    A `product` is no model but one matrix product, whose id is its shape (evaluators/products.py).
+    A `product` is no model but one matrix product, whose id is its shape (measure/products.py).
     """
 
     name: str

@@ -10,7 +10,7 @@ from tests.kernels import test_lut_gemv
 
 from lutlab.errors import LutlabError
 from lutlab.kernels.gpu import lut_gemv
-from lutlab.timing import Contestant
+from lutlab.measure.timing import Contestant
 
 gpu = test_lut_gemv.gpu
 LARGE = (64, 256)

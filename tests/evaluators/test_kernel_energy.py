@@ -6,12 +6,13 @@ import types
 import pytest
 import torch
 
-from lutlab.energy import Energy
-from lutlab.evaluators import contestants, kernel_energy
-from lutlab.evaluators.contestants import Entrants
+from lutlab.evaluators import kernel_energy
 from lutlab.evaluators.kernel_energy import KernelEnergy
+from lutlab.measure import contestants
+from lutlab.measure.contestants import Entrants
+from lutlab.measure.energy import Energy
+from lutlab.measure.timing import Contestant
 from lutlab.records import ModelSpec, RunSpec, Subject
-from lutlab.timing import Contestant
 
 
 def row(**more):

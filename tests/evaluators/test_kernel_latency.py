@@ -3,11 +3,12 @@
 import pytest
 
 from lutlab.errors import LutlabError
-from lutlab.evaluators import contestants, kernel_latency, products
-from lutlab.evaluators.contestants import Entrants
+from lutlab.evaluators import kernel_latency
 from lutlab.evaluators.kernel_latency import KernelLatency
+from lutlab.measure import contestants, products
+from lutlab.measure.contestants import Entrants
+from lutlab.measure.timing import Contestant
 from lutlab.records import ModelSpec, RunSpec, Subject
-from lutlab.timing import Contestant
 
 SHAPE = "96x80"
 

@@ -13,18 +13,18 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lutlab.energy import Energy, Nvml, Several, energy_of, idle_watts, missing_library
-from lutlab.evaluators import contestants, products, ranks, tensor_parallel
+from lutlab.measure import contestants, products, ranks, tensor_parallel
+from lutlab.measure.energy import Energy, Nvml, Several, energy_of, idle_watts, missing_library
+from lutlab.measure.timing import COLD, GpuTimer
 from lutlab.records import Measurement, RunSpec, Subject
 from lutlab.registry import register
-from lutlab.timing import COLD, GpuTimer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from lutlab.energy import Counter
-    from lutlab.evaluators.ranks import Rank
-    from lutlab.timing import Contestant
+    from lutlab.measure.energy import Counter
+    from lutlab.measure.ranks import Rank
+    from lutlab.measure.timing import Contestant
 
 # Replays between two looks at a clock, while which all ranks run on their own.
 _RUN_SECONDS = 0.1

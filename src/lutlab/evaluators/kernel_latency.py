@@ -14,16 +14,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lutlab.energy import clocks_of
 from lutlab.errors import LutlabError, nearest
-from lutlab.evaluators import contestants, products, tensor_parallel
 from lutlab.groups import group_count, group_length
+from lutlab.measure import contestants, products, tensor_parallel
+from lutlab.measure.energy import clocks_of
+from lutlab.measure.timing import COLD, RESIDENT, CpuTimer, GpuTimer, race
 from lutlab.records import Measurement, RunSpec, Subject
 from lutlab.registry import register
-from lutlab.timing import COLD, RESIDENT, CpuTimer, GpuTimer, race
 
 if TYPE_CHECKING:
-    from lutlab.evaluators.contestants import Entrants
+    from lutlab.measure.contestants import Entrants
 
 # On a CPU so many that a second in which the machine does something else is no more than a few of them.
 ROUNDS = {"cpu": 25, "cuda": 200}

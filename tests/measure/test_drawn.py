@@ -2,7 +2,7 @@
 
 import torch
 
-from lutlab.evaluators import drawn
+from lutlab.measure import drawn
 from lutlab.records import BCQTensor, ModelSpec, RunSpec, UniformTensor
 
 SHAPE = (96, 80, 1)

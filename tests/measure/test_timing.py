@@ -6,9 +6,9 @@ import sys
 import pytest
 import torch
 
-from lutlab import timing
 from lutlab.errors import LutlabError
-from lutlab.timing import (
+from lutlab.measure import timing
+from lutlab.measure.timing import (
     COLD,
     RESIDENT,
     Contestant,
@@ -169,7 +169,7 @@ def test_the_reader_reads_all_it_is_given():
 
 
 def test_a_peer_without_torch_can_import_the_timer():
-    code = "import sys, lutlab.timing; sys.exit(any(m in sys.modules for m in ('torch', 'numpy')))"
+    code = "import sys, lutlab.measure.timing; sys.exit(any(m in sys.modules for m in ('torch', 'numpy')))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

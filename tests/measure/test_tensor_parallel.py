@@ -6,13 +6,14 @@ from functools import partial
 import pytest
 import torch
 
-from lutlab.energy import Energy, energy_of
-from lutlab.evaluators import drawn, kernel_energy, products, ranks, tensor_parallel
-from lutlab.evaluators.contestants import Entrants, Maker
+from lutlab.evaluators import kernel_energy
 from lutlab.evaluators.kernel_energy import Energies, KernelEnergy
 from lutlab.evaluators.kernel_latency import KernelLatency
+from lutlab.measure import drawn, products, ranks, tensor_parallel
+from lutlab.measure.contestants import Entrants, Maker
+from lutlab.measure.energy import Energy, energy_of
+from lutlab.measure.timing import COLD, Contestant, CpuTimer
 from lutlab.records import ModelSpec, RunSpec, Subject
-from lutlab.timing import COLD, Contestant, CpuTimer
 
 SHAPES = "96x80+48x96x3"
 

@@ -16,17 +16,17 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lutlab.evaluators import contestants, drawn, products, ranks
-from lutlab.evaluators.contestants import Entrants
+from lutlab.measure import contestants, drawn, products, ranks
+from lutlab.measure.contestants import Entrants
+from lutlab.measure.timing import COLD, Contestant, CpuTimer, GpuTimer, race, together
 from lutlab.records import RunSpec
-from lutlab.timing import COLD, Contestant, CpuTimer, GpuTimer, race, together
 
 if TYPE_CHECKING:
     import torch
 
-    from lutlab.evaluators.products import Shape
-    from lutlab.evaluators.ranks import Rank
-    from lutlab.timing import Timer
+    from lutlab.measure.products import Shape
+    from lutlab.measure.ranks import Rank
+    from lutlab.measure.timing import Timer
 
 # Calls of a graph that ranks begin together: they do so within some ten microseconds, which many calls share.
 CALLS = 100

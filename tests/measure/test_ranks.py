@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lutlab.errors import LutlabError
-from lutlab.evaluators import ranks
+from lutlab.measure import ranks
 
 
 def fail(rank, folder):

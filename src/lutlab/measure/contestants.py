@@ -15,16 +15,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lutlab.errors import LutlabError
-from lutlab.evaluators import products
-from lutlab.evaluators.drawn import draw, exact_product, operands
+from lutlab.measure import products
+from lutlab.measure.drawn import draw, exact_product, operands
+from lutlab.measure.timing import COLD, Contestant, GpuTimer, copies_for, race, together
 from lutlab.records import RunSpec, UniformTensor
-from lutlab.timing import COLD, Contestant, GpuTimer, copies_for, race, together
 
 if TYPE_CHECKING:
     import torch
 
-    from lutlab.evaluators.products import Shape
     from lutlab.formats.bcq import PackedBCQ
+    from lutlab.measure.products import Shape
 
 # |y - x W^T| / |x W^T| beyond which a product is wrong; in 16 bits it may be summed in 16 bits, as LUT-GEMM does.
 _ERRORS = {"int8": 0.0, "float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
@@ -251,7 +251,7 @@ class Maker:
         """What memory allows."""
         import torch
 
-        from lutlab.timing import cpu_reader, gpu_copier
+        from lutlab.measure.timing import cpu_reader, gpu_copier
 
         return cpu_reader(self.cold, torch.get_num_threads()) if self.cpu else gpu_copier(self.cold)
 

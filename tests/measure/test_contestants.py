@@ -7,14 +7,14 @@ import torch
 from tests.kernels.gpu import cuda_on_host, test_lut_gemv
 
 from lutlab.errors import LutlabError
-from lutlab.evaluators import contestants, drawn, products
 from lutlab.formats import pack
 from lutlab.kernels.cpu import linear
 from lutlab.kernels.gpu import choice
 from lutlab.kernels.gpu import linear as gpu_linear
 from lutlab.kernels.gpu.lut_gemv.variant import H200
+from lutlab.measure import contestants, drawn, products
+from lutlab.measure.timing import Contestant
 from lutlab.records import ModelSpec, RunSpec
-from lutlab.timing import Contestant
 
 OFFSET = (("offset", True),)
 gpu = test_lut_gemv.gpu
@@ -134,7 +134,7 @@ def test_who_takes_turns_on_a_gpu(gpu, monkeypatch):
     monkeypatch.setattr(contestants, "GpuTimer", lambda: lambda one, kind: float(len(one.name)))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a stand-in")
     copier = Contestant("copy", 100, 2, lambda i: None)
-    monkeypatch.setattr("lutlab.timing.gpu_copier", lambda cold: copier)
+    monkeypatch.setattr("lutlab.measure.timing.gpu_copier", lambda cold: copier)
     spec = row("64x256+32x64", kernel="lut_gemm", g=32, dtype="float16", options=OFFSET)
     found = contestants.enter(spec)
     assert found.own.name.startswith("lut_gemv r0")

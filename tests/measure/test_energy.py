@@ -7,9 +7,9 @@ import types
 import pytest
 import torch
 
-from lutlab import energy
-from lutlab.energy import energy_of, idle_watts
 from lutlab.errors import LutlabError
+from lutlab.measure import energy
+from lutlab.measure.energy import energy_of, idle_watts
 
 
 class FakeGpu:

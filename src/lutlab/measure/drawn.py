@@ -13,7 +13,7 @@ from lutlab.records import BCQTensor, RunSpec, UniformTensor
 if TYPE_CHECKING:
     import torch
 
-    from lutlab.evaluators.products import Shape
+    from lutlab.measure.products import Shape
 
 _CHECKED_WEIGHTS = 2**22  # at a time, in float64
 

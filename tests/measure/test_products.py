@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lutlab.errors import LutlabError
-from lutlab.evaluators import products
+from lutlab.measure import products
 from lutlab.records import ModelSpec, RunSpec
 
 

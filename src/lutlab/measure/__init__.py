@@ -1,0 +1,1 @@
+"""Timing, energy, and the products that are timed."""
