@@ -8,15 +8,15 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from lutlab.registration import register_with_transformers
+from lutlab.checkpoint.hook import register_with_transformers
 
 if TYPE_CHECKING:
     from lutlab.api import quantize, quantize_tensor
+    from lutlab.checkpoint.compressed_tensors import export_compressed_tensors
+    from lutlab.checkpoint.gptq import export_gptq
+    from lutlab.checkpoint.saving import load, save
     from lutlab.evaluators.lambada import lambada
     from lutlab.evaluators.perplexity import perplexity
-    from lutlab.export.compressed_tensors import export_compressed_tensors
-    from lutlab.export.gptq import export_gptq
-    from lutlab.saving import load, save
 
 __all__ = [
     "export_compressed_tensors",
@@ -35,10 +35,10 @@ _HOME = {
     "quantize": "lutlab.api",
     "perplexity": "lutlab.evaluators.perplexity",
     "lambada": "lutlab.evaluators.lambada",
-    "save": "lutlab.saving",
-    "load": "lutlab.saving",
-    "export_gptq": "lutlab.export.gptq",
-    "export_compressed_tensors": "lutlab.export.compressed_tensors",
+    "save": "lutlab.checkpoint.saving",
+    "load": "lutlab.checkpoint.saving",
+    "export_gptq": "lutlab.checkpoint.gptq",
+    "export_compressed_tensors": "lutlab.checkpoint.compressed_tensors",
 }
 
 

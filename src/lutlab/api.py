@@ -31,12 +31,12 @@ from transformers import AutoTokenizer, PreTrainedModel
 from lutlab import registry
 from lutlab.apply import Quantizer, quantize_model
 from lutlab.calibrate import stats_of
+from lutlab.checkpoint.transformers import declare
 from lutlab.data import load_text
 from lutlab.data.calibration import calibration_windows
 from lutlab.errors import LutlabError, nearest
 from lutlab.formats import pack
 from lutlab.groups import CANDIDATE_BITS, CANDIDATE_GROUP_SIZES
-from lutlab.hf import declare
 from lutlab.models.families import evaluation_seqlen, kinds
 from lutlab.records import PackedWeight, TextSpec
 from lutlab.sensitivity import search_widths

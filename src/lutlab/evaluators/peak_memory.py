@@ -79,8 +79,8 @@ def _save(model: PreTrainedModel, folder: Path) -> None:
     """Without transformers' progress bar, which would run through a table's own."""
     from transformers.utils import logging
 
+    from lutlab.checkpoint.saving import save
     from lutlab.modules import QuantLinear
-    from lutlab.saving import save
 
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
@@ -132,7 +132,7 @@ def run(folder: str, modeling: str, tokens: str, threads: str) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
-    importlib.import_module("lutlab.hf")
+    importlib.import_module("lutlab.checkpoint.transformers")
     importlib.import_module(modeling)
     torch.set_num_threads(int(threads))
     before = _resident("VmRSS")

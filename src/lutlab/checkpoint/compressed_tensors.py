@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from lutlab.checkpoint.transformers import quantized_layers
+from lutlab.checkpoint.uniform import uniform_of, write
 from lutlab.errors import LutlabError
-from lutlab.export.checkpoint import uniform_of, write
 from lutlab.formats.uniform import pack_words
-from lutlab.hf import quantized_layers
 from lutlab.records import UniformTensor
 
 if TYPE_CHECKING:

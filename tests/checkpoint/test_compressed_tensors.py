@@ -13,9 +13,9 @@ from tests.tiny_models import one_thread  # noqa: F401
 from transformers import AutoModelForCausalLM, CompressedTensorsConfig
 
 import lutlab
+from lutlab.checkpoint.compressed_tensors import export_compressed_tensors
+from lutlab.checkpoint.transformers import quantized_layers
 from lutlab.errors import LutlabError
-from lutlab.export.compressed_tensors import export_compressed_tensors
-from lutlab.hf import quantized_layers
 from lutlab.models.families import linear_layers, weight_of
 from lutlab.modules import QuantLinear
 

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM
 
+from lutlab.checkpoint.transformers import METHOD, declare
 from lutlab.errors import LutlabError
-from lutlab.hf import METHOD, declare
 from lutlab.models.files import weight_files
 
 if TYPE_CHECKING:

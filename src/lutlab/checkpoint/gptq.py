@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from lutlab.checkpoint.transformers import quantized_layers
+from lutlab.checkpoint.uniform import uniform_of, write
 from lutlab.errors import LutlabError
-from lutlab.export.checkpoint import uniform_of, write
 from lutlab.formats.uniform import WORD, pack_words
 from lutlab.groups import group_length
-from lutlab.hf import quantized_layers
 from lutlab.models.families import kinds
 from lutlab.records import UniformTensor
 

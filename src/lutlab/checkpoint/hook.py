@@ -16,7 +16,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 REGISTRIES = "transformers.quantizers.auto"
-OURS = "lutlab.hf"
+OURS = "lutlab.checkpoint.transformers"
 
 
 class _AfterTransformers(MetaPathFinder):

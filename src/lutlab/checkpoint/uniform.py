@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lutlab.checkpoint.saving import new_folder
+from lutlab.checkpoint.transformers import quantized_layers
 from lutlab.errors import LutlabError
 from lutlab.formats.bcq import unpack
 from lutlab.formats.uniform import to_uniform
-from lutlab.hf import quantized_layers
 from lutlab.modules import QuantLinear
 from lutlab.records import UniformTensor
-from lutlab.saving import new_folder
 
 if TYPE_CHECKING:
     import torch

@@ -11,11 +11,11 @@ from tests.tiny_models import byte_tokenizer, one_thread  # noqa: F401
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 from lutlab.api import quantize_tensor
+from lutlab.checkpoint.saving import load, save
+from lutlab.checkpoint.transformers import LutlabConfig
 from lutlab.errors import LutlabError
-from lutlab.hf import LutlabConfig
 from lutlab.models.families import linear_layers, weight_of
 from lutlab.modules import QuantLinear
-from lutlab.saving import load, save
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -1,1 +1,0 @@
-"""Checkpoints that other projects load: one file a layout. Uniform weights only; binary codes are refused."""
