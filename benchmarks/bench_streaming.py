@@ -23,13 +23,13 @@ import torch
 from transformers import LlamaConfig
 
 from lutlab.api import make_quantizer
-from lutlab.apply import quantize_model
-from lutlab.checkpoints import BlockStore
+from lutlab.compress.driver import quantize_model
+from lutlab.compress.kept_blocks import BlockStore
+from lutlab.compress.widths import widths
 from lutlab.evaluators.perplexity import window_nll
 from lutlab.models.families import kinds
 from lutlab.models.load import load_model
 from lutlab.records import ModelSpec
-from lutlab.widths import widths
 
 
 def peak_gb() -> float:

@@ -29,9 +29,11 @@ import torch
 from transformers import AutoTokenizer, PreTrainedModel
 
 from lutlab import registry
-from lutlab.apply import Quantizer, quantize_model
-from lutlab.calibrate import stats_of
 from lutlab.checkpoint.transformers import declare
+from lutlab.compress.calibrate import stats_of
+from lutlab.compress.driver import Quantizer, quantize_model
+from lutlab.compress.search import search_widths
+from lutlab.compress.widths import Width, widths
 from lutlab.data import load_text
 from lutlab.data.calibration import calibration_windows
 from lutlab.errors import LutlabError, nearest
@@ -39,8 +41,6 @@ from lutlab.formats import pack
 from lutlab.groups import CANDIDATE_BITS, CANDIDATE_GROUP_SIZES
 from lutlab.models.families import evaluation_seqlen, kinds
 from lutlab.records import PackedWeight, TextSpec
-from lutlab.sensitivity import search_widths
-from lutlab.widths import Width, widths
 
 log = logging.getLogger(__name__)
 # What quantize calibrates on where it is given nothing: text that is present with every Python.

@@ -325,5 +325,5 @@ def inputs_id(spec: RunSpec) -> str:
     run = _run_identity(spec)
     return content_id(
         [run[key] for key in ("model", "device", "dtype", "seed", "calibration")]
-        + [code_sha256("lutlab.calibrate")]
+        + [code_sha256("lutlab.compress.calibrate")]
     )

@@ -32,11 +32,11 @@ def prepare(row: PlannedRow, config: DictConfig) -> Prepared:
     import torch
 
     from lutlab.api import make_quantizer
-    from lutlab.apply import quantize_model
-    from lutlab.checkpoints import BlockStore, StatsStore
+    from lutlab.compress.driver import quantize_model
+    from lutlab.compress.kept_blocks import BlockStore, StatsStore
+    from lutlab.compress.widths import widths
     from lutlab.models.families import evaluation_seqlen, kinds
     from lutlab.models.load import load_model
-    from lutlab.widths import widths
 
     spec, folder = row.spec, Path(config.results)
     if spec.model.source == "product":  # its evaluator draws the weights
@@ -55,7 +55,7 @@ def prepare(row: PlannedRow, config: DictConfig) -> Prepared:
     if spec.budget is None:
         chosen = widths(kinds(model.config), spec.q, spec.g, spec.sublayers, spec.skip)
     else:
-        from lutlab.sensitivity import search_widths
+        from lutlab.compress.search import search_widths
 
         found = search_widths(
             model, quantizer, spec.candidates, spec.budget, windows, skip=spec.skip, seen=seen

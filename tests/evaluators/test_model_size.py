@@ -5,7 +5,7 @@ import torch
 from tests.models.architectures import make, uniform
 
 from lutlab.api import make_quantizer
-from lutlab.apply import quantize_model
+from lutlab.compress.driver import quantize_model
 from lutlab.evaluators.model_size import ModelSize
 from lutlab.records import LayerStats, Subject
 

@@ -13,8 +13,8 @@ from transformers import (
     PreTrainedModel,
 )
 
+from lutlab.compress.widths import Width, widths
 from lutlab.models.families import kinds
-from lutlab.widths import Width, widths
 
 VOCABULARY = 260  # of tests.tiny_models.byte_tokenizer
 SHARED = {"vocab_size": VOCABULARY, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}

@@ -10,7 +10,7 @@ from torch.nn import functional
 from transformers import BloomConfig
 from transformers.pytorch_utils import Conv1D
 
-from lutlab.apply import quantize_model
+from lutlab.compress.driver import quantize_model
 from lutlab.errors import LutlabError
 from lutlab.formats import pack
 from lutlab.models.families import (

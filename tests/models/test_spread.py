@@ -5,7 +5,7 @@ import torch
 from tests.calibrated import Fake, FakeScaling
 from tests.models.architectures import CONFIGS, make, token_ids, uniform
 
-from lutlab.apply import quantize_model
+from lutlab.compress.driver import quantize_model
 from lutlab.errors import LutlabError
 from lutlab.evaluators.perplexity import window_nll
 from lutlab.models.families import decoder_blocks, family_of

@@ -11,8 +11,8 @@ from tests.models.architectures import CONFIGS, config, make, randomized, token_
 from tests.tiny_models import byte_tokenizer
 from transformers import AutoModelForCausalLM
 
-from lutlab.apply import quantize_model
-from lutlab.checkpoints import BlockStore
+from lutlab.compress.driver import quantize_model
+from lutlab.compress.kept_blocks import BlockStore
 from lutlab.errors import LutlabError
 from lutlab.evaluators.lambada import lambada
 from lutlab.evaluators.perplexity import window_nll

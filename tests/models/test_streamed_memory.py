@@ -19,14 +19,14 @@ RUN = """
 import json, resource, sys
 from pathlib import Path
 import torch
-from lutlab.apply import quantize_model
-from lutlab.checkpoints import BlockStore
+from lutlab.compress.driver import quantize_model
+from lutlab.compress.kept_blocks import BlockStore
 from lutlab.evaluators.perplexity import window_nll
 from lutlab.models.families import kinds
 from lutlab.models.load import load_model
 from lutlab.quantizers.rtn import RTN
 from lutlab.records import ModelSpec
-from lutlab.widths import widths
+from lutlab.compress.widths import widths
 import accelerate, transformers.models.llama.modeling_llama  # part of the baseline
 
 folder, stream, allowed = Path(sys.argv[1]), sys.argv[2] == "True", int(sys.argv[3])

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tests.quantizers.test_rtn import awq_quantizer
 
 from lutlab import formats
-from lutlab.calibrate import stats_of
+from lutlab.compress.calibrate import stats_of
 from lutlab.errors import LutlabError
 from lutlab.quantizers.awq import AWQ, channel_scales, group_errors, output_error
 from lutlab.quantizers.rtn import RTN

@@ -34,7 +34,7 @@ from lutlab.registry import register
 if TYPE_CHECKING:
     import torch
 
-    from lutlab.widths import Width
+    from lutlab.compress.widths import Width
 
 INPUTS = ("full", "quantized")
 # The repository's: n_grid 20 and max_shrink 0.5 of auto_clip_layer, and the clamp of auto_scale_block.

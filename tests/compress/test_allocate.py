@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lutlab.allocate import Option, allocate, budget_bits
+from lutlab.compress.allocate import Option, allocate, budget_bits
 from lutlab.errors import LutlabError
 
 OPTION = st.builds(

@@ -15,9 +15,11 @@ from tests.command_line import ROOT
 from tests.models.architectures import CONFIGS, make, token_ids, uniform
 from tests.tiny_models import byte_tokenizer
 
-from lutlab import apply, calibrate, registry
-from lutlab.apply import quantize_model
-from lutlab.checkpoints import BlockStore, StatsStore
+from lutlab import registry
+from lutlab.compress import calibrate
+from lutlab.compress import driver as apply
+from lutlab.compress.driver import quantize_model
+from lutlab.compress.kept_blocks import BlockStore, StatsStore
 from lutlab.errors import LutlabError
 from lutlab.formats import pack
 from lutlab.models.families import decoder_blocks, family_of, linear_layers, weight_of

@@ -17,8 +17,10 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from lutlab.calibrate import BlockInputs, advance, capture, observe
-from lutlab.checkpoints import BlockStore, StatsStore
+from lutlab.compress.calibrate import BlockInputs, advance, capture, observe
+from lutlab.compress.kept_blocks import BlockStore, StatsStore
+from lutlab.compress.rescale import rescale_input
+from lutlab.compress.widths import Width
 from lutlab.errors import LutlabError
 from lutlab.formats import pack
 from lutlab.formats.bcq import PackedBCQ
@@ -27,8 +29,6 @@ from lutlab.models.resident import Blocks, Resident
 from lutlab.modules import QuantLinear
 from lutlab.quantizers.none import NoQuantization
 from lutlab.records import CalibStats, LayerStats, PackedWeight, QuantizedTensor
-from lutlab.rescale import rescale_input
-from lutlab.widths import Width
 
 # Weights whose norms are taken at a time: bounds the float64 temporaries at some 10 MB.
 _CHUNK_WEIGHTS = 2**20

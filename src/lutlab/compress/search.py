@@ -28,13 +28,13 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from lutlab.allocate import Option, allocate, budget_bits
-from lutlab.apply import Quantizer, quantize_model
-from lutlab.checkpoints import StatsStore
+from lutlab.compress.allocate import Option, allocate, budget_bits
+from lutlab.compress.driver import Quantizer, quantize_model
+from lutlab.compress.kept_blocks import StatsStore
+from lutlab.compress.widths import Width, widths
 from lutlab.errors import LutlabError
 from lutlab.models.families import kinds, linear_layers
 from lutlab.records import LayerStats
-from lutlab.widths import Width, widths
 
 log = logging.getLogger(__name__)
 # Grid points whose loss is measured beside the integer program's answer, those of the lowest estimate.

@@ -7,14 +7,14 @@ from hypothesis import strategies as st
 from tests.models.architectures import CONFIGS, config, make, token_ids
 from tests.tiny_models import byte_tokenizer
 
-from lutlab.apply import quantize_model
+from lutlab.compress.driver import quantize_model
+from lutlab.compress.widths import widths
 from lutlab.errors import LutlabError
 from lutlab.evaluators.model_size import ModelSize
 from lutlab.models.families import kinds, linear_layers, weight_of
 from lutlab.modules import QuantLinear
 from lutlab.quantizers.rtn import RTN
 from lutlab.records import Subject, Sublayer
-from lutlab.widths import widths
 
 KINDS = {
     "b.0.attn.q": "attention",

@@ -11,13 +11,13 @@ from tests.models.architectures import VOCABULARY, make, uniform
 from tests.tiny_models import one_thread  # noqa: F401
 
 import lutlab
-from lutlab import sensitivity
 from lutlab.api import make_quantizer
-from lutlab.apply import quantize_model
+from lutlab.compress import search as sensitivity
+from lutlab.compress.driver import quantize_model
+from lutlab.compress.search import loss_curvature, search_widths
+from lutlab.compress.widths import widths
 from lutlab.errors import LutlabError
 from lutlab.models.families import kinds, linear_layers, weight_of
-from lutlab.sensitivity import loss_curvature, search_widths
-from lutlab.widths import widths
 
 CANDIDATES = [(2, 8), (2, -1), (4, 8), (4, -1)]
 

@@ -8,9 +8,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tests.models.architectures import CONFIGS, make, token_ids, uniform
 
-from lutlab.apply import quantize_model
-from lutlab.calibrate import capture, observe
-from lutlab.checkpoints import BlockStore, StatsStore
+from lutlab.compress.calibrate import capture, observe
+from lutlab.compress.driver import quantize_model
+from lutlab.compress.kept_blocks import BlockStore, StatsStore
 from lutlab.errors import LutlabError
 from lutlab.models.families import decoder_blocks, family_of
 from lutlab.models.streamed import release

@@ -5,8 +5,8 @@ import torch
 from tests.models.architectures import CONFIGS, config, make, randomized, token_ids
 from transformers import AutoModelForCausalLM
 
-from lutlab import calibrate
-from lutlab.calibrate import advance, capture, observe, stats_of
+from lutlab.compress import calibrate
+from lutlab.compress.calibrate import advance, capture, observe, stats_of
 from lutlab.errors import LutlabError
 from lutlab.models.families import decoder_blocks, family_of, linear_layers
 

@@ -7,15 +7,15 @@ import torch
 from tests.models.architectures import CONFIGS, LLAMA, OPT, make, randomized, token_ids
 from transformers import AutoModelForCausalLM, LlamaConfig, OPTConfig
 
-from lutlab.apply import quantize_model
-from lutlab.calibrate import capture, observe
+from lutlab.compress.calibrate import capture, observe
+from lutlab.compress.driver import quantize_model
+from lutlab.compress.rescale import rescale_input, source_of
+from lutlab.compress.widths import widths
 from lutlab.errors import LutlabError
 from lutlab.models.families import decoder_blocks, family_of, kinds, linear_layers
 from lutlab.quantizers.awq import AWQ
 from lutlab.quantizers.rtn import RTN
 from lutlab.records import CalibStats
-from lutlab.rescale import rescale_input, source_of
-from lutlab.widths import widths
 
 # What makes the input of a shared input's first layer; an input that is not named cannot be scaled.
 NORMS_OF_LLAMA = {
@@ -168,7 +168,7 @@ def test_any_scale_changes_no_more_than_rounding(name):
 )
 def test_the_wrong_module_would_be_noticed(name, layer, wrong, monkeypatch):
     monkeypatch.setattr(
-        "lutlab.rescale.source_of", lambda _, block, s: block.get_submodule(s.scaled_by)
+        "lutlab.compress.rescale.source_of", lambda _, block, s: block.get_submodule(s.scaled_by)
     )
     model = make(name)
     expected = logits(model)

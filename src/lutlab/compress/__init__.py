@@ -1,0 +1,1 @@
+"""A model quantized block by block: calibration, rescaling, widths, search."""
