@@ -1,6 +1,6 @@
 """Trained checkpoints -> the models that ship: fp16 safetensors, tokenizer, and a model card of measured facts.
 
-python -m lutlab.export_embedded --data ../shared/data --work /tmp/train
+python -m lutlab.embedded.export --data ../shared/data --work /tmp/train
 """
 
 from __future__ import annotations
@@ -13,16 +13,17 @@ import torch
 from tokenizers import Tokenizer, processors
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from lutlab.data import corpus, load_text, pydocs
+from lutlab.data import load_text, pydocs
+from lutlab.embedded import corpus
+from lutlab.embedded.train import CONTEXT, EOS, PAD, RECIPES, VOCABULARY
 from lutlab.errors import LutlabError
 from lutlab.evaluators.perplexity import perplexity
 from lutlab.models.load import EMBEDDED
 from lutlab.records import TextSpec
-from lutlab.train_embedded import CONTEXT, EOS, PAD, RECIPES, VOCABULARY
 
 _CARD_HEAD = f"""# Embedded models
 
-Small language models trained by `python -m lutlab.train_embedded` so that every table of lutlab runs without a
+Small language models trained by `python -m lutlab.embedded.train` so that every table of lutlab runs without a
 download. They stand in for large ones and say so in each cell; nothing measured on them is compared with a paper's
 number. Architecture: OPT and LLaMA as transformers builds them, 4 layers, context {CONTEXT}, tied head; LLaMA with
 grouped-query attention (4 heads, 2 key-value heads). Tokenizer: byte-level BPE, {VOCABULARY} entries, trained on the

@@ -1,8 +1,8 @@
 """Train the small language models that ship with lutlab, so that nothing need be downloaded.
 
-    python -m lutlab.train_embedded --data ../shared/data --work /tmp/train tokenizer
-    python -m lutlab.train_embedded --data ../shared/data --work /tmp/train model opt-embedded-s   # and -m, llama-…
-    python -m lutlab.export_embedded --data ../shared/data --work /tmp/train                       # -> models/embedded/
+    python -m lutlab.embedded.train --data ../shared/data --work /tmp/train tokenizer
+    python -m lutlab.embedded.train --data ../shared/data --work /tmp/train model opt-embedded-s   # and -m, llama-…
+    python -m lutlab.embedded.export --data ../shared/data --work /tmp/train                       # -> models/embedded/
 
 Hidden matrices train with Muon (Jordan et al. 2024), the rest with AdamW, in bf16 autocast, on the CPU (an hour or two
 for all four on two cores) or on a GPU (minutes). A killed run continues from its last checkpoint. export_embedded.py
@@ -23,7 +23,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, LlamaConfig, OPTConfig
 
-from lutlab.data import corpus
+from lutlab.embedded import corpus
 
 VOCABULARY = 2048
 CONTEXT = 512

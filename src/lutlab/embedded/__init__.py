@@ -1,0 +1,1 @@
+"""The models that ship with lutlab: corpus, training, export."""
