@@ -166,7 +166,7 @@ def measure_model(name: str, seed: int, args: argparse.Namespace) -> dict:
     from lutlab.data.tokens import token_sha256, token_stream
     from lutlab.evaluators.perplexity import window_nll
     from lutlab.models.load import embedded_names, folder_of, load_model
-    from lutlab.records import ModelSpec, TextSpec
+    from lutlab.specs import ModelSpec, TextSpec
 
     source = "embedded" if name in embedded_names() else "folder"
     spec = ModelSpec(name, source, name)

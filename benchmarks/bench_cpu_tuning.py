@@ -28,7 +28,7 @@ def weights(shape: tuple[int, int]) -> dict:
     from lutlab.formats import bcq, bcq_rows, uniform_rows
     from lutlab.kernels.codegen.isa import detect
     from lutlab.kernels.cpu import bcq_gemv, uniform_gemv
-    from lutlab.records import UniformTensor
+    from lutlab.tensors import UniformTensor
 
     generator = torch.Generator().manual_seed(0)
     groups = shape[1] // GROUP

@@ -79,7 +79,7 @@ def ours(args: argparse.Namespace, weights: dict, inputs: dict) -> tuple[dict, d
     from lutlab import formats
     from lutlab.quantizers.gptq import GPTQ
     from lutlab.quantizers.gptq_bcq import GPTQBCQ
-    from lutlab.records import CalibStats
+    from lutlab.tensors import CalibStats
 
     clock, out = Clock(), {}
 

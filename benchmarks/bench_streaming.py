@@ -29,7 +29,7 @@ from lutlab.compress.widths import widths
 from lutlab.evaluators.perplexity import window_nll
 from lutlab.models.families import kinds
 from lutlab.models.load import load_model
-from lutlab.records import ModelSpec
+from lutlab.specs import ModelSpec
 
 
 def peak_gb() -> float:

@@ -33,7 +33,7 @@ def ours(shape: tuple[int, int], m: int, args: argparse.Namespace) -> list[Entra
     from lutlab.formats import bcq, bcq_rows, uniform_rows
     from lutlab.kernels.codegen import isa
     from lutlab.kernels.cpu import bcq_gemv, uniform_gemv
-    from lutlab.records import UniformTensor
+    from lutlab.tensors import UniformTensor
 
     on = next(one for one in isa.runnable() if args.isa in (None, one.name))
     generator = torch.Generator().manual_seed(0)
@@ -105,7 +105,7 @@ def qigens(shape: tuple[int, int], m: int, args: argparse.Namespace) -> list[Ent
     import torch
 
     from lutlab.kernels.cpu import qigen_gemv
-    from lutlab.records import UniformTensor
+    from lutlab.tensors import UniformTensor
 
     generator = torch.Generator().manual_seed(0)
     rows, columns = shape

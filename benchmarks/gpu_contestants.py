@@ -25,7 +25,7 @@ from lutlab.measure import drawn
 from lutlab.measure.energy import clocks_of
 from lutlab.measure.timing import Contestant, copies_for
 from lutlab.provenance import environment
-from lutlab.records import ModelSpec, RunSpec
+from lutlab.specs import ModelSpec, RunSpec
 
 DEVICE = "cuda"
 LARGE, SMALL = (49152, 12288), (12288, 12288)  # the shapes of the goals, N x K

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 
 from lutlab.quantizers.rtn import RTN
-from lutlab.records import CalibStats, UniformTensor
+from lutlab.tensors import CalibStats, UniformTensor
 
 
 @dataclass

@@ -18,7 +18,7 @@ from lutlab.evaluators.lambada import LambadaResult
 from lutlab.models.families import weight_of
 from lutlab.models.load import load_model
 from lutlab.modules import QuantLinear
-from lutlab.records import ModelSpec
+from lutlab.specs import ModelSpec
 
 
 def weight(rows=6, columns=48):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from lutlab.compare import tabulate
+from lutlab.experiment.store.record import Record
 from lutlab.outcome import Cell, ResultTable
 from lutlab.plan import PlannedCell, PlannedRow
-from lutlab.records import EvalSpec, ModelSpec, Record, RunSpec, TextSpec
 from lutlab.report.layout import lay_out
+from lutlab.specs import EvalSpec, ModelSpec, RunSpec, TextSpec
 from lutlab.tables import load_artifact
 
 ARTIFACT = load_artifact("table4")

@@ -7,7 +7,7 @@ import pytest
 from lutlab import cost
 from lutlab.cost import ModelShape, predict
 from lutlab.plan import PlannedCell
-from lutlab.records import EvalSpec, ModelSpec, RunSpec
+from lutlab.specs import EvalSpec, ModelSpec, RunSpec
 
 GB = 1e9
 # LLaMA-7B's, from its config

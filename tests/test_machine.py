@@ -13,7 +13,7 @@ from lutlab import machine, pipeline, registry
 from lutlab.errors import LutlabError
 from lutlab.evaluators.generation import Generation
 from lutlab.kernels.codegen.isa import Isa
-from lutlab.records import Measurement
+from lutlab.specs import Measurement
 
 BOTH = ["model=llama-embedded-s", "evaluate=[generation,weight_error]", "logger=none"]
 

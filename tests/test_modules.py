@@ -19,7 +19,7 @@ from lutlab.formats.bcq import pack
 from lutlab.kernels.codegen.isa import detect
 from lutlab.kernels.cpu import linear
 from lutlab.modules import QuantLinear
-from lutlab.records import BCQTensor
+from lutlab.tensors import BCQTensor
 
 N, K = 24, 40
 METHODS = [{"method": "rtn"}, {"method": "bcq"}, {"method": "bcq", "offset": True}]

@@ -8,7 +8,8 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from lutlab import plan
-from lutlab.config import ROOT, register_configs
+from lutlab.catalog import ROOT
+from lutlab.config import register_configs
 from lutlab.errors import LutlabError
 from lutlab.results import Store
 from lutlab.tables import ColumnSpec

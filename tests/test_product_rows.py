@@ -7,12 +7,13 @@ from hydra import compose, initialize_config_dir
 from tests.command_line import CommandLine
 
 from lutlab import cost, plan
-from lutlab.config import ROOT, register_configs
+from lutlab.catalog import ROOT
+from lutlab.config import register_configs
 from lutlab.evaluators import kernel_latency
 from lutlab.evaluators.kernel_latency import KernelLatency
 from lutlab.measure import products
 from lutlab.plan import PlannedCell
-from lutlab.records import EvalSpec, ModelSpec, RunSpec
+from lutlab.specs import EvalSpec, ModelSpec, RunSpec
 
 PRODUCT = ["model=product", "model.id=96x80", "device=cpu", "logger=none"]
 SPEED = "evaluate=[kernel_latency]"

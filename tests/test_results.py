@@ -11,7 +11,7 @@ import pytest
 
 from lutlab import atomic
 from lutlab.errors import LutlabError
-from lutlab.records import Record
+from lutlab.experiment.store.record import Record
 from lutlab.results import Store, content_id
 
 RECORD = Record(

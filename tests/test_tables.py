@@ -10,8 +10,9 @@ import yaml
 from hydra import compose, initialize_config_dir
 
 from lutlab import compare, registry
+from lutlab.catalog import EXPERIMENTS, ROOT, artifacts
 from lutlab.claims import judge
-from lutlab.config import EXPERIMENTS, ROOT, artifacts, register_configs
+from lutlab.config import register_configs
 from lutlab.data.protocols import PROTOCOLS
 from lutlab.errors import LutlabError
 from lutlab.outcome import OURS

@@ -12,7 +12,8 @@ from tests.report.example import example_table
 from tests.wandb_offline import OfflineRun, read_runs, readable
 
 from lutlab.errors import LutlabError
-from lutlab.records import ModelSpec, Record, RunSpec
+from lutlab.experiment.store.record import Record
+from lutlab.specs import ModelSpec, RunSpec
 from lutlab.tracking import NullTracker, open_tracker, run_name
 
 CONTEXT = {

@@ -33,14 +33,15 @@ from lutlab.checkpoint.transformers import declare
 from lutlab.compress.calibrate import stats_of
 from lutlab.compress.driver import Quantizer, quantize_model
 from lutlab.compress.search import search_widths
-from lutlab.compress.widths import Width, widths
+from lutlab.compress.widths import widths
 from lutlab.data import load_text
 from lutlab.data.calibration import calibration_windows
 from lutlab.errors import LutlabError, nearest
 from lutlab.formats import pack
-from lutlab.groups import CANDIDATE_BITS, CANDIDATE_GROUP_SIZES
+from lutlab.groups import CANDIDATE_BITS, CANDIDATE_GROUP_SIZES, Width
 from lutlab.models.families import evaluation_seqlen, kinds
-from lutlab.records import PackedWeight, TextSpec
+from lutlab.specs import TextSpec
+from lutlab.tensors import PackedWeight
 
 log = logging.getLogger(__name__)
 # What quantize calibrates on where it is given nothing: text that is present with every Python.

@@ -12,7 +12,8 @@ import sys
 import warnings
 from collections.abc import Callable
 
-from lutlab.config import artifacts, register_configs
+from lutlab.catalog import artifacts
+from lutlab.config import register_configs
 from lutlab.errors import LutlabError, nearest
 
 

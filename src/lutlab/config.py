@@ -8,19 +8,15 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 from enum import Enum
-from pathlib import Path
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 
 from lutlab import registry
+from lutlab.catalog import artifact_groups, artifacts, long_name
 from lutlab.errors import LutlabError, nearest
 from lutlab.groups import CANDIDATE_BITS, CANDIDATE_GROUP_SIZES
-
-ROOT = Path(__file__).resolve().parents[2]
-EXPERIMENTS = ROOT / "experiments"
-LEAD_PAPER = "lut-gemm-v3"  # its artifacts have short names: +exp=table4
 
 
 class Mode(Enum):
@@ -33,7 +29,7 @@ class Mode(Enum):
 
 @dataclass
 class ModelConfig:
-    """Where the model comes from, see records.ModelSpec."""
+    """Where the model comes from, see specs.ModelSpec."""
 
     name: str = MISSING
     source: str = MISSING
@@ -59,7 +55,7 @@ class DataConfig:
 
 @dataclass
 class CalibrationConfig:
-    """What calibrated methods look at, see records.CalibrationSpec."""
+    """What calibrated methods look at, see specs.CalibrationSpec."""
 
     text: str = "c4-train"
     samples: int = 128
@@ -134,26 +130,6 @@ class Config:
     seed: int = 0
     logger: LoggerConfig = field(default_factory=LoggerConfig)
     results: str = "results"
-
-
-def artifacts() -> dict[str, Path]:
-    """Every choice of +exp: `<paper>/<artifact>`, and the lead paper's artifacts by short name too."""
-    found = {f"{p.parent.name}/{p.stem}": p for p in sorted(EXPERIMENTS.glob("*/*.yaml"))}
-    lead = {p.stem: p for name, p in found.items() if name.startswith(f"{LEAD_PAPER}/")}
-    return found | lead
-
-
-def artifact_groups() -> dict[str, list[str]]:
-    """`all` and `<paper>/all` -> the artifacts they run, by long name."""
-    names = [name for name in artifacts() if "/" in name]
-    papers = sorted({name.partition("/")[0] for name in names})
-    by_paper = {f"{paper}/all": [n for n in names if n.startswith(f"{paper}/")] for paper in papers}
-    return {"all": names, **by_paper}
-
-
-def long_name(path: Path) -> str:
-    """experiments/lut-gemm-v3/table4.yaml -> lut-gemm-v3/table4."""
-    return f"{path.parent.name}/{path.stem}"
 
 
 def register_configs() -> None:

@@ -23,7 +23,7 @@ from lutlab.models import hub
 from lutlab.models.families import evaluation_seqlen
 from lutlab.models.load import folder_of
 from lutlab.plan import PlannedCell, cached_text
-from lutlab.records import ModelSpec, RunSpec, TextSpec
+from lutlab.specs import ModelSpec, RunSpec, TextSpec
 
 # tokens of the texts not looked at before they are downloaded, by GPT-2's tokenizer
 HUB_TOKENS = {

@@ -13,8 +13,8 @@ from pathlib import Path
 import yaml
 from pydantic import BaseModel, ConfigDict
 
+from lutlab.catalog import EXPERIMENTS, ROOT
 from lutlab.claims import evaluate
-from lutlab.config import EXPERIMENTS, ROOT
 from lutlab.errors import LutlabError
 from lutlab.tables import cite, load_artifact
 

@@ -13,6 +13,7 @@ from lutlab.errors import LutlabError
 if TYPE_CHECKING:
     import torch
 
+Width = tuple[int, int]  # (q, g)
 # What a budget chooses from for each layer, unless it is told: every q with every g.
 CANDIDATE_BITS = (2, 3, 4, 5)
 CANDIDATE_GROUP_SIZES = (32, 64, 128, -1)

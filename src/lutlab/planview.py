@@ -11,7 +11,7 @@ from rich.table import Table
 from lutlab import cost
 from lutlab.errors import LutlabError
 from lutlab.plan import PlannedCell, PlannedRow
-from lutlab.records import EvalSpec, RunSpec
+from lutlab.specs import EvalSpec, RunSpec
 from lutlab.tables import Artifact
 
 

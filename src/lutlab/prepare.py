@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 from lutlab import plan
 from lutlab.errors import LutlabError
 from lutlab.plan import PlannedRow
-from lutlab.records import LayerStats, RunSpec
+from lutlab.specs import LayerStats, RunSpec
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import Any
 
 from lutlab.atomic import write_atomically
 from lutlab.errors import LutlabError
-from lutlab.records import Record
+from lutlab.experiment.store.record import Record
 
 
 def canonical(value: Any) -> str:

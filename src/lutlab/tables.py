@@ -18,7 +18,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from lutlab import registry
-from lutlab.config import EXPERIMENTS, LEAD_PAPER, artifacts, long_name
+from lutlab.catalog import EXPERIMENTS, LEAD_PAPER, artifacts, long_name
 from lutlab.errors import LutlabError, nearest
 from lutlab.outcome import OURS
 

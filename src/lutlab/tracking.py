@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from lutlab.errors import LutlabError, nearest
+from lutlab.experiment.store.record import Record
 from lutlab.outcome import ResultTable
-from lutlab.records import Record, RunSpec
+from lutlab.specs import RunSpec
 
 if TYPE_CHECKING:
     from wandb.sdk.wandb_run import Run

@@ -26,7 +26,7 @@ from lutlab.models.families import decoder_blocks, family_of, linear_layers, wei
 from lutlab.modules import QuantLinear
 from lutlab.quantizers.gptq import GPTQ
 from lutlab.quantizers.rtn import RTN
-from lutlab.records import CalibStats
+from lutlab.tensors import CalibStats
 
 ARCHITECTURES = ["opt", "gpt2"]
 

@@ -15,7 +15,7 @@ from lutlab.errors import LutlabError
 from lutlab.models.families import decoder_blocks, family_of, kinds, linear_layers
 from lutlab.quantizers.awq import AWQ
 from lutlab.quantizers.rtn import RTN
-from lutlab.records import CalibStats
+from lutlab.tensors import CalibStats
 
 # What makes the input of a shared input's first layer; an input that is not named cannot be scaled.
 NORMS_OF_LLAMA = {

@@ -14,7 +14,7 @@ from lutlab.evaluators.model_size import ModelSize
 from lutlab.models.families import kinds, linear_layers, weight_of
 from lutlab.modules import QuantLinear
 from lutlab.quantizers.rtn import RTN
-from lutlab.records import Subject, Sublayer
+from lutlab.specs import Subject, Sublayer
 
 KINDS = {
     "b.0.attn.q": "attention",

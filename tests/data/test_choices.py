@@ -11,7 +11,7 @@ from lutlab.data import choices
 from lutlab.data.choices import TEMPLATES, Choice, item_rows
 from lutlab.data.protocols import PROTOCOLS
 from lutlab.errors import LutlabError
-from lutlab.records import Text
+from lutlab.specs import Text
 
 HUB_ARC = {
     "question": "What?",

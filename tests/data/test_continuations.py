@@ -3,7 +3,7 @@
 import re
 
 from lutlab.data import choices, load_text, pydocs
-from lutlab.records import TextSpec
+from lutlab.specs import TextSpec
 
 
 def test_items_are_pairs_of_held_out_sentences_with_one_ending():

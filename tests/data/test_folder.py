@@ -12,7 +12,7 @@ from lutlab.data import choices, load_text, token_stream
 from lutlab.data.folder import STAND_INS, resolve
 from lutlab.data.protocols import PROTOCOLS
 from lutlab.errors import LutlabError
-from lutlab.records import TextSpec
+from lutlab.specs import TextSpec
 
 
 def write(root, name, content):

@@ -14,7 +14,7 @@ LOAD = """
 import json, sys
 from lutlab.data import load_text
 from lutlab.errors import LutlabError
-from lutlab.records import TextSpec
+from lutlab.specs import TextSpec
 found = {}
 for name in sys.argv[1:]:
     try:

@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 from lutlab.data import examples, load_text, token_sha256, token_stream, tokenizer_sha256
 from lutlab.data.protocols import PROTOCOLS
 from lutlab.errors import LutlabError
-from lutlab.records import Text, TextSpec
+from lutlab.specs import Text, TextSpec
 
 ROWS = tuple(f"w{i} w{i + 1} w{i + 2}" for i in range(0, 40, 3))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lutlab.data import load_text, pydocs
-from lutlab.records import TextSpec
+from lutlab.specs import TextSpec
 
 
 def grams(text, length=13):

@@ -13,7 +13,7 @@ from lutlab.evaluators import depth, generation
 from lutlab.evaluators.depth import scaled_to_all_layers
 from lutlab.evaluators.generation import Generation, decode
 from lutlab.models.families import decoder_blocks
-from lutlab.records import Measurement, ModelSpec, RunSpec, Subject
+from lutlab.specs import Measurement, ModelSpec, RunSpec, Subject
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -9,7 +9,7 @@ from lutlab.errors import LutlabError
 from lutlab.evaluators import generation
 from lutlab.evaluators.generation import Generation, decode
 from lutlab.kernels.codegen.isa import detect
-from lutlab.records import Subject
+from lutlab.specs import Subject
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -12,7 +12,7 @@ from lutlab.measure import contestants
 from lutlab.measure.contestants import Entrants
 from lutlab.measure.energy import Energy
 from lutlab.measure.timing import Contestant
-from lutlab.records import ModelSpec, RunSpec, Subject
+from lutlab.specs import ModelSpec, RunSpec, Subject
 
 
 def row(**more):

@@ -8,7 +8,7 @@ from lutlab.evaluators.kernel_latency import KernelLatency
 from lutlab.measure import contestants, products
 from lutlab.measure.contestants import Entrants
 from lutlab.measure.timing import Contestant
-from lutlab.records import ModelSpec, RunSpec, Subject
+from lutlab.specs import ModelSpec, RunSpec, Subject
 
 SHAPE = "96x80"
 

@@ -13,7 +13,7 @@ from lutlab import evaluators, registry
 from lutlab.data import load_text
 from lutlab.errors import LutlabError
 from lutlab.evaluators.lambada import encode_pairs, lambada
-from lutlab.records import Subject, Text, TextSpec
+from lutlab.specs import Subject, Text, TextSpec
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 EXAMPLES = [

@@ -5,7 +5,7 @@ from tests.tiny_models import one_thread, tiny_opt  # noqa: F401
 
 from lutlab.evaluators import generation
 from lutlab.evaluators.latency import Latency
-from lutlab.records import ModelSpec, RunSpec, Subject
+from lutlab.specs import ModelSpec, RunSpec, Subject
 
 
 def row(device):

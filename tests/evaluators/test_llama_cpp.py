@@ -12,7 +12,7 @@ import lutlab
 from lutlab.errors import LutlabError
 from lutlab.evaluators import llama_cpp
 from lutlab.evaluators.llama_cpp import LlamaCpp
-from lutlab.records import Subject
+from lutlab.specs import Subject
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

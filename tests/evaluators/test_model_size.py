@@ -7,7 +7,7 @@ from tests.models.architectures import make, uniform
 from lutlab.api import make_quantizer
 from lutlab.compress.driver import quantize_model
 from lutlab.evaluators.model_size import ModelSize
-from lutlab.records import LayerStats, Subject
+from lutlab.specs import LayerStats, Subject
 
 
 def measure(layers):

@@ -13,7 +13,7 @@ import lutlab
 from lutlab.errors import LutlabError
 from lutlab.evaluators import peak_memory
 from lutlab.evaluators.peak_memory import PeakMemory
-from lutlab.records import Subject
+from lutlab.specs import Subject
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -13,7 +13,7 @@ from lutlab.data import load_text
 from lutlab.errors import LutlabError
 from lutlab.evaluators import perplexity as module
 from lutlab.evaluators.perplexity import Perplexity, perplexity, window_nll
-from lutlab.records import Subject, Text, TextSpec
+from lutlab.specs import Subject, Text, TextSpec
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TEXT = " ".join(f"The {i} quick foxes, thin as threads, eat {i * i} apples." for i in range(12))

@@ -11,7 +11,7 @@ from lutlab.errors import LutlabError
 from lutlab.evaluators import qigen
 from lutlab.evaluators.qigen import QIGen
 from lutlab.kernels.cpu import qigen_gemv
-from lutlab.records import Subject
+from lutlab.specs import Subject
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -3,7 +3,7 @@
 import pytest
 
 from lutlab.evaluators.weight_error import WeightError
-from lutlab.records import LayerStats, Subject
+from lutlab.specs import LayerStats, Subject
 
 
 def measure(*layers):

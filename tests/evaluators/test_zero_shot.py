@@ -13,7 +13,7 @@ from lutlab.data import choices, load_text
 from lutlab.data.choices import Choice, item_rows
 from lutlab.errors import LutlabError
 from lutlab.evaluators.zero_shot import zero_shot
-from lutlab.records import Subject, Text, TextSpec
+from lutlab.specs import Subject, Text, TextSpec
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 NAMES = ("Ann", "Bob", "the old cat", "Zoë")

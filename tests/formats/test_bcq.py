@@ -9,7 +9,7 @@ from lutlab import formats
 from lutlab.errors import LutlabError
 from lutlab.formats import bcq, dense
 from lutlab.groups import group_count
-from lutlab.records import BCQTensor, DenseTensor, UniformTensor
+from lutlab.tensors import BCQTensor, DenseTensor, UniformTensor
 
 SIZES = {
     "q": st.integers(1, 8),

@@ -10,7 +10,7 @@ from lutlab.formats import qigen
 from lutlab.formats.qigen import UNIT, Blocks
 from lutlab.formats.uniform import pack_words
 from lutlab.groups import group_count
-from lutlab.records import UniformTensor
+from lutlab.tensors import UniformTensor
 
 
 def random_tensor(q, rows, in_features, g, seed=0, order=False):

@@ -54,7 +54,7 @@ def test_one_code_in_its_place():
 
 
 def _of(codes):
-    from lutlab.records import UniformTensor
+    from lutlab.tensors import UniformTensor
 
     rows = len(codes)
     scale = torch.ones(rows, 2, dtype=torch.float16)

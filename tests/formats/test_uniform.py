@@ -11,7 +11,7 @@ from lutlab.formats import bcq
 from lutlab.formats.uniform import pack_words, to_uniform, unpack_words
 from lutlab.quantizers.bcq import BCQ
 from lutlab.quantizers.rtn import RTN
-from lutlab.records import UniformTensor
+from lutlab.tensors import UniformTensor
 
 
 @st.composite

@@ -6,7 +6,7 @@ import torch
 
 from lutlab.formats import bcq, bcq_rows, uniform_rows
 from lutlab.groups import group_count
-from lutlab.records import BCQTensor, UniformTensor
+from lutlab.tensors import BCQTensor, UniformTensor
 
 
 def bcq_tensor(rows, columns, q, g, *, alpha="f16", offset=None, ordered=False, seed=0):

@@ -14,7 +14,7 @@ from lutlab.kernels.gpu import linear as gpu_linear
 from lutlab.kernels.gpu.lut_gemv.variant import H200
 from lutlab.measure import contestants, drawn, products
 from lutlab.measure.timing import Contestant
-from lutlab.records import ModelSpec, RunSpec
+from lutlab.specs import ModelSpec, RunSpec
 
 OFFSET = (("offset", True),)
 gpu = test_lut_gemv.gpu

@@ -3,7 +3,8 @@
 import torch
 
 from lutlab.measure import drawn
-from lutlab.records import BCQTensor, ModelSpec, RunSpec, UniformTensor
+from lutlab.specs import ModelSpec, RunSpec
+from lutlab.tensors import BCQTensor, UniformTensor
 
 SHAPE = (96, 80, 1)
 

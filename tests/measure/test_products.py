@@ -5,7 +5,7 @@ import torch
 
 from lutlab.errors import LutlabError
 from lutlab.measure import products
-from lutlab.records import ModelSpec, RunSpec
+from lutlab.specs import ModelSpec, RunSpec
 
 
 def row(shape="96x80", method="bcq", q=3, g=16, **more):

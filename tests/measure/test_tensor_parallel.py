@@ -13,7 +13,7 @@ from lutlab.measure import drawn, products, ranks, tensor_parallel
 from lutlab.measure.contestants import Entrants, Maker
 from lutlab.measure.energy import Energy, energy_of
 from lutlab.measure.timing import COLD, Contestant, CpuTimer
-from lutlab.records import ModelSpec, RunSpec, Subject
+from lutlab.specs import ModelSpec, RunSpec, Subject
 
 SHAPES = "96x80+48x96x3"
 

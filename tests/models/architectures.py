@@ -13,7 +13,8 @@ from transformers import (
     PreTrainedModel,
 )
 
-from lutlab.compress.widths import Width, widths
+from lutlab.compress.widths import widths
+from lutlab.groups import Width
 from lutlab.models.families import kinds
 
 VOCABULARY = 260  # of tests.tiny_models.byte_tokenizer

@@ -24,7 +24,7 @@ for action, name, revision in json.loads(sys.argv[1]):
         if action == "load":
             import torch
             from lutlab.models.load import fingerprint, load_model
-            from lutlab.records import ModelSpec
+            from lutlab.specs import ModelSpec
             spec = ModelSpec(name, "hub", name, revision)
             model = load_model(spec, torch.float32, "cpu", 0).model
             answer = {"fingerprint": fingerprint(spec), "sum": model.lm_head.weight.double().sum().item()}

@@ -11,7 +11,7 @@ from torch.nn import functional
 import lutlab
 from lutlab.models.load import embedded_names, load_model
 from lutlab.modules import QuantLinear
-from lutlab.records import ModelSpec
+from lutlab.specs import ModelSpec
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TEXT = "Return the number of items in a list. If the list is empty, the result is zero. " * 2

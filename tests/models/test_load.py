@@ -13,7 +13,7 @@ from tests.tiny_models import byte_tokenizer
 import lutlab
 from lutlab.errors import LutlabError
 from lutlab.models import load
-from lutlab.records import ModelSpec
+from lutlab.specs import ModelSpec
 
 
 def spec(folder, source="folder", **fields):

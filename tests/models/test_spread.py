@@ -12,7 +12,7 @@ from lutlab.models.families import decoder_blocks, family_of
 from lutlab.models.load import load_model
 from lutlab.models.spread import spread
 from lutlab.plan import _device
-from lutlab.records import ModelSpec
+from lutlab.specs import ModelSpec
 
 
 def device_map(model, devices):

@@ -21,7 +21,7 @@ from lutlab.models.load import load_model
 from lutlab.models.streamed import outside
 from lutlab.modules import QuantLinear
 from lutlab.quantizers.rtn import RTN
-from lutlab.records import ModelSpec
+from lutlab.specs import ModelSpec
 
 
 def loaded(folder, *, stream=True, source="folder", dtype=torch.float32, seed=0, layers=None):

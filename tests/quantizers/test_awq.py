@@ -11,7 +11,7 @@ from lutlab.compress.calibrate import stats_of
 from lutlab.errors import LutlabError
 from lutlab.quantizers.awq import AWQ, channel_scales, group_errors, output_error
 from lutlab.quantizers.rtn import RTN
-from lutlab.records import CalibStats
+from lutlab.tensors import CalibStats
 
 
 def random(*shape, seed=0):

@@ -9,7 +9,7 @@ import torch
 
 from lutlab import formats, registry
 from lutlab.errors import LutlabError
-from lutlab.records import BCQTensor, CalibStats, DenseTensor, UniformTensor
+from lutlab.tensors import BCQTensor, CalibStats, DenseTensor, UniformTensor
 
 METHODS = registry.classes("method")
 QUANTIZING = {name: cls for name, cls in METHODS.items() if getattr(cls, "quantizes", True)}

@@ -12,7 +12,7 @@ from lutlab import formats
 from lutlab.errors import LutlabError
 from lutlab.quantizers.gptq import GPTQ
 from lutlab.quantizers.rtn import RTN
-from lutlab.records import CalibStats
+from lutlab.tensors import CalibStats
 
 
 def stats_of(hessian):

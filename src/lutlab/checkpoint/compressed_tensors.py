@@ -22,7 +22,7 @@ from lutlab.checkpoint.transformers import quantized_layers
 from lutlab.checkpoint.uniform import uniform_of, write
 from lutlab.errors import LutlabError
 from lutlab.formats.uniform import pack_words
-from lutlab.records import UniformTensor
+from lutlab.tensors import UniformTensor
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

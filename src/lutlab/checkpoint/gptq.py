@@ -23,7 +23,7 @@ from lutlab.errors import LutlabError
 from lutlab.formats.uniform import WORD, pack_words
 from lutlab.groups import group_length
 from lutlab.models.families import kinds
-from lutlab.records import UniformTensor
+from lutlab.tensors import UniformTensor
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

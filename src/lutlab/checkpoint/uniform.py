@@ -12,7 +12,7 @@ from lutlab.errors import LutlabError
 from lutlab.formats.bcq import unpack
 from lutlab.formats.uniform import to_uniform
 from lutlab.modules import QuantLinear
-from lutlab.records import UniformTensor
+from lutlab.tensors import UniformTensor
 
 if TYPE_CHECKING:
     import torch

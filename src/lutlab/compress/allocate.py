@@ -16,8 +16,8 @@ import numpy as np
 from scipy.optimize import LinearConstraint, milp
 from scipy.sparse import csr_array, vstack
 
-from lutlab.compress.widths import Width
 from lutlab.errors import LutlabError
+from lutlab.groups import Width
 
 # HiGHS stops within 1e-6 of the optimum, in units of the objective: costs are scaled to this largest difference.
 _LARGEST_COST = 1e6

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from lutlab.errors import LutlabError
 from lutlab.models.families import SharedInput, decoder_blocks
-from lutlab.records import CalibStats
+from lutlab.tensors import CalibStats
 
 # Tokens that go through a block at once: enough to fill a matmul, few enough that activations stay small.
 BATCH_TOKENS = 4096

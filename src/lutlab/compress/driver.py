@@ -20,15 +20,16 @@ from transformers import PreTrainedModel
 from lutlab.compress.calibrate import BlockInputs, advance, capture, observe
 from lutlab.compress.kept_blocks import BlockStore, StatsStore
 from lutlab.compress.rescale import rescale_input
-from lutlab.compress.widths import Width
 from lutlab.errors import LutlabError
 from lutlab.formats import pack
 from lutlab.formats.bcq import PackedBCQ
+from lutlab.groups import Width
 from lutlab.models.families import Family, SharedInput, family_of, weight_of
 from lutlab.models.resident import Blocks, Resident
 from lutlab.modules import QuantLinear
 from lutlab.quantizers.none import NoQuantization
-from lutlab.records import CalibStats, LayerStats, PackedWeight, QuantizedTensor
+from lutlab.specs import LayerStats
+from lutlab.tensors import CalibStats, PackedWeight, QuantizedTensor
 
 # Weights whose norms are taken at a time: bounds the float64 temporaries at some 10 MB.
 _CHUNK_WEIGHTS = 2**20

@@ -25,7 +25,8 @@ from lutlab.atomic import write_atomically
 from lutlab.errors import LutlabError
 from lutlab.models.families import SharedInput
 from lutlab.modules import QuantLinear
-from lutlab.records import CalibStats, LayerStats
+from lutlab.specs import LayerStats
+from lutlab.tensors import CalibStats
 
 
 class _Files:

@@ -15,11 +15,11 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig
 
-from lutlab.compress.widths import Width
 from lutlab.errors import LutlabError
+from lutlab.groups import Width
 from lutlab.models.families import SharedInput, weight_of
 from lutlab.modules import QuantLinear
-from lutlab.records import CalibStats
+from lutlab.tensors import CalibStats
 
 
 class ScaleSearch(Protocol):

@@ -31,10 +31,11 @@ from transformers import PreTrainedModel
 from lutlab.compress.allocate import Option, allocate, budget_bits
 from lutlab.compress.driver import Quantizer, quantize_model
 from lutlab.compress.kept_blocks import StatsStore
-from lutlab.compress.widths import Width, widths
+from lutlab.compress.widths import widths
 from lutlab.errors import LutlabError
+from lutlab.groups import Width
 from lutlab.models.families import kinds, linear_layers
-from lutlab.records import LayerStats
+from lutlab.specs import LayerStats
 
 log = logging.getLogger(__name__)
 # Grid points whose loss is measured beside the integer program's answer, those of the lowest estimate.

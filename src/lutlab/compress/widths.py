@@ -9,9 +9,8 @@ from collections.abc import Collection, Mapping
 from fnmatch import fnmatchcase
 
 from lutlab.errors import LutlabError, nearest
-from lutlab.records import Sublayer
-
-Width = tuple[int, int]  # (q, g)
+from lutlab.groups import Width
+from lutlab.specs import Sublayer
 
 
 def widths(

@@ -19,7 +19,7 @@ from lutlab.data.choices import TEMPLATES, choices, item_rows
 from lutlab.data.protocols import PROTOCOLS, protocol
 from lutlab.data.tokens import examples, token_sha256, token_stream, tokenizer_sha256
 from lutlab.errors import LutlabError, nearest
-from lutlab.records import Text, TextSpec
+from lutlab.specs import Text, TextSpec
 
 __all__ = [
     "calibration_windows",

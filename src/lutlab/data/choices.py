@@ -18,7 +18,7 @@ from typing import Any
 
 from lutlab.data.protocols import KINDS, PROTOCOLS, protocol
 from lutlab.errors import LutlabError
-from lutlab.records import Text
+from lutlab.specs import Text
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from lutlab.data.protocols import KINDS, PROTOCOLS, protocol
 from lutlab.errors import LutlabError
-from lutlab.records import Text
+from lutlab.specs import Text
 
 if TYPE_CHECKING:
     import torch

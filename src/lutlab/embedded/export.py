@@ -19,7 +19,7 @@ from lutlab.embedded.train import CONTEXT, EOS, PAD, RECIPES, VOCABULARY
 from lutlab.errors import LutlabError
 from lutlab.evaluators.perplexity import perplexity
 from lutlab.models.load import EMBEDDED
-from lutlab.records import TextSpec
+from lutlab.specs import TextSpec
 
 _CARD_HEAD = f"""# Embedded models
 

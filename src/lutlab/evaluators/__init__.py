@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from lutlab.data.tokens import tokenizer_sha256
 from lutlab.errors import LutlabError
-from lutlab.records import Subject, Text
+from lutlab.specs import Subject, Text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

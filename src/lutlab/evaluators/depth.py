@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from lutlab.errors import LutlabError
 from lutlab.models.families import decoder_blocks, family_of
 from lutlab.models.load import folder_of
-from lutlab.records import Measurement, Subject
+from lutlab.specs import Measurement, Subject
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from lutlab.errors import LutlabError
 from lutlab.evaluators import context_length, evaluation_mode
 from lutlab.evaluators.depth import scaled_to_all_layers
-from lutlab.records import Measurement, Subject
 from lutlab.registry import register
+from lutlab.specs import Measurement, Subject
 
 if TYPE_CHECKING:
     import torch

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from lutlab.measure import contestants, products, ranks, tensor_parallel
 from lutlab.measure.energy import Energy, Nvml, Several, energy_of, idle_watts, missing_library
 from lutlab.measure.timing import COLD, GpuTimer
-from lutlab.records import Measurement, RunSpec, Subject
 from lutlab.registry import register
+from lutlab.specs import Measurement, RunSpec, Subject
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -19,8 +19,8 @@ from lutlab.groups import group_count, group_length
 from lutlab.measure import contestants, products, tensor_parallel
 from lutlab.measure.energy import clocks_of
 from lutlab.measure.timing import COLD, RESIDENT, CpuTimer, GpuTimer, race
-from lutlab.records import Measurement, RunSpec, Subject
 from lutlab.registry import register
+from lutlab.specs import Measurement, RunSpec, Subject
 
 if TYPE_CHECKING:
     from lutlab.measure.contestants import Entrants

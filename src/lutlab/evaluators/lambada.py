@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from lutlab.data.tokens import begin_id, examples
 from lutlab.evaluators import context_length, exp_of_mean, needed, scoring, text_facts
-from lutlab.records import Measurement, Subject
 from lutlab.registry import register
+from lutlab.specs import Measurement, Subject
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

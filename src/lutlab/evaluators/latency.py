@@ -12,8 +12,8 @@ import dataclasses
 from dataclasses import dataclass
 
 from lutlab.evaluators.generation import Generation
-from lutlab.records import Measurement, RunSpec, Subject
 from lutlab.registry import register
+from lutlab.specs import Measurement, RunSpec, Subject
 
 
 @register("evaluator", "latency")

@@ -27,8 +27,8 @@ from lutlab.errors import LutlabError
 from lutlab.evaluators import evaluation_mode
 from lutlab.evaluators.depth import scaled_to_all_layers
 from lutlab.evaluators.generation import check_context
-from lutlab.records import Measurement, Subject
 from lutlab.registry import register
+from lutlab.specs import Measurement, Subject
 
 if TYPE_CHECKING:
     import numpy as np

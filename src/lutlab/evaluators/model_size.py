@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lutlab.formats.bcq import bits_paper
-from lutlab.records import LayerStats, Measurement, Subject
 from lutlab.registry import register
+from lutlab.specs import LayerStats, Measurement, Subject
 
 # metric's suffix -> (formula, bits of a weight in full precision)
 _FORMULAS = {

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any
 from lutlab.errors import LutlabError
 from lutlab.evaluators.depth import scaled_to_all_layers
 from lutlab.evaluators.generation import check_context, decode, kernels
-from lutlab.records import Measurement, Subject
 from lutlab.registry import register
+from lutlab.specs import Measurement, Subject
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

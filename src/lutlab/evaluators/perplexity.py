@@ -23,8 +23,8 @@ from lutlab.evaluators import (
     needed,
     text_facts,
 )
-from lutlab.records import Measurement, Subject
 from lutlab.registry import register
+from lutlab.specs import Measurement, Subject
 
 if TYPE_CHECKING:
     import torch

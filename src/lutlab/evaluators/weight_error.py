@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lutlab.records import Measurement, Subject
 from lutlab.registry import register
+from lutlab.specs import Measurement, Subject
 
 
 @register("evaluator", "weight_error")

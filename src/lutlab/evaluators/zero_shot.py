@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 from lutlab.data.choices import Choice, choices
 from lutlab.data.tokens import begin_id
 from lutlab.evaluators import context_length, needed, scoring, text_facts
-from lutlab.records import Measurement, Subject
 from lutlab.registry import register
+from lutlab.specs import Measurement, Subject
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

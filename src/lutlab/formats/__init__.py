@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lutlab.formats import bcq, dense
-from lutlab.records import DenseTensor, PackedWeight, QuantizedTensor, UniformTensor
+from lutlab.tensors import DenseTensor, PackedWeight, QuantizedTensor, UniformTensor
 
 if TYPE_CHECKING:
     import torch

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 
 from lutlab.errors import LutlabError, nearest
 from lutlab.groups import check_bits, group_length
-from lutlab.records import BCQTensor, UniformTensor
+from lutlab.tensors import BCQTensor, UniformTensor
 
 if TYPE_CHECKING:
     import torch

@@ -28,7 +28,7 @@ from lutlab.errors import LutlabError
 from lutlab.formats import bcq, row_blocks
 from lutlab.formats.bcq import WORD, PackedBCQ
 from lutlab.formats.row_blocks import PANEL_COLUMNS, ROWS, Geometry
-from lutlab.records import BCQTensor, UniformTensor
+from lutlab.tensors import BCQTensor, UniformTensor
 
 if TYPE_CHECKING:
     import torch

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from lutlab.errors import LutlabError
 from lutlab.formats import bcq, uniform
 from lutlab.formats.lut_gemm import stride
-from lutlab.records import UniformTensor
+from lutlab.tensors import UniformTensor
 
 if TYPE_CHECKING:
     import torch

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lutlab.records import DenseTensor
+from lutlab.tensors import DenseTensor
 
 if TYPE_CHECKING:
     import torch

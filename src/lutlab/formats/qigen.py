@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING
 
 from lutlab.errors import LutlabError
 from lutlab.groups import group_length
-from lutlab.records import UniformTensor
+from lutlab.tensors import UniformTensor
 
 if TYPE_CHECKING:
     import torch

@@ -27,7 +27,7 @@ from lutlab.errors import LutlabError
 from lutlab.formats import bcq
 from lutlab.formats.uniform import to_uniform
 from lutlab.groups import group_count
-from lutlab.records import BCQTensor, UniformTensor
+from lutlab.tensors import BCQTensor, UniformTensor
 
 if TYPE_CHECKING:
     import torch

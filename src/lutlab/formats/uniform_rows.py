@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from lutlab.formats import bcq, row_blocks
 from lutlab.formats.row_blocks import ROWS, Geometry
-from lutlab.records import UniformTensor
+from lutlab.tensors import UniformTensor
 
 if TYPE_CHECKING:
     import torch

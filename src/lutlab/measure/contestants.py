@@ -18,7 +18,8 @@ from lutlab.errors import LutlabError
 from lutlab.measure import products
 from lutlab.measure.drawn import draw, exact_product, operands
 from lutlab.measure.timing import COLD, Contestant, GpuTimer, copies_for, race, together
-from lutlab.records import RunSpec, UniformTensor
+from lutlab.specs import RunSpec
+from lutlab.tensors import UniformTensor
 
 if TYPE_CHECKING:
     import torch

@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lutlab.groups import check_group_size, group_count
-from lutlab.records import BCQTensor, RunSpec, UniformTensor
+from lutlab.specs import RunSpec
+from lutlab.tensors import BCQTensor, UniformTensor
 
 if TYPE_CHECKING:
     import torch

@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 
 from lutlab.errors import LutlabError, nearest
-from lutlab.records import RunSpec
+from lutlab.specs import RunSpec
 
 KERNELS = ("auto", "lut_gemm", "optq", "int16", "int8")
 # Kernels that a paper's table has and nobody measures here -> why.

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from lutlab.measure import contestants, drawn, products, ranks
 from lutlab.measure.contestants import Entrants
 from lutlab.measure.timing import COLD, Contestant, CpuTimer, GpuTimer, race, together
-from lutlab.records import RunSpec
+from lutlab.specs import RunSpec
 
 if TYPE_CHECKING:
     import torch

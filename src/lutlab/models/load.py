@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-    from lutlab.records import ModelSpec
+    from lutlab.specs import ModelSpec
 
 EMBEDDED = Path(__file__).parent / "embedded"
 # Every file a tokenizer may be made of, and those that alone suffice.

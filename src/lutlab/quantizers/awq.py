@@ -28,13 +28,13 @@ from typing import TYPE_CHECKING, ClassVar
 from lutlab.errors import LutlabError, nearest
 from lutlab.groups import blocks, expand, group_count
 from lutlab.quantizers.rtn import RTN
-from lutlab.records import CalibStats, UniformTensor
 from lutlab.registry import register
+from lutlab.tensors import CalibStats, UniformTensor
 
 if TYPE_CHECKING:
     import torch
 
-    from lutlab.compress.widths import Width
+    from lutlab.groups import Width
 
 INPUTS = ("full", "quantized")
 # The repository's: n_grid 20 and max_shrink 0.5 of auto_clip_layer, and the clamp of auto_scale_block.

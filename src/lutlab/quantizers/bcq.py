@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from lutlab.errors import LutlabError, nearest
 from lutlab.groups import check_bits, check_group_size
 from lutlab.quantizers import alternating
-from lutlab.records import BCQTensor
 from lutlab.registry import register
+from lutlab.tensors import BCQTensor
 
 if TYPE_CHECKING:
     import torch

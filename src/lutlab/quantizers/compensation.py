@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from lutlab.errors import LutlabError, nearest
 from lutlab.groups import check_bits, check_group_size, group_length
-from lutlab.records import CalibStats
+from lutlab.tensors import CalibStats
 
 if TYPE_CHECKING:
     import torch

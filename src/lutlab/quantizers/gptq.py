@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from lutlab.groups import group_count
 from lutlab.quantizers.compensation import Compensated, Factored, checked, compensate
 from lutlab.quantizers.grid import Grid
-from lutlab.records import UniformTensor
 from lutlab.registry import register
+from lutlab.tensors import UniformTensor
 
 if TYPE_CHECKING:
     import torch

@@ -23,8 +23,8 @@ from lutlab.quantizers.bcq import BCQ
 from lutlab.quantizers.compensation import Compensated, Factored, checked, compensate
 from lutlab.quantizers.from_grid import solve_from_grid
 from lutlab.quantizers.sorted_groups import ceil32
-from lutlab.records import BCQTensor
 from lutlab.registry import register
+from lutlab.tensors import BCQTensor
 
 if TYPE_CHECKING:
     import torch

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from lutlab.errors import LutlabError
-from lutlab.records import DenseTensor
 from lutlab.registry import register
+from lutlab.tensors import DenseTensor
 
 if TYPE_CHECKING:
     import torch

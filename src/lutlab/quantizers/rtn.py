@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from lutlab.errors import LutlabError
 from lutlab.groups import blocks, check_bits, check_group_size, group_count
 from lutlab.quantizers.grid import Grid
-from lutlab.records import UniformTensor
 from lutlab.registry import register
+from lutlab.tensors import UniformTensor
 
 if TYPE_CHECKING:
     import torch

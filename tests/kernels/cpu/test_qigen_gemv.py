@@ -17,7 +17,7 @@ from lutlab.kernels.codegen import isa
 from lutlab.kernels.codegen.qigen import MicroKernel, groups_in_unit, source
 from lutlab.kernels.cpu import qigen_gemv
 from lutlab.kernels.cpu.qigen_gemv import DEFAULT, gemv, parameters, prepare, search, variant
-from lutlab.records import UniformTensor
+from lutlab.tensors import UniformTensor
 
 RUNS = [each.name for each in isa.runnable() if each.name != "avx512"]
 LIMIT = 1e-5

@@ -32,7 +32,7 @@ from lutlab.groups import group_length
 from lutlab.kernels.codegen import library, qigen_model
 from lutlab.kernels.codegen.isa import Isa, detect, features, runnable
 from lutlab.kernels.codegen.qigen import MicroKernel, groups_in_unit, micro_kernels, source
-from lutlab.records import UniformTensor
+from lutlab.tensors import UniformTensor
 
 if TYPE_CHECKING:
     import torch

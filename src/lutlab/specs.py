@@ -1,23 +1,18 @@
-"""Frozen records in which layers meet.
+"""Frozen records of what is asked for, and of what an evaluator sees and says.
 
-    RunSpec -> CalibStats -> QuantizedTensor -> PackedWeight -> Subject -> Measurement -> Record
+    RunSpec, EvalSpec -> Subject -> Measurement
 
-Axes: M tokens, N out_features, K in_features, G = ceil(K / group_size) groups, q bits. No layer imports another's code
-to exchange these; nothing here imports torch when run.
+No layer imports another's code to exchange these; nothing here imports torch when run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-
-# ---- what is to be run ----
 
 
 @dataclass(frozen=True)
@@ -124,85 +119,6 @@ class RunSpec:
     knobs: tuple[tuple[str, Any], ...] = ()
 
 
-# ---- tensors ----
-
-
-@dataclass(frozen=True)
-class CalibStats:
-    """What calibration saw of one linear layer's inputs X [M, K].
-
-    hessian: [K, K] float32, X^T X / M: (w - w_hat) hessian (w - w_hat)^T is the mean squared error of an output.
-    mean_abs: [K] float32, the mean of |X|; tokens: M.
-    """
-
-    hessian: torch.Tensor
-    mean_abs: torch.Tensor
-    tokens: int
-
-
-@dataclass(frozen=True)
-class DenseTensor:
-    """A weight kept as it is. weight: [N, K] float16 or float32."""
-
-    weight: torch.Tensor
-
-
-@dataclass(frozen=True)
-class UniformTensor:
-    """W ~ scale * (codes - zero_point), LUT-GEMM Eq. 3 with z_hat = -scale * zero_point.
-
-    codes: [N, K] uint8 in 0..2^bits-1; scale: [N, G] float16 or float32; zero_point: [N, G] int16.
-    group_size: weights along K that share one scale; -1 = all of K; the last group may be shorter.
-    order: [K] int32, column j of codes holds input channel order[j], and groups are of columns; None: channel j.
-    """
-
-    codes: torch.Tensor
-    scale: torch.Tensor
-    zero_point: torch.Tensor
-    bits: int
-    group_size: int
-    order: torch.Tensor | None = None
-
-
-@dataclass(frozen=True)
-class BCQTensor:
-    """W ~ sum_b alpha_b B_b + offset, B_b in {-1, +1}, LUT-GEMM Eq. 2.
-
-    codes: [N, K] uint8, bit b is 1 where B_b = +1; alpha: [q, N, G] float16 or float32; offset: [N, G] or None.
-    order: as in UniformTensor.
-    """
-
-    codes: torch.Tensor
-    alpha: torch.Tensor
-    offset: torch.Tensor | None
-    bits: int
-    group_size: int
-    order: torch.Tensor | None = None
-
-
-QuantizedTensor = DenseTensor | UniformTensor | BCQTensor
-
-
-class PackedWeight(Protocol):
-    """A weight as a kernel reads it (formats/<layout>.py)."""
-
-    shape: tuple[int, int]
-
-    def dequantize(self) -> torch.Tensor:
-        """[N, K] float32."""
-
-    @property
-    def bits_stored(self) -> int:
-        """Bits of every buffer, padding included."""
-
-    @property
-    def bits_per_weight(self) -> float:
-        """bits_stored / (N * K)."""
-
-
-# ---- a model ready to be measured, and what came out ----
-
-
 @dataclass(frozen=True)
 class LayerStats:
     """One quantized linear layer: squared error and squared norm of W [N, K], its widths, and its size in bits.
@@ -262,20 +178,3 @@ class Measurement:
     n: int
     samples: tuple[float, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)  # token hash, protocol fields, …
-
-
-@dataclass(frozen=True)
-class Record:
-    """One measured cell as stored. status: done | failed | oom; a failed cell says why in `reason`."""
-
-    cell_id: str
-    status: str
-    run: Mapping[str, Any]
-    evaluation: Mapping[str, Any]
-    values: Mapping[str, float]
-    n: int
-    samples: tuple[float, ...]
-    facts: Mapping[str, Any]
-    provenance: Mapping[str, Any]
-    seconds: float
-    reason: str = ""

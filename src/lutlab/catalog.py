@@ -1,0 +1,29 @@
+"""Artifacts by name: a file experiments/<paper>/<artifact>.yaml is a choice of `+exp=` by being there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+EXPERIMENTS = ROOT / "experiments"
+LEAD_PAPER = "lut-gemm-v3"  # its artifacts have short names: +exp=table4
+
+
+def artifacts() -> dict[str, Path]:
+    """Every choice of +exp: `<paper>/<artifact>`, and the lead paper's artifacts by short name too."""
+    found = {f"{p.parent.name}/{p.stem}": p for p in sorted(EXPERIMENTS.glob("*/*.yaml"))}
+    lead = {p.stem: p for name, p in found.items() if name.startswith(f"{LEAD_PAPER}/")}
+    return found | lead
+
+
+def artifact_groups() -> dict[str, list[str]]:
+    """`all` and `<paper>/all` -> the artifacts they run, by long name."""
+    names = [name for name in artifacts() if "/" in name]
+    papers = sorted({name.partition("/")[0] for name in names})
+    by_paper = {f"{paper}/all": [n for n in names if n.startswith(f"{paper}/")] for paper in papers}
+    return {"all": names, **by_paper}
+
+
+def long_name(path: Path) -> str:
+    """experiments/lut-gemm-v3/table4.yaml -> lut-gemm-v3/table4."""
+    return f"{path.parent.name}/{path.stem}"

@@ -1,0 +1,1 @@
+"""The framework on top of the library: artifacts, plans, records, reports, runs."""
