@@ -16,6 +16,7 @@ import torch
 
 from lutlab import formats
 from lutlab.errors import LutlabError
+from lutlab.experiment.store.provenance import environment
 from lutlab.formats.bcq import PackedBCQ
 from lutlab.kernels.gpu import lut_gemv
 from lutlab.kernels.gpu.dequantize import dequantize
@@ -24,7 +25,6 @@ from lutlab.kernels.gpu.lut_gemv.variant import case
 from lutlab.measure import drawn
 from lutlab.measure.energy import clocks_of
 from lutlab.measure.timing import Contestant, copies_for
-from lutlab.provenance import environment
 from lutlab.specs import ModelSpec, RunSpec
 
 DEVICE = "cuda"

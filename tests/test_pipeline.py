@@ -18,8 +18,8 @@ from tests import wandb_offline
 from tests.command_line import QUICK, CommandLine, records, start
 
 from lutlab.evaluators.perplexity import Perplexity
+from lutlab.experiment.store.store import Store
 from lutlab.models.load import EMBEDDED
-from lutlab.results import Store
 
 MODEL = "opt-embedded-s"
 # two rows on the first windows of each text: a table in seconds

@@ -11,7 +11,7 @@ from lutlab import plan
 from lutlab.catalog import ROOT
 from lutlab.config import register_configs
 from lutlab.errors import LutlabError
-from lutlab.results import Store
+from lutlab.experiment.store.store import Store
 from lutlab.tables import ColumnSpec
 
 

@@ -19,12 +19,12 @@ from lutlab.config import Config, evaluator_options
 from lutlab.data import folder, load_text
 from lutlab.data.protocols import PROTOCOLS
 from lutlab.errors import LutlabError, MissingTextError, nearest
+from lutlab.experiment.store.machine import machine
+from lutlab.experiment.store.provenance import code_sha256, kernels_sha256, search_sha256
 from lutlab.experiment.store.record import Record
+from lutlab.experiment.store.store import Store, content_id
 from lutlab.groups import check_bits, check_group_size
-from lutlab.machine import machine
 from lutlab.models.load import fingerprint
-from lutlab.provenance import code_sha256, kernels_sha256, search_sha256
-from lutlab.results import Store, content_id
 from lutlab.specs import CalibrationSpec, EvalSpec, ModelSpec, RunSpec, Sublayer, Text, TextSpec
 from lutlab.tables import ColumnSpec
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from lutlab.results import Store
+from lutlab.experiment.store.store import Store
 
 _POLL_SECONDS = 0.3
 

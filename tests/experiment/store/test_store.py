@@ -12,7 +12,7 @@ import pytest
 from lutlab import atomic
 from lutlab.errors import LutlabError
 from lutlab.experiment.store.record import Record
-from lutlab.results import Store, content_id
+from lutlab.experiment.store.store import Store, content_id
 
 RECORD = Record(
     cell_id="0123456789abcdef",

@@ -8,7 +8,7 @@ import pytest
 
 import lutlab
 from lutlab.errors import LutlabError
-from lutlab.provenance import (
+from lutlab.experiment.store.provenance import (
     _CLOCKS,
     _DECIDING,
     _ENTRANCES,

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from lutlab.errors import LutlabError
+from lutlab.experiment.store.provenance import environment
 from lutlab.kernels.codegen.isa import detect
-from lutlab.provenance import environment
 
 
 def machine(device: str, threads: int | None = None) -> dict[str, Any]:
