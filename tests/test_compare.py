@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from lutlab.compare import tabulate
+from lutlab.experiment.artifact.artifact import load_artifact
+from lutlab.experiment.artifact.outcome import Cell, ResultTable
 from lutlab.experiment.store.record import Record
-from lutlab.outcome import Cell, ResultTable
 from lutlab.plan import PlannedCell, PlannedRow
 from lutlab.report.layout import lay_out
 from lutlab.specs import EvalSpec, ModelSpec, RunSpec, TextSpec
-from lutlab.tables import load_artifact
 
 ARTIFACT = load_artifact("table4")
 ROW = "opt-30b/q4_g32"  # published Wiki2: 9.71

@@ -8,11 +8,11 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from lutlab import plan
-from lutlab.catalog import ROOT
 from lutlab.config import register_configs
 from lutlab.errors import LutlabError
+from lutlab.experiment.artifact.artifact import ColumnSpec
+from lutlab.experiment.artifact.catalog import ROOT
 from lutlab.experiment.store.store import Store
-from lutlab.tables import ColumnSpec
 
 
 def planned(tmp_path: Path, *overrides: str, **column: str) -> plan.PlannedCell:

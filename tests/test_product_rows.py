@@ -7,10 +7,10 @@ from hydra import compose, initialize_config_dir
 from tests.command_line import CommandLine
 
 from lutlab import cost, plan
-from lutlab.catalog import ROOT
 from lutlab.config import register_configs
 from lutlab.evaluators import kernel_latency
 from lutlab.evaluators.kernel_latency import KernelLatency
+from lutlab.experiment.artifact.catalog import ROOT
 from lutlab.measure import products
 from lutlab.plan import PlannedCell
 from lutlab.specs import EvalSpec, ModelSpec, RunSpec

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.conftest import ROOT
 
-from lutlab.tables import load_artifact
+from lutlab.experiment.artifact.artifact import load_artifact
 
 PUBLISHED = ROOT / "results" / "published"
 TABLES = sorted(PUBLISHED.glob("*/*/*/*/table.csv"))

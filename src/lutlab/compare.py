@@ -11,12 +11,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-from lutlab.claims import judge
 from lutlab.data.protocols import PROTOCOLS
-from lutlab.outcome import FRONT, Cell, ClaimResult, Column, Curve, ResultTable, Row
-from lutlab.pareto import Point, front
+from lutlab.experiment.artifact.artifact import Artifact, ColumnSpec, cite, command_for
+from lutlab.experiment.artifact.claims import judge
+from lutlab.experiment.artifact.outcome import (
+    FRONT,
+    Cell,
+    ClaimResult,
+    Column,
+    Curve,
+    ResultTable,
+    Row,
+)
+from lutlab.experiment.artifact.pareto import Point, front
 from lutlab.plan import PlannedCell, PlannedRow
-from lutlab.tables import Artifact, ColumnSpec, cite, command_for
 
 
 def tabulate(

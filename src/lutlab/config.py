@@ -14,8 +14,8 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 
 from lutlab import registry
-from lutlab.catalog import artifact_groups, artifacts, long_name
 from lutlab.errors import LutlabError, nearest
+from lutlab.experiment.artifact.catalog import artifact_groups, artifacts, long_name
 from lutlab.groups import CANDIDATE_BITS, CANDIDATE_GROUP_SIZES
 
 

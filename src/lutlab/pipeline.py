@@ -19,14 +19,14 @@ from lutlab import compare, plan, registry, sweeping
 from lutlab.cli import RowsFailed
 from lutlab.config import evaluator_options
 from lutlab.errors import LutlabError
+from lutlab.experiment.artifact.artifact import Artifact, ColumnSpec, free_columns, load_artifact
+from lutlab.experiment.artifact.outcome import ResultTable
 from lutlab.experiment.store.provenance import environment
 from lutlab.experiment.store.record import Record
 from lutlab.experiment.store.store import Store, content_id
-from lutlab.outcome import ResultTable
 from lutlab.plan import PlannedCell, PlannedRow
 from lutlab.prepare import Prepared, prepare
 from lutlab.specs import Measurement, Subject
-from lutlab.tables import Artifact, ColumnSpec, free_columns, load_artifact
 
 log = logging.getLogger(__name__)
 Compose = Callable[[Sequence[str]], DictConfig]

@@ -19,6 +19,7 @@ from lutlab.config import Config, evaluator_options
 from lutlab.data import folder, load_text
 from lutlab.data.protocols import PROTOCOLS
 from lutlab.errors import LutlabError, MissingTextError, nearest
+from lutlab.experiment.artifact.artifact import ColumnSpec
 from lutlab.experiment.store.machine import machine
 from lutlab.experiment.store.provenance import code_sha256, kernels_sha256, search_sha256
 from lutlab.experiment.store.record import Record
@@ -26,7 +27,6 @@ from lutlab.experiment.store.store import Store, content_id
 from lutlab.groups import check_bits, check_group_size
 from lutlab.models.load import fingerprint
 from lutlab.specs import CalibrationSpec, EvalSpec, ModelSpec, RunSpec, Sublayer, Text, TextSpec
-from lutlab.tables import ColumnSpec
 
 _DTYPES = ("float32", "float16", "bfloat16")
 

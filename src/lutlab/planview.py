@@ -10,9 +10,9 @@ from rich.table import Table
 
 from lutlab import cost
 from lutlab.errors import LutlabError
+from lutlab.experiment.artifact.artifact import Artifact
 from lutlab.plan import PlannedCell, PlannedRow
 from lutlab.specs import EvalSpec, RunSpec
-from lutlab.tables import Artifact
 
 
 def print_plan(

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from lutlab.errors import LutlabError, nearest
+from lutlab.experiment.artifact.outcome import ResultTable
 from lutlab.experiment.store.record import Record
-from lutlab.outcome import ResultTable
 from lutlab.specs import RunSpec
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lutlab.outcome import Cell, ClaimResult, Column, ResultTable, Row
+from lutlab.experiment.artifact.outcome import Cell, ClaimResult, Column, ResultTable, Row
 
 CONFIGURATIONS = (("16", "–"), ("4", "32"), ("4", "64"), ("3", "32"), ("3", "64"))
 PAPER = {  # column -> model -> values in the order of CONFIGURATIONS

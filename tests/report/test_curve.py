@@ -12,14 +12,14 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from lutlab.compare import tabulate
+from lutlab.experiment.artifact.artifact import load_artifact
+from lutlab.experiment.artifact.outcome import FRONT, OURS, ResultTable
 from lutlab.experiment.store.record import Record
-from lutlab.outcome import FRONT, OURS, ResultTable
 from lutlab.plan import PlannedCell, PlannedRow
 from lutlab.report import csv, markdown, print_table
 from lutlab.report.figure import STYLE, draw
 from lutlab.report.layout import lay_out
 from lutlab.specs import EvalSpec, ModelSpec, RunSpec, TextSpec
-from lutlab.tables import load_artifact
 
 GROUPS = {"row": 512.0, "-1": 512.0}
 

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from tests.report.example import OURS, PAPER, example_table
 from tests.report.test_formats import comparable
 
-from lutlab.outcome import ResultTable
+from lutlab.experiment.artifact.outcome import ResultTable
 from lutlab.report.figure import STYLE, draw, inline, render
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from tests.report.example import example_table
 
-from lutlab.outcome import ResultTable
+from lutlab.experiment.artifact.outcome import ResultTable
 from lutlab.report import write_report
 from lutlab.report.latex import escape
 from lutlab.report.layout import lay_out

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 from tests.report.example import NO_GPU, OURS, PAPER, example_table
 
-from lutlab.outcome import Cell, ClaimResult, ResultTable
+from lutlab.experiment.artifact.outcome import Cell, ClaimResult, ResultTable
 from lutlab.report.claims import view
 from lutlab.report.digits import measured_decimals, number, printed_decimals
 from lutlab.report.layout import MARKS, lay_out

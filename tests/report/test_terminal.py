@@ -10,7 +10,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from tests.report.example import example_table
 
-from lutlab.outcome import ResultTable
+from lutlab.experiment.artifact.outcome import ResultTable
 from lutlab.report import print_table
 from lutlab.report.heads import break_lines
 from lutlab.report.layout import lay_out

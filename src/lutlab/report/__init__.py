@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lutlab.atomic import write_atomically
-from lutlab.outcome import ResultTable
+from lutlab.experiment.artifact.outcome import ResultTable
 from lutlab.report import csv, figure, html, latex, markdown, terminal
 from lutlab.report.layout import lay_out
 

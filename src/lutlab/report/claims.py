@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lutlab.outcome import ClaimResult
+from lutlab.experiment.artifact.outcome import ClaimResult
 
 HOLDS, BREAKS, UNDECIDED = "✓", "✗", "–"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 
-from lutlab.outcome import ResultTable
+from lutlab.experiment.artifact.outcome import ResultTable
 
 
 def render(table: ResultTable) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from lutlab.outcome import Column, Curve, ResultTable, Row
+from lutlab.experiment.artifact.outcome import Column, Curve, ResultTable, Row
 from lutlab.report.style import INK, MARKERS, MUTED, PAPER, SERIES, scale_y
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lutlab.outcome import Column, ResultTable, Row
+from lutlab.experiment.artifact.outcome import Column, ResultTable, Row
 from lutlab.report import curve
 from lutlab.report.heads import break_lines
 from lutlab.report.layout import lay_out

@@ -15,7 +15,7 @@ import itertools
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
-from lutlab.outcome import Cell, Column, ResultTable, Row
+from lutlab.experiment.artifact.outcome import Cell, Column, ResultTable, Row
 from lutlab.report.claims import view
 from lutlab.report.digits import (
     change,

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lutlab.outcome import FRONT, OURS
+from lutlab.experiment.artifact.outcome import FRONT, OURS
 from lutlab.report.heads import break_lines
 from lutlab.report.parts import Block, Entry, Grid, Head, Layout, Line
 

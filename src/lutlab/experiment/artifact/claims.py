@@ -20,9 +20,9 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from lutlab.errors import LutlabError, nearest
-from lutlab.outcome import ClaimResult, Curve
-from lutlab.pareto import Better, Point, dominates, front
-from lutlab.tables import Claim
+from lutlab.experiment.artifact.artifact import Claim
+from lutlab.experiment.artifact.outcome import ClaimResult, Curve
+from lutlab.experiment.artifact.pareto import Better, Point, dominates, front
 
 Numbers = Mapping[
     str, Mapping[str, float | None]

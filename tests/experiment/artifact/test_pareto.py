@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lutlab.pareto import dominates, front
+from lutlab.experiment.artifact.pareto import dominates, front
 
 POINTS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=12)
 BETTER = st.tuples(st.booleans(), st.booleans())

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from lutlab.claims import evaluate, judge
 from lutlab.errors import LutlabError
-from lutlab.outcome import Curve
-from lutlab.tables import Claim
+from lutlab.experiment.artifact.artifact import Claim
+from lutlab.experiment.artifact.claims import evaluate, judge
+from lutlab.experiment.artifact.outcome import Curve
 
 NUMBERS = {"a": {"ppl": 3.0, "ms": 10.0}, "b": {"ppl": 2.0, "ms": None}}
 

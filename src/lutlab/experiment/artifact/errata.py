@@ -1,6 +1,6 @@
 """Findings about the papers' own numbers as executable checks; the page docs/errata.md is generated from them.
 
-    python -m lutlab.errata            writes docs/errata.md from experiments/errata.yaml
+    python -m lutlab.experiment.artifact.errata            writes docs/errata.md from experiments/errata.yaml
 
 A check is a predicate (claims.py) over the columns of a small table of published numbers, evaluated row by row.
 """
@@ -13,10 +13,10 @@ from pathlib import Path
 import yaml
 from pydantic import BaseModel, ConfigDict
 
-from lutlab.catalog import EXPERIMENTS, ROOT
-from lutlab.claims import evaluate
 from lutlab.errors import LutlabError
-from lutlab.tables import cite, load_artifact
+from lutlab.experiment.artifact.artifact import cite, load_artifact
+from lutlab.experiment.artifact.catalog import EXPERIMENTS, ROOT
+from lutlab.experiment.artifact.claims import evaluate
 
 PAGE = ROOT / "docs" / "errata.md"
 SOURCE = EXPERIMENTS / "errata.yaml"
@@ -24,7 +24,7 @@ HEAD = """# Errata
 
 What does not add up in the papers' own numbers, found while typing them in. Each finding is a check that is evaluated
 on published numbers, and the test suite holds this page to it. Generated from `experiments/errata.yaml` by
-`python -m lutlab.errata`; not to be edited.
+`python -m lutlab.experiment.artifact.errata`; not to be edited.
 """
 
 

@@ -18,9 +18,9 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from lutlab import registry
-from lutlab.catalog import EXPERIMENTS, LEAD_PAPER, artifacts, long_name
 from lutlab.errors import LutlabError, nearest
-from lutlab.outcome import OURS
+from lutlab.experiment.artifact.catalog import EXPERIMENTS, LEAD_PAPER, artifacts, long_name
+from lutlab.experiment.artifact.outcome import OURS
 
 Scale = Literal["embedded", "small", "paper"]
 

@@ -9,8 +9,8 @@ import pytest
 from tests.test_tables import as_printed, printed, typed
 
 from lutlab import registry
+from lutlab.experiment.artifact.artifact import load_artifact
 from lutlab.measure.products import ABSENT, KERNELS
-from lutlab.tables import load_artifact
 
 ARTIFACTS = [
     *(f"lut-gemm-v3/{name}" for name in ("table2", "table3", "table7", "fig8", "fig9")),

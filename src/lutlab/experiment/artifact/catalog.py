@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[4]
 EXPERIMENTS = ROOT / "experiments"
 LEAD_PAPER = "lut-gemm-v3"  # its artifacts have short names: +exp=table4
 

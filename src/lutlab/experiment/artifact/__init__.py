@@ -1,0 +1,1 @@
+"""Experiments as data: artifacts, their claims, fronts and errata."""
