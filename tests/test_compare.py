@@ -7,8 +7,8 @@ import pytest
 from lutlab.compare import tabulate
 from lutlab.experiment.artifact.artifact import load_artifact
 from lutlab.experiment.artifact.outcome import Cell, ResultTable
+from lutlab.experiment.plan.plan import PlannedCell, PlannedRow
 from lutlab.experiment.store.record import Record
-from lutlab.plan import PlannedCell, PlannedRow
 from lutlab.report.layout import lay_out
 from lutlab.specs import EvalSpec, ModelSpec, RunSpec, TextSpec
 

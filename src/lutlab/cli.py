@@ -12,9 +12,9 @@ import sys
 import warnings
 from collections.abc import Callable
 
-from lutlab.config import register_configs
 from lutlab.errors import LutlabError, nearest
 from lutlab.experiment.artifact.catalog import artifacts
+from lutlab.experiment.plan.settings import register_configs
 
 
 class RowsFailed(Exception):

@@ -24,7 +24,7 @@ from lutlab.experiment.artifact.outcome import (
     Row,
 )
 from lutlab.experiment.artifact.pareto import Point, front
-from lutlab.plan import PlannedCell, PlannedRow
+from lutlab.experiment.plan.plan import PlannedCell, PlannedRow
 
 
 def tabulate(

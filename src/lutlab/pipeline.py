@@ -15,16 +15,17 @@ from typing import Any
 from omegaconf import DictConfig
 from rich.console import Console
 
-from lutlab import compare, plan, registry, sweeping
+from lutlab import compare, registry
 from lutlab.cli import RowsFailed
-from lutlab.config import evaluator_options
 from lutlab.errors import LutlabError
 from lutlab.experiment.artifact.artifact import Artifact, ColumnSpec, free_columns, load_artifact
 from lutlab.experiment.artifact.outcome import ResultTable
+from lutlab.experiment.plan import plan, sweeping
+from lutlab.experiment.plan.plan import PlannedCell, PlannedRow
+from lutlab.experiment.plan.settings import evaluator_options
 from lutlab.experiment.store.provenance import environment
 from lutlab.experiment.store.record import Record
 from lutlab.experiment.store.store import Store, content_id
-from lutlab.plan import PlannedCell, PlannedRow
 from lutlab.prepare import Prepared, prepare
 from lutlab.specs import Measurement, Subject
 
@@ -50,7 +51,7 @@ def sweep(arguments: Sequence[str], compose: Compose, launch: Launch) -> None:
         configs = [compose(row.overrides) for row in overrides]
         planned = _plan(request.artifact, overrides, configs)
         if first.mode.name == "plan":
-            from lutlab.planview import print_plan
+            from lutlab.experiment.plan.view import print_plan
 
             print_plan(request.artifact, planned, Path(first.results), Console())
             continue
@@ -130,7 +131,7 @@ def _cell_name(row: PlannedRow, cell: PlannedCell) -> str:
 
 
 def _weight(row: PlannedRow, cell: PlannedCell) -> float:
-    from lutlab import cost
+    from lutlab.experiment.plan import cost
 
     return cost.predict(row.spec, cell).seconds
 

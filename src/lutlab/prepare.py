@@ -10,9 +10,9 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from lutlab import plan
 from lutlab.errors import LutlabError
-from lutlab.plan import PlannedRow
+from lutlab.experiment.plan import plan
+from lutlab.experiment.plan.plan import PlannedRow
 from lutlab.specs import LayerStats, RunSpec
 
 

@@ -14,8 +14,8 @@ import pytest
 from benchmarks.gpu_report import ARTIFACTS, ROOT, Step, go, steps
 
 from benchmarks import gpu_report
-from lutlab import sweeping
-from lutlab.config import Config
+from lutlab.experiment.plan import sweeping
+from lutlab.experiment.plan.settings import Config
 
 
 def python(code):

@@ -14,8 +14,8 @@ from rich.console import Console
 from lutlab.compare import tabulate
 from lutlab.experiment.artifact.artifact import load_artifact
 from lutlab.experiment.artifact.outcome import FRONT, OURS, ResultTable
+from lutlab.experiment.plan.plan import PlannedCell, PlannedRow
 from lutlab.experiment.store.record import Record
-from lutlab.plan import PlannedCell, PlannedRow
 from lutlab.report import csv, markdown, print_table
 from lutlab.report.figure import STYLE, draw
 from lutlab.report.layout import lay_out

@@ -10,14 +10,14 @@ import yaml
 from hydra import compose, initialize_config_dir
 
 from lutlab import compare, registry
-from lutlab.config import register_configs
 from lutlab.data.protocols import PROTOCOLS
 from lutlab.errors import LutlabError
 from lutlab.experiment.artifact.artifact import Artifact, load_artifact
 from lutlab.experiment.artifact.catalog import EXPERIMENTS, ROOT, artifacts
 from lutlab.experiment.artifact.claims import judge
 from lutlab.experiment.artifact.outcome import OURS
-from lutlab.plan import run_spec
+from lutlab.experiment.plan.plan import run_spec
+from lutlab.experiment.plan.settings import register_configs
 
 LONG_NAMES = [name for name in artifacts() if "/" in name]
 

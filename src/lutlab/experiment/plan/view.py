@@ -8,10 +8,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from lutlab import cost
 from lutlab.errors import LutlabError
 from lutlab.experiment.artifact.artifact import Artifact
-from lutlab.plan import PlannedCell, PlannedRow
+from lutlab.experiment.plan import cost
+from lutlab.experiment.plan.plan import PlannedCell, PlannedRow
 from lutlab.specs import EvalSpec, RunSpec
 
 

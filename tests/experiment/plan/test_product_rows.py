@@ -6,13 +6,13 @@ import pytest
 from hydra import compose, initialize_config_dir
 from tests.command_line import CommandLine
 
-from lutlab import cost, plan
-from lutlab.config import register_configs
 from lutlab.evaluators import kernel_latency
 from lutlab.evaluators.kernel_latency import KernelLatency
 from lutlab.experiment.artifact.catalog import ROOT
+from lutlab.experiment.plan import cost, plan
+from lutlab.experiment.plan.plan import PlannedCell
+from lutlab.experiment.plan.settings import register_configs
 from lutlab.measure import products
-from lutlab.plan import PlannedCell
 from lutlab.specs import EvalSpec, ModelSpec, RunSpec
 
 PRODUCT = ["model=product", "model.id=96x80", "device=cpu", "logger=none"]

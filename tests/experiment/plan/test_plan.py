@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from hydra import compose, initialize_config_dir
 
-from lutlab import plan
-from lutlab.config import register_configs
 from lutlab.errors import LutlabError
 from lutlab.experiment.artifact.artifact import ColumnSpec
 from lutlab.experiment.artifact.catalog import ROOT
+from lutlab.experiment.plan import plan
+from lutlab.experiment.plan.settings import register_configs
 from lutlab.experiment.store.store import Store
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from lutlab import cost
-from lutlab.cost import ModelShape, predict
-from lutlab.plan import PlannedCell
+from lutlab.experiment.plan import cost
+from lutlab.experiment.plan.cost import ModelShape, predict
+from lutlab.experiment.plan.plan import PlannedCell
 from lutlab.specs import EvalSpec, ModelSpec, RunSpec
 
 GB = 1e9

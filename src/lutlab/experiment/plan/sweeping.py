@@ -12,10 +12,10 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig
 
-from lutlab.config import evaluator_options
 from lutlab.errors import LutlabError, nearest
 from lutlab.experiment.artifact.artifact import Artifact, ArtifactRow, load_artifact
 from lutlab.experiment.artifact.catalog import artifact_groups, artifacts
+from lutlab.experiment.plan.settings import evaluator_options
 
 _SELECTABLE = {
     "model"

@@ -17,12 +17,12 @@ from pathlib import Path
 from lutlab import registry
 from lutlab.data.protocols import PROTOCOLS
 from lutlab.evaluators.kernel_latency import ROUNDS
+from lutlab.experiment.plan.plan import PlannedCell, cached_text
 from lutlab.measure import products
 from lutlab.measure.timing import CALLS
 from lutlab.models import hub
 from lutlab.models.families import evaluation_seqlen
 from lutlab.models.load import folder_of
-from lutlab.plan import PlannedCell, cached_text
 from lutlab.specs import ModelSpec, RunSpec, TextSpec
 
 # tokens of the texts not looked at before they are downloaded, by GPT-2's tokenizer

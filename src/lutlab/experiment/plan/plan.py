@@ -15,11 +15,11 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from lutlab import registry
-from lutlab.config import Config, evaluator_options
 from lutlab.data import folder, load_text
 from lutlab.data.protocols import PROTOCOLS
 from lutlab.errors import LutlabError, MissingTextError, nearest
 from lutlab.experiment.artifact.artifact import ColumnSpec
+from lutlab.experiment.plan.settings import Config, evaluator_options
 from lutlab.experiment.store.machine import machine
 from lutlab.experiment.store.provenance import code_sha256, kernels_sha256, search_sha256
 from lutlab.experiment.store.record import Record

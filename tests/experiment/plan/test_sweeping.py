@@ -6,7 +6,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from lutlab.errors import LutlabError
-from lutlab.sweeping import parse, rows_of, variant
+from lutlab.experiment.plan.sweeping import parse, rows_of, variant
 
 
 def rows(*arguments: str, selected: tuple[str, ...] = ()) -> list[str]:

@@ -1,0 +1,1 @@
+"""A configuration turned into rows and cells: nothing is measured here."""
