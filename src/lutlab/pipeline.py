@@ -15,7 +15,7 @@ from typing import Any
 from omegaconf import DictConfig
 from rich.console import Console
 
-from lutlab import compare, registry
+from lutlab import registry
 from lutlab.cli import RowsFailed
 from lutlab.errors import LutlabError
 from lutlab.experiment.artifact.artifact import Artifact, ColumnSpec, free_columns, load_artifact
@@ -23,6 +23,7 @@ from lutlab.experiment.artifact.outcome import ResultTable
 from lutlab.experiment.plan import plan, sweeping
 from lutlab.experiment.plan.plan import PlannedCell, PlannedRow
 from lutlab.experiment.plan.settings import evaluator_options
+from lutlab.experiment.report import compare
 from lutlab.experiment.store.provenance import environment
 from lutlab.experiment.store.record import Record
 from lutlab.experiment.store.store import Store, content_id
@@ -138,7 +139,7 @@ def _weight(row: PlannedRow, cell: PlannedCell) -> float:
 
 def _report(request: sweeping.Request, rows: Sequence[PlannedRow], config: DictConfig) -> int:
     """Render the table, print it, track it; returns how many cells failed."""
-    from lutlab.report import print_table, write_report
+    from lutlab.experiment.report import print_table, write_report
 
     artifact = request.artifact
     table = compare.tabulate(artifact, rows, config.scale, environment())

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from hydra import compose, initialize_config_dir
 
-from lutlab import compare, registry
+from lutlab import registry
 from lutlab.data.protocols import PROTOCOLS
 from lutlab.errors import LutlabError
 from lutlab.experiment.artifact.artifact import Artifact, load_artifact
@@ -18,6 +18,7 @@ from lutlab.experiment.artifact.claims import judge
 from lutlab.experiment.artifact.outcome import OURS
 from lutlab.experiment.plan.plan import run_spec
 from lutlab.experiment.plan.settings import register_configs
+from lutlab.experiment.report import compare
 
 LONG_NAMES = [name for name in artifacts() if "/" in name]
 

@@ -15,10 +15,10 @@ import pytest
 from tests.report.example import example_table
 
 from lutlab.experiment.artifact.outcome import ResultTable
-from lutlab.report import write_report
-from lutlab.report.latex import escape
-from lutlab.report.layout import lay_out
-from lutlab.report.parts import Grid, Line
+from lutlab.experiment.report import write_report
+from lutlab.experiment.report.latex import escape
+from lutlab.experiment.report.layout import lay_out
+from lutlab.experiment.report.parts import Grid, Line
 
 FILES = ("table.md", "table.csv", "table.tex", "table.html", "figure.svg", "figure.png")
 

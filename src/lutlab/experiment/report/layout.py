@@ -16,15 +16,15 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 from lutlab.experiment.artifact.outcome import Cell, Column, ResultTable, Row
-from lutlab.report.claims import view
-from lutlab.report.digits import (
+from lutlab.experiment.report.claims import view
+from lutlab.experiment.report.digits import (
     change,
     measured_decimals,
     number,
     printed_decimals,
     superscript,
 )
-from lutlab.report.parts import DASH, Block, Entry, Grid, Head, Layout, Line
+from lutlab.experiment.report.parts import DASH, Block, Entry, Grid, Head, Layout, Line
 
 # verdict of a measured number -> (mark, what the mark says below the table)
 MARKS = {

@@ -11,14 +11,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from lutlab.compare import tabulate
 from lutlab.experiment.artifact.artifact import load_artifact
 from lutlab.experiment.artifact.outcome import FRONT, OURS, ResultTable
 from lutlab.experiment.plan.plan import PlannedCell, PlannedRow
+from lutlab.experiment.report import csv, markdown, print_table
+from lutlab.experiment.report.compare import tabulate
+from lutlab.experiment.report.figure import STYLE, draw
+from lutlab.experiment.report.layout import lay_out
 from lutlab.experiment.store.record import Record
-from lutlab.report import csv, markdown, print_table
-from lutlab.report.figure import STYLE, draw
-from lutlab.report.layout import lay_out
 from lutlab.specs import EvalSpec, ModelSpec, RunSpec, TextSpec
 
 GROUPS = {"row": 512.0, "-1": 512.0}

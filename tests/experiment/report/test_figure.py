@@ -13,7 +13,7 @@ from tests.report.example import OURS, PAPER, example_table
 from tests.report.test_formats import comparable
 
 from lutlab.experiment.artifact.outcome import ResultTable
-from lutlab.report.figure import STYLE, draw, inline, render
+from lutlab.experiment.report.figure import STYLE, draw, inline, render
 
 
 def drawn(table: ResultTable) -> Figure:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from importlib.resources import files
 
-from lutlab.report.claims import BREAKS, HOLDS
-from lutlab.report.parts import Layout
+from lutlab.experiment.report.claims import BREAKS, HOLDS
+from lutlab.experiment.report.parts import Layout
 
 CLAIM_CLASSES = {HOLDS: "holds", BREAKS: "breaks"}
 
@@ -19,7 +19,7 @@ def render(layout: Layout, figure: str) -> str:
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
     template = environment.from_string(
-        files("lutlab.report").joinpath("report.html").read_text("utf-8")
+        files("lutlab.experiment.report").joinpath("report.html").read_text("utf-8")
     )
     return template.render(
         layout=layout,

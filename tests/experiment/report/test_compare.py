@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from lutlab.compare import tabulate
 from lutlab.experiment.artifact.artifact import load_artifact
 from lutlab.experiment.artifact.outcome import Cell, ResultTable
 from lutlab.experiment.plan.plan import PlannedCell, PlannedRow
+from lutlab.experiment.report.compare import tabulate
+from lutlab.experiment.report.layout import lay_out
 from lutlab.experiment.store.record import Record
-from lutlab.report.layout import lay_out
 from lutlab.specs import EvalSpec, ModelSpec, RunSpec, TextSpec
 
 ARTIFACT = load_artifact("table4")

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lutlab.experiment.artifact.outcome import Column, ResultTable, Row
-from lutlab.report import curve
-from lutlab.report.heads import break_lines
-from lutlab.report.layout import lay_out
-from lutlab.report.parts import Block, Grid, Layout
-from lutlab.report.style import FAINT, INK, MARKERS, MUTED, PAPER, SERIES, STYLE, scale_y
+from lutlab.experiment.report import curve
+from lutlab.experiment.report.heads import break_lines
+from lutlab.experiment.report.layout import lay_out
+from lutlab.experiment.report.parts import Block, Grid, Layout
+from lutlab.experiment.report.style import FAINT, INK, MARKERS, MUTED, PAPER, SERIES, STYLE, scale_y
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

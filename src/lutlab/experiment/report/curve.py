@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from lutlab.experiment.artifact.outcome import Column, Curve, ResultTable, Row
-from lutlab.report.style import INK, MARKERS, MUTED, PAPER, SERIES, scale_y
+from lutlab.experiment.report.style import INK, MARKERS, MUTED, PAPER, SERIES, scale_y
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,9 +11,9 @@ from rich.console import Console
 from tests.report.example import example_table
 
 from lutlab.experiment.artifact.outcome import ResultTable
-from lutlab.report import print_table
-from lutlab.report.heads import break_lines
-from lutlab.report.layout import lay_out
+from lutlab.experiment.report import print_table
+from lutlab.experiment.report.heads import break_lines
+from lutlab.experiment.report.layout import lay_out
 
 
 def printed(table: ResultTable, width: int) -> str:

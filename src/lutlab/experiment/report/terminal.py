@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lutlab.experiment.artifact.outcome import FRONT, OURS
-from lutlab.report.heads import break_lines
-from lutlab.report.parts import Block, Entry, Grid, Head, Layout, Line
+from lutlab.experiment.report.heads import break_lines
+from lutlab.experiment.report.parts import Block, Entry, Grid, Head, Layout, Line
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from lutlab.atomic import write_atomically
 from lutlab.experiment.artifact.outcome import ResultTable
-from lutlab.report import csv, figure, html, latex, markdown, terminal
-from lutlab.report.layout import lay_out
+from lutlab.experiment.report import csv, figure, html, latex, markdown, terminal
+from lutlab.experiment.report.layout import lay_out
 
 if TYPE_CHECKING:
     from rich.console import Console

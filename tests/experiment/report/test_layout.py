@@ -8,10 +8,10 @@ import pytest
 from tests.report.example import NO_GPU, OURS, PAPER, example_table
 
 from lutlab.experiment.artifact.outcome import Cell, ClaimResult, ResultTable
-from lutlab.report.claims import view
-from lutlab.report.digits import measured_decimals, number, printed_decimals
-from lutlab.report.layout import MARKS, lay_out
-from lutlab.report.parts import Entry, Grid
+from lutlab.experiment.report.claims import view
+from lutlab.experiment.report.digits import measured_decimals, number, printed_decimals
+from lutlab.experiment.report.layout import MARKS, lay_out
+from lutlab.experiment.report.parts import Entry, Grid
 
 
 def entries(grid: Grid) -> dict[tuple[str, str], Entry]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lutlab.report.claims import ClaimView
+from lutlab.experiment.report.claims import ClaimView
 
 DASH = "–"
 
