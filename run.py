@@ -9,13 +9,13 @@ sys.path.insert(0, str(ROOT / "src"))
 import hydra  # noqa: E402
 from omegaconf import DictConfig  # noqa: E402
 
-from lutlab import cli  # noqa: E402
+from lutlab.experiment.run import cli  # noqa: E402
 
 
 @hydra.main(version_base="1.3", config_path=str(ROOT / "conf"), config_name="config")
 def main(config: DictConfig) -> None:
     """Measure one row; the sweeper calls it once a row, through whichever launcher is chosen."""
-    from lutlab import pipeline
+    from lutlab.experiment.run import pipeline
 
     pipeline.run_row(config)
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 
-from lutlab import cli
+from lutlab.experiment.run import cli
 
 ROOT = Path(__file__).resolve().parents[1]
 QUICK = ["evaluate=[ppl:lambada-joined,weight_error]", "logger=none"]  # one short text

@@ -20,7 +20,7 @@ from omegaconf import DictConfig
 
 
 class LutlabSweeper(Sweeper):
-    """See the head of this file; the work is in lutlab.pipeline, imported when a run begins."""
+    """See the head of this file; the work is in lutlab.experiment.run.pipeline, imported when a run begins."""
 
     def setup(
         self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
@@ -34,7 +34,7 @@ class LutlabSweeper(Sweeper):
 
     def sweep(self, arguments: list[str]) -> None:
         """Hydra's entry: run everything the command line asks for."""
-        from lutlab import pipeline
+        from lutlab.experiment.run import pipeline
 
         pipeline.sweep(arguments, compose=self._compose, launch=self._launch)
 

@@ -9,9 +9,10 @@ import torch
 from tests.command_line import CommandLine
 from tests.tiny_models import one_thread  # noqa: F401
 
-from lutlab import pipeline, registry
+from lutlab import registry
 from lutlab.errors import LutlabError
 from lutlab.evaluators.generation import Generation
+from lutlab.experiment.run import pipeline
 from lutlab.experiment.store import machine
 from lutlab.kernels.codegen.isa import Isa
 from lutlab.specs import Measurement

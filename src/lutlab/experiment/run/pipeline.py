@@ -16,7 +16,6 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from lutlab import registry
-from lutlab.cli import RowsFailed
 from lutlab.errors import LutlabError
 from lutlab.experiment.artifact.artifact import Artifact, ColumnSpec, free_columns, load_artifact
 from lutlab.experiment.artifact.outcome import ResultTable
@@ -24,10 +23,11 @@ from lutlab.experiment.plan import plan, sweeping
 from lutlab.experiment.plan.plan import PlannedCell, PlannedRow
 from lutlab.experiment.plan.settings import evaluator_options
 from lutlab.experiment.report import compare
+from lutlab.experiment.run.cli import RowsFailed
+from lutlab.experiment.run.prepare import Prepared, prepare
 from lutlab.experiment.store.provenance import environment
 from lutlab.experiment.store.record import Record
 from lutlab.experiment.store.store import Store, content_id
-from lutlab.prepare import Prepared, prepare
 from lutlab.specs import Measurement, Subject
 
 log = logging.getLogger(__name__)
@@ -108,7 +108,7 @@ def _measure(
     """
     import torch
 
-    from lutlab import progress
+    from lutlab.experiment.run import progress
 
     waiting: dict[str, tuple[str, float]] = {}
     together, alone = [], []
@@ -156,7 +156,7 @@ def _report(request: sweeping.Request, rows: Sequence[PlannedRow], config: DictC
 
 
 def _track_table(table: ResultTable, config: DictConfig) -> None:
-    from lutlab.tracking import open_tracker
+    from lutlab.experiment.run.tracking import open_tracker
 
     folder = Path(config.results) / "wandb"
     tracker = open_tracker(config.logger.mode, folder, config.logger.project)
@@ -281,7 +281,7 @@ def _record(
 def _track_row(
     row: PlannedRow, columns: Mapping[str, ColumnSpec], config: DictConfig, store: Store
 ) -> None:
-    from lutlab.tracking import open_tracker
+    from lutlab.experiment.run.tracking import open_tracker
 
     records = {key: store.load(row.cells[key].cell_id) for key in columns if row.cells[key].cell_id}
     name = config.artifact or "sweep"

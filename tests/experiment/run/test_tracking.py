@@ -12,9 +12,9 @@ from tests.report.example import example_table
 from tests.wandb_offline import OfflineRun, read_runs, readable
 
 from lutlab.errors import LutlabError
+from lutlab.experiment.run.tracking import NullTracker, open_tracker, run_name
 from lutlab.experiment.store.record import Record
 from lutlab.specs import ModelSpec, RunSpec
-from lutlab.tracking import NullTracker, open_tracker, run_name
 
 CONTEXT = {
     "artifact": "lut-gemm-v3/table4",

@@ -1,0 +1,1 @@
+"""The pipeline in the user's process, the worker, progress, tracking, the command line."""
