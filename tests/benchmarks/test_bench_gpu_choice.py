@@ -6,7 +6,7 @@ import bench_gpu_choice as bench
 import gpu_contestants
 import pytest
 import torch
-from tests.kernels import test_lut_gemv
+from tests.kernels.gpu import test_lut_gemv
 
 from lutlab.kernels.gpu import choice, lut_gemv
 from lutlab.kernels.gpu.lut_gemv.variant import H200, Case

@@ -6,7 +6,7 @@ import bench_lut_gemv as bench
 import gpu_contestants
 import pytest
 import torch
-from tests.kernels import test_lut_gemv
+from tests.kernels.gpu import test_lut_gemv
 
 from lutlab.errors import LutlabError
 from lutlab.kernels.gpu import lut_gemv

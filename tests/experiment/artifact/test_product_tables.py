@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.test_tables import as_printed, printed, typed
+from tests.experiment.artifact.test_artifact import as_printed, printed, typed
 
 from lutlab import registry
 from lutlab.experiment.artifact.artifact import load_artifact

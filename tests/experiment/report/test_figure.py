@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from tests.report.example import OURS, PAPER, example_table
-from tests.report.test_formats import comparable
+from tests.experiment.report.example import OURS, PAPER, example_table
+from tests.experiment.report.test_formats import comparable
 
 from lutlab.experiment.artifact.outcome import ResultTable
 from lutlab.experiment.report.figure import STYLE, draw, inline, render

@@ -12,7 +12,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from tests.report.example import example_table
+from tests.experiment.report.example import example_table
 
 from lutlab.experiment.artifact.outcome import ResultTable
 from lutlab.experiment.report import write_report

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from tests.report.example import NO_GPU, OURS, PAPER, example_table
+from tests.experiment.report.example import NO_GPU, OURS, PAPER, example_table
 
 from lutlab.experiment.artifact.outcome import Cell, ClaimResult, ResultTable
 from lutlab.experiment.report.claims import view

@@ -8,7 +8,7 @@ import io
 import pytest
 from rich.cells import cell_len
 from rich.console import Console
-from tests.report.example import example_table
+from tests.experiment.report.example import example_table
 
 from lutlab.experiment.artifact.outcome import ResultTable
 from lutlab.experiment.report import print_table

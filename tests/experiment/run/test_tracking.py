@@ -8,7 +8,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from tests.report.example import example_table
+from tests.experiment.report.example import example_table
 from tests.wandb_offline import OfflineRun, read_runs, readable
 
 from lutlab.errors import LutlabError

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from tests.kernels import test_lut_gemv
+from tests.kernels.gpu import test_lut_gemv
 from tests.kernels.weights import bcq_tensor, relative_error, uniform_tensor
 
 from lutlab import modules

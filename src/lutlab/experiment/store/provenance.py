@@ -16,28 +16,28 @@ from typing import Any
 from lutlab.errors import LutlabError
 from lutlab.kernels.codegen import cuda, templates
 
-_PACKAGE = Path(__file__).parent
+_PACKAGE = Path(__file__).resolve().parents[2]
 # sources that decide every number: a change in any of them makes new cells of all
 _DECIDING = (
     "groups.py",
-    "widths.py",
-    "calibrate.py",
-    "rescale.py",
-    "apply.py",
+    "compress/widths.py",
+    "compress/calibrate.py",
+    "compress/rescale.py",
+    "compress/driver.py",
     "modules.py",
     "data/*.py",
     "models/*.py",
 )
 # packages of which a number rests on what its method, its evaluator and the sources above import
 _CHOSEN = ("quantizers", "formats", "evaluators")
-_SEARCHING = ("allocate.py", "sensitivity.py")
+_SEARCHING = ("compress/allocate.py", "compress/search.py")
 # Kernels decide speeds. Of other numbers they decide as little as torch's own do, the last bits, and the record names
 # the kernel: a faster one does not make an accuracy new. A device's are those that its entrances import.
 _ENTRANCES = {
     "cpu": ("kernels/cpu/linear.py", "kernels/cpu/qigen_gemv.py"),
     "gpu": ("kernels/gpu/linear.py",),
 }
-_CLOCKS = ("timing.py", "energy.py")
+_CLOCKS = ("measure/*.py",)
 _OF_SPEEDS = ("kernels", "codegen", "formats")
 _LIBRARIES = ("lutlab", "torch", "transformers", "tokenizers", "datasets", "numpy", "hydra-core")
 
