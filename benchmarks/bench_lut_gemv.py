@@ -8,8 +8,8 @@
     groups      every q at g = 128, and other groups at q = 3: no cliff
 
 Who races: gpu_contestants.py. They take turns, a time is the median over rounds, each round a replay of a CUDA graph of
-20 or more calls (lutlab/measure/timing.py). Beside the copy runs a read-only stream of as many bytes as the binary codes have.
-Without a GPU it says so and ends. Predicted and seen: kernels/README.md.
+20 or more calls (lutlab/measure/timing.py). Beside the copy runs a read-only stream of as many bytes as the binary
+codes have. Without a GPU it says so and ends. Predicted and seen: kernels/README.md.
 """
 
 from __future__ import annotations

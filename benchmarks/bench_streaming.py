@@ -22,13 +22,13 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig
 
-from lutlab.api import make_quantizer
 from lutlab.compress.driver import quantize_model
 from lutlab.compress.kept_blocks import BlockStore
 from lutlab.compress.widths import widths
 from lutlab.evaluators.perplexity import window_nll
 from lutlab.models.families import kinds
 from lutlab.models.load import load_model
+from lutlab.quantizers.contract import Calibrated, make_method
 from lutlab.specs import ModelSpec
 
 
@@ -65,8 +65,8 @@ def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, float]:
     ids = torch.randint(
         model.config.vocab_size, (arguments.windows, arguments.seqlen), generator=draw
     )
-    quantizer = make_quantizer(arguments.method)
-    calibrated = getattr(quantizer, "calibrated", False)
+    quantizer = make_method(arguments.method)
+    calibrated = isinstance(quantizer, Calibrated)
     loaded_at = time.perf_counter()
     layers = quantize_model(
         model,

@@ -8,15 +8,16 @@ from typing import ClassVar
 
 import torch
 
+from lutlab.quantizers.contract import Calibrated, Rescaling
 from lutlab.quantizers.rtn import RTN
 from lutlab.tensors import CalibStats, UniformTensor
 
 
 @dataclass
-class Fake:
+class Fake(Calibrated):
     """RTN of the weight moved along the Hessian. `stop_after` layers it fails as a killed run would."""
 
-    calibrated: ClassVar[bool] = True
+    version: ClassVar[int] = 1
     inputs: str = "quantized"
     true_sequential: bool = True
     watch: Callable[[], None] = lambda: None
@@ -39,7 +40,7 @@ class Fake:
 
 
 @dataclass
-class FakeScaling(Fake):
+class FakeScaling(Fake, Rescaling):
     """As AWQ, it scales input channels before it quantizes: norms change as well as linear layers."""
 
     inputs: str = "full"

@@ -19,7 +19,6 @@ A mistake is a LutlabError, whose message says what to do.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import logging
 from collections.abc import Sequence
@@ -28,18 +27,18 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer, PreTrainedModel
 
-from lutlab import registry
 from lutlab.checkpoint.transformers import declare
 from lutlab.compress.calibrate import stats_of
-from lutlab.compress.driver import Quantizer, quantize_model
+from lutlab.compress.driver import quantize_model
 from lutlab.compress.search import search_widths
 from lutlab.compress.widths import widths
 from lutlab.data import load_text
 from lutlab.data.calibration import calibration_windows
-from lutlab.errors import LutlabError, nearest
+from lutlab.errors import LutlabError
 from lutlab.formats import pack
 from lutlab.groups import CANDIDATE_BITS, CANDIDATE_GROUP_SIZES, Width
 from lutlab.models.families import evaluation_seqlen, kinds
+from lutlab.quantizers.contract import Calibrated, make_method
 from lutlab.specs import TextSpec
 from lutlab.tensors import PackedWeight
 
@@ -47,22 +46,6 @@ log = logging.getLogger(__name__)
 # What quantize calibrates on where it is given nothing: text that is present with every Python.
 DEFAULT_TEXT = TextSpec("pydocs-train", "embedded")
 DEFAULT_SAMPLES = 128
-
-
-def make_quantizer(method: str, **options: Any) -> Quantizer:
-    """The quantizer registered as `method` with the given parameters.
-
-    Raises:
-        LutlabError: unknown method or parameter; the message suggests the nearest one.
-    """
-    cls = registry.lookup("method", method)
-    known = [field.name for field in dataclasses.fields(cls)]
-    for name in options:
-        if name not in known:
-            raise LutlabError(
-                f"method '{method}' has no parameter '{name}': {nearest(name, known)}"
-            )
-    return cls(**options)
 
 
 def quantize_tensor(
@@ -105,8 +88,8 @@ def quantize_tensor(
             else type(weight).__name__
         )
         raise LutlabError(f"weight must be a floating-point matrix [N, K], got {shape}")
-    quantizer, weight = make_quantizer(method, **options), weight.detach().float()
-    if not getattr(quantizer, "calibrated", False):
+    quantizer, weight = make_method(method, **options), weight.detach().float()
+    if not isinstance(quantizer, Calibrated):
         return pack(quantizer.quantize(weight, q, g))
     if inputs is None or inputs.ndim != 2 or inputs.shape[1] != weight.shape[1]:
         shape = None if inputs is None else list(inputs.shape)
@@ -152,8 +135,8 @@ def quantize(
         LutlabError: as quantize_tensor; or the architecture is unknown, the model is quantized already, a pattern fits
             no layer, there is no tokenizer to calibrate with, or the budget is below the smallest size possible.
     """
-    quantizer = make_quantizer(method, **options)
-    looks = budget is not None or getattr(quantizer, "calibrated", False)
+    quantizer = make_method(method, **options)
+    looks = budget is not None or isinstance(quantizer, Calibrated)
     if looks and calibration is None:
         calibration = _default_calibration(model)
     training = model.training

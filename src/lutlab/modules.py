@@ -38,9 +38,9 @@ class QuantLinear(nn.Module):
     """A linear layer whose weight is packed; drop-in for nn.Linear and transformers' Conv1D.
 
     At the first call the weight is packed a second time, for the kernel that kernels/cpu/linear.py chooses on a CPU,
-    and kernels/gpu/linear.py on a GPU. Where gradients pass through x, in float64, with x on another device, or where there
-    is no kernel (a warning and `kernel` say why), it is dequantized once for a dtype and multiplied by torch: exact,
-    but not smaller in memory while it runs.
+    and kernels/gpu/linear.py on a GPU. Where gradients pass through x, in float64, with x on another device, or where
+    there is no kernel (a warning and `kernel` say why), it is dequantized once for a dtype and multiplied by torch:
+    exact, but not smaller in memory while it runs.
 
     Args:
         packed: the weight [N, K].

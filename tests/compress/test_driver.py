@@ -295,7 +295,7 @@ def test_a_killed_run_goes_on_where_it_was(name, method, stop, tmp_path):
 
 KILLED = """
 import os, signal
-from lutlab import cli
+from lutlab.experiment.run import cli
 from lutlab.quantizers.gptq import GPTQ
 calls, quantize = [], GPTQ.quantize
 def killing(*arguments):

@@ -11,13 +11,13 @@ from tests.models.architectures import VOCABULARY, make, uniform
 from tests.tiny_models import one_thread  # noqa: F401
 
 import lutlab
-from lutlab.api import make_quantizer
 from lutlab.compress import search as sensitivity
 from lutlab.compress.driver import quantize_model
 from lutlab.compress.search import loss_curvature, search_widths
 from lutlab.compress.widths import widths
 from lutlab.errors import LutlabError
 from lutlab.models.families import kinds, linear_layers, weight_of
+from lutlab.quantizers.contract import make_method
 
 CANDIDATES = [(2, 8), (2, -1), (4, 8), (4, -1)]
 
@@ -36,7 +36,7 @@ def total_weights(model) -> int:
 def bits_per_weight(model, method, chosen) -> float:
     """As the driver stores it."""
     weights = total_weights(model)
-    layers = quantize_model(model, make_quantizer(method), chosen, windows())
+    layers = quantize_model(model, make_method(method), chosen, windows())
     return sum(layer.bits_stored for layer in layers) / weights
 
 
@@ -55,7 +55,7 @@ def test_what_is_found_is_stored_within_the_budget(name, method):
         bits_per_weight(make(name), method, uniform(model, *c)) for c in ((2, -1), (4, -1))
     )
     budget = (small + large) / 2
-    found = search_widths(model, make_quantizer(method), CANDIDATES, budget, windows())
+    found = search_widths(model, make_method(method), CANDIDATES, budget, windows())
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     assert list(found.widths) == list(kinds(model.config))
     assert set(found.widths.values()) <= set(CANDIDATES)
@@ -69,7 +69,7 @@ def test_no_grid_point_of_the_same_size_that_was_tried_is_better():
     grid = widths(kinds(model.config), 2, -1)
     grid |= {name: (4, 8) for name, kind in kinds(model.config).items() if kind == "attention"}
     budget = bits_per_weight(make("opt"), "rtn", grid)
-    found = search_widths(model, make_quantizer("rtn"), CANDIDATES, budget, windows())
+    found = search_widths(model, make_method("rtn"), CANDIDATES, budget, windows())
     tried = found.facts["contenders"]
     assert [one["name"] for one in tried[:1]] == ["integer program"]
     assert len(tried) == 1 + sensitivity.GRID_POINTS
@@ -77,7 +77,7 @@ def test_no_grid_point_of_the_same_size_that_was_tried_is_better():
     assert estimates[0] <= min(estimates[1:]) * (1 + 1e-9)  # the optimum of what it optimises
     best = min(tried, key=lambda one: one["loss"])
     assert found.facts["winner"] == best["name"]
-    quantize_model(model, make_quantizer("rtn"), found.widths)
+    quantize_model(model, make_method("rtn"), found.widths)
     assert loss_of(model, windows()) == pytest.approx(best["loss"], rel=1e-5)
 
 
@@ -87,7 +87,7 @@ def test_the_lowest_loss_wins_not_the_lowest_estimate(monkeypatch):
     monkeypatch.setattr(
         sensitivity, "loss_curvature", lambda *a: {n: -v for n, v in upright(*a).items()}
     )
-    quantizer = make_quantizer("rtn")
+    quantizer = make_method("rtn")
     monkeypatch.setattr(sensitivity, "GRID_POINTS", 16)
     found = search_widths(make("opt"), quantizer, CANDIDATES, 12.0, windows())
     losses = {one["name"]: one["loss"] for one in found.facts["contenders"]}
@@ -115,9 +115,7 @@ def test_curvature_is_that_of_the_gradients(name):
 
 def test_skipped_layers_count_and_stay():
     model = make("opt")
-    chosen = search_widths(
-        model, make_quantizer("rtn"), CANDIDATES, 10.0, windows(), skip=["*.fc2"]
-    )
+    chosen = search_widths(model, make_method("rtn"), CANDIDATES, 10.0, windows(), skip=["*.fc2"])
     assert all((width is None) == name.endswith("fc2") for name, width in chosen.widths.items())
     assert bits_per_weight(model, "rtn", chosen.widths) == chosen.facts["bits_per_weight"] <= 10
 
@@ -136,7 +134,7 @@ def test_the_python_api_takes_a_budget():
 
 
 def test_mistakes_say_what_to_do():
-    model, rtn = make("opt"), make_quantizer("rtn")
+    model, rtn = make("opt"), make_method("rtn")
     smallest = bits_per_weight(make("opt"), "rtn", uniform(model, 2, -1))
     with pytest.raises(
         LutlabError, match=f"smallest size that the candidates give, {smallest:.4g} bits"
@@ -147,7 +145,7 @@ def test_mistakes_say_what_to_do():
     with pytest.raises(LutlabError, match="give a positive number"):
         search_widths(model, rtn, CANDIDATES, -4.0, windows())
     with pytest.raises(LutlabError, match="needs a method that quantizes"):
-        search_widths(model, make_quantizer("none"), CANDIDATES, 4.0, windows())
+        search_widths(model, make_method("none"), CANDIDATES, 4.0, windows())
     with pytest.raises(LutlabError, match="streamed"):
         search_widths(model.to("meta"), rtn, CANDIDATES, 4.0, windows())
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 from tests.models.architectures import make, uniform
 
-from lutlab.api import make_quantizer
 from lutlab.compress.driver import quantize_model
 from lutlab.evaluators.model_size import ModelSize
+from lutlab.quantizers.contract import make_method
 from lutlab.specs import LayerStats, Subject
 
 
@@ -58,7 +58,7 @@ def test_rows_without_groups_share_one_scale_by_their_own_length():
 
 def test_full_precision_is_sixteen_bits_everywhere():
     model = make("opt")
-    stats = quantize_model(model, make_quantizer("none"), uniform(model, 16, -1))
+    stats = quantize_model(model, make_method("none"), uniform(model, 16, -1))
     weights = 2 * (4 * 32 * 32 + 2 * 32 * 48)  # of two blocks: q, k, v, out; fc1, fc2
     values = measure(stats).values
     assert values["megabytes"] == values["megabytes_eq7"] == 2 * weights / 1e6
@@ -78,7 +78,7 @@ def test_full_precision_is_sixteen_bits_everywhere():
 )
 def test_stored_bits_count_every_buffer(method, options, bits):
     model = make("opt")
-    stats = quantize_model(model, make_quantizer(method, **options), uniform(model, 3, 16))
+    stats = quantize_model(model, make_method(method, **options), uniform(model, 3, 16))
     assert [s.bits_stored for s in stats] == [s.out_features * bits(s.in_features) for s in stats]
     buffers = dict(model.named_buffers())
     total = sum(

@@ -9,11 +9,12 @@ import torch
 
 from lutlab import formats, registry
 from lutlab.errors import LutlabError
+from lutlab.quantizers.contract import Calibrated
 from lutlab.tensors import BCQTensor, CalibStats, DenseTensor, UniformTensor
 
 METHODS = registry.classes("method")
-QUANTIZING = {name: cls for name, cls in METHODS.items() if getattr(cls, "quantizes", True)}
-CALIBRATED = {name: cls for name, cls in METHODS.items() if getattr(cls, "calibrated", False)}
+QUANTIZING = {name: cls for name, cls in METHODS.items() if cls.quantizes}
+CALIBRATED = {name: cls for name, cls in METHODS.items() if issubclass(cls, Calibrated)}
 
 
 def weight(rows=5, in_features=45, seed=0):
@@ -34,7 +35,7 @@ def statistics(in_features, independent=False):
 
 def quantized(method, w, q, g, independent=False):
     """`method.quantize`, after what it asks for first: this is all that apply.py knows of a method."""
-    if not getattr(method, "calibrated", False):
+    if not isinstance(method, Calibrated):
         return method.quantize(w, q, g)
     return method.quantize(w, q, g, method.prepare(statistics(w.shape[1], independent)))
 

@@ -11,7 +11,7 @@ activations these are:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -27,32 +27,19 @@ from lutlab.groups import Width
 from lutlab.models.families import Family, SharedInput, family_of, weight_of
 from lutlab.models.resident import Blocks, Resident
 from lutlab.modules import QuantLinear
+from lutlab.quantizers.contract import Calibrated, Method, Rescaling
 from lutlab.quantizers.none import NoQuantization
 from lutlab.specs import LayerStats
-from lutlab.tensors import CalibStats, PackedWeight, QuantizedTensor
+from lutlab.tensors import CalibStats, PackedWeight
 
 # Weights whose norms are taken at a time: bounds the float64 temporaries at some 10 MB.
 _CHUNK_WEIGHTS = 2**20
 Seen = Mapping[SharedInput, CalibStats]
 
 
-class Quantizer(Protocol):
-    """What quantizers/<method>.py registers: tensors in, tensors out.
-
-    Methods that look at activations set `calibrated` and have fields `inputs` and `true_sequential` (module above),
-    and `prepare(stats)`, called once for all layers that share an input; `quantize` then takes its result as a fourth
-    argument. Methods that scale input channels (AWQ) have `scales(weights, width, stats)` as well.
-    """
-
-    calibrated: ClassVar[bool]
-
-    def quantize(self, weight: torch.Tensor, q: int, g: int) -> QuantizedTensor:
-        """The quantized form of a weight [N, K] at q bits, group size g."""
-
-
 def quantize_model(
     model: PreTrainedModel,
-    quantizer: Quantizer,
+    quantizer: Method,
     widths: Mapping[str, Width | None],
     calibration: torch.Tensor | None = None,
     *,
@@ -79,7 +66,7 @@ def quantize_model(
         LutlabError: the model is quantized already, its architecture is unknown, a weight or an activation is not
             finite, the method needs calibration and has none, or a kept block is of another run.
     """
-    calibrated = getattr(quantizer, "calibrated", False)
+    calibrated = isinstance(quantizer, Calibrated)
     if calibrated and calibration is None:
         raise LutlabError(
             "this method looks at activations: give calibration=<token ids [samples, seqlen]> (Python) or "
@@ -100,7 +87,7 @@ class _Run:
     def __init__(
         self,
         model: PreTrainedModel,
-        quantizer: Quantizer,
+        quantizer: Method,
         widths: Mapping[str, Width | None],
         blocks: Blocks,
         kept: BlockStore | None,
@@ -193,7 +180,7 @@ class _Run:
     ) -> None:
         """Quantize the layers of some shared inputs of a block."""
         stats = dict(seen)
-        if hasattr(self.quantizer, "scales"):
+        if isinstance(self.quantizer, Rescaling):
             for shared in inputs:
                 widths = [self.widths[self._path(index, layer)] for layer in shared.layers]
                 stats[shared] = rescale_input(
@@ -202,7 +189,7 @@ class _Run:
         for shared in inputs:
             one = stats.get(shared)
             prepared = None
-            if one and getattr(self.quantizer, "calibrated", False):
+            if one and isinstance(self.quantizer, Calibrated):
                 prepared = self.quantizer.prepare(one)
             for layer in shared.layers:
                 self._quantize_layer(self._path(index, layer), block, layer, one, prepared)

@@ -9,7 +9,6 @@ channel pass (models/families.py, `scaled_by`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 from torch import nn
@@ -19,16 +18,8 @@ from lutlab.errors import LutlabError
 from lutlab.groups import Width
 from lutlab.models.families import SharedInput, weight_of
 from lutlab.modules import QuantLinear
+from lutlab.quantizers.contract import Rescaling
 from lutlab.tensors import CalibStats
-
-
-class ScaleSearch(Protocol):
-    """A method that chooses a scale per input channel before it quantizes."""
-
-    def scales(
-        self, weights: Sequence[torch.Tensor], widths: Sequence[Width | None], stats: CalibStats
-    ) -> torch.Tensor:
-        """[K] float32 > 0 for layers [N_i, K] that share an input."""
 
 
 def rescale_input(
@@ -36,7 +27,7 @@ def rescale_input(
     block: nn.Module,
     shared: SharedInput,
     widths: Sequence[Width | None],
-    search: ScaleSearch,
+    search: Rescaling,
     stats: CalibStats,
 ) -> CalibStats:
     """Scale the layers of a shared input and the module before them, in place, where that is possible.

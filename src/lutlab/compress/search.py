@@ -29,12 +29,13 @@ import torch
 from transformers import PreTrainedModel
 
 from lutlab.compress.allocate import Option, allocate, budget_bits
-from lutlab.compress.driver import Quantizer, quantize_model
+from lutlab.compress.driver import quantize_model
 from lutlab.compress.kept_blocks import StatsStore
 from lutlab.compress.widths import widths
 from lutlab.errors import LutlabError
 from lutlab.groups import Width
 from lutlab.models.families import kinds, linear_layers
+from lutlab.quantizers.contract import Method
 from lutlab.specs import LayerStats
 
 log = logging.getLogger(__name__)
@@ -64,7 +65,7 @@ class _Contender:
 
 def search_widths(
     model: PreTrainedModel,
-    quantizer: Quantizer,
+    quantizer: Method,
     candidates: Sequence[Width],
     budget: float,
     calibration: torch.Tensor,
@@ -90,7 +91,7 @@ def search_widths(
         LutlabError: the method does not quantize, there are no candidates, the budget is not positive or below the
             smallest size possible, the model is streamed, or as quantize_model.
     """
-    if not getattr(quantizer, "quantizes", True):
+    if not quantizer.quantizes:
         raise LutlabError("budget needs a method that quantizes: give method=rtn, bcq, gptq, …")
     if not candidates:
         raise LutlabError("budget needs candidates: give candidates.q=[2,3,4] candidates.g=[128]")
@@ -140,7 +141,7 @@ class _Trial:
     def __init__(
         self,
         model: PreTrainedModel,
-        quantizer: Quantizer,
+        quantizer: Method,
         calibration: torch.Tensor,
         seen: StatsStore,
     ) -> None:

@@ -11,10 +11,11 @@ from __future__ import annotations
 import statistics
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from lutlab.errors import LutlabError
 from lutlab.evaluators import context_length, evaluation_mode
+from lutlab.evaluators.contract import Evaluator
 from lutlab.evaluators.depth import scaled_to_all_layers
 from lutlab.registry import register
 from lutlab.specs import Measurement, Subject
@@ -30,7 +31,7 @@ _NEAR = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}
 
 @register("evaluator", "generation")
 @dataclass(frozen=True)
-class Generation:
+class Generation(Evaluator):
     """Metric `tokens_per_s`, higher is better; samples are the seconds of each repeat.
 
     Attributes:
@@ -38,7 +39,8 @@ class Generation:
         repeats: timed, after one that is checked and not timed.
     """
 
-    of_this_machine = True
+    version: ClassVar[int] = 1
+    of_this_machine: ClassVar[bool] = True
     tokens: int = 128
     repeats: int = 5
 

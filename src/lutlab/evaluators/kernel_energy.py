@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from lutlab.evaluators.contract import Evaluator
 from lutlab.measure import contestants, products, ranks, tensor_parallel
 from lutlab.measure.energy import Energy, Nvml, Several, energy_of, idle_watts, missing_library
 from lutlab.measure.timing import COLD, GpuTimer
@@ -43,15 +44,16 @@ class Energies:
 
 @register("evaluator", "kernel_energy")
 @dataclass(frozen=True)
-class KernelEnergy:
+class KernelEnergy(Evaluator):
     """Metrics of a product, of one call.
 
     energy_mj, energy_net_mj, power_w, gpu_utilization and memory_utilization in percent, energy_ratio_fp16,
     energy_ratio_fp32. Of GPUs that share a product, power and utilization are the mean of theirs.
     """
 
-    of_this_machine = True
-    of_products = True
+    version: ClassVar[int] = 1
+    of_this_machine: ClassVar[bool] = True
+    of_products: ClassVar[bool] = True
 
     @staticmethod
     def obstacle(spec: RunSpec) -> str:

@@ -12,9 +12,10 @@ dense products are torch's float32 one, which stands in for cuBLAS.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from lutlab.errors import LutlabError, nearest
+from lutlab.evaluators.contract import Evaluator
 from lutlab.groups import group_count, group_length
 from lutlab.measure import contestants, products, tensor_parallel
 from lutlab.measure.energy import clocks_of
@@ -31,7 +32,7 @@ ROUNDS = {"cpu": 25, "cuda": 200}
 
 @register("evaluator", "kernel_latency")
 @dataclass(frozen=True)
-class KernelLatency:
+class KernelLatency(Evaluator):
     """Metrics of a product; samples are the seconds of a call in each round.
 
     latency_us, baseline_fp16_us, baseline_fp32_us, speedup_fp16, speedup_fp32; best_us, best_speedup_fp16 and
@@ -52,8 +53,9 @@ class KernelLatency:
         LutlabError: weights is neither.
     """
 
-    of_this_machine = True
-    of_products = True
+    version: ClassVar[int] = 1
+    of_this_machine: ClassVar[bool] = True
+    of_products: ClassVar[bool] = True
     rounds: int | None = None
     weights: str = COLD
 

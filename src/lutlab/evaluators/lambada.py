@@ -11,10 +11,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from lutlab.data.tokens import begin_id, examples
 from lutlab.evaluators import context_length, exp_of_mean, needed, scoring, text_facts
+from lutlab.evaluators.contract import Evaluator
 from lutlab.registry import register
 from lutlab.specs import Measurement, Subject
 
@@ -46,12 +47,14 @@ class LambadaResult:
 
 @register("evaluator", "lambada")
 @dataclass(frozen=True)
-class Lambada:
+class Lambada(Evaluator):
     """Metrics `lambada_accuracy` (0 to 1), `lambada_perplexity` and their `_stderr`; samples are log-likelihoods.
 
     Attributes:
         bos: `tokenizer`, begin as the tokenizer does (lm-eval since 0.4.10); `none`, without BOS (up to 0.4.9).
     """
+
+    version: ClassVar[int] = 1
 
     bos: str = "tokenizer"
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import ClassVar
 
+from lutlab.evaluators.contract import Evaluator
 from lutlab.evaluators.generation import Generation
 from lutlab.registry import register
 from lutlab.specs import Measurement, RunSpec, Subject
@@ -18,10 +20,11 @@ from lutlab.specs import Measurement, RunSpec, Subject
 
 @register("evaluator", "latency")
 @dataclass(frozen=True)
-class Latency:
+class Latency(Evaluator):
     """Metric `latency_1gpu_ms`; samples are the seconds of each repeat. Attributes are those of Generation."""
 
-    of_this_machine = True
+    version: ClassVar[int] = 1
+    of_this_machine: ClassVar[bool] = True
     tokens: int = 128
     repeats: int = 5
 

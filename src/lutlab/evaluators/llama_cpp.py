@@ -21,10 +21,11 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from lutlab.errors import LutlabError
 from lutlab.evaluators import evaluation_mode
+from lutlab.evaluators.contract import Evaluator
 from lutlab.evaluators.depth import scaled_to_all_layers
 from lutlab.evaluators.generation import check_context
 from lutlab.registry import register
@@ -43,7 +44,7 @@ _CHECKED = 8
 
 @register("evaluator", "llama_cpp")
 @dataclass(frozen=True)
-class LlamaCpp:
+class LlamaCpp(Evaluator):
     """Metric `tokens_per_s`, higher is better; samples are the seconds of each repeat.
 
     Attributes:
@@ -51,7 +52,8 @@ class LlamaCpp:
         repeats: timed, after one that is not.
     """
 
-    of_this_machine = True
+    version: ClassVar[int] = 1
+    of_this_machine: ClassVar[bool] = True
     tokens: int = 128
     repeats: int = 5
 

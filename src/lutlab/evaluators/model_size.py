@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
+from lutlab.evaluators.contract import Evaluator
 from lutlab.formats.bcq import bits_paper
 from lutlab.registry import register
 from lutlab.specs import LayerStats, Measurement, Subject
@@ -22,12 +24,14 @@ _FORMULAS = {
 
 @register("evaluator", "model_size")
 @dataclass(frozen=True)
-class ModelSize:
+class ModelSize(Evaluator):
     """Metrics of every buffer stored, padding included, and by each paper's formula.
 
     bits_per_weight, megabytes (10^6 bytes), ratio: as stored; ratio is 16 / bits_per_weight.
     bits_paper_<formula>, megabytes_<formula>, ratio_<formula>: eq7 | table6 | nuqmm.
     """
+
+    version: ClassVar[int] = 1
 
     def measure(self, subject: Subject) -> Measurement:
         """Needs no text. A layer in full precision counts its full bits in every formula."""

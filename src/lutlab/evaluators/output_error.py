@@ -6,16 +6,20 @@ sum tr(D H D^T) / sum tr(W H W^T),  D = W_hat - W,  H = X^T X / M     what GPTQ 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from lutlab.errors import LutlabError
+from lutlab.evaluators.contract import Evaluator
 from lutlab.registry import register
 from lutlab.specs import Measurement, Subject
 
 
 @register("evaluator", "output_error")
 @dataclass(frozen=True)
-class OutputError:
+class OutputError(Evaluator):
     """Metric `output_relative_mse`; one sample a layer, in forward order. Lower is better."""
+
+    version: ClassVar[int] = 1
 
     def measure(self, subject: Subject) -> Measurement:
         """Needs no text: the errors were taken when the layers were quantized.

@@ -19,9 +19,10 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from lutlab.errors import LutlabError
+from lutlab.evaluators.contract import Evaluator
 from lutlab.evaluators.depth import scaled_to_all_layers
 from lutlab.evaluators.generation import check_context, decode, kernels
 from lutlab.registry import register
@@ -35,10 +36,11 @@ _STATUS = Path("/proc/self/status")
 
 @register("evaluator", "peak_memory")
 @dataclass(frozen=True)
-class PeakMemory:
+class PeakMemory(Evaluator):
     """Metrics `peak_memory_gb` and `model_memory_gb`, in 10^9 bytes; `tokens` are decoded."""
 
-    of_this_machine = True
+    version: ClassVar[int] = 1
+    of_this_machine: ClassVar[bool] = True
     tokens: int = 128
 
     @scaled_to_all_layers

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from lutlab.data.tokens import begin_id, encode, token_sha256, token_stream
 from lutlab.errors import LutlabError
@@ -23,6 +23,7 @@ from lutlab.evaluators import (
     needed,
     text_facts,
 )
+from lutlab.evaluators.contract import Evaluator
 from lutlab.registry import register
 from lutlab.specs import Measurement, Subject
 
@@ -37,12 +38,14 @@ _CHUNK_BYTES = 8 * 2**20
 
 @register("evaluator", "ppl")
 @dataclass(frozen=True)
-class Perplexity:
+class Perplexity(Evaluator):
     """Metric `ppl`, lower is better; samples are the nll of each window, in nats.
 
     Attributes:
         loss_dtype: of the log-softmax. GPTQ's is `float16` (OPT-125M: 27.65), AWQ's and ours `float32` (27.66).
     """
+
+    version: ClassVar[int] = 1
 
     loss_dtype: str = "float32"
 

@@ -13,10 +13,11 @@ import functools
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from lutlab.errors import LutlabError
 from lutlab.evaluators import evaluation_mode
+from lutlab.evaluators.contract import Evaluator
 from lutlab.evaluators.depth import scaled_to_all_layers
 from lutlab.evaluators.generation import check_context, decode, first_difference, timed
 from lutlab.registry import register
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 @register("evaluator", "qigen")
 @dataclass(frozen=True)
-class QIGen:
+class QIGen(Evaluator):
     """Metric `tokens_per_s`, higher is better; samples are the seconds of each repeat.
 
     The fact `searched`: whether the micro kernels were found by time on this machine (qigen_gemv.search), or are the
@@ -43,7 +44,8 @@ class QIGen:
         repeats: timed, after one that is not.
     """
 
-    of_this_machine = True
+    version: ClassVar[int] = 1
+    of_this_machine: ClassVar[bool] = True
     tokens: int = 128
     repeats: int = 5
 

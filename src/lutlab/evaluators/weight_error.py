@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
+from lutlab.evaluators.contract import Evaluator
 from lutlab.registry import register
 from lutlab.specs import Measurement, Subject
 
 
 @register("evaluator", "weight_error")
 @dataclass(frozen=True)
-class WeightError:
+class WeightError(Evaluator):
     """Metric `weight_relative_mse`; one sample a layer, in forward order."""
+
+    version: ClassVar[int] = 1
 
     def measure(self, subject: Subject) -> Measurement:
         """Needs no text: the errors were taken when the layers were quantized."""

@@ -14,11 +14,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from lutlab.data.choices import Choice, choices
 from lutlab.data.tokens import begin_id
 from lutlab.evaluators import context_length, needed, scoring, text_facts
+from lutlab.evaluators.contract import Evaluator
 from lutlab.registry import register
 from lutlab.specs import Measurement, Subject
 
@@ -42,12 +43,14 @@ class ZeroShotResult:
 
 @register("evaluator", "zero_shot")
 @dataclass(frozen=True)
-class ZeroShot:
+class ZeroShot(Evaluator):
     """Metrics `accuracy`, `accuracy_norm` (0 to 1) and their `_stderr`; samples are margins, positive where right.
 
     Attributes:
         bos: `tokenizer`, begin as the tokenizer does (lm-eval since 0.4.10); `none`, without BOS (up to 0.4.9).
     """
+
+    version: ClassVar[int] = 1
 
     bos: str = "tokenizer"
 

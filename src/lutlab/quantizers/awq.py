@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from lutlab.errors import LutlabError, nearest
 from lutlab.groups import blocks, expand, group_count
+from lutlab.quantizers.contract import Rescaling
 from lutlab.quantizers.rtn import RTN
 from lutlab.registry import register
 from lutlab.tensors import CalibStats, UniformTensor
@@ -44,7 +45,7 @@ SMALLEST = 1e-4
 
 @register("method", "awq")
 @dataclass(frozen=True)
-class AWQ:
+class AWQ(Rescaling):
     """Options; the module says what is searched.
 
     inputs: whose activations H is of (apply.py); the repository's are the full-precision model's.
@@ -53,7 +54,7 @@ class AWQ:
     grid: values of a tried. clip: search c; else c = 1. scale_dtype: fp16 | fp32 (grid.py).
     """
 
-    calibrated: ClassVar[bool] = True
+    version: ClassVar[int] = 1
 
     inputs: str = "full"
     true_sequential: bool = False

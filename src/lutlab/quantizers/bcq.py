@@ -11,11 +11,12 @@ W [N, K] -> codes [N, K] uint8 (bit b: B_b = +1), alpha [q, N, G], z [N, G] or N
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from lutlab.errors import LutlabError, nearest
 from lutlab.groups import check_bits, check_group_size
 from lutlab.quantizers import alternating
+from lutlab.quantizers.contract import Method
 from lutlab.registry import register
 from lutlab.tensors import BCQTensor
 
@@ -28,11 +29,13 @@ ALPHA_DTYPES = ("fp16", "fp32")
 
 @register("method", "bcq")
 @dataclass(frozen=True)
-class BCQ:
+class BCQ(Method):
     """solver: greedy | alternating; offset: fit z too; rounds: most rounds; alpha_dtype (alpha and z): fp16 | fp32.
 
     Groups stop by themselves where alternation changes nothing any more; rounds only bounds the slowest.
     """
+
+    version: ClassVar[int] = 1
 
     solver: str = "alternating"
     offset: bool = False

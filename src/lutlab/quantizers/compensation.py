@@ -29,10 +29,11 @@ import logging
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from lutlab.errors import LutlabError, nearest
 from lutlab.groups import check_bits, check_group_size, group_length
+from lutlab.quantizers.contract import Calibrated
 from lutlab.tensors import CalibStats
 
 if TYPE_CHECKING:
@@ -60,14 +61,12 @@ class Factored:
 
 
 @dataclass(frozen=True)
-class Compensated:
+class Compensated(Calibrated):
     """Options of every method that compensates errors; the module says what they change.
 
     block_size: columns after which all later ones are brought up to date, at most; speed only.
     inputs, true_sequential: whose activations H is of (apply.py).
     """
-
-    calibrated: ClassVar[bool] = True
 
     damp: float = 0.01
     block_size: int = 128

@@ -11,7 +11,7 @@ W [N, K] -> codes [N, K] uint8, scale [N, G], zero_point [N, G] int16; with act_
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from lutlab.groups import group_count
 from lutlab.quantizers.compensation import Compensated, Factored, checked, compensate
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class GPTQ(Compensated):
     """variant: gptq | awq; scale_dtype: fp16 | fp32 (grid.py). The other options are in compensation.py."""
+
+    version: ClassVar[int] = 1
 
     variant: str = "gptq"
     scale_dtype: str = "fp16"

@@ -15,7 +15,7 @@ W [N, K] -> codes [N, K] uint8, alpha [q, N, G], z [N, G] or None; with act_orde
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from lutlab.errors import LutlabError
 from lutlab.groups import group_count
@@ -37,6 +37,8 @@ class GPTQBCQ(Compensated):
 
     The other options are in compensation.py.
     """
+
+    version: ClassVar[int] = 1
 
     offset: bool = True
     rounds: int = 5

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from lutlab.errors import LutlabError
+from lutlab.quantizers.contract import Method
 from lutlab.registry import register
 from lutlab.tensors import DenseTensor
 
@@ -18,9 +19,10 @@ if TYPE_CHECKING:
 
 @register("method", "none")
 @dataclass(frozen=True)
-class NoQuantization:
+class NoQuantization(Method):
     """Weights in float16, as the papers' baselines store them."""
 
+    version: ClassVar[int] = 1
     quantizes: ClassVar[bool] = False
 
     def quantize(self, weight: torch.Tensor, q: int, g: int) -> DenseTensor:

@@ -10,10 +10,11 @@ W [N, K] -> codes [N, K] uint8, scale [N, G], zero_point [N, G] int16.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from lutlab.errors import LutlabError
 from lutlab.groups import blocks, check_bits, check_group_size, group_count
+from lutlab.quantizers.contract import Method
 from lutlab.quantizers.grid import Grid
 from lutlab.registry import register
 from lutlab.tensors import UniformTensor
@@ -24,8 +25,10 @@ if TYPE_CHECKING:
 
 @register("method", "rtn")
 @dataclass(frozen=True)
-class RTN:
+class RTN(Method):
     """variant: gptq | awq; scale_dtype: fp16 | fp32. grid.py says what they change."""
+
+    version: ClassVar[int] = 1
 
     variant: str = "gptq"
     scale_dtype: str = "fp16"

@@ -9,7 +9,7 @@ from tests.command_line import CommandLine
 from lutlab.evaluators import kernel_latency
 from lutlab.evaluators.kernel_latency import KernelLatency
 from lutlab.experiment.artifact.catalog import ROOT
-from lutlab.experiment.plan import cost, plan
+from lutlab.experiment.plan import cost, ids, plan
 from lutlab.experiment.plan.plan import PlannedCell
 from lutlab.experiment.plan.settings import register_configs
 from lutlab.measure import products
@@ -110,7 +110,7 @@ def test_the_choice_of_a_kernel_names_a_cell_and_no_choice_leaves_names_as_they_
             plan.run_spec(compose("config", [*PRODUCT[:3], "method=rtn", "q=3", *more]))
             for more in ([], ["kernel=optq"], ["kernel=r0", "mu=4", "+knobs.luts=4"])
         ]
-    auto, optq, r0 = (plan._run_identity(spec) for spec in specs)
+    auto, optq, r0 = (ids._run_identity(spec) for spec in specs)
     assert "kernel" not in auto
     assert "knobs" not in auto
     assert optq == auto | {"kernel": "optq"}

@@ -126,7 +126,7 @@ def test_warps_do_not_wait_for_one_another_and_halves_of_a_warp_work_apart(rever
 
 
 def test_the_last_block_to_arrive_sees_all_and_leaves_the_counter_at_zero(reverse):
-    common = (cuda_on_host.HERE.parents[2] / "kernels" / "cuda" / "common.cuh").read_text()
+    common = (cuda_on_host.HERE.parents[3] / "kernels" / "cuda" / "common.cuh").read_text()
     text = (
         common
         + """
@@ -180,7 +180,7 @@ def test_half_rounds_as_torch_does(reverse):
 
 
 def test_an_asynchronous_copy_arrives_when_it_is_waited_for():
-    common = (cuda_on_host.HERE.parents[2] / "kernels" / "cuda" / "common.cuh").read_text()
+    common = (cuda_on_host.HERE.parents[3] / "kernels" / "cuda" / "common.cuh").read_text()
     text = (
         common
         + """

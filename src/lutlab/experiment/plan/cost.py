@@ -17,7 +17,8 @@ from pathlib import Path
 from lutlab import registry
 from lutlab.data.protocols import PROTOCOLS
 from lutlab.evaluators.kernel_latency import ROUNDS
-from lutlab.experiment.plan.plan import PlannedCell, cached_text
+from lutlab.experiment.plan.plan import PlannedCell
+from lutlab.experiment.plan.resolve import cached_text
 from lutlab.measure import products
 from lutlab.measure.timing import CALLS
 from lutlab.models import hub

@@ -6,27 +6,25 @@ A column is one metric of one evaluation; several columns may read the same eval
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from lutlab import registry
-from lutlab.data import folder, load_text
+from lutlab.data import folder
 from lutlab.data.protocols import PROTOCOLS
-from lutlab.errors import LutlabError, MissingTextError, nearest
+from lutlab.errors import LutlabError, nearest
 from lutlab.experiment.artifact.artifact import ColumnSpec
+from lutlab.experiment.plan.ids import cell_id
+from lutlab.experiment.plan.resolve import cached_text, readable
 from lutlab.experiment.plan.settings import Config, evaluator_options
-from lutlab.experiment.store.machine import machine
-from lutlab.experiment.store.provenance import code_sha256, kernels_sha256, search_sha256
 from lutlab.experiment.store.record import Record
-from lutlab.experiment.store.store import Store, content_id
+from lutlab.experiment.store.store import Store
 from lutlab.groups import check_bits, check_group_size
-from lutlab.models.load import fingerprint
-from lutlab.specs import CalibrationSpec, EvalSpec, ModelSpec, RunSpec, Sublayer, Text, TextSpec
+from lutlab.quantizers.contract import Calibrated
+from lutlab.specs import CalibrationSpec, EvalSpec, ModelSpec, RunSpec, Sublayer, TextSpec
 
 _DTYPES = ("float32", "float16", "bfloat16")
 
@@ -79,7 +77,7 @@ def run_spec(config: DictConfig) -> RunSpec:
     method = OmegaConf.to_container(config.method)
     name = method.pop("name")
     quantizer = registry.lookup("method", name)(**method)  # refuses parameters out of range
-    quantizes = getattr(quantizer, "quantizes", True)
+    quantizes = quantizer.quantizes
     device = _device(config.device)
     dtype = (
         config.dtype if config.dtype != "auto" else ("float32" if device == "cpu" else "float16")
@@ -92,7 +90,7 @@ def run_spec(config: DictConfig) -> RunSpec:
         raise LutlabError(f"{named} is of a single product: set model=product")
     candidates = _candidates(config, name, quantizes)
     q, g = (max(q for q, _ in candidates), -1) if candidates else (config.q, config.g)
-    looks = candidates or getattr(quantizer, "calibrated", False)
+    looks = candidates or isinstance(quantizer, Calibrated)
     return RunSpec(
         model=_model(config),
         method=name,
@@ -194,26 +192,6 @@ def text_spec(protocol: str, data: DictConfig) -> TextSpec:
     return spec
 
 
-@functools.cache
-def cached_text(spec: TextSpec) -> Text:
-    """A text, loaded once a process."""
-    return load_text(spec)
-
-
-def _readable(spec: TextSpec) -> bool:
-    """False where a folder lacks this one text; other errors are raised."""
-    try:
-        cached_text(spec)
-    except MissingTextError:
-        return False
-    return True
-
-
-@functools.cache
-def _fingerprint(spec: ModelSpec) -> str:
-    return f"product:{spec.id}" if spec.source == "product" else fingerprint(spec)
-
-
 def plan_row(
     config: DictConfig, key: str, labels: Mapping[str, str], columns: Mapping[str, ColumnSpec]
 ) -> PlannedRow:
@@ -246,20 +224,16 @@ def _plan_cell(spec: RunSpec, column: ColumnSpec, config: DictConfig, store: Sto
         return PlannedCell(
             evaluation, None
         )  # a plan downloads nothing, and ids hash what was downloaded
-    if text and not _readable(text):
+    if text and not readable(text):
         return PlannedCell(
             evaluation, None, missing=f"no text '{text.protocol}' under data.root={text.root}"
         )
-    identity = _identity(spec, evaluation)
-    if _of_this_machine(column.evaluator):
-        identity["machine"] = machine(spec.device, config.threads)
-        identity["kernels"] = kernels_sha256(spec.device.partition(":")[0])
-    cell_id = content_id(identity)
-    return PlannedCell(evaluation, cell_id, store.load(cell_id))
+    cell = cell_id(spec, evaluation, config.threads)
+    return PlannedCell(evaluation, cell, store.load(cell))
 
 
 def _of_this_machine(evaluator: str) -> bool:
-    return getattr(registry.lookup("evaluator", evaluator), "of_this_machine", False)
+    return registry.lookup("evaluator", evaluator).of_this_machine
 
 
 def _obstacle(evaluator: type, spec: RunSpec) -> str:
@@ -269,53 +243,3 @@ def _obstacle(evaluator: type, spec: RunSpec) -> str:
     if hasattr(evaluator, "obstacle"):
         return evaluator.obstacle(spec)
     return getattr(evaluator, "lacking", str)()
-
-
-def _identity(spec: RunSpec, evaluation: EvalSpec) -> dict[str, Any]:
-    """Everything that decides a cell's number."""
-    text = evaluation.text and cached_text(evaluation.text)
-    own = {"options": evaluation.options} if evaluation.options else {}
-    return own | {
-        "run": _run_identity(spec),
-        "evaluator": evaluation.evaluator,
-        "protocol": text and text.protocol,
-        "text": text and text.sha256,
-        "limit": text and text.limit,
-        "code": code_sha256(
-            _module("method", spec.method), _module("evaluator", evaluation.evaluator)
-        ),
-    }
-
-
-def _run_identity(spec: RunSpec) -> dict[str, Any]:
-    """A RunSpec with hashes in the place of names that files may change under."""
-    run = dataclasses.asdict(spec)
-    run["model"] = _fingerprint(spec.model)
-    for name, default in (("kernel", "auto"), ("knobs", ())):
-        if run[name] == default:
-            del run[name]  # as before there was a choice: what is measured stays measured
-    run["device"] = spec.device.partition(":")[0]
-    if spec.calibration:
-        text = cached_text(spec.calibration.text)
-        run["calibration"]["text"] = [text.protocol, text.sha256]
-    if spec.budget is not None:
-        run["search"] = search_sha256()
-    return run
-
-
-def quantized_id(spec: RunSpec) -> str:
-    """Names the quantized model of a row: everything that decides its weights."""
-    return content_id([_run_identity(spec), code_sha256(_module("method", spec.method))])
-
-
-def _module(group: str, name: str) -> str:
-    return registry.lookup(group, name).__module__
-
-
-def inputs_id(spec: RunSpec) -> str:
-    """Names what calibration sees of the full-precision model: the same for every method, q and g."""
-    run = _run_identity(spec)
-    return content_id(
-        [run[key] for key in ("model", "device", "dtype", "seed", "calibration")]
-        + [code_sha256("lutlab.compress.calibrate")]
-    )

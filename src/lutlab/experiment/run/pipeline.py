@@ -21,6 +21,7 @@ from lutlab.experiment.artifact.artifact import Artifact, ColumnSpec, free_colum
 from lutlab.experiment.artifact.outcome import ResultTable
 from lutlab.experiment.plan import plan, sweeping
 from lutlab.experiment.plan.plan import PlannedCell, PlannedRow
+from lutlab.experiment.plan.resolve import cached_text
 from lutlab.experiment.plan.settings import evaluator_options
 from lutlab.experiment.report import compare
 from lutlab.experiment.run.cli import RowsFailed
@@ -203,7 +204,7 @@ def _measure_cell(row: PlannedRow, cell: PlannedCell, prepared: Prepared) -> Rec
     from lutlab.modules import take_kernels
 
     began = time.monotonic()
-    text = plan.cached_text(cell.evaluation.text) if cell.evaluation.text else None
+    text = cached_text(cell.evaluation.text) if cell.evaluation.text else None
     subject = Subject(
         prepared.model,
         prepared.tokenizer,

@@ -11,8 +11,9 @@ from typing import Any
 from omegaconf import DictConfig
 
 from lutlab.errors import LutlabError
-from lutlab.experiment.plan import plan
+from lutlab.experiment.plan.ids import inputs_id, quantized_id
 from lutlab.experiment.plan.plan import PlannedRow
+from lutlab.experiment.plan.resolve import cached_text
 from lutlab.specs import LayerStats, RunSpec
 
 
@@ -31,12 +32,12 @@ def prepare(row: PlannedRow, config: DictConfig) -> Prepared:
     """Load and quantize. Calibrated and streamed models are kept block by block, so that nothing is done twice."""
     import torch
 
-    from lutlab.api import make_quantizer
     from lutlab.compress.driver import quantize_model
     from lutlab.compress.kept_blocks import BlockStore, StatsStore
     from lutlab.compress.widths import widths
     from lutlab.models.families import evaluation_seqlen, kinds
     from lutlab.models.load import load_model
+    from lutlab.quantizers.contract import make_method
 
     spec, folder = row.spec, Path(config.results)
     if spec.model.source == "product":  # its evaluator draws the weights
@@ -47,9 +48,9 @@ def prepare(row: PlannedRow, config: DictConfig) -> Prepared:
     model, seqlen = loaded.model, evaluation_seqlen(loaded.model.config)
     began = time.monotonic()
     keep = config.stream or spec.calibration
-    kept = BlockStore(folder / "quantized" / plan.quantized_id(spec)) if keep else None
-    seen = StatsStore(folder / "calibration" / plan.inputs_id(spec)) if spec.calibration else None
-    quantizer = make_quantizer(spec.method, **dict(spec.options))
+    kept = BlockStore(folder / "quantized" / quantized_id(spec)) if keep else None
+    seen = StatsStore(folder / "calibration" / inputs_id(spec)) if spec.calibration else None
+    quantizer = make_method(spec.method, **dict(spec.options))
     windows = spec.calibration and _windows(spec, loaded.tokenizer, seqlen)
     facts: dict[str, Any] = {}
     if spec.budget is None:
@@ -79,7 +80,7 @@ def _windows(spec: RunSpec, tokenizer: Any, seqlen: int) -> Any:
             f"{spec.model.name} came without a tokenizer, so it cannot be calibrated on a text"
         )
     chosen = spec.calibration
-    text = plan.cached_text(chosen.text)
+    text = cached_text(chosen.text)
     return calibration_windows(
         text, tokenizer, chosen.samples, chosen.seqlen or seqlen, chosen.seed
     )

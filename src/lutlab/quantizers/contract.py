@@ -1,0 +1,89 @@
+"""Contract of a method: a weight [N, K] in, a quantized tensor out, no model in sight.
+
+A method is a frozen dataclass under `@register("method", <name>)`; its fields are `method.<field>=`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from lutlab import registry
+from lutlab.errors import LutlabError, nearest
+from lutlab.groups import Width
+from lutlab.tensors import CalibStats, QuantizedTensor
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Method(ABC):
+    """A method that looks at weights only.
+
+    Attributes:
+        version: raised by whoever changes what the method returns; part of the ids of its cells.
+        quantizes: False where weights are kept, so that q and g do not matter.
+    """
+
+    version: ClassVar[int]
+    quantizes: ClassVar[bool] = True
+
+    @abstractmethod
+    def quantize(self, weight: torch.Tensor, q: int, g: int) -> QuantizedTensor:
+        """[N, K] float -> the quantized form at q bits, group size g; the weight is left alone.
+
+        Raises:
+            LutlabError: q or g out of range; a weight is inf or nan; a scale is beyond its dtype's range.
+        """
+
+
+class Calibrated(Method):
+    """A method that looks at the inputs X [M, K] of a layer as well.
+
+    Attributes:
+        inputs: `quantized` (of the model as quantized so far) or `full` (of the full-precision model).
+        true_sequential: with inputs=quantized, those behind the layers of the same block quantized so far.
+    """
+
+    inputs: str
+    true_sequential: bool
+
+    @abstractmethod
+    def prepare(self, stats: CalibStats) -> Any:
+        """Factors of one input, made once for all layers that share it and for every q and g.
+
+        Raises:
+            LutlabError: the statistics are not finite.
+        """
+
+    @abstractmethod
+    def quantize(self, weight: torch.Tensor, q: int, g: int, prepared: Any) -> QuantizedTensor:
+        """As of a Method; prepared: of the layer's input, by `prepare`."""
+
+
+class Rescaling(Calibrated):
+    """A calibrated method that moves a scale per input channel into the weights before it quantizes them."""
+
+    @abstractmethod
+    def scales(
+        self, weights: Sequence[torch.Tensor], widths: Sequence[Width | None], stats: CalibStats
+    ) -> torch.Tensor:
+        """[K] float32 > 0 for layers [N_i, K] that share an input; a width of None has no say."""
+
+
+def make_method(name: str, **options: Any) -> Method:
+    """The method registered as `name` with the given parameters.
+
+    Raises:
+        LutlabError: unknown method or parameter; the message suggests the nearest one.
+    """
+    cls = registry.lookup("method", name)
+    known = [field.name for field in dataclasses.fields(cls)]
+    for option in options:
+        if option not in known:
+            raise LutlabError(
+                f"method '{name}' has no parameter '{option}': {nearest(option, known)}"
+            )
+    return cls(**options)
