@@ -18,6 +18,7 @@ class Fake(Calibrated):
     """RTN of the weight moved along the Hessian. `stop_after` layers it fails as a killed run would."""
 
     version: ClassVar[int] = 1
+    format: ClassVar[str] = "uniform"
     inputs: str = "quantized"
     true_sequential: bool = True
     watch: Callable[[], None] = lambda: None

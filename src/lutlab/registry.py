@@ -17,7 +17,11 @@ from collections.abc import Callable
 
 from lutlab.errors import LutlabError, nearest
 
-PACKAGES = {"method": "lutlab.quantizers", "evaluator": "lutlab.evaluators"}
+PACKAGES = {
+    "method": "lutlab.quantizers",
+    "format": "lutlab.formats",
+    "evaluator": "lutlab.evaluators",
+}
 _CLASSES: dict[str, dict[str, type]] = {group: {} for group in PACKAGES}
 
 

@@ -24,10 +24,12 @@ rounding to float32 at the end is the rounding of s * (codes - zero_point).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from lutlab.errors import LutlabError, nearest
+from lutlab.formats.contract import Format
 from lutlab.groups import check_bits, group_length
+from lutlab.registry import register
 from lutlab.tensors import BCQTensor, UniformTensor
 
 if TYPE_CHECKING:
@@ -41,12 +43,16 @@ GATHER = 0x0102040810204080
 CHUNK_WEIGHTS = 2**20
 
 
+@register("format", "bcq")
 @dataclass(frozen=True)
-class PackedBCQ:
+class PackedBCQ(Format):
     """planes [q, N, W] int32, alpha [q, N, G], offset [N, G] or None; shape (N, K). The module draws the words.
 
     order: [K] int32, column j of the planes holds input channel order[j]; None: channel j.
     """
+
+    version: ClassVar[int] = 1
+    tensor: ClassVar[type] = BCQTensor
 
     planes: torch.Tensor
     alpha: torch.Tensor
@@ -90,10 +96,14 @@ class PackedBCQ:
         buffers = (self.planes, self.alpha, self.offset, self.order)
         return sum(b.numel() * b.element_size() * 8 for b in buffers if b is not None)
 
-    @property
-    def bits_per_weight(self) -> float:
-        """bits_stored / (N * K)."""
-        return self.bits_stored / (self.shape[0] * self.shape[1])
+    @classmethod
+    def pack(cls, tensor: BCQTensor) -> PackedBCQ:
+        """Codes [N, K] uint8 to planes; alpha and offset as they are."""
+        return pack(tensor)
+
+    def unpack(self) -> BCQTensor:
+        """The inverse of pack, bit for bit."""
+        return unpack(self)
 
 
 def pack(tensor: BCQTensor) -> PackedBCQ:

@@ -6,17 +6,23 @@ weight [N, K] float16 or float32, row-major; N out_features, K in_features.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
+from lutlab.formats.contract import Format
+from lutlab.registry import register
 from lutlab.tensors import DenseTensor
 
 if TYPE_CHECKING:
     import torch
 
 
+@register("format", "dense")
 @dataclass(frozen=True)
-class PackedDense:
+class PackedDense(Format):
     """weight: [N, K] float16 or float32, contiguous."""
+
+    version: ClassVar[int] = 1
+    tensor: ClassVar[type] = DenseTensor
 
     weight: torch.Tensor
 
@@ -34,10 +40,14 @@ class PackedDense:
         """Bits of the one buffer."""
         return self.weight.numel() * self.weight.element_size() * 8
 
-    @property
-    def bits_per_weight(self) -> float:
-        """16 or 32."""
-        return self.bits_stored / self.weight.numel()
+    @classmethod
+    def pack(cls, tensor: DenseTensor) -> PackedDense:
+        """Row-major; no copy where it already is."""
+        return pack(tensor)
+
+    def unpack(self) -> DenseTensor:
+        """The inverse of pack."""
+        return unpack(self)
 
 
 def pack(tensor: DenseTensor) -> PackedDense:

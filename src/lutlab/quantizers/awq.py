@@ -55,6 +55,7 @@ class AWQ(Rescaling):
     """
 
     version: ClassVar[int] = 1
+    format: ClassVar[str] = "uniform"
 
     inputs: str = "full"
     true_sequential: bool = False

@@ -36,6 +36,7 @@ class BCQ(Method):
     """
 
     version: ClassVar[int] = 1
+    format: ClassVar[str] = "bcq"
 
     solver: str = "alternating"
     offset: bool = False

@@ -24,10 +24,12 @@ class Method(ABC):
 
     Attributes:
         version: raised by whoever changes what the method returns; part of the ids of its cells.
+        format: the registered format that stores what the method returns.
         quantizes: False where weights are kept, so that q and g do not matter.
     """
 
     version: ClassVar[int]
+    format: ClassVar[str]
     quantizes: ClassVar[bool] = True
 
     @abstractmethod

@@ -29,6 +29,7 @@ class GPTQ(Compensated):
     """variant: gptq | awq; scale_dtype: fp16 | fp32 (grid.py). The other options are in compensation.py."""
 
     version: ClassVar[int] = 1
+    format: ClassVar[str] = "uniform"
 
     variant: str = "gptq"
     scale_dtype: str = "fp16"

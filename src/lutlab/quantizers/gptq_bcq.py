@@ -39,6 +39,7 @@ class GPTQBCQ(Compensated):
     """
 
     version: ClassVar[int] = 1
+    format: ClassVar[str] = "bcq"
 
     offset: bool = True
     rounds: int = 5

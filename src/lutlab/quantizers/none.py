@@ -23,6 +23,7 @@ class NoQuantization(Method):
     """Weights in float16, as the papers' baselines store them."""
 
     version: ClassVar[int] = 1
+    format: ClassVar[str] = "dense"
     quantizes: ClassVar[bool] = False
 
     def quantize(self, weight: torch.Tensor, q: int, g: int) -> DenseTensor:

@@ -29,6 +29,7 @@ class RTN(Method):
     """variant: gptq | awq; scale_dtype: fp16 | fp32. grid.py says what they change."""
 
     version: ClassVar[int] = 1
+    format: ClassVar[str] = "uniform"
 
     variant: str = "gptq"
     scale_dtype: str = "fp16"
