@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from lutlab import registry
 from lutlab.errors import LutlabError, nearest
-from lutlab.experiment.artifact.catalog import EXPERIMENTS, LEAD_PAPER, artifacts, long_name
+from lutlab.experiment.artifact.catalog import EXPERIMENTS, artifacts, long_name
 from lutlab.experiment.artifact.outcome import OURS
 
 Scale = Literal["embedded", "small", "paper"]
@@ -319,9 +319,3 @@ def cite(key: str) -> str:
     year = re.search(r"year\s*=\s*\{(\d+)", entry[1])[1]
     several = " et al." if " and " in entry[1] else ""
     return f"{author}{several} {year}"
-
-
-def command_for(artifact: str) -> str:
-    """The command a reader types to get this table."""
-    paper, _, name = artifact.partition("/")
-    return f"python run.py +exp={name if paper == LEAD_PAPER else artifact}"

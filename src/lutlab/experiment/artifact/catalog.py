@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[4]
-EXPERIMENTS = ROOT / "experiments"
+from lutlab import sources
+
+EXPERIMENTS = sources.folder("experiments")
 LEAD_PAPER = "lut-gemm-v3"  # its artifacts have short names: +exp=table4
 
 
@@ -27,3 +28,14 @@ def artifact_groups() -> dict[str, list[str]]:
 def long_name(path: Path) -> str:
     """experiments/lut-gemm-v3/table4.yaml -> lut-gemm-v3/table4."""
     return f"{path.parent.name}/{path.stem}"
+
+
+def program() -> str:
+    """How this lutlab is called: `python run.py` in a checkout, `lutlab` where it is installed."""
+    return "python run.py" if sources.checkout() else "lutlab"
+
+
+def command_for(artifact: str) -> str:
+    """The command a reader types to get this table."""
+    paper, _, name = artifact.partition("/")
+    return f"{program()} +exp={name if paper == LEAD_PAPER else artifact}"
