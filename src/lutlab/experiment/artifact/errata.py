@@ -14,9 +14,10 @@ from pydantic import BaseModel, ConfigDict
 
 from lutlab import sources
 from lutlab.errors import LutlabError
-from lutlab.experiment.artifact.artifact import cite, load_artifact
+from lutlab.experiment.artifact.artifact import load_artifact
 from lutlab.experiment.artifact.catalog import EXPERIMENTS
 from lutlab.experiment.artifact.claims import evaluate
+from lutlab.experiment.artifact.references import cite
 
 SOURCE = EXPERIMENTS / "errata.yaml"
 HEAD = """# Errata

@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from lutlab.data.protocols import PROTOCOLS
-from lutlab.experiment.artifact.artifact import Artifact, ColumnSpec, cite
+from lutlab.experiment.artifact.artifact import Artifact, ColumnSpec
 from lutlab.experiment.artifact.catalog import command_for, program
 from lutlab.experiment.artifact.claims import judge
 from lutlab.experiment.artifact.outcome import (
@@ -25,6 +25,7 @@ from lutlab.experiment.artifact.outcome import (
     Row,
 )
 from lutlab.experiment.artifact.pareto import Point, front
+from lutlab.experiment.artifact.references import cite
 from lutlab.experiment.plan.plan import PlannedCell, PlannedRow
 
 
