@@ -6,9 +6,9 @@ import pytest
 from hydra import compose, initialize_config_dir
 from tests.command_line import CommandLine
 
+from lutlab import sources
 from lutlab.evaluators import kernel_latency
 from lutlab.evaluators.kernel_latency import KernelLatency
-from lutlab.experiment.artifact.catalog import ROOT
 from lutlab.experiment.plan import cost, ids, plan
 from lutlab.experiment.plan.plan import PlannedCell
 from lutlab.experiment.plan.settings import register_configs
@@ -105,7 +105,7 @@ def test_mistakes_are_messages(command: CommandLine, overrides: list[str], messa
 
 def test_the_choice_of_a_kernel_names_a_cell_and_no_choice_leaves_names_as_they_were() -> None:
     register_configs()
-    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+    with initialize_config_dir(str(sources.folder("conf")), version_base="1.3"):
         specs = [
             plan.run_spec(compose("config", [*PRODUCT[:3], "method=rtn", "q=3", *more]))
             for more in ([], ["kernel=optq"], ["kernel=r0", "mu=4", "+knobs.luts=4"])

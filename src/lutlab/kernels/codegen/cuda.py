@@ -20,12 +20,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from lutlab import sources
 from lutlab.atomic import write_atomically
 from lutlab.errors import LutlabError
 from lutlab.kernels.codegen.library import cache_folder, writable
 
 log = logging.getLogger(__name__)
-ROOT = Path(__file__).resolve().parents[4] / "kernels" / "cuda"
+ROOT = sources.folder("kernels") / "cuda"
 OPTIONS = ("-std=c++17", "-lineinfo", "--ptxas-options=-v")
 _INCLUDE = re.compile(r'^#include "(?P<file>[^"]+)"$')
 
