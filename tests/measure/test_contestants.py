@@ -137,8 +137,8 @@ def test_who_takes_turns_on_a_gpu(gpu, monkeypatch):
     monkeypatch.setattr("lutlab.measure.timing.gpu_copier", lambda cold: copier)
     spec = row("64x256+32x64", kernel="lut_gemm", g=32, dtype="float16", options=OFFSET)
     found = contestants.enter(spec)
-    assert found.own.name.startswith("lut_gemv r0")
-    assert found.best.name.startswith("lut_gemv r")
+    assert found.own.name.startswith("lut_gemv paper")
+    assert found.best.name.startswith("lut_gemv bit_planes")
     assert found.best.name != found.own.name
     assert found.rowwise.name == found.own.name
     assert found.facts["baseline"] == "cuBLAS: torch float16 [N, K], torch float32 [N, K]"
@@ -245,7 +245,13 @@ def test_on_a_gpu_many_rows_go_through_a_dense_weight(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("kernel", "variant"), [("auto", "r5"), ("lut_gemm", "r0"), ("r1", "r1"), ("optq", "optq")]
+    ("kernel", "variant"),
+    [
+        ("auto", "uniform_mma"),
+        ("lut_gemm", "paper"),
+        ("float_sums", "float_sums"),
+        ("optq", "optq"),
+    ],
 )
 def test_on_a_gpu_every_copy_is_a_product_with_weights_of_its_own(kernel, variant, monkeypatch):
     made = []
@@ -254,7 +260,7 @@ def test_on_a_gpu_every_copy_is_a_product_with_weights_of_its_own(kernel, varian
         weight = FakeWeight(packed.dequantize(), {"planes": packed.planes, "offset": None})
         return FakeProduct(made, variant, weight, knobs)
 
-    a_gpu(monkeypatch, "r5")
+    a_gpu(monkeypatch, "uniform_mma")
     monkeypatch.setattr("lutlab.kernels.gpu.lut_gemv.launcher.bind", bind)
     packed = pack(drawn.draw(row(), SHAPE, 16))
     size = packed.planes.nbytes

@@ -108,10 +108,15 @@ def test_the_choice_of_a_kernel_names_a_cell_and_no_choice_leaves_names_as_they_
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         specs = [
             plan.run_spec(compose("config", [*PRODUCT[:3], "method=rtn", "q=3", *more]))
-            for more in ([], ["kernel=optq"], ["kernel=r0", "mu=4", "+knobs.luts=4"])
+            for more in (
+                [],
+                ["kernel=optq"],
+                ["kernel=paper", "mu=4", "+knobs.luts=4"],
+                ["kernel=r0", "mu=4", "+knobs.luts=4"],
+            )
         ]
-    auto, optq, r0 = (plan._run_identity(spec) for spec in specs)
+    auto, optq, paper, short = (plan._run_identity(spec) for spec in specs)
     assert "kernel" not in auto
     assert "knobs" not in auto
     assert optq == auto | {"kernel": "optq"}
-    assert r0 == auto | {"kernel": "r0", "knobs": (("luts", 4), ("mu", 4))}
+    assert short == paper == auto | {"kernel": "paper", "knobs": (("luts", 4), ("mu", 4))}

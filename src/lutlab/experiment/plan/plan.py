@@ -25,6 +25,7 @@ from lutlab.experiment.store.provenance import code_sha256, kernels_sha256, sear
 from lutlab.experiment.store.record import Record
 from lutlab.experiment.store.store import Store, content_id
 from lutlab.groups import check_bits, check_group_size
+from lutlab.kernels.gpu.short_names import full_name
 from lutlab.models.load import fingerprint
 from lutlab.specs import CalibrationSpec, EvalSpec, ModelSpec, RunSpec, Sublayer, Text, TextSpec
 
@@ -107,7 +108,7 @@ def run_spec(config: DictConfig) -> RunSpec:
         device=device,
         dtype=dtype,
         seed=config.seed,
-        kernel=config.kernel,
+        kernel=full_name(config.kernel),
         knobs=tuple(sorted(knobs.items())),
     )
 
