@@ -88,6 +88,16 @@ def test_what_was_measured_is_kept(small, monkeypatch):
     assert found["results"] == [{"shape": [1, 1]}]
 
 
+def test_a_wrong_copy_is_not_timed():
+    x, weight = torch.randn(1, 8).half(), torch.randn(4, 8).half()
+    right, nan = x @ weight.t(), torch.full((1, 4), torch.nan)
+    copies = [right, nan]
+    with pytest.raises(LutlabError, match="a half is wrong by nan"):
+        gpu_contestants.checked(
+            gpu_contestants.Entrant("a half", 1, 2, copies.__getitem__), x, weight
+        )
+
+
 def a_row(kernel, kind, us, fraction, **times):
     names = {
         "cublas": "cuBLAS",

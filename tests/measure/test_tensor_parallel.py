@@ -10,8 +10,9 @@ from lutlab.evaluators import kernel_energy
 from lutlab.evaluators.kernel_energy import Energies, KernelEnergy
 from lutlab.evaluators.kernel_latency import KernelLatency
 from lutlab.measure import drawn, products, ranks, tensor_parallel
-from lutlab.measure.contestants import Entrants, Maker
+from lutlab.measure.contestants import Entrants
 from lutlab.measure.energy import Energy, energy_of
+from lutlab.measure.timed_row import TimedRow
 from lutlab.measure.timing import COLD, Contestant, CpuTimer
 from lutlab.specs import ModelSpec, RunSpec, Subject
 
@@ -33,11 +34,11 @@ def subject(spec):
 
 def products_of(rank, spec):
     """y of every copy of the shares, of each product and layout."""
-    maker = Maker(tensor_parallel.alone(spec, rank), 20_000, {})
+    timed = TimedRow(tensor_parallel.alone(spec, rank), 20_000, {})
     found = []
     for shape in products.shapes_of(spec):
         for layout in ("[N, K]", "[K, N]"):
-            whole = tensor_parallel._part(maker, rank, shape, layout).whole
+            whole = tensor_parallel._part(timed, rank, shape, layout).whole
             found.append([whole.run(copy).clone() for copy in range(whole.copies)])
     return found
 
