@@ -68,7 +68,7 @@ def enter(spec: RunSpec, kind: str = COLD) -> Entrants:
     baseline = "torch float32 product, in the place of cuBLAS"
     if not row.cpu:
         baseline = f"cuBLAS: {joined['fp16'].name}, {joined['fp32'].name}"
-    names = {"kernel": joined["own"].name, "best_kernel": joined["best"].name}
+    names = {"kernel": joined["own"].kernels(), "best_kernel": joined["best"].kernels()}
     return Entrants(**joined, memory=_memory(row), facts={"baseline": baseline} | names | row.facts)
 
 

@@ -162,7 +162,7 @@ def _connection(rank: Rank) -> dict[str, Any]:
 def facts_of(beside: dict[str, Any], shared: Shared, facts: dict[str, Any]) -> dict[str, Any]:
     """A record's facts of the shared product, and of those beside it on the first GPU."""
     errors = beside["relative_errors"] | facts["relative_errors"]
-    names = {"kernel": shared.whole.name, "best_kernel": shared.whole.name}
+    names = {"kernel": shared.whole.kernels(), "best_kernel": shared.whole.kernels()}
     return beside | facts | names | {"relative_errors": errors}
 
 
