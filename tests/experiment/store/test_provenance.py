@@ -46,7 +46,7 @@ def test_kernels_of_each_device_have_a_name_of_their_own() -> None:
     ("source", "devices"),
     [
         ("kernels/gpu/lut_gemv/launcher.py", {"cuda", "spread"}),
-        ("kernels/gpu/lut_gemv/r0.py", {"cuda", "spread"}),
+        ("kernels/gpu/lut_gemv/paper.py", {"cuda", "spread"}),
         ("kernels/gpu/choice.py", {"cuda", "spread"}),
         ("codegen/cuda.py", {"cuda", "spread"}),
         ("formats/binary_tiles.py", {"cuda", "spread"}),

@@ -1,7 +1,7 @@
 """A file below kernels/cuda and its parameters -> CUDA source -> a cubin for a named architecture, by NVRTC.
 
-    source("lut_gemv/r0.cu", {"MU": 8})   the file, its includes and the parameters in front, as #define: one text
-    build(text, "lut_gemv-r0", "sm_90")   <cache>/codegen/cuda-<name>-<arch>-<key>/kernel.cu, .cubin, .json
+    source("lut_gemv/paper.cu", {"MU": 8})   the file, its includes and the parameters in front, as #define: one text
+    build(text, "lut_gemv-paper", "sm_90")   <cache>/codegen/cuda-<name>-<arch>-<key>/kernel.cu, .cubin, .json
 
 Compiling needs CuPy, NVRTC and CUDA's headers, but no GPU and no driver: wheels hold all three. It is what runs on a
 GPU, too: CuPy loads the cubin. So denormals are kept (CuPy's own compilation adds -ftz=true), and names with a letter
@@ -57,7 +57,7 @@ def source(file: str, parameters: Mapping[str, int | str], root: Path = ROOT) ->
     """One text to compile, with CUDA or, in tests, as C++.
 
     Args:
-        file: below kernels/cuda, as "lut_gemv/r0.cu".
+        file: below kernels/cuda, as "lut_gemv/paper.cu".
         parameters: name -> number, or a word of C (a type); put in front as #define in their order.
         root: the folder of the files.
 
