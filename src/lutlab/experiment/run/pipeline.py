@@ -49,6 +49,8 @@ def sweep(arguments: Sequence[str], compose: Compose, launch: Launch) -> None:
     failed = 0
     for request in sweeping.parse(arguments):
         first = compose(request.arguments)
+        if first.mode.name == "run":
+            Store(first.results).check_writable()
         overrides = sweeping.rows_of(request, first.scale, list(first.rows))
         configs = [compose(row.overrides) for row in overrides]
         planned = _plan(request.artifact, overrides, configs)
