@@ -18,14 +18,13 @@ from lutlab.errors import LutlabError
 from lutlab.measure import products
 from lutlab.measure.drawn import draw, exact_product, operands
 from lutlab.measure.timing import COLD, Contestant, GpuTimer, copies_for, race, together
-from lutlab.specs import RunSpec
+from lutlab.specs import ProductRun, Shape
 from lutlab.tensors import UniformTensor
 
 if TYPE_CHECKING:
     import torch
 
     from lutlab.formats.bcq import PackedBCQ
-    from lutlab.measure.products import Shape
 
 # |y - x W^T| / |x W^T| beyond which a product is wrong; in 16 bits it may be summed in 16 bits, as LUT-GEMM does.
 _ERRORS = {"int8": 0.0, "float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
@@ -52,7 +51,7 @@ class Entrants:
         return list({id(one): one for one in found if one is not None}.values())
 
 
-def enter(spec: RunSpec, kind: str = COLD) -> Entrants:
+def enter(spec: ProductRun, kind: str = COLD) -> Entrants:
     """Draw the weights, make the contestants and check what each of them computes.
 
     Args:
@@ -63,7 +62,7 @@ def enter(spec: RunSpec, kind: str = COLD) -> Entrants:
         LutlabError: a product is wrong, or there is no kernel for the row.
     """
     maker = Maker(spec, *cold_bytes(spec.device), kind)
-    made = [maker.part(shape) for shape in products.shapes_of(spec)]
+    made = [maker.part(shape) for shape in spec.shapes]
     joined = {
         name: together([part[name] for part in made]) if made[0][name] else None for name in made[0]
     }
@@ -103,7 +102,7 @@ class Maker:
     facts, for a record, grow: relative_errors by name; on a GPU cublas_us, what each layout took in the short race.
     """
 
-    spec: RunSpec
+    spec: ProductRun
     cold: int
     facts: dict[str, Any]
     kind: str = COLD

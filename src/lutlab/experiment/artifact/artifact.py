@@ -8,8 +8,8 @@ describes the file for those who write one.
 from __future__ import annotations
 
 import itertools
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -19,10 +19,21 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from lutlab import registry
 from lutlab.errors import LutlabError, nearest
-from lutlab.experiment.artifact.catalog import EXPERIMENTS, LEAD_PAPER, artifacts, long_name
+from lutlab.evaluators.contract import metric_of
+from lutlab.experiment.artifact.catalog import LEAD_PAPER, artifacts, long_name
 from lutlab.experiment.artifact.outcome import OURS
+from lutlab.experiment.artifact.references import cite
 
 Scale = Literal["embedded", "small", "paper"]
+
+
+@contextmanager
+def _as_value_error() -> Iterator[None]:
+    """An error that pydantic gathers, with the field's name."""
+    try:
+        yield
+    except LutlabError as error:
+        raise ValueError(str(error)) from error
 
 
 class _Strict(BaseModel):
@@ -48,7 +59,10 @@ Axis = dict[str, AxisEntry]
 
 
 class ColumnSpec(_Strict):
-    """One column: an evaluator's metric under one protocol. `text` is the paper's protocol name."""
+    """One column: an evaluator's metric under one protocol. `text` is the paper's protocol name.
+
+    The metric is one that the evaluator declares, which also says whether lower is better, unless nobody measures it.
+    """
 
     title: str
     unit: str
@@ -64,6 +78,20 @@ class ColumnSpec(_Strict):
     tolerance: float = 0.02  # and within tolerance
     not_run: str = ""  # why nobody measures it here
     absolute: bool = False  # a time or an energy: of other machines they are shown, not compared
+
+    @model_validator(mode="before")
+    @classmethod
+    def _metric_is_declared(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping) or not {"evaluator", "metric"} <= given.keys():
+            return given  # which the fields refuse
+        with _as_value_error():
+            evaluator = registry.lookup("evaluator", given["evaluator"])
+        if given.get("not_run"):
+            return given
+        if (metric := metric_of(evaluator, given["metric"])) is None:
+            known = nearest(given["metric"], [metric.name for metric in evaluator.metrics])
+            raise ValueError(f"{given['evaluator']} has no metric '{given['metric']}': {known}")
+        return {"lower_is_better": metric.lower_is_better, **given}
 
 
 class CurveSpec(_Strict):
@@ -133,6 +161,14 @@ class Artifact(_Strict):
         missing = len(keys) * len(columns) - sum(map(len, numbers.values()))
         if missing:
             raise ValueError(f"{missing} cells of the table have no published value")
+        return self
+
+    @model_validator(mode="after")
+    def _references_exist(self) -> Artifact:
+        with _as_value_error():
+            for key in (self.citation, *(column.cited for column in self.columns.values())):
+                if key:
+                    cite(key)
         return self
 
     @model_validator(mode="after")
@@ -268,57 +304,25 @@ def _leave_out(data: dict[str, Any], keep: list[str]) -> None:
     data["published"] = pruned(data["published"])
 
 
-# the metric a free sweep shows of each evaluator: column title, unit, metric, lower is better
-_FREE_COLUMNS = {
-    "ppl": ("ppl", "perplexity", "ppl", True),
-    "lambada": ("last word", "accuracy", "lambada_accuracy", False),
-    "zero_shot": ("zero-shot", "accuracy", "accuracy", False),
-    "output_error": ("output error", "relative MSE", "output_relative_mse", True),
-    "weight_error": ("weight error", "relative MSE", "weight_relative_mse", True),
-    "model_size": ("size", "bits/weight", "bits_per_weight", True),
-    "kernel_latency": ("product", "µs", "latency_us", True),
-    "kernel_energy": ("product", "mJ", "energy_mj", True),
-    "generation": ("decoding", "tokens/s", "tokens_per_s", False),
-    "llama_cpp": ("llama.cpp q4_0", "tokens/s", "tokens_per_s", False),
-    "qigen": ("QIGen", "tokens/s", "tokens_per_s", False),
-    "latency": ("decoding on 1 GPU", "ms/token", "latency_1gpu_ms", True),
-    "peak_memory": ("peak memory", "GB", "peak_memory_gb", True),
-}
+def free_columns(evaluate: Sequence[str]) -> dict[str, ColumnSpec]:
+    """Columns of a sweep without an artifact, from `evaluate=[ppl:wikitext2, weight_error, …]`.
 
-
-def free_columns(evaluate: list[str]) -> dict[str, ColumnSpec]:
-    """Columns of a sweep without an artifact, from `evaluate=[ppl:wikitext2, weight_error, …]`."""
+    Raises:
+        LutlabError: no such evaluator.
+    """
     columns = {}
     for item in evaluate:
         evaluator, _, text = item.partition(":")
-        registry.lookup("evaluator", evaluator)
-        title, unit, metric, lower = _FREE_COLUMNS[evaluator]
+        first = registry.lookup("evaluator", evaluator).metrics[0]
         columns[item.replace(":", "_")] = ColumnSpec(
-            title=f"{text} {title}".strip(),
-            unit=unit,
+            title=f"{text} {first.title}".strip(),
+            unit=first.unit,
             evaluator=evaluator,
-            metric=metric,
+            metric=first.name,
             text=text or None,
             published=False,
-            lower_is_better=lower,
         )
     return columns
-
-
-def cite(key: str) -> str:
-    """`Park et al. 2023` from experiments/references.bib.
-
-    Raises:
-        LutlabError: no such entry.
-    """
-    bibliography = (EXPERIMENTS / "references.bib").read_text(encoding="utf-8")
-    entry = re.search(rf"@\w+\{{{re.escape(key)},(.*?)^\}}", bibliography, re.DOTALL | re.MULTILINE)
-    if entry is None:
-        raise LutlabError(f"experiments/references.bib has no entry '{key}'")
-    author = re.search(r"author\s*=\s*\{(\w+)", entry[1])[1]
-    year = re.search(r"year\s*=\s*\{(\d+)", entry[1])[1]
-    several = " et al." if " and " in entry[1] else ""
-    return f"{author}{several} {year}"
 
 
 def command_for(artifact: str) -> str:

@@ -1,19 +1,25 @@
-"""Typed configuration: the schema of conf/, and the Hydra choices that exist by being there.
+"""Typed configuration: the schema of conf/, the Hydra choices that exist by being there, and Settings, which they make.
+
+    conf/, command line -> DictConfig (Config's fields) -> Settings
 
 A quantizer's dataclass is a choice of `method=`; a file experiments/<paper>/<artifact>.yaml is a choice of `+exp=`.
+No file after this one sees a DictConfig.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 
 from lutlab import registry
+from lutlab.data import check_limit
 from lutlab.errors import LutlabError, nearest
 from lutlab.experiment.artifact.catalog import artifact_groups, artifacts, long_name
 from lutlab.groups import CANDIDATE_BITS, CANDIDATE_GROUP_SIZES
@@ -29,7 +35,7 @@ class Mode(Enum):
 
 @dataclass
 class ModelConfig:
-    """Where the model comes from, see specs.ModelSpec."""
+    """Where the model comes from, see specs.ModelSpec; source `product`: the shapes of a ProductRun are the id."""
 
     name: str = MISSING
     source: str = MISSING
@@ -97,14 +103,14 @@ class LoggerConfig:
 
 @dataclass
 class Config:
-    """Everything a run depends on. `artifact` and `row` are set by +exp and the sweeper; `threads`: null is torch's.
+    """Everything a run depends on. `artifact` is set by +exp, `job` by the sweeper (job.py); `threads`: null, torch's.
 
     `knobs` are those of the GPU kernel's variant that `kernel` names (kernels/lut_gemv); mu is one, as the papers call
     it. `evaluator` has the fields of each evaluator's class by its name: evaluator.kernel_latency.weights=resident.
     """
 
     artifact: str = ""
-    row: str = ""
+    job: str = ""
     rows: list[str] = field(default_factory=list)
     mode: Mode = Mode.run
     scale: str = MISSING
@@ -147,25 +153,157 @@ def register_configs() -> None:
         store.store(group=group, name=leaf, node={"artifact": artifact}, package="_global_")
 
 
-def evaluator_options(config: DictConfig) -> dict[str, tuple[tuple[str, Any], ...]]:
-    """Evaluator -> the fields of its class that were set to other values than their own, sorted by name.
+# ---- what planning sees ----
+
+Options = tuple[tuple[str, Any], ...]  # names and values, sorted by name
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """As ModelConfig; id and name are empty where none is given."""
+
+    name: str
+    source: str
+    id: str
+    revision: str | None
+    layers: int | None
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    """As DataConfig."""
+
+    source: str
+    root: str | None
+    limit: int | None
+    stand_in: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class CalibrationSettings:
+    """As CalibrationConfig."""
+
+    text: str
+    samples: int
+    seqlen: int | None
+    seed: int
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One row as conf/ and the command line ask for it; fields are those of Config, typed and frozen.
+
+    Attributes:
+        options: of the method.
+        knobs: of the kernel, mu among them where it is not the default.
+        sublayers: kind -> (q, g), None being the model's.
+        candidates: (q values, g values).
+        evaluators: evaluator -> the fields of its class that were set to other values than their own.
+        logger: (mode, project).
+    """
+
+    artifact: str
+    rows: tuple[str, ...]
+    mode: Mode
+    scale: str
+    model: ModelSettings
+    method: str
+    options: Options
+    q: int
+    g: int
+    mu: int
+    kernel: str
+    knobs: Options
+    sublayers: Mapping[str, tuple[int | None, int | None]]
+    budget: float | None
+    candidates: tuple[tuple[int, ...], tuple[int, ...]]
+    skip: tuple[str, ...]
+    calibration: CalibrationSettings
+    stream: bool
+    data: DataSettings
+    evaluate: tuple[str, ...]
+    evaluators: Mapping[str, Options]
+    device: str
+    dtype: str
+    threads: int | None
+    seed: int
+    logger: tuple[str, str]
+    results: Path
+
+
+_AS_THEY_ARE = (
+    "artifact", "mode", "scale", "q", "g", "mu", "kernel", "budget", "stream", "device", "dtype", "threads", "seed",
+)  # fmt: skip
+
+
+def settings_of(config: DictConfig) -> Settings:
+    """The settings of a composed configuration.
 
     Raises:
-        LutlabError: no such evaluator or field; a number is less than 1: all are counts.
+        LutlabError: no such evaluator or field of one, or a number that is less than 1 and counts.
     """
+    if config.threads is not None and config.threads < 1:
+        raise LutlabError(
+            f"threads={config.threads}: give at least 1, or null for torch's own choice"
+        )
+    method, calibration, data = map(_plain, (config.method, config.calibration, config.data))
+    for name in ("samples", "seqlen"):
+        if calibration[name] is not None and calibration[name] < 1:
+            raise LutlabError(
+                f"calibration.{name}={calibration[name]}: give a number of at least 1"
+            )
+    check_limit(data["limit"])
+    knobs = dict(config.knobs) | ({"mu": config.mu} if config.mu != Config.mu else {})
+    return Settings(
+        **{name: config[name] for name in _AS_THEY_ARE},
+        rows=tuple(config.rows),
+        model=_model(config.model),
+        method=method.pop("name"),
+        options=_sorted(method),
+        knobs=_sorted(knobs),
+        sublayers={kind: (width.q, width.g) for kind, width in config.sublayers.items()},
+        candidates=(tuple(config.candidates.q), tuple(config.candidates.g)),
+        skip=tuple(config.skip),
+        calibration=CalibrationSettings(**calibration),
+        data=DataSettings(**data),
+        evaluate=tuple(config.evaluate),
+        evaluators=_evaluators(_plain(config.evaluator)),
+        logger=(config.logger.mode, config.logger.project),
+        results=Path(config.results),
+    )
+
+
+def _model(config: DictConfig) -> ModelSettings:
+    """Without an id, which a name may be made of, there is no name either: a sweep's fixed part may lack it."""
+    given = OmegaConf.to_container(config)
+    if OmegaConf.is_missing(config, "id"):
+        return ModelSettings(**given | {"id": "", "name": ""})
+    return ModelSettings(**given | {"name": config.name})
+
+
+def _plain(config: DictConfig) -> dict[str, Any]:
+    return OmegaConf.to_container(config, resolve=True)
+
+
+def _sorted(values: Mapping[str, Any]) -> Options:
+    return tuple(sorted(values.items()))
+
+
+def _evaluators(given: Mapping[str, Mapping[str, Any]]) -> dict[str, Options]:
+    """Evaluator -> its fields that were changed."""
     found = {}
-    for name, given in OmegaConf.to_container(config.evaluator).items():
+    for name, values in given.items():
         defaults = {
             f.name: f.default for f in dataclasses.fields(registry.lookup("evaluator", name))
         }
-        for key, value in given.items():
+        for key, value in values.items():
             if key not in defaults:
                 raise LutlabError(f"evaluator.{name} has no '{key}': {nearest(key, defaults)}")
             if isinstance(value, int) and value < 1:
                 raise LutlabError(f"evaluator.{name}.{key}={value}: give at least 1")
-        changed = {key: value for key, value in given.items() if value != defaults[key]}
+        changed = {key: value for key, value in values.items() if value != defaults[key]}
         if changed:
-            found[name] = tuple(sorted(changed.items()))
+            found[name] = _sorted(changed)
     return found
 
 
