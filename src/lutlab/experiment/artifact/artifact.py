@@ -8,39 +8,24 @@ describes the file for those who write one.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
-from lutlab import registry
 from lutlab.errors import LutlabError, nearest
-from lutlab.evaluators.contract import metric_of
-from lutlab.experiment.artifact.catalog import LEAD_PAPER, artifacts, long_name
+from lutlab.experiment.artifact.catalog import artifacts, long_name
+from lutlab.experiment.artifact.columns import ColumnSpec, Strict, as_value_error
 from lutlab.experiment.artifact.outcome import OURS
 from lutlab.experiment.artifact.references import cite
 
 Scale = Literal["embedded", "small", "paper"]
 
 
-@contextmanager
-def _as_value_error() -> Iterator[None]:
-    """An error that pydantic gathers, with the field's name."""
-    try:
-        yield
-    except LutlabError as error:
-        raise ValueError(str(error)) from error
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class AxisEntry(_Strict):
+class AxisEntry(Strict):
     """One value of an axis: how the paper labels it and the overrides that produce it.
 
     `public: false` is a model whose weights nobody can have: its row runs on a stand-in at every scale.
@@ -58,43 +43,7 @@ class AxisEntry(_Strict):
 Axis = dict[str, AxisEntry]
 
 
-class ColumnSpec(_Strict):
-    """One column: an evaluator's metric under one protocol. `text` is the paper's protocol name.
-
-    The metric is one that the evaluator declares, which also says whether lower is better, unless nobody measures it.
-    """
-
-    title: str
-    unit: str
-    evaluator: str
-    metric: str
-    text: str | None = None
-    factor: float = 1  # value in `unit` = metric * factor, e.g. 100 for % of an accuracy
-    note: str = ""  # e.g. why a protocol is inferred
-    published: bool = True
-    cited: str = ""  # the reference the paper took its numbers from, if it did not measure them
-    lower_is_better: bool = True
-    match: float = 0.005  # |measured - published| / published up to which a cell is a match
-    tolerance: float = 0.02  # and within tolerance
-    not_run: str = ""  # why nobody measures it here
-    absolute: bool = False  # a time or an energy: of other machines they are shown, not compared
-
-    @model_validator(mode="before")
-    @classmethod
-    def _metric_is_declared(cls, given: Any) -> Any:
-        if not isinstance(given, Mapping) or not {"evaluator", "metric"} <= given.keys():
-            return given  # which the fields refuse
-        with _as_value_error():
-            evaluator = registry.lookup("evaluator", given["evaluator"])
-        if given.get("not_run"):
-            return given
-        if (metric := metric_of(evaluator, given["metric"])) is None:
-            known = nearest(given["metric"], [metric.name for metric in evaluator.metrics])
-            raise ValueError(f"{given['evaluator']} has no metric '{given['metric']}': {known}")
-        return {"lower_is_better": metric.lower_is_better, **given}
-
-
-class CurveSpec(_Strict):
+class CurveSpec(Strict):
     """What a figure draws: column y over column x, a point a row, a line for each value of the `series` labels.
 
     One Pareto front for each value of the first `per` axes (0: one front). `baseline` matches the keys of the
@@ -112,7 +61,7 @@ class CurveSpec(_Strict):
     front: bool = True  # false: a series is a line, nothing is traded off
 
 
-class Claim(_Strict):
+class Claim(Strict):
     """A claim of the paper as predicates (claims.py): every one of `holds` and `fronts` is to be true.
 
     holds: over the entries of a row's last axis, e.g. `q4_g32 <= q4_g64`, for each value of the axes before it. A bare
@@ -128,7 +77,7 @@ class Claim(_Strict):
     only: list[str] = Field(default_factory=list)  # patterns of the leading entries; empty = all
 
 
-class Artifact(_Strict):
+class Artifact(Strict):
     """One table or figure of a paper."""
 
     name: str
@@ -165,7 +114,7 @@ class Artifact(_Strict):
 
     @model_validator(mode="after")
     def _references_exist(self) -> Artifact:
-        with _as_value_error():
+        with as_value_error():
             for key in (self.citation, *(column.cited for column in self.columns.values())):
                 if key:
                     cite(key)
@@ -267,17 +216,10 @@ def load_artifact(name: str) -> Artifact:
     Raises:
         LutlabError: unknown name (suggests the nearest), or the file does not describe a table.
     """
-    known = artifacts()
-    if name not in known:
-        raise LutlabError(f"unknown experiment '{name}': {nearest(name, known)}")
-    return _read(known[name])
-
-
-def _read(path: Path) -> Artifact:
-    data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    path = _file_of(name)
+    data = _mapping(path)
     if base := data.pop("same_as", None):
-        original = yaml.safe_load(artifacts()[base].read_text(encoding="utf-8"))
-        data = original | data
+        data = _mapping(_file_of(base)) | data
     if keep := data.pop("keep", None):
         _leave_out(data, keep)
     data.pop("shared", None)  # YAML anchors only
@@ -291,6 +233,23 @@ def _read(path: Path) -> Artifact:
         ) from error
 
 
+def _file_of(name: str) -> Path:
+    known = artifacts()
+    if name not in known:
+        raise LutlabError(f"unknown experiment '{name}': {nearest(name, known)}")
+    return known[name]
+
+
+def _mapping(path: Path) -> dict[str, Any]:
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise LutlabError(f"{path} is not YAML: {error}") from error
+    if not isinstance(data, dict):
+        raise LutlabError(f"{path} is no table: give its keys (experiments/README.md)")
+    return data
+
+
 def _leave_out(data: dict[str, Any], keep: list[str]) -> None:
     """Keep only the named entries of each axis that has some of them, in the axes and the published numbers."""
     gone = {name for axis in data["axes"] if not set(keep).isdisjoint(axis) for name in axis}
@@ -302,30 +261,3 @@ def _leave_out(data: dict[str, Any], keep: list[str]) -> None:
         return {k: pruned(v) if isinstance(v, dict) else v for k, v in kept.items()}
 
     data["published"] = pruned(data["published"])
-
-
-def free_columns(evaluate: Sequence[str]) -> dict[str, ColumnSpec]:
-    """Columns of a sweep without an artifact, from `evaluate=[ppl:wikitext2, weight_error, …]`.
-
-    Raises:
-        LutlabError: no such evaluator.
-    """
-    columns = {}
-    for item in evaluate:
-        evaluator, _, text = item.partition(":")
-        first = registry.lookup("evaluator", evaluator).metrics[0]
-        columns[item.replace(":", "_")] = ColumnSpec(
-            title=f"{text} {first.title}".strip(),
-            unit=first.unit,
-            evaluator=evaluator,
-            metric=first.name,
-            text=text or None,
-            published=False,
-        )
-    return columns
-
-
-def command_for(artifact: str) -> str:
-    """The command a reader types to get this table."""
-    paper, _, name = artifact.partition("/")
-    return f"python run.py +exp={name if paper == LEAD_PAPER else artifact}"

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from lutlab import registry
-from lutlab.experiment.artifact.artifact import ColumnSpec
+from lutlab.experiment.artifact.columns import ColumnSpec
 from lutlab.experiment.plan.ids import cell_id
 from lutlab.experiment.plan.resolve import Resolved
 from lutlab.experiment.plan.settings import Settings
@@ -111,6 +111,14 @@ def fresh_cells(rows: Sequence[PlannedRow]) -> list[dict[str, PlannedCell]]:
         found.append({i: cell for i, cell in row.todo.items() if i not in seen})
         seen |= found[-1].keys()
     return found
+
+
+def cell_name(run: RunSpec, evaluation: EvalSpec) -> str:
+    """`opt-embedded-s rtn q=4 g=128: ppl on topics`, for the reader who waits for it."""
+    text = f" on {evaluation.text.name}" if evaluation.text else ""
+    budget = run.budget if isinstance(run, ModelRun) else None
+    width = f"q={run.q} g={run.g}" if budget is None else f"budget={budget:g}"
+    return f"{run.name} {run.method} {width}: {evaluation.evaluator}{text}"
 
 
 def free_labels(run: RunSpec, settings: Settings, show_options: bool) -> dict[str, str]:

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 
 from lutlab import registry
 from lutlab.data import load_text
-from lutlab.errors import MissingTextError
-from lutlab.experiment.artifact.artifact import ColumnSpec
+from lutlab.errors import LutlabError, MissingTextError
+from lutlab.experiment.artifact.columns import ColumnSpec
 from lutlab.experiment.plan.runs import run_of, text_of
-from lutlab.experiment.plan.settings import Mode, Settings
+from lutlab.experiment.plan.schema import Mode
+from lutlab.experiment.plan.settings import Settings
 from lutlab.models.load import fingerprint
 from lutlab.specs import EvalSpec, ModelRun, ModelSpec, ProductRun, RunSpec, Text, TextSpec
 
@@ -123,6 +124,21 @@ def _check_budget(run: RunSpec, settings: Settings) -> None:
 def cached_text(spec: TextSpec) -> Text:
     """A text, loaded once a process."""
     return load_text(spec)
+
+
+def planned_text(spec: TextSpec, sha256: str | None) -> Text:
+    """The text that a job was planned with, of that hash.
+
+    Raises:
+        LutlabError: another text is found here under its name.
+    """
+    text = cached_text(spec)
+    if text.sha256 != sha256:
+        raise LutlabError(
+            f"{spec.protocol} from data.source={spec.source} is another text here than where the run was planned "
+            f"({text.origin}): let both read the same files, as with data.root=<folder that both see>"
+        )
+    return text
 
 
 def readable(spec: TextSpec) -> bool:

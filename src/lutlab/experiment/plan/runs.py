@@ -11,6 +11,7 @@ from lutlab.data.protocols import PROTOCOLS
 from lutlab.errors import LutlabError, nearest
 from lutlab.experiment.plan.settings import DataSettings, ModelSettings, Settings
 from lutlab.groups import check_bits, check_group_size
+from lutlab.kernels.gpu.short_names import full_name
 from lutlab.measure import products
 from lutlab.quantizers.contract import Calibrated
 from lutlab.specs import (
@@ -75,7 +76,7 @@ def _product(settings: Settings, quantizes: bool, asked: dict[str, object]) -> P
     q, g = _width(settings, quantizes)
     shapes = products.parse_shapes(settings.model.id)
     return ProductRun(
-        shapes=shapes, q=q, g=g, kernel=settings.kernel, knobs=settings.knobs, **asked
+        shapes=shapes, q=q, g=g, kernel=full_name(settings.kernel), knobs=settings.knobs, **asked
     )
 
 

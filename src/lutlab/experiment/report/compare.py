@@ -12,8 +12,10 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from lutlab.data.protocols import PROTOCOLS
-from lutlab.experiment.artifact.artifact import Artifact, ColumnSpec, command_for
+from lutlab.experiment.artifact.artifact import Artifact
+from lutlab.experiment.artifact.catalog import command_for, program
 from lutlab.experiment.artifact.claims import judge
+from lutlab.experiment.artifact.columns import ColumnSpec
 from lutlab.experiment.artifact.outcome import (
     FRONT,
     Cell,
@@ -47,7 +49,7 @@ def tabulate(
         citation=cite(artifact.citation) if artifact else "",
         source=artifact.source if artifact else "no paper: a sweep of your own",
         scale=scale,
-        command=command_for(artifact.name) if artifact else "python run.py …",
+        command=command_for(artifact.name) if artifact else f"{program()} …",
         columns=tuple(_column(key, spec, rows[0]) for key, spec in columns.items()),
         rows=table_rows,
         claims=_claims(artifact, table_rows, scale, curve) if artifact else (),

@@ -1,4 +1,4 @@
-// R4: no table and no dequantization. x becomes planes of bits, and binary tensor cores count where both bits are 1.
+// bit_planes (r4): no table and no dequantization. x becomes planes of bits, and binary tensor cores count common ones.
 //
 //     y[m, n] = sum over blocks of 128 columns of  unit ( sum_b alpha[g, b, n] D_b  +  z[g, n] S )
 //     D_b = sum_k B_b[n, k] X[k] = 2 sum_p w_p popc(plane b of row n & plane p of X) - S,   S = sum_k X[k]
@@ -12,7 +12,7 @@
 // grid = (ceil(T / TILES), slices of blocks, ceil(M / BATCH)), 32 WARPS threads. The warps of a block share its tiles of
 // 32 rows and take the blocks of 128 columns in turn, each with a ring of STAGES of them that are under way to shared
 // memory. Planes of x are made by a launch before (LAUNCHES 2), or once by the first blocks of threads that come, while
-// their first weights are under way (LAUNCHES 1). Several slices: as in R1.
+// their first weights are under way (LAUNCHES 1). Several slices: as in float_sums.cu.
 //
 // Parameters: BITS (q) · X_BITS (P) 8 .. 24 · PARTS 1, 2, 4 · BATCH rows of x · TILES · WARPS · STAGES · BLOCKS that shall
 // share an SM · LAUNCHES 1, 2 · STAGE_BYTES, RECORD_BYTES as the plan counts them · X_TYPE float, __half or
@@ -32,12 +32,12 @@ static_assert(STAGE_BYTES == TILES * TILE_BYTES + BATCH * RECORD_BYTES, "the pla
 // ---- planes of x ----
 
 extern "C" __global__ void __launch_bounds__(32)
-lut_gemv_r4_planes(const X_TYPE *x,          // [M][K]
-                   unsigned char *records,   // [M][C] of RECORD_BYTES
-                   int columns,              // K
-                   int blocks,               // C
-                   int span,                 // columns of `run` blocks, which begin together
-                   int run)                  // grid = (C, 1, M)
+lut_gemv_bit_planes_of_x(const X_TYPE *x,          // [M][K]
+                           unsigned char *records,   // [M][C] of RECORD_BYTES
+                           int columns,              // K
+                           int blocks,               // C
+                           int span,                 // columns of `run` blocks, which begin together
+                           int run)                  // grid = (C, 1, M)
 {
     write_record_of(records, x, blockIdx.z, blockIdx.x, columns, blocks, span, run, threadIdx.x);
 }
@@ -183,23 +183,23 @@ __device__ __forceinline__ float of_four_lanes(float value) {
 }
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS)
-lut_gemv_r4(const word_t *planes,            // [T][C][BITS][32][4]
-            const ALPHA_TYPE *alpha,         // [T][G][BITS][32]
-            const OFFSET_TYPE *offset,       // [T][G][32], if HAS_OFFSET
-            const X_TYPE *x,                 // [M][K]
-            unsigned char *records,          // [M][C] of RECORD_BYTES
-            unsigned *progress,              // [3], zeros
-            X_TYPE *y,                       // [M][N]
-            float *partial,                  // [M][slices][N], if there are several slices
-            unsigned *arrived,               // [ceil(M / BATCH)][ceil(T / TILES)], zeros
-            int count,                       // M
-            int rows,                        // N
-            int columns,                     // K
-            int blocks,                      // C
-            int slice,                       // blocks of a slice
-            int groups,                      // G, a multiple of PARTS
-            int span,                        // columns of `run` blocks, which begin together
-            int run)                         // blocks of a group, 1 where groups share one
+lut_gemv_bit_planes(const word_t *planes,            // [T][C][BITS][32][4]
+                    const ALPHA_TYPE *alpha,         // [T][G][BITS][32]
+                    const OFFSET_TYPE *offset,       // [T][G][32], if HAS_OFFSET
+                    const X_TYPE *x,                 // [M][K]
+                    unsigned char *records,          // [M][C] of RECORD_BYTES
+                    unsigned *progress,              // [3], zeros
+                    X_TYPE *y,                       // [M][N]
+                    float *partial,                  // [M][slices][N], if there are several slices
+                    unsigned *arrived,               // [ceil(M / BATCH)][ceil(T / TILES)], zeros
+                    int count,                       // M
+                    int rows,                        // N
+                    int columns,                     // K
+                    int blocks,                      // C
+                    int slice,                       // blocks of a slice
+                    int groups,                      // G, a multiple of PARTS
+                    int span,                        // columns of `run` blocks, which begin together
+                    int run)                         // blocks of a group, 1 where groups share one
 {
     DYNAMIC_SHARED(unsigned char, rings);    // [WARPS][STAGES] of STAGE_BYTES
     __shared__ float of_warps[WARPS][BATCH][ROWS];

@@ -1,4 +1,4 @@
-// R5: uniform codes, made halves in registers and multiplied by tensor cores, up to 8 or 16 rows of x at once.
+// uniform_mma (r5): uniform codes, made halves in registers and multiplied by tensor cores, up to 8 or 16 rows at once.
 //
 //     y[m, n] = sum over groups of s[g, n] ( sum_k code[n, k] x[m, k]  -  zero[g, n] sum_k x[m, k] )       Eq. 5
 //
@@ -191,17 +191,17 @@ __device__ __forceinline__ void load_x(__half *values, float *totals, float *uni
 }
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS)
-lut_gemv_r5(const uint4 *words,          // [T][chunks][VECTORS][32], T = ceil(N / 16)
-            const Scales *scales,        // [G][T][8]
-            const X_TYPE *x,             // [M][K]
-            X_TYPE *y,                   // [M][N]
-            float *partial,              // [M][slices][ROWS gridDim.x], if there are several slices
-            unsigned *arrived,           // [ceil(M / (8 TILES))][gridDim.x], zeros
-            int rows,                    // N
-            int columns,                 // K
-            int all,                     // M
-            int chunks,
-            int groups)                  // G
+lut_gemv_uniform_mma(const uint4 *words,          // [T][chunks][VECTORS][32], T = ceil(N / 16)
+                     const Scales *scales,        // [G][T][8]
+                     const X_TYPE *x,             // [M][K]
+                     X_TYPE *y,                   // [M][N]
+                     float *partial,              // [M][slices][ROWS gridDim.x], if there are several slices
+                     unsigned *arrived,           // [ceil(M / (8 TILES))][gridDim.x], zeros
+                     int rows,                    // N
+                     int columns,                 // K
+                     int all,                     // M
+                     int chunks,
+                     int groups)                  // G
 {
     DYNAMIC_SHARED(__half, values);      // [rows of x][STRIDE]
     __shared__ float totals[SLICE / FLUSH * 8 * TILES], units[8 * TILES];

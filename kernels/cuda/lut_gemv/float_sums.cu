@@ -1,4 +1,4 @@
-// R1: R0 with sums in float32, loads of 16 bytes, columns in slices and no atomicAdd: the same y in every run.
+// float_sums (r1): paper.cu with sums in float32, loads of 16 bytes, columns in slices, no atomicAdd: every y the same.
 //
 //     y[m, n] = sum over slices of ( sum_b alpha[g, b, n] sum_j lut_j[bits of plane b] + z[g, n] sum_k x[m, k] )
 //
@@ -108,17 +108,17 @@ __device__ __forceinline__ void store(X_TYPE *y, float4 sum, int n, int rows) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-lut_gemv_r1(const word_t *planes,         // [ceil(K / 32)][BITS][stride]
-            const ALPHA_TYPE *alpha,      // [G][BITS][stride]
-            const OFFSET_TYPE *offset,    // [G][stride], if HAS_OFFSET
-            const X_TYPE *x,              // [M][K]
-            X_TYPE *y,                    // [M][N]
-            float *partial,               // [M][slices][stride], if there are several slices
-            unsigned *arrived,            // [M][blocks of rows], zeros
-            int rows,                     // N
-            int columns,                  // K
-            int stride,                   // N rounded up, rows between two planes
-            int group)                    // g, columns of a group
+lut_gemv_float_sums(const word_t *planes,         // [ceil(K / 32)][BITS][stride]
+                    const ALPHA_TYPE *alpha,      // [G][BITS][stride]
+                    const OFFSET_TYPE *offset,    // [G][stride], if HAS_OFFSET
+                    const X_TYPE *x,              // [M][K]
+                    X_TYPE *y,                    // [M][N]
+                    float *partial,               // [M][slices][stride], if there are several slices
+                    unsigned *arrived,            // [M][blocks of rows], zeros
+                    int rows,                     // N
+                    int columns,                  // K
+                    int stride,                   // N rounded up, rows between two planes
+                    int group)                    // g, columns of a group
 {
     DYNAMIC_SHARED(TABLE_TYPE, lut);      // [TABLES][ENTRIES]
     __shared__ float values[SLICE], word_sums[SLICE / 32];

@@ -1,4 +1,4 @@
-"""R0, the papers' kernel: every mu, q, group size, dtype and awkward shape, on the CPU; the same on a GPU."""
+"""paper, the papers' kernel: every mu, q, group size, dtype and awkward shape, on the CPU; the same on a GPU."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ from tests.kernels.gpu import lut_gemv_matrix as matrix
 from tests.kernels.gpu.cuda_on_host import needs_nvrtc
 from tests.kernels.gpu.lut_gemv_matrix import F16, F32, check, inputs, weight
 
-from lutlab.kernels.gpu.lut_gemv.r0 import VARIANT
+from lutlab.kernels.gpu.lut_gemv.paper import VARIANT
 from lutlab.kernels.gpu.lut_gemv.variant import GPUS, H200, Case
 
 SMALL = {"luts": 4, "rows": 64, "threads": 32}

@@ -1,4 +1,4 @@
-// R0: LUT-GEMM's and nuQmm's kernel as the papers describe it: tables in shared memory, atomicAdd into y.
+// paper (r0): LUT-GEMM's and nuQmm's kernel as the papers describe it: tables in shared memory, atomicAdd into y.
 //
 //     y[m, n] += sum_b alpha[g, b, n] sum_j lut_j[bits of plane b] + z[g, n] sum_j lut_j[all ones]      LUT-GEMM Eq. 2
 //     lut_j[i] = sum_t (bit t of i ? x : -x)[first + j * MU + t]
@@ -84,16 +84,16 @@ __device__ __forceinline__ X_TYPE look_up(X_TYPE (*lut)[ENTRIES], const word_t *
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-lut_gemv_r0(const word_t *planes,         // [ceil(K / 32)][q][stride]
-            const ALPHA_TYPE *alpha,      // [G][q][stride]
-            const OFFSET_TYPE *offset,    // [G][stride], if HAS_OFFSET
-            const X_TYPE *x,              // [M][K]
-            X_TYPE *y,                    // [M][N], added to
-            int rows,                     // N
-            int columns,                  // K
-            int stride,                   // N rounded up, rows between two planes
-            int q,                        // planes
-            int group)                    // g, columns of a group
+lut_gemv_paper(const word_t *planes,         // [ceil(K / 32)][q][stride]
+               const ALPHA_TYPE *alpha,      // [G][q][stride]
+               const OFFSET_TYPE *offset,    // [G][stride], if HAS_OFFSET
+               const X_TYPE *x,              // [M][K]
+               X_TYPE *y,                    // [M][N], added to
+               int rows,                     // N
+               int columns,                  // K
+               int stride,                   // N rounded up, rows between two planes
+               int q,                        // planes
+               int group)                    // g, columns of a group
 {
     __shared__ X_TYPE lut[LUTS][ENTRIES];
     const int tiles = (group + TILE - 1) / TILE;

@@ -1,4 +1,4 @@
-"""R3: every q, group size, dtype and awkward shape, and its banks, on the CPU; the same on a GPU."""
+"""lane_tables: every q, group size, dtype and awkward shape, and its banks, on the CPU; the same on a GPU."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from tests.kernels.gpu.cuda_on_host import needs_nvrtc
 from tests.kernels.gpu.lut_gemv_matrix import BF16, F16, F32, check, inputs, weight
 
 from lutlab.kernels.codegen import cuda
-from lutlab.kernels.gpu.lut_gemv.r3 import VARIANT
+from lutlab.kernels.gpu.lut_gemv.lane_tables import VARIANT
 from lutlab.kernels.gpu.lut_gemv.variant import A100, GPUS, H200, RTX_3090, Case
 
 SMALL = {"threads": 256, "tiles": 10}  # two warps take two tiles
@@ -188,8 +188,8 @@ def test_grids_and_workspace():
         ({"threads": 128}, 32, "256, 512, 1024, or 0"),
         ({"tiles": -1}, 32, "tiles of rows a block takes"),
         ({"table": "int"}, 32, "float, half or pair"),
-        ({}, 40, "g=40: r3 takes groups that are multiples of 32"),
-        ({}, 16, "g=16: r3 takes groups that are multiples of 32"),
+        ({}, 40, "g=40: lane_tables takes groups that are multiples of 32"),
+        ({}, 16, "g=16: lane_tables takes groups that are multiples of 32"),
     ],
 )
 def test_refuses(knobs, g, why):

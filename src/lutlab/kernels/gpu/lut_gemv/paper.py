@@ -1,4 +1,4 @@
-"""R0: the papers' kernel, the baseline of record. mu, l and t_h are knobs, as they are in the papers.
+"""paper (r0): the papers' kernel, the baseline of record. mu, l and t_h are knobs, as they are in the papers.
 
 LUT-GEMM v3 section 3.3 and nuQmm section IV: l tables of 2^mu entries a thread block, t_h rows, arithmetic in the dtype
 of x, atomicAdd into y. Unlike the authors' code it takes any K, N, g and q: a tile of columns never leaves its group.
@@ -11,7 +11,7 @@ import torch
 from lutlab.formats import lut_gemm
 from lutlab.kernels.gpu.lut_gemv.variant import Case, Gpu, Knobs, Plan, Step, Variant
 
-FILE = "lut_gemv/r0.cu"
+FILE = "lut_gemv/paper.cu"
 
 
 def refuses(case: Case, knobs: Knobs) -> str | None:
@@ -19,8 +19,8 @@ def refuses(case: Case, knobs: Knobs) -> str | None:
     mu, luts, rows, threads = (knobs[name] for name in ("mu", "luts", "rows", "threads"))
     if case.x == torch.bfloat16:
         return (
-            "x is torch.bfloat16: r0 computes in the dtype of x, as the papers do in float16; convert x to float16 or "
-            "float32, or take r1 if groups are whole words"
+            "x is torch.bfloat16: paper computes in the dtype of x, as the papers do in float16; convert x to "
+            "float16 or float32, or take float_sums if groups are whole words"
         )
     if not 1 <= mu <= 8:
         return f"mu={mu}: a table has 2^mu entries, and mu is 1 to 8"
@@ -59,14 +59,16 @@ def plan(case: Case, gpu: Gpu, knobs: Knobs) -> Plan:
             "WHOLE_WORDS": int(case.whole_words and 32 % mu == 0 and tile % 32 == 0),
             **case.types,
         },
-        steps=(Step("lut_gemv_r0", grid, knobs["threads"], (*arguments, case.bits, case.group)),),
+        steps=(
+            Step("lut_gemv_paper", grid, knobs["threads"], (*arguments, case.bits, case.group)),
+        ),
         zero_y=True,
         blocks_per_sm=1024 // knobs["threads"],
     )
 
 
 VARIANT = Variant(
-    name="r0",
+    name="paper",
     idea="LUT-GEMM as in the papers: tables in the dtype of x, atomicAdd",
     # LUT-GEMM: mu = 8, t_h = 2048 "is a practical number"; l = 4 or 8, a tile of 32 or 64 columns, in the authors' code
     knobs={"mu": 8, "luts": 8, "rows": 2048, "threads": 256},

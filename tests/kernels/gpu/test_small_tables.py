@@ -1,4 +1,4 @@
-"""R2: every q, mu, group size, dtype and awkward shape, and its banks, on the CPU; the same on a GPU."""
+"""small_tables: every q, mu, group size, dtype and awkward shape, and its banks, on the CPU; the same on a GPU."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from tests.kernels.gpu.cuda_on_host import needs_nvrtc
 from tests.kernels.gpu.lut_gemv_matrix import BF16, F16, F32, check, inputs, weight
 
 from lutlab.kernels.codegen import cuda
-from lutlab.kernels.gpu.lut_gemv.r2 import VARIANT
+from lutlab.kernels.gpu.lut_gemv.small_tables import VARIANT
 from lutlab.kernels.gpu.lut_gemv.variant import A100, GPUS, H200, Case, Gpu
 
 ONE_SM = Gpu("sm_90", 1, 232_448, 233_472)  # a block does all rows, in several passes
@@ -189,7 +189,7 @@ def test_grids_and_workspace():
         ({"threads": 100}, 32, "128, 256 or 512"),
         ({"slices": -1}, 32, "into how many slices"),
         ({"table": "int"}, 32, "half or float"),
-        ({}, 40, "g=40: r2 takes groups that are multiples of 32"),
+        ({}, 40, "g=40: small_tables takes groups that are multiples of 32"),
         ({"slices": 1}, 32, "bytes of shared memory"),
     ],
 )

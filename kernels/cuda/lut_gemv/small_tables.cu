@@ -1,4 +1,4 @@
-// R2: small tables. A table of at most 128 bytes lies in 32 different banks, so that 32 rows of a warp look up different
+// small_tables (r2): a table of at most 128 bytes lies in 32 different banks, so that 32 rows of a warp look up different
 // entries of it without conflicts, whatever the weights are. They are so small that a block has tables for thousands of
 // columns: few slices of K, or one.
 //
@@ -131,19 +131,19 @@ struct Scales {
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-lut_gemv_r2(const word_t *planes,         // [ceil(K / 32)][BITS][stride]
-            const ALPHA_TYPE *alpha,      // [G][BITS][stride]
-            const OFFSET_TYPE *offset,    // [G][stride], if HAS_OFFSET
-            const X_TYPE *x,              // [M][K]
-            X_TYPE *y,                    // [M][N]
-            float *partial,               // [M][slices][stride], if there are several slices
-            unsigned *arrived,            // [M][blocks of rows], zeros
-            int rows,                     // N
-            int columns,                  // K
-            int stride,                   // N rounded up, rows between two planes
-            int group_words,              // words of a group
-            int words,                    // of a slice
-            int tiles)                    // of 128 rows, of a block
+lut_gemv_small_tables(const word_t *planes,         // [ceil(K / 32)][BITS][stride]
+                      const ALPHA_TYPE *alpha,      // [G][BITS][stride]
+                      const OFFSET_TYPE *offset,    // [G][stride], if HAS_OFFSET
+                      const X_TYPE *x,              // [M][K]
+                      X_TYPE *y,                    // [M][N]
+                      float *partial,               // [M][slices][stride], if there are several slices
+                      unsigned *arrived,            // [M][blocks of rows], zeros
+                      int rows,                     // N
+                      int columns,                  // K
+                      int stride,                   // N rounded up, rows between two planes
+                      int group_words,              // words of a group
+                      int words,                    // of a slice
+                      int tiles)                    // of 128 rows, of a block
 {
     DYNAMIC_SHARED(unsigned char, lut);                         // [words][FIELDS] tables
     unsigned char *const rests = lut + words * FIELDS * TABLE_BYTES;                    // [words] tables of last fields

@@ -1,4 +1,4 @@
-"""R4: every q, group size, dtype, batch and awkward shape, and how exact it is, on the CPU; the same on a GPU."""
+"""bit_planes: every q, group size, dtype, batch and awkward shape, how exact it is, on the CPU; the same on a GPU."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from tests.kernels.gpu import plans
 from tests.kernels.gpu.lut_gemv_matrix import BF16, F16, F32, check, inputs, weight
 from tests.kernels.weights import relative_error
 
-from lutlab.kernels.gpu.lut_gemv.r4 import VARIANT
+from lutlab.kernels.gpu.lut_gemv.bit_planes import VARIANT
 from lutlab.kernels.gpu.lut_gemv.variant import A100, GPUS, H200, Case
 
 SMALL = {"warps": 2, "stages": 2, "tiles": 1, "launches": 1}
@@ -231,7 +231,7 @@ def test_grids_and_workspace():
         ({"stages": 1}, 32, "2 to 16 blocks"),
         ({"slices": -1}, 32, "number of slices"),
         ({"launches": 3}, 32, "launches=3: planes of x"),
-        ({}, 40, "g=40: r4 takes groups that are multiples of 32"),
+        ({}, 40, "g=40: bit_planes takes groups that are multiples of 32"),
         ({"stages": 16, "warps": 16}, 32, "bytes of shared memory"),
     ],
 )

@@ -1,4 +1,6 @@
-"""R1: R0 with float32 sums, 16-byte loads, K in slices and no atomicAdd. Deterministic; a graph needs no memset.
+"""float_sums (r1): paper.py with float32 sums, 16-byte loads, K in slices and no atomicAdd.
+
+It is deterministic, and a graph needs no memset.
 
 A block's cost in lookups of 8 weights is taken as (rows x slice x q / 8) for the product, 32 x slice for its tables and
 8 x rows for the partial sums; the plan takes the slice and the rows whose busiest SM has least to do.
@@ -21,7 +23,7 @@ from lutlab.kernels.gpu.lut_gemv.variant import (
     Variant,
 )
 
-FILE = "lut_gemv/r1.cu"
+FILE = "lut_gemv/float_sums.cu"
 SLICES = (256, 512, 768, 1024)
 PASSES = (1, 2, 4)
 AUTO = 0
@@ -34,7 +36,7 @@ def refuses(case: Case, knobs: Knobs) -> str | None:
         knobs[name] for name in ("mu", "slice", "rows", "threads", "table")
     )
     if mu not in (1, 2, 4, 8):
-        return f"mu={mu}: r1 cuts a word of 32 weights into whole lookups, mu is 1, 2, 4 or 8; r0 takes any"
+        return f"mu={mu}: float_sums cuts a word of 32 weights into whole lookups, mu is 1, 2, 4 or 8; paper takes any"
     if slice_ < 0 or slice_ % 32:
         return f"slice={slice_}: give a multiple of 32 columns, or 0 for the plan's choice"
     if rows < 0 or rows % 4:
@@ -44,7 +46,7 @@ def refuses(case: Case, knobs: Knobs) -> str | None:
     if table not in ("half", "float"):
         return f"table={table}: entries of tables are half or float"
     if not case.whole_words:
-        return f"g={case.group_size}: r1 takes groups that are multiples of 32, or one group; r0 takes any"
+        return f"g={case.group_size}: float_sums takes groups that are multiples of 32, or one group; paper takes any"
     return None
 
 
@@ -75,7 +77,7 @@ def plan(case: Case, gpu: Gpu, knobs: Knobs) -> Plan:
         },
         steps=(
             Step(
-                "lut_gemv_r1",
+                "lut_gemv_float_sums",
                 grid,
                 threads,
                 (*arguments, case.rows, case.columns, stride, case.group),
@@ -109,7 +111,7 @@ def _blocks(case: Case, gpu: Gpu, knobs: Knobs, entry_bytes: int) -> tuple[int, 
 
 
 VARIANT = Variant(
-    name="r1",
+    name="float_sums",
     idea="float32 sums, 16-byte loads, slices of K, no atomics",
     knobs={"mu": 8, "slice": AUTO, "rows": AUTO, "threads": 256, "table": "float"},
     pack=lut_gemm.pack,

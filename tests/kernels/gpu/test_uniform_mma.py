@@ -1,4 +1,4 @@
-"""R5: every q, group size, number of rows of x and awkward shape, on the CPU; the same on a GPU."""
+"""uniform_mma: every q, group size, number of rows of x and awkward shape, on the CPU; the same on a GPU."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from tests.kernels.gpu.lut_gemv_matrix import BF16, F16, F32, check, inputs, wei
 from tests.kernels.weights import uniform_tensor
 
 from lutlab.formats import bcq
-from lutlab.kernels.gpu.lut_gemv.r5 import VARIANT
+from lutlab.kernels.gpu.lut_gemv.uniform_mma import VARIANT
 from lutlab.kernels.gpu.lut_gemv.variant import A100, GPUS, H200, Case
 
 SMALL = {"slice": 512, "warps": 2}
@@ -142,7 +142,7 @@ def test_grids_and_workspace():
     [
         (a_case(uniform=False), {}, "no uniform code with one scale a group"),
         (a_case(x=F32), {}, "convert x to float16 or bfloat16"),
-        (a_case(g=40), {}, "g=40: r5 takes groups that are multiples of 32"),
+        (a_case(g=40), {}, "g=40: uniform_mma takes groups that are multiples of 32"),
         (a_case(), {"warps": 3}, "1, 2, 4, 8 or 16 warps"),
         (a_case(), {"slice": 300}, "a multiple of 256 columns"),
     ],

@@ -1,4 +1,4 @@
-"""R4: x as bit planes, multiplied by the planes of W on binary tensor cores (sm_80 and newer). No table, no decoding.
+"""bit_planes (r4): x as planes of bits times the planes of W on binary tensor cores (sm_80 and newer); no table.
 
     y[n] = sum over blocks of 128 columns of unit ( sum_b alpha[g, b, n] sum_k B_b[n, k] X[k] + z[g, n] sum_k X[k] )
 
@@ -31,7 +31,7 @@ from lutlab.kernels.gpu.lut_gemv.variant import (
     Variant,
 )
 
-FILE = "lut_gemv/r4.cu"
+FILE = "lut_gemv/bit_planes.cu"
 AUTO = 0
 BATCH = 4  # rows of x that share one reading of the weights
 STAGES = (2, 6)  # least and most blocks of columns that a warp has under way
@@ -59,7 +59,7 @@ def refuses(case: Case, knobs: Knobs) -> str | None:
             f"slices={knobs['slices']}: give the number of slices of K, or 0 for the plan's choice"
         )
     if not case.whole_words:
-        return f"g={case.group_size}: r4 takes groups that are multiples of 32, or one group; r0 takes any"
+        return f"g={case.group_size}: bit_planes takes groups that are multiples of 32, or one group; paper takes any"
     return None
 
 
@@ -100,13 +100,13 @@ def plan(case: Case, gpu: Gpu, knobs: Knobs) -> Plan:
         },
         steps=(
             Step(
-                "lut_gemv_r4_planes",
+                "lut_gemv_bit_planes_of_x",
                 (layout.blocks, 1, case.m),
                 32,
                 ("x", "records", *of_x, span, layout.run),
             ),
             Step(
-                "lut_gemv_r4",
+                "lut_gemv_bit_planes",
                 grid,
                 32 * warps,
                 (
@@ -182,7 +182,7 @@ def cheap(case: Case) -> int:
 
 
 VARIANT = Variant(
-    name="r4",
+    name="bit_planes",
     idea="x as bit planes on binary tensor cores",
     knobs={
         "x_bits": AUTO,

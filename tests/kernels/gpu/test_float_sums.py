@@ -1,11 +1,11 @@
-"""R1: every q, mu, group size, dtype and awkward shape, on the CPU; the same on a GPU."""
+"""float_sums: every q, mu, group size, dtype and awkward shape, on the CPU; the same on a GPU."""
 
 import pytest
 from tests.kernels.gpu import lut_gemv_matrix as matrix
 from tests.kernels.gpu.cuda_on_host import needs_nvrtc
 from tests.kernels.gpu.lut_gemv_matrix import BF16, F16, F32, check, inputs, weight
 
-from lutlab.kernels.gpu.lut_gemv.r1 import VARIANT
+from lutlab.kernels.gpu.lut_gemv.float_sums import VARIANT
 from lutlab.kernels.gpu.lut_gemv.variant import A100, GPUS, H200, Case
 
 SMALL = {"slice": 64, "rows": 128, "threads": 32}
@@ -112,12 +112,12 @@ def test_grids_and_workspace():
 @pytest.mark.parametrize(
     ("knobs", "g", "why"),
     [
-        ({"mu": 3}, 32, "mu is 1, 2, 4 or 8; r0 takes any"),
+        ({"mu": 3}, 32, "mu is 1, 2, 4 or 8; paper takes any"),
         ({"slice": 40}, 32, "multiple of 32 columns"),
         ({"rows": 6}, 32, "multiple of 4 rows"),
         ({"threads": 100}, 32, "a power of two"),
         ({"table": "int"}, 32, "half or float"),
-        ({}, 40, "g=40: r1 takes groups that are multiples of 32"),
+        ({}, 40, "g=40: float_sums takes groups that are multiples of 32"),
         ({"slice": 4096}, 32, "524288 bytes of shared memory"),
     ],
 )

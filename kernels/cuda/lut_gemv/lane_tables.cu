@@ -1,5 +1,5 @@
-// R3: tables without bank conflicts. Lane l of every warp has columns 32 l .. 32 l + 31 of a slice, and their four tables
-// of 8 columns lie in bank l of shared memory, so that 32 lanes look up 32 banks, whatever the weights are.
+// lane_tables (r3): no bank conflicts. Lane l of every warp has columns 32 l .. 32 l + 31 of a slice, and their four
+// tables of 8 columns lie in bank l of shared memory, so that 32 lanes look up 32 banks, whatever the weights are.
 //
 //     y[m, n] = sum over slices and lanes of ( sum_b alpha[g, b, n] sum_{j < 4} lut_j[byte j of a word] + z[g, n] sum_k x[m, k] )
 //
@@ -157,21 +157,21 @@ __device__ __forceinline__ float transpose_sum(float (&sums)[ROWS], int lane) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-lut_gemv_r3(const uint4 *planes,          // [slices][S / 4][BITS][words] of four rows
-            const ALPHA_TYPE *alpha,      // [slices][S / 4][BITS][scales][4]
-            const OFFSET_TYPE *offset,    // [slices][S / 4][scales][4], if HAS_OFFSET
-            const X_TYPE *x,              // [M][K]
-            X_TYPE *y,                    // [M][N]
-            float *partial,               // [M][slices][S], if there are several slices
-            unsigned *arrived,            // [M][blocks of rows], zeros
-            int m,                        // M
-            int rows,                     // N
-            int columns,                  // K
-            int stride,                   // S: N rounded up to 32
-            int group,                    // g, columns of a group
-            int words,                    // of a slice, at most 32
-            int scales,                   // groups stored for a slice
-            int tiles)                    // of a block
+lut_gemv_lane_tables(const uint4 *planes,          // [slices][S / 4][BITS][words] of four rows
+                     const ALPHA_TYPE *alpha,      // [slices][S / 4][BITS][scales][4]
+                     const OFFSET_TYPE *offset,    // [slices][S / 4][scales][4], if HAS_OFFSET
+                     const X_TYPE *x,              // [M][K]
+                     X_TYPE *y,                    // [M][N]
+                     float *partial,               // [M][slices][S], if there are several slices
+                     unsigned *arrived,            // [M][blocks of rows], zeros
+                     int m,                        // M
+                     int rows,                     // N
+                     int columns,                  // K
+                     int stride,                   // S: N rounded up to 32
+                     int group,                    // g, columns of a group
+                     int words,                    // of a slice, at most 32
+                     int scales,                   // groups stored for a slice
+                     int tiles)                    // of a block
 {
     DYNAMIC_SHARED(unsigned char, lut);   // [TABLE_BYTES * TABLES]
     __shared__ float values[32 * 33], largest_of_warp[X_ROWS][WARPS];

@@ -1,5 +1,5 @@
-// R6: a bit where it stands in a word is a half already, a power of two or zero. Tensor cores multiply it by x, which was
-// divided by that power; up to 16 rows of x share one reading of the weights. No table, no dequantization.
+// half_bits (r6): a bit where it stands in a word is a half already, a power of two or zero. Tensor cores multiply it by
+// x, which was divided by that power; up to 16 rows of x share one reading of the weights. No table, no dequantization.
 //
 //     y[m, n] = sum over blocks of 128 columns of  2 unit ( sum_b alpha[g, b, n] D_b  -  z[g, n] t )
 //     D_b = t + sum_k u_b[n, k] X[k] = sum_k B_b[n, k] X[k] / 2,   t = -sum_k X[k] / 2,   u = (B + 1) / 2 is the bit
@@ -10,12 +10,13 @@
 //
 // What is lost. X keeps 11 bits down to 2^-17 of its block's largest, and is wrong by 2^-29 of it below. Tensor cores cut
 // sums off (half_mma.cuh): 24 bits behind the largest product, where bits at places 6 .. 9, subnormal halves, count as
-// 2^-14. So 4 bits of 24 are lost; at place 0 it would be 10. Places 7 .. 14 would leave X few bits. Errors are in r6.py.
+// 2^-14. So 4 bits of 24 are lost; at place 0 it would be 10. Places 7 .. 14 would leave X few bits. Errors: half_bits.py.
 //
 // A warp takes `turns` tiles of 32 rows of W (formats/binary_tiles.py) one after the other, which come by cp.async through
 // a ring of STAGES blocks of columns. The block of threads has its slice of x in shared memory.
 // Groups of 32 and 64: PARTS of a block. Each has columns of B of its own, in which the words of other parts are zero.
-// An inf or nan in a row of x: its whole y is nan, as t is inf or nan and no bit takes that away. Several slices: as in R5.
+// An inf or nan in a row of x: its whole y is nan, as t is inf or nan and no bit takes that away. 
+// Several slices: as in uniform_mma.cu.
 //
 // grid = (ceil(T / (WARPS turns)), slices of blocks, ceil(M / AT_ONCE)), 32 WARPS threads.
 //
@@ -165,22 +166,22 @@ __device__ __forceinline__ void add_parts(float4 (&sums)[TILES][2]) {
 }
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS)
-lut_gemv_r6(const word_t *planes,            // [T][C][BITS][32][4]
-            const ALPHA_TYPE *alpha,         // [T][G][BITS][32]
-            const OFFSET_TYPE *offset,       // [T][G][32], if HAS_OFFSET
-            const X_TYPE *x,                 // [M][K]
-            X_TYPE *y,                       // [M][N]
-            float *partial,                  // [M][slices][32 WARPS turns gridDim.x], if there are several slices
-            unsigned *arrived,               // [ceil(M / AT_ONCE)][gridDim.x], zeros
-            int all,                         // M
-            int rows,                        // N
-            int columns,                     // K
-            int blocks,                      // C
-            int turns,                       // tiles of a warp
-            int slice,                       // blocks of a slice
-            int groups,                      // G, a multiple of PARTS
-            int span,                        // columns of `run` blocks, which begin together
-            int run)                         // blocks of a group, 1 where groups share one
+lut_gemv_half_bits(const word_t *planes,            // [T][C][BITS][32][4]
+                   const ALPHA_TYPE *alpha,         // [T][G][BITS][32]
+                   const OFFSET_TYPE *offset,       // [T][G][32], if HAS_OFFSET
+                   const X_TYPE *x,                 // [M][K]
+                   X_TYPE *y,                       // [M][N]
+                   float *partial,                  // [M][slices][32 WARPS turns gridDim.x], if there are several slices
+                   unsigned *arrived,               // [ceil(M / AT_ONCE)][gridDim.x], zeros
+                   int all,                         // M
+                   int rows,                        // N
+                   int columns,                     // K
+                   int blocks,                      // C
+                   int turns,                       // tiles of a warp
+                   int slice,                       // blocks of a slice
+                   int groups,                      // G, a multiple of PARTS
+                   int span,                        // columns of `run` blocks, which begin together
+                   int run)                         // blocks of a group, 1 where groups share one
 {
     DYNAMIC_SHARED(unsigned char, memory);   // words of B and pairs of `slice` blocks, rings [WARPS][STAGES] of STAGE_BYTES
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, slices = gridDim.y;

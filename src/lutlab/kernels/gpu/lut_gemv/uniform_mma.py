@@ -1,4 +1,4 @@
-"""R5: uniform codes, made halves in registers and multiplied by tensor cores; 16 rows of x cost little more than one.
+"""uniform_mma (r5): uniform codes, made halves in registers, times x on tensor cores; 16 rows cost little more than 1.
 
 One scale a group in the place of q: 7 to 10 % fewer bytes than the same weight in BCQ. Codes and activations of 16 bits
 are exact in a half (bfloat16, divided by a power of two, down to 2^-31 of its row's largest), sums are float32. A
@@ -14,7 +14,7 @@ from lutlab.formats import tile_codes
 from lutlab.groups import group_count
 from lutlab.kernels.gpu.lut_gemv.variant import Case, Gpu, Knobs, Plan, Space, Step, Variant
 
-FILE = "lut_gemv/r5.cu"
+FILE = "lut_gemv/uniform_mma.cu"
 AUTO = 0
 SLICES = (256, 512, 1024, 2048, 4096)
 MOST_ROWS = 16  # of x in one pass over the weights
@@ -29,13 +29,14 @@ def refuses(case: Case, knobs: Knobs) -> str | None:
     """See Variant."""
     warps, slice_ = knobs["warps"], knobs["slice"]
     if not case.uniform:
-        return "the weight is no uniform code with one scale a group (Eq. 5): r5 takes those, r1 any binary code"
-    if case.x == torch.float32:
         return (
-            "x is torch.float32: r5 multiplies halves; convert x to float16 or bfloat16, or take r1"
+            "the weight has no uniform codes with one scale a group (Eq. 5): uniform_mma takes those, float_sums any "
+            "binary code"
         )
+    if case.x == torch.float32:
+        return "x is torch.float32: uniform_mma multiplies halves; convert x to float16 or bfloat16, or take float_sums"
     if case.group % 32 and case.group != case.columns:
-        return f"g={case.group_size}: r5 takes groups that are multiples of 32, or one group; r0 takes any"
+        return f"g={case.group_size}: uniform_mma takes groups that are multiples of 32, or one group; paper takes any"
     if warps not in (1, 2, 4, 8, 16):
         return f"warps={warps}: give 1, 2, 4, 8 or 16 warps a block"
     chunk = _chunk(case)
@@ -75,7 +76,11 @@ def plan(case: Case, gpu: Gpu, knobs: Knobs) -> Plan:
         },
         steps=(
             Step(
-                "lut_gemv_r5", grid, 32 * warps, (*buffers, *sizes), shared=_x_bytes(case, slice_)
+                "lut_gemv_uniform_mma",
+                grid,
+                32 * warps,
+                (*buffers, *sizes),
+                shared=_x_bytes(case, slice_),
             ),
         ),
         workspace={
@@ -137,7 +142,7 @@ def _slice(case: Case, gpu: Gpu, warps: int, blocks: int) -> int:
 
 
 VARIANT = Variant(
-    name="r5",
+    name="uniform_mma",
     idea="uniform codes as halves, tensor cores, 16 rows of x at once",
     knobs={"slice": AUTO, "warps": 8},
     pack=tile_codes.pack,

@@ -1,4 +1,4 @@
-"""R3: tables in the bank of the lane that looks them up: no bank conflicts for any weights, one block an SM.
+"""lane_tables (r3): tables in the bank of the lane that looks them up: no bank conflicts, one block an SM.
 
 A slice of K is 32 words, one a lane, so that its tables of 8 columns in float32 are 128 KB, as they are in half for two
 rows of x; in half for one row they are 64 KB. The plan cuts the rows so that slices x blocks of rows just fill the SMs.
@@ -18,7 +18,7 @@ from lutlab.kernels.gpu.lut_gemv.variant import (
     Variant,
 )
 
-FILE = "lut_gemv/r3.cu"
+FILE = "lut_gemv/lane_tables.cu"
 AUTO = 0
 ENTRIES = 4 * 256 * 32  # of the tables of a block: of a word, a table, lanes
 TABLES = {"float": "float", "half": "__half", "pair": "__half2"}  # types of entries
@@ -40,7 +40,7 @@ def refuses(case: Case, knobs: Knobs) -> str | None:
             "float, but half for x of 16 bits on a GPU with less shared memory"
         )
     if not case.whole_words:
-        return f"g={case.group_size}: r3 takes groups that are multiples of 32, or one group; r0 takes any"
+        return f"g={case.group_size}: lane_tables takes groups that are multiples of 32, or one group; paper takes any"
     return None
 
 
@@ -71,7 +71,7 @@ def plan(case: Case, gpu: Gpu, knobs: Knobs) -> Plan:
             "TABLE_TYPE": TABLES[table],
             **case.types,
         },
-        steps=(Step("lut_gemv_r3", grid, threads, (*buffers, *numbers), shared=shared),),
+        steps=(Step("lut_gemv_lane_tables", grid, threads, (*buffers, *numbers), shared=shared),),
         workspace={
             "partial": Space(case.m * slices * stride * 4),
             "arrived": Space(passes * grid[0] * 4, zeroed=True),
@@ -108,7 +108,7 @@ def _tiles(all_tiles: int, slices: int, blocks: int) -> int:
 
 
 VARIANT = Variant(
-    name="r3",
+    name="lane_tables",
     idea="every lane its own tables in its own bank: lookups without conflicts",
     knobs={"threads": AUTO, "tiles": AUTO, "table": "auto"},
     pack=bcq_lanes.pack,

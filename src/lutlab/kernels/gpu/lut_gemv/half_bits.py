@@ -1,4 +1,4 @@
-"""R6: bits as halves where they stand, times x on tensor cores (sm_80 and newer), up to 16 rows of x from one reading.
+"""half_bits (r6): bits as halves where they stand, times up to 16 rows of x on tensor cores (sm_80 and newer).
 
     y[m, n] = sum over blocks of 128 columns of unit ( sum_b alpha[g, b, n] sum_k B_b[n, k] X[k] + z[g, n] sum_k X[k] )
 
@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from lutlab.formats import binary_tiles
 from lutlab.kernels.gpu.lut_gemv.variant import Case, Gpu, Knobs, Plan, Space, Step, Variant
 
-FILE = "lut_gemv/r6.cu"
+FILE = "lut_gemv/half_bits.cu"
 AUTO = 0
 MOST_TILES = {1: 2, 2: 4, 4: 4}  # of 8 columns of tensor cores, by parts of a block of 128 columns
 WARPS = {1: 16, 2: 12, 4: 8}  # that share an SM, by tiles: what registers allow
@@ -51,7 +51,7 @@ def refuses(case: Case, knobs: Knobs) -> str | None:
     if knobs["slice"] < 0 or knobs["slice"] % binary_tiles.COLUMNS:
         return f"slice={knobs['slice']}: give a multiple of 128 columns, or 0 for the plan's choice"
     if not case.whole_words:
-        return f"g={case.group_size}: r6 takes groups that are multiples of 32, or one group; r0 takes any"
+        return f"g={case.group_size}: half_bits takes groups that are multiples of 32, or one group; paper takes any"
     return None
 
 
@@ -79,7 +79,7 @@ def plan(case: Case, gpu: Gpu, knobs: Knobs) -> Plan:
         },
         steps=(
             Step(
-                "lut_gemv_r6",
+                "lut_gemv_half_bits",
                 grid,
                 32 * cut.warps,
                 (
@@ -193,7 +193,7 @@ def _cost(case: Case, gpu: Gpu, cut: _Cut) -> float:
 
 
 VARIANT = Variant(
-    name="r6",
+    name="half_bits",
     idea="bits as halves where they stand, tensor cores, 16 rows of x at once",
     knobs={"slice": AUTO, "warps": AUTO, "turns": AUTO},
     pack=binary_tiles.pack,

@@ -1,4 +1,4 @@
-"""R2: tables of at most 128 bytes, which have no bank conflicts, for thousands of columns a block.
+"""small_tables (r2): tables of at most 128 bytes, which have no bank conflicts, for thousands of columns a block.
 
 A word is cut into fields of 5 bits (float tables) or 6 (half) and one of what is left: 25 or 20 bytes a column, and 4
 of x. Float costs fewer instructions: a lookup more a word, but none has to be converted. The plan takes the number of
@@ -19,7 +19,7 @@ from lutlab.kernels.gpu.lut_gemv.variant import (
     Variant,
 )
 
-FILE = "lut_gemv/r2.cu"
+FILE = "lut_gemv/small_tables.cu"
 AUTO = 0
 TILE = 128  # rows of a warp
 STATIC = 17 * 1024 + 2048  # sums of warps for two passes at 512 threads, what CUDA takes
@@ -42,7 +42,7 @@ def refuses(case: Case, knobs: Knobs) -> str | None:
     if slices < 0:
         return f"slices={slices}: give into how many slices K is cut, or 0 for the plan's choice"
     if not case.whole_words:
-        return f"g={case.group_size}: r2 takes groups that are multiples of 32, or one group; r0 takes any"
+        return f"g={case.group_size}: small_tables takes groups that are multiples of 32, or one group; paper takes any"
     return None
 
 
@@ -75,7 +75,7 @@ def plan(case: Case, gpu: Gpu, knobs: Knobs) -> Plan:
         },
         steps=(
             Step(
-                "lut_gemv_r2",
+                "lut_gemv_small_tables",
                 grid,
                 threads,
                 (*buffers, case.rows, case.columns, stride, -(-case.group // 32), words, tiles),
@@ -147,7 +147,7 @@ def _warp_cost(words: int, case: Case) -> int:
 
 
 VARIANT = Variant(
-    name="r2",
+    name="small_tables",
     idea="tables of 128 bytes: lookups without conflicts, rows in lanes, few slices of K",
     knobs={"mu": AUTO, "threads": 512, "slices": AUTO, "table": "float"},
     pack=lut_gemm.pack,

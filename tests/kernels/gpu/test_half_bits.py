@@ -1,4 +1,4 @@
-"""R6: every q, group size, dtype, number of rows of x and awkward shape, and how exact it is, on the CPU; on a GPU."""
+"""half_bits: every q, group size, dtype, number of rows of x, awkward shape, how exact it is, on the CPU; a GPU."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from tests.kernels.gpu import plans
 from tests.kernels.gpu.lut_gemv_matrix import BF16, F16, F32, check, inputs, weight
 from tests.kernels.weights import relative_error
 
-from lutlab.kernels.gpu.lut_gemv.r6 import VARIANT
+from lutlab.kernels.gpu.lut_gemv.half_bits import VARIANT
 from lutlab.kernels.gpu.lut_gemv.variant import A100, GPUS, H200, Case
 
 SMALL = {"slice": 256, "warps": 2, "turns": 2}
@@ -235,7 +235,7 @@ def test_rows_of_x_that_one_reading_serves(g, x, rows):
         ({"warps": 3}, 32, "a power of two up to 16"),
         ({"slice": 100}, 32, "a multiple of 128 columns"),
         ({"turns": -1}, 32, "tiles of 32 rows that a warp takes"),
-        ({}, 40, "g=40: r6 takes groups that are multiples of 32"),
+        ({}, 40, "g=40: half_bits takes groups that are multiples of 32"),
         ({"slice": 1 << 20}, 32, "bytes of shared memory"),
     ],
 )
