@@ -10,7 +10,7 @@ from lutlab.experiment.plan.resolve import cached_text, model_sha256
 from lutlab.experiment.store.machine import machine
 from lutlab.experiment.store.provenance import code_sha256, kernels_sha256, search_sha256
 from lutlab.experiment.store.store import content_id
-from lutlab.specs import EvalSpec, RunSpec
+from lutlab.specs import EvalSpec, ModelRun, RunSpec
 
 
 def cell_id(spec: RunSpec, evaluation: EvalSpec, threads: int | None) -> str:
@@ -39,13 +39,12 @@ def _identity(spec: RunSpec, evaluation: EvalSpec) -> dict[str, Any]:
 
 
 def _run_identity(spec: RunSpec) -> dict[str, Any]:
-    """A RunSpec with hashes in the place of names that files may change under."""
+    """A run with hashes in the place of names that files may change under."""
     run = dataclasses.asdict(spec)
-    run["model"] = model_sha256(spec.model)
-    for name, default in (("kernel", "auto"), ("knobs", ())):
-        if run[name] == default:
-            del run[name]  # as before there was a choice: what is measured stays measured
     run["device"] = spec.device.partition(":")[0]
+    if not isinstance(spec, ModelRun):
+        return run
+    run["model"] = model_sha256(spec.model)
     if spec.calibration:
         text = cached_text(spec.calibration.text)
         run["calibration"]["text"] = [text.protocol, text.sha256]
@@ -54,7 +53,7 @@ def _run_identity(spec: RunSpec) -> dict[str, Any]:
     return run
 
 
-def quantized_id(spec: RunSpec) -> str:
+def quantized_id(spec: ModelRun) -> str:
     """Names the quantized model of a row: everything that decides its weights."""
     return content_id([_run_identity(spec), code_sha256(_module("method", spec.method))])
 
@@ -63,7 +62,7 @@ def _module(group: str, name: str) -> str:
     return registry.lookup(group, name).__module__
 
 
-def inputs_id(spec: RunSpec) -> str:
+def inputs_id(spec: ModelRun) -> str:
     """Names what calibration sees of the full-precision model: the same for every method, q and g."""
     run = _run_identity(spec)
     return content_id(
