@@ -17,8 +17,7 @@ from pathlib import Path
 import yaml
 
 from lutlab.errors import LutlabError, nearest
-from lutlab.experiment.artifact.catalog import command_for
-from lutlab.experiment.artifact.catalog import artifacts
+from lutlab.experiment.artifact.catalog import artifacts, command_for
 
 PUBLISHED = Path("results") / "published"  # in the current folder, as all results
 LIST = PUBLISHED / "list.yaml"
