@@ -51,7 +51,7 @@ def shapes_of(spec: RunSpec) -> list[Shape]:
 
 
 def obstacle(spec: RunSpec) -> str:
-    """Why a row cannot be measured here; empty where it can.
+    """Reason for not measuring a row here; empty where it can be.
 
     Raises:
         LutlabError: the row asks for something that no product has.
@@ -110,7 +110,7 @@ def variant_of(kernel: str) -> str | None:
 
 
 def gpus_of(spec: RunSpec) -> int:
-    """How many GPUs share a product: p of kernel=tensor_parallel_<p>, else 1."""
+    """Number of GPUs that share a product: p of kernel=tensor_parallel_<p>, else 1."""
     found = re.fullmatch(r"tensor_parallel_([2-9]|[1-9]\d+)", spec.kernel)
     return int(found[1]) if found else 1
 

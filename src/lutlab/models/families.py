@@ -1,4 +1,4 @@
-"""Where the decoder blocks and their linear layers are: a declarative map, one entry a `config.model_type`.
+"""Places of the decoder blocks and of their linear layers: a declarative map, one entry a `config.model_type`.
 
 The linear layers of `inputs` are quantized; `kept` and everything else (embeddings, norms, head) stay in full
 precision, as in the papers.
