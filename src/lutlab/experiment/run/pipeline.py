@@ -44,6 +44,8 @@ def sweep(arguments: Sequence[str], compose: Compose, launch: Launch) -> None:
     failed = 0
     for request in sweeping.parse(arguments):
         common = compose(request.arguments)
+        if common.mode is Mode.run:
+            Store(common.results).check_writable()
         tracker = open_tracker(common.logger[0], common.results / "wandb", common.logger[1])
         if common.mode is Mode.run:
             Store(common.results).check_writable()

@@ -25,6 +25,7 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
+from lutlab import caches
 from lutlab.errors import LutlabError
 from lutlab.kernels.codegen import compiler
 from lutlab.kernels.codegen.compiler import Compiler, NoCompiler
@@ -222,12 +223,7 @@ def _has_openmp(cc: Compiler, folder: Path) -> bool:
 
 def cache_folder() -> Path:
     """Folder of libraries, and of all else that was found out about this machine; it may not exist yet."""
-    named = os.environ.get("LUTLAB_CACHE")
-    if not named:
-        import platformdirs
-
-        named = platformdirs.user_cache_dir("lutlab")
-    return Path(named).absolute() / "codegen"
+    return caches.cache_folder("codegen")
 
 
 @functools.cache
