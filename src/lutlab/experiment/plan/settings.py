@@ -99,6 +99,8 @@ class LoggerConfig:
 class Config:
     """Everything a run depends on. `artifact` and `row` are set by +exp and the sweeper; `threads`: null is torch's.
 
+    `alone`: true measures only the rows that need the machine to themselves, for a speed or a memory peak, false only
+    the others, null all.
     `knobs` are those of the GPU kernel's variant that `kernel` names (kernels/lut_gemv); mu is one, as the papers call
     it. `evaluator` has the fields of each evaluator's class by its name: evaluator.kernel_latency.weights=resident.
     """
@@ -127,6 +129,7 @@ class Config:
     device: str = "auto"
     dtype: str = "auto"
     threads: int | None = None
+    alone: bool | None = None
     seed: int = 0
     logger: LoggerConfig = field(default_factory=LoggerConfig)
     results: str = "results"

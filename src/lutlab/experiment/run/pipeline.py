@@ -105,7 +105,7 @@ def _method_label(spec: plan.RunSpec) -> str:
 def _measure(
     rows: Sequence[PlannedRow], jobs: Sequence[Sequence[str]], config: DictConfig, launch: Launch
 ) -> None:
-    """Launch the rows that miss a cell; rows that ask for the same cells are launched once.
+    """Launch the rows that miss a cell, those that `alone` selects; rows that ask for the same cells are launched once.
 
     Rows that measure the machine follow one at a time, with as many threads as this process has.
     """
@@ -117,7 +117,7 @@ def _measure(
     together, alone = [], []
     for row, job in zip(rows, jobs, strict=True):
         fresh = {i: c for i, c in row.todo.items() if i not in waiting}
-        if fresh:
+        if fresh and config.alone in (None, row.alone):
             chosen = alone if row.alone else together
             chosen.append([f"threads={torch.get_num_threads()}", *job] if row.alone else job)
             waiting |= {i: (_cell_name(row, c), _weight(row, c)) for i, c in fresh.items()}
