@@ -64,7 +64,7 @@ def publish(only: str, machine: str | None, prune: bool, jobs: int) -> bool:
             complete = False
             _say(f"{artifact}: {error}")
     complete &= unlisted(folder, prune)
-    report_changes(folder)
+    report_changes(folder, about["git_commit"])
     return complete
 
 
@@ -189,15 +189,15 @@ def unlisted(folder: Path, prune: bool) -> bool:
     return left <= listed
 
 
-def report_changes(folder: Path) -> None:
-    """Write <machine>/changes.md: every published number beside the one of the last commit."""
+def report_changes(folder: Path, commit: str) -> None:
+    """Write <machine>/changes.md: published numbers beside those of the last commit, where they differ."""
     comparisons = [
         changes.compare(_committed(folder, table.parent), published.read(table.parent))
         for table in sorted(folder.glob(f"*/*/{published.TABLE}"))
     ]
     if not comparisons:
         return
-    text = changes.render(comparisons, f"commit {_git('rev-parse', '--short', 'HEAD').strip()}")
+    text = changes.render(comparisons, f"commit {commit[:10]}")
     path = write_atomically(folder / "changes.md", text.encode())
     differing = sum(len(comparison.changes) for comparison in comparisons)
     _say(f"{differing} numbers differ from the last commit's, are new or gone: {path}")
