@@ -85,14 +85,15 @@ def _plan(request: sweeping.Request, asked: Sequence[AskedRow]) -> list[PlannedR
 def _measure(
     rows: Sequence[PlannedRow], asked: Sequence[AskedRow], common: Settings, launch: Launch
 ) -> None:
-    """Launch a job for each row that misses a cell; a cell that several rows ask for is measured once.
+    """Launch a job for each row that misses a cell and that `alone` selects; a cell that several rows ask for is
+    measured once.
 
     Rows that measure the machine follow one at a time, with as many threads as this process has.
     """
     together, alone = [], []
     waiting: dict[str, tuple[str, float]] = {}
     for row, cells, one in zip(rows, plan.fresh_cells(rows), asked, strict=True):
-        if not cells:
+        if not cells or common.alone not in (None, row.alone):
             continue
         job = _job(row, cells, one.settings)
         chosen = alone if row.alone else together
