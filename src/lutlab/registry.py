@@ -20,6 +20,7 @@ from lutlab.errors import LutlabError, nearest
 PACKAGES = {
     "method": "lutlab.quantizers",
     "format": "lutlab.formats",
+    "kernel": "lutlab.kernels",
     "evaluator": "lutlab.evaluators",
 }
 _CLASSES: dict[str, dict[str, type]] = {group: {} for group in PACKAGES}

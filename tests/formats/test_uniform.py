@@ -1,4 +1,4 @@
-"""The stored form of uniform codes, Eq. 5 read backwards to the last bit, and words that hold what is drawn."""
+"""The stored form of uniform codes, its size, and Eq. 5 read in both directions to the last bit."""
 
 import dataclasses
 
@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lutlab.errors import LutlabError
-from lutlab.formats import bcq, uniform
-from lutlab.formats.uniform import PackedUniform, pack_words, to_uniform, unpack_words
+from lutlab.formats import bcq, code_words, uniform
+from lutlab.formats.uniform import PackedUniform, to_uniform
 from lutlab.quantizers.awq import AWQ
 from lutlab.quantizers.bcq import BCQ
 from lutlab.quantizers.gptq import GPTQ
@@ -115,6 +115,7 @@ def test_in_row_chunks_it_is_the_same(monkeypatch):
     whole = PackedUniform.pack(tensor)
     expected = whole.dequantize()
     monkeypatch.setattr(uniform, "CHUNK_WEIGHTS", 150)
+    monkeypatch.setattr(code_words, "CHUNK_VALUES", 150)
     again = PackedUniform.pack(tensor)
     assert torch.equal(again.qweight, whole.qweight)
     assert torch.equal(again.qzero, whole.qzero)
@@ -153,19 +154,3 @@ def test_one_last_bit_makes_the_difference():
         values[at] = torch.nextafter(values[at], values[at] + 1)
         assert to_uniform(dataclasses.replace(tensor, **{field: values})) is None
     assert to_uniform(dataclasses.replace(tensor, offset=None)) is None
-
-
-@settings(deadline=None)
-@given(st.integers(1, 8), st.integers(1, 4), st.integers(1, 70), st.integers(0, 99))
-def test_words_and_back(q, rows, columns, seed):
-    generator = torch.Generator().manual_seed(seed)
-    values = torch.randint(2**q, (rows, columns), generator=generator, dtype=torch.uint8)
-    words = pack_words(values.T.contiguous().T, q)
-    assert words.dtype == torch.int32
-    assert words.shape == (rows, -(-columns * q // 32))
-    assert torch.equal(unpack_words(words, q, columns), values)
-    for row, numbers in zip(words.tolist(), values.tolist(), strict=True):
-        stream = sum(number << (i * q) for i, number in enumerate(numbers))
-        assert [word % 2**32 for word in row] == [
-            (stream >> 32 * i) % 2**32 for i in range(len(row))
-        ]

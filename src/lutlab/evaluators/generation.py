@@ -102,9 +102,9 @@ def decode(model: PreTrainedModel, tokens: int) -> torch.Tensor:
 
 def kernels(model: PreTrainedModel) -> Any:
     """What has multiplied the quantized layers since the last call, one name or several; torch's own where none is."""
-    from lutlab.modules import take_kernels
+    from lutlab.kernels import ran
 
-    found = take_kernels(model)
+    found = ran.take()
     return found[0] if len(found) == 1 else found or "torch matmul"
 
 

@@ -34,7 +34,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lutlab.errors import LutlabError
-from lutlab.formats.uniform import pack_words, unpack_words
+from lutlab.formats.code_words import pack_words, unpack_words
 from lutlab.groups import group_length
 from lutlab.tensors import UniformTensor
 

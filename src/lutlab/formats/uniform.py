@@ -2,14 +2,8 @@
 
     W[n, k] = s[n, k // g] * (codes[n, k] - zero_point[n, k // g])                                  LUT-GEMM Eq. 3
 
-Value i of a row takes bits i*q .. i*q + q-1 of that row's stream, lowest bit first, cut into words of 32. q = 3:
-
-    word 0    bit  31 30 | 29 28 27 | ... |  5  4  3 |  2  1  0        word 1    bit ...  3  2  1 |  0
-         value       10  |     9    |     |     1    |     0                value           11   | 10 (its high bit)
-
-values [rows, columns] in 0 .. 2^q-1 -> words [rows, ceil(columns * q / 32)] int32; the last word is filled with zeros.
-
-    qweight [N, ceil(K q / 32)] int32       scale [N, G] float16 | float32       order [K] int32, or None
+    qweight [N, ceil(K q / 32)] int32: a row's codes in a dense stream of bits (code_words.py)
+    scale [N, G] float16 | float32          order [K] int32, or None
     qzero   [ceil(N G q / 32)] int32: zero points in q bits, row by row in one stream, where all are in 0 .. 2^q-1;
             else [N, G] int16
 
@@ -19,12 +13,14 @@ what kernels with lookup tables read: the same values to the last bit in q alpha
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from lutlab.errors import LutlabError
 from lutlab.formats import bcq
-from lutlab.formats.contract import Format
+from lutlab.formats.code_words import WORD, pack_stream, pack_words, unpack_stream, unpack_words
+from lutlab.formats.contract import Choice, Format, check_layout, dtype_name
 from lutlab.groups import check_bits, group_count, group_length
 from lutlab.registry import register
 from lutlab.tensors import BCQTensor, UniformTensor
@@ -32,8 +28,7 @@ from lutlab.tensors import BCQTensor, UniformTensor
 if TYPE_CHECKING:
     import torch
 
-WORD = 32
-# Weights handled at a time: temporaries stay in a core's cache, and are too small for torch to share out among threads.
+# Weights dequantized at a time: the float64 temporaries stay in a core's cache.
 CHUNK_WEIGHTS = 2**17
 
 
@@ -47,6 +42,10 @@ class PackedUniform(Format):
 
     version: ClassVar[int] = 1
     tensor: ClassVar[type] = UniformTensor
+    kernels: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "cpu": ("uniform_gemv", "bcq_gemv"),
+        "cuda": ("lut_gemv",),
+    }
 
     qweight: torch.Tensor
     scale: torch.Tensor
@@ -73,7 +72,7 @@ class PackedUniform(Format):
             )
         zero, top = tensor.zero_point, 2**tensor.bits - 1
         if bool(((zero >= 0) & (zero <= top)).all()):
-            zero = _pack_stream(zero, tensor.bits)
+            zero = pack_stream(zero, tensor.bits)
         return cls(
             qweight=pack_words(tensor.codes, tensor.bits),
             scale=tensor.scale,
@@ -103,7 +102,7 @@ class PackedUniform(Format):
         if self.qzero.dtype == torch.int16:
             return self.qzero
         groups = group_count(self.group_size, self.shape[1])
-        return _unpack_stream(self.qzero, self.bits, self.shape[0] * groups).view(-1, groups)
+        return unpack_stream(self.qzero, self.bits, self.shape[0] * groups).view(-1, groups)
 
     def dequantize(self) -> torch.Tensor:
         """[N, K] float32, the nearest to scale * (codes - zero_point)."""
@@ -124,10 +123,71 @@ class PackedUniform(Format):
         return out
 
     @property
-    def bits_stored(self) -> int:
-        """Bits of every buffer: codes and zero points with their padding, scale, order."""
-        buffers = (self.qweight, self.scale, self.qzero, self.order)
-        return sum(b.numel() * b.element_size() * 8 for b in buffers if b is not None)
+    def buffers(self) -> dict[str, torch.Tensor | None]:
+        """Codes and zero points with their padding, scale, order."""
+        return {
+            "qweight": self.qweight,
+            "scale": self.scale,
+            "qzero": self.qzero,
+            "order": self.order,
+        }
+
+    def layout(self) -> dict[str, Choice]:
+        """Sizes, q, g, the dtype of the scales, and whether zero points are in q bits."""
+        return {
+            "out_features": self.shape[0],
+            "in_features": self.shape[1],
+            "q": self.bits,
+            "g": self.group_size,
+            "has_order": self.order is not None,
+            "scale_dtype": dtype_name(self.scale),
+            "packed_zeros": dtype_name(self.qzero) == "int32",
+        }
+
+    @classmethod
+    def from_layout(
+        cls, layout: Mapping[str, Any], device: torch.device | str = "cpu"
+    ) -> PackedUniform:
+        """An empty weight; see Format."""
+        import torch
+
+        either = (False, True)
+        check_layout(
+            layout,
+            {
+                "q": (),
+                "g": (),
+                "has_order": either,
+                "scale_dtype": ("float16", "float32"),
+                "packed_zeros": either,
+            },
+        )
+        rows, columns = shape = layout["out_features"], layout["in_features"]
+        q, groups = check_bits(layout["q"]), group_count(layout["g"], columns)
+
+        def empty(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+            return torch.empty(shape, dtype=dtype, device=device)
+
+        packed_zeros = layout["packed_zeros"]
+        return cls(
+            qweight=empty(torch.int32, rows, -(-columns * q // WORD)),
+            scale=empty(getattr(torch, layout["scale_dtype"]), rows, groups),
+            qzero=empty(torch.int32, -(-rows * groups * q // WORD))
+            if packed_zeros
+            else empty(torch.int16, rows, groups),
+            shape=shape,
+            bits=q,
+            group_size=layout["g"],
+            order=empty(torch.int32, columns) if layout["has_order"] else None,
+        )
+
+    @property
+    def bcq_bits(self) -> int | None:
+        """Bits of to_bcq(), which is not made for it; None where Eq. 5 would not be exact."""
+        try:
+            return bcq.bits_of(bcq.from_uniform(self.unpack()))
+        except LutlabError:
+            return None
 
     def to_bcq(self) -> bcq.PackedBCQ:
         """The binary form of Eq. 5, equal to the last bit when dequantized.
@@ -169,71 +229,3 @@ def to_uniform(tensor: BCQTensor) -> UniformTensor | None:
                 order=tensor.order,
             )
     return None  # 2 alpha_0 is beyond float32
-
-
-def pack_words(values: torch.Tensor, q: int) -> torch.Tensor:
-    """Integers [rows, columns] in 0 .. 2^q-1 -> words [rows, ceil(columns * q / 32)] int32."""
-    import torch
-
-    rows, columns = values.shape
-    words = torch.empty(rows, -(-columns * q // WORD), dtype=torch.int32, device=values.device)
-    step = max(1, CHUNK_WEIGHTS // columns)
-    for first in range(0, rows, step):
-        some = values[first : first + step].to(torch.uint8)
-        eight = _plain(torch.nn.functional.pad(some, (0, -columns % WORD))).view(torch.int64)
-        if check_bits(q) < 8:
-            for held in (1, 2, 4):  # values in a field
-                low, high = _halves(q, held)
-                eight = (eight & low) | (eight >> (8 - q) * held & high)
-        octets = _plain(eight.unsqueeze(2).view(torch.uint8)[..., :q]).view(len(some), -1)
-        words[first : first + step] = octets.view(torch.int32)[:, : words.shape[1]]
-    return words
-
-
-def unpack_words(words: torch.Tensor, q: int, columns: int) -> torch.Tensor:
-    """The inverse of pack_words: [rows, columns] uint8."""
-    import torch
-
-    rows = len(words)
-    values = torch.empty(rows, columns, dtype=torch.uint8, device=words.device)
-    missing = -(-columns // WORD) * check_bits(q) - words.shape[1]
-    step = max(1, CHUNK_WEIGHTS // columns)
-    for first in range(0, rows, step):
-        some = _plain(torch.nn.functional.pad(words[first : first + step], (0, missing)))
-        octets = some.view(torch.uint8).view(len(some), -1, q)
-        eight = torch.nn.functional.pad(octets, (0, 8 - q)).view(torch.int64).squeeze(2)
-        if q < 8:
-            for held in (4, 2, 1):
-                low, high = _halves(q, held)
-                eight = (eight & low) | (eight & high) << (8 - q) * held
-        values[first : first + step] = eight.view(torch.uint8)[:, :columns]
-    return values
-
-
-def _plain(values: torch.Tensor) -> torch.Tensor:
-    """Clone, not contiguous: that keeps odd strides where a dimension is 1, and then no bytes can be viewed."""
-    import torch
-
-    return values.clone(memory_format=torch.contiguous_format)
-
-
-def _halves(q: int, held: int) -> tuple[int, int]:
-    """Masks of an int64 in fields of 16 * held bits: their lowest q * held bits, and the next as many."""
-    low = sum(((1 << q * held) - 1) << at for at in range(0, 64, 16 * held))
-    return low, low << q * held
-
-
-def _pack_stream(values: torch.Tensor, q: int) -> torch.Tensor:
-    """All values of a tensor in one stream: [ceil(count * q / 32)] int32."""
-    import torch
-
-    flat = torch.nn.functional.pad(values.flatten(), (0, -values.numel() % WORD))
-    return pack_words(flat.view(-1, WORD), q).view(-1)[: -(-values.numel() * q // WORD)].clone()
-
-
-def _unpack_stream(words: torch.Tensor, q: int, count: int) -> torch.Tensor:
-    """The inverse of _pack_stream: [count] int16."""
-    import torch
-
-    whole = torch.nn.functional.pad(words, (0, -len(words) % q)).view(-1, q)
-    return unpack_words(whole, q, WORD).view(-1)[:count].to(torch.int16)

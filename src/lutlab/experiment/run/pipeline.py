@@ -201,7 +201,7 @@ def run_row(config: DictConfig) -> None:
 
 
 def _measure_cell(row: PlannedRow, cell: PlannedCell, prepared: Prepared) -> Record:
-    from lutlab.modules import take_kernels
+    from lutlab.kernels import ran
 
     began = time.monotonic()
     text = cached_text(cell.evaluation.text) if cell.evaluation.text else None
@@ -220,14 +220,13 @@ def _measure_cell(row: PlannedRow, cell: PlannedCell, prepared: Prepared) -> Rec
             raise LutlabError(
                 f"{row.spec.model.name} came without a tokenizer, so no text can be evaluated on it"
             )
-        if prepared.model is not None:
-            take_kernels(prepared.model)  # of calibration, or of the evaluator before
+        ran.take()  # of calibration, or of the evaluator before
         evaluator = registry.lookup("evaluator", cell.evaluation.evaluator)
         measurement = evaluator(**dict(cell.evaluation.options)).measure(subject)
     except Exception as error:
         return _failure(row, cell, error, time.monotonic() - began)
-    ran = take_kernels(prepared.model) if prepared.model is not None else []
-    facts = prepared.facts | ({"kernel": ran} if ran else {}) | measurement.facts
+    kernels = ran.take()
+    facts = prepared.facts | ({"kernel": kernels} if kernels else {}) | measurement.facts
     if text:
         facts |= {"text_sha256": text.sha256, "text_origin": text.origin}
     return _record(
