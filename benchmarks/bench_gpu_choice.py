@@ -32,10 +32,12 @@ from gpu_contestants import (
 
 from lutlab.errors import LutlabError
 from lutlab.formats.bcq import PackedBCQ
+from lutlab.formats.uniform import PackedUniform
 from lutlab.kernels.gpu import choice, lut_gemv
 from lutlab.kernels.gpu.choice import Race
 from lutlab.kernels.gpu.lut_gemv import launcher
 from lutlab.kernels.gpu.lut_gemv.variant import case
+from lutlab.measure.gpu_contestants import cold_products
 from lutlab.measure.timing import GpuTimer, race
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -55,16 +57,16 @@ def products() -> Iterator[tuple[tuple[int, int], int, int, bool, torch.dtype]]:
                 yield SMALL, q, 128, uniform, dtype
 
 
-def bound(packed: PackedBCQ, dtype: torch.dtype) -> dict[str, list[launcher.Product]]:
+def bound(
+    packed: PackedBCQ | PackedUniform, dtype: torch.dtype
+) -> dict[str, list[launcher.Product]]:
     """Every variant that takes the weight, with as many copies as make it cold."""
     here, found = launcher.gpu(launcher.device_of(DEVICE)), {}
     for name in lut_gemv.PREFERENCE:
         variant = lut_gemv.variant(name)
         if variant.why_not(case(packed, dtype), here):
             continue
-        first = launcher.bind(packed, dtype, DEVICE, name)
-        size = sum(b.nbytes for b in first.weight.buffers.values() if b is not None)
-        found[name] = [first, *(first.copy() for _ in range(cold_copies(size) - 1))]
+        found[name], _ = cold_products(packed, dtype, DEVICE, name, cold_copies)
     return found
 
 

@@ -18,12 +18,14 @@ from lutlab import formats
 from lutlab.errors import LutlabError
 from lutlab.experiment.store.provenance import environment
 from lutlab.formats.bcq import PackedBCQ
+from lutlab.formats.uniform import PackedUniform
 from lutlab.kernels.gpu import lut_gemv
 from lutlab.kernels.gpu.dequantize import dequantize
 from lutlab.kernels.gpu.lut_gemv import launcher
 from lutlab.kernels.gpu.lut_gemv.variant import case
 from lutlab.measure import drawn
 from lutlab.measure.energy import clocks_of
+from lutlab.measure.gpu_contestants import cold_products, stored_bytes
 from lutlab.measure.timing import Contestant, copies_for
 from lutlab.specs import ModelSpec, RunSpec
 
@@ -48,7 +50,7 @@ def about() -> dict[str, Any]:
 # ---- weights ----
 
 
-def draw(shape: tuple[int, int], q: int, g: int, uniform: bool) -> PackedBCQ:
+def draw(shape: tuple[int, int], q: int, g: int, uniform: bool) -> PackedBCQ | PackedUniform:
     """Random codes with positive scales: binary codes with an offset, or uniform codes, both with float16 scales."""
     method = "rtn" if uniform else "bcq"
     model = ModelSpec("drawn", "product", "x".join(map(str, shape)))
@@ -69,48 +71,45 @@ def cold_copies(size: int) -> int:
     return max(4, copies_for(size, 4 * l2_bytes()))
 
 
-def relative_error(y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> float:
-    """|y - x W^T| / |x W^T|, the product in float64."""
-    expected = drawn.exact_product(x, weight)
-    return float((y.double() - expected).norm() / expected.norm())
-
-
 def checked(one: Entrant, x: torch.Tensor, weight: torch.Tensor) -> Entrant:
     """Its error against float64.
 
     Raises:
         LutlabError: it is wrong.
     """
-    one.error = max(relative_error(one.run(i), x, weight) for i in {0, one.copies - 1})
-    if not one.error <= ERRORS[x.dtype]:
-        raise LutlabError(f"{one.name} is wrong by {one.error:.1e}: its speed would say nothing")
+    for copy_ in {0, one.copies - 1}:
+        error = drawn.relative_error(one.run(copy_), x, weight)
+        if not error <= ERRORS[x.dtype]:  # of nan too
+            raise LutlabError(f"{one.name} is wrong by {error:.1e}: its speed would say nothing")
+        one.error = max(one.error, error)
     return one
 
 
 # ---- ours ----
 
 
-def ours(packed: PackedBCQ, x: torch.Tensor, name: str, kind: str) -> Entrant | None:
+def ours(
+    packed: PackedBCQ | PackedUniform, x: torch.Tensor, name: str, kind: str
+) -> Entrant | None:
     """A variant with its copies; None where it does not take the weight."""
     here = launcher.gpu(launcher.device_of(DEVICE))
     variant = lut_gemv.variant(name)
     if variant.why_not(case(packed, x.dtype, len(x)), here):
         return None
-    first = launcher.bind(packed, x.dtype, DEVICE, name).prepare(len(x))
-    size = sum(b.nbytes for b in first.weight.buffers.values() if b is not None)
-    products = [first, *(first.copy().prepare(len(x)) for _ in range(cold_copies(size) - 1))]
+    products, size = cold_products(packed, x.dtype, DEVICE, name, cold_copies)
+    for product in products:
+        product.prepare(len(x))
     return Entrant(f"{name} {kind}", size, len(products), lambda i: products[i](x), kind=kind)
 
 
-def through_dense(packed: PackedBCQ, x: torch.Tensor, kind: str) -> Entrant:
+def through_dense(packed: PackedBCQ | PackedUniform, x: torch.Tensor, kind: str) -> Entrant:
     """What QuantLinear does with many rows of x."""
+    planes = packed.to_bcq()
 
     def run(i: int) -> torch.Tensor:
-        return torch.nn.functional.linear(x, dequantize(packed, x.dtype))
+        return torch.nn.functional.linear(x, dequantize(planes, x.dtype))
 
-    buffers = (packed.planes, packed.alpha, packed.offset)
-    size = sum(b.nbytes for b in buffers if b is not None)
-    return Entrant(f"dequantize {kind}", size, 1, run, kind="through dense")
+    return Entrant(f"dequantize {kind}", stored_bytes(planes), 1, run, kind="through dense")
 
 
 # ---- cuBLAS and peers ----

@@ -11,7 +11,7 @@ from __future__ import annotations
 import statistics
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from lutlab.errors import LutlabError
 from lutlab.evaluators import context_length, evaluation_mode
@@ -61,7 +61,7 @@ def timed(model: PreTrainedModel, tokens: int, repeats: int) -> Measurement:
     check_context(model, tokens)
     with evaluation_mode(model):
         _check(model, decode(model, tokens))
-        kernels(model)  # of the check, which sees all tokens at once
+        kernels()  # of the check, which sees all tokens at once
         seconds = []
         for _ in range(repeats):
             began = time.perf_counter()
@@ -70,7 +70,7 @@ def timed(model: PreTrainedModel, tokens: int, repeats: int) -> Measurement:
     facts = {
         "tokens": tokens,
         "prompt_tokens": 1,
-        "kernel": kernels(model),
+        "kernel": kernels(),
         "threads": torch.get_num_threads(),
     }
     values = {"tokens_per_s": tokens / statistics.median(seconds)}
@@ -100,12 +100,11 @@ def decode(model: PreTrainedModel, tokens: int) -> torch.Tensor:
     return torch.tensor(torch.cat(chosen, dim=1)[0].tolist())
 
 
-def kernels(model: PreTrainedModel) -> Any:
-    """What has multiplied the quantized layers since the last call, one name or several; torch's own where none is."""
+def kernels() -> list[str]:
+    """Names of the kernels that have multiplied since the last call, the fact `kernel`; torch, if none is quantized."""
     from lutlab.kernels import ran
 
-    found = ran.take()
-    return found[0] if len(found) == 1 else found or "torch matmul"
+    return ran.take() or ["torch matmul"]
 
 
 def first_difference(model: PreTrainedModel, ids: torch.Tensor) -> int | None:

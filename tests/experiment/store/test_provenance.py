@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
 
 import lutlab
+from lutlab import sources
 from lutlab.errors import LutlabError
 from lutlab.experiment.store.provenance import (
     _CLOCKS,
     _DECIDING,
     _ENTRANCES,
     _SEARCHING,
+    _dirty,
+    _git,
     _kernels,
     _with_imports,
     code_sha256,
@@ -42,7 +46,7 @@ def test_kernels_of_each_device_have_a_name_of_their_own() -> None:
     ("source", "devices"),
     [
         ("kernels/gpu/lut_gemv/launcher.py", {"cuda", "spread"}),
-        ("kernels/gpu/lut_gemv/r0.py", {"cuda", "spread"}),
+        ("kernels/gpu/lut_gemv/paper.py", {"cuda", "spread"}),
         ("kernels/gpu/choice.py", {"cuda", "spread"}),
         ("codegen/cuda.py", {"cuda", "spread"}),
         ("formats/binary_tiles.py", {"cuda", "spread"}),
@@ -115,3 +119,35 @@ def test_a_method_without_a_file_is_refused(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "typed_in", types.ModuleType("typed_in"))
     with pytest.raises(LutlabError, match="has no source file"):
         code_sha256("typed_in")
+
+
+@pytest.fixture
+def repository(tmp_path, monkeypatch):
+    """A repository with one file in each folder, which lutlab takes for its own."""
+    monkeypatch.setattr(sources, "checkout", lambda: tmp_path)
+    for name in ("src", "kernels", "experiments", "conf", "docs"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text("as committed\n")
+    who = ["-c", "user.name=a", "-c", "user.email=a@localhost"]
+    for arguments in (["init", "-q"], ["add", "."], [*who, "commit", "-q", "-m", "first"]):
+        subprocess.run(["git", *arguments], cwd=tmp_path, check=True)
+    return tmp_path
+
+
+@pytest.mark.parametrize("folder", ["src", "kernels", "experiments", "conf"])
+def test_a_changed_file_makes_the_tree_dirty(repository, folder) -> None:
+    assert _dirty() is False
+    (repository / "docs" / "file").write_text("changed: decides no number\n")
+    assert _dirty() is False
+    (repository / folder / "file").write_text("changed\n")
+    assert _dirty() is True
+
+
+def test_a_wheel_has_no_commit_even_inside_a_repository(repository, monkeypatch) -> None:
+    assert len(_git("rev-parse", "HEAD")) == 40
+    installed = repository / "environment" / "lib"
+    installed.mkdir(parents=True)
+    for checkout in (None, installed):
+        monkeypatch.setattr(sources, "checkout", lambda found=checkout: found)
+        assert _git("rev-parse", "HEAD") is None
+        assert _dirty() is None

@@ -13,6 +13,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from lutlab import sources
 from lutlab.errors import LutlabError
 from lutlab.kernels.codegen import cuda, templates
 
@@ -39,6 +40,7 @@ _ENTRANCES = {
 }
 _CLOCKS = ("measure/*.py",)
 _OF_SPEEDS = ("kernels", "codegen", "formats")
+_COMMITTED = ("src", "kernels", "experiments", "conf")  # pathspecs: from the top of the checkout
 _LIBRARIES = ("lutlab", "torch", "transformers", "tokenizers", "datasets", "numpy", "hydra-core")
 
 
@@ -136,7 +138,7 @@ def environment() -> dict[str, Any]:
     cuda = torch.cuda.is_available()
     return {
         "git_commit": _git("rev-parse", "HEAD"),
-        "git_dirty": bool(_git("status", "--porcelain", "--untracked-files=no", "--", "src")),
+        "git_dirty": _dirty(),
         "code_sha256": code_sha256(),
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
@@ -150,12 +152,21 @@ def environment() -> dict[str, Any]:
     }
 
 
+def _dirty() -> bool | None:
+    """Whether a file that decides numbers differs from the commit; None where there is no commit to compare with."""
+    changed = _git("status", "--porcelain", "--untracked-files=no", "--", *_COMMITTED)
+    return None if changed is None else bool(changed)
+
+
 def _git(*arguments: str) -> str | None:
-    """Output of a git command here; None outside a checkout or without git."""
+    """Output of a git command at the top of lutlab's own repository; None without one, or without git."""
+    root = sources.checkout()
+    if root is None or not (root / ".git").exists():  # git would find a repository around lutlab
+        return None
     try:
         done = subprocess.run(
             ["git", *arguments],
-            cwd=_PACKAGE,
+            cwd=root,
             capture_output=True,
             text=True,
             check=False,

@@ -3,7 +3,7 @@
     few rows of x    a variant of lut_gemv that takes format, dtype and GPU; which one: choice.py
     many rows        dequantize once a call, torch.matmul (cuBLAS); from how many rows on: choice.py
     bfloat16 x       with groups that are no whole words of 32: few rows are multiplied in float32 and rounded back, as
-                     r0, which alone takes such groups, computes in the dtype of x, and not in bfloat16
+                     paper, which alone takes such groups, computes in the dtype of x, and not in bfloat16
 
 Uniform codes are read as they are by variants that take them; the others, and the dequantizer, read the planes of
 Eq. 5, which are made when they are first asked for. What has been made stays beside the stored form: many rows are
@@ -195,8 +195,10 @@ class GpuLinear(Execution):
         return tuple(held.values())
 
     def copy(self) -> GpuLinear:
-        """With layouts and workspaces of its own; the stored form, which no variant reads, is shared."""
-        other = GpuLinear(self.stored, self.device, self.gpu, self.variant, self.knobs)
+        """With layouts and workspaces of its own; the stored form is shared where nobody dequantizes it."""
+        dense = any(name == choice.DENSE for name, _ in self.chosen.values())
+        stored = copy.deepcopy(self.stored) if dense else self.stored
+        other = GpuLinear(stored, self.device, self.gpu, self.variant, self.knobs)
         other.chosen = dict(self.chosen)
         other.weights = {pack: copy.deepcopy(weight) for pack, weight in self.weights.items()}
         for (dtype, name), product in self.products.items():
