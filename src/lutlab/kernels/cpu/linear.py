@@ -25,7 +25,7 @@ import torch
 
 from lutlab.errors import LutlabError, nearest
 from lutlab.formats import bcq_rows, uniform_rows
-from lutlab.formats.bcq import WORD
+from lutlab.formats.bcq import WORD, PackedBCQ
 from lutlab.formats.bcq_rows import PackedBCQRows
 from lutlab.formats.contract import Format
 from lutlab.formats.row_blocks import geometry
@@ -52,6 +52,8 @@ class UniformGemv(KernelOp):
 
     def takes(self, packed: Format, device: torch.device) -> str:
         """See KernelOp."""
+        if not isinstance(packed, PackedUniform):
+            return "it multiplies format uniform"
         if packed.bits < 4:
             return f"q={packed.bits}: codes of 1 to 3 bits are faster as planes"
         dtype = packed.scale.dtype
@@ -76,6 +78,8 @@ class BCQGemv(KernelOp):
 
     def takes(self, packed: Format, device: torch.device) -> str:
         """See KernelOp."""
+        if not isinstance(packed, PackedBCQ | PackedUniform):
+            return "it multiplies formats bcq and uniform"
         try:
             lanes = self._lanes(packed, bcq_gemv.EXACT)
         except LutlabError as error:

@@ -54,6 +54,8 @@ class LutGemv(KernelOp):
 
     def takes(self, packed: Format, device: torch.device) -> str:
         """See KernelOp."""
+        if not isinstance(packed, Stored):
+            return "it multiplies formats bcq and uniform"
         try:
             lut_gemv.choose(case(packed, torch.float32), launcher.gpu(launcher.device_of(device)))
         except (

@@ -159,10 +159,11 @@ Knobs = Mapping[str, int | str]
 class Variant:
     """A kernel.
 
-    name: as `paper`; idea: half a sentence for tables; knobs: what may be swept, with defaults; pack: from binary codes,
-    or, with `codes`, from uniform ones; refuses: why it cannot take a case with these knobs, a sentence with a cure, or
-    None; plan: how it runs one; least_arch: 80 is sm_80; deterministic: whether y is the same to the last bit in every
-    run; batch: rows of x that take, by the model, hardly longer than one reading of the weights, of a case with many.
+    name: as `paper`; idea: half a sentence for tables; knobs: what may be swept, with defaults; pack: from binary
+    codes, or, with `codes`, from uniform ones; refuses: why it cannot take a case with these knobs, a sentence with a
+    cure, or None; plan: how it runs one; least_arch: 80 is sm_80; deterministic: whether y is the same to the last bit
+    in every run; batch: rows of x that take, by the model, hardly longer than one reading of the weights, of a case
+    with many.
     """
 
     name: str
