@@ -32,6 +32,7 @@ from gpu_contestants import (
 
 from lutlab.errors import LutlabError
 from lutlab.formats.bcq import PackedBCQ
+from lutlab.formats.uniform import PackedUniform
 from lutlab.kernels.gpu import choice, lut_gemv
 from lutlab.kernels.gpu.choice import Race
 from lutlab.kernels.gpu.lut_gemv import launcher
@@ -56,7 +57,9 @@ def products() -> Iterator[tuple[tuple[int, int], int, int, bool, torch.dtype]]:
                 yield SMALL, q, 128, uniform, dtype
 
 
-def bound(packed: PackedBCQ, dtype: torch.dtype) -> dict[str, list[launcher.Product]]:
+def bound(
+    packed: PackedBCQ | PackedUniform, dtype: torch.dtype
+) -> dict[str, list[launcher.Product]]:
     """Every variant that takes the weight, with as many copies as make it cold."""
     here, found = launcher.gpu(launcher.device_of(DEVICE)), {}
     for name in lut_gemv.PREFERENCE:

@@ -18,6 +18,7 @@ from lutlab import formats
 from lutlab.errors import LutlabError
 from lutlab.experiment.store.provenance import environment
 from lutlab.formats.bcq import PackedBCQ
+from lutlab.formats.uniform import PackedUniform
 from lutlab.kernels.gpu import lut_gemv
 from lutlab.kernels.gpu.dequantize import dequantize
 from lutlab.kernels.gpu.lut_gemv import launcher
@@ -49,7 +50,7 @@ def about() -> dict[str, Any]:
 # ---- weights ----
 
 
-def draw(shape: tuple[int, int], q: int, g: int, uniform: bool) -> PackedBCQ:
+def draw(shape: tuple[int, int], q: int, g: int, uniform: bool) -> PackedBCQ | PackedUniform:
     """Random codes with positive scales: binary codes with an offset, or uniform codes, both with float16 scales."""
     method = "rtn" if uniform else "bcq"
     one = (*shape, 1)
@@ -87,7 +88,9 @@ def checked(one: Entrant, x: torch.Tensor, weight: torch.Tensor) -> Entrant:
 # ---- ours ----
 
 
-def ours(packed: PackedBCQ, x: torch.Tensor, name: str, kind: str) -> Entrant | None:
+def ours(
+    packed: PackedBCQ | PackedUniform, x: torch.Tensor, name: str, kind: str
+) -> Entrant | None:
     """A variant with its copies; None where it does not take the weight."""
     here = launcher.gpu(launcher.device_of(DEVICE))
     variant = lut_gemv.variant(name)
@@ -99,13 +102,14 @@ def ours(packed: PackedBCQ, x: torch.Tensor, name: str, kind: str) -> Entrant | 
     return Entrant(f"{name} {kind}", size, len(products), lambda i: products[i](x), kind=kind)
 
 
-def through_dense(packed: PackedBCQ, x: torch.Tensor, kind: str) -> Entrant:
+def through_dense(packed: PackedBCQ | PackedUniform, x: torch.Tensor, kind: str) -> Entrant:
     """Dequantizing and cuBLAS, as QuantLinear multiplies many rows of x."""
+    planes = packed.to_bcq()
 
     def run(i: int) -> torch.Tensor:
-        return torch.nn.functional.linear(x, dequantize(packed, x.dtype))
+        return torch.nn.functional.linear(x, dequantize(planes, x.dtype))
 
-    return Entrant(f"dequantize {kind}", stored_bytes(packed), 1, run, kind="through dense")
+    return Entrant(f"dequantize {kind}", stored_bytes(planes), 1, run, kind="through dense")
 
 
 # ---- cuBLAS and peers ----

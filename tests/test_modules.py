@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import gc
 import io
 import json
 
@@ -15,11 +16,13 @@ from torch.nn import functional
 from lutlab import modules
 from lutlab.api import quantize_tensor
 from lutlab.errors import LutlabError
-from lutlab.formats.bcq import pack
+from lutlab.formats.bcq import PackedBCQ, pack
+from lutlab.formats.uniform import PackedUniform
+from lutlab.kernels import ran
 from lutlab.kernels.codegen.isa import detect
-from lutlab.kernels.cpu import linear
+from lutlab.kernels.cpu import rows_ops
 from lutlab.modules import QuantLinear
-from lutlab.tensors import BCQTensor
+from lutlab.tensors import BCQTensor, UniformTensor
 
 N, K = 24, 40
 METHODS = [{"method": "rtn"}, {"method": "bcq"}, {"method": "bcq", "offset": True}]
@@ -54,9 +57,9 @@ def assert_multiplies(module, inputs):
 @pytest.fixture
 def no_compiler(monkeypatch, tmp_path):
     monkeypatch.setenv("LUTLAB_CC", str(tmp_path / "none"))
-    linear._kernel.cache_clear()
+    rows_ops.kernel_of.cache_clear()
     yield
-    linear._kernel.cache_clear()
+    rows_ops.kernel_of.cache_clear()
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -66,7 +69,7 @@ def test_forward_multiplies_with_the_dequantized_weight(options, bias):
     assert_multiplies(module, x())
     assert torch.equal(module(x()), module(x()))
     assert module(x()[0, 0]).shape == (N,)
-    assert module._dense is None, "a kernel needs no dense weight"
+    assert module._execution.replaces, "a kernel needs no other weight"
 
 
 def test_many_rows_are_multiplied_by_torch_and_nothing_dense_is_kept():
@@ -77,33 +80,45 @@ def test_many_rows_are_multiplied_by_torch_and_nothing_dense_is_kept():
         weight = module.packed.dequantize().to(dtype)
         expected = functional.linear(many.to(dtype), weight, module.bias)
         assert torch.equal(module(many.to(dtype)), expected)
-    assert module._dense is None
-    assert module.kernel.startswith("dequantize every call (bcq lut")
+    assert module._execution.replaces
+    assert module.describe(800, torch.float32).startswith("dequantize every call (bcq lut")
 
 
 def test_the_kernel_is_named_with_instruction_set_and_threads():
     module = layer(method="bcq")
-    assert module.kernel == "nothing yet"
+    ran.take()
+    assert module.describe(10, torch.float32).startswith("bcq lut, ")
+    assert ran.take() == [], "nothing has run yet"
     module(x())
-    assert module.kernel == f"bcq lut, {detect().name}, {torch.get_num_threads()} threads"
+    name = f"bcq lut, {detect().name}, {torch.get_num_threads()} threads"
+    assert ran.take() == [name] == [module.describe(10, torch.float32)]
     wide = QuantLinear(quantize_tensor(weight(), q=4, g=16, method="rtn"), None)
     wide(x())
-    assert wide.kernel.startswith("uniform convert, ")
+    wide(x().repeat(1, 80, 1))
+    many, few = ran.take()
+    assert few.startswith("uniform convert, ")
+    assert many == f"dequantize every call ({few}), torch matmul"
+    assert ran.take() == []
 
 
 def test_without_a_compiler_torch_multiplies_and_says_so(no_compiler, caplog):
     modules._say_once.cache_clear()
-    module = layer()
+    module = layer(method="bcq")
+    ran.take()
     assert_multiplies(module, x())
-    assert module.kernel.startswith("dequantize once, torch matmul (no kernel: LUTLAB_CC=")
-    layer()(x())
+    (name,) = ran.take()
+    assert name == module.describe(1, torch.float32)
+    assert name.startswith("dequantize once, torch matmul (no kernel: bcq_gemv: LUTLAB_CC=")
+    layer(method="bcq")(x())
     assert [r.levelname for r in caplog.records] == ["WARNING"], "said once"
+    for dtype in LIMIT:
+        assert_multiplies(module.to(dtype), x(dtype))
 
 
 def test_a_group_size_without_a_kernel_is_named():
     module = QuantLinear(quantize_tensor(weight(), q=3, g=13, method="bcq"), None)
     assert_multiplies(module, x())
-    assert "13" in module.kernel
+    assert "bcq_gemv: g=13 is not a group size" in module.describe(1, torch.float32)
 
 
 def test_forward_follows_the_dtype_of_its_input():
@@ -124,9 +139,37 @@ def test_the_product_is_one_operation_for_torch_compile():
     compiled = torch.compile(module, backend=look, fullgraph=True)
     assert torch.equal(compiled(x()), module(x()))
     assert "rows_gemv" in graphs[0].code
+    execution = module._execution
+    weight = (execution.rows.stream, execution.channels, execution.layout)
+    for operation, arguments in (
+        (torch.ops.lutlab.rows_gemv, (x(), module.bias.data, *weight)),
+        (torch.ops.lutlab.rows_dense, weight),
+    ):
+        torch.library.opcheck(
+            operation.default, arguments, test_utils=("test_schema", "test_faketensor")
+        )
+
+
+def test_many_rows_and_gradients_are_operations_too():
+    module = layer(method="bcq")
+    module(x())
+    compiled = torch.compile(module, backend="eager", fullgraph=True)
+    many = x().repeat(1, 80, 1)
+    assert torch.equal(compiled(many), module(many))
+    inputs = x().requires_grad_()
+    compiled(inputs).sum().backward()
+    expected = module.packed.dequantize().sum(0).expand_as(inputs)
+    assert torch.allclose(inputs.grad, expected, atol=1e-5)
+
+
+def test_without_a_kernel_the_product_is_one_operation_too(no_compiler):
+    module = layer(method="bcq")
+    module(x())
+    compiled = torch.compile(module, backend="eager", fullgraph=True)
+    assert torch.equal(compiled(x()), module(x()))
     torch.library.opcheck(
-        torch.ops.lutlab.rows_gemv.default,
-        (x(), module._linear.packed.stream, module._linear.packed.channels, module._linear.layout),
+        torch.ops.lutlab.dense_linear.default,
+        (x(), module._execution.weight, module.bias.data, "torch"),
         test_utils=("test_schema", "test_faketensor"),
     )
 
@@ -147,10 +190,11 @@ def test_conversion_of_the_model_keeps_the_scales(dtype, options):
     assert_multiplies(module, x(dtype))
 
 
-def test_moving_to_another_device_forgets_the_dense_weight():
+def test_moving_to_another_device_forgets_the_execution():
     module = layer()
     module(x())
     module.to("meta")
+    assert module._execution is None
     assert {buffer.device.type for buffer in module.buffers()} == {"meta"}
     assert module(x().to("meta")).device.type == "meta"
 
@@ -163,11 +207,18 @@ def test_cuda():
     assert torch.allclose(module(x().cuda()).cpu(), on_cpu, atol=1e-5)
 
 
-def test_state_dict_holds_the_packed_weight_and_nothing_dense():
-    module = layer(method="bcq", offset=True)
-    module(x())
-    assert set(module.state_dict()) == {"planes", "alpha", "offset", "bias"}
-    assert set(layer(bias=False, method="bcq").state_dict()) == {"planes", "alpha"}
+def test_state_dict_holds_the_packed_weight_and_nothing_else():
+    for module, names in (
+        (layer(method="bcq", offset=True), {"planes", "alpha", "offset", "bias"}),
+        (layer(bias=False, method="bcq"), {"planes", "alpha"}),
+        (layer(), {"qweight", "scale", "qzero", "bias"}),
+    ):
+        before = module.state_dict()
+        assert set(before) == names
+        module(x())
+        after = module.state_dict()
+        assert list(after) == list(before)
+        assert all(torch.equal(after[name], before[name]) for name in names)
 
 
 def test_loaded_weights_replace_the_cached_ones():
@@ -203,18 +254,19 @@ def pickled(module):
 
 @pytest.mark.parametrize("again", [copy.deepcopy, pickled])
 def test_copies_are_equal_and_carry_no_dense_weight(again):
-    module = layer()
+    module = layer(method="bcq")
     y = module(x())
     copied = again(module)
-    assert copied._dense is copied._linear is None
-    assert torch.equal(copied(x()), y)
+    assert copied._execution is None
     copied.planes.zero_()
-    assert torch.equal(module.packed.dequantize(), layer().packed.dequantize())
+    assert torch.equal(module.packed.dequantize(), layer(method="bcq").packed.dequantize())
+    copied = again(module)
+    assert torch.equal(copied(x()), y)
 
 
 @st.composite
 def packed_weights(draw):
-    """Any PackedBCQ: q, ragged groups and words, with and without an offset and an order."""
+    """Binary and uniform codes: q, ragged groups and words, with and without an offset and an order."""
     q, rows, columns = draw(st.integers(1, 8)), draw(st.integers(1, 5)), draw(st.integers(1, 70))
     g = draw(st.sampled_from([-1, 8, 13, 32, 100]))
     alpha_dtype = draw(st.sampled_from([torch.float16, torch.float32]))
@@ -225,8 +277,11 @@ def packed_weights(draw):
     alpha = torch.randn(q, rows, groups, generator=generator).to(alpha_dtype)
     offset = offset_dtype and torch.randn(rows, groups, generator=generator).to(offset_dtype)
     order = torch.randperm(columns, generator=generator).int() if draw(st.booleans()) else None
-    packed = pack(BCQTensor(codes, alpha, offset, q, g))
-    return dataclasses.replace(packed, order=order)
+    if draw(st.booleans()):
+        low, high = draw(st.sampled_from([(0, 2**q), (-300, 300)]))
+        zero = torch.randint(low, high, (rows, groups), generator=generator).to(torch.int16)
+        return PackedUniform.pack(UniformTensor(codes, alpha[0], zero, q, g, order))
+    return pack(BCQTensor(codes, alpha, offset, q, g, order))
 
 
 @settings(deadline=None, max_examples=40)
@@ -244,6 +299,29 @@ def test_a_layer_is_made_again_from_its_layout_and_its_buffers(packed, bias_dtyp
     assert {b.device.type for b in QuantLinear.from_layout(layout, "meta").buffers()} == {"meta"}
 
 
+@settings(deadline=None, max_examples=60)
+@given(packed_weights())
+def test_the_stored_weight_is_recovered_from_the_kernels_own_bit_for_bit(packed):
+    before = {name: None if b is None else b.clone() for name, b in packed.buffers.items()}
+    module = QuantLinear(packed, None)
+    module.prepare()
+    module(torch.ones(packed.shape[1]))
+    assert list(module.buffers()) == [] or not module._execution.replaces
+    again = module.packed
+    assert again.layout() == packed.layout()
+    for name, buffer in again.buffers.items():
+        assert (buffer is None) == (before[name] is None), name
+        if buffer is not None:
+            kind = (
+                torch.int64
+                if buffer.itemsize == 8
+                else torch.int32
+                if buffer.itemsize == 4
+                else torch.int16
+            )
+            assert torch.equal(buffer.view(kind), before[name].view(kind)), name
+
+
 def test_order_puts_the_channels_back():
     module = layer(bias=False)
     order = torch.randperm(K, generator=torch.Generator().manual_seed(3)).int()
@@ -253,6 +331,134 @@ def test_order_puts_the_channels_back():
     assert shuffled.packed.bits_stored == module.packed.bits_stored + 32 * K
 
 
+# ---- memory ----
+
+# q, g, method; real layers: sizes that blocks of 32 rows and words of 32 columns divide
+WITHIN = [
+    (2, 128, "bcq"), (3, 32, "bcq"), (3, 128, "bcq"), (4, 128, "bcq"), (4, -1, "bcq"),
+    (4, 32, "rtn"), (4, 128, "rtn"), (3, 64, "rtn"), (3, -1, "rtn"), (2, 128, "rtn"), (8, 128, "rtn"),
+]  # fmt: skip
+
+
+def live(modules):
+    """Bytes of all tensors that layers hold, biases left out."""
+    held = {}
+    for module in modules:
+        tensors = [b for b in module._buffers.values() if b is not None]
+        if module._execution is not None:
+            tensors += module._execution.buffers
+        held |= {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+    return sum(held.values())
+
+
+@pytest.mark.parametrize(("q", "g", "method"), WITHIN)
+def test_a_layer_holds_its_weight_once(q, g, method):
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(1024, 1024), (1536, 1024)]
+    weights = [torch.randn(shape, generator=generator) for shape in shapes]
+    layers = [QuantLinear(quantize_tensor(w, method=method, q=q, g=g), None) for w in weights]
+    stored = sum(layer.packed.bits_stored for layer in layers) // 8
+    assert live(layers) == stored
+    inputs = torch.randn(1, 1024, generator=generator)
+    for _ in range(2):
+        for one in layers:
+            one(inputs)
+        assert live(layers) <= 1.1 * stored
+    for one in layers:
+        one.to(torch.float16)
+    assert live(layers) == stored
+
+
+def test_what_a_layer_lets_go_of_is_freed():
+    """All tensors of the process, and not what the layer says of itself."""
+    packed = quantize_tensor(torch.randn(1024, 1024), method="bcq", q=3, g=128)
+    stored = packed.bits_stored // 8
+    module = QuantLinear(packed, None)
+    del packed
+    gc.collect()
+    before = every_tensor()
+    module(torch.ones(1, 1024))
+    gc.collect()
+    assert every_tensor() - before <= 0.1 * stored
+
+
+def every_tensor():
+    """Bytes of all tensors that are alive."""
+    alive = [t for t in gc.get_objects() if type(t) is torch.Tensor and not t.is_meta]
+    sizes = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in alive}
+    return sum(sizes.values())
+
+
+# ---- another weight in the place of the stored one ----
+
+
+def test_another_weight_is_multiplied_by():
+    module, other = layer(seed=0), layer(seed=1)
+    module(x())
+    module.repack(other.packed)
+    assert torch.equal(module(x()), other(x()))
+    other(x())
+    module.repack(layer(seed=2).packed)
+    assert torch.equal(module.packed.dequantize(), layer(seed=2).packed.dequantize())
+    with pytest.raises(LutlabError, match="make a QuantLinear of its own of another layout"):
+        module.repack(layer(method="bcq").packed)
+    with pytest.raises(LutlabError, match="make a QuantLinear"):
+        module.repack(quantize_tensor(weight(), method="rtn", q=4, g=16))
+
+
+@pytest.mark.parametrize("called", [False, True])
+def test_an_assigned_buffer_is_the_weights(called):
+    module = layer(method="bcq", offset=True)
+    if called:
+        module(x())
+    packed = module.packed
+    module.alpha = 2 * packed.alpha
+    assert torch.equal(module.packed.alpha, 2 * packed.alpha)
+    assert torch.equal(module.packed.offset, packed.offset)
+    assert_multiplies(module, x())
+
+
+@pytest.mark.parametrize("order", [False, True])
+def test_a_step_of_training_of_alpha_and_offset_is_followed_by_the_kernel(order):
+    module = layer(method="bcq", offset=True, bias=False)
+    if order:
+        channels = torch.randperm(K, generator=torch.Generator().manual_seed(3)).int()
+        module = QuantLinear(dataclasses.replace(module.packed, order=channels), None)
+    before = module(x())
+    packed = module.packed
+    alpha, offset = (t.float().requires_grad_() for t in (packed.alpha, packed.offset))
+    dense = packed.with_buffers({"alpha": alpha, "offset": offset}).dequantize()
+    target = x() @ weight().T
+    loss = (x() @ dense.T - target).square().mean()
+    loss.backward()
+    # dL/dW, summed by group with the sign of each plane, is what alpha's gradient has to be.
+    upstream = (2 * (x() @ dense.detach().T - target) / target.numel()).flatten(0, 1)
+    per_weight = upstream.T @ x().flatten(0, 1)
+    if order:
+        per_weight = per_weight[:, channels.long()]
+    codes = packed.unpack().codes
+    for b in range(3):
+        signed = per_weight * (2.0 * (codes >> b & 1) - 1)
+        groups = torch.stack([part.sum(1) for part in signed.split(16, dim=1)], dim=1)
+        torch.testing.assert_close(alpha.grad[b], groups, atol=1e-6, rtol=1e-4)
+    groups = torch.stack([part.sum(1) for part in per_weight.split(16, dim=1)], dim=1)
+    torch.testing.assert_close(offset.grad, groups, atol=1e-6, rtol=1e-4)
+    with torch.no_grad():
+        stepped = {
+            name: (value - 0.5 * value.grad).to(getattr(packed, name).dtype)
+            for name, value in (("alpha", alpha), ("offset", offset))
+        }
+    module.repack(packed.with_buffers(stepped))
+    after = module(x())
+    assert_multiplies(module, x())
+    assert (after - target).square().mean() < (before - target).square().mean()
+    assert isinstance(module.packed, PackedBCQ)
+    assert torch.equal(module.packed.alpha, stepped["alpha"])
+
+
+# ---- layouts ----
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -260,8 +466,12 @@ def test_order_puts_the_channels_back():
         ({"g": 3}, "g=3"),
         ({"out_features": 0}, "out_features=0"),
         ({"in_features": "40"}, "in_features='40'"),
-        ({"alpha_dtype": "int8"}, "alpha_dtype='int8'"),
-        ({"alpha_dtype": None}, "alpha_dtype=None"),
+        ({"scale_dtype": "int8"}, "scale_dtype='int8'"),
+        ({"scale_dtype": None}, "scale_dtype=None"),
+        ({"packed_zeros": 1}, "packed_zeros=1"),
+        ({"bias_dtype": "int8"}, "bias_dtype='int8'"),
+        ({"format": "unifrom"}, "unknown format 'unifrom': did you mean 'uniform'"),
+        ({"format": "bcq"}, "lacks 'alpha_dtype'"),
         ({"has_order": "no"}, "has_order='no'"),
         ({"bits": 3}, "unknown 'bits'"),
     ],
@@ -272,11 +482,15 @@ def test_a_damaged_layout_is_explained(change, message):
 
 
 def test_an_incomplete_layout_is_explained():
-    layout = layer().layout()
-    del layout["alpha_dtype"]
-    with pytest.raises(LutlabError, match="lacks 'alpha_dtype'"):
-        QuantLinear.from_layout(layout)
+    for key in layer().layout():
+        layout = layer().layout()
+        del layout[key]
+        with pytest.raises(LutlabError, match=f"lacks '{key}'"):
+            QuantLinear.from_layout(layout)
 
 
 def test_prints_what_it_is():
-    assert repr(layer()) == "QuantLinear(in_features=40, out_features=24, q=3, g=16, bias=True)"
+    said = "out_features=24, in_features=40, q=3, g=16, has_order=False"
+    assert repr(layer()) == (
+        f"QuantLinear(format=uniform, {said}, scale_dtype=float16, packed_zeros=True, bias=True)"
+    )

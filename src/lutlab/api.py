@@ -36,11 +36,11 @@ from lutlab.data import load_text
 from lutlab.data.calibration import calibration_windows
 from lutlab.errors import LutlabError
 from lutlab.formats import pack
+from lutlab.formats.contract import Format
 from lutlab.groups import CANDIDATE_BITS, CANDIDATE_GROUP_SIZES, Width
 from lutlab.models.families import evaluation_seqlen, kinds
 from lutlab.quantizers.contract import Calibrated, make_method
 from lutlab.specs import TextSpec
-from lutlab.tensors import PackedWeight
 
 log = logging.getLogger(__name__)
 # What quantize calibrates on where it is given nothing: text that is present with every Python.
@@ -55,14 +55,17 @@ def quantize_tensor(
     g: int = 128,
     inputs: torch.Tensor | None = None,
     **options: Any,
-) -> PackedWeight:
+) -> Format:
     """Quantize one weight matrix.
 
-    >>> packed = quantize_tensor(torch.ones(2, 64), method="rtn", q=4, g=32)
+    >>> packed = quantize_tensor(torch.ones(2, 128), method="rtn", q=4, g=32)
     >>> packed.dequantize().shape, packed.bits_per_weight
-    (torch.Size([2, 64]), 7.0)
+    (torch.Size([2, 128]), 4.625)
+    >>> packed.to_bcq().bits_per_weight
+    7.0
 
-    (4 bits of signs, and a group of 32 stores four 16-bit alphas and one 32-bit offset: 4 + 96 / 32 = 7.)
+    (4 bits of codes, and a group of 32 stores a 16-bit scale and a 4-bit zero point: 4 + 20 / 32. In the binary form of
+    Eq. 5, which the LUT kernel reads, it stores four 16-bit alphas and a 32-bit offset: 4 + 96 / 32.)
 
     Args:
         weight: [N, K] floating point; K are the input channels, along which groups run.
@@ -74,7 +77,8 @@ def quantize_tensor(
         **options: parameters of the method, e.g. `variant="awq"` of `rtn`.
 
     Returns:
-        The packed weight: `.dequantize()` gives [N, K] float32, `.bits_per_weight` counts every stored buffer.
+        The packed weight in the method's own format: `.dequantize()` gives [N, K] float32, `.bits_per_weight` counts
+        every stored buffer, `.to_bcq()` is the binary form of uniform codes.
 
     Raises:
         LutlabError: q, g, method or a parameter is out of range, the weight is not a finite matrix, or empty, or the

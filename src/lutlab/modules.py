@@ -1,4 +1,9 @@
-"""QuantLinear: y[M, N] = x[M, K] W[N, K]^T + b with W stored as extended BCQ (LUT-GEMM Eq. 2).
+"""QuantLinear: y[M, N] = x[M, K] W[N, K]^T + b with one packed weight and one execution.
+
+The packed weight is what is stored: a Format, whose buffers are the layer's until the first call. The execution is what
+multiplies, made of it by kernels/dispatch.py. Where its own layout of the weight replaces the stored one, which is so
+on a CPU, the layer lets go of the stored buffers, and `packed`, `state_dict`, copies and `.to()` recover them from the
+execution bit for bit: a layer never holds both.
 
 A layer's `layout` is all of it but the numbers: JSON that a file keeps beside the buffers, and that makes the layer
 again, empty, for them to be loaded into.
@@ -15,233 +20,178 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from lutlab import registry
 from lutlab.errors import LutlabError, nearest
-from lutlab.formats.bcq import WORD, PackedBCQ
-from lutlab.groups import check_bits, group_count
-from lutlab.kernels.cpu.linear import CpuLinear, cpu_linear
-from lutlab.kernels.gpu.linear import GpuLinear, gpu_linear
+from lutlab.formats import name_of
+from lutlab.formats.contract import Format, dtype_name
+from lutlab.kernels.contract import Execution
+from lutlab.kernels.dequantized import Dequantized
+from lutlab.kernels.dispatch import prepare
 
 log = logging.getLogger(__name__)
-KERNEL_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-# By the device that x and weight are both on.
-KERNELS = {"cpu": cpu_linear, "cuda": gpu_linear}
-# What a layout may say; anything else in a file is damage.
-ALLOWED = {
-    "has_order": (False, True),
-    "alpha_dtype": ("float16", "float32"),
-    "offset_dtype": (None, "float16", "float32", "float64"),
-    "bias_dtype": (None, "float16", "bfloat16", "float32", "float64"),
-}
+BIAS_DTYPES = (None, "float16", "bfloat16", "float32", "float64")
 
 
 class QuantLinear(nn.Module):
     """A linear layer whose weight is packed; drop-in for nn.Linear and transformers' Conv1D.
 
-    At the first call the weight is packed a second time, for the kernel that kernels/cpu/linear.py chooses on a CPU,
-    and kernels/gpu/linear.py on a GPU. Where gradients pass through x, in float64, with x on another device, or where
-    there is no kernel (a warning and `kernel` say why), it is dequantized once for a dtype and multiplied by torch:
-    exact, but not smaller in memory while it runs.
+    The first call prepares the execution for its x. Where gradients pass through x, in float64, or with x on another
+    device, each call dequantizes the weight for torch, and keeps nothing. Where no kernel takes the weight (a warning
+    and `describe` say why) it is dequantized once: exact, but not smaller in memory while it runs.
 
     Args:
         packed: the weight [N, K].
         bias: [N] or None.
     """
 
-    def __init__(self, packed: PackedBCQ, bias: torch.Tensor | None) -> None:
+    def __init__(self, packed: Format, bias: torch.Tensor | None) -> None:
         super().__init__()
         self.out_features, self.in_features = packed.shape
-        self.group_size = packed.group_size
-        self.register_buffer("planes", packed.planes)
-        self.register_buffer("alpha", packed.alpha)
-        self.register_buffer("offset", packed.offset)
-        self.register_buffer("order", packed.order)
+        self._empty = type(packed).from_layout(packed.layout(), "meta")
+        self._execution: Execution | None = None
+        for name, buffer in packed.buffers.items():
+            self.register_buffer(name, buffer)
         self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
-        self._forget()
-
-    def _forget(self) -> None:
-        """Drop what was made of the buffers."""
-        self._dense: torch.Tensor | None = None
-        self._linear: CpuLinear | GpuLinear | None = None
-        self._why_torch = ""  # there is no kernel
-        self._ran: set[str] = set()
-
-    @property
-    def kernel(self) -> str:
-        """What has multiplied so far, for a record: variant, instruction set and threads, or torch and why."""
-        names = [
-            f"dequantize once, torch matmul{self._why_torch}"
-            if how == "torch"
-            else self._linear.describe(few=how == "few rows")
-            for how in sorted(self._ran)
-        ]
-        return " + ".join(names) or "nothing yet"
-
-    @classmethod
-    def skeleton(
-        cls,
-        out_features: int,
-        in_features: int,
-        q: int,
-        g: int,
-        alpha_dtype: torch.dtype,
-        offset_dtype: torch.dtype | None = None,
-        has_order: bool = False,
-        bias_dtype: torch.dtype | None = None,
-        device: torch.device | str = "cpu",
-    ) -> QuantLinear:
-        """A layer of these shapes whose buffers are allocated and not set: load_state_dict fills them.
-
-        Args:
-            out_features: N.
-            in_features: K.
-            q: bits, 1-8.
-            g: group size, at least 8, or -1.
-            alpha_dtype: of alpha [q, N, G].
-            offset_dtype: of offset [N, G]; None: the layer has none.
-            has_order: whether the planes' columns are in another order than the input channels.
-            bias_dtype: of bias [N]; None: the layer has none.
-            device: where the buffers are; `meta` allocates nothing.
-
-        Raises:
-            LutlabError: q or g is out of range.
-        """
-        rows, groups = out_features, group_count(g, in_features)
-
-        def empty(dtype: torch.dtype | None, *shape: int) -> torch.Tensor | None:
-            return None if dtype is None else torch.empty(shape, dtype=dtype, device=device)
-
-        packed = PackedBCQ(
-            planes=empty(torch.int32, check_bits(q), rows, -(-in_features // WORD)),
-            alpha=empty(alpha_dtype, q, rows, groups),
-            offset=empty(offset_dtype, rows, groups),
-            shape=(rows, in_features),
-            group_size=g,
-            order=empty(torch.int32 if has_order else None, in_features),
-        )
-        return cls(packed, empty(bias_dtype, rows))
 
     @classmethod
     def from_layout(
         cls, layout: Mapping[str, Any], device: torch.device | str = "cpu"
     ) -> QuantLinear:
-        """The skeleton of a layer of which `layout()` was written down.
+        """The layer of which `layout()` was written down; its buffers are allocated and not set.
 
         Raises:
             LutlabError: a key is missing, unknown or of a value that no layer has.
         """
-        known = dict.fromkeys(("out_features", "in_features", "q", "g", *ALLOWED))
-        for key in [*known, *layout]:
-            if key not in layout or key not in known:
-                raise LutlabError(
-                    f"the layout of a quantized layer {'lacks' if key in known else 'has unknown'} '{key}': "
-                    f"{nearest(key, known)}; the file is damaged, or another version of lutlab wrote it"
-                )
-        for key in ("out_features", "in_features"):
-            if type(layout[key]) is not int or layout[key] < 1:
-                raise LutlabError(
-                    f"the layout of a quantized layer says {key}={layout[key]!r}: expected an integer of at least 1"
-                )
-        for key, allowed in ALLOWED.items():
-            if layout[key] not in allowed:
-                raise LutlabError(
-                    f"the layout of a quantized layer says {key}={layout[key]!r}: expected one of {allowed}"
-                )
-        dtypes = {
-            key: value and getattr(torch, value)
-            for key, value in layout.items()
-            if key.endswith("_dtype")
-        }
-        return cls.skeleton(**{**layout, **dtypes}, device=device)
+        rest = dict(layout)
+        name, bias_dtype = (_taken(rest, key) for key in ("format", "bias_dtype"))
+        if bias_dtype not in BIAS_DTYPES:
+            raise LutlabError(
+                f"the layout of a quantized layer says bias_dtype={bias_dtype!r}: expected one of {BIAS_DTYPES}"
+            )
+        packed = registry.lookup("format", str(name)).from_layout(rest, device)
+        bias = None
+        if bias_dtype is not None:
+            bias = torch.empty(packed.shape[0], dtype=getattr(torch, bias_dtype), device=device)
+        return cls(packed, bias)
 
     def layout(self) -> dict[str, Any]:
-        """Shapes and dtypes in JSON's types: from_layout makes the layer again, load_state_dict fills it."""
-        stored = {
-            "alpha_dtype": self.alpha,
-            "offset_dtype": self.offset,
-            "bias_dtype": self.bias,
-        }
-        return {
-            "out_features": self.out_features,
-            "in_features": self.in_features,
-            "q": len(self.planes),
-            "g": self.group_size,
-            "has_order": self.order is not None,
-        } | {
-            key: None if tensor is None else str(tensor.dtype).removeprefix("torch.")
-            for key, tensor in stored.items()
-        }
+        """The format's name, its layout, and the bias's dtype; from_layout makes the empty layer of it."""
+        names = {"format": name_of(self._empty), **self._empty.layout()}
+        return names | {"bias_dtype": dtype_name(self.bias)}
 
-    def _apply(self, fn: Callable[..., torch.Tensor], recurse: bool = True) -> QuantLinear:
-        """Behind .to(), .half(), .cuda(): scales move but keep their dtype, which the exactness of Eq. 5 rests on."""
-        exact = {"alpha": self.alpha, "offset": self.offset}
-        super()._apply(fn, recurse)
-        for name, scales in exact.items():
-            if scales is not None and getattr(self, name).dtype != scales.dtype:
-                setattr(self, name, scales.to(self.planes.device))
-        self._forget()
-        return self
-
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        super()._load_from_state_dict(*args, **kwargs)
-        self._forget()
-
-    def __getstate__(self) -> dict[str, Any]:
-        """For copies and pickles, which make again what they need: a built kernel cannot be pickled."""
-        return self.__dict__ | {"_dense": None, "_linear": None, "_why_torch": "", "_ran": set()}
+    # ---- the stored weight ----
 
     @property
-    def packed(self) -> PackedBCQ:
-        """The stored weight."""
-        shape = (self.out_features, self.in_features)
-        return PackedBCQ(self.planes, self.alpha, self.offset, shape, self.group_size, self.order)
+    def packed(self) -> Format:
+        """The stored weight, recovered where an execution has replaced it."""
+        if self._replaced:
+            return self._execution.packed
+        return self._empty.with_buffers({name: self._buffers[name] for name in self._empty.buffers})
+
+    def repack(self, packed: Format) -> None:
+        """Put another weight of the same layout in the place of the stored one; the next call multiplies by it.
+
+        Raises:
+            LutlabError: its format, its sizes or its dtypes are others.
+        """
+        if type(packed) is not type(self._empty) or packed.layout() != self._empty.layout():
+            raise LutlabError(
+                f"the layer holds {self.layout()}, and was given {type(packed).__name__} {packed.layout()}: make a "
+                "QuantLinear of its own of another layout"
+            )
+        self._hold({n: b if b is None else b.detach() for n, b in packed.buffers.items()})
+
+    @property
+    def _replaced(self) -> bool:
+        """Whether the execution holds the weight, and the layer does not."""
+        return self._execution is not None and self._execution.replaces
+
+    def _hold(self, buffers: Mapping[str, torch.Tensor | None]) -> None:
+        """Hold the stored buffers, and no execution."""
+        self._execution = None
+        self._buffers.update(buffers)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """A buffer that is assigned is the stored weight's: `layer.alpha = alpha` is a repack."""
+        if "_empty" in self.__dict__ and name in self._empty.buffers:
+            self._hold(self.packed.buffers | {name: value})
+        else:
+            super().__setattr__(name, value)
+
+    def _apply(self, fn: Callable[..., torch.Tensor], recurse: bool = True) -> QuantLinear:
+        """Behind .to(), .half(), .cuda(): buffers move and keep their dtypes, on which exactness rests."""
+        if self._replaced:
+            # What goes to the meta device, as a streamed block that is released, need not be recovered before.
+            gone = fn(torch.empty(0, dtype=torch.int32, device=self._execution.device)).is_meta
+            self._hold((self._empty if gone else self._execution.packed).buffers)
+        before = {name: self._buffers[name] for name in self._empty.buffers}
+        super()._apply(fn, recurse)
+        for name, buffer in before.items():
+            if buffer is not None and self._buffers[name].dtype != buffer.dtype:
+                self._buffers[name] = buffer.to(self._buffers[name].device)
+        self._execution = None
+        return self
+
+    def _save_to_state_dict(self, destination: dict, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self._replaced:
+            stored = self.packed.buffers.items()
+            destination.update({prefix + name: b for name, b in stored if b is not None})
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self._hold(self.packed.buffers)
+        super()._load_from_state_dict(*args, **kwargs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles, which hold the stored weight and prepare for themselves: no kernel can be pickled."""
+        buffers = self._buffers | self.packed.buffers
+        return self.__dict__ | {"_execution": None, "_buffers": buffers}
+
+    # ---- the product ----
+
+    def prepare(self, rows: int = 1, dtype: torch.dtype = torch.float32) -> Execution:
+        """Make the execution ready for so many rows of x of a dtype; else the first call does it."""
+        packed = self.packed
+        device = next(b.device for b in packed.buffers.values() if b is not None)
+        self._execution = prepare(packed, device, rows, dtype)
+        if isinstance(self._execution, Dequantized):
+            _say_once(self._execution.describe(rows, dtype))
+        if self._execution.replaces:
+            for name in self._empty.buffers:
+                del self._buffers[name]
+        return self._execution
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x: [..., K] -> [..., N] in x's dtype."""
-        if self._has_kernel(x):
-            self._ran.add("few rows" if self._linear.few(x) else "many rows")
-            return self._linear(x, self.bias)
-        self._ran.add("torch")
-        if self._dense is None or self._dense.dtype != x.dtype or self._dense.device != x.device:
-            with (
-                torch.inference_mode(False),
-                torch.no_grad(),
-            ):  # autograd refuses inference tensors later
-                self._dense = self.packed.dequantize().to(device=x.device, dtype=x.dtype)
-        return functional.linear(x, self._dense, self.bias)
+        """Multiply x [..., K] -> [..., N] in x's dtype."""
+        execution = self._execution
+        if execution is None:
+            execution = self.prepare(max(1, x.numel() // self.in_features), x.dtype)
+        if execution.takes(x):
+            return execution(x, self.bias)
+        weight = execution.dense().to(device=x.device, dtype=x.dtype)
+        return functional.linear(x, weight, self.bias)
 
-    def _has_kernel(self, x: torch.Tensor) -> bool:
-        """Whether a kernel multiplies x; packs for it and builds it the first time."""
-        device = self.planes.device
-        if x.device != device or device.type not in KERNELS or x.dtype not in KERNEL_DTYPES:
-            return False
-        if x.requires_grad and torch.is_grad_enabled():
-            return False
-        if self._linear is None and not self._why_torch:
-            try:
-                self._linear = KERNELS[device.type](self.packed)
-            except LutlabError as error:
-                self._why_torch = f" (no kernel: {error})"
-                _say_once(str(error))
-        return self._linear is not None
+    def describe(self, rows: int, dtype: torch.dtype) -> str:
+        """What multiplies so many rows of x of a dtype: variant, instruction set and threads, or torch and why."""
+        execution = self._execution or self.prepare(rows, dtype)
+        return execution.describe(rows, dtype)
 
     def extra_repr(self) -> str:
-        """Shape, bits and group size, as print(model) shows them."""
-        return (
-            f"in_features={self.in_features}, out_features={self.out_features}, q={len(self.planes)}, "
-            f"g={self.group_size}, bias={self.bias is not None}"
+        """The layout, as print(model) shows it."""
+        said = {name: value for name, value in self.layout().items() if name != "bias_dtype"}
+        return ", ".join(f"{n}={v}" for n, v in {**said, "bias": self.bias is not None}.items())
+
+
+def _taken(layout: dict[str, Any], key: str) -> Any:
+    """Remove a key of the layer's own from a layout."""
+    if key not in layout:
+        raise LutlabError(
+            f"the layout of a quantized layer lacks '{key}': {nearest(key, layout)}; the file is damaged, or another "
+            "version of lutlab wrote it"
         )
-
-
-def take_kernels(model: nn.Module) -> list[str]:
-    """What has multiplied the quantized layers of a model since the last call, each name once; and forgets it."""
-    names = set()
-    for module in model.modules():
-        if isinstance(module, QuantLinear) and module._ran:
-            names.add(module.kernel)
-            module._ran.clear()
-    return sorted(names)
+    return layout.pop(key)
 
 
 @functools.cache
 def _say_once(why: str) -> None:
-    log.warning("quantized layers are dequantized and multiplied by torch: %s", why)
+    log.warning("quantized layers are multiplied by torch: %s", why)

@@ -23,6 +23,7 @@ from lutlab.errors import LutlabError, nearest
 PACKAGES = {
     "method": "lutlab.quantizers",
     "format": "lutlab.formats",
+    "kernel": "lutlab.kernels",
     "evaluator": "lutlab.evaluators",
     "family": "lutlab.models",
 }

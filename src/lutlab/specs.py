@@ -157,7 +157,8 @@ class LayerStats:
     """One quantized linear layer: squared error and squared norm of W [N, K], its widths, and its size in bits.
 
     output_error, output_norm: the same of the outputs on the calibration inputs, tr(D H D^T) with H as CalibStats has
-    it; None without calibration. q and g are 16 and -1 where the layer stays in full precision.
+    it; None without calibration. q and g are 16 and -1 where the layer stays in full precision. format: the name of the
+    format that bits_stored counts; bits_bcq: bits of the binary form (LUT-GEMM Eq. 5), None where there is none.
     """
 
     name: str
@@ -168,6 +169,8 @@ class LayerStats:
     bits_stored: int
     q: int
     g: int
+    format: str
+    bits_bcq: int | None
     output_error: float | None = None
     output_norm: float | None = None
 

@@ -7,7 +7,7 @@ run.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
@@ -67,20 +67,3 @@ class BCQTensor:
 
 
 QuantizedTensor = DenseTensor | UniformTensor | BCQTensor
-
-
-class PackedWeight(Protocol):
-    """A weight as a kernel reads it (formats/<layout>.py)."""
-
-    shape: tuple[int, int]
-
-    def dequantize(self) -> torch.Tensor:
-        """[N, K] float32."""
-
-    @property
-    def bits_stored(self) -> int:
-        """Bits of every buffer, padding included."""
-
-    @property
-    def bits_per_weight(self) -> float:
-        """bits_stored / (N * K)."""

@@ -86,7 +86,7 @@ def ours_config(tmp_path):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("opt", {"method": "bcq", "q": 3, "g": 16}, "binary codes are not uniform"),
+        ("opt", {"method": "bcq", "q": 3, "g": 16}, "codes are not uniform"),
         ("opt", {"method": "rtn", "q": 4, "g": 24}, "groups of 24 do not divide K = 32"),
         ("gpt2", {"method": "rtn", "q": 4, "g": 16}, "is a Conv1D in this architecture"),
     ],

@@ -14,6 +14,7 @@ import lutlab
 from lutlab.checkpoint.gptq import export_gptq
 from lutlab.checkpoint.transformers import quantized_layers
 from lutlab.errors import LutlabError
+from lutlab.formats import pack
 from lutlab.models.families import linear_layers
 from lutlab.modules import QuantLinear
 
@@ -73,7 +74,7 @@ def test_an_independent_decoder_reads_the_same_weights(q, g, act_order, tmp_path
     for name, layer in quantized_layers(ours).items():
         assert torch.equal(decoded(tensors, name, q), layer.packed.dequantize()), name
     others = {
-        key for key in ours.state_dict() if not key.endswith(("planes", "alpha", "offset", "order"))
+        key for key in ours.state_dict() if not key.endswith(("qweight", "scale", "qzero", "order"))
     }
     assert others <= tensors.keys()
     config = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
@@ -118,7 +119,7 @@ def test_transformers_loads_it(q, tmp_path):
 def test_binary_codes_are_refused_with_the_reason(tmp_path):
     ours = lutlab.quantize(make("opt"), method="bcq", q=3, g=16)
     before = ours.config.quantization_config
-    with pytest.raises(LutlabError, match=r"q_proj|k_proj: its binary codes are not uniform"):
+    with pytest.raises(LutlabError, match=r"q_proj|k_proj: its codes are not uniform"):
         export_gptq(ours, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
     assert ours.config.quantization_config is before
@@ -148,9 +149,9 @@ def test_zero_points_out_of_range(tmp_path):
     with torch.no_grad():
         ours.model.layers[0].mlp.up_proj.weight.add_(20)  # no group of it contains 0
     lutlab.quantize(ours, method="rtn", variant="awq", q=4, g=16)
-    layer = quantized_layers(ours)["model.layers.0.mlp.up_proj"].packed
-    shifted = dataclasses.replace(layer, offset=layer.offset + 16 * 2 * layer.alpha[0].float())
-    ours.set_submodule("model.layers.0.mlp.up_proj", QuantLinear(shifted, None))
+    tensor = quantized_layers(ours)["model.layers.0.mlp.up_proj"].packed.unpack()
+    shifted = dataclasses.replace(tensor, zero_point=tensor.zero_point - 16)
+    ours.set_submodule("model.layers.0.mlp.up_proj", QuantLinear(pack(shifted), None))
     with pytest.raises(LutlabError, match=r"up_proj: zero points from -\d+ to"):
         export_gptq(ours, tmp_path / "out")
 

@@ -109,8 +109,8 @@ def test_the_config_names_each_layer_and_its_widths(tmp_path):
     assert len(written["layers"]) == 13, "2 blocks of 7, one skipped"
     assert "model.layers.0.self_attn.k_proj" not in written["layers"]
     assert written["layers"]["model.layers.0.self_attn.o_proj"] == {
-        "out_features": 32, "in_features": 32, "q": 4, "g": 13, "has_order": False,
-        "alpha_dtype": "float32", "offset_dtype": "float64", "bias_dtype": None,
+        "format": "uniform", "out_features": 32, "in_features": 32, "q": 4, "g": 13, "has_order": False,
+        "scale_dtype": "float32", "packed_zeros": True, "bias_dtype": None,
     }  # fmt: skip
 
 
@@ -170,12 +170,12 @@ def test_a_missing_shard(tmp_path):
         load(tmp_path / "saved")
 
 
-@pytest.mark.parametrize("key", ["fc1.planes", "fc1.alpha", "fc1.bias", "fc1.offset"])
+@pytest.mark.parametrize(
+    "key", ["fc1.qweight", "fc1.scale", "fc1.bias", "fc1.qzero", "self_attn.v_proj.offset"]
+)
 def test_a_missing_tensor(saved, key):
     key = f"model.decoder.layers.0.{key}"
     tensors = load_file(saved / "model.safetensors")
-    if key not in tensors:
-        key = "model.decoder.layers.0.self_attn.q_proj.offset"
     del tensors[key]
     save_file(tensors, saved / "model.safetensors", {"format": "pt"})
     with pytest.raises(LutlabError, match=key):
@@ -185,13 +185,15 @@ def test_a_missing_tensor(saved, key):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"q": 7}, r"planes .* config.json says"),
-        ({"g": 16}, r"alpha .* config.json says"),
-        ({"alpha_dtype": "float32"}, r"alpha is \('F16'.* config.json says \('F32'"),
+        ({"q": 7}, r"qweight .* config.json says"),
+        ({"g": 16}, r"scale .* config.json says"),
+        ({"scale_dtype": "float32"}, r"scale is \('F16'.* config.json says \('F32'"),
         ({"has_order": True}, "order is not there"),
         ({"out_features": 31}, "belong to different models"),
         ({"bias_dtype": None}, "with bias=False"),
-        ({"alpha_dtype": "int4"}, r"layer model\.decoder\.layers\.0\.fc1: .*alpha_dtype='int4'"),
+        ({"scale_dtype": "int4"}, r"layer model\.decoder\.layers\.0\.fc1: .*scale_dtype='int4'"),
+        ({"format": "bcq"}, r"layer model\.decoder\.layers\.0\.fc1: .*lacks 'alpha_dtype'"),
+        ({"format": "ours"}, r"layer model\.decoder\.layers\.0\.fc1: unknown format 'ours'"),
     ],
 )
 def test_a_config_of_another_checkpoint(saved, change, message):
@@ -210,8 +212,8 @@ def test_a_config_of_another_architecture_or_version(saved):
         rewrite(saved, quantization_config=config | {"layers": {name: layout}})
         with pytest.raises(LutlabError, match=f"layer {name}: .*no such layer|not a linear layer"):
             load(saved)
-    rewrite(saved, quantization_config=config | {"format": 2})
-    with pytest.raises(LutlabError, match="format 2"):
+    rewrite(saved, quantization_config=config | {"format": 1})
+    with pytest.raises(LutlabError, match=r"is of format 1 .*or quantize and save it again"):
         load(saved)
     with pytest.raises(LutlabError, match="keys"):
         LutlabConfig(layers=[])

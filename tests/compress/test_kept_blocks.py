@@ -146,10 +146,10 @@ def with_layout(**change):
 @pytest.mark.parametrize(
     "damage",
     [
-        {"change_tensors": without("fc1.planes")},
+        {"change_tensors": without("fc1.qweight")},
         {"change_tensors": without("final_layer_norm.bias")},
         {"change_tensors": lambda t: t | {"fc9.weight": torch.ones(2)}},
-        {"change_tensors": lambda t: t | {"fc1.alpha": torch.ones(2)}},
+        {"change_tensors": lambda t: t | {"fc1.scale": torch.ones(2)}},
         {"change_facts": lambda f: {"layers": f["layers"]}},
         {"change_facts": lambda f: f | {"layouts": {"fc9": f["layouts"]["fc1"]}}},
         {"change_facts": lambda f: f | {"layers": [{"name": "x"}]}},

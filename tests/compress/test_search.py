@@ -130,7 +130,7 @@ def test_the_python_api_takes_a_budget():
     assert sum(one.bits_stored for one in packed) <= 9.0 * sum(
         math.prod(one.shape) for one in packed
     )
-    assert len({(len(one.planes), one.group_size) for one in packed}) > 1
+    assert len({(one.bits, one.group_size) for one in packed}) > 1
 
 
 def test_mistakes_say_what_to_do():

@@ -87,9 +87,9 @@ def test_a_model_of_several_widths(name):
             assert torch.equal(weight_of(module), before.half().float())
             assert (layer.q, layer.g, layer.bits_stored) == (16, -1, 16 * before.numel())
             continue
-        assert (len(module.planes), module.group_size) == (layer.q, layer.g) == chosen[path]
+        assert (module.packed.bits, module.packed.group_size) == (layer.q, layer.g) == chosen[path]
         groups = 1 if layer.g == -1 else -(-layer.in_features // 20)
-        assert module.alpha.shape == (layer.q, layer.out_features, groups)
+        assert module.packed.scale.shape == (layer.out_features, groups)
         assert layer.bits_stored == module.packed.bits_stored
     assert model(token_ids()).logits.isfinite().all()
     size = ModelSize().measure(Subject(model, None, stats, None, 16)).values

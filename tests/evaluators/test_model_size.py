@@ -6,6 +6,7 @@ from tests.models.architectures import make, uniform
 
 from lutlab.compress.driver import quantize_model
 from lutlab.evaluators.model_size import ModelSize
+from lutlab.modules import QuantLinear
 from lutlab.quantizers.contract import make_method
 from lutlab.specs import LayerStats, Subject
 
@@ -14,8 +15,8 @@ def measure(layers):
     return ModelSize().measure(Subject(None, None, tuple(layers), None, 64))
 
 
-def layer(rows, columns, bits, q=4, g=128):
-    return LayerStats("layer", rows, columns, 0.0, 1.0, bits, q, g)
+def layer(rows, columns, bits, q=4, g=128, form="uniform", bits_bcq=10**4):
+    return LayerStats("layer", rows, columns, 0.0, 1.0, bits, q, g, form, bits_bcq)
 
 
 def test_stored_bits_and_the_papers_formulas():
@@ -28,11 +29,31 @@ def test_stored_bits_and_the_papers_formulas():
             "bits_per_weight": (6400 + 5120) / 2560,
             "megabytes": 11520 / 8 / 1e6,
             "ratio": 16 * 2560 / 11520,
+            "bits_per_weight_bcq": 2 * 10**4 / 2560,
+            "megabytes_bcq": 2 * 10**4 / 8e6,
         }
         | {f"bits_paper_{name}": value for name, value in bits.items()}
         | {f"megabytes_{name}": value * 2560 / 8e6 for name, value in bits.items()}
         | {f"ratio_{name}": full[name] / value for name, value in bits.items()}
     )
+
+
+def test_a_size_says_which_layout_it_counts():
+    mixed = [layer(10, 128, 6400), layer(10, 128, 6400, form="bcq")]
+    assert measure(mixed).facts == {"layout": ["bcq", "uniform"]}
+    without = measure([*mixed, layer(10, 128, 6400, form="mine", bits_bcq=None)])
+    assert without.facts == {"layout": ["bcq", "mine", "uniform"]}
+    assert {"bits_per_weight_bcq", "megabytes_bcq"}.isdisjoint(without.values)
+
+
+def test_the_binary_form_is_that_of_the_weights():
+    for method in ("rtn", "bcq"):
+        model = make("opt")
+        values = measure(quantize_model(model, make_method(method), uniform(model, 3, 16))).values
+        packed = [m.packed for m in model.modules() if isinstance(m, QuantLinear)]
+        binary = sum(one.to_bcq().bits_stored for one in packed)
+        assert values["megabytes_bcq"] == binary / 8e6
+        assert (values["megabytes_bcq"] == values["megabytes"]) == (method == "bcq")
 
 
 def test_layers_of_several_widths_count_by_their_own():
@@ -62,7 +83,8 @@ def test_full_precision_is_sixteen_bits_everywhere():
     weights = 2 * (4 * 32 * 32 + 2 * 32 * 48)  # of two blocks: q, k, v, out; fc1, fc2
     values = measure(stats).values
     assert values["megabytes"] == values["megabytes_eq7"] == 2 * weights / 1e6
-    assert {values[f"bits_{name}"] for name in ("per_weight", "paper_eq7", "paper_table6")} == {16}
+    sixteen = ("per_weight", "per_weight_bcq", "paper_eq7", "paper_table6")
+    assert {values[f"bits_{name}"] for name in sixteen} == {16}
     assert values["bits_paper_nuqmm"] == 32
     assert {v for name, v in values.items() if name.startswith("ratio")} == {1.0}
 
@@ -70,8 +92,9 @@ def test_full_precision_is_sixteen_bits_everywhere():
 @pytest.mark.parametrize(
     ("method", "options", "bits"),
     [
-        # K = 32 or 48 in groups of 16: every group stores q = 3 fp16 alphas and an offset; planes pad 48 to 64
-        ("rtn", {}, lambda k: 3 * -(-k // 32) * 32 + k // 16 * (3 * 16 + 32)),
+        # K = 32 or 48 in groups of 16: every group stores an fp16 scale and a 3-bit zero point, words pad 144 to 160;
+        # or q = 3 fp16 alphas and an offset, planes pad 48 to 64
+        ("rtn", {}, lambda k: -(-3 * k // 32) * 32 + k // 16 * (16 + 3)),
         ("bcq", {}, lambda k: 3 * -(-k // 32) * 32 + k // 16 * 3 * 16),
         ("bcq", {"offset": True}, lambda k: 3 * -(-k // 32) * 32 + k // 16 * 4 * 16),
     ],
@@ -81,8 +104,7 @@ def test_stored_bits_count_every_buffer(method, options, bits):
     stats = quantize_model(model, make_method(method, **options), uniform(model, 3, 16))
     assert [s.bits_stored for s in stats] == [s.out_features * bits(s.in_features) for s in stats]
     buffers = dict(model.named_buffers())
-    total = sum(
-        8 * b.nbytes for n, b in buffers.items() if n.endswith(("planes", "alpha", "offset"))
-    )
+    names = {"planes", "alpha", "offset", "qweight", "scale", "qzero"}
+    total = sum(8 * b.nbytes for n, b in buffers.items() if n.rpartition(".")[2] in names)
     assert measure(stats).values["megabytes"] == total / 8e6
     assert torch.tensor([s.bits_stored for s in stats]).sum() == total

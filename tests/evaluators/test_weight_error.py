@@ -11,7 +11,7 @@ def measure(*layers):
 
 
 def layer(name, error, norm):
-    return LayerStats(name, 2, 8, error, norm, 64, q=3, g=8)
+    return LayerStats(name, 2, 8, error, norm, 64, q=3, g=8, format="bcq", bits_bcq=64)
 
 
 def test_errors_are_summed_before_they_are_divided():

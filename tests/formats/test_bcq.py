@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from lutlab import formats
 from lutlab.errors import LutlabError
-from lutlab.formats import bcq, dense
+from lutlab.formats import bcq
 from lutlab.groups import group_count
 from lutlab.tensors import BCQTensor, DenseTensor, UniformTensor
 
@@ -81,6 +81,7 @@ def test_uniform_becomes_bcq_to_the_last_bit(q, rows, in_features, g, dtype, see
     tensor = UniformTensor(codes, scale, zero_point, q, g)
     column = group_of(in_features, g)
     exact = scale.double()[:, column] * (codes.double() - zero_point.double()[:, column])
+    assert torch.equal(bcq.pack(bcq.from_uniform(tensor)).dequantize(), exact.float())
     assert torch.equal(formats.dequantize(tensor), exact.float())
 
 
@@ -192,7 +193,7 @@ def test_dense_keeps_weights_and_counts_their_bits():
     assert packed.shape == (4, 6)
     assert (packed.bits_stored, packed.bits_per_weight) == (4 * 6 * 16, 16)
     assert torch.equal(packed.dequantize(), weight.float())
-    assert torch.equal(dense.unpack(packed).weight, weight)
+    assert torch.equal(packed.unpack().weight, weight)
 
 
 @pytest.mark.parametrize("g", [-1, 16])
@@ -203,8 +204,8 @@ def test_order_puts_columns_back_where_they_were(g):
     groups = group_count(g, 50)
     scale, zero = torch.rand(7, groups).half(), torch.zeros(7, groups, dtype=torch.int16)
     codes = random_codes(3, 7, 50, generator)
-    there = formats.pack(UniformTensor(codes, scale, zero, 3, g, order))
-    plain = formats.pack(UniformTensor(codes, scale, zero, 3, g))
+    there = formats.pack(UniformTensor(codes, scale, zero, 3, g, order)).to_bcq()
+    plain = formats.pack(UniformTensor(codes, scale, zero, 3, g)).to_bcq()
     assert torch.equal(there.dequantize()[:, order.long()], plain.dequantize())
     assert torch.equal(bcq.unpack(there).order, order)
     assert torch.equal(bcq.unpack(there).codes, codes)

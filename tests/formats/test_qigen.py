@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from lutlab.errors import LutlabError
 from lutlab.formats import qigen
+from lutlab.formats.code_words import pack_words
 from lutlab.formats.qigen import UNIT, Blocks
-from lutlab.formats.uniform import pack_words
 from lutlab.groups import group_count
 from lutlab.tensors import UniformTensor
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.kernels.weights import bcq_tensor, uniform_tensor
+from tests.kernels.weights import uniform_tensor
 
-from lutlab.errors import LutlabError
-from lutlab.formats import bcq, tile_codes
+from lutlab.formats import tile_codes
+from lutlab.formats.uniform import PackedUniform
 
 
 @pytest.mark.parametrize("q", range(1, 9))
@@ -35,9 +35,11 @@ def test_a_code_fits_a_mantissa_where_its_turns_put_it(q):
 @settings(deadline=None, max_examples=40)
 def test_there_and_back(rows, columns, q, g, scale, ordered):
     uniform = uniform_tensor(rows, columns, q, g, scale=scale, ordered=ordered)
-    plain = bcq.pack(bcq.from_uniform(uniform))
+    plain = PackedUniform.pack(uniform)
     packed = tile_codes.pack(plain)
-    assert torch.equal(bcq.unpack(tile_codes.unpack(packed)).codes, uniform.codes)
+    again = tile_codes.unpack(packed).unpack()
+    assert torch.equal(again.codes, uniform.codes)
+    assert torch.equal(again.zero_point, uniform.zero_point)
     assert torch.equal(packed.dequantize(), plain.dequantize())
     assert packed.words.is_contiguous()
     assert packed.words.shape[-2:] == (32, 4)
@@ -47,7 +49,7 @@ def test_one_code_in_its_place():
     """q = 3, row 9, column 22: product 1, lane 4 * 1 + 1, register 3; the pair 7's base is 6, its turn 8."""
     codes = torch.zeros(16, 256, dtype=torch.uint8)
     codes[9, 22] = 5
-    packed = tile_codes.pack(bcq.pack(bcq.from_uniform(_of(codes))))
+    packed = tile_codes.pack(PackedUniform.pack(_of(codes)))
     lane = packed.words.view(-1, 3, 32, 4)[0, :, 5].flatten().tolist()
     assert lane[:3] == [1 << 6 + 8, 0, 1 << 2 + 6 + 1]
     assert not any(lane[3:])
@@ -63,20 +65,13 @@ def _of(codes):
 
 def test_zero_points_that_half_cannot_hold_widen_the_scales():
     uniform = uniform_tensor(5, 64, 4, 32)
-    assert tile_codes.pack(bcq.pack(bcq.from_uniform(uniform))).scales.dtype == torch.float16
+    assert tile_codes.pack(PackedUniform.pack(uniform)).scales.dtype == torch.float16
     uniform.zero_point[3, 1] = 2049
-    packed = tile_codes.pack(bcq.pack(bcq.from_uniform(uniform)))
+    packed = tile_codes.pack(PackedUniform.pack(uniform))
     assert packed.scales.dtype == torch.float32
-    assert torch.equal(packed.dequantize(), bcq.pack(bcq.from_uniform(uniform)).dequantize())
+    assert torch.equal(packed.dequantize(), PackedUniform.pack(uniform).dequantize())
 
 
 def test_the_size_that_the_model_counts():
-    packed = tile_codes.pack(bcq.pack(bcq.from_uniform(uniform_tensor(64, 512, 3, 128))))
+    packed = tile_codes.pack(PackedUniform.pack(uniform_tensor(64, 512, 3, 128)))
     assert packed.bits_per_weight == 3 + 32 / 128
-
-
-def test_binary_codes_are_refused():
-    packed = bcq.pack(bcq_tensor(4, 64, 3, 32))
-    assert not tile_codes.is_uniform(packed)
-    with pytest.raises(LutlabError, match="are not uniform"):
-        tile_codes.pack(packed)

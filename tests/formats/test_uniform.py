@@ -1,4 +1,4 @@
-"""Eq. 5 is read backwards to the last bit, and words hold what their picture says."""
+"""The stored form of uniform codes, its size, and Eq. 5 read in both directions to the last bit."""
 
 import dataclasses
 
@@ -7,11 +7,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lutlab.formats import bcq
-from lutlab.formats.uniform import pack_words, to_uniform, unpack_words
+from lutlab.errors import LutlabError
+from lutlab.formats import bcq, code_words, uniform
+from lutlab.formats.uniform import PackedUniform, to_uniform
+from lutlab.quantizers.awq import AWQ
 from lutlab.quantizers.bcq import BCQ
+from lutlab.quantizers.gptq import GPTQ
 from lutlab.quantizers.rtn import RTN
-from lutlab.tensors import UniformTensor
+from lutlab.tensors import CalibStats, UniformTensor
 
 
 @st.composite
@@ -23,10 +26,101 @@ def uniform_tensors(draw):
     codes = torch.randint(2**q, (rows, columns), generator=generator, dtype=torch.uint8)
     scale = torch.randn(rows, groups, generator=generator) * 10.0 ** draw(st.integers(-6, 3))
     scale[torch.rand(rows, groups, generator=generator) < 0.1] = 0
-    edge = draw(st.sampled_from([2**q, 300, 32000]))
-    zero_point = torch.randint(-edge, edge, (rows, groups), generator=generator)
+    low, high = draw(st.sampled_from([(0, 2**q), (-(2**q), 2**q), (-300, 300), (-32000, 32000)]))
+    zero_point = torch.randint(low, high, (rows, groups), generator=generator)
     dtype = draw(st.sampled_from([torch.float16, torch.float32]))
-    return UniformTensor(codes, scale.to(dtype), zero_point.to(torch.int16), q, g)
+    order = torch.randperm(columns, generator=generator).int() if draw(st.booleans()) else None
+    return UniformTensor(codes, scale.to(dtype), zero_point.to(torch.int16), q, g, order)
+
+
+@settings(deadline=None, max_examples=150)
+@given(uniform_tensors())
+def test_packed_and_unpacked_is_the_same_to_the_last_bit(tensor):
+    packed = PackedUniform.pack(tensor)
+    again = packed.unpack()
+    for field in ("codes", "scale", "zero_point", "order"):
+        before, after = getattr(tensor, field), getattr(again, field)
+        assert before is after is None or (
+            torch.equal(before, after) and before.dtype == after.dtype
+        )
+    assert (again.bits, again.group_size) == (tensor.bits, tensor.group_size)
+    assert packed.shape == tensor.codes.shape
+    rows, columns = packed.shape
+    inside = bool(((tensor.zero_point >= 0) & (tensor.zero_point < 2**tensor.bits)).all())
+    zeros = tensor.zero_point.numel()
+    assert packed.bits_stored == (
+        rows * 32 * -(-columns * tensor.bits // 32)
+        + tensor.scale.numel() * tensor.scale.itemsize * 8
+        + (32 * -(-zeros * tensor.bits // 32) if inside else 16 * zeros)
+        + (0 if tensor.order is None else 32 * columns)
+    )
+
+
+@settings(deadline=None, max_examples=150)
+@given(uniform_tensors())
+def test_dequantized_is_the_nearest_float32_and_that_of_the_binary_form(tensor):
+    packed = PackedUniform.pack(tensor)
+    found = packed.dequantize()
+    groups = tensor.scale.shape[1]
+    length = packed.shape[1] if groups == 1 else tensor.group_size
+    group = torch.arange(packed.shape[1]) // length
+    exact = (tensor.codes.double() - tensor.zero_point.double()[:, group]) * tensor.scale.double()[
+        :, group
+    ]
+    channels = slice(None) if tensor.order is None else tensor.order.long()
+    assert torch.equal(found[:, channels], exact.float())
+    binary = packed.to_bcq().dequantize()
+    assert torch.equal(found.view(torch.int32), binary.view(torch.int32)), "zeros have signs too"
+
+
+def statistics():
+    x = torch.randn(96, 64, generator=torch.Generator().manual_seed(2))
+    return CalibStats(x.T @ x / len(x), x.abs().mean(0), len(x))
+
+
+@pytest.mark.parametrize("method", [RTN(), GPTQ(), AWQ()])
+def test_four_bits_in_groups_of_32_are_4_625_bits(method):
+    weight = torch.randn(8, 64, generator=torch.Generator().manual_seed(1))
+    prepared = () if isinstance(method, RTN) else (method.prepare(statistics()),)
+    packed = PackedUniform.pack(method.quantize(weight, 4, 32, *prepared))
+    assert packed.bits_per_weight == 4 + (16 + 4) / 32
+
+
+def test_a_zero_point_outside_of_the_codes_takes_16_bits():
+    tensor = UniformTensor(
+        torch.zeros(4, 64, dtype=torch.uint8),
+        torch.ones(4, 2).half(),
+        torch.full((4, 2), 16, dtype=torch.int16),
+        4,
+        32,
+    )
+    assert PackedUniform.pack(tensor).bits_per_weight == 4 + (16 + 16) / 32
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_scales_that_are_no_numbers_are_refused(value):
+    tensor = UniformTensor(
+        torch.zeros(1, 8, dtype=torch.uint8),
+        torch.full((1, 1), value),
+        torch.zeros(1, 1, dtype=torch.int16),
+        4,
+        -1,
+    )
+    with pytest.raises(LutlabError, match="1 of 1 scales are inf or nan"):
+        PackedUniform.pack(tensor)
+
+
+def test_in_row_chunks_it_is_the_same(monkeypatch):
+    tensor = RTN().quantize(torch.randn(9, 70, generator=torch.Generator().manual_seed(3)), 3, 8)
+    whole = PackedUniform.pack(tensor)
+    expected = whole.dequantize()
+    monkeypatch.setattr(uniform, "CHUNK_WEIGHTS", 150)
+    monkeypatch.setattr(code_words, "CHUNK_VALUES", 150)
+    again = PackedUniform.pack(tensor)
+    assert torch.equal(again.qweight, whole.qweight)
+    assert torch.equal(again.qzero, whole.qzero)
+    assert torch.equal(again.dequantize(), expected)
+    assert torch.equal(again.unpack().codes, tensor.codes)
 
 
 @settings(deadline=None, max_examples=100)
@@ -60,19 +154,3 @@ def test_one_last_bit_makes_the_difference():
         values[at] = torch.nextafter(values[at], values[at] + 1)
         assert to_uniform(dataclasses.replace(tensor, **{field: values})) is None
     assert to_uniform(dataclasses.replace(tensor, offset=None)) is None
-
-
-@settings(deadline=None)
-@given(st.integers(1, 8), st.integers(1, 4), st.integers(1, 70), st.integers(0, 99))
-def test_words_and_back(q, rows, columns, seed):
-    generator = torch.Generator().manual_seed(seed)
-    values = torch.randint(2**q, (rows, columns), generator=generator, dtype=torch.uint8)
-    words = pack_words(values.T.contiguous().T, q)
-    assert words.dtype == torch.int32
-    assert words.shape == (rows, -(-columns * q // 32))
-    assert torch.equal(unpack_words(words, q, columns), values)
-    for row, numbers in zip(words.tolist(), values.tolist(), strict=True):
-        stream = sum(number << (i * q) for i, number in enumerate(numbers))
-        assert [word % 2**32 for word in row] == [
-            (stream >> 32 * i) % 2**32 for i in range(len(row))
-        ]

@@ -2,7 +2,7 @@
 
     W[n, k] = weight_scale[n, k // g] * (codes[n, k] - zero_point[n, k // g])
 
-    weight_packed     [N, ceil(K q / 32)] int32   row n: its codes as a stream of bits (formats/uniform.py)
+    weight_packed     [N, ceil(K q / 32)] int32   row n: its codes as a stream of bits (formats/code_words.py)
     weight_zero_point [ceil(N q / 32), G] int32   column j: the zero points of group j as a stream of bits
     weight_scale      [N, G]                      weight_shape [2] int64: N, K
 
@@ -21,7 +21,7 @@ from torch import nn
 from lutlab.checkpoint.transformers import quantized_layers
 from lutlab.checkpoint.uniform import uniform_of, write
 from lutlab.errors import LutlabError
-from lutlab.formats.uniform import pack_words
+from lutlab.formats.code_words import pack_words
 from lutlab.tensors import UniformTensor
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
     W[n, k] = scales[g_idx[k], n] * (codes[n, k] - zero_point[g_idx[k], n])
 
-    qweight [ceil(K q / 32), N] int32   column n: the codes of row n as a stream of bits (formats/uniform.py)
+    qweight [ceil(K q / 32), N] int32   column n: the codes of row n as a stream of bits (formats/code_words.py)
     qzeros  [G, ceil(N q / 32)] int32   row j: the zero points of group j as a stream of bits
     scales  [G, N] float16              g_idx [K] int32: the group of input channel k
 
@@ -20,7 +20,7 @@ import torch
 from lutlab.checkpoint.transformers import quantized_layers
 from lutlab.checkpoint.uniform import uniform_of, write
 from lutlab.errors import LutlabError
-from lutlab.formats.uniform import WORD, pack_words
+from lutlab.formats.code_words import WORD, pack_words
 from lutlab.groups import group_length
 from lutlab.models.families import kinds
 from lutlab.tensors import UniformTensor
@@ -46,7 +46,8 @@ def export_gptq(
     """
     layers = quantized_layers(model)
     left = [name for name in kinds(model.config) if name not in layers]
-    widths = {(len(layer.planes), layer.group_size) for layer in layers.values()}
+    uniform = {name: uniform_of(name, layer) for name, layer in layers.items()}
+    widths = {(tensor.bits, tensor.group_size) for tensor in uniform.values()}
     if left or len(widths) > 1:
         found = f"{left[0]} is not" if left else f"these have (q, g) = {sorted(widths)}"
         raise LutlabError(
@@ -56,14 +57,14 @@ def export_gptq(
     ((q, g),) = widths
     if q not in BITS:
         raise LutlabError(f"q={q}: the GPTQ layout is defined for q of {BITS} only")
-    tensors = {name: pack(name, uniform_of(name, layer)) for name, layer in layers.items()}
+    tensors = {name: pack(name, tensor) for name, tensor in uniform.items()}
     config = {
         "quant_method": "gptq",
         "checkpoint_format": "gptq_v2",
         "bits": q,
         "group_size": g,
         "sym": False,
-        "desc_act": any(layer.order is not None for layer in layers.values()),
+        "desc_act": any(tensor.order is not None for tensor in uniform.values()),
         "lm_head": False,
         "meta": {"quantizer": ["lutlab"]},
     }

@@ -2,10 +2,10 @@
 
 config.json of such a model holds, beside the architecture's own keys,
 
-    "quantization_config": {"quant_method": "lutlab", "format": 1, "layers": {<path of a layer>: <its layout>, …}}
+    "quantization_config": {"quant_method": "lutlab", "format": 2, "layers": {<path of a layer>: <its layout>, …}}
 
-with one entry a QuantLinear (modules.py says what a layout is); layers that are not named stay as the architecture has
-them. Importing this module registers both.
+with one entry a QuantLinear, {"format": "uniform", …} (modules.py says what a layout is); layers that are not named
+stay as the architecture has them. Importing this module registers both.
 """
 
 from __future__ import annotations
@@ -28,9 +28,14 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 METHOD = "lutlab"
-FORMAT = 1
+FORMAT = 2
 SAFETENSORS = {
+    torch.uint8: "U8",
+    torch.int8: "I8",
+    torch.int16: "I16",
     torch.int32: "I32",
+    torch.int64: "I64",
+    torch.bfloat16: "BF16",
     torch.float16: "F16",
     torch.float32: "F32",
     torch.float64: "F64",
@@ -55,8 +60,8 @@ class LutlabConfig(QuantizationConfigMixin):
         if format != FORMAT or unknown or not isinstance(layers, Mapping):
             raise LutlabError(
                 f"quantization_config is of format {format!r} with keys {sorted(['layers', *unknown])}: this lutlab "
-                f"reads format {FORMAT}, whose only other key `layers` maps paths to layouts; use the version of "
-                "lutlab that saved the model"
+                f"reads format {FORMAT}, whose only other key `layers` maps paths to layouts (format 1 stored uniform "
+                "codes as binary ones); use the version of lutlab that saved the model, or quantize and save it again"
             )
         self.quant_method = quant_method
         self.format = format
@@ -146,7 +151,7 @@ def _skeleton(model: PreTrainedModel, name: str, layout: Mapping[str, Any]) -> Q
         raise LutlabError(f"{type(replaced).__name__} is not a linear layer")
     bias = getattr(replaced, "bias", None)
     expected = tuple(weight_of(replaced).shape), bias is not None
-    found = module.packed.shape, module.bias is not None
+    found = (module.out_features, module.in_features), module.bias is not None
     if found != expected:
         raise LutlabError(
             f"[N, K] = {list(found[0])} with bias={found[1]}, but the rest of config.json says {list(expected[0])} "

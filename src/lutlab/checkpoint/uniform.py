@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 from lutlab.checkpoint.saving import new_folder
 from lutlab.checkpoint.transformers import quantized_layers
 from lutlab.errors import LutlabError
-from lutlab.formats.bcq import unpack
-from lutlab.formats.uniform import to_uniform
+from lutlab.formats import name_of
+from lutlab.formats.bcq import PackedBCQ
+from lutlab.formats.uniform import PackedUniform, to_uniform
 from lutlab.modules import QuantLinear
 from lutlab.tensors import UniformTensor
 
@@ -25,12 +26,16 @@ def uniform_of(name: str, layer: QuantLinear) -> UniformTensor:
     Raises:
         LutlabError: it has no such form; the message says why.
     """
-    tensor = to_uniform(unpack(layer.packed))
+    packed, tensor = layer.packed, None
+    if isinstance(packed, PackedUniform):
+        tensor = packed.unpack()
+    elif isinstance(packed, PackedBCQ):
+        tensor = to_uniform(packed.unpack())
     if tensor is None:
         raise LutlabError(
-            f"{name}: its binary codes are not uniform (alpha_b = 2^b alpha_0 and a matching offset, LUT-GEMM Eq. 5), "
-            "and this layout can only hold uniform weights: export a model of method=rtn or gptq, or keep this one "
-            "with lutlab.save"
+            f"{name}: its codes are not uniform (those of format {name_of(packed)} are where alpha_b = 2^b alpha_0, "
+            "with a matching offset, LUT-GEMM Eq. 5), and this layout can only hold uniform weights: export a model of "
+            "method=rtn or gptq, or keep this one with lutlab.save"
         )
     top = 2**tensor.bits - 1
     low, high = int(tensor.zero_point.min()), int(tensor.zero_point.max())
@@ -54,7 +59,8 @@ def write(
     Raises:
         LutlabError: the folder is not empty, or cannot be written.
     """
-    packed = {f"{n}.{b}" for n, m in quantized_layers(model).items() for b, _ in m.named_buffers()}
+    layers = quantized_layers(model).items()
+    packed = {f"{name}.{buffer}" for name, layer in layers for buffer in layer.packed.buffers}
     state = {key: tensor for key, tensor in model.state_dict().items() if key not in packed}
     for layer, by_name in tensors.items():
         state |= {f"{layer}.{name}": tensor.contiguous() for name, tensor in by_name.items()}

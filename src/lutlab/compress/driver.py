@@ -21,8 +21,9 @@ from lutlab.compress.calibrate import BlockInputs, advance, capture, observe
 from lutlab.compress.kept_blocks import BlockStore, StatsStore
 from lutlab.compress.rescale import rescale_input
 from lutlab.errors import LutlabError
-from lutlab.formats import pack
-from lutlab.formats.bcq import PackedBCQ
+from lutlab.formats import name_of, pack
+from lutlab.formats.contract import Format
+from lutlab.formats.dense import PackedDense
 from lutlab.groups import Width
 from lutlab.models.families import Family, SharedInput, family_of, weight_of
 from lutlab.models.resident import Blocks, Resident
@@ -30,7 +31,7 @@ from lutlab.modules import QuantLinear
 from lutlab.quantizers.contract import Calibrated, Method, Rescaling
 from lutlab.quantizers.none import NoQuantization
 from lutlab.specs import LayerStats
-from lutlab.tensors import CalibStats, PackedWeight
+from lutlab.tensors import CalibStats
 
 # Weights whose norms are taken at a time: bounds the float64 temporaries at some 10 MB.
 _CHUNK_WEIGHTS = 2**20
@@ -212,16 +213,18 @@ class _Run:
         except LutlabError as error:
             raise LutlabError(f"{name}: {error}") from error
         self.layers.append(_layer_stats(name, weight, packed, width, stats))
-        if isinstance(packed, PackedBCQ):
-            block.set_submodule(layer, QuantLinear(packed, module.bias))
-        else:  # full precision: the layer stays, with its weight rounded to the stored dtype
+        if isinstance(
+            packed, PackedDense
+        ):  # the layer stays, its weight rounded to the stored dtype
             weight_of(module).copy_(packed.dequantize())
+        else:
+            block.set_submodule(layer, QuantLinear(packed, module.bias))
 
 
 def _layer_stats(
     name: str,
     weight: torch.Tensor,
-    packed: PackedWeight,
+    packed: Format,
     width: Width,
     stats: CalibStats | None,
 ) -> LayerStats:
@@ -238,7 +241,14 @@ def _layer_stats(
             sums["output_error"] += _weighted(error.float(), stats.hessian)
             sums["output_norm"] += _weighted(before, stats.hessian)
     return LayerStats(
-        name, *packed.shape, bits_stored=packed.bits_stored, q=width[0], g=width[1], **sums
+        name,
+        *packed.shape,
+        bits_stored=packed.bits_stored,
+        q=width[0],
+        g=width[1],
+        format=name_of(packed),
+        bits_bcq=packed.bcq_bits,
+        **sums,
     )
 
 

@@ -1,22 +1,22 @@
 """Bits that a method stores of a matrix [N, K], from its shape alone, so that a budget is refused before work begins.
 
-Sizes are linear in N and in K beyond one period: rows are packed by words of 32 bits, columns by words and groups. So
-small random matrices are quantized and packed, and their sizes continued; no byte of the model is read.
+A small random matrix is quantized and packed; its layout with the sizes of the real one says how long the buffers of
+that are. No byte of the model is read.
 """
 
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Collection, Mapping
 from fnmatch import fnmatchcase
 
 from lutlab.compress.allocate import budget_bits
 from lutlab.errors import LutlabError
+from lutlab.formats.contract import Format
 from lutlab.groups import Width
 from lutlab.quantizers.contract import Calibrated, Method
 
-_WORD = 32
+_SAMPLE = 64  # rows and columns that are quantized to learn a method's layout
 
 
 def check_budget(
@@ -59,24 +59,17 @@ def refuse_below(smallest: int, bits: int, weights: int) -> None:
 
 @functools.cache
 def stored_bits(method: Method, q: int, g: int, rows: int, columns: int) -> int:
-    """Bits of every buffer of a weight [rows, columns], padding included."""
-    if rows % _WORD or rows <= 2 * _WORD:  # no whole periods of rows, or few of them
-        return _along_columns(method, q, g, rows, columns)
-    one, two = (_along_columns(method, q, g, n * _WORD, columns) for n in (1, 2))
-    return one + (rows // _WORD - 1) * (two - one)
+    """Bits of every buffer of a weight [rows, columns], padding included, in the layout that a random weight gets.
 
-
-def _along_columns(method: Method, q: int, g: int, rows: int, columns: int) -> int:
-    period = _WORD if g == -1 else math.lcm(g, _WORD)
-    more, rest = divmod(columns, period)
-    if more < 3:
-        return _packed_bits(method, q, g, rows, columns)
-    one, two = (_packed_bits(method, q, g, rows, n * period + rest) for n in (1, 2))
-    return one + (more - 1) * (two - one)
+    A weight whose zero points leave 0 .. 2^q - 1 takes more.
+    """
+    packed = _packed(method, q, g, min(rows, _SAMPLE), min(columns, _SAMPLE))
+    layout = packed.layout() | {"out_features": rows, "in_features": columns}
+    return packed.from_layout(layout, "meta").bits_stored
 
 
 @functools.cache
-def _packed_bits(method: Method, q: int, g: int, rows: int, columns: int) -> int:
+def _packed(method: Method, q: int, g: int, rows: int, columns: int) -> Format:
     import torch
 
     from lutlab.formats import pack
@@ -84,6 +77,6 @@ def _packed_bits(method: Method, q: int, g: int, rows: int, columns: int) -> int
 
     weight = torch.randn(rows, columns, generator=torch.Generator().manual_seed(0))
     if not isinstance(method, Calibrated):
-        return pack(method.quantize(weight, q, g)).bits_stored
+        return pack(method.quantize(weight, q, g))
     stats = CalibStats(torch.eye(columns), torch.ones(columns), 1)
-    return pack(method.quantize(weight, q, g, method.prepare(stats))).bits_stored
+    return pack(method.quantize(weight, q, g, method.prepare(stats)))

@@ -73,7 +73,7 @@ def timed(model: PreTrainedModel, tokens: int, repeats: int) -> Measurement:
     check_context(model, tokens)
     with evaluation_mode(model):
         _check(model, decode(model, tokens))
-        kernels(model)  # of the check, which sees all tokens at once
+        kernels()  # of the check, which sees all tokens at once
         seconds = []
         for _ in range(repeats):
             began = time.perf_counter()
@@ -82,7 +82,7 @@ def timed(model: PreTrainedModel, tokens: int, repeats: int) -> Measurement:
     facts = {
         "tokens": tokens,
         "prompt_tokens": 1,
-        "kernel": kernels(model),
+        "kernel": kernels(),
         "threads": torch.get_num_threads(),
     }
     values = {"tokens_per_s": tokens / statistics.median(seconds)}
@@ -112,11 +112,11 @@ def decode(model: PreTrainedModel, tokens: int) -> torch.Tensor:
     return torch.tensor(torch.cat(chosen, dim=1)[0].tolist())
 
 
-def kernels(model: PreTrainedModel) -> list[str]:
+def kernels() -> list[str]:
     """Names of the kernels that have multiplied since the last call, the fact `kernel`; torch, if none is quantized."""
-    from lutlab.modules import take_kernels
+    from lutlab.kernels import ran
 
-    return take_kernels(model) or ["torch matmul"]
+    return ran.take() or ["torch matmul"]
 
 
 def first_difference(model: PreTrainedModel, ids: torch.Tensor) -> int | None:

@@ -1,4 +1,5 @@
-"""Size of the quantized linear layers: as stored, and as each paper counts it (formats/bcq.py, PAPER_SIZES).
+"""Size of the quantized linear layers: as stored, in binary form, and as each paper counts it (PAPER_SIZES of
+formats/bcq.py).
 
 Compression ratio = bits of a weight in full precision / bits of a weight: 16 for LUT-GEMM, 32 for nuQmm.
 """
@@ -36,15 +37,20 @@ def _by_formula(suffix: str) -> tuple[Metric, ...]:
 class ModelSize(Evaluator):
     """Metrics of every buffer stored, padding included, and by each paper's formula.
 
-    bits_per_weight, megabytes (10^6 bytes), ratio: as stored; ratio is 16 / bits_per_weight.
+    bits_per_weight, megabytes (10^6 bytes), ratio: as stored, in the layouts that the fact `layout` names (uniform,
+    bcq, dense, …); ratio is 16 / bits_per_weight.
+    bits_per_weight_bcq, megabytes_bcq: in the binary form of LUT-GEMM Eq. 5, which the LUT kernel reads; the same as
+    stored where the layout is bcq. Absent where a layer has no such form.
     bits_paper_<formula>, megabytes_<formula>, ratio_<formula>: eq7 | table6 | nuqmm.
     """
 
     version: ClassVar[int] = 1
     metrics: ClassVar[tuple[Metric, ...]] = (
-        Metric("bits_per_weight", "bits/weight", "size"),
-        Metric("megabytes", "MB", "size"),
+        Metric("bits_per_weight", "bits/weight", "size as stored"),
+        Metric("megabytes", "MB", "size as stored"),
         Metric("ratio", "x", "compression", lower_is_better=False),
+        Metric("bits_per_weight_bcq", "bits/weight", "size in binary form"),
+        Metric("megabytes_bcq", "MB", "size in binary form"),
         *(metric for suffix in _FORMULAS for metric in _by_formula(suffix)),
     )
 
@@ -62,12 +68,17 @@ class ModelSize(Evaluator):
             "megabytes": stored / 8e6,
             "ratio": 16 * weights / stored,
         }
+        binary = [layer.bits_bcq for layer in layers]
+        if None not in binary:
+            values["bits_per_weight_bcq"] = sum(binary) / weights
+            values["megabytes_bcq"] = sum(binary) / 8e6
         for suffix, (formula, full) in _FORMULAS.items():
             bits = _paper_bits(layers, formula, full)
             values[f"bits_paper_{suffix}"] = bits / weights
             values[f"megabytes_{suffix}"] = bits / 8e6
             values[f"ratio_{suffix}"] = full * weights / bits
-        return Measurement(values=values, n=len(layers))
+        facts = {"layout": sorted({layer.format for layer in layers})}
+        return Measurement(values=values, n=len(layers), facts=facts)
 
 
 def _weights(layer: LayerStats) -> int:

@@ -152,7 +152,7 @@ def run(folder: str, modeling: str, tokens: str, threads: str) -> None:
     seen = {
         "before": before,
         "peak": _resident("VmHWM"),
-        "kernel": kernels(model),
+        "kernel": kernels(),
         "threads": int(threads),
     }
     print(json.dumps(seen))

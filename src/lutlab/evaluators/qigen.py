@@ -103,8 +103,7 @@ def _packed(model: PreTrainedModel) -> dict[QuantLinear, PackedQIGen]:
     """Every quantized layer's weight in QIGen's layout."""
     import torch
 
-    from lutlab.formats import bcq
-    from lutlab.formats.uniform import to_uniform
+    from lutlab.formats.uniform import PackedUniform
     from lutlab.kernels.cpu import qigen_gemv
     from lutlab.modules import QuantLinear
 
@@ -116,12 +115,12 @@ def _packed(model: PreTrainedModel) -> dict[QuantLinear, PackedQIGen]:
     found = {}
     for name, layer in model.named_modules():
         if isinstance(layer, QuantLinear):
-            uniform = to_uniform(bcq.unpack(layer.packed))
-            if uniform is None:
+            stored = layer.packed
+            if not isinstance(stored, PackedUniform):
                 raise LutlabError(
                     f"QIGen multiplies uniform codes, those of {name} are not: quantize by method=rtn or method=gptq"
                 )
-            found[layer] = qigen_gemv.prepare(uniform)
+            found[layer] = qigen_gemv.prepare(stored.unpack())
     if not found:
         raise LutlabError(
             "no layer is quantized: QIGen has nothing to multiply (method=rtn or gptq)"

@@ -1,29 +1,52 @@
-"""Weights as kernels read them: one file a layout, each with pack, unpack, dequantize and its size in bits."""
+"""Weights as they are stored and as kernels read them: one file a layout.
+
+Registered formats (contract.py) are stored: uniform, bcq, dense. The others are what a kernel makes of them.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from lutlab.formats import bcq, dense
-from lutlab.tensors import DenseTensor, PackedWeight, QuantizedTensor, UniformTensor
+from lutlab import registry
+from lutlab.errors import LutlabError
 
 if TYPE_CHECKING:
     import torch
 
+    from lutlab.formats.contract import Format
 
-def pack(tensor: QuantizedTensor) -> PackedWeight:
-    """Pack what a quantizer returned; a uniform tensor becomes binary codes with an offset, LUT-GEMM Eq. 5.
+
+def pack(tensor: Any) -> Format:
+    """Pack what a quantizer returned, in the format of its class.
 
     Raises:
-        LutlabError: scales that the layout cannot represent (inf, nan, out of float32's range).
+        LutlabError: no format, or more than one, packs this class; or the format cannot represent the tensor.
     """
-    if isinstance(tensor, DenseTensor):
-        return dense.pack(tensor)
-    if isinstance(tensor, UniformTensor):
-        return bcq.pack(bcq.from_uniform(tensor))
-    return bcq.pack(tensor)
+    known = registry.classes("format")
+    found = [name for name, cls in known.items() if cls.tensor is type(tensor)]
+    if len(found) != 1:
+        taken = ", ".join(f"{cls.tensor.__name__} ({name})" for name, cls in known.items())
+        raise LutlabError(
+            f"{len(found) or 'no'} formats pack a {type(tensor).__name__}{found or ''}, expected one of: {taken}; "
+            "register the format of a tensor of your own by @register('format', <name>) (formats/contract.py)"
+        )
+    return known[found[0]].pack(tensor)
 
 
-def dequantize(tensor: QuantizedTensor) -> torch.Tensor:
+def dequantize(tensor: Any) -> torch.Tensor:
     """The weights a kernel would multiply with: [N, K] float32."""
     return pack(tensor).dequantize()
+
+
+def name_of(packed: Format) -> str:
+    """The name under which the format of a packed weight is registered.
+
+    Raises:
+        LutlabError: it is not registered.
+    """
+    for name, cls in registry.classes("format").items():
+        if cls is type(packed):
+            return name
+    raise LutlabError(
+        f"{type(packed).__name__} is no registered format: put @register('format', <name>) on it"
+    )

@@ -23,12 +23,13 @@ rounding to float32 at the end is the rounding of s * (codes - zero_point).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from lutlab.errors import LutlabError, nearest
-from lutlab.formats.contract import Format
-from lutlab.groups import check_bits, group_length
+from lutlab.formats.contract import Choice, Format, check_layout, dtype_name
+from lutlab.groups import check_bits, group_count, group_length
 from lutlab.registry import register
 from lutlab.tensors import BCQTensor, UniformTensor
 
@@ -53,6 +54,10 @@ class PackedBCQ(Format):
 
     version: ClassVar[int] = 1
     tensor: ClassVar[type] = BCQTensor
+    kernels: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "cpu": ("bcq_gemv",),
+        "cuda": ("lut_gemv",),
+    }
 
     planes: torch.Tensor
     alpha: torch.Tensor
@@ -61,8 +66,15 @@ class PackedBCQ(Format):
     group_size: int
     order: torch.Tensor | None = None
 
+    uniform: ClassVar[bool] = (
+        False  # to whoever asks what kernels may read; Eq. 5 is not looked for
+    )
+
     def dequantize(self) -> torch.Tensor:
-        """[N, K] float32: offset, then + or - alpha_0, alpha_1, ... in float64, rounded once to float32."""
+        """[N, K] float32: offset, then + or - alpha_0, alpha_1, ... in float64, rounded once to float32.
+
+        Gradients pass to alpha and offset where these ask for them.
+        """
         import torch
 
         rows, in_features = self.shape
@@ -91,10 +103,72 @@ class PackedBCQ(Format):
         return words.float()
 
     @property
-    def bits_stored(self) -> int:
-        """Bits of every buffer: planes with their padding, alpha, offset, order."""
-        buffers = (self.planes, self.alpha, self.offset, self.order)
-        return sum(b.numel() * b.element_size() * 8 for b in buffers if b is not None)
+    def bits(self) -> int:
+        """Planes, q."""
+        return len(self.planes)
+
+    @property
+    def buffers(self) -> dict[str, torch.Tensor | None]:
+        """Planes with their padding, alpha, offset, order."""
+        return {
+            "planes": self.planes,
+            "alpha": self.alpha,
+            "offset": self.offset,
+            "order": self.order,
+        }
+
+    @property
+    def bcq_bits(self) -> int:
+        """bits_stored."""
+        return self.bits_stored
+
+    def layout(self) -> dict[str, Choice]:
+        """Sizes, q, g, and the dtypes of the scales."""
+        return {
+            "out_features": self.shape[0],
+            "in_features": self.shape[1],
+            "q": self.bits,
+            "g": self.group_size,
+            "has_order": self.order is not None,
+            "alpha_dtype": dtype_name(self.alpha),
+            "offset_dtype": dtype_name(self.offset),
+        }
+
+    @classmethod
+    def from_layout(
+        cls, layout: Mapping[str, Any], device: torch.device | str = "cpu"
+    ) -> PackedBCQ:
+        """An empty weight; see Format."""
+        import torch
+
+        check_layout(
+            layout,
+            {
+                "q": (),
+                "g": (),
+                "has_order": (False, True),
+                "alpha_dtype": ("float16", "float32"),
+                "offset_dtype": (None, "float16", "float32", "float64"),
+            },
+        )
+        rows, columns = shape = layout["out_features"], layout["in_features"]
+        q, groups = check_bits(layout["q"]), group_count(layout["g"], columns)
+
+        def empty(name: str | None, *shape: int) -> torch.Tensor | None:
+            return name and torch.empty(shape, dtype=getattr(torch, name), device=device)
+
+        return cls(
+            planes=empty("int32", q, rows, -(-columns // WORD)),
+            alpha=empty(layout["alpha_dtype"], q, rows, groups),
+            offset=empty(layout["offset_dtype"], rows, groups),
+            shape=shape,
+            group_size=layout["g"],
+            order=empty("int32" if layout["has_order"] else None, columns),
+        )
+
+    def to_bcq(self) -> PackedBCQ:
+        """Itself: the binary form."""
+        return self
 
     @classmethod
     def pack(cls, tensor: BCQTensor) -> PackedBCQ:
@@ -172,6 +246,14 @@ def from_uniform(tensor: UniformTensor) -> BCQTensor:
     if not torch.equal(wide.double(), offset):
         wide = offset
     return BCQTensor(tensor.codes, alpha.to(fitting[0]), wide, q, tensor.group_size, tensor.order)
+
+
+def bits_of(tensor: BCQTensor) -> int:
+    """Bits that PackedBCQ stores of a tensor."""
+    rows, in_features = tensor.codes.shape
+    others = (tensor.alpha, tensor.offset, tensor.order)
+    words = tensor.bits * rows * -(-in_features // WORD)
+    return words * WORD + sum(8 * one.nbytes for one in others if one is not None)
 
 
 # Bits per weight as the papers count them; g weights share a scale. The keys name paper and place.

@@ -28,6 +28,7 @@ from lutlab.errors import LutlabError
 from lutlab.formats import bcq, row_blocks
 from lutlab.formats.bcq import WORD, PackedBCQ
 from lutlab.formats.row_blocks import PANEL_COLUMNS, ROWS, Geometry
+from lutlab.formats.uniform import PackedUniform
 from lutlab.tensors import BCQTensor, UniformTensor
 
 if TYPE_CHECKING:
@@ -95,9 +96,8 @@ class PackedBCQRows:
 
     def dequantize(self) -> torch.Tensor:
         """[N, K] float32, as the plain layout has it."""
-        return (
-            bcq.pack(bcq.from_uniform(unpack_uniform(self))) if self.uniform else unpack(self)
-        ).dequantize()
+        whole = PackedUniform.pack(unpack_uniform(self)) if self.uniform else unpack(self)
+        return whole.dequantize()
 
 
 def pack(

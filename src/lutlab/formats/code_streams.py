@@ -2,7 +2,7 @@
 
     W[n, k] = s[group of k, n] * (code[n, k] - zero[group of k, n])                             LUT-GEMM Eq. 5
 
-Code j of 32 takes bits j*q .. j*q + q-1 of q words, lowest bit first (formats/uniform.py draws it).
+Code j of 32 takes bits j*q .. j*q + q-1 of q words, lowest bit first (code_words.py draws it).
 
     words [ceil(K / 32), q, S] int32, S = N rounded up to 32;  scales [G, 2, S]: s, zero, both float16 or both float32
 """
@@ -12,15 +12,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from lutlab.errors import LutlabError
-from lutlab.formats import bcq, uniform
+from lutlab.formats.code_words import pack_words, unpack_words
 from lutlab.formats.lut_gemm import stride
+from lutlab.formats.uniform import PackedUniform
 from lutlab.tensors import UniformTensor
 
 if TYPE_CHECKING:
     import torch
-
-    from lutlab.formats.bcq import PackedBCQ
 
 WORD = 32
 EXACT_IN_HALF = 2048  # integers up to here
@@ -65,22 +63,14 @@ class PackedCodeStreams:
         )
 
 
-def pack(packed: PackedBCQ) -> PackedCodeStreams:
-    """From bit planes.
-
-    Raises:
-        LutlabError: they are no uniform codes.
-    """
+def pack(packed: PackedUniform) -> PackedCodeStreams:
+    """From the stored form."""
     import torch
 
-    found = uniform.to_uniform(bcq.unpack(packed))
-    if found is None:
-        raise LutlabError(
-            "these binary codes are not uniform (alpha_b is not 2^b alpha_0, Eq. 5): only uniform codes are streams"
-        )
+    found = packed.unpack()
     rows, columns = packed.shape
     codes = torch.nn.functional.pad(found.codes, (0, -columns % WORD, 0, stride(rows) - rows))
-    words = uniform.pack_words(codes, found.bits).view(stride(rows), -1, found.bits)
+    words = pack_words(codes, found.bits).view(stride(rows), -1, found.bits)
     exact = found.scale.dtype == torch.float16 and bool(
         (found.zero_point.abs() <= EXACT_IN_HALF).all()
     )
@@ -97,18 +87,14 @@ def pack(packed: PackedBCQ) -> PackedCodeStreams:
     )
 
 
-def unpack(packed: PackedCodeStreams) -> PackedBCQ:
-    """The inverse of pack, bit for bit, with the narrowest dtypes that are exact."""
+def unpack(packed: PackedCodeStreams) -> PackedUniform:
+    """The inverse of pack, bit for bit where its scales were not widened for the zero points."""
     import torch
 
     rows, columns = packed.shape
     words = packed.words.permute(2, 0, 1)[:rows].reshape(rows, -1).contiguous()
-    codes = uniform.unpack_words(words, packed.bits, columns)
+    codes = unpack_words(words, packed.bits, columns)
     scale, zero = (packed.scales[:, i, :rows].t().contiguous() for i in range(2))
-    return bcq.pack(
-        bcq.from_uniform(
-            UniformTensor(
-                codes, scale, zero.to(torch.int16), packed.bits, packed.group_size, packed.order
-            )
-        )
-    )
+    zero = zero.to(torch.int16)
+    q, g = packed.bits, packed.group_size
+    return PackedUniform.pack(UniformTensor(codes, scale, zero, q, g, packed.order))

@@ -1,17 +1,24 @@
 """Contract of a format: a packed weight [N, K] that owns its buffers.
 
-A format is a frozen dataclass under `@register("format", <name>)`; an instance is one packed weight.
+A format is a frozen dataclass under `@register("format", <name>)`; an instance is one packed weight. Its file is all
+that a new format needs: quantizing, sizes, saving, loading and products (by a kernel it names, or dequantized) find it.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
+
+from lutlab.errors import LutlabError, nearest
 
 if TYPE_CHECKING:
     from typing import Self  # of Python 3.11, for type checkers only
 
     import torch
+
+Choice = bool | int | str | None
 
 
 class Format(ABC):
@@ -20,11 +27,14 @@ class Format(ABC):
     Attributes:
         version: raised by whoever changes what is stored; part of the ids of the cells of methods that use the format.
         tensor: the quantized tensor that it packs.
+        kernels: device type -> names of the kernel operations that multiply by it, in the order in which they are
+            tried; where none takes it, it is dequantized.
         shape: (N, K).
     """
 
     version: ClassVar[int]
     tensor: ClassVar[type]
+    kernels: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     shape: tuple[int, int]
 
     @classmethod
@@ -46,10 +56,86 @@ class Format(ABC):
 
     @property
     @abstractmethod
+    def buffers(self) -> dict[str, torch.Tensor | None]:
+        """All that is stored, by the names of the fields; None for an optional one that this weight has not.
+
+        `weight` and `bias` are names that a layer keeps for itself.
+        """
+
+    @abstractmethod
+    def layout(self) -> dict[str, Choice]:
+        """Shapes, dtypes and options in JSON's types: all but the numbers. from_layout makes an empty one again."""
+
+    @classmethod
+    @abstractmethod
+    def from_layout(cls, layout: Mapping[str, Any], device: torch.device | str = "cpu") -> Self:
+        """A weight of a layout whose buffers are allocated and not set, for load_state_dict to fill.
+
+        Args:
+            layout: of `layout`, perhaps out of a damaged file: check_layout explains what is wrong with one.
+            device: of the buffers; `meta` allocates nothing.
+
+        Raises:
+            LutlabError: a key is missing, unknown, or of a value that no weight has.
+        """
+
+    @property
+    def bcq_bits(self) -> int | None:
+        """Bits of this weight in a model in binary form (LUT-GEMM Eq. 5), None where it has none."""
+        return None
+
+    @property
     def bits_stored(self) -> int:
         """Bits of every buffer, padding included."""
+        return sum(8 * one.nbytes for one in self.buffers.values() if one is not None)
 
     @property
     def bits_per_weight(self) -> float:
         """bits_stored / (N * K)."""
         return self.bits_stored / (self.shape[0] * self.shape[1])
+
+    def with_buffers(self, buffers: Mapping[str, torch.Tensor | None]) -> Self:
+        """The same weight with some buffers in the place of its own."""
+        return dataclasses.replace(self, **buffers)
+
+    def to(self, device: torch.device | str) -> Self:
+        """The same weight with its buffers on a device."""
+        there = {name: b if b is None else b.to(device) for name, b in self.buffers.items()}
+        return self.with_buffers(there)
+
+
+def check_layout(layout: Mapping[str, Any], choices: Mapping[str, tuple[Choice, ...]]) -> None:
+    """Refuse a layout that is not out_features, in_features and the keys of `choices`, each of an allowed value.
+
+    Args:
+        layout: to be checked.
+        choices: key -> the values it may have; none: checked by who reads it.
+
+    Raises:
+        LutlabError: which key is wrong, and what was expected.
+    """
+    sizes = ("out_features", "in_features")
+    known = dict.fromkeys((*sizes, *choices))
+    for key in [*known, *layout]:
+        if key not in layout or key not in known:
+            raise LutlabError(
+                f"the layout of a quantized layer {'lacks' if key in known else 'has unknown'} '{key}': "
+                f"{nearest(key, known)}; the file is damaged, or another version of lutlab wrote it"
+            )
+    for key in sizes:
+        if type(layout[key]) is not int or layout[key] < 1:
+            raise LutlabError(
+                f"the layout of a quantized layer says {key}={layout[key]!r}: expected an integer of at least 1"
+            )
+    for key, allowed in choices.items():
+        if allowed and (type(layout[key]), layout[key]) not in [
+            (type(one), one) for one in allowed
+        ]:
+            raise LutlabError(
+                f"the layout of a quantized layer says {key}={layout[key]!r}: expected one of {allowed}"
+            )
+
+
+def dtype_name(tensor: torch.Tensor | None) -> str | None:
+    """A tensor's dtype as a layout has it: `float16`; None of None."""
+    return None if tensor is None else str(tensor.dtype).removeprefix("torch.")

@@ -5,10 +5,11 @@ weight [N, K] float16 or float32, row-major; N out_features, K in_features.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from lutlab.formats.contract import Format
+from lutlab.formats.contract import Choice, Format, check_layout, dtype_name
 from lutlab.registry import register
 from lutlab.tensors import DenseTensor
 
@@ -35,26 +36,39 @@ class PackedDense(Format):
         """[N, K] float32, exact."""
         return self.weight.float()
 
-    @property
-    def bits_stored(self) -> int:
-        """Bits of the one buffer."""
-        return self.weight.numel() * self.weight.element_size() * 8
-
     @classmethod
     def pack(cls, tensor: DenseTensor) -> PackedDense:
         """Row-major; no copy where it already is."""
-        return pack(tensor)
+        return cls(tensor.weight.contiguous())
 
     def unpack(self) -> DenseTensor:
         """The inverse of pack."""
-        return unpack(self)
+        return DenseTensor(self.weight)
 
+    @property
+    def buffers(self) -> dict[str, torch.Tensor | None]:
+        """The one buffer."""
+        return {"weight": self.weight}
 
-def pack(tensor: DenseTensor) -> PackedDense:
-    """Row-major; no copy where it already is."""
-    return PackedDense(tensor.weight.contiguous())
+    @property
+    def bcq_bits(self) -> int:
+        """bits_stored: a model in its binary form keeps this weight as it is."""
+        return self.bits_stored
 
+    def layout(self) -> dict[str, Choice]:
+        """Shape and dtype."""
+        rows, columns = self.shape
+        dtype = dtype_name(self.weight)
+        return {"out_features": rows, "in_features": columns, "weight_dtype": dtype}
 
-def unpack(packed: PackedDense) -> DenseTensor:
-    """The inverse of pack."""
-    return DenseTensor(packed.weight)
+    @classmethod
+    def from_layout(
+        cls, layout: Mapping[str, Any], device: torch.device | str = "cpu"
+    ) -> PackedDense:
+        """An empty weight; see Format."""
+        import torch
+
+        check_layout(layout, {"weight_dtype": ("float16", "float32")})
+        shape = layout["out_features"], layout["in_features"]
+        dtype = getattr(torch, layout["weight_dtype"])
+        return cls(torch.empty(shape, dtype=dtype, device=device))

@@ -28,6 +28,8 @@ class PlaneBuffers:
     group_size: int
     order: torch.Tensor | None = None
 
+    uniform = False
+
     @property
     def buffers(self) -> dict[str, torch.Tensor | None]:
         """Buffers that a kernel reads, by the names that plans use."""

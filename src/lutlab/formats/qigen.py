@@ -34,6 +34,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lutlab.errors import LutlabError
+from lutlab.formats.code_words import pack_words, unpack_words
 from lutlab.groups import group_length
 from lutlab.tensors import UniformTensor
 
@@ -42,9 +43,6 @@ if TYPE_CHECKING:
 
 # Outputs in a vector register of AVX2, 32 bits each; portable code keeps the same layout.
 LANES = 8
-# Weights packed at a time: the temporaries stay in a core's cache, and are too small for torch to share out among
-# threads, which would wait for each other.
-CHUNK_WEIGHTS = 2**17
 # bits -> values of a unit
 UNIT = {2: 16, 3: 32, 4: 8}
 
@@ -189,7 +187,7 @@ def pack(tensor: UniformTensor, blocks: Blocks) -> PackedQIGen:
     _check_blocks(blocks, q, g, in_features)
     size = padded((rows, in_features), q, blocks.t_u)
     pad = (0, size[1] - in_features, 0, size[0] - rows)
-    words = _pack_words(torch.nn.functional.pad(tensor.codes, pad), q)  # [N', K' q / 32]
+    words = pack_words(torch.nn.functional.pad(tensor.codes, pad), q)  # [N', K' q / 32]
     strips = words.view(-1, blocks.t_u * LANES, words.shape[1]).transpose(1, 2).contiguous()
     per_group = (0, size[0] - rows)
     return PackedQIGen(
@@ -218,7 +216,7 @@ def unpack(packed: PackedQIGen) -> UniformTensor:
         word += block.numel()
     words = strips.transpose(1, 2).reshape(size[0], -1)
     return UniformTensor(
-        codes=_unpack_words(words, q)[:rows, :in_features].contiguous(),
+        codes=unpack_words(words, q, size[1])[:rows, :in_features].contiguous(),
         scale=packed.scale[:, :rows].t().contiguous(),
         zero_point=packed.zero[:, :rows].t().contiguous(),
         bits=q,
@@ -246,40 +244,3 @@ def _cuts(size: tuple[int, int], q: int, blocks: Blocks) -> list[tuple[slice, sl
         first, strip = k * q // 32, n // (LANES * blocks.t_u)
         cuts.append((slice(strip, strip + breadth), slice(first, first + height)))
     return cuts
-
-
-def _lanes(width: int, of: int) -> int:
-    """An int64 whose fields of `of` bits each have their lowest `width` bits set."""
-    field = (1 << width) - 1
-    return sum(field << at for at in range(0, 64, of))
-
-
-def _pack_words(codes: torch.Tensor, q: int) -> torch.Tensor:
-    """[rows, K'] uint8 -> [rows, K' q / 32] int32. Eight codes are one int64, halved in width three times."""
-    import torch
-
-    words = codes.new_empty(len(codes), codes.shape[1] * q // 32, dtype=torch.int32)
-    for some, packed in zip(*(t.split(_chunk(codes)) for t in (codes, words)), strict=True):
-        eight = some.contiguous().view(torch.int64)
-        for held in (1, 2, 4):  # codes in fields of 8, 16, 32 bits
-            eight = eight | eight >> (8 - q) * held
-            eight &= _lanes(2 * q * held, 16 * held)
-        octets = eight.unsqueeze(2).view(torch.uint8)[:, :, :q]
-        packed.copy_(octets.reshape(len(some), -1).view(torch.int32))
-    return words
-
-
-def _chunk(codes: torch.Tensor) -> int:
-    """Rows whose temporaries stay in a core's cache."""
-    return max(1, CHUNK_WEIGHTS // codes.shape[1])
-
-
-def _unpack_words(words: torch.Tensor, q: int) -> torch.Tensor:
-    """The inverse of _pack_words."""
-    import torch
-
-    octets = words.reshape(-1).view(torch.uint8).view(len(words), -1, q)
-    eight = torch.nn.functional.pad(octets, (0, 8 - q)).view(torch.int64).squeeze(2)
-    for held in (4, 2, 1):
-        eight = (eight | eight << (8 - q) * held) & _lanes(q * held, 8 * held)
-    return eight.reshape(-1).view(torch.uint8).view(len(words), -1)

@@ -23,16 +23,13 @@ import functools
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from lutlab.errors import LutlabError
-from lutlab.formats import bcq
-from lutlab.formats.uniform import to_uniform
+from lutlab.formats.code_words import unpack_words
+from lutlab.formats.uniform import PackedUniform
 from lutlab.groups import group_count
-from lutlab.tensors import BCQTensor, UniformTensor
+from lutlab.tensors import UniformTensor
 
 if TYPE_CHECKING:
     import torch
-
-    from lutlab.formats.bcq import PackedBCQ
 
 TILE_ROWS = 16
 UNIT = 64
@@ -84,7 +81,7 @@ class PackedTileCodes:
         return self.bits_stored / (self.shape[0] * self.shape[1])
 
     def dequantize(self) -> torch.Tensor:
-        """[N, K] float32, as the plain layout does it."""
+        """[N, K] float32, as the stored form does it."""
         return unpack(self).dequantize()
 
     def to(self, device: torch.device | str) -> PackedTileCodes:
@@ -151,31 +148,11 @@ def _bits(q: int) -> torch.Tensor:
     return at.view(-1)
 
 
-def is_uniform(packed: PackedBCQ) -> bool:
-    """Whether the scales say that the weights are uniform codes, Eq. 5."""
-    return _scales(packed) is not None
-
-
-def _scales(packed: PackedBCQ) -> UniformTensor | None:
-    """Scale and zero_point; its codes are not looked at and are the planes."""
-    bits, g = len(packed.planes), packed.group_size
-    return to_uniform(BCQTensor(packed.planes, packed.alpha, packed.offset, bits, g, packed.order))
-
-
-def pack(packed: PackedBCQ) -> PackedTileCodes:
-    """From bit planes.
-
-    Raises:
-        LutlabError: they are no uniform codes.
-    """
+def pack(packed: PackedUniform) -> PackedTileCodes:
+    """From the stored form."""
     import torch
 
-    uniform = _scales(packed)
-    if uniform is None:
-        raise LutlabError(
-            "these binary codes are not uniform (alpha_b is not 2^b alpha_0, Eq. 5): only uniform codes have tiles"
-        )
-    q, (rows, columns), device = uniform.bits, packed.shape, packed.planes.device
+    q, (rows, columns), device = packed.bits, packed.shape, packed.qweight.device
     chunk = UNITS[q] * UNIT
     tiles, chunks = -(-rows // TILE_ROWS), -(-columns // chunk)
     to = _bits(q).to(device)
@@ -188,10 +165,7 @@ def pack(packed: PackedBCQ) -> PackedTileCodes:
     step = max(1, CHUNK_WEIGHTS // (TILE_ROWS * chunks * chunk))
     for first in range(0, tiles, step):
         at = slice(first * TILE_ROWS, (first + step) * TILE_ROWS)
-        part = bcq.PackedBCQ(
-            packed.planes[:, at], packed.alpha[:, at], None, (rows, columns), packed.group_size
-        )
-        codes = bcq.unpack(replace(part, shape=(part.planes.shape[1], columns))).codes
+        codes = unpack_words(packed.qweight[at], q, columns)
         codes = torch.nn.functional.pad(
             codes, (0, chunks * chunk - columns, 0, -len(codes) % TILE_ROWS)
         )
@@ -201,7 +175,7 @@ def pack(packed: PackedBCQ) -> PackedTileCodes:
         words[first : first + step] = found.sum(dim=-1, dtype=torch.int32)
     return PackedTileCodes(
         words=_vectors(words, q),
-        scales=_side_by_side(uniform, tiles),
+        scales=_side_by_side(packed, tiles),
         shape=packed.shape,
         bits=q,
         group_size=packed.group_size,
@@ -218,24 +192,22 @@ def _vectors(words: torch.Tensor, q: int) -> torch.Tensor:
     return words.transpose(2, 3).contiguous()
 
 
-def _side_by_side(uniform: UniformTensor, tiles: int) -> torch.Tensor:
+def _side_by_side(packed: PackedUniform, tiles: int) -> torch.Tensor:
     """[G, T, 8, 4]: scale of rows r and r + 8 of a tile, zero point of both."""
     import torch
 
-    rows, groups = uniform.scale.shape
-    exact = uniform.scale.dtype == torch.float16 and bool(
-        (uniform.zero_point.abs() <= EXACT_IN_HALF).all()
-    )
-    out = uniform.scale.new_zeros(
+    (rows, groups), zero = packed.scale.shape, packed.zero_point
+    exact = packed.scale.dtype == torch.float16 and bool((zero.abs() <= EXACT_IN_HALF).all())
+    out = packed.scale.new_zeros(
         2, tiles * TILE_ROWS, groups, dtype=torch.float16 if exact else torch.float32
     )
-    out[0, :rows], out[1, :rows] = uniform.scale, uniform.zero_point
+    out[0, :rows], out[1, :rows] = packed.scale, zero
     out = out.view(2, tiles, 2, 8, groups)
     return out.permute(4, 1, 3, 0, 2).reshape(groups, tiles, 8, 4).contiguous()
 
 
-def unpack(packed: PackedTileCodes) -> PackedBCQ:
-    """The inverse of pack, bit for bit, with the narrowest dtypes that are exact."""
+def unpack(packed: PackedTileCodes) -> PackedUniform:
+    """The inverse of pack, bit for bit where its scales were not widened for the zero points."""
     import torch
 
     q, (rows, columns) = packed.bits, packed.shape
@@ -251,4 +223,4 @@ def unpack(packed: PackedTileCodes) -> PackedBCQ:
     sides = packed.scales.view(groups, tiles, 8, 2, 2).permute(3, 1, 4, 2, 0)
     scale, zero = sides.reshape(2, -1, groups)[:, :rows].contiguous()
     uniform = UniformTensor(codes, scale, zero.to(torch.int16), q, packed.group_size, packed.order)
-    return bcq.pack(bcq.from_uniform(uniform))
+    return PackedUniform.pack(uniform)

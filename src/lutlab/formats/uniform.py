@@ -1,28 +1,201 @@
-"""Uniform weights as other projects store them: Eq. 5 read backwards, and integers in a dense stream of bits.
+"""Uniform weights as they are quantized: integers in a dense stream of bits, a scale and a zero point a group.
 
-    W = s * (codes - zero_point),  s = 2 alpha_0,  zero_point = (2^q - 1) / 2 - offset / s        LUT-GEMM Eq. 5
+    W[n, k] = s[n, k // g] * (codes[n, k] - zero_point[n, k // g])                                  LUT-GEMM Eq. 3
 
-Value i of a row takes bits i*q .. i*q + q-1 of that row's stream, lowest bit first, cut into words of 32. q = 3:
+    qweight [N, ceil(K q / 32)] int32: a row's codes in a dense stream of bits (code_words.py)
+    scale [N, G] float16 | float32          order [K] int32, or None
+    qzero   [ceil(N G q / 32)] int32: zero points in q bits, row by row in one stream, where all are in 0 .. 2^q-1;
+            else [N, G] int16
 
-    word 0    bit  31 30 | 29 28 27 | ... |  5  4  3 |  2  1  0        word 1    bit ...  3  2  1 |  0
-         value       10  |     9    |     |     1    |     0                value           11   | 10 (its high bit)
-
-values [rows, columns] in 0 .. 2^q-1 -> words [rows, ceil(columns * q / 32)] int32; the last word is filled with zeros.
+RTN, GPTQ and AWQ at q = 4, g = 32 store 4 + (16 + 4) / 32 = 4.625 bits a weight; their BCQ form (Eq. 5, `to_bcq`) is
+what kernels with lookup tables read: the same values to the last bit in q alphas and one offset a group.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from lutlab.groups import check_bits
+from lutlab.errors import LutlabError
+from lutlab.formats import bcq
+from lutlab.formats.code_words import WORD, pack_stream, pack_words, unpack_stream, unpack_words
+from lutlab.formats.contract import Choice, Format, check_layout, dtype_name
+from lutlab.groups import check_bits, group_count, group_length
+from lutlab.registry import register
 from lutlab.tensors import BCQTensor, UniformTensor
 
 if TYPE_CHECKING:
     import torch
 
-WORD = 32
-# Values packed at a time: bounds the temporaries (5 q bytes a value) at some 40 MB.
-CHUNK_VALUES = 2**20
+# Weights dequantized at a time: the float64 temporaries stay in a core's cache.
+CHUNK_WEIGHTS = 2**17
+
+
+@register("format", "uniform")
+@dataclass(frozen=True)
+class PackedUniform(Format):
+    """qweight [N, W] int32, scale [N, G], qzero [Z] int32 or [N, G] int16; shape (N, K). The module draws the words.
+
+    order: [K] int32, column j of the codes holds input channel order[j]; None: channel j.
+    """
+
+    version: ClassVar[int] = 1
+    tensor: ClassVar[type] = UniformTensor
+    kernels: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "cpu": ("uniform_gemv", "bcq_gemv"),
+        "cuda": ("lut_gemv",),
+    }
+
+    qweight: torch.Tensor
+    scale: torch.Tensor
+    qzero: torch.Tensor
+    shape: tuple[int, int]
+    bits: int
+    group_size: int
+    order: torch.Tensor | None = None
+
+    @classmethod
+    def pack(cls, tensor: UniformTensor) -> PackedUniform:
+        """Codes and zero points to words; scale as it is.
+
+        Raises:
+            LutlabError: a scale is inf or nan.
+        """
+        import torch
+
+        bad = int((~torch.isfinite(tensor.scale)).sum())
+        if bad:
+            raise LutlabError(
+                f"{bad} of {tensor.scale.numel()} scales are inf or nan: quantize finite weights, or keep scales "
+                "beyond float16's 65504 in float32 (scale_dtype=fp32)"
+            )
+        zero, top = tensor.zero_point, 2**tensor.bits - 1
+        if bool(((zero >= 0) & (zero <= top)).all()):
+            zero = pack_stream(zero, tensor.bits)
+        return cls(
+            qweight=pack_words(tensor.codes, tensor.bits),
+            scale=tensor.scale,
+            qzero=zero,
+            shape=tuple(tensor.codes.shape),
+            bits=tensor.bits,
+            group_size=tensor.group_size,
+            order=tensor.order,
+        )
+
+    def unpack(self) -> UniformTensor:
+        """The inverse of pack, bit for bit."""
+        return UniformTensor(
+            codes=unpack_words(self.qweight, self.bits, self.shape[1]),
+            scale=self.scale,
+            zero_point=self.zero_point,
+            bits=self.bits,
+            group_size=self.group_size,
+            order=self.order,
+        )
+
+    @property
+    def zero_point(self) -> torch.Tensor:
+        """[N, G] int16."""
+        import torch
+
+        if self.qzero.dtype == torch.int16:
+            return self.qzero
+        groups = group_count(self.group_size, self.shape[1])
+        return unpack_stream(self.qzero, self.bits, self.shape[0] * groups).view(-1, groups)
+
+    def dequantize(self) -> torch.Tensor:
+        """[N, K] float32, the nearest to scale * (codes - zero_point)."""
+        import torch
+
+        rows, in_features = self.shape
+        out = torch.empty(rows, in_features, dtype=torch.float32, device=self.qweight.device)
+        group = torch.arange(in_features, device=out.device)
+        group = group // group_length(self.group_size, in_features)
+        channels = slice(None) if self.order is None else self.order.long()
+        scale, zero = self.scale.double(), self.zero_point.double()
+        step = max(1, CHUNK_WEIGHTS // in_features)
+        for first in range(0, rows, step):
+            at = slice(first, first + step)
+            values = unpack_words(self.qweight[at], self.bits, in_features).double()
+            values = (values - zero[at][:, group]).mul_(scale[at][:, group])
+            out[at][:, channels] = values.add_(0.0).float()  # -0, of no or a negative scale, is 0
+        return out
+
+    @property
+    def buffers(self) -> dict[str, torch.Tensor | None]:
+        """Codes and zero points with their padding, scale, order."""
+        return {
+            "qweight": self.qweight,
+            "scale": self.scale,
+            "qzero": self.qzero,
+            "order": self.order,
+        }
+
+    def layout(self) -> dict[str, Choice]:
+        """Sizes, q, g, the dtype of the scales, and whether zero points are in q bits."""
+        return {
+            "out_features": self.shape[0],
+            "in_features": self.shape[1],
+            "q": self.bits,
+            "g": self.group_size,
+            "has_order": self.order is not None,
+            "scale_dtype": dtype_name(self.scale),
+            "packed_zeros": dtype_name(self.qzero) == "int32",
+        }
+
+    @classmethod
+    def from_layout(
+        cls, layout: Mapping[str, Any], device: torch.device | str = "cpu"
+    ) -> PackedUniform:
+        """An empty weight; see Format."""
+        import torch
+
+        either = (False, True)
+        check_layout(
+            layout,
+            {
+                "q": (),
+                "g": (),
+                "has_order": either,
+                "scale_dtype": ("float16", "float32"),
+                "packed_zeros": either,
+            },
+        )
+        rows, columns = shape = layout["out_features"], layout["in_features"]
+        q, groups = check_bits(layout["q"]), group_count(layout["g"], columns)
+
+        def empty(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+            return torch.empty(shape, dtype=dtype, device=device)
+
+        packed_zeros = layout["packed_zeros"]
+        return cls(
+            qweight=empty(torch.int32, rows, -(-columns * q // WORD)),
+            scale=empty(getattr(torch, layout["scale_dtype"]), rows, groups),
+            qzero=empty(torch.int32, -(-rows * groups * q // WORD))
+            if packed_zeros
+            else empty(torch.int16, rows, groups),
+            shape=shape,
+            bits=q,
+            group_size=layout["g"],
+            order=empty(torch.int32, columns) if layout["has_order"] else None,
+        )
+
+    @property
+    def bcq_bits(self) -> int | None:
+        """Bits of to_bcq(), which is not made for it; None where Eq. 5 would not be exact."""
+        try:
+            return bcq.bits_of(bcq.from_uniform(self.unpack()))
+        except LutlabError:
+            return None
+
+    def to_bcq(self) -> bcq.PackedBCQ:
+        """The binary form of Eq. 5, equal to the last bit when dequantized.
+
+        Raises:
+            LutlabError: Eq. 5 would not be exact (bcq.from_uniform).
+        """
+        return bcq.pack(bcq.from_uniform(self.unpack()))
 
 
 def to_uniform(tensor: BCQTensor) -> UniformTensor | None:
@@ -56,30 +229,3 @@ def to_uniform(tensor: BCQTensor) -> UniformTensor | None:
                 order=tensor.order,
             )
     return None  # 2 alpha_0 is beyond float32
-
-
-def pack_words(values: torch.Tensor, q: int) -> torch.Tensor:
-    """Integers [rows, columns] in 0 .. 2^q-1 -> words [rows, ceil(columns * q / 32)] int32."""
-    import torch
-
-    rows, columns = values.shape
-    place = torch.arange(check_bits(q), dtype=torch.uint8, device=values.device)
-    shift = torch.arange(WORD, dtype=torch.int32, device=values.device)
-    words = torch.empty(rows, -(-columns * q // WORD), dtype=torch.int32, device=values.device)
-    step = max(1, CHUNK_VALUES // columns)
-    for first in range(0, rows, step):
-        some = values[first : first + step].to(torch.uint8)
-        bits = ((some.unsqueeze(2) >> place) & 1).reshape(len(some), columns * q)
-        bits = torch.nn.functional.pad(bits, (0, -columns * q % WORD)).view(len(some), -1, WORD)
-        words[first : first + step] = (bits.int() << shift).sum(dim=2, dtype=torch.int32)
-    return words
-
-
-def unpack_words(words: torch.Tensor, q: int, columns: int) -> torch.Tensor:
-    """The inverse of pack_words: [rows, columns] uint8."""
-    import torch
-
-    shift = torch.arange(WORD, dtype=torch.int32, device=words.device)
-    bits = ((words.unsqueeze(2) >> shift) & 1).view(len(words), -1)[:, : columns * check_bits(q)]
-    place = torch.arange(q, dtype=torch.uint8, device=words.device)
-    return (bits.to(torch.uint8).view(len(words), columns, q) << place).sum(2, dtype=torch.uint8)

@@ -16,8 +16,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from lutlab.formats import bcq, row_blocks
+from lutlab.formats import row_blocks
 from lutlab.formats.row_blocks import ROWS, Geometry
+from lutlab.formats.uniform import PackedUniform
 from lutlab.tensors import UniformTensor
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class PackedUniformRows:
 
     def dequantize(self) -> torch.Tensor:
         """[N, K] float32, as the plain layout has it."""
-        return bcq.pack(bcq.from_uniform(unpack(self))).dequantize()
+        return PackedUniform.pack(unpack(self)).dequantize()
 
 
 def pack(tensor: UniformTensor, panel_columns: int = PANEL_COLUMNS) -> PackedUniformRows:

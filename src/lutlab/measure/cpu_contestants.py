@@ -12,24 +12,16 @@ from lutlab.tensors import UniformTensor
 if TYPE_CHECKING:
     import torch
 
-    from lutlab.formats.bcq import PackedBCQ
+    from lutlab.formats.contract import Format
     from lutlab.formats.qigen import PackedQIGen
 
 
-def quantized(row: TimedRow, x: torch.Tensor, packed: PackedBCQ, kernel: str) -> Contestant:
+def quantized(row: TimedRow, x: torch.Tensor, packed: Format, kernel: str) -> Contestant:
     """The kernel of quantized layers, with tables of 16 bits for kernel=int16."""
-    from lutlab.kernels.cpu.linear import cpu_linear
+    from lutlab.kernels.dispatch import prepare
 
-    linear = cpu_linear(packed, "int16" if kernel == "int16" else "exact")
-    stream = linear.packed.stream
-    copies = [
-        dataclasses.replace(
-            linear, packed=dataclasses.replace(linear.packed, stream=stream.clone())
-        )
-        for _ in range(row.copies(stream.nbytes))
-    ]
-    name = linear.describe(linear.few(x))
-    return Contestant(name, stream.nbytes, len(copies), lambda i: copies[i](x))
+    asked = {"op": "bcq_gemv", "tables": "int16"} if kernel == "int16" else {}
+    return row.executed(prepare(packed, "cpu", len(x), x.dtype, **asked), x)
 
 
 def qigen(row: TimedRow, x: torch.Tensor, drawn: UniformTensor) -> Contestant:

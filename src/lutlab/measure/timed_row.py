@@ -18,6 +18,8 @@ from lutlab.specs import ProductRun
 if TYPE_CHECKING:
     import torch
 
+    from lutlab.kernels.contract import Execution
+
 # |y - x W^T| / |x W^T| beyond which a product is wrong; in 16 bits it may be summed in 16 bits, as LUT-GEMM does.
 _ERRORS = {"int8": 0.0, "float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
 _INT16_ERROR = 1e-3
@@ -48,6 +50,22 @@ class TimedRow:
     def copies(self, size: int) -> int:
         """The number of copies of weights of so many bytes; tiny ones are not all cold."""
         return min(copies_for(size, self.cold), _MOST_COPIES)
+
+    def executed(self, execution: Execution, x: torch.Tensor) -> Contestant:
+        """A kernel's product with x [M, K], with as many copies of its weights as are cold.
+
+        Raises:
+            LutlabError: it is no kernel: none takes the weight.
+        """
+        from lutlab.kernels.dequantized import Dequantized
+
+        rows, dtype = len(x), x.dtype
+        name = execution.describe(rows, dtype)
+        if isinstance(execution, Dequantized):
+            raise LutlabError(f"there is no kernel to time: {name}")
+        size = execution.bytes_read(rows, dtype)
+        copies = [execution, *(execution.copy() for _ in range(self.copies(size) - 1))]
+        return Contestant(name, size, len(copies), lambda i: copies[i](x))
 
     def checked(self, one: Contestant, x: torch.Tensor, weight: torch.Tensor) -> Contestant:
         """The contestant, if its first and last copy multiply by the weight; the error is a fact of the record.

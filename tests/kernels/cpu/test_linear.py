@@ -7,19 +7,21 @@ import torch
 from tests.kernels.weights import bcq_tensor, relative_error, uniform_tensor
 
 from lutlab.errors import LutlabError
-from lutlab.formats import bcq
-from lutlab.kernels.codegen.compiler import NoCompiler
+from lutlab.formats import bcq, pack
 from lutlab.kernels.codegen.isa import detect
-from lutlab.kernels.cpu import linear
-from lutlab.kernels.cpu.linear import cpu_linear
+from lutlab.kernels.cpu import rows_ops
 from lutlab.kernels.cpu.rows_gemv import prefetch_bytes
+from lutlab.kernels.dequantized import Dequantized
+from lutlab.kernels.dispatch import prepare
+from lutlab.tensors import DenseTensor
 
 N, K = 40, 72
 WEIGHTS = {
     "planes": lambda: bcq.pack(bcq_tensor(N, K, 3, 16, offset="f32", ordered=True)),
-    "uniform planes": lambda: bcq.pack(bcq.from_uniform(uniform_tensor(N, K, 3, 16))),
-    "codes": lambda: bcq.pack(bcq.from_uniform(uniform_tensor(N, K, 4, 16, ordered=True))),
+    "uniform planes": lambda: pack(uniform_tensor(N, K, 3, 16)),
+    "codes": lambda: pack(uniform_tensor(N, K, 4, 16, ordered=True)),
 }
+F32 = torch.float32
 
 
 def inputs(rows, dtype=torch.float32):
@@ -31,9 +33,14 @@ def inputs(rows, dtype=torch.float32):
 def test_multiplies_few_rows_and_many(kind, rows):
     packed = WEIGHTS[kind]()
     x = inputs(rows)
-    chosen = cpu_linear(packed)
+    chosen = prepare(packed, "cpu")
     y = chosen(x)
-    assert chosen.few(x) == (rows < chosen.kernel.dense_rows)
+    few = not chosen.describe(rows, F32).startswith("dequantize every call (")
+    assert few == (rows < chosen.kernel.dense_rows)
+    biased = chosen(x, torch.ones(N))
+    assert torch.allclose(biased - 1, y, atol=1e-4)
+    assert torch.equal(chosen.dense(), packed.dequantize())
+    assert torch.equal(chosen.copy()(x), y)
     assert y.shape == (rows, N)
     assert relative_error(y, x, packed.dequantize()) < 1e-6
 
@@ -45,7 +52,7 @@ def test_multiplies_few_rows_and_many(kind, rows):
 def test_half_precision_stays_half_precision(dtype, limit, rows):
     packed = WEIGHTS["planes"]()
     x = inputs(rows, dtype)
-    y = cpu_linear(packed)(x)
+    y = prepare(packed, "cpu")(x)
     assert y.dtype == dtype
     assert relative_error(y, x, packed.dequantize()) < limit
 
@@ -59,16 +66,23 @@ def test_half_precision_stays_half_precision(dtype, limit, rows):
     ],
 )
 def test_uniform_codes_take_the_faster_of_their_two_layouts(kind, layout, variant):
-    chosen = cpu_linear(WEIGHTS[kind]())
+    chosen = prepare(WEIGHTS[kind](), "cpu")
     threads = torch.get_num_threads()
     assert chosen.layout == layout.format(prefetch_bytes(detect()))
-    assert chosen.describe(few=True) == f"{variant}, {detect().name}, {threads} threads"
-    assert chosen.describe(few=False).startswith(f"dequantize every call ({variant}, ")
+    assert chosen.describe(1, F32) == f"{variant}, {detect().name}, {threads} threads"
+    assert chosen.describe(800, F32).startswith(f"dequantize every call ({variant}, ")
+
+
+def test_binary_codes_stay_binary_even_where_they_are_uniform():
+    binary = WEIGHTS["codes"]().to_bcq()
+    chosen = prepare(binary, "cpu")
+    assert chosen.describe(1, F32).startswith("bcq lut")
+    assert chosen.packed.layout() == binary.layout()
 
 
 @pytest.mark.parametrize("kind", WEIGHTS)
 def test_torch_sees_one_operation_with_the_shape_it_says(kind):
-    chosen = cpu_linear(WEIGHTS[kind]())
+    chosen = prepare(WEIGHTS[kind](), "cpu")
     graphs = []
 
     def look(graph, _):
@@ -80,7 +94,7 @@ def test_torch_sees_one_operation_with_the_shape_it_says(kind):
     assert "rows_gemv" in graphs[0].code
     torch.library.opcheck(
         torch.ops.lutlab.rows_gemv.default,
-        (inputs(2), chosen.packed.stream, chosen.channels, chosen.layout),
+        (inputs(2), None, chosen.rows.stream, chosen.channels, chosen.layout),
         test_utils=("test_schema", "test_faketensor"),
     )
 
@@ -88,39 +102,59 @@ def test_torch_sees_one_operation_with_the_shape_it_says(kind):
 @pytest.mark.parametrize("kind", ["planes", "codes"])
 def test_a_named_choice_of_tables_is_in_the_name_of_what_ran(kind):
     tensor = uniform_tensor(N, K, 4, 32)
-    plain = bcq_tensor(N, K, 4, 32) if kind == "planes" else bcq.from_uniform(tensor)
-    packed, x = bcq.pack(plain), inputs(1)
-    exact = cpu_linear(packed)
+    packed, x = pack(bcq_tensor(N, K, 4, 32) if kind == "planes" else tensor), inputs(1)
+    exact = prepare(packed, "cpu")
     assert relative_error(exact(x), x, packed.dequantize()) < 1e-6
     if detect().name not in ("avx2", "avx512"):
         with pytest.raises(LutlabError, match=f"built for {detect().name}: take tables=exact"):
-            cpu_linear(packed, "int16")
+            prepare(packed, "cpu", op="bcq_gemv", tables="int16")
         return
-    quick = cpu_linear(packed, "int16")
-    assert quick.describe(few=True).startswith(("bcq lut int16, avx512", "bcq lut int18, avx2"))
+    quick = prepare(packed, "cpu", op="bcq_gemv", tables="int16")
+    assert quick.describe(1, F32).startswith(("bcq lut int16, avx512", "bcq lut int18, avx2"))
     assert 1e-6 < relative_error(quick(x), x, packed.dequantize()) < 1e-4
-    assert not exact.describe(few=True).startswith(("bcq lut int16", "bcq lut int18"))
+    assert not exact.describe(1, F32).startswith(("bcq lut int16", "bcq lut int18"))
 
 
 def test_groups_that_share_a_word_have_tables_of_floats_only_and_the_name_says_so():
-    assert cpu_linear(WEIGHTS["planes"]()).describe(few=True).startswith("bcq lut, ")
+    assert prepare(WEIGHTS["planes"](), "cpu").describe(1, F32).startswith("bcq lut, ")
 
 
 def test_unknown_tables_are_refused(monkeypatch):
     with pytest.raises(LutlabError, match=r"tables=int61.*int16"):
-        cpu_linear(WEIGHTS["planes"](), "int61")
+        prepare(WEIGHTS["planes"](), "cpu", op="bcq_gemv", tables="int61")
     monkeypatch.setenv("LUTLAB_ISA", "portable")
     with pytest.raises(LutlabError, match="kernels are built for portable"):
-        cpu_linear(WEIGHTS["planes"](), "int16")
+        prepare(WEIGHTS["planes"](), "cpu", op="bcq_gemv", tables="int16")
 
 
-def test_a_group_size_without_a_kernel_is_refused():
-    with pytest.raises(LutlabError, match="13"):
-        cpu_linear(bcq.pack(bcq_tensor(N, K, 3, 13)))
+def test_a_group_size_without_a_kernel_is_dequantized_and_a_named_kernel_refuses_it():
+    for tensor in (bcq_tensor(N, K, 3, 13), uniform_tensor(N, K, 4, 13)):
+        packed = pack(tensor)
+        chosen = prepare(packed, "cpu")
+        assert isinstance(chosen, Dequantized)
+        assert "g=13 is not a group size the CPU kernels take" in chosen.describe(1, F32)
+        assert relative_error(chosen(inputs(2)), inputs(2), packed.dequantize()) < 1e-6
+        with pytest.raises(LutlabError, match="bcq_gemv: g=13 is not a group size"):
+            prepare(packed, "cpu", op="bcq_gemv")
+
+
+def test_mistakes_in_asking_for_a_kernel():
+    codes = WEIGHTS["codes"]()
+    with pytest.raises(LutlabError, match="unknown kernel 'bcq_gemm': did you mean 'bcq_gemv'"):
+        prepare(codes, "cpu", op="bcq_gemm")
+    with pytest.raises(LutlabError, match="bcq_gemv has no option 'table': did you mean 'tables'"):
+        prepare(codes, "cpu", op="bcq_gemv", table="int16")
+    with pytest.raises(LutlabError, match="uniform_gemv has no option 'tables'"):
+        prepare(codes, "cpu", op="uniform_gemv", tables="int16")
+    with pytest.raises(LutlabError, match="uniform_gemv: q=3: codes of 1 to 3 bits are faster"):
+        prepare(WEIGHTS["uniform planes"](), "cpu", op="uniform_gemv")
+    with pytest.raises(LutlabError, match="bcq_gemv: it multiplies formats bcq and uniform"):
+        prepare(pack(DenseTensor(torch.ones(4, 8))), "cpu", op="bcq_gemv")
 
 
 def test_no_compiler_is_said(monkeypatch, tmp_path):
     monkeypatch.setenv("LUTLAB_CC", str(tmp_path / "none"))
-    linear._kernel.cache_clear()
-    with pytest.raises(NoCompiler, match="LUTLAB_CC"):
-        cpu_linear(WEIGHTS["planes"]())
+    rows_ops.kernel_of.cache_clear()
+    assert "bcq_gemv: LUTLAB_CC" in prepare(WEIGHTS["planes"](), "cpu").describe(1, F32)
+    with pytest.raises(LutlabError, match="bcq_gemv: LUTLAB_CC"):
+        prepare(WEIGHTS["planes"](), "cpu", op="bcq_gemv")

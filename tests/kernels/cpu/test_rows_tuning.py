@@ -6,10 +6,12 @@ import pytest
 import torch
 from tests.kernels.weights import packed, uniform_tensor
 
-from lutlab.formats import bcq, uniform_rows
+from lutlab.formats import uniform_rows
+from lutlab.formats.uniform import PackedUniform
 from lutlab.kernels.codegen import isa
-from lutlab.kernels.cpu import linear, rows_tuning, uniform_gemv
+from lutlab.kernels.cpu import rows_tuning, uniform_gemv
 from lutlab.kernels.cpu.rows_tuning import PANELS, PREFETCHES, Tuning
+from lutlab.kernels.dispatch import prepare
 
 PLAIN = uniform_tensor(40, 2500, 4, 64)
 DEFAULT = Tuning(panel_columns=1024, prefetch_bytes=4096)
@@ -69,17 +71,17 @@ def test_a_damaged_file_counts_as_none(made_up, content):
 
 
 def test_a_layer_is_packed_as_tuned_and_tuned_only_when_asked(made_up, monkeypatch):
-    weight = bcq.pack(bcq.from_uniform(PLAIN))
+    weight = PackedUniform.pack(PLAIN)
     x = torch.randn(2, 2500, generator=torch.Generator().manual_seed(0))
-    untuned = linear.cpu_linear(weight)
+    untuned = prepare(weight, "cpu")
     assert made_up == []
-    assert untuned.packed.panel_columns == uniform_rows.PANEL_COLUMNS
+    assert untuned.rows.panel_columns == uniform_rows.PANEL_COLUMNS
     monkeypatch.setenv("LUTLAB_TUNE", "1")
-    tuned = linear.cpu_linear(weight)
+    tuned = prepare(weight, "cpu")
     assert len(made_up) == 1
     monkeypatch.delenv("LUTLAB_TUNE")
-    for chosen in (tuned, linear.cpu_linear(weight)):
-        assert chosen.packed.panel_columns == FASTEST.panel_columns
+    for chosen in (tuned, prepare(weight, "cpu")):
+        assert chosen.rows.panel_columns == FASTEST.panel_columns
         assert chosen.kernel.prefetch_bytes == FASTEST.prefetch_bytes
         torch.testing.assert_close(chosen(x), untuned(x), rtol=1e-4, atol=1e-3)
     assert len(made_up) == 1, "what was found is read, not looked for again"

@@ -8,6 +8,7 @@ from tests.kernels.gpu import plans
 from tests.kernels.weights import bcq_tensor
 
 from lutlab.formats import bcq
+from lutlab.formats.uniform import PackedUniform
 from lutlab.groups import expand
 from lutlab.kernels.codegen import cuda
 from lutlab.kernels.gpu.lut_gemv import launcher
@@ -41,6 +42,7 @@ def size_of_sums(packed, x):
 
     Larger than y where alphas cancel, as they do in a row of few columns.
     """
+    packed = packed.to_bcq()
     squares = packed.alpha.double().square().sum(0)
     if packed.offset is not None:
         squares = squares + packed.offset.double().square()
@@ -96,8 +98,9 @@ def check_range(variant, sizes=(1e-38, 1e38), make=weight, dtypes=(BF16, F32), *
     for size in sizes:
         packed = make(70, 300, 3, 32, alpha="f32", offset="f32")
         if size > 1:
-            packed.alpha.mul_(2.0**-10)  # exact
-            packed.offset.mul_(2.0**-10)
+            uniform = isinstance(packed, PackedUniform)
+            for scales in (packed.scale,) if uniform else (packed.alpha, packed.offset):
+                scales.mul_(2.0**-10)  # exact
         for dtype in dtypes:
             x = (inputs(2, 300, F32).clamp(-3, 3) * size).to(dtype)
             y = plans.product(variant, packed, x, **how)

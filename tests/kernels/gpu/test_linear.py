@@ -10,8 +10,12 @@ from tests.kernels.weights import bcq_tensor, relative_error, uniform_tensor
 from lutlab import modules
 from lutlab.errors import LutlabError
 from lutlab.formats import bcq
+from lutlab.formats.uniform import PackedUniform
+from lutlab.kernels import ran
+from lutlab.kernels.dispatch import prepare
 from lutlab.kernels.gpu import choice
-from lutlab.kernels.gpu.linear import gpu_linear
+from lutlab.kernels.gpu.dequantize import dequantize
+from lutlab.kernels.gpu.linear import LutGemv
 from lutlab.kernels.gpu.lut_gemv import launcher
 from lutlab.modules import QuantLinear
 
@@ -20,7 +24,7 @@ F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 N, K = 40, 96
 WEIGHTS = {
     "planes": lambda: bcq.pack(bcq_tensor(N, K, 3, 32, offset="f32", ordered=True)),
-    "codes": lambda: bcq.pack(bcq.from_uniform(uniform_tensor(N, K, 4, 32, ordered=True))),
+    "codes": lambda: PackedUniform.pack(uniform_tensor(N, K, 4, 32, ordered=True)),
 }
 LIMITS = {F16: 2e-3, BF16: 8e-3, F32: 1e-6}
 
@@ -36,6 +40,11 @@ def inputs(rows, dtype=F32):
     return torch.randn(rows, K, generator=torch.Generator().manual_seed(5)).to(dtype)
 
 
+def gpu_linear(packed, dtype=F32, **options):
+    """The execution on the stand-in, whose device is called cpu."""
+    return LutGemv().prepare(packed, torch.device("cpu"), 1, dtype, **options)
+
+
 @pytest.mark.parametrize("dtype", LIMITS, ids=str)
 @pytest.mark.parametrize("kind", WEIGHTS)
 def test_multiplies_few_rows_and_many(named_gpu, monkeypatch, kind, dtype):
@@ -44,36 +53,74 @@ def test_multiplies_few_rows_and_many(named_gpu, monkeypatch, kind, dtype):
 
     monkeypatch.setattr(choice, "choose", few_are_two)
     packed = WEIGHTS[kind]()
-    linear, bias = gpu_linear(packed), torch.ones(N, dtype=dtype)
+    linear, bias = gpu_linear(packed, dtype), torch.ones(N, dtype=dtype)
+    ran.take()
     for rows in (1, 2, 3, 40):
         x = inputs(rows, dtype)
-        assert linear.few(x) == (rows < 3)
         y = linear(x, bias)
+        assert ran.take() == [linear.describe(rows, dtype)]
         assert y.dtype == dtype
         assert relative_error(y.double() - 1, x, packed.dequantize()) < LIMITS[dtype]
     assert list(linear.products) == [(dtype, "float_sums")]
-    assert linear.describe(few=True).endswith(
+    assert linear.describe(2, dtype).endswith(
         f", {str(dtype)[6:]} x, chosen by a race on this machine"
     )
-    assert (
-        linear.describe(few=False)
-        == "dequantize every call, cuBLAS (chosen by a race on this machine)"
+    through = "dequantize every call, cuBLAS (chosen by a race on this machine)"
+    assert linear.describe(3, dtype) == through
+    assert torch.equal(linear.dense(), packed.dequantize())
+    planes = packed.to_bcq()
+    plain = planes.planes.nbytes + planes.alpha.nbytes + planes.offset.nbytes
+    assert linear.bytes_read(3, dtype) == plain
+    assert linear.bytes_read(1, dtype) > 0
+
+
+@pytest.mark.parametrize("rows", [1, 40])
+@pytest.mark.parametrize("kind", WEIGHTS)
+def test_copies_share_no_weights(named_gpu, monkeypatch, kind, rows):
+    monkeypatch.setattr(
+        choice, "choose", lambda case, *_: ("float_sums" if case.m < 3 else choice.DENSE, "")
     )
+    packed, x = WEIGHTS[kind](), inputs(rows)
+    first = gpu_linear(packed).ready(rows, F32)
+    expected = first(x)
+    second = first.copy()
+    read = [
+        one.planes if rows > 3 else one.products[F32, "float_sums"].weight
+        for one in (first, second)
+    ]
+    assert read[0].planes.data_ptr() != read[1].planes.data_ptr()
+    read[0].planes.zero_()
+    assert torch.equal(second(x), expected)
+    assert not torch.equal(first(x), expected)
+
+
+def test_a_named_variant_takes_every_x_with_its_knobs(named_gpu):
+    packed = WEIGHTS["codes"]()
+    linear = gpu_linear(packed, F16, variant="paper", knobs={"mu": 4})
+    assert linear.describe(1, F16).startswith("lut_gemv paper (")
+    assert "mu=4" in linear.describe(40, F16)
+    assert relative_error(linear(inputs(1, F16)), inputs(1, F16), packed.dequantize()) < 2e-3
+    with pytest.raises(LutlabError, match=r"knobs .* belong to a variant"):
+        gpu_linear(packed, knobs={"mu": 4})
+    with pytest.raises(LutlabError, match="lut_gemv has no option 'variants'"):
+        gpu_linear(packed, variants="paper")
+    with pytest.raises(LutlabError, match="no uniform codes with one scale a group"):
+        gpu_linear(WEIGHTS["planes"](), F16, variant="uniform_mma")
 
 
 @pytest.mark.parametrize("g", [8, 40])
 def test_bfloat16_with_groups_that_only_r0_takes(named_gpu, g):
     packed = bcq.pack(bcq_tensor(N, K, 3, g, offset="f32"))
-    linear, x = gpu_linear(packed), inputs(1, BF16)
+    linear, x = gpu_linear(packed, BF16), inputs(1, BF16)
     y = linear(x)
     assert y.dtype == BF16
     assert relative_error(y, x, packed.dequantize()) < LIMITS[BF16]
-    assert "lut_gemv paper (" in linear.describe(few=True)
-    assert "float32 x" in linear.describe(few=True)
+    assert "lut_gemv paper (" in linear.describe(1, BF16)
+    assert "float32 x" in linear.describe(1, BF16)
 
 
 def test_the_variant_goes_by_format_type_and_rows(named_gpu):
-    codes, planes = (gpu_linear(WEIGHTS[kind]()) for kind in ("codes", "planes"))
+    codes, planes = (gpu_linear(WEIGHTS[kind](), F16) for kind in ("codes", "planes"))
     for linear in (codes, planes):
         for dtype in (F16, BF16, F32):
             for rows in (1, 16):
@@ -88,10 +135,9 @@ def test_the_variant_goes_by_format_type_and_rows(named_gpu):
         (d, v) for d in (F16, BF16, F32) for v in ("bit_planes", "half_bits")
     ]
     assert len(planes.weights) == 1, "bit_planes and half_bits read the same layout"
-    assert "lut_gemv uniform_mma (" in codes.describe(few=True)
-    assert codes.describe(few=True).endswith("chosen by a model of bytes")
-    assert not codes.few(inputs(4096))
-    assert codes.describe(few=False).startswith("dequantize every call, cuBLAS (chosen by a model")
+    assert "lut_gemv uniform_mma (" in codes.describe(1, F16)
+    assert codes.describe(1, F16).endswith("chosen by a model of bytes")
+    assert codes.describe(4096, F32).startswith("dequantize every call, cuBLAS (chosen by a model")
 
 
 def test_a_graph_is_not_captured_with_what_was_never_called(named_gpu, monkeypatch):
@@ -120,61 +166,62 @@ def test_what_it_cannot_take_is_refused(named_gpu):
     with pytest.raises(LutlabError, match="x is on meta, the weight on cpu: move one"):
         linear(inputs(1).to("meta"))
     with pytest.raises(LutlabError, match="of another process, or of a layer that is gone"):
-        torch.ops.lutlab.lut_gemv(inputs(1), 10**6, N)
+        torch.ops.lutlab.gpu_linear(inputs(1), None, 10**6, N)
 
 
 def test_without_a_gpu_it_says_so():
     with pytest.raises(LutlabError, match="device=cpu: these kernels run on CUDA devices"):
         gpu_linear(WEIGHTS["planes"]())
+    with pytest.raises(LutlabError, match="lut_gemv: device=cpu: these kernels run on CUDA"):
+        prepare(WEIGHTS["planes"](), "cpu", op="lut_gemv")
 
 
 @pytest.mark.parametrize("kind", WEIGHTS)
-def test_torch_sees_operations_with_the_shapes_they_say(named_gpu, kind):
-    linear, graphs = gpu_linear(WEIGHTS[kind]()), []
-    linear(inputs(2))
+@pytest.mark.parametrize("rows", [2, 40])
+def test_torch_sees_one_operation_with_the_shape_it_says(named_gpu, monkeypatch, kind, rows):
+    monkeypatch.setattr(
+        choice, "choose", lambda case, *_: ("float_sums" if case.m < 3 else choice.DENSE, "")
+    )
+    linear, graphs, x = gpu_linear(WEIGHTS[kind]()), [], inputs(rows)
 
     def look(graph, _):
         graphs.append(graph)
         return graph.forward
 
-    (_, number), *_ = linear.products.values()
-    packed = linear.packed
-    rest = (packed.alpha, packed.offset, K, packed.group_size, F16)
-    for operation, arguments in (
-        (torch.ops.lutlab.lut_gemv, (inputs(2), number, N)),
-        (torch.ops.lutlab.dequantize_bcq, (packed.planes, *rest)),
-    ):
-        compiled = torch.compile(lambda *a, f=operation: f(*a), backend=look, fullgraph=True)
-        assert torch.equal(compiled(*arguments), operation(*arguments))
-        torch.library.opcheck(
-            operation.default, arguments, test_utils=("test_schema", "test_faketensor")
-        )
-    assert "lut_gemv" in graphs[0].code
-    assert "dequantize_bcq" in graphs[1].code
+    compiled = torch.compile(lambda x: linear(x), backend=look, fullgraph=True)
+    assert torch.equal(compiled(x), linear(x))
+    torch.library.opcheck(
+        torch.ops.lutlab.gpu_linear.default,
+        (x, torch.ones(N), linear.number, N),
+        test_utils=("test_schema", "test_faketensor"),
+    )
+    assert "gpu_linear" in graphs[0].code
 
 
 def test_a_layer_on_a_gpu_takes_it(named_gpu, monkeypatch):
-    monkeypatch.setattr(modules, "KERNELS", {"cpu": gpu_linear})
+    monkeypatch.setattr(PackedUniform, "kernels", {"cpu": ("lut_gemv",)})
     packed = WEIGHTS["codes"]()
     layer = QuantLinear(packed, torch.ones(N))
     x = inputs(2)
+    ran.take()
     assert relative_error(layer(x).double() - 1, x, packed.dequantize()) < 1e-6
-    assert layer.kernel.startswith("lut_gemv half_bits")
+    assert ran.take()[0].startswith("lut_gemv half_bits")
+    assert layer.packed.qweight is packed.qweight, "the stored form stays"
     assert torch.equal(copy.deepcopy(layer)(x), layer(x))
+    ran.take()
     assert layer.half()(x.half()).dtype == F16
-    assert layer.kernel.startswith("lut_gemv uniform_mma")
+    assert ran.take()[0].startswith("lut_gemv uniform_mma")
 
 
-def test_a_layer_without_a_kernel_says_so(named_gpu, monkeypatch, caplog):
-    def none(packed):
-        raise LutlabError("no CuPy here")
-
-    monkeypatch.setattr(modules, "KERNELS", {"cpu": none})
+def test_a_layer_without_a_kernel_says_so(monkeypatch, caplog):
+    modules._say_once.cache_clear()
+    monkeypatch.setattr(PackedUniform, "kernels", {"cpu": ("lut_gemv",)})
     packed = WEIGHTS["codes"]()
     layer, x = QuantLinear(packed, None), inputs(1)
     assert relative_error(layer(x), x, packed.dequantize()) < 1e-6
-    assert layer.kernel == "dequantize once, torch matmul (no kernel: no CuPy here)"
-    assert "no CuPy here" in caplog.text
+    said = layer.describe(1, F32)
+    assert said.startswith("dequantize once, torch matmul (no kernel: lut_gemv: device=cpu: these")
+    assert said in caplog.text
 
 
 @pytest.mark.gpu
@@ -183,12 +230,14 @@ def test_a_layer_without_a_kernel_says_so(named_gpu, monkeypatch, caplog):
 def test_a_layer_on_a_real_gpu(kind, dtype):
     packed = WEIGHTS[kind]()
     layer = QuantLinear(packed, None).cuda()
+    ran.take()
     for rows in (1, 5, 400):
         x = inputs(rows, dtype)
         y = layer(x.cuda()).cpu()
         assert relative_error(y, x, packed.dequantize()) < LIMITS[dtype]
-    assert "lut_gemv" in layer.kernel
-    assert "dequantize every call, cuBLAS" in layer.kernel
+    dense, *variants = ran.take()
+    assert dense.startswith("dequantize every call, cuBLAS")
+    assert all(name.startswith("lut_gemv") for name in variants)
 
 
 @pytest.mark.gpu
@@ -197,6 +246,5 @@ def test_dequantized_on_a_real_gpu_to_the_last_bit(dtype):
     for q in range(1, 9):
         for rows, columns, g in ((1, 33, -1), (129, 1056, 40), (1024, 4096, 128)):
             packed = bcq.pack(bcq_tensor(rows, columns, q, g, offset="f16"))
-            tensors = [t.cuda() for t in (packed.planes, packed.alpha, packed.offset)]
-            found = torch.ops.lutlab.dequantize_bcq(*tensors, columns, g, dtype)
+            found = dequantize(packed.to("cuda"), dtype)
             assert torch.equal(found.cpu(), packed.dequantize().to(dtype))

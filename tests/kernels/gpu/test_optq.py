@@ -4,10 +4,10 @@ import pytest
 import torch
 from tests.kernels.gpu import lut_gemv_matrix as matrix
 from tests.kernels.gpu.lut_gemv_matrix import F16, F32, check, inputs
-from tests.kernels.weights import bcq_tensor, uniform_tensor
+from tests.kernels.weights import uniform_tensor
 
-from lutlab.errors import LutlabError
-from lutlab.formats import bcq, code_streams
+from lutlab.formats import code_streams
+from lutlab.formats.uniform import PackedUniform
 from lutlab.kernels.gpu import lut_gemv
 from lutlab.kernels.gpu.lut_gemv.optq import VARIANT
 from lutlab.kernels.gpu.lut_gemv.variant import GPUS, H200, Case
@@ -16,7 +16,7 @@ SMALL = {"columns": 64, "threads": 64}
 
 
 def codes(rows, columns, q, g, **options):
-    return bcq.pack(bcq.from_uniform(uniform_tensor(rows, columns, q, g, **options)))
+    return PackedUniform.pack(uniform_tensor(rows, columns, q, g, **options))
 
 
 @pytest.mark.parametrize("q", [2, 3, 4])
@@ -39,14 +39,9 @@ def test_packed_there_and_back(scale):
     packed = codes(37, 205, 3, 32, scale=scale, ordered=True)
     stored = code_streams.pack(packed)
     back = code_streams.unpack(stored)
-    assert torch.equal(bcq.unpack(back).codes, bcq.unpack(packed).codes)
+    assert torch.equal(back.unpack().codes, packed.unpack().codes)
     assert torch.equal(back.dequantize(), packed.dequantize())
     assert stored.words.shape == (7, 3, 64)
-
-
-def test_binary_codes_have_no_streams():
-    with pytest.raises(LutlabError, match="are not uniform"):
-        code_streams.pack(bcq.pack(bcq_tensor(4, 64, 3, 32)))
 
 
 def a_case(q=3, g=128, x=F16, uniform=True):
@@ -67,7 +62,7 @@ def test_it_is_a_baseline():
 @pytest.mark.parametrize(
     ("case", "knobs", "why"),
     [
-        (a_case(uniform=False), {}, "no uniform code with one scale a group"),
+        (a_case(uniform=False), {}, "no uniform codes with one scale a group"),
         (a_case(q=5), {}, "tables of pairs of 2 to 4 bits"),
         (a_case(x=F32), {}, "convert x to float16"),
         (a_case(g=40), {}, "g=40"),

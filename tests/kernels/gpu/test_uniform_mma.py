@@ -7,7 +7,7 @@ from tests.kernels.gpu import plans
 from tests.kernels.gpu.lut_gemv_matrix import BF16, F16, F32, check, inputs, weight
 from tests.kernels.weights import uniform_tensor
 
-from lutlab.formats import bcq
+from lutlab.formats.uniform import PackedUniform
 from lutlab.kernels.gpu.lut_gemv.uniform_mma import VARIANT
 from lutlab.kernels.gpu.lut_gemv.variant import A100, GPUS, H200, Case
 
@@ -15,7 +15,7 @@ SMALL = {"slice": 512, "warps": 2}
 
 
 def codes(rows, columns, q, g, **options):
-    return bcq.pack(bcq.from_uniform(uniform_tensor(rows, columns, q, g, **options)))
+    return PackedUniform.pack(uniform_tensor(rows, columns, q, g, **options))
 
 
 @pytest.mark.parametrize("q", range(1, 9))
@@ -49,7 +49,7 @@ def test_scales_in_float_and_zero_points_that_half_cannot_hold():
     check(VARIANT, codes(20, 300, 4, 64, scale="f32"), inputs(3, 300, F16), knobs=SMALL)
     uniform = uniform_tensor(20, 300, 4, 64)
     uniform.zero_point[3, 1] = 2051
-    packed = bcq.pack(bcq.from_uniform(uniform))
+    packed = PackedUniform.pack(uniform)
     check(VARIANT, packed, inputs(1, 300, F16), knobs=SMALL)
 
 
@@ -80,7 +80,7 @@ def test_bfloat16_far_below_the_largest_of_its_row():
     """A weight that is zero takes the largest away: what is left has 22 powers of two less."""
     uniform = uniform_tensor(30, 96, 4, 32)
     uniform.codes[:, 0] = uniform.zero_point[:, 0]
-    packed, x = bcq.pack(bcq.from_uniform(uniform)), inputs(1, 96, BF16) * 2.0**-22
+    packed, x = PackedUniform.pack(uniform), inputs(1, 96, BF16) * 2.0**-22
     x[:, :32] = torch.tensor([1.0] + 31 * [0.0])
     y, left = plans.product(VARIANT, packed, x, knobs=SMALL), x.clone()
     left[:, 0] = 0.0
@@ -140,7 +140,7 @@ def test_grids_and_workspace():
 @pytest.mark.parametrize(
     ("case", "knobs", "why"),
     [
-        (a_case(uniform=False), {}, "no uniform code with one scale a group"),
+        (a_case(uniform=False), {}, "no uniform codes with one scale a group"),
         (a_case(x=F32), {}, "convert x to float16 or bfloat16"),
         (a_case(g=40), {}, "g=40: uniform_mma takes groups that are multiples of 32"),
         (a_case(), {"warps": 3}, "1, 2, 4, 8 or 16 warps"),

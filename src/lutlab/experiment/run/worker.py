@@ -74,7 +74,7 @@ def _check_machine(job: Job) -> None:
 
 
 def _measure(job: Job, cell: JobCell, prepared: Prepared) -> Record:
-    from lutlab.modules import take_kernels
+    from lutlab.kernels import ran
 
     began = time.monotonic()
     model, evaluation = prepared.model, cell.evaluation
@@ -84,8 +84,7 @@ def _measure(job: Job, cell: JobCell, prepared: Prepared) -> Record:
             raise LutlabError(
                 f"{job.run.name} came without a tokenizer, so no text can be evaluated on it"
             )
-        if model is not None:
-            take_kernels(model)  # of calibration, or of the evaluator before
+        ran.take()  # of calibration, or of the evaluator before
         subject = Subject(
             model, prepared.tokenizer, prepared.layers, text, prepared.seqlen, job.run
         )
@@ -93,8 +92,8 @@ def _measure(job: Job, cell: JobCell, prepared: Prepared) -> Record:
         measurement = evaluator(**dict(evaluation.options)).measure(subject)
     except Exception as error:
         return _failure(job, cell, error, time.monotonic() - began)
-    ran = take_kernels(model) if model is not None else []
-    facts = prepared.facts | ({"kernel": ran} if ran else {}) | measurement.facts
+    kernels = ran.take()
+    facts = prepared.facts | ({"kernel": kernels} if kernels else {}) | measurement.facts
     if text:
         facts |= {"text_sha256": text.sha256, "text_origin": text.origin}
     measurement = dataclasses.replace(measurement, facts=facts)

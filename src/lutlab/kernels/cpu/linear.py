@@ -1,170 +1,201 @@
-"""y[M, N] = x[M, K] W[N, K]^T on the CPU with the kernel that fits a packed weight.
+"""Products on the CPU by kernels over blocks of rows: the operations uniform_gemv and bcq_gemv.
 
     uniform codes of 4 to 8 bits   uniform_gemv
     uniform codes of 1 to 3 bits   bcq_gemv, planes that share a scale (Eq. 5): a bit costs less than a conversion
-    other binary codes             bcq_gemv
+    binary codes                   bcq_gemv
     from dense_rows rows of x on   the kernel dequantizes, torch multiplies; nothing dense is kept
+
+The blocks of rows replace the packed weight, which is recovered from them bit for bit.
 
 Planes are packed for the tables that are fastest here (bcq_gemv); tables="int16" names faster and less exact ones, and
 makes planes of all uniform codes. The variant's name, in every record, says what ran. LUTLAB_TUNE=1 tries prefetch
 distances and panels for a shape that was not tuned yet (rows_tuning).
 
-The product of few rows is torch.ops.lutlab.rows_gemv, which torch.compile and graphs take as one operation. It passes
-no gradients.
+The product is torch.ops.lutlab.rows_gemv, which torch.compile and graphs take as one operation. It passes no gradients.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import torch
 
-from lutlab.formats import bcq, bcq_rows, uniform_rows
-from lutlab.formats.bcq import PackedBCQ
+from lutlab.errors import LutlabError, nearest
+from lutlab.formats import bcq_rows, uniform_rows
+from lutlab.formats.bcq import WORD, PackedBCQ
 from lutlab.formats.bcq_rows import PackedBCQRows
-from lutlab.formats.row_blocks import Geometry
-from lutlab.formats.uniform import to_uniform
+from lutlab.formats.contract import Format
+from lutlab.formats.row_blocks import geometry
+from lutlab.formats.uniform import PackedUniform
 from lutlab.formats.uniform_rows import PackedUniformRows
 from lutlab.kernels.codegen.isa import detect
-from lutlab.kernels.cpu import bcq_gemv, rows_tuning, uniform_gemv
+from lutlab.kernels.contract import Execution, KernelOp
+from lutlab.kernels.cpu import bcq_gemv, rows_tuning
 from lutlab.kernels.cpu.rows_gemv import Kernel
+from lutlab.kernels.cpu.rows_ops import Rows, kernel_of, layout_of, name_of
+from lutlab.registry import register
 
-_LIBRARY = torch.library.Library("lutlab", "DEF")
-_LIBRARY.define("rows_gemv(Tensor x, Tensor stream, Tensor? channels, str layout) -> Tensor")
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+_NOTHING = torch.empty(
+    0, dtype=torch.uint8
+)  # the stream of a record that only says what there is to build
 
 
-@dataclass(frozen=True)
-class CpuLinear:
-    """A weight packed for the kernel of this machine. Call it with x [..., K] -> [..., N] in x's dtype."""
+@register("kernel", "uniform_gemv")
+class UniformGemv(KernelOp):
+    """Codes in fields of 4 or 8 bits, converted and multiplied."""
 
-    packed: PackedBCQRows | PackedUniformRows
-    channels: torch.Tensor | None  # packed.channels; torch.compile cannot read a cached property
+    version: ClassVar[int] = 1
+
+    def takes(self, packed: Format, device: torch.device) -> str:
+        """See KernelOp."""
+        if not isinstance(packed, PackedUniform):
+            return "it multiplies format uniform"
+        if packed.bits < 4:
+            return f"q={packed.bits}: codes of 1 to 3 bits are faster as planes"
+        dtype = packed.scale.dtype
+        return _why_not(
+            PackedUniformRows(_NOTHING, packed.shape, packed.bits, packed.group_size, dtype)
+        )
+
+    def prepare(
+        self, packed: Format, device: torch.device, rows: int, dtype: torch.dtype, **options: Any
+    ) -> CpuLinear:
+        """See KernelOp; there are no options."""
+        _check_options("uniform_gemv", options, ())
+        pack = functools.partial(uniform_rows.pack, packed.unpack())
+        return _tuned(pack, bcq_gemv.EXACT)
+
+
+@register("kernel", "bcq_gemv")
+class BCQGemv(KernelOp):
+    """Planes of bits, by lookup tables in registers; those of uniform codes share a scale."""
+
+    version: ClassVar[int] = 1
+
+    def takes(self, packed: Format, device: torch.device) -> str:
+        """See KernelOp."""
+        if not isinstance(packed, PackedBCQ | PackedUniform):
+            return "it multiplies formats bcq and uniform"
+        try:
+            lanes = self._lanes(packed, bcq_gemv.EXACT)
+        except LutlabError as error:
+            return str(error)
+        if isinstance(packed, PackedUniform):
+            dtypes = packed.scale.dtype, torch.int16
+        else:
+            offset = None if packed.offset is None else packed.offset.dtype
+            dtypes = packed.alpha.dtype, torch.float32 if offset == torch.float64 else offset
+        sizes = packed.shape, packed.bits, packed.group_size
+        return _why_not(PackedBCQRows(_NOTHING, *sizes, *dtypes, lane_bytes=lanes))
+
+    def prepare(
+        self,
+        packed: Format,
+        device: torch.device,
+        rows: int,
+        dtype: torch.dtype,
+        tables: str = bcq_gemv.EXACT,
+        **options: Any,
+    ) -> CpuLinear:
+        """See KernelOp; tables: exact, or int16, which some CPUs have (kernel=int16 of a product)."""
+        _check_options("bcq_gemv", options, ("tables",))
+        lanes = self._lanes(packed, tables)
+        if isinstance(packed, PackedUniform):
+            pack = functools.partial(bcq_rows.pack_uniform, packed.unpack(), lane_bytes=lanes)
+            return _tuned(pack, tables)
+        wide = packed.offset is not None and packed.offset.dtype == torch.float64
+        pack = functools.partial(bcq_rows.pack, packed, lane_bytes=lanes)
+        return _tuned(pack, tables, packed.offset if wide else None)
+
+    def _lanes(self, packed: Format, tables: str) -> int:
+        return bcq_gemv.lane_bytes(detect(), packed.group_size, packed.shape[1], tables)
+
+
+@dataclass(frozen=True, eq=False)
+class CpuLinear(Execution):
+    """A weight in blocks of rows, for the kernel of this machine.
+
+    wide_offset: [N, G] float64, which the blocks hold in float32; None where they hold all.
+    """
+
+    replaces: ClassVar[bool] = True
+    device: ClassVar[torch.device] = torch.device("cpu")
+
+    rows: Rows
+    channels: torch.Tensor | None  # rows.channels; torch.compile cannot read a cached property
     kernel: Kernel
     layout: str
+    wide_offset: torch.Tensor | None = None
 
-    def few(self, x: torch.Tensor) -> bool:
-        """Whether the kernel multiplies, or dequantizes for torch."""
-        return x.numel() < self.kernel.dense_rows * self.packed.shape[1]
+    @property
+    def packed(self) -> Format:
+        """See Execution."""
+        if isinstance(self.rows, PackedUniformRows):
+            return PackedUniform.pack(uniform_rows.unpack(self.rows))
+        if self.rows.uniform:
+            return PackedUniform.pack(bcq_rows.unpack_uniform(self.rows))
+        packed = bcq_rows.unpack(self.rows)
+        return packed if self.wide_offset is None else replace(packed, offset=self.wide_offset)
+
+    def takes(self, x: torch.Tensor) -> bool:
+        """A product in 16 or 32 bits."""
+        gradients = x.requires_grad and torch.is_grad_enabled()
+        return x.dtype in DTYPES and x.device.type == "cpu" and not gradients
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """x: [..., K] float16, bfloat16 or float32 on the CPU; bias: [N] in x's dtype."""
-        if not self.few(x):
-            return torch.nn.functional.linear(x, self.kernel.dense(self.packed).to(x.dtype), bias)
-        y = torch.ops.lutlab.rows_gemv(x, self.packed.stream, self.channels, self.layout)
-        return y if bias is None else y.add_(bias)
+        """See Execution."""
+        return torch.ops.lutlab.rows_gemv(x, bias, self.rows.stream, self.channels, self.layout)
 
-    def describe(self, few: bool) -> str:
-        """Name of the kernel for few rows, or many, for a record: variant, instruction set, threads."""
-        name = self.kernel.describe()
-        return name if few else f"dequantize every call ({name}), torch matmul"
+    def dense(self) -> torch.Tensor:
+        """See Execution."""
+        return torch.ops.lutlab.rows_dense(self.rows.stream, self.channels, self.layout)
+
+    def describe(self, rows: int, dtype: torch.dtype) -> str:
+        """Variant, instruction set, threads."""
+        return name_of(self.layout, rows < self.kernel.dense_rows, self.kernel.threads())
+
+    def bytes_read(self, rows: int, dtype: torch.dtype) -> int:
+        """Those of the stream."""
+        return self.rows.stream.nbytes
+
+    @property
+    def buffers(self) -> tuple[torch.Tensor, ...]:
+        """The stream, and what belongs to it."""
+        held = (self.rows.stream, self.rows.order, self.channels, self.wide_offset)
+        return tuple(one for one in held if one is not None)
+
+    def copy(self) -> CpuLinear:
+        """With a stream of its own."""
+        return replace(self, rows=replace(self.rows, stream=self.rows.stream.clone()))
 
 
-def cpu_linear(packed: PackedBCQ, tables: str = bcq_gemv.EXACT) -> CpuLinear:
-    """Pack for the best kernel of this CPU, and build the kernel.
+def _check_options(op: str, options: dict[str, Any], known: tuple[str, ...]) -> None:
+    for name in options:
+        raise LutlabError(f"{op} has no option '{name}': {nearest(name, known)}")
 
-    Args:
-        packed: the weight.
-        tables: exact, or int16 (kernel=int16 of a product).
 
-    Raises:
-        LutlabError: no kernel takes the group size; a scale is inf or nan; this CPU has no such tables.
-        NoCompiler: there is no C compiler.
-    """
-    uniform = to_uniform(bcq.unpack(packed))
-    lanes = bcq_gemv.lane_bytes(detect(), packed.group_size, packed.shape[1], tables)
-    if uniform is None:
-        pack = functools.partial(bcq_rows.pack, packed, lane_bytes=lanes)
-    elif uniform.bits < 4 or tables == bcq_gemv.INT16:
-        pack = functools.partial(bcq_rows.pack_uniform, uniform, lane_bytes=lanes)
-    else:
-        pack = functools.partial(uniform_rows.pack, uniform)
+def _why_not(empty: Rows) -> str:
+    """Why there is no kernel for such blocks of rows; builds it where there is."""
+    try:
+        geometry(empty.shape[1], empty.group_size, WORD)  # refuses group sizes
+        kernel_of(layout_of(empty, bcq_gemv.EXACT, None))
+    except LutlabError as error:
+        return str(error)
+    return ""
+
+
+def _tuned(
+    pack: Callable[..., Rows], tables: str, wide_offset: torch.Tensor | None = None
+) -> CpuLinear:
+    """Pack for the kernel, with the panels and the prefetch distance that are known to be best."""
     rows = pack()
-    kernel = _kernel(_layout(rows, tables, None))
+    kernel = kernel_of(layout_of(rows, tables, None))
     best = rows_tuning.choose(kernel, rows, lambda panel: pack(panel_columns=panel))
     if best.panel_columns != rows.panel_columns:
         rows = pack(panel_columns=best.panel_columns)
-    layout = _layout(rows, tables, best.prefetch_bytes)
-    return CpuLinear(rows, rows.channels, _kernel(layout), layout)
-
-
-# ---- the operation: a layout travels as a string, torch's schemas know no records ----
-
-
-def _layout(
-    packed: PackedBCQRows | PackedUniformRows, tables: str, prefetch_bytes: int | None
-) -> str:
-    """Kind, N, K, bits, group size, panel, dtypes, order of bytes; tables, prefetch distance: all but the tensors.
-
-    >>> _layout(packed, "exact", 4096)  # doctest: +SKIP
-    'planes 4096 4096 3 128 512 float16 int16 4 exact 4096'
-    """
-    planes = isinstance(packed, PackedBCQRows)
-    words = [*packed.shape, packed.bits, packed.group_size, packed.panel_columns]
-    dtypes = [packed.scale_dtype, packed.offset_dtype if planes else None]
-    words += [str(dtype).removeprefix("torch.") for dtype in dtypes]
-    words += [packed.lane_bytes if planes else 4, tables, prefetch_bytes]
-    return " ".join(map(str, ("planes" if planes else "fields", *words)))
-
-
-@functools.cache
-def _empty(layout: str) -> PackedBCQRows | PackedUniformRows:
-    """The record of a layout, without its stream."""
-    kind, *numbers, scale, offset, lanes, _, _ = layout.split()
-    rows, columns, bits, group_size, panel = map(int, numbers)
-    record, more = PackedUniformRows, {}
-    if kind == "planes":
-        record = PackedBCQRows
-        more = {"offset_dtype": getattr(torch, offset, None), "lane_bytes": int(lanes)}
-    return record(
-        stream=torch.empty(0, dtype=torch.uint8),
-        shape=(rows, columns),
-        bits=bits,
-        group_size=group_size,
-        scale_dtype=getattr(torch, scale),
-        panel_columns=panel,
-        **more,
-    )
-
-
-@functools.cache
-def _kernel(layout: str) -> Kernel:
-    empty = _empty(layout)
-    *_, tables, prefetch_bytes = layout.split()
-    if isinstance(empty, PackedUniformRows):
-        kernel = uniform_gemv.kernel(empty)
-    else:
-        kernel = bcq_gemv.kernel(empty, tables=tables)
-    if prefetch_bytes == "None":
-        return kernel
-    return replace(kernel, prefetch_bytes=int(prefetch_bytes))
-
-
-@dataclass(frozen=True)
-class _Weight:
-    """Fields of a weight that rows_gemv.Kernel.gemv reads."""
-
-    stream: torch.Tensor
-    shape: tuple[int, int]
-    bits: int
-    group_size: int
-    panel_columns: int
-    geometry: Geometry
-    channels: torch.Tensor | None
-
-
-@torch.library.impl(_LIBRARY, "rows_gemv", "CPU")
-def _rows_gemv(
-    x: torch.Tensor, stream: torch.Tensor, channels: torch.Tensor | None, layout: str
-) -> torch.Tensor:
-    empty = _empty(layout)
-    known = empty.shape, empty.bits, empty.group_size, empty.panel_columns, empty.geometry
-    weight = _Weight(stream, *known, channels)
-    return _kernel(layout).gemv(x, weight).contiguous()  # of N padded to blocks
-
-
-@torch.library.register_fake("lutlab::rows_gemv")
-def _rows_gemv_shape(
-    x: torch.Tensor, stream: torch.Tensor, channels: torch.Tensor | None, layout: str
-) -> torch.Tensor:
-    return x.new_empty(*x.shape[:-1], _empty(layout).shape[0])
+    layout = layout_of(rows, tables, best.prefetch_bytes)
+    return CpuLinear(rows, rows.channels, kernel_of(layout), layout, wide_offset)

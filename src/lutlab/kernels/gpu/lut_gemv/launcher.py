@@ -25,12 +25,13 @@ from lutlab.kernels.gpu.lut_gemv.variant import Gpu, Knobs, Plan, Step, Variant,
 
 if TYPE_CHECKING:
     from lutlab.formats.bcq import PackedBCQ
+    from lutlab.formats.uniform import PackedUniform
 
 ALIGNMENT = 16  # bytes, of x and y: kernels read and write vectors
 
 
 def bind(
-    packed: PackedBCQ,
+    packed: PackedBCQ | PackedUniform,
     dtype: torch.dtype,
     device: torch.device | str = "cuda",
     variant: str | None = None,
@@ -39,7 +40,7 @@ def bind(
     """A weight made ready for products with x of a dtype on a GPU.
 
     Args:
-        packed: the plain layout, on any device.
+        packed: as it is stored, on any device.
         dtype: of x and y: float16, bfloat16 or float32.
         device: a CUDA device.
         variant: its name; None: the best one that takes this weight here.
@@ -55,7 +56,7 @@ def bind(
         raise LutlabError(f"knobs {dict(knobs)} belong to a variant: name it")
     chosen = lut_gemv.choose(wanted, here) if variant is None else lut_gemv.variant(variant)
     chosen.plan_for(wanted, here, knobs)  # refuses before anything is packed
-    return Product(chosen, chosen.pack(packed).to(device), dtype, device, here, knobs or {})
+    return Product(chosen, chosen.packed(packed).to(device), dtype, device, here, knobs or {})
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,11 @@ class Product:
         """Name of the kernel, for a record: variant, knobs, architecture."""
         knobs = ", ".join(f"{name}={value}" for name, value in self.knobs.items())
         return f"lut_gemv {self.variant.name} ({knobs}), {self.gpu.arch}"
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """The numbers of rows of x that it is prepared for."""
+        return tuple(self._ready)
 
     def copy(self) -> Product:
         """The same with a weight and a workspace of its own: a race with cold weights takes several in turn."""

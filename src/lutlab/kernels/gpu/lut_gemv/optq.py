@@ -55,6 +55,7 @@ VARIANT = Variant(
     idea="OPTQ's baseline: codes dequantized by a table of pairs, atomicAdd",
     knobs={"columns": 256, "threads": 256},
     pack=code_streams.pack,
+    codes=True,
     refuses=refuses,
     plan=plan,
     deterministic=False,

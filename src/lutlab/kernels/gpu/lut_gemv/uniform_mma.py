@@ -146,6 +146,7 @@ VARIANT = Variant(
     idea="uniform codes as halves, tensor cores, 16 rows of x at once",
     knobs={"slice": AUTO, "warps": 8},
     pack=tile_codes.pack,
+    codes=True,
     refuses=refuses,
     plan=plan,
     batch=lambda case: MOST_ROWS,

@@ -16,8 +16,8 @@ from typing import Protocol
 import torch
 
 from lutlab.errors import LutlabError, nearest
-from lutlab.formats import tile_codes
 from lutlab.formats.bcq import PackedBCQ
+from lutlab.formats.uniform import PackedUniform
 from lutlab.groups import group_length
 
 C_TYPES = {torch.float16: "__half", torch.bfloat16: "bfloat_t", torch.float32: "float"}
@@ -32,6 +32,7 @@ class Weight(Protocol):
     order: torch.Tensor | None
     alpha: torch.Tensor
     offset: torch.Tensor | None
+    uniform: bool
     buffers: dict[str, torch.Tensor | None]
 
     def to(self, device: torch.device | str) -> Weight:
@@ -95,7 +96,7 @@ class Case:
         }
 
 
-def case(weight: Weight | PackedBCQ, x: torch.dtype, m: int = 1) -> Case:
+def case(weight: Weight | PackedBCQ | PackedUniform, x: torch.dtype, m: int = 1) -> Case:
     """The case of a weight, packed for a kernel or not, for m rows of x.
 
     Raises:
@@ -105,17 +106,15 @@ def case(weight: Weight | PackedBCQ, x: torch.dtype, m: int = 1) -> Case:
         raise LutlabError(
             f"x is {x}: the GPU kernels take float16, bfloat16 and float32; convert it"
         )
-    bits = weight.bits if hasattr(weight, "bits") else len(weight.planes)
     rows, columns = weight.shape
-    offset = None if weight.offset is None else weight.offset.dtype
+    if isinstance(weight, PackedUniform):  # its planes, where a variant takes those, have an offset
+        alpha, offset, uniform = weight.scale.dtype, torch.float32, True
+    else:
+        alpha, uniform = weight.alpha.dtype, weight.uniform
+        offset = None if weight.offset is None else weight.offset.dtype
     if offset == torch.float64:
         offset = torch.float32  # as layouts store it
-    uniform = (
-        tile_codes.is_uniform(weight)
-        if isinstance(weight, PackedBCQ)
-        else getattr(weight, "uniform", False)
-    )
-    return Case(m, rows, columns, bits, weight.group_size, x, weight.alpha.dtype, offset, uniform)
+    return Case(m, rows, columns, weight.bits, weight.group_size, x, alpha, offset, uniform)
 
 
 @dataclass(frozen=True)
@@ -160,21 +159,27 @@ Knobs = Mapping[str, int | str]
 class Variant:
     """A kernel.
 
-    name: as `paper`; idea: half a sentence for tables; knobs: what may be swept, with defaults; pack: from the plain
-    layout; refuses: why it cannot take a case with these knobs, a sentence with a cure, or None; plan: how it runs
-    one; least_arch: 80 is sm_80; deterministic: whether y is the same to the last bit in every run;
-    batch: rows of x that take, by the model, hardly longer than one reading of the weights, of a case with many.
+    name: as `paper`; idea: half a sentence for tables; knobs: what may be swept, with defaults; pack: from binary
+    codes, or, with `codes`, from uniform ones; refuses: why it cannot take a case with these knobs, a sentence with a
+    cure, or None; plan: how it runs one; least_arch: 80 is sm_80; deterministic: whether y is the same to the last bit
+    in every run; batch: rows of x that take, by the model, hardly longer than one reading of the weights, of a case
+    with many.
     """
 
     name: str
     idea: str
     knobs: Knobs
-    pack: Callable[[PackedBCQ], Weight]
+    pack: Callable[[PackedBCQ], Weight] | Callable[[PackedUniform], Weight]
     refuses: Callable[[Case, Knobs], str | None]
     plan: Callable[[Case, Gpu, Knobs], Plan]
     least_arch: int = 80
     deterministic: bool = True
     batch: Callable[[Case], int] = lambda case: 1
+    codes: bool = False
+
+    def packed(self, weight: PackedBCQ | PackedUniform) -> Weight:
+        """A weight that it takes, as it reads it; planes are those of Eq. 5 where the weight is uniform."""
+        return self.pack(weight if self.codes else weight.to_bcq())
 
     def readings(self, case: Case) -> int:
         """Time of all rows of x, in readings of the weights."""

@@ -1,0 +1,105 @@
+"""Contract of a kernel operation: a packed weight in, an execution out, which multiplies.
+
+    operation.takes(packed, device) -> why not, or ""        operation.prepare(packed, device) -> execution
+    execution(x, bias) -> y[..., N] = x[..., K] W[N, K]^T + b
+
+An operation is registered under `@register("kernel", <name>)`; a format names those that multiply by it, and
+dispatch.py chooses among them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from typing import Self  # of Python 3.11, for type checkers only
+
+    import torch
+
+    from lutlab.formats.contract import Format
+
+
+class Execution(ABC):
+    """A packed weight made ready for products on a device, by one operation.
+
+    A call is one operation of torch, which torch.compile and graphs see as such; it passes no gradients. What it ran is
+    noted (ran.py).
+
+    Attributes:
+        device: where x has to be.
+        replaces: whether it holds the weight in a layout of its own, from which `packed` is recovered bit for bit, so
+            that whoever has the execution need not keep the packed weight.
+    """
+
+    device: torch.device
+    replaces: ClassVar[bool]
+
+    @property
+    @abstractmethod
+    def packed(self) -> Format:
+        """The packed weight, bit for bit as it was given."""
+
+    @abstractmethod
+    def takes(self, x: torch.Tensor) -> bool:
+        """Whether a call multiplies such an x: its device, its dtype, and that it asks for no gradients."""
+
+    @abstractmethod
+    def __call__(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """The product x [..., K] -> y [..., N] in x's dtype; bias: [N] in x's dtype.
+
+        Raises:
+            LutlabError: x is not what it takes.
+        """
+
+    @abstractmethod
+    def dense(self) -> torch.Tensor:
+        """W [N, K] float32, made anew, for products that it does not take."""
+
+    @abstractmethod
+    def describe(self, rows: int, dtype: torch.dtype) -> str:
+        """What multiplies so many rows of x of a dtype, for a record."""
+
+    @abstractmethod
+    def bytes_read(self, rows: int, dtype: torch.dtype) -> int:
+        """Bytes of weights, scales included, that the product of so many rows of x of a dtype reads."""
+
+    @property
+    @abstractmethod
+    def buffers(self) -> tuple[torch.Tensor, ...]:
+        """All tensors that it holds."""
+
+    @abstractmethod
+    def copy(self) -> Self:
+        """The same with weights of its own: races with cold weights take several in turn."""
+
+
+class KernelOp(ABC):
+    """A kernel operation.
+
+    Attributes:
+        version: raised by whoever changes what it computes; part of the ids of cells that use it.
+    """
+
+    version: ClassVar[int]
+
+    @abstractmethod
+    def takes(self, packed: Format, device: torch.device) -> str:
+        """Why it cannot multiply by a weight on a device; empty where it can."""
+
+    @abstractmethod
+    def prepare(
+        self, packed: Format, device: torch.device, rows: int, dtype: torch.dtype, **options: Any
+    ) -> Execution:
+        """Make a weight that it takes ready.
+
+        Args:
+            packed: the weight, on the device.
+            device: where to multiply.
+            rows: of x, to be ready for; others are made ready when they come.
+            dtype: of x, likewise.
+            **options: of the operation, for a row that asks for a kernel by name.
+
+        Raises:
+            LutlabError: an option is unknown; the kernel cannot be built.
+        """

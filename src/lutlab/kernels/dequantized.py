@@ -1,0 +1,84 @@
+"""y[M, N] = x[M, K] W[N, K]^T by torch, with a weight that is dequantized once: where no kernel takes it.
+
+Exact, but not smaller: the dense weight [N, K], in the dtype of the first x, stays beside the packed one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+
+from lutlab.formats.contract import Format
+from lutlab.kernels import ran
+from lutlab.kernels.contract import Execution
+
+_LIBRARY = torch.library.Library("lutlab", "FRAGMENT")
+_LIBRARY.define("dense_linear(Tensor x, Tensor weight, Tensor? bias, str name) -> Tensor")
+
+
+@dataclass(frozen=True, eq=False)
+class Dequantized(Execution):
+    """A dense weight [N, K], the packed one it came from, and why no kernel multiplies it."""
+
+    replaces: ClassVar[bool] = False
+
+    stored: Format
+    weight: torch.Tensor
+    why: str
+
+    @property
+    def packed(self) -> Format:
+        """As it was given."""
+        return self.stored
+
+    @property
+    def device(self) -> torch.device:
+        """Of the weights."""
+        return self.weight.device
+
+    def takes(self, x: torch.Tensor) -> bool:
+        """One in the dtype of the dense weight, on its device."""
+        gradients = x.requires_grad and torch.is_grad_enabled()
+        return x.dtype == self.weight.dtype and x.device == self.weight.device and not gradients
+
+    def __call__(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """See Execution."""
+        return torch.ops.lutlab.dense_linear(x, self.weight, bias, self.describe(1, x.dtype))
+
+    def dense(self) -> torch.Tensor:
+        """See Execution."""
+        return self.weight if self.weight.dtype == torch.float32 else self.stored.dequantize()
+
+    def describe(self, rows: int, dtype: torch.dtype) -> str:
+        """The same for any x."""
+        return f"dequantize once, torch matmul (no kernel: {self.why})"
+
+    def bytes_read(self, rows: int, dtype: torch.dtype) -> int:
+        """Those of the dense weight."""
+        return self.weight.nbytes
+
+    @property
+    def buffers(self) -> tuple[torch.Tensor, ...]:
+        """The dense weight and the packed one's."""
+        return (self.weight, *(b for b in self.stored.buffers.values() if b is not None))
+
+    def copy(self) -> Dequantized:
+        """With a dense weight of its own."""
+        return replace(self, weight=self.weight.clone())
+
+
+@torch.library.impl(_LIBRARY, "dense_linear", "CompositeExplicitAutograd")
+def _dense_linear(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, name: str
+) -> torch.Tensor:
+    ran.note(name)
+    return torch.nn.functional.linear(x, weight, bias)
+
+
+@torch.library.register_fake("lutlab::dense_linear")
+def _dense_linear_shape(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, name: str
+) -> torch.Tensor:
+    return x.new_empty(*x.shape[:-1], weight.shape[0])

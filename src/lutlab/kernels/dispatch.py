@@ -1,0 +1,70 @@
+"""The one dispatch: which kernel multiplies by a packed weight on a device.
+
+The format names operations in the order in which they are tried (`kernels`), an operation says why it does not take a
+weight, and where none does, the weight is dequantized once for torch (dequantized.py) and `describe` says why.
+
+    uniform, cpu    uniform_gemv: codes of 4 to 8 bits; bcq_gemv: of 1 to 3 bits, as planes that share a scale
+    bcq, cpu        bcq_gemv. Binary codes that happen to be uniform are binary codes: nothing is recovered of them
+    both, cuda      lut_gemv, whose variant goes by format, dtype and rows of x (kernels/gpu/choice.py)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from lutlab import registry
+from lutlab.errors import LutlabError
+from lutlab.formats.contract import Format
+from lutlab.kernels.contract import Execution, KernelOp
+from lutlab.kernels.cpu import linear as cpu  # noqa: F401, registers its operations
+from lutlab.kernels.dequantized import Dequantized
+from lutlab.kernels.gpu import linear as gpu  # noqa: F401, registers its operation
+
+
+def prepare(
+    packed: Format,
+    device: torch.device | str,
+    rows: int = 1,
+    dtype: torch.dtype = torch.float32,
+    *,
+    op: str | None = None,
+    **options: Any,
+) -> Execution:
+    """Choose the kernel for a packed weight, and make the weight ready for it.
+
+    Args:
+        packed: the weight, on the device.
+        device: where to multiply.
+        rows: of x, to be ready for; an execution takes any number.
+        dtype: of x, to be ready for; float16, bfloat16 and float32 have kernels.
+        op: the name of the operation to take, for a row that asks for a kernel; None: the first that takes the weight.
+        **options: of that operation.
+
+    Raises:
+        LutlabError: there is no operation of that name, it does not take the weight here, or it has no such option.
+    """
+    device = torch.device(device)
+    with (
+        torch.inference_mode(False),
+        torch.no_grad(),
+    ):  # layers outlive the block they are first called in
+        if op is not None:
+            chosen = _operation(op)
+            if why := chosen.takes(packed, device):
+                raise LutlabError(f"{op}: {why}")
+            return chosen.prepare(packed, device, rows, dtype, **options)
+        reasons = []
+        for name in packed.kernels.get(device.type, ()):
+            chosen = _operation(name)
+            why = chosen.takes(packed, device)
+            if not why:
+                return chosen.prepare(packed, device, rows, dtype)
+            reasons.append(f"{name}: {why}")
+        why = "; ".join(reasons) or f"{type(packed).__name__} names none for {device.type}"
+        return Dequantized(packed, packed.dequantize().to(dtype), why)
+
+
+def _operation(name: str) -> KernelOp:
+    return registry.lookup("kernel", name)()
