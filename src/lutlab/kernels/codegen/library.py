@@ -111,7 +111,7 @@ def _flags(isa: Isa, sanitize: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _target(flags: tuple[str, ...]) -> str:
-    """What a library is for, beside its source and its compiler: flags and CPU features, as a hash."""
+    """Hash of flags and CPU features: a library's target, beside its source and its compiler."""
     text = json.dumps({"flags": flags, "cpu": sorted(features())})
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -222,7 +222,7 @@ def _has_openmp(cc: Compiler, folder: Path) -> bool:
 
 
 def cache_folder() -> Path:
-    """Where libraries are kept, and what else was found out about this machine; it may not exist yet."""
+    """Folder of libraries, and of all else that was found out about this machine; it may not exist yet."""
     return caches.cache_folder("codegen")
 
 
