@@ -13,11 +13,10 @@ from lutlab.specs import ModelSpec
 def test_headers_and_modules_agree(name, tmp_path):
     model = make(name)
     model.save_pretrained(tmp_path)
-    spec = ModelSpec(name, "folder", str(tmp_path))
-    config, parameters, linears = shape._read(spec)
-    assert (parameters, linears) == shape._skeleton(config)
+    read = shape._from_files(tmp_path)
+    assert read == shape._from_config(tmp_path, None)
+    found, linears = shape._read(ModelSpec(name, "folder", str(tmp_path)))
     assert linears == {path: tuple(weight_of(m).shape) for path, m in linear_layers(model)}
-    found = shape.shape_of(spec)
     assert found.parameters == sum(p.numel() for p in model.parameters())
     assert sum(k * n for k, n in found.inputs) * found.layers == found.linear_parameters
 
@@ -32,6 +31,6 @@ def test_a_synthetic_model_has_the_shape_of_its_config(tmp_path):
 
 @pytest.mark.parametrize("name", embedded_names())
 def test_the_shape_of_an_embedded_model_needs_no_modeling_code(name, monkeypatch):
-    monkeypatch.setattr(shape, "_skeleton", None)
+    monkeypatch.setattr(shape, "_from_config", None)
     shape._read.cache_clear()
     assert shape.linear_shapes(ModelSpec(name, "embedded", name))
