@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -17,11 +18,11 @@ from lutlab.data import folder
 from lutlab.data.protocols import PROTOCOLS
 from lutlab.errors import LutlabError, nearest
 from lutlab.experiment.artifact.artifact import ColumnSpec
-from lutlab.experiment.plan.ids import cell_id
+from lutlab.experiment.plan.ids import cell_identity
 from lutlab.experiment.plan.resolve import cached_text, readable
 from lutlab.experiment.plan.settings import Config, evaluator_options
 from lutlab.experiment.store.record import Record
-from lutlab.experiment.store.store import Store
+from lutlab.experiment.store.store import Store, content_id
 from lutlab.groups import check_bits, check_group_size
 from lutlab.quantizers.contract import Calibrated
 from lutlab.specs import CalibrationSpec, EvalSpec, ModelSpec, RunSpec, Sublayer, TextSpec
@@ -33,13 +34,15 @@ _DTYPES = ("float32", "float16", "bfloat16")
 class PlannedCell:
     """One evaluation of one row. `record` is what the store holds of it; `missing` says why it cannot be run.
 
-    `cell_id` is None where it is missing, and in mode=plan where files must be downloaded before it is known.
+    `cell_id` is None where it is missing, and in mode=plan where files must be downloaded before it is known;
+    `identity` is what it is the hash of (ids.py).
     """
 
     evaluation: EvalSpec
     cell_id: str | None
     record: Record | None = None
     missing: str = ""
+    identity: Mapping[str, Any] | None = None
 
     @property
     def done(self) -> bool:
@@ -228,8 +231,9 @@ def _plan_cell(spec: RunSpec, column: ColumnSpec, config: DictConfig, store: Sto
         return PlannedCell(
             evaluation, None, missing=f"no text '{text.protocol}' under data.root={text.root}"
         )
-    cell = cell_id(spec, evaluation, config.threads)
-    return PlannedCell(evaluation, cell, store.load(cell))
+    identity = cell_identity(spec, evaluation, config.threads)
+    cell = content_id(identity)
+    return PlannedCell(evaluation, cell, store.load(cell), identity=identity)
 
 
 def _of_this_machine(evaluator: str) -> bool:

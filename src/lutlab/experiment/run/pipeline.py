@@ -26,6 +26,7 @@ from lutlab.experiment.plan.settings import evaluator_options
 from lutlab.experiment.report import compare
 from lutlab.experiment.run.cli import RowsFailed
 from lutlab.experiment.run.prepare import Prepared, prepare
+from lutlab.experiment.store.components import every_name, versions
 from lutlab.experiment.store.provenance import environment
 from lutlab.experiment.store.record import Record
 from lutlab.experiment.store.store import Store, content_id
@@ -165,8 +166,8 @@ def _track_table(table: ResultTable, config: DictConfig) -> None:
 
 
 def _group(artifact: str, config: DictConfig) -> str:
-    """The W&B group of a table's runs: artifact, scale and the code that measured."""
-    return f"{artifact}-{content_id([artifact, config.scale, environment()['code_sha256']])[:8]}"
+    """The W&B group of a table's runs: artifact, scale and the versions of all components."""
+    return f"{artifact}-{content_id([artifact, config.scale, versions(*every_name())])[:8]}"
 
 
 # ---- in a worker ----
@@ -272,6 +273,7 @@ def _record(
         provenance=environment()
         | {
             "threads": torch.get_num_threads(),
+            "identity": cell.identity,
             "measured_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         },
         seconds=round(seconds, 3),

@@ -2,8 +2,8 @@
 
     <root>/records/<cell_id>.json      {"sha256": <of the record's canonical JSON>, "record": {...}}
 
-`cell_id` hashes what decides the number (model files, method and options, q, g, text, protocol, dtype, code), so that a
-finished cell is found again, whichever table asked for it, and a change of any of these is another cell.
+`cell_id` hashes what decides the number (plan/ids.py), so that a finished cell is found again, whichever table asked
+for it, and a change of any of it is another cell.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Store:
         """The record of a cell, None where there is none.
 
         Raises:
-            LutlabError: the file is damaged or truncated.
+            LutlabError: the file is damaged or truncated, or holds another cell.
         """
         path = self.path(cell_id)
         try:
@@ -55,12 +55,21 @@ class Store:
             record = stored["record"]
             intact = stored["sha256"] == hashlib.sha256(canonical(record).encode()).hexdigest()
             if intact:
-                return Record(**record | {"samples": tuple(record["samples"])})
+                found = Record(**record | {"samples": tuple(record["samples"])})
+                return self._named(found, cell_id)
         except (ValueError, KeyError, TypeError):
             pass  # not JSON, or not a record: damaged, as below
         raise LutlabError(
             f"the record {path} is damaged or truncated (its checksum does not match); delete that file and run again: "
             "only this cell is measured anew, all others are kept"
+        )
+
+    def _named(self, record: Record, cell_id: str) -> Record:
+        if record.cell_id == cell_id:
+            return record
+        raise LutlabError(
+            f"the record {self.path(cell_id)} is that of cell {record.cell_id}: a file's name is its cell's; rename it "
+            "back, or delete it and run again"
         )
 
     def save(self, record: Record) -> Path:
