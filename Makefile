@@ -5,7 +5,7 @@ VENV ?= .venv
 GPU_PYTHON ?= $(PYTHON)
 BIN = $(VENV)/bin
 
-.PHONY: help env lint format lock test test-gpu table bench report notebooks gpu-report
+.PHONY: help env lint format lock test test-gpu installed table bench report notebooks gpu-report
 
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -33,6 +33,9 @@ test: env ## all tests that need no GPU
 
 test-gpu: env ## the tests that need one
 	$(BIN)/python -m pytest -m gpu
+
+installed: env ## build the wheel, use it in a bare environment
+	tests/installed.sh $(BIN)/python
 
 gpu-report: ## check, time and record all that needs a GPU, on this one; call again to go on
 	$(GPU_PYTHON) benchmarks/gpu_report.py

@@ -36,6 +36,7 @@ from lutlab.kernels.gpu import choice, lut_gemv
 from lutlab.kernels.gpu.choice import Race
 from lutlab.kernels.gpu.lut_gemv import launcher
 from lutlab.kernels.gpu.lut_gemv.variant import case
+from lutlab.measure.gpu_contestants import cold_products
 from lutlab.measure.timing import GpuTimer, race
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -62,9 +63,7 @@ def bound(packed: PackedBCQ, dtype: torch.dtype) -> dict[str, list[launcher.Prod
         variant = lut_gemv.variant(name)
         if variant.why_not(case(packed, dtype), here):
             continue
-        first = launcher.bind(packed, dtype, DEVICE, name)
-        size = sum(b.nbytes for b in first.weight.buffers.values() if b is not None)
-        found[name] = [first, *(first.copy() for _ in range(cold_copies(size) - 1))]
+        found[name], _ = cold_products(packed, dtype, DEVICE, name, cold_copies)
     return found
 
 

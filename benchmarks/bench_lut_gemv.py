@@ -3,7 +3,7 @@
     python benchmarks/bench_lut_gemv.py [--part goals batch groups] [--out folder] [--rounds 200]
 
     goals       batch 1, g = 128, the two shapes of the goals: fraction of the copy bandwidth of the same run (must,
-                stretch), times cuBLAS, R0 and peers
+                stretch), times cuBLAS, the papers' kernel and peers
     batch       1 to 32 rows of x at q = 3 over batch 1, and the time of dequantizing and cuBLAS
     groups      every q at g = 128, and other groups at q = 3: no cliff
 
@@ -59,7 +59,7 @@ STREAM, OF_STREAM = 0.90, 0.97
 # How many times as fast as whom at LARGE, by q.
 TIMES = {
     "cuBLAS": {2: 5.9, 3: 4.2, 4: 3.25},
-    "r0 bcq": {2: 2.0, 3: 2.0, 4: 2.0, 8: 2.0},
+    "paper bcq": {2: 2.0, 3: 2.0, 4: 2.0, 8: 2.0},
     "Marlin int4": {3: 1.3},
     "gemlite": {2: 1.2, 4: 1.2, 8: 1.2},
     "torch int4": {4: 1.5},
@@ -87,7 +87,7 @@ def contest(
     for kind in KINDS:
         packed = draw(shape, q, g, kind == "uniform")
         weight = packed.dequantize()
-        names = ("r5", "optq") if kind == "uniform" else lut_gemv.VARIANTS
+        names = ("uniform_mma", "optq") if kind == "uniform" else lut_gemv.VARIANTS
         for name in names:
             if one := ours(packed, x, name, kind):
                 found.append(checked(one, x, weight))
@@ -120,7 +120,7 @@ def contest(
 
 def row(one: Entrant, copy: Contestant, stream: Contestant, all_: list[Entrant]) -> dict[str, Any]:
     """What the table says of one; times: how many times as fast as others, cuBLAS in its faster layout."""
-    beside = [o for o in all_ if o.kind in ("dense", "peer") or o.name == "r0 bcq"]
+    beside = [o for o in all_ if o.kind in ("dense", "peer") or o.name == "paper bcq"]
     times = {other.name: one.times(other) for other in beside}
     if dense := [times[other.name] for other in beside if other.kind == "dense"]:
         times["cuBLAS"] = min(dense)
@@ -191,16 +191,16 @@ def told(result: dict[str, Any]) -> dict[str, Any]:
         f"{result['read_fraction_of_copy']:.3f} of copy"
     )
     print(
-        f"  {'':16} {'us':>9} {'spread':>17} {'MB':>8} {'of copy':>8} {'of read':>8} {'/cuBLAS':>8} {'/R0':>6} error"
+        f"  {'':19} {'us':>9} {'spread':>17} {'MB':>8} {'of copy':>8} {'of read':>8} {'/cuBLAS':>8} {'/paper':>6} error"
     )
     for r in sorted(result["rows"], key=lambda r: r["us"]):
         ratios = (
             f"{r['times'][name]:.2f}" if name in r["times"] else "-"
-            for name in ("cuBLAS", "r0 bcq")
+            for name in ("cuBLAS", "paper bcq")
         )
         low, high = r["spread_us"]
         print(
-            "  {:16} {:9.2f} {:8.2f}-{:8.2f} {:8.1f} {:8.3f} {:8.3f} {:>8} {:>6} {:.1e}".format(
+            "  {:19} {:9.2f} {:8.2f}-{:8.2f} {:8.1f} {:8.3f} {:8.3f} {:>8} {:>6} {:.1e}".format(
                 r["kernel"], r["us"], low, high, r["megabytes"], r["fraction_of_copy"], r["fraction_of_read"],
                 *ratios, r["relative_error"],
             )

@@ -33,6 +33,7 @@ def ours(shape: tuple[int, int], m: int, args: argparse.Namespace) -> list[Entra
     from lutlab.formats import bcq, bcq_rows, uniform_rows
     from lutlab.kernels.codegen import isa
     from lutlab.kernels.cpu import bcq_gemv, uniform_gemv
+    from lutlab.measure.drawn import relative_error
     from lutlab.tensors import UniformTensor
 
     on = next(one for one in isa.runnable() if args.isa in (None, one.name))
@@ -73,7 +74,7 @@ def ours(shape: tuple[int, int], m: int, args: argparse.Namespace) -> list[Entra
             weights[f"uniform q{q}"] = (packed, uniform_gemv.kernel(packed, on), "fp32", 1e-6)
         for name, (packed, kernel, activations, limit) in weights.items():
             dense = packed.dequantize()
-            error = relative(kernel.gemv(x, packed), x, dense)
+            error = relative_error(kernel.gemv(x, packed), x, dense)
             assert error < limit, (name, error)
             streams = [packed.stream.clone() for _ in range(copies(packed.stream.numel(), args))]
 
@@ -100,11 +101,11 @@ def ours(shape: tuple[int, int], m: int, args: argparse.Namespace) -> list[Entra
 
 def qigens(shape: tuple[int, int], m: int, args: argparse.Namespace) -> list[Entrant]:
     """QIGen's own kernels, generated as its paper says: a scale for 128 weights, and one a column."""
-    import dataclasses
-
     import torch
 
     from lutlab.kernels.cpu import qigen_gemv
+    from lutlab.measure.cpu_contestants import qigen_copies
+    from lutlab.measure.drawn import relative_error
     from lutlab.tensors import UniformTensor
 
     generator = torch.Generator().manual_seed(0)
@@ -120,16 +121,10 @@ def qigens(shape: tuple[int, int], m: int, args: argparse.Namespace) -> list[Ent
             scale = torch.rand(rows, groups, generator=generator) + 0.5
             zero = torch.randint(0, 2**q, (rows, groups), generator=generator).short()
             packed = qigen_gemv.prepare(UniformTensor(codes, scale, zero, q, group))
-            error = relative(qigen_gemv.gemv(x, packed), x, packed.dequantize())
+            error = relative_error(qigen_gemv.gemv(x, packed), x, packed.dequantize())
             assert error < 1e-4, error
             size = packed.bits_stored // 8
-            weights = [
-                dataclasses.replace(
-                    packed,
-                    **{name: getattr(packed, name).clone() for name in ("words", "scale", "zero")},
-                )
-                for _ in range(copies(size, args))
-            ]
+            weights = qigen_copies(packed, copies(size, args))
 
             def run(i: int, weights=weights) -> None:
                 qigen_gemv.gemv(x, weights[i])
@@ -144,12 +139,14 @@ def torches(shape: tuple[int, int], m: int, args: argparse.Namespace) -> list[En
     """Full precision by matrix-vector product, and aten's weight-only int4 (bfloat16 activations)."""
     import torch
 
+    from lutlab.measure.drawn import relative_error
+
     rows, columns = shape
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(m, columns, generator=generator)
     weight = torch.randn(shape, generator=generator)
     full = [weight.clone() for _ in range(copies(weight.numel() * 4, args))]
-    error = relative(x @ weight.t(), x, weight)
+    error = relative_error(x @ weight.t(), x, weight)
     found = [
         Entrant(
             "torch fp32",
@@ -172,16 +169,8 @@ def torches(shape: tuple[int, int], m: int, args: argparse.Namespace) -> list[En
 
         wide = scales.double().repeat_interleave(GROUP, dim=0)
         dense = ((codes.t().double() - 8) * wide[..., 0] + wide[..., 1]).t()
-        error = relative(run(0), half, dense)
+        error = relative_error(run(0), half, dense)
         assert error < 1e-2, error
         named = "torch int4 g128"
         found.append(Entrant(named, size, len(packs), run, error=error, activations="bf16"))
     return found
-
-
-def relative(y, x, dense) -> float:
-    """|y - x W^T| / |x W^T|, the product in float64."""
-    from lutlab.measure.drawn import exact_product
-
-    expected = exact_product(x, dense)
-    return float((y.double() - expected).norm() / expected.norm())

@@ -5,7 +5,7 @@ python benchmarks/gpu_ceilings.py [--out ceilings.json]
 read, copy      bytes a second by size, cold                  expected on an H200: 4.3 TB/s of a copy
 look_up         wavefronts of a warp's lookup                 random 256 halves 2.78, 128 halves 2.00, 64 halves and
                                                               one table a bank 1.00
-bmma, imma, hmma   products of tensor cores a clock and SM    R4 needs 0.25 of bmma_k128
+bmma, imma, hmma   products of tensor cores a clock and SM    bit_planes needs 0.25 of bmma_k128
 add             atomic additions a second
 """
 

@@ -24,6 +24,7 @@ from lutlab.kernels.gpu.lut_gemv import launcher
 from lutlab.kernels.gpu.lut_gemv.variant import case
 from lutlab.measure import drawn
 from lutlab.measure.energy import clocks_of
+from lutlab.measure.gpu_contestants import cold_products, stored_bytes
 from lutlab.measure.timing import Contestant, copies_for
 from lutlab.specs import ModelSpec, RunSpec
 
@@ -69,21 +70,17 @@ def cold_copies(size: int) -> int:
     return max(4, copies_for(size, 4 * l2_bytes()))
 
 
-def relative_error(y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> float:
-    """|y - x W^T| / |x W^T|, the product in float64."""
-    expected = drawn.exact_product(x, weight)
-    return float((y.double() - expected).norm() / expected.norm())
-
-
 def checked(one: Entrant, x: torch.Tensor, weight: torch.Tensor) -> Entrant:
     """Its error against float64.
 
     Raises:
         LutlabError: it is wrong.
     """
-    one.error = max(relative_error(one.run(i), x, weight) for i in {0, one.copies - 1})
-    if not one.error <= ERRORS[x.dtype]:
-        raise LutlabError(f"{one.name} is wrong by {one.error:.1e}: its speed would say nothing")
+    for copy_ in {0, one.copies - 1}:
+        error = drawn.relative_error(one.run(copy_), x, weight)
+        if not error <= ERRORS[x.dtype]:  # of nan too
+            raise LutlabError(f"{one.name} is wrong by {error:.1e}: its speed would say nothing")
+        one.error = max(one.error, error)
     return one
 
 
@@ -96,9 +93,9 @@ def ours(packed: PackedBCQ, x: torch.Tensor, name: str, kind: str) -> Entrant | 
     variant = lut_gemv.variant(name)
     if variant.why_not(case(packed, x.dtype, len(x)), here):
         return None
-    first = launcher.bind(packed, x.dtype, DEVICE, name).prepare(len(x))
-    size = sum(b.nbytes for b in first.weight.buffers.values() if b is not None)
-    products = [first, *(first.copy().prepare(len(x)) for _ in range(cold_copies(size) - 1))]
+    products, size = cold_products(packed, x.dtype, DEVICE, name, cold_copies)
+    for product in products:
+        product.prepare(len(x))
     return Entrant(f"{name} {kind}", size, len(products), lambda i: products[i](x), kind=kind)
 
 
@@ -108,9 +105,7 @@ def through_dense(packed: PackedBCQ, x: torch.Tensor, kind: str) -> Entrant:
     def run(i: int) -> torch.Tensor:
         return torch.nn.functional.linear(x, dequantize(packed, x.dtype))
 
-    buffers = (packed.planes, packed.alpha, packed.offset)
-    size = sum(b.nbytes for b in buffers if b is not None)
-    return Entrant(f"dequantize {kind}", size, 1, run, kind="through dense")
+    return Entrant(f"dequantize {kind}", stored_bytes(packed), 1, run, kind="through dense")
 
 
 # ---- cuBLAS and peers ----

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 
-from lutlab.experiment.run import cli
+from lutlab.experiment.run.main import main
 
 ROOT = Path(__file__).resolve().parents[1]
 QUICK = ["evaluate=[ppl:lambada-joined,weight_error]", "logger=none"]  # one short text
@@ -38,11 +38,9 @@ class CommandLine:
         self._capfd = capfd
 
     def __call__(self, *arguments: str) -> Outcome:
-        import run
-
         GlobalHydra.instance().clear()
         self._monkeypatch.setattr(sys, "argv", ["run.py", *arguments, f"results={self.results}"])
-        code = cli.run(run.main)
+        code = main()
         captured = self._capfd.readouterr()
         return Outcome(code, captured.out, captured.err)
 
@@ -58,7 +56,7 @@ def records(results: Path) -> dict[str, dict[str, Any]]:
 
 
 def start(*arguments: str, results: Path) -> subprocess.Popen[str]:
-    """`python run.py …` as its own process."""
+    """`python run.py …` as its own process, in the folder of the results."""
     command = [sys.executable, str(ROOT / "run.py"), *arguments, f"results={results}"]
     return subprocess.Popen(
         command, cwd=results.parent, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE

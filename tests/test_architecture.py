@@ -6,11 +6,13 @@ import ast
 import graphlib
 from pathlib import Path
 
+import pytest
+
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "lutlab"
 # The order of the folders; `experiment` has an order of its own. A string is a floor: its rooms do not know each other.
 FLOORS = [
     "errors",
-    "atomic groups registry specs tensors",
+    "atomic groups registry sources specs tensors",
     "data models quantizers formats",
     "kernels",
     "modules measure",
@@ -22,6 +24,7 @@ FLOORS = [
 EXPERIMENT = ["store", "artifact", "plan", "report", "run"]
 RANK = {room: rank for rank, floor in enumerate(FLOORS) for room in floor.split()}
 RANK |= {f"experiment.{room}": len(FLOORS) + rank for rank, room in enumerate(EXPERIMENT)}
+RANK["__main__"] = len(RANK)  # `python -m lutlab`: the roof of both storeys
 FRAMEWORKS = {"hydra", "omegaconf", "wandb"}
 
 
@@ -88,7 +91,7 @@ def test_the_library_knows_neither_the_experiment_nor_its_frameworks() -> None:
         f"{module} imports {target}"
         for module, targets in sorted(FILES.items())
         for target in sorted(targets)
-        if not module.startswith("lutlab.experiment")
+        if not module.startswith("lutlab.experiment") and module != "lutlab.__main__"
         if target.startswith("lutlab.experiment") or target.partition(".")[0] in FRAMEWORKS
     ]
     assert wrong == []
@@ -107,6 +110,9 @@ def test_house_rules() -> None:
     assert too_long == {}
 
 
-def test_run_py_is_short_and_has_no_logic() -> None:
-    lines = (SOURCE.parents[1] / "run.py").read_text().splitlines()
-    assert len(lines) <= 40
+@pytest.mark.parametrize("entry", [SOURCE.parents[1] / "run.py", SOURCE / "__main__.py"])
+def test_the_entries_are_short_and_have_no_logic(entry: Path) -> None:
+    assert len(entry.read_text().splitlines()) <= 40
+    assert {name for name in imports(entry) if name.startswith("lutlab")} == {
+        "lutlab.experiment.run.main"
+    }

@@ -11,31 +11,56 @@ import pytest
 from tests.conftest import ROOT
 
 from lutlab.experiment.artifact.artifact import load_artifact
+from lutlab.experiment.report import published
+from lutlab.experiment.run.published_list import read_list
+from lutlab.experiment.store.store import Store
 
 PUBLISHED = ROOT / "results" / "published"
-TABLES = sorted(PUBLISHED.glob("*/*/*/*/table.csv"))
+ARTIFACTS = sorted(path.parent for path in PUBLISHED.glob("*/*/*/table.csv"))
+FILES = [p for depth in range(1, 5) for p in PUBLISHED.glob("/".join("*" * depth)) if p.is_file()]
+NAMES = {"records.jsonl", "table.csv", "table.md"}
 
 
-@pytest.mark.parametrize("path", TABLES, ids=lambda p: p.parent.relative_to(PUBLISHED).as_posix())
-def test_every_measured_number_is_that_of_a_record(path: Path) -> None:
-    machine = PUBLISHED / path.relative_to(PUBLISHED).parts[0]
-    artifact = load_artifact("/".join(path.relative_to(machine).parts[:2]))
-    measured = 0
-    with path.open(newline="") as file:
+@pytest.mark.parametrize("folder", ARTIFACTS, ids=lambda p: p.relative_to(PUBLISHED).as_posix())
+def test_every_measured_number_is_that_of_a_record(folder: Path) -> None:
+    artifact = load_artifact("/".join(folder.parts[-2:]))
+    lines = (folder / "records.jsonl").read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    records = {r["cell_id"]: r for r in (json.loads(line)["record"] for line in lines)}
+    measured, named = 0, set()
+    with (folder / "table.csv").open(newline="") as file:
         for row in csv.DictReader(file):
+            named.add(row["cell_id"])
             if not row["measured"]:
                 continue
-            record = json.loads((machine / f"records/{row['cell_id']}.json").read_text())["record"]
             column = artifact.columns[row["column"]]
-            value = record["values"][column.metric] * column.factor
+            value = records[row["cell_id"]]["values"][column.metric] * column.factor
             assert float(row["measured"]) == pytest.approx(value, rel=1e-12), row
             measured += 1
     assert measured
+    assert named - {""} == set(records), "no cell without its record, no record without a cell"
+    assert {record["provenance"]["git_dirty"] for record in records.values()} == {False}
+
+
+@pytest.mark.parametrize("folder", ARTIFACTS, ids=lambda p: p.relative_to(PUBLISHED).as_posix())
+def test_its_page_has_a_section_for_each_variant_of_the_list(folder: Path) -> None:
+    found = published.read(folder)
+    listed = {v.name: v.command for v in read_list(found.artifact, PUBLISHED / "list.yaml")}
+    assert set(found.cells) <= set(listed)
+    page = (folder / "table.md").read_text(encoding="utf-8")
+    for variant, table in found.tables(listed).items():
+        assert f"\n## {variant}\n" in page
+        assert f"`{table.command}`, scale `{table.scale}`" in page
+
+
+def test_records_lie_in_a_few_files_that_the_store_reads() -> None:
+    assert len(FILES) <= 200
+    others = {p.name for p in FILES if p.parent in ARTIFACTS} - NAMES
+    assert others == set()
+    for machine in {folder.parents[1] for folder in ARTIFACTS}:
+        assert Store(machine).all()  # checksums are verified on the way
 
 
 def test_no_published_file_names_a_folder_of_a_machine() -> None:
     pattern = re.compile(r"(^|[^A-Za-z0-9_.~])/(work|root|home|tmp|Users)/")
-    files = [p for p in PUBLISHED.rglob("*") if p.suffix in (".json", ".csv", ".md", ".html")]
-    kept = [p for p in files if not {"quantized", "calibration"} & set(p.parts)]
-    assert kept
-    assert [p for p in kept if pattern.search(p.read_text(encoding="utf-8"))] == []
+    assert FILES
+    assert [p for p in FILES if pattern.search(p.read_text(encoding="utf-8"))] == []

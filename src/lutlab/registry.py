@@ -4,6 +4,8 @@
     @dataclass(frozen=True)
     class RTN: ...
 
+Families of models are data: their group holds instances, by `config.model_type` (models/contract.py).
+
 A group's modules are imported on first use, so that a new file in its package is found by being there. They import
 torch inside their functions: `python run.py --help` lists them without paying for it.
 """
@@ -14,6 +16,7 @@ import functools
 import importlib
 import pkgutil
 from collections.abc import Callable
+from typing import Any, TypeVar
 
 from lutlab.errors import LutlabError, nearest
 
@@ -21,14 +24,16 @@ PACKAGES = {
     "method": "lutlab.quantizers",
     "format": "lutlab.formats",
     "evaluator": "lutlab.evaluators",
+    "family": "lutlab.models",
 }
-_CLASSES: dict[str, dict[str, type]] = {group: {} for group in PACKAGES}
+_CLASSES: dict[str, dict[str, Any]] = {group: {} for group in PACKAGES}
+_Registered = TypeVar("_Registered")
 
 
-def register(group: str, name: str) -> Callable[[type], type]:
+def register(group: str, name: str) -> Callable[[_Registered], _Registered]:
     """Class decorator. A second class of the same name in a group is a programming error and raises ValueError."""
 
-    def add(cls: type) -> type:
+    def add(cls: _Registered) -> _Registered:
         if name in _CLASSES[group]:
             raise ValueError(
                 f"{group} '{name}' is registered twice: {_CLASSES[group][name]} and {cls}"
@@ -46,13 +51,13 @@ def _discover(group: str) -> None:
         importlib.import_module(f"{package.__name__}.{module.name}")
 
 
-def classes(group: str) -> dict[str, type]:
+def classes(group: str) -> dict[str, Any]:
     """All classes of a group by name, sorted."""
     _discover(group)
     return dict(sorted(_CLASSES[group].items()))
 
 
-def lookup(group: str, name: str) -> type:
+def lookup(group: str, name: str) -> Any:
     """The class registered as `name`.
 
     Raises:

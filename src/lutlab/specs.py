@@ -172,7 +172,10 @@ class Subject:
 
 @dataclass(frozen=True)
 class Measurement:
-    """Values by metric name (unit in the name), the count they rest on, all samples, and facts worth keeping."""
+    """Values by metric name (unit in the name), the count they rest on, all samples, and facts worth keeping.
+
+    The fact `kernel`, where layers are multiplied by kernels, is a list of their names.
+    """
 
     values: Mapping[str, float]
     n: int

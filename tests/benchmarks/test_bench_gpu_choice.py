@@ -23,14 +23,14 @@ def small(gpu, monkeypatch, tmp_path):
     monkeypatch.setattr(bench, "ROWS", (1, 3))
     monkeypatch.setattr(bench, "about", dict)
     monkeypatch.setattr(gpu_contestants, "l2_bytes", lambda: 1)
-    monkeypatch.setattr(lut_gemv, "PREFERENCE", ("r4", "r1", "r0"))
+    monkeypatch.setattr(lut_gemv, "PREFERENCE", ("bit_planes", "float_sums", "paper"))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "a stand-in")
     monkeypatch.setenv("LUTLAB_CACHE", str(tmp_path / "cache"))
     return tmp_path
 
 
 def test_who_won_is_chosen_afterwards(small, monkeypatch):
-    speed = {"r4": 2.0, "r1": 1.0, "r0": 9.0, "dequantize ": 1.5}
+    speed = {"bit_planes": 2.0, "float_sums": 1.0, "paper": 9.0, "dequantize ": 1.5}
 
     def timer(one, kind):
         one.run(0)
@@ -40,10 +40,17 @@ def test_who_won_is_chosen_afterwards(small, monkeypatch):
     monkeypatch.setattr("sys.argv", ["bench_gpu_choice.py", "--rounds", "2", "--out", str(small)])
     bench.main()
     (race,) = json.loads((small / "gpu_choice.json").read_text())["races"]
-    assert race["seconds"]["1"] == {"dense": 1.5, "r4": 2.0, "r1": 1.0, "r0": 9.0}
-    assert race["seconds"]["3"] == {"dense": 1.5, "r4": 2.0, "r1": 1.0}, "r0 fell behind"
+    assert race["seconds"]["1"] == {
+        "dense": 1.5,
+        "bit_planes": 2.0,
+        "float_sums": 1.0,
+        "paper": 9.0,
+    }
+    assert race["seconds"]["3"] == {"dense": 1.5, "bit_planes": 2.0, "float_sums": 1.0}, (
+        "paper fell behind"
+    )
     case = Case(1, 48, 256, 3, 128, F16, F16, F16)
-    assert choice.choose(case, H200, "a stand-in") == ("r1", choice.RACE)
+    assert choice.choose(case, H200, "a stand-in") == ("float_sums", choice.RACE)
 
 
 def test_products_differ(small, monkeypatch):

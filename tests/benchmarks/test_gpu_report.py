@@ -146,11 +146,11 @@ def test_the_sanitizer_sees_some_of_every_variant():
     expression = command[command.index("-k") + 1]
     said = subprocess.run(
         [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", "gpu", "-k", expression,
-         "-p", "no:cacheprovider", *(f"tests/kernels/gpu/test_lut_gemv_{n}.py" for n in lut_gemv.VARIANTS)],
+         "-p", "no:cacheprovider", *(f"tests/kernels/gpu/test_{n}.py" for n in lut_gemv.VARIANTS)],
         cwd=ROOT, capture_output=True, text=True, check=False,
     ).stdout  # fmt: skip
     for name in lut_gemv.VARIANTS:
-        assert said.count(f"test_lut_gemv_{name}.py") >= 5, said
+        assert said.count(f"test_{name}.py") >= 5, said
 
 
 def test_without_a_gpu_nothing_is_run(monkeypatch, tmp_path, capsys):

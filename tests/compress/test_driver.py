@@ -295,7 +295,6 @@ def test_a_killed_run_goes_on_where_it_was(name, method, stop, tmp_path):
 
 KILLED = """
 import os, signal
-from lutlab.experiment.run import cli
 from lutlab.quantizers.gptq import GPTQ
 calls, quantize = [], GPTQ.quantize
 def killing(*arguments):
@@ -304,8 +303,8 @@ def killing(*arguments):
         os.kill(os.getpid(), signal.SIGKILL)
     return quantize(*arguments)
 GPTQ.quantize = killing
-import run
-cli.run(run.main)
+from lutlab.experiment.run.main import main
+main()
 """
 
 
@@ -322,7 +321,7 @@ def test_a_command_that_was_killed_goes_on(command, monkeypatch, tmp_path):
     )  # fmt: skip
     killed = subprocess.run(
         [sys.executable, "-c", KILLED, *arguments, f"results={command.results}"],
-        cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True,
+        cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT / "src")}, capture_output=True,
     )  # fmt: skip
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     (block,) = command.results.glob("quantized/*/block-*.safetensors")

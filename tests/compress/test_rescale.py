@@ -34,6 +34,9 @@ SOURCES = {
     "llama-1": NORMS_OF_LLAMA | {"self_attn.o_proj": "self_attn.v_proj"},
     "llama-2": NORMS_OF_LLAMA,
     "llama-3": NORMS_OF_LLAMA,
+    "mistral": NORMS_OF_LLAMA,
+    "qwen2": NORMS_OF_LLAMA | {"self_attn.o_proj": "self_attn.v_proj"},
+    "qwen3": NORMS_OF_LLAMA,
     "gpt2": {"attn.c_attn": "ln_1", "mlp.c_fc": "ln_2"},
     "gpt-neo": {
         "attn.attention.q_proj": "ln_1",

@@ -2,12 +2,21 @@
 
 import json
 import random
+from collections import OrderedDict
 
 import pytest
+import torch
 from tests.tiny_models import word_tokenizer
 from transformers import AutoTokenizer
 
-from lutlab.data import examples, load_text, token_sha256, token_stream, tokenizer_sha256
+from lutlab.data import (
+    calibration_windows,
+    examples,
+    load_text,
+    token_sha256,
+    token_stream,
+    tokenizer_sha256,
+)
 from lutlab.data.protocols import PROTOCOLS
 from lutlab.errors import LutlabError
 from lutlab.specs import Text, TextSpec
@@ -30,6 +39,51 @@ def test_a_stream_is_one_tokenisation_with_bos_once_in_front(name):
     tokenizer = word_tokenizer(bos=True)
     ids = token_stream(text(name), tokenizer, 4).tolist()
     assert ids == [0, *ids_of(" ".join(ROWS))]
+
+
+@pytest.fixture
+def tokenised(monkeypatch):
+    """The texts that are tokenised, in order; nothing is kept from other tests."""
+    texts = []
+
+    def encode(tokenizer, string):
+        texts.append(string)
+        return tokenizer(string).input_ids
+
+    monkeypatch.setattr("lutlab.data.tokens._kept", OrderedDict())
+    monkeypatch.setattr("lutlab.data.tokens.encode", encode)
+    return texts
+
+
+def test_a_text_is_tokenised_once_for_all_tokenizers_of_one_state(tokenised):
+    first = token_stream(text("ptb"), word_tokenizer(bos=True), 4)
+    expected = first.clone()
+    first.zero_()  # a caller's own
+    second = token_stream(text("ptb", limit=3), word_tokenizer(bos=True), 4)
+    assert torch.equal(second, expected[:12])
+    windows = calibration_windows(text("ptb-train"), word_tokenizer(bos=True), 2, 5, seed=0)
+    windows.zero_()
+    assert torch.equal(token_stream(text("ptb"), word_tokenizer(bos=True), 4), expected)
+    assert len(tokenised) == 1
+
+
+def test_another_text_or_tokenizer_is_tokenised_anew(tokenised):
+    rows = ("<s> w1 w2 w3",)
+    plain = token_stream(text("ptb", rows), word_tokenizer(), 4).tolist()
+    begun = token_stream(text("ptb", rows), word_tokenizer(bos=True), 4).tolist()
+    splitting = word_tokenizer()
+    splitting.split_special_tokens = True
+    split = token_stream(text("ptb", rows), splitting, 4).tolist()
+    other = token_stream(text("ptb", ("w3 w2 w1 w0",)), word_tokenizer(), 4).tolist()
+    assert (plain, begun, other) == ([0, 3, 4, 5], [0, 0, 3, 4, 5], [5, 4, 3, 2])
+    assert split == splitting(rows[0]).input_ids
+    assert len(tokenised) == 4
+
+
+def test_the_oldest_of_many_texts_is_forgotten(tokenised):
+    for number in (*range(9), 8, 0):
+        token_stream(text("ptb", (f"w{number}",)), word_tokenizer(), 1)
+    assert tokenised == [f"w{number}" for number in (*range(9), 0)]
 
 
 def test_the_separator_is_the_protocols():

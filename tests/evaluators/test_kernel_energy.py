@@ -36,7 +36,7 @@ def test_on_a_gpu_without_nvml_it_is_not_run_and_the_cure_is_told(monkeypatch):
 def test_energy_is_a_ratio_of_the_same_run(monkeypatch):
     own, dense16, dense32 = (Contestant(name, 1, 2, lambda i: None) for name in ("own", "16", "32"))
     joules = {"own": 0.002, "16": 0.008, "32": 0.016}
-    entered = Entrants(own, own, dense16, dense32, None, None, {"kernel": "own"})
+    entered = Entrants(own, own, dense16, dense32, None, None, {"kernel": ["own"]})
     monkeypatch.setattr(contestants, "enter", lambda spec: entered)
     counter = types.SimpleNamespace(facts=lambda: {"driver": "600.1"})
     monkeypatch.setattr(kernel_energy, "Nvml", lambda index: counter)
@@ -58,7 +58,7 @@ def test_energy_is_a_ratio_of_the_same_run(monkeypatch):
     )  # fmt: skip
     assert found.n == 500
     assert found.facts == {
-        "kernel": "own", "driver": "600.1", "idle_w": 75.0, "window_seconds": 1.0, "calls": 500,
+        "kernel": ["own"], "driver": "600.1", "idle_w": 75.0, "window_seconds": 1.0, "calls": 500,
     }  # fmt: skip
 
 

@@ -44,7 +44,7 @@ def contestant(name, size):
 def test_speed_is_a_ratio_of_the_same_rounds(race_of):
     sizes = {"own": 3000, "best": 3000, "dense": 30720, "rowwise": 2900, "read": 8000}
     own, best, dense, rowwise, read = (contestant(*item) for item in sizes.items())
-    facts = {"kernel": "own", "relative_errors": {"own": 1e-7}}
+    facts = {"kernel": ["own"], "relative_errors": {"own": 1e-7}}
     race_of(
         Entrants(own, best, dense, dense, rowwise, read, facts),
         {
@@ -80,7 +80,7 @@ def test_speed_is_a_ratio_of_the_same_rounds(race_of):
 
 def test_a_dense_row_is_one_times_itself(race_of):
     dense, read = contestant("dense", 30720), contestant("read", 8000)
-    facts = {"kernel": "dense", "relative_errors": {"dense": 1e-7}}
+    facts = {"kernel": ["dense"], "relative_errors": {"dense": 1e-7}}
     race_of(
         Entrants(dense, dense, dense, dense, None, read, facts),
         {"dense": [3e-6, 5e-6], "read": [1e-6] * 2},
@@ -92,7 +92,7 @@ def test_a_dense_row_is_one_times_itself(race_of):
 
 def test_resident_weights_are_told_against_cold_memory(monkeypatch):
     own, dense, read = contestant("own", 3000), contestant("dense", 30720), contestant("read", 8000)
-    facts = {"kernel": "own", "relative_errors": {"own": 1e-7}}
+    facts = {"kernel": ["own"], "relative_errors": {"own": 1e-7}}
     found = Entrants(own, own, dense, dense, None, read, facts)
     monkeypatch.setattr(contestants, "enter", lambda spec, kind: found)
     seconds = {("own", "resident"): 1e-6, ("dense", "resident"): 3e-6, ("read", "cold"): 2e-6}

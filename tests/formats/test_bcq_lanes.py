@@ -1,4 +1,4 @@
-"""R3's order: words and scales where the drawing says, a round trip that keeps every bit."""
+"""The order of lane_tables: words and scales where the drawing says, a round trip that keeps every bit."""
 
 import torch
 from hypothesis import given, settings

@@ -12,7 +12,8 @@ from lutlab.kernels.cpu import linear
 from lutlab.kernels.gpu import choice
 from lutlab.kernels.gpu import linear as gpu_linear
 from lutlab.kernels.gpu.lut_gemv.variant import H200
-from lutlab.measure import contestants, drawn, products
+from lutlab.measure import contestants, dense_contestants, drawn, gpu_contestants, products
+from lutlab.measure.timed_row import TimedRow
 from lutlab.measure.timing import Contestant
 from lutlab.specs import ModelSpec, RunSpec
 
@@ -61,7 +62,7 @@ def test_every_copy_multiplies_by_the_drawn_matrix(spec):
     )
     assert found.fp16 is found.fp32, "on a CPU, torch's float32 product stands in for cuBLAS"
     assert found.all() == [found.memory, found.fp32, found.own, found.rowwise]
-    assert found.facts["kernel"] == found.own.name != found.fp32.name
+    assert found.facts["kernel"] == [found.own.name] != [found.fp32.name]
 
 
 def test_eight_bit_codes_and_activations_are_multiplied_exactly():
@@ -75,11 +76,11 @@ def test_eight_bit_codes_and_activations_are_multiplied_exactly():
 
 
 def test_copies_are_as_many_as_are_cold_and_not_endless():
-    maker = contestants.Maker(row(), 10**6, {})
-    assert [maker.copies(size) for size in (2 * 10**6, 300_000, 1)] == [1, 4, 4096]
+    timed = TimedRow(row(), 10**6, {})
+    assert [timed.copies(size) for size in (2 * 10**6, 300_000, 1)] == [1, 4, 4096]
 
 
-class GpuMaker(contestants.Maker):
+class OnGpu(TimedRow):
     """One whose CPU passes for a GPU."""
 
     cpu = False
@@ -93,17 +94,17 @@ def test_on_a_gpu_the_dense_product_is_cublas_in_its_faster_layout(faster, monke
         asked.append(kind)
         return 1e-6 if one.name.endswith(faster) else 2e-6
 
-    monkeypatch.setattr(contestants, "GpuTimer", lambda: timer)
-    maker = GpuMaker(row(), 3 * 96 * 80 * 4, {}, "resident")
+    monkeypatch.setattr(dense_contestants, "GpuTimer", lambda: timer)
+    timed = OnGpu(row(), 3 * 96 * 80 * 4, {}, "resident")
     x, weight = torch.randn(2, 80), torch.randn(96, 80)
-    found = maker.dense(weight, x)
+    found = dense_contestants.dense(timed, weight, x)
     assert (found.name, found.copies, found.rounds) == (f"torch float32 {faster}", 3, {})
     assert set(asked) == {"resident"}
     slower = ({"[N, K]", "[K, N]"} - {faster}).pop()
-    assert maker.facts["cublas_us"] == {
+    assert timed.facts["cublas_us"] == {
         "96x80x2": {f"torch float32 {faster}": 1, f"torch float32 {slower}": 2}
     }
-    assert maker.facts["relative_errors"].keys() == maker.facts["cublas_us"]["96x80x2"].keys()
+    assert timed.facts["relative_errors"].keys() == timed.facts["cublas_us"]["96x80x2"].keys()
     for copy in range(3):
         torch.testing.assert_close(found.run(copy), x @ weight.t())
 
@@ -122,23 +123,26 @@ def test_a_layout_is_stored_as_it_says(monkeypatch):
         return 1e-6
 
     monkeypatch.setattr(torch, "mm", mm)
-    monkeypatch.setattr(contestants, "GpuTimer", lambda: timer)
-    GpuMaker(row(), 3 * 96 * 80 * 4, {}).dense(torch.randn(96, 80), torch.randn(1, 80))
+    monkeypatch.setattr(dense_contestants, "GpuTimer", lambda: timer)
+    timed = OnGpu(row(), 3 * 96 * 80 * 4, {})
+    dense_contestants.dense(timed, torch.randn(96, 80), torch.randn(1, 80))
     assert stored == {"torch float32 [N, K]": (1, 80), "torch float32 [K, N]": (96, 1)}
 
 
 @cuda_on_host.needs_nvrtc
 def test_who_takes_turns_on_a_gpu(gpu, monkeypatch):
     """The papers' kernel beside the best one, cuBLAS in both types, and copying; kernels run on the CPU."""
-    monkeypatch.setattr(contestants, "Maker", GpuMaker)
-    monkeypatch.setattr(contestants, "GpuTimer", lambda: lambda one, kind: float(len(one.name)))
+    monkeypatch.setattr(contestants, "TimedRow", OnGpu)
+    monkeypatch.setattr(
+        dense_contestants, "GpuTimer", lambda: lambda one, kind: float(len(one.name))
+    )
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a stand-in")
     copier = Contestant("copy", 100, 2, lambda i: None)
-    monkeypatch.setattr("lutlab.measure.timing.gpu_copier", lambda cold: copier)
+    monkeypatch.setattr(contestants, "gpu_copier", lambda cold: copier)
     spec = row("64x256+32x64", kernel="lut_gemm", g=32, dtype="float16", options=OFFSET)
     found = contestants.enter(spec)
-    assert found.own.name.startswith("lut_gemv r0")
-    assert found.best.name.startswith("lut_gemv r")
+    assert found.own.name.startswith("lut_gemv paper")
+    assert found.best.name.startswith("lut_gemv bit_planes")
     assert found.best.name != found.own.name
     assert found.rowwise.name == found.own.name
     assert found.facts["baseline"] == "cuBLAS: torch float16 [N, K], torch float32 [N, K]"
@@ -159,8 +163,9 @@ def test_a_dense_row_is_its_own_baseline():
 
 
 def test_a_dense_row_in_bfloat16_is_multiplied_in_bfloat16(monkeypatch):
-    monkeypatch.setattr(contestants, "GpuTimer", lambda: lambda one, kind: 1e-6)
-    part = GpuMaker(row(method="none", q=16, g=-1, dtype="bfloat16"), 1, {}).part(SHAPE)
+    monkeypatch.setattr(dense_contestants, "GpuTimer", lambda: lambda one, kind: 1e-6)
+    timed = OnGpu(row(method="none", q=16, g=-1, dtype="bfloat16"), 1, {})
+    part = contestants._part(timed, SHAPE)
     names = [part[name].name for name in ("own", "fp16", "fp32")]
     assert names == [f"torch {dtype} [N, K]" for dtype in ("bfloat16", "float16", "float32")]
     assert part["own"].run(0).dtype == torch.bfloat16
@@ -175,7 +180,8 @@ def test_the_products_of_a_layer_are_one_contestant():
     alone = [contestants.enter(row(shape)) for shape in ("96x80", "48x96")]
     assert found.own.bytes == sum(one.own.bytes for one in alone)
     assert found.fp32.bytes == 4 * (96 * 80 + 48 * 96)
-    assert found.own.name == alone[0].own.name == found.facts["kernel"]
+    assert found.own.name == alone[0].own.name
+    assert found.facts["kernel"] == found.facts["best_kernel"] == [found.own.name]
     found.own.run(found.own.copies - 1)
 
 
@@ -237,7 +243,7 @@ def test_on_a_gpu_many_rows_go_through_a_dense_weight(monkeypatch):
     monkeypatch.setattr(gpu_linear, "dequantize", lambda packed, dtype: packed.dequantize())
     packed = pack(drawn.draw(row(), SHAPE, 16))
     x = torch.randn(4, 80)
-    one = contestants.Maker(row(), 1, {})._gpu(x, packed, "auto")
+    one = gpu_contestants.quantized(TimedRow(row(), 1, {}), x, packed, "auto")
     assert packed.offset is None
     assert one.name == "dequantize every call, cuBLAS"
     assert one.bytes == packed.planes.nbytes + packed.alpha.nbytes
@@ -245,7 +251,13 @@ def test_on_a_gpu_many_rows_go_through_a_dense_weight(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("kernel", "variant"), [("auto", "r5"), ("lut_gemm", "r0"), ("r1", "r1"), ("optq", "optq")]
+    ("kernel", "variant"),
+    [
+        ("auto", "uniform_mma"),
+        ("lut_gemm", "paper"),
+        ("float_sums", "float_sums"),
+        ("optq", "optq"),
+    ],
 )
 def test_on_a_gpu_every_copy_is_a_product_with_weights_of_its_own(kernel, variant, monkeypatch):
     made = []
@@ -254,17 +266,17 @@ def test_on_a_gpu_every_copy_is_a_product_with_weights_of_its_own(kernel, varian
         weight = FakeWeight(packed.dequantize(), {"planes": packed.planes, "offset": None})
         return FakeProduct(made, variant, weight, knobs)
 
-    a_gpu(monkeypatch, "r5")
+    a_gpu(monkeypatch, "uniform_mma")
     monkeypatch.setattr("lutlab.kernels.gpu.lut_gemv.launcher.bind", bind)
     packed = pack(drawn.draw(row(), SHAPE, 16))
     size = packed.planes.nbytes
-    maker = contestants.Maker(row(kernel=kernel, knobs=(("mu", 4),)), 3 * size, {})
+    timed = TimedRow(row(kernel=kernel, knobs=(("mu", 4),)), 3 * size, {})
     x = torch.randn(4, 80)
-    one = maker._gpu(x, packed, kernel)
+    one = gpu_contestants.quantized(timed, x, packed, kernel)
     assert (one.name, one.bytes, one.copies) == (f"lut_gemv {variant}", size, 3)
     assert [(p.variant, p.knobs) for p in made] == [(variant, {"mu": 4})] * 3
     assert len({p.weight.dense.data_ptr() for p in made}) == 3
     for copy in range(3):
         torch.testing.assert_close(one.run(copy), x @ packed.dequantize().t())
-    maker._gpu(x, packed, "auto" if kernel == "lut_gemm" else "other")
+    gpu_contestants.quantized(timed, x, packed, "auto" if kernel == "lut_gemm" else "other")
     assert made[-1].knobs is None, "the knobs are the row's kernel's"

@@ -48,7 +48,10 @@ def test_what_cannot_be_measured_says_why():
         ({"kernel": "optq", "method": "rtn", "q": 5}, "2 to 4 bits"),
         ({"kernel": "int8", "method": "rtn", "q": 8}, "set method=rtn q=8 g=-1"),
         ({"knobs": (("mu", 4),)}, "kernel=auto has no knob 'mu'"),
-        ({"knobs": (("mo", 4),), "kernel": "lut_gemm"}, "r0 has no knob 'mo': did you mean 'mu'"),
+        (
+            {"knobs": (("mo", 4),), "kernel": "lut_gemm"},
+            "paper has no knob 'mo': did you mean 'mu'",
+        ),
         ({"dtype": "float16"}, "timed in float32"),
         ({"kernel": "tensor_parallel_8"}, "dense weights only: set method=none"),
         ({"kernel": "tensor_parallel_1"}, "unknown kernel"),
@@ -70,17 +73,23 @@ def test_without_a_compiler_nothing_runs_and_the_reason_is_told(monkeypatch):
 def test_gpu_kernels_are_known_by_the_names_of_their_variants():
     gpu = {"device": "cuda", "dtype": "float16"}
     assert products.obstacle(row(**gpu)) == ""
-    assert products.obstacle(row(kernel="r0", **gpu)) == ""
-    assert "no CUDA device" in products.obstacle(row(kernel="r0"))
+    for kernel in ("paper", "r0"):
+        assert products.variant_of(kernel) == "paper"
+        assert products.obstacle(row(kernel=kernel, **gpu)) == ""
+    assert "no CUDA device" in products.obstacle(row(kernel="paper"))
     knobs = (("luts", 4), ("mu", 4))
     assert products.obstacle(row(kernel="lut_gemm", knobs=knobs, **gpu)) == ""
-    assert "r0 is a GPU kernel" in products.obstacle(row(kernel="lut_gemm", knobs=knobs))
+    assert "paper is a GPU kernel" in products.obstacle(row(kernel="lut_gemm", knobs=knobs))
     assert products.obstacle(row(method="rtn", kernel="optq", **gpu)) == ""
     wide = row(method="rtn", kernel="optq", device="cuda", dtype="float32")
     assert "float16 activations only" in products.obstacle(wide)
     bfloat = {"device": "cuda", "dtype": "bfloat16"}
-    assert products.obstacle(row(**bfloat)) == products.obstacle(row(kernel="r4", **bfloat)) == ""
-    for kernel in ("r0", "lut_gemm"):
+    assert (
+        products.obstacle(row(**bfloat))
+        == products.obstacle(row(kernel="bit_planes", **bfloat))
+        == ""
+    )
+    for kernel in ("paper", "lut_gemm"):
         assert "and not in bfloat16" in products.obstacle(row(kernel=kernel, **bfloat))
     assert "of the CPU kernels" in products.obstacle(row(kernel="int16", **gpu))
 
@@ -91,7 +100,7 @@ def test_what_gpus_share_needs_as_many(monkeypatch):
 
     on_gpus = {"device": "cuda", "dtype": "float16"}
     assert products.gpus_of(dense(16)) == 16
-    assert products.gpus_of(row(kernel="r0")) == 1
+    assert products.gpus_of(row(kernel="paper")) == 1
     assert products.obstacle(dense()) == "needs 8 GPUs, and there is no CUDA device"
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)

@@ -92,6 +92,7 @@ def test_products_of_a_layer_are_called_in_turn():
     assert calls == [("a", 0), ("b", 0), ("a", 1), ("b", 1), ("a", 2), ("b", 0)]
     alone = contestant()
     assert together([alone]) is alone
+    assert (alone.kernels(), both.kernels()) == (["a"], ["a", "b"])
 
 
 @pytest.mark.parametrize(

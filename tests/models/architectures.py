@@ -8,9 +8,12 @@ from transformers import (
     GPT2Config,
     GPTNeoConfig,
     LlamaConfig,
+    MistralConfig,
     OPTConfig,
     PreTrainedConfig,
     PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
 )
 
 from lutlab.compress.widths import widths
@@ -37,6 +40,9 @@ CONFIGS = {
     "llama-1": lambda: LlamaConfig(**LLAMA),
     "llama-2": lambda: LlamaConfig(**LLAMA, num_key_value_heads=2, rms_norm_eps=1e-5),
     "llama-3": lambda: LlamaConfig(**LLAMA, num_key_value_heads=1, rope_parameters=ROPE_3),
+    "mistral": lambda: MistralConfig(**LLAMA, num_key_value_heads=2, sliding_window=8),
+    "qwen2": lambda: Qwen2Config(**LLAMA, num_key_value_heads=4),
+    "qwen3": lambda: Qwen3Config(**LLAMA, num_key_value_heads=2, head_dim=16),
     "gpt2": lambda: GPT2Config(**SHARED, n_embd=32, n_inner=48, n_layer=2, n_head=2, n_positions=64),
     "gpt-neo": lambda: GPTNeoConfig(
         **SHARED, hidden_size=32, intermediate_size=48, num_layers=2, num_heads=2, window_size=4,

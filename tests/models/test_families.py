@@ -1,37 +1,87 @@
 """Every linear layer of every architecture is quantized or kept on purpose, and its weight is [N, K]."""
 
 import copy
+import dataclasses
 
 import pytest
 import torch
-from tests.models.architectures import CONFIGS, config, make, token_ids, uniform
+from tests.models.architectures import (
+    CONFIGS,
+    LLAMA,
+    config,
+    make,
+    randomized,
+    token_ids,
+    uniform,
+)
 from torch import nn
 from torch.nn import functional
-from transformers import BloomConfig
+from transformers import AutoModelForCausalLM, BloomConfig, PhiConfig
 from transformers.pytorch_utils import Conv1D
 
+from lutlab import registry
 from lutlab.compress.driver import quantize_model
+from lutlab.compress.rescale import source_of
 from lutlab.errors import LutlabError
 from lutlab.formats import pack
+from lutlab.models.contract import Family, SharedInput, declare
 from lutlab.models.families import (
-    FAMILIES,
+    decoder_blocks,
     evaluation_seqlen,
+    family_named,
     family_of,
     linear_layers,
+    model_class,
     weight_of,
 )
+from lutlab.quantizers.awq import AWQ
 from lutlab.quantizers.bcq import BCQ
 from lutlab.quantizers.rtn import RTN
 
 Q, G = 3, 16
 
 
+def first_type(family):
+    return family.model_types[0]
+
+
 def all_linears(model):
     return {n: m for n, m in model.named_modules() if isinstance(m, (nn.Linear, Conv1D))}
 
 
-def test_every_family_is_tried():
-    assert {config(name).model_type for name in CONFIGS} == set(FAMILIES)
+@torch.no_grad()
+def misread(model):
+    """Violations of what a family says about who reads which tensor of the first block, as sentences."""
+    block = decoder_blocks(model)[0]
+    reads, writes = {}, {}
+
+    def watch(path, module):
+        def keep(_, x, y):
+            reads[path], writes[path] = x[0], y
+
+        module.register_forward_hook(keep)
+
+    for path, module in block.named_modules():
+        if path and not list(module.children()):
+            watch(path, module)
+    model(token_ids(), use_cache=False)
+    wrong = []
+    for shared in family_of(model.config).inputs:
+        read = reads[shared.layers[0]]
+        readers = {path for path, x in reads.items() if x is read}
+        source = source_of(model.config, block, shared)
+        if not readers >= set(shared.layers):
+            wrong.append(f"{shared.layers} read several inputs")
+        if source is not None and source.weight.ndim == 1:
+            if writes[shared.scaled_by] is not read:
+                wrong.append(f"{shared.scaled_by} does not make the input of {shared.layers[0]}")
+            if readers != set(shared.layers):
+                wrong.append(f"{shared.scaled_by} feeds {sorted(readers - set(shared.layers))} too")
+    return wrong
+
+
+def test_every_family_is_tried_with_every_model_type():
+    assert {config(name).model_type for name in CONFIGS} == set(registry.classes("family"))
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -45,11 +95,30 @@ def test_no_linear_layer_is_forgotten(name):
     assert not set(quantized) & kept
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", set(registry.classes("family").values()), ids=first_type)
 def test_every_kept_layer_exists_in_some_model(family):
-    models = [make(name) for name in CONFIGS if config(name).model_type == family]
+    models = [make(name) for name in CONFIGS if config(name).model_type in family.model_types]
     found = set().union(*map(all_linears, models))
-    assert set(FAMILIES[family].kept) <= found
+    assert set(family.kept) <= found
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_config_fields_that_a_family_names_exist(name):
+    family = family_of(config(name))
+    named = [field for shared in family.inputs for field, _ in shared.scaled_where]
+    named += [family.seqlen, *(field for field, _ in family.where)]
+    assert all(hasattr(config(name), field) for field in named)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_model_is_of_the_class_of_its_task(name):
+    assert type(model_class(config(name)).from_config(config(name))) is type(make(name))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_shared_inputs_are_shared_and_what_carries_a_scale_feeds_nothing_else(name):
+    model = make(name)
+    assert misread(model) == []
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -152,5 +221,91 @@ def test_window_is_the_context_up_to_the_papers(name, field, context, expected):
 
 
 def test_unknown_architecture_is_an_error_with_the_known_ones():
-    with pytest.raises(LutlabError, match=r"'bloom'.*known: gpt2, gpt_neo, llama, opt; add"):
+    known = "known: gpt2, gpt_neo, llama, mistral, opt, qwen2, qwen3"
+    with pytest.raises(LutlabError, match=rf"'bloom': {known}; .*docs/architecture\.md"):
         family_of(BloomConfig())
+
+
+def test_a_window_that_slides_in_some_blocks_only_is_refused():
+    sliding = config("qwen2")
+    sliding.use_sliding_window = True
+    with pytest.raises(LutlabError, match=r"'qwen2' with \{'use_sliding_window': True\} is not"):
+        family_of(sliding)
+
+
+PHI = Family(
+    model_types=("phi",),
+    blocks="model.layers",
+    inputs=(
+        SharedInput("attention", ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")),
+        SharedInput("attention", ("self_attn.dense",), "self_attn.v_proj"),
+        SharedInput("feed_forward", ("mlp.fc1",)),
+        SharedInput("feed_forward", ("mlp.fc2",)),  # GELU
+    ),
+    kept=("lm_head",),
+)  # one norm feeds attention and feed-forward alike: it carries no scale
+
+
+@pytest.fixture
+def declared(monkeypatch):
+    """`declare`, undone after the test."""
+    known = dict(registry.classes("family"))
+    monkeypatch.setitem(registry._CLASSES, "family", known)
+    return declare
+
+
+def phi():
+    torch.manual_seed(0)
+    return randomized(AutoModelForCausalLM.from_config(PhiConfig(**LLAMA)))
+
+
+def scaled_by_its_norm(*indices):
+    """PHI's inputs, some of which say that the norm they share carries their scale."""
+    return tuple(
+        dataclasses.replace(shared, scaled_by="input_layernorm") if index in indices else shared
+        for index, shared in enumerate(PHI.inputs)
+    )
+
+
+def test_a_family_from_outside_the_package_needs_no_more_than_its_declaration(declared):
+    with pytest.raises(LutlabError, match="no family of models 'phi'"):
+        family_of(PhiConfig(**LLAMA))
+    declared(PHI)
+    model = phi()
+    assert family_named("phi") is PHI
+    assert {name for name, _ in linear_layers(model)} | {"lm_head"} == set(all_linears(model))
+    assert misread(model) == []
+    expected = model(token_ids()).logits
+    quantize_model(model, AWQ(), uniform(model, 8, 16), token_ids(8, 32))
+    assert (model(token_ids()).logits - expected).norm() < 0.05 * expected.norm()
+
+
+def test_a_module_that_would_carry_the_scales_of_two_inputs_is_refused():
+    with pytest.raises(ValueError, match=r"phi: input_layernorm makes the input of two groups"):
+        dataclasses.replace(PHI, inputs=scaled_by_its_norm(0, 2))
+
+
+@pytest.mark.parametrize(("index", "other"), [(0, "mlp.fc1"), (2, "self_attn.q_proj")])
+def test_a_norm_that_feeds_other_layers_too_would_be_noticed(declared, index, other):
+    declared(dataclasses.replace(PHI, inputs=scaled_by_its_norm(index)))
+    (sentence,) = misread(phi())
+    assert sentence.startswith("input_layernorm feeds")
+    assert other in sentence
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"task": "translation"}, "task 'translation' is none of causal_lm"),
+        ({"inputs": (SharedInput("mixer", ("a",)),)}, "kind 'mixer' is none of attention"),
+        ({"inputs": (SharedInput("attention", ("a", "b", "a")),)}, "a is named twice"),
+    ],
+)
+def test_a_declaration_that_contradicts_itself_is_refused(change, message):
+    with pytest.raises(ValueError, match=f"family phi: {message}"):
+        dataclasses.replace(PHI, **change)
+
+
+def test_a_model_type_has_one_family(declared):
+    with pytest.raises(ValueError, match="family 'llama' is registered twice"):
+        declared(dataclasses.replace(PHI, model_types=("llama",)))

@@ -1,4 +1,4 @@
-// Rows of x as operands of tensor cores that multiply bits where they stand in a word (r6.cu).
+// Rows of x as operands of tensor cores that multiply bits where they stand in a word (half_bits.cu).
 //
 //     x[k] = unit X[k],  unit the power of two of a row and a block of 128 columns with max |X| < 2^15
 //     B at bit k's place = X[k] as a half, divided by what the bit is there, of what it is at place 6

@@ -18,7 +18,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from lutlab.errors import LutlabError
-from lutlab.models.families import SharedInput, decoder_blocks
+from lutlab.models.contract import SharedInput
+from lutlab.models.families import decoder_blocks
 from lutlab.tensors import CalibStats
 
 # Tokens that go through a block at once: enough to fill a matmul, few enough that activations stay small.

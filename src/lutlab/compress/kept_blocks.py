@@ -23,7 +23,7 @@ from torch import nn
 
 from lutlab.atomic import write_atomically
 from lutlab.errors import LutlabError
-from lutlab.models.families import SharedInput
+from lutlab.models.contract import SharedInput
 from lutlab.modules import QuantLinear
 from lutlab.specs import LayerStats
 from lutlab.tensors import CalibStats

@@ -3,7 +3,7 @@
     y = (x / s) (W diag(s))^T,   x / s made by the module before: a norm's weight and bias, or a linear layer's rows
 
 Lin et al., AWQ (2023), section 3.2 and its Eq. 4; what lies between the two modules must let a positive scale per
-channel pass (models/families.py, `scaled_by`).
+channel pass (models/contract.py, `scaled_by`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from transformers import PreTrainedConfig
 
 from lutlab.errors import LutlabError
 from lutlab.groups import Width
-from lutlab.models.families import SharedInput, weight_of
+from lutlab.models.contract import SharedInput, holds
+from lutlab.models.families import weight_of
 from lutlab.modules import QuantLinear
 from lutlab.quantizers.contract import Rescaling
 from lutlab.tensors import CalibStats
@@ -58,7 +59,7 @@ def rescale_input(
     rows = (
         source.weight.detach() if source.weight.ndim == 1 else weight_of(source).T
     )  # [K] or [.., K]
-    bias = [] if getattr(source, "bias", None) is None else [source.bias.detach()]
+    bias = [p.detach() for name, p in source.named_parameters(recurse=False) if name == "bias"]
     # In place, torch computes in the wider of two dtypes: s is not rounded where weights are float16.
     for weight in weights:
         weight.mul_(scale)
@@ -76,24 +77,16 @@ def rescale_input(
 def source_of(config: PreTrainedConfig, block: nn.Module, shared: SharedInput) -> nn.Module | None:
     """The module of `shared.scaled_by` if it really makes the channels of the input, else None.
 
-    It does not where OPT normalises after the sub-layer (350m: the input is a residual stream as well), where several
-    heads share a value head (GQA), where a norm has no weight, where the activation between is not ReLU, and where one
-    of the modules is quantized already.
+    It does not where the family says so of this config (`scaled_where`), where several heads share a value head (GQA),
+    where a norm has no weight, and where one of the modules is quantized already.
     """
-    if shared.scaled_by is None:
+    if shared.scaled_by is None or not holds(shared.scaled_where, config):
         return None
     source = block.get_submodule(shared.scaled_by)
     layers = [block.get_submodule(layer) for layer in shared.layers]
-    quantized = any(isinstance(module, QuantLinear) for module in [source, *layers])
-    if quantized or getattr(source, "weight", None) is None:
+    if any(isinstance(module, QuantLinear) for module in [source, *layers]):
         return None
-    in_features = weight_of(layers[0]).shape[1]
-    is_norm = source.weight.ndim == 1
-    channels = len(source.weight) if is_norm else weight_of(source).shape[0]
-    if channels != in_features:
+    if "weight" not in dict(source.named_parameters(recurse=False)):
         return None
-    if is_norm and not getattr(config, "do_layer_norm_before", True):
-        return None
-    if shared.scaled_by == "fc1" and config.activation_function != "relu":
-        return None
-    return source
+    channels = len(source.weight) if source.weight.ndim == 1 else weight_of(source).shape[0]
+    return source if channels == weight_of(layers[0]).shape[1] else None

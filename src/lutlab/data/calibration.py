@@ -13,7 +13,7 @@ import random
 from typing import TYPE_CHECKING
 
 from lutlab.data.protocols import KINDS, PROTOCOLS, protocol
-from lutlab.data.tokens import crops, encode
+from lutlab.data.tokens import crops, joined_ids
 from lutlab.errors import LutlabError
 from lutlab.specs import Text
 
@@ -55,19 +55,23 @@ def calibration_windows(
             f"{', '.join(known)}"
         )
     if rule.crops:
-        ids = crops(text, tokenizer, seqlen, samples, seed)
+        ids = torch.tensor(crops(text, tokenizer, seqlen, samples, seed))
     else:
-        ids = _stretches(text, encode(tokenizer, rule.join.join(text.rows)), samples, seqlen, seed)
-    return torch.tensor(ids, dtype=torch.int64).view(samples, seqlen)
+        ids = _stretches(
+            text, joined_ids(tokenizer, rule.join.join(text.rows)), samples, seqlen, seed
+        )
+    return ids.view(samples, seqlen)
 
 
-def _stretches(text: Text, ids: list[int], samples: int, seqlen: int, seed: int) -> list[int]:
+def _stretches(text: Text, ids: torch.Tensor, samples: int, seqlen: int, seed: int) -> torch.Tensor:
     """GPTQ's get_wikitext2: `samples` random stretches of `seqlen` ids of one long text, one after the other."""
     if len(ids) <= seqlen:
         raise LutlabError(
             f"'{text.protocol}' has {len(ids)} tokens, calibration draws windows of {seqlen} out of at least "
             f"{seqlen + 1} ({text.origin}): take a longer text or calibration.seqlen={len(ids) - 1} or less"
         )
+    import torch
+
     draw = random.Random(seed)
     starts = [draw.randint(0, len(ids) - seqlen - 1) for _ in range(samples)]
-    return [token for start in starts for token in ids[start : start + seqlen]]
+    return torch.cat([ids[start : start + seqlen] for start in starts])

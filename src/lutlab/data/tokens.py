@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from lutlab.data.protocols import KINDS, PROTOCOLS, protocol
@@ -17,6 +18,9 @@ from lutlab.specs import Text
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerBase
+
+_KEPT_TEXTS = 8  # of joined_ids: the texts of a table; GPTQ's longest is 20 MB of ids
+_kept: OrderedDict[tuple[int | None, str, bool, str], torch.Tensor] = OrderedDict()
 
 
 def token_stream(text: Text, tokenizer: PreTrainedTokenizerBase, seqlen: int) -> torch.Tensor:
@@ -45,9 +49,9 @@ def token_stream(text: Text, tokenizer: PreTrainedTokenizerBase, seqlen: int) ->
             f"{', '.join(streams)}"
         )
     if rule.crops:
-        ids = crops(text, tokenizer, seqlen, rule.windows, seed=0)
+        ids = torch.tensor(crops(text, tokenizer, seqlen, rule.windows, seed=0))
     else:
-        ids = encode(tokenizer, rule.join.join(text.rows))
+        ids = joined_ids(tokenizer, rule.join.join(text.rows))
         ids = ids[: rule.windows * seqlen] if rule.windows else ids
     ids = ids[: text.limit * seqlen] if text.limit else ids
     if len(ids) < seqlen:
@@ -55,7 +59,7 @@ def token_stream(text: Text, tokenizer: PreTrainedTokenizerBase, seqlen: int) ->
             f"'{text.protocol}' has {len(ids)} tokens, fewer than one window of {seqlen} ({text.origin}): "
             f"take a longer text or a window of at most {len(ids)}"
         )
-    return torch.tensor(ids, dtype=torch.int64)
+    return ids.clone()  # of the part alone; what joined_ids keeps stays as it is
 
 
 def examples(text: Text) -> tuple[str, ...]:
@@ -122,6 +126,31 @@ def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
             f"the tokenizer sets BOS (id {begin}) before an empty text but {ids[0]} before this one"
         )
     return ids
+
+
+def joined_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> torch.Tensor:
+    """Ids of one long text, as encode; a process tokenises it once for all models of one tokenizer.
+
+    Returns:
+        [T] int64, to be read only.
+
+    Raises:
+        LutlabError: as encode and tokenizer_sha256.
+    """
+    import torch
+
+    key = (
+        begin_id(tokenizer),  # checked of every tokenizer
+        tokenizer_sha256(tokenizer),
+        tokenizer.split_special_tokens,  # decides the ids of a text that spells <s>, and is no state of the backend
+        hashlib.sha256(text.encode()).hexdigest(),
+    )
+    if key not in _kept:
+        _kept[key] = torch.tensor(encode(tokenizer, text), dtype=torch.int64)
+    _kept.move_to_end(key)
+    while len(_kept) > _KEPT_TEXTS:
+        _kept.popitem(last=False)
+    return _kept[key]
 
 
 def crops(

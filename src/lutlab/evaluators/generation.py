@@ -11,7 +11,7 @@ from __future__ import annotations
 import statistics
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from lutlab.errors import LutlabError
 from lutlab.evaluators import context_length, evaluation_mode
@@ -100,12 +100,11 @@ def decode(model: PreTrainedModel, tokens: int) -> torch.Tensor:
     return torch.tensor(torch.cat(chosen, dim=1)[0].tolist())
 
 
-def kernels(model: PreTrainedModel) -> Any:
-    """What has multiplied the quantized layers since the last call, one name or several; torch's own where none is."""
+def kernels(model: PreTrainedModel) -> list[str]:
+    """Names of the kernels that have multiplied since the last call, the fact `kernel`; torch, if none is quantized."""
     from lutlab.modules import take_kernels
 
-    found = take_kernels(model)
-    return found[0] if len(found) == 1 else found or "torch matmul"
+    return take_kernels(model) or ["torch matmul"]
 
 
 def first_difference(model: PreTrainedModel, ids: torch.Tensor) -> int | None:

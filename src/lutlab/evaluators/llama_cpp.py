@@ -93,10 +93,11 @@ class LlamaCpp(Evaluator):
                 decoder.decode(first, self.tokens)
                 seconds.append(time.perf_counter() - began)
             decoder.close()
+        version = importlib.metadata.version("llama-cpp-python")
         facts = {
             "tokens": self.tokens,
             "prompt_tokens": 1,
-            "kernel": f"llama.cpp q4_0, llama-cpp-python {importlib.metadata.version('llama-cpp-python')}",
+            "kernel": [f"llama.cpp q4_0, llama-cpp-python {version}"],
             "threads": threads,
         }
         values = {"tokens_per_s": self.tokens / statistics.median(seconds)}

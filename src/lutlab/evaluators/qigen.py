@@ -74,9 +74,8 @@ class QIGen(Evaluator):
             )
         with _multiplying(packed):
             found = timed(model, self.tokens, self.repeats)
-        names = sorted({variant(weight) for weight in packed.values()})
         facts = {
-            "kernel": names[0] if len(names) == 1 else names,
+            "kernel": sorted({variant(weight) for weight in packed.values()}),
             "searched": all(
                 parameters(w.shape, w.bits, w.group_size).searched for w in packed.values()
             ),

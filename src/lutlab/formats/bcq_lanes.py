@@ -1,4 +1,4 @@
-"""BCQ planes as kernel R3 reads them: a lane of a warp owns 32 columns, and a warp reads one stream from front to back.
+"""BCQ planes as lane_tables.cu reads them: a lane of a warp has 32 columns, a warp reads one stream from front to back.
 
     W[n, k] ~ sum_b alpha_b[group of k, n] * B_b[n, k] + offset[group of k, n],  B_b in {-1, +1}      LUT-GEMM Eq. 2
 

@@ -67,3 +67,9 @@ def exact_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
     step = max(1, _CHECKED_WEIGHTS // weight.shape[1])
     return torch.cat([x.double() @ part.double().t() for part in weight.split(step)], dim=1)
+
+
+def relative_error(y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> float:
+    """|y - x W^T| / |x W^T| of y [M, N], the product of x [M, K] and weight [N, K] in float64."""
+    expected = exact_product(x, weight)
+    return float((y.double() - expected).norm() / expected.norm())

@@ -3,11 +3,12 @@
     model=product model.id=49152x12288      N x K, or N x K x M; M is 1 where it is not said
                   model.id=36864x12288+12288x12288    several in turn, as those of a layer, timed as one
     method   none: dense · rtn: uniform codes · bcq: binary codes, with an offset where method.offset says so
-    kernel   auto: the best of lutlab's for the device · lut_gemm: the papers' own, which is R0 on a GPU
+    kernel   auto: the best of lutlab's for the device · lut_gemm: the papers' own, on a GPU that is `paper`
              tensor_parallel_8: method=none on 8 GPUs, or any number of them (tensor_parallel.py)
              optq: 3-bit codes, dequantized inside the kernel, as OPTQ's does · int16: tables of 16 bits, on a CPU
              int8: 8-bit codes and activations by cuBLAS, or torch
-             r0, r1, …: a variant of the GPU kernel, with knobs of its own, as mu=4 +knobs.luts=4
+             paper (r0), float_sums (r1), …: a variant of the GPU kernel (kernels/README.md), with knobs of its own, as
+             mu=4 +knobs.luts=4
 
 contestants.py makes what is timed of it.
 """
@@ -17,6 +18,7 @@ from __future__ import annotations
 import re
 
 from lutlab.errors import LutlabError, nearest
+from lutlab.kernels.gpu.short_names import full_name
 from lutlab.specs import RunSpec
 
 KERNELS = ("auto", "lut_gemm", "optq", "int16", "int8")
@@ -79,7 +81,7 @@ def obstacle(spec: RunSpec) -> str:
         return _on_a_cpu(spec)
     if spec.kernel == "optq" and spec.dtype != "float16":
         return "lutlab's GPU kernel in the place of OPTQ's takes float16 activations only"
-    if variant_of(spec.kernel) == "r0" and spec.dtype == "bfloat16":
+    if variant_of(spec.kernel) == "paper" and spec.dtype == "bfloat16":
         return (
             "the papers' kernel computes in the dtype of x, float16 or float32, and not in bfloat16"
         )
@@ -94,7 +96,7 @@ def _check_variant(spec: RunSpec) -> None:
     if name not in lut_gemv.VARIANTS and spec.kernel in KERNELS:
         knob = spec.knobs[0][0]
         raise LutlabError(
-            f"kernel={spec.kernel} has no knob '{knob}': name a variant, as kernel=r0"
+            f"kernel={spec.kernel} has no knob '{knob}': name a variant, as kernel=paper"
         )
     if name not in lut_gemv.VARIANTS:
         known = [*KERNELS, *ABSENT, "tensor_parallel_2", *lut_gemv.VARIANTS]
@@ -104,7 +106,7 @@ def _check_variant(spec: RunSpec) -> None:
 
 def variant_of(kernel: str) -> str | None:
     """The GPU kernel's variant that a kernel is; None: the best one."""
-    return {"auto": None, "lut_gemm": "r0"}.get(kernel, kernel)
+    return {"auto": None, "lut_gemm": "paper"}.get(kernel, full_name(kernel))
 
 
 def gpus_of(spec: RunSpec) -> int:

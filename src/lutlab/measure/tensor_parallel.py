@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from lutlab.measure import contestants, drawn, products, ranks
 from lutlab.measure.contestants import Entrants
+from lutlab.measure.timed_row import TimedRow, cold_bytes
 from lutlab.measure.timing import COLD, Contestant, CpuTimer, GpuTimer, race, together
 from lutlab.specs import RunSpec
 
@@ -100,33 +101,33 @@ def share(spec: RunSpec, rank: Rank, kind: str = COLD) -> tuple[Shared, dict[str
     Raises:
         LutlabError: what was gathered is not the product.
     """
-    maker = contestants.Maker(alone(spec, rank), *contestants.cold_bytes(rank.device))
-    parts = [_fastest(maker, rank, shape, kind) for shape in products.shapes_of(spec)]
+    row = TimedRow(alone(spec, rank), *cold_bytes(rank.device))
+    parts = [_fastest(row, rank, shape, kind) for shape in products.shapes_of(spec)]
     whole, product = (together([getattr(p, n) for p in parts]) for n in ("whole", "product"))
-    return Shared(whole, product), maker.facts | _connection(rank)
+    return Shared(whole, product), row.facts | _connection(rank)
 
 
-def _fastest(maker: contestants.Maker, rank: Rank, shape: Shape, kind: str) -> Shared:
+def _fastest(row: TimedRow, rank: Rank, shape: Shape, kind: str) -> Shared:
     """In the layout that is faster with the gathering; all ranks choose the same, as their times are."""
-    if maker.cpu:
-        return _part(maker, rank, shape, "[N, K]")
-    both = [_part(maker, rank, shape, layout) for layout in ("[N, K]", "[K, N]")]
+    if row.cpu:
+        return _part(row, rank, shape, "[N, K]")
+    both = [_part(row, rank, shape, layout) for layout in ("[N, K]", "[K, N]")]
     wholes = [one.whole for one in both]
     race(wholes, Slowest(rank, GpuTimer(CALLS)), _CHOOSING_ROUNDS, (kind,))
     took = {one.name: one.seconds(kind) * 1e6 for one in wholes}
-    maker.facts.setdefault("shared_us", {})["x".join(map(str, shape))] = took
+    row.facts.setdefault("shared_us", {})["x".join(map(str, shape))] = took
     best = min(both, key=lambda one: took[one.whole.name])
     return Shared(dataclasses.replace(best.whole, rounds={}), best.product)
 
 
-def _part(maker: contestants.Maker, rank: Rank, shape: Shape, layout: str) -> Shared:
+def _part(row: TimedRow, rank: Rank, shape: Shape, layout: str) -> Shared:
     import torch
 
-    x, weight = (t.to(getattr(torch, maker.spec.dtype)) for t in drawn.operands(maker.spec, shape))
+    x, weight = (t.to(getattr(torch, row.spec.dtype)) for t in drawn.operands(row.spec, shape))
     mine = weight.chunk(rank.count)[rank.index]
     if layout == "[K, N]":
         mine = mine.t().contiguous().t()
-    copies = [mine.clone() for _ in range(maker.copies(mine.nbytes))]  # strides stay
+    copies = [mine.clone() for _ in range(row.copies(mine.nbytes))]  # strides stay
     part, y = (x.new_empty(rows, len(x)) for rows in (len(mine), len(weight)))  # y^T
 
     def multiply(copy: int) -> None:
@@ -141,7 +142,7 @@ def _part(maker: contestants.Maker, rank: Rank, shape: Shape, layout: str) -> Sh
     name = f"torch {dtype} {layout} on {rank.count} devices"
     gathered = Contestant(name, rank.count * mine.nbytes, len(copies), whole)
     product = Contestant(f"{name}, not gathered", gathered.bytes, len(copies), multiply)
-    return Shared(maker.checked(gathered, x, weight), product)
+    return Shared(row.checked(gathered, x, weight), product)
 
 
 def _connection(rank: Rank) -> dict[str, Any]:
@@ -161,7 +162,7 @@ def _connection(rank: Rank) -> dict[str, Any]:
 def facts_of(beside: dict[str, Any], shared: Shared, facts: dict[str, Any]) -> dict[str, Any]:
     """A record's facts of the shared product, and of those beside it on the first GPU."""
     errors = beside["relative_errors"] | facts["relative_errors"]
-    names = {"kernel": shared.whole.name, "best_kernel": shared.whole.name}
+    names = {"kernel": shared.whole.kernels(), "best_kernel": shared.whole.kernels()}
     return beside | facts | names | {"relative_errors": errors}
 
 

@@ -58,6 +58,7 @@ class Contestant:
         copies: of the weights.
         run: the call; its result is not looked at.
         rounds: seconds of a call by kind (cold, resident), one a round.
+        parts: the names of the products that it is together, each once; empty for a single one.
     """
 
     name: str
@@ -65,6 +66,11 @@ class Contestant:
     copies: int
     run: Callable[[int], object]
     rounds: dict[str, list[float]] = field(default_factory=dict)
+    parts: tuple[str, ...] = ()
+
+    def kernels(self) -> list[str]:
+        """Names of the kernels that multiply, each once: the fact `kernel` of a record."""
+        return list(self.parts) or [self.name]
 
     def seconds(self, kind: str = COLD) -> float:
         """Median over the rounds."""
@@ -104,9 +110,10 @@ def together(contestants: Sequence[Contestant]) -> Contestant:
         for one in contestants:
             one.run(copy % one.copies)
 
-    names = " + ".join(dict.fromkeys(one.name for one in contestants))
+    names = tuple(dict.fromkeys(one.name for one in contestants))
     size = sum(one.bytes for one in contestants)
-    return Contestant(names, size, max(one.copies for one in contestants), run)
+    copies = max(one.copies for one in contestants)
+    return Contestant(" + ".join(names), size, copies, run, parts=names)
 
 
 Timer = Callable[[Contestant, str], float]

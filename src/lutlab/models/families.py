@@ -1,18 +1,20 @@
-"""Where the decoder blocks and their linear layers are: a declarative map, one entry a `config.model_type`.
+"""The families that lutlab knows, and a model's blocks and linear layers by way of its family.
 
-The linear layers of `inputs` are quantized; `kept` and everything else (embeddings, norms, head) stay in full
-precision, as in the papers.
+The linear layers of a family's `inputs` are quantized; `kept` and everything else (embeddings, norms, head) stay in
+full precision, as in the papers.
 A layer's weight is read as [N, K] = [out_features, in_features]: GPT-2's Conv1D stores [K, N] and is transposed first,
 so that a group is always a run of *input* channels of one output.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from lutlab import registry
 from lutlab.errors import LutlabError, nearest
+from lutlab.models.contract import TASKS, Family, SharedInput, declare, holds
 
 if TYPE_CHECKING:
     import torch
@@ -20,66 +22,38 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
 
-@dataclass(frozen=True)
-class SharedInput:
-    """Linear layers of a block that read the same input, so that one Hessian serves them all.
-
-    Attributes:
-        kind: the sub-layer they belong to: `attention` or `feed_forward` (LUT-GEMM Fig. 13).
-        layers: their paths inside the block.
-        scaled_by: path of the module whose output channels are this input's channels, with nothing between them that
-            a scale per channel does not pass through (a norm; v_proj through the attention's weights; fc1 through
-            ReLU; up_proj through the gate's product). None where there is none.
-    """
-
-    kind: str
-    layers: tuple[str, ...]
-    scaled_by: str | None = None
+def _attention(*layers: str, **scaling: Any) -> SharedInput:
+    return SharedInput("attention", layers, **scaling)
 
 
-@dataclass(frozen=True)
-class Family:
-    """One architecture. `seqlen` is the evaluation window of the GPTQ protocol: a config field, at most `longest`.
-
-    blocks: path of the decoder's ModuleList; inputs: the linear layers of a block, in the order of the forward pass;
-    kept: linear layers outside the blocks, which the papers keep in full precision (some models lack them).
-    """
-
-    blocks: str
-    inputs: tuple[SharedInput, ...]
-    kept: tuple[str, ...] = ()
-    seqlen: str = "max_position_embeddings"
-    longest: int = 2048
-
-    @property
-    def linears(self) -> tuple[str, ...]:
-        """Paths of all linear layers inside a block, in the order of the forward pass."""
-        return tuple(layer for shared in self.inputs for layer in shared.layers)
+def _feed_forward(*layers: str, **scaling: Any) -> SharedInput:
+    return SharedInput("feed_forward", layers, **scaling)
 
 
-def _attention(*layers: str, scaled_by: str | None = None) -> SharedInput:
-    return SharedInput("attention", layers, scaled_by)
+_BEFORE = (("do_layer_norm_before", True),)  # 350m: a norm's output is the residual stream as well
 
-
-def _feed_forward(*layers: str, scaled_by: str | None = None) -> SharedInput:
-    return SharedInput("feed_forward", layers, scaled_by)
-
-
-FAMILIES = {
-    "opt": Family(
+declare(
+    Family(
+        model_types=("opt",),
         blocks="model.decoder.layers",
         inputs=(
             _attention(
                 "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",
-                scaled_by="self_attn_layer_norm",
+                scaled_by="self_attn_layer_norm", scaled_where=_BEFORE,
             ),
             _attention("self_attn.out_proj", scaled_by="self_attn.v_proj"),
-            _feed_forward("fc1", scaled_by="final_layer_norm"),
-            _feed_forward("fc2", scaled_by="fc1"),
+            _feed_forward("fc1", scaled_by="final_layer_norm", scaled_where=_BEFORE),
+            _feed_forward(
+                "fc2", scaled_by="fc1", scaled_where=(("activation_function", "relu"),)
+            ),
         ),
         kept=("model.decoder.project_in", "model.decoder.project_out", "lm_head"),  # 350m projects
-    ),
-    "llama": Family(
+    )
+)  # fmt: skip
+
+_LLAMA = declare(
+    Family(
+        model_types=("llama", "mistral"),
         blocks="model.layers",
         inputs=(
             _attention(
@@ -91,8 +65,19 @@ FAMILIES = {
             _feed_forward("mlp.down_proj", scaled_by="mlp.up_proj"),
         ),
         kept=("lm_head",),
-    ),
-    "gpt2": Family(
+    )
+)  # fmt: skip
+
+# Calibration calls every block with the arguments of the first: no window that slides in some blocks only.
+declare(
+    dataclasses.replace(
+        _LLAMA, model_types=("qwen2", "qwen3"), where=(("use_sliding_window", False),)
+    )
+)
+
+declare(
+    Family(
+        model_types=("gpt2",),
         blocks="transformer.h",
         inputs=(
             _attention("attn.c_attn", scaled_by="ln_1"),
@@ -103,8 +88,12 @@ FAMILIES = {
         kept=("lm_head",),
         seqlen="n_positions",
         longest=1024,
-    ),
-    "gpt_neo": Family(
+    )
+)
+
+declare(
+    Family(
+        model_types=("gpt_neo",),
         blocks="transformer.h",
         inputs=(
             _attention(
@@ -116,23 +105,38 @@ FAMILIES = {
             _feed_forward("mlp.c_proj"),
         ),
         kept=("lm_head",),
-    ),
-}  # fmt: skip
+    )
+)  # fmt: skip
 
 
 def family_of(config: PreTrainedConfig) -> Family:
-    """The family of a model. Raises LutlabError for an architecture that the map lacks."""
-    return family_named(config.model_type)
+    """The family of a model. Raises LutlabError for an architecture without one, or a variant that it does not fit."""
+    family = family_named(config.model_type)
+    if not holds(family.where, config):
+        found = {field: getattr(config, field) for field, _ in family.where}
+        raise LutlabError(
+            f"a '{config.model_type}' with {found} is not supported, only one with {dict(family.where)}: take another "
+            "model, or declare a family of your own for it (docs/architecture.md)"
+        )
+    return family
 
 
 def family_named(model_type: str) -> Family:
-    """The family of `model_type` as config.json has it. Raises LutlabError as family_of."""
-    if model_type not in FAMILIES:
+    """The family of `model_type` as config.json has it. Raises LutlabError for an architecture without one."""
+    known = registry.classes("family")
+    if model_type not in known:
         raise LutlabError(
-            f"no map of the linear layers of '{model_type}': {nearest(model_type, FAMILIES)}; "
-            "add an entry to models/families.py"
+            f"no family of models '{model_type}': {nearest(model_type, known)}; a family says where the linear layers "
+            "are, docs/architecture.md how one is added"
         )
-    return FAMILIES[model_type]
+    return known[model_type]
+
+
+def model_class(config: PreTrainedConfig) -> Any:
+    """The class of transformers that makes and loads models of this config, by the task of their family."""
+    import transformers
+
+    return getattr(transformers, TASKS[family_of(config).task])
 
 
 def evaluation_seqlen(config: PreTrainedConfig) -> int:

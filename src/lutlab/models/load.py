@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from lutlab.errors import LutlabError, nearest
 from lutlab.models import hub, streamed
-from lutlab.models.families import family_named, family_of
+from lutlab.models.families import family_named, family_of, model_class
 from lutlab.models.files import weight_files
 from lutlab.models.resident import Blocks, Resident
 from lutlab.models.spread import spread
@@ -178,11 +178,10 @@ def _layers(config: PreTrainedConfig, wanted: int | None) -> int:
 
 def _pretrained(folder: Path, config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
     from safetensors import SafetensorError
-    from transformers import AutoModelForCausalLM
 
     weight_files(folder)
     try:
-        model, info = AutoModelForCausalLM.from_pretrained(
+        model, info = model_class(config).from_pretrained(
             folder,
             config=config,
             dtype=dtype,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lutlab.errors import LutlabError
-from lutlab.models.families import decoder_blocks, family_of
+from lutlab.models.families import decoder_blocks, family_of, model_class
 from lutlab.models.shards import Shards
 
 if TYPE_CHECKING:
@@ -101,10 +101,9 @@ def skeleton(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
     By the model's `_init_weights`, which knows these buffers since transformers 5: its own loading rests on that too.
     """
     import torch
-    from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        model = model_class(config).from_config(config, dtype=dtype)
     for module in model.modules():
         for name in module._non_persistent_buffers_set:
             module._buffers[name] = torch.empty_like(module._buffers[name], device="cpu")

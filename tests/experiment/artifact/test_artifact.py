@@ -9,11 +9,11 @@ import pytest
 import yaml
 from hydra import compose, initialize_config_dir
 
-from lutlab import registry
+from lutlab import registry, sources
 from lutlab.data.protocols import PROTOCOLS
 from lutlab.errors import LutlabError
 from lutlab.experiment.artifact.artifact import Artifact, load_artifact
-from lutlab.experiment.artifact.catalog import EXPERIMENTS, ROOT, artifacts
+from lutlab.experiment.artifact.catalog import EXPERIMENTS, artifacts
 from lutlab.experiment.artifact.claims import judge
 from lutlab.experiment.artifact.outcome import OURS
 from lutlab.experiment.plan.plan import run_spec
@@ -65,7 +65,7 @@ def test_rows_compose(name: str) -> None:
     """A row of each method the registry has is a configuration; every model of every scale is a preset."""
     register_configs()
     artifact = load_artifact(name)
-    presets = {path.stem for path in (ROOT / "conf" / "model").glob("*.yaml")}
+    presets = {path.stem for path in (sources.folder("conf") / "model").glob("*.yaml")}
     methods = registry.classes("method")
     chosen = {}
     for scale in ("embedded", "small", "paper"):
@@ -74,7 +74,7 @@ def test_rows_compose(name: str) -> None:
             assert named["model"] in presets
             if scale == "embedded" and named["method"] in methods:
                 chosen[tuple(named)] = row
-    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+    with initialize_config_dir(str(sources.folder("conf")), version_base="1.3"):
         for row in chosen.values():
             assert run_spec(compose("config", ["device=cpu", *row.overrides])).q
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from hydra import compose, initialize_config_dir
 
+from lutlab import sources
 from lutlab.errors import LutlabError
 from lutlab.experiment.artifact.artifact import ColumnSpec
-from lutlab.experiment.artifact.catalog import ROOT
 from lutlab.experiment.plan import plan
 from lutlab.experiment.plan.settings import register_configs
 from lutlab.experiment.store.store import Store
@@ -17,7 +17,7 @@ from lutlab.experiment.store.store import Store
 
 def planned(tmp_path: Path, *overrides: str, **column: str) -> plan.PlannedCell:
     register_configs()
-    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+    with initialize_config_dir(str(sources.folder("conf")), version_base="1.3"):
         config = compose("config", [f"results={tmp_path}", "device=cpu", *overrides])
     spec = ColumnSpec(title="a", unit="b", **column)
     return plan._plan_cell(plan.run_spec(config), spec, config, Store(config.results))

@@ -6,9 +6,9 @@ import pytest
 from hydra import compose, initialize_config_dir
 from tests.command_line import CommandLine
 
+from lutlab import sources
 from lutlab.evaluators import kernel_latency
 from lutlab.evaluators.kernel_latency import KernelLatency
-from lutlab.experiment.artifact.catalog import ROOT
 from lutlab.experiment.plan import cost, ids, plan
 from lutlab.experiment.plan.plan import PlannedCell
 from lutlab.experiment.plan.settings import register_configs
@@ -34,7 +34,8 @@ def test_a_product_is_measured_once_and_reported(
     assert found.keys() == {"none", "bcq"}
     assert found["none"]["values"]["speedup_fp32"] == 1
     assert found["bcq"]["run"]["model"]["id"] == "96x80"
-    assert "bcq" in found["bcq"]["facts"]["kernel"]
+    (kernel,) = found["bcq"]["facts"]["kernel"]
+    assert "bcq" in kernel
     assert "synthetic-96x80" in outcome.out
     monkeypatch.setattr(KernelLatency, "measure", None)  # measuring anything now would fail
     assert command(*PRODUCT, SPEED, "method=none,bcq", "q=3", "g=16").out == outcome.out
@@ -105,13 +106,18 @@ def test_mistakes_are_messages(command: CommandLine, overrides: list[str], messa
 
 def test_the_choice_of_a_kernel_names_a_cell_and_no_choice_leaves_names_as_they_were() -> None:
     register_configs()
-    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+    with initialize_config_dir(str(sources.folder("conf")), version_base="1.3"):
         specs = [
             plan.run_spec(compose("config", [*PRODUCT[:3], "method=rtn", "q=3", *more]))
-            for more in ([], ["kernel=optq"], ["kernel=r0", "mu=4", "+knobs.luts=4"])
+            for more in (
+                [],
+                ["kernel=optq"],
+                ["kernel=paper", "mu=4", "+knobs.luts=4"],
+                ["kernel=r0", "mu=4", "+knobs.luts=4"],
+            )
         ]
-    auto, optq, r0 = (ids._run_identity(spec) for spec in specs)
+    auto, optq, paper, short = (ids._run_identity(spec) for spec in specs)
     assert "kernel" not in auto
     assert "knobs" not in auto
     assert optq == auto | {"kernel": "optq"}
-    assert r0 == auto | {"kernel": "r0", "knobs": (("luts", 4), ("mu", 4))}
+    assert short == paper == auto | {"kernel": "paper", "knobs": (("luts", 4), ("mu", 4))}

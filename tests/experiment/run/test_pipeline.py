@@ -16,8 +16,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests import wandb_offline
 from tests.command_line import QUICK, CommandLine, records, start
+from tests.experiment.store.test_store import RECORD
 
 from lutlab.evaluators.perplexity import Perplexity
+from lutlab.experiment.store.lines import write_lines
 from lutlab.experiment.store.store import Store
 from lutlab.models.load import EMBEDDED
 
@@ -252,6 +254,14 @@ def test_a_damaged_record_stops_the_run_by_name(command: CommandLine) -> None:
     victim.unlink()
     assert command(*QUICK).code == 0
     assert victim.exists()
+
+
+def test_a_run_never_writes_into_what_is_published(command: CommandLine) -> None:
+    published = write_lines(command.results / "paper/table1/records.jsonl", [RECORD])
+    outcome = command(*QUICK)
+    assert outcome.code == 2
+    assert "holds published artifacts" in outcome.err
+    assert [p for p in command.results.rglob("*") if p.is_file()] == [published]
 
 
 @pytest.mark.slow

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from lutlab import sources
 from lutlab.experiment.store import provenance
-from lutlab.experiment.store.provenance import checkout, environment, git_state, major_minor
+from lutlab.experiment.store.provenance import environment, git_state, major_minor
 
 
 def git(root: Path, *arguments: str) -> str:
@@ -70,23 +71,26 @@ def test_a_removed_file_is_seen(repository: Path) -> None:
     assert git_state(repository)["git_dirty"] is True
 
 
-def test_outside_of_a_checkout_nothing_is_known(tmp_path: Path, monkeypatch) -> None:
+def test_outside_of_a_repository_nothing_is_known(tmp_path: Path) -> None:
     nothing = {"git_commit": None, "git_dirty": None}
     assert git_state(None) == nothing
     assert git_state(tmp_path) == nothing
-    installed = (
-        tmp_path / "lib/site-packages/lutlab"
-    )  # of an environment inside somebody's repository
-    (tmp_path / ".git").mkdir()
-    monkeypatch.setattr(provenance, "_PACKAGE", installed)
-    assert checkout() is None
 
 
-def test_this_checkout_is_found() -> None:
-    root = Path(__file__).resolve().parents[3]
-    assert checkout() == (root if (root / ".git").exists() else None)
+def test_a_wheel_has_no_commit_even_inside_a_repository(repository: Path, monkeypatch) -> None:
+    monkeypatch.setattr(sources, "checkout", lambda: repository)
+    assert provenance.repository() == repository
+    installed = repository / "environment" / "lib"
+    installed.mkdir(parents=True)
+    for checkout in (None, installed):
+        monkeypatch.setattr(sources, "checkout", lambda found=checkout: found)
+        assert provenance.repository() is None
+
+
+def test_this_process_says_where_it_stands() -> None:
     known = environment()
-    assert known["git_dirty"] in ((True, False) if checkout() else (None,))
+    inside = provenance.repository() is not None
+    assert (known["git_commit"] is not None, known["git_dirty"] is not None) == (inside, inside)
 
 
 def test_git_is_asked_once_a_process(monkeypatch) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from lutlab import atomic
 from lutlab.errors import LutlabError
+from lutlab.experiment.store.lines import write_lines
 from lutlab.experiment.store.record import Record
 from lutlab.experiment.store.store import Store, content_id
 
@@ -87,6 +88,31 @@ def test_unwritable_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "records").write_text("a file, not a folder")
     with pytest.raises(LutlabError, match="cannot write"):
         Store(tmp_path).save(RECORD)
+
+
+def test_published_artifacts_are_read_and_never_written_to(tmp_path: Path) -> None:
+    other = dataclasses.replace(RECORD, cell_id="fedcba9876543210", n=7)
+    write_lines(tmp_path / "paper/table1/records.jsonl", [other])
+    write_lines(tmp_path / "paper/table2/records.jsonl", [other, RECORD])
+    store = Store(tmp_path)
+    assert store.load(RECORD.cell_id) == RECORD
+    assert store.load("0" * 16) is None
+    assert list(store.all().items()) == [(RECORD.cell_id, RECORD), (other.cell_id, other)]
+    with pytest.raises(LutlabError, match=r"holds published artifacts.*another results= folder"):
+        store.save(RECORD)
+    assert not store.folder.exists()
+
+
+def test_all_records_of_a_local_store(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    assert store.all() == {}
+    store.save(RECORD)
+    # what others published is not this machine's own
+    write_lines(tmp_path / "published/machine/paper/table1/records.jsonl", [RECORD])
+    assert store.all() == {RECORD.cell_id: RECORD}
+    store.path(RECORD.cell_id).write_text("{}")
+    with pytest.raises(LutlabError, match="damaged"):
+        store.all()
 
 
 def _save_many(root: str, worker: int) -> None:

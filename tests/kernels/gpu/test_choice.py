@@ -34,26 +34,35 @@ def model(**how):
 
 
 def test_the_model_prefers_who_takes_the_fewest_readings():
-    assert model(uniform=True) == model(uniform=True, m=16) == "r5"
-    assert model() == model(m=3) == model(g=32) == "r4"
-    assert model(m=4) == model(m=16) == model(m=2, g=32) == "r6"
-    assert model(m=5, x=F32, uniform=True) == "r6"
-    assert model(g=40) == "r0"
+    assert model(uniform=True) == model(uniform=True, m=16) == "uniform_mma"
+    assert model() == model(m=3) == model(g=32) == "bit_planes"
+    assert model(m=4) == model(m=16) == model(m=2, g=32) == "half_bits"
+    assert model(m=5, x=F32, uniform=True) == "half_bits"
+    assert model(g=40) == "paper"
 
 
 @pytest.mark.parametrize("q", [1, 3, 8])
 @pytest.mark.parametrize("x", [F16, F32])
 def test_the_model_counts_bytes(q, x):
     dense = q / 8 + 2 * x.itemsize
-    batch = lut_gemv.VARIANTS["r6"].batch(product(x=x))
+    batch = lut_gemv.VARIANTS["half_bits"].batch(product(x=x))
     for m in range(9, 600, 7):
         kernel = -(-m // batch) * q / 8
         assert (model(m=m, q=q, x=x) == DENSE) == (kernel > dense)
 
 
 def test_what_won_a_race_takes_the_place_of_the_model():
-    keep([raced({1: {"r3": 1.0, "r4": 2.0, DENSE: 9.0}, 8: {"r4": 3.0, DENSE: 2.5}})])
-    assert choose(product(), H200, "GPU") == ("r3", RACE)
+    keep(
+        [
+            raced(
+                {
+                    1: {"lane_tables": 1.0, "bit_planes": 2.0, DENSE: 9.0},
+                    8: {"bit_planes": 3.0, DENSE: 2.5},
+                }
+            )
+        ]
+    )
+    assert choose(product(), H200, "GPU") == ("lane_tables", RACE)
     for m in (2, 8, 1000):
         assert choose(product(m), H200, "GPU") == (DENSE, RACE)
     for other in (product(q=4), product(x=F32), product(uniform=True)):
@@ -62,23 +71,31 @@ def test_what_won_a_race_takes_the_place_of_the_model():
 
 
 def test_the_race_most_like_a_product_counts():
-    keep([raced({1: {"r3": 1.0}}), raced({1: {"r2": 1.0}}, g=32)])
-    keep([raced({1: {"r1": 1.0}}, shape=(49152, 12288))])
-    assert choose(product(), H200, "GPU")[0] == "r3"
-    assert choose(product(g=64, shape=(2048, 4096)), H200, "GPU")[0] in ("r3", "r2")
-    assert choose(product(g=32), H200, "GPU")[0] == "r2"
-    assert choose(product(shape=(28672, 8192)), H200, "GPU")[0] == "r1"
+    keep([raced({1: {"lane_tables": 1.0}}), raced({1: {"small_tables": 1.0}}, g=32)])
+    keep([raced({1: {"float_sums": 1.0}}, shape=(49152, 12288))])
+    assert choose(product(), H200, "GPU")[0] == "lane_tables"
+    assert choose(product(g=64, shape=(2048, 4096)), H200, "GPU")[0] in (
+        "lane_tables",
+        "small_tables",
+    )
+    assert choose(product(g=32), H200, "GPU")[0] == "small_tables"
+    assert choose(product(shape=(28672, 8192)), H200, "GPU")[0] == "float_sums"
+
+
+def test_a_race_of_before_has_short_names():
+    keep([raced({1: {"r3": 1.0, "r4": 2.0, DENSE: 9.0}})])
+    assert choose(product(), H200, "GPU") == ("lane_tables", RACE)
 
 
 def test_a_winner_that_cannot_take_the_product_is_passed_over():
-    keep([raced({1: {"r4": 1.0, "r0": 2.0, DENSE: 3.0}})])
-    assert choose(product(g=40), H200, "GPU") == ("r0", RACE)
+    keep([raced({1: {"bit_planes": 1.0, "paper": 2.0, DENSE: 3.0}})])
+    assert choose(product(g=40), H200, "GPU") == ("paper", RACE)
 
 
 def test_a_later_race_replaces_an_earlier_one():
-    keep([raced({1: {"r3": 1.0}})])
-    path = keep([raced({1: {"r2": 1.0}})])
-    assert choose(product(), H200, "GPU")[0] == "r2"
+    keep([raced({1: {"lane_tables": 1.0}})])
+    path = keep([raced({1: {"small_tables": 1.0}})])
+    assert choose(product(), H200, "GPU")[0] == "small_tables"
     assert path.read_text().count('"gpu"') == 1
 
 
@@ -86,7 +103,7 @@ def test_a_later_race_replaces_an_earlier_one():
     "text", ["{", "[1]", '{"a": "b"}', '[{"gpu": "GPU"}]', '[{"shape": [1, 2], "seconds": {}}]']
 )
 def test_damage_is_told(own_cache, caplog, text):
-    keep([raced({1: {"r1": 1.0}})]).write_text(text)
+    keep([raced({1: {"float_sums": 1.0}})]).write_text(text)
     choice._read.cache_clear()
     with caplog.at_level(logging.WARNING):
         assert choose(product(), H200, "GPU")[1] == MODEL

@@ -40,7 +40,7 @@ def inputs(rows, dtype=F32):
 @pytest.mark.parametrize("kind", WEIGHTS)
 def test_multiplies_few_rows_and_many(named_gpu, monkeypatch, kind, dtype):
     def few_are_two(case, gpu, name):
-        return ("r1" if case.m < 3 else choice.DENSE), choice.RACE
+        return ("float_sums" if case.m < 3 else choice.DENSE), choice.RACE
 
     monkeypatch.setattr(choice, "choose", few_are_two)
     packed = WEIGHTS[kind]()
@@ -51,7 +51,7 @@ def test_multiplies_few_rows_and_many(named_gpu, monkeypatch, kind, dtype):
         y = linear(x, bias)
         assert y.dtype == dtype
         assert relative_error(y.double() - 1, x, packed.dequantize()) < LIMITS[dtype]
-    assert list(linear.products) == [(dtype, "r1")]
+    assert list(linear.products) == [(dtype, "float_sums")]
     assert linear.describe(few=True).endswith(
         f", {str(dtype)[6:]} x, chosen by a race on this machine"
     )
@@ -68,7 +68,7 @@ def test_bfloat16_with_groups_that_only_r0_takes(named_gpu, g):
     y = linear(x)
     assert y.dtype == BF16
     assert relative_error(y, x, packed.dequantize()) < LIMITS[BF16]
-    assert "lut_gemv r0 (" in linear.describe(few=True)
+    assert "lut_gemv paper (" in linear.describe(few=True)
     assert "float32 x" in linear.describe(few=True)
 
 
@@ -78,10 +78,17 @@ def test_the_variant_goes_by_format_type_and_rows(named_gpu):
         for dtype in (F16, BF16, F32):
             for rows in (1, 16):
                 linear(inputs(rows, dtype))
-    assert list(codes.products) == [(F16, "r5"), (BF16, "r5"), (F32, "r4"), (F32, "r6")]
-    assert list(planes.products) == [(d, v) for d in (F16, BF16, F32) for v in ("r4", "r6")]
-    assert len(planes.weights) == 1, "r4 and r6 read the same layout"
-    assert "lut_gemv r5 (" in codes.describe(few=True)
+    assert list(codes.products) == [
+        (F16, "uniform_mma"),
+        (BF16, "uniform_mma"),
+        (F32, "bit_planes"),
+        (F32, "half_bits"),
+    ]
+    assert list(planes.products) == [
+        (d, v) for d in (F16, BF16, F32) for v in ("bit_planes", "half_bits")
+    ]
+    assert len(planes.weights) == 1, "bit_planes and half_bits read the same layout"
+    assert "lut_gemv uniform_mma (" in codes.describe(few=True)
     assert codes.describe(few=True).endswith("chosen by a model of bytes")
     assert not codes.few(inputs(4096))
     assert codes.describe(few=False).startswith("dequantize every call, cuBLAS (chosen by a model")
@@ -92,7 +99,9 @@ def test_a_graph_is_not_captured_with_what_was_never_called(named_gpu, monkeypat
     linear(inputs(1))
     monkeypatch.setattr(launcher, "capturing", lambda: True)
     linear(inputs(1))
-    with pytest.raises(LutlabError, match="a graph is being captured, and r4 has not multiplied"):
+    with pytest.raises(
+        LutlabError, match="a graph is being captured, and bit_planes has not multiplied"
+    ):
         linear(inputs(1, F16))
 
 
@@ -150,10 +159,10 @@ def test_a_layer_on_a_gpu_takes_it(named_gpu, monkeypatch):
     layer = QuantLinear(packed, torch.ones(N))
     x = inputs(2)
     assert relative_error(layer(x).double() - 1, x, packed.dequantize()) < 1e-6
-    assert layer.kernel.startswith("lut_gemv r")
+    assert layer.kernel.startswith("lut_gemv half_bits")
     assert torch.equal(copy.deepcopy(layer)(x), layer(x))
     assert layer.half()(x.half()).dtype == F16
-    assert layer.kernel.startswith("lut_gemv r5")
+    assert layer.kernel.startswith("lut_gemv uniform_mma")
 
 
 def test_a_layer_without_a_kernel_says_so(named_gpu, monkeypatch, caplog):

@@ -22,6 +22,7 @@ from lutlab.kernels.codegen import cuda
 from lutlab.kernels.gpu import lut_gemv
 from lutlab.kernels.gpu.lut_gemv import launcher, reference
 from lutlab.kernels.gpu.lut_gemv.variant import GPUS, H200, RTX_3090, Case, case
+from lutlab.kernels.gpu.short_names import SHORT_NAMES
 
 # ---- reference ----
 
@@ -62,10 +63,10 @@ def a_case(**changes):
 
 
 def test_the_first_that_takes_a_case_is_chosen_and_named(monkeypatch):
-    monkeypatch.setattr(lut_gemv, "PREFERENCE", ("r1", "r0"))
+    monkeypatch.setattr(lut_gemv, "PREFERENCE", ("float_sums", "paper"))
     for gpu in GPUS:
-        assert lut_gemv.choose(a_case(), gpu).name == "r1"
-        assert lut_gemv.choose(a_case(group_size=40), gpu).name == "r0"
+        assert lut_gemv.choose(a_case(), gpu).name == "float_sums"
+        assert lut_gemv.choose(a_case(group_size=40), gpu).name == "paper"
 
 
 def test_every_variant_has_its_name_and_its_place():
@@ -73,10 +74,18 @@ def test_every_variant_has_its_name_and_its_place():
     assert all(name == variant.name for name, variant in lut_gemv.VARIANTS.items())
 
 
+def test_a_short_name_is_another_word_for_a_variant():
+    assert list(SHORT_NAMES) == [f"r{number}" for number in range(7)]
+    assert ["optq", *SHORT_NAMES.values()] == list(lut_gemv.VARIANTS)
+    for short, name in SHORT_NAMES.items():
+        assert lut_gemv.variant(short) is lut_gemv.variant(name)
+
+
 def test_nothing_takes_an_old_gpu_and_every_reason_is_told():
     old = type(H200)("sm_75", 40, 65_536, 65_536)
     with pytest.raises(
-        LutlabError, match=r"r1: the GPU is sm_75: r1 needs sm_80.*r0: the GPU is sm_75"
+        LutlabError,
+        match=r"float_sums: the GPU is sm_75: float_sums needs sm_80.*paper: the GPU is sm_75",
     ):
         lut_gemv.choose(a_case(), old)
 
@@ -84,23 +93,23 @@ def test_nothing_takes_an_old_gpu_and_every_reason_is_told():
 def test_what_does_not_exist_is_refused_in_words():
     with pytest.raises(LutlabError, match=r"no kernel variant 'r9': .*known: "):
         lut_gemv.variant("r9")
-    with pytest.raises(LutlabError, match="r0 has no knob 'lut': did you mean 'luts'"):
-        lut_gemv.variant("r0").plan_for(a_case(), H200, {"lut": 3})
+    with pytest.raises(LutlabError, match="paper has no knob 'lut': did you mean 'luts'"):
+        lut_gemv.variant("paper").plan_for(a_case(), H200, {"lut": 3})
     with pytest.raises(LutlabError, match=r"mu=9: a table has 2\^mu entries"):
-        lut_gemv.variant("r0").plan_for(a_case(), H200, {"mu": 9})
+        lut_gemv.variant("paper").plan_for(a_case(), H200, {"mu": 9})
     knobs = {"slice": 1024, "table": "float"}
     with pytest.raises(
         LutlabError, match="131072 bytes of shared memory a block, sm_86 has 101376"
     ):
-        lut_gemv.variant("r1").plan_for(a_case(columns=4096), RTX_3090, knobs)
+        lut_gemv.variant("float_sums").plan_for(a_case(columns=4096), RTX_3090, knobs)
     with pytest.raises(LutlabError, match="blocks for 70000 rows of x and K=256"):
-        lut_gemv.variant("r1").plan_for(a_case(m=70_000), H200)
+        lut_gemv.variant("float_sums").plan_for(a_case(m=70_000), H200)
     with pytest.raises(
         LutlabError, match=r"x is torch.int8: the GPU kernels take float16, bfloat16 and float32"
     ):
         case(weight(4, 32, 1, -1), torch.int8)
-    with pytest.raises(LutlabError, match=r"x is torch.bfloat16: r0 computes in the dtype of x"):
-        lut_gemv.variant("r0").plan_for(a_case(x=torch.bfloat16), H200)
+    with pytest.raises(LutlabError, match=r"x is torch.bfloat16: paper computes in the dtype of x"):
+        lut_gemv.variant("paper").plan_for(a_case(x=torch.bfloat16), H200)
 
 
 # ---- launcher, with a GPU of this test's own making ----
@@ -158,7 +167,7 @@ def gpu(monkeypatch):
 
 
 @cuda_on_host.needs_nvrtc
-@pytest.mark.parametrize("name", ["r0", "r1"])
+@pytest.mark.parametrize("name", ["paper", "float_sums"])
 def test_a_bound_product_is_the_product(gpu, name):
     packed = weight(70, 200, 3, 32, alpha="f16", offset="f32", ordered=True)
     product = launcher.bind(packed, F16, "cuda", variant=name)
@@ -175,10 +184,10 @@ def test_a_bound_product_is_the_product(gpu, name):
 
 @cuda_on_host.needs_nvrtc
 @pytest.mark.parametrize(
-    ("name", "carved"), [("r0", [False]), ("r1", [True]), ("r4", [False, True])]
+    ("name", "carved"), [("paper", [False]), ("float_sums", [True]), ("bit_planes", [False, True])]
 )
 def test_shared_memory_is_asked_for_where_tables_or_rings_lie_in_it(gpu, name, carved):
-    knobs = {"launches": 2} if name == "r4" else {}
+    knobs = {"launches": 2} if name == "bit_planes" else {}
     launcher.bind(weight(64, 256, 2, 128), F16, variant=name, knobs=knobs).prepare(1)
     assert [kernel.carve for kernel in gpu] == carved
 
@@ -222,9 +231,9 @@ def test_a_kernel_is_loaded_with_its_attributes_on_its_device(carve, attributes,
 def test_the_record_says_what_runs(gpu):
     packed = weight(70, 200, 3, 40)
     assert launcher.bind(packed, F16).describe() == (
-        "lut_gemv r0 (mu=8, luts=8, rows=2048, threads=256), sm_90"
+        "lut_gemv paper (mu=8, luts=8, rows=2048, threads=256), sm_90"
     )
-    assert "luts=4" in launcher.bind(packed, F16, variant="r0", knobs={"luts": 4}).describe()
+    assert "luts=4" in launcher.bind(packed, F16, variant="paper", knobs={"luts": 4}).describe()
     json.dumps(launcher.bind(packed, F16).knobs)
 
 
@@ -273,7 +282,9 @@ def test_the_workspace_is_made_once(gpu, monkeypatch):
 
 @cuda_on_host.needs_nvrtc
 def test_a_copy_has_a_weight_of_its_own(gpu):
-    product = launcher.bind(weight(64, 96, 2, 32), F16, variant="r1", knobs={"threads": 128})
+    product = launcher.bind(
+        weight(64, 96, 2, 32), F16, variant="float_sums", knobs={"threads": 128}
+    )
     x = inputs(1, 96, F16)
     first, other = product(x), product.copy()
     product.weight.buffers["planes"].zero_()
@@ -285,8 +296,8 @@ def test_a_copy_has_a_weight_of_its_own(gpu):
 @cuda_on_host.needs_nvrtc
 def test_what_cannot_be_bound_is_refused_before_anything_is_done(gpu):
     packed = weight(64, 96, 2, 40)
-    with pytest.raises(LutlabError, match="g=40: r1 takes groups that are multiples of 32"):
-        launcher.bind(packed, F16, variant="r1")
+    with pytest.raises(LutlabError, match="g=40: float_sums takes groups that are multiples of 32"):
+        launcher.bind(packed, F16, variant="float_sums")
     with pytest.raises(LutlabError, match="belong to a variant: name it"):
         launcher.bind(packed, F16, knobs={"mu": 4})
     assert gpu == []
@@ -323,6 +334,6 @@ def test_importing_needs_no_gpu_and_no_cupy():
 
 @cuda_on_host.needs_nvrtc
 def test_every_source_that_is_compiled_is_kept_beside_its_cubin():
-    plan = lut_gemv.variant("r0").plan_for(a_case(), H200)
+    plan = lut_gemv.variant("paper").plan_for(a_case(), H200)
     text = cuda.source(plan.file, plan.parameters)
     assert (cuda.build(text, "test", "sm_90").path.parent / "kernel.cu").read_text() == text

@@ -8,7 +8,6 @@ describes the file for those who write one.
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from lutlab import registry
 from lutlab.errors import LutlabError, nearest
-from lutlab.experiment.artifact.catalog import EXPERIMENTS, LEAD_PAPER, artifacts, long_name
+from lutlab.experiment.artifact.catalog import artifacts, long_name
 from lutlab.experiment.artifact.outcome import OURS
 
 Scale = Literal["embedded", "small", "paper"]
@@ -231,17 +230,10 @@ def load_artifact(name: str) -> Artifact:
     Raises:
         LutlabError: unknown name (suggests the nearest), or the file does not describe a table.
     """
-    known = artifacts()
-    if name not in known:
-        raise LutlabError(f"unknown experiment '{name}': {nearest(name, known)}")
-    return _read(known[name])
-
-
-def _read(path: Path) -> Artifact:
-    data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    path = _file_of(name)
+    data = _mapping(path)
     if base := data.pop("same_as", None):
-        original = yaml.safe_load(artifacts()[base].read_text(encoding="utf-8"))
-        data = original | data
+        data = _mapping(_file_of(base)) | data
     if keep := data.pop("keep", None):
         _leave_out(data, keep)
     data.pop("shared", None)  # YAML anchors only
@@ -253,6 +245,23 @@ def _read(path: Path) -> Artifact:
         raise LutlabError(
             f"{path}: {where}: {first['msg']} ({error.error_count()} errors)"
         ) from error
+
+
+def _file_of(name: str) -> Path:
+    known = artifacts()
+    if name not in known:
+        raise LutlabError(f"unknown experiment '{name}': {nearest(name, known)}")
+    return known[name]
+
+
+def _mapping(path: Path) -> dict[str, Any]:
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise LutlabError(f"{path} is not YAML: {error}") from error
+    if not isinstance(data, dict):
+        raise LutlabError(f"{path} is no table: give its keys (experiments/README.md)")
+    return data
 
 
 def _leave_out(data: dict[str, Any], keep: list[str]) -> None:
@@ -287,11 +296,20 @@ _FREE_COLUMNS = {
 
 
 def free_columns(evaluate: list[str]) -> dict[str, ColumnSpec]:
-    """Columns of a sweep without an artifact, from `evaluate=[ppl:wikitext2, weight_error, …]`."""
+    """Columns of a sweep without an artifact, from `evaluate=[ppl:wikitext2, weight_error, …]`.
+
+    Raises:
+        LutlabError: no such evaluator, or a user's own, of which no column is known.
+    """
     columns = {}
     for item in evaluate:
         evaluator, _, text = item.partition(":")
         registry.lookup("evaluator", evaluator)
+        if evaluator not in _FREE_COLUMNS:
+            raise LutlabError(
+                f"evaluate={item}: no column is known for this evaluator; name its metric in a table of your own "
+                "(experiments=<folder>)"
+            )
         title, unit, metric, lower = _FREE_COLUMNS[evaluator]
         columns[item.replace(":", "_")] = ColumnSpec(
             title=f"{text} {title}".strip(),
@@ -303,25 +321,3 @@ def free_columns(evaluate: list[str]) -> dict[str, ColumnSpec]:
             lower_is_better=lower,
         )
     return columns
-
-
-def cite(key: str) -> str:
-    """`Park et al. 2023` from experiments/references.bib.
-
-    Raises:
-        LutlabError: no such entry.
-    """
-    bibliography = (EXPERIMENTS / "references.bib").read_text(encoding="utf-8")
-    entry = re.search(rf"@\w+\{{{re.escape(key)},(.*?)^\}}", bibliography, re.DOTALL | re.MULTILINE)
-    if entry is None:
-        raise LutlabError(f"experiments/references.bib has no entry '{key}'")
-    author = re.search(r"author\s*=\s*\{(\w+)", entry[1])[1]
-    year = re.search(r"year\s*=\s*\{(\d+)", entry[1])[1]
-    several = " et al." if " and " in entry[1] else ""
-    return f"{author}{several} {year}"
-
-
-def command_for(artifact: str) -> str:
-    """The command a reader types to get this table."""
-    paper, _, name = artifact.partition("/")
-    return f"python run.py +exp={name if paper == LEAD_PAPER else artifact}"

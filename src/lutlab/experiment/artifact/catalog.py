@@ -1,19 +1,58 @@
-"""Artifacts by name: a file experiments/<paper>/<artifact>.yaml is a choice of `+exp=` by being there."""
+"""Artifacts by name: a file experiments/<paper>/<artifact>.yaml is a choice of `+exp=` by being there.
+
+A user's own folder (`experiments=<folder>`) is added to lutlab's by add_folder, for the whole process.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[4]
-EXPERIMENTS = ROOT / "experiments"
+from lutlab import sources
+from lutlab.errors import LutlabError
+
+EXPERIMENTS = sources.folder("experiments")
 LEAD_PAPER = "lut-gemm-v3"  # its artifacts have short names: +exp=table4
+_folders = [EXPERIMENTS]
+
+
+def add_folder(folder: Path) -> None:
+    """Make the artifacts of a user's folder choices of `+exp=` too; adding it again changes nothing.
+
+    Raises:
+        LutlabError: no such folder, no artifact in it, or one whose name exists already.
+    """
+    folder = folder.expanduser().resolve()
+    if folder in _folders:
+        return
+    if not folder.is_dir():
+        raise LutlabError(
+            f"experiments={folder}: no such folder; give one with <paper>/<artifact>.yaml files"
+        )
+    own = sorted(folder.glob("*/*.yaml"))
+    if not own:
+        raise LutlabError(
+            f"experiments={folder} has no file <paper>/<artifact>.yaml, which would be its artifacts"
+        )
+    known = artifacts()
+    for path in own:
+        if taken := known.get(long_name(path)):
+            raise LutlabError(
+                f"the artifact {long_name(path)} is in two files: {taken} and {path}; rename yours"
+            )
+    _folders.append(folder)
 
 
 def artifacts() -> dict[str, Path]:
     """Every choice of +exp: `<paper>/<artifact>`, and the lead paper's artifacts by short name too."""
-    found = {f"{p.parent.name}/{p.stem}": p for p in sorted(EXPERIMENTS.glob("*/*.yaml"))}
+    files = [path for folder in _folders for path in sorted(folder.glob("*/*.yaml"))]
+    found = {long_name(path): path for path in files}
     lead = {p.stem: p for name, p in found.items() if name.startswith(f"{LEAD_PAPER}/")}
     return found | lead
+
+
+def bibliographies() -> list[Path]:
+    """The references.bib of every folder that has one."""
+    return [path for folder in _folders if (path := folder / "references.bib").is_file()]
 
 
 def artifact_groups() -> dict[str, list[str]]:
@@ -27,3 +66,14 @@ def artifact_groups() -> dict[str, list[str]]:
 def long_name(path: Path) -> str:
     """experiments/lut-gemm-v3/table4.yaml -> lut-gemm-v3/table4."""
     return f"{path.parent.name}/{path.stem}"
+
+
+def program() -> str:
+    """How this lutlab is called: `python run.py` in a checkout, `lutlab` where it is installed."""
+    return "python run.py" if sources.checkout() else "lutlab"
+
+
+def command_for(artifact: str) -> str:
+    """The command a reader types to get this table."""
+    paper, _, name = artifact.partition("/")
+    return f"{program()} +exp={name if paper == LEAD_PAPER else artifact}"

@@ -8,17 +8,17 @@ A check is a predicate (claims.py) over the columns of a small table of publishe
 from __future__ import annotations
 
 import functools
-from pathlib import Path
 
 import yaml
 from pydantic import BaseModel, ConfigDict
 
+from lutlab import sources
 from lutlab.errors import LutlabError
-from lutlab.experiment.artifact.artifact import cite, load_artifact
-from lutlab.experiment.artifact.catalog import EXPERIMENTS, ROOT
+from lutlab.experiment.artifact.artifact import load_artifact
+from lutlab.experiment.artifact.catalog import EXPERIMENTS
 from lutlab.experiment.artifact.claims import evaluate
+from lutlab.experiment.artifact.references import cite
 
-PAGE = ROOT / "docs" / "errata.md"
 SOURCE = EXPERIMENTS / "errata.yaml"
 HEAD = """# Errata
 
@@ -110,9 +110,16 @@ def _table(erratum: Erratum, outcomes: list[bool]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (heads, rule, *rows))
 
 
-def write(path: Path = PAGE) -> None:
-    """Write the page."""
-    path.write_text(page(), encoding="utf-8")
+def write() -> None:
+    """Write the page into the checkout.
+
+    Raises:
+        LutlabError: lutlab runs from an installed wheel, which has no page.
+    """
+    root = sources.checkout()
+    if root is None:
+        raise LutlabError("docs/errata.md is written in a checkout, and this is an installed wheel")
+    (root / "docs" / "errata.md").write_text(page(), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from lutlab.experiment.plan.settings import Config, evaluator_options
 from lutlab.experiment.store.record import Record
 from lutlab.experiment.store.store import Store, content_id
 from lutlab.groups import check_bits, check_group_size
+from lutlab.kernels.gpu.short_names import full_name
 from lutlab.quantizers.contract import Calibrated
 from lutlab.specs import CalibrationSpec, EvalSpec, ModelSpec, RunSpec, Sublayer, TextSpec
 
@@ -108,7 +109,7 @@ def run_spec(config: DictConfig) -> RunSpec:
         device=device,
         dtype=dtype,
         seed=config.seed,
-        kernel=config.kernel,
+        kernel=full_name(config.kernel),
         knobs=tuple(sorted(knobs.items())),
     )
 

@@ -101,6 +101,7 @@ class Config:
 
     `knobs` are those of the GPU kernel's variant that `kernel` names (kernels/lut_gemv); mu is one, as the papers call
     it. `evaluator` has the fields of each evaluator's class by its name: evaluator.kernel_latency.weights=resident.
+    `plugins` and `experiments` are a user's modules and folder of artifacts (additions.py), given on the command line.
     """
 
     artifact: str = ""
@@ -130,6 +131,8 @@ class Config:
     seed: int = 0
     logger: LoggerConfig = field(default_factory=LoggerConfig)
     results: str = "results"
+    plugins: list[str] = field(default_factory=list)
+    experiments: str | None = None
 
 
 def register_configs() -> None:

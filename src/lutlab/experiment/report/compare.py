@@ -12,7 +12,8 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from lutlab.data.protocols import PROTOCOLS
-from lutlab.experiment.artifact.artifact import Artifact, ColumnSpec, cite, command_for
+from lutlab.experiment.artifact.artifact import Artifact, ColumnSpec
+from lutlab.experiment.artifact.catalog import command_for, program
 from lutlab.experiment.artifact.claims import judge
 from lutlab.experiment.artifact.outcome import (
     FRONT,
@@ -24,6 +25,7 @@ from lutlab.experiment.artifact.outcome import (
     Row,
 )
 from lutlab.experiment.artifact.pareto import Point, front
+from lutlab.experiment.artifact.references import cite
 from lutlab.experiment.plan.plan import PlannedCell, PlannedRow
 
 
@@ -34,49 +36,81 @@ def tabulate(
     environment: Mapping[str, Any],
 ) -> ResultTable:
     """Published beside measured. `artifact` is None for a free sweep, which has only measured columns."""
-    columns = rows[0].columns
-    table_rows = tuple(_row(artifact, row, scale) for row in rows)
-    curve = _curve(artifact) if artifact else None
-    if curve and curve.front:
-        table_rows = _mark_fronts(table_rows, curve)
+    columns = tuple(_column(key, spec, rows[0]) for key, spec in rows[0].columns.items())
+    told = {row.key: [cell.evaluation.options_named for cell in row.cells.values()] for row in rows}
+    if artifact:
+        table_rows = [_row(artifact, row, scale) for row in rows]
+        return assemble(artifact, columns, table_rows, scale, told, environment)
     return ResultTable(
-        artifact=artifact.name if artifact else "sweep",
-        title=artifact.title if artifact else "Sweep",
-        citation=cite(artifact.citation) if artifact else "",
-        source=artifact.source if artifact else "no paper: a sweep of your own",
+        artifact="sweep",
+        title="Sweep",
+        citation="",
+        source="no paper: a sweep of your own",
         scale=scale,
-        command=command_for(artifact.name) if artifact else "python run.py …",
-        columns=tuple(_column(key, spec, rows[0]) for key, spec in columns.items()),
-        rows=table_rows,
-        claims=_claims(artifact, table_rows, scale, curve) if artifact else (),
-        notes=(*_notes(artifact, columns, scale), *_options(rows)),
+        command=f"{program()} …",
+        columns=columns,
+        rows=tuple(_row(None, row, scale) for row in rows),
+        claims=(),
+        notes=tuple(_options(told)),
         provenance=environment,
+    )
+
+
+def assemble(
+    artifact: Artifact,
+    columns: Sequence[Column],
+    rows: Sequence[Row],
+    scale: str,
+    told: Mapping[str, Sequence[str]],
+    provenance: Mapping[str, Any],
+) -> ResultTable:
+    """An artifact's table of these rows: the Pareto fronts found, the claims judged, the notes written.
+
+    Args:
+        artifact: whose rows they are.
+        columns: in the artifact's order.
+        rows: all of the table or some, not marked as on a front.
+        scale: embedded, small or paper.
+        told: row key -> the options of its evaluators, as the command line sets them.
+        provenance: where the measured numbers come from.
+    """
+    curve = _curve(artifact)
+    rows = _mark_fronts(rows, curve) if curve and curve.front else tuple(rows)
+    return ResultTable(
+        artifact=artifact.name,
+        title=artifact.title,
+        citation=cite(artifact.citation),
+        source=artifact.source,
+        scale=scale,
+        command=command_for(artifact.name),
+        columns=tuple(columns),
+        rows=rows,
+        claims=_claims(artifact, rows, scale, curve),
+        notes=(*_notes(artifact, scale), *_options(told)),
+        provenance=provenance,
         curve=curve,
     )
 
 
-def _notes(
-    artifact: Artifact | None, columns: Mapping[str, ColumnSpec], scale: str
-) -> Iterator[str]:
-    if artifact:
-        yield from artifact.notes
-        if absent := artifact.absent(scale):
-            yield f"not at scale {scale}, which has no model for it: {', '.join(absent)}"
-    for column in columns.values():
+def _notes(artifact: Artifact, scale: str) -> Iterator[str]:
+    yield from artifact.notes
+    if absent := artifact.absent(scale):
+        yield f"not at scale {scale}, which has no model for it: {', '.join(absent)}"
+    for column in artifact.columns.values():
         if column.cited:
             yield f"{column.title}: the paper cites these numbers from {cite(column.cited)}, it did not measure them"
         if column.note:
             yield f"{column.title}: {column.note}"
 
 
-def _options(rows: Sequence[PlannedRow]) -> list[str]:
-    """What evaluators were told, by row where rows differ."""
+def _options(told: Mapping[str, Sequence[str]]) -> list[str]:
+    """Options that evaluators were given, by row where rows differ."""
     said: dict[str, list[str]] = {}
-    for row in rows:
-        for name in {cell.evaluation.options_named for cell in row.cells.values()}:
-            said.setdefault(name, []).append(row.key)
+    for row, options in told.items():
+        for name in dict.fromkeys(options):
+            said.setdefault(name, []).append(row)
     return [
-        f"measured with {name}" + ("" if len(keys) == len(rows) else f": {', '.join(keys)}")
+        f"measured with {name}" + ("" if len(keys) == len(told) else f": {', '.join(keys)}")
         for name, keys in said.items()
         if name
     ]
@@ -122,18 +156,23 @@ def _mark_fronts(rows: Sequence[Row], curve: Curve) -> tuple[Row, ...]:
     )
 
 
-def _column(key: str, spec: ColumnSpec, row: PlannedRow) -> Column:
-    text = row.cells[key].evaluation.text
+def column_of(key: str, spec: ColumnSpec, measured_on: str) -> Column:
+    """A column of a table; `measured_on` labels the text really evaluated."""
     return Column(
         key=key,
         title=spec.title,
         unit=spec.unit,
         protocol=_protocol_label(spec.text),
-        measured_on=_protocol_label(text and text.protocol, text and text.limit),
+        measured_on=measured_on,
         published=spec.published,
         lower_is_better=spec.lower_is_better,
         cited=cite(spec.cited) if spec.cited else "",
     )
+
+
+def _column(key: str, spec: ColumnSpec, row: PlannedRow) -> Column:
+    text = row.cells[key].evaluation.text
+    return column_of(key, spec, _protocol_label(text and text.protocol, text and text.limit))
 
 
 def _protocol_label(protocol: str | None, limit: int | None = None) -> str:
@@ -212,7 +251,7 @@ def _verdict(
 def _claims(
     artifact: Artifact, rows: Sequence[Row], scale: str, curve: Curve | None
 ) -> tuple[ClaimResult, ...]:
-    """Rows left out of a partial run are undecidable, not unknown."""
+    """Judge every claim; rows left out of a partial run are undecidable, not unknown."""
     blank = {row.key: dict.fromkeys(artifact.columns) for row in artifact.rows(scale)}
     published = {
         row.key: {key: _number(cell.published) for key, cell in row.cells.items()} for row in rows

@@ -115,7 +115,7 @@ def lay_out(table: ResultTable) -> Layout:
         footnotes=foot.lines(),
         claims=tuple(view(claim) for claim in table.claims),
         notes=tuple(note for note in table.notes if not any(note in text for text in said)),
-        provenance=tuple(_flatten("", table.provenance)),
+        provenance=tuple(flatten("", table.provenance)),
     )
 
 
@@ -274,12 +274,12 @@ def _stand_ins(rows: Sequence[Row]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(pairs))
 
 
-def _flatten(prefix: str, value: object) -> list[tuple[str, str]]:
+def flatten(prefix: str, value: object) -> list[tuple[str, str]]:
     """Nested mappings as (dotted name, text) pairs, in the order given."""
     if not hasattr(value, "items"):
         return [(prefix, str(value))]
     return [
         pair
         for key, inner in value.items()
-        for pair in _flatten(f"{prefix}.{key}" if prefix else str(key), inner)
+        for pair in flatten(f"{prefix}.{key}" if prefix else str(key), inner)
     ]

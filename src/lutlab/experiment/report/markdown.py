@@ -3,14 +3,33 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from lutlab.experiment.report.parts import Grid, Layout
 
 
 def render(layout: Layout) -> str:
     """The whole report as one Markdown text."""
-    parts = [f"# {_escape(layout.title)}", _about(layout)]
+    head = [f"# {_escape(layout.title)}", "\n".join((*_paper(layout), *_measured(layout)))]
+    return _join([*head, *_body(layout, "##"), *_provenance(layout.provenance)])
+
+
+def render_variants(layouts: Mapping[str, Layout], provenance: Sequence[tuple[str, str]]) -> str:
+    """An artifact's reports on one page: a section a variant, and where the numbers of all of them come from."""
+    first = next(iter(layouts.values()))
+    parts = [f"# {_escape(first.title)}", *_paper(first)]
+    for name, layout in layouts.items():
+        parts += [f"## {_escape(name)}", "\n".join(_measured(layout)), *_body(layout, "###")]
+    return _join([*parts, *_provenance(provenance)])
+
+
+def _join(parts: Sequence[str]) -> str:
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _body(layout: Layout, heading: str) -> list[str]:
+    """Tables, claims and notes; `heading` is the mark of a heading, such as `##`."""
+    parts = []
     if layout.main.heads:
         parts += [
             _table(layout, layout.main, pairs=True),
@@ -18,28 +37,33 @@ def render(layout: Layout) -> str:
         ]
     if layout.reference.heads:
         parts += [
-            "## Published, not measured here",
+            f"{heading} Published, not measured here",
             _table(layout, layout.reference, pairs=False),
             _list(layout.reasons),
         ]
     if layout.claims:
-        parts += ["## Claims of the paper", _claims(layout)]
+        parts += [f"{heading} Claims of the paper", _claims(layout)]
     if layout.notes:
-        parts += ["## Notes", _list(layout.notes)]
-    if layout.provenance:
-        lines = [f"{name}: {value}" for name, value in layout.provenance]
-        parts += ["## Where the measured numbers come from", _list(lines)]
-    return "\n\n".join(part for part in parts if part) + "\n"
+        parts += [f"{heading} Notes", _list(layout.notes)]
+    return parts
 
 
-def _about(layout: Layout) -> str:
-    lines = [f"- Published numbers: {_escape(layout.paper)}"] if layout.paper else []
-    lines.append(f"- Measured numbers: `{layout.command}`, scale `{layout.scale}`")
+def _provenance(provenance: Sequence[tuple[str, str]]) -> list[str]:
+    lines = [f"{name}: {value}" for name, value in provenance]
+    return ["## Where the measured numbers come from", _list(lines)] if lines else []
+
+
+def _paper(layout: Layout) -> list[str]:
+    return [f"- Published numbers: {_escape(layout.paper)}"] if layout.paper else []
+
+
+def _measured(layout: Layout) -> list[str]:
+    lines = [f"- Measured numbers: `{layout.command}`, scale `{layout.scale}`"]
     if layout.stand_ins:
         lines.append(
             f"- **Stand-ins** (not comparable in value): {_escape('; '.join(layout.stand_ins))}"
         )
-    return "\n".join(lines)
+    return lines
 
 
 def _table(layout: Layout, grid: Grid, pairs: bool) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from lutlab.errors import LutlabError, nearest
 from lutlab.experiment.artifact.catalog import artifacts
+from lutlab.experiment.plan import additions
 from lutlab.experiment.plan.settings import register_configs
 
 
@@ -33,6 +34,7 @@ def run(main: Callable[[], None]) -> int:
         # conf/config.yaml says so too, but Hydra forgets that where an override is wrong, and blames the sweep instead
         sys.argv.append("--multirun")
     try:
+        sys.argv[1:] = additions.read(sys.argv[1:])
         register_configs()
         main()
     except MissingConfigException as error:

@@ -19,7 +19,7 @@ from lutlab import registry
 from lutlab.errors import LutlabError
 from lutlab.experiment.artifact.artifact import Artifact, ColumnSpec, free_columns, load_artifact
 from lutlab.experiment.artifact.outcome import ResultTable
-from lutlab.experiment.plan import plan, sweeping
+from lutlab.experiment.plan import additions, plan, sweeping
 from lutlab.experiment.plan.plan import PlannedCell, PlannedRow
 from lutlab.experiment.plan.resolve import cached_text
 from lutlab.experiment.plan.settings import evaluator_options
@@ -50,6 +50,8 @@ def sweep(arguments: Sequence[str], compose: Compose, launch: Launch) -> None:
     failed = 0
     for request in sweeping.parse(arguments):
         first = compose(request.arguments)
+        if first.mode.name == "run":
+            Store(first.results).check_writable()
         overrides = sweeping.rows_of(request, first.scale, list(first.rows))
         configs = [compose(row.overrides) for row in overrides]
         planned = _plan(request.artifact, overrides, configs)
@@ -180,6 +182,7 @@ def run_row(config: DictConfig) -> None:
     """
     import torch
 
+    additions.add(config.plugins, config.experiments)  # this process may be another than the user's
     if config.threads:
         torch.set_num_threads(config.threads)
     artifact = load_artifact(config.artifact) if config.artifact else None

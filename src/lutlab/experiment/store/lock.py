@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import fnmatch
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from lutlab import sources
 from lutlab.atomic import write_atomically
 from lutlab.errors import LutlabError, nearest
-from lutlab.experiment.store import components, golden, provenance
+from lutlab.experiment.store import components, golden
 
 FILE = "tests/components.lock.json"
 COMMAND = "make lock"
@@ -47,7 +49,7 @@ def path() -> Path:
     Raises:
         LutlabError: lutlab does not run from a checkout.
     """
-    root = provenance.checkout()
+    root = sources.checkout()
     if root is None:
         raise LutlabError("the lock is of a checkout, and lutlab runs from an installed package")
     return root / FILE
@@ -144,6 +146,13 @@ def write(file: Path, lock: Lock) -> None:
     write_atomically(file, f"{text}\n".encode())
 
 
+def _matching(pattern: str, names: Collection[str]) -> list[str]:
+    found = fnmatch.filter(names, pattern)
+    if not found:
+        raise LutlabError(f"unknown component '{pattern}': {nearest(pattern, names)}")
+    return found
+
+
 def told(reasons: Mapping[str, str]) -> str:
     """One line a component."""
     return "\n".join(f"{name}: {reason}" for name, reason in reasons.items())
@@ -157,14 +166,12 @@ def main(arguments: list[str] | None = None) -> int:
         nargs="+",
         default=[],
         metavar="component",
-        help="its source moved, it has no golden cell, and its numbers are the same",
+        help="its source moved, it has no golden cell, and its numbers are the same; patterns as kernel/*",
     )
-    unchanged = parser.parse_args(arguments).unchanged
+    patterns = parser.parse_args(arguments).unchanged
     try:
         old, new = read(path()), now()
-        for name in unchanged:
-            if name not in new.components:
-                raise LutlabError(f"unknown component '{name}': {nearest(name, new.components)}")
+        unchanged = [name for pattern in patterns for name in _matching(pattern, new.components)]
         if reasons := refusals(old, new, unchanged):
             raise LutlabError(f"the lock stays as it was\n{told(reasons)}")
     except LutlabError as error:

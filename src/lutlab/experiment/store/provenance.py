@@ -10,7 +10,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-_PACKAGE = Path(__file__).resolve().parents[2]
+from lutlab import sources
+
 # Folders of a checkout whose files can decide a number.
 _DECIDING = ("src", "kernels", "experiments", "conf")
 _LIBRARIES = ("lutlab", "torch", "transformers", "tokenizers", "datasets", "numpy", "hydra-core")
@@ -23,9 +24,8 @@ def environment() -> dict[str, Any]:
     """Commit and dirty flag, library versions, device and threads of this process."""
     import torch
 
-    root = checkout()
     cuda = torch.cuda.is_available()
-    return git_state(root) | {
+    return git_state(repository()) | {
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
         "cpu": _cpu_name(),
@@ -38,11 +38,10 @@ def environment() -> dict[str, Any]:
     }
 
 
-def checkout() -> Path | None:
-    """The top of the checkout that this package runs from; None where it is installed."""
-    root = _PACKAGE.parents[1]
-    here = (root / ".git").exists() and root / "src" / "lutlab" == _PACKAGE
-    return root if here else None
+def repository() -> Path | None:
+    """The top of lutlab's own repository, if it runs from there; git would also find one that lies around it."""
+    root = sources.checkout()
+    return root if root and (root / ".git").exists() else None
 
 
 def git_state(root: Path | None) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """A file below kernels/cuda and its parameters -> CUDA source -> a cubin for a named architecture, by NVRTC.
 
-    source("lut_gemv/r0.cu", {"MU": 8})   the file, its includes and the parameters in front, as #define: one text
-    build(text, "lut_gemv-r0", "sm_90")   <cache>/codegen/cuda-<name>-<arch>-<key>/kernel.cu, .cubin, .json
+    source("lut_gemv/paper.cu", {"MU": 8})   the file, its includes and the parameters in front, as #define: one text
+    build(text, "lut_gemv-paper", "sm_90")   <cache>/codegen/cuda-<name>-<arch>-<key>/kernel.cu, .cubin, .json
 
 Compiling needs CuPy, NVRTC and CUDA's headers, but no GPU and no driver: wheels hold all three. It is what runs on a
 GPU, too: CuPy loads the cubin. So denormals are kept (CuPy's own compilation adds -ftz=true), and names with a letter
@@ -20,12 +20,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from lutlab import sources
 from lutlab.atomic import write_atomically
 from lutlab.errors import LutlabError
 from lutlab.kernels.codegen.library import cache_folder, writable
 
 log = logging.getLogger(__name__)
-ROOT = Path(__file__).resolve().parents[4] / "kernels" / "cuda"
+ROOT = sources.folder("kernels") / "cuda"
 OPTIONS = ("-std=c++17", "-lineinfo", "--ptxas-options=-v")
 _INCLUDE = re.compile(r'^#include "(?P<file>[^"]+)"$')
 
@@ -56,7 +57,7 @@ def source(file: str, parameters: Mapping[str, int | str], root: Path = ROOT) ->
     """One text to compile, with CUDA or, in tests, as C++.
 
     Args:
-        file: below kernels/cuda, as "lut_gemv/r0.cu".
+        file: below kernels/cuda, as "lut_gemv/paper.cu".
         parameters: name -> number, or a word of C (a type); put in front as #define in their order.
         root: the folder of the files.
 

@@ -10,10 +10,12 @@ import functools
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lutlab import sources
+
 if TYPE_CHECKING:
     import jinja2
 
-ROOT = Path(__file__).resolve().parents[4] / "kernels" / "cpu"
+ROOT = sources.folder("kernels") / "cpu"
 
 
 def render(template: str, **parameters: object) -> str:

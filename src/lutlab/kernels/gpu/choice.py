@@ -23,6 +23,7 @@ from lutlab.atomic import write_atomically
 from lutlab.kernels.codegen.library import cache_folder, writable
 from lutlab.kernels.gpu import lut_gemv
 from lutlab.kernels.gpu.lut_gemv.variant import Case, Gpu
+from lutlab.kernels.gpu.short_names import full_name
 
 log = logging.getLogger(__name__)
 DENSE = "dense"  # dequantize, then cuBLAS
@@ -142,9 +143,11 @@ def _read(path: Path) -> list[Race]:
 
 
 def _race(shape: list[int], seconds: dict[str, dict[str, float]], **same: Any) -> Race:
-    """From JSON, which knows neither tuples nor numbers as keys."""
+    """From JSON, which knows neither tuples nor numbers as keys; races of before have short names."""
     if not seconds:
         raise ValueError("a race without seconds")
     rows, columns = shape
-    by_rows = {int(m): {str(name): float(s) for name, s in of.items()} for m, of in seconds.items()}
+    by_rows = {
+        int(m): {full_name(name): float(s) for name, s in of.items()} for m, of in seconds.items()
+    }
     return Race(shape=(int(rows), int(columns)), seconds=by_rows, **same)

@@ -3,7 +3,7 @@
     few rows of x    a variant of lut_gemv that takes format, dtype and GPU; which one: choice.py
     many rows        dequantize once a call, torch.matmul (cuBLAS); from how many rows on: choice.py
     bfloat16 x       with groups that are no whole words of 32: few rows are multiplied in float32 and rounded back, as
-                     r0, which alone takes such groups, computes in the dtype of x, and not in bfloat16
+                     paper, which alone takes such groups, computes in the dtype of x, and not in bfloat16
 
 torch.ops.lutlab.lut_gemv and torch.ops.lutlab.dequantize_bcq are what torch.compile and CUDA graphs see. They pass no
 gradients. What cannot run raises LutlabError before any launch; nothing takes its place.

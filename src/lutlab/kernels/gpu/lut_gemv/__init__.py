@@ -9,28 +9,58 @@ runs; a variant that cannot take a case says why, and nobody takes its place una
 from __future__ import annotations
 
 from lutlab.errors import LutlabError, nearest
-from lutlab.kernels.gpu.lut_gemv import optq, r0, r1, r2, r3, r4, r5, r6
+from lutlab.kernels.gpu.lut_gemv import (
+    bit_planes,
+    float_sums,
+    half_bits,
+    lane_tables,
+    optq,
+    paper,
+    small_tables,
+    uniform_mma,
+)
 from lutlab.kernels.gpu.lut_gemv.variant import Case, Gpu, Variant
+from lutlab.kernels.gpu.short_names import full_name
 
-# In the order of idea; optq is a baseline, and never chosen.
-VARIANTS = {module.VARIANT.name: module.VARIANT for module in (optq, r0, r1, r2, r3, r4, r5, r6)}
-# What `choose` takes of those that take equally many readings, the best first.
-PREFERENCE = ("r5", "r4", "r3", "r6", "r2", "r1", "r0")
+# By name, in the order of idea; optq is a baseline, and never chosen.
+VARIANTS = {
+    module.VARIANT.name: module.VARIANT
+    for module in (
+        optq,
+        paper,
+        float_sums,
+        small_tables,
+        lane_tables,
+        bit_planes,
+        uniform_mma,
+        half_bits,
+    )
+}
+# The variants that `choose` may take, the best first of those that take equally many readings.
+PREFERENCE = (
+    "uniform_mma",
+    "bit_planes",
+    "lane_tables",
+    "half_bits",
+    "small_tables",
+    "float_sums",
+    "paper",
+)
 
 
 def variant(name: str) -> Variant:
-    """By name.
+    """A variant by its name or its short name.
 
     Raises:
         LutlabError: there is none of this name.
     """
-    if name not in VARIANTS:
+    if full_name(name) not in VARIANTS:
         raise LutlabError(f"no kernel variant '{name}': {nearest(name, VARIANTS)}")
-    return VARIANTS[name]
+    return VARIANTS[full_name(name)]
 
 
 def choose(case: Case, gpu: Gpu) -> Variant:
-    """The best variant that can run a case on a GPU: who takes the fewest readings of the weights, by the model.
+    """The best variant that can run a case on a GPU: that of the fewest readings of the weights, by the model.
 
     Raises:
         LutlabError: none can; with each one's reason.

@@ -160,7 +160,7 @@ Knobs = Mapping[str, int | str]
 class Variant:
     """A kernel.
 
-    name: as `r0`; idea: half a sentence for tables; knobs: what may be swept, with defaults; pack: from the plain
+    name: as `paper`; idea: half a sentence for tables; knobs: what may be swept, with defaults; pack: from the plain
     layout; refuses: why it cannot take a case with these knobs, a sentence with a cure, or None; plan: how it runs
     one; least_arch: 80 is sm_80; deterministic: whether y is the same to the last bit in every run;
     batch: rows of x that take, by the model, hardly longer than one reading of the weights, of a case with many.

@@ -1,0 +1,93 @@
+"""A user's additions from outside the package: modules (`plugins=`) and artifacts (`experiments=<folder>`).
+
+    plugins=my_methods,my_metrics experiments=../my-tables
+
+What they register are Hydra choices, so they are read from the command line before Hydra composes anything. They are
+fields of the configuration too: a job's overrides carry them to a launcher's worker, which adds them once more.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import traceback
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from lutlab import registry
+from lutlab.errors import LutlabError
+from lutlab.experiment.artifact import catalog
+
+
+def add(plugins: Iterable[str], experiments: str | None) -> None:
+    """Import a user's modules and add a user's artifacts; what is known already stays as it is.
+
+    Args:
+        plugins: dotted names, looked for where Python looks, then in the current directory.
+        experiments: a folder of <paper>/<artifact>.yaml, or None.
+
+    Raises:
+        LutlabError: a module cannot be imported, the folder is missing or names an artifact that exists.
+    """
+    for name in plugins:
+        _import(name)
+    if experiments is not None:
+        catalog.add_folder(Path(experiments))
+
+
+def read(arguments: Sequence[str]) -> list[str]:
+    """Add what a command line names; returns its arguments with `plugins=a,b` as the list `plugins=[a,b]`.
+
+    Hydra would take values with commas between them for a sweep.
+
+    Raises:
+        LutlabError: as of add, or `experiments=` names several folders.
+        hydra.errors.OverrideParseException: a value that Hydra's grammar cannot read.
+    """
+    found: dict[str, list[str]] = {"plugins": [], "experiments": []}
+    kept = []
+    for argument in arguments:
+        key = argument.partition("=")[0].lstrip("+")
+        if key in found:
+            found[key] = _values(argument)
+        kept.append(f"plugins=[{','.join(found[key])}]" if key == "plugins" else argument)
+    if len(found["experiments"]) > 1:
+        raise LutlabError(f"experiments={','.join(found['experiments'])}: give one folder")
+    add(found["plugins"], next(iter(found["experiments"]), None))
+    return kept
+
+
+def _values(argument: str) -> list[str]:
+    """`plugins=a`, `plugins=a,b` and `plugins=[a,b]` -> the names; `plugins=null` -> none."""
+    override = OverridesParser.create().parse_override(argument)
+    if override.is_sweep_override():
+        return list(override.sweep_string_iterator())
+    value = override.value()
+    if value is None:
+        return []
+    return [str(item) for item in value] if isinstance(value, list) else [str(value)]
+
+
+def _import(name: str) -> None:
+    """Import after lutlab's own classes, so that a name taken twice is the user's to change."""
+    for group in registry.PACKAGES:
+        registry.classes(group)
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)  # kept: what a plugin imports later, and workers, need it as well
+    try:
+        importlib.import_module(name)
+    except Exception as error:
+        raise LutlabError(
+            f"plugins={name} cannot be imported: {type(error).__name__}: {error}{_place(error)}; a plugin is a module "
+            "in the current directory, on PYTHONPATH or installed"
+        ) from error
+
+
+def _place(error: Exception) -> str:
+    """` (<file>, line <n>)` in the user's code, where an import failed; empty where none of it ran."""
+    frames = traceback.extract_tb(error.__traceback__)[2:]  # after ours and importlib's
+    own = [frame for frame in frames if not frame.filename.startswith("<frozen")]
+    return f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""

@@ -1,0 +1,195 @@
+"""A published artifact: all its variants of one machine in three files, the first two of which make everything else.
+
+    <machine>/<paper>/<artifact>/records.jsonl    the numbers, a record a line (store/lines.py)
+                                 table.csv        which record stands in which cell of which variant, with its verdict
+                                 table.md         the page
+
+A variant is the artifact on other texts, models or options; its name begins with its scale (plan/sweeping.variant).
+A page or a picture needs neither the models nor the texts, nor that this code would give the cells the same ids.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lutlab.atomic import write_atomically
+from lutlab.errors import LutlabError
+from lutlab.experiment.artifact.artifact import Artifact, ArtifactRow, load_artifact
+from lutlab.experiment.artifact.outcome import Cell, ResultTable, Row
+from lutlab.experiment.report import compare, csv, markdown
+from lutlab.experiment.report.layout import flatten, lay_out
+from lutlab.experiment.store import lines
+from lutlab.experiment.store.record import Record
+from lutlab.specs import EvalSpec
+
+TABLE, PAGE = "table.csv", "table.md"
+
+
+@dataclass(frozen=True)
+class Published:
+    """An artifact as it is published.
+
+    Attributes:
+        artifact: its long name.
+        cells: variant -> the rows of table.csv by the names of its header, without the variant.
+        records: cell id -> record, of all variants.
+    """
+
+    artifact: str
+    cells: Mapping[str, Sequence[Mapping[str, str]]]
+    records: Mapping[str, Record]
+
+    def tables(self, commands: Mapping[str, str]) -> dict[str, ResultTable]:
+        """Variant -> its table, numbers from the records.
+
+        Args:
+            commands: variant -> the command that measures it, where that is not the artifact's plain one.
+
+        Raises:
+            LutlabError: the cells are not of the artifact as it is today, or not those of the records.
+        """
+        artifact = load_artifact(self.artifact)
+        found = {
+            variant: _table(artifact, variant, cells, self.records)
+            for variant, cells in self.cells.items()
+        }
+        return {
+            variant: dataclasses.replace(table, command=commands.get(variant, table.command))
+            for variant, table in found.items()
+        }
+
+
+def read(folder: Path) -> Published:
+    """The artifact published in `<paper>/<artifact>` of a machine's folder.
+
+    Raises:
+        LutlabError: one of its files is not there, or a record is damaged.
+    """
+    try:
+        cells = csv.parse((folder / TABLE).read_text(encoding="utf-8"))
+        records = lines.read_lines(folder / lines.NAME)
+    except FileNotFoundError as error:
+        raise LutlabError(
+            f"{error.filename} is not there: a published artifact is {lines.NAME} and {TABLE}; restore it with git"
+        ) from error
+    return Published("/".join(folder.parts[-2:]), by_variant(cells), records)
+
+
+def by_variant(cells: Iterable[Mapping[str, str]]) -> dict[str, list[dict[str, str]]]:
+    """Variant -> its cells, from the rows of a published table.csv."""
+    found: dict[str, list[dict[str, str]]] = collections.defaultdict(list)
+    for cell in cells:
+        found[cell["variant"]].append({k: v for k, v in cell.items() if k != "variant"})
+    return dict(found)
+
+
+def write(published: Published, folder: Path, commands: Mapping[str, str]) -> list[Path]:
+    """Write the three files into `folder`, records last; raises LutlabError as `tables`, before anything is written."""
+    tables = published.tables(commands)
+    used = {cell["cell_id"] for cells in published.cells.values() for cell in cells}
+    records = [record for cell, record in published.records.items() if cell in used]
+    layouts = {variant: lay_out(table) for variant, table in tables.items()}
+    page = markdown.render_variants(layouts, flatten("", summary(records)))
+    return [
+        write_atomically(folder / PAGE, page.encode()),
+        write_atomically(folder / TABLE, csv.render_variants(tables).encode()),
+        lines.write_lines(folder / lines.NAME, records),
+    ]
+
+
+def summary(records: Sequence[Record]) -> dict[str, str]:
+    """Where records come from: each fact of their provenance, with how many records say so where they differ."""
+    said: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+    for record in records:
+        for name, value in flatten("", record.provenance):
+            said[name][value] += 1
+    times = sorted(said.pop("measured_at", ()))
+    facts = {"records": str(len(records))}
+    for name, values in said.items():
+        several = len(values) > 1 or values.total() < len(records)
+        told = [f"{v} ({n})" if several else v for v, n in values.most_common()]
+        facts[name] = ", ".join(told)
+    return facts | ({"measured_at": f"{times[0]} to {times[-1]}"} if times else {})
+
+
+def _table(
+    artifact: Artifact,
+    variant: str,
+    cells: Sequence[Mapping[str, str]],
+    records: Mapping[str, Record],
+) -> ResultTable:
+    scale = variant.partition("-")[0]
+    known = {row.key: row for row in artifact.rows(scale)}
+    by_row = {key: list(some) for key, some in itertools.groupby(cells, lambda cell: cell["row"])}
+    gone = [cell for cell in cells if cell["row"] not in known]
+    gone += [cell for cell in cells if cell["column"] not in artifact.columns]
+    if gone:
+        raise LutlabError(
+            f"published {artifact.name} ({variant}) has {gone[0]['row']}.{gone[0]['column']}, which the artifact no "
+            "longer has: publish it again (make publish)"
+        )
+    measured_on = {cell["column"]: cell["measured_on"] for cell in cells}
+    columns = [
+        compare.column_of(key, spec, measured_on.get(key, ""))
+        for key, spec in artifact.columns.items()
+    ]
+    rows = [_row(artifact, known[key], some, records) for key, some in by_row.items()]
+    told = {
+        key: [_options(records.get(c["cell_id"])) for c in some] for key, some in by_row.items()
+    }
+    return compare.assemble(artifact, columns, rows, scale, told, {})
+
+
+def _row(
+    artifact: Artifact,
+    row: ArtifactRow,
+    cells: Sequence[Mapping[str, str]],
+    records: Mapping[str, Record],
+) -> Row:
+    published = artifact.numbers().get(row.key, {})
+    found = {cell["column"]: cell for cell in cells}
+    said = {
+        key: _cell(artifact, found[key], published.get(key), records)
+        if key in found
+        else Cell(key, published.get(key), None, "not run", "not measured yet")
+        for key in artifact.columns
+    }
+    return Row(row.key, row.labels, cells[0]["model"], cells[0]["stand_in"] == "True", said)
+
+
+def _cell(
+    artifact: Artifact,
+    cell: Mapping[str, str],
+    published: float | str | None,
+    records: Mapping[str, Record],
+) -> Cell:
+    """A cell with the number of its record, which is the one that table.csv prints."""
+    column = cell["column"]
+    record = records.get(cell["cell_id"])
+    measured = None
+    if cell["measured"]:
+        spec = artifact.columns[column]
+        value = record and record.values.get(spec.metric)
+        if value is None or not math.isclose(
+            measured := value * spec.factor, float(cell["measured"]), rel_tol=1e-12
+        ):
+            raise LutlabError(
+                f"published {artifact.name}: {TABLE} has {cell['measured']} for {cell['row']}.{column}, and its record "
+                f"'{cell['cell_id']}' in {lines.NAME} does not; restore both with git, or publish the artifact again"
+            )
+    return Cell(column, published, measured, cell["verdict"], cell["note"], cell["cell_id"] or None)
+
+
+def _options(record: Record | None) -> str:
+    if record is None:
+        return ""
+    own: Mapping[str, Any] = record.evaluation.get("options", {})
+    evaluator = record.evaluation["evaluator"]
+    return EvalSpec(evaluator, options=tuple(sorted(own.items()))).options_named

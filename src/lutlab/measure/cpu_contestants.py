@@ -1,0 +1,52 @@
+"""lutlab's kernels on a CPU as contestants: lookup tables of binary codes, and QIGen's way with uniform ones."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from lutlab.measure.timed_row import TimedRow
+from lutlab.measure.timing import Contestant
+from lutlab.tensors import UniformTensor
+
+if TYPE_CHECKING:
+    import torch
+
+    from lutlab.formats.bcq import PackedBCQ
+    from lutlab.formats.qigen import PackedQIGen
+
+
+def quantized(row: TimedRow, x: torch.Tensor, packed: PackedBCQ, kernel: str) -> Contestant:
+    """The kernel of quantized layers, with tables of 16 bits for kernel=int16."""
+    from lutlab.kernels.cpu.linear import cpu_linear
+
+    linear = cpu_linear(packed, "int16" if kernel == "int16" else "exact")
+    stream = linear.packed.stream
+    copies = [
+        dataclasses.replace(
+            linear, packed=dataclasses.replace(linear.packed, stream=stream.clone())
+        )
+        for _ in range(row.copies(stream.nbytes))
+    ]
+    name = linear.describe(linear.few(x))
+    return Contestant(name, stream.nbytes, len(copies), lambda i: copies[i](x))
+
+
+def qigen(row: TimedRow, x: torch.Tensor, drawn: UniformTensor) -> Contestant:
+    """OPTQ's way on a CPU, which is QIGen's kernel: GPTQ's codes, dequantized in registers and multiplied."""
+    from lutlab.kernels.cpu import qigen_gemv
+
+    packed = qigen_gemv.prepare(drawn)
+    size = packed.words.nbytes + packed.scale.nbytes + packed.zero.nbytes
+    copies = qigen_copies(packed, row.copies(size))
+    name = qigen_gemv.variant(packed)
+    return Contestant(name, size, len(copies), lambda i: qigen_gemv.gemv(x, copies[i]))
+
+
+def qigen_copies(packed: PackedQIGen, count: int) -> list[PackedQIGen]:
+    """Copies of QIGen's words, scales and zero points, each at an address of its own."""
+    buffers = ("words", "scale", "zero")
+    return [
+        dataclasses.replace(packed, **{name: getattr(packed, name).clone() for name in buffers})
+        for _ in range(count)
+    ]

@@ -1,0 +1,107 @@
+"""Contract of a family: where an architecture keeps its blocks and linear layers, and which modules carry a scale.
+
+A family is a `Family` declared for the model types it fits, as config.json has them:
+
+    declare(Family(model_types=("opt",), blocks="model.decoder.layers", inputs=(SharedInput(...), ...)))
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from lutlab.registry import register
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+KINDS = ("attention", "feed_forward")  # of sub-layers, LUT-GEMM Fig. 13
+# task -> transformers' class that makes and loads its models
+TASKS = {"causal_lm": "AutoModelForCausalLM"}
+Where = tuple[tuple[str, Any], ...]  # config fields and the values that they must have
+
+
+def holds(where: Where, config: PreTrainedConfig) -> bool:
+    """Whether a config's fields have the values asked for. A config without the field is an AttributeError."""
+    return all(getattr(config, field) == value for field, value in where)
+
+
+@dataclass(frozen=True)
+class SharedInput:
+    """Linear layers of a block that read the same input, so that one Hessian serves them all.
+
+    Attributes:
+        kind: the sub-layer they belong to: one of KINDS.
+        layers: their paths inside the block.
+        scaled_by: path of the module whose output channels are this input's channels, with nothing between them that
+            a scale per channel does not pass through (a norm; v_proj through the attention's weights; fc1 through
+            ReLU; up_proj through the gate's product), and whose output nothing else reads. None where there is none.
+        scaled_where: of the config, for `scaled_by` to be true.
+    """
+
+    kind: str
+    layers: tuple[str, ...]
+    scaled_by: str | None = None
+    scaled_where: Where = ()
+
+
+@dataclass(frozen=True)
+class Family:
+    """One architecture.
+
+    Attributes:
+        model_types: `config.model_type` of the architecture, then of those that are laid out alike.
+        blocks: path of the decoder's ModuleList.
+        inputs: the linear layers of a block, in the order of the forward pass.
+        kept: linear layers outside the blocks, which the papers keep in full precision (some models lack them).
+        task: a key of TASKS.
+        seqlen: the config field of the context; the evaluation window of the GPTQ protocol, at most `longest`.
+        where: of the config, for all of this to be true; other models of the same type are refused.
+
+    Raises:
+        ValueError: an unknown task or kind, a layer named twice, or a module that would carry the scales of two
+            inputs: where one norm feeds attention and feed-forward alike (Phi), a scale for one changes the other.
+    """
+
+    model_types: tuple[str, ...]
+    blocks: str
+    inputs: tuple[SharedInput, ...]
+    kept: tuple[str, ...] = ()
+    task: str = "causal_lm"
+    seqlen: str = "max_position_embeddings"
+    longest: int = 2048
+    where: Where = ()
+
+    def __post_init__(self) -> None:
+        name = self.model_types[0]
+        if self.task not in TASKS:
+            raise ValueError(f"family {name}: task '{self.task}' is none of {', '.join(TASKS)}")
+        if kinds := {shared.kind for shared in self.inputs}.difference(KINDS):
+            raise ValueError(f"family {name}: kind '{min(kinds)}' is none of {', '.join(KINDS)}")
+        if twice := _repeated(self.linears):
+            raise ValueError(f"family {name}: {twice} is named twice among the linear layers")
+        if twice := _repeated([s.scaled_by for s in self.inputs if s.scaled_by]):
+            raise ValueError(
+                f"family {name}: {twice} makes the input of two groups of layers, so a scale for one would change the "
+                "other; leave out scaled_by for both"
+            )
+
+    @property
+    def linears(self) -> tuple[str, ...]:
+        """Paths of all linear layers inside a block, in the order of the forward pass."""
+        return tuple(layer for shared in self.inputs for layer in shared.layers)
+
+
+def _repeated(names: tuple[str, ...] | list[str]) -> str | None:
+    return next((name for name in names if names.count(name) > 1), None)
+
+
+def declare(family: Family) -> Family:
+    """Register a family under each of its model types.
+
+    Raises:
+        ValueError: a model type has a family already.
+    """
+    for model_type in family.model_types:
+        register("family", model_type)(family)
+    return family

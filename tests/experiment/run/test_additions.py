@@ -1,0 +1,129 @@
+"""A user's own method, evaluator and table, from outside the package, through the command line.
+
+Each command is a process of its own: what is registered stays for the rest of a process.
+"""
+
+from __future__ import annotations
+
+import csv
+import subprocess
+from pathlib import Path
+
+import pytest
+from tests.command_line import records, start
+
+MODULE = '''
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lutlab.quantizers.rtn import RTN
+from lutlab.registry import register
+from lutlab.specs import Measurement
+
+
+@register("method", "shrunk")
+@dataclass(frozen=True)
+class Shrunk:
+    """RTN of weights made smaller: its relative squared error is (1 - factor)^2 and a little more."""
+
+    factor: float = 0.5
+
+    def quantize(self, weight, q, g):
+        return RTN().quantize(self.factor * weight, q, g)
+
+
+@register("evaluator", "layer_count")
+@dataclass(frozen=True)
+class LayerCount:
+    """How many layers were quantized, in units of `per`."""
+
+    per: int = 1
+
+    def measure(self, subject):
+        return Measurement(values={"layers": len(subject.layers) / self.per}, n=1)
+'''
+TABLE = """
+title: A table of my own
+citation: me2026
+source: my notes
+axes:
+  - model: {labels: {Model: mine}, overrides: [model=opt-embedded-s]}
+  - q3: {labels: {q: "3"}, overrides: [method=shrunk, q=3, g=32]}
+    q8: {labels: {q: "8"}, overrides: [method=shrunk, q=8, g=32]}
+columns:
+  layers: {title: layers, unit: layers, evaluator: layer_count, metric: layers}
+  error: {title: weight error, unit: relative MSE, evaluator: weight_error, metric: weight_relative_mse}
+published:
+  model: {q3: {layers: 24, error: 0.3}, q8: {layers: 24, error: 0.25}}
+"""
+BIBLIOGRAPHY = "@misc{me2026,\n  author = {Me, A},\n  year = {2026},\n}\n"
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    """A folder with the module my_lab.py and the artifact tables/my-paper/table1.yaml."""
+    (tmp_path / "my_lab.py").write_text(MODULE)
+    (tmp_path / "tables" / "my-paper").mkdir(parents=True)
+    (tmp_path / "tables" / "my-paper" / "table1.yaml").write_text(TABLE)
+    (tmp_path / "tables" / "references.bib").write_text(BIBLIOGRAPHY)
+    return tmp_path
+
+
+def command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """run.py called in the folder."""
+    process = start(*arguments, "logger=none", results=folder / "results")
+    out, err = process.communicate()
+    return subprocess.CompletedProcess(arguments, process.returncode, out, err)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["basic", "joblib"])
+def test_a_table_of_a_users_method_and_evaluator(own: Path, launcher: str) -> None:
+    """joblib: a worker is another process, which imports the module again."""
+    done = command(
+        own, "plugins=my_lab", "experiments=tables", "+exp=my-paper/table1", f"hydra/launcher={launcher}"
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "Me 2026" in done.stdout
+    table = own / "results" / "my-paper" / "table1" / "embedded" / "table.csv"
+    with table.open(newline="") as file:
+        cells = {(r["row"], r["column"]): float(r["measured"]) for r in csv.DictReader(file)}
+    assert cells["model/q3", "layers"] == cells["model/q8", "layers"] > 0
+    assert 0.25 < cells["model/q8", "error"] < 0.251 < cells["model/q3", "error"]
+
+
+@pytest.mark.slow
+def test_a_users_method_in_a_sweep(own: Path) -> None:
+    """plugins=a,b is two modules, not a sweep; the method's field is typed by its dataclass."""
+    (own / "other_lab.py").write_text("")
+    arguments = ["plugins=my_lab,other_lab", "method=shrunk", "evaluate=[weight_error]", "q=8"]
+    done = command(own, *arguments, "method.factor=0.9")
+    assert done.returncode == 0, done.stderr
+    (record,) = records(own / "results").values()
+    assert record["run"]["options"] == {"factor": 0.9}
+    assert record["values"]["weight_relative_mse"] == pytest.approx(0.01, rel=0.05)
+    refused = command(own, *arguments, "method.factor=much")
+    assert refused.returncode == 2
+    assert "method.factor" in refused.stderr
+    no_column = command(own, "plugins=my_lab", "evaluate=[layer_count]")
+    assert no_column.returncode == 2
+    assert "name its metric in a table of your own" in no_column.stderr
+
+
+def test_presets_of_a_users_own(own: Path) -> None:
+    """Hydra's --config-dir; its groups are those of conf/."""
+    preset = (own / "conf" / "model" / "mine.yaml").resolve()
+    preset.parent.mkdir(parents=True)
+    preset.write_text("name: mine\nsource: embedded\nid: opt-embedded-s\n")
+    done = command(own, "--config-dir=conf", "model=mine", "evaluate=[weight_error]", "mode=plan")
+    assert done.returncode == 0, done.stderr
+    assert "mine" in done.stdout
+
+
+def test_help_lists_what_a_user_added(own: Path) -> None:
+    done = command(own, "--help", "plugins=my_lab", "experiments=tables")
+    assert done.returncode == 0, done.stderr
+    assert "exp/my-paper: all, table1" in done.stdout
+    choices = next(line for line in done.stdout.splitlines() if line.startswith("method: "))
+    assert "shrunk" in choices.replace(",", "").split()
