@@ -26,7 +26,7 @@ from lutlab.measure import drawn
 from lutlab.measure.energy import clocks_of
 from lutlab.measure.gpu_contestants import cold_products, stored_bytes
 from lutlab.measure.timing import Contestant, copies_for
-from lutlab.specs import ModelSpec, RunSpec
+from lutlab.specs import ProductRun
 
 DEVICE = "cuda"
 LARGE, SMALL = (49152, 12288), (12288, 12288)  # the shapes of the goals, N x K
@@ -52,9 +52,9 @@ def about() -> dict[str, Any]:
 def draw(shape: tuple[int, int], q: int, g: int, uniform: bool) -> PackedBCQ:
     """Random codes with positive scales: binary codes with an offset, or uniform codes, both with float16 scales."""
     method = "rtn" if uniform else "bcq"
-    model = ModelSpec("drawn", "product", "x".join(map(str, shape)))
-    row = RunSpec(model, method, q, g, (("offset", True),), device=DEVICE, seed=q)
-    return formats.pack(drawn.draw(row, (*shape, 1), g))
+    one = (*shape, 1)
+    row = ProductRun((one,), method, q, g, (("offset", True),), device=DEVICE, seed=q)
+    return formats.pack(drawn.draw(row, one, g))
 
 
 def activations(m: int, columns: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:

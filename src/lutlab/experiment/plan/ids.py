@@ -7,13 +7,14 @@
     and of a speed  machine, threads, fingerprint of the device's kernels, what tuning and races decided
 
 A default is in no id, so that an option that is added later leaves the ids as they are. So whoever changes the default
-of a method's or an evaluator's option raises its version (the lock sees it), and a default of RunSpec stays as it is.
+of a method's or an evaluator's option raises its version (the lock sees it), and a default of a run stays as it is.
 The tokenizer's files are hashed with the model's (models/load.py). No path, comment or import is in an id.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 from typing import Any
 
 from lutlab import registry
@@ -25,9 +26,9 @@ from lutlab.experiment.store.components import (
 )
 from lutlab.experiment.store.machine import machine
 from lutlab.experiment.store.provenance import libraries
+from lutlab.experiment.store.record import canonical
 from lutlab.experiment.store.store import content_id
-from lutlab.measure.products import shapes_of
-from lutlab.specs import EvalSpec, RunSpec
+from lutlab.specs import EvalSpec, ModelRun, ProductRun, RunSpec
 
 
 def cell_id(spec: RunSpec, evaluation: EvalSpec, threads: int | None) -> str:
@@ -56,15 +57,15 @@ def cell_identity(spec: RunSpec, evaluation: EvalSpec, threads: int | None) -> d
         identity["options"] = dict(evaluation.options)
     if registry.lookup("evaluator", evaluation.evaluator).of_this_machine:
         identity["speed"] = _speed_identity(spec, evaluation, threads)
-    return identity | {"components": versions(*names)}
+    return json.loads(canonical(identity | {"components": versions(*names)}))
 
 
-def quantized_id(spec: RunSpec) -> str:
+def quantized_id(spec: ModelRun) -> str:
     """Names the quantized model of a row: everything that decides its weights."""
     return content_id([_run_identity(spec), versions(*_components(spec)), libraries()])
 
 
-def inputs_id(spec: RunSpec) -> str:
+def inputs_id(spec: ModelRun) -> str:
     """Names what calibration sees of the full-precision model: the same for every method, q and g."""
     run, text = _run_identity(spec), cached_text(spec.calibration.text)
     said = {k: run.get(k) for k in ("model", "device", "dtype", "seed", "calibration")}
@@ -75,7 +76,7 @@ def inputs_id(spec: RunSpec) -> str:
 
 def _components(spec: RunSpec) -> list[str]:
     """The components that decide a row's weights; a product's are drawn."""
-    if spec.model.source == "product":
+    if isinstance(spec, ProductRun):
         return ["measure"]
     method = registry.lookup("method", spec.method)
     names = ["driver", "models", f"method/{spec.method}", f"format/{method.format}"]
@@ -89,15 +90,17 @@ def _components(spec: RunSpec) -> list[str]:
 
 
 def _run_identity(spec: RunSpec) -> dict[str, Any]:
-    """A RunSpec with hashes in the place of names that files may change under, and without what is at its default."""
+    """A run with hashes in the place of names that files may change under, and without what is at its default."""
     defaults = {f.name: f.default for f in dataclasses.fields(spec)}
     run = {k: v for k, v in dataclasses.asdict(spec).items() if getattr(spec, k) != defaults[k]}
-    run |= {"model": model_sha256(spec.model), "device": _device(spec)}
     own = {f.name: f.default for f in dataclasses.fields(registry.lookup("method", spec.method))}
-    run["options"] = {key: value for key, value in spec.options if value != own[key]}
+    options = {key: value for key, value in spec.options if value != own[key]}
+    run |= {"device": _device(spec), "options": options}
+    if isinstance(spec, ProductRun):
+        return run
     if spec.calibration:
         run["calibration"]["text"] = cached_text(spec.calibration.text).sha256
-    return run
+    return run | {"model": model_sha256(spec.model)}
 
 
 def _device(spec: RunSpec) -> str:
@@ -115,20 +118,20 @@ def _speed_identity(spec: RunSpec, evaluation: EvalSpec, threads: int | None) ->
 
 def _chosen(spec: RunSpec, evaluation: EvalSpec, known: dict[str, Any]) -> Any:
     """What tuning and races on this machine decided of the kernels that a row may call."""
-    bits = {spec.q, *(s.q for s in spec.sublayers), *(q for q, _ in spec.candidates)}
+    bits, shapes, kernel = {spec.q}, None, ""
+    if isinstance(spec, ProductRun):
+        shapes, kernel = {(rows, columns) for rows, columns, _ in spec.shapes}, spec.kernel
+    else:
+        bits |= {sublayer.q for sublayer in spec.sublayers} | {q for q, _ in spec.candidates}
     if _device(spec) != "cpu":
         from lutlab.kernels.gpu import choice
 
         return choice.decisions(known["gpu"], spec.dtype, bits)
     from lutlab.kernels.cpu import qigen_gemv, rows_tuning
 
-    is_product = spec.model.source == "product"
-    shapes = {(rows, columns) for rows, columns, _ in shapes_of(spec)} if is_product else None
     found: dict[str, Any] = {"rows": rows_tuning.decisions(bits, known["threads"], shapes)}
     if rows_tuning.asked():  # the answer comes with the measurement: it is no untuned one
         found["tunes"] = True
-    if (
-        evaluation.evaluator == "qigen" or spec.kernel == "optq"
-    ):  # which a CPU multiplies by QIGen's kernel
+    if evaluation.evaluator == "qigen" or kernel == "optq":  # on a CPU they are one kernel
         found["qigen"] = qigen_gemv.decisions(bits)
     return found

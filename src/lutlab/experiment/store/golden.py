@@ -28,7 +28,7 @@ from lutlab.data.choices import Choice
 from lutlab.data.protocols import protocol
 from lutlab.experiment.store.components import every_name
 from lutlab.experiment.store.provenance import libraries
-from lutlab.specs import LayerStats, ModelSpec, Subject, Text
+from lutlab.specs import LayerStats, ModelRun, ModelSpec, Subject, Text
 
 if TYPE_CHECKING:
     import torch
@@ -231,7 +231,9 @@ def _evaluator(name: str) -> Any:
         for n, g in ((1, 32), (2, -1))
     )
     text = _text(TEXTS[name]) if name in TEXTS else None
-    subject = Subject(loaded.model, loaded.tokenizer, layers, text, 64, 4, 32)
+    subject = Subject(
+        loaded.model, loaded.tokenizer, layers, text, 64, ModelRun(MODEL, "rtn", 4, 32)
+    )
     found = registry.lookup("evaluator", name)().measure(subject)
     return [found.values, found.n, found.samples]
 
