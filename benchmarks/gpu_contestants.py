@@ -1,4 +1,4 @@
-"""Who races in the GPU benchmarks: variants of y = x W^T with low-bit W, cuBLAS, torch's int4, and installed peers.
+"""Contestants of the GPU benchmarks: variants of y = x W^T with low-bit W, cuBLAS, torch's int4, and installed peers.
 
 Every contestant's product is checked against float64 before it is timed. Weights are random, and cold: at least four
 copies, together at least 4 times the L2 cache. Bytes are those stored, scales included.
@@ -42,7 +42,7 @@ class Entrant(Contestant):
 
 
 def about() -> dict[str, Any]:
-    """What the numbers depend on beside the code."""
+    """Environment and clocks, on which the numbers depend beside the code."""
     return environment() | {"clocks": clocks_of(DEVICE)}
 
 
@@ -100,7 +100,7 @@ def ours(packed: PackedBCQ, x: torch.Tensor, name: str, kind: str) -> Entrant | 
 
 
 def through_dense(packed: PackedBCQ, x: torch.Tensor, kind: str) -> Entrant:
-    """What QuantLinear does with many rows of x."""
+    """Dequantizing and cuBLAS, as QuantLinear multiplies many rows of x."""
 
     def run(i: int) -> torch.Tensor:
         return torch.nn.functional.linear(x, dequantize(packed, x.dtype))
@@ -183,7 +183,7 @@ def marlin_peer(shape: tuple[int, int], g: int, x: torch.Tensor) -> Entrant:
 
 
 def peers(shape: tuple[int, int], q: int, g: int, x: torch.Tensor) -> tuple[list[Entrant], dict]:
-    """Those that are installed and take q; and why the others do not run."""
+    """Installed peers that take q, and the reasons of the others by name."""
     makers: dict[str, Callable[[], Entrant]] = {}
     absent = {}
     if q == 4:

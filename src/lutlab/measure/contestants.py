@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Entrants:
-    """Timed contestants by place. One may be in several; `rowwise` is None where it has no meaning."""
+    """Timed contestants by place; one may be in several, and `rowwise` is None where it has no meaning."""
 
     own: Contestant
     best: Contestant

@@ -1,4 +1,4 @@
-"""What a product is timed with, drawn from the row's seed, as a speed does not depend on values; and the exact product.
+"""Operands of a timed product, drawn from the row's seed, as a speed does not depend on values; the exact product.
 
 x [M, K], a dense W [N, K]: normal        codes [N, K]: uniform, scales [N, G] or [q, N, G]: positive
 """

@@ -53,7 +53,7 @@ def parse_shapes(text: str) -> tuple[Shape, ...]:
 
 
 def obstacle(spec: ProductRun) -> str:
-    """Why a row cannot be measured here; empty where it can.
+    """Reason for not measuring a row here; empty where it can be.
 
     Raises:
         LutlabError: the row asks for something that no product has.
@@ -107,7 +107,7 @@ def variant_of(kernel: str) -> str | None:
 
 
 def gpus_of(spec: ProductRun) -> int:
-    """How many GPUs share a product: p of kernel=tensor_parallel_<p>, else 1."""
+    """Number of GPUs that share a product: p of kernel=tensor_parallel_<p>, else 1."""
     found = re.fullmatch(r"tensor_parallel_([2-9]|[1-9]\d+)", spec.kernel)
     return int(found[1]) if found else 1
 

@@ -35,7 +35,7 @@ _CHOOSING_ROUNDS = 20  # of the race between the layouts
 
 @dataclass(frozen=True)
 class Shared:
-    """What the ranks do at the same time: `whole` multiplies and gathers, `product` only multiplies."""
+    """Contestants of all ranks at the same time: `whole` multiplies and gathers, `product` only multiplies."""
 
     whole: Contestant
     product: Contestant
@@ -98,7 +98,7 @@ def share(spec: ProductRun, rank: Rank, kind: str = COLD) -> tuple[Shared, dict[
     """This rank's share of each product, and facts for a record.
 
     Raises:
-        LutlabError: what was gathered is not the product.
+        LutlabError: the gathered y is not the product.
     """
     row = TimedRow(alone(spec, rank), *cold_bytes(rank.device))
     parts = [_fastest(row, rank, shape, kind) for shape in spec.shapes]
@@ -145,7 +145,7 @@ def _part(row: TimedRow, rank: Rank, shape: Shape, layout: str) -> Shared:
 
 
 def _connection(rank: Rank) -> dict[str, Any]:
-    """What carries the gathering."""
+    """Facts on the connection that carries the gathering."""
     import torch
 
     if rank.device == "cpu":
@@ -179,5 +179,5 @@ def _result(entered: Entrants, shared: Shared, facts: dict[str, Any]) -> Entrant
 
 
 def _ended(one: Contestant) -> Contestant:
-    """What another process can be told of a contestant."""
+    """A timed contestant without its callable, which cannot be pickled."""
     return dataclasses.replace(one, run=None)

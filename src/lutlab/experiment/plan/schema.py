@@ -98,6 +98,8 @@ class LoggerConfig:
 class Config:
     """Everything a run depends on. `artifact` is set by +exp, `job` by the sweeper (job.py); `threads`: null, torch's.
 
+    `alone`: true measures only the rows that need the machine to themselves, for a speed or a memory peak, false only
+    the others, null all.
     `knobs` are those of the GPU kernel's variant that `kernel` names (kernels/lut_gemv); mu is one, as the papers call
     it. `evaluator` has the fields of each evaluator's class by its name: evaluator.kernel_latency.weights=resident.
     `plugins` and `experiments` are a user's modules and folder of artifacts (additions.py), given on the command line.
@@ -127,6 +129,7 @@ class Config:
     device: str = "auto"
     dtype: str = "auto"
     threads: int | None = None
+    alone: bool | None = None
     seed: int = 0
     logger: LoggerConfig = field(default_factory=LoggerConfig)
     results: str = "results"

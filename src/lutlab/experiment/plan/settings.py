@@ -89,13 +89,15 @@ class Settings:
     device: str
     dtype: str
     threads: int | None
+    alone: bool | None
     seed: int
     logger: tuple[str, str]
     results: Path
 
 
 _AS_THEY_ARE = (
-    "artifact", "mode", "scale", "q", "g", "mu", "kernel", "budget", "stream", "device", "dtype", "threads", "seed",
+    "artifact", "mode", "scale", "q", "g", "mu", "kernel", "budget", "stream", "device", "dtype", "threads", "alone",
+    "seed",
 )  # fmt: skip
 
 

@@ -45,7 +45,11 @@ def sweep(arguments: Sequence[str], compose: Compose, launch: Launch) -> None:
     failed = 0
     for request in sweeping.parse(arguments):
         common = compose(request.arguments)
+        if common.mode is Mode.run:
+            Store(common.results).check_writable()
         tracker = open_tracker(common.logger[0], common.results / "wandb", common.logger[1])
+        if common.mode is Mode.run:
+            Store(common.results).check_writable()
         rows = sweeping.rows_of(request, common.scale, common.rows)
         asked = [AskedRow(row, compose(row.overrides)) for row in rows]
         planned = _plan(request, asked)
@@ -82,14 +86,15 @@ def _plan(request: sweeping.Request, asked: Sequence[AskedRow]) -> list[PlannedR
 def _measure(
     rows: Sequence[PlannedRow], asked: Sequence[AskedRow], common: Settings, launch: Launch
 ) -> None:
-    """Launch a job for each row that misses a cell; a cell that several rows ask for is measured once.
+    """Launch a job for each row that misses a cell and that `alone` selects; a cell that several rows ask for is
+    measured once.
 
     Rows that measure the machine follow one at a time, with as many threads as this process has.
     """
     together, alone = [], []
     waiting: dict[str, tuple[str, float]] = {}
     for row, cells, one in zip(rows, plan.fresh_cells(rows), asked, strict=True):
-        if not cells:
+        if not cells or common.alone not in (None, row.alone):
             continue
         job = _job(row, cells, one.settings)
         chosen = alone if row.alone else together

@@ -55,7 +55,7 @@ class CpuLinear:
         return y if bias is None else y.add_(bias)
 
     def describe(self, few: bool) -> str:
-        """What multiplies few rows, or many, for a record: variant, instruction set, threads."""
+        """Name of the kernel for few rows, or many, for a record: variant, instruction set, threads."""
         name = self.kernel.describe()
         return name if few else f"dequantize every call ({name}), torch matmul"
 
@@ -142,7 +142,7 @@ def _kernel(layout: str) -> Kernel:
 
 @dataclass(frozen=True)
 class _Weight:
-    """What rows_gemv.Kernel.gemv reads of a weight."""
+    """Fields of a weight that rows_gemv.Kernel.gemv reads."""
 
     stream: torch.Tensor
     shape: tuple[int, int]

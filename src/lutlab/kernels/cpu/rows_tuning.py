@@ -39,14 +39,14 @@ MARGIN = 0.02
 
 @dataclass(frozen=True)
 class Tuning:
-    """What a kernel is called with and how its weight is packed."""
+    """Prefetch distance of a kernel's calls, and panel of its weight."""
 
     panel_columns: int
     prefetch_bytes: int
 
 
 def choose(kernel: Kernel, weight: RowsWeight, pack: Callable[[int], RowsWeight]) -> Tuning:
-    """What was tuned for this kernel, shape and number of threads; with LUTLAB_TUNE=1 it is, now; else the defaults.
+    """Tuning kept for a kernel, shape and number of threads; with LUTLAB_TUNE=1 made now; else the defaults.
 
     Args:
         kernel: of the weight.
@@ -161,7 +161,7 @@ def times(
 
 
 def known(kernel: Kernel, weight: RowsWeight, threads: int | None = None) -> Tuning | None:
-    """What was tuned for this kernel, shape and number of threads on this machine."""
+    """Tuning kept on this machine for a kernel, shape and number of threads."""
     kept = _read().get(_key(kernel, weight, threads))
     return Tuning(**kept) if kept else None
 
@@ -180,7 +180,7 @@ def _file() -> Path:
 
 
 def _read() -> dict[str, dict[str, int]]:
-    """What the file holds; a file that is no such thing counts as none, and is written anew by the next tuning."""
+    """Content of the file; one that is damaged counts as none, and is written anew by the next tuning."""
     try:
         found = json.loads(_file().read_text())
         return {key: asdict(Tuning(**value)) for key, value in found.items()}

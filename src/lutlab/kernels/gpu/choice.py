@@ -1,4 +1,4 @@
-"""Which kernel multiplies m rows of x on a GPU: what won a race on this machine, or what a model of bytes says.
+"""Choice of the kernel for m rows of x on a GPU: the winner of a race on this machine, or by a model of bytes.
 
     a variant    ceil(m / its batch) readings of q/8 bytes a weight; of equals lut_gemv.PREFERENCE's first
     dense        one reading of q/8, and a dense weight of e bytes an element written and read: q/8 + 2 e

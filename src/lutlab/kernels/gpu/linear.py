@@ -89,7 +89,7 @@ class GpuLinear:
         return torch.nn.functional.linear(x, dense, bias)
 
     def describe(self, few: bool) -> str:
-        """What multiplied few rows, or many, for a record, and by what it was chosen."""
+        """Names of the kernels that multiplied few rows, or many, for a record, and the reason of the choice."""
         if not few:
             return f"dequantize every call, cuBLAS ({self._reasons(True)})"
         kinds = [
@@ -103,7 +103,7 @@ class GpuLinear:
         return f"chosen {' and '.join(sorted(reasons))}"
 
     def _choose(self, x: torch.Tensor) -> str:
-        """What multiplies such an x."""
+        """Name of the variant that multiplies such an x, or choice.DENSE."""
         if x.device != self.device:
             raise LutlabError(f"x is on {x.device}, the weight on {self.device}: move one of them")
         if x.dtype not in DTYPES:
@@ -116,7 +116,7 @@ class GpuLinear:
         return self.chosen[key][0]
 
     def _own(self, dtype: torch.dtype) -> torch.dtype:
-        """What x of a dtype is multiplied in."""
+        """Dtype in which x of a dtype is multiplied."""
         if dtype == torch.bfloat16 and not case(self.packed, dtype).whole_words:
             return torch.float32
         return dtype
