@@ -5,7 +5,7 @@ VENV ?= .venv
 GPU_PYTHON ?= $(PYTHON)
 BIN = $(VENV)/bin
 
-.PHONY: help env lint format test test-gpu installed table bench report publish notebooks gpu-report
+.PHONY: help env lint format lock test test-gpu installed table bench report publish notebooks gpu-report
 
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -24,6 +24,9 @@ lint: env ## style, unused names, docstrings
 format: env ## rewrite in house style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+lock: env ## check versions against sources and golden cells, and lock them (UNCHANGED=<components>: CONTRIBUTING.md)
+	$(BIN)/python -m lutlab.experiment.store.lock $(if $(UNCHANGED),--unchanged $(UNCHANGED))
 
 test: env ## all tests that need no GPU
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not gpu"

@@ -37,6 +37,7 @@ class Protocol:
         windows: the stream ends after so many windows; None keeps all full windows.
         crops: the windows are random crops of documents, not of the rows joined.
         documents: rows the data set has, where the draws depend on it; another number is refused.
+        version: raised by whoever changes the token ids that the same rows become; part of the ids of its cells.
     """
 
     dataset: str
@@ -49,6 +50,7 @@ class Protocol:
     windows: int | None = None
     crops: bool = False
     documents: int | None = None
+    version: int = 1
 
 
 PROTOCOLS = {

@@ -6,7 +6,6 @@ import re
 
 import pytest
 import torch
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from tests.command_line import CommandLine
 from tests.tiny_models import one_thread  # noqa: F401
 
@@ -72,6 +71,11 @@ def test_no_threads_are_refused(command: CommandLine) -> None:
     assert "threads=0: give at least 1" in outcome.err
 
 
+def threads_of(overrides: list[str]) -> int | None:
+    """The threads that a launched job asks for."""
+    return job_from(overrides[-1].removeprefix("job='").removesuffix("'")).threads
+
+
 def test_rows_that_measure_the_machine_run_one_at_a_time(command, monkeypatch, one_thread) -> None:  # noqa: F811
     launched, sweep = [], pipeline.sweep
     monkeypatch.setattr(
@@ -79,17 +83,11 @@ def test_rows_that_measure_the_machine_run_one_at_a_time(command, monkeypatch, o
     )
     command(*BOTH, "q=2,3")
     assert [len(jobs) for jobs in launched] == [1, 1]
-    assert [threads(job) for jobs in launched for job in jobs] == [1, 1]
+    assert [threads_of(job) for jobs in launched for job in jobs] == [1, 1]
     launched.clear()
     command(BOTH[0], "evaluate=[weight_error]", BOTH[2], "q=2,3")
     assert [len(jobs) for jobs in launched] == [2]
-    assert [threads(job) for job in launched[0]] == [None, None]
-
-
-def threads(overrides: list[str]) -> int | None:
-    """Of the job that a launcher's overrides carry."""
-    (override,) = OverridesParser.create().parse_overrides(overrides[-1:])
-    return job_from(override.value()).threads
+    assert [threads_of(job) for job in launched[0]] == [None, None]
 
 
 def test_which_evaluators_measure_the_machine() -> None:

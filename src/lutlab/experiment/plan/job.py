@@ -22,9 +22,10 @@ from lutlab.specs import EvalSpec, ModelRun, RunSpec
 
 @dataclass(frozen=True)
 class JobCell:
-    """A cell to measure, with the hash of the text that it was planned with."""
+    """A cell to measure, with what its id is the hash of and the hash of the text that it was planned with."""
 
     cell_id: str
+    identity: dict[str, Any]
     evaluation: EvalSpec
     text_sha256: str | None
 
@@ -88,7 +89,8 @@ def job_of(
     return Job(
         run=run,
         cells=tuple(
-            JobCell(i, c.evaluation, row.texts.get(c.evaluation.text)) for i, c in cells.items()
+            JobCell(i, dict(c.identity), c.evaluation, row.texts.get(c.evaluation.text))
+            for i, c in cells.items()
         ),
         results=folder,
         stream=settings.stream,

@@ -8,14 +8,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from lutlab import registry
 from lutlab.experiment.artifact.columns import ColumnSpec
-from lutlab.experiment.plan.ids import cell_id
+from lutlab.experiment.plan.ids import cell_identity
 from lutlab.experiment.plan.resolve import Resolved
 from lutlab.experiment.plan.settings import Settings
 from lutlab.experiment.store.record import Record
-from lutlab.experiment.store.store import Store
+from lutlab.experiment.store.store import Store, content_id
 from lutlab.specs import EvalSpec, ModelRun, RunSpec, TextSpec
 
 
@@ -23,13 +24,15 @@ from lutlab.specs import EvalSpec, ModelRun, RunSpec, TextSpec
 class PlannedCell:
     """One evaluation of one row. `record` is what the store holds of it; `missing` says why it cannot be run.
 
-    `cell_id` is None where it is missing, and in mode=plan where files must be downloaded before it is known.
+    `cell_id` is None where it is missing, and in mode=plan where files must be downloaded before it is known;
+    `identity` is what it is the hash of (ids.py).
     """
 
     evaluation: EvalSpec
     cell_id: str | None
     record: Record | None = None
     missing: str = ""
+    identity: Mapping[str, Any] | None = None
 
     @property
     def done(self) -> bool:
@@ -78,13 +81,13 @@ def plan_row(
         LutlabError: a stored record is damaged.
     """
     runnable = {e for name, e in resolved.evaluations.items() if name not in resolved.missing}
-    ids = {e: cell_id(resolved.run, e, threads) for e in runnable - resolved.absent}
+    known = {e: cell_identity(resolved.run, e, threads) for e in runnable - resolved.absent}
     cells = {}
     for name, evaluation in resolved.evaluations.items():
         missing = resolved.missing.get(name, "")
-        cells[name] = PlannedCell(
-            evaluation, None if missing else ids.get(evaluation), missing=missing
-        )
+        identity = None if missing else known.get(evaluation)
+        cell_id = identity and content_id(identity)
+        cells[name] = PlannedCell(evaluation, cell_id, missing=missing, identity=identity)
     row = PlannedRow(key, labels, resolved.run, columns, cells, resolved.texts)
     return with_records(row, store)
 

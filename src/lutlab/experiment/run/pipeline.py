@@ -19,6 +19,7 @@ from lutlab.experiment.plan.settings import Settings
 from lutlab.experiment.report import compare
 from lutlab.experiment.run.cli import RowsFailed
 from lutlab.experiment.run.tracking import Tracker, open_tracker
+from lutlab.experiment.store.components import every_name, versions
 from lutlab.experiment.store.provenance import environment
 from lutlab.experiment.store.store import Store, content_id
 
@@ -154,5 +155,5 @@ def _report(
 
 
 def _group(artifact: str, scale: str) -> str:
-    """The W&B group of a table's runs: artifact, scale and the code that measured."""
-    return f"{artifact}-{content_id([artifact, scale, environment()['code_sha256']])[:8]}"
+    """The W&B group of a table's runs: artifact, scale and the versions of all components."""
+    return f"{artifact}-{content_id([artifact, scale, versions(*every_name())])[:8]}"

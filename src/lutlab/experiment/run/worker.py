@@ -137,6 +137,7 @@ def _record(
         provenance=environment()
         | {
             "threads": torch.get_num_threads(),
+            "identity": cell.identity,
             "measured_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         },
         seconds=round(seconds, 3),

@@ -19,7 +19,7 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -209,6 +209,11 @@ def search(bits: int) -> dict[MicroKernel, float]:
     kept = {str(q): asdict(kernel) for q, kernel in (_searched() | {bits: best}).items()}
     write_atomically(_parameter_file(), json.dumps(kept, indent=2).encode())
     return times
+
+
+def decisions(bits: Collection[int]) -> dict[str, dict[str, int]]:
+    """What `search` kept for this machine at some bits, part of the ids of QIGen's speeds; {} without a search."""
+    return {str(q): asdict(kernel) for q, kernel in _searched().items() if q in bits}
 
 
 def _seconds(run: Callable[[], object]) -> float:

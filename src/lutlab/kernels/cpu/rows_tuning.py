@@ -17,7 +17,7 @@ import logging
 import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -55,9 +55,39 @@ def choose(kernel: Kernel, weight: RowsWeight, pack: Callable[[int], RowsWeight]
     """
     default = Tuning(weight.panel_columns, kernel.prefetch_bytes)
     kept = known(kernel, weight)
-    if kept or os.environ.get("LUTLAB_TUNE", "0") == "0":
+    if kept or not asked():
         return kept or default
     return tune(kernel, pack, default)
+
+
+def asked() -> bool:
+    """Whether shapes are tuned when they are packed: LUTLAB_TUNE."""
+    return os.environ.get("LUTLAB_TUNE", "0") != "0"
+
+
+def decisions(
+    bits: Collection[int], threads: int, shapes: Collection[tuple[int, int]] | None = None
+) -> dict[str, dict[str, int]]:
+    """What was tuned on this machine and can decide a speed, part of its id; {} where nothing was.
+
+    Entries of other bits, threads or shapes cannot. Every group size counts: a product is timed beside one scale a row.
+
+    Args:
+        bits: of the weights.
+        threads: of the run; a library without OpenMP uses one.
+        shapes: (N, K) of the weights; None: any.
+    """
+    kept = {}
+    for key, tuning in _read().items():
+        *_, found_bits, _, shape, team = key.split(", ")
+        rows, columns = map(int, shape.split("x"))
+        if (
+            int(found_bits.removeprefix("q=")) in bits
+            and int(team.removesuffix(" threads")) in (threads, 1)
+            and (shapes is None or (rows, columns) in shapes)
+        ):
+            kept[key] = tuning
+    return kept
 
 
 def tune(
