@@ -5,7 +5,7 @@ VENV ?= .venv
 GPU_PYTHON ?= $(PYTHON)
 BIN = $(VENV)/bin
 
-.PHONY: help env lint format test test-gpu installed table bench report notebooks gpu-report
+.PHONY: help env lint format lock test test-gpu installed table bench report publish notebooks gpu-report
 
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -25,6 +25,9 @@ format: env ## rewrite in house style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+lock: env ## check versions against sources and golden cells, and lock them (UNCHANGED=<components>: CONTRIBUTING.md)
+	$(BIN)/python -m lutlab.experiment.store.lock $(if $(UNCHANGED),--unchanged $(UNCHANGED))
+
 test: env ## all tests that need no GPU
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not gpu"
 
@@ -40,8 +43,11 @@ gpu-report: ## check, time and record all that needs a GPU, on this one; call ag
 table: env ## LUT-GEMM Table 4 on the models that ship with lutlab
 	$(BIN)/python run.py +exp=table4
 
-report: env ## render every artifact from what is measured; measures nothing
-	$(BIN)/python run.py +exp=all mode=report
+report: env ## render what is published into results/rendered; measures nothing
+	$(BIN)/python -m lutlab.experiment.run.render
+
+publish: env ## measure what results/published/list.yaml names (hours; call again to go on) and publish it
+	$(BIN)/python -m lutlab.experiment.run.publish
 
 bench: env ## speed against named peers, one run
 	for b in benchmarks/bench_*.py; do $(BIN)/python $$b || exit 1; done

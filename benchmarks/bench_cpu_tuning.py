@@ -1,4 +1,4 @@
-"""How close tuning comes to trying everything: rows_tuning.tune beside all pairs of many panels and distances.
+"""Tuning against trying everything: rows_tuning.tune beside all pairs of many panels and distances.
 
     python benchmarks/bench_cpu_tuning.py [--shapes 4096x4096 --threads 1 2 --seconds 40 --out tuning.json]
 

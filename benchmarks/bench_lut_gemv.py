@@ -119,7 +119,7 @@ def contest(
 
 
 def row(one: Entrant, copy: Contestant, stream: Contestant, all_: list[Entrant]) -> dict[str, Any]:
-    """What the table says of one; times: how many times as fast as others, cuBLAS in its faster layout."""
+    """One contestant's row of the table; times: its speed over that of others, cuBLAS in its faster layout."""
     beside = [o for o in all_ if o.kind in ("dense", "peer") or o.name == "paper bcq"]
     times = {other.name: one.times(other) for other in beside}
     if dense := [times[other.name] for other in beside if other.kind == "dense"]:
@@ -241,7 +241,7 @@ def verdicts(result: dict[str, Any]) -> Iterator[str]:
 
 
 def beside(result: dict[str, Any]) -> Iterator[str]:
-    """How many times as fast as others the best of each kind is."""
+    """Speed of the best of each kind over that of others, in words."""
     for other, by_bits in TIMES.items():
         must = by_bits.get(result["q"])
         if must is None:

@@ -38,7 +38,7 @@ def peak_gb() -> float:
 
 
 def data_bytes() -> int:
-    """What RLIMIT_DATA counts: private writable memory of this process."""
+    """Private writable memory of this process in bytes, which RLIMIT_DATA counts."""
     fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return int(fields["VmData"].split()[0]) * 1024
 

@@ -1,4 +1,4 @@
-"""How exact the CPU kernels over planes are: |y - x W^T| / |x W^T| against float64, by what their tables hold.
+"""Errors of the CPU kernels over planes: |y - x W^T| / |x W^T| against float64, by the numbers their tables hold.
 
 W: 256 x 4096, Gaussian, method bcq, q = 4, g = 128 and one scale a row. x: one row of 4096 activations, Gaussian; with
 16 of them times 30; with one of them times 1e4. Writes JSON with --out.

@@ -1,4 +1,4 @@
-"""Who races in the CPU benchmark in this process: lutlab's kernels, our QIGen, and torch; rotated copies of weights.
+"""Contestants of the CPU benchmark in this process: lutlab's kernels, our QIGen, and torch; rotated copies of weights.
 
 Every output is checked against float64 before it is timed. Nothing but the timer is imported with this module: peers
 run it in environments of their own.

@@ -1,4 +1,4 @@
-"""What the GPU at hand can do at most: one number for each term of the speed model in kernels/README.md.
+"""Ceilings of the GPU at hand: one number for each term of the speed model in kernels/README.md.
 
 python benchmarks/gpu_ceilings.py [--out ceilings.json]
 

@@ -1,4 +1,4 @@
-"""Who races in the GPU benchmarks: variants of y = x W^T with low-bit W, cuBLAS, torch's int4, and installed peers.
+"""Contestants of the GPU benchmarks: variants of y = x W^T with low-bit W, cuBLAS, torch's int4, and installed peers.
 
 Every contestant's product is checked against float64 before it is timed. Weights are random, and cold: at least four
 copies, together at least 4 times the L2 cache. Bytes are those stored, scales included.
@@ -27,7 +27,7 @@ from lutlab.measure import drawn
 from lutlab.measure.energy import clocks_of
 from lutlab.measure.gpu_contestants import cold_products, stored_bytes
 from lutlab.measure.timing import Contestant, copies_for
-from lutlab.specs import ModelSpec, RunSpec
+from lutlab.specs import ProductRun
 
 DEVICE = "cuda"
 LARGE, SMALL = (49152, 12288), (12288, 12288)  # the shapes of the goals, N x K
@@ -43,7 +43,7 @@ class Entrant(Contestant):
 
 
 def about() -> dict[str, Any]:
-    """What the numbers depend on beside the code."""
+    """Environment and clocks, on which the numbers depend beside the code."""
     return environment() | {"clocks": clocks_of(DEVICE)}
 
 
@@ -53,9 +53,9 @@ def about() -> dict[str, Any]:
 def draw(shape: tuple[int, int], q: int, g: int, uniform: bool) -> PackedBCQ | PackedUniform:
     """Random codes with positive scales: binary codes with an offset, or uniform codes, both with float16 scales."""
     method = "rtn" if uniform else "bcq"
-    model = ModelSpec("drawn", "product", "x".join(map(str, shape)))
-    row = RunSpec(model, method, q, g, (("offset", True),), device=DEVICE, seed=q)
-    return formats.pack(drawn.draw(row, (*shape, 1), g))
+    one = (*shape, 1)
+    row = ProductRun((one,), method, q, g, (("offset", True),), device=DEVICE, seed=q)
+    return formats.pack(drawn.draw(row, one, g))
 
 
 def activations(m: int, columns: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
@@ -103,7 +103,7 @@ def ours(
 
 
 def through_dense(packed: PackedBCQ | PackedUniform, x: torch.Tensor, kind: str) -> Entrant:
-    """What QuantLinear does with many rows of x."""
+    """Dequantizing and cuBLAS, as QuantLinear multiplies many rows of x."""
     planes = packed.to_bcq()
 
     def run(i: int) -> torch.Tensor:
@@ -187,7 +187,7 @@ def marlin_peer(shape: tuple[int, int], g: int, x: torch.Tensor) -> Entrant:
 
 
 def peers(shape: tuple[int, int], q: int, g: int, x: torch.Tensor) -> tuple[list[Entrant], dict]:
-    """Those that are installed and take q; and why the others do not run."""
+    """Installed peers that take q, and the reasons of the others by name."""
     makers: dict[str, Callable[[], Entrant]] = {}
     absent = {}
     if q == 4:

@@ -176,7 +176,7 @@ def go(wanted: Sequence[Step], out: Path, budget: float) -> dict[str, dict]:
 
 
 def gpu_missing() -> str:
-    """Why there is no GPU to report on; empty where there is one."""
+    """Reason for having no GPU to report on; empty where there is one."""
     sys.path.insert(0, str(ROOT / "src"))
     from lutlab.errors import LutlabError
     from lutlab.kernels.gpu.lut_gemv import launcher

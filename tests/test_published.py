@@ -13,7 +13,7 @@ from tests.conftest import ROOT
 from lutlab.experiment.artifact.artifact import load_artifact
 from lutlab.experiment.report import published
 from lutlab.experiment.run.published_list import read_list
-from lutlab.experiment.store.store import Store
+from lutlab.experiment.store.store import Store, content_id
 
 PUBLISHED = ROOT / "results" / "published"
 ARTIFACTS = sorted(path.parent for path in PUBLISHED.glob("*/*/*/table.csv"))
@@ -58,6 +58,14 @@ def test_records_lie_in_a_few_files_that_the_store_reads() -> None:
     assert others == set()
     for machine in {folder.parents[1] for folder in ARTIFACTS}:
         assert Store(machine).all()  # checksums are verified on the way
+
+
+def test_an_id_is_the_hash_of_what_its_record_says_of_it() -> None:
+    """Of records that say so: those measured before ids were made of versions do not."""
+    machines = {folder.parents[1] for folder in ARTIFACTS}
+    for record in (r for machine in machines for r in Store(machine).all().values()):
+        if "identity" in record.provenance:
+            assert content_id(record.provenance["identity"]) == record.cell_id
 
 
 def test_no_published_file_names_a_folder_of_a_machine() -> None:

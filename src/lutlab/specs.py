@@ -1,6 +1,6 @@
 """Frozen records of what is asked for, and of what an evaluator sees and says.
 
-    RunSpec, EvalSpec -> Subject -> Measurement
+    ModelRun | ProductRun, EvalSpec -> Subject -> Measurement
 
 No layer imports another's code to exchange these; nothing here imports torch when run.
 """
@@ -17,13 +17,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """Where a model comes from. `id` is a hub id, a folder, or an embedded name; `layers` cuts a synthetic model.
-
-    A `product` is no model but one matrix product, whose id is its shape (measure/products.py).
-    """
+    """Where a model comes from. `id` is a hub id, a folder, or an embedded name; `layers` cuts a synthetic model."""
 
     name: str
-    source: str  # hub | folder | embedded | synthetic | product
+    source: str  # hub | folder | embedded | synthetic
     id: str
     revision: str | None = None
     layers: int | None = None
@@ -71,7 +68,7 @@ class Sublayer:
 
 @dataclass(frozen=True)
 class EvalSpec:
-    """One evaluator on one text (None where it needs none): together with a RunSpec, a cell.
+    """One evaluator on one text (None where it needs none): together with a run, a cell.
 
     options: fields of the evaluator that are not its own defaults, sorted by name.
     """
@@ -87,7 +84,7 @@ class EvalSpec:
 
 
 @dataclass(frozen=True)
-class RunSpec:
+class ModelRun:
     """One row: a model quantized one way.
 
     Attributes:
@@ -98,8 +95,6 @@ class RunSpec:
             q and g.
         candidates: with a budget, the (q, g) that a layer may have. q is then the largest of theirs, and g -1.
         skip: patterns (fnmatch) of layer names that stay in full precision.
-        kernel: of a product: `auto` is the best of lutlab's; knobs: of a named GPU kernel, where they are not its own
-            defaults, sorted by name.
     """
 
     model: ModelSpec
@@ -115,8 +110,46 @@ class RunSpec:
     device: str = "cpu"
     dtype: str = "float32"
     seed: int = 0
+
+    @property
+    def name(self) -> str:
+        """The model's, as a table's label."""
+        return self.model.name
+
+
+Shape = tuple[int, int, int]  # (N, K, M) of y[M, N] = x[M, K] W[N, K]^T
+
+
+@dataclass(frozen=True)
+class ProductRun:
+    """One row: products of matrices with drawn weights, timed as one, and no model (measure/products.py).
+
+    Attributes:
+        shapes: (N, K, M) of each product.
+        options: the method's own parameters, sorted by name.
+        kernel: `auto` is the best of lutlab's.
+        knobs: of a named GPU kernel, where they are not its own defaults, sorted by name.
+    """
+
+    shapes: tuple[Shape, ...]
+    method: str
+    q: int
+    g: int
+    options: tuple[tuple[str, Any], ...] = ()
     kernel: str = "auto"
     knobs: tuple[tuple[str, Any], ...] = ()
+    device: str = "cpu"
+    dtype: str = "float32"
+    seed: int = 0
+
+    @property
+    def name(self) -> str:
+        """`synthetic-4096x1024`, with the rows of x where there is more than one; a table's label."""
+        parts = ("x".join(map(str, (n, k) if m == 1 else (n, k, m))) for n, k, m in self.shapes)
+        return f"synthetic-{'+'.join(parts)}"
+
+
+RunSpec = ModelRun | ProductRun
 
 
 @dataclass(frozen=True)
@@ -158,7 +191,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Subject:
-    """What an evaluator sees: a (quantized) model, its tokenizer, the statistics of its layers, a text.
+    """A (quantized) model as an evaluator sees it: its tokenizer, the statistics of its layers, a text.
 
     `run` is what was asked for; of a product it is all there is, and model is None.
     """
@@ -168,8 +201,6 @@ class Subject:
     layers: tuple[LayerStats, ...]
     text: Text | None
     seqlen: int
-    q: int
-    g: int
     run: RunSpec | None = None
 
 

@@ -15,7 +15,7 @@ from benchmarks.gpu_report import ARTIFACTS, ROOT, Step, go, steps
 
 from benchmarks import gpu_report
 from lutlab.experiment.plan import sweeping
-from lutlab.experiment.plan.settings import Config
+from lutlab.experiment.plan.schema import Config
 
 
 def python(code):

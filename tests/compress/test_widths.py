@@ -92,7 +92,7 @@ def test_a_model_of_several_widths(name):
         assert module.packed.scale.shape == (layer.out_features, groups)
         assert layer.bits_stored == module.packed.bits_stored
     assert model(token_ids()).logits.isfinite().all()
-    size = ModelSize().measure(Subject(model, None, stats, None, 16, 4, -1)).values
+    size = ModelSize().measure(Subject(model, None, stats, None, 16)).values
     weights = sum(layer.out_features * layer.in_features for layer in stats)
     assert size["bits_per_weight"] == sum(layer.bits_stored for layer in stats) / weights
 
@@ -124,7 +124,7 @@ def test_command_line(command, arguments):
     model = make("opt")
     chosen = widths(kinds(config("opt")), 4, 16, [Sublayer("attention", 3, 20)], ["*.1.fc2"])
     stats = quantize_model(model, RTN(), chosen)
-    size = ModelSize().measure(Subject(model, None, stats, None, 16, 4, 16)).values
+    size = ModelSize().measure(Subject(model, None, stats, None, 16)).values
     found = next(r["values"] for r in records if "bits_per_weight" in r["values"])
     assert found == size
 

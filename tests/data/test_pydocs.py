@@ -36,7 +36,7 @@ def test_docstrings_are_those_of_ast_walk():
         for node in ast.walk(ast.parse((root / f"{name}.py").read_bytes())):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 expected += [ast.get_docstring(node)] if ast.get_docstring(node) else []
-        assert list(pydocs._docstrings_in(root / f"{name}.py")) == expected
+        assert list(pydocs._docstrings_in((root / f"{name}.py").read_bytes())) == expected
 
 
 def test_documents_nested_in_statements_are_found(tmp_path):
@@ -45,7 +45,7 @@ def test_documents_nested_in_statements_are_found(tmp_path):
         "    class C:\n        'in else'\nfinally:\n    async def d():\n        'in finally'\n"
         "match 1:\n    case 1:\n        def e():\n            'in case'\n"
     )
-    found = list(pydocs._docstrings_in(tmp_path / "m.py"))
+    found = list(pydocs._docstrings_in((tmp_path / "m.py").read_bytes()))
     assert sorted(found) == ["in case", "in else", "in except", "in finally", "in try"]
 
 

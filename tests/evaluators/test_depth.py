@@ -13,7 +13,7 @@ from lutlab.evaluators import depth, generation
 from lutlab.evaluators.depth import scaled_to_all_layers
 from lutlab.evaluators.generation import Generation, decode
 from lutlab.models.families import decoder_blocks
-from lutlab.specs import Measurement, ModelSpec, RunSpec, Subject
+from lutlab.specs import Measurement, ModelRun, ModelSpec, Subject
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -34,8 +34,8 @@ def subject(tmp_path, model, source="synthetic", layers=2, whole=7):
     (tmp_path / "config.json").write_text(
         json.dumps(model.config.to_dict() | {"num_hidden_layers": whole})
     )
-    spec = RunSpec(ModelSpec("cut", source, str(tmp_path), layers=layers), "rtn", 4, 16)
-    return Subject(model, None, (), None, 64, 4, 16, spec)
+    spec = ModelRun(ModelSpec("cut", source, str(tmp_path), layers=layers), "rtn", 4, 16)
+    return Subject(model, None, (), None, 64, spec)
 
 
 @pytest.mark.parametrize("make", [tiny_llama, tiny_opt])

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def subject(model):
-    return Subject(model, None, (), None, 64, 4, 128)
+    return Subject(model, None, (), None, 64)
 
 
 @pytest.mark.parametrize("make", [tiny_opt, tiny_llama])

@@ -12,16 +12,16 @@ from lutlab.measure import contestants
 from lutlab.measure.contestants import Entrants
 from lutlab.measure.energy import Energy
 from lutlab.measure.timing import Contestant
-from lutlab.specs import ModelSpec, RunSpec, Subject
+from lutlab.specs import ProductRun, Subject
 
 
 def row(**more):
-    return RunSpec(ModelSpec("p", "product", "96x80"), "bcq", 3, 16, **more)
+    return ProductRun(((96, 80, 1),), "bcq", 3, 16, **more)
 
 
 def test_on_a_cpu_it_is_not_run_and_says_why():
     assert "no CUDA device" in KernelEnergy.obstacle(row())
-    shared = RunSpec(ModelSpec("p", "product", "96x80"), "none", 16, -1, kernel="tensor_parallel_2")
+    shared = ProductRun(((96, 80, 1),), "none", 16, -1, kernel="tensor_parallel_2")
     assert "needs 2 GPUs" in KernelEnergy.obstacle(shared)
 
 
@@ -48,7 +48,7 @@ def test_energy_is_a_ratio_of_the_same_run(monkeypatch):
         return Energy(total, total / 2, 300.0, (97.0, 40.0), calls=500, seconds=1.0)
 
     monkeypatch.setattr(kernel_energy, "_energy", energy)
-    subject = Subject(None, None, (), None, 0, 3, 16, row(device="cuda"))
+    subject = Subject(None, None, (), None, 0, row(device="cuda"))
     found = KernelEnergy().measure(subject)
     assert found.values == pytest.approx(
         {

@@ -8,14 +8,14 @@ from lutlab.evaluators.kernel_latency import KernelLatency
 from lutlab.measure import contestants, products
 from lutlab.measure.contestants import Entrants
 from lutlab.measure.timing import Contestant
-from lutlab.specs import ModelSpec, RunSpec, Subject
+from lutlab.specs import ProductRun, Subject
 
-SHAPE = "96x80"
+SHAPE = (96, 80, 1)
 
 
 def subject(method="bcq", q=3, g=16):
-    spec = RunSpec(ModelSpec("p", "product", SHAPE), method, q, g)
-    return Subject(None, None, (), None, 0, q, g, spec)
+    spec = ProductRun((SHAPE,), method, q, g)
+    return Subject(None, None, (), None, 0, spec)
 
 
 class Clock:

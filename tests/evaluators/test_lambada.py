@@ -153,9 +153,7 @@ def test_context_and_target_tokens():
 
 def test_the_measurement_says_what_it_rests_on():
     model, tokenizer = tiny_opt(), byte_tokenizer()
-    subject = Subject(
-        model, tokenizer, (), Text("lambada", tuple(EXAMPLES), "rows", "here"), 2048, 16, -1
-    )
+    subject = Subject(model, tokenizer, (), Text("lambada", tuple(EXAMPLES), "rows", "here"), 2048)
     measured = registry.lookup("evaluator", "lambada")().measure(subject)
     assert measured.n == len(measured.samples) == len(EXAMPLES)
     mean = sum(measured.samples) / measured.n

@@ -5,11 +5,11 @@ from tests.tiny_models import one_thread, tiny_opt  # noqa: F401
 
 from lutlab.evaluators import generation
 from lutlab.evaluators.latency import Latency
-from lutlab.specs import ModelSpec, RunSpec, Subject
+from lutlab.specs import ModelRun, ModelSpec, Subject
 
 
 def row(device):
-    return RunSpec(ModelSpec("m", "embedded", "m"), "rtn", 4, 128, device=device)
+    return ModelRun(ModelSpec("m", "embedded", "m"), "rtn", 4, 128, device=device)
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ def test_it_is_of_one_gpu(device, reason):
 def test_milliseconds_a_token_are_those_of_the_median_repeat(monkeypatch):
     clock = iter([0.0, 4.0, 10.0, 11.0, 20.0, 22.0])  # seconds 4, 1, 2
     monkeypatch.setattr(generation.time, "perf_counter", lambda: next(clock))
-    subject = Subject(tiny_opt(), None, (), None, 64, 16, -1, row("cuda"))
+    subject = Subject(tiny_opt(), None, (), None, 64, row("cuda"))
     found = Latency(tokens=10, repeats=3).measure(subject)
     assert found.values == {"latency_1gpu_ms": 200.0}
     assert found.samples == (4.0, 1.0, 2.0)

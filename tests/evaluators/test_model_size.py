@@ -12,7 +12,7 @@ from lutlab.specs import LayerStats, Subject
 
 
 def measure(layers):
-    return ModelSize().measure(Subject(None, None, tuple(layers), None, 64, 4, 128))
+    return ModelSize().measure(Subject(None, None, tuple(layers), None, 64))
 
 
 def layer(rows, columns, bits, q=4, g=128, form="uniform", bits_bcq=10**4):

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def subject(model):
-    return Subject(model, None, (), None, 64, 4, 128)
+    return Subject(model, None, (), None, 64)
 
 
 def test_counts_the_model_and_not_this_process():

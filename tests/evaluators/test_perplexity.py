@@ -32,7 +32,7 @@ def reference(model, ids, seqlen):
 
 
 def subject(model, tokenizer, rows=(TEXT,), protocol="wikitext2", seqlen=32):
-    return Subject(model, tokenizer, (), Text(protocol, rows, "rows", "here"), seqlen, 16, -1)
+    return Subject(model, tokenizer, (), Text(protocol, rows, "rows", "here"), seqlen)
 
 
 @pytest.mark.parametrize("make", [tiny_opt, tiny_llama])

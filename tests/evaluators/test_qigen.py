@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def subject(model):
-    return Subject(model, None, (), None, 64, 4, 16)
+    return Subject(model, None, (), None, 64)
 
 
 def quantized(make=tiny_llama, q=4, g=16, method="rtn", **options):

@@ -7,7 +7,7 @@ from lutlab.specs import LayerStats, Subject
 
 
 def measure(*layers):
-    return WeightError().measure(Subject(None, None, tuple(layers), None, 64, 3, 128))
+    return WeightError().measure(Subject(None, None, tuple(layers), None, 64))
 
 
 def layer(name, error, norm):

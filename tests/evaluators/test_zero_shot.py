@@ -183,7 +183,7 @@ def test_batches_do_not_change_the_result(monkeypatch):
 
 def test_the_measurement_says_what_it_rests_on():
     model, tokenizer = tiny_opt(), byte_tokenizer()
-    subject = Subject(model, tokenizer, (), text_of("piqa"), 2048, 16, -1)
+    subject = Subject(model, tokenizer, (), text_of("piqa"), 2048)
     measured = registry.lookup("evaluator", "zero_shot")().measure(subject)
     assert measured.n == len(measured.samples) == 12
     accuracy = measured.values["accuracy"]
@@ -205,12 +205,12 @@ def test_the_measurement_says_what_it_rests_on():
 
 def test_what_cannot_be_scored_is_named():
     model, tokenizer = tiny_opt(), byte_tokenizer()
-    subject = Subject(model, tokenizer, (), Text("lambada", ("a b",), "", ""), 64, 16, -1)
+    subject = Subject(model, tokenizer, (), Text("lambada", ("a b",), "", ""), 64)
     evaluator = registry.lookup("evaluator", "zero_shot")()
     with pytest.raises(LutlabError, match=r"'lambada' is a list of examples.*take one of: piqa"):
         evaluator.measure(subject)
     with pytest.raises(LutlabError, match="zero_shot needs a text"):
-        evaluator.measure(Subject(model, tokenizer, (), None, 64, 16, -1))
+        evaluator.measure(Subject(model, tokenizer, (), None, 64))
     with pytest.raises(LutlabError, match="example 1 ends with"):
         zero_shot(model, tokenizer, [Choice(("a", "a"), (" b", " " + "z" * 70), 0)])
     with pytest.raises(LutlabError, match="no examples"):

@@ -11,9 +11,10 @@ from lutlab.kernels.gpu import choice
 from lutlab.kernels.gpu import linear as gpu_linear
 from lutlab.kernels.gpu.lut_gemv.variant import H200
 from lutlab.measure import contestants, dense_contestants, drawn, gpu_contestants, products
+from lutlab.measure.products import parse_shapes
 from lutlab.measure.timed_row import TimedRow
 from lutlab.measure.timing import Contestant
-from lutlab.specs import ModelSpec, RunSpec
+from lutlab.specs import ProductRun
 
 OFFSET = (("offset", True),)
 gpu = test_lut_gemv.gpu
@@ -21,8 +22,7 @@ SHAPE = (96, 80, 1)
 
 
 def row(shape="96x80", method="bcq", q=3, g=16, **more):
-    source = more.pop("source", "product")
-    return RunSpec(ModelSpec("p", source, shape), method, q, g, **more)
+    return ProductRun(parse_shapes(shape), method, q, g, **more)
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +44,7 @@ def _small(monkeypatch):
 )
 def test_every_copy_multiplies_by_the_drawn_matrix(spec):
     found = contestants.enter(spec)
-    (shape,) = products.shapes_of(spec)
+    (shape,) = spec.shapes
     _, columns, tokens = shape
     x = torch.randn(tokens, columns, generator=torch.Generator().manual_seed(spec.seed + 1))
     weight = pack(drawn.draw(spec, shape, spec.g)).dequantize().double()

@@ -3,14 +3,14 @@
 import torch
 
 from lutlab.measure import drawn
-from lutlab.specs import ModelSpec, RunSpec
+from lutlab.specs import ProductRun
 from lutlab.tensors import BCQTensor, UniformTensor
 
 SHAPE = (96, 80, 1)
 
 
 def row(method="bcq", q=3, g=16, **more):
-    return RunSpec(ModelSpec("p", "product", "96x80"), method, q, g, **more)
+    return ProductRun(((96, 80, 1),), method, q, g, **more)
 
 
 def test_drawn_weights_are_the_methods_and_the_seeds():

@@ -5,36 +5,34 @@ import torch
 
 from lutlab.errors import LutlabError
 from lutlab.measure import products
-from lutlab.specs import ModelSpec, RunSpec
+from lutlab.specs import ProductRun
 
 
 def row(shape="96x80", method="bcq", q=3, g=16, **more):
-    source = more.pop("source", "product")
-    return RunSpec(ModelSpec("p", source, shape), method, q, g, **more)
+    return ProductRun(products.parse_shapes(shape), method, q, g, **more)
 
 
 @pytest.mark.parametrize(
     ("text", "shapes"),
     [
-        ("4096x1024", [(4096, 1024, 1)]),
-        ("3x5x7", [(3, 5, 7)]),
-        ("3x5+5x3", [(3, 5, 1), (5, 3, 1)]),
+        ("4096x1024", ((4096, 1024, 1),)),
+        ("3x5x7", ((3, 5, 7),)),
+        ("3x5+5x3", ((3, 5, 1), (5, 3, 1))),
     ],
 )
 def test_shapes(text, shapes):
-    assert products.shapes_of(row(text)) == shapes
+    assert products.parse_shapes(text) == shapes
 
 
 @pytest.mark.parametrize("text", ["4096", "0x4", "4x", "4x5x6x7", "axb", "-4x5", "4x5+"])
 def test_what_is_no_shape_is_refused(text):
     with pytest.raises(LutlabError, match="not the shape of a product"):
-        products.shapes_of(row(text))
+        products.parse_shapes(text)
 
 
 def test_what_cannot_be_measured_says_why():
     assert products.obstacle(row()) == ""
     assert products.obstacle(row(method="none", q=16, g=-1)) == ""
-    assert "not of a model" in products.obstacle(row(source="embedded"))
     for kernel, reason in products.ABSENT.items():
         assert products.obstacle(row(kernel=kernel)) == reason
 

@@ -12,21 +12,21 @@ from lutlab.evaluators.kernel_latency import KernelLatency
 from lutlab.measure import drawn, products, ranks, tensor_parallel
 from lutlab.measure.contestants import Entrants
 from lutlab.measure.energy import Energy, energy_of
+from lutlab.measure.products import parse_shapes
 from lutlab.measure.timed_row import TimedRow
 from lutlab.measure.timing import COLD, Contestant, CpuTimer
-from lutlab.specs import ModelSpec, RunSpec, Subject
+from lutlab.specs import ProductRun, Subject
 
 SHAPES = "96x80+48x96x3"
 
 
 def row(shapes=SHAPES, gpus=2, **more):
-    return RunSpec(
-        ModelSpec("p", "product", shapes), "none", 16, -1, kernel=f"tensor_parallel_{gpus}", **more
-    )
+    kernel = f"tensor_parallel_{gpus}"
+    return ProductRun(parse_shapes(shapes), "none", 16, -1, kernel=kernel, **more)
 
 
 def subject(spec):
-    return Subject(None, None, (), None, 0, 16, -1, spec)
+    return Subject(None, None, (), None, 0, spec)
 
 
 # ---- in two processes ----
@@ -36,7 +36,7 @@ def products_of(rank, spec):
     """y of every copy of the shares, of each product and layout."""
     timed = TimedRow(tensor_parallel.alone(spec, rank), 20_000, {})
     found = []
-    for shape in products.shapes_of(spec):
+    for shape in spec.shapes:
         for layout in ("[N, K]", "[K, N]"):
             whole = tensor_parallel._part(timed, rank, shape, layout).whole
             found.append([whole.run(copy).clone() for copy in range(whole.copies)])
@@ -91,7 +91,7 @@ def done():
 
 def test_what_is_gathered_is_the_product_of_one_process(done):
     found = iter(done[0])
-    for shape in products.shapes_of(row()):
+    for shape in row().shapes:
         x, weight = drawn.operands(row(), shape)
         for _ in ("[N, K]", "[K, N]"):
             copies = next(found)

@@ -4,7 +4,8 @@
     +exp=table4,nuqmm/table3     several artifacts, one after another; +exp=all, +exp=<paper>/all
     method=rtn,bcq q=2,3         without +exp: the product of the swept values
 
-Works with the basic, joblib, ray and submitit launchers: they get ordinary override lists, one a row.
+Works with the basic, joblib, ray and submitit launchers: they get ordinary override lists, one a row, the last of which
+is the row as a job (lutlab/experiment/plan/job.py).
 """
 
 from __future__ import annotations
@@ -34,12 +35,14 @@ class LutlabSweeper(Sweeper):
 
     def sweep(self, arguments: list[str]) -> None:
         """Hydra's entry: run everything the command line asks for."""
+        from lutlab.experiment.plan.settings import Settings, settings_of
         from lutlab.experiment.run import pipeline
 
-        pipeline.sweep(arguments, compose=self._compose, launch=self._launch)
+        def compose(overrides: Sequence[str]) -> Settings:
+            loader = self.hydra_context.config_loader
+            return settings_of(loader.load_sweep_config(self.config, list(overrides)))
 
-    def _compose(self, overrides: Sequence[str]) -> DictConfig:
-        return self.hydra_context.config_loader.load_sweep_config(self.config, list(overrides))
+        pipeline.sweep(arguments, compose=compose, launch=self._launch)
 
     def _launch(self, jobs: Sequence[Sequence[str]]) -> list[Any]:
         """Run one job a row; raises the first error that a job did not record itself."""

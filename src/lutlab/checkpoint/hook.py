@@ -1,8 +1,9 @@
 """Make transformers know lutlab's format once both are imported, in either order, without importing transformers.
 
 transformers skips a quantization_config that nobody registered: it warns, and loads random weights. So registering is
-not left to the user; nor does `run.py --help` pay for it. Where transformers is not imported yet, a finder waits for
-the one module that holds its registries, lets it load as always, registers, and is gone.
+not left to the user; nor does `run.py --help` pay for it. As of transformers 5.23 a quantizer can only be registered by
+a call in the module that holds the registries, which imports torch: there is no entry point and no lazy registration.
+So where transformers is not imported yet, a finder waits for it, lets it load as always, registers, and is gone.
 """
 
 from __future__ import annotations

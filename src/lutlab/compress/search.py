@@ -31,6 +31,7 @@ from transformers import PreTrainedModel
 from lutlab.compress.allocate import Option, allocate, budget_bits
 from lutlab.compress.driver import quantize_model
 from lutlab.compress.kept_blocks import StatsStore
+from lutlab.compress.sizes import refuse_below
 from lutlab.compress.widths import widths
 from lutlab.errors import LutlabError
 from lutlab.groups import Width
@@ -227,12 +228,7 @@ def _batches(model: PreTrainedModel, windows: torch.Tensor) -> list[torch.Tensor
 
 def _solve(options: Mapping[str, Sequence[Option]], bits: int, weights: int) -> dict[str, Option]:
     smallest = sum(min(option.bits for option in some) for some in options.values())
-    if smallest > bits:
-        raise LutlabError(
-            f"budget={bits / weights:.4g} is below the smallest size that the candidates give, "
-            f"{smallest / weights:.4g} bits a weight: raise it, or allow fewer bits (candidates.q) or larger groups "
-            "(candidates.g)"
-        )
+    refuse_below(smallest, bits, weights)
     return allocate(options, bits)
 
 

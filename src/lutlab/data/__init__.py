@@ -23,6 +23,7 @@ from lutlab.specs import Text, TextSpec
 
 __all__ = [
     "calibration_windows",
+    "check_limit",
     "choices",
     "examples",
     "load_text",
@@ -42,10 +43,7 @@ def load_text(spec: TextSpec) -> Text:
             an empty split, another number of rows than the draws of its protocol rest on, or a limit below 1.
     """
     rule = protocol(spec.protocol)
-    if spec.limit is not None and spec.limit < 1:
-        raise LutlabError(
-            f"data.limit={spec.limit}: give the number of windows or examples to evaluate, at least 1, or null for all"
-        )
+    check_limit(spec.limit)
     if spec.source not in SOURCES:
         raise LutlabError(f"unknown data.source '{spec.source}': {nearest(spec.source, SOURCES)}")
     if (spec.source == "embedded") != (rule.dataset in embedded.READERS):
@@ -75,6 +73,14 @@ def load_text(spec: TextSpec) -> Text:
     if rule.dataset in TEMPLATES:
         rows = item_rows(rule.dataset, rows, origin)
     return Text(spec.protocol, tuple(rows), _rows_sha256(rows), origin, spec.limit)
+
+
+def check_limit(limit: int | None) -> None:
+    """Raises LutlabError unless it is None or at least 1."""
+    if limit is not None and limit < 1:
+        raise LutlabError(
+            f"data.limit={limit}: give the number of windows or examples to evaluate, at least 1, or null for all"
+        )
 
 
 def _rows_sha256(rows: Iterable[str]) -> str:

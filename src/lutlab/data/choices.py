@@ -56,7 +56,7 @@ def item_rows(dataset: str, records: Iterable[str], origin: str) -> list[str]:
     Args:
         dataset: a key of TEMPLATES.
         records: JSON objects as the data set is published, on the hub or as files.
-        origin: where they come from, for the message.
+        origin: their source, for the message.
 
     Raises:
         LutlabError: a record that lacks a field or has no right answer.

@@ -23,7 +23,7 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Protocol:
-    """How one named text is made.
+    """Recipe of one named text.
 
     Attributes:
         dataset: key of a data set the sources know: wikitext2, ptb, c4, lambada, …
@@ -32,11 +32,12 @@ class Protocol:
             `choices`, items one of whose endings is right; `calibration`, random crops that a method looks at.
         join: separator between the rows of a stream; None where the stream is not a plain join.
         attested: False where we inferred it because no paper or code states it.
-        description: what is read, and who says so.
+        description: the text that is read, and the authority for it.
         rows: only the first so many rows are read; None reads all.
         windows: the stream ends after so many windows; None keeps all full windows.
         crops: the windows are random crops of documents, not of the rows joined.
         documents: rows the data set has, where the draws depend on it; another number is refused.
+        version: raised by whoever changes the token ids that the same rows become; part of the ids of its cells.
     """
 
     dataset: str
@@ -49,6 +50,7 @@ class Protocol:
     windows: int | None = None
     crops: bool = False
     documents: int | None = None
+    version: int = 1
 
 
 PROTOCOLS = {

@@ -20,10 +20,12 @@ import gc
 import hashlib
 import os
 import re
+import sys
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from lutlab.data.kept import recall
 from lutlab.errors import LutlabError
 
 SLICES = ("topics", "docstrings", "passages")
@@ -70,28 +72,40 @@ def topics() -> dict[str, str]:
 
 @functools.cache
 def docstrings() -> dict[str, tuple[str, ...]]:
-    """Top-level standard-library module -> its docstrings in source order; a text met before is not repeated."""
+    """Top-level standard-library module -> its docstrings in source order; a text met before is not repeated.
+
+    Parsing takes seconds, so they are kept by a hash of the sources, of this file and of the Python that parses.
+    """
     root = Path(sysconfig.get_paths()["stdlib"])
-    found: dict[str, list[str]] = {}
-    seen: set[str] = set()
-    collecting = gc.isenabled()
-    gc.disable()  # a syntax tree is freed by reference counts; collecting meanwhile doubles the time
-    try:
-        for path in _sources(root):
-            for text in _docstrings_in(path):
-                if text not in seen:
-                    seen.add(text)
-                    name = path.relative_to(root).parts[0].removesuffix(".py")
-                    found.setdefault(name, []).append(text)
-    finally:
-        if collecting:
-            gc.enable()
+    sources = {path.relative_to(root).as_posix(): path.read_bytes() for path in _sources(root)}
+    deciding = [sys.version.encode(), Path(__file__).read_bytes()]
+    for name, source in sources.items():
+        deciding += [name.encode(), source]
+    found = recall("pydocs", deciding, lambda: _docstrings(sources))
     if not found:
         raise LutlabError(
             f"no standard-library sources under {root}; the embedded text needs them: use a Python whose library is "
             "a folder of .py files, or evaluate on files with data.root=<folder>"
         )
     return {name: tuple(texts) for name, texts in found.items()}
+
+
+def _docstrings(sources: Mapping[str, bytes]) -> dict[str, list[str]]:
+    """Top-level module -> docstrings; sources: relative path -> content, in order."""
+    found: dict[str, list[str]] = {}
+    seen: set[str] = set()
+    collecting = gc.isenabled()
+    gc.disable()  # a syntax tree is freed by reference counts; collecting meanwhile doubles the time
+    try:
+        for path, source in sources.items():
+            for text in _docstrings_in(source):
+                if text not in seen:
+                    seen.add(text)
+                    found.setdefault(path.partition("/")[0].removesuffix(".py"), []).append(text)
+    finally:
+        if collecting:
+            gc.enable()
+    return found
 
 
 def _sources(root: Path) -> list[Path]:
@@ -108,10 +122,10 @@ def _sources(root: Path) -> list[Path]:
     return sorted(paths)
 
 
-def _docstrings_in(path: Path) -> Iterator[str]:
+def _docstrings_in(source: bytes) -> Iterator[str]:
     """Docstrings in the order of `ast.walk`, whose nine tenths, the expressions, define nothing."""
     try:
-        nodes: list[ast.AST] = [ast.parse(path.read_bytes())]
+        nodes: list[ast.AST] = [ast.parse(source)]
     except SyntaxError:  # the library ships a few files that are templates or deliberately wrong
         return
     for node in nodes:  # grows while it is walked: breadth first

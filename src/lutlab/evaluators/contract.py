@@ -1,4 +1,4 @@
-"""Contract of an evaluator: a Subject in, a Measurement out.
+"""Contract of an evaluator: a Subject in, a Measurement out; its columns and its cost are declared beside it.
 
 An evaluator is a frozen dataclass under `@register("evaluator", <name>)`; its fields are `evaluator.<name>.<field>=`.
 """
@@ -6,10 +6,64 @@ An evaluator is a frozen dataclass under `@register("evaluator", <name>)`; its f
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from lutlab.specs import ModelRun
+
 if TYPE_CHECKING:
-    from lutlab.specs import Measurement, Subject
+    from lutlab.specs import Measurement, RunSpec, Subject
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One number of an evaluator, a column of a table.
+
+    Attributes:
+        name: key of Measurement.values; the unit is part of it.
+        unit: as a table prints it.
+        title: of the column in a free sweep, after the text's name.
+        quantized_only: weights in full precision have no such number.
+    """
+
+    name: str
+    unit: str
+    title: str
+    lower_is_better: bool = True
+    quantized_only: bool = False
+
+
+@dataclass(frozen=True)
+class Work:
+    """The cost of a measurement in units of no machine: experiment/plan/cost.py turns it into seconds and bytes here.
+
+    Attributes:
+        passes: over all tokens of the text, a window or an example at once.
+        checked_tokens: seen at once beside the text, as to check what was decoded.
+        decoded_tokens: one after another, each of which reads the linear weights and the head.
+        read_share: part of the rate at which memory is read here that the products of a decoded token reach.
+        bits: stored bits of a linear weight while decoding; None: those of the run.
+        packed_copies: of the model, held beside it.
+        packed_files: of the model, written and read once.
+        float32_files: the same in float32.
+        processes: fresh ones, which import torch and transformers.
+        streamed_bytes: read from memory, of products without a model.
+        drawn_weights: made and packed, of products without a model.
+        held_bytes: beside the model, or in its place.
+    """
+
+    passes: int = 0
+    checked_tokens: int = 0
+    decoded_tokens: int = 0
+    read_share: float = 0.5
+    bits: float | None = None
+    packed_copies: int = 0
+    packed_files: int = 0
+    float32_files: int = 0
+    processes: int = 0
+    streamed_bytes: int = 0
+    drawn_weights: int = 0
+    held_bytes: int = 0
 
 
 class Evaluator(ABC):
@@ -17,11 +71,28 @@ class Evaluator(ABC):
 
     Attributes:
         version: raised by whoever changes what the evaluator returns; part of the ids of its cells.
+        metrics: all that `measure` returns; a free sweep shows the first.
+        measures: ModelRun or ProductRun, the kind of row that has such a number.
         of_this_machine: True for speed and memory: ids hold processor, instruction set and threads, rows run alone.
     """
 
     version: ClassVar[int]
+    metrics: ClassVar[tuple[Metric, ...]]
+    measures: ClassVar[type] = ModelRun
     of_this_machine: ClassVar[bool] = False
+
+    @classmethod
+    def obstacle(cls, run: RunSpec) -> str:
+        """The reason why a row of the kind that it measures cannot be measured here; empty where it can.
+
+        Raises:
+            LutlabError: the row asks for something that does not exist.
+        """
+        return ""
+
+    @abstractmethod
+    def work(self, run: RunSpec) -> Work:
+        """The cost of measuring a row, loading and quantizing not included."""
 
     @abstractmethod
     def measure(self, subject: Subject) -> Measurement:
@@ -30,3 +101,8 @@ class Evaluator(ABC):
         Raises:
             LutlabError: the subject lacks what is measured; the message says what to do.
         """
+
+
+def metric_of(evaluator: type[Evaluator], name: str) -> Metric | None:
+    """The declared metric of that name; None where there is none."""
+    return next((metric for metric in evaluator.metrics if metric.name == name), None)

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 from lutlab.errors import LutlabError
 from lutlab.evaluators import context_length, evaluation_mode
-from lutlab.evaluators.contract import Evaluator
+from lutlab.evaluators.contract import Evaluator, Metric, Work
 from lutlab.evaluators.depth import scaled_to_all_layers
 from lutlab.registry import register
-from lutlab.specs import Measurement, Subject
+from lutlab.specs import Measurement, RunSpec, Subject
 
 if TYPE_CHECKING:
     import torch
@@ -40,9 +40,16 @@ class Generation(Evaluator):
     """
 
     version: ClassVar[int] = 1
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        Metric("tokens_per_s", "tokens/s", "decoding", lower_is_better=False),
+    )
     of_this_machine: ClassVar[bool] = True
     tokens: int = 128
     repeats: int = 5
+
+    def work(self, run: RunSpec) -> Work:
+        """A decoding that is checked, and the timed ones."""
+        return decoding(self.tokens, self.repeats)
 
     @scaled_to_all_layers
     def measure(self, subject: Subject) -> Measurement:
@@ -52,6 +59,11 @@ class Generation(Evaluator):
             LutlabError: the model's context is too short, or decoding with a cache chooses other tokens than without.
         """
         return timed(subject.model, self.tokens, self.repeats)
+
+
+def decoding(tokens: int, repeats: int) -> Work:
+    """The cost of `timed`."""
+    return Work(checked_tokens=tokens, decoded_tokens=(1 + repeats) * tokens)
 
 
 def timed(model: PreTrainedModel, tokens: int, repeats: int) -> Measurement:

@@ -13,12 +13,13 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from lutlab.evaluators.contract import Evaluator
+from lutlab.evaluators.contract import Evaluator, Metric, Work
+from lutlab.evaluators.kernel_latency import ROUNDS, work_of
 from lutlab.measure import contestants, products, ranks, tensor_parallel
 from lutlab.measure.energy import Energy, Nvml, Several, energy_of, idle_watts, missing_library
 from lutlab.measure.timing import COLD, GpuTimer
 from lutlab.registry import register
-from lutlab.specs import Measurement, RunSpec, Subject
+from lutlab.specs import Measurement, ProductRun, Subject
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,19 +53,32 @@ class KernelEnergy(Evaluator):
     """
 
     version: ClassVar[int] = 1
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        Metric("energy_mj", "mJ", "product"),
+        Metric("energy_net_mj", "mJ", "product, without idle"),
+        Metric("power_w", "W", "power"),
+        Metric("gpu_utilization", "%", "GPU utilization", lower_is_better=False),
+        Metric("memory_utilization", "%", "memory utilization", lower_is_better=False),
+        Metric("energy_ratio_fp16", "x", "energy over fp16"),
+        Metric("energy_ratio_fp32", "x", "energy over fp32"),
+    )
     of_this_machine: ClassVar[bool] = True
-    of_products: ClassVar[bool] = True
+    measures: ClassVar[type] = ProductRun
 
-    @staticmethod
-    def obstacle(spec: RunSpec) -> str:
-        """Why a row cannot be measured here; empty where it can."""
-        reason = products.obstacle(spec)
-        if not reason and spec.device == "cpu":
+    @classmethod
+    def obstacle(cls, run: ProductRun) -> str:
+        """As products.obstacle; or there is no GPU, or no library that reads its counter."""
+        reason = products.obstacle(run)
+        if not reason and run.device == "cpu":
             return "no CUDA device: energy is the GPU's own counter's"
         return reason or missing_library()
 
+    def work(self, run: ProductRun) -> Work:
+        """As of timing the same row."""
+        return work_of(run, ROUNDS["cpu"])
+
     def measure(self, subject: Subject) -> Measurement:
-        """Needs no model, no text and no tokenizer: the row's RunSpec alone.
+        """Needs no model, no text and no tokenizer: the row's ProductRun alone.
 
         Raises:
             LutlabError: as contestants.enter and ranks.run; no NVML or no counter.
@@ -89,7 +103,7 @@ class KernelEnergy(Evaluator):
         )
 
 
-def _of_one(spec: RunSpec) -> Energies:
+def _of_one(spec: ProductRun) -> Energies:
     import torch
 
     entered = contestants.enter(spec)
@@ -116,7 +130,7 @@ def _energy(one: Contestant, timer: GpuTimer, counter: Counter, idle: float) -> 
     return energy_of(run, calls, counter, idle)
 
 
-def _of_rank(rank: Rank, spec: RunSpec) -> Energies | None:
+def _of_rank(rank: Rank, spec: ProductRun) -> Energies | None:
     """The dense products of rank 0's GPU alone, then the shared one; None but of rank 0."""
     import torch
 

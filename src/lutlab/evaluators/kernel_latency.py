@@ -15,19 +15,55 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from lutlab.errors import LutlabError, nearest
-from lutlab.evaluators.contract import Evaluator
+from lutlab.evaluators.contract import Evaluator, Metric, Work
 from lutlab.groups import group_count, group_length
 from lutlab.measure import contestants, products, tensor_parallel
 from lutlab.measure.energy import clocks_of
-from lutlab.measure.timing import COLD, RESIDENT, CpuTimer, GpuTimer, race
+from lutlab.measure.timing import CALLS, COLD, RESIDENT, CpuTimer, GpuTimer, race
 from lutlab.registry import register
-from lutlab.specs import Measurement, RunSpec, Subject
+from lutlab.specs import Measurement, ProductRun, Subject
 
 if TYPE_CHECKING:
     from lutlab.measure.contestants import Entrants
 
 # On a CPU so many that a second in which the machine does something else is no more than a few of them.
 ROUNDS = {"cpu": 25, "cuda": 200}
+
+
+def _of_size(width: int) -> tuple[Metric, ...]:
+    """Sizes against dense weights of so many bits."""
+    dense = f"fp{width}"
+    ratios = (
+        Metric(f"ratio_{dense}{how}", "x", f"{dense} size over own", False, quantized_only=True)
+        for how in ("_table", "_eq", "")
+    )
+    return (
+        Metric(f"baseline_{dense}_mb", "MB", f"{dense} weights", quantized_only=True),
+        Metric(f"megabytes_{dense}_table", "MB", f"size, {dense} scales", quantized_only=True),
+        *ratios,
+    )
+
+
+_METRICS = (
+    Metric("latency_us", "µs", "product"),
+    Metric("baseline_fp16_us", "µs", "fp16 product"),
+    Metric("baseline_fp32_us", "µs", "fp32 product"),
+    Metric("speedup_fp16", "x", "speed-up over fp16", lower_is_better=False),
+    Metric("speedup_fp32", "x", "speed-up over fp32", lower_is_better=False),
+    Metric("best_us", "µs", "best kernel"),
+    Metric("best_speedup_fp16", "x", "best speed-up over fp16", lower_is_better=False),
+    Metric("best_speedup_fp32", "x", "best speed-up over fp32", lower_is_better=False),
+    Metric("gb_s", "GB/s", "read", lower_is_better=False),
+    Metric("bandwidth_fraction", "of memory", "read", lower_is_better=False),
+    Metric("bits_per_weight", "bits/weight", "size"),
+    Metric("relative_error", "|y - x W^T| / |x W^T|", "error"),
+    *_of_size(16),
+    *_of_size(32),
+    Metric("group_size", "weights", "group", quantized_only=True),
+    Metric("over_rowwise", "x", "time over row-wise", quantized_only=True),
+    Metric("compute_percent", "%", "compute", lower_is_better=False),
+    Metric("communication_percent", "%", "communication"),
+)
 
 
 @register("evaluator", "kernel_latency")
@@ -55,7 +91,8 @@ class KernelLatency(Evaluator):
 
     version: ClassVar[int] = 1
     of_this_machine: ClassVar[bool] = True
-    of_products: ClassVar[bool] = True
+    measures: ClassVar[type] = ProductRun
+    metrics: ClassVar[tuple[Metric, ...]] = _METRICS
     rounds: int | None = None
     weights: str = COLD
 
@@ -64,13 +101,17 @@ class KernelLatency(Evaluator):
             known = nearest(self.weights, (COLD, RESIDENT))
             raise LutlabError(f"kernel_latency cannot time '{self.weights}' weights: {known}")
 
-    @staticmethod
-    def obstacle(spec: RunSpec) -> str:
-        """Why a row cannot be measured here; empty where it can."""
-        return products.obstacle(spec)
+    @classmethod
+    def obstacle(cls, run: ProductRun) -> str:
+        """As products.obstacle."""
+        return products.obstacle(run)
+
+    def work(self, run: ProductRun) -> Work:
+        """The contestants' rounds; on a GPU, whose rounds are short, as many as on a CPU are counted."""
+        return work_of(run, self.rounds or ROUNDS["cpu"])
 
     def measure(self, subject: Subject) -> Measurement:
-        """Needs no model, no text and no tokenizer: the row's RunSpec alone.
+        """Needs no model, no text and no tokenizer: the row's ProductRun alone.
 
         Raises:
             LutlabError: a contestant's product is wrong, or there is no kernel for the row, or of GPUs that share
@@ -103,7 +144,16 @@ class KernelLatency(Evaluator):
         )
 
 
-def _timed(spec: RunSpec, rounds: int, kind: str) -> Entrants:
+def work_of(run: ProductRun, rounds: int) -> Work:
+    """The dense product, the row's own and its row-wise one take turns, each with its copies, which are cold."""
+    weights = sum(rows * columns for rows, columns, _ in run.shapes)
+    sizes = [4 * weights, run.q * weights // 8, run.q * weights // 8]
+    moved = sum(max(CALLS * size, products.COLD_LIMIT // 2) for size in sizes)
+    held = sum(max(2 * size, products.COLD_LIMIT // 2) for size in sizes)
+    return Work(streamed_bytes=rounds * moved, drawn_weights=weights, held_bytes=held + 9 * weights)
+
+
+def _timed(spec: ProductRun, rounds: int, kind: str) -> Entrants:
     """The contestants of one device, after their race."""
     import torch
 
@@ -117,9 +167,9 @@ def _timed(spec: RunSpec, rounds: int, kind: str) -> Entrants:
     return entered
 
 
-def _values(spec: RunSpec, entered: Entrants, kind: str) -> dict[str, float]:
-    shapes = products.shapes_of(spec)
-    own, weights = entered.own, sum(rows * columns for rows, columns, _ in shapes)
+def _values(spec: ProductRun, entered: Entrants, kind: str) -> dict[str, float]:
+    shapes, own = spec.shapes, entered.own
+    weights = sum(rows * columns for rows, columns, _ in shapes)
     values = {
         "latency_us": own.seconds(kind) * 1e6,
         "baseline_fp16_us": entered.fp16.seconds(kind) * 1e6,

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from lutlab.data.tokens import begin_id, examples
 from lutlab.evaluators import context_length, exp_of_mean, needed, scoring, text_facts
-from lutlab.evaluators.contract import Evaluator
+from lutlab.evaluators.contract import Evaluator, Metric, Work
 from lutlab.registry import register
-from lutlab.specs import Measurement, Subject
+from lutlab.specs import Measurement, RunSpec, Subject
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -55,8 +55,18 @@ class Lambada(Evaluator):
     """
 
     version: ClassVar[int] = 1
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        Metric("lambada_accuracy", "accuracy", "last word", lower_is_better=False),
+        Metric("lambada_perplexity", "perplexity", "last word"),
+        Metric("lambada_accuracy_stderr", "accuracy", "last word, standard error"),
+        Metric("lambada_perplexity_stderr", "perplexity", "last word, standard error"),
+    )
 
     bos: str = "tokenizer"
+
+    def work(self, run: RunSpec) -> Work:
+        """One pass over the text."""
+        return Work(passes=1)
 
     def measure(self, subject: Subject) -> Measurement:
         """Last-word scores of subject.text; contexts are cut to the model's context, or subject.seqlen if it has none.

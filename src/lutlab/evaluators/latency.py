@@ -12,8 +12,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import ClassVar
 
-from lutlab.evaluators.contract import Evaluator
-from lutlab.evaluators.generation import Generation
+from lutlab.evaluators.contract import Evaluator, Metric, Work
+from lutlab.evaluators.generation import Generation, decoding
 from lutlab.registry import register
 from lutlab.specs import Measurement, RunSpec, Subject
 
@@ -24,20 +24,27 @@ class Latency(Evaluator):
     """Metric `latency_1gpu_ms`; samples are the seconds of each repeat. Attributes are those of Generation."""
 
     version: ClassVar[int] = 1
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        Metric("latency_1gpu_ms", "ms/token", "decoding on 1 GPU"),
+    )
     of_this_machine: ClassVar[bool] = True
     tokens: int = 128
     repeats: int = 5
 
-    @staticmethod
-    def obstacle(spec: RunSpec) -> str:
+    @classmethod
+    def obstacle(cls, run: RunSpec) -> str:
         """Why a row cannot be measured here; empty where it can."""
-        if spec.device == "cpu":
+        if run.device == "cpu":
             return "no CUDA device: it is the latency on one GPU; on a CPU, 'generation' tells the speed"
-        if spec.device == "spread":
+        if run.device == "spread":
             return (
                 "the model is spread over all GPUs, and this is the latency on one: set device=cuda"
             )
         return ""
+
+    def work(self, run: RunSpec) -> Work:
+        """As Generation."""
+        return decoding(self.tokens, self.repeats)
 
     def measure(self, subject: Subject) -> Measurement:
         """Needs no text and no tokenizer. Raises LutlabError as Generation does."""

@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from lutlab.errors import LutlabError
 from lutlab.evaluators import evaluation_mode
-from lutlab.evaluators.contract import Evaluator
+from lutlab.evaluators.contract import Evaluator, Metric, Work
 from lutlab.evaluators.depth import scaled_to_all_layers
 from lutlab.evaluators.generation import check_context
 from lutlab.registry import register
-from lutlab.specs import Measurement, Subject
+from lutlab.specs import Measurement, RunSpec, Subject
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,6 +40,7 @@ _PEERS = ("llama_cpp", "gguf")
 # Least cosine of q4_0's logits with ours, over the tokens checked: rounding leaves more, another model's are near 0.
 _LIKE = 0.8
 _CHECKED = 8
+_Q4_0_BITS = 4.5  # 4 bits a weight, and a float16 scale for 32
 
 
 @register("evaluator", "llama_cpp")
@@ -53,17 +54,27 @@ class LlamaCpp(Evaluator):
     """
 
     version: ClassVar[int] = 1
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        Metric("tokens_per_s", "tokens/s", "llama.cpp q4_0", lower_is_better=False),
+    )
     of_this_machine: ClassVar[bool] = True
     tokens: int = 128
     repeats: int = 5
 
-    @staticmethod
-    def lacking() -> str:
-        """What is not installed; empty where nothing is."""
-        absent = [name for name in _PEERS if importlib.util.find_spec(name) is None]
-        if not absent:
-            return ""
-        return f"{' and '.join(absent)} not installed: pip install llama-cpp-python gguf"
+    @classmethod
+    def obstacle(cls, run: RunSpec) -> str:
+        """The peers that are not installed; empty where all are."""
+        return _lacking()
+
+    def work(self, run: RunSpec) -> Work:
+        """A decoding that is checked and the timed ones, of a q4_0 model made from a float32 file."""
+        return Work(
+            checked_tokens=self.tokens,
+            decoded_tokens=(1 + self.repeats) * self.tokens,
+            bits=_Q4_0_BITS,
+            packed_copies=1,
+            float32_files=1,
+        )
 
     @scaled_to_all_layers
     def measure(self, subject: Subject) -> Measurement:
@@ -75,7 +86,7 @@ class LlamaCpp(Evaluator):
         """
         import torch
 
-        if absent := self.lacking():
+        if absent := _lacking():
             raise LutlabError(absent)
         model = subject.model
         check_context(model, self.tokens)
@@ -102,6 +113,13 @@ class LlamaCpp(Evaluator):
         }
         values = {"tokens_per_s": self.tokens / statistics.median(seconds)}
         return Measurement(values=values, n=self.repeats, samples=tuple(seconds), facts=facts)
+
+
+def _lacking() -> str:
+    absent = [name for name in _PEERS if importlib.util.find_spec(name) is None]
+    if not absent:
+        return ""
+    return f"{' and '.join(absent)} not installed: pip install llama-cpp-python gguf"
 
 
 class _Decoder:

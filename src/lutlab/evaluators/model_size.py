@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from lutlab.evaluators.contract import Evaluator
+from lutlab.evaluators.contract import Evaluator, Metric, Work
 from lutlab.formats.bcq import bits_paper
 from lutlab.registry import register
-from lutlab.specs import LayerStats, Measurement, Subject
+from lutlab.specs import LayerStats, Measurement, RunSpec, Subject
 
 # metric's suffix -> (formula, bits of a weight in full precision)
 _FORMULAS = {
@@ -21,6 +21,15 @@ _FORMULAS = {
     "table6": ("lut-gemm-table6", 16),
     "nuqmm": ("nuqmm", 32),
 }
+
+
+def _by_formula(suffix: str) -> tuple[Metric, ...]:
+    formula = _FORMULAS[suffix][0]
+    return (
+        Metric(f"bits_paper_{suffix}", "bits/weight", f"size by {formula}"),
+        Metric(f"megabytes_{suffix}", "MB", f"size by {formula}"),
+        Metric(f"ratio_{suffix}", "x", f"compression by {formula}", lower_is_better=False),
+    )
 
 
 @register("evaluator", "model_size")
@@ -36,6 +45,18 @@ class ModelSize(Evaluator):
     """
 
     version: ClassVar[int] = 1
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        Metric("bits_per_weight", "bits/weight", "size as stored"),
+        Metric("megabytes", "MB", "size as stored"),
+        Metric("ratio", "x", "compression", lower_is_better=False),
+        Metric("bits_per_weight_bcq", "bits/weight", "size in binary form"),
+        Metric("megabytes_bcq", "MB", "size in binary form"),
+        *(metric for suffix in _FORMULAS for metric in _by_formula(suffix)),
+    )
+
+    def work(self, run: RunSpec) -> Work:
+        """No run of the model: sizes were taken when the layers were quantized."""
+        return Work()
 
     def measure(self, subject: Subject) -> Measurement:
         """Needs no text. A layer in full precision counts its full bits in every formula."""

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lutlab.errors import LutlabError
-from lutlab.evaluators.contract import Evaluator
+from lutlab.evaluators.contract import Evaluator, Metric, Work
 from lutlab.registry import register
-from lutlab.specs import Measurement, Subject
+from lutlab.specs import Measurement, RunSpec, Subject
 
 
 @register("evaluator", "output_error")
@@ -20,6 +20,13 @@ class OutputError(Evaluator):
     """Metric `output_relative_mse`; one sample a layer, in forward order. Lower is better."""
 
     version: ClassVar[int] = 1
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        Metric("output_relative_mse", "relative MSE", "output error"),
+    )
+
+    def work(self, run: RunSpec) -> Work:
+        """No run of the model: the errors were taken when the layers were quantized."""
+        return Work()
 
     def measure(self, subject: Subject) -> Measurement:
         """Needs no text: the errors were taken when the layers were quantized.

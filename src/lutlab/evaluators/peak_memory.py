@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from lutlab.errors import LutlabError
-from lutlab.evaluators.contract import Evaluator
+from lutlab.evaluators.contract import Evaluator, Metric, Work
 from lutlab.evaluators.depth import scaled_to_all_layers
 from lutlab.evaluators.generation import check_context, decode, kernels
 from lutlab.registry import register
-from lutlab.specs import Measurement, Subject
+from lutlab.specs import Measurement, RunSpec, Subject
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -40,8 +40,16 @@ class PeakMemory(Evaluator):
     """Metrics `peak_memory_gb` and `model_memory_gb`, in 10^9 bytes; `tokens` are decoded."""
 
     version: ClassVar[int] = 1
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        Metric("peak_memory_gb", "GB", "peak memory"),
+        Metric("model_memory_gb", "GB", "memory of the model"),
+    )
     of_this_machine: ClassVar[bool] = True
     tokens: int = 128
+
+    def work(self, run: RunSpec) -> Work:
+        """One decoding by a fresh process, which holds a packed model of its own."""
+        return Work(decoded_tokens=self.tokens, packed_copies=1, packed_files=1, processes=1)
 
     @scaled_to_all_layers
     def measure(self, subject: Subject) -> Measurement:

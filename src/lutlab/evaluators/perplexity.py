@@ -23,9 +23,9 @@ from lutlab.evaluators import (
     needed,
     text_facts,
 )
-from lutlab.evaluators.contract import Evaluator
+from lutlab.evaluators.contract import Evaluator, Metric, Work
 from lutlab.registry import register
-from lutlab.specs import Measurement, Subject
+from lutlab.specs import Measurement, RunSpec, Subject
 
 if TYPE_CHECKING:
     import torch
@@ -46,8 +46,13 @@ class Perplexity(Evaluator):
     """
 
     version: ClassVar[int] = 1
+    metrics: ClassVar[tuple[Metric, ...]] = (Metric("ppl", "perplexity", "ppl"),)
 
     loss_dtype: str = "float32"
+
+    def work(self, run: RunSpec) -> Work:
+        """One pass over the text."""
+        return Work(passes=1)
 
     def measure(self, subject: Subject) -> Measurement:
         """Perplexity of subject.text in windows of subject.seqlen tokens.

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 from lutlab.errors import LutlabError
 from lutlab.evaluators import evaluation_mode
-from lutlab.evaluators.contract import Evaluator
+from lutlab.evaluators.contract import Evaluator, Metric, Work
 from lutlab.evaluators.depth import scaled_to_all_layers
 from lutlab.evaluators.generation import check_context, decode, first_difference, timed
 from lutlab.registry import register
-from lutlab.specs import Measurement, Subject
+from lutlab.specs import Measurement, RunSpec, Subject
 
 if TYPE_CHECKING:
     import torch
@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 
     from lutlab.formats.qigen import PackedQIGen
     from lutlab.modules import QuantLinear
+
+
+# Part of the rate at which memory is read that QIGen's products reach on the machines measured.
+_READ_SHARE = 0.15
 
 
 @register("evaluator", "qigen")
@@ -45,9 +49,21 @@ class QIGen(Evaluator):
     """
 
     version: ClassVar[int] = 1
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        Metric("tokens_per_s", "tokens/s", "QIGen", lower_is_better=False),
+    )
     of_this_machine: ClassVar[bool] = True
     tokens: int = 128
     repeats: int = 5
+
+    def work(self, run: RunSpec) -> Work:
+        """Two decodings that are checked, one to warm up, and the timed ones; all weights packed once more."""
+        return Work(
+            checked_tokens=self.tokens,
+            decoded_tokens=(3 + self.repeats) * self.tokens,
+            read_share=_READ_SHARE,
+            packed_copies=1,
+        )
 
     @scaled_to_all_layers
     def measure(self, subject: Subject) -> Measurement:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from lutlab.evaluators.contract import Evaluator
+from lutlab.evaluators.contract import Evaluator, Metric, Work
 from lutlab.registry import register
-from lutlab.specs import Measurement, Subject
+from lutlab.specs import Measurement, RunSpec, Subject
 
 
 @register("evaluator", "weight_error")
@@ -16,6 +16,13 @@ class WeightError(Evaluator):
     """Metric `weight_relative_mse`; one sample a layer, in forward order."""
 
     version: ClassVar[int] = 1
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        Metric("weight_relative_mse", "relative MSE", "weight error"),
+    )
+
+    def work(self, run: RunSpec) -> Work:
+        """No run of the model: the errors were taken when the layers were quantized."""
+        return Work()
 
     def measure(self, subject: Subject) -> Measurement:
         """Needs no text: the errors were taken when the layers were quantized."""

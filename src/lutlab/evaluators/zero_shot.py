@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, ClassVar
 from lutlab.data.choices import Choice, choices
 from lutlab.data.tokens import begin_id
 from lutlab.evaluators import context_length, needed, scoring, text_facts
-from lutlab.evaluators.contract import Evaluator
+from lutlab.evaluators.contract import Evaluator, Metric, Work
 from lutlab.registry import register
-from lutlab.specs import Measurement, Subject
+from lutlab.specs import Measurement, RunSpec, Subject
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -51,8 +51,18 @@ class ZeroShot(Evaluator):
     """
 
     version: ClassVar[int] = 1
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        Metric("accuracy", "accuracy", "zero-shot", lower_is_better=False),
+        Metric("accuracy_norm", "accuracy", "zero-shot by length", lower_is_better=False),
+        Metric("accuracy_stderr", "accuracy", "zero-shot, standard error"),
+        Metric("accuracy_norm_stderr", "accuracy", "zero-shot by length, standard error"),
+    )
 
     bos: str = "tokenizer"
+
+    def work(self, run: RunSpec) -> Work:
+        """One pass over the text, every ending with its context."""
+        return Work(passes=1)
 
     def measure(self, subject: Subject) -> Measurement:
         """Scores of subject.text; contexts are cut to the model's context, or subject.seqlen if it has none.

@@ -56,7 +56,7 @@ class PackedBCQRows:
 
     @cached_property
     def geometry(self) -> Geometry:
-        """Where the columns lie."""
+        """Places of the columns in the stream."""
         return row_blocks.geometry(self.shape[1], self.group_size, WORD, self.panel_columns)
 
     @cached_property

@@ -36,7 +36,7 @@ WORDS = COLUMNS // 32
 
 @dataclass(frozen=True)
 class Cut:
-    """How K columns become blocks: parts groups in a block, or run blocks for a group; blocks C, groups G'."""
+    """A cut of K columns into blocks: parts groups in a block, or run blocks for a group; blocks C, groups G'."""
 
     parts: int
     run: int

@@ -52,7 +52,7 @@ class PackedCodeStreams:
 
     @property
     def buffers(self) -> dict[str, torch.Tensor | None]:
-        """What a kernel reads, by the names that plans use."""
+        """Buffers that a kernel reads, by the names that plans use."""
         return {"words": self.words, "scales": self.scales}
 
     def to(self, device: torch.device | str) -> PackedCodeStreams:

@@ -1,4 +1,4 @@
-"""What the layouts of BCQ planes for GPU kernels have in common: three buffers and an order of columns.
+"""Common part of the layouts of BCQ planes for GPU kernels: three buffers and an order of columns.
 
 lut_gemm.py, bcq_lanes.py and binary_tiles.py draw where the words lie in them.
 """
@@ -32,7 +32,7 @@ class PlaneBuffers:
 
     @property
     def buffers(self) -> dict[str, torch.Tensor | None]:
-        """What a kernel reads, by the names that plans use."""
+        """Buffers that a kernel reads, by the names that plans use."""
         return {"planes": self.planes, "alpha": self.alpha, "offset": self.offset}
 
     @property

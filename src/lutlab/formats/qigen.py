@@ -49,7 +49,7 @@ UNIT = {2: 16, 3: 32, 4: 8}
 
 @dataclass(frozen=True)
 class Blocks:
-    """How a layer is cut and read.
+    """Blocks of a layer, and the order in which they are read.
 
     m_b, t_b: input channels and outputs of a block; t_u: registers of LANES outputs of a strip; panel: blocks side by
     side that a thread takes together; m_u: input channels a micro kernel unpacks at a time, which moves no word.
@@ -122,7 +122,7 @@ def check_groups(bits: int, group_size: int, in_features: int) -> None:
 
 
 def step(bits: int, group_size: int, in_features: int) -> int:
-    """What m_b is a multiple of: a unit, and a group where there are several."""
+    """Inputs of which m_b is a multiple: a unit, and a group where there are several."""
     length = group_length(group_size, in_features)
     return max(UNIT[bits], length) if length < in_features else UNIT[bits]
 
@@ -142,7 +142,7 @@ def schedule(
     Args:
         size: (N', K').
         bits: of a value.
-        blocks: how the layer is cut; the last block of a row or column of blocks may be smaller.
+        blocks: of the layer; the last block of a row or column of blocks may be smaller.
 
     Returns:
         (first input channel, first output, first word) of each block; index of each panel's first block, and the
@@ -237,7 +237,7 @@ def _check_blocks(blocks: Blocks, q: int, g: int, in_features: int) -> None:
 
 
 def _cuts(size: tuple[int, int], q: int, blocks: Blocks) -> list[tuple[slice, slice]]:
-    """Where each block lies in strips [N' / (8 t_u), K' q / 32, 8 t_u], in the order of memory."""
+    """Place of each block in strips [N' / (8 t_u), K' q / 32, 8 t_u], in the order of memory."""
     height, breadth = blocks.m_b * q // 32, blocks.t_b // (LANES * blocks.t_u)
     cuts = []
     for k, n, _ in schedule(size, q, blocks)[0]:

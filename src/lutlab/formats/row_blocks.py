@@ -1,4 +1,4 @@
-"""Where the kernels' layouts put a weight [N, K]: 32 rows side by side, columns in panels, one stream of bytes.
+"""Places of a weight [N, K] in the kernels' layouts: 32 rows side by side, columns in panels, one stream of bytes.
 
     stream = for each panel of columns, for each block of 32 rows, for each unit of the panel:
              [scales of the unit, 32 rows wide] [words of the unit: word 0, word 1, ...]
@@ -109,7 +109,7 @@ class Geometry:
 def geometry(
     in_features: int, group_size: int, word_columns: int, panel_columns: int = PANEL_COLUMNS
 ) -> Geometry:
-    """How a weight with groups of `group_size` is cut.
+    """Cut of a weight with groups of `group_size`.
 
     Raises:
         LutlabError: the group size is neither -1, nor at least K, nor a multiple of 8.

@@ -66,7 +66,7 @@ class PackedTileCodes:
 
     @property
     def buffers(self) -> dict[str, torch.Tensor | None]:
-        """What a kernel reads, by the names that plans use."""
+        """Buffers that a kernel reads, by the names that plans use."""
         return {"words": self.words, "scales": self.scales}
 
     @property
@@ -107,7 +107,7 @@ def parts(q: int) -> tuple[tuple[int, int], ...]:
 
 
 def bases(q: int) -> int:
-    """How many pairs make a set: base + q is at most the 10 bits of a half's mantissa."""
+    """Number of pairs in a set: base + q is at most the 10 bits of a half's mantissa."""
     return 1 if q == 7 else 8 // parts(q)[0][0]
 
 

@@ -50,7 +50,7 @@ class PackedUniformRows:
 
     @cached_property
     def geometry(self) -> Geometry:
-        """Where the columns lie."""
+        """Places of the columns in the stream."""
         columns = WORD // self.field_bits
         return row_blocks.geometry(self.shape[1], self.group_size, columns, self.panel_columns)
 

@@ -14,22 +14,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lutlab.measure import cpu_contestants, gpu_contestants, products
+from lutlab.measure import cpu_contestants, gpu_contestants
 from lutlab.measure.dense_contestants import dense, int8
 from lutlab.measure.drawn import draw, operands
 from lutlab.measure.timed_row import TimedRow, cold_bytes
 from lutlab.measure.timing import COLD, Contestant, cpu_reader, gpu_copier, together
-from lutlab.specs import RunSpec
+from lutlab.specs import ProductRun, Shape
 
 if TYPE_CHECKING:
     import torch
 
-    from lutlab.measure.products import Shape
-
 
 @dataclass(frozen=True)
 class Entrants:
-    """Timed contestants by place. One may be in several; `rowwise` is None where it has no meaning."""
+    """Timed contestants by place; one may be in several, and `rowwise` is None where it has no meaning."""
 
     own: Contestant
     best: Contestant
@@ -45,7 +43,7 @@ class Entrants:
         return list({id(one): one for one in found if one is not None}.values())
 
 
-def enter(spec: RunSpec, kind: str = COLD) -> Entrants:
+def enter(spec: ProductRun, kind: str = COLD) -> Entrants:
     """Draw the weights, make the contestants and check what each of them computes.
 
     Args:
@@ -56,7 +54,7 @@ def enter(spec: RunSpec, kind: str = COLD) -> Entrants:
         LutlabError: a product is wrong, or there is no kernel for the row.
     """
     row = TimedRow(spec, *cold_bytes(spec.device), kind)
-    made = [_part(row, shape) for shape in products.shapes_of(spec)]
+    made = [_part(row, shape) for shape in spec.shapes]
     joined = {
         name: together([part[name] for part in made]) if made[0][name] else None for name in made[0]
     }

@@ -1,4 +1,4 @@
-"""What a product is timed with, drawn from the row's seed, as a speed does not depend on values; and the exact product.
+"""Operands of a timed product, drawn from the row's seed, as a speed does not depend on values; the exact product.
 
 x [M, K], a dense W [N, K]: normal        codes [N, K]: uniform, scales [N, G] or [q, N, G]: positive
 """
@@ -8,18 +8,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lutlab.groups import check_group_size, group_count
-from lutlab.specs import RunSpec
+from lutlab.specs import ProductRun, Shape
 from lutlab.tensors import BCQTensor, UniformTensor
 
 if TYPE_CHECKING:
     import torch
 
-    from lutlab.measure.products import Shape
 
 _CHECKED_WEIGHTS = 2**22  # at a time, in float64
 
 
-def operands(spec: RunSpec, shape: Shape) -> tuple[torch.Tensor, torch.Tensor | None]:
+def operands(spec: ProductRun, shape: Shape) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Draw from the row's seed, on its device: x [M, K] and, of method=none, the weight [N, K], both float32."""
     import torch
 
@@ -33,7 +32,7 @@ def operands(spec: RunSpec, shape: Shape) -> tuple[torch.Tensor, torch.Tensor | 
     return x, normal(rows, columns) if spec.method == "none" else None
 
 
-def draw(spec: RunSpec, shape: Shape, g: int) -> UniformTensor | BCQTensor:
+def draw(spec: ProductRun, shape: Shape, g: int) -> UniformTensor | BCQTensor:
     """Codes and scales of the row's method, drawn from its seed, with groups of g."""
     import torch
 

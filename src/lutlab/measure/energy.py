@@ -62,7 +62,7 @@ class Energy:
 
 
 def missing_library() -> str:
-    """What to install; empty where NVML can be asked."""
+    """Package to install; empty where NVML can be asked."""
     if importlib.util.find_spec("pynvml") is None:
         return "energy is read through NVML: pip install nvidia-ml-py (the extra 'gpu')"
     return ""
@@ -145,7 +145,7 @@ def energy_of(
 
     Args:
         run: some calls, waited for.
-        calls: how many.
+        calls: their number.
         counter: of the GPU that they run on.
         idle: watts, of idle_watts.
         seconds: of the window, at least.

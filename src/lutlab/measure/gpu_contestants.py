@@ -48,7 +48,7 @@ def cold_products(
         dtype: of x and y.
         device: a GPU.
         variant: its name.
-        copies: how many, of weights of so many bytes.
+        copies: their number, for weights of so many bytes.
         knobs: of the variant, in the place of its defaults.
 
     Raises:

@@ -19,7 +19,7 @@ import re
 
 from lutlab.errors import LutlabError, nearest
 from lutlab.kernels.gpu.short_names import full_name
-from lutlab.specs import RunSpec
+from lutlab.specs import ProductRun, Shape
 
 KERNELS = ("auto", "lut_gemm", "optq", "int16", "int8")
 # Kernels that a paper's table has and nobody measures here -> why.
@@ -29,38 +29,35 @@ ABSENT = {
 METHODS = ("none", "rtn", "bcq")
 # Bytes of all copies of a contestant's weights: 10 times a CPU's last-level cache, 4 times a GPU's L2, within a limit.
 CPU_CACHES, GPU_CACHES, COLD_LIMIT = 10, 4, 2**30
-Shape = tuple[int, int, int]
 
 
-def shapes_of(spec: RunSpec) -> list[Shape]:
-    """(N, K, M) of each product.
+def parse_shapes(text: str) -> tuple[Shape, ...]:
+    """(N, K, M) of each product that a model.id names.
+
+    >>> parse_shapes("4096x1024+1024x4096x8")
+    ((4096, 1024, 1), (1024, 4096, 8))
 
     Raises:
-        LutlabError: model.id is no shape.
+        LutlabError: it is no shape.
     """
     shapes = []
-    for part in spec.model.id.split("+"):
+    for part in text.split("+"):
         found = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)(?:x([1-9]\d*))?", part)
         if not found:
             raise LutlabError(
-                f"model.id={spec.model.id} is not the shape of a product: give out_features x in_features, as "
+                f"model.id={text} is not the shape of a product: give out_features x in_features, as "
                 "4096x1024, with the rows of x as 4096x1024x8, or several as 4096x1024+1024x4096"
             )
         shapes.append((int(found[1]), int(found[2]), int(found[3] or 1)))
-    return shapes
+    return tuple(shapes)
 
 
-def obstacle(spec: RunSpec) -> str:
-    """Why a row cannot be measured here; empty where it can.
+def obstacle(spec: ProductRun) -> str:
+    """Reason for not measuring a row here; empty where it can be.
 
     Raises:
         LutlabError: the row asks for something that no product has.
     """
-    if spec.model.source != "product":
-        return (
-            "it is the speed of one matrix product (model=product model.id=<N>x<K>), not of a model"
-        )
-    shapes_of(spec)
     if spec.method not in METHODS:
         raise LutlabError(
             f"method={spec.method}: a product's weights are drawn, as method={' or '.join(METHODS)} would store them"
@@ -88,7 +85,7 @@ def obstacle(spec: RunSpec) -> str:
     return "tables of 16 bits are of the CPU kernels" if spec.kernel == "int16" else ""
 
 
-def _check_variant(spec: RunSpec) -> None:
+def _check_variant(spec: ProductRun) -> None:
     """Raises LutlabError unless the kernel is a variant of the GPU kernel that has all the knobs."""
     from lutlab.kernels.gpu import lut_gemv
 
@@ -109,13 +106,13 @@ def variant_of(kernel: str) -> str | None:
     return {"auto": None, "lut_gemm": "paper"}.get(kernel, full_name(kernel))
 
 
-def gpus_of(spec: RunSpec) -> int:
-    """How many GPUs share a product: p of kernel=tensor_parallel_<p>, else 1."""
+def gpus_of(spec: ProductRun) -> int:
+    """Number of GPUs that share a product: p of kernel=tensor_parallel_<p>, else 1."""
     found = re.fullmatch(r"tensor_parallel_([2-9]|[1-9]\d+)", spec.kernel)
     return int(found[1]) if found else 1
 
 
-def _on_gpus(spec: RunSpec) -> str:
+def _on_gpus(spec: ProductRun) -> str:
     import torch
 
     gpus, kernel = gpus_of(spec), f"kernel={spec.kernel}"
@@ -123,7 +120,7 @@ def _on_gpus(spec: RunSpec) -> str:
         raise LutlabError(f"{kernel} multiplies dense weights only: set method=none")
     if spec.knobs:
         raise LutlabError(f"{kernel} has no knob '{spec.knobs[0][0]}'")
-    if ragged := [rows for rows, _, _ in shapes_of(spec) if rows % gpus]:
+    if ragged := [rows for rows, _, _ in spec.shapes if rows % gpus]:
         raise LutlabError(
             f"{kernel} gives each GPU as many rows of W: {ragged[0]} rows do not divide by {gpus}"
         )
@@ -138,7 +135,7 @@ def _on_gpus(spec: RunSpec) -> str:
     return ""
 
 
-def _on_a_cpu(spec: RunSpec) -> str:
+def _on_a_cpu(spec: ProductRun) -> str:
     from lutlab.kernels.codegen import compiler
 
     if spec.dtype != "float32":

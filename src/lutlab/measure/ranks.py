@@ -52,7 +52,7 @@ class Rank:
         return float(found)
 
     def first(self, number: float) -> float:
-        """What rank 0 says, for all of them."""
+        """The number of rank 0, given to all ranks."""
         import torch
         from torch import distributed
 
@@ -61,7 +61,7 @@ class Rank:
         return float(found)
 
     def line_up(self) -> None:
-        """What a rank puts on its GPU's stream after this starts when the streams of all have come as far."""
+        """Work that a rank puts on its GPU's stream after this starts when the streams of all have come as far."""
         import torch
         from torch import distributed
 

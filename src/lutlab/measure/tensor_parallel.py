@@ -20,12 +20,11 @@ from lutlab.measure import contestants, drawn, products, ranks
 from lutlab.measure.contestants import Entrants
 from lutlab.measure.timed_row import TimedRow, cold_bytes
 from lutlab.measure.timing import COLD, Contestant, CpuTimer, GpuTimer, race, together
-from lutlab.specs import RunSpec
+from lutlab.specs import ProductRun, Shape
 
 if TYPE_CHECKING:
     import torch
 
-    from lutlab.measure.products import Shape
     from lutlab.measure.ranks import Rank
     from lutlab.measure.timing import Timer
 
@@ -36,7 +35,7 @@ _CHOOSING_ROUNDS = 20  # of the race between the layouts
 
 @dataclass(frozen=True)
 class Shared:
-    """What the ranks do at the same time: `whole` multiplies and gathers, `product` only multiplies."""
+    """Contestants of all ranks at the same time: `whole` multiplies and gathers, `product` only multiplies."""
 
     whole: Contestant
     product: Contestant
@@ -55,7 +54,7 @@ class Slowest:
         return self.rank.largest(self.timer(one, kind))
 
 
-def timed(spec: RunSpec, rounds: int, kind: str = COLD) -> tuple[Entrants, float]:
+def timed(spec: ProductRun, rounds: int, kind: str = COLD) -> tuple[Entrants, float]:
     """Race the shared product with those that contestants.enter has for the first GPU alone, in one run.
 
     Returns:
@@ -68,7 +67,7 @@ def timed(spec: RunSpec, rounds: int, kind: str = COLD) -> tuple[Entrants, float
     return ranks.run(time_on, products.gpus_of(spec), spec.device, (spec, rounds, kind))
 
 
-def time_on(rank: Rank, spec: RunSpec, rounds: int, kind: str) -> tuple[Entrants, float] | None:
+def time_on(rank: Rank, spec: ProductRun, rounds: int, kind: str) -> tuple[Entrants, float] | None:
     """The part of one rank; None but of rank 0."""
     import torch
 
@@ -90,19 +89,19 @@ def time_on(rank: Rank, spec: RunSpec, rounds: int, kind: str) -> tuple[Entrants
     return _result(entered, shared, facts), shared.whole.times(shared.product, kind)
 
 
-def alone(spec: RunSpec, rank: Rank) -> RunSpec:
+def alone(spec: ProductRun, rank: Rank) -> ProductRun:
     """The same row on a rank's own device."""
     return dataclasses.replace(spec, kernel="auto", device=rank.device)
 
 
-def share(spec: RunSpec, rank: Rank, kind: str = COLD) -> tuple[Shared, dict[str, Any]]:
+def share(spec: ProductRun, rank: Rank, kind: str = COLD) -> tuple[Shared, dict[str, Any]]:
     """This rank's share of each product, and facts for a record.
 
     Raises:
-        LutlabError: what was gathered is not the product.
+        LutlabError: the gathered y is not the product.
     """
     row = TimedRow(alone(spec, rank), *cold_bytes(rank.device))
-    parts = [_fastest(row, rank, shape, kind) for shape in products.shapes_of(spec)]
+    parts = [_fastest(row, rank, shape, kind) for shape in spec.shapes]
     whole, product = (together([getattr(p, n) for p in parts]) for n in ("whole", "product"))
     return Shared(whole, product), row.facts | _connection(rank)
 
@@ -146,7 +145,7 @@ def _part(row: TimedRow, rank: Rank, shape: Shape, layout: str) -> Shared:
 
 
 def _connection(rank: Rank) -> dict[str, Any]:
-    """What carries the gathering."""
+    """Facts on the connection that carries the gathering."""
     import torch
 
     if rank.device == "cpu":
@@ -180,5 +179,5 @@ def _result(entered: Entrants, shared: Shared, facts: dict[str, Any]) -> Entrant
 
 
 def _ended(one: Contestant) -> Contestant:
-    """What another process can be told of a contestant."""
+    """A timed contestant without its callable, which cannot be pickled."""
     return dataclasses.replace(one, run=None)

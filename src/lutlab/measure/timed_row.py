@@ -13,7 +13,7 @@ from lutlab.errors import LutlabError
 from lutlab.measure import products
 from lutlab.measure.drawn import relative_error
 from lutlab.measure.timing import COLD, Contestant, copies_for
-from lutlab.specs import RunSpec
+from lutlab.specs import ProductRun
 
 if TYPE_CHECKING:
     import torch
@@ -37,7 +37,7 @@ class TimedRow:
         kind: of weights, cold or resident, with which cuBLAS's layouts race.
     """
 
-    spec: RunSpec
+    spec: ProductRun
     cold: int
     facts: dict[str, Any]
     kind: str = COLD

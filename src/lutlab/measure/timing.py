@@ -85,7 +85,7 @@ class Contestant:
         return lower, upper
 
     def times(self, other: Contestant, kind: str = COLD) -> float:
-        """How many times faster than another one of the same race: median of the ratios round by round."""
+        """Speed over that of another one of the same race: median of the ratios round by round."""
         pairs = zip(self.rounds[kind], other.rounds[kind], strict=True)
         return statistics.median(theirs / own for own, theirs in pairs)
 
@@ -135,7 +135,7 @@ def race(
     Args:
         contestants: in the order in which they take turns.
         timer: seconds of a call in one round: CpuTimer() or GpuTimer().
-        rounds: how many.
+        rounds: their number.
         kinds: cold, resident or both.
 
     Raises:

@@ -167,7 +167,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _layers(config: PreTrainedConfig, wanted: int | None) -> int:
-    """How many layers a synthetic model has."""
+    """Number of layers of a synthetic model."""
     available = config.num_hidden_layers
     if wanted is not None and not 1 <= wanted <= available:
         raise LutlabError(
@@ -254,7 +254,7 @@ def _tokenizer(folder: Path, *, required: bool) -> PreTrainedTokenizerBase | Non
 
 
 def fingerprint(spec: ModelSpec) -> str:
-    """What decides a model's numbers: the hash of its files, its hub commit, or its config if synthetic.
+    """Identity of a model's weights and tokenizer: the hash of its files, its hub commit, or its config if synthetic.
 
     A synthetic model's numbers depend on RunSpec.seed as well, which is no part of a ModelSpec.
 

@@ -1,4 +1,4 @@
-"""Where the decoder blocks of a model are while it is quantized: here, all in memory (models/streamed.py: on disk)."""
+"""The decoder blocks of a model while it is quantized: here, all in memory (models/streamed.py: on disk)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Blocks(Protocol):
     """The blocks of a model, one open at a time: its weights are in memory while it is."""
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Number of blocks."""
 
     def open(self, index: int) -> AbstractContextManager[nn.Module]:
         """A block with its full-precision weights."""

@@ -72,7 +72,7 @@ class Shards:
         Args:
             wanted: name -> a tensor of the shape expected, which may be on the meta device.
             dtype: floating-point weights are converted to it.
-            device: where they go.
+            device: of the tensors.
 
         Raises:
             LutlabError: a file is damaged, or a weight is of another shape, or not finite.

@@ -26,6 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from lutlab.groups import blocks, group_count
+from lutlab.quantizers.one_thread import one_thread
 from lutlab.quantizers.sorted_groups import (
     SortedGroups,
     edges_at,
@@ -68,7 +69,7 @@ def solve(
         g: weights of a group along K; -1 = all of K.
         rounds: most rounds; 0 keeps the greedy coefficients. A group stops by itself where its error stops falling.
         offset: fit z as well, from the symmetric solution and from the min-max grid; the better one is kept.
-        dtype: what alpha and z are rounded to (float64: not rounded).
+        dtype: to which alpha and z are rounded (float64: not rounded).
         chunk_weights: weights solved at a time.
 
     Returns:
@@ -150,24 +151,13 @@ def _pieces(
 
 
 def for_each(work: Callable, pieces: Iterator, device: torch.device) -> None:
-    """Chunks side by side on a CPU, one after the other on a GPU.
-
-    A round is many operations of microseconds: torch's own threads would meet at a barrier in each of them, and wait
-    there whenever the machine is shared. One operation = one thread, one chunk = one thread, no barriers.
-    """
-    import torch
-
+    """Chunks side by side on a CPU, a thread each, one after the other on a GPU."""
     if device.type != "cpu":
         for piece in pieces:
             work(piece)
         return
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(work, pieces))  # list: raises what a worker raised
-    finally:
-        torch.set_num_threads(threads)
+    with one_thread() as threads, ThreadPoolExecutor(threads) as pool:
+        list(pool.map(work, pieces))  # list: raises what a worker raised
 
 
 def _canonical(a: torch.Tensor, folded: bool) -> torch.Tensor:

@@ -109,7 +109,7 @@ class AWQ(Rescaling):
         return best
 
     def prepare(self, stats: CalibStats) -> CalibStats:
-        """What `quantize` needs of an input: its statistics.
+        """Statistics of an input, which `quantize` needs.
 
         Raises:
             LutlabError: they are inf or nan.

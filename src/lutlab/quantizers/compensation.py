@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Protocol
 from lutlab.errors import LutlabError, nearest
 from lutlab.groups import check_bits, check_group_size, group_length
 from lutlab.quantizers.contract import Calibrated
+from lutlab.quantizers.one_thread import one_thread
 from lutlab.tensors import CalibStats
 
 if TYPE_CHECKING:
@@ -217,10 +218,8 @@ class _Sweep:
         groups: torch.Tensor,
         length: int | None,
     ) -> None:
-        import torch
 
         self.factored, self.books, self.length = factored, books, length
-        self.threads = torch.get_num_threads()
         self.groups, self.group_of = groups, groups.tolist()
         self.original = weight.t().index_select(0, factored.order)  # W [K, N]
         self.current = self.original.clone()  # W'
@@ -233,32 +232,41 @@ class _Sweep:
 
         in_features, rows = self.current.shape
         codes = torch.empty(rows, in_features, dtype=torch.uint8, device=self.current.device)
-        try:
-            for first, last in _blocks(in_features, self.length or 1, block_size):
-                # The work of a block is thousands of operations of microseconds, in each of which torch's threads would
-                # meet at a barrier; the products between blocks are most of the arithmetic, and large.
-                torch.set_num_threads(1)
-                self._halve(first, last)
-                torch.set_num_threads(self.threads)
-                self._pass_on(first, last, in_features)
-                at = slice(first, last)
-                codes[:, at] = self.books.codes(torch.stack(self.levels), self.groups[at]).t()
-                self.levels.clear()
-        finally:
-            torch.set_num_threads(self.threads)
+        for first, last in _blocks(in_features, self.length or 1, block_size):
+            self._groups(first, last)
+            self._pass_on(first, last, in_features)
+            at = slice(first, last)
+            codes[:, at] = self.books.codes(torch.stack(self.levels), self.groups[at]).t()
+            self.levels.clear()
         return codes
 
-    def _halve(self, first: int, last: int) -> None:
+    def _groups(self, first: int, last: int) -> None:
         """Round columns first .. last-1, which have the errors of all columns before them.
+
+        Several groups are halved between two of them: a group is up to date when its book is fitted. Fits and the
+        products between groups and blocks are large; the columns of a group are thousands of small operations.
+        """
+        if self.length and last - first > self.length:
+            middle = first + self.length * max(1, (last - first) // self.length // 2)
+            self._groups(first, middle)
+            self._pass_on(first, middle, last)
+            self._groups(middle, last)
+            return
+        if self.length and first % self.length == 0:
+            at = slice(first, first + self.length)
+            self.books.fit(self.group_of[first], self._optimum(at))
+        with one_thread():
+            self._halve(first, last)
+
+    def _halve(self, first: int, last: int) -> None:
+        """Round columns first .. last-1 of one group, whose book is fitted.
 
         E takes the place of W in `original`: nothing reads W of a rounded column again.
         """
         if last - first == 1:
             self._round(first)
             return
-        # A range of several groups is cut between two of them: a group is up to date when its book is fitted.
-        unit = self.length if self.length and last - first > self.length else 1
-        middle = first + unit * max(1, (last - first) // unit // 2)
+        middle = first + (last - first) // 2
         self._halve(first, middle)
         self._pass_on(first, middle, last)
         self._halve(middle, last)
@@ -272,13 +280,7 @@ class _Sweep:
     def _round(self, k: int) -> None:
         import torch
 
-        group = self.group_of[k]
-        if self.length and k % self.length == 0:
-            at = slice(k, k + self.length)
-            torch.set_num_threads(self.threads)
-            self.books.fit(group, self._optimum(at))
-            torch.set_num_threads(1)
-        level, value = self.books.round(group, self.columns[k])
+        level, value = self.books.round(self.group_of[k], self.columns[k])
         self.levels.append(level)
         error = self.original[k]
         torch.sub(error, value, out=error)

@@ -46,7 +46,7 @@ class Grid:
 
     @property
     def dtype(self) -> torch.dtype:
-        """What scales are stored in."""
+        """Dtype of stored scales."""
         import torch
 
         return torch.float16 if self.scale_dtype == "fp16" else torch.float32

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hydra import compose, initialize_config_dir
+from tests.experiment.plan.composing import settings
 
 from lutlab import registry, sources
 from lutlab.data.protocols import PROTOCOLS
@@ -16,8 +16,7 @@ from lutlab.experiment.artifact.artifact import Artifact, load_artifact
 from lutlab.experiment.artifact.catalog import EXPERIMENTS, artifacts
 from lutlab.experiment.artifact.claims import judge
 from lutlab.experiment.artifact.outcome import OURS
-from lutlab.experiment.plan.plan import run_spec
-from lutlab.experiment.plan.settings import register_configs
+from lutlab.experiment.plan.runs import run_of
 from lutlab.experiment.report import compare
 
 LONG_NAMES = [name for name in artifacts() if "/" in name]
@@ -63,7 +62,6 @@ def test_claims_hold_on_the_published_numbers(name: str) -> None:
 @pytest.mark.parametrize("name", LONG_NAMES)
 def test_rows_compose(name: str) -> None:
     """A row of each method the registry has is a configuration; every model of every scale is a preset."""
-    register_configs()
     artifact = load_artifact(name)
     presets = {path.stem for path in (sources.folder("conf") / "model").glob("*.yaml")}
     methods = registry.classes("method")
@@ -74,9 +72,8 @@ def test_rows_compose(name: str) -> None:
             assert named["model"] in presets
             if scale == "embedded" and named["method"] in methods:
                 chosen[tuple(named)] = row
-    with initialize_config_dir(str(sources.folder("conf")), version_base="1.3"):
-        for row in chosen.values():
-            assert run_spec(compose("config", ["device=cpu", *row.overrides])).q
+    for row in chosen.values():
+        assert run_of(settings(*row.overrides)).q
 
 
 def test_table4_numbers_are_the_papers(shared: Path) -> None:

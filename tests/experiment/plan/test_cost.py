@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from lutlab.experiment.plan import cost
-from lutlab.experiment.plan.cost import ModelShape, predict
+from lutlab.experiment.plan.cost import predict
 from lutlab.experiment.plan.plan import PlannedCell
-from lutlab.specs import EvalSpec, ModelSpec, RunSpec
+from lutlab.models.shape import ModelShape
+from lutlab.specs import EvalSpec, ModelRun, ModelSpec
 
 GB = 1e9
 # LLaMA-7B's, from its config
@@ -31,7 +32,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def predicted(evaluator: str, model: str = "7b", **options) -> cost.Cost:
-    spec = RunSpec(ModelSpec(model, "folder", model), "rtn", **{"q": 4, "g": 128} | options)
+    spec = ModelRun(ModelSpec(model, "folder", model), "rtn", **{"q": 4, "g": 128} | options)
     return predict(spec, PlannedCell(EvalSpec(evaluator), None))
 
 

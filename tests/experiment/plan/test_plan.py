@@ -5,28 +5,26 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
+from tests.experiment.plan.composing import settings
 
-from lutlab import sources
 from lutlab.errors import LutlabError
-from lutlab.experiment.artifact.artifact import ColumnSpec
+from lutlab.experiment.artifact.columns import ColumnSpec, free_columns
 from lutlab.experiment.plan import plan
-from lutlab.experiment.plan.settings import register_configs
+from lutlab.experiment.plan.resolve import resolve
 from lutlab.experiment.store.store import Store
 
 
 def planned(tmp_path: Path, *overrides: str, **column: str) -> plan.PlannedCell:
-    register_configs()
-    with initialize_config_dir(str(sources.folder("conf")), version_base="1.3"):
-        config = compose("config", [f"results={tmp_path}", "device=cpu", *overrides])
-    spec = ColumnSpec(title="a", unit="b", **column)
-    return plan._plan_cell(plan.run_spec(config), spec, config, Store(config.results))
+    columns = {"only": ColumnSpec(title="a", unit="b", **column)}
+    resolved = resolve(settings(*overrides), columns)
+    return plan.plan_row("", {}, columns, resolved, None, Store(tmp_path)).cells["only"]
 
 
 def test_a_column_that_nobody_measures_says_why(tmp_path: Path) -> None:
     column = {"evaluator": "latency", "metric": "latency_2gpu_ms"}
     cell = planned(tmp_path, not_run="needs 2 GPUs", **column)
     assert (cell.missing, cell.cell_id) == ("needs 2 GPUs", None)
+    column["metric"] = "latency_1gpu_ms"
     assert "no CUDA device" in planned(tmp_path, **column).missing
 
 
@@ -53,6 +51,8 @@ def test_what_an_evaluator_is_told_names_its_cells_and_its_own_defaults_do_not(t
     assert resident.cell_id != plain.cell_id
 
 
-def test_an_unknown_evaluator_is_a_mistake(tmp_path: Path) -> None:
+def test_an_unknown_evaluator_is_a_mistake() -> None:
     with pytest.raises(LutlabError, match="did you mean 'latency'"):
-        planned(tmp_path, evaluator="latencie", metric="x")
+        free_columns(["latencie"])
+    with pytest.raises(ValueError, match="did you mean 'latency'"):
+        ColumnSpec(title="a", unit="b", evaluator="latencie", metric="x")

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import pytest
-from hydra import compose, initialize_config_dir
-from tests.command_line import CommandLine
+from dataclasses import replace
 
-from lutlab import sources
+import pytest
+from tests.command_line import CommandLine
+from tests.experiment.plan.composing import settings
+
 from lutlab.evaluators import kernel_latency
 from lutlab.evaluators.kernel_latency import KernelLatency
-from lutlab.experiment.plan import cost, ids, plan
+from lutlab.experiment.plan import cost
+from lutlab.experiment.plan.ids import cell_id
 from lutlab.experiment.plan.plan import PlannedCell
-from lutlab.experiment.plan.settings import register_configs
+from lutlab.experiment.plan.runs import run_of
 from lutlab.measure import products
-from lutlab.specs import EvalSpec, ModelSpec, RunSpec
+from lutlab.specs import EvalSpec, ProductRun
 
 PRODUCT = ["model=product", "model.id=96x80", "device=cpu", "logger=none"]
 SPEED = "evaluate=[kernel_latency]"
@@ -33,7 +35,7 @@ def test_a_product_is_measured_once_and_reported(
     found = {record["run"]["method"]: record for record in command.records().values()}
     assert found.keys() == {"none", "bcq"}
     assert found["none"]["values"]["speedup_fp32"] == 1
-    assert found["bcq"]["run"]["model"]["id"] == "96x80"
+    assert found["bcq"]["run"]["shapes"] == [[96, 80, 1]]
     (kernel,) = found["bcq"]["facts"]["kernel"]
     assert "bcq" in kernel
     assert "synthetic-96x80" in outcome.out
@@ -73,7 +75,7 @@ def test_a_plan_predicts_products(command: CommandLine) -> None:
 def test_a_large_product_costs_more_than_a_small_one() -> None:
     cell = PlannedCell(EvalSpec("kernel_latency"), None)
     small, large = (
-        cost.predict(RunSpec(ModelSpec("p", "product", shape), "bcq", 3, 128), cell)
+        cost.predict(ProductRun(products.parse_shapes(shape), "bcq", 3, 128), cell)
         for shape in ("4096x4096", "49152x12288")
     )
     assert small.seconds < large.seconds
@@ -104,20 +106,19 @@ def test_mistakes_are_messages(command: CommandLine, overrides: list[str], messa
     assert "Traceback" not in outcome.err
 
 
-def test_the_choice_of_a_kernel_names_a_cell_and_no_choice_leaves_names_as_they_were() -> None:
-    register_configs()
-    with initialize_config_dir(str(sources.folder("conf")), version_base="1.3"):
-        specs = [
-            plan.run_spec(compose("config", [*PRODUCT[:3], "method=rtn", "q=3", *more]))
-            for more in (
-                [],
-                ["kernel=optq"],
-                ["kernel=paper", "mu=4", "+knobs.luts=4"],
-                ["kernel=r0", "mu=4", "+knobs.luts=4"],
-            )
-        ]
-    auto, optq, paper, short = (ids._run_identity(spec) for spec in specs)
-    assert "kernel" not in auto
-    assert "knobs" not in auto
-    assert optq == auto | {"kernel": "optq"}
-    assert short == paper == auto | {"kernel": "paper", "knobs": (("luts", 4), ("mu", 4))}
+def test_the_choice_of_a_kernel_names_a_cell_and_a_short_name_is_the_same() -> None:
+    runs = [
+        run_of(settings(*PRODUCT[:2], "method=rtn", "q=3", *more))
+        for more in (
+            [],
+            ["kernel=optq"],
+            ["kernel=paper", "mu=4", "+knobs.luts=4"],
+            ["kernel=r0", "mu=4", "+knobs.luts=4"],
+        )
+    ]
+    auto, optq, paper, short = runs
+    assert (auto.kernel, auto.knobs) == ("auto", ())
+    assert optq == replace(auto, kernel="optq")
+    assert short == paper == replace(auto, kernel="paper", knobs=(("luts", 4), ("mu", 4)))
+    evaluation = EvalSpec("kernel_latency")
+    assert len({cell_id(run, evaluation, None) for run in runs}) == 3

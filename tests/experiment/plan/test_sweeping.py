@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
-from omegaconf import OmegaConf
+from tests.experiment.plan.composing import settings
 
 from lutlab.errors import LutlabError
+from lutlab.experiment.plan.settings import ModelSettings
 from lutlab.experiment.plan.sweeping import parse, rows_of, variant
 
 
@@ -42,10 +45,6 @@ def test_what_any_row_fixes_cannot_be_given_on_the_command_line() -> None:
 )
 def test_another_models_report_has_a_folder_that_names_it(source, name, folder) -> None:
     (request,) = parse(["+exp=qigen/fig4", "model=any"])
-    config = {
-        "scale": "embedded",
-        "data": {"root": None, "limit": None},
-        "model": {"source": source, "name": name},
-        "evaluator": {},
-    }
-    assert variant(request, OmegaConf.create(config)) == folder
+    model = {"source": source, "name": name, "id": "any", "revision": None, "layers": None}
+    asked = replace(settings("logger=none"), model=ModelSettings(**model))
+    assert variant(request, asked) == folder

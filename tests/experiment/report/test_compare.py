@@ -10,7 +10,7 @@ from lutlab.experiment.plan.plan import PlannedCell, PlannedRow
 from lutlab.experiment.report.compare import tabulate
 from lutlab.experiment.report.layout import lay_out
 from lutlab.experiment.store.record import Record
-from lutlab.specs import EvalSpec, ModelSpec, RunSpec, TextSpec
+from lutlab.specs import EvalSpec, ModelRun, ModelSpec, ProductRun, TextSpec
 
 ARTIFACT = load_artifact("table4")
 ROW = "opt-30b/q4_g32"  # published Wiki2: 9.71
@@ -38,7 +38,7 @@ def verdict_of(
         else PlannedCell(EvalSpec("latency"), None, missing="no kernels")
         for key in ARTIFACT.columns
     }
-    spec = RunSpec(ModelSpec("a-model", source, "x"), "rtn", 4, 32)
+    spec = ModelRun(ModelSpec("a-model", source, "x"), "rtn", 4, 32)
     row = PlannedRow(ROW, {"Model": "OPT-30B"}, spec, ARTIFACT.columns, cells)
     return tabulate(artifact, [row], scale, {}).rows[0].cells["wiki2"]
 
@@ -91,7 +91,7 @@ def test_a_sweep_of_ones_own_has_no_published_numbers() -> None:
 
 
 def test_an_inferred_protocol_is_labelled() -> None:
-    spec = RunSpec(ModelSpec("m", "hub", "x"), "rtn", 4, 32)
+    spec = ModelRun(ModelSpec("m", "hub", "x"), "rtn", 4, 32)
     cell = PlannedCell(EvalSpec("ppl", TextSpec("passages-joined", "embedded")), "id")
     row = PlannedRow(ROW, {}, spec, ARTIFACT.columns, dict.fromkeys(ARTIFACT.columns, cell))
     columns = {c.key: c for c in tabulate(ARTIFACT, [row], "embedded", {}).columns}
@@ -106,7 +106,7 @@ def table_of(name: str, row: str, values: dict[str, float], scale: str = "paper"
         key: PlannedCell(EvalSpec(c.evaluator, c.text and TextSpec(c.text, "hub")), "id", done)
         for key, c in artifact.columns.items()
     }
-    spec = RunSpec(ModelSpec("a-model", "hub", "x"), "gptq", 3, -1)
+    spec = ModelRun(ModelSpec("a-model", "hub", "x"), "gptq", 3, -1)
     return tabulate(artifact, [PlannedRow(row, {}, spec, artifact.columns, cells)], scale, {})
 
 
@@ -172,7 +172,7 @@ def product_row(scale: str, device: str) -> ResultTable:
     values |= {"speedup_fp16": 3.25, "latency_us": 225.0}
     done = Record("id", "done", {}, {}, values, 1, (), {}, {}, 0.0)
     cell = PlannedCell(EvalSpec("kernel_latency"), "id", done)
-    spec = RunSpec(ModelSpec("p", "product", "49152x12288"), "bcq", 3, 128, device=device)
+    spec = ProductRun(((49152, 12288, 1),), "bcq", 3, 128, device=device)
     cells = dict.fromkeys(artifact.columns, cell)
     row = PlannedRow("ffn1/lut_int3", {}, spec, artifact.columns, cells)
     return tabulate(artifact, [row], scale, {})

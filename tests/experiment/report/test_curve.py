@@ -19,7 +19,8 @@ from lutlab.experiment.report.compare import tabulate
 from lutlab.experiment.report.figure import STYLE, draw
 from lutlab.experiment.report.layout import lay_out
 from lutlab.experiment.store.record import Record
-from lutlab.specs import EvalSpec, ModelSpec, RunSpec, TextSpec
+from lutlab.measure.products import parse_shapes
+from lutlab.specs import EvalSpec, ModelRun, ModelSpec, ProductRun, TextSpec
 
 GROUPS = {"row": 512.0, "-1": 512.0}
 
@@ -57,7 +58,7 @@ def measured(name: str, models: dict[str, str]) -> ResultTable:
             record = Record("id", "done", {}, {}, values, 1, (), {}, {}, 0.0)
             text = TextSpec("topics", "embedded") if column.text else None
             cells[key] = PlannedCell(EvalSpec(column.evaluator, text), "id", record)
-        spec = RunSpec(ModelSpec(models[row.first], "embedded", "x"), "bcq", 4, 32)
+        spec = ModelRun(ModelSpec(models[row.first], "embedded", "x"), "bcq", 4, 32)
         rows.append(PlannedRow(row.key, row.labels, spec, artifact.columns, cells))
     return tabulate(artifact, rows, "embedded", {})
 
@@ -193,7 +194,7 @@ def by_group_size() -> ResultTable:
         }
         record = Record("id", "done", {}, {}, values, 1, (), {}, {}, 0.0)
         cell = PlannedCell(EvalSpec("kernel_latency"), "id", record)
-        spec = RunSpec(ModelSpec(f"synthetic-{named['model.id']}", "product", "x"), "bcq", 3, 32)
+        spec = ProductRun(parse_shapes(named["model.id"]), "bcq", 3, 32)
         cells = dict.fromkeys(artifact.columns, cell)
         rows.append(PlannedRow(row.key, row.labels, spec, artifact.columns, cells))
     return tabulate(artifact, rows, "embedded", {})

@@ -15,7 +15,7 @@ from lutlab.experiment.report import csv, published
 from lutlab.experiment.report.compare import tabulate
 from lutlab.experiment.report.published import Published
 from lutlab.experiment.store.record import Record
-from lutlab.specs import EvalSpec, ModelSpec, RunSpec, TextSpec
+from lutlab.specs import EvalSpec, ModelRun, ModelSpec, TextSpec
 
 ARTIFACT = load_artifact("fig10")  # two points and their fronts, claims over fronts, a factor
 OPTIONS = (("sequences", 3),)
@@ -31,7 +31,7 @@ def record(cell: str, value: float, commit: str = "abc") -> Record:
 
 def measured() -> tuple[ResultTable, dict[str, Record]]:
     """A table as a run makes it, and its records; one row failed."""
-    spec = RunSpec(ModelSpec("a-model", "hub", "x"), "rtn", 3, 32)
+    spec = ModelRun(ModelSpec("a-model", "hub", "x"), "rtn", 3, 32)
     labels = {row.key: row.labels for row in ARTIFACT.rows("embedded")}
     records = {key: record(key, value) for key, value in ROWS.items()}
     failed = dataclasses.replace(records["opt-13b/q3/g64"], status="failed", values={}, reason="!")
@@ -64,7 +64,10 @@ def test_the_table_comes_back_whole(tmp_path: Path) -> None:
     found = published.read(folder)
     assert found.records == records
     (again,) = found.tables(commands).values()
-    assert again == dataclasses.replace(table, command=commands["embedded-first4"])
+    assert again.provenance["git_commit"] == "abc"
+    as_measured = {"provenance": {}, "command": table.command}
+    assert dataclasses.replace(again, **as_measured) == table
+    assert again.command == commands["embedded-first4"]
     assert any(row.on_front for row in again.rows)
     assert any("evaluator.lambada.sequences=3" in note for note in again.notes)
     before = {p: p.read_bytes() for p in paths}

@@ -17,6 +17,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from typing import ClassVar
+
+from lutlab.evaluators.contract import Evaluator, Metric, Work
+from lutlab.quantizers.contract import Method
 from lutlab.quantizers.rtn import RTN
 from lutlab.registry import register
 from lutlab.specs import Measurement
@@ -24,8 +28,11 @@ from lutlab.specs import Measurement
 
 @register("method", "shrunk")
 @dataclass(frozen=True)
-class Shrunk:
+class Shrunk(Method):
     """RTN of weights made smaller: its relative squared error is (1 - factor)^2 and a little more."""
+
+    version: ClassVar[int] = 1
+    format: ClassVar[str] = "uniform"
 
     factor: float = 0.5
 
@@ -35,10 +42,18 @@ class Shrunk:
 
 @register("evaluator", "layer_count")
 @dataclass(frozen=True)
-class LayerCount:
+class LayerCount(Evaluator):
     """How many layers were quantized, in units of `per`."""
 
+    version: ClassVar[int] = 1
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        Metric("layers", "layers", "count", lower_is_better=False),
+    )
+
     per: int = 1
+
+    def work(self, run):
+        return Work(passes=1)
 
     def measure(self, subject):
         return Measurement(values={"layers": len(subject.layers) / self.per}, n=1)
@@ -106,9 +121,34 @@ def test_a_users_method_in_a_sweep(own: Path) -> None:
     refused = command(own, *arguments, "method.factor=much")
     assert refused.returncode == 2
     assert "method.factor" in refused.stderr
-    no_column = command(own, "plugins=my_lab", "evaluate=[layer_count]")
-    assert no_column.returncode == 2
-    assert "name its metric in a table of your own" in no_column.stderr
+
+
+@pytest.mark.slow
+def test_a_users_evaluator_in_a_sweep(own: Path) -> None:
+    """One file: its column, direction and cost are declared in it."""
+    sweep = ["plugins=my_lab", "evaluate=[layer_count]", "evaluator.layer_count.per=2"]
+    planned = command(own, *sweep, "mode=plan")
+    assert planned.returncode == 0, planned.stderr
+    assert "1 cells to measure" in planned.stdout
+    done = command(own, *sweep)
+    assert done.returncode == 0, done.stderr
+    assert "count" in done.stdout
+    (record,) = records(own / "results").values()
+    assert record["values"] == {"layers": 12}
+
+
+def test_a_metric_that_no_evaluator_declares_is_refused_when_the_table_is_read(own: Path) -> None:
+    table = own / "tables" / "my-paper" / "table1.yaml"
+    table.write_text(TABLE.replace("metric: layers", "metric: layer"))
+    done = command(own, "plugins=my_lab", "experiments=tables", "+exp=my-paper/table1")
+    assert done.returncode == 2
+    assert "columns.layers" in done.stderr
+    assert "layer_count has no metric 'layer': did you mean 'layers'?" in done.stderr
+    table.write_text(TABLE.replace("me2026", "you2026"))
+    done = command(own, "plugins=my_lab", "experiments=tables", "+exp=my-paper/table1")
+    assert done.returncode == 2
+    assert "no entry 'you2026'" in done.stderr
+    assert "did you mean 'me2026'?" in done.stderr
 
 
 def test_presets_of_a_users_own(own: Path) -> None:

@@ -39,6 +39,13 @@ MISTAKES = [
     (["evaluate=[ppl:wikitext3]"], "wikitext3.*wikitext2"),
     (["model=opt-125m", "evaluate=[weight_error]"], "hub.*scale=embedded"),
     (["mode=dry"], "mode"),
+    (
+        ["budget=0.5"],
+        r"budget=0.5 is below the smallest size that the candidates give, \d\.\d+ bits",
+    ),
+    (["threads=0"], "threads=0: give at least 1"),
+    (["data.limit=0"], "data.limit=0: give the number of windows"),
+    (["model=product"], "model.id is not given"),
     (["qq=3"], "qq"),
     (["q=3,4", "hydra.launcher.jobs=2"], "hydra.launcher.jobs"),
 ]

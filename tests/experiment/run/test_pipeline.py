@@ -67,7 +67,7 @@ def test_a_record_tells_where_its_number_comes_from(command: CommandLine) -> Non
         "cpu",
         "threads",
         "versions",
-        "code_sha256",
+        "identity",
         "measured_at",
     } <= set(record["provenance"])
 

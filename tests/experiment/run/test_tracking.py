@@ -14,7 +14,7 @@ from tests.wandb_offline import OfflineRun, read_runs, readable
 from lutlab.errors import LutlabError
 from lutlab.experiment.run.tracking import NullTracker, open_tracker, run_name
 from lutlab.experiment.store.record import Record
-from lutlab.specs import ModelSpec, RunSpec
+from lutlab.specs import ModelRun, ModelSpec
 
 CONTEXT = {
     "artifact": "lut-gemm-v3/table4",
@@ -26,9 +26,9 @@ CONTEXT = {
 }
 
 
-def spec(q: int, g: int, *options: tuple[str, object]) -> RunSpec:
+def spec(q: int, g: int, *options: tuple[str, object]) -> ModelRun:
     model = ModelSpec("opt-embedded-s", "embedded", "opt-embedded-s")
-    return RunSpec(model, "rtn" if q < 16 else "fp16", q, g, options)
+    return ModelRun(model, "rtn" if q < 16 else "fp16", q, g, options)
 
 
 def record(status: str, values: dict[str, float], reason: str = "") -> Record:

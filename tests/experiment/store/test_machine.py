@@ -12,6 +12,7 @@ from tests.tiny_models import one_thread  # noqa: F401
 from lutlab import registry
 from lutlab.errors import LutlabError
 from lutlab.evaluators.generation import Generation
+from lutlab.experiment.plan.job import job_from
 from lutlab.experiment.run import pipeline
 from lutlab.experiment.store import machine
 from lutlab.kernels.codegen.isa import Isa
@@ -70,6 +71,11 @@ def test_no_threads_are_refused(command: CommandLine) -> None:
     assert "threads=0: give at least 1" in outcome.err
 
 
+def threads_of(overrides: list[str]) -> int | None:
+    """The threads that a launched job asks for."""
+    return job_from(overrides[-1].removeprefix("job='").removesuffix("'")).threads
+
+
 def test_rows_that_measure_the_machine_run_one_at_a_time(command, monkeypatch, one_thread) -> None:  # noqa: F811
     launched, sweep = [], pipeline.sweep
     monkeypatch.setattr(
@@ -77,14 +83,14 @@ def test_rows_that_measure_the_machine_run_one_at_a_time(command, monkeypatch, o
     )
     command(*BOTH, "q=2,3")
     assert [len(jobs) for jobs in launched] == [1, 1]
-    assert all(job[0] == "threads=1" for jobs in launched for job in jobs)
+    assert [threads_of(job) for jobs in launched for job in jobs] == [1, 1]
     launched.clear()
     command(BOTH[0], "evaluate=[weight_error]", BOTH[2], "q=2,3")
     assert [len(jobs) for jobs in launched] == [2]
-    assert not any("threads" in override for job in launched[0] for override in job)
+    assert [threads_of(job) for job in launched[0]] == [None, None]
 
 
 def test_which_evaluators_measure_the_machine() -> None:
-    found = {n for n, e in registry.classes("evaluator").items() if hasattr(e, "of_this_machine")}
+    found = {n for n, e in registry.classes("evaluator").items() if e.of_this_machine}
     assert {"generation", "llama_cpp", "peak_memory"} <= found
     assert found.isdisjoint({"ppl", "lambada", "zero_shot", "weight_error", "model_size"})

@@ -60,6 +60,14 @@ def test_a_damaged_record_is_refused_by_name(tmp_path: Path, damage: str) -> Non
         store.load(RECORD.cell_id)
 
 
+def test_a_record_under_another_cells_name_is_refused(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    other = "f" * 16
+    store.save(RECORD).rename(store.path(other))
+    with pytest.raises(LutlabError, match=f"{other}.json is that of cell {RECORD.cell_id}"):
+        store.load(other)
+
+
 def test_full_disk_keeps_the_old_record_and_leaves_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,21 +14,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
-from lutlab import registry
 from lutlab.errors import LutlabError, nearest
 from lutlab.experiment.artifact.catalog import artifacts, long_name
+from lutlab.experiment.artifact.columns import ColumnSpec, Strict, as_value_error
 from lutlab.experiment.artifact.outcome import OURS
+from lutlab.experiment.artifact.references import cite
 
 Scale = Literal["embedded", "small", "paper"]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class AxisEntry(_Strict):
+class AxisEntry(Strict):
     """One value of an axis: how the paper labels it and the overrides that produce it.
 
     `public: false` is a model whose weights nobody can have: its row runs on a stand-in at every scale.
@@ -46,26 +43,7 @@ class AxisEntry(_Strict):
 Axis = dict[str, AxisEntry]
 
 
-class ColumnSpec(_Strict):
-    """One column: an evaluator's metric under one protocol. `text` is the paper's protocol name."""
-
-    title: str
-    unit: str
-    evaluator: str
-    metric: str
-    text: str | None = None
-    factor: float = 1  # value in `unit` = metric * factor, e.g. 100 for % of an accuracy
-    note: str = ""  # e.g. why a protocol is inferred
-    published: bool = True
-    cited: str = ""  # the reference the paper took its numbers from, if it did not measure them
-    lower_is_better: bool = True
-    match: float = 0.005  # |measured - published| / published up to which a cell is a match
-    tolerance: float = 0.02  # and within tolerance
-    not_run: str = ""  # why nobody measures it here
-    absolute: bool = False  # a time or an energy: of other machines they are shown, not compared
-
-
-class CurveSpec(_Strict):
+class CurveSpec(Strict):
     """What a figure draws: column y over column x, a point a row, a line for each value of the `series` labels.
 
     One Pareto front for each value of the first `per` axes (0: one front). `baseline` matches the keys of the
@@ -83,7 +61,7 @@ class CurveSpec(_Strict):
     front: bool = True  # false: a series is a line, nothing is traded off
 
 
-class Claim(_Strict):
+class Claim(Strict):
     """A claim of the paper as predicates (claims.py): every one of `holds` and `fronts` is to be true.
 
     holds: over the entries of a row's last axis, e.g. `q4_g32 <= q4_g64`, for each value of the axes before it. A bare
@@ -99,7 +77,7 @@ class Claim(_Strict):
     only: list[str] = Field(default_factory=list)  # patterns of the leading entries; empty = all
 
 
-class Artifact(_Strict):
+class Artifact(Strict):
     """One table or figure of a paper."""
 
     name: str
@@ -132,6 +110,14 @@ class Artifact(_Strict):
         missing = len(keys) * len(columns) - sum(map(len, numbers.values()))
         if missing:
             raise ValueError(f"{missing} cells of the table have no published value")
+        return self
+
+    @model_validator(mode="after")
+    def _references_exist(self) -> Artifact:
+        with as_value_error():
+            for key in (self.citation, *(column.cited for column in self.columns.values())):
+                if key:
+                    cite(key)
         return self
 
     @model_validator(mode="after")
@@ -275,49 +261,3 @@ def _leave_out(data: dict[str, Any], keep: list[str]) -> None:
         return {k: pruned(v) if isinstance(v, dict) else v for k, v in kept.items()}
 
     data["published"] = pruned(data["published"])
-
-
-# the metric a free sweep shows of each evaluator: column title, unit, metric, lower is better
-_FREE_COLUMNS = {
-    "ppl": ("ppl", "perplexity", "ppl", True),
-    "lambada": ("last word", "accuracy", "lambada_accuracy", False),
-    "zero_shot": ("zero-shot", "accuracy", "accuracy", False),
-    "output_error": ("output error", "relative MSE", "output_relative_mse", True),
-    "weight_error": ("weight error", "relative MSE", "weight_relative_mse", True),
-    "model_size": ("size", "bits/weight", "bits_per_weight", True),
-    "kernel_latency": ("product", "µs", "latency_us", True),
-    "kernel_energy": ("product", "mJ", "energy_mj", True),
-    "generation": ("decoding", "tokens/s", "tokens_per_s", False),
-    "llama_cpp": ("llama.cpp q4_0", "tokens/s", "tokens_per_s", False),
-    "qigen": ("QIGen", "tokens/s", "tokens_per_s", False),
-    "latency": ("decoding on 1 GPU", "ms/token", "latency_1gpu_ms", True),
-    "peak_memory": ("peak memory", "GB", "peak_memory_gb", True),
-}
-
-
-def free_columns(evaluate: list[str]) -> dict[str, ColumnSpec]:
-    """Columns of a sweep without an artifact, from `evaluate=[ppl:wikitext2, weight_error, …]`.
-
-    Raises:
-        LutlabError: no such evaluator, or a user's own, of which no column is known.
-    """
-    columns = {}
-    for item in evaluate:
-        evaluator, _, text = item.partition(":")
-        registry.lookup("evaluator", evaluator)
-        if evaluator not in _FREE_COLUMNS:
-            raise LutlabError(
-                f"evaluate={item}: no column is known for this evaluator; name its metric in a table of your own "
-                "(experiments=<folder>)"
-            )
-        title, unit, metric, lower = _FREE_COLUMNS[evaluator]
-        columns[item.replace(":", "_")] = ColumnSpec(
-            title=f"{text} {title}".strip(),
-            unit=unit,
-            evaluator=evaluator,
-            metric=metric,
-            text=text or None,
-            published=False,
-            lower_is_better=lower,
-        )
-    return columns

@@ -1,72 +1,137 @@
-"""Ids of cells, of quantized models and of calibration inputs: hashes of all that decides their content."""
+"""Ids of cells, of quantized models and of calibration inputs: hashes of all that decides their content.
+
+    id = hash of  versions of the components that decide it (store/components.py)
+                  what is asked for, without what is at its default
+                  hashes of model, tokenizer and text
+                  torch and transformers at major.minor
+    and of a speed  machine, threads, fingerprint of the device's kernels, what tuning and races decided
+
+A default is in no id, so that an option that is added later leaves the ids as they are. So whoever changes the default
+of a method's or an evaluator's option raises its version (the lock sees it), and a default of a run stays as it is.
+The tokenizer's files are hashed with the model's (models/load.py). No path, comment or import is in an id.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 from typing import Any
 
 from lutlab import registry
 from lutlab.experiment.plan.resolve import cached_text, model_sha256
+from lutlab.experiment.store.components import (
+    kernels_fingerprint,
+    kernels_of_models,
+    versions,
+)
 from lutlab.experiment.store.machine import machine
-from lutlab.experiment.store.provenance import code_sha256, kernels_sha256, search_sha256
+from lutlab.experiment.store.provenance import libraries
+from lutlab.experiment.store.record import canonical
 from lutlab.experiment.store.store import content_id
-from lutlab.specs import EvalSpec, RunSpec
+from lutlab.specs import EvalSpec, ModelRun, ProductRun, RunSpec
 
 
 def cell_id(spec: RunSpec, evaluation: EvalSpec, threads: int | None) -> str:
     """Names a cell: everything that decides its number."""
-    identity = _identity(spec, evaluation)
+    return content_id(cell_identity(spec, evaluation, threads))
+
+
+def cell_identity(spec: RunSpec, evaluation: EvalSpec, threads: int | None) -> dict[str, Any]:
+    """What a cell's id is the hash of, in JSON's types; its record keeps it (provenance.identity).
+
+    Args:
+        spec: the row.
+        evaluation: the evaluator and its text.
+        threads: of the CPU; None: torch's own. Only speeds depend on them.
+
+    Raises:
+        LutlabError: unknown names, no such model or text, a component without a version.
+    """
+    names = [*_components(spec), f"evaluator/{evaluation.evaluator}"]
+    identity = {"run": _run_identity(spec), "libraries": libraries()}
+    if evaluation.text:
+        text = cached_text(evaluation.text)
+        names.append(f"protocol/{text.protocol}")
+        identity["text"] = {"sha256": text.sha256, "limit": text.limit}
+    if evaluation.options:
+        identity["options"] = dict(evaluation.options)
     if registry.lookup("evaluator", evaluation.evaluator).of_this_machine:
-        identity["machine"] = machine(spec.device, threads)
-        identity["kernels"] = kernels_sha256(spec.device.partition(":")[0])
-    return content_id(identity)
+        identity["speed"] = _speed_identity(spec, evaluation, threads)
+    return json.loads(canonical(identity | {"components": versions(*names)}))
 
 
-def _identity(spec: RunSpec, evaluation: EvalSpec) -> dict[str, Any]:
-    """Everything that decides a cell's number."""
-    text = evaluation.text and cached_text(evaluation.text)
-    own = {"options": evaluation.options} if evaluation.options else {}
-    return own | {
-        "run": _run_identity(spec),
-        "evaluator": evaluation.evaluator,
-        "protocol": text and text.protocol,
-        "text": text and text.sha256,
-        "limit": text and text.limit,
-        "code": code_sha256(
-            _module("method", spec.method), _module("evaluator", evaluation.evaluator)
-        ),
-    }
+def quantized_id(spec: ModelRun) -> str:
+    """Names the quantized model of a row: everything that decides its weights."""
+    return content_id([_run_identity(spec), versions(*_components(spec)), libraries()])
+
+
+def inputs_id(spec: ModelRun) -> str:
+    """Names what calibration sees of the full-precision model: the same for every method, q and g."""
+    run, text = _run_identity(spec), cached_text(spec.calibration.text)
+    said = {k: run.get(k) for k in ("model", "device", "dtype", "seed", "calibration")}
+    return content_id(
+        [said, versions("driver", "models", f"protocol/{text.protocol}"), libraries()]
+    )
+
+
+def _components(spec: RunSpec) -> list[str]:
+    """The components that decide a row's weights; a product's are drawn."""
+    if isinstance(spec, ProductRun):
+        return ["measure"]
+    method = registry.lookup("method", spec.method)
+    names = ["driver", "models", f"method/{spec.method}", f"format/{method.format}"]
+    if method.quantizes:
+        names += kernels_of_models(_device(spec))
+    if spec.calibration:
+        names.append(f"protocol/{cached_text(spec.calibration.text).protocol}")
+    if spec.budget is not None:
+        names.append("search")
+    return names
 
 
 def _run_identity(spec: RunSpec) -> dict[str, Any]:
-    """A RunSpec with hashes in the place of names that files may change under."""
-    run = dataclasses.asdict(spec)
-    run["model"] = model_sha256(spec.model)
-    for name, default in (("kernel", "auto"), ("knobs", ())):
-        if run[name] == default:
-            del run[name]  # as before there was a choice: what is measured stays measured
-    run["device"] = spec.device.partition(":")[0]
+    """A run with hashes in the place of names that files may change under, and without what is at its default."""
+    defaults = {f.name: f.default for f in dataclasses.fields(spec)}
+    run = {k: v for k, v in dataclasses.asdict(spec).items() if getattr(spec, k) != defaults[k]}
+    own = {f.name: f.default for f in dataclasses.fields(registry.lookup("method", spec.method))}
+    options = {key: value for key, value in spec.options if value != own[key]}
+    run |= {"device": _device(spec), "options": options}
+    if isinstance(spec, ProductRun):
+        return run
     if spec.calibration:
-        text = cached_text(spec.calibration.text)
-        run["calibration"]["text"] = [text.protocol, text.sha256]
-    if spec.budget is not None:
-        run["search"] = search_sha256()
-    return run
+        run["calibration"]["text"] = cached_text(spec.calibration.text).sha256
+    return run | {"model": model_sha256(spec.model)}
 
 
-def quantized_id(spec: RunSpec) -> str:
-    """Names the quantized model of a row: everything that decides its weights."""
-    return content_id([_run_identity(spec), code_sha256(_module("method", spec.method))])
+def _device(spec: RunSpec) -> str:
+    return spec.device.partition(":")[0]
 
 
-def _module(group: str, name: str) -> str:
-    return registry.lookup(group, name).__module__
+def _speed_identity(spec: RunSpec, evaluation: EvalSpec, threads: int | None) -> dict[str, Any]:
+    known = machine(spec.device, threads)
+    return {
+        "machine": known,
+        "kernels": kernels_fingerprint(_device(spec)),
+        "chosen": _chosen(spec, evaluation, known),
+    }
 
 
-def inputs_id(spec: RunSpec) -> str:
-    """Names what calibration sees of the full-precision model: the same for every method, q and g."""
-    run = _run_identity(spec)
-    return content_id(
-        [run[key] for key in ("model", "device", "dtype", "seed", "calibration")]
-        + [code_sha256("lutlab.compress.calibrate")]
-    )
+def _chosen(spec: RunSpec, evaluation: EvalSpec, known: dict[str, Any]) -> Any:
+    """What tuning and races on this machine decided of the kernels that a row may call."""
+    bits, shapes, kernel = {spec.q}, None, ""
+    if isinstance(spec, ProductRun):
+        shapes, kernel = {(rows, columns) for rows, columns, _ in spec.shapes}, spec.kernel
+    else:
+        bits |= {sublayer.q for sublayer in spec.sublayers} | {q for q, _ in spec.candidates}
+    if _device(spec) != "cpu":
+        from lutlab.kernels.gpu import choice
+
+        return choice.decisions(known["gpu"], spec.dtype, bits)
+    from lutlab.kernels.cpu import qigen_gemv, rows_tuning
+
+    found: dict[str, Any] = {"rows": rows_tuning.decisions(bits, known["threads"], shapes)}
+    if rows_tuning.asked():  # the answer comes with the measurement: it is no untuned one
+        found["tunes"] = True
+    if evaluation.evaluator == "qigen" or kernel == "optq":  # on a CPU they are one kernel
+        found["qigen"] = qigen_gemv.decisions(bits)
+    return found

@@ -10,12 +10,11 @@ from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from omegaconf import DictConfig
 
 from lutlab.errors import LutlabError, nearest
 from lutlab.experiment.artifact.artifact import Artifact, ArtifactRow, load_artifact
 from lutlab.experiment.artifact.catalog import artifact_groups, artifacts
-from lutlab.experiment.plan.settings import evaluator_options
+from lutlab.experiment.plan.settings import Settings
 
 _SELECTABLE = {
     "model"
@@ -71,17 +70,17 @@ def _artifact_names(override: Override) -> list[str]:
     return names
 
 
-def variant(request: Request, config: DictConfig) -> str:
+def variant(request: Request, settings: Settings) -> str:
     """The folder of a report: other scales, texts, models and options than the default ones stand beside them."""
-    parts = [config.scale]
-    if config.data.root:
-        parts.append(Path(config.data.root).name)
-    if config.data.limit:
-        parts.append(f"first{config.data.limit}")
+    parts, model = [settings.scale], settings.model
+    if settings.data.root:
+        parts.append(Path(settings.data.root).name)
+    if settings.data.limit:
+        parts.append(f"first{settings.data.limit}")
     if request.artifact and any(o.startswith("model=") for o in request.arguments):
-        kind = "synthetic-" if config.model.source == "synthetic" else ""
-        parts.append(kind + Path(config.model.name).name.removeprefix(kind))
-    for options in evaluator_options(config).values():
+        kind = "synthetic-" if model.source == "synthetic" else ""
+        parts.append(kind + Path(model.name).name.removeprefix(kind))
+    for options in settings.evaluators.values():
         parts += [f"{key}-{value}" for key, value in options]
     return "-".join(parts)
 
@@ -112,4 +111,4 @@ def rows_of(request: Request, scale: str, selected: Sequence[str]) -> list[Artif
             )
     wanted = [r for r in rows if any(fnmatchcase(r.key, p) for p in selected or ["*"])]
     extra = [f"+exp={artifact.name}", *request.arguments]
-    return [ArtifactRow(r.key, r.labels, [*r.overrides, *extra, f"row='{r.key}'"]) for r in wanted]
+    return [ArtifactRow(r.key, r.labels, [*r.overrides, *extra]) for r in wanted]

@@ -12,7 +12,7 @@ from lutlab.errors import LutlabError
 from lutlab.experiment.artifact.artifact import Artifact
 from lutlab.experiment.plan import cost
 from lutlab.experiment.plan.plan import PlannedCell, PlannedRow
-from lutlab.specs import EvalSpec, RunSpec
+from lutlab.specs import EvalSpec, ModelRun, RunSpec
 
 
 def print_plan(
@@ -36,7 +36,7 @@ def print_plan(
             text = f" on {evaluation.text.name}" if evaluation.text else ""
             table.add_row(
                 row.key,
-                row.spec.model.name,
+                row.spec.name,
                 f"{evaluation.evaluator}{text}",
                 state,
                 f"{predicted.seconds:.1f} s" if predicted else "?" if wanted else "",
@@ -70,7 +70,7 @@ def _summary(
     downloads = "an unknown amount"
     if len(known) == len(planned):
         seconds += sum(cost.quantize_seconds(spec) for spec in to_run)
-        missing = {row.spec.model for row in rows if row.spec in to_run}
+        missing = {spec.model for spec in to_run if isinstance(spec, ModelRun)}
         downloads = f"{sum(cost.download_bytes(m) for m in missing) / 1e9:,.1f} GB"
     peak = max((p.peak_bytes for p in known), default=0)
     disk = len(planned) * cost.RECORD_BYTES

@@ -12,9 +12,10 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from lutlab.data.protocols import PROTOCOLS
-from lutlab.experiment.artifact.artifact import Artifact, ColumnSpec
+from lutlab.experiment.artifact.artifact import Artifact
 from lutlab.experiment.artifact.catalog import command_for, program
 from lutlab.experiment.artifact.claims import judge
+from lutlab.experiment.artifact.columns import ColumnSpec
 from lutlab.experiment.artifact.outcome import (
     FRONT,
     Cell,
@@ -27,6 +28,7 @@ from lutlab.experiment.artifact.outcome import (
 from lutlab.experiment.artifact.pareto import Point, front
 from lutlab.experiment.artifact.references import cite
 from lutlab.experiment.plan.plan import PlannedCell, PlannedRow
+from lutlab.specs import ModelRun, ProductRun
 
 
 def tabulate(
@@ -193,12 +195,12 @@ def _row(artifact: Artifact | None, row: PlannedRow, scale: str) -> Row:
         key: _cell(key, spec, row.cells[key], row, published.get(key), own_model)
         for key, spec in row.columns.items()
     }
-    return Row(row.key, row.labels, row.spec.model.name, not own_model, cells)
+    return Row(row.key, row.labels, row.spec.name, not own_model, cells)
 
 
 def _on_other_kernels(row: PlannedRow) -> bool:
     """A product on a CPU: the papers' are GPU kernels."""
-    return row.spec.model.source == "product" and row.spec.device == "cpu"
+    return isinstance(row.spec, ProductRun) and row.spec.device == "cpu"
 
 
 def _public(artifact: Artifact) -> dict[str, bool]:
@@ -233,13 +235,13 @@ def _verdict(
     published: float | str | None,
     own_model: bool,
 ) -> tuple[str, str]:
-    if row.spec.model.source == "synthetic":
-        return "synthetic weights", row.spec.model.name
+    if isinstance(row.spec, ModelRun) and row.spec.model.source == "synthetic":
+        return "synthetic weights", row.spec.name
     if not isinstance(published, float | int):
         return "measured only", ""
     text = cell.evaluation.text
     if not own_model or (text and text.name != spec.text):
-        return "stand-in", row.spec.model.name + (f" on {text.name}" if text else "")
+        return "stand-in", row.spec.name + (f" on {text.name}" if text else "")
     if spec.absolute:
         return "measured only", "the paper's is of another machine, so the two are not compared"
     distance = abs(value - published) / abs(published)

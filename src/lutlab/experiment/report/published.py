@@ -56,14 +56,20 @@ class Published:
             LutlabError: the cells are not of the artifact as it is today, or not those of the records.
         """
         artifact = load_artifact(self.artifact)
-        found = {
-            variant: _table(artifact, variant, cells, self.records)
-            for variant, cells in self.cells.items()
-        }
-        return {
-            variant: dataclasses.replace(table, command=commands.get(variant, table.command))
-            for variant, table in found.items()
-        }
+        found = {}
+        for variant, cells in self.cells.items():
+            table = _table(artifact, variant, cells, self.records)
+            found[variant] = dataclasses.replace(
+                table,
+                command=commands.get(variant, table.command),
+                provenance=summary(self.records_of([variant])),
+            )
+        return found
+
+    def records_of(self, variants: Iterable[str]) -> list[Record]:
+        """The records that stand in a cell of these variants, in the order of their ids."""
+        used = {cell["cell_id"] for variant in variants for cell in self.cells[variant]}
+        return [record for cell, record in sorted(self.records.items()) if cell in used]
 
 
 def read(folder: Path) -> Published:
@@ -73,28 +79,27 @@ def read(folder: Path) -> Published:
         LutlabError: one of its files is not there, or a record is damaged.
     """
     try:
-        cells = csv.parse((folder / TABLE).read_text(encoding="utf-8"))
+        table = (folder / TABLE).read_text(encoding="utf-8")
         records = lines.read_lines(folder / lines.NAME)
     except FileNotFoundError as error:
         raise LutlabError(
             f"{error.filename} is not there: a published artifact is {lines.NAME} and {TABLE}; restore it with git"
         ) from error
-    return Published("/".join(folder.parts[-2:]), by_variant(cells), records)
+    return parse("/".join(folder.parts[-2:]), table, records)
 
 
-def by_variant(cells: Iterable[Mapping[str, str]]) -> dict[str, list[dict[str, str]]]:
-    """Variant -> its cells, from the rows of a published table.csv."""
-    found: dict[str, list[dict[str, str]]] = collections.defaultdict(list)
-    for cell in cells:
-        found[cell["variant"]].append({k: v for k, v in cell.items() if k != "variant"})
-    return dict(found)
+def parse(artifact: str, table: str, records: Mapping[str, Record]) -> Published:
+    """A published artifact from the text of its table.csv."""
+    cells: dict[str, list[dict[str, str]]] = collections.defaultdict(list)
+    for cell in csv.parse(table):
+        cells[cell["variant"]].append({k: v for k, v in cell.items() if k != "variant"})
+    return Published(artifact, dict(cells), records)
 
 
 def write(published: Published, folder: Path, commands: Mapping[str, str]) -> list[Path]:
     """Write the three files into `folder`, records last; raises LutlabError as `tables`, before anything is written."""
     tables = published.tables(commands)
-    used = {cell["cell_id"] for cells in published.cells.values() for cell in cells}
-    records = [record for cell, record in published.records.items() if cell in used]
+    records = published.records_of(tables)
     layouts = {variant: lay_out(table) for variant, table in tables.items()}
     page = markdown.render_variants(layouts, flatten("", summary(records)))
     return [

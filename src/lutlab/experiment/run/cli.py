@@ -15,7 +15,7 @@ from collections.abc import Callable
 from lutlab.errors import LutlabError, nearest
 from lutlab.experiment.artifact.catalog import artifacts
 from lutlab.experiment.plan import additions
-from lutlab.experiment.plan.settings import register_configs
+from lutlab.experiment.plan.schema import register_configs
 
 
 class RowsFailed(Exception):

@@ -12,9 +12,9 @@ from lutlab.experiment.run import cli
 @hydra.main(version_base="1.3", config_path=str(sources.folder("conf")), config_name="config")
 def measure_row(config: DictConfig) -> None:
     """Measure one row; the sweeper calls it once a row, through whichever launcher is chosen."""
-    from lutlab.experiment.run import pipeline
+    from lutlab.experiment.run import worker
 
-    pipeline.run_row(config)
+    worker.measure_row(config)
 
 
 def main() -> int:

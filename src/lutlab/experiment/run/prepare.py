@@ -1,20 +1,16 @@
-"""A row's model: loaded, quantized, ready for every evaluator of the row."""
+"""A job's model: loaded, quantized, ready for every evaluator of the row."""
 
 from __future__ import annotations
 
 import dataclasses
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
-
 from lutlab.errors import LutlabError
-from lutlab.experiment.plan.ids import inputs_id, quantized_id
-from lutlab.experiment.plan.plan import PlannedRow
-from lutlab.experiment.plan.resolve import cached_text
-from lutlab.specs import LayerStats, RunSpec
+from lutlab.experiment.plan.job import Job
+from lutlab.experiment.plan.resolve import planned_text
+from lutlab.specs import LayerStats, ModelRun
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +24,7 @@ class Prepared:
     facts: Mapping[str, Any]
 
 
-def prepare(row: PlannedRow, config: DictConfig) -> Prepared:
+def prepare(job: Job) -> Prepared:
     """Load and quantize. Calibrated and streamed models are kept block by block, so that nothing is done twice."""
     import torch
 
@@ -39,19 +35,18 @@ def prepare(row: PlannedRow, config: DictConfig) -> Prepared:
     from lutlab.models.load import load_model
     from lutlab.quantizers.contract import make_method
 
-    spec, folder = row.spec, Path(config.results)
-    if spec.model.source == "product":  # its evaluator draws the weights
+    spec = job.run
+    if not isinstance(spec, ModelRun):  # of a product, its evaluator draws the weights
         return Prepared(None, None, (), 0, {})
     loaded = load_model(
-        spec.model, getattr(torch, spec.dtype), spec.device, spec.seed, stream=config.stream
+        spec.model, getattr(torch, spec.dtype), spec.device, spec.seed, stream=job.stream
     )
     model, seqlen = loaded.model, evaluation_seqlen(loaded.model.config)
     began = time.monotonic()
-    keep = config.stream or spec.calibration
-    kept = BlockStore(folder / "quantized" / quantized_id(spec)) if keep else None
-    seen = StatsStore(folder / "calibration" / inputs_id(spec)) if spec.calibration else None
+    kept = BlockStore(job.quantized) if job.quantized else None
+    seen = StatsStore(job.inputs) if job.inputs else None
     quantizer = make_method(spec.method, **dict(spec.options))
-    windows = spec.calibration and _windows(spec, loaded.tokenizer, seqlen)
+    windows = spec.calibration and _windows(job, loaded.tokenizer, seqlen)
     facts: dict[str, Any] = {}
     if spec.budget is None:
         chosen = widths(kinds(model.config), spec.q, spec.g, spec.sublayers, spec.skip)
@@ -65,22 +60,22 @@ def prepare(row: PlannedRow, config: DictConfig) -> Prepared:
     layers = quantize_model(
         model, quantizer, chosen, windows, blocks=loaded.blocks, kept=kept, seen=seen
     )
-    if config.stream:
+    if job.stream:
         loaded.blocks.serve(kept.serve)
     facts["quantize_seconds"] = round(time.monotonic() - began, 3)
     return Prepared(model, loaded.tokenizer, layers, seqlen, facts)
 
 
-def _windows(spec: RunSpec, tokenizer: Any, seqlen: int) -> Any:
+def _windows(job: Job, tokenizer: Any, seqlen: int) -> Any:
     """Token ids [samples, S] that calibration looks at."""
     from lutlab.data.calibration import calibration_windows
 
     if tokenizer is None:
         raise LutlabError(
-            f"{spec.model.name} came without a tokenizer, so it cannot be calibrated on a text"
+            f"{job.run.name} came without a tokenizer, so it cannot be calibrated on a text"
         )
-    chosen = spec.calibration
-    text = cached_text(chosen.text)
+    chosen = job.run.calibration
+    text = planned_text(chosen.text, job.calibration_sha256)
     return calibration_windows(
         text, tokenizer, chosen.samples, chosen.seqlen or seqlen, chosen.seed
     )

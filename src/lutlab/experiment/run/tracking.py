@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from lutlab.errors import LutlabError, nearest
 from lutlab.experiment.artifact.outcome import ResultTable
 from lutlab.experiment.store.record import Record
-from lutlab.specs import RunSpec
+from lutlab.specs import ModelRun, RunSpec
 
 if TYPE_CHECKING:
     from wandb.sdk.wandb_run import Run
@@ -156,10 +156,10 @@ class WandbTracker:
 
 def run_name(spec: RunSpec) -> str:
     """`opt-embedded-s/rtn/q4g32`; g is left out where a row is one group; a budget stands for both."""
-    if spec.budget is not None:
-        return f"{spec.model.name}/{spec.method}/budget{spec.budget:g}"
+    if isinstance(spec, ModelRun) and spec.budget is not None:
+        return f"{spec.name}/{spec.method}/budget{spec.budget:g}"
     group = f"g{spec.g}" if spec.g > 0 else ""
-    return f"{spec.model.name}/{spec.method}/q{spec.q}{group}"
+    return f"{spec.name}/{spec.method}/q{spec.q}{group}"
 
 
 def config(spec: RunSpec, context: Mapping[str, Any]) -> dict[str, Any]:
@@ -169,7 +169,7 @@ def config(spec: RunSpec, context: Mapping[str, Any]) -> dict[str, Any]:
         "q": spec.q,
         "g": spec.g,
         "method": spec.method,
-        "model": spec.model.name,
+        "model": spec.name,
         "device": spec.device,
         "dtype": spec.dtype,
         "seed": spec.seed,

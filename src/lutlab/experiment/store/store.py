@@ -3,8 +3,8 @@
     <root>/records/<cell_id>.json                 {"sha256": <of the record's canonical JSON>, "record": {...}}
     <root>/<paper>/<artifact>/records.jsonl       a published artifact: all its records, a line each (lines.py)
 
-`cell_id` hashes what decides the number (model files, method and options, q, g, text, protocol, dtype, code), so that a
-finished cell is found again, whichever table asked for it, and a change of any of these is another cell.
+`cell_id` hashes what decides the number (plan/ids.py), so that a finished cell is found again, whichever table asked
+for it, and a change of any of it is another cell.
 """
 
 from __future__ import annotations
@@ -49,14 +49,20 @@ class Store:
         """The record of a cell, None where there is none.
 
         Raises:
-            LutlabError: the file is damaged or truncated.
+            LutlabError: the file is damaged or truncated, or holds another cell.
         """
         try:
             text = self.path(cell_id).read_text(encoding="utf-8")
         except FileNotFoundError:
             found = (lines.read_lines(path).get(cell_id) for path in self.published)
             return next(filter(None, found), None)
-        return _decoded(text, self.path(cell_id))
+        record = _decoded(text, self.path(cell_id))
+        if record.cell_id != cell_id:
+            raise LutlabError(
+                f"the record {self.path(cell_id)} is that of cell {record.cell_id}: a file's name is its cell's; "
+                "rename it back, or delete it and run again"
+            )
+        return record
 
     def all(self) -> Mapping[str, Record]:
         """Cell id -> record of every cell under the root, sorted.

@@ -134,8 +134,8 @@ def integer_source(isa: Isa, *, q: int, alpha: str, offset: str | None, table_bi
     Args:
         isa: AVX2 or AVX-512.
         q: planes.
-        alpha: what scales are stored in.
-        offset: what offsets are stored in.
+        alpha: type of stored scales.
+        offset: type of stored offsets.
         table_bits: of an entry: 24, as exact as float32, or 18, for AVX2; 16, for AVX-512.
     """
     if table_bits == 16:

@@ -33,7 +33,7 @@ _INCLUDE = re.compile(r'^#include "(?P<file>[^"]+)"$')
 
 @dataclass(frozen=True)
 class Resources:
-    """What a kernel takes, as ptxas reports: registers a thread, bytes of static shared memory, of stack and spills."""
+    """Resources of a kernel by ptxas: registers a thread, bytes of static shared memory, of stack and spills."""
 
     registers: int
     shared_bytes: int
@@ -127,7 +127,7 @@ def _build(text: str, name: str, arch: str, cache: Path) -> Cubin:
 
 
 def _kept(folder: Path, arch: str) -> Cubin | None:
-    """What is in the folder, if it is whole."""
+    """Cubin kept in a folder, if it is whole."""
     path = folder / "kernel.cubin"
     try:
         about = json.loads((folder / "kernel.json").read_text())
@@ -254,7 +254,7 @@ def cupy_cuda() -> int:
 
 @functools.cache
 def include_folders() -> tuple[str, ...]:
-    """Where CUDA's headers are: in wheels, conda's environment or a toolkit.
+    """Folders of CUDA's headers, in wheels, conda's environment or a toolkit.
 
     Raises:
         LutlabError: cuda_fp16.h is nowhere.

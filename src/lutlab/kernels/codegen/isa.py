@@ -1,4 +1,4 @@
-"""Which vector instructions a generated kernel may use: AVX-512, AVX2, NEON, or plain C that runs anywhere.
+"""Instruction sets that a generated kernel may use: AVX-512, AVX2, NEON, or plain C that runs anywhere.
 
     avx512     F, BW, DQ, VL, CD; VNNI, BF16, VBMI where the CPU has them (C sees __AVX512VNNI__ and so on)
     avx2       AVX2, FMA, F16C
@@ -50,21 +50,21 @@ ISAS = (
 
 @functools.cache
 def features() -> frozenset[str]:
-    """What this CPU and its operating system offer, in the names of Linux's /proc/cpuinfo."""
+    """Features that this CPU and its operating system offer, by the names of Linux's /proc/cpuinfo."""
     from archspec.cpu import detect
 
     return frozenset(detect.detected_info().features)
 
 
 def buildable() -> tuple[Isa, ...]:
-    """Those a compiler for this kind of machine knows, the best first; it may be unable to run some."""
+    """Instruction sets that a compiler for this kind of machine knows, the best first; some may not run here."""
     machine = platform.machine()
     kinds = {"avx512": _X86, "avx2": _X86, "neon": _ARM, "portable": (machine,)}
     return tuple(isa for isa in ISAS if machine in kinds[isa.name])
 
 
 def runnable() -> tuple[Isa, ...]:
-    """Those this CPU can run, the best first; the last one is always portable."""
+    """Instruction sets that this CPU can run, the best first; the last one is always portable."""
     have = features()
     needs = {"avx512": _AVX512, "avx2": _AVX2, "neon": {}, "portable": {}}
     extra = tuple(flag for feature, flag in _AVX512_EXTRA.items() if feature in have)

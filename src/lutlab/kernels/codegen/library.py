@@ -25,6 +25,7 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
+from lutlab import caches
 from lutlab.errors import LutlabError
 from lutlab.kernels.codegen import compiler
 from lutlab.kernels.codegen.compiler import Compiler, NoCompiler
@@ -110,7 +111,7 @@ def _flags(isa: Isa, sanitize: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _target(flags: tuple[str, ...]) -> str:
-    """What a library is for, beside its source and its compiler: flags and CPU features, as a hash."""
+    """Hash of flags and CPU features: a library's target, beside its source and its compiler."""
     text = json.dumps({"flags": flags, "cpu": sorted(features())})
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -221,13 +222,8 @@ def _has_openmp(cc: Compiler, folder: Path) -> bool:
 
 
 def cache_folder() -> Path:
-    """Where libraries are kept, and what else was found out about this machine; it may not exist yet."""
-    named = os.environ.get("LUTLAB_CACHE")
-    if not named:
-        import platformdirs
-
-        named = platformdirs.user_cache_dir("lutlab")
-    return Path(named).absolute() / "codegen"
+    """Folder of libraries, and of all else that was found out about this machine; it may not exist yet."""
+    return caches.cache_folder("codegen")
 
 
 @functools.cache

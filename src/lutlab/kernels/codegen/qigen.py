@@ -43,7 +43,7 @@ def micro_kernels(bits: int, registers: int = REGISTERS) -> tuple[MicroKernel, .
 
 
 def groups_in_unit(bits: int, group_size: int, in_features: int) -> int:
-    """What the source depends on of a group size: 0, one scale a column; 1, groups of whole units; else their count."""
+    """Groups in a unit, for the source: 0, one scale a column; 1, groups of whole units; else their count."""
     length = group_length(group_size, in_features)
     if length >= in_features:
         return 0

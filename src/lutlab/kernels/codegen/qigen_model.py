@@ -86,7 +86,7 @@ def cache_blocks(
 
     Args:
         in_features: K; m_b is at most K rounded up to a whole step.
-        t_candidates: what t_b may be, in outputs.
+        t_candidates: possible t_b, in outputs.
         step: s, what m_b is a multiple of.
         bits: b, of a weight.
         gamma: bits of the L1 data cache.

@@ -36,7 +36,7 @@ class Loop:
         return f"sum{vector}_{m}_{field % self.ways}"
 
     def sums(self, tile: Sequence[int], m: int | None = None) -> list[str]:
-        """Those of a tile, or of one row of x in it."""
+        """Variables of the sums of a tile, or of one row of x in it."""
         rows = range(self.m) if m is None else (m,)
         return [self.sum(v, i, way) for v in tile for i in rows for way in range(self.ways)]
 

@@ -1,1 +1,6 @@
 """Launchers of the generated C kernels: y[M, N] = x[M, K] W[N, K]^T on a CPU."""
+
+from __future__ import annotations
+
+# By operation, raised by whoever changes its products beyond rounding. Part of ids (experiment/store/components.py).
+VERSIONS = {"rows_gemv": 1, "qigen_gemv": 1}

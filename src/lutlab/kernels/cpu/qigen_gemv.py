@@ -19,7 +19,7 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -50,7 +50,7 @@ _OUT = 5
 
 @dataclass(frozen=True)
 class Parameters:
-    """What Algorithm 4 found for a layer; searched: whether m_u, t_u were measured on this machine, or are DEFAULT."""
+    """Answer of Algorithm 4 for a layer; searched: whether m_u, t_u were measured on this machine, or are DEFAULT."""
 
     blocks: Blocks
     l1_bits: int
@@ -161,7 +161,7 @@ def _arguments(
 
 
 def variant(packed: PackedQIGen, threads: int | None = None) -> str:
-    """What `gemv` runs, for a record."""
+    """Name of the kernel that `gemv` runs, for a record."""
     import torch
 
     cut = " ".join(f"{name}={value}" for name, value in asdict(packed.blocks).items())
@@ -211,6 +211,11 @@ def search(bits: int) -> dict[MicroKernel, float]:
     return times
 
 
+def decisions(bits: Collection[int]) -> dict[str, dict[str, int]]:
+    """What `search` kept for this machine at some bits, part of the ids of QIGen's speeds; {} without a search."""
+    return {str(q): asdict(kernel) for q, kernel in _searched().items() if q in bits}
+
+
 def _seconds(run: Callable[[], object]) -> float:
     began = time.perf_counter()
     run()
@@ -225,7 +230,7 @@ def _parameter_file() -> Path:
 
 
 def _searched() -> dict[int, MicroKernel]:
-    """What `search` kept for this machine, by bits."""
+    """Micro kernels that `search` kept for this machine, by bits."""
     path = _parameter_file()
     if not path.exists():
         return {}

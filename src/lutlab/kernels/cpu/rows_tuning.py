@@ -17,7 +17,7 @@ import logging
 import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -39,14 +39,14 @@ MARGIN = 0.02
 
 @dataclass(frozen=True)
 class Tuning:
-    """What a kernel is called with and how its weight is packed."""
+    """Prefetch distance of a kernel's calls, and panel of its weight."""
 
     panel_columns: int
     prefetch_bytes: int
 
 
 def choose(kernel: Kernel, weight: RowsWeight, pack: Callable[[int], RowsWeight]) -> Tuning:
-    """What was tuned for this kernel, shape and number of threads; with LUTLAB_TUNE=1 it is, now; else the defaults.
+    """Tuning kept for a kernel, shape and number of threads; with LUTLAB_TUNE=1 made now; else the defaults.
 
     Args:
         kernel: of the weight.
@@ -55,9 +55,39 @@ def choose(kernel: Kernel, weight: RowsWeight, pack: Callable[[int], RowsWeight]
     """
     default = Tuning(weight.panel_columns, kernel.prefetch_bytes)
     kept = known(kernel, weight)
-    if kept or os.environ.get("LUTLAB_TUNE", "0") == "0":
+    if kept or not asked():
         return kept or default
     return tune(kernel, pack, default)
+
+
+def asked() -> bool:
+    """Whether shapes are tuned when they are packed: LUTLAB_TUNE."""
+    return os.environ.get("LUTLAB_TUNE", "0") != "0"
+
+
+def decisions(
+    bits: Collection[int], threads: int, shapes: Collection[tuple[int, int]] | None = None
+) -> dict[str, dict[str, int]]:
+    """What was tuned on this machine and can decide a speed, part of its id; {} where nothing was.
+
+    Entries of other bits, threads or shapes cannot. Every group size counts: a product is timed beside one scale a row.
+
+    Args:
+        bits: of the weights.
+        threads: of the run; a library without OpenMP uses one.
+        shapes: (N, K) of the weights; None: any.
+    """
+    kept = {}
+    for key, tuning in _read().items():
+        *_, found_bits, _, shape, team = key.split(", ")
+        rows, columns = map(int, shape.split("x"))
+        if (
+            int(found_bits.removeprefix("q=")) in bits
+            and int(team.removesuffix(" threads")) in (threads, 1)
+            and (shapes is None or (rows, columns) in shapes)
+        ):
+            kept[key] = tuning
+    return kept
 
 
 def tune(
@@ -131,7 +161,7 @@ def times(
 
 
 def known(kernel: Kernel, weight: RowsWeight, threads: int | None = None) -> Tuning | None:
-    """What was tuned for this kernel, shape and number of threads on this machine."""
+    """Tuning kept on this machine for a kernel, shape and number of threads."""
     kept = _read().get(_key(kernel, weight, threads))
     return Tuning(**kept) if kept else None
 
@@ -150,7 +180,7 @@ def _file() -> Path:
 
 
 def _read() -> dict[str, dict[str, int]]:
-    """What the file holds; a file that is no such thing counts as none, and is written anew by the next tuning."""
+    """Content of the file; one that is damaged counts as none, and is written anew by the next tuning."""
     try:
         found = json.loads(_file().read_text())
         return {key: asdict(Tuning(**value)) for key, value in found.items()}

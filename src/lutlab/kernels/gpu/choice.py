@@ -1,4 +1,4 @@
-"""Which kernel multiplies m rows of x on a GPU: what won a race on this machine, or what a model of bytes says.
+"""Choice of the kernel for m rows of x on a GPU: the winner of a race on this machine, or by a model of bytes.
 
     a variant    ceil(m / its batch) readings of q/8 bytes a weight; of equals lut_gemv.PREFERENCE's first
     dense        one reading of q/8, and a dense weight of e bytes an element written and read: q/8 + 2 e
@@ -14,7 +14,7 @@ import functools
 import json
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -100,6 +100,26 @@ def keep(races: Sequence[Race]) -> Path:
     write_atomically(path, json.dumps([asdict(race) for race in [*known, *races]]).encode())
     _read.cache_clear()
     return path
+
+
+def decisions(gpu: str, x: str, bits: Collection[int]) -> list[dict[str, Any]]:
+    """What was raced on this machine and can decide a speed, part of its id; [] where nothing was.
+
+    Every shape and group size counts, since a product goes by the raced one that is most like it. Of the seconds only
+    their order: it is all that a choice rests on, and a race run again changes each of them.
+
+    Args:
+        gpu: its name, as torch tells it.
+        x: dtype of the activations, as `float16`.
+        bits: of the weights.
+    """
+    races = [race for race in _read(_path()) if (race.gpu, race.x) == (gpu, x)]
+    found = [
+        asdict(race) | {"seconds": {str(m): sorted(s, key=s.get) for m, s in race.seconds.items()}}
+        for race in races
+        if race.bits in bits
+    ]
+    return sorted(found, key=lambda race: (race["bits"], race["group"], race["shape"]))
 
 
 def _name(case: Case) -> str:

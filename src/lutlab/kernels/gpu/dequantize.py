@@ -65,7 +65,7 @@ def plan(packed: PackedBCQ, dtype: torch.dtype) -> Plan:
 
 
 def buffers(packed: PackedBCQ) -> dict[str, torch.Tensor | None]:
-    """What the kernel reads, by the names of the plan.
+    """Buffers that the kernel reads, by the names of the plan.
 
     Raises:
         LutlabError: a buffer is not contiguous.

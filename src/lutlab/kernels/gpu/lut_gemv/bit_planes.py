@@ -127,7 +127,7 @@ def plan(case: Case, gpu: Gpu, knobs: Knobs) -> Plan:
 
 
 def _tile_bytes(case: Case, parts: int) -> int:
-    """What a warp reads of a tile of 32 rows and a block of columns: planes, alpha, offset."""
+    """Bytes that a warp reads of a tile of 32 rows and a block of columns: planes, alpha, offset."""
     offset = 0 if case.offset is None else case.offset.itemsize
     return 32 * (16 * case.bits + parts * (case.bits * case.alpha.itemsize + offset))
 

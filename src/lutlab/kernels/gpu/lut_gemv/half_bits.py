@@ -117,7 +117,7 @@ def _tiles(case: Case, parts: int, at_once: int) -> int:
 
 
 def _halves(case: Case) -> int:
-    """That an x is made of."""
+    """Number of halves that make an x."""
     return case.x.itemsize // 2
 
 
@@ -127,14 +127,14 @@ def _x_bytes(tiles: int, parts: int) -> int:
 
 
 def _stage_bytes(case: Case, parts: int) -> int:
-    """What a warp reads of its tile and a block of columns: planes, alpha, offset."""
+    """Bytes that a warp reads of its tile and a block of columns: planes, alpha, offset."""
     offset = 0 if case.offset is None else case.offset.itemsize
     return case.bits * 512 + 32 * parts * (case.bits * case.alpha.itemsize + offset)
 
 
 @dataclass(frozen=True)
 class _Cut:
-    """What a block of threads does: warps, tiles of 32 rows of a warp, blocks of columns, stages, shared bytes.
+    """Work of a block of threads: warps, tiles of 32 rows of a warp, blocks of columns, stages, shared bytes.
 
     blocks: that share an SM.
     """

@@ -99,7 +99,7 @@ class Product:
         self._order = None if weight.order is None else weight.order.long()
 
     def describe(self) -> str:
-        """What runs, for a record: variant, knobs, architecture."""
+        """Name of the kernel, for a record: variant, knobs, architecture."""
         knobs = ", ".join(f"{name}={value}" for name, value in self.knobs.items())
         return f"lut_gemv {self.variant.name} ({knobs}), {self.gpu.arch}"
 

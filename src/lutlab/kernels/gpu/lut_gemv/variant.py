@@ -1,4 +1,4 @@
-"""What a variant of the kernel is: from a case and a GPU to a plan, which is data that two executors run.
+"""A variant of the kernel: from a case and a GPU to a plan, which is data that two executors run.
 
     Case, Gpu --Variant.plan--> Plan (source file, parameters, launches, workspace)
                                   ├ launcher.py                  CuPy on a GPU
@@ -138,7 +138,7 @@ class Space:
 
 @dataclass(frozen=True)
 class Plan:
-    """How a case runs.
+    """Launches and memory of a case.
 
     file: below kernels/cuda; parameters: its #defines; steps: launches, in order; zero_y: y is zeroed before them;
     blocks_per_sm: blocks of the last step that shall share an SM, for which registers and shared memory must suffice.
@@ -182,7 +182,7 @@ class Variant:
         return self.pack(weight if self.codes else weight.to_bcq())
 
     def readings(self, case: Case) -> int:
-        """How many readings of the weights all rows of x take as long as."""
+        """Time of all rows of x, in readings of the weights."""
         return -(-case.m // self.batch(case))
 
     def with_knobs(self, given: Knobs) -> dict[str, int | str]:
@@ -197,7 +197,7 @@ class Variant:
         return {**self.knobs, **given}
 
     def why_not(self, case: Case, gpu: Gpu, given: Knobs | None = None) -> str | None:
-        """Why it cannot run a case on a GPU, or None."""
+        """Reason for not running a case on a GPU, or None."""
         if int(gpu.arch[3:].rstrip("af")) < self.least_arch:
             return f"the GPU is {gpu.arch}: {self.name} needs sm_{self.least_arch} or newer"
         knobs = self.with_knobs(given or {})

@@ -1,0 +1,51 @@
+"""Findings that take seconds, kept in the user's cache folder under a hash of all bytes that they were found in."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from lutlab.atomic import write_atomically
+from lutlab.caches import cache_folder
+from lutlab.errors import LutlabError
+
+log = logging.getLogger(__name__)
+
+
+def recall(name: str, sources: Iterable[bytes], find: Callable[[], Any]) -> Any:
+    """The value of find(), which was kept if it was found in the same bytes before.
+
+    Args:
+        name: of the file in the cache.
+        sources: everything that decides the value, the code that finds it included; only their content counts.
+        find: returns a JSON value.
+    """
+    path = cache_folder("texts") / f"{name}-{_sha256(sources)[:32]}.json"
+    if path.is_file():
+        kept = _intact(path.read_bytes())
+        if kept is not None:
+            return kept
+    found = find()
+    text = json.dumps(found)
+    try:
+        write_atomically(path, f"{_sha256([text.encode()])}\n{text}".encode())
+    except LutlabError as error:
+        log.info("%s is found anew in every process: %s", name, error)
+    return found
+
+
+def _intact(data: bytes) -> Any:
+    """The value in a file whose first line is the hash of the rest; None where it is not."""
+    digest, _, text = data.partition(b"\n")
+    return json.loads(text) if digest.decode(errors="replace") == _sha256([text]) else None
+
+
+def _sha256(parts: Iterable[bytes]) -> str:
+    """Hash of parts, each preceded by its length."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little") + part)
+    return digest.hexdigest()

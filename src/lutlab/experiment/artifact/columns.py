@@ -1,0 +1,85 @@
+"""Columns of a table: each is one metric that an evaluator declares, under one protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+from lutlab import registry
+from lutlab.errors import LutlabError, nearest
+from lutlab.evaluators.contract import metric_of
+
+
+@contextmanager
+def as_value_error() -> Iterator[None]:
+    """An error that pydantic gathers, with the field's name."""
+    try:
+        yield
+    except LutlabError as error:
+        raise ValueError(str(error)) from error
+
+
+class Strict(BaseModel):
+    """A part of an artifact's file: frozen, and a key that it does not have is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ColumnSpec(Strict):
+    """One column: an evaluator's metric under one protocol. `text` is the paper's protocol name.
+
+    The metric is one that the evaluator declares, which also says whether lower is better, unless nobody measures it.
+    """
+
+    title: str
+    unit: str
+    evaluator: str
+    metric: str
+    text: str | None = None
+    factor: float = 1  # value in `unit` = metric * factor, e.g. 100 for % of an accuracy
+    note: str = ""  # e.g. why a protocol is inferred
+    published: bool = True
+    cited: str = ""  # the reference the paper took its numbers from, if it did not measure them
+    lower_is_better: bool = True
+    match: float = 0.005  # |measured - published| / published up to which a cell is a match
+    tolerance: float = 0.02  # and within tolerance
+    not_run: str = ""  # why nobody measures it here
+    absolute: bool = False  # a time or an energy: of other machines they are shown, not compared
+
+    @model_validator(mode="before")
+    @classmethod
+    def _metric_is_declared(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping) or not {"evaluator", "metric"} <= given.keys():
+            return given  # which the fields refuse
+        with as_value_error():
+            evaluator = registry.lookup("evaluator", given["evaluator"])
+        if given.get("not_run"):
+            return given
+        if (metric := metric_of(evaluator, given["metric"])) is None:
+            known = nearest(given["metric"], [metric.name for metric in evaluator.metrics])
+            raise ValueError(f"{given['evaluator']} has no metric '{given['metric']}': {known}")
+        return {"lower_is_better": metric.lower_is_better, **given}
+
+
+def free_columns(evaluate: Sequence[str]) -> dict[str, ColumnSpec]:
+    """Columns of a sweep without an artifact, from `evaluate=[ppl:wikitext2, weight_error, …]`.
+
+    Raises:
+        LutlabError: no such evaluator.
+    """
+    columns = {}
+    for item in evaluate:
+        evaluator, _, text = item.partition(":")
+        first = registry.lookup("evaluator", evaluator).metrics[0]
+        columns[item.replace(":", "_")] = ColumnSpec(
+            title=f"{text} {first.title}".strip(),
+            unit=first.unit,
+            evaluator=evaluator,
+            metric=first.name,
+            text=text or None,
+            published=False,
+        )
+    return columns

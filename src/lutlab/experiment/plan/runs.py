@@ -1,0 +1,169 @@
+"""Settings -> the run they ask for: a model quantized one way, or a product; every value in range, or refused."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import PurePath
+
+from lutlab import registry
+from lutlab.data import folder
+from lutlab.data.protocols import PROTOCOLS
+from lutlab.errors import LutlabError, nearest
+from lutlab.experiment.plan.settings import DataSettings, ModelSettings, Settings
+from lutlab.groups import check_bits, check_group_size
+from lutlab.kernels.gpu.short_names import full_name
+from lutlab.measure import products
+from lutlab.quantizers.contract import Calibrated
+from lutlab.specs import (
+    CalibrationSpec,
+    ModelRun,
+    ModelSpec,
+    ProductRun,
+    RunSpec,
+    Sublayer,
+    TextSpec,
+)
+
+_DTYPES = ("float32", "float16", "bfloat16")
+_DEVICES = ("cpu", "cuda", "auto", "spread")
+
+
+def run_of(settings: Settings) -> RunSpec:
+    """The run that settings ask for.
+
+    Raises:
+        LutlabError: q, g, budget, device or dtype out of range, or a budget for what has no widths to choose.
+    """
+    quantizer = registry.lookup("method", settings.method)(**dict(settings.options))  # refuses
+    device = _device(settings.device)
+    asked = {
+        "method": settings.method,
+        "options": settings.options,
+        "device": device,
+        "dtype": _dtype(settings.dtype, device),
+        "seed": settings.seed,
+    }
+    if not settings.model.id:
+        raise LutlabError(
+            f"model.id is not given: name a model or its folder, of a product its shape (source "
+            f"{settings.model.source})"
+        )
+    if settings.model.source == "product":
+        return _product(settings, quantizer.quantizes, asked)
+    if settings.kernel != "auto" or settings.knobs:
+        named = f"kernel={settings.kernel}" if settings.kernel != "auto" else settings.knobs[0][0]
+        raise LutlabError(f"{named} is of a single product: set model=product")
+    candidates = _candidates(settings, quantizer.quantizes)
+    q, g = (
+        (max(q for q, _ in candidates), -1) if candidates else _width(settings, quantizer.quantizes)
+    )
+    looks = candidates or isinstance(quantizer, Calibrated)
+    return ModelRun(
+        model=_model(settings.model),
+        q=q,
+        g=g,
+        calibration=_calibration(settings) if looks else None,
+        sublayers=_sublayers(settings) if quantizer.quantizes else (),
+        budget=settings.budget,
+        candidates=candidates,
+        skip=settings.skip if quantizer.quantizes else (),
+        **asked,
+    )
+
+
+def _product(settings: Settings, quantizes: bool, asked: dict[str, object]) -> ProductRun:
+    """A product has no layers: budget, sublayers, skip and calibration do not concern it."""
+    q, g = _width(settings, quantizes)
+    shapes = products.parse_shapes(settings.model.id)
+    return ProductRun(
+        shapes=shapes, q=q, g=g, kernel=full_name(settings.kernel), knobs=settings.knobs, **asked
+    )
+
+
+def _width(settings: Settings, quantizes: bool) -> tuple[int, int]:
+    """Full precision is 16 bits whatever is asked for, so that it is one row."""
+    return (check_bits(settings.q), check_group_size(settings.g)) if quantizes else (16, -1)
+
+
+def _model(given: ModelSettings) -> ModelSpec:
+    """A folder is named by its last part, as whole paths do not fit a table; a cut model says to how many layers."""
+    spec = ModelSpec(**dataclasses.asdict(given))
+    if spec.source == "folder" and spec.name == spec.id:
+        return dataclasses.replace(spec, name=PurePath(spec.id).name)
+    if spec.source == "synthetic" and spec.name == f"synthetic-{spec.id}":
+        cut = f", {spec.layers} layers" if spec.layers else ""
+        return dataclasses.replace(spec, name=f"synthetic-{PurePath(spec.id).name}{cut}")
+    return spec
+
+
+def _calibration(settings: Settings) -> CalibrationSpec:
+    chosen = settings.calibration
+    text = text_of(chosen.text, settings.data)
+    return CalibrationSpec(text, chosen.samples, chosen.seqlen, chosen.seed)
+
+
+def _sublayers(settings: Settings) -> tuple[Sublayer, ...]:
+    """Kinds of sub-layer that have a width of their own."""
+    own = []
+    for kind, (own_q, own_g) in sorted(settings.sublayers.items()):
+        q = settings.q if own_q is None else own_q
+        g = settings.g if own_g is None else own_g
+        if (q, g) != (settings.q, settings.g):
+            own.append(Sublayer(kind, check_bits(q), check_group_size(g)))
+    return tuple(own)
+
+
+def _candidates(settings: Settings, quantizes: bool) -> tuple[tuple[int, int], ...]:
+    """The widths that a budget may choose from for each layer; () without one."""
+    budget = settings.budget
+    if budget is None:
+        return ()
+    if not quantizes:
+        raise LutlabError(f"method={settings.method} has no widths to choose: drop budget={budget}")
+    if not budget > 0:
+        raise LutlabError(f"budget={budget}: give a positive number of stored bits a weight")
+    if settings.stream:
+        raise LutlabError("budget tries widths out on copies of the model: drop stream=true")
+    if own := _sublayers(settings):
+        raise LutlabError(
+            f"budget chooses the widths of all layers: drop sublayers.{own[0].kind} or the budget"
+        )
+    bits, sizes = settings.candidates
+    found = [(check_bits(q), check_group_size(g)) for q in bits for g in sizes]
+    if not found:
+        raise LutlabError(
+            "budget needs widths to choose from: candidates.q or candidates.g is empty"
+        )
+    return tuple(dict.fromkeys(found))
+
+
+def _device(wanted: str) -> str:
+    import torch
+
+    if wanted == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if wanted.startswith(("cuda", "spread")) and not torch.cuda.is_available():
+        raise LutlabError(
+            f"device={wanted}, but this machine has no CUDA device; use device=cpu or device=auto"
+        )
+    if wanted != "spread" and wanted.partition(":")[0] not in ("cpu", "cuda"):
+        raise LutlabError(f"unknown device '{wanted}': {nearest(wanted, _DEVICES)}")
+    return wanted
+
+
+def _dtype(wanted: str, device: str) -> str:
+    if wanted == "auto":
+        return "float32" if device == "cpu" else "float16"
+    if wanted not in _DTYPES:
+        raise LutlabError(f"unknown dtype '{wanted}': {nearest(wanted, _DTYPES)}")
+    return wanted
+
+
+def text_of(protocol: str, data: DataSettings) -> TextSpec:
+    """Where a column's text comes from: the folder data.root if given, else the preset, which may name a stand-in."""
+    if data.root is not None:
+        return TextSpec(folder.resolve(protocol, data.root), "folder", data.root)
+    spec = TextSpec(data.stand_in.get(protocol, protocol), data.source)
+    if spec.protocol not in PROTOCOLS:
+        raise LutlabError(f"unknown text '{spec.protocol}': {nearest(spec.protocol, PROTOCOLS)}")
+    return spec

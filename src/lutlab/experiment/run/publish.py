@@ -1,0 +1,249 @@
+"""Measure and publish: `make publish`, or `python -m lutlab.experiment.run.publish [--only <pattern>]`.
+
+    results/published/list.yaml ─▶ run.py, a variant a call, into results/publishing ─▶ results/published/<machine>/
+                                                                           against the last commit └▶ changes.md
+
+Accuracies first, several rows at once with one thread each; then, one row at a time, what measures the machine. It
+wants a clean tree and nobody else at work on the machine. A run that was stopped goes on where it was; only cells of
+the plan of this code are published. What cannot be measured here is said and stays as it was published, unless --prune.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lutlab import registry
+from lutlab.atomic import write_atomically
+from lutlab.errors import LutlabError
+from lutlab.experiment.artifact.artifact import load_artifact
+from lutlab.experiment.report import changes, csv, published
+from lutlab.experiment.report.published import Published
+from lutlab.experiment.run.published_list import PUBLISHED, Variant, read_list
+from lutlab.experiment.store import lines
+from lutlab.experiment.store.provenance import environment
+from lutlab.experiment.store.store import Store
+
+WORK = Path("results") / "publishing"
+
+
+class NotMeasured(Exception):
+    """A variant has no complete report; the message says why."""
+
+
+def publish(only: str, machine: str | None, prune: bool, jobs: int) -> bool:
+    """Measure the artifacts that match a pattern and write them; returns whether all of them are published as of now.
+
+    Raises:
+        LutlabError: the tree is not clean, this is no checkout, or the list is wrong.
+    """
+    variants = read_list(only)
+    about = environment()
+    if about["git_dirty"] is not False:
+        raise LutlabError(
+            "a published number names the commit that measured it, and this tree is not that of a commit: commit or "
+            "stash what 'git status' shows of src, kernels, experiments and conf"
+        )
+    for alone in (False, True):
+        for variant in variants:
+            measure(variant, alone, jobs)
+    folder = PUBLISHED / (machine or machine_name(about))
+    complete = True
+    for artifact, own in itertools.groupby(variants, lambda variant: variant.artifact):
+        try:
+            complete &= write(artifact, list(own), folder, prune)
+        except LutlabError as error:  # the other artifacts are measured and can be written
+            complete = False
+            _say(f"{artifact}: {error}")
+    complete &= unlisted(folder, prune)
+    report_changes(folder, about["git_commit"])
+    return complete
+
+
+def machine_name(about: Mapping[str, Any]) -> str:
+    """`amd-epyc-2cores`: the folder of a machine, from its processor and its GPU, if it has one."""
+    name = f"{about['cpu']} {about['cores']}cores {about['gpu'] or ''}"
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+
+
+# ---- measuring ----
+
+
+def measure(variant: Variant, alone: bool, jobs: int) -> None:
+    """Run what is missing of a variant: rows that measure the machine, or the others. Its exit code is said.
+
+    Raises:
+        KeyboardInterrupt: the run was interrupted.
+    """
+    if not _has_columns(variant, of_this_machine=alone):
+        return
+    report = WORK / variant.artifact / variant.name / published.TABLE
+    report.unlink(missing_ok=True)  # an earlier one is of another plan
+    command = [sys.executable, "run.py", *variant.overrides, f"results={WORK}", "logger=none"]
+    command.append(f"alone={str(alone).lower()}")
+    own = dict(os.environ)
+    if not alone:
+        own["OMP_NUM_THREADS"] = "1"
+        if jobs > 1:
+            command += ["hydra/launcher=joblib", f"hydra.launcher.n_jobs={jobs}"]
+    _say(f"{'speeds' if alone else 'accuracies'} of {variant.artifact}, {variant.name}")
+    code = subprocess.run(command, env=own, stdout=subprocess.DEVNULL, check=False).returncode
+    if code == 130:
+        raise KeyboardInterrupt
+    if code:
+        _say(f"{variant.artifact}, {variant.name}: exit code {code}, see above")
+
+
+def _has_columns(variant: Variant, of_this_machine: bool) -> bool:
+    return any(
+        registry.lookup("evaluator", column.evaluator).of_this_machine == of_this_machine
+        for column in load_artifact(variant.artifact).columns.values()
+        if not column.not_run
+    )
+
+
+def collect(variant: Variant) -> Published:
+    """The variant as the working store has it.
+
+    Raises:
+        NotMeasured: it has no report, or cells that nobody measured.
+        LutlabError: a record is damaged.
+    """
+    report = WORK / variant.artifact / variant.name / published.TABLE
+    if not report.exists():
+        raise NotMeasured(f"its run wrote no {report}")
+    cells = csv.parse(report.read_text(encoding="utf-8"))
+    store = Store(WORK)
+    records = {cell["cell_id"]: store.load(cell["cell_id"]) for cell in cells if cell["cell_id"]}
+    if missing := [cell for cell, record in records.items() if record is None]:
+        raise NotMeasured(f"{len(missing)} of its {len(records)} cells are not measured")
+    if not records:
+        raise NotMeasured("none of its cells can be measured here")
+    return Published(variant.artifact, {variant.name: cells}, records)
+
+
+# ---- writing ----
+
+
+def write(artifact: str, variants: Sequence[Variant], folder: Path, prune: bool) -> bool:
+    """Publish an artifact; returns whether each of its variants is measured by this code."""
+    target = folder / artifact
+    before = published.read(target) if (target / published.TABLE).exists() else None
+    cells, records, complete = {}, {}, True
+    for variant in variants:
+        try:
+            found = collect(variant)
+        except NotMeasured as error:
+            complete = False
+            kept = before is not None and variant.name in before.cells and not prune
+            _say(f"{artifact}, {variant.name}: {error}; {'kept' if kept else 'not'} published")
+            if not kept:
+                continue
+            found = before
+        cells[variant.name] = found.cells[variant.name]
+        records |= found.records
+    if not cells:
+        if before and prune:
+            shutil.rmtree(target)
+        return False
+    result = Published(artifact, cells, records)
+    _warn(result)
+    published.write(result, target, {variant.name: variant.command for variant in variants})
+    _say(f"{artifact}: published in {target}")
+    return complete
+
+
+def _warn(result: Published) -> None:
+    """Say what a reader of the numbers should know: several commits, a tree that was not clean, failed cells."""
+    records = result.records_of(result.cells)
+    commits = {record.provenance["git_commit"] for record in records}
+    dirty = sum(record.provenance["git_dirty"] is not False for record in records)
+    failed = sum(record.status != "done" for record in records)
+    warnings = {
+        f"its records are of {len(commits)} commits": len(commits) > 1,
+        f"{dirty} records are of a tree that was not clean": dirty,
+        f"{failed} cells failed": failed,
+    }
+    for warning in (text for text, holds in warnings.items() if holds):
+        _say(f"{result.artifact}: warning: {warning}")
+
+
+def unlisted(folder: Path, prune: bool) -> bool:
+    """Say, and with `prune` remove, what is published and no longer listed; returns whether nothing of it is left."""
+    listed = {variant.artifact for variant in read_list()}
+    for table in sorted(folder.glob(f"*/*/{published.TABLE}")):
+        name = table.parent.relative_to(folder).as_posix()
+        if name not in listed:
+            _say(f"{name} is not in the list; {'removed' if prune else '--prune removes it'}")
+            if prune:
+                shutil.rmtree(table.parent)
+    left = {p.parent.relative_to(folder).as_posix() for p in folder.glob(f"*/*/{published.TABLE}")}
+    return left <= listed
+
+
+def report_changes(folder: Path, commit: str) -> None:
+    """Write <machine>/changes.md: published numbers beside those of the last commit, where they differ."""
+    comparisons = [
+        changes.compare(_committed(folder, table.parent), published.read(table.parent))
+        for table in sorted(folder.glob(f"*/*/{published.TABLE}"))
+    ]
+    if not comparisons:
+        return
+    text = changes.render(comparisons, f"commit {commit[:10]}")
+    path = write_atomically(folder / "changes.md", text.encode())
+    differing = sum(len(comparison.changes) for comparison in comparisons)
+    _say(f"{differing} numbers differ from the last commit's, are new or gone: {path}")
+
+
+def _committed(folder: Path, target: Path) -> Published | None:
+    """An artifact as the last commit has it; None where it has none."""
+    table, records = (
+        _git("show", f"HEAD:./{(target / name).as_posix()}")
+        for name in (published.TABLE, lines.NAME)
+    )
+    if table is None or records is None:
+        return None
+    name = target.relative_to(folder).as_posix()
+    return published.parse(name, table, lines.parse_lines(records, f"HEAD:{target}/{lines.NAME}"))
+
+
+def _git(*arguments: str) -> str | None:
+    done = subprocess.run(["git", *arguments], capture_output=True, check=False)
+    return done.stdout.decode() if done.returncode == 0 else None
+
+
+def _say(message: str) -> None:
+    print(f"publish: {message}", file=sys.stderr, flush=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; returns the exit code: 0 all published, 1 something could not be measured, 2 a mistake."""
+    parser = argparse.ArgumentParser(prog="lutlab.experiment.run.publish")
+    parser.description = "Measure what results/published/list.yaml names, and publish it."
+    parser.add_argument("--only", default="*", help="pattern of <paper>/<artifact>")
+    parser.add_argument("--machine", help="the machine's folder; by default from its processor")
+    parser.add_argument("--prune", action="store_true", help="remove what cannot be measured here")
+    parser.add_argument(
+        "--jobs", type=int, default=os.cpu_count(), help="accuracy rows at once; 1 on a single GPU"
+    )
+    given = parser.parse_args(arguments)
+    try:
+        return 0 if publish(given.only, given.machine, given.prune, given.jobs) else 1
+    except LutlabError as error:
+        print(f"lutlab: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        _say("interrupted; measured cells are kept: the same command goes on from here")
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,153 @@
+"""A launcher's worker: executes one job, and plans nothing. Each cell is stored as soon as it is measured."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+
+from omegaconf import DictConfig
+
+from lutlab import registry
+from lutlab.errors import LutlabError
+from lutlab.experiment.plan import additions
+from lutlab.experiment.plan.job import Job, JobCell, job_from
+from lutlab.experiment.plan.plan import cell_name
+from lutlab.experiment.plan.resolve import planned_text
+from lutlab.experiment.run.prepare import Prepared, prepare
+from lutlab.experiment.store.machine import machine
+from lutlab.experiment.store.provenance import environment
+from lutlab.experiment.store.record import Record
+from lutlab.experiment.store.store import Store
+from lutlab.specs import Measurement, Subject
+
+log = logging.getLogger(__name__)
+
+
+def measure_row(config: DictConfig) -> None:
+    """Hydra's task: execute the job that the row's overrides carry.
+
+    Raises:
+        LutlabError: there is none, as with hydra.mode=RUN; or as execute.
+    """
+    if not config.job:
+        raise LutlabError("a row runs as a job of the sweeper: drop hydra.mode=RUN")
+    additions.add(config.plugins, config.experiments)  # this process may be another than the user's
+    execute(job_from(config.job))
+
+
+def execute(job: Job) -> None:
+    """Measure the cells of a job.
+
+    A failure is recorded in every cell it leaves unmeasured; only errors of the store itself are raised.
+    """
+    import torch
+
+    if job.threads:
+        torch.set_num_threads(job.threads)
+    store = Store(job.results)
+    began = time.monotonic()
+    try:
+        _check_machine(job)
+        prepared = prepare(job)
+    except Exception as error:
+        for cell in job.cells:
+            store.save(_failure(job, cell, error, time.monotonic() - began))
+        return
+    for cell in job.cells:
+        store.save(_measure(job, cell, prepared))
+    _track(job, store)
+
+
+def _check_machine(job: Job) -> None:
+    """The ids of speeds name the machine that they were planned for."""
+    if job.machine is None:
+        return
+    here = machine(job.run.device, job.threads)
+    differing = [key for key in here if here[key] != job.machine.get(key)]
+    if differing:
+        key = differing[0]
+        raise LutlabError(
+            f"this row measures the machine that it was planned on, {key} {job.machine.get(key)}, and this worker has "
+            f"{key} {here[key]}: run the command there, without a launcher"
+        )
+
+
+def _measure(job: Job, cell: JobCell, prepared: Prepared) -> Record:
+    from lutlab.kernels import ran
+
+    began = time.monotonic()
+    model, evaluation = prepared.model, cell.evaluation
+    try:
+        text = planned_text(evaluation.text, cell.text_sha256) if evaluation.text else None
+        if text and prepared.tokenizer is None:
+            raise LutlabError(
+                f"{job.run.name} came without a tokenizer, so no text can be evaluated on it"
+            )
+        ran.take()  # of calibration, or of the evaluator before
+        subject = Subject(
+            model, prepared.tokenizer, prepared.layers, text, prepared.seqlen, job.run
+        )
+        evaluator = registry.lookup("evaluator", evaluation.evaluator)
+        measurement = evaluator(**dict(evaluation.options)).measure(subject)
+    except Exception as error:
+        return _failure(job, cell, error, time.monotonic() - began)
+    kernels = ran.take()
+    facts = prepared.facts | ({"kernel": kernels} if kernels else {}) | measurement.facts
+    if text:
+        facts |= {"text_sha256": text.sha256, "text_origin": text.origin}
+    measurement = dataclasses.replace(measurement, facts=facts)
+    return _record(job, cell, measurement, "done", time.monotonic() - began)
+
+
+def _failure(job: Job, cell: JobCell, error: Exception, seconds: float) -> Record:
+    import torch
+
+    out_of_memory = isinstance(error, MemoryError | torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    )
+    if not isinstance(error, LutlabError) and not out_of_memory:
+        name = cell_name(job.run, cell.evaluation)
+        log.error("%s failed", name, exc_info=error)  # not the user's mistake: show where
+    reason = f"{error}" if isinstance(error, LutlabError) else f"{type(error).__name__}: {error}"
+    nothing = Measurement(values={}, n=0)
+    return _record(job, cell, nothing, "oom" if out_of_memory else "failed", seconds, reason)
+
+
+def _record(
+    job: Job,
+    cell: JobCell,
+    measurement: Measurement,
+    status: str,
+    seconds: float,
+    reason: str = "",
+) -> Record:
+    import torch
+
+    run, evaluation = job.run, cell.evaluation
+    return Record(
+        cell_id=cell.cell_id,
+        status=status,
+        run=dataclasses.asdict(run) | {"options": dict(run.options)},
+        evaluation=dataclasses.asdict(evaluation) | {"options": dict(evaluation.options)},
+        values=dict(measurement.values),
+        n=measurement.n,
+        samples=measurement.samples,
+        facts=dict(measurement.facts),
+        provenance=environment()
+        | {
+            "threads": torch.get_num_threads(),
+            "identity": cell.identity,
+            "measured_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        },
+        seconds=round(seconds, 3),
+        reason=reason,
+    )
+
+
+def _track(job: Job, store: Store) -> None:
+    from lutlab.experiment.run.tracking import open_tracker
+
+    mode, project = job.logger
+    records = {column: store.load(cell_id) for column, cell_id in job.columns.items()}
+    open_tracker(mode, job.results / "wandb", project).log_row(job.run, records, job.context)

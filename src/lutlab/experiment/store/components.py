@@ -1,0 +1,187 @@
+"""Components: the parts of lutlab that decide numbers, each with a version that a person raises.
+
+    method/rtn  format/uniform  evaluator/ppl  protocol/wikitext2  driver  search  models  measure  kernel/rows_gemv
+
+A version is declared where the component is implemented and is part of the ids of its cells; sources are not. That
+nobody forgets to raise one is what the lock (lock.py) is for. Speeds are the exception: any change of a kernel may
+change them, so that their ids hold the fingerprint of their device's kernels.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from lutlab import compress, measure, models, registry
+from lutlab.data.protocols import PROTOCOLS, protocol
+from lutlab.errors import LutlabError
+from lutlab.experiment.store.fingerprint import PACKAGE, fingerprint, with_imports
+from lutlab.kernels import cpu, gpu
+from lutlab.kernels.codegen import cuda, templates
+
+# Folders and modules whose sources count where a registered class imports them. data/ is the protocols' and formats/
+# the formats', whose versions are in the same ids.
+_ROOMS = {
+    "method": ("quantizers", "groups", "tensors"),
+    "format": ("formats", "groups", "tensors"),
+    "evaluator": ("evaluators", "groups"),
+}
+_PROTOCOL_FILES = ("data/tokens.py", "data/choices.py", "data/calibration.py")
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A component that is no class. roots: patterns below the package; rooms: as _ROOMS; sources: of C or CUDA."""
+
+    version: int
+    roots: tuple[str, ...]
+    rooms: tuple[str, ...] = ()
+    sources: tuple[Path, ...] = ()
+
+    def files(self) -> set[Path]:
+        """Every source."""
+        roots = {path for pattern in self.roots for path in PACKAGE.glob(pattern)}
+        below = {path for at in self.sources for path in (at.rglob("*.[ch]*") if at.is_dir() else [at])}  # fmt: skip
+        return with_imports(roots, self.rooms) | below
+
+
+_OF_KERNELS = ("kernels", "formats", "groups")
+_C, _CUDA = templates.ROOT, cuda.ROOT
+_PARTS = {
+    "driver": _Part(
+        compress.DRIVER_VERSION,
+        ("compress/driver.py", "compress/widths.py"),
+        ("compress", "modules", "groups", "tensors"),
+    ),
+    "search": _Part(compress.SEARCH_VERSION, ("compress/search.py", "compress/allocate.py")),
+    "models": _Part(models.VERSION, ("models/*.py",)),
+    "measure": _Part(measure.VERSION, ("measure/*.py",)),
+    "kernel/rows_gemv": _Part(
+        cpu.VERSIONS["rows_gemv"],
+        ("kernels/cpu/linear.py",),
+        _OF_KERNELS,
+        tuple(_C / folder for folder in ("bcq", "rows", "simd", "uniform")),
+    ),
+    "kernel/qigen_gemv": _Part(
+        cpu.VERSIONS["qigen_gemv"], ("kernels/cpu/qigen_gemv.py",), _OF_KERNELS, (_C / "qigen",)
+    ),
+    "kernel/lut_gemv": _Part(
+        gpu.VERSIONS["lut_gemv"],
+        ("kernels/gpu/linear.py",),
+        _OF_KERNELS,
+        (_CUDA / "common.cuh", _CUDA / "lut_gemv"),
+    ),
+    "kernel/dequantize": _Part(
+        gpu.VERSIONS["dequantize"],
+        ("kernels/gpu/dequantize.py",),
+        _OF_KERNELS,
+        (_CUDA / "common.cuh", _CUDA / "dequantize"),
+    ),
+}
+_KERNELS = {
+    "cpu": ("kernel/rows_gemv", "kernel/qigen_gemv"),
+    "gpu": ("kernel/lut_gemv", "kernel/dequantize"),
+}
+# Those that QuantLinear calls, whatever evaluates the model.
+_OF_MODELS = {"cpu": ("kernel/rows_gemv",), "gpu": _KERNELS["gpu"]}
+
+
+def every_name() -> list[str]:
+    """The names of all components of lutlab, sorted; classes registered from elsewhere are not its own."""
+    classes = [
+        f"{group}/{name}"
+        for group in _ROOMS
+        for name, cls in registry.classes(group).items()
+        if _is_ours(cls)
+    ]
+    return sorted([*classes, *_PARTS, *(f"protocol/{name}" for name in PROTOCOLS)])
+
+
+def kernels_of_models(device: str) -> tuple[str, ...]:
+    """The components that multiply in quantized layers. device: cpu, or any other for a GPU."""
+    return _OF_MODELS["cpu" if device == "cpu" else "gpu"]
+
+
+def version(name: str) -> int:
+    """What is declared for a component.
+
+    Raises:
+        LutlabError: no such component; a class that declares no version.
+    """
+    group, _, key = name.partition("/")
+    if group in _ROOMS:
+        cls = registry.lookup(group, key)
+        try:
+            return cls.version
+        except AttributeError as error:
+            raise LutlabError(
+                f"{name} declares no version, so that results could not say which form of it made them: "
+                f"put `version: ClassVar[int] = 1` into {cls.__qualname__} and raise it when its numbers change"
+            ) from error
+    return protocol(key).version if group == "protocol" else _PARTS[name].version
+
+
+def versions(*names: str) -> dict[str, int | str]:
+    """What ids hold of some components: the version.
+
+    No lock watches a class from outside of lutlab, so that its source's fingerprint follows: "1+0123456789abcdef".
+
+    Raises:
+        LutlabError: as `version`; a class from outside that was not read from a file.
+    """
+    return {name: _version_and_more(name) for name in sorted(names)}
+
+
+def _version_and_more(name: str) -> int | str:
+    group, _, key = name.partition("/")
+    if group in _ROOMS and not _is_ours(registry.lookup(group, key)):
+        return f"{version(name)}+{fingerprint_of(name)}"
+    return version(name)
+
+
+def _is_ours(cls: type) -> bool:
+    return cls.__module__.partition(".")[0] == PACKAGE.name
+
+
+@functools.cache
+def fingerprint_of(name: str) -> str:
+    """The fingerprint of a component's sources.
+
+    Raises:
+        LutlabError: no such component, or it was not read from a file.
+    """
+    group, _, key = name.partition("/")
+    if group in _ROOMS:
+        source = _source(registry.lookup(group, key))
+        return fingerprint(with_imports([source], _ROOMS[group]))
+    if group == "protocol":
+        rule = dataclasses.asdict(protocol(key))
+        said = {k: v for k, v in rule.items() if k not in ("description", "attested", "version")}
+        return fingerprint([PACKAGE / file for file in _PROTOCOL_FILES], json.dumps(said))
+    return fingerprint(_PARTS[name].files())
+
+
+def _source(cls: type) -> Path:
+    try:
+        return Path(sys.modules[cls.__module__].__file__)
+    except (KeyError, AttributeError, TypeError) as error:  # typed into a notebook
+        raise LutlabError(
+            f"{cls.__module__}.{cls.__qualname__} has no source file, so results could not say which code made them: "
+            "put your method or evaluator into a file and import it"
+        ) from error
+
+
+def kernel_files(device: str) -> set[Path]:
+    """The sources of a device's kernels, and of what builds and chooses them. device: cpu, or any other for a GPU."""
+    names = _KERNELS["cpu" if device == "cpu" else "gpu"]
+    return set().union(*(_PARTS[name].files() for name in names))
+
+
+@functools.cache
+def kernels_fingerprint(device: str) -> str:
+    """The fingerprint of a device's kernels, part of the ids of speeds and memory peaks. device: as kernel_files."""
+    return fingerprint(kernel_files(device))

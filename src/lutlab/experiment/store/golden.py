@@ -1,0 +1,284 @@
+"""Golden cells: of each component one small number, to the last bit, that shows whether a change of its source matters.
+
+    method    tensors of a weight [16, 96] at two (q, g)         driver    a tiny OPT, by GPTQ and AWQ
+    format    buffers of a tensor, and what they dequantize to   search    its widths under a budget
+    protocol  token ids of a few rows                            models    weights as loaded and as drawn
+    evaluator values on an embedded model
+
+Inputs are drawn as whole numbers and scaled by powers of two, exact everywhere. What is computed with them is not: the
+cells are made in a process of its own, of one thread and without the instruction sets that machines differ in (PINNED),
+and MADE_WITH says where they can be compared. Kernels, timers and evaluators of speeds have none.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from lutlab import registry
+from lutlab.data.choices import Choice
+from lutlab.data.protocols import protocol
+from lutlab.experiment.store.components import every_name
+from lutlab.experiment.store.provenance import libraries
+from lutlab.specs import LayerStats, ModelRun, ModelSpec, Subject, Text
+
+if TYPE_CHECKING:
+    import torch
+
+    from lutlab.models.load import LoadedModel
+
+# torch, MKL and oneDNN compute as on a machine without AVX; without a C compiler torch multiplies.
+PINNED = {
+    "OMP_NUM_THREADS": "1",
+    "ATEN_CPU_CAPABILITY": "default",
+    "MKL_CBWR": "COMPATIBLE",
+    "ONEDNN_MAX_CPU_ISA": "SSE41",
+    "CUDA_VISIBLE_DEVICES": "",
+    "LUTLAB_CC": "no-compiler",
+}
+MODEL = ModelSpec("opt-embedded-s", "embedded", "opt-embedded-s")
+WIDTHS = ((3, 32), (4, -1))
+SENTENCE = (
+    "the table of a kernel holds sums of eight inputs for every pattern of signs, so that a byte of the weight is read "
+    "once and adds eight products; a scale for each group follows, and what remains is rounding."
+)
+# What an evaluator that reads a text is given.
+TEXTS = {"ppl": "docstrings", "lambada": "passages", "zero_shot": "continuations"}
+
+
+def made_with() -> dict[str, str]:
+    """Where golden cells can be compared: processor's architecture and libraries."""
+    return {"machine": platform.machine(), **libraries()}
+
+
+def golden_cells() -> dict[str, str]:
+    """Component -> 16 hex digits, of all components that have a golden cell, made in a process of its own.
+
+    Raises:
+        subprocess.CalledProcessError: one of them fails; the process has said why.
+    """
+    with (
+        tempfile.TemporaryDirectory() as cache
+    ):  # an empty one: no library that a compiler built before
+        done = subprocess.run(
+            [sys.executable, "-m", __name__],
+            env={**os.environ, **PINNED, "LUTLAB_CACHE": cache, "PYTHONPATH": os.pathsep.join(sys.path)},
+            stdout=subprocess.PIPE,
+            check=True,
+        )  # fmt: skip
+    return json.loads(done.stdout)
+
+
+def _every_cell() -> dict[str, str]:
+    return {name: _hash(make()) for name in every_name() if (make := _maker(name))}
+
+
+def _maker(name: str) -> Callable[[], Any] | None:
+    """How a component's golden cell is made; None: it has none."""
+    group, _, key = name.partition("/")
+    if group == "evaluator" and registry.lookup(group, key).of_this_machine:
+        return None
+    makers = {"method": _method, "format": _format, "evaluator": _evaluator, "protocol": _protocol}
+    if group in makers:
+        return lambda: makers[group](key)
+    return {"driver": _driver, "search": _search, "models": _models}.get(name)
+
+
+def _hash(value: Any) -> str:
+    return hashlib.sha256(json.dumps(_said(value)).encode()).hexdigest()[:16]
+
+
+def _said(value: Any) -> Any:
+    """Bits of everything, in JSON's types."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        data = hashlib.sha256(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+        return [str(value.dtype), list(value.shape), data.hexdigest()]
+    if dataclasses.is_dataclass(value):
+        return [_said(getattr(value, field.name)) for field in dataclasses.fields(value)]
+    if isinstance(value, dict):
+        return [[str(key), _said(one)] for key, one in value.items()]
+    if isinstance(value, list | tuple):
+        return [_said(one) for one in value]
+    return value.hex() if isinstance(value, float) else repr(value)
+
+
+# ---- inputs ----
+
+
+def _drawn(*shape: int, seed: int, scale: float = 2**-12) -> torch.Tensor:
+    """Float32, of the bell's shape, exact: sums of four whole numbers below 2^11."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(-(2**11), 2**11, (4, *shape), generator=generator).sum(0).float() * scale
+
+
+def _rows(count: int) -> tuple[str, ...]:
+    """The sentence, begun at each of its words."""
+    words = SENTENCE.split()
+    return tuple(" ".join(words[i:] + words[:i]) for i in range(count))
+
+
+def _text(name: str) -> Text:
+    """A few rows under a protocol, read from nowhere."""
+    rows = _rows(12)
+    if protocol(name).kind == "choices":
+        endings = [f" {row.partition(' ')[0]}" for row in rows]
+        rows = tuple(
+            Choice((rows[i], rows[i]), (endings[i], endings[-i] + endings[i]), i % 2).row()
+            for i in range(4)
+        )
+    return Text(name, rows, "", "golden.py")
+
+
+def _loaded() -> LoadedModel:
+    import torch
+
+    from lutlab.models.load import load_model
+
+    return load_model(MODEL, torch.float32, "cpu", 0)
+
+
+def _tiny_opt() -> Any:
+    """OPT of 2 blocks, hidden 32, whose weights are exact."""
+    import torch
+    from transformers import OPTConfig, OPTForCausalLM
+
+    config = OPTConfig(
+        vocab_size=64, hidden_size=32, word_embed_proj_dim=32, ffn_dim=64, num_hidden_layers=2, num_attention_heads=2,
+        max_position_embeddings=32, bos_token_id=0, eos_token_id=0, pad_token_id=0,
+    )  # fmt: skip
+    model = OPTForCausalLM(config).eval()
+    with torch.no_grad():
+        for seed, parameter in enumerate(model.parameters()):
+            parameter.copy_(_drawn(*parameter.shape, seed=seed))
+    return model
+
+
+def _windows() -> torch.Tensor:
+    import torch
+
+    return torch.randint(0, 64, (4, 16), generator=torch.Generator().manual_seed(0))
+
+
+# ---- cells ----
+
+
+def _method(name: str) -> Any:
+    from lutlab.quantizers.contract import Calibrated, Rescaling, make_method
+    from lutlab.tensors import CalibStats
+
+    method = make_method(name)
+    if not method.quantizes:
+        return method.quantize(_drawn(16, 96, seed=0), 16, -1)
+    weight, x = _drawn(16, 96, seed=0), _drawn(128, 96, seed=1, scale=2**-8).round() / 16
+    stats = CalibStats(x.T @ x / len(x), x.abs().mean(0), len(x))
+    more = (method.prepare(stats),) if isinstance(method, Calibrated) else ()
+    found = [method.quantize(weight, q, g, *more) for q, g in WIDTHS]
+    if isinstance(method, Rescaling):
+        found.append(method.scales([weight, weight[:8]], list(WIDTHS), stats))
+    return found
+
+
+def _format(name: str) -> Any:
+    import torch
+
+    from lutlab.tensors import BCQTensor, DenseTensor, UniformTensor
+
+    weight, groups = _drawn(16, 96, seed=0), 3
+    codes = (weight * 8).round().clamp(0, 7).to(torch.uint8)
+    scale = _drawn(4, 16, groups, seed=1).abs() + 2**-6
+    tensors = {
+        DenseTensor: [DenseTensor(weight), DenseTensor(weight.half())],
+        UniformTensor: [
+            UniformTensor(codes, scale[0].half(), torch.full((16, groups), zero).short(), 3, 32)
+            for zero in (3, -1)
+        ],
+        BCQTensor: [BCQTensor(codes, scale[:3], offset, 3, 32) for offset in (None, scale[3])],
+    }
+    cls = registry.lookup("format", name)
+    packed = [cls.pack(tensor) for tensor in tensors[cls.tensor]]
+    return [[one, one.dequantize(), one.bits_stored] for one in packed]
+
+
+def _protocol(name: str) -> Any:
+    from lutlab import data
+
+    text, tokenizer = _text(name), _loaded().tokenizer
+    made = {
+        "stream": lambda: data.token_stream(text, tokenizer, 8),
+        "calibration": lambda: data.calibration_windows(text, tokenizer, 3, 8, 0),
+        "examples": lambda: data.examples(text),
+        "choices": lambda: data.choices(text),
+    }
+    return made[protocol(name).kind]()
+
+
+def _evaluator(name: str) -> Any:
+    loaded = _loaded()
+    layers = tuple(
+        LayerStats(f"layer {n}", 32, 96, 0.5 * n, 8.0 + n, 16_000, 4, g, 0.25 * n, 4.0 + n)
+        for n, g in ((1, 32), (2, -1))
+    )
+    text = _text(TEXTS[name]) if name in TEXTS else None
+    subject = Subject(
+        loaded.model, loaded.tokenizer, layers, text, 64, ModelRun(MODEL, "rtn", 4, 32)
+    )
+    found = registry.lookup("evaluator", name)().measure(subject)
+    return [found.values, found.n, found.samples]
+
+
+def _driver() -> Any:
+    from lutlab.compress.driver import quantize_model
+    from lutlab.compress.widths import widths
+    from lutlab.models.families import kinds
+    from lutlab.quantizers.contract import make_method
+    from lutlab.specs import Sublayer
+
+    found = []
+    for name in ("rtn", "gptq", "awq"):
+        model = _tiny_opt()
+        chosen = widths(
+            kinds(model.config), 3, 16, (Sublayer("attention", 4, -1),), ("*.1.self_attn.k_proj",)
+        )
+        layers = quantize_model(model, make_method(name), chosen, _windows())
+        found.append([layers, model.state_dict()])
+    return found
+
+
+def _search() -> Any:
+    from lutlab.compress.search import search_widths
+    from lutlab.quantizers.contract import make_method
+
+    method, candidates = make_method("rtn"), [(2, -1), (3, 16), (4, -1)]
+    return search_widths(_tiny_opt(), method, candidates, 5.0, _windows())
+
+
+def _models() -> Any:
+    import torch
+
+    from lutlab.models.families import evaluation_seqlen, kinds
+    from lutlab.models.load import embedded_names, load_model
+
+    found = []
+    for name in embedded_names():
+        cut = ModelSpec(name, "synthetic", name, layers=1)
+        for spec in (cut, ModelSpec(name, "embedded", name)):
+            model = load_model(spec, torch.float32, "cpu", 0).model
+            config = model.config
+            found.append([model.state_dict(), kinds(config), evaluation_seqlen(config)])
+    return found
+
+
+if __name__ == "__main__":
+    json.dump(_every_cell(), sys.stdout)

@@ -1,0 +1,188 @@
+"""The lock: version, fingerprint and golden cell of each component, so that nobody forgets to raise a version.
+
+    python -m lutlab.experiment.store.lock      check, and write tests/components.lock.json
+
+Where a fingerprint moved, the numbers must be the same, which the golden cell shows to the last bit, or the version
+must have been raised. A component without a golden cell (kernels, timers, evaluators of speeds) needs a person's word
+for the first: --unchanged <component>. A test reads the same file in CI (tests/experiment/store/test_lock.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import fnmatch
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from lutlab import sources
+from lutlab.atomic import write_atomically
+from lutlab.errors import LutlabError, nearest
+from lutlab.experiment.store import components, golden
+
+FILE = "tests/components.lock.json"
+COMMAND = "make lock"
+
+
+@dataclass(frozen=True)
+class Locked:
+    """What is kept of a component. golden: 16 hex digits, None where it has no golden cell."""
+
+    version: int
+    fingerprint: str
+    golden: str | None
+
+
+@dataclass(frozen=True)
+class Lock:
+    """All components, and where their golden cells were made."""
+
+    made_with: Mapping[str, str]
+    components: Mapping[str, Locked]
+
+
+def path() -> Path:
+    """The lock's file.
+
+    Raises:
+        LutlabError: lutlab does not run from a checkout.
+    """
+    root = sources.checkout()
+    if root is None:
+        raise LutlabError("the lock is of a checkout, and lutlab runs from an installed package")
+    return root / FILE
+
+
+def read(file: Path) -> Lock:
+    """The lock as it was written; without any component where there is no file."""
+    if not file.exists():
+        return Lock({}, {})
+    kept = json.loads(file.read_text(encoding="utf-8"))
+    return Lock(kept["made_with"], {k: Locked(**v) for k, v in kept["components"].items()})
+
+
+def now() -> Lock:
+    """The components as they are, their golden cells made here: some seconds.
+
+    Raises:
+        subprocess.CalledProcessError: a golden cell cannot be made.
+    """
+    cells = golden.golden_cells()
+    found = {
+        name: Locked(components.version(name), components.fingerprint_of(name), cells.get(name))
+        for name in components.every_name()
+    }
+    return Lock(golden.made_with(), found)
+
+
+def comparable(old: Lock, new: Lock) -> bool:
+    """Whether golden cells of both were made where they come out the same."""
+    return old.made_with == new.made_with
+
+
+def refusals(old: Lock, new: Lock, unchanged: Collection[str] = ()) -> dict[str, str]:
+    """Component -> why the lock cannot go from old to new; {} where it can.
+
+    Args:
+        old: as written.
+        new: as it is.
+        unchanged: components without a golden cell whose numbers a person knows to be the same.
+    """
+    both = sorted(old.components.keys() & new.components.keys())
+    raised = any(old.components[n].version < new.components[n].version for n in both)
+    same_place = comparable(old, new)
+    found = {
+        n: _refusal(n, old.components[n], new.components[n], same_place, raised)
+        for n in both
+        if n not in unchanged or new.components[n].golden is not None
+    }
+    return {name: reason for name, reason in found.items() if reason}
+
+
+def _refusal(name: str, old: Locked, new: Locked, same_place: bool, raised: bool) -> str:
+    """raised: whether any component's version was; one that rests on it may then have other numbers."""
+    raise_it = f"raise its version from {new.version} to {new.version + 1}"
+    if new.version != old.version:
+        lowered = f"its version is {new.version} and was {old.version}: versions only rise"
+        return lowered if new.version < old.version else ""
+    moved = new.fingerprint != old.fingerprint
+    if new.golden is None:
+        return moved and (
+            f"its source moved, and it has no golden cell: {raise_it}, or, if its numbers are the same, say so: "
+            f"{COMMAND} UNCHANGED={name}"
+        )
+    if not same_place:
+        return moved and (
+            f"its source moved, and its golden cell was made with other libraries or on another processor: {raise_it}, "
+            f"or run {COMMAND} at the commit before with these, and then again here"
+        )
+    if new.golden == old.golden or (raised and not moved):
+        return ""
+    if moved:
+        return f"its source and its numbers moved: {raise_it}, or find what changed them"
+    return "its numbers moved and its source did not: what it rests on did; raise the version of that, or its own"
+
+
+def outdated(old: Lock, new: Lock) -> dict[str, str]:
+    """Component -> why the lock has to be written again, though nothing forbids it."""
+    found = dict.fromkeys(new.components.keys() - old.components.keys(), "it is not in the lock")
+    found |= dict.fromkeys(old.components.keys() - new.components.keys(), "it is in the lock only")
+    for name in old.components.keys() & new.components.keys():
+        before, after = old.components[name].version, new.components[name].version
+        if before < after:
+            found[name] = f"its version is {after}, in the lock {before}"
+    return {name: f"{reason}: run {COMMAND}" for name, reason in sorted(found.items())}
+
+
+def write(file: Path, lock: Lock) -> None:
+    """Write the lock down.
+
+    Raises:
+        LutlabError: the disk is full or the folder cannot be written.
+    """
+    text = json.dumps(dataclasses.asdict(lock), indent=1, sort_keys=True)
+    write_atomically(file, f"{text}\n".encode())
+
+
+def _matching(pattern: str, names: Collection[str]) -> list[str]:
+    found = fnmatch.filter(names, pattern)
+    if not found:
+        raise LutlabError(f"unknown component '{pattern}': {nearest(pattern, names)}")
+    return found
+
+
+def told(reasons: Mapping[str, str]) -> str:
+    """One line a component."""
+    return "\n".join(f"{name}: {reason}" for name, reason in reasons.items())
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Check and write the lock; 1 where it is refused."""
+    parser = argparse.ArgumentParser(description="Check the components' versions and lock them.")
+    parser.add_argument(
+        "--unchanged",
+        nargs="+",
+        default=[],
+        metavar="component",
+        help="its source moved, it has no golden cell, and its numbers are the same; patterns as kernel/*",
+    )
+    patterns = parser.parse_args(arguments).unchanged
+    try:
+        old, new = read(path()), now()
+        unchanged = [name for pattern in patterns for name in _matching(pattern, new.components)]
+        if reasons := refusals(old, new, unchanged):
+            raise LutlabError(f"the lock stays as it was\n{told(reasons)}")
+    except LutlabError as error:
+        print(f"error: {error}")
+        return 1
+    moved = [n for n, one in new.components.items() if old.components.get(n) != one]
+    write(path(), new)
+    print(f"{FILE}: {len(new.components)} components, {len(moved)} of them anew")
+    print("\n".join(f"  {name}" for name in moved))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,156 @@
+"""Shape of a model: parameters, widths and the matrices of its linear layers, no weight read.
+
+Where its weights are files here, their headers and config.json say it in milliseconds, without transformers; else the
+model is built from its config on the meta device, which imports transformers' modeling code.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lutlab.models import hub
+from lutlab.models.contract import Family
+from lutlab.models.families import (
+    evaluation_seqlen,
+    family_named,
+    family_of,
+    linear_layers,
+    model_class,
+    weight_of,
+)
+from lutlab.models.files import weight_files
+from lutlab.models.load import folder_of
+from lutlab.specs import ModelSpec
+
+Matrices = dict[
+    str, tuple[int, int]
+]  # path of a linear layer that is quantized -> (N, K), in forward order
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """Sizes of a model; the evaluation window `seqlen` in tokens.
+
+    inputs: of a block: K, and the sum of N over the layers that share the input.
+    """
+
+    parameters: int
+    linear_parameters: int
+    hidden: int
+    layers: int
+    vocabulary: int
+    seqlen: int
+    inputs: tuple[tuple[int, int], ...]
+
+
+def shape_of(spec: ModelSpec) -> ModelShape:
+    """Sizes of a model; of one on the hub only the config is fetched.
+
+    Raises:
+        LutlabError: as models.load.folder_of.
+    """
+    return _read(spec)[0]
+
+
+def linear_shapes(spec: ModelSpec) -> Matrices:
+    """Path of every linear layer that is quantized -> (N, K), in forward order."""
+    return _read(spec)[1]
+
+
+@functools.cache
+def _read(spec: ModelSpec) -> tuple[ModelShape, Matrices]:
+    on_hub = spec.source == "hub"
+    folder = hub.download(spec.id, spec.revision, weights=False) if on_hub else folder_of(spec)
+    known = _from_files(folder) if spec.source in ("embedded", "folder") else None
+    return known or _from_config(folder, spec.layers)
+
+
+def _from_files(folder: Path) -> tuple[ModelShape, Matrices] | None:
+    """By the headers of the weights; None where config.json leaves a field to transformers' default."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    family = family_named(config["model_type"])
+    if not {"vocab_size", family.seqlen} <= config.keys():
+        return None
+    sizes, linears, index = _headers(folder), {}, 0
+    while _matrix(sizes, f"{family.blocks}.{index}.{family.linears[0]}"):
+        paths = [f"{family.blocks}.{index}.{layer}" for layer in family.linears]
+        linears |= {path: _matrix(sizes, path) for path in paths}
+        index += 1
+    if not linears or None in linears.values():
+        return None
+    parameters = sum(map(math.prod, sizes.values()))
+    seqlen = min(config[family.seqlen], family.longest)
+    return _shape(family, linears, index, parameters, config["vocab_size"], seqlen), linears
+
+
+def _shape(
+    family: Family, linears: Matrices, layers: int, parameters: int, vocabulary: int, seqlen: int
+) -> ModelShape:
+    inputs = []
+    for shared in family.inputs:
+        shapes = [linears[f"{family.blocks}.0.{layer}"] for layer in shared.layers]
+        inputs.append((shapes[0][1], sum(rows for rows, _ in shapes)))
+    return ModelShape(
+        parameters=parameters,
+        linear_parameters=sum(rows * columns for rows, columns in linears.values()),
+        hidden=inputs[0][0],  # the first layers of a block read the hidden state
+        layers=layers,
+        vocabulary=vocabulary,
+        seqlen=seqlen,
+        inputs=tuple(inputs),
+    )
+
+
+def _headers(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Name -> shape of every tensor in a folder's safetensors files: 8 bytes of length, then JSON."""
+    found = {}
+    for path in weight_files(folder):
+        if path.suffix == ".safetensors":
+            with path.open("rb") as file:
+                header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+            header.pop("__metadata__", None)
+            found |= {name: tuple(entry["shape"]) for name, entry in header.items()}
+    return found
+
+
+def _matrix(sizes: dict[str, tuple[int, ...]], path: str) -> tuple[int, int] | None:
+    """(N, K) of a layer: GPT-2 stores [K, N], and the bias, of N numbers, says so. None where it is not found.
+
+    A checkpoint of the bare decoder leaves out the first part of a path.
+    """
+    for stored in (path, path.partition(".")[2]):
+        if f"{stored}.weight" in sizes:
+            first, second = sizes[f"{stored}.weight"]
+            outputs = sizes.get(f"{stored}.bias", (first,))[0]
+            return (first, second) if first == outputs else (second, first)
+    return None
+
+
+def _from_config(folder: Path, layers: int | None) -> tuple[ModelShape, Matrices]:
+    """By the model on the meta device, cut to its first layers if a number is given."""
+    import torch
+    from transformers import AutoConfig
+
+    config: Any = AutoConfig.from_pretrained(folder, local_files_only=True)
+    if layers is not None:
+        config.num_hidden_layers = layers
+    with torch.device("meta"):
+        model = model_class(config).from_config(config)
+    linears = {name: tuple(weight_of(module).shape) for name, module in linear_layers(model)}
+    parameters = sum(p.numel() for p in model.parameters())
+    return (
+        _shape(
+            family_of(config),
+            linears,
+            config.num_hidden_layers,
+            parameters,
+            config.vocab_size,
+            evaluation_seqlen(config),
+        ),
+        linears,
+    )

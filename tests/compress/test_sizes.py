@@ -1,0 +1,43 @@
+"""Sizes from shapes alone are those of what is packed, for every method; a budget below the least is refused."""
+
+import pytest
+import torch
+from tests.models.architectures import make, uniform
+
+from lutlab import registry
+from lutlab.compress.driver import quantize_model
+from lutlab.compress.sizes import check_budget, stored_bits
+from lutlab.errors import LutlabError
+from lutlab.formats import pack
+from lutlab.models.families import linear_layers, weight_of
+from lutlab.quantizers.contract import Calibrated, make_method
+from lutlab.tensors import CalibStats
+
+METHODS = [name for name, cls in registry.classes("method").items() if cls.quantizes]
+SHAPES = [(96, 640), (70, 200), (33, 100), (256, 416), (128, 1000)]
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(("q", "g"), [(2, -1), (3, 32), (4, 20)])
+def test_sizes_are_those_of_packed_weights(name, q, g):
+    method = make_method(name)
+    for rows, columns in SHAPES:
+        weight = torch.randn(rows, columns, generator=torch.Generator().manual_seed(1))
+        prepared = ()
+        if isinstance(method, Calibrated):
+            prepared = (method.prepare(CalibStats(torch.eye(columns), torch.ones(columns), 1)),)
+        packed = pack(method.quantize(weight, q, g, *prepared))
+        assert stored_bits(method, q, g, rows, columns) == packed.bits_stored, (rows, columns)
+
+
+def test_a_budget_is_refused_below_the_least_and_only_there():
+    model, method, candidates = make("opt"), make_method("rtn"), [(2, -1), (4, 8)]
+    shapes = {name: tuple(weight_of(module).shape) for name, module in linear_layers(model)}
+    stats = quantize_model(model, method, uniform(model, 2, -1))
+    least = sum(one.bits_stored for one in stats) / sum(n * k for n, k in shapes.values())
+    check_budget(least, shapes, method, candidates)
+    with pytest.raises(LutlabError, match=f"the candidates give, {least:.4g} bits a weight"):
+        check_budget(least - 1e-3, shapes, method, candidates)
+    first = next(iter(shapes))
+    with pytest.raises(LutlabError, match="below the smallest size"):
+        check_budget(least, shapes, method, candidates, skip=[first])

@@ -1,0 +1,101 @@
+"""What every registered evaluator keeps to, found by name."""
+
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+import torch
+from tests.evaluators.test_zero_shot import text_of
+from tests.tiny_models import byte_tokenizer, one_thread, tiny_opt  # noqa: F401
+
+from lutlab import registry
+from lutlab.compress.driver import quantize_model
+from lutlab.compress.widths import widths
+from lutlab.evaluators import kernel_latency
+from lutlab.evaluators.contract import Evaluator, Metric, Work
+from lutlab.measure import products
+from lutlab.models.families import kinds
+from lutlab.quantizers.contract import make_method
+from lutlab.specs import ModelRun, ModelSpec, ProductRun, Subject, Text
+
+EVALUATORS = registry.classes("evaluator")
+MODEL = ModelRun(ModelSpec("tiny", "folder", "tiny"), "rtn", 4, 16)
+PRODUCTS = {
+    method: ProductRun(((96, 80, 1),), method, q, g)
+    for method, q, g in (("bcq", 3, 16), ("none", 16, -1))
+}
+WORDS = tuple(f"one word after another {i}" for i in range(40))
+TEXTS = {
+    "ppl": lambda: Text("ptb", WORDS, "rows", "here"),
+    "lambada": lambda: Text("lambada", WORDS, "rows", "here"),
+    "zero_shot": lambda: text_of("piqa"),
+}
+FEW = {"generation": {"tokens": 4, "repeats": 1}, "latency": {"tokens": 4, "repeats": 1}}
+# measured in seconds on a tiny model; the others need a GPU, a C compiler, a peer or a fresh process
+CHEAP = [*TEXTS, *FEW, "weight_error", "output_error", "model_size"]
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def run_for(cls):
+    return MODEL if cls.measures is ModelRun else PRODUCTS["bcq"]
+
+
+@pytest.mark.parametrize("name", EVALUATORS)
+def test_what_an_evaluator_declares(name):
+    cls = EVALUATORS[name]
+    assert issubclass(cls, Evaluator)
+    assert dataclasses.is_dataclass(cls)
+    assert cls.__dataclass_params__.frozen
+    assert cls.__doc__
+    assert isinstance(cls.version, int)
+    assert cls.version >= 1
+    assert cls.measures in (ModelRun, ProductRun)
+    assert isinstance(cls.of_this_machine, bool)
+    names = [metric.name for metric in cls.metrics]
+    assert names
+    assert len(set(names)) == len(names)
+    assert all(
+        isinstance(metric, Metric) and metric.unit and metric.title for metric in cls.metrics
+    )
+    assert not cls.metrics[0].quantized_only, "a free sweep shows it for every method"
+
+
+@pytest.mark.parametrize("name", EVALUATORS)
+def test_what_it_costs_and_whether_it_can_run_is_said_beforehand(name):
+    cls = EVALUATORS[name]
+    run = run_for(cls)
+    assert isinstance(cls().work(run), Work)
+    assert isinstance(cls.obstacle(run), str)
+
+
+@pytest.mark.parametrize("name", CHEAP)
+def test_the_metrics_declared_are_those_measured(name):
+    model, tokenizer = tiny_opt(), byte_tokenizer()
+    windows = torch.arange(2 * 32).remainder(200).view(2, 32)
+    width = widths(kinds(model.config), 4, 16)
+    layers = quantize_model(model.eval(), make_method("rtn"), width, windows)
+    text = TEXTS[name]() if name in TEXTS else None
+    subject = Subject(model, tokenizer, layers, text, 32, MODEL)
+    found = EVALUATORS[name](**FEW.get(name, {})).measure(subject)
+    assert set(found.values) == {metric.name for metric in EVALUATORS[name].metrics}
+
+
+@pytest.mark.parametrize("method", PRODUCTS)
+def test_the_metrics_declared_of_a_product_are_those_measured(method, monkeypatch):
+    monkeypatch.setattr(products, "COLD_LIMIT", 20_000)
+    monkeypatch.setitem(kernel_latency.ROUNDS, "cpu", 2)
+    cls, run = EVALUATORS["kernel_latency"], PRODUCTS[method]
+    found = cls().measure(Subject(None, None, (), None, 0, run))
+    quantized = method != "none"
+    declared = {metric.name for metric in cls.metrics if quantized or not metric.quantized_only}
+    assert set(found.values) == declared
+
+
+def test_listing_evaluators_does_not_import_torch():
+    program = (
+        "import sys; from lutlab import registry; registry.classes('evaluator')\n"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

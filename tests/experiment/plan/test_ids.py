@@ -1,0 +1,243 @@
+"""An id holds all that decides a number, and nothing that does not."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import json
+
+import pytest
+from tests.command_line import CommandLine
+
+from lutlab import registry
+from lutlab.data import protocols
+from lutlab.experiment.plan import ids
+from lutlab.experiment.plan.ids import cell_id, cell_identity, inputs_id, quantized_id
+from lutlab.experiment.store import components
+from lutlab.experiment.store.store import content_id
+from lutlab.kernels.cpu import qigen_gemv, rows_tuning
+from lutlab.kernels.gpu import choice
+from lutlab.kernels.gpu.choice import Race
+from lutlab.specs import (
+    CalibrationSpec,
+    EvalSpec,
+    ModelRun,
+    ModelSpec,
+    ProductRun,
+    RunSpec,
+    TextSpec,
+)
+
+MODEL = ModelSpec("opt-embedded-s", "embedded", "opt-embedded-s")
+TRAIN = CalibrationSpec(TextSpec("pydocs-train", "embedded"), 2, 32, 0)
+ROW = ModelRun(MODEL, "rtn", 4, 128)
+GPTQ = ModelRun(MODEL, "gptq", 4, 128, calibration=TRAIN)
+PRODUCT = ProductRun(((96, 64, 1),), "rtn", 4, 32)
+PPL = EvalSpec("ppl", TextSpec("passages-joined", "embedded"))
+ERROR, SPEED, LATENCY = EvalSpec("weight_error"), EvalSpec("generation"), EvalSpec("kernel_latency")
+TUNED = {"panel_columns": 512, "prefetch_bytes": 4096}
+
+
+def ids_of(*cells: tuple[RunSpec, EvalSpec]) -> list[str]:
+    """Ids with two threads, in order."""
+    return [cell_id(spec, evaluation, 2) for spec, evaluation in cells]
+
+
+def test_what_is_asked_for_is_in_it() -> None:
+    changes = [
+        {"q": 3}, {"g": 32}, {"method": "bcq"}, {"options": (("variant", "awq"),)}, {"dtype": "float16"}, {"seed": 1},
+        {"skip": ("*.0.*",)}, {"model": dataclasses.replace(MODEL, id="opt-embedded-m")},
+        {"budget": 3.0, "candidates": ((2, -1), (4, -1))}, {"calibration": TRAIN},
+    ]  # fmt: skip
+    cells = [(ROW, ERROR), *((dataclasses.replace(ROW, **one), ERROR) for one in changes)]
+    cells += [(ROW, PPL), (ROW, dataclasses.replace(PPL, options=(("loss_dtype", "float16"),)))]
+    cells += [(ROW, dataclasses.replace(PPL, text=TextSpec("topics", "embedded")))]
+    cells += [(ROW, dataclasses.replace(PPL, text=dataclasses.replace(PPL.text, limit=1)))]
+    assert len(set(ids_of(*cells))) == len(cells)
+
+
+def test_a_name_a_gpu_number_and_a_default_are_not() -> None:
+    named = dataclasses.replace(ROW, model=dataclasses.replace(MODEL, name="another name"))
+    said = dataclasses.replace(ROW, options=(("scale_dtype", "fp16"), ("variant", "gptq")))
+    assert len(set(ids_of((ROW, ERROR), (named, ERROR), (said, ERROR)))) == 1
+    first, second = (dataclasses.replace(ROW, device=f"cuda:{n}") for n in (0, 1))
+    assert len(set(ids_of((first, ERROR), (second, ERROR)))) == 1
+
+
+def test_defaults_of_a_run_stay_as_they_are() -> None:
+    """They are in no id: with another default, old numbers would be taken for new ones."""
+    common = {"options": (), "device": "cpu", "dtype": "float32", "seed": 0}
+    model = {"calibration": None, "sublayers": (), "budget": None, "candidates": (), "skip": ()}
+    for run, own in ((ModelRun, model), (ProductRun, {"kernel": "auto", "knobs": ()})):
+        defaults = {f.name: f.default for f in dataclasses.fields(run)}
+        known = {k: v for k, v in defaults.items() if v is not dataclasses.MISSING}
+        assert known == common | own
+
+
+@pytest.mark.parametrize("name", ["torch", "transformers"])
+def test_a_minor_version_of_a_library_is_in_it_and_a_patch_is_not(name, monkeypatch) -> None:
+    installed = importlib.metadata.version
+
+    def ids_with(version: str) -> tuple[str, ...]:
+        monkeypatch.setattr(
+            importlib.metadata, "version", lambda n: version if n == name else installed(n)
+        )
+        return cell_id(ROW, ERROR, None), quantized_id(GPTQ), inputs_id(GPTQ)
+
+    before, patch, minor = map(ids_with, ("7.1.0", "7.1.4+cpu", "7.2.0"))
+    assert before == patch
+    assert all(old != new for old, new in zip(before, minor, strict=True))
+
+
+def raised(monkeypatch, name: str) -> None:
+    """Raise the version of a component."""
+    group, _, key = name.partition("/")
+    if group in registry.PACKAGES:
+        monkeypatch.setattr(registry.lookup(group, key), "version", 2)
+    elif group == "protocol":
+        rule = dataclasses.replace(protocols.PROTOCOLS[key], version=2)
+        monkeypatch.setitem(protocols.PROTOCOLS, key, rule)
+    else:
+        part = dataclasses.replace(components._PARTS[name], version=2)
+        monkeypatch.setitem(components._PARTS, name, part)
+
+
+# component -> which of the five ids below change with its version
+CHANGES = {
+    "method/rtn": "row ppl",
+    "method/gptq": "gptq kept",
+    "format/uniform": "row ppl gptq kept",
+    "format/bcq": "",
+    "evaluator/ppl": "ppl",
+    "evaluator/lambada": "",
+    "protocol/passages-joined": "ppl",
+    "protocol/pydocs-train": "gptq kept inputs",
+    "driver": "row ppl gptq kept inputs",
+    "models": "row ppl gptq kept inputs",
+    "search": "",
+    "kernel/rows_gemv": "row ppl gptq kept",
+    "kernel/lut_gemv": "",
+    "measure": "product",
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_raised_version_makes_the_cells_new_that_rest_on_it(name, monkeypatch) -> None:
+    def every() -> dict[str, str]:
+        cells = ids_of((ROW, ERROR), (ROW, PPL), (GPTQ, ERROR), (PRODUCT, LATENCY))
+        found = dict(zip(("row", "ppl", "gptq", "product"), cells, strict=True))
+        return found | {"kept": quantized_id(GPTQ), "inputs": inputs_id(GPTQ)}
+
+    before = every()
+    raised(monkeypatch, name)
+    after = every()
+    assert {key for key in before if before[key] != after[key]} == set(CHANGES[name].split())
+
+
+def test_a_raised_search_makes_budgets_new(monkeypatch) -> None:
+    row = dataclasses.replace(ROW, budget=3.0, candidates=((2, -1), (4, -1)), calibration=TRAIN)
+    before = ids_of((row, ERROR), (ROW, ERROR))
+    raised(monkeypatch, "search")
+    after = ids_of((row, ERROR), (ROW, ERROR))
+    assert (before[0] == after[0], before[1] == after[1]) == (False, True)
+
+
+def test_full_precision_does_not_rest_on_kernels(monkeypatch) -> None:
+    row = dataclasses.replace(ROW, method="none", q=16, g=-1)
+    before = ids_of((row, ERROR))
+    raised(monkeypatch, "kernel/rows_gemv")
+    assert ids_of((row, ERROR)) == before
+
+
+def test_only_speeds_hold_the_fingerprint_of_kernels(monkeypatch) -> None:
+    cells = [(ROW, ERROR), (ROW, PPL), (ROW, SPEED), (PRODUCT, LATENCY)]
+    before = ids_of(*cells)
+    monkeypatch.setattr(ids, "kernels_fingerprint", lambda device: f"another {device}")
+    assert [a == b for a, b in zip(before, ids_of(*cells), strict=True)] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+
+
+def test_speeds_hold_what_was_tuned_for_them(monkeypatch) -> None:
+    cells = [(ROW, ERROR), (ROW, SPEED), (PRODUCT, LATENCY)]
+    untuned = ids_of(*cells)
+
+    def same_with(key: str) -> list[bool]:
+        monkeypatch.setattr(rows_tuning, "_read", lambda: {key: TUNED})
+        return [a == b for a, b in zip(untuned, ids_of(*cells), strict=True)]
+
+    assert same_with("v, avx2, q=4, g=32, 96x64, 2 threads") == [True, False, False]
+    assert same_with("v, avx2, q=4, g=32, 96x96, 2 threads") == [True, False, True]
+    assert same_with("v, avx2, q=3, g=32, 96x64, 2 threads") == [True, True, True]
+    assert same_with("v, avx2, q=4, g=32, 96x64, 4 threads") == [True, True, True]
+    monkeypatch.setattr(rows_tuning, "_read", dict)
+    monkeypatch.setenv("LUTLAB_TUNE", "1")  # what it will find is not known yet
+    assert [a == b for a, b in zip(untuned, ids_of(*cells), strict=True)] == [True, False, False]
+
+
+def test_a_tuned_key_is_read_as_it_is_written() -> None:
+    class Weight:
+        bits, group_size, shape = 4, 32, (96, 64)
+
+    class Kernel:
+        variant, isa = "bcq lut int24", "avx2"
+
+        def threads(self, threads: int | None) -> int:
+            return threads or 2
+
+    key = rows_tuning._key(Kernel(), Weight(), 2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rows_tuning, "_read", lambda: {key: TUNED})
+        assert rows_tuning.decisions({4}, 2, {(96, 64)}) == {key: TUNED}
+
+
+def test_qigens_search_counts_where_its_kernel_runs(monkeypatch) -> None:
+    optq = dataclasses.replace(PRODUCT, kernel="optq")
+    cells = [(PRODUCT, LATENCY), (optq, LATENCY), (ROW, EvalSpec("qigen"))]
+    before = ids_of(*cells)
+    monkeypatch.setattr(
+        qigen_gemv, "_searched", lambda: {4: qigen_gemv.DEFAULT, 3: qigen_gemv.DEFAULT}
+    )
+    assert [a == b for a, b in zip(before, ids_of(*cells), strict=True)] == [True, False, False]
+
+
+def test_of_a_race_the_order_counts(monkeypatch) -> None:
+    def race(bits: int = 4, gpu: str = "G", **seconds: float) -> Race:
+        return Race(gpu, "float16", True, bits, 128, (96, 64), {1: seconds})
+
+    def decided(*races: Race) -> str:
+        monkeypatch.setattr(choice, "_read", lambda path: list(races))
+        return json.dumps(choice.decisions("G", "float16", {4}))
+
+    kept = decided(race(r1=1.0, r2=2.0))
+    assert decided() == "[]"
+    assert decided(race(r1=1.5, r2=3.0)) == kept
+    assert decided(race(r1=1.0, r2=2.0), race(bits=3, r1=1.0), race(gpu="H", r1=1.0)) == kept
+    assert decided(race(r1=2.0, r2=1.0)) != kept
+
+
+def test_an_id_can_be_computed_from_its_record(command: CommandLine) -> None:
+    outcome = command(
+        "model=opt-embedded-s", "method=rtn", "evaluate=[weight_error]", "logger=none", "g=32"
+    )  # fmt: skip
+    assert outcome.code == 0, outcome.err
+    speed = command("model=product", "model.id=96x64", "evaluate=[kernel_latency]", "logger=none",
+                    "evaluator.kernel_latency.rounds=1", "g=32", "threads=1")  # fmt: skip
+    assert speed.code == 0, speed.err
+    records = command.records()
+    assert {r["evaluation"]["evaluator"] for r in records.values()} == {
+        "weight_error",
+        "kernel_latency",
+    }
+    for name, record in records.items():
+        assert content_id(record["provenance"]["identity"]) == name == record["cell_id"]
+        assert record["provenance"]["identity"]["components"]
+
+
+def test_an_identity_is_json() -> None:
+    for cell in ((ROW, PPL), (GPTQ, ERROR), (PRODUCT, LATENCY), (ROW, SPEED)):
+        identity = cell_identity(*cell, 2)
+        assert json.loads(json.dumps(identity)) == identity

@@ -1,0 +1,75 @@
+"""A job is complete and travels unharmed: as JSON, and as one override through Hydra's grammar."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from tests.experiment.plan.composing import settings
+
+from lutlab.errors import LutlabError
+from lutlab.experiment.artifact.columns import free_columns
+from lutlab.experiment.plan import plan
+from lutlab.experiment.plan.job import Job, job_from, job_of, override_of
+from lutlab.experiment.plan.resolve import planned_text, resolve
+from lutlab.experiment.run import worker
+from lutlab.experiment.store.store import Store
+from lutlab.specs import ModelRun, TextSpec
+
+QUICK = "evaluate=[ppl:wikitext2,weight_error]"
+ODD = r"""it's "$HOME" ${q} \' \\ {a: [b], c=d} # é"""
+
+
+def job(results: Path, *overrides: str) -> Job:
+    asked = settings(f"results='{results}'", *overrides)
+    columns = free_columns(asked.evaluate)
+    row = plan.plan_row("", {}, columns, resolve(asked, columns), asked.threads, Store(results))
+    return job_of(row, row.todo, asked, asked.threads, {"artifact": ODD, "mu": 8})
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [QUICK, "method=rtn", "q=3", "skip=['*.fc1']", "sublayers.attention.q=2", "data.limit=4"],
+        [QUICK, "method=gptq", "threads=2", "stream=true"],
+        [QUICK, "method=bcq", "budget=4", "candidates.q=[2,3]"],
+        ["evaluate=[kernel_latency]", "model=product", "model.id=96x80+80x96x4", "kernel=r4",
+         "+knobs.warps=4", "evaluator.kernel_latency.weights=resident"],
+    ],
+    ids=["model", "calibrated", "budget", "product"],
+)  # fmt: skip
+def test_a_job_is_the_same_after_its_way(tmp_path: Path, overrides: list[str]) -> None:
+    made = dataclasses.replace(job(tmp_path, *overrides), results=Path(ODD))
+    (override,) = OverridesParser.create().parse_overrides([override_of(made)])
+    assert override.key_or_group == "job"
+    assert not override.is_sweep_override()
+    assert job_from(override.value()) == made
+
+
+def test_a_job_names_what_is_kept_and_with_which_texts(tmp_path: Path) -> None:
+    plain = job(tmp_path, QUICK, "method=rtn")
+    assert (plain.quantized, plain.inputs, plain.machine) == (None, None, None)
+    assert {bool(cell.text_sha256) for cell in plain.cells} == {True, False}
+    calibrated = job(tmp_path, QUICK, "method=gptq")
+    assert isinstance(calibrated.run, ModelRun)
+    assert calibrated.quantized.parent == tmp_path / "quantized"
+    assert calibrated.inputs.parent == tmp_path / "calibration"
+    assert calibrated.calibration_sha256
+
+
+def test_another_text_at_the_worker_is_refused() -> None:
+    spec = TextSpec("topics", "embedded")
+    with pytest.raises(LutlabError, match="another text here than where the run was planned"):
+        planned_text(spec, "0" * 64)
+
+
+def test_a_speed_planned_for_another_machine_is_not_measured(tmp_path: Path) -> None:
+    made = job(tmp_path, "evaluate=[generation]")
+    made = dataclasses.replace(made, machine=made.machine | {"cpu": "another one"})
+    worker.execute(made)
+    (cell,) = made.cells
+    record = Store(tmp_path).load(cell.cell_id)
+    assert record.status == "failed"
+    assert "measures the machine that it was planned on, cpu another one" in record.reason

@@ -1,0 +1,36 @@
+"""The headers of a checkpoint say the same of a model as the model itself, for every family."""
+
+import pytest
+from tests.models.architectures import CONFIGS, make
+
+from lutlab.models import shape
+from lutlab.models.families import linear_layers, weight_of
+from lutlab.models.load import embedded_names
+from lutlab.specs import ModelSpec
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_headers_and_modules_agree(name, tmp_path):
+    model = make(name)
+    model.save_pretrained(tmp_path)
+    read = shape._from_files(tmp_path)
+    assert read == shape._from_config(tmp_path, None)
+    found, linears = shape._read(ModelSpec(name, "folder", str(tmp_path)))
+    assert linears == {path: tuple(weight_of(m).shape) for path, m in linear_layers(model)}
+    assert found.parameters == sum(p.numel() for p in model.parameters())
+    assert sum(k * n for k, n in found.inputs) * found.layers == found.linear_parameters
+
+
+def test_a_synthetic_model_has_the_shape_of_its_config(tmp_path):
+    model = make("opt")
+    model.config.save_pretrained(tmp_path)
+    found = shape.shape_of(ModelSpec("cut", "synthetic", str(tmp_path), layers=1))
+    assert found.layers == 1
+    assert 0 < found.linear_parameters < found.parameters
+
+
+@pytest.mark.parametrize("name", embedded_names())
+def test_the_shape_of_an_embedded_model_needs_no_modeling_code(name, monkeypatch):
+    monkeypatch.setattr(shape, "_from_config", None)
+    shape._read.cache_clear()
+    assert shape.linear_shapes(ModelSpec(name, "embedded", name))
