@@ -1,0 +1,110 @@
+"""One file outside of the package adds a format: it quantizes, packs, has a size, is saved, loaded and multiplied."""
+
+import importlib
+import sys
+
+import pytest
+import torch
+from tests.models.architectures import make, token_ids, uniform
+from tests.tiny_models import one_thread  # noqa: F401
+
+import lutlab
+from lutlab import formats, registry
+from lutlab.compress.driver import quantize_model
+from lutlab.compress.kept_blocks import BlockStore
+from lutlab.errors import LutlabError
+from lutlab.evaluators.model_size import ModelSize
+from lutlab.kernels import ran
+from lutlab.models.families import linear_layers, weight_of
+from lutlab.modules import QuantLinear
+from lutlab.specs import Subject
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture
+def toy():
+    """Imported as a user's module; other tests are not to meet it in the registry."""
+    yield importlib.import_module("tests.toy_two_widths")
+    del sys.modules["tests.toy_two_widths"]
+    for group in ("format", "method"):
+        del registry._CLASSES[group]["two_widths"]
+
+
+def weight(rows=6, columns=64):
+    return torch.randn(rows, columns, generator=torch.Generator().manual_seed(0))
+
+
+def test_it_packs_and_has_a_size(toy):
+    packed = lutlab.quantize_tensor(weight(), method="two_widths", q=4, g=-1)
+    assert type(packed) is toy.PackedTwoWidths
+    assert packed.bits_per_weight == (4 + 2) / 2 + 4 * 32 / 64
+    assert packed.bcq_bits is None
+    assert (packed.dequantize() - weight()).abs().max() < 1.0
+    again = formats.pack(packed.unpack())
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(again.buffers.values(), packed.buffers.values(), strict=True)
+    )
+
+
+def test_a_layer_multiplies_by_it_and_says_how(toy):
+    layer = QuantLinear(lutlab.quantize_tensor(weight(), method="two_widths", q=4, g=-1), None)
+    x = torch.randn(3, 64, generator=torch.Generator().manual_seed(1))
+    ran.take()
+    assert torch.equal(layer(x), x @ layer.packed.dequantize().T)
+    (name,) = ran.take()
+    assert name == layer.describe(3, torch.float32)
+    assert name == ("dequantize once, torch matmul (no kernel: PackedTwoWidths names none for cpu)")
+
+
+@pytest.mark.parametrize("name", ["opt", "gpt2"])
+def test_a_model_is_quantized_kept_saved_and_loaded(toy, name, tmp_path):
+    model, kept = make(name), BlockStore(tmp_path / "id")
+    stats = quantize_model(model, toy.TwoWidths(), uniform(model, 4, -1), kept=kept)
+    layers = dict(linear_layers(model))
+    for layer in stats:
+        stored = layers[layer.name].packed
+        assert (layer.format, layer.bits_bcq) == ("two_widths", None)
+        assert (
+            layer.bits_stored
+            == stored.bits_stored
+            == sum(8 * b.nbytes for b in stored.buffers.values())
+        )
+    size = ModelSize().measure(Subject(None, None, stats, None, 16, 4, -1))
+    weights = sum(weight_of(module).numel() for _, module in linear_layers(make(name)))
+    assert size.values["bits_per_weight"] == sum(s.bits_stored for s in stats) / weights
+    assert size.facts == {"layout": ["two_widths"]}
+    assert "bits_per_weight_bcq" not in size.values
+    expected = model(token_ids()).logits
+    lutlab.save(model, tmp_path / "saved")
+    assert torch.equal(lutlab.load(tmp_path / "saved")(token_ids()).logits, expected)
+    fresh = make(name)
+    assert quantize_model(fresh, toy.TwoWidths(), uniform(fresh, 4, -1), kept=kept) == stats
+    assert torch.equal(fresh(token_ids()).logits, expected)
+    assert torch.equal(model.half()(token_ids()).logits.isfinite().all(), torch.tensor(True))
+
+
+def test_a_budget_counts_the_formats_own_bits(toy):
+    model = make("opt")
+    windows = token_ids(4, 16)
+    lutlab.quantize(
+        model, "two_widths", budget=7.0, candidates=[(2, -1), (4, -1)], calibration=windows
+    )
+    packed = [module.packed for _, module in linear_layers(model)]
+    total = sum(one.bits_stored for one in packed)
+    assert total <= 7.0 * sum(one.shape[0] * one.shape[1] for one in packed)
+
+
+def test_exports_of_uniform_codes_refuse_it(toy, tmp_path):
+    model = make("llama-2")
+    quantize_model(model, toy.TwoWidths(), uniform(model, 4, -1))
+    with pytest.raises(LutlabError, match=r"its codes are not uniform .those of format two_widths"):
+        lutlab.export_gptq(model, tmp_path / "out")
+
+
+def test_what_no_format_packs_is_refused_and_those_that_are_there_are_named(toy):
+    with pytest.raises(LutlabError, match=r"no formats pack a dict, .*UniformTensor \(uniform\)"):
+        formats.pack({})
+    with pytest.raises(LutlabError, match="unknown format"):
+        QuantLinear.from_layout({"format": "three_widths", "bias_dtype": None})
