@@ -20,7 +20,7 @@ from lutlab import compress, measure, models, registry
 from lutlab.data.protocols import PROTOCOLS, protocol
 from lutlab.errors import LutlabError
 from lutlab.experiment.store.fingerprint import PACKAGE, fingerprint, with_imports
-from lutlab.kernels import cpu, gpu
+from lutlab.kernels import DISPATCH_VERSION, cpu, gpu
 from lutlab.kernels.codegen import cuda, templates
 
 # Folders and modules whose sources count where a registered class imports them. data/ is the protocols' and formats/
@@ -60,6 +60,10 @@ _PARTS = {
     "search": _Part(compress.SEARCH_VERSION, ("compress/search.py", "compress/allocate.py")),
     "models": _Part(models.VERSION, ("models/*.py",)),
     "measure": _Part(measure.VERSION, ("measure/*.py",)),
+    "kernel/dispatch": _Part(
+        DISPATCH_VERSION,
+        ("kernels/dispatch.py", "kernels/dequantized.py", "kernels/contract.py", "kernels/ran.py"),
+    ),
     "kernel/rows_gemv": _Part(
         cpu.VERSIONS["rows_gemv"],
         ("kernels/cpu/linear.py",),
@@ -83,11 +87,11 @@ _PARTS = {
     ),
 }
 _KERNELS = {
-    "cpu": ("kernel/rows_gemv", "kernel/qigen_gemv"),
-    "gpu": ("kernel/lut_gemv", "kernel/dequantize"),
+    "cpu": ("kernel/dispatch", "kernel/rows_gemv", "kernel/qigen_gemv"),
+    "gpu": ("kernel/dispatch", "kernel/lut_gemv", "kernel/dequantize"),
 }
 # Those that QuantLinear calls, whatever evaluates the model.
-_OF_MODELS = {"cpu": ("kernel/rows_gemv",), "gpu": _KERNELS["gpu"]}
+_OF_MODELS = {"cpu": ("kernel/dispatch", "kernel/rows_gemv"), "gpu": _KERNELS["gpu"]}
 
 
 def every_name() -> list[str]:

@@ -227,7 +227,9 @@ def _protocol(name: str) -> Any:
 def _evaluator(name: str) -> Any:
     loaded = _loaded()
     layers = tuple(
-        LayerStats(f"layer {n}", 32, 96, 0.5 * n, 8.0 + n, 16_000, 4, g, 0.25 * n, 4.0 + n)
+        LayerStats(
+            f"layer {n}", 32, 96, 0.5 * n, 8.0 + n, 16_000, 4, g, "bcq", 16_000, 0.25 * n, 4.0 + n
+        )
         for n, g in ((1, 32), (2, -1))
     )
     text = _text(TEXTS[name]) if name in TEXTS else None

@@ -33,7 +33,7 @@ from lutlab.formats.uniform import PackedUniform
 from lutlab.formats.uniform_rows import PackedUniformRows
 from lutlab.kernels.codegen.isa import detect
 from lutlab.kernels.contract import Execution, KernelOp
-from lutlab.kernels.cpu import bcq_gemv, rows_tuning
+from lutlab.kernels.cpu import VERSIONS, bcq_gemv, rows_tuning
 from lutlab.kernels.cpu.rows_gemv import Kernel
 from lutlab.kernels.cpu.rows_ops import Rows, kernel_of, layout_of, name_of
 from lutlab.registry import register
@@ -48,7 +48,7 @@ _NOTHING = torch.empty(
 class UniformGemv(KernelOp):
     """Codes in fields of 4 or 8 bits, converted and multiplied."""
 
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = VERSIONS["rows_gemv"]
 
     def takes(self, packed: Format, device: torch.device) -> str:
         """See KernelOp."""
@@ -74,7 +74,7 @@ class UniformGemv(KernelOp):
 class BCQGemv(KernelOp):
     """Planes of bits, by lookup tables in registers; those of uniform codes share a scale."""
 
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = VERSIONS["rows_gemv"]
 
     def takes(self, packed: Format, device: torch.device) -> str:
         """See KernelOp."""

@@ -31,7 +31,7 @@ from lutlab.formats.contract import Format
 from lutlab.formats.uniform import PackedUniform
 from lutlab.kernels import ran
 from lutlab.kernels.contract import Execution, KernelOp
-from lutlab.kernels.gpu import choice, lut_gemv
+from lutlab.kernels.gpu import VERSIONS, choice, lut_gemv
 from lutlab.kernels.gpu.dequantize import dequantize
 from lutlab.kernels.gpu.lut_gemv import launcher
 from lutlab.kernels.gpu.lut_gemv.variant import Gpu, Weight, case
@@ -50,7 +50,7 @@ Stored = PackedBCQ | PackedUniform
 class LutGemv(KernelOp):
     """The variants of lut_gemv, and the dequantizer for cuBLAS."""
 
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = VERSIONS["lut_gemv"]
 
     def takes(self, packed: Format, device: torch.device) -> str:
         """See KernelOp."""
