@@ -340,6 +340,16 @@ WITHIN = [
 ]  # fmt: skip
 
 
+# The kernel's layout has zero points of 16 bits, and a byte for codes of 5 to 7 bits (docs/architecture.md).
+BEYOND = [
+    (2, 32, 1.18),
+    (3, 32, 1.12),
+    (5, 128, 8 / 5),
+    (6, 128, 8 / 6 + 0.01),
+    (7, 128, 8 / 7 + 0.01),
+]
+
+
 def live(modules):
     """Bytes of all tensors that layers hold, biases left out."""
     held = {}
@@ -367,6 +377,15 @@ def test_a_layer_holds_its_weight_once(q, g, method):
     for one in layers:
         one.to(torch.float16)
     assert live(layers) == stored
+
+
+@pytest.mark.parametrize(("q", "g", "limit"), BEYOND)
+def test_where_a_layer_holds_more_it_is_as_much_as_is_said(q, g, limit):
+    weight = torch.randn(1024, 1024, generator=torch.Generator().manual_seed(0))
+    layer = QuantLinear(quantize_tensor(weight, method="rtn", q=q, g=g), None)
+    stored = layer.packed.bits_stored / 8
+    layer.prepare()
+    assert 1.1 * stored < live([layer]) <= limit * stored
 
 
 def test_what_a_layer_lets_go_of_is_freed():
