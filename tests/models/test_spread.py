@@ -8,7 +8,7 @@ from tests.models.architectures import CONFIGS, make, token_ids, uniform
 from lutlab.compress.driver import quantize_model
 from lutlab.errors import LutlabError
 from lutlab.evaluators.perplexity import window_nll
-from lutlab.experiment.plan.plan import _device
+from lutlab.experiment.plan.runs import _device
 from lutlab.models.families import decoder_blocks, family_of
 from lutlab.models.load import load_model
 from lutlab.models.spread import spread

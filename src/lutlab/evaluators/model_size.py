@@ -44,7 +44,7 @@ class ModelSize(Evaluator):
     bits_paper_<formula>, megabytes_<formula>, ratio_<formula>: eq7 | table6 | nuqmm.
     """
 
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 1
     metrics: ClassVar[tuple[Metric, ...]] = (
         Metric("bits_per_weight", "bits/weight", "size as stored"),
         Metric("megabytes", "MB", "size as stored"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -71,7 +72,11 @@ class Measured:
         self.records: dict[str, Record | None] = {}
         self.calls: list[tuple[str, str, bool]] = []
 
-    def __call__(self, variant: Variant, alone: bool, jobs: int) -> None:
+    def __call__(self, variants: Sequence[Variant], alone: bool, jobs: int) -> None:
+        for variant in variants:
+            self.run(variant, alone)
+
+    def run(self, variant: Variant, alone: bool) -> None:
         self.calls.append((variant.artifact, variant.name, alone))
         record = self.records.get(variant.name)
         if record is None:

@@ -48,7 +48,7 @@ def test_every_registered_class_is_a_component() -> None:
 
 def test_versions_are_whole_numbers() -> None:
     assert {type(version(name)) for name in every_name()} == {int}
-    assert versions("driver", "method/rtn") == {"driver": 2, "method/rtn": 1}
+    assert versions("driver", "method/rtn") == {"driver": 1, "method/rtn": 1}
 
 
 def test_every_pattern_finds_sources() -> None:

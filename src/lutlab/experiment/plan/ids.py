@@ -21,7 +21,6 @@ from lutlab import registry
 from lutlab.experiment.plan.resolve import cached_text, model_sha256
 from lutlab.experiment.store.components import (
     kernels_fingerprint,
-    kernels_of_models,
     versions,
 )
 from lutlab.experiment.store.machine import machine
@@ -80,8 +79,10 @@ def _components(spec: RunSpec) -> list[str]:
         return ["measure"]
     method = registry.lookup("method", spec.method)
     names = ["driver", "models", f"method/{spec.method}", f"format/{method.format}"]
-    if method.quantizes:
-        names += kernels_of_models(_device(spec))
+    kernels = registry.lookup("format", method.format).kernels
+    names += [
+        f"kernel/{name}" for name in kernels.get("cpu" if spec.device == "cpu" else "cuda", ())
+    ]
     if spec.calibration:
         names.append(f"protocol/{cached_text(spec.calibration.text).protocol}")
     if spec.budget is not None:

@@ -1,11 +1,12 @@
 """Measure and publish: `make publish`, or `python -m lutlab.experiment.run.publish [--only <pattern>]`.
 
-    results/published/list.yaml ─▶ run.py, a variant a call, into results/publishing ─▶ results/published/<machine>/
-                                                                           against the last commit └▶ changes.md
+    results/published/list.yaml ─▶ run.py, into results/publishing ─▶ results/published/<machine>/
+                                                                   against the last commit └▶ changes.md
 
-Accuracies first, several rows at once with one thread each; then, one row at a time, what measures the machine. It
-wants a clean tree and nobody else at work on the machine. A run that was stopped goes on where it was; only cells of
-the plan of this code are published. What cannot be measured here is said and stays as it was published, unless --prune.
+Artifacts under the same overrides are one call. Accuracies first, several rows at once with one thread each; then, one
+row at a time, what measures the machine. It wants a clean tree and nobody else at work on the machine. A run that was
+stopped goes on where it was; only cells of the plan of this code are published. What cannot be measured here is said
+and stays as it was published, unless --prune.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import itertools
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -53,8 +55,7 @@ def publish(only: str, machine: str | None, prune: bool, jobs: int) -> bool:
             "stash what 'git status' shows of src, kernels, experiments and conf"
         )
     for alone in (False, True):
-        for variant in variants:
-            measure(variant, alone, jobs)
+        measure_all([v for v in variants if _has_columns(v, of_this_machine=alone)], alone, jobs)
     folder = PUBLISHED / (machine or machine_name(about))
     complete = True
     for artifact, own in itertools.groupby(variants, lambda variant: variant.artifact):
@@ -77,29 +78,50 @@ def machine_name(about: Mapping[str, Any]) -> str:
 # ---- measuring ----
 
 
-def measure(variant: Variant, alone: bool, jobs: int) -> None:
-    """Run what is missing of a variant: rows that measure the machine, or the others. Its exit code is said.
+def measure_all(variants: Sequence[Variant], alone: bool, jobs: int) -> None:
+    """Measure what is missing: artifacts under the same overrides in one call, then those that it left out, each alone.
+
+    Raises:
+        KeyboardInterrupt: a run was interrupted.
+    """
+    together: dict[str, list[Variant]] = {}
+    for variant in variants:
+        together.setdefault(variant.line, []).append(variant)
+    for some in together.values():
+        measure(some, alone, jobs)
+        for variant in some if len(some) > 1 else ():
+            if not _report(variant).exists():  # a mistake of an artifact ends the call
+                measure([variant], alone, jobs)
+
+
+def measure(variants: Sequence[Variant], alone: bool, jobs: int) -> None:
+    """Run what is missing of variants of the same overrides: rows that measure the machine, or the others.
+
+    Its exit code is said.
 
     Raises:
         KeyboardInterrupt: the run was interrupted.
     """
-    if not _has_columns(variant, of_this_machine=alone):
-        return
-    report = WORK / variant.artifact / variant.name / published.TABLE
-    report.unlink(missing_ok=True)  # an earlier one is of another plan
-    command = [sys.executable, "run.py", *variant.overrides, f"results={WORK}", "logger=none"]
-    command.append(f"alone={str(alone).lower()}")
+    names = ",".join(variant.artifact for variant in variants)
+    for variant in variants:
+        _report(variant).unlink(missing_ok=True)  # an earlier one is of another plan
+    command = [sys.executable, "run.py", f"+exp={names}", *shlex.split(variants[0].line)]
+    command += [f"results={WORK}", "logger=none", f"alone={str(alone).lower()}"]
     own = dict(os.environ)
     if not alone:
         own["OMP_NUM_THREADS"] = "1"
         if jobs > 1:
             command += ["hydra/launcher=joblib", f"hydra.launcher.n_jobs={jobs}"]
-    _say(f"{'speeds' if alone else 'accuracies'} of {variant.artifact}, {variant.name}")
+    _say(f"{'speeds' if alone else 'accuracies'} of {names}, {variants[0].name}")
     code = subprocess.run(command, env=own, stdout=subprocess.DEVNULL, check=False).returncode
     if code == 130:
         raise KeyboardInterrupt
     if code:
-        _say(f"{variant.artifact}, {variant.name}: exit code {code}, see above")
+        _say(f"{names}, {variants[0].name}: exit code {code}, see above")
+
+
+def _report(variant: Variant) -> Path:
+    return WORK / variant.artifact / variant.name / published.TABLE
 
 
 def _has_columns(variant: Variant, of_this_machine: bool) -> bool:
@@ -117,7 +139,7 @@ def collect(variant: Variant) -> Published:
         NotMeasured: it has no report, or cells that nobody measured.
         LutlabError: a record is damaged.
     """
-    report = WORK / variant.artifact / variant.name / published.TABLE
+    report = _report(variant)
     if not report.exists():
         raise NotMeasured(f"its run wrote no {report}")
     cells = csv.parse(report.read_text(encoding="utf-8"))

@@ -9,7 +9,6 @@ A variant's name is that of the folder its report is written to (plan/sweeping.v
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -30,11 +29,6 @@ class Variant:
     artifact: str
     name: str
     line: str
-
-    @property
-    def overrides(self) -> list[str]:
-        """The overrides, one a string, `+exp=` first."""
-        return [f"+exp={self.artifact}", *shlex.split(self.line)]
 
     @property
     def command(self) -> str:

@@ -1,6 +1,6 @@
 """Components: the parts of lutlab that decide numbers, each with a version that a person raises.
 
-    method/rtn  format/uniform  evaluator/ppl  protocol/wikitext2  driver  search  models  measure  kernel/rows_gemv
+    method/rtn  format/uniform  evaluator/ppl  protocol/wikitext2  driver  search  models  measure  kernel/bcq_gemv
 
 A version is declared where the component is implemented and is part of the ids of its cells; sources are not. That
 nobody forgets to raise one is what the lock (lock.py) is for. Speeds are the exception: any change of a kernel may
@@ -20,7 +20,7 @@ from lutlab import compress, measure, models, registry
 from lutlab.data.protocols import PROTOCOLS, protocol
 from lutlab.errors import LutlabError
 from lutlab.experiment.store.fingerprint import PACKAGE, fingerprint, with_imports
-from lutlab.kernels import DISPATCH_VERSION, cpu, gpu
+from lutlab.kernels import cpu, gpu
 from lutlab.kernels.codegen import cuda, templates
 
 # Folders and modules whose sources count where a registered class imports them. data/ is the protocols' and formats/
@@ -51,6 +51,8 @@ class _Part:
 
 _OF_KERNELS = ("kernels", "formats", "groups")
 _C, _CUDA = templates.ROOT, cuda.ROOT
+# Of every operation: their imports are of both devices, and are not followed.
+_DISPATCH = tuple(PACKAGE / "kernels" / name for name in ("dispatch.py", "dequantized.py"))
 _PARTS = {
     "driver": _Part(
         compress.DRIVER_VERSION,
@@ -60,15 +62,17 @@ _PARTS = {
     "search": _Part(compress.SEARCH_VERSION, ("compress/search.py", "compress/allocate.py")),
     "models": _Part(models.VERSION, ("models/*.py",)),
     "measure": _Part(measure.VERSION, ("measure/*.py",)),
-    "kernel/dispatch": _Part(
-        DISPATCH_VERSION,
-        ("kernels/dispatch.py", "kernels/dequantized.py", "kernels/contract.py", "kernels/ran.py"),
-    ),
-    "kernel/rows_gemv": _Part(
-        cpu.VERSIONS["rows_gemv"],
+    "kernel/bcq_gemv": _Part(
+        cpu.VERSIONS["bcq_gemv"],
         ("kernels/cpu/linear.py",),
         _OF_KERNELS,
-        tuple(_C / folder for folder in ("bcq", "rows", "simd", "uniform")),
+        (*_DISPATCH, *(_C / folder for folder in ("bcq", "rows", "simd"))),
+    ),
+    "kernel/uniform_gemv": _Part(
+        cpu.VERSIONS["uniform_gemv"],
+        ("kernels/cpu/linear.py",),
+        _OF_KERNELS,
+        (*_DISPATCH, *(_C / folder for folder in ("rows", "simd", "uniform"))),
     ),
     "kernel/qigen_gemv": _Part(
         cpu.VERSIONS["qigen_gemv"], ("kernels/cpu/qigen_gemv.py",), _OF_KERNELS, (_C / "qigen",)
@@ -77,21 +81,13 @@ _PARTS = {
         gpu.VERSIONS["lut_gemv"],
         ("kernels/gpu/linear.py",),
         _OF_KERNELS,
-        (_CUDA / "common.cuh", _CUDA / "lut_gemv"),
-    ),
-    "kernel/dequantize": _Part(
-        gpu.VERSIONS["dequantize"],
-        ("kernels/gpu/dequantize.py",),
-        _OF_KERNELS,
-        (_CUDA / "common.cuh", _CUDA / "dequantize"),
+        (*_DISPATCH, _CUDA / "common.cuh", _CUDA / "lut_gemv", _CUDA / "dequantize"),
     ),
 }
 _KERNELS = {
-    "cpu": ("kernel/dispatch", "kernel/rows_gemv", "kernel/qigen_gemv"),
-    "gpu": ("kernel/dispatch", "kernel/lut_gemv", "kernel/dequantize"),
+    "cpu": ("kernel/bcq_gemv", "kernel/uniform_gemv", "kernel/qigen_gemv"),
+    "gpu": ("kernel/lut_gemv",),
 }
-# Those that QuantLinear calls, whatever evaluates the model.
-_OF_MODELS = {"cpu": ("kernel/dispatch", "kernel/rows_gemv"), "gpu": _KERNELS["gpu"]}
 
 
 def every_name() -> list[str]:
@@ -103,11 +99,6 @@ def every_name() -> list[str]:
         if _is_ours(cls)
     ]
     return sorted([*classes, *_PARTS, *(f"protocol/{name}" for name in PROTOCOLS)])
-
-
-def kernels_of_models(device: str) -> tuple[str, ...]:
-    """The components that multiply in quantized layers. device: cpu, or any other for a GPU."""
-    return _OF_MODELS["cpu" if device == "cpu" else "gpu"]
 
 
 def version(name: str) -> int:

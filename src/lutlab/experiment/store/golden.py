@@ -228,7 +228,8 @@ def _evaluator(name: str) -> Any:
     loaded = _loaded()
     layers = tuple(
         LayerStats(
-            f"layer {n}", 32, 96, 0.5 * n, 8.0 + n, 16_000, 4, g, "bcq", 16_000, 0.25 * n, 4.0 + n
+            *(f"layer {n}", 32, 96, 0.5 * n, 8.0 + n, 16_000, 4, g, "uniform", 20_000),
+            *(0.25 * n, 4.0 + n),
         )
         for n, g in ((1, 32), (2, -1))
     )

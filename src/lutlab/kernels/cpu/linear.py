@@ -48,7 +48,7 @@ _NOTHING = torch.empty(
 class UniformGemv(KernelOp):
     """Codes in fields of 4 or 8 bits, converted and multiplied."""
 
-    version: ClassVar[int] = VERSIONS["rows_gemv"]
+    version: ClassVar[int] = VERSIONS["uniform_gemv"]
 
     def takes(self, packed: Format, device: torch.device) -> str:
         """See KernelOp."""
@@ -74,7 +74,7 @@ class UniformGemv(KernelOp):
 class BCQGemv(KernelOp):
     """Planes of bits, by lookup tables in registers; those of uniform codes share a scale."""
 
-    version: ClassVar[int] = VERSIONS["rows_gemv"]
+    version: ClassVar[int] = VERSIONS["bcq_gemv"]
 
     def takes(self, packed: Format, device: torch.device) -> str:
         """See KernelOp."""
