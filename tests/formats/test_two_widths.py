@@ -71,7 +71,7 @@ def test_a_model_is_quantized_kept_saved_and_loaded(toy, name, tmp_path):
             == stored.bits_stored
             == sum(8 * b.nbytes for b in stored.buffers.values())
         )
-    size = ModelSize().measure(Subject(None, None, stats, None, 16, 4, -1))
+    size = ModelSize().measure(Subject(None, None, stats, None, 16))
     weights = sum(weight_of(module).numel() for _, module in linear_layers(make(name)))
     assert size.values["bits_per_weight"] == sum(s.bits_stored for s in stats) / weights
     assert size.facts == {"layout": ["two_widths"]}

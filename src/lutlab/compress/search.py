@@ -6,7 +6,7 @@ A layer whose outputs move by e = D x (D: the error of its weight, x: its input)
 
 with the Fisher information G in the place of the loss's second derivative. The errors of different outputs are
 rounded apart, so G's diagonal is what counts; one number a layer is kept of it. tr(D H D^T) is what the driver states
-of a layer (records.LayerStats, output_error) when the model is quantized at one width, once for every candidate.
+of a layer (specs.LayerStats, output_error) when the model is quantized at one width, once for every candidate.
 
 The estimate adds layers up as if errors did not meet. So the answer of the integer program (allocate.py) is quantized
 and its loss measured beside that of grid points (one width, or one for attention and one for feed-forward) that fit

@@ -69,7 +69,7 @@ class Streamed:
 def release(block: nn.Module) -> None:
     """Free what a block's state holds: parameters and persistent buffers become shapes on the meta device.
 
-    By way of `_apply`, as `.to()` does it, so that a layer drops what it made of them (QuantLinear's dense weight).
+    By way of `_apply`, as `.to()` does it, so that a layer drops what it made of them (QuantLinear's execution).
     """
     import torch
 

@@ -58,9 +58,7 @@ class LutGemv(KernelOp):
             return "it multiplies formats bcq and uniform"
         try:
             lut_gemv.choose(case(packed, torch.float32), launcher.gpu(launcher.device_of(device)))
-        except (
-            LutlabError
-        ) as error:  # no GPU, an old one, CuPy or NVRTC missing, no variant for the groups
+        except LutlabError as error:  # no GPU, an old one, no CuPy, no variant for the groups
             return str(error)
         return ""
 
