@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import json
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -101,6 +106,48 @@ def test_no_file_needs_itself_on_the_way() -> None:
     """Siblings may import each other, in one direction: there is an order in which all files can be read."""
     graph = {module: targets & FILES.keys() - {module} for module, targets in FILES.items()}
     graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, which names the files
+
+
+def test_the_drawing_has_every_room() -> None:
+    page = (SOURCE.parents[1] / "docs" / "architecture.md").read_text(encoding="utf-8")
+    drawing = page.partition("src/lutlab/\n")[2].partition("```")[0]
+    drawn, above = set(), ""
+    for line in drawing.splitlines():
+        indent, names = len(line) - len(line.lstrip()), re.split(r" {3,}", line.strip())[0].split()
+        above = names[0].rstrip("/") if indent == 2 else above
+        drawn |= {f"{above}.{n.rstrip('/')}" if indent == 4 else n.rstrip("/") for n in names}
+    assert drawn == set(RANK) - {"__main__"} | {"experiment"}
+
+
+def test_a_weight_takes_the_modules_of_its_tour() -> None:
+    page = (SOURCE.parents[1] / "docs" / "architecture.md").read_text(encoding="utf-8")
+    tour = page.partition("## A tour: one weight")[2].partition("\n## ")[0]
+    stations = re.findall(r"^\d\. `([\w/]+\.py)`", tour, re.MULTILINE)
+    program = (
+        "import json, sys\n"
+        "from tests.models.architectures import make\n"
+        "from lutlab.api import quantize\n"
+        "model, entered = make('opt'), {}\n"
+        "quantize(make('opt'), method='rtn', q=3, g=16)\n"
+        "def note(frame, event, _):\n"
+        "    if event == 'call' and frame.f_code.co_filename.startswith(sys.argv[1]):\n"
+        "        entered[frame.f_code.co_filename.removeprefix(sys.argv[1] + '/')] = None\n"
+        "sys.setprofile(note)\n"
+        "quantize(model, method='rtn', q=3, g=16)\n"
+        "sys.setprofile(None)\n"
+        "print(json.dumps(list(entered)))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(SOURCE)],
+        env=os.environ | {"PYTHONPATH": f"{SOURCE.parent}{os.pathsep}{SOURCE.parents[1]}"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    entered = set(json.loads(done.stdout.splitlines()[-1]))
+    assert len(stations) <= 8
+    assert set(stations) <= entered
+    assert entered <= set(re.findall(r"`([\w/]+\.py)`", tour))
 
 
 def test_house_rules() -> None:

@@ -127,8 +127,8 @@ def quantize(
             windows of Python's documentation (a log line says so), tokenized by the tokenizer beside the model's files.
         skip: patterns (fnmatch) of layer names that stay in full precision, e.g. `*.fc2`.
         budget: stored bits a weight that all layers together must not exceed; every layer then has a width of its own,
-            chosen from `candidates` for the least loss on the calibration text (sensitivity.py), and q and g are not
-            looked at. Takes the memory of a second copy of the model.
+            chosen from `candidates` for the least loss on the calibration text (compress/search.py), and q and g are
+            not looked at. Takes the memory of a second copy of the model.
         candidates: (q, g) that a layer may have under a budget. None: 2 to 5 bits in groups of 32, 64, 128 and a row.
         **options: as in quantize_tensor.
 

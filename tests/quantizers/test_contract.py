@@ -34,7 +34,7 @@ def statistics(in_features, independent=False):
 
 
 def quantized(method, w, q, g, independent=False):
-    """`method.quantize`, after what it asks for first: this is all that apply.py knows of a method."""
+    """`method.quantize`, after what it asks for first: this is all that the driver knows of a method."""
     if not isinstance(method, Calibrated):
         return method.quantize(w, q, g)
     return method.quantize(w, q, g, method.prepare(statistics(w.shape[1], independent)))

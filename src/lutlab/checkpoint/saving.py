@@ -4,8 +4,8 @@
     model = lutlab.load("opt-3bit")
 
 The folder is what transformers' save_pretrained writes: config.json, whose quantization_config names every quantized
-layer (hf.py), safetensors with the packed buffers, the tokenizer's files. AutoModelForCausalLM.from_pretrained loads
-it as well, once lutlab is imported.
+layer (checkpoint/transformers.py), safetensors with the packed buffers, the tokenizer's files.
+AutoModelForCausalLM.from_pretrained loads it as well, once lutlab is imported.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     energy_ratio_fp16 = joules of a call / joules of a call of the dense product in 16 bits   likewise energy_ratio_fp32
 
-energy.py says how a joule is counted, contestants.py what runs. The papers' energies are nvidia-smi's watts times
-seconds, idle included, and so are energy_mj and the ratios; energy_net_mj is without what the idle GPU would take.
-Where GPUs share a product (tensor_parallel.py), joules are those of all of them over the same window.
+measure/energy.py says how a joule is counted, measure/contestants.py what runs. The papers' energies are nvidia-smi's
+watts times seconds, idle included, and so are energy_mj and the ratios; energy_net_mj is without what the idle GPU
+would take. Where GPUs share a product (tensor_parallel.py), joules are those of all of them over the same window.
 """
 
 from __future__ import annotations

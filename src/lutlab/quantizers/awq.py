@@ -4,9 +4,10 @@
     c in {1, 0.95, .., 0.55} of a group and row of least  d H_gg d^T,  d = Q(clamp(W_g, -c max|W_g|, c max|W_g|)) - W_g
 
 Lin et al., "AWQ: Activation-aware Weight Quantization" (2023), section 3.2 (Eq. 4, 5), and the clipping of its
-repository (auto_scale.py, auto_clip.py). Q is round-to-nearest on the grid `awq` (grid.py). rescale.py divides the
-input by s; one that nothing before it can divide keeps s = 1, and its layers are only clipped: o_proj where heads share
-a value head, the second feed-forward layer after GELU, layers after OPT-350m's norms, one weight (quantize_tensor).
+repository (auto_scale.py, auto_clip.py). Q is round-to-nearest on the grid `awq` (grid.py). compress/rescale.py
+divides the input by s; one that nothing before it can divide keeps s = 1, and its layers are only clipped: o_proj
+where heads share a value head, the second feed-forward layer after GELU, layers after OPT-350m's norms, one weight
+(quantize_tensor).
 
 Where this parts from the repository:
 
@@ -48,7 +49,7 @@ SMALLEST = 1e-4
 class AWQ(Rescaling):
     """Options; the module says what is searched.
 
-    inputs: whose activations H is of (apply.py); the repository's are the full-precision model's.
+    inputs: whose activations H is of (compress/driver.py); the repository's are the full-precision model's.
     true_sequential: needs inputs=quantized. A layer that is quantized already cannot be rescaled, so that inputs made
         by a layer of the same block are not scaled.
     grid: values of a tried. clip: search c; else c = 1. scale_dtype: fp16 | fp32 (grid.py).

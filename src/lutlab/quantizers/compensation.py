@@ -66,7 +66,7 @@ class Compensated(Calibrated):
     """Options of every method that compensates errors; the module says what they change.
 
     block_size: columns after which all later ones are brought up to date, at most; speed only.
-    inputs, true_sequential: whose activations H is of (apply.py).
+    inputs, true_sequential: whose activations H is of (compress/driver.py).
     """
 
     damp: float = 0.01
