@@ -24,7 +24,7 @@ READABLE = (
 
 @dataclass
 class OfflineRun:
-    """What a run has said of itself."""
+    """Everything that a run has said of itself."""
 
     name: str = ""
     group: str = ""

@@ -172,7 +172,7 @@ class QuantLinear(nn.Module):
         return functional.linear(x, weight, self.bias)
 
     def describe(self, rows: int, dtype: torch.dtype) -> str:
-        """What multiplies so many rows of x of a dtype: variant, instruction set and threads, or torch and why."""
+        """Name of the kernel for so many rows of x of a dtype: variant, instruction set, threads, or torch and why."""
         execution = self._execution or self.prepare(rows, dtype)
         return execution.describe(rows, dtype)
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """Where a model comes from. `id` is a hub id, a folder, or an embedded name; `layers` cuts a synthetic model."""
+    """Source of a model. `id` is a hub id, a folder, or an embedded name; `layers` cuts a synthetic model."""
 
     name: str
     source: str  # hub | folder | embedded | synthetic
@@ -46,7 +46,7 @@ class TextSpec:
 
 @dataclass(frozen=True)
 class CalibrationSpec:
-    """What calibrated methods look at: `samples` windows of `seqlen` tokens drawn with `seed` from a text.
+    """Windows for calibrated methods: `samples` windows of `seqlen` tokens drawn with `seed` from a text.
 
     `seqlen` None is the model's evaluation window.
     """

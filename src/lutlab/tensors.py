@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CalibStats:
-    """What calibration saw of one linear layer's inputs X [M, K].
+    """Calibration statistics of one linear layer's inputs X [M, K].
 
     hessian: [K, K] float32, X^T X / M: (w - w_hat) hessian (w - w_hat)^T is the mean squared error of an output.
     mean_abs: [K] float32, the mean of |X|; tokens: M.

@@ -1,4 +1,4 @@
-"""What transformers needs to load a model that lutlab saved: a quantization config and its quantizer, by name "lutlab".
+"""Registrations with which transformers loads a saved model: a quantization config and its quantizer, named "lutlab".
 
 config.json of such a model holds, beside the architecture's own keys,
 

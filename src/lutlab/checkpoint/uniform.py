@@ -1,4 +1,4 @@
-"""What every export needs: the uniform form of a model's quantized layers, and a folder in transformers' form."""
+"""Common ground of the exports: the uniform form of a model's quantized layers, and a folder in transformers' form."""
 
 from __future__ import annotations
 

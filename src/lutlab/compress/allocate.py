@@ -1,4 +1,4 @@
-"""Which width each layer gets, so that all layers together fit into a budget of bits: an exact integer program.
+"""Widths of all layers that fit into a budget of bits together: an exact integer program.
 
     minimise sum_l cost[l, o_l]   over one option o_l a layer   subject to   sum_l bits[l, o_l] <= budget
 

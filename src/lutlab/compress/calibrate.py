@@ -1,4 +1,4 @@
-"""What the linear layers of a block read on calibration text: hidden states go through one block at a time.
+"""Inputs of a block's linear layers on calibration text: hidden states go through one block at a time.
 
     H = X^T X / M of each linear layer's inputs X [M, K];  layers that share an input share H
 
@@ -32,7 +32,7 @@ class _Stop(Exception):
 
 @dataclass(frozen=True)
 class BlockInputs:
-    """What a block reads: hidden states of all windows, a list of [B, S, D], and the arguments they all share."""
+    """Inputs of a block: hidden states of all windows, a list of [B, S, D], and the arguments they all share."""
 
     hidden: list[torch.Tensor]
     args: tuple[Any, ...]
@@ -45,7 +45,7 @@ class BlockInputs:
 
 
 def capture(model: PreTrainedModel, windows: torch.Tensor) -> BlockInputs:
-    """What the first block reads of `windows` [samples, S] int64. No block runs.
+    """Inputs of the first block for `windows` [samples, S] int64. No block runs.
 
     Raises:
         LutlabError: a window is longer than the model's context.
@@ -102,7 +102,7 @@ def observe(
 def advance(
     block: nn.Module, inputs: BlockInputs, shared: Sequence[SharedInput] = ()
 ) -> tuple[BlockInputs, dict[SharedInput, CalibStats]]:
-    """What the next block reads, and statistics of `shared` on the way. The hidden states are overwritten.
+    """Inputs of the next block, and statistics of `shared` on the way. The hidden states are overwritten.
 
     Raises:
         LutlabError: as observe.

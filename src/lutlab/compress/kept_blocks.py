@@ -1,4 +1,4 @@
-"""Finished blocks and what calibration saw, one safetensors file a block: a killed run goes on where it was.
+"""Finished blocks and calibration statistics, one safetensors file a block: a killed run goes on where it was.
 
     <folder>/block-0003.safetensors    the block's state after quantization; the header says which linear layers are
                                        quantized and how (QuantLinear.layout), and their LayerStats
@@ -131,7 +131,7 @@ class StatsStore(_Files):
         super().__init__(folder, "inputs")
 
     def save(self, index: int, stats: Mapping[SharedInput, CalibStats]) -> None:
-        """Keep what was seen of a block.
+        """Keep the statistics of a block's inputs.
 
         Raises:
             LutlabError: the disk is full or the folder cannot be written.
@@ -146,7 +146,7 @@ class StatsStore(_Files):
     def load(
         self, index: int, shared: Sequence[SharedInput], device: torch.device
     ) -> dict[SharedInput, CalibStats]:
-        """What was seen of a block.
+        """Statistics of a block's inputs, as they were kept.
 
         Raises:
             LutlabError: the file is damaged, of another run, or lacks some of `shared`.

@@ -1,4 +1,4 @@
-"""How wide each linear layer is stored: q and g of the model, of its kind of sub-layer, or of the layer alone.
+"""Widths in which linear layers are stored: q and g of the model, of its kind of sub-layer, or of the layer alone.
 
 one layer's patterns (skip) over kinds of sub-layer (LUT-GEMM Appendix A.2, nuQmm section V.A) over the model's q, g
 """

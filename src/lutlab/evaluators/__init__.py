@@ -72,7 +72,7 @@ def needed(subject: Subject, evaluator: str) -> tuple[Text, PreTrainedTokenizerB
 
 
 def text_facts(text: Text, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    """What a reader needs to repeat the measurement on the same rows with the same tokenizer."""
+    """Facts for repeating the measurement on the same rows with the same tokenizer."""
     return {
         "protocol": text.protocol,
         "origin": text.origin,

@@ -60,7 +60,7 @@ def scaled_to_all_layers(measure: Measure) -> Measure:
 
 
 def _all_layers(subject: Subject) -> int | None:
-    """How many layers the config of a cut model says; None where the model has them all."""
+    """Number of layers that the config of a cut model states; None where the model has them all."""
     spec = subject.run and subject.run.model
     if not spec or spec.source != "synthetic" or spec.layers is None:
         return None

@@ -120,7 +120,7 @@ def kernels() -> list[str]:
 
 
 def first_difference(model: PreTrainedModel, ids: torch.Tensor) -> int | None:
-    """Which of the decoded tokens the model, seeing all at once and without a cache, would not choose; None: no one.
+    """First decoded token that the model, seeing all at once and without a cache, would not choose; None: no one.
 
     Args:
         model: in evaluation mode.

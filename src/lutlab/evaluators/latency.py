@@ -33,7 +33,7 @@ class Latency(Evaluator):
 
     @classmethod
     def obstacle(cls, run: RunSpec) -> str:
-        """Why a row cannot be measured here; empty where it can."""
+        """Reason for not measuring a row here; empty where it can be."""
         if run.device == "cpu":
             return "no CUDA device: it is the latency on one GPU; on a CPU, 'generation' tells the speed"
         if run.device == "spread":

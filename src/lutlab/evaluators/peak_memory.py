@@ -129,7 +129,7 @@ def _in_a_fresh_process(folder: Path, modeling: str, tokens: int) -> dict[str, A
 
 
 def run(folder: str, modeling: str, tokens: str, threads: str) -> None:
-    """What the fresh process does: load, decode, print what it saw as JSON, in bytes.
+    """Work of the fresh process: load, decode, print the bytes it saw as JSON.
 
     Args:
         folder: of the saved model.

@@ -1,4 +1,4 @@
-"""How likely is a continuation? What all tasks of lm-evaluation-harness that read likelihoods share.
+"""Log-likelihoods of continuations, as all tasks of lm-evaluation-harness read them.
 
     L = sum over the continuation's tokens of log p(token | context and the tokens before it), in nats
 

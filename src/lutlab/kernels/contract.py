@@ -58,7 +58,7 @@ class Execution(ABC):
 
     @abstractmethod
     def describe(self, rows: int, dtype: torch.dtype) -> str:
-        """What multiplies so many rows of x of a dtype, for a record."""
+        """Name of the kernel that multiplies so many rows of x of a dtype, for a record."""
 
     @abstractmethod
     def bytes_read(self, rows: int, dtype: torch.dtype) -> int:
@@ -85,7 +85,7 @@ class KernelOp(ABC):
 
     @abstractmethod
     def takes(self, packed: Format, device: torch.device) -> str:
-        """Why it cannot multiply by a weight on a device; empty where it can."""
+        """Reason for not multiplying by a weight on a device; empty where it can."""
 
     @abstractmethod
     def prepare(

@@ -56,7 +56,7 @@ class Dequantized(Execution):
         return f"dequantize once, torch matmul (no kernel: {self.why})"
 
     def bytes_read(self, rows: int, dtype: torch.dtype) -> int:
-        """Those of the dense weight."""
+        """Bytes of the dense weight."""
         return self.weight.nbytes
 
     @property

@@ -44,7 +44,7 @@ Axis = dict[str, AxisEntry]
 
 
 class CurveSpec(Strict):
-    """What a figure draws: column y over column x, a point a row, a line for each value of the `series` labels.
+    """A figure: column y over column x, a point a row, a line for each value of the `series` labels.
 
     One Pareto front for each value of the first `per` axes (0: one front). `baseline` matches the keys of the
     full-precision rows: drawn as a level, or subtracted from y where the paper draws the degradation.

@@ -69,7 +69,7 @@ def long_name(path: Path) -> str:
 
 
 def program() -> str:
-    """How this lutlab is called: `python run.py` in a checkout, `lutlab` where it is installed."""
+    """Command by which this lutlab is called: `python run.py` in a checkout, `lutlab` where it is installed."""
     return "python run.py" if sources.checkout() else "lutlab"
 
 

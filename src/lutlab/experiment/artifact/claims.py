@@ -52,7 +52,7 @@ class _Undecidable(Exception):
 
 @dataclass(frozen=True)
 class _Scope:
-    """What names mean: rows by their names here, all rows by whole key, the column at hand, the points of a front."""
+    """Meanings of names: rows by their names here, all rows by whole key, the column at hand, the points of a front."""
 
     rows: Numbers
     column: str | None = None

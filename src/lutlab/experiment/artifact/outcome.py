@@ -1,4 +1,4 @@
-"""What a table is when it is measured: published beside measured, cell by cell, its claims judged. Pure data.
+"""A table when it is measured: published beside measured, cell by cell, its claims judged. Pure data.
 
 compare.py fills these, report/ and tracking.py read them.
 """
@@ -56,7 +56,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Curve:
-    """What a figure draws: column y over column x, a line for each value of the `series` labels.
+    """A figure: column y over column x, a line for each value of the `series` labels.
 
     larger: for x and y, whether the larger value is the better one. One Pareto front for each value of the first
     `per` parts of the row keys; `front` false: none, and each series is a line. baseline: pattern of the keys of

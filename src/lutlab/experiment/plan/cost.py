@@ -188,7 +188,7 @@ def _calibration_seconds(run: ModelRun, shape: ModelShape) -> float:
 
 
 def disk_bytes(run: RunSpec) -> int:
-    """What is kept of a calibrated row: its quantized blocks, and the statistics of its linear inputs."""
+    """Bytes kept of a calibrated row: its quantized blocks, and the statistics of its linear inputs."""
     if not isinstance(run, ModelRun) or not run.calibration:
         return 0
     shape = shape_of(run.model)

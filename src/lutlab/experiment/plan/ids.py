@@ -36,7 +36,7 @@ def cell_id(spec: RunSpec, evaluation: EvalSpec, threads: int | None) -> str:
 
 
 def cell_identity(spec: RunSpec, evaluation: EvalSpec, threads: int | None) -> dict[str, Any]:
-    """What a cell's id is the hash of, in JSON's types; its record keeps it (provenance.identity).
+    """Everything that a cell's id is the hash of, in JSON's types; its record keeps it (provenance.identity).
 
     Args:
         spec: the row.
@@ -65,7 +65,7 @@ def quantized_id(spec: ModelRun) -> str:
 
 
 def inputs_id(spec: ModelRun) -> str:
-    """Names what calibration sees of the full-precision model: the same for every method, q and g."""
+    """Names the calibration statistics of the full-precision model: the same for every method, q and g."""
     run, text = _run_identity(spec), cached_text(spec.calibration.text)
     said = {k: run.get(k) for k in ("model", "device", "dtype", "seed", "calibration")}
     return content_id(
@@ -118,7 +118,7 @@ def _speed_identity(spec: RunSpec, evaluation: EvalSpec, threads: int | None) ->
 
 
 def _chosen(spec: RunSpec, evaluation: EvalSpec, known: dict[str, Any]) -> Any:
-    """What tuning and races on this machine decided of the kernels that a row may call."""
+    """Decisions of tuning and races on this machine on the kernels that a row may call."""
     bits, shapes, kernel = {spec.q}, None, ""
     if isinstance(spec, ProductRun):
         shapes, kernel = {(rows, columns) for rows, columns, _ in spec.shapes}, spec.kernel

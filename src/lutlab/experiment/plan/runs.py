@@ -160,7 +160,7 @@ def _dtype(wanted: str, device: str) -> str:
 
 
 def text_of(protocol: str, data: DataSettings) -> TextSpec:
-    """Where a column's text comes from: the folder data.root if given, else the preset, which may name a stand-in."""
+    """Source of a column's text: the folder data.root if given, else the preset, which may name a stand-in."""
     if data.root is not None:
         return TextSpec(folder.resolve(protocol, data.root), "folder", data.root)
     spec = TextSpec(data.stand_in.get(protocol, protocol), data.source)

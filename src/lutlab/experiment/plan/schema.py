@@ -28,7 +28,7 @@ class Mode(Enum):
 
 @dataclass
 class ModelConfig:
-    """Where the model comes from, see specs.ModelSpec; source `product`: the shapes of a ProductRun are the id."""
+    """Source of the model, see specs.ModelSpec; source `product`: the shapes of a ProductRun are the id."""
 
     name: str = MISSING
     source: str = MISSING
@@ -39,7 +39,7 @@ class ModelConfig:
 
 @dataclass
 class DataConfig:
-    """Where texts come from. A `root` means files in that folder, whatever the preset.
+    """Source of texts. A `root` means files in that folder, whatever the preset.
 
     `limit`: evaluate only the first so many windows or examples of each text; every table names it.
     """
@@ -54,7 +54,7 @@ class DataConfig:
 
 @dataclass
 class CalibrationConfig:
-    """What calibrated methods look at, see specs.CalibrationSpec."""
+    """Windows for calibrated methods, see specs.CalibrationSpec."""
 
     text: str = "c4-train"
     samples: int = 128
@@ -80,7 +80,7 @@ class SublayersConfig:
 
 @dataclass
 class CandidatesConfig:
-    """What a budget may choose from for each layer: every q with every g."""
+    """Widths that a budget chooses from for each layer: every q with every g."""
 
     q: list[int] = field(default_factory=lambda: list(CANDIDATE_BITS))
     g: list[int] = field(default_factory=lambda: list(CANDIDATE_GROUP_SIZES))

@@ -23,7 +23,7 @@ _SELECTABLE = {
 
 @dataclass(frozen=True)
 class Request:
-    """What a command line asks for: one artifact or a free sweep (None), and the other overrides."""
+    """Request of a command line: one artifact or a free sweep (None), and the other overrides."""
 
     artifact: Artifact | None
     arguments: tuple[str, ...]

@@ -84,7 +84,7 @@ def _summary(
 
 
 def _state(cell: PlannedCell) -> tuple[str, bool]:
-    """What the reader sees, and whether it is to be measured."""
+    """State of a cell as it is printed, and whether it is to be measured."""
     if cell.missing:
         return "not run: see below", False
     if cell.done:

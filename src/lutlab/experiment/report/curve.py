@@ -80,7 +80,7 @@ def _levels(rows: Sequence[Row], curve: Curve) -> dict[str, tuple[float, str]]:
 
 
 def _level_of(row: Row, curve: Curve, levels: dict[str, tuple[float, str]]) -> float | None:
-    """What is subtracted from a point: 0 unless degradation is drawn; one front has one level for all."""
+    """Level subtracted from a point: 0 unless degradation is drawn; one front has one level for all."""
     if not curve.degradation:
         return 0.0
     found = levels.get(curve.front_of(row.key)) if curve.per else next(iter(levels.values()), None)

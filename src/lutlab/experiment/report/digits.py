@@ -1,4 +1,4 @@
-"""How a number is printed: the paper's with the paper's digits, ours with as many as can be compared with them."""
+"""Digits of printed numbers: the paper's with the paper's digits, ours with as many as can be compared with them."""
 
 from __future__ import annotations
 

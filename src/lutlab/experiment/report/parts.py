@@ -1,4 +1,4 @@
-"""What a laid-out report consists of: strings in their places. layout.py fills these, the formats print them."""
+"""Parts of a laid-out report: strings in their places. layout.py fills these, the formats print them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Entry:
 
     @property
     def ours_mark(self) -> str:
-        """What follows the number or word: ` †²`, `¹` or nothing."""
+        """Marks after the number or word: ` †²`, `¹` or nothing."""
         mark = f"{self.mark}{self.foot}"
         return f" {mark}" if mark and self.measured else mark
 

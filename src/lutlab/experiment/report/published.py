@@ -110,7 +110,7 @@ def write(published: Published, folder: Path, commands: Mapping[str, str]) -> li
 
 
 def summary(records: Sequence[Record]) -> dict[str, str]:
-    """Where records come from: each fact of their provenance, with how many records say so where they differ."""
+    """Provenance of records: each fact of their provenance, with how many records say so where they differ."""
     said: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     for record in records:
         for name, value in flatten("", record.provenance):

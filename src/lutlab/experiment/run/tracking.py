@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class Tracker(Protocol):
-    """Where rows and tables are copied to. No method raises."""
+    """Receiver of copies of rows and tables. No method raises."""
 
     def log_row(
         self, spec: RunSpec, records: Mapping[str, Record | None], context: Mapping[str, Any]
@@ -192,7 +192,7 @@ def summary(records: Mapping[str, Record | None]) -> dict[str, Any]:
 
 
 def claims(table: ResultTable) -> dict[str, int]:
-    """How many instances of the paper's claims hold in our numbers, of all that are decidable."""
+    """Number of instances of the paper's claims that hold in our numbers, and of all that are decidable."""
     return {
         "claims.hold": sum(claim.measured[0] for claim in table.claims),
         "claims.decidable": sum(claim.measured[1] for claim in table.claims),

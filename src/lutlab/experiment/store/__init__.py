@@ -1,1 +1,1 @@
-"""What was measured, by whom and where: records, their ids, the code and the machine."""
+"""Records of measured cells: their ids, the code and the machine."""

@@ -102,7 +102,7 @@ def every_name() -> list[str]:
 
 
 def version(name: str) -> int:
-    """What is declared for a component.
+    """Version that a component declares.
 
     Raises:
         LutlabError: no such component; a class that declares no version.
@@ -121,7 +121,7 @@ def version(name: str) -> int:
 
 
 def versions(*names: str) -> dict[str, int | str]:
-    """What ids hold of some components: the version.
+    """Versions of some components, as ids hold them.
 
     No lock watches a class from outside of lutlab, so that its source's fingerprint follows: "1+0123456789abcdef".
 

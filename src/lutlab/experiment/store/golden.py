@@ -55,7 +55,7 @@ TEXTS = {"ppl": "docstrings", "lambada": "passages", "zero_shot": "continuations
 
 
 def made_with() -> dict[str, str]:
-    """Where golden cells can be compared: processor's architecture and libraries."""
+    """Conditions under which golden cells can be compared: processor's architecture and libraries."""
     return {"machine": platform.machine(), **libraries()}
 
 
@@ -82,7 +82,7 @@ def _every_cell() -> dict[str, str]:
 
 
 def _maker(name: str) -> Callable[[], Any] | None:
-    """How a component's golden cell is made; None: it has none."""
+    """Maker of a component's golden cell; None: it has none."""
     group, _, key = name.partition("/")
     if group == "evaluator" and registry.lookup(group, key).of_this_machine:
         return None

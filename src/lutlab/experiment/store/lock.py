@@ -28,7 +28,7 @@ COMMAND = "make lock"
 
 @dataclass(frozen=True)
 class Locked:
-    """What is kept of a component. golden: 16 hex digits, None where it has no golden cell."""
+    """Entry of a component. golden: 16 hex digits, None where it has no golden cell."""
 
     version: int
     fingerprint: str

@@ -14,7 +14,7 @@ from lutlab.kernels.codegen.isa import detect
 
 
 def machine(device: str, threads: int | None = None) -> dict[str, Any]:
-    """What to hash.
+    """Facts of the machine that ids of speeds hash.
 
     Args:
         device: as torch names it, or `spread`.

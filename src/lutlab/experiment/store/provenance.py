@@ -1,4 +1,4 @@
-"""Where a number comes from: code, libraries, machine. Attached to every record; nothing personal (no host name)."""
+"""Origin of a number: code, libraries, machine. Attached to every record; nothing personal (no host name)."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def git_state(root: Path | None) -> dict[str, Any]:
 
 
 def libraries() -> dict[str, str]:
-    """What ids hold of the libraries: {"torch": "2.13", "transformers": "5.2"}.
+    """Libraries as ids hold them: {"torch": "2.13", "transformers": "5.2"}.
 
     Raises:
         importlib.metadata.PackageNotFoundError: one of them is not installed.

@@ -159,7 +159,7 @@ class CpuLinear(Execution):
         return name_of(self.layout, rows < self.kernel.dense_rows, self.kernel.threads())
 
     def bytes_read(self, rows: int, dtype: torch.dtype) -> int:
-        """Those of the stream."""
+        """Bytes of the stream."""
         return self.rows.stream.nbytes
 
     @property
@@ -179,7 +179,7 @@ def _check_options(op: str, options: dict[str, Any], known: tuple[str, ...]) -> 
 
 
 def _why_not(empty: Rows) -> str:
-    """Why there is no kernel for such blocks of rows; builds it where there is."""
+    """Reason for there being no kernel for such blocks of rows; builds it where there is one."""
     try:
         geometry(empty.shape[1], empty.group_size, WORD)  # refuses group sizes
         kernel_of(layout_of(empty, bcq_gemv.EXACT, None))

@@ -212,7 +212,7 @@ def search(bits: int) -> dict[MicroKernel, float]:
 
 
 def decisions(bits: Collection[int]) -> dict[str, dict[str, int]]:
-    """What `search` kept for this machine at some bits, part of the ids of QIGen's speeds; {} without a search."""
+    """Findings of `search` for this machine at some bits, part of the ids of QIGen's speeds; {} without a search."""
     return {str(q): asdict(kernel) for q, kernel in _searched().items() if q in bits}
 
 

@@ -84,7 +84,7 @@ def kernel_of(layout: str) -> Kernel:
 
 @dataclass(frozen=True)
 class _Weight:
-    """What rows_gemv.Kernel.gemv reads of a weight."""
+    """A weight as rows_gemv.Kernel.gemv reads it."""
 
     stream: torch.Tensor
     shape: tuple[int, int]
@@ -97,7 +97,7 @@ class _Weight:
 
 @functools.lru_cache(maxsize=1024)
 def name_of(layout: str, few: bool, threads: int) -> str:
-    """What multiplies few rows of x, or many, for a record."""
+    """Name of the kernel for few rows of x, or many, for a record."""
     name = kernel_of(layout).describe(threads)
     return name if few else f"dequantize every call ({name}), torch matmul"
 

@@ -68,7 +68,7 @@ def asked() -> bool:
 def decisions(
     bits: Collection[int], threads: int, shapes: Collection[tuple[int, int]] | None = None
 ) -> dict[str, dict[str, int]]:
-    """What was tuned on this machine and can decide a speed, part of its id; {} where nothing was.
+    """Tuned entries of this machine that can decide a speed, part of its id; {} where nothing was.
 
     Entries of other bits, threads or shapes cannot. Every group size counts: a product is timed beside one scale a row.
 

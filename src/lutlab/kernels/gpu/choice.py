@@ -103,7 +103,7 @@ def keep(races: Sequence[Race]) -> Path:
 
 
 def decisions(gpu: str, x: str, bits: Collection[int]) -> list[dict[str, Any]]:
-    """What was raced on this machine and can decide a speed, part of its id; [] where nothing was.
+    """Raced entries of this machine that can decide a speed, part of its id; [] where nothing was.
 
     Every shape and group size counts, since a product goes by the raced one that is most like it. Of the seconds only
     their order: it is all that a choice rests on, and a race run again changes each of them.

@@ -152,7 +152,7 @@ class GpuLinear(Execution):
         return torch.ops.lutlab.gpu_linear(x, bias, self.number, self.stored.shape[0])
 
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """What the operation runs."""
+        """The product that the operation runs."""
         rows = max(1, x.numel() // self.stored.shape[1])
         name, _ = self._choose(rows, x.dtype)
         ran.note(self.describe(rows, x.dtype))
@@ -179,7 +179,7 @@ class GpuLinear(Execution):
         return f"{kind}, {str(own).removeprefix('torch.')} x{chosen}"
 
     def bytes_read(self, rows: int, dtype: torch.dtype) -> int:
-        """Those of the variant's own layout, or of the planes that are dequantized."""
+        """Bytes of the variant's own layout, or of the planes that are dequantized."""
         name, _ = self._choose(max(1, rows), dtype)
         read = self.planes if name == choice.DENSE else self._product(self._own(dtype), name).weight
         held = (tensor for key, tensor in read.buffers.items() if key != "order")
@@ -207,7 +207,7 @@ class GpuLinear(Execution):
         return other
 
     def _choose(self, rows: int, dtype: torch.dtype) -> tuple[str, str]:
-        """What multiplies so many rows of x, and why."""
+        """Variant for so many rows of x, and by what it was chosen."""
         key = dtype, rows
         if key not in self.chosen:
             if self.variant:
@@ -219,7 +219,7 @@ class GpuLinear(Execution):
         return self.chosen[key]
 
     def _own(self, dtype: torch.dtype) -> torch.dtype:
-        """What x of a dtype is multiplied in."""
+        """Dtype in which x of a dtype is multiplied."""
         if dtype == torch.bfloat16 and not case(self.stored, dtype).whole_words:
             return torch.float32
         return dtype
