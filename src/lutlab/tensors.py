@@ -66,4 +66,58 @@ class BCQTensor:
     order: torch.Tensor | None = None
 
 
-QuantizedTensor = DenseTensor | UniformTensor | BCQTensor
+@dataclass(frozen=True)
+class MixedTensor:
+    """Column groups of different widths and sparse outliers: W ~ scale * (codes - zero_point) + outliers.
+
+    Li et al., "Fast and Efficient 2-bit LLM Inference on GPU" (ICCAD 2024), Eq. 2-5 and sections 3.3, 4.3. Group i has
+    columns i * group_size and the following, codes of widths[i] bits, and in row n
+
+        scale[n, i] = scale_step[n // scale_group, i] * (scale_code[n, i] + scale_zero[n // scale_group, i])
+
+    (second order), or, where row_scale is given and widths[i] = 4, row_scale[n] and row_zero[n] (`first_order`).
+
+    codes: [N, K] uint8 in 0..2^widths[i]-1; at an outlier zero_point, so that the dense value is 0.
+    widths: [G] uint8 of 2, 3, 4. zero_point: [N, G] uint8 in 0..2^widths[i]-1.
+    scale_code: [N, G] uint8 in 0..15; scale_zero: [B, G] uint8 in 0..15; scale_step: [B, G] float16 >= 0;
+        B = ceil(N / scale_group).
+    row_scale: [N] float16, row_zero: [N] uint8 in 0..15, of all groups of 4 bits together, whose own entries in the
+        four above are 0; or None.
+    outlier_count: [N] int32, outliers of a row; outlier_column: [E] int32, row by row, ascending in a row;
+        outlier_value: [E] float16; all three or None.
+    aligned: scale codes obey the memory-aligned blocks (formats/mixed_blocks.py): a quarter of the groups has 4 bits,
+        the rest 2, and of three groups of 2 bits the scale codes of the second and third are in 0..7.
+    """
+
+    codes: torch.Tensor
+    widths: torch.Tensor
+    zero_point: torch.Tensor
+    scale_code: torch.Tensor
+    scale_zero: torch.Tensor
+    scale_step: torch.Tensor
+    group_size: int
+    scale_group: int
+    row_scale: torch.Tensor | None = None
+    row_zero: torch.Tensor | None = None
+    outlier_count: torch.Tensor | None = None
+    outlier_column: torch.Tensor | None = None
+    outlier_value: torch.Tensor | None = None
+    aligned: bool = False
+
+    def first_order(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Scale [N, G] float32, exact, and zero point [N, G] uint8 of every group."""
+        rows = len(self.codes)
+
+        def by_row(of_rows: torch.Tensor) -> torch.Tensor:
+            return of_rows.repeat_interleave(self.scale_group, dim=0)[:rows].float()
+
+        scale = by_row(self.scale_step) * (self.scale_code.float() + by_row(self.scale_zero))
+        zero = self.zero_point
+        if self.row_scale is not None:
+            wide = self.widths == 4
+            scale[:, wide] = self.row_scale.float()[:, None]
+            zero = zero.masked_fill(wide, 0) + self.row_zero[:, None] * wide
+        return scale, zero
+
+
+QuantizedTensor = DenseTensor | UniformTensor | BCQTensor | MixedTensor
