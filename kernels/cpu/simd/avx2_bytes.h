@@ -51,23 +51,37 @@ static INLINE rows_f four_digits(rows_w low, rows_w high, int bias)
     return BOTH(rows_f, _mm256_cvtepi32_ps(_mm256_sub_epi32(lo, less)), _mm256_cvtepi32_ps(_mm256_sub_epi32(hi, less)));
 }
 
-/* Digits of the 16 sums of 4 activations: tables[16 digit + i] is digit `digit` in base 64 of
-   bias + round(inverse * sum over j of (bit j of i ? +x[j] : -x[j])), which is below 64^digits. */
-static INLINE void build_byte_tables(uint8_t *tables, const float *x, float inverse, int bias, int digits)
+/* bias + round(inverse * sum over j of (bit j of i ? +x[j] : -x[j])): i = 0-3, 8-11 and 4-7, 12-15, as packing to bytes
+   wants them. */
+static INLINE rows_w table_integers(const float *x, float inverse, int bias)
 {
-    /* entries 0-3, 8-11 and 4-7, 12-15: as packing to bytes wants them */
     const __m256 x2 = _mm256_set1_ps(x[2]), scale = _mm256_set1_ps(inverse);
     __m256 t = _mm256_mul_ps(_mm256_set1_ps(x[0]), _mm256_setr_ps(-1, 1, -1, 1, -1, 1, -1, 1));
     t = _mm256_fmadd_ps(_mm256_set1_ps(x[1]), _mm256_setr_ps(-1, -1, 1, 1, -1, -1, 1, 1), t);
     t = _mm256_fmadd_ps(_mm256_set1_ps(x[3]), _mm256_setr_ps(-1, -1, -1, -1, 1, 1, 1, 1), t);
-    const __m256i up = _mm256_set1_epi32(bias), mask = _mm256_set1_epi32(63);
-    __m256i a = _mm256_add_epi32(_mm256_cvtps_epi32(_mm256_mul_ps(_mm256_sub_ps(t, x2), scale)), up);
-    __m256i b = _mm256_add_epi32(_mm256_cvtps_epi32(_mm256_mul_ps(_mm256_add_ps(t, x2), scale)), up);
+    const __m256i up = _mm256_set1_epi32(bias);
+    return BOTH(rows_w, _mm256_add_epi32(_mm256_cvtps_epi32(_mm256_mul_ps(_mm256_sub_ps(t, x2), scale)), up),
+                _mm256_add_epi32(_mm256_cvtps_epi32(_mm256_mul_ps(_mm256_add_ps(t, x2), scale)), up));
+}
+/* The lowest byte of table_integers, in the order of i; mask: bits of it. */
+static INLINE __m128i lowest_bytes(rows_w entries, int mask)
+{
+    const __m256i bits = _mm256_set1_epi32(mask);
+    const __m256i halves = _mm256_packus_epi32(_mm256_and_si256(entries.lo, bits), _mm256_and_si256(entries.hi, bits));
+    return _mm256_castsi256_si128(_mm256_permute4x64_epi64(_mm256_packus_epi16(halves, halves), 0xd8));
+}
+static INLINE rows_w shifted_down(rows_w w, int n)
+{
+    return BOTH(rows_w, _mm256_srli_epi32(w.lo, n), _mm256_srli_epi32(w.hi, n));
+}
+
+/* Digits of the 16 sums of 4 activations: tables[16 digit + i] is digit `digit` in base 64 of
+   bias + round(inverse * sum over j of (bit j of i ? +x[j] : -x[j])), which is below 64^digits. */
+static INLINE void build_byte_tables(uint8_t *tables, const float *x, float inverse, int bias, int digits)
+{
+    rows_w entries = table_integers(x, inverse, bias);
     for (int digit = 0; digit < digits; digit++) {
-        __m256i halves = _mm256_packus_epi32(_mm256_and_si256(a, mask), _mm256_and_si256(b, mask));
-        __m256i bytes = _mm256_permute4x64_epi64(_mm256_packus_epi16(halves, halves), 0xd8);
-        _mm_store_si128((__m128i *)(tables + 16 * digit), _mm256_castsi256_si128(bytes));
-        a = _mm256_srli_epi32(a, 6);
-        b = _mm256_srli_epi32(b, 6);
+        _mm_store_si128((__m128i *)(tables + 16 * digit), lowest_bytes(entries, 63));
+        entries = shifted_down(entries, 6);
     }
 }

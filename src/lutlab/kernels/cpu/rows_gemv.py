@@ -18,7 +18,6 @@ from lutlab.errors import LutlabError
 from lutlab.formats.row_blocks import ROWS, blocks_of
 
 if TYPE_CHECKING:
-    from lutlab.formats.row_blocks import Geometry
     from lutlab.kernels.codegen.isa import Isa
 
 C_NAMES = {torch.float16: "f16", torch.float32: "f32", torch.int16: "i16"}
@@ -31,6 +30,15 @@ THREAD_BYTES = 2**18  # of weights that a thread is worth starting for, about 25
 PREFETCH_BYTES = {"avx512": 8192, "": 4096}
 
 
+class Places(Protocol):
+    """Places of a weight's columns in its stream."""
+
+    columns: int  # stored, padding included
+
+    def fields(self) -> tuple[int, ...]:
+        """The struct of C that says the same."""
+
+
 class RowsWeight(Protocol):
     """A weight in blocks of rows."""
 
@@ -39,7 +47,7 @@ class RowsWeight(Protocol):
     bits: int
     group_size: int
     panel_columns: int
-    geometry: Geometry
+    geometry: Places
     channels: torch.Tensor | None
 
 
@@ -192,6 +200,7 @@ def check_out(out: torch.Tensor | None, x: torch.Tensor, rows: int) -> None:
 
 
 @functools.cache
-def columns_of(geo: Geometry) -> ctypes.Array[ctypes.c_long]:
-    """The C struct columns of kernels/cpu/rows/activations.h."""
-    return (ctypes.c_long * 4)(geo.in_features, geo.units, geo.unit_words, geo.panel_units)
+def columns_of(geo: Places) -> ctypes.Array[ctypes.c_long]:
+    """Its fields as C reads them."""
+    fields = geo.fields()
+    return (ctypes.c_long * len(fields))(*fields)

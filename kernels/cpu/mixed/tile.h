@@ -1,0 +1,72 @@
+enum {
+    TILE_FROM = {{ tile_from }},      /* rows of x from which on weights become floats once for all of them */
+    TILE_ROWS = {{ tile_rows }},       /* rows of x at most that are multiplied together */
+    TILE_UNITS = G < 128 ? 128 / G : 1 /* at a time: their floats fit L1 */
+};
+
+{% include "rows/multiply.h" %}
+/* Floats of `count` units from unit `first` of `units` on, outliers 0: tile[(v * columns + column) * 16 + lane], exact. */
+static void dequantize_units(int q, const uint8_t *at, long units, long first, long count, const uint8_t *rows, float *tile)
+{
+    const long columns = count * G;
+    for (long u = 0; u < count; u++) {
+        const uint8_t *words = at + (first + u) * words_bytes(q), *behind = at + units * words_bytes(q);
+        float scale[ROWS], zero[ROWS];
+        if (has_scales(q)) unit_scales(q, behind + (first + u) * meta_bytes(q), behind + units * meta_bytes(q) + (first + u) * 8, scale, zero);
+        else row_scales(rows, scale, zero);
+        for (int v = 0; v < 2; v++) {
+            const rows_f s = load_f32(scale + v * 16), offset = mul(s, mul(broadcast(-1), load_f32(zero + v * 16)));
+            float *to = tile + (v * columns + u * G) * 16;
+            for (int octet = 0; octet < OCTETS; octet++, to += 8 * 16) {
+                const uint8_t *here = words + octet * q * 32;
+                const rows_w w = q == 4 ? load_words(here + v * 64) : load_halves(here + v * 32);
+                const rows_w third = q == 3 ? load_halves(here + 64) : w;
+{% for j in range(8) %}
+                if (q == 4) {
+                    store_f32(to + {{ 16 * j }}, fma_rows({{ "above(w, 28)" if j == 7 else "masked(w, 0x%x)" % (15 * 16 ** j) }}, mul(s, broadcast({{ "1" if j == 7 else "0x1p-%df" % (4 * j) }})), offset));
+                } else {
+                    rows_f all = fma_rows(masked(w, 0x{{ "%x" % (2 ** j) }}), mul(s, broadcast(0x1p-{{ j }}f)), offset);
+                    all = fma_rows(masked(w, 0x{{ "%x" % (256 * 2 ** j) }}), mul(s, broadcast(0x1p-{{ j + 7 }}f)), all);
+                    if (q == 3)
+                        all = fma_rows(v ? masked(third, 0x{{ "%x" % (256 * 2 ** j) }}) : masked(third, 0x{{ "%x" % (2 ** j) }}), mul(s, broadcast(v ? 0x1p-{{ j + 6 }}f : {{ "0x1p%df" % (2 - j) }})), all);
+                    store_f32(to + {{ 16 * j }}, all);
+                }
+{% endfor %}
+            }
+        }
+    }
+}
+
+/* As add_section, for many rows of x: a tile of the weights becomes floats in L1, and all rows of x meet it. */
+static void add_section_by_tiles(int q, const float *x, long x_stride, long m, const uint8_t *stream, const uint8_t *rows,
+                                 long all_units, long panel_units, long blocks, long first, long last, float *y, long y_stride)
+{
+    static void (*const multiply[])(const float *, const float *, long, float *, long) = {
+        0{% for m in range(1, tile_rows + 1) %}, multiply_{{ m }}{% endfor %}
+
+    };
+    const long most = all_units < panel_units ? all_units : panel_units, parts = (m + TILE_ROWS - 1) / TILE_ROWS;
+    float ready[m * most * G]; /* [parts, columns of the panel, rows of x of the part] */
+    float tile[ROWS * TILE_UNITS * G] __attribute__((aligned(64)));
+    for (long panel = 0; panel < all_units; panel += panel_units) {
+        const long units = all_units - panel < panel_units ? all_units - panel : panel_units, columns = units * G;
+        for (long part = 0; part < parts; part++) {
+            const long from = m * part / parts, count = m * (part + 1) / parts - from;
+            for (long i = 0; i < count; i++)
+                for (long c = 0; c < columns; c++)
+                    ready[from * columns + c * count + i] = x[(from + i) * x_stride + panel * G + c];
+        }
+        for (long block = first; block < last; block++) {
+            const uint8_t *at = stream + (blocks * panel + block * units) * unit_bytes(q);
+            for (long u = 0; u < units; u += TILE_UNITS) {
+                const long some = units - u < TILE_UNITS ? units - u : TILE_UNITS;
+                dequantize_units(q, at, units, u, some, rows + block * 96, tile);
+                for (long part = 0; part < parts; part++) {
+                    const long from = m * part / parts, count = m * (part + 1) / parts - from;
+                    multiply[count](tile, ready + from * columns + u * G * count, some * G,
+                                    y + from * y_stride + block * ROWS, y_stride);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,392 @@
+"""Mixed groups as the CPU kernel reads them: blocks of 32 rows, a section for each width, one stream of bytes.
+
+    W[n, k] = scale[n, i] * (codes[n, k] - zero_point[n, i]) + outliers,   i = k // g                tensors.MixedTensor
+
+    stream  = [groups of 4 bits] [of 3] [of 2] [scales of rows] [outliers]
+    section = for each panel of some 512 columns, for each block of 32 rows:
+              [words of all groups of the panel] [metadata of all] [steps of all]
+
+    words of 8 columns      32 rows at a time, first all rows of columns 0-7 of a group, then of columns 8-15, ...
+        4 bits   32 words, one a row; column j is in bits 4 j .. 4 j + 3
+        2 bits   32 halves, one a row: bit j is plane 0 of column j, bit 8 + j plane 1
+        3 bits   the same, then 16 halves: bit j is plane 2 of column j of row r, bit 8 + j of row 16 + r
+    metadata of a group     8 words (3 bytes each at 2 bits, else 4), of rows r, 8 + r, 16 + r, 24 + r for r = 0..7; a row's
+                            field of 6 bits (8) is its scale code and, from bit 4 on, its zero point
+    steps of a group        float16: scale_step of rows 0-15 and 16-31, then scale_zero of these; 8 bytes
+    scales of rows          for each block, where groups of 4 bits have them and no metadata: 32 float16, 32 zero points
+    outliers                [rows + 2] int32, where a row begins; uint16, stored columns; float16, values
+
+16 rows of halves are in order, or as pairs of them are widened (kernels/cpu/simd/avx2_digits.h): row 8 i + 4 j + l is at
+place 8 j + 4 i + l. Groups of one width keep their order. Padding of K multiplies activations of 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from lutlab.errors import LutlabError
+from lutlab.formats.mixed_groups import WIDTHS, by_channel, by_width, count_widths
+from lutlab.formats.mixed_row_words import (
+    OCTET,
+    pack_meta,
+    pack_words,
+    unpack_meta,
+    unpack_words,
+)
+from lutlab.formats.row_blocks import PANEL_COLUMNS, ROWS, blocks_of, check_finite, lanes
+from lutlab.tensors import MixedTensor
+
+if TYPE_CHECKING:
+    import torch
+
+LONGEST_GROUP = 128
+BAND = 16  # rows that share steps, or parts of those that do
+ROW_BYTES = 3 * ROWS  # of a block's scales of rows
+MAX_COLUMNS = 2**16
+_ORDER = tuple(reversed(WIDTHS))
+
+
+@dataclass(frozen=True)
+class MixedGeometry:
+    """Places in the stream of a weight of so many groups of 2, 3 and 4 bits."""
+
+    shape: tuple[int, int]
+    group_size: int
+    of_width: tuple[int, int, int]
+    row_scale: bool
+    outliers: int | None
+    panel_units: int
+
+    @property
+    def columns(self) -> int:
+        """Stored columns, padding included."""
+        return sum(self.of_width) * self.group_size
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of 32 rows."""
+        return blocks_of(self.shape[0])
+
+    def units(self, width: int) -> int:
+        """Groups of a width."""
+        return self.of_width[WIDTHS.index(width)]
+
+    @property
+    def octets(self) -> int:
+        """Octets of columns of a group."""
+        return self.group_size // OCTET
+
+    def scales(self, width: int) -> bool:
+        """Whether groups of a width have scales of their own."""
+        return not (self.row_scale and width == 4)
+
+    def unit_bytes(self, width: int) -> tuple[int, int, int]:
+        """Bytes of a group in a block: words, metadata, steps."""
+        words = self.group_size * width * ROWS // 8
+        return (words, 24 if width == 2 else 32, 8) if self.scales(width) else (words, 0, 0)
+
+    def sections(self) -> dict[int, slice]:
+        """Width -> bytes of its section."""
+        found, at = {}, 0
+        for width in _ORDER:
+            size = self.blocks * self.units(width) * sum(self.unit_bytes(width))
+            found[width], at = slice(at, at + size), at + size
+        return found
+
+    @property
+    def rows_at(self) -> int:
+        """First byte of the scales of rows."""
+        return self.sections()[_ORDER[-1]].stop
+
+    @property
+    def outliers_at(self) -> int:
+        """First byte of the outliers."""
+        return self.rows_at + (ROW_BYTES * self.blocks if self.row_scale else 0)
+
+    @property
+    def outlier_room(self) -> int:
+        """Entries of columns and of values: a vector more than there are."""
+        return (self.outliers + 31) // 16 * 16
+
+    @property
+    def size(self) -> int:
+        """Bytes of the stream."""
+        if self.outliers is None:
+            return self.outliers_at
+        return self.outliers_at + 4 * (self.blocks * ROWS + 2) + 4 * self.outlier_room
+
+    def fields(self) -> tuple[int, ...]:
+        """The C struct sections of kernels/cpu/mixed/units.h."""
+        outliers = -1 if self.outliers is None else self.outliers
+        return (self.shape[1], self.panel_units, 0, 0, *self.of_width, outliers)
+
+
+@dataclass(frozen=True)
+class PackedMixedRows:
+    """stream [bytes] uint8; shape (N, K); of_width: groups of 2, 3 and 4 bits; outliers: how many, None: no such part.
+
+    order: [G] int32, the group of the weight that is stored first, second, ...; None in a record without a weight.
+    interleaved: whether rows of halves are as pairs of them are widened.
+    """
+
+    stream: torch.Tensor
+    shape: tuple[int, int]
+    group_size: int
+    scale_group: int
+    of_width: tuple[int, int, int]
+    row_scale: bool
+    outliers: int | None
+    aligned: bool
+    interleaved: bool
+    order: torch.Tensor | None = None
+    panel_columns: int = PANEL_COLUMNS
+
+    @property
+    def bits(self) -> int:
+        """Of the widest code."""
+        return max(w for w, units in zip(WIDTHS, self.of_width, strict=True) if units)
+
+    @cached_property
+    def geometry(self) -> MixedGeometry:
+        """Places in the stream."""
+        known = self.shape, self.group_size, self.of_width, self.row_scale, self.outliers
+        return MixedGeometry(*known, max(1, self.panel_columns // self.group_size))
+
+    @cached_property
+    def channels(self) -> torch.Tensor:
+        """[columns] int32: the input channel of each stored column, -1 for padding."""
+        import torch
+
+        column = torch.arange(self.group_size, dtype=torch.int32)
+        channel = (self.order[:, None] * self.group_size + column).flatten()
+        return torch.where(channel < self.shape[1], channel, -1)
+
+    @cached_property
+    def widths(self) -> torch.Tensor:
+        """[G] uint8, as in MixedTensor."""
+        import torch
+
+        stored = torch.tensor(_ORDER, dtype=torch.uint8)
+        stored = stored.repeat_interleave(torch.tensor([self.geometry.units(w) for w in _ORDER]))
+        return torch.empty_like(stored).index_copy_(0, self.order.long(), stored)
+
+    @property
+    def bits_stored(self) -> int:
+        """Bits of every buffer: words, metadata, padding of rows and columns, outliers, order."""
+        return self.stream.numel() * 8 + self.order.numel() * 32
+
+    @property
+    def bits_per_weight(self) -> float:
+        """bits_stored / (N * K)."""
+        return self.bits_stored / (self.shape[0] * self.shape[1])
+
+
+def why_not(columns: int, group_size: int, scale_group: int) -> str:
+    """Reason for there being no such layout of a weight of K columns; empty where there is one."""
+    if group_size % OCTET or group_size > LONGEST_GROUP:
+        return f"g={group_size}: the CPU kernel takes multiples of {OCTET} up to {LONGEST_GROUP}"
+    if scale_group % BAND:
+        return f"scale_group={scale_group}: the CPU kernel takes multiples of {BAND}"
+    if -(-columns // group_size) * group_size > MAX_COLUMNS:
+        return f"K={columns}: 16 bits of an outlier name at most {MAX_COLUMNS} columns"
+    return ""
+
+
+def pack(
+    tensor: MixedTensor, interleaved: bool, panel_columns: int = PANEL_COLUMNS
+) -> PackedMixedRows:
+    """Codes of every width to planes or words, metadata beside them.
+
+    Raises:
+        LutlabError: there is no such layout (why_not); a scale or an outlier is inf or nan.
+    """
+    import torch
+
+    check_finite(tensor.scale_step, tensor.row_scale, tensor.outlier_value)
+    if why := why_not(tensor.codes.shape[1], tensor.group_size, tensor.scale_group):
+        raise LutlabError(why)
+    found = tensor.outlier_value
+    out = PackedMixedRows(
+        stream=torch.empty(0, dtype=torch.uint8),
+        shape=tuple(tensor.codes.shape),
+        group_size=tensor.group_size,
+        scale_group=tensor.scale_group,
+        of_width=count_widths(tensor.widths),
+        row_scale=tensor.row_scale is not None,
+        outliers=None if found is None else len(found),
+        aligned=tensor.aligned,
+        interleaved=interleaved,
+        order=torch.cat([(tensor.widths == w).nonzero().flatten() for w in _ORDER]).int(),
+        panel_columns=panel_columns,
+    )
+    stream = torch.zeros(out.geometry.size, dtype=torch.uint8)
+    codes, geo = by_width(tensor), out.geometry
+    for width, section in geo.sections().items():
+        if geo.units(width):
+            there = tensor.widths == width
+            parts = [pack_words(codes[width], width, interleaved).unflatten(1, (-1, geo.octets))]
+            if geo.scales(width):
+                parts.append(
+                    pack_meta(tensor.scale_code[:, there], tensor.zero_point[:, there], width)
+                )
+                parts.append(_pack_steps(tensor, there))
+            _write(stream[section], geo, width, parts)
+    _write_rows(stream[geo.rows_at : geo.outliers_at], tensor)
+    _write_outliers(stream[geo.outliers_at :], tensor, out)
+    return replace(out, stream=stream)
+
+
+def unpack(packed: PackedMixedRows) -> MixedTensor:
+    """The inverse of pack, bit for bit."""
+    import torch
+
+    geo, (rows, columns), g = packed.geometry, packed.shape, packed.group_size
+    groups, bands = sum(packed.of_width), -(-rows // packed.scale_group)
+    codes = {w: torch.empty(rows, 0, dtype=torch.uint8) for w in WIDTHS}
+    zero_point, scale_code = (torch.zeros(rows, groups, dtype=torch.uint8) for _ in range(2))
+    scale_zero = torch.zeros(bands, groups, dtype=torch.uint8)
+    scale_step = torch.zeros(bands, groups, dtype=torch.float16)
+    for width, section in geo.sections().items():
+        if not geo.units(width):
+            continue
+        words, meta, steps = _read(packed.stream[section], geo, width)
+        words = words.unflatten(2, (geo.octets, -1)).flatten(1, 2)
+        codes[width] = unpack_words(words, width, packed.interleaved, rows)
+        if geo.scales(width):
+            there = packed.widths == width
+            scale_code[:, there], zero_point[:, there] = unpack_meta(meta, width, rows)
+            # [blocks, U, step or zero, half] of the first row of each band
+            halves = (
+                steps.view(torch.float16).unflatten(2, (2, 2)).permute(0, 3, 2, 1).flatten(0, 1)
+            )
+            first = halves[:: packed.scale_group // BAND][:bands]
+            scale_step[:, there], scale_zero[:, there] = first[:, 0], first[:, 1].to(torch.uint8)
+    return MixedTensor(
+        codes=by_channel(codes, packed.widths, g)[:, :columns].contiguous(),
+        widths=packed.widths,
+        zero_point=zero_point,
+        scale_code=scale_code,
+        scale_zero=scale_zero,
+        scale_step=scale_step,
+        group_size=g,
+        scale_group=packed.scale_group,
+        aligned=packed.aligned,
+        **_read_rows(packed),
+        **_read_outliers(packed),
+    )
+
+
+def _pack_steps(tensor: MixedTensor, there: torch.Tensor) -> torch.Tensor:
+    """Steps and zeros [blocks, groups that are there, 8 bytes] uint8."""
+    import torch
+
+    rows = len(tensor.codes)
+    band = torch.arange(0, rows, BAND) // tensor.scale_group
+    both = torch.stack((tensor.scale_step[:, there], tensor.scale_zero[:, there].half()), dim=1)
+    both = torch.nn.functional.pad(both[band].float(), (0, 0, 0, 0, 0, len(band) % 2)).half()
+    # [halves, step or zero, U] -> [blocks, U, step or zero, half]
+    return both.unflatten(0, (-1, 2)).permute(0, 3, 2, 1).contiguous().view(torch.uint8).flatten(2)
+
+
+def _panels(section: torch.Tensor, geo: MixedGeometry, width: int):
+    """(groups of a panel, for each part of these its bytes [blocks, groups, bytes])."""
+    sizes, units, at = geo.unit_bytes(width), geo.units(width), 0
+    for first in range(0, units, geo.panel_units):
+        count = min(geo.panel_units, units - first)
+        end = at + geo.blocks * count * sum(sizes)
+        parts = section[at:end].view(geo.blocks, -1).split([count * size for size in sizes], dim=1)
+        yield (
+            slice(first, first + count),
+            [part.unflatten(1, (count, -1)) for part in parts if part.shape[1]],
+        )
+        at = end
+
+
+def _write(
+    section: torch.Tensor, geo: MixedGeometry, width: int, parts: list[torch.Tensor]
+) -> None:
+    """Parts [blocks, groups, ...] of a section into its bytes."""
+    for panel, there in _panels(section, geo, width):
+        for part, region in zip(parts, there, strict=True):
+            region.copy_(part[:, panel].flatten(2))
+
+
+def _read(section: torch.Tensor, geo: MixedGeometry, width: int) -> list[torch.Tensor]:
+    """The inverse of _write: each part [blocks, groups, bytes]; no bytes where there are no scales."""
+    import torch
+
+    shape = geo.blocks, geo.units(width)
+    parts = [torch.empty(*shape, size, dtype=torch.uint8) for size in geo.unit_bytes(width)]
+    for panel, there in _panels(section, geo, width):
+        for part, region in zip(parts, there, strict=False):
+            part[:, panel] = region
+    return parts
+
+
+def _write_rows(region: torch.Tensor, tensor: MixedTensor) -> None:
+    """Scales and zero points of rows into their bytes; nothing where there are none."""
+    import torch
+
+    if tensor.row_scale is None:
+        return
+    rows = len(tensor.row_scale)
+    scale = lanes(tensor.row_scale, rows).contiguous().view(torch.uint8)
+    region.copy_(torch.cat((scale, lanes(tensor.row_zero, rows)), dim=1).flatten())
+
+
+def _read_rows(packed: PackedMixedRows) -> dict[str, torch.Tensor]:
+    """The inverse of _write_rows, as fields of a MixedTensor."""
+    import torch
+
+    geo, rows = packed.geometry, packed.shape[0]
+    if not packed.row_scale:
+        return {}
+    held = packed.stream[geo.rows_at : geo.outliers_at].view(geo.blocks, ROW_BYTES)
+    scale = held[:, : 2 * ROWS].contiguous().view(torch.float16)
+    return {
+        "row_scale": scale.flatten()[:rows].contiguous(),
+        "row_zero": held[:, 2 * ROWS :].flatten()[:rows].contiguous(),
+    }
+
+
+def _write_outliers(region: torch.Tensor, tensor: MixedTensor, out: PackedMixedRows) -> None:
+    """Starts of rows, stored columns and values into their bytes; nothing where there is no such part."""
+    import torch
+
+    if tensor.outlier_count is None:
+        return
+    starts = torch.zeros(out.geometry.blocks * ROWS + 2, dtype=torch.int32)
+    counts = torch.nn.functional.pad(tensor.outlier_count, (0, len(starts) - 1 - len(tensor.codes)))
+    torch.cumsum(counts, 0, out=starts[1:])
+    channels = out.channels.long()
+    stored = torch.empty(out.shape[1], dtype=torch.int64)
+    stored[channels[channels >= 0]] = torch.arange(len(channels))[channels >= 0]
+    columns = stored[tensor.outlier_column.long()].to(torch.int16)
+    room = 2 * out.geometry.outlier_room
+    region[: starts.nbytes] = starts.view(torch.uint8)
+    for at, values in ((0, columns), (room, tensor.outlier_value)):
+        held = values.contiguous().view(torch.uint8)
+        region[starts.nbytes + at :][: len(held)] = held
+
+
+def _read_outliers(packed: PackedMixedRows) -> dict[str, torch.Tensor]:
+    """The inverse of _write_outliers, as fields of a MixedTensor."""
+    import torch
+
+    if packed.outliers is None:
+        return {}
+    geo = packed.geometry
+    held = packed.stream[geo.outliers_at :]
+    size = 4 * (geo.blocks * ROWS + 2)
+    starts = held[:size].clone().view(torch.int32)[: packed.shape[0] + 1]
+    columns, values = (
+        held[at : at + 2 * packed.outliers].clone() for at in (size, size + 2 * geo.outlier_room)
+    )
+    stored = columns.view(torch.int16).long() & MAX_COLUMNS - 1
+    return {
+        "outlier_count": starts.diff(),
+        "outlier_column": packed.channels[stored],
+        "outlier_value": values.view(torch.float16),
+    }

@@ -1,0 +1,63 @@
+"""y[M, N] = x[M, K] W[N, K]^T on the CPU, W mixed groups of 2, 3 and 4 bits (formats/mixed_rows.py), outliers included.
+
+    y[m, n] = sum_groups scale ( sum_k codes[n, k] x[m, k]  -  zero_point sum_k x[m, k] )  +  sum_outliers value x[m, column]
+
+fp32 throughout, or integers of 24 bits and exact sums (AVX2), as bcq_gemv has them. A row of W is summed by one thread in
+a fixed order, so that y does not depend on the number of threads.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lutlab.formats.mixed_groups import WIDTHS
+from lutlab.kernels.codegen import library, mixed
+from lutlab.kernels.codegen.isa import Isa, detect
+from lutlab.kernels.cpu.rows_gemv import DENSE_ROWS, Kernel, prefetch_bytes
+
+if TYPE_CHECKING:
+    import torch
+
+    from lutlab.formats.mixed_rows import PackedMixedRows
+
+INTERLEAVED = ("avx2",)  # instruction sets that read the rows of planes so
+VARIANTS = {"avx2": "mixed int24"}
+FLOATS = "mixed"
+
+
+def interleaved(isa: Isa) -> bool:
+    """The order of rows (formats/mixed_rows.py) that an instruction set reads."""
+    return isa.name in INTERLEAVED
+
+
+def source(packed: PackedMixedRows, isa: Isa) -> str:
+    """The C source for a weight."""
+    return mixed.source(
+        isa,
+        widths=tuple(w for w, units in zip(WIDTHS, packed.of_width, strict=True) if units),
+        group_size=packed.group_size,
+        row_scale=packed.row_scale,
+    )
+
+
+def kernel(packed: PackedMixedRows, isa: Isa | None = None) -> Kernel:
+    """The kernel for a weight, built now or before.
+
+    Raises:
+        NoCompiler: there is no C compiler.
+    """
+    isa = isa or detect()
+    widths = "".join(str(w) for w, units in zip(WIDTHS, packed.of_width, strict=True) if units)
+    built = library.load(source(packed, isa), f"mixed-{widths}-g{packed.group_size}", isa)
+    variant = VARIANTS.get(isa.name, FLOATS)
+    return Kernel(built, variant, isa.name, DENSE_ROWS, prefetch_bytes(isa))
+
+
+def gemv(
+    x: torch.Tensor,
+    packed: PackedMixedRows,
+    out: torch.Tensor | None = None,
+    threads: int | None = None,
+) -> torch.Tensor:
+    """The product x [..., K] -> y [..., N], as rows_gemv.Kernel.gemv, with the best kernel of this CPU."""
+    return kernel(packed).gemv(x, packed, out, threads)
