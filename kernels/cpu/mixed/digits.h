@@ -32,9 +32,7 @@ static INLINE void prepare(int q, const float *x, long units, float *ready, sums
         const float all = sum_of(x, G);
         sums->unit = finite ? (q == 4 ? unit : unit / 2) : NAN;
         sums->center = q < 4 ? all * ((1 << q) - 1) / 2 : has_scales(q) ? 0 : -8 * all;
-        sums->all = all;
-        for (int v = 0; v < 3; v++) sums->parts[v] = all / (float)(1 << (field_bits(q) * v + 4));
-        sums->parts[3] = all; /* the highest field is shifted down */
+        sums->part = all / 16;
         for (long j = 0; j < G; j += q == 4 ? 8 : 4, x += q == 4 ? 8 : 4) {
             if (q == 4) build_activation_digits(to, x, inverse);
             else build_digit_tables(to, x, inverse);
@@ -64,16 +62,8 @@ static INLINE void sum_planes(int q, const uint8_t *words, const uint8_t *tables
         for (int octet = from; octet < OCTETS && octet < from + 8; octet++, words += q * 32, tables += 2 * DIGITS * 16) {
             const rows_b first = load_row_bytes(words), second = load_row_bytes(words + 32);
             for (int line = 0; line < q * 32; line += 64) prefetch(words + ahead + line);
-            const rows_b low[2] = {low_nibbles(first), low_nibbles(second)};
-            const rows_b high[2] = {high_nibbles(first), high_nibbles(second)};
-#pragma GCC unroll 8
-            for (int digit = 0; digit < 2 * DIGITS; digit++)
-#pragma GCC unroll 2
-                for (int v = 0; v < 2; v++) {
-                    __m256i *sum = &sums[v].digit[digit % DIGITS];
-                    *sum = add_halves(*sum, look_up_pairs(tables + 16 * digit, digit < DIGITS ? low[v] : high[v], 1 | 2 << 8));
-                    KEEP_TABLE(*sum);
-                }
+            add_lookups(&sums[0], first, tables, 1 | 2 << 8);
+            add_lookups(&sums[1], second, tables, 1 | 2 << 8);
             if (q == 3) { /* the third planes of rows 0-15 and of rows 16-31 in neighbouring bytes */
                 const rows_b third = load_row_bytes(words + 64);
                 add_lookups(&sums[0], third, tables, 4);
@@ -96,7 +86,6 @@ static INLINE void sum_codes(const uint8_t *words, const uint8_t *digits, float 
         __m256i all = _mm256_setzero_si256();
         for (int from = 0; from < OCTETS; from += 4) {
             digits_h sums = no_digits();
-#pragma GCC unroll 4
             for (int octet = from; octet < OCTETS && octet < from + 4; octet++) {
                 const uint8_t *here = words + octet * ROWS * 4 + v * 32;
                 const rows_b codes = load_row_bytes(here);
@@ -129,16 +118,25 @@ static INLINE __m256i load_meta(int q, const uint8_t *meta)
                                                  _mm_loadu_si128((const __m128i *)(meta + 12)), 1);
     return _mm256_shuffle_epi8(both, _mm256_broadcastsi128_si256(wide));
 }
-/* y += scale (unit sum + center - zero_point all) of `units` units: fields stay where they are, factors are divided. */
+/* Steps of rows 0-15 and 16-31, and these times zero. In a loop of its own, so that they come from memory: a load fills a
+   register with one number, two shuffles would. */
+static INLINE void decode_steps(const uint8_t *steps, long units, float *factors)
+{
+    for (; units > 0; units--, steps += 8, factors += 4) {
+        const __m128 step_zero = _mm_cvtph_ps(_mm_loadl_epi64((const __m128i *)steps));
+        _mm_storeu_ps(factors, _mm_blend_ps(step_zero, _mm_mul_ps(step_zero, _mm_movelh_ps(step_zero, step_zero)), 12));
+    }
+}
+/* y += scale (unit sum + center - zero_point sum of x) of `units` units. */
 static INLINE void scale_units(int q, const uint8_t *meta, const uint8_t *steps, long units, const float *found,
                                const sums_of_unit *sums, float *y, long ahead)
 {
-    const float field = 1.0f / (float)(1 << field_bits(q));
-    const __m256 down = _mm256_setr_ps(1, field, field * field, field * field * field, 1, 1, 1, 1);
+    float factors[units * 4], *factor = factors;
+    if (has_scales(q)) decode_steps(steps, units, factors);
     __m256 all[4];
     for (int v = 0; v < 4; v++) all[v] = _mm256_loadu_ps(y + 8 * v);
-    for (; units > 0; units--, meta += meta_bytes(q), steps += steps_bytes(q), found += ROWS, sums++) {
-        const __m256 unit = _mm256_set1_ps(sums->unit), center = _mm256_set1_ps(sums->center);
+    for (; units > 0; units--, meta += meta_bytes(q), steps += steps_bytes(q), found += ROWS, sums++, factor += 4) {
+        const __m256 unit = _mm256_broadcast_ss(&sums->unit), center = _mm256_broadcast_ss(&sums->center);
         if (!has_scales(q)) {
             for (int v = 0; v < 4; v++)
                 all[v] = _mm256_add_ps(all[v], _mm256_fmadd_ps(_mm256_loadu_ps(found + 8 * v), unit, center));
@@ -146,22 +144,16 @@ static INLINE void scale_units(int q, const uint8_t *meta, const uint8_t *steps,
         }
         prefetch(meta + ahead);
         prefetch(steps + ahead);
-        float of[8]; /* a step by which fields stand, for each 8 rows; step * zero for each 16 rows, twice */
-        const __m128 step_zero = _mm_cvtph_ps(_mm_loadl_epi64((const __m128i *)steps));
-        const __m128 step = _mm_unpacklo_ps(step_zero, step_zero), zero = _mm_unpackhi_ps(step_zero, step_zero);
-        _mm_storeu_ps(of, _mm_mul_ps(step, _mm256_castps256_ps128(down)));
-        _mm_storeu_ps(of + 4, _mm_mul_ps(step, zero));
         const __m256i words = load_meta(q, meta);
 #pragma GCC unroll 4
-        for (int v = 0; v < 4; v++) {
-            const int at = v * field_bits(q);
-            const __m256i code = _mm256_and_si256(words, _mm256_set1_epi32(15 << at));
-            const __m256i point = v == 3 ? _mm256_srli_epi32(words, at + 4)
-                                         : _mm256_and_si256(words, _mm256_set1_epi32((q == 2 ? 3 : 15) << (at + 4)));
+        for (int v = 0; v < 4; v++) { /* a zero point stays in its place, 16 times as large, as `all` is divided */
+            const __m256i fields = v ? _mm256_srli_epi32(words, v * field_bits(q)) : words;
+            const __m256i code = _mm256_and_si256(fields, _mm256_set1_epi32(15));
+            const __m256i point = _mm256_and_si256(fields, _mm256_set1_epi32(q == 2 ? 3 << 4 : 15 << 4));
             __m256 sum = _mm256_fmadd_ps(_mm256_loadu_ps(found + 8 * v), unit, center);
-            sum = _mm256_fnmadd_ps(_mm256_cvtepi32_ps(point), _mm256_set1_ps(sums->parts[v]), sum);
-            const __m256 scale = _mm256_fmadd_ps(_mm256_cvtepi32_ps(code), _mm256_set1_ps(of[v]), _mm256_set1_ps(of[4 + v]));
-            all[v] = _mm256_fmadd_ps(scale, sum, all[v]);
+            sum = _mm256_fnmadd_ps(_mm256_cvtepi32_ps(point), _mm256_broadcast_ss(&sums->part), sum);
+            const __m256 step = _mm256_broadcast_ss(factor + v / 2), more = _mm256_broadcast_ss(factor + 2 + v / 2);
+            all[v] = _mm256_fmadd_ps(_mm256_fmadd_ps(_mm256_cvtepi32_ps(code), step, more), sum, all[v]);
         }
     }
     for (int v = 0; v < 4; v++) _mm256_storeu_ps(y + 8 * v, all[v]);

@@ -19,7 +19,7 @@ static INLINE void prepare(int q, const float *x, long units, float *ready, sums
     static const float place[8] = { {%- for field in range(7) %}0x1p-{{ 4 * field }}f, {% endfor %}1}; /* the highest is shifted down */
     for (; units > 0; units--, sums++) {
         const float all = sum_of(x, G);
-        *sums = (sums_of_unit){.unit = q == 4 ? 1 : 0.5f, .all = all};
+        *sums = (sums_of_unit){.unit = q == 4 ? 1 : 0.5f, .part = all / 16};
         sums->center = q < 4 ? all * ((1 << q) - 1) / 2 : has_scales(q) ? 0 : -8 * all;
         for (int octet = 0; octet < OCTETS; octet++, x += 8)
             if (q == 4) {
@@ -62,7 +62,7 @@ static INLINE void sum_unit(int q, const uint8_t *words, const float *ready, flo
     }
 }
 
-/* y += scale (unit sum + center - zero_point all) of `units` units. */
+/* y += scale (unit sum + center - zero_point sum of x) of `units` units. */
 static INLINE void scale_units(int q, const uint8_t *meta, const uint8_t *steps, long units, const float *found,
                                const sums_of_unit *sums, float *y, long ahead)
 {
@@ -75,6 +75,6 @@ static INLINE void scale_units(int q, const uint8_t *meta, const uint8_t *steps,
         prefetch(meta + ahead);
         prefetch(steps + ahead);
         unit_scales(q, meta, steps, scale, zero);
-        for (int r = 0; r < ROWS; r++) y[r] += scale[r] * (found[r] * sums->unit + sums->center - zero[r] * sums->all);
+        for (int r = 0; r < ROWS; r++) y[r] += scale[r] * (found[r] * sums->unit + sums->center - 16 * zero[r] * sums->part);
     }
 }

@@ -2,14 +2,10 @@ enum {
     ROWS = 32,                   /* of a block: two vectors of 16 */
     G = {{ g }},                      /* columns of a unit: one group */
     OCTETS = G / 8,
-    BY_ROW = {{ row_scale | int }},                  /* groups of 4 bits share a scale and a zero point a row */
-    SUMS = 8                     /* floats kept of a unit of x */
+    BY_ROW = {{ row_scale | int }}                   /* groups of 4 bits share a scale and a zero point a row */
 };
 typedef struct {
-    float unit, center; /* the product of a unit's codes with x is unit * (its sum) + center - zero_point * all */
-    float all;          /* sum of the activations */
-    float parts[4];     /* `all` over what the field of a zero point is times: of rows 0-7, 8-15, 16-23, 24-31 */
-    float room;
+    float unit, center, part; /* the product of a unit's codes with x is unit * (its sum) + center - 16 zero_point part */
 } sums_of_unit;
 
 /* Where the columns of a weight lie, in the order in which they are stored: groups of 4 bits, of 3, of 2. */
