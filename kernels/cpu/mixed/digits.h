@@ -158,3 +158,17 @@ static INLINE void scale_units(int q, const uint8_t *meta, const uint8_t *steps,
     }
     for (int v = 0; v < 4; v++) _mm256_storeu_ps(y + 8 * v, all[v]);
 }
+
+/* sum of values (float16) times x; behind the values is room for a vector of numbers. */
+static INLINE float sum_of_products(const uint8_t *values, const float *x, long count)
+{
+    static const int32_t masks[16] = {-1, -1, -1, -1, -1, -1, -1, -1};
+    __m256 sum = _mm256_setzero_ps();
+    for (; count > 0; count -= 8, values += 16, x += 8) {
+        const __m256i mask = _mm256_loadu_si256((const __m256i *)(masks + 8 - (count < 8 ? count : 8)));
+        sum = _mm256_fmadd_ps(_mm256_maskload_ps(x, mask), _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)values)), sum);
+    }
+    __m128 four = _mm_add_ps(_mm256_castps256_ps128(sum), _mm256_extractf128_ps(sum, 1));
+    four = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
+}

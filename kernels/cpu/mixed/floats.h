@@ -78,3 +78,15 @@ static INLINE void scale_units(int q, const uint8_t *meta, const uint8_t *steps,
         for (int r = 0; r < ROWS; r++) y[r] += scale[r] * (found[r] * sums->unit + sums->center - 16 * zero[r] * sums->part);
     }
 }
+
+/* sum of values (float16) times x; behind the values is room for a vector of numbers. */
+static INLINE float sum_of_products(const uint8_t *values, const float *x, long count)
+{
+    float sum = 0;
+    for (; count > 0; count -= 16, values += 32, x += 16) {
+        float some[16];
+        store_f32(some, load_f16(values));
+        for (int i = 0; i < 16 && i < count; i++) sum += some[i] * x[i];
+    }
+    return sum;
+}

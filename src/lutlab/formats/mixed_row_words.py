@@ -28,7 +28,7 @@ def pack_words(codes: torch.Tensor, width: int, interleaved: bool) -> torch.Tens
     out = torch.empty(-(-rows // ROWS), columns // OCTET, ROWS * width, dtype=torch.uint8)
     step = max(1, CHUNK_CODES // (columns * ROWS))
     for first in range(0, len(out), step):
-        some = codes[first * ROWS : (first + step) * ROWS].contiguous()
+        some = in_order(codes[first * ROWS : (first + step) * ROWS])
         out[first : first + step] = (
             _pack_fields(some) if width == 4 else _pack_planes(some, width, interleaved)
         )
@@ -43,11 +43,18 @@ def unpack_words(words: torch.Tensor, width: int, interleaved: bool, rows: int) 
     out = torch.empty(blocks * ROWS, octets * OCTET, dtype=torch.uint8)
     step = max(1, CHUNK_CODES // (octets * OCTET * ROWS))
     for first in range(0, blocks, step):
-        some = words[first : first + step].contiguous()
+        some = in_order(words[first : first + step])
         out[first * ROWS : (first + step) * ROWS] = (
             _unpack_fields(some) if width == 4 else _unpack_planes(some, width, interleaved)
         )
     return out[:rows]
+
+
+def in_order(values: torch.Tensor) -> torch.Tensor:
+    """A clone whose bytes can be viewed: contiguous() keeps odd strides where a dimension is 1."""
+    import torch
+
+    return values.clone(memory_format=torch.contiguous_format)
 
 
 def _pack_fields(codes: torch.Tensor) -> torch.Tensor:
@@ -56,13 +63,13 @@ def _pack_fields(codes: torch.Tensor) -> torch.Tensor:
     # Two bytes of one code each, read as int16, are code 0 + 256 code 1: shifted by 4, the byte holds both.
     pairs = codes.view(torch.int16)
     words = lanes((pairs | pairs >> 4).to(torch.uint8).view(torch.int32), len(codes))
-    return words.transpose(1, 2).contiguous().view(torch.uint8)
+    return in_order(words.transpose(1, 2)).view(torch.uint8)
 
 
 def _unpack_fields(words: torch.Tensor) -> torch.Tensor:
     import torch
 
-    bytes_ = words.view(torch.int32).transpose(1, 2).contiguous().view(torch.uint8)
+    bytes_ = in_order(words.view(torch.int32).transpose(1, 2)).view(torch.uint8)
     codes = torch.stack((bytes_ & 15, bytes_ >> 4), dim=3)
     return codes.flatten(2).flatten(0, 1)
 
@@ -86,8 +93,8 @@ def _unpack_planes(words: torch.Tensor, width: int, interleaved: bool) -> torch.
         planes.append(words[..., 2 * ROWS :].unflatten(2, (ROWS // 2, 2)).transpose(2, 3))
     codes = 0
     for b, plane in enumerate(planes):
-        by_row = _placed(plane.flatten(2), interleaved).flatten(2).transpose(1, 2).flatten(0, 1).contiguous()
-        bits = (by_row.long() * _LOWEST & _SPREAD).view(torch.uint8).ne(0)
+        by_row = _placed(plane.flatten(2), interleaved).flatten(2).transpose(1, 2).flatten(0, 1)
+        bits = in_order(by_row.long() * _LOWEST & _SPREAD).view(torch.uint8).ne(0)
         codes = codes + (bits.to(torch.uint8) << b)
     return codes
 
@@ -107,7 +114,7 @@ def pack_meta(scale_code: torch.Tensor, zero_point: torch.Tensor, width: int) ->
     bits, size = _field(width)
     fields = lanes(scale_code | zero_point << 4, len(scale_code)).long().unflatten(1, (4, 8))
     words = sum(fields[:, v] << bits * v for v in range(4))  # of two's complement in 32 bits
-    words = words.transpose(1, 2).contiguous().view(torch.uint8).unflatten(2, (8, 8))
+    words = in_order(words.transpose(1, 2)).view(torch.uint8).unflatten(2, (8, 8))
     return words[..., :size].flatten(2)
 
 
@@ -117,7 +124,7 @@ def unpack_meta(meta: torch.Tensor, width: int, rows: int) -> tuple[torch.Tensor
 
     bits, size = _field(width)
     words = torch.nn.functional.pad(meta.unflatten(2, (8, size)), (0, 8 - size))
-    words = words.contiguous().view(torch.int64).squeeze(3).transpose(1, 2)
+    words = in_order(words).view(torch.int64).squeeze(3).transpose(1, 2)
     fields = torch.stack([words >> bits * v & 2**bits - 1 for v in range(4)], dim=1)
     fields = fields.flatten(1, 2).flatten(0, 1)[:rows].to(torch.uint8)
     return fields & 15, fields >> 4

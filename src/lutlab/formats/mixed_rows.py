@@ -10,14 +10,14 @@
         4 bits   32 words, one a row; column j is in bits 4 j .. 4 j + 3
         2 bits   32 halves, one a row: bit j is plane 0 of column j, bit 8 + j plane 1
         3 bits   the same, then 16 halves: bit j is plane 2 of column j of row r, bit 8 + j of row 16 + r
-    metadata of a group     8 words (3 bytes each at 2 bits, else 4), of rows r, 8 + r, 16 + r, 24 + r for r = 0..7; a row's
-                            field of 6 bits (8) is its scale code and, from bit 4 on, its zero point
+    metadata of a group     8 words (3 bytes each at 2 bits, else 4), of rows r, 8 + r, 16 + r, 24 + r for r = 0..7; the
+                            field of a row, 6 bits (8), is its scale code and, from bit 4 on, its zero point
     steps of a group        float16: scale_step of rows 0-15 and 16-31, then scale_zero of these; 8 bytes
     scales of rows          for each block, where groups of 4 bits have them and no metadata: 32 float16, 32 zero points
     outliers                [rows + 2] int32, where a row begins; uint16, stored columns; float16, values
 
-16 rows of halves are in order, or as pairs of them are widened (kernels/cpu/simd/avx2_digits.h): row 8 i + 4 j + l is at
-place 8 j + 4 i + l. Groups of one width keep their order. Padding of K multiplies activations of 0.
+16 rows of halves are in order, or as pairs of them are widened (kernels/cpu/simd/avx2_digits.h): row 8 i + 4 j + l is
+at place 8 j + 4 i + l. Groups of one width keep their order. Padding of K multiplies activations of 0.
 """
 
 from __future__ import annotations
@@ -29,98 +29,27 @@ from typing import TYPE_CHECKING
 from lutlab.errors import LutlabError
 from lutlab.formats.mixed_groups import WIDTHS, by_channel, by_width, count_widths
 from lutlab.formats.mixed_row_words import (
-    OCTET,
+    in_order,
     pack_meta,
     pack_words,
     unpack_meta,
     unpack_words,
 )
-from lutlab.formats.row_blocks import PANEL_COLUMNS, ROWS, blocks_of, check_finite, lanes
+from lutlab.formats.mixed_sections import (
+    BAND,
+    MAX_COLUMNS,
+    ORDER,
+    ROW_BYTES,
+    MixedGeometry,
+    read,
+    why_not,
+    write,
+)
+from lutlab.formats.row_blocks import PANEL_COLUMNS, ROWS, check_finite, lanes
 from lutlab.tensors import MixedTensor
 
 if TYPE_CHECKING:
     import torch
-
-LONGEST_GROUP = 128
-BAND = 16  # rows that share steps, or parts of those that do
-ROW_BYTES = 3 * ROWS  # of a block's scales of rows
-MAX_COLUMNS = 2**16
-_ORDER = tuple(reversed(WIDTHS))
-
-
-@dataclass(frozen=True)
-class MixedGeometry:
-    """Places in the stream of a weight of so many groups of 2, 3 and 4 bits."""
-
-    shape: tuple[int, int]
-    group_size: int
-    of_width: tuple[int, int, int]
-    row_scale: bool
-    outliers: int | None
-    panel_units: int
-
-    @property
-    def columns(self) -> int:
-        """Stored columns, padding included."""
-        return sum(self.of_width) * self.group_size
-
-    @property
-    def blocks(self) -> int:
-        """Blocks of 32 rows."""
-        return blocks_of(self.shape[0])
-
-    def units(self, width: int) -> int:
-        """Groups of a width."""
-        return self.of_width[WIDTHS.index(width)]
-
-    @property
-    def octets(self) -> int:
-        """Octets of columns of a group."""
-        return self.group_size // OCTET
-
-    def scales(self, width: int) -> bool:
-        """Whether groups of a width have scales of their own."""
-        return not (self.row_scale and width == 4)
-
-    def unit_bytes(self, width: int) -> tuple[int, int, int]:
-        """Bytes of a group in a block: words, metadata, steps."""
-        words = self.group_size * width * ROWS // 8
-        return (words, 24 if width == 2 else 32, 8) if self.scales(width) else (words, 0, 0)
-
-    def sections(self) -> dict[int, slice]:
-        """Width -> bytes of its section."""
-        found, at = {}, 0
-        for width in _ORDER:
-            size = self.blocks * self.units(width) * sum(self.unit_bytes(width))
-            found[width], at = slice(at, at + size), at + size
-        return found
-
-    @property
-    def rows_at(self) -> int:
-        """First byte of the scales of rows."""
-        return self.sections()[_ORDER[-1]].stop
-
-    @property
-    def outliers_at(self) -> int:
-        """First byte of the outliers."""
-        return self.rows_at + (ROW_BYTES * self.blocks if self.row_scale else 0)
-
-    @property
-    def outlier_room(self) -> int:
-        """Entries of columns and of values: a vector more than there are."""
-        return (self.outliers + 31) // 16 * 16
-
-    @property
-    def size(self) -> int:
-        """Bytes of the stream."""
-        if self.outliers is None:
-            return self.outliers_at
-        return self.outliers_at + 4 * (self.blocks * ROWS + 2) + 4 * self.outlier_room
-
-    def fields(self) -> tuple[int, ...]:
-        """The C struct sections of kernels/cpu/mixed/units.h."""
-        outliers = -1 if self.outliers is None else self.outliers
-        return (self.shape[1], self.panel_units, 0, 0, *self.of_width, outliers)
 
 
 @dataclass(frozen=True)
@@ -168,8 +97,8 @@ class PackedMixedRows:
         """[G] uint8, as in MixedTensor."""
         import torch
 
-        stored = torch.tensor(_ORDER, dtype=torch.uint8)
-        stored = stored.repeat_interleave(torch.tensor([self.geometry.units(w) for w in _ORDER]))
+        stored = torch.tensor(ORDER, dtype=torch.uint8)
+        stored = stored.repeat_interleave(torch.tensor([self.geometry.units(w) for w in ORDER]))
         return torch.empty_like(stored).index_copy_(0, self.order.long(), stored)
 
     @property
@@ -181,17 +110,6 @@ class PackedMixedRows:
     def bits_per_weight(self) -> float:
         """bits_stored / (N * K)."""
         return self.bits_stored / (self.shape[0] * self.shape[1])
-
-
-def why_not(columns: int, group_size: int, scale_group: int) -> str:
-    """Reason for there being no such layout of a weight of K columns; empty where there is one."""
-    if group_size % OCTET or group_size > LONGEST_GROUP:
-        return f"g={group_size}: the CPU kernel takes multiples of {OCTET} up to {LONGEST_GROUP}"
-    if scale_group % BAND:
-        return f"scale_group={scale_group}: the CPU kernel takes multiples of {BAND}"
-    if -(-columns // group_size) * group_size > MAX_COLUMNS:
-        return f"K={columns}: 16 bits of an outlier name at most {MAX_COLUMNS} columns"
-    return ""
 
 
 def pack(
@@ -218,7 +136,7 @@ def pack(
         outliers=None if found is None else len(found),
         aligned=tensor.aligned,
         interleaved=interleaved,
-        order=torch.cat([(tensor.widths == w).nonzero().flatten() for w in _ORDER]).int(),
+        order=torch.cat([(tensor.widths == w).nonzero().flatten() for w in ORDER]).int(),
         panel_columns=panel_columns,
     )
     stream = torch.zeros(out.geometry.size, dtype=torch.uint8)
@@ -232,7 +150,7 @@ def pack(
                     pack_meta(tensor.scale_code[:, there], tensor.zero_point[:, there], width)
                 )
                 parts.append(_pack_steps(tensor, there))
-            _write(stream[section], geo, width, parts)
+            write(stream[section], geo, width, parts)
     _write_rows(stream[geo.rows_at : geo.outliers_at], tensor)
     _write_outliers(stream[geo.outliers_at :], tensor, out)
     return replace(out, stream=stream)
@@ -251,7 +169,7 @@ def unpack(packed: PackedMixedRows) -> MixedTensor:
     for width, section in geo.sections().items():
         if not geo.units(width):
             continue
-        words, meta, steps = _read(packed.stream[section], geo, width)
+        words, meta, steps = read(packed.stream[section], geo, width)
         words = words.unflatten(2, (geo.octets, -1)).flatten(1, 2)
         codes[width] = unpack_words(words, width, packed.interleaved, rows)
         if geo.scales(width):
@@ -287,42 +205,8 @@ def _pack_steps(tensor: MixedTensor, there: torch.Tensor) -> torch.Tensor:
     both = torch.stack((tensor.scale_step[:, there], tensor.scale_zero[:, there].half()), dim=1)
     both = torch.nn.functional.pad(both[band].float(), (0, 0, 0, 0, 0, len(band) % 2)).half()
     # [halves, step or zero, U] -> [blocks, U, step or zero, half]
-    return both.unflatten(0, (-1, 2)).permute(0, 3, 2, 1).contiguous().view(torch.uint8).flatten(2)
-
-
-def _panels(section: torch.Tensor, geo: MixedGeometry, width: int):
-    """(groups of a panel, for each part of these its bytes [blocks, groups, bytes])."""
-    sizes, units, at = geo.unit_bytes(width), geo.units(width), 0
-    for first in range(0, units, geo.panel_units):
-        count = min(geo.panel_units, units - first)
-        end = at + geo.blocks * count * sum(sizes)
-        parts = section[at:end].view(geo.blocks, -1).split([count * size for size in sizes], dim=1)
-        yield (
-            slice(first, first + count),
-            [part.unflatten(1, (count, -1)) for part in parts if part.shape[1]],
-        )
-        at = end
-
-
-def _write(
-    section: torch.Tensor, geo: MixedGeometry, width: int, parts: list[torch.Tensor]
-) -> None:
-    """Parts [blocks, groups, ...] of a section into its bytes."""
-    for panel, there in _panels(section, geo, width):
-        for part, region in zip(parts, there, strict=True):
-            region.copy_(part[:, panel].flatten(2))
-
-
-def _read(section: torch.Tensor, geo: MixedGeometry, width: int) -> list[torch.Tensor]:
-    """The inverse of _write: each part [blocks, groups, bytes]; no bytes where there are no scales."""
-    import torch
-
-    shape = geo.blocks, geo.units(width)
-    parts = [torch.empty(*shape, size, dtype=torch.uint8) for size in geo.unit_bytes(width)]
-    for panel, there in _panels(section, geo, width):
-        for part, region in zip(parts, there, strict=False):
-            part[:, panel] = region
-    return parts
+    by_unit = both.unflatten(0, (-1, 2)).permute(0, 3, 2, 1)
+    return in_order(by_unit).view(torch.uint8).flatten(2)
 
 
 def _write_rows(region: torch.Tensor, tensor: MixedTensor) -> None:
@@ -332,7 +216,7 @@ def _write_rows(region: torch.Tensor, tensor: MixedTensor) -> None:
     if tensor.row_scale is None:
         return
     rows = len(tensor.row_scale)
-    scale = lanes(tensor.row_scale, rows).contiguous().view(torch.uint8)
+    scale = in_order(lanes(tensor.row_scale, rows)).view(torch.uint8)
     region.copy_(torch.cat((scale, lanes(tensor.row_zero, rows)), dim=1).flatten())
 
 
@@ -344,7 +228,7 @@ def _read_rows(packed: PackedMixedRows) -> dict[str, torch.Tensor]:
     if not packed.row_scale:
         return {}
     held = packed.stream[geo.rows_at : geo.outliers_at].view(geo.blocks, ROW_BYTES)
-    scale = held[:, : 2 * ROWS].contiguous().view(torch.float16)
+    scale = in_order(held[:, : 2 * ROWS]).view(torch.float16)
     return {
         "row_scale": scale.flatten()[:rows].contiguous(),
         "row_zero": held[:, 2 * ROWS :].flatten()[:rows].contiguous(),
@@ -367,7 +251,7 @@ def _write_outliers(region: torch.Tensor, tensor: MixedTensor, out: PackedMixedR
     room = 2 * out.geometry.outlier_room
     region[: starts.nbytes] = starts.view(torch.uint8)
     for at, values in ((0, columns), (room, tensor.outlier_value)):
-        held = values.contiguous().view(torch.uint8)
+        held = in_order(values).view(torch.uint8)
         region[starts.nbytes + at :][: len(held)] = held
 
 

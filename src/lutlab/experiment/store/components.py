@@ -74,6 +74,12 @@ _PARTS = {
         _OF_KERNELS,
         (*_DISPATCH, *(_C / folder for folder in ("rows", "simd", "uniform"))),
     ),
+    "kernel/mixed_gemv": _Part(
+        cpu.VERSIONS["mixed_gemv"],
+        ("kernels/cpu/linear.py",),
+        _OF_KERNELS,
+        (*_DISPATCH, *(_C / folder for folder in ("mixed", "rows", "simd"))),
+    ),
     "kernel/qigen_gemv": _Part(
         cpu.VERSIONS["qigen_gemv"], ("kernels/cpu/qigen_gemv.py",), _OF_KERNELS, (_C / "qigen",)
     ),
@@ -85,7 +91,12 @@ _PARTS = {
     ),
 }
 _KERNELS = {
-    "cpu": ("kernel/bcq_gemv", "kernel/uniform_gemv", "kernel/qigen_gemv"),
+    "cpu": (
+        "kernel/bcq_gemv",
+        "kernel/uniform_gemv",
+        "kernel/mixed_gemv",
+        "kernel/qigen_gemv",
+    ),
     "gpu": ("kernel/lut_gemv",),
 }
 

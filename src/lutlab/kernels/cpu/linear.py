@@ -1,8 +1,9 @@
-"""Products on the CPU by kernels over blocks of rows: the operations uniform_gemv and bcq_gemv.
+"""Products on the CPU by kernels over blocks of rows: the operations uniform_gemv, bcq_gemv and mixed_gemv.
 
     uniform codes of 4 to 8 bits   uniform_gemv
     uniform codes of 1 to 3 bits   bcq_gemv, planes that share a scale (Eq. 5): a bit costs less than a conversion
     binary codes                   bcq_gemv
+    mixed groups                   mixed_gemv
     from dense_rows rows of x on   the kernel dequantizes, torch multiplies; nothing dense is kept
 
 The blocks of rows replace the packed weight, which is recovered from them bit for bit.
@@ -24,16 +25,19 @@ from typing import Any, ClassVar
 import torch
 
 from lutlab.errors import LutlabError, nearest
-from lutlab.formats import bcq_rows, uniform_rows
+from lutlab.formats import bcq_rows, mixed_rows, uniform_rows
 from lutlab.formats.bcq import WORD, PackedBCQ
 from lutlab.formats.bcq_rows import PackedBCQRows
 from lutlab.formats.contract import Format
+from lutlab.formats.mixed import PackedMixed
+from lutlab.formats.mixed_rows import PackedMixedRows
+from lutlab.formats.mixed_sections import why_not
 from lutlab.formats.row_blocks import geometry
 from lutlab.formats.uniform import PackedUniform
 from lutlab.formats.uniform_rows import PackedUniformRows
 from lutlab.kernels.codegen.isa import detect
 from lutlab.kernels.contract import Execution, KernelOp
-from lutlab.kernels.cpu import VERSIONS, bcq_gemv, rows_tuning
+from lutlab.kernels.cpu import VERSIONS, bcq_gemv, mixed_gemv, rows_tuning
 from lutlab.kernels.cpu.rows_gemv import Kernel
 from lutlab.kernels.cpu.rows_ops import Rows, kernel_of, layout_of, name_of
 from lutlab.registry import register
@@ -115,6 +119,50 @@ class BCQGemv(KernelOp):
         return bcq_gemv.lane_bytes(detect(), packed.group_size, packed.shape[1], tables)
 
 
+@register("kernel", "mixed_gemv")
+class MixedGemv(KernelOp):
+    """Column groups of 2, 3 and 4 bits and outliers in one call; panels and prefetch distance are not tuned."""
+
+    version: ClassVar[int] = VERSIONS["mixed_gemv"]
+
+    def takes(self, packed: Format, device: torch.device) -> str:
+        """See KernelOp."""
+        if not isinstance(packed, PackedMixed):
+            return "it multiplies format mixed"
+        why = why_not(packed.shape[1], packed.group_size, packed.scale_group)
+        if why:
+            return why
+        try:
+            kernel_of(layout_of(self._empty(packed), bcq_gemv.EXACT, None))
+        except LutlabError as error:
+            return str(error)
+        return ""
+
+    def prepare(
+        self, packed: Format, device: torch.device, rows: int, dtype: torch.dtype, **options: Any
+    ) -> CpuLinear:
+        """See KernelOp; there are no options."""
+        _check_options("mixed_gemv", options, ())
+        weight = mixed_rows.pack(packed.unpack(), mixed_gemv.interleaved(detect()))
+        layout = layout_of(weight, bcq_gemv.EXACT, None)
+        return CpuLinear(weight, weight.channels, kernel_of(layout), layout)
+
+    def _empty(self, packed: PackedMixed) -> PackedMixedRows:
+        """The record of what there is to build."""
+        outliers = None if packed.outlier_value is None else len(packed.outlier_value)
+        return PackedMixedRows(
+            _NOTHING,
+            packed.shape,
+            packed.group_size,
+            packed.scale_group,
+            packed.of_width,
+            packed.row_scale is not None,
+            outliers,
+            packed.aligned,
+            mixed_gemv.interleaved(detect()),
+        )
+
+
 @dataclass(frozen=True, eq=False)
 class CpuLinear(Execution):
     """A weight in blocks of rows, for the kernel of this machine.
@@ -134,6 +182,8 @@ class CpuLinear(Execution):
     @property
     def packed(self) -> Format:
         """See Execution."""
+        if isinstance(self.rows, PackedMixedRows):
+            return PackedMixed.pack(mixed_rows.unpack(self.rows))
         if isinstance(self.rows, PackedUniformRows):
             return PackedUniform.pack(uniform_rows.unpack(self.rows))
         if self.rows.uniform:

@@ -1,9 +1,9 @@
-"""y[M, N] = x[M, K] W[N, K]^T on the CPU, W mixed groups of 2, 3 and 4 bits (formats/mixed_rows.py), outliers included.
+"""y[M, N] = x[M, K] W[N, K]^T on the CPU, W of mixed groups (formats/mixed_rows.py) with its outliers.
 
-    y[m, n] = sum_groups scale ( sum_k codes[n, k] x[m, k]  -  zero_point sum_k x[m, k] )  +  sum_outliers value x[m, column]
+    y[m, n] = sum_groups scale ( sum_k codes[n, k] x[m, k]  -  zero_point sum_k x[m, k] )  +  sum_outliers value x[m, k]
 
-fp32 throughout, or integers of 24 bits and exact sums (AVX2), as bcq_gemv has them. A row of W is summed by one thread in
-a fixed order, so that y does not depend on the number of threads.
+fp32 throughout, or integers of 24 bits with exact sums (AVX2), as bcq_gemv has them. A row of W is summed by one thread
+in a fixed order, so that y does not depend on the number of threads.
 """
 
 from __future__ import annotations

@@ -15,13 +15,13 @@ from dataclasses import dataclass, replace
 import torch
 
 from lutlab.formats.bcq_rows import PackedBCQRows
-from lutlab.formats.row_blocks import Geometry
+from lutlab.formats.mixed_rows import PackedMixedRows
 from lutlab.formats.uniform_rows import PackedUniformRows
 from lutlab.kernels import ran
-from lutlab.kernels.cpu import bcq_gemv, uniform_gemv
-from lutlab.kernels.cpu.rows_gemv import Kernel
+from lutlab.kernels.cpu import bcq_gemv, mixed_gemv, uniform_gemv
+from lutlab.kernels.cpu.rows_gemv import Kernel, Places
 
-Rows = PackedBCQRows | PackedUniformRows
+Rows = PackedBCQRows | PackedUniformRows | PackedMixedRows
 _LIBRARY = torch.library.Library("lutlab", "DEF")
 _LIBRARY.define(
     "rows_gemv(Tensor x, Tensor? bias, Tensor stream, Tensor? channels, str layout) -> Tensor"
@@ -30,11 +30,19 @@ _LIBRARY.define("rows_dense(Tensor stream, Tensor? channels, str layout) -> Tens
 
 
 def layout_of(packed: Rows, tables: str, prefetch_bytes: int | None) -> str:
-    """Kind, N, K, bits, group size, panel, dtypes, order of bytes; tables, prefetch distance: all but the tensors.
+    """Kind, N, K, and by kind the rest of what a record says; tables, prefetch distance: all but the tensors.
+
+    Planes and fields: bits, group size, panel, dtypes, order of bytes. Mixed groups: group size, rows of steps, panel,
+    groups of 2, 3 and 4 bits, scales of rows, outliers, aligned, order of rows.
 
     >>> layout_of(packed, "exact", 4096)  # doctest: +SKIP
     'planes 4096 4096 3 128 512 float16 int16 4 exact 4096'
     """
+    if isinstance(packed, PackedMixedRows):
+        words = ["mixed", *packed.shape, packed.group_size, packed.scale_group]
+        words += [packed.panel_columns, *packed.of_width, int(packed.row_scale), packed.outliers]
+        words += [int(packed.aligned), int(packed.interleaved), tables, prefetch_bytes]
+        return " ".join(map(str, words))
     planes = isinstance(packed, PackedBCQRows)
     words = [*packed.shape, packed.bits, packed.group_size, packed.panel_columns]
     dtypes = [packed.scale_dtype, packed.offset_dtype if planes else None]
@@ -46,6 +54,8 @@ def layout_of(packed: Rows, tables: str, prefetch_bytes: int | None) -> str:
 @functools.cache
 def empty_of(layout: str) -> Rows:
     """The record of a layout, without its stream."""
+    if layout.startswith("mixed "):
+        return _empty_mixed(layout.split()[1:-2])
     kind, *numbers, scale, offset, lanes, _, _ = layout.split()
     rows, columns, bits, group_size, panel = map(int, numbers)
     record, more = PackedUniformRows, {}
@@ -63,6 +73,22 @@ def empty_of(layout: str) -> Rows:
     )
 
 
+def _empty_mixed(words: list[str]) -> PackedMixedRows:
+    rows, columns, g, g2, panel, *of_width, by_row, outliers, aligned, interleaved = words
+    return PackedMixedRows(
+        stream=torch.empty(0, dtype=torch.uint8),
+        shape=(int(rows), int(columns)),
+        group_size=int(g),
+        scale_group=int(g2),
+        of_width=tuple(map(int, of_width)),
+        row_scale=by_row == "1",
+        outliers=None if outliers == "None" else int(outliers),
+        aligned=aligned == "1",
+        interleaved=interleaved == "1",
+        panel_columns=int(panel),
+    )
+
+
 @functools.cache
 def kernel_of(layout: str) -> Kernel:
     """The kernel of a layout, built now or before.
@@ -75,6 +101,8 @@ def kernel_of(layout: str) -> Kernel:
     *_, tables, prefetch_bytes = layout.split()
     if isinstance(empty, PackedUniformRows):
         kernel = uniform_gemv.kernel(empty)
+    elif isinstance(empty, PackedMixedRows):
+        kernel = mixed_gemv.kernel(empty)
     else:
         kernel = bcq_gemv.kernel(empty, tables=tables)
     if prefetch_bytes == "None":
@@ -91,7 +119,7 @@ class _Weight:
     bits: int
     group_size: int
     panel_columns: int
-    geometry: Geometry
+    geometry: Places
     channels: torch.Tensor | None
 
 

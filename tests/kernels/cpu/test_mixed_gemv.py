@@ -1,0 +1,210 @@
+"""The kernel over mixed groups against float64 products of the definition: widths, shapes, outliers, inputs, CPUs.
+
+A library is built for each (instruction set, widths, group size, scales of rows), so that tests share a few of these.
+"""
+
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.kernels.codegen import sanitized
+from tests.kernels.cpu.test_rows_gemv import BEST, EXACT, ISAS, emulated, inputs
+from tests.kernels.weights import relative_error
+from tests.mixed_weights import mixed_tensor
+
+from lutlab.errors import LutlabError
+from lutlab.formats import mixed_rows
+from lutlab.formats.mixed import PackedMixed
+from lutlab.kernels.codegen import isa, library
+from lutlab.kernels.cpu import mixed_gemv, rows_gemv
+from lutlab.kernels.dequantized import Dequantized
+from lutlab.kernels.dispatch import prepare
+
+KINDS = {
+    "paper": {"widths": (2, 2, 2, 4)},
+    "ladder": {"widths": (2, 3, 4), "g": 8, "by_row": False},
+    "long": {"widths": (4, 3, 2), "g": 128},
+}
+
+
+def naive(tensor):
+    """W [N, K] float64 by the definition of MixedTensor, column by column."""
+    rows, columns = tensor.codes.shape
+    band = torch.arange(rows) // tensor.scale_group
+    out = torch.empty(rows, columns, dtype=torch.float64)
+    for k in range(columns):
+        i = k // tensor.group_size
+        zero = tensor.zero_point[:, i].double()
+        scale = tensor.scale_step[band, i].double() * (
+            tensor.scale_code[:, i].double() + tensor.scale_zero[band, i].double()
+        )
+        if tensor.widths[i] == 4 and tensor.row_scale is not None:
+            scale, zero = tensor.row_scale.double(), tensor.row_zero.double()
+        out[:, k] = scale * (tensor.codes[:, k].double() - zero)
+    if tensor.outlier_count is not None:
+        row = torch.repeat_interleave(torch.arange(rows), tensor.outlier_count.long())
+        out[row, tensor.outlier_column.long()] += tensor.outlier_value.double()
+    return out
+
+
+def packed(tensor, on=BEST):
+    return mixed_rows.pack(tensor, mixed_gemv.interleaved(on))
+
+
+def check(tensor, m, on=BEST):
+    weight, x = packed(tensor, on), inputs(m, tensor.codes.shape[1])
+    y = torch.full((m, weight.shape[0]), torch.nan)
+    mixed_gemv.kernel(weight, on).gemv(x, weight, out=y)
+    assert relative_error(y, x, naive(tensor)) <= EXACT
+
+
+@given(
+    kind=st.sampled_from(list(KINDS)),
+    rows=st.integers(8, 80),
+    columns=st.integers(16, 400),
+    outliers=st.sampled_from([0, 1, 40, 400]),
+    m=st.sampled_from([1, 2, 14]),
+    seed=st.integers(0, 2**31),
+)
+@settings(deadline=None, max_examples=40)
+def test_any_shape(kind, rows, columns, outliers, m, seed):
+    check(mixed_tensor(rows, columns, **KINDS[kind], outliers=outliers, seed=seed), m)
+
+
+def test_aligned_and_several_panels():
+    check(mixed_tensor(70, 2600, aligned=True, outliers=900), 1)
+    check(mixed_tensor(70, 2600, aligned=True), 3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_plain_c(kind):
+    for m in (1, 5):
+        check(mixed_tensor(33, 300, **KINDS[kind], outliers=50), m, ISAS["portable"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [(kind, BEST.name) for kind in KINDS] + [("ladder", "portable")]
+)
+def test_dense_is_the_weight_to_the_last_bit(kind, name):
+    tensor = mixed_tensor(70, 300, **KINDS[kind], outliers=30)
+    weight = packed(tensor, ISAS[name])
+    room = torch.full((70, 300), torch.nan)
+    dense = mixed_gemv.kernel(weight, ISAS[name]).dense(weight, out=room, threads=2)
+    assert torch.equal(dense, PackedMixed.pack(tensor).dequantize())
+
+
+def test_outliers_all_in_one_row_and_none_in_others():
+    tensor = mixed_tensor(40, 200, outliers=3)
+    narrow = (tensor.widths == 2).repeat_interleave(16)[:200].nonzero().flatten()
+    codes, count = tensor.codes.clone(), torch.zeros(40, dtype=torch.int32)
+    codes[33, narrow], count[33] = tensor.zero_point[33, narrow // 16], len(narrow)
+    value = torch.randn(len(narrow), generator=torch.Generator().manual_seed(3)).half()
+    moved = {"outlier_count": count, "outlier_column": narrow.int(), "outlier_value": value}
+    check(dataclasses.replace(tensor, codes=codes, **moved), 2)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_of_x_do_not_see_each_other_and_threads_change_nothing(kind):
+    tensor = mixed_tensor(97, 700, **KINDS[kind], outliers=200)
+    weight, x = packed(tensor), inputs(70, 700)
+    kernel, dense = mixed_gemv.kernel(weight), naive(tensor)
+    alone = torch.stack([kernel.gemv(row, weight, threads=1) for row in x[:11]])
+    for m in (1, 2, 11, 12, 70):
+        y = kernel.gemv(x[:m], weight, threads=1)
+        assert relative_error(y, x[:m], dense) <= EXACT
+        assert m > 11 or torch.equal(y, alone[:m])
+        for threads in (2, 5):
+            assert torch.equal(kernel.gemv(x[:m], weight, threads=threads), y)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_extreme_activations(kind):
+    tensor = mixed_tensor(40, 512, **KINDS[kind])
+    weight, dense = packed(tensor), naive(tensor)
+    kernel, x = mixed_gemv.kernel(weight), inputs(2, 512)
+    x[:, ::50] *= 1e4
+    assert relative_error(kernel.gemv(x, weight), x, dense) <= EXACT
+    assert relative_error(kernel.gemv(x.abs(), weight), x.abs(), dense) <= 2 * EXACT
+    assert torch.equal(kernel.gemv(x * 0, weight), torch.zeros(2, 40))
+    for size in (1e-44, 1e-40, 1e-35, 1e-30, 1e30):
+        tiny = inputs(1, 512) * size
+        expected = tiny.double() @ dense.t()
+        error = kernel.gemv(tiny, weight).double() - expected
+        # Half of the last bit of a subnormal float is the best that y can hold.
+        assert error.norm() <= EXACT * expected.norm() + 40**0.5 * 2.0**-150
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_nan_and_inf_reach_their_row_and_no_other(kind, bad):
+    tensor = mixed_tensor(40, 300, **KINDS[kind])
+    weight, x = packed(tensor), inputs(3, 300)
+    x[1, 299] = bad
+    y = mixed_gemv.kernel(weight).gemv(x, weight)
+    assert not torch.isfinite(y[1]).any()
+    assert relative_error(y[::2], x[::2], naive(tensor)) <= EXACT
+
+
+def test_the_operation_takes_the_format_and_gives_it_back():
+    stored = PackedMixed.pack(mixed_tensor(40, 200, aligned=True, outliers=20))
+    chosen = prepare(stored, "cpu")
+    assert chosen.describe(1, torch.float32).startswith("mixed")
+    assert chosen.packed.layout() == stored.layout()
+    for name, buffer in stored.buffers.items():
+        other = chosen.packed.buffers[name]
+        assert other is None if buffer is None else torch.equal(other, buffer), name
+    with pytest.raises(LutlabError, match="mixed_gemv has no option 'tables'"):
+        prepare(stored, "cpu", op="mixed_gemv", tables="int16")
+    with pytest.raises(LutlabError, match="mixed_gemv: it multiplies format mixed"):
+        prepare(stored.to("cpu").unpack().codes, "cpu", op="mixed_gemv")
+
+
+def test_groups_without_a_kernel_are_dequantized_and_the_name_says_why():
+    stored = PackedMixed.pack(mixed_tensor(40, 96, 12))
+    chosen, x = prepare(stored, "cpu"), inputs(2, 96)
+    assert isinstance(chosen, Dequantized)
+    assert "g=12: the CPU kernel takes multiples of 8" in chosen.describe(1, torch.float32)
+    assert relative_error(chosen(x), x, stored.dequantize()) < EXACT
+
+
+# ---- what this CPU does not run, and what a sanitizer sees ----
+
+
+def test_avx512_emulated_gives_the_same():
+    on = isa.ISAS[0]
+    tensor = mixed_tensor(40, 200, **KINDS["ladder"], outliers=40)
+    weight, x = packed(tensor, on), inputs(14, 200)
+    same = emulated(mixed_gemv.source(weight, on))
+    for m in (1, 14):
+        assert relative_error(same.gemv(x[:m], weight), x[:m], naive(tensor)) <= EXACT
+    assert torch.equal(same.dense(weight), PackedMixed.pack(tensor).dequantize())
+
+
+@pytest.mark.parametrize("name", [one.name for one in isa.buildable() if one.name not in ISAS])
+def test_other_instruction_sets_compile(name):
+    one = next(i for i in isa.ISAS if i.name == name)
+    source = mixed_gemv.source(packed(mixed_tensor(32, 64), one), one)
+    assert (library.build(source, "compiled", one) / "kernel.so").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "m"),
+    [(BEST.name, "ladder", 3), (BEST.name, "long", 13), ("portable", "paper", 1)],
+)
+def test_sanitizers_find_nothing(name, kind, m, tmp_path):
+    tensor = mixed_tensor(37, 333, **KINDS[kind], outliers=50)
+    weight, x = packed(tensor, ISAS[name]), inputs(m, 333)
+    columns = torch.tensor(list(rows_gemv.columns_of(weight.geometry)), dtype=torch.int64)
+    arguments = (weight.stream, columns, weight.channels)
+    y, scratch = torch.full((m, 64), torch.nan), torch.empty(m, weight.geometry.columns)
+    source = mixed_gemv.source(weight, ISAS[name])
+    after = sanitized.call(
+        source, "gemv", x, 333, m, *arguments, 2, y, 64, scratch, 4096, 2, isa=ISAS[name], folder=tmp_path
+    )  # fmt: skip
+    assert relative_error(after[4][:, :37], x, naive(tensor)) <= EXACT
+    dense = sanitized.call(
+        source, "dequantize", *arguments, 37, torch.empty(37, 333), 2, isa=ISAS[name], folder=tmp_path
+    )  # fmt: skip
+    assert torch.equal(dense[3].double(), naive(tensor))
