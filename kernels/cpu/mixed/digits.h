@@ -8,7 +8,7 @@ static INLINE long ready_floats(int q) { return q == 4 ? DIGITS_READY : TABLE_RE
 /* Tables or digits of `units` units of one row of x. The scale of a unit's integers leaves room for every sum of 32 bits. A
    unit that holds inf or nan gets the scale nan; one of nothing but tiny numbers is rounded to multiples of
    2^-100 / 0x7f7f7f (arrange() has lifted tiny rows). */
-static INLINE void prepare(int q, const float *x, long units, float *ready, sums_of_unit *sums)
+static __attribute__((noinline)) void prepare(int q, const float *x, long units, float *ready, sums_of_unit *sums)
 {
     uint8_t *to = (uint8_t *)ready;
     for (; units > 0; units--, sums++) {

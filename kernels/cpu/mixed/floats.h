@@ -14,7 +14,7 @@ static INLINE rows_w load_halves(const void *p)
 }
 
 /* Tables of `units` units of one row of x, or activations divided by the places of their codes in a word. */
-static INLINE void prepare(int q, const float *x, long units, float *ready, sums_of_unit *sums)
+static __attribute__((noinline)) void prepare(int q, const float *x, long units, float *ready, sums_of_unit *sums)
 {
     static const float place[8] = { {%- for field in range(7) %}0x1p-{{ 4 * field }}f, {% endfor %}1}; /* the highest is shifted down */
     for (; units > 0; units--, sums++) {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from tests.kernels.weights import bcq_tensor, relative_error, uniform_tensor
+from tests.mixed_weights import mixed_tensor
 
 from lutlab.errors import LutlabError
 from lutlab.formats import bcq, pack
@@ -20,6 +21,7 @@ WEIGHTS = {
     "planes": lambda: bcq.pack(bcq_tensor(N, K, 3, 16, offset="f32", ordered=True)),
     "uniform planes": lambda: pack(uniform_tensor(N, K, 3, 16)),
     "codes": lambda: pack(uniform_tensor(N, K, 4, 16, ordered=True)),
+    "mixed groups": lambda: pack(mixed_tensor(N, K, outliers=30)),
 }
 F32 = torch.float32
 

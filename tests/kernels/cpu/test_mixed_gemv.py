@@ -15,12 +15,13 @@ from tests.kernels.weights import relative_error
 from tests.mixed_weights import mixed_tensor
 
 from lutlab.errors import LutlabError
-from lutlab.formats import mixed_rows
+from lutlab.formats import mixed_rows, pack
 from lutlab.formats.mixed import PackedMixed
 from lutlab.kernels.codegen import isa, library
 from lutlab.kernels.cpu import mixed_gemv, rows_gemv
 from lutlab.kernels.dequantized import Dequantized
 from lutlab.kernels.dispatch import prepare
+from lutlab.tensors import DenseTensor
 
 KINDS = {
     "paper": {"widths": (2, 2, 2, 4)},
@@ -68,7 +69,7 @@ def check(tensor, m, on=BEST):
     m=st.sampled_from([1, 2, 14]),
     seed=st.integers(0, 2**31),
 )
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=30)
 def test_any_shape(kind, rows, columns, outliers, m, seed):
     check(mixed_tensor(rows, columns, **KINDS[kind], outliers=outliers, seed=seed), m)
 
@@ -78,10 +79,9 @@ def test_aligned_and_several_panels():
     check(mixed_tensor(70, 2600, aligned=True), 3)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_plain_c(kind):
+def test_plain_c():
     for m in (1, 5):
-        check(mixed_tensor(33, 300, **KINDS[kind], outliers=50), m, ISAS["portable"])
+        check(mixed_tensor(33, 300, **KINDS["ladder"], outliers=50), m, ISAS["portable"])
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_the_operation_takes_the_format_and_gives_it_back():
     with pytest.raises(LutlabError, match="mixed_gemv has no option 'tables'"):
         prepare(stored, "cpu", op="mixed_gemv", tables="int16")
     with pytest.raises(LutlabError, match="mixed_gemv: it multiplies format mixed"):
-        prepare(stored.to("cpu").unpack().codes, "cpu", op="mixed_gemv")
+        prepare(pack(DenseTensor(torch.ones(4, 8))), "cpu", op="mixed_gemv")
 
 
 def test_groups_without_a_kernel_are_dequantized_and_the_name_says_why():
@@ -189,22 +189,26 @@ def test_other_instruction_sets_compile(name):
     assert (library.build(source, "compiled", one) / "kernel.so").exists()
 
 
-@pytest.mark.parametrize(
-    ("name", "kind", "m"),
-    [(BEST.name, "ladder", 3), (BEST.name, "long", 13), ("portable", "paper", 1)],
-)
-def test_sanitizers_find_nothing(name, kind, m, tmp_path):
-    tensor = mixed_tensor(37, 333, **KINDS[kind], outliers=50)
-    weight, x = packed(tensor, ISAS[name]), inputs(m, 333)
-    columns = torch.tensor(list(rows_gemv.columns_of(weight.geometry)), dtype=torch.int64)
-    arguments = (weight.stream, columns, weight.channels)
-    y, scratch = torch.full((m, 64), torch.nan), torch.empty(m, weight.geometry.columns)
-    source = mixed_gemv.source(weight, ISAS[name])
-    after = sanitized.call(
-        source, "gemv", x, 333, m, *arguments, 2, y, 64, scratch, 4096, 2, isa=ISAS[name], folder=tmp_path
-    )  # fmt: skip
-    assert relative_error(after[4][:, :37], x, naive(tensor)) <= EXACT
-    dense = sanitized.call(
-        source, "dequantize", *arguments, 37, torch.empty(37, 333), 2, isa=ISAS[name], folder=tmp_path
-    )  # fmt: skip
-    assert torch.equal(dense[3].double(), naive(tensor))
+ALL = """
+void all(const float *x, const uint8_t *stream, const struct sections *k, const int32_t *channels, float *y,
+         float *scratch, float *dense)
+{
+    gemv(x, 333, 2, stream, k, channels, 2, y, 64, scratch, 4096, 2);
+    gemv(x + 2 * 333, 333, 13, stream, k, channels, 2, y + 2 * 64, 64, scratch, 4096, 2);
+    dequantize(stream, k, channels, 37, dense, 2);
+}
+"""
+
+
+@pytest.mark.parametrize("name", dict.fromkeys((BEST.name, "portable")))
+def test_sanitizers_find_nothing(name, tmp_path):
+    tensor = mixed_tensor(37, 333, **KINDS["ladder"], outliers=50)
+    weight, x = packed(tensor, ISAS[name]), inputs(15, 333)
+    sections = torch.tensor(list(rows_gemv.columns_of(weight.geometry)), dtype=torch.int64)
+    room = torch.full((15, 64), torch.nan), torch.empty(13, weight.geometry.columns)
+    source = mixed_gemv.source(weight, ISAS[name]) + ALL
+    arguments = (x, weight.stream, sections, weight.channels, *room, torch.empty(37, 333))
+    slow = isa.Isa(name, (*ISAS[name].flags, "-O1"))  # built in half of the time
+    *_, y, _, dense = sanitized.call(source, "all", *arguments, isa=slow, folder=tmp_path)
+    assert relative_error(y[:, :37], x, naive(tensor)) <= EXACT
+    assert torch.equal(dense.double(), naive(tensor))
