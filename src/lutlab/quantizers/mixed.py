@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 from lutlab.errors import LutlabError, nearest
 from lutlab.formats import mixed_blocks
-from lutlab.groups import check_group_size, group_length
+from lutlab.groups import Bits, Width, check_group_size, group_length
 from lutlab.quantizers.compensated import Compensating, refuse_other_than_bool
 from lutlab.quantizers.compensation import Factored, compensate, factor, finite
-from lutlab.quantizers.mixed_books import NARROW, MixedBooks
+from lutlab.quantizers.mixed_books import NARROW, WIDE, MixedBooks
 from lutlab.tensors import CalibStats, MixedTensor
 
 if TYPE_CHECKING:
@@ -81,8 +81,12 @@ class Mixed(Compensating):
                 f"scale_group={rows!r}: give the number of rows whose scales share a step, at least 1; the paper has 16"
             )
 
+    def check_width(self, q: Bits, g: int) -> Width:
+        """(q, g): q is the mean width of codes, from 2 to 4; see Method."""
+        return check_mean_bits(q), check_group_size(g)
+
     @abstractmethod
-    def choose(self, weight: torch.Tensor, q: float, g: int, inputs: Inputs) -> torch.Tensor:
+    def choose(self, weight: torch.Tensor, q: Bits, g: int, inputs: Inputs) -> torch.Tensor:
         """Widths [G] uint8 of the groups of a weight [N, G * g] float32, of inputs with H [G * g, G * g]."""
 
     def is_aligned(self, widths: torch.Tensor, g: int) -> bool:
@@ -99,13 +103,14 @@ class Mixed(Compensating):
         """
         return Inputs(stats.hessian, factor(stats.hessian, self.damp))
 
-    def quantize(self, weight: torch.Tensor, q: float, g: int, prepared: Inputs) -> MixedTensor:
+    def quantize(self, weight: torch.Tensor, q: Bits, g: int, prepared: Inputs) -> MixedTensor:
         """[N, K] float and the factored inputs -> MixedTensor with G = ceil(K / g) groups a row.
 
         Raises:
             LutlabError: q or g out of range; a weight is inf or nan; a scale or an outlier is beyond float16; there are
                 too few weights of 2 bits for so many outliers.
         """
+        self.check_width(q, g)
         weight, inputs, length = self._filled(weight, g, prepared)
         widths = self.choose(weight, q, length, inputs)
         return self._at_widths(weight, widths, length, prepared.hessian.shape[0], inputs)
@@ -202,3 +207,13 @@ class Mixed(Compensating):
         kept = torch.zeros_like(size, dtype=torch.bool)
         kept[chosen] = True
         return kept.view_as(weight)
+
+
+def check_mean_bits(q: Bits) -> Bits:
+    """Return q. Raises LutlabError unless it is a number from 2 to 4."""
+    if isinstance(q, bool) or not isinstance(q, (int, float)) or not NARROW <= q <= WIDE:
+        raise LutlabError(
+            f"q={q!r} is no mean of groups of 2 to 4 bits: give a number from 2 to 4; the paper's 25 % of groups at 4 "
+            "bits is q=2.5"
+        )
+    return q

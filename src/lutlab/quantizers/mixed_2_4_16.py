@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from lutlab.errors import LutlabError, nearest
+from lutlab.groups import Bits
 from lutlab.quantizers.compensated import refuse_other_than_bool
 from lutlab.quantizers.mixed import Inputs, Mixed
 from lutlab.quantizers.mixed_books import NARROW, WIDE
@@ -59,16 +60,16 @@ class Mixed2416(Mixed):
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise LutlabError(f"seed={self.seed!r}: give an integer")
 
-    def choose(self, weight: torch.Tensor, q: float, g: int, inputs: Inputs) -> torch.Tensor:
+    def choose(self, weight: torch.Tensor, q: Bits, g: int, inputs: Inputs) -> torch.Tensor:
         """Widths 2 and 4 of the groups; see Mixed.
 
         Raises:
-            LutlabError: q is not in 2..4, or not 2.5 with neighbours.
+            LutlabError: q is not 2.5 with neighbours.
         """
         import torch
 
         groups = weight.shape[1] // g
-        share = (check_mean_bits(q) - NARROW) / (WIDE - NARROW)
+        share = (q - NARROW) / (WIDE - NARROW)
         quarter = share == 1 / _BLOCK
         if self.neighbours and not quarter:
             raise LutlabError(
@@ -104,16 +105,6 @@ class Mixed2416(Mixed):
             "inverse": lambda: _diagonal_of_inverse(inputs).pow(-2),
         }[self.sensitivity]()
         return (weight.square().sum(dim=0) * matters).view(groups, g).sum(dim=1)
-
-
-def check_mean_bits(q: float) -> float:
-    """Return q. Raises LutlabError unless it is a number from 2 to 4."""
-    if isinstance(q, bool) or not isinstance(q, (int, float)) or not NARROW <= q <= WIDE:
-        raise LutlabError(
-            f"q={q!r} is no mean of groups of 2 to 4 bits: give a number from 2 to 4; the paper's 25 % of groups at 4 "
-            "bits is q=2.5"
-        )
-    return q
 
 
 def _diagonal_of_inverse(inputs: Inputs) -> torch.Tensor:
