@@ -22,12 +22,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from lutlab.errors import LutlabError, nearest
-from lutlab.formats import mixed_blocks
 from lutlab.groups import Bits, Width, check_group_size, group_length
 from lutlab.quantizers.compensated import Compensating, refuse_other_than_bool
 from lutlab.quantizers.compensation import Factored, compensate, factor, finite
 from lutlab.quantizers.mixed_books import NARROW, WIDE, MixedBooks
-from lutlab.tensors import CalibStats, MixedTensor
+from lutlab.tensors import BLOCK_GROUP, CalibStats, MixedTensor, fill_blocks
 
 if TYPE_CHECKING:
     import torch
@@ -91,9 +90,9 @@ class Mixed(Compensating):
 
     def is_aligned(self, widths: torch.Tensor, g: int) -> bool:
         """Whether groups of these widths are stored in memory-aligned blocks."""
-        block = mixed_blocks.GROUP
-        exists = g == block and self.scale_group == block and self.wide_scale == "row"
-        return self.aligned and exists and mixed_blocks.is_aligned(widths)
+        sizes = (g, self.scale_group) == (BLOCK_GROUP, BLOCK_GROUP)
+        exists = sizes and self.wide_scale == "row" and fill_blocks(widths)
+        return self.aligned and exists
 
     def prepare(self, stats: CalibStats) -> Inputs:
         """Factor H, once for all layers that share an input, and for every q and g.

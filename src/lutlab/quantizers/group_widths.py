@@ -1,0 +1,69 @@
+"""Widths by group: 2, 3 or 4 bits for each group of input channels, where they lower the outputs' error most (ours).
+
+The idea of the 2/4/16-bit paper (mixed_2_4_16.py) with a ladder of three widths and the error itself in the place of a
+sensitivity. q is the mean width of codes, which is never exceeded; each bit goes where it buys most:
+
+    cost of group i at w bits      c_i(w) = sum over its columns j of H_jj sum over rows of (W - W_hat(w))^2
+
+with W_hat the nearest values on the grids of second_order.py. Steps of the convex hull of c_i over w are taken by
+falling gain a bit. Groups go by rising width, the widest last (`wide_last`), ranges are searched, and all groups
+have second-order scales unless wide_scale=row.
+
+With `budget` and `candidates.q` the means of all layers are chosen together, under a hard budget of stored bits
+(compress/search.py): `method=group_widths budget=3 candidates.q=[2,2.5,3,3.5,4] candidates.g=[16]`.
+
+W [N, K], g -> MixedTensor; mixed.py has the sweep and its options.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from lutlab.groups import Bits
+from lutlab.quantizers import second_order
+from lutlab.quantizers.mixed import Inputs, Mixed
+from lutlab.quantizers.mixed_books import NARROW, WIDE
+from lutlab.registry import register
+from lutlab.tensors import MIXED_WIDTHS
+
+if TYPE_CHECKING:
+    import torch
+
+
+@register("method", "group_widths")
+@dataclass(frozen=True)
+class GroupWidths(Mixed):
+    """Options as of mixed.Mixed, with defaults of its own."""
+
+    version: ClassVar[int] = 1
+
+    wide_last: bool = True
+    search_ranges: bool = True
+    wide_scale: str = "group"
+
+    def choose(self, weight: torch.Tensor, q: Bits, g: int, inputs: Inputs) -> torch.Tensor:
+        """Widths of 2, 3 and 4 bits of the groups, of mean at most q; see Mixed."""
+        import torch
+
+        matters = inputs.hessian.diagonal().view(-1, g, 1)
+        values = weight.t().reshape(len(matters), g, len(weight))
+        cost = torch.stack([self._error(values, matters, w) for w in MIXED_WIDTHS]).double()
+        gain = (cost[:-1] - cost[1:]).t()  # [G, 2]: of the third bit, of the fourth
+        # Where the fourth bit gains more than the third, the two are one step of two equal halves: the convex hull.
+        rising = gain[:, 1] > gain[:, 0]
+        gain[rising] = gain[rising].mean(dim=1, keepdim=True)
+        groups = len(values)
+        steps = torch.sort(gain.flatten(), descending=True, stable=True).indices
+        taken = steps[: int(groups * (q - NARROW) + 1e-9)]
+        widths = torch.full((groups,), NARROW, dtype=torch.int64, device=weight.device)
+        widths.index_add_(0, taken // (WIDE - NARROW), torch.ones_like(taken))
+        return widths.to(torch.uint8)
+
+    def _error(self, values: torch.Tensor, matters: torch.Tensor, bits: int) -> torch.Tensor:
+        """Cost [G] of groups of values [G, g, N] at so many bits."""
+        fit = second_order.searched if self.search_ranges else second_order.low_high
+        grids = second_order.fit(*fit(values, bits), bits, 4, self.scale_group)
+        scale, zero = grids.scale.unsqueeze(1), grids.zero.unsqueeze(1)
+        nearest = second_order.levels(values, scale, zero, 2**bits - 1) * scale
+        return ((nearest - values).square() * matters).sum(dim=(1, 2))
