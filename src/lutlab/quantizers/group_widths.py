@@ -55,10 +55,20 @@ class GroupWidths(Mixed):
         gain[rising] = gain[rising].mean(dim=1, keepdim=True)
         groups = len(values)
         steps = torch.sort(gain.flatten(), descending=True, stable=True).indices
-        taken = steps[: int(groups * (q - NARROW) + 1e-9)]
+        taken = steps[: self._steps(groups, q)]
         widths = torch.full((groups,), NARROW, dtype=torch.int64, device=weight.device)
         widths.index_add_(0, taken // (WIDE - NARROW), torch.ones_like(taken))
         return widths.to(torch.uint8)
+
+    def count(self, groups: int, q: Bits) -> tuple[int, int]:
+        """Groups of 3 and of 4 bits; see Mixed."""
+        steps = self._steps(groups, q)
+        wide = max(0, steps - groups)
+        return steps - 2 * wide, wide
+
+    def _steps(self, groups: int, q: Bits) -> int:
+        """Bits that groups have beyond 2, together."""
+        return int(groups * (q - NARROW) + 1e-9)
 
     def _error(self, values: torch.Tensor, matters: torch.Tensor, bits: int) -> torch.Tensor:
         """Cost [G] of groups of values [G, g, N] at so many bits."""
