@@ -9,13 +9,13 @@ from collections.abc import Collection, Mapping
 from fnmatch import fnmatchcase
 
 from lutlab.errors import LutlabError, nearest
-from lutlab.groups import Width
+from lutlab.groups import Bits, Width
 from lutlab.specs import Sublayer
 
 
 def widths(
     kinds: Mapping[str, str],
-    q: int,
+    q: Bits,
     g: int,
     sublayers: Collection[Sublayer] = (),
     skip: Collection[str] = (),
