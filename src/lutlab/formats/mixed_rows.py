@@ -27,7 +27,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from lutlab.errors import LutlabError
-from lutlab.formats.mixed_groups import WIDTHS, by_channel, by_width, count_widths
+from lutlab.formats.mixed_groups import by_channel, by_width, count_widths
 from lutlab.formats.mixed_row_words import (
     in_order,
     pack_meta,
@@ -46,7 +46,7 @@ from lutlab.formats.mixed_sections import (
     write,
 )
 from lutlab.formats.row_blocks import PANEL_COLUMNS, ROWS, check_finite, lanes
-from lutlab.tensors import MixedTensor
+from lutlab.tensors import MIXED_WIDTHS, MixedTensor
 
 if TYPE_CHECKING:
     import torch
@@ -75,7 +75,7 @@ class PackedMixedRows:
     @property
     def bits(self) -> int:
         """Of the widest code."""
-        return max(w for w, units in zip(WIDTHS, self.of_width, strict=True) if units)
+        return max(w for w, units in zip(MIXED_WIDTHS, self.of_width, strict=True) if units)
 
     @cached_property
     def geometry(self) -> MixedGeometry:
@@ -162,7 +162,7 @@ def unpack(packed: PackedMixedRows) -> MixedTensor:
 
     geo, (rows, columns), g = packed.geometry, packed.shape, packed.group_size
     groups, bands = sum(packed.of_width), -(-rows // packed.scale_group)
-    codes = {w: torch.empty(rows, 0, dtype=torch.uint8) for w in WIDTHS}
+    codes = {w: torch.empty(rows, 0, dtype=torch.uint8) for w in MIXED_WIDTHS}
     zero_point, scale_code = (torch.zeros(rows, groups, dtype=torch.uint8) for _ in range(2))
     scale_zero = torch.zeros(bands, groups, dtype=torch.uint8)
     scale_step = torch.zeros(bands, groups, dtype=torch.float16)

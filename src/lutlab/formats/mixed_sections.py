@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lutlab.formats.mixed_groups import WIDTHS
 from lutlab.formats.mixed_row_words import OCTET
 from lutlab.formats.row_blocks import ROWS, blocks_of
+from lutlab.tensors import MIXED_WIDTHS
 
 if TYPE_CHECKING:
     import torch
@@ -17,7 +17,7 @@ LONGEST_GROUP = 128
 BAND = 16  # rows that share steps, or parts of those that do
 ROW_BYTES = 3 * ROWS  # of a block's scales of rows
 MAX_COLUMNS = 2**16
-ORDER = tuple(reversed(WIDTHS))  # of the sections
+ORDER = tuple(reversed(MIXED_WIDTHS))  # of the sections
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class MixedGeometry:
 
     def units(self, width: int) -> int:
         """Groups of a width."""
-        return self.of_width[WIDTHS.index(width)]
+        return self.of_width[MIXED_WIDTHS.index(width)]
 
     @property
     def octets(self) -> int:

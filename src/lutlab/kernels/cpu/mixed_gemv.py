@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lutlab.formats.mixed_groups import WIDTHS
 from lutlab.kernels.codegen import library, mixed
 from lutlab.kernels.codegen.isa import Isa, detect
 from lutlab.kernels.cpu.rows_gemv import DENSE_ROWS, Kernel, prefetch_bytes
+from lutlab.tensors import MIXED_WIDTHS
 
 if TYPE_CHECKING:
     import torch
@@ -34,7 +34,7 @@ def source(packed: PackedMixedRows, isa: Isa) -> str:
     """The C source for a weight."""
     return mixed.source(
         isa,
-        widths=tuple(w for w, units in zip(WIDTHS, packed.of_width, strict=True) if units),
+        widths=tuple(w for w, units in zip(MIXED_WIDTHS, packed.of_width, strict=True) if units),
         group_size=packed.group_size,
         row_scale=packed.row_scale,
     )
@@ -47,7 +47,9 @@ def kernel(packed: PackedMixedRows, isa: Isa | None = None) -> Kernel:
         NoCompiler: there is no C compiler.
     """
     isa = isa or detect()
-    widths = "".join(str(w) for w, units in zip(WIDTHS, packed.of_width, strict=True) if units)
+    widths = "".join(
+        str(w) for w, units in zip(MIXED_WIDTHS, packed.of_width, strict=True) if units
+    )
     built = library.load(source(packed, isa), f"mixed-{widths}-g{packed.group_size}", isa)
     variant = VARIANTS.get(isa.name, FLOATS)
     return Kernel(built, variant, isa.name, DENSE_ROWS, prefetch_bytes(isa))
