@@ -5,6 +5,7 @@
         [--peers onnxruntime]  only those
         [--search]             find QIGen's micro kernel on this machine first, if nobody has
         [--batch 2 4 8 16]     also these numbers of rows of x, and dequantize + torch.mm
+        [--own planes mixed]   of ours only those; torch always runs
         [--isa avx2]           instead of the best this CPU runs
 
 Every contestant's output is checked before it is timed: against float64 for ours and torch's, against a product of the
@@ -26,17 +27,20 @@ import os
 import platform
 from pathlib import Path
 
-from cpu_contestants import Entrant, ours, qigens, torches
+from cpu_contestants import Entrant, mixed, ours, qigens, torches
 from cpu_peers import KINDS, PEERS, Peer
 
 from lutlab.measure.timing import COLD, RESIDENT, Contestant, CpuTimer, cpu_reader, race
+
+OWN = {"planes": ours, "mixed": mixed, "qigen": qigens}
 
 
 def measure(shape: tuple[int, int], m: int, threads: int, args: argparse.Namespace) -> dict:
     import torch
 
     torch.set_num_threads(threads)
-    here = [*ours(shape, m, args), *qigens(shape, m, args), *torches(shape, m, args)]
+    here = [c for name in args.own for c in OWN[name](shape, m, args)]
+    here += torches(shape, m, args)
     names = args.peers if args.peer_python else []
     read = cpu_reader(args.cold_mb * 2**20, threads)
     with contextlib.ExitStack() as stack:
@@ -99,6 +103,7 @@ def main() -> None:
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--batch", nargs="+", type=int, default=[1], help="rows of x")
     parser.add_argument("--bits", nargs="+", type=int, default=[4, 3, 2])
+    parser.add_argument("--own", nargs="+", choices=OWN, default=list(OWN))
     parser.add_argument("--isa", help="instead of the best this CPU runs")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument(

@@ -99,6 +99,80 @@ def ours(shape: tuple[int, int], m: int, args: argparse.Namespace) -> list[Entra
     return found
 
 
+# Mixed groups of 16: bits of the groups, repeated; whether those of 4 share a scale a row; share of outliers.
+MIXES = {
+    "q2": ((2,), False, 0),
+    "q4": ((4,), True, 0),
+    "25 %": ((2, 2, 2, 4), True, 0),
+    "25 %, 0.2 % outliers": ((2, 2, 2, 4), True, 0.002),
+    "25 %, 0.5 % outliers": ((2, 2, 2, 4), True, 0.005),
+    "2, 3, 4": ((2, 3, 4), False, 0),
+}
+
+
+def mixed(shape: tuple[int, int], m: int, args: argparse.Namespace) -> list[Entrant]:
+    """Mixed column groups with second-order scales, alone and with outliers."""
+    import torch
+
+    from lutlab.formats import mixed_rows
+    from lutlab.kernels.codegen import isa
+    from lutlab.kernels.cpu import mixed_gemv
+    from lutlab.measure.drawn import relative_error
+
+    on = next(one for one in isa.runnable() if args.isa in (None, one.name))
+    x = torch.randn(m, shape[1], generator=torch.Generator().manual_seed(0))
+    found = []
+    for name, mix in MIXES.items():
+        packed = mixed_rows.pack(drawn_mixed(shape, *mix), mixed_gemv.interleaved(on))
+        kernel = mixed_gemv.kernel(packed, on)
+        error = relative_error(kernel.gemv(x, packed), x, kernel.dense(packed))
+        assert error < 1e-6, (name, error)
+        size = packed.stream.numel()
+        streams = [packed.stream.clone() for _ in range(copies(size, args))]
+
+        def run(i: int, kernel=kernel, packed=packed, streams=streams) -> None:
+            object.__setattr__(packed, "stream", streams[i])
+            kernel.gemv(x, packed)
+
+        named = f"lutlab mixed {name} ({on.name})"
+        found.append(Entrant(named, size, len(streams), run, error=error))
+    return found
+
+
+def drawn_mixed(shape: tuple[int, int], widths: tuple[int, ...], by_row: bool, share: float):
+    """A MixedTensor; its outliers are in groups of 2 bits."""
+    import torch
+
+    from lutlab.tensors import MixedTensor
+
+    (rows, columns), g, draw = shape, 16, torch.Generator().manual_seed(0)
+
+    def below(top: int, *size: int) -> torch.Tensor:
+        return torch.randint(0, top, size, generator=draw, dtype=torch.uint8)
+
+    groups, bands = columns // g, -(-rows // 16)
+    width = torch.tensor(widths, dtype=torch.uint8).repeat(groups)[:groups]
+    most = (2 ** width.int() - 1).to(torch.uint8)
+    wide = (width == 4) & by_row
+    codes = below(16, rows, columns) & most.repeat_interleave(g)
+    second = [below(16, rows, groups) & most, below(16, rows, groups), below(16, bands, groups)]
+    second.append((torch.rand(bands, groups, generator=draw) / 100).half())
+    of_rows = {}
+    if by_row:
+        second = [values.masked_fill(wide, 0) for values in second]
+        scale = (torch.rand(rows, generator=draw) / 10).half()
+        of_rows = {"row_scale": scale, "row_zero": below(16, rows)}
+    if share:
+        narrow = (width == 2).repeat_interleave(g)
+        chosen = torch.rand(shape, generator=draw) < share / narrow.float().mean()
+        row, column = (chosen & narrow).nonzero().t()
+        codes[row, column] = second[0][row, column // g]
+        of_rows["outlier_count"] = torch.bincount(row, minlength=rows).int()
+        of_rows["outlier_column"] = column.int()
+        of_rows["outlier_value"] = torch.randn(len(row), generator=draw).half()
+    return MixedTensor(codes, width, *second, g, 16, **of_rows)
+
+
 def qigens(shape: tuple[int, int], m: int, args: argparse.Namespace) -> list[Entrant]:
     """QIGen's own kernels, generated as its paper says: a scale for 128 weights, and one a column."""
     import torch

@@ -56,6 +56,7 @@ def run(monkeypatch, tmp_path):
 
 def test_ours_and_torch(run):
     rows = run()
+    assert {"lutlab mixed 25 %", "lutlab mixed 25 %, 0.5 % outliers"} <= set(rows)
     assert {"lutlab bcq q4", "lutlab uniform q4", "QIGen q4 g128", "torch fp32"} <= set(rows)
     assert all(len(row["cold_rounds_us"]) == 2 for row in rows.values())
     assert rows["torch fp32"]["times_torch_fp32"] == 1
