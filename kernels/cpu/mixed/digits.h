@@ -13,7 +13,6 @@ static __attribute__((noinline)) void prepare(int q, const float *x, long units,
     uint8_t *to = (uint8_t *)ready;
     for (; units > 0; units--, sums++) {
         float largest = 0x1p-100f, absolute = 0;
-        int finite = 1;
         for (long j = 0; j < G; j += 4) {
             float most = 0, all = 0;
             for (int i = 0; i < 4; i++) {
@@ -21,17 +20,17 @@ static __attribute__((noinline)) void prepare(int q, const float *x, long units,
                 all += size;
                 most = size > most ? size : most;
             }
-            finite &= all <= FLT_MAX;
             absolute += all;
             most = q == 4 ? most : all;
             largest = most > largest ? most : largest;
         }
-        finite &= absolute <= FLT_MAX / 15;
-        const float by_entry = largest / (MOST_DIGITS - 8), by_sum = absolute * ((1 << q) - 1) * 0x1.01p-31f;
+        const int finite = absolute <= FLT_MAX;
+        const float most_code = (float)((1 << q) - 1);
+        const float by_entry = largest / (MOST_DIGITS - 8), by_sum = absolute * (most_code * 0x1.01p-31f);
         const float unit = by_entry > by_sum ? by_entry : by_sum, inverse = finite ? 1 / unit : 0;
         const float all = sum_of(x, G);
         sums->unit = finite ? (q == 4 ? unit : unit / 2) : NAN;
-        sums->center = q < 4 ? all * ((1 << q) - 1) / 2 : has_scales(q) ? 0 : -8 * all;
+        sums->center = q < 4 ? all * (most_code / 2) : has_scales(q) ? 0 : -8 * all;
         sums->part = all / 16;
         for (long j = 0; j < G; j += q == 4 ? 8 : 4, x += q == 4 ? 8 : 4) {
             if (q == 4) build_activation_digits(to, x, inverse);

@@ -20,7 +20,7 @@ static __attribute__((noinline)) void prepare(int q, const float *x, long units,
     for (; units > 0; units--, sums++) {
         const float all = sum_of(x, G);
         *sums = (sums_of_unit){.unit = q == 4 ? 1 : 0.5f, .part = all / 16};
-        sums->center = q < 4 ? all * ((1 << q) - 1) / 2 : has_scales(q) ? 0 : -8 * all;
+        sums->center = q < 4 ? all * ((float)((1 << q) - 1) / 2) : has_scales(q) ? 0 : -8 * all;
         for (int octet = 0; octet < OCTETS; octet++, x += 8)
             if (q == 4) {
                 for (int j = 0; j < 8; j++) *ready++ = x[j] * place[j];
