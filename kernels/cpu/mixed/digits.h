@@ -133,7 +133,7 @@ static INLINE void scale_units(int q, const uint8_t *meta, const uint8_t *steps,
     float factors[units * 4], *factor = factors;
     if (has_scales(q)) decode_steps(steps, units, factors);
     __m256 all[4];
-    for (int v = 0; v < 4; v++) all[v] = _mm256_loadu_ps(y + 8 * v);
+    for (int v = 0; v < 4; v++) all[v] = _mm256_setzero_ps(); /* sums of sums lose less than one long sum */
     for (; units > 0; units--, meta += meta_bytes(q), steps += steps_bytes(q), found += ROWS, sums++, factor += 4) {
         const __m256 unit = _mm256_broadcast_ss(&sums->unit), center = _mm256_broadcast_ss(&sums->center);
         if (!has_scales(q)) {
@@ -155,7 +155,7 @@ static INLINE void scale_units(int q, const uint8_t *meta, const uint8_t *steps,
             all[v] = _mm256_fmadd_ps(_mm256_fmadd_ps(_mm256_cvtepi32_ps(code), step, more), sum, all[v]);
         }
     }
-    for (int v = 0; v < 4; v++) _mm256_storeu_ps(y + 8 * v, all[v]);
+    for (int v = 0; v < 4; v++) _mm256_storeu_ps(y + 8 * v, _mm256_add_ps(_mm256_loadu_ps(y + 8 * v), all[v]));
 }
 
 /* sum of values (float16) times x; behind the values is room for a vector of numbers. */

@@ -66,17 +66,19 @@ static INLINE void sum_unit(int q, const uint8_t *words, const float *ready, flo
 static INLINE void scale_units(int q, const uint8_t *meta, const uint8_t *steps, long units, const float *found,
                                const sums_of_unit *sums, float *y, long ahead)
 {
+    float all[ROWS] = {0}; /* sums of sums lose less than one long sum */
     for (; units > 0; units--, meta += meta_bytes(q), steps += steps_bytes(q), found += ROWS, sums++) {
         float scale[ROWS], zero[ROWS];
         if (!has_scales(q)) {
-            for (int r = 0; r < ROWS; r++) y[r] += found[r] * sums->unit + sums->center;
+            for (int r = 0; r < ROWS; r++) all[r] += found[r] * sums->unit + sums->center;
             continue;
         }
         prefetch(meta + ahead);
         prefetch(steps + ahead);
         unit_scales(q, meta, steps, scale, zero);
-        for (int r = 0; r < ROWS; r++) y[r] += scale[r] * (found[r] * sums->unit + sums->center - 16 * zero[r] * sums->part);
+        for (int r = 0; r < ROWS; r++) all[r] += scale[r] * (found[r] * sums->unit + sums->center - 16 * zero[r] * sums->part);
     }
+    for (int r = 0; r < ROWS; r++) y[r] += all[r];
 }
 
 /* sum of values (float16) times x; behind the values is room for a vector of numbers. */
