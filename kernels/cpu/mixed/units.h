@@ -26,12 +26,6 @@ static INLINE long unit_bytes(int q) { return words_bytes(q) + meta_bytes(q) + s
    it the zero point. */
 static INLINE int field_bits(int q) { return q == 2 ? 6 : 8; }
 
-static INLINE uint32_t meta_word(int q, const uint8_t *meta, int r)
-{
-    uint32_t word = 0;
-    memcpy(&word, meta + r * (q == 2 ? 3 : 4), q == 2 ? 3 : 4);
-    return word;
-}
 /* Steps of rows 0-15 and 16-31, and what is added to the scale codes of these rows. */
 static INLINE void unit_steps(const uint8_t *steps, float of[4])
 {
@@ -46,11 +40,17 @@ static INLINE void unit_scales(int q, const uint8_t *meta, const uint8_t *steps,
 {
     float of[4];
     unit_steps(steps, of);
-    for (int r = 0; r < ROWS; r++) {
-        const uint32_t field = meta_word(q, meta, r % 8) >> (r / 8 * field_bits(q));
-        scale[r] = of[r / 16] * ((float)(field & 15) + of[2 + r / 16]);
-        zero[r] = (float)(field >> 4 & (q == 2 ? 3 : 15));
+    uint32_t words[8];
+    for (int r = 0; r < 8; r++) {
+        const uint8_t *word = meta + r * (q == 2 ? 3 : 4);
+        words[r] = word[0] | word[1] << 8 | word[2] << 16 | (uint32_t)(q == 2 ? 0 : word[3]) << 24;
     }
+    for (int v = 0; v < 4; v++)
+        for (int r = 0; r < 8; r++) {
+            const int field = (int)(words[r] >> (v * field_bits(q)) & 255);
+            scale[8 * v + r] = of[v / 2] * ((float)(field & 15) + of[2 + v / 2]);
+            zero[8 * v + r] = (float)(field >> 4 & (q == 2 ? 3 : 15));
+        }
 }
 
 /* What is behind all sections: where there are scales of rows, those of 32 rows and their zero points, block by block. */

@@ -9,7 +9,7 @@ from lutlab.kernels.codegen.isa import Isa
 from lutlab.kernels.codegen.tiles import tiles
 
 # Rows of x from which on weights become floats in L1 once for all of them.
-TILE_FROM = {"avx512": 12, "avx2": 12, "portable": 2}
+TILE_FROM = {"avx512": 12, "avx2": 20, "portable": 2}
 VECTORS = ("avx512", "avx2")
 
 
