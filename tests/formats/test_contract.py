@@ -5,11 +5,12 @@ import json
 import pytest
 import torch
 from tests.kernels.weights import bcq_tensor, uniform_tensor
+from tests.mixed_weights import mixed_tensor
 
 from lutlab import formats, registry
 from lutlab.errors import LutlabError
 from lutlab.formats.contract import Format
-from lutlab.tensors import BCQTensor, DenseTensor, UniformTensor
+from lutlab.tensors import BCQTensor, DenseTensor, MixedTensor, UniformTensor
 
 FORMATS = registry.classes("format")
 EXAMPLES = {
@@ -27,6 +28,10 @@ EXAMPLES = {
     BCQTensor: [
         bcq_tensor(5, 45, 3, 16, ordered=True),
         bcq_tensor(4, 64, 4, -1, alpha="f32", offset="f32"),
+    ],
+    MixedTensor: [
+        mixed_tensor(18, 70, outliers=5, aligned=True),
+        mixed_tensor(5, 45, 8, (2, 3, 4), by_row=False),
     ],
     DenseTensor: [DenseTensor(torch.randn(3, 7)), DenseTensor(torch.randn(3, 7).half())],
 }

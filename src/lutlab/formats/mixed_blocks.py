@@ -1,0 +1,155 @@
+"""Memory-aligned blocks of 2/4-bit weights: three groups of 2 bits and one of 4 bits are 64 weights of a row.
+
+Li et al., "Fast and Efficient 2-bit LLM Inference on GPU" (ICCAD 2024), section 3.3 and Figure 5. T = ceil(K / 64)
+blocks a row; block t holds groups a, b, c = 3t, 3t + 1, 3t + 2 of 2 bits and group t of 4 bits, each in the order of
+their channels. A thread loads the 128 bits of `blocks` and the 32 bits of `apart`; lowest bits first:
+
+    blocks [N, T, 4]   int32   | a: 16 x 2 bits | b: 16 x 2 bits | c: 16 x 2 bits | columns 0..7 of the 4-bit group |
+    apart  [N, T]      int32   | columns 8..15 of the 4-bit group: 8 x 4 bits |
+
+The three zero points and scale codes of a row share 16 bits: the scales of b and c are clipped to 3 bits ("scale
+clipping"). Their second-order zeros fill 12 bits of a word of 16 ("zero padding"):
+
+    meta       [N, T]  int16   bits  15..13  12..10   9..6    5..4   3..2   1..0
+                                    scale c scale b scale a  zero c zero b zero a
+    scale_zero [B, T]  int16   bits  15..12  11..8    7..4    3..0                B = ceil(N / 16)
+                                    padding  c       b       a
+
+A block of 16 rows is 1024 weights in 16 * (160 + 16) + 3 * 16 + 16 bits: 2.8125 a weight, below the 2.8398 of the
+paper's Eq. 10, since clipping saves 32 bits. Rows add 20 / K for their 4-bit groups, which Eq. 10 leaves out.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lutlab.errors import LutlabError
+from lutlab.formats.code_words import pack_words, unpack_words
+from lutlab.formats.mixed_groups import by_channel, by_width, spread
+
+if TYPE_CHECKING:
+    import torch
+
+    from lutlab.tensors import MixedTensor
+
+GROUP, BLOCK, NARROW = 16, 64, 3  # weights of a group, of a block; its groups of 2 bits
+SCALE_BITS = (4, 3, 3)  # of a, b, c
+_SCALE_AT, _ZERO_AT, _SECOND_AT = (6, 10, 13), (0, 2, 4), (0, 4, 8)
+
+
+def is_aligned(widths: torch.Tensor) -> bool:
+    """Whether groups [G] of these widths fill blocks: one of 4 bits in each, the others of 2."""
+    blocks = -(-len(widths) // (NARROW + 1))
+    return int((widths == 4).sum()) == blocks and not bool((widths == 3).any())
+
+
+def pack(tensor: MixedTensor) -> dict[str, torch.Tensor]:
+    """The four buffers of the module's drawing, by name, and scale_step [B, 3T]; what is missing to whole blocks is 0.
+
+    Raises:
+        LutlabError: the tensor's groups or scale codes do not fit blocks.
+    """
+    import torch
+
+    narrow = tensor.widths == 2
+    scale_code = tensor.scale_code[:, narrow]
+    fits = (
+        is_aligned(tensor.widths)
+        and (tensor.group_size, tensor.scale_group) == (GROUP, GROUP)
+        and tensor.row_scale is not None
+        and all(
+            bool((scale_code[:, at::NARROW] < 2 ** SCALE_BITS[at]).all()) for at in range(NARROW)
+        )
+    )
+    if not fits:
+        raise LutlabError(
+            "memory-aligned blocks hold a quarter of groups at 4 bits and the rest at 2, of 16 weights, 16 rows a "
+            "second-order group, a scale a row for the groups of 4 bits, and scale codes of 4, 3, 3 bits in turn: "
+            "quantize with q=2.5 g=16, or take method.aligned=false"
+        )
+    codes = by_width(tensor)
+    missing = NARROW * codes[4].shape[1] // GROUP - int(narrow.sum())
+
+    def filled(of_groups: torch.Tensor, length: int = 1) -> torch.Tensor:
+        return torch.nn.functional.pad(of_groups, (0, missing * length))
+
+    blocks, apart = pack_codes(filled(codes[2], GROUP), codes[4])
+    return {
+        "blocks": blocks,
+        "apart": apart,
+        "meta": pack_meta(filled(tensor.zero_point[:, narrow]), filled(scale_code)),
+        "scale_zero": pack_scale_zero(filled(tensor.scale_zero[:, narrow])),
+        "scale_step": filled(tensor.scale_step[:, narrow]),
+    }
+
+
+def unpack(
+    buffers: dict[str, torch.Tensor], widths: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The inverse of pack: codes [N, G * 16], zero points and scale codes [N, G], second-order zeros [B, G], uint8."""
+    narrow, wide = unpack_codes(buffers["blocks"], buffers["apart"])
+    there = widths == 2
+    zero, scale_code = (spread(values, there) for values in unpack_meta(buffers["meta"]))
+    scale_zero = spread(unpack_scale_zero(buffers["scale_zero"]), there)
+    return by_channel({2: narrow, 4: wide}, widths, GROUP), zero, scale_code, scale_zero
+
+
+def pack_codes(narrow: torch.Tensor, wide: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes of 2 bits [N, T * 48] and of 4 bits [N, T * 16], uint8 -> blocks [N, T, 4], apart [N, T], int32."""
+    import torch
+
+    rows, blocks = len(narrow), wide.shape[1] // GROUP
+    first = pack_words(narrow, 2).view(rows, blocks, NARROW)
+    second = pack_words(wide, 4).view(rows, blocks, 2)
+    return torch.cat((first, second[..., :1]), dim=2), second[..., 1].contiguous()
+
+
+def unpack_codes(blocks: torch.Tensor, apart: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The inverse of pack_codes."""
+    import torch
+
+    rows, count = apart.shape
+    narrow = blocks[..., :NARROW].reshape(rows, -1)
+    wide = torch.stack((blocks[..., NARROW], apart), dim=2).view(rows, -1)
+    return unpack_words(narrow, 2, count * NARROW * GROUP), unpack_words(wide, 4, count * GROUP)
+
+
+def pack_meta(zero: torch.Tensor, scale_code: torch.Tensor) -> torch.Tensor:
+    """Zero points and scale codes [N, 3T] uint8 of the groups of 2 bits -> meta [N, T] int16."""
+    return _fields((zero, _ZERO_AT), (scale_code, _SCALE_AT))
+
+
+def unpack_meta(meta: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The inverse of pack_meta."""
+    return _values(meta, _ZERO_AT, (2, 2, 2)), _values(meta, _SCALE_AT, SCALE_BITS)
+
+
+def pack_scale_zero(scale_zero: torch.Tensor) -> torch.Tensor:
+    """Second-order zeros [B, 3T] uint8 -> [B, T] int16."""
+    return _fields((scale_zero, _SECOND_AT))
+
+
+def unpack_scale_zero(words: torch.Tensor) -> torch.Tensor:
+    """The inverse of pack_scale_zero."""
+    return _values(words, _SECOND_AT, (4, 4, 4))
+
+
+def _fields(*parts: tuple[torch.Tensor, tuple[int, ...]]) -> torch.Tensor:
+    """Values [rows, 3T] at their bits of [rows, T] int16."""
+    import torch
+
+    word = 0
+    for values, places in parts:
+        of_block = values.to(torch.int32).view(len(values), -1, NARROW)
+        for group, place in enumerate(places):
+            word = word | of_block[..., group] << place
+    return word.to(torch.int16)
+
+
+def _values(words: torch.Tensor, places: tuple[int, ...], bits: tuple[int, ...]) -> torch.Tensor:
+    """The inverse of _fields for one of its parts."""
+    import torch
+
+    wide = words.to(torch.int32)
+    found = [wide >> at & (1 << length) - 1 for at, length in zip(places, bits, strict=True)]
+    return torch.stack(found, dim=2).view(len(words), -1).to(torch.uint8)

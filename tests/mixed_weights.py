@@ -1,0 +1,72 @@
+"""Weights of mixed groups with every field drawn, for tests of the format and of the kernels."""
+
+import torch
+
+from lutlab.formats.mixed_blocks import is_aligned
+from lutlab.tensors import MixedTensor
+
+
+def mixed_tensor(
+    rows, columns, g=16, widths=(2, 2, 2, 4), by_row=True, outliers=0, aligned=False, seed=0
+):
+    """A drawn MixedTensor [rows, columns].
+
+    Args:
+        rows: N.
+        columns: K.
+        g: weights of a group.
+        widths: repeated over the groups.
+        by_row: groups of 4 bits share a scale a row.
+        outliers: how many; in groups of 2 bits.
+        aligned: scale codes as memory-aligned blocks clip them; the first groups are 4 bits wide.
+        seed: of the generator.
+    """
+    draw = torch.Generator().manual_seed(seed)
+    groups, bands = -(-columns // g), -(-rows // 16)
+    if aligned:
+        width = torch.full((groups,), 2, dtype=torch.uint8)
+        width[: -(-groups // 4)] = 4
+        assert is_aligned(width)
+    else:
+        width = torch.tensor(widths, dtype=torch.uint8).repeat(groups)[:groups]
+    wide = width == 4 if by_row else torch.zeros(groups, dtype=torch.bool)
+
+    def below(top, *shape):
+        return (torch.rand(*shape, generator=draw) * top).floor().to(torch.uint8)
+
+    top = (2.0 ** width.float())[None]
+    zero = below(top, rows, groups)
+    codes = below(top.repeat_interleave(g, dim=1)[:, :columns], rows, columns)
+    scale_code = below(16, rows, groups)
+    if aligned:
+        narrow = (width == 2).nonzero().flatten()
+        clipped = narrow[torch.arange(len(narrow)) % 3 > 0]
+        scale_code[:, clipped] %= 8
+    scale_zero = below(16, bands, groups)
+    step = (torch.rand(bands, groups, generator=draw) / 100).half()
+    zero[:, wide], scale_code[:, wide] = 0, 0
+    scale_zero[:, wide], step[:, wide] = 0, 0
+    row = {}
+    if by_row:
+        row_scale = (torch.rand(rows, generator=draw) / 10).half()
+        row = {"row_scale": row_scale, "row_zero": below(16, rows)}
+    tensor = MixedTensor(
+        codes, width, zero, scale_code, scale_zero, step, g, 16, **row, aligned=aligned
+    )
+    return with_outliers(tensor, outliers, draw) if outliers else tensor
+
+
+def with_outliers(tensor, count, draw):
+    """The same with so many outliers, where groups have 2 bits."""
+    rows, columns = tensor.codes.shape
+    narrow = (tensor.widths == 2).repeat_interleave(tensor.group_size)[:columns].nonzero().flatten()
+    chosen = torch.randperm(rows * len(narrow), generator=draw)[:count].sort().values
+    row, column = chosen // len(narrow), narrow[chosen % len(narrow)]
+    codes = tensor.codes.clone()
+    codes[row, column] = tensor.zero_point[row, column // tensor.group_size]
+    outliers = {
+        "outlier_count": torch.bincount(row, minlength=rows).int(),
+        "outlier_column": column.int(),
+        "outlier_value": torch.randn(len(row), generator=draw).half(),
+    }
+    return MixedTensor(**{**vars(tensor), "codes": codes, **outliers})
