@@ -13,8 +13,8 @@ from lutlab.specs import ModelRun, ModelSpec
 
 TABLE = load_artifact("mixed-2-4-16/table3")
 # rows where the formula misses what is printed, and by how much, in percent (docs/errata.md)
-RUNTIME_OFF = {"llama-2-13b/gptq": 1.05, "llama-3-8b/ours_2080": -4.9}
-TOTAL_OFF = {"llama-3-8b/ours": -4.0, "llama-3-8b/ours_2080": -1.3}
+RUNTIME_OFF = {"llama-2-13b/gptq": -1.23, "llama-3-8b/ours_2080": -4.9}
+TOTAL_OFF = {"llama-3-8b/ours": -4.0, "llama-3-8b/ours_2080": -1.5}
 
 
 def deviations():
@@ -37,7 +37,7 @@ def deviations():
 def test_the_formulas_give_the_printed_reductions():
     for key, (runtime, total) in deviations().items():
         assert runtime == pytest.approx(RUNTIME_OFF.get(key, 0), abs=0.5), key
-        assert total == pytest.approx(TOTAL_OFF.get(key, 0), abs=1), key
+        assert total == pytest.approx(TOTAL_OFF.get(key, 0), abs=0.8), key
 
 
 def test_a_price_is_that_of_the_gpu_named():

@@ -2,8 +2,9 @@
 
     r_i = sum over rows n of (max - min of w[n, i g .. (i+1) g - 1])^2        of group i
 
-The 2/4/16-bit paper gives 4 bits to a quarter of the groups, since "only a small fraction show a large range". Of a layer: the largest r over the median one, and the share of the sum of r that the largest quarter of the groups has
-(0.25 where all are alike).
+The 2/4/16-bit paper gives 4 bits to a quarter of the groups, since "only a small fraction of groups show a large
+range". Of a layer: the largest r over the median one, and the share of the sum of r that the largest quarter of the
+groups has (0.25 where all are alike).
 """
 
 from __future__ import annotations
