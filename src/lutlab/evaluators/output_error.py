@@ -11,7 +11,12 @@ from typing import ClassVar
 from lutlab.errors import LutlabError
 from lutlab.evaluators.contract import Evaluator, Metric, Work
 from lutlab.registry import register
-from lutlab.specs import Measurement, RunSpec, Subject
+from lutlab.specs import Measurement, ModelRun, RunSpec, Subject
+
+_UNCALIBRATED = (
+    "output_error needs calibration, and this method looks at weights only: use method=gptq, gptq_bcq or awq, or "
+    "evaluate weight_error"
+)
 
 
 @register("evaluator", "output_error")
@@ -23,6 +28,11 @@ class OutputError(Evaluator):
     metrics: ClassVar[tuple[Metric, ...]] = (
         Metric("output_relative_mse", "relative MSE", "output error"),
     )
+
+    @classmethod
+    def obstacle(cls, run: ModelRun) -> str:
+        """The row is quantized without calibration, so no output was seen."""
+        return "" if run.calibration else _UNCALIBRATED
 
     def work(self, run: RunSpec) -> Work:
         """No run of the model: the errors were taken when the layers were quantized."""
@@ -36,10 +46,7 @@ class OutputError(Evaluator):
         """
         layers = subject.layers
         if any(layer.output_error is None for layer in layers):
-            raise LutlabError(
-                "output_error needs calibration, and this method looks at weights only: use method=gptq, gptq_bcq or "
-                "awq, or evaluate weight_error"
-            )
+            raise LutlabError(_UNCALIBRATED)
         total = sum(layer.output_error for layer in layers)
         return Measurement(
             values={"output_relative_mse": total / sum(layer.output_norm for layer in layers)},

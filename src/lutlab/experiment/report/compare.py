@@ -78,7 +78,7 @@ def assemble(
         provenance: where the measured numbers come from.
     """
     curve = _curve(artifact)
-    rows = means.with_means(artifact, rows, scale)
+    rows = means.with_means(artifact, columns, rows, scale)
     rows = _mark_fronts(rows, curve) if curve and curve.front else tuple(rows)
     return ResultTable(
         artifact=artifact.name,

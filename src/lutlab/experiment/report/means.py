@@ -11,11 +11,8 @@ from collections.abc import Sequence
 
 from lutlab.experiment.artifact.artifact import Artifact
 from lutlab.experiment.artifact.columns import ColumnSpec
-from lutlab.experiment.artifact.outcome import Cell, Row
+from lutlab.experiment.artifact.outcome import Cell, Column, Row
 from lutlab.experiment.artifact.rows import ArtifactRow
-
-# Verdicts of a number that is compared with the paper's, or has none to be compared with.
-_COMPARED = ("match", "within tolerance", "deviates", "measured only")
 
 
 def is_mean(row: ArtifactRow, spec: ColumnSpec) -> bool:
@@ -23,36 +20,49 @@ def is_mean(row: ArtifactRow, spec: ColumnSpec) -> bool:
     return bool(row.mean_of or spec.mean_of)
 
 
-def with_means(artifact: Artifact, rows: Sequence[Row], scale: str) -> list[Row]:
+def with_means(
+    artifact: Artifact, columns: Sequence[Column], rows: Sequence[Row], scale: str
+) -> list[Row]:
     """The rows with their means, of cells that are all measured; others stay as they are."""
     known = {row.key: row for row in artifact.rows(scale)}
+    other_text = {c.key for c in columns if c.measured_on != c.protocol}
     found: dict[str, Row] = {row.key: row for row in rows}
+
+    def mean(row: Row, cell: Cell, sources: Sequence[Cell]) -> Cell:
+        other = row.stand_in or not other_text.isdisjoint(source.column for source in sources)
+        return _mean(cell, artifact.columns[cell.column], sources, row.model if other else "")
+
     for key, row in found.items():
         wanted = known[key].mean_of
         if wanted and all(other in found for other in wanted):
             cells = {
-                name: _mean(cell, artifact.columns[name], [found[o].cells[name] for o in wanted])
+                name: mean(row, cell, [found[other].cells[name] for other in wanted])
                 for name, cell in row.cells.items()
             }
             found[key] = dataclasses.replace(row, cells=cells)
     for key, row in found.items():
-        cells = dict(row.cells)
-        for name, spec in artifact.columns.items():
-            if spec.mean_of:
-                cells[name] = _mean(cells[name], spec, [cells[o] for o in spec.mean_of])
+        cells = {
+            name: mean(row, cell, [row.cells[other] for other in spec.mean_of])
+            if (spec := artifact.columns[name]).mean_of
+            else cell
+            for name, cell in row.cells.items()
+        }
         found[key] = dataclasses.replace(row, cells=cells)
     return list(found.values())
 
 
-def _mean(cell: Cell, spec: ColumnSpec, sources: Sequence[Cell]) -> Cell:
+def _mean(cell: Cell, spec: ColumnSpec, sources: Sequence[Cell], stand_in: str) -> Cell:
+    """The cell as the mean of its sources; `stand_in` names the model where it or the text is not the paper's."""
     values = [source.measured for source in sources if source.measured is not None]
     if len(values) < len(sources) or not values:
         return cell
     mean = statistics.mean(values)
-    others = [source.verdict for source in sources if source.verdict not in _COMPARED]
-    if others:  # a stand-in, or synthetic weights
-        return Cell(cell.column, cell.published, mean, others[0], "the mean of such numbers")
-    return Cell(cell.column, cell.published, mean, compared(spec, mean, cell.published))
+    verdict = compared(spec, mean, cell.published)
+    if "synthetic weights" in {source.verdict for source in sources}:
+        verdict = "synthetic weights"
+    elif stand_in and verdict != "measured only":
+        return Cell(cell.column, cell.published, mean, "stand-in", stand_in)
+    return Cell(cell.column, cell.published, mean, verdict)
 
 
 def compared(spec: ColumnSpec, value: float, published: float | str | None) -> str:
