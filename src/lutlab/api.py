@@ -37,7 +37,7 @@ from lutlab.data.calibration import calibration_windows
 from lutlab.errors import LutlabError
 from lutlab.formats import pack
 from lutlab.formats.contract import Format
-from lutlab.groups import CANDIDATE_BITS, CANDIDATE_GROUP_SIZES, Width
+from lutlab.groups import CANDIDATE_BITS, CANDIDATE_GROUP_SIZES, Bits, Width
 from lutlab.models.families import evaluation_seqlen, kinds
 from lutlab.quantizers.contract import Calibrated, make_method
 from lutlab.specs import TextSpec
@@ -51,7 +51,7 @@ DEFAULT_SAMPLES = 128
 def quantize_tensor(
     weight: torch.Tensor,
     method: str = "bcq",
-    q: int = 3,
+    q: Bits = 3,
     g: int = 128,
     inputs: torch.Tensor | None = None,
     **options: Any,
@@ -69,8 +69,8 @@ def quantize_tensor(
 
     Args:
         weight: [N, K] floating point; K are the input channels, along which groups run.
-        method: `none`, `rtn`, `bcq`, `gptq`, `gptq_bcq` or `awq`.
-        q: bits, 1-8.
+        method: `none`, `rtn`, `bcq`, `gptq`, `gptq_bcq`, `awq`, `mixed_2_4_16` or `group_widths`.
+        q: bits, 1-8; of `mixed_2_4_16` the mean width of codes, 2 to 4: 2.5 is a quarter of the groups at 4 bits.
         g: weights that share a scale, at least 8, or -1 for one scale a row; the last group may be shorter.
         inputs: [M, K], what the layer reads on calibration text; only for methods that look at it (`gptq`,
             `gptq_bcq`, `awq`).
@@ -107,7 +107,7 @@ def quantize_tensor(
 def quantize(
     model: PreTrainedModel,
     method: str = "rtn",
-    q: int = 4,
+    q: Bits = 4,
     g: int = 128,
     *,
     calibration: torch.Tensor | None = None,
@@ -144,7 +144,7 @@ def quantize(
             given beside `layers`.
     """
     quantizer = make_method(method, **options)
-    own = layer_widths(layers or {})
+    own = layer_widths(layers or {}, quantizer)
     if own and budget is not None:
         raise LutlabError("budget chooses the widths of all layers: drop layers or the budget")
     looks = budget is not None or isinstance(quantizer, Calibrated)

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from lutlab.groups import Bits, Width
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -62,7 +64,7 @@ class Sublayer:
     """The widths of one kind of sub-layer, where they differ from the model's: `attention` or `feed_forward`."""
 
     kind: str
-    q: int
+    q: Bits
     g: int
 
 
@@ -71,7 +73,7 @@ class LayerWidth:
     """The width of the layers whose names fit a pattern (fnmatch), as `*.layers.0.*`."""
 
     pattern: str
-    q: int | float
+    q: Bits
     g: int
 
 
@@ -109,13 +111,13 @@ class ModelRun:
 
     model: ModelSpec
     method: str
-    q: int
+    q: Bits
     g: int
     options: tuple[tuple[str, Any], ...] = ()
     calibration: CalibrationSpec | None = None
     sublayers: tuple[Sublayer, ...] = ()
     budget: float | None = None
-    candidates: tuple[tuple[int, int], ...] = ()
+    candidates: tuple[Width, ...] = ()
     skip: tuple[str, ...] = ()
     layers: tuple[LayerWidth, ...] = ()
     device: str = "cpu"
@@ -144,7 +146,7 @@ class ProductRun:
 
     shapes: tuple[Shape, ...]
     method: str
-    q: int
+    q: Bits
     g: int
     options: tuple[tuple[str, Any], ...] = ()
     kernel: str = "auto"
@@ -170,6 +172,7 @@ class LayerStats:
     output_error, output_norm: the same of the outputs on the calibration inputs, tr(D H D^T) with H as CalibStats has
     it; None without calibration. q and g are 16 and -1 where the layer stays in full precision. format: the name of the
     format that bits_stored counts; bits_bcq: bits of the binary form (LUT-GEMM Eq. 5), None where there is none.
+    bits_average: bits a weight as Eq. 10 of the 2/4/16-bit paper counts them, None of a format that it does not count.
     """
 
     name: str
@@ -178,12 +181,13 @@ class LayerStats:
     squared_error: float
     squared_norm: float
     bits_stored: int
-    q: int
+    q: Bits
     g: int
     format: str
     bits_bcq: int | None
     output_error: float | None = None
     output_norm: float | None = None
+    bits_average: float | None = None
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ def test_skip_goes_over_sublayer_over_model(q, own, skip):
 
 
 def test_layers_go_over_sublayers_and_under_skip():
-    own = layer_widths({"b.0.*": (2, 16), "*.fc1": [8, -1]})
+    own = layer_widths({"b.0.*": (2, 16), "*.fc1": [8.0, -1]}, RTN())
     found = widths(KINDS, 4, 128, [Sublayer("attention", 3, 64)], ["b.1.fc1"], own)
     assert list(found.values()) == [(2, 16), (8, -1), (3, 64), None]
 
@@ -154,7 +154,7 @@ def test_command_line(command, arguments):
         assert record["run"]["sublayers"] == [{"kind": "attention", "q": 3, "g": 20}]
         assert record["run"]["layers"] == [{"pattern": "*.layers.0.fc?", "q": 2, "g": 16}]
     model = make("opt")
-    layers = layer_widths({"*.layers.0.fc?": (2, 16)})
+    layers = layer_widths({"*.layers.0.fc?": (2, 16)}, RTN())
     chosen = widths(
         kinds(config("opt")), 4, 16, [Sublayer("attention", 3, 20)], ["*.1.fc2"], layers
     )

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lutlab.errors import LutlabError, nearest
-from lutlab.groups import Width, check_bits, check_group_size
+from lutlab.groups import Bits, Width, whole
 from lutlab.specs import LayerWidth, Sublayer
+
+if TYPE_CHECKING:
+    from lutlab.quantizers.contract import Method
 
 
 def widths(
     kinds: Mapping[str, str],
-    q: int,
+    q: Bits,
     g: int,
     sublayers: Collection[Sublayer] = (),
     skip: Collection[str] = (),
@@ -52,8 +55,12 @@ def widths(
     return found
 
 
-def layer_widths(given: Mapping[str, Sequence[Any]]) -> tuple[LayerWidth, ...]:
-    """Widths by patterns of layer names: `{"*.layers.0.*": (4, 128)}`, in the order given.
+def layer_widths(given: Mapping[str, Sequence[Any]], method: Method) -> tuple[LayerWidth, ...]:
+    """Widths by patterns of layer names, in the order given.
+
+    Args:
+        given: `{"*.layers.0.*": (4, 128)}`.
+        method: that quantizes, which says what widths there are.
 
     Raises:
         LutlabError: a width that is not (q, g), or one of them is out of range.
@@ -65,7 +72,8 @@ def layer_widths(given: Mapping[str, Sequence[Any]]) -> tuple[LayerWidth, ...]:
                 '"layers={*.layers.0.*: [4, 128]}" or layers={"*.layers.0.*": (4, 128)} in Python'
             )
     return tuple(
-        LayerWidth(pattern, check_bits(q), check_group_size(g)) for pattern, (q, g) in given.items()
+        LayerWidth(pattern, *method.check_width(whole(q) if isinstance(q, float) else q, g))
+        for pattern, (q, g) in given.items()
     )
 
 

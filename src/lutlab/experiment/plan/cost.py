@@ -194,7 +194,7 @@ def disk_bytes(run: RunSpec) -> int:
     if not isinstance(run, ModelRun) or not run.calibration:
         return 0
     shape = shape_of(run.model)
-    packed = shape.linear_parameters * min(run.q + 2, 16) // 8
+    packed = int(shape.linear_parameters * min(run.q + 2, 16) / 8)
     return packed + 4 * shape.layers * sum(columns**2 for columns, _ in shape.inputs)
 
 

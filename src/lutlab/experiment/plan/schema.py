@@ -66,7 +66,7 @@ class CalibrationConfig:
 class WidthConfig:
     """q and g of one kind of sub-layer; null: the model's."""
 
-    q: int | None = None
+    q: float | None = None
     g: int | None = None
 
 
@@ -82,7 +82,7 @@ class SublayersConfig:
 class CandidatesConfig:
     """Widths that a budget chooses from for each layer: every q with every g."""
 
-    q: list[int] = field(default_factory=lambda: list(CANDIDATE_BITS))
+    q: list[float] = field(default_factory=lambda: list(CANDIDATE_BITS))
     g: list[int] = field(default_factory=lambda: list(CANDIDATE_GROUP_SIZES))
 
 
@@ -114,7 +114,7 @@ class Config:
     scale: str = MISSING
     model: ModelConfig = field(default_factory=ModelConfig)
     method: Any = MISSING
-    q: int = 4
+    q: float = 4
     g: int = 128
     mu: int = 8
     kernel: str = "auto"

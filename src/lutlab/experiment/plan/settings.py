@@ -17,6 +17,7 @@ from lutlab import registry
 from lutlab.data import check_limit
 from lutlab.errors import LutlabError, nearest
 from lutlab.experiment.plan.schema import Config, Mode
+from lutlab.groups import Bits, whole
 
 Options = tuple[tuple[str, Any], ...]  # names and values, sorted by name
 
@@ -73,15 +74,15 @@ class Settings:
     model: ModelSettings
     method: str
     options: Options
-    q: int
+    q: Bits
     g: int
     mu: int
     kernel: str
     knobs: Options
-    sublayers: Mapping[str, tuple[int | None, int | None]]
+    sublayers: Mapping[str, tuple[Bits | None, int | None]]
     layers: Mapping[str, Any]
     budget: float | None
-    candidates: tuple[tuple[int, ...], tuple[int, ...]]
+    candidates: tuple[tuple[Bits, ...], tuple[int, ...]]
     skip: tuple[str, ...]
     calibration: CalibrationSettings
     stream: bool
@@ -98,7 +99,7 @@ class Settings:
 
 
 _AS_THEY_ARE = (
-    "artifact", "mode", "scale", "q", "g", "mu", "kernel", "budget", "stream", "device", "dtype", "threads", "alone",
+    "artifact", "mode", "scale", "g", "mu", "kernel", "budget", "stream", "device", "dtype", "threads", "alone",
     "seed",
 )  # fmt: skip
 
@@ -124,14 +125,15 @@ def settings_of(config: DictConfig) -> Settings:
     knobs = dict(config.knobs) | ({"mu": config.mu} if config.mu != Config.mu else {})
     return Settings(
         **{name: config[name] for name in _AS_THEY_ARE},
+        q=whole(config.q),
         rows=tuple(config.rows),
         model=_model(config.model),
         method=method.pop("name"),
         options=_sorted(method),
         knobs=_sorted(knobs),
-        sublayers={kind: (width.q, width.g) for kind, width in config.sublayers.items()},
+        sublayers={kind: _width(width) for kind, width in config.sublayers.items()},
         layers=_layers(config.layers),
-        candidates=(tuple(config.candidates.q), tuple(config.candidates.g)),
+        candidates=(tuple(map(whole, config.candidates.q)), tuple(config.candidates.g)),
         skip=tuple(config.skip),
         calibration=CalibrationSettings(**calibration),
         data=DataSettings(**data),
@@ -140,6 +142,10 @@ def settings_of(config: DictConfig) -> Settings:
         logger=(config.logger.mode, config.logger.project),
         results=Path(config.results),
     )
+
+
+def _width(config: DictConfig) -> tuple[Bits | None, int | None]:
+    return None if config.q is None else whole(config.q), config.g
 
 
 def _model(config: DictConfig) -> ModelSettings:
