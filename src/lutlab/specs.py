@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from lutlab.groups import Bits, Width
-
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -64,7 +62,7 @@ class Sublayer:
     """The widths of one kind of sub-layer, where they differ from the model's: `attention` or `feed_forward`."""
 
     kind: str
-    q: Bits
+    q: int | float
     g: int
 
 
@@ -73,7 +71,7 @@ class LayerWidth:
     """The width of the layers whose names fit a pattern (fnmatch), as `*.layers.0.*`."""
 
     pattern: str
-    q: Bits
+    q: int | float
     g: int
 
 
@@ -111,13 +109,13 @@ class ModelRun:
 
     model: ModelSpec
     method: str
-    q: Bits
+    q: int | float
     g: int
     options: tuple[tuple[str, Any], ...] = ()
     calibration: CalibrationSpec | None = None
     sublayers: tuple[Sublayer, ...] = ()
     budget: float | None = None
-    candidates: tuple[Width, ...] = ()
+    candidates: tuple[tuple[int | float, int], ...] = ()
     skip: tuple[str, ...] = ()
     layers: tuple[LayerWidth, ...] = ()
     device: str = "cpu"
@@ -146,7 +144,7 @@ class ProductRun:
 
     shapes: tuple[Shape, ...]
     method: str
-    q: Bits
+    q: int | float
     g: int
     options: tuple[tuple[str, Any], ...] = ()
     kernel: str = "auto"
@@ -181,7 +179,7 @@ class LayerStats:
     squared_error: float
     squared_norm: float
     bits_stored: int
-    q: Bits
+    q: int | float
     g: int
     format: str
     bits_bcq: int | None

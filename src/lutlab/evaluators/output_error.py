@@ -11,12 +11,7 @@ from typing import ClassVar
 from lutlab.errors import LutlabError
 from lutlab.evaluators.contract import Evaluator, Metric, Work
 from lutlab.registry import register
-from lutlab.specs import Measurement, ModelRun, RunSpec, Subject
-
-_UNCALIBRATED = (
-    "output_error needs calibration, and this method looks at weights only: use method=gptq, gptq_bcq or awq, or "
-    "evaluate weight_error"
-)
+from lutlab.specs import Measurement, RunSpec, Subject
 
 
 @register("evaluator", "output_error")
@@ -30,9 +25,11 @@ class OutputError(Evaluator):
     )
 
     @classmethod
-    def obstacle(cls, run: ModelRun) -> str:
-        """The row is quantized without calibration, so no output was seen."""
-        return "" if run.calibration else _UNCALIBRATED
+    def obstacle(cls, run: RunSpec) -> str:
+        """Empty where the row's layers saw calibration inputs."""
+        if run.calibration:
+            return ""
+        return "the row has no calibration inputs, whose outputs would err: its method looks at weights only"
 
     def work(self, run: RunSpec) -> Work:
         """No run of the model: the errors were taken when the layers were quantized."""
@@ -46,7 +43,10 @@ class OutputError(Evaluator):
         """
         layers = subject.layers
         if any(layer.output_error is None for layer in layers):
-            raise LutlabError(_UNCALIBRATED)
+            raise LutlabError(
+                "output_error needs calibration, and this method looks at weights only: use method=gptq, gptq_bcq or "
+                "awq, or evaluate weight_error"
+            )
         total = sum(layer.output_error for layer in layers)
         return Measurement(
             values={"output_relative_mse": total / sum(layer.output_norm for layer in layers)},

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from lutlab import registry
@@ -39,6 +39,16 @@ class Method(ABC):
             LutlabError: q or g out of range.
         """
         return check_bits(q), check_group_size(g)
+
+    def resized(
+        self, layout: Mapping[str, Any], rows: int, columns: int, q: Bits, g: int
+    ) -> dict[str, Any]:
+        """Layout (formats/contract.py) of a weight [rows, columns] at (q, g), by that of a small one at the same.
+
+        A method overrides it where more than the two sizes follows from the shape.
+        """
+        del q, g
+        return {**layout, "out_features": rows, "in_features": columns}
 
     @abstractmethod
     def quantize(self, weight: torch.Tensor, q: Bits, g: int) -> QuantizedTensor:

@@ -18,16 +18,16 @@ K that is no multiple of g is filled up with columns that no input reaches.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from lutlab.errors import LutlabError, nearest
-from lutlab.formats import mixed_blocks
 from lutlab.groups import Bits, Width, check_group_size, group_length
 from lutlab.quantizers.compensated import Compensating, refuse_other_than_bool
 from lutlab.quantizers.compensation import Factored, compensate, factor, finite
 from lutlab.quantizers.mixed_books import NARROW, WIDE, MixedBooks
-from lutlab.tensors import CalibStats, MixedTensor
+from lutlab.tensors import BLOCK_GROUP, CalibStats, MixedTensor, fill_blocks
 
 if TYPE_CHECKING:
     import torch
@@ -89,11 +89,36 @@ class Mixed(Compensating):
     def choose(self, weight: torch.Tensor, q: Bits, g: int, inputs: Inputs) -> torch.Tensor:
         """Widths [G] uint8 of the groups of a weight [N, G * g] float32, of inputs with H [G * g, G * g]."""
 
+    @abstractmethod
+    def count(self, groups: int, q: Bits) -> tuple[int, int]:
+        """Groups of 3 and of 4 bits of so many; where the weight decides, the split of fewest 4 bits."""
+
+    def resized(
+        self, layout: Mapping[str, Any], rows: int, columns: int, q: Bits, g: int
+    ) -> dict[str, Any]:
+        """As of a Method: numbers of groups and of outliers follow from the shape."""
+        import torch
+
+        length = group_length(g, columns)
+        groups = -(-columns // length)
+        three, wide = self.count(groups, q)
+        widths = torch.full((groups,), NARROW).index_fill_(0, torch.arange(wide), WIDE)
+        widths[wide : wide + three] = 3
+        by_row = self.wide_scale == "row" and wide
+        return super().resized(layout, rows, columns, q, g) | {
+            "g": length,
+            "groups_3": three,
+            "groups_4": wide,
+            "aligned": self.is_aligned(widths, length),
+            "wide_scale": "row" if by_row else "group",
+            "outliers": int(self.outliers * rows * columns),
+        }
+
     def is_aligned(self, widths: torch.Tensor, g: int) -> bool:
         """Whether groups of these widths are stored in memory-aligned blocks."""
-        block = mixed_blocks.GROUP
-        exists = g == block and self.scale_group == block and self.wide_scale == "row"
-        return self.aligned and exists and mixed_blocks.is_aligned(widths)
+        sizes = (g, self.scale_group) == (BLOCK_GROUP, BLOCK_GROUP)
+        exists = sizes and self.wide_scale == "row" and fill_blocks(widths)
+        return self.aligned and exists
 
     def prepare(self, stats: CalibStats) -> Inputs:
         """Factor H, once for all layers that share an input, and for every q and g.

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 SENSITIVITIES = ("cholesky", "inverse", "diagonal", "range", "random", "last")
 _BLOCK = 4  # groups, of which one is wide at 25 %
+_QUARTER = NARROW + (WIDE - NARROW) / _BLOCK  # the q of that
 
 
 @register("method", "mixed_2_4_16")
@@ -69,14 +70,12 @@ class Mixed2416(Mixed):
         import torch
 
         groups = weight.shape[1] // g
-        share = (q - NARROW) / (WIDE - NARROW)
-        quarter = share == 1 / _BLOCK
-        if self.neighbours and not quarter:
+        if self.neighbours and q != _QUARTER:
             raise LutlabError(
                 f"neighbours=true is one group of four at 4 bits: give q=2.5, not {q}"
             )
         sensitivity = self.sensitivities(weight, g, inputs)
-        count = math.ceil(groups / _BLOCK) if quarter else math.floor(groups * share + 1e-9)
+        _, count = self.count(groups, q)
         if self.neighbours:
             blocks = sensitivity.split(_BLOCK)
             chosen = [_BLOCK * at + int(some.argmax()) for at, some in enumerate(blocks)]
@@ -85,6 +84,12 @@ class Mixed2416(Mixed):
         widths = torch.full((groups,), NARROW, dtype=torch.uint8, device=weight.device)
         widths[chosen] = WIDE
         return widths
+
+    def count(self, groups: int, q: Bits) -> tuple[int, int]:
+        """Groups of 3 and of 4 bits; see Mixed."""
+        if q == _QUARTER:
+            return 0, math.ceil(groups / _BLOCK)
+        return 0, math.floor(groups * (q - NARROW) / (WIDE - NARROW) + 1e-9)
 
     def sensitivities(self, weight: torch.Tensor, g: int, inputs: Inputs) -> torch.Tensor:
         """S [G] of a weight [N, G * g] float32."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lutlab.formats import mixed_blocks
 from lutlab.quantizers import second_order
-from lutlab.tensors import MixedTensor
+from lutlab.tensors import BLOCK_SCALE_BITS, MixedTensor
 
 if TYPE_CHECKING:
     import torch
@@ -41,7 +40,7 @@ class MixedBooks:
         self.range = second_order.searched if search_ranges else second_order.low_high
         self.width_of = widths.tolist()
         narrow = (widths == NARROW).cumsum(0) - 1
-        turn = torch.tensor(mixed_blocks.SCALE_BITS, device=widths.device)[narrow % 3]
+        turn = torch.tensor(BLOCK_SCALE_BITS, device=widths.device)[narrow % 3]
         self.scale_bits = (turn if aligned else torch.full_like(turn, 4)).tolist()
         bands = -(-rows // scale_group)
         self.scale, self.zero, self.scale_code = (weight.new_zeros(groups, rows) for _ in range(3))
