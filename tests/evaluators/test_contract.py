@@ -33,7 +33,7 @@ TEXTS = {
 }
 FEW = {"generation": {"tokens": 4, "repeats": 1}, "latency": {"tokens": 4, "repeats": 1}}
 # measured in seconds on a tiny model; the others need a GPU, a C compiler, a peer or a fresh process
-CHEAP = [*TEXTS, *FEW, "weight_error", "output_error", "model_size"]
+CHEAP = [*TEXTS, *FEW, "weight_error", "output_error", "model_size", "group_range"]
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

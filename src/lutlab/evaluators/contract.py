@@ -44,6 +44,7 @@ class Work:
         read_share: part of the rate at which memory is read here that the products of a decoded token reach.
         bits: stored bits of a linear weight while decoding; None: those of the run.
         packed_copies: of the model, held beside it.
+        dense_copies: of the model in full precision, held beside it.
         packed_files: of the model, written and read once.
         float32_files: the same in float32.
         processes: fresh ones, which import torch and transformers.
@@ -58,6 +59,7 @@ class Work:
     read_share: float = 0.5
     bits: float | None = None
     packed_copies: int = 0
+    dense_copies: int = 0
     packed_files: int = 0
     float32_files: int = 0
     processes: int = 0
