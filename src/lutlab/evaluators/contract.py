@@ -24,6 +24,7 @@ class Metric:
         unit: as a table prints it.
         title: of the column in a free sweep, after the text's name.
         quantized_only: weights in full precision have no such number.
+        format: of weights stored in this format only; None: of any.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Metric:
     title: str
     lower_is_better: bool = True
     quantized_only: bool = False
+    format: str | None = None
 
 
 @dataclass(frozen=True)
