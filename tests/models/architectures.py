@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from transformers import (
     BertConfig,
+    GlmConfig,
     GPT2Config,
     GPTNeoConfig,
     LlamaConfig,
@@ -52,6 +53,7 @@ CONFIGS = {
     "bert-classifier": lambda: BertConfig(
         **BERT, num_labels=3, architectures=["BertForSequenceClassification"]
     ),
+    "glm": lambda: GlmConfig(**LLAMA, num_key_value_heads=1, head_dim=8),
     "gpt2": lambda: GPT2Config(**SHARED, n_embd=32, n_inner=48, n_layer=2, n_head=2, n_positions=64),
     "gpt-neo": lambda: GPTNeoConfig(
         **SHARED, hidden_size=32, intermediate_size=48, num_layers=2, num_heads=2, window_size=4,

@@ -300,7 +300,7 @@ def test_weights_beyond_half_precision(folder):
 def test_unknown_architecture(folder, architecture, source):
     (folder / "config.json").write_text(json.dumps({"model_type": architecture}))
     with pytest.raises(
-        LutlabError, match=f"no family of models '{architecture}'.*known: bert, gpt2, gpt_neo"
+        LutlabError, match=f"no family of models '{architecture}'.*known: bert, glm, gpt2, gpt_neo"
     ):
         loaded(folder, source)
 

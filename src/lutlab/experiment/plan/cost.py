@@ -102,7 +102,9 @@ def predict(run: RunSpec, cell: PlannedCell) -> Cost:
     seconds += work.float32_files * 4 * shape.parameters / _DISK_RATE
     if work.decoded_tokens and run.model.layers:  # measured with half of them as well
         seconds *= 1.5
-    return Cost(seconds, int(held + work.packed_copies * (codes + head)))
+    held += work.packed_copies * (codes + head)
+    held += work.dense_copies * shape.parameters * _width(run)
+    return Cost(seconds, int(held))
 
 
 def _work(run: RunSpec, evaluation: EvalSpec) -> Work:
