@@ -77,12 +77,14 @@ class Evaluator(ABC):
         version: raised by whoever changes what the evaluator returns; part of the ids of its cells.
         metrics: all that `measure` returns; a free sweep shows the first.
         measures: ModelRun or ProductRun, the kind of row that has such a number.
+        task: of the models that have such a number, a key of TASKS (models/contract.py); empty: of all.
         of_this_machine: True for speed and memory: ids hold processor, instruction set and threads, rows run alone.
     """
 
     version: ClassVar[int]
     metrics: ClassVar[tuple[Metric, ...]]
     measures: ClassVar[type] = ModelRun
+    task: ClassVar[str] = ""
     of_this_machine: ClassVar[bool] = False
 
     @classmethod

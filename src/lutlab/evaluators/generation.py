@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from lutlab.errors import LutlabError, nearest
-from lutlab.evaluators import context_length, evaluation_mode
+from lutlab.evaluators import check_task, context_length, evaluation_mode
 from lutlab.evaluators.contract import Evaluator, Metric, Work
 from lutlab.evaluators.depth import scaled_to_all_layers
 from lutlab.registry import register
@@ -49,6 +49,7 @@ class Generation(Evaluator):
     """
 
     version: ClassVar[int] = 1
+    task: ClassVar[str] = "causal_lm"
     metrics: ClassVar[tuple[Metric, ...]] = (
         Metric("tokens_per_s", "tokens/s", "decoding", lower_is_better=False),
     )
@@ -127,7 +128,8 @@ def check_decoding(model: PreTrainedModel, tokens: int) -> None:
 
 
 def check_context(model: PreTrainedModel, tokens: int) -> None:
-    """Raises LutlabError unless the context holds the first token and all that follow but the last."""
+    """Raises LutlabError unless the model decodes and its context holds the first token and all but the last."""
+    check_task(model, "decoding", "causal_lm")
     limit = context_length(model)
     if limit is not None and tokens > limit:
         raise LutlabError(

@@ -30,7 +30,9 @@ _ROOMS = {
     "format": ("formats", "groups", "tensors"),
     "evaluator": ("evaluators", "groups"),
 }
-_PROTOCOL_FILES = ("data/tokens.py", "data/choices.py", "data/calibration.py")
+_PROTOCOL_FILES = tuple(
+    f"data/{name}.py" for name in ("tokens", "choices", "pairs", "calibration", "masking")
+)
 
 
 @dataclass(frozen=True)

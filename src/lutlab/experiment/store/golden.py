@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from lutlab import registry
 from lutlab.data.choices import Choice
+from lutlab.data.pairs import Pair
 from lutlab.data.protocols import protocol
 from lutlab.experiment.store.components import every_name
 from lutlab.experiment.store.provenance import libraries
@@ -45,13 +46,18 @@ PINNED = {
     "LUTLAB_CC": "no-compiler",
 }
 MODEL = ModelSpec("opt-embedded-s", "embedded", "opt-embedded-s")
+ENCODER = ModelSpec("bert-embedded-s", "embedded", "bert-embedded-s")
 WIDTHS = ((3, 32), (4, -1))
 SENTENCE = (
     "the table of a kernel holds sums of eight inputs for every pattern of signs, so that a byte of the weight is read "
     "once and adds eight products; a scale for each group follows, and what remains is rounding."
 )
 # What an evaluator that reads a text is given.
-TEXTS = {"ppl": "docstrings", "lambada": "passages", "zero_shot": "continuations"}
+TEXTS = {
+    "ppl": "docstrings", "lambada": "passages", "zero_shot": "continuations", "masked_lm": "docstrings",
+    "glue": "mnli", "glue_correlation": "stsb",
+}  # fmt: skip
+LABELS = {"glue": 3, "glue_correlation": 1}  # of the classifiers that are measured
 
 
 def made_with() -> dict[str, str]:
@@ -140,31 +146,48 @@ def _text(name: str) -> Text:
             Choice((rows[i], rows[i]), (endings[i], endings[-i] + endings[i]), i % 2).row()
             for i in range(4)
         )
+    elif protocol(name).kind.endswith("pairs"):
+        rows = tuple(Pair(row, rows[-i], i % 3).row() for i, row in enumerate(rows))
     return Text(name, rows, "", "golden.py")
 
 
-def _loaded() -> LoadedModel:
+def _loaded(spec: ModelSpec = MODEL) -> LoadedModel:
     import torch
 
     from lutlab.models.load import load_model
 
-    return load_model(MODEL, torch.float32, "cpu", 0)
+    return load_model(spec, torch.float32, "cpu", 0)
 
 
 def _tiny_opt() -> Any:
     """OPT of 2 blocks, hidden 32, whose weights are exact."""
-    import torch
     from transformers import OPTConfig, OPTForCausalLM
 
     config = OPTConfig(
         vocab_size=64, hidden_size=32, word_embed_proj_dim=32, ffn_dim=64, num_hidden_layers=2, num_attention_heads=2,
         max_position_embeddings=32, bos_token_id=0, eos_token_id=0, pad_token_id=0,
     )  # fmt: skip
-    model = OPTForCausalLM(config).eval()
+    return _exact(OPTForCausalLM(config))
+
+
+def _classifier(labels: int) -> Any:
+    """BERT of 2 blocks with a head for pairs, whose weights are exact."""
+    from transformers import BertConfig, BertForSequenceClassification
+
+    config = BertConfig(
+        vocab_size=2048, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        num_labels=labels,
+    )  # fmt: skip
+    return _exact(BertForSequenceClassification(config))
+
+
+def _exact(model: Any) -> Any:
+    import torch
+
     with torch.no_grad():
         for seed, parameter in enumerate(model.parameters()):
             parameter.copy_(_drawn(*parameter.shape, seed=seed))
-    return model
+    return model.eval()
 
 
 def _windows() -> torch.Tensor:
@@ -227,6 +250,7 @@ def _mixed(weight: torch.Tensor, **options: Any) -> Any:
 
 def _protocol(name: str) -> Any:
     from lutlab import data
+    from lutlab.data import pairs
 
     text, tokenizer = _text(name), _loaded().tokenizer
     made = {
@@ -234,12 +258,16 @@ def _protocol(name: str) -> Any:
         "calibration": lambda: data.calibration_windows(text, tokenizer, 3, 8, 0),
         "examples": lambda: data.examples(text),
         "choices": lambda: data.choices(text),
+        "pairs": lambda: pairs.encoded(tokenizer, pairs.pairs(text), 64),
+        "calibration-pairs": lambda: pairs.calibration_pairs(text, tokenizer, 3, 64, 0),
     }
     return made[protocol(name).kind]()
 
 
 def _evaluator(name: str) -> Any:
-    loaded = _loaded()
+    spec = ENCODER if name == "masked_lm" else MODEL
+    loaded = _loaded(spec)
+    model = _classifier(LABELS[name]) if name in LABELS else loaded.model
     layers = tuple(
         LayerStats(
             *(f"layer {n}", 32, 96, 0.5 * n, 8.0 + n, 16_000, 4, g, "uniform", 20_000),
@@ -248,9 +276,7 @@ def _evaluator(name: str) -> Any:
         for n, g in ((1, 32), (2, -1))
     )
     text = _text(TEXTS[name]) if name in TEXTS else None
-    subject = Subject(
-        loaded.model, loaded.tokenizer, layers, text, 64, ModelRun(MODEL, "rtn", 4, 32)
-    )
+    subject = Subject(model, loaded.tokenizer, layers, text, 64, ModelRun(spec, "rtn", 4, 32))
     found = registry.lookup("evaluator", name)().measure(subject)
     return [found.values, found.n, found.samples]
 
