@@ -81,12 +81,22 @@ _PARTS = {
         gpu.VERSIONS["lut_gemv"],
         ("kernels/gpu/linear.py",),
         _OF_KERNELS,
-        (*_DISPATCH, _CUDA / "common.cuh", _CUDA / "lut_gemv", _CUDA / "dequantize"),
+        (*_DISPATCH, _CUDA / "common.cuh", _CUDA / "lut_gemv", _CUDA / "dequantize" / "bcq.cu"),
+    ),
+    "kernel/mixed_gemv_gpu": _Part(
+        gpu.VERSIONS["mixed_gemv_gpu"],
+        ("kernels/gpu/mixed_linear.py",),
+        _OF_KERNELS,
+        (
+            *_DISPATCH,
+            *(_CUDA / name for name in ("common.cuh", "mixed_gemv", "dequantize/mixed.cu")),
+            _CUDA / "lut_gemv" / "half_mma.cuh",
+        ),
     ),
 }
 _KERNELS = {
     "cpu": ("kernel/bcq_gemv", "kernel/uniform_gemv", "kernel/qigen_gemv"),
-    "gpu": ("kernel/lut_gemv",),
+    "gpu": ("kernel/lut_gemv", "kernel/mixed_gemv_gpu"),
 }
 
 
