@@ -37,7 +37,7 @@ def weight(rows, columns, outliers=0, seed=0, shuffled=True):
 
 
 def moved(tensor, order):
-    """The same with column groups in another order, those of 2 bits among themselves as they were: codes stay clipped."""
+    """The same with column groups in another order, those of 2 bits among themselves as before: codes stay clipped."""
     wide = (tensor.widths == 4)[order]
     order = order.clone()
     order[~wide] = order[~wide].sort().values
@@ -172,8 +172,9 @@ def test_every_sm_has_work_and_enough_is_under_way():
                 step, parameters = plan.steps[0], plan.parameters
                 tiles, slices, _ = step.grid
                 assert tiles * slices >= 0.9 * gpu.sms, "multiprocessors are left idle"
-                turns = -(-(-(-rows // 16)) // tiles)
-                assert tiles * turns < 1.34 * -(-rows // 16), "the last turn is nearly empty"
+                of_rows = rows // 16
+                turns = -(-of_rows // tiles)
+                assert tiles * turns < 1.34 * of_rows, "the last turn is nearly empty"
                 ring = parameters["WARPS"] * (parameters["STAGES"] - 1) * blocks.STAGE
                 assert plan.blocks_per_sm * ring >= 16 * 1024
     assert ASYNC.plan_for(a_case(9, x=F32), H200).steps[0].grid[2] == 5
