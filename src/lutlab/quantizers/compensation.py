@@ -26,23 +26,19 @@ rounded, one product brings its errors to the right half. After a block one prod
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from lutlab.errors import LutlabError, nearest
+from lutlab.errors import LutlabError
 from lutlab.groups import check_bits, check_group_size, group_length
-from lutlab.quantizers.contract import Calibrated
 from lutlab.quantizers.one_thread import one_thread
-from lutlab.tensors import CalibStats
 
 if TYPE_CHECKING:
     import torch
 
 log = logging.getLogger(__name__)
 
-INPUTS = ("quantized", "full")
 # Where H is not positive definite in float32, damping is raised by this factor until it is, from at least FIRST_DAMP.
 RAISE, FIRST_DAMP = 10.0, 1e-4
 
@@ -52,62 +48,23 @@ class Factored:
     """H of one shared input, factored; column j is input channel order[j].
 
     feedback: [K, K] float32, (I + A)^T: row j weighs the errors of the columns before j; lower triangular.
+    pivots: [K] float32, D: what a squared error of column j costs once later columns have made up for it.
     dead: [K] bool, by channel; damp: what was used, in means of the diagonal.
     """
 
     feedback: torch.Tensor
+    pivots: torch.Tensor
     order: torch.Tensor
     dead: torch.Tensor
     damp: float
 
 
-@dataclass(frozen=True)
-class Compensated(Calibrated):
-    """Options of every method that compensates errors; the module says what they change.
+def factor(hessian: torch.Tensor, damp: float, order: torch.Tensor | None = None) -> Factored:
+    """[K, K] float32 -> (I + A)^T of the damped H, in the order [K] in which columns go; None: that of channels.
 
-    block_size: columns after which all later ones are brought up to date, at most; speed only.
-    inputs, true_sequential: whose activations H is of (compress/driver.py).
+    Raises:
+        LutlabError: H is not finite or has a negative diagonal.
     """
-
-    damp: float = 0.01
-    block_size: int = 128
-    act_order: bool = False
-    static_groups: bool = False
-    inputs: str = "quantized"
-    true_sequential: bool = False
-
-    def __post_init__(self) -> None:
-        if isinstance(self.damp, bool) or not isinstance(self.damp, (int, float)):
-            raise LutlabError(f"damp={self.damp!r} is not a number: 0.01 is the paper's")
-        if not (math.isfinite(self.damp) and self.damp >= 0):
-            raise LutlabError(f"damp={self.damp!r}: give a share of the mean diagonal, 0 or more")
-        if (
-            isinstance(self.block_size, bool)
-            or not isinstance(self.block_size, int)
-            or self.block_size < 1
-        ):
-            raise LutlabError(f"block_size={self.block_size!r}: give an integer of at least 1")
-        for name in ("act_order", "static_groups", "true_sequential"):
-            if not isinstance(getattr(self, name), bool):
-                raise LutlabError(f"{name}={getattr(self, name)!r}: give true or false")
-        if self.inputs not in INPUTS:
-            raise LutlabError(f"unknown inputs '{self.inputs}': {nearest(self.inputs, INPUTS)}")
-        if self.true_sequential and self.inputs == "full":
-            raise LutlabError(
-                "true_sequential follows the layers quantized so far, inputs=full none: use inputs=quantized"
-            )
-
-    def prepare(self, stats: CalibStats) -> Factored:
-        """Factor H, once for all layers that share an input, and for every q and g.
-
-        Raises:
-            LutlabError: H is not finite or has a negative diagonal.
-        """
-        return factor(stats.hessian, self.damp, self.act_order)
-
-
-def factor(hessian: torch.Tensor, damp: float, act_order: bool) -> Factored:
-    """[K, K] float32 -> (I + A)^T of the damped H, in the order in which columns go."""
     import torch
 
     diagonal = hessian.diagonal()
@@ -116,9 +73,8 @@ def factor(hessian: torch.Tensor, damp: float, act_order: bool) -> Factored:
             "the second moments of a layer's inputs are not finite or negative: activations overflow in this dtype; "
             "use dtype=float32 or other calibration text"
         )
-    channels = torch.arange(len(hessian), device=hessian.device)
-    # A stable sort leaves channels of equal diagonal in their own order on every machine.
-    order = torch.sort(diagonal, descending=True, stable=True).indices if act_order else channels
+    if order is None:
+        order = torch.arange(len(hessian), device=hessian.device)
     dead, mean = diagonal == 0, float(diagonal.mean(dtype=torch.float64))
     back = order.flip(0)
     reverse = hessian.index_select(0, back).index_select(1, back)
@@ -133,8 +89,9 @@ def factor(hessian: torch.Tensor, damp: float, act_order: bool) -> Factored:
             "the second moments are not positive definite with damp=%g: raised to %g", damp, raised
         )
         damp = raised
-    feedback = lower.div_(lower.diagonal().clone()).t().flip(0, 1)
-    return Factored(feedback, order, dead, damp)
+    roots = lower.diagonal().clone()
+    feedback = lower.div_(roots).t().flip(0, 1)
+    return Factored(feedback, roots.square().flip(0), order, dead, damp)
 
 
 class CodeBooks(Protocol):
@@ -156,10 +113,19 @@ def checked(weight: torch.Tensor, q: int, g: int) -> torch.Tensor:
     Raises:
         LutlabError: q or g out of range; a weight is inf or nan.
     """
-    import torch
-
     check_bits(q)
     check_group_size(g)
+    return finite(weight)
+
+
+def finite(weight: torch.Tensor) -> torch.Tensor:
+    """Weight [N, K] as float32.
+
+    Raises:
+        LutlabError: a weight is inf or nan.
+    """
+    import torch
+
     weight = weight.detach().float()
     if not torch.isfinite(weight).all():
         raise LutlabError(
@@ -170,7 +136,12 @@ def checked(weight: torch.Tensor, q: int, g: int) -> torch.Tensor:
 
 
 def compensate(
-    weight: torch.Tensor, g: int, factored: Factored, books: CodeBooks, options: Compensated
+    weight: torch.Tensor,
+    g: int,
+    factored: Factored,
+    books: CodeBooks,
+    block_size: int,
+    static_groups: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Round every column, in order.
 
@@ -179,7 +150,8 @@ def compensate(
         g: weights of a group; -1 = all of K.
         factored: of the inputs of this layer.
         books: fitted here, group by group.
-        options: of the method.
+        block_size: as in Compensating.
+        static_groups: as in the module.
 
     Returns:
         codes [N, K] uint8, and the channel of each of their columns, [K] int32, or None where column k is channel k.
@@ -193,13 +165,13 @@ def compensate(
     if factored.dead.any():
         weight = weight.masked_fill(factored.dead, 0.0)
     # One group holds every channel, whatever their order, and nothing is rounded before it is fitted.
-    up_front = options.static_groups or length == in_features
+    up_front = static_groups or length == in_features
     if up_front:
         for group, first in enumerate(range(0, in_features, length)):
             books.fit(group, weight[:, first : first + length].t().contiguous())
     groups = torch.div(order if up_front else channels, length, rounding_mode="floor")
     sweep = _Sweep(weight, factored, books, groups, None if up_front else length)
-    codes = sweep.run(options.block_size)
+    codes = sweep.run(block_size)
     if torch.equal(order, channels):
         return codes, None
     if up_front:

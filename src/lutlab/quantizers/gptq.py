@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from lutlab.groups import group_count
-from lutlab.quantizers.compensation import Compensated, Factored, checked, compensate
+from lutlab.quantizers.compensated import Compensated
+from lutlab.quantizers.compensation import Factored, checked, compensate
 from lutlab.quantizers.grid import Grid
 from lutlab.registry import register
 from lutlab.tensors import UniformTensor
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 @register("method", "gptq")
 @dataclass(frozen=True)
 class GPTQ(Compensated):
-    """variant: gptq | awq; scale_dtype: fp16 | fp32 (grid.py). The other options are in compensation.py."""
+    """variant: gptq | awq; scale_dtype: fp16 | fp32 (grid.py). The other options are in compensated.py."""
 
     version: ClassVar[int] = 1
     format: ClassVar[str] = "uniform"
@@ -46,7 +47,7 @@ class GPTQ(Compensated):
         """
         weight = checked(weight, q, g)
         grids = _Grids(weight, q, g, Grid(self.variant, self.scale_dtype))
-        codes, order = compensate(weight, g, prepared, grids, self)
+        codes, order = compensate(weight, g, prepared, grids, self.block_size, self.static_groups)
         return UniformTensor(codes, *grids.stored(), q, g, order)
 
 

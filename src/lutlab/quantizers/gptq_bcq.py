@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, ClassVar
 from lutlab.errors import LutlabError
 from lutlab.groups import group_count
 from lutlab.quantizers.bcq import BCQ
-from lutlab.quantizers.compensation import Compensated, Factored, checked, compensate
+from lutlab.quantizers.compensated import Compensated
+from lutlab.quantizers.compensation import Factored, checked, compensate
 from lutlab.quantizers.from_grid import solve_from_grid
 from lutlab.quantizers.sorted_groups import ceil32
 from lutlab.registry import register
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 class GPTQBCQ(Compensated):
     """offset: fit z too; rounds: most rounds of the solver; alpha_dtype (alpha and z): fp16 | fp32.
 
-    The other options are in compensation.py.
+    The other options are in compensated.py.
     """
 
     version: ClassVar[int] = 1
@@ -59,7 +60,7 @@ class GPTQBCQ(Compensated):
         """
         weight = checked(weight, q, g)
         books = _Codewords(weight, q, g, self)
-        codes, order = compensate(weight, g, prepared, books, self)
+        codes, order = compensate(weight, g, prepared, books, self.block_size, self.static_groups)
         return BCQTensor(codes, books.alpha, books.offset, q, g, order)
 
 

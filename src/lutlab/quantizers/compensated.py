@@ -1,0 +1,79 @@
+"""Options of methods that compensate errors, column by column (compensation.py says what they change)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from lutlab.errors import LutlabError, nearest
+from lutlab.quantizers.compensation import Factored, factor
+from lutlab.quantizers.contract import Calibrated
+from lutlab.tensors import CalibStats
+
+INPUTS = ("quantized", "full")
+
+
+@dataclass(frozen=True)
+class Compensating(Calibrated):
+    """Options of every method that compensates errors, whatever the order of its columns.
+
+    damp: the module says what it changes; block_size: columns after which all later ones are brought up to date, at
+    most; speed only. inputs, true_sequential: whose activations H is of (compress/driver.py).
+    """
+
+    damp: float = 0.01
+    block_size: int = 128
+    inputs: str = "quantized"
+    true_sequential: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.damp, bool) or not isinstance(self.damp, (int, float)):
+            raise LutlabError(f"damp={self.damp!r} is not a number: 0.01 is the paper's")
+        if not (math.isfinite(self.damp) and self.damp >= 0):
+            raise LutlabError(f"damp={self.damp!r}: give a share of the mean diagonal, 0 or more")
+        if (
+            isinstance(self.block_size, bool)
+            or not isinstance(self.block_size, int)
+            or self.block_size < 1
+        ):
+            raise LutlabError(f"block_size={self.block_size!r}: give an integer of at least 1")
+        refuse_other_than_bool(self, "true_sequential")
+        if self.inputs not in INPUTS:
+            raise LutlabError(f"unknown inputs '{self.inputs}': {nearest(self.inputs, INPUTS)}")
+        if self.true_sequential and self.inputs == "full":
+            raise LutlabError(
+                "true_sequential follows the layers quantized so far, inputs=full none: use inputs=quantized"
+            )
+
+
+@dataclass(frozen=True)
+class Compensated(Compensating):
+    """Options of GPTQ and what is built like it: groups of equal width, in order or by the diagonal of H."""
+
+    act_order: bool = False
+    static_groups: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        refuse_other_than_bool(self, "act_order", "static_groups")
+
+    def prepare(self, stats: CalibStats) -> Factored:
+        """Factor H, once for all layers that share an input, and for every q and g.
+
+        Raises:
+            LutlabError: H is not finite or has a negative diagonal.
+        """
+        import torch
+
+        if not self.act_order:
+            return factor(stats.hessian, self.damp)
+        # A stable sort leaves channels of equal diagonal in their own order on every machine.
+        falling = torch.sort(stats.hessian.diagonal(), descending=True, stable=True)
+        return factor(stats.hessian, self.damp, falling.indices)
+
+
+def refuse_other_than_bool(options: Calibrated, *names: str) -> None:
+    """Raise LutlabError unless these fields are true or false."""
+    for name in names:
+        if not isinstance(getattr(options, name), bool):
+            raise LutlabError(f"{name}={getattr(options, name)!r}: give true or false")

@@ -1,0 +1,204 @@
+"""Column groups of different widths in one sweep: options that the methods of such groups share.
+
+A method says how wide each group is (`choose`); the sweep is GPTQ's (compensation.py), group by group, with the code
+books of mixed_books.py. In it
+
+    wide_last       groups go by rising width, so that the widest are rounded when little is left to make up for errors
+    search_ranges   ranges by least squared error instead of min-max
+    outliers        this share of all weights is kept in float16, the largest |w| of groups of 2 bits ("exclusive",
+                    section 4.3): out of the group's range, 0 in the codes, without error but for float16's
+    wide_scale      row: the groups of 4 bits of a row share a scale and a zero point, from W before the sweep, which
+                    is how Eq. 10 counts them; group: second-order scales as the others
+    aligned         memory-aligned blocks (formats/mixed_blocks.py) where they exist: scale codes of 4, 3, 3 bits
+    compensate      false: each weight to its nearest value, the sweep left out
+
+K that is no multiple of g is filled up with columns that no input reaches.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from lutlab.errors import LutlabError, nearest
+from lutlab.formats import mixed_blocks
+from lutlab.groups import check_group_size, group_length
+from lutlab.quantizers.compensated import Compensating, refuse_other_than_bool
+from lutlab.quantizers.compensation import Factored, compensate, factor, finite
+from lutlab.quantizers.mixed_books import NARROW, MixedBooks
+from lutlab.tensors import CalibStats, MixedTensor
+
+if TYPE_CHECKING:
+    import torch
+
+MOST_OUTLIERS = 0.05
+WIDE_SCALES = ("row", "group")
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """H [K, K] float32 of one shared input, and its factor in the order of channels."""
+
+    hessian: torch.Tensor
+    factored: Factored
+
+
+@dataclass(frozen=True)
+class Mixed(Compensating):
+    """Options of methods whose groups differ in width; the module says what they change.
+
+    scale_group: rows whose scales share a second-order step (g2).
+    """
+
+    format: ClassVar[str] = "mixed"
+
+    wide_last: bool = False
+    search_ranges: bool = False
+    outliers: float = 0.0
+    wide_scale: str = "row"
+    scale_group: int = 16
+    aligned: bool = True
+    compensate: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        refuse_other_than_bool(self, "wide_last", "search_ranges", "aligned", "compensate")
+        share = self.outliers
+        number = isinstance(share, (int, float)) and not isinstance(share, bool)
+        if not (number and 0 <= share <= MOST_OUTLIERS):
+            raise LutlabError(
+                f"outliers={share!r}: give the share of weights kept in float16, from 0 to {MOST_OUTLIERS}; the paper "
+                "keeps 0.002 to 0.005"
+            )
+        if self.wide_scale not in WIDE_SCALES:
+            raise LutlabError(
+                f"unknown wide_scale '{self.wide_scale}': {nearest(self.wide_scale, WIDE_SCALES)}"
+            )
+        rows = self.scale_group
+        if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
+            raise LutlabError(
+                f"scale_group={rows!r}: give the number of rows whose scales share a step, at least 1; the paper has 16"
+            )
+
+    @abstractmethod
+    def choose(self, weight: torch.Tensor, q: float, g: int, inputs: Inputs) -> torch.Tensor:
+        """Widths [G] uint8 of the groups of a weight [N, G * g] float32, of inputs with H [G * g, G * g]."""
+
+    def is_aligned(self, widths: torch.Tensor, g: int) -> bool:
+        """Whether groups of these widths are stored in memory-aligned blocks."""
+        block = mixed_blocks.GROUP
+        exists = g == block and self.scale_group == block and self.wide_scale == "row"
+        return self.aligned and exists and mixed_blocks.is_aligned(widths)
+
+    def prepare(self, stats: CalibStats) -> Inputs:
+        """Factor H, once for all layers that share an input, and for every q and g.
+
+        Raises:
+            LutlabError: H is not finite or has a negative diagonal.
+        """
+        return Inputs(stats.hessian, factor(stats.hessian, self.damp))
+
+    def quantize(self, weight: torch.Tensor, q: float, g: int, prepared: Inputs) -> MixedTensor:
+        """[N, K] float and the factored inputs -> MixedTensor with G = ceil(K / g) groups a row.
+
+        Raises:
+            LutlabError: q or g out of range; a weight is inf or nan; a scale or an outlier is beyond float16; there are
+                too few weights of 2 bits for so many outliers.
+        """
+        weight, inputs, length = self._filled(weight, g, prepared)
+        widths = self.choose(weight, q, length, inputs)
+        return self._at_widths(weight, widths, length, prepared.hessian.shape[0], inputs)
+
+    def round_to(self, weight: torch.Tensor, widths: torch.Tensor, g: int) -> MixedTensor:
+        """Weight [N, K] rounded to the nearest in groups of known widths [G], nothing compensated.
+
+        Raises:
+            LutlabError: as quantize.
+        """
+        import torch
+
+        columns = weight.shape[1]
+        length = group_length(check_group_size(g), columns)
+        filled = torch.nn.functional.pad(finite(weight), (0, -columns % length))
+        return self._at_widths(filled, widths, length, columns, None)
+
+    def _filled(
+        self, weight: torch.Tensor, g: int, prepared: Inputs
+    ) -> tuple[torch.Tensor, Inputs, int]:
+        """Weight and inputs with whole groups, and the length of a group."""
+        import torch
+
+        weight, columns = finite(weight), weight.shape[1]
+        length = group_length(check_group_size(g), columns)
+        missing = -columns % length
+        if not missing:
+            return weight, prepared, length
+        hessian = torch.nn.functional.pad(prepared.hessian, (0, missing, 0, missing))
+        inputs = Inputs(hessian, factor(hessian, self.damp))
+        return torch.nn.functional.pad(weight, (0, missing)), inputs, length
+
+    def _at_widths(
+        self,
+        weight: torch.Tensor,
+        widths: torch.Tensor,
+        g: int,
+        columns: int,
+        inputs: Inputs | None,
+    ) -> MixedTensor:
+        """The weight [N, G * g], of which `columns` are real, at these widths; inputs None: nothing is compensated."""
+        import torch
+
+        kept = self._outliers(weight[:, :columns], widths, g)
+        books = MixedBooks(
+            weight,
+            widths,
+            g,
+            kept,
+            scale_group=self.scale_group,
+            by_row=self.wide_scale == "row",
+            aligned=self.is_aligned(widths, g),
+            search_ranges=self.search_ranges,
+        )
+        if inputs is None or not self.compensate:
+            codes = books.round_all()
+        else:
+            order = self._order(widths, g)
+            factored = (
+                inputs.factored if order is None else factor(inputs.hessian, self.damp, order)
+            )
+            books.begin(factored.order)
+            codes, order = compensate(weight, g, factored, books, self.block_size)
+            if order is not None:
+                codes = torch.empty_like(codes).index_copy_(1, order.long(), codes)
+        return books.tensor(codes[:, :columns].contiguous())
+
+    def _order(self, widths: torch.Tensor, g: int) -> torch.Tensor | None:
+        """The channel of each column of the sweep, [G * g] int64; None where it is its own."""
+        import torch
+
+        if not self.wide_last:
+            return None
+        groups = torch.sort(widths, stable=True).indices
+        return (groups[:, None] * g + torch.arange(g, device=groups.device)).flatten()
+
+    def _outliers(self, weight: torch.Tensor, widths: torch.Tensor, g: int) -> torch.Tensor | None:
+        """[N, K] bool: the largest |w| of groups of 2 bits; None where there are none."""
+        import torch
+
+        count = int(self.outliers * weight.numel())
+        if not count:
+            return None
+        narrow = (widths == NARROW).repeat_interleave(g)[: weight.shape[1]]
+        there = int(narrow.sum()) * len(weight)
+        if count > there:
+            raise LutlabError(
+                f"outliers={self.outliers}: {count} of {weight.numel()} weights, and groups of 2 bits, which alone "
+                f"have outliers, hold {there}: lower outliers or q"
+            )
+        size = weight.abs().masked_fill(~narrow, -1.0).flatten()
+        # A stable sort chooses the same of equal weights on every machine.
+        chosen = torch.sort(size, descending=True, stable=True).indices[:count]
+        kept = torch.zeros_like(size, dtype=torch.bool)
+        kept[chosen] = True
+        return kept.view_as(weight)

@@ -1,0 +1,127 @@
+"""2/4/16 bits in a weight matrix: sensitive groups of input channels at 4 bits, the rest at 2, outliers in float16.
+
+Li et al., "Fast and Efficient 2-bit LLM Inference on GPU: 2/4/16-bit in a Weight Matrix with Asynchronous
+Dequantization" (ICCAD 2024), sections 3 and 4. q is the mean width of codes: a share (q - 2) / 2 of the groups has 4
+bits, the same for all output channels, so that the paper's 25 % is q=2.5, its 10 % q=2.2, and q=2 has none. Of G groups
+that share is rounded down; at 25 % it is one in each block of four (formats/mixed_blocks.py).
+
+    sensitivity of group i (Eq. 9)      S_i = sum over its columns j and all rows of w^2 / [H^-1]_j^2
+
+    cholesky    H^-1 enters as its upper Cholesky factor, as in the code of SparseGPT: D_j w^2, D of compensation.py.
+                The reading under which Eq. 9 works; most of what it picks is what the sweep rounds last
+    inverse     the diagonal of H^-1, squared: the letters of Eq. 9
+    diagonal    H_jj w^2                        range    the squared range of a group, summed over rows; no H
+    random      drawn with `seed`               last     the last groups of the row: control for the place in the sweep
+
+random with wide_last=true is the other control of position: groups without merit, rounded last.
+`neighbours` takes one group of every four neighbours at 25 %, so that a kernel reads x in order.
+
+W [N, K], g -> MixedTensor; mixed.py has the sweep and its options.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from lutlab.errors import LutlabError, nearest
+from lutlab.quantizers.compensated import refuse_other_than_bool
+from lutlab.quantizers.mixed import Inputs, Mixed
+from lutlab.quantizers.mixed_books import NARROW, WIDE
+from lutlab.registry import register
+
+if TYPE_CHECKING:
+    import torch
+
+SENSITIVITIES = ("cholesky", "inverse", "diagonal", "range", "random", "last")
+_BLOCK = 4  # groups, of which one is wide at 25 %
+
+
+@register("method", "mixed_2_4_16")
+@dataclass(frozen=True)
+class Mixed2416(Mixed):
+    """sensitivity, neighbours: the module; seed: of sensitivity=random. The other options are in mixed.py."""
+
+    version: ClassVar[int] = 1
+
+    sensitivity: str = "cholesky"
+    neighbours: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        refuse_other_than_bool(self, "neighbours")
+        if self.sensitivity not in SENSITIVITIES:
+            raise LutlabError(
+                f"unknown sensitivity '{self.sensitivity}': {nearest(self.sensitivity, SENSITIVITIES)}"
+            )
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
+            raise LutlabError(f"seed={self.seed!r}: give an integer")
+
+    def choose(self, weight: torch.Tensor, q: float, g: int, inputs: Inputs) -> torch.Tensor:
+        """Widths 2 and 4 of the groups; see Mixed.
+
+        Raises:
+            LutlabError: q is not in 2..4, or not 2.5 with neighbours.
+        """
+        import torch
+
+        groups = weight.shape[1] // g
+        share = (check_mean_bits(q) - NARROW) / (WIDE - NARROW)
+        quarter = share == 1 / _BLOCK
+        if self.neighbours and not quarter:
+            raise LutlabError(
+                f"neighbours=true is one group of four at 4 bits: give q=2.5, not {q}"
+            )
+        sensitivity = self.sensitivities(weight, g, inputs)
+        count = math.ceil(groups / _BLOCK) if quarter else math.floor(groups * share + 1e-9)
+        if self.neighbours:
+            blocks = sensitivity.split(_BLOCK)
+            chosen = [_BLOCK * at + int(some.argmax()) for at, some in enumerate(blocks)]
+        else:
+            chosen = torch.sort(sensitivity, descending=True, stable=True).indices[:count]
+        widths = torch.full((groups,), NARROW, dtype=torch.uint8, device=weight.device)
+        widths[chosen] = WIDE
+        return widths
+
+    def sensitivities(self, weight: torch.Tensor, g: int, inputs: Inputs) -> torch.Tensor:
+        """S [G] of a weight [N, G * g] float32."""
+        import torch
+
+        groups = weight.shape[1] // g
+        if self.sensitivity == "random":
+            draw = torch.Generator().manual_seed(self.seed)
+            return torch.rand(groups, generator=draw).to(weight.device)
+        if self.sensitivity == "last":
+            return torch.arange(groups, device=weight.device)
+        if self.sensitivity == "range":
+            grouped = weight.view(len(weight), groups, g)
+            return (grouped.amax(dim=2) - grouped.amin(dim=2)).square().sum(dim=0)
+        matters = {
+            "cholesky": lambda: inputs.factored.pivots,
+            "diagonal": lambda: inputs.hessian.diagonal(),
+            "inverse": lambda: _diagonal_of_inverse(inputs).pow(-2),
+        }[self.sensitivity]()
+        return (weight.square().sum(dim=0) * matters).view(groups, g).sum(dim=1)
+
+
+def check_mean_bits(q: float) -> float:
+    """Return q. Raises LutlabError unless it is a number from 2 to 4."""
+    if isinstance(q, bool) or not isinstance(q, (int, float)) or not NARROW <= q <= WIDE:
+        raise LutlabError(
+            f"q={q!r} is no mean of groups of 2 to 4 bits: give a number from 2 to 4; the paper's 25 % of groups at 4 "
+            "bits is q=2.5"
+        )
+    return q
+
+
+def _diagonal_of_inverse(inputs: Inputs) -> torch.Tensor:
+    """[K] diagonal of the damped H's inverse: H = F^T D F with F of compensation.py, so F^-1 D^-1 F^-T."""
+    import torch
+
+    unit = torch.eye(len(inputs.hessian), device=inputs.hessian.device)
+    inverse = torch.linalg.solve_triangular(
+        inputs.factored.feedback, unit, upper=False, unitriangular=True
+    )
+    return (inverse.square() / inputs.factored.pivots).sum(dim=1)
