@@ -160,7 +160,9 @@ def a_case(m=1, rows=12288, columns=12288, x=F16, outliers=0):
 
 @pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.arch)
 def test_resources(gpu):
-    for variant, m, x in ((ASYNC, 4, F16), (ASYNC, 2, F32), (SYNC, 1, F16)):
+    """Of what takes most registers; one more on two of them."""
+    more = {"sm_86": (ASYNC, 2, F32), "sm_90": (SYNC, 1, F16)}
+    for variant, m, x in filter(None, ((ASYNC, 4, F16), more.get(gpu.arch))):
         matrix.check_resources(variant, a_case(m, x=x, outliers=60), gpu)
 
 

@@ -7,6 +7,7 @@ capture of a graph). y is rounded before S x is added to it, and again afterward
 from __future__ import annotations
 
 import copy
+import warnings
 
 import torch
 
@@ -20,7 +21,9 @@ def csr(packed: PackedMixed, dtype: torch.dtype, device: torch.device) -> torch.
     crow = torch.nn.functional.pad(count.cumsum(0, dtype=torch.int32), (1, 0))
     column = packed.outlier_column.to(device).int() & 0xFFFF
     value = packed.outlier_value.to(device, dtype)
-    return torch.sparse_csr_tensor(crow, column, value, packed.shape, check_invariants=False)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta state")
+        return torch.sparse_csr_tensor(crow, column, value, packed.shape, check_invariants=False)
 
 
 class WithSparse(Product):
