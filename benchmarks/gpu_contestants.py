@@ -18,7 +18,10 @@ from lutlab import formats
 from lutlab.errors import LutlabError
 from lutlab.experiment.store.provenance import environment
 from lutlab.formats.bcq import PackedBCQ
+from lutlab.formats.contract import Format
+from lutlab.formats.mixed import PackedMixed
 from lutlab.formats.uniform import PackedUniform
+from lutlab.kernels.dispatch import prepare
 from lutlab.kernels.gpu import lut_gemv
 from lutlab.kernels.gpu.dequantize import dequantize
 from lutlab.kernels.gpu.lut_gemv import launcher
@@ -56,6 +59,14 @@ def draw(shape: tuple[int, int], q: int, g: int, uniform: bool) -> PackedBCQ | P
     one = (*shape, 1)
     row = ProductRun((one,), method, q, g, (("offset", True),), device=DEVICE, seed=q)
     return formats.pack(drawn.draw(row, one, g))
+
+
+def draw_mixed(shape: tuple[int, int], outliers: float) -> PackedMixed:
+    """A normal weight rounded to memory-aligned 2/4-bit blocks, with a share of outliers."""
+    one = (*shape, 1)
+    options = (("outliers", outliers),)
+    row = ProductRun((one,), drawn.MIXED, 2.5, 16, options, device=DEVICE)
+    return formats.pack(drawn.draw(row, one, 16))
 
 
 def activations(m: int, columns: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
@@ -100,6 +111,15 @@ def ours(
     for product in products:
         product.prepare(len(x))
     return Entrant(f"{name} {kind}", size, len(products), lambda i: products[i](x), kind=kind)
+
+
+def executed(packed: Format, x: torch.Tensor, name: str, kind: str, **options: Any) -> Entrant:
+    """What the dispatch takes for a packed weight, with its copies; options: of the operation."""
+    op = packed.kernels["cuda"][0]
+    first = prepare(packed, DEVICE, len(x), x.dtype, op=op, **options)
+    size = first.bytes_read(len(x), x.dtype)
+    copies = [first, *(first.copy() for _ in range(cold_copies(size) - 1))]
+    return Entrant(name, size, len(copies), lambda i: copies[i](x), kind=kind)
 
 
 def through_dense(packed: PackedBCQ | PackedUniform, x: torch.Tensor, kind: str) -> Entrant:

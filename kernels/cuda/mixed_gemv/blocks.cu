@@ -38,20 +38,31 @@ static_assert(CHUNK_BYTES == STAGE_BYTES, "the plan counts other stages");
 
 struct Next {
     const unsigned char *codes, *scales;  // of the lane's first 16 bytes
-    int tile, tiles, chunk, first, last, chunks;
+    int tiles;                            // left; 0 of a warp that has no chunks
+    int each, left;                       // chunks of a tile, and those left
+    int further;                          // chunks from behind the last of a tile to the first of the next
 
+    __device__ __forceinline__ Next(const unsigned char *codes, const unsigned char *scales, int tiles, int chunks, int first,
+                                    int last, int lane)
+        : tiles(first < last ? (tiles - static_cast<int>(blockIdx.x) + static_cast<int>(gridDim.x) - 1) / gridDim.x : 0),
+          each((last - first + WARPS - 1) / WARPS), left(each), further(gridDim.x * chunks - each * WARPS) {
+        const size_t at = static_cast<size_t>(blockIdx.x) * chunks + first;
+        this->codes = codes + at * CODE_BYTES + lane * 16;
+        this->scales = scales + at * SCALE_BYTES + lane * 16;
+    }
     // The next chunk, in two batches.
     __device__ __forceinline__ void fetch(unsigned char *stage, int lane) {
-        const bool more = tile < tiles && chunk < last;
-        const size_t at = static_cast<size_t>(tile) * chunks + chunk;
-        if (more) ::fetch<SCALE_BYTES>(stage + CODE_BYTES + lane * 16, scales + at * SCALE_BYTES, lane);
+        if (tiles > 0) ::fetch<SCALE_BYTES>(stage + CODE_BYTES + lane * 16, scales, lane);
         copy_commit();
-        if (more) ::fetch<CODE_BYTES>(stage + lane * 16, codes + at * CODE_BYTES, lane);
+        if (tiles > 0) ::fetch<CODE_BYTES>(stage + lane * 16, codes, lane);
         copy_commit();
-        chunk += WARPS;
-        if (chunk < last) return;
-        chunk = first;
-        tile += gridDim.x;
+        codes += WARPS * CODE_BYTES;
+        scales += WARPS * SCALE_BYTES;
+        if (--left > 0) return;
+        left = each;
+        tiles--;
+        codes += static_cast<ptrdiff_t>(further) * CODE_BYTES;
+        scales += static_cast<ptrdiff_t>(further) * SCALE_BYTES;
     }
 };
 
@@ -129,6 +140,9 @@ struct Sums {
                                         const int (&x)[PAIRS], const float *totals, int lane) {
         const uint4 low = reinterpret_cast<const uint4 *>(codes)[lane], high = reinterpret_cast<const uint4 *>(codes)[32 + lane];
         const uint2 apart = reinterpret_cast<const uint2 *>(codes + 1024)[lane];
+        float4 sums_of_x[BATCH];
+#pragma unroll
+        for (int m = 0; m < BATCH; m++) sums_of_x[m] = load4(totals + m * GROUPS);
         const word_t words[3][2] = {{low.x, high.x}, {low.y, high.y}, {low.z, high.z}};
 #pragma unroll
         for (int g = 0; g < 3; g++) {
@@ -137,7 +151,7 @@ struct Sums {
 #pragma unroll
             for (int m = 0; m < BATCH; m++) {
                 const float2 dot = of_row(dots, m);
-                const float total = totals[m * GROUPS + g];
+                const float total = g == 0 ? sums_of_x[m].x : g == 1 ? sums_of_x[m].y : sums_of_x[m].z;
                 narrow[m].x = fmaf(of.scale[g].x, fmaf(-of.zero[g].x, total, dot.x), narrow[m].x);
                 narrow[m].y = fmaf(of.scale[g].y, fmaf(-of.zero[g].y, total, dot.y), narrow[m].y);
             }
@@ -180,7 +194,7 @@ mixed_gemv_blocks(const unsigned char *codes,     // [T][chunks] of CODE_BYTES, 
 
     XGroups of_x(shared, slice * CHUNK);
     unsigned char *const ring = of_x.behind() + warp * STAGES * CHUNK_BYTES;
-    Next next = {codes + lane * 16, scales + lane * 16, static_cast<int>(blockIdx.x), tiles, first + warp, first + warp, last, chunks};
+    Next next(codes, scales, tiles, chunks, first + warp, last, lane);
     if (ASYNC)
         for (int s = 0; s < STAGES - 1; s++) next.fetch(ring + s * CHUNK_BYTES, lane);
     Outliers outlier, outlier_next;
@@ -197,7 +211,14 @@ mixed_gemv_blocks(const unsigned char *codes,     // [T][chunks] of CODE_BYTES, 
 
     // The lane's column of B is lane / 4: slot lane / 4 % 2 of a pair, where it is that of lane c = lane / 8.
     const bool mine = lane / 8 == lane % 4;
-    const int further = CHUNK * BLOCK_HALVES;
+    int start[PAIRS], further[PAIRS];  // where it reads x, of the warp's first chunk and from one of them to the next
+#pragma unroll
+    for (int p = 0; p < PAIRS; p++) {
+        const int s = 2 * p + lane / 4 % 2;
+        const bool there = mine && s < SLOTS;
+        start[p] = there ? s * of_x.slot + (warp * CHUNK + lane % 4) * BLOCK_HALVES : of_x.zeros();
+        further[p] = there ? WARPS * CHUNK * BLOCK_HALVES : 0;
+    }
     int slot = 0, turn = 0;
     for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x, turn ^= 1) {
         if (AHEAD) {
@@ -206,6 +227,10 @@ mixed_gemv_blocks(const unsigned char *codes,     // [T][chunks] of CODE_BYTES, 
             if (tile + static_cast<int>(gridDim.x) < tiles) outlier_next.find(outlier_first, tile + gridDim.x, rows);
         }
         Sums sums = {};
+        int columns_of[PAIRS];
+#pragma unroll
+        for (int p = 0; p < PAIRS; p++) columns_of[p] = start[p];
+        const float *totals = of_x.totals + (warp * CHUNK + lane % 4) * BATCH * GROUPS;
 #pragma unroll 1
         for (int chunk = first + warp; chunk < last; chunk += WARPS) {
             unsigned char *const stage = ring + slot * CHUNK_BYTES;
@@ -217,13 +242,10 @@ mixed_gemv_blocks(const unsigned char *codes,     // [T][chunks] of CODE_BYTES, 
             copy_wait<ASYNC ? 2 * STAGES - 4 : 0>();
             __syncwarp();  // all lanes have what they copied, and none still reads the chunk before
             if (ASYNC) next.fetch(ring + (slot == 0 ? STAGES - 1 : slot - 1) * CHUNK_BYTES, lane);
-            int columns_of[PAIRS];
+            sums.add(stage, of, of_x.values, columns_of, totals, lane);
 #pragma unroll
-            for (int p = 0; p < PAIRS; p++) {
-                const int s = 2 * p + lane / 4 % 2;
-                columns_of[p] = mine && s < SLOTS ? s * of_x.slot + (chunk - first) * further + lane % 4 * BLOCK_HALVES : of_x.zeros();
-            }
-            sums.add(stage, of, of_x.values, columns_of, of_x.totals + ((chunk - first) * CHUNK + lane % 4) * BATCH * GROUPS, lane);
+            for (int p = 0; p < PAIRS; p++) columns_of[p] += further[p];
+            totals += WARPS * CHUNK * BATCH * GROUPS;
             if (!ASYNC) __syncwarp();
             slot = slot + 1 == STAGES ? 0 : slot + 1;
         }

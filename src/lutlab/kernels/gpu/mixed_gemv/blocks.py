@@ -64,6 +64,11 @@ class MixedCase:
         """Rows of x in one pass over the weights."""
         return -(-self.m // -(-self.m // (SLOTS // self.parts)))
 
+    @property
+    def few(self) -> bool:
+        """Whether one product of tensor cores has the slots of all rows of a pass."""
+        return self.batch * self.parts <= 2
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -162,7 +167,7 @@ def _x_bytes(case: MixedCase, slice_: int) -> int:
 
 def _shape(case: MixedCase, gpu: Gpu, knobs: Knobs, chunks: int, tiles: int) -> Shape:
     """The knobs, or the fewest slices that leave shared memory for all threads of an SM and no SM without a block."""
-    warps = knobs["warps"] or min(8 if case.batch <= 2 else 4, 1 << (chunks - 1).bit_length())
+    warps = knobs["warps"] or min(8 if case.few else 4, 1 << (chunks - 1).bit_length())
     most = [knobs["slices"]] if knobs["slices"] else range(1, 1 + -(-chunks // warps))
     found = [_fitted(case, gpu, knobs, -(-chunks // slices), warps) for slices in most]
     best = max(one.blocks for one in found)
@@ -176,9 +181,7 @@ def _shape(case: MixedCase, gpu: Gpu, knobs: Knobs, chunks: int, tiles: int) -> 
 def _fitted(case: MixedCase, gpu: Gpu, knobs: Knobs, slice_: int, warps: int) -> Shape:
     """As many blocks on an SM as have room and registers, each with as many chunks under way as are left."""
     least, most = STAGES
-    threads = (
-        512 if case.batch <= 2 else 384
-    )  # of 128 and 168 registers: what NVRTC compiles without spills, by trial
+    threads = 512 if case.few else 384  # of 128, 168 registers: no spills, by trial
     rest = _x_bytes(case, slice_) + RESERVED + 512 + case.batch * 128 * (1 + 2 * warps)
     blocks = max(1, threads // (32 * warps))
     while True:
@@ -189,16 +192,12 @@ def _fitted(case: MixedCase, gpu: Gpu, knobs: Knobs, slice_: int, warps: int) ->
         blocks -= 1
 
 
-def _pack(packed: PackedMixed) -> PackedMixedTiles:
-    return mixed_tiles.pack(packed)
-
-
 def _variant(name: str, idea: str, knobs: Knobs, overlap: bool) -> Variant:
     return Variant(
         name=name,
         idea=idea,
         knobs=knobs | {"warps": AUTO, "slices": AUTO, "outliers": OUTLIERS[0]},
-        pack=_pack,
+        pack=mixed_tiles.pack,
         codes=True,
         refuses=refuses,
         plan=lambda case, gpu, knobs: plan(case, gpu, knobs, overlap),
