@@ -8,10 +8,7 @@
 // Parameters: THREADS · BLOCKS that shall share an SM · OUT_TYPE float, __half or bfloat_t.
 
 #include "../common.cuh"
-
-struct alignas(16) Sixteen {
-    OUT_TYPE of[16];
-};
+#include "sixteen.cuh"
 
 // Of the group of 2 bits at `slot` of a block.
 __device__ __forceinline__ void dequantize_narrow(float (&out)[16], word_t word, unsigned meta, unsigned second, float step,
@@ -56,16 +53,6 @@ dequantize_mixed(const word_t *blocks,             // [N][T][4]
                 out[j + 8] = scale * (static_cast<float>(behind >> 4 * j & 15u) - zero);
             }
         }
-        Sixteen all;
-#pragma unroll
-        for (int j = 0; j < 16; j++) all.of[j] = round_to(out[j] + 0.0f, OUT_TYPE());  // -0, of no scale, is 0
-        OUT_TYPE *const to = dense + static_cast<size_t>(n) * columns + group * 16;
-        if (columns % 16 == 0) {
-            *reinterpret_cast<Sixteen *>(to) = all;
-        } else {
-#pragma unroll
-            for (int j = 0; j < 16; j++)
-                if (group * 16 + j < columns) to[j] = all.of[j];
-        }
+        write_sixteen(dense + static_cast<size_t>(n) * columns, out, group * 16, columns);
     }
 }

@@ -1,4 +1,4 @@
-// Outliers of 2/4/16-bit weights, added to the sums of a tile of 16 rows by all threads of a block (blocks.cu).
+// Outliers of 2/4/16-bit weights, added to the sums of a tile of 16 rows by all threads of a block (tiles.cuh).
 //
 // Parameters: AHEAD outliers of a thread that are loaded when a tile begins · BATCH · WARPS · X_TYPE.
 

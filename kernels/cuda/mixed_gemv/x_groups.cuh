@@ -1,10 +1,11 @@
-// Rows of x as operands of tensor cores that multiply blocks of three groups of 2 bits and one of 4 (blocks.cu).
+// Rows of x as operands of tensor cores that multiply groups of 16 columns, four of them a block (tiles.cuh).
 //
 //     x[k] = unit X[k]     unit: 1 where x is half, else the power of two of a row with max |X| < 2^15
 //
 // X is a half; of float32 x two, the nearest and what it lacks (PARTS), each in a slot of its own. A slot has the block's
-// 64 columns in the order of pairs of codes: word j of a group of 2 bits is columns j and j + 8; of the group of 4 bits
-// j % 4 + 8 (j / 4) and 4 more. `source` says which 16 channels a group is; where it is none, and behind K, x is 0.
+// 64 columns in the order of pairs of codes: word j of a group of 2 bits is columns j and j + 8; of one of 4 bits that is
+// a block's last (WIDE_LAST) j % 4 + 8 (j / 4) and 4 more. `source` says which 16 channels a group is; where it is none,
+// and behind K, x is 0.
 //
 // Parameters: BATCH rows of x · WARPS · X_TYPE float, __half or bfloat_t.
 
@@ -120,7 +121,8 @@ __device__ __forceinline__ void load_x(const XGroups &to, float *units, const X_
             for (int i = 0; i < GROUP; i++) values[i] *= per_unit;
         }
         write_group(to.values + m * PARTS * to.slot + group / GROUPS * BLOCK_HALVES + group % GROUPS * GROUP, to.slot,
-                    to.totals + (group / GROUPS * BATCH + m) * GROUPS + group % GROUPS, values, group % GROUPS == GROUPS - 1);
+                    to.totals + (group / GROUPS * BATCH + m) * GROUPS + group % GROUPS, values,
+                    WIDE_LAST && group % GROUPS == GROUPS - 1);
     }
     __syncthreads();
 }

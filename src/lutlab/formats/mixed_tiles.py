@@ -16,6 +16,7 @@ which pairs of codes are masked out of a word: columns j and j + 8 of 2 bits, j 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -97,7 +98,10 @@ def pack(packed: PackedMixed) -> PackedMixedTiles:
     step = packed.scale_step.view(tiles, -1, NARROW).view(torch.int16)
     second = _octets(torch.cat((step, packed.scale_zero.unsqueeze(2)), dim=2))
     second = torch.nn.functional.pad(second, (0, 0, 0, of_row * CHUNK - second.shape[1]))
-    outliers = _outliers(packed) if packed.outlier_count is not None else (None, None, 0)
+    group_places = places(packed.widths)
+    outliers = outlier_buffers(
+        packed, lambda column: group_places[column // GROUP], packed.widths == 4
+    )
     return PackedMixedTiles(
         torch.cat((flat(tiled(packed.blocks)), by_lane(packed.apart)), dim=2),
         torch.cat((by_lane(packed.meta), flat(second.view(tiles, of_row, -1))), dim=2),
@@ -134,23 +138,33 @@ def source(widths: torch.Tensor, of_row: int) -> torch.Tensor:
     return found
 
 
-def _outliers(packed: PackedMixed) -> tuple[torch.Tensor | None, torch.Tensor | None, int]:
-    """outlier_first, outliers and the most of a row."""
+def outlier_buffers(
+    packed: PackedMixed,
+    place: Callable[[torch.Tensor], torch.Tensor],
+    of_words: torch.Tensor | None,
+) -> tuple[torch.Tensor | None, torch.Tensor | None, int]:
+    """Buffers of the outliers as the module draws them, or None twice, and the most of a row.
+
+    Args:
+        packed: with its outliers.
+        place: of the 16 columns around each column, counted in sixteens.
+        of_words: [G] bool, groups of 16 whose pairs are of either half, a word each; None: there are none.
+    """
     import torch
 
-    count = packed.outlier_count.int()
-    most = int(count.max())
+    most = 0 if packed.outlier_count is None else int(packed.outlier_count.max())
     if not most:
         return None, None, 0
+    count = packed.outlier_count.int()
     first = torch.nn.functional.pad(count.cumsum(0, dtype=torch.int32), (1, 0))
-    column = packed.outlier_column.int() & 0xFFFF
-    group, at = column // GROUP, column % GROUP
-    narrow = at % 8 * 2 + at // 8
-    wide = at // 8 * 8 + at % 4 * 2 + at % 8 // 4
-    inside = torch.where(packed.widths[group.long()] == 4, wide, narrow)
-    place = places(packed.widths)[group.long()] * GROUP + inside
+    column = packed.outlier_column.long() & 0xFFFF
+    at = column % GROUP
+    inside = at % 8 * 2 + at // 8
+    if of_words is not None:
+        of_half = at // 8 * 8 + at % 4 * 2 + at % 8 // 4
+        inside = torch.where(of_words[column // GROUP], of_half, inside)
     bits = packed.outlier_value.view(torch.int16).int()
-    return first, bits << 16 | place, most
+    return first, bits << 16 | (place(column).int() * GROUP + inside.int()), most
 
 
 def _octets(words: torch.Tensor) -> torch.Tensor:

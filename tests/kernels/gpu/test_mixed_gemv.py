@@ -1,4 +1,4 @@
-"""2/4-bit weights in memory-aligned blocks times x: shapes, dtypes, outliers, plans, on the CPU; the same on a GPU."""
+"""Groups of 2, 3 and 4 bits times x: shapes, dtypes, widths, outliers, plans, on the CPU; the same on a GPU."""
 
 import dataclasses
 
@@ -17,8 +17,7 @@ from lutlab.formats.mixed import PackedMixed
 from lutlab.kernels.gpu import mixed_gemv
 from lutlab.kernels.gpu.lut_gemv import launcher
 from lutlab.kernels.gpu.lut_gemv.variant import A100, GPUS, H200
-from lutlab.kernels.gpu.mixed_gemv import blocks
-from lutlab.kernels.gpu.mixed_gemv.blocks import MixedCase
+from lutlab.kernels.gpu.mixed_gemv.tiles import MixedCase
 
 ASYNC, SYNC = mixed_gemv.VARIANTS.values()
 ERRORS = {F16: 2.5e-4, BF16: 2e-3, F32: 1e-6}
@@ -84,6 +83,34 @@ def test_any_shape(rows, columns, outliers, knobs, seed):
     narrow = max(0, columns - 16 * -(-columns // 64))
     packed = weight(rows, columns, min(outliers, rows * narrow), seed)
     check(packed, inputs(1, columns, F32, seed), knobs=knobs)
+
+
+@given(
+    rows=st.integers(1, 40),
+    columns=st.integers(1, 900),
+    g=st.sampled_from([16, 16, 32, 80]),
+    widths=st.lists(st.sampled_from([2, 3, 4]), min_size=1, max_size=5).map(tuple),
+    slices=st.sampled_from([1, 2]),
+    seed=st.integers(0, 99),
+)
+@settings(deadline=None, max_examples=8)
+def test_any_widths_by_group(rows, columns, g, widths, slices, seed):
+    tensor = mixed_tensor(rows, columns, g, (*widths, 3, 4), seed % 2 == 0, seed=seed)
+    x = inputs(1, columns, F32, seed)
+    check(PackedMixed.pack(tensor), x, knobs=SMALL | {"slices": slices})
+
+
+@pytest.mark.parametrize("widths", [(2,), (3,), (4,), (2, 4)])
+def test_weights_without_some_width(widths):
+    packed = PackedMixed.pack(mixed_tensor(19, 300, widths=widths, by_row=False))
+    check(packed, inputs(1, 300, F16))
+
+
+def test_outliers_and_rows_of_x_with_widths_by_group():
+    tensor = mixed_tensor(33, 700, widths=(2, 3, 2, 4, 2), outliers=150)
+    packed, x = PackedMixed.pack(tensor), inputs(5, 700, F16)
+    y = check(packed, x)
+    assert torch.equal(product(SYNC, packed, x), y)
 
 
 @pytest.mark.parametrize(("dtype", "m"), [(F16, 1), (F16, 3), (F16, 9), (BF16, 2), (F32, 3)])
@@ -164,6 +191,8 @@ def test_resources(gpu):
     more = {"sm_86": (ASYNC, 2, F32), "sm_90": (SYNC, 1, F16)}
     for variant, m, x in filter(None, ((ASYNC, 4, F16), more.get(gpu.arch))):
         matrix.check_resources(variant, a_case(m, x=x, outliers=60), gpu)
+    case = MixedCase(4, 12288, 12288, F16, 60, (34, 10, 4), by_row=False)
+    matrix.check_resources(ASYNC, case, gpu)
 
 
 def test_every_sm_has_work_and_enough_is_under_way():
@@ -177,7 +206,7 @@ def test_every_sm_has_work_and_enough_is_under_way():
                 of_rows = rows // 16
                 turns = -(-of_rows // tiles)
                 assert tiles * turns < 1.34 * of_rows, "the last turn is nearly empty"
-                ring = parameters["WARPS"] * (parameters["STAGES"] - 1) * blocks.STAGE
+                ring = parameters["WARPS"] * (parameters["STAGES"] - 1) * parameters["STAGE_BYTES"]
                 assert plan.blocks_per_sm * ring >= 16 * 1024
     assert ASYNC.plan_for(a_case(9, x=F32), H200).steps[0].grid[2] == 5
     assert ASYNC.readings(a_case(9, x=F32)) == 5
@@ -227,9 +256,13 @@ def test_what_does_not_exist_is_refused_in_words():
 @pytest.mark.parametrize(("rows", "columns"), [(1, 32), (129, 97), (1023, 1056), (4096, 11008)])
 @pytest.mark.parametrize("dtype", [F16, BF16, F32], ids=str)
 @pytest.mark.parametrize("name", mixed_gemv.VARIANTS)
-def test_on_a_gpu(name, dtype, rows, columns):
+@pytest.mark.parametrize("aligned", [True, False])
+def test_on_a_gpu(aligned, name, dtype, rows, columns):
     variant = mixed_gemv.variant(name)
-    packed = weight(rows, columns, rows * columns // 500)
+    if aligned:
+        packed = weight(rows, columns, rows * columns // 500)
+    else:
+        packed = PackedMixed.pack(mixed_tensor(rows, columns, widths=(2, 3, 2, 4)))
     here = launcher.gpu(launcher.device_of("cuda"))
     for m in (1, 2, 4, 9):
         x = inputs(m, columns, dtype, outliers=True)

@@ -6,6 +6,7 @@ from tests.kernels.gpu import cuda_on_host, test_lut_gemv
 from tests.kernels.weights import relative_error
 from tests.mixed_weights import mixed_tensor
 
+from lutlab.formats import mixed_chunks
 from lutlab.formats.mixed import PackedMixed
 from lutlab.kernels import ran
 from lutlab.kernels.codegen import cuda
@@ -34,7 +35,7 @@ def inputs(rows, dtype=F32):
 
 
 def on_host(packed, dtype, reverse=False):
-    """The dequantizer's launch, without outliers."""
+    """The dequantizer's launch, without outliers; packed: stored, or in chunks."""
     plan = dequantize.plan(packed, dtype)
     (step,) = plan.steps
     kernels = cuda_on_host.build(cuda.source(plan.file, plan.parameters), (step.function,))
@@ -52,31 +53,36 @@ def on_host(packed, dtype, reverse=False):
 
 
 @pytest.mark.parametrize(
-    ("rows", "columns", "dtype", "reverse"),
-    [(40, 200, F16, False), (17, 320, BF16, True), (1, 5, F32, False)],
+    ("rows", "columns", "options", "dtype", "reverse"),
+    [
+        (40, 200, {"aligned": True}, F16, False),
+        (17, 320, {"aligned": True}, BF16, True),
+        (17, 320, {"widths": (2, 3, 4, 2)}, F16, True),
+        (33, 500, {"widths": (3, 4, 2, 3), "by_row": False, "g": 32}, F32, False),
+    ],
 )
-def test_dequantized_to_the_last_bit(rows, columns, dtype, reverse):
-    packed = PackedMixed.pack(mixed_tensor(rows, columns, aligned=True, outliers=rows // 4))
-    dense = on_host(packed, dtype, reverse)
+def test_dequantized_to_the_last_bit(rows, columns, options, dtype, reverse):
+    packed = PackedMixed.pack(mixed_tensor(rows, columns, outliers=rows // 4, **options))
+    read = packed if packed.aligned else mixed_chunks.pack(packed)
+    dense = on_host(read, dtype, reverse)
     whole = dequantize.scatter(dense, packed, dequantize.outlier_index(packed))
     assert torch.equal(whole, packed.dequantize().to(dtype))
 
 
 def test_resources_of_the_dequantizer(packed):
-    plan = dequantize.plan(packed, F16)
-    for gpu in GPUS:
+    chunks = mixed_chunks.pack(PackedMixed.pack(mixed_tensor(N, K, widths=(2, 3, 4))))
+    for weight, gpu in ((packed, GPUS[0]), (packed, GPUS[2]), (chunks, GPUS[1]), (chunks, GPUS[2])):
+        plan = dequantize.plan(weight, F16)
         built = cuda.build(cuda.source(plan.file, plan.parameters), "test-dequantize", gpu.arch)
-        takes = built.resources["dequantize_mixed"]
+        takes = built.resources[plan.steps[0].function]
         assert (takes.spill_bytes, takes.stack_bytes, takes.shared_bytes) == (0, 0, 0)
         assert takes.registers * dequantize.THREADS * plan.blocks_per_sm <= SM_REGISTERS
 
 
-@pytest.mark.parametrize("dtype", [F16, F32], ids=str)
-def test_few_rows_by_the_kernel_and_many_by_cublas(gpu, monkeypatch, packed, dtype):
-    def host(stored, dtype, outliers):
-        return dequantize.scatter(on_host(stored, dtype), stored, outliers)
-
-    monkeypatch.setattr(mixed_linear, "dequantize", host)
+@pytest.mark.parametrize(("dtype", "aligned"), [(F16, True), (F32, False)], ids=str)
+def test_few_rows_by_the_kernel_and_many_by_cublas(gpu, monkeypatch, dtype, aligned):
+    packed = PackedMixed.pack(mixed_tensor(N, K, aligned=aligned, outliers=60))
+    monkeypatch.setattr(mixed_linear, "dequantize", on_host)
     linear = MixedGemvGpu().prepare(packed, CPU, 1, dtype)
     for rows in (1, 100):
         x = inputs(rows, dtype)
@@ -88,7 +94,7 @@ def test_few_rows_by_the_kernel_and_many_by_cublas(gpu, monkeypatch, packed, dty
     assert linear.describe(1, dtype).endswith("x, chosen by a model of bytes")
     assert linear.describe(100, dtype).startswith("dequantize every call, cuBLAS")
     stored = sum(b.nbytes for b in packed.buffers.values() if b is not None)
-    assert linear.bytes_read(100, dtype) == stored
+    assert (linear.bytes_read(100, dtype) == stored) == aligned
     assert torch.equal(linear.copy()(inputs(1, dtype)), linear(inputs(1, dtype)))
 
 
@@ -105,12 +111,12 @@ def test_outliers_by_a_sparse_product(gpu, packed):
     assert more == 60 * (4 + 4 - 4), "columns of 32 bits and values in x's dtype"
 
 
-def test_streams_and_other_formats_are_refused_with_the_cause(gpu):
-    streams = PackedMixed.pack(mixed_tensor(N, K, outliers=3))
-    why = MixedGemvGpu().takes(streams, CPU)
-    assert "plain streams (g=16, groups of 2, 3, 4 bits: 10, 0, 3)" in why
-    assert "method=mixed_2_4_16 q=2.5 g=16" in why
-    assert "cuda" in streams.kernels
+def test_other_groups_and_formats_are_refused_with_the_cause(gpu):
+    small = PackedMixed.pack(mixed_tensor(N, K, g=8))
+    why = MixedGemvGpu().takes(small, CPU)
+    assert "g=8, scale_group=16: the GPU kernel reads pieces of 16 columns" in why
+    assert "mixed_gemv_gpu" in small.kernels["cuda"]
+    assert MixedGemvGpu().takes(PackedMixed.pack(mixed_tensor(N, K, g=48)), CPU) == ""
     assert MixedGemvGpu().takes(object(), CPU) == "it multiplies format mixed"
 
 
@@ -134,9 +140,10 @@ def test_a_row_names_the_kernel_and_how_outliers_are_added(gpu, monkeypatch):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("aligned", [True, False])
 @pytest.mark.parametrize("dtype", LIMITS, ids=str)
-def test_on_a_real_gpu(dtype):
-    packed = PackedMixed.pack(mixed_tensor(1030, 2000, aligned=True, outliers=5000)).to("cuda")
+def test_on_a_real_gpu(dtype, aligned):
+    packed = PackedMixed.pack(mixed_tensor(1030, 2000, aligned=aligned, outliers=5000)).to("cuda")
     weight = packed.dequantize()
     for knobs in ({}, {"outliers": "cusparse"}):
         if dtype == BF16 and knobs:

@@ -97,7 +97,7 @@ class GpuExecution(Execution):
 
     @property
     @abstractmethod
-    def read_dense(self) -> Format:
+    def read_dense(self) -> Format | Weight:
         """The weight that multiply_dense reads."""
 
     def own(self, dtype: torch.dtype) -> torch.dtype:
@@ -212,10 +212,14 @@ class GpuExecution(Execution):
             variant = self.variant_of(name)
             # refuses before anything is packed
             variant.plan_for(variant.case(self.stored, dtype), self.gpu, self.knobs)
-            if variant.pack not in self.weights:
-                self.weights[variant.pack] = variant.packed(self.stored).to(self.device)
-            self.products[dtype, name] = self.bind(variant, self.weights[variant.pack], dtype)
+            self.products[dtype, name] = self.bind(variant, self.weight_of(variant), dtype)
         return self.products[dtype, name]
+
+    def weight_of(self, variant: Variant) -> Weight:
+        """In the layout of a variant, packed when it is first asked for."""
+        if variant.pack not in self.weights:
+            self.weights[variant.pack] = variant.packed(self.stored).to(self.device)
+        return self.weights[variant.pack]
 
 
 def _readable(x: torch.Tensor) -> torch.Tensor:

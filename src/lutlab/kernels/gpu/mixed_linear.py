@@ -1,9 +1,9 @@
-"""Products on a GPU: the operation mixed_gemv_gpu, 2/4-bit weights in memory-aligned blocks with outliers.
+"""Products on a GPU: the operation mixed_gemv_gpu, groups of 2, 3 and 4 bits with outliers.
 
     few rows of x    mixed_async, or the variant that a row names; outliers in its launch or by cuSPARSE
     many rows        dequantize once a call, torch.matmul (cuBLAS), from 4 (1 + 16 e / q) rows of x of e bytes on
 
-Weights of other widths or groups have plain streams, which no GPU kernel reads: `takes` says so.
+Groups are of 16 columns and 16 rows, or multiples of these; what else there is `takes` refuses.
 """
 
 from __future__ import annotations
@@ -23,12 +23,11 @@ from lutlab.kernels.gpu import VERSIONS, choice, mixed_gemv
 from lutlab.kernels.gpu.execution import DTYPES, GpuExecution, check_options
 from lutlab.kernels.gpu.lut_gemv import launcher
 from lutlab.kernels.gpu.lut_gemv.variant import Variant, Weight
-from lutlab.kernels.gpu.mixed_gemv.dequantize import dequantize, outlier_index
+from lutlab.kernels.gpu.mixed_gemv.dequantize import dequantize, outlier_index, scatter
 from lutlab.kernels.gpu.mixed_gemv.sparse import WithSparse, csr
 from lutlab.registry import register
 
 OP = "mixed_gemv_gpu"
-BITS = 2.5 + 16 / 64  # codes, zeros and first-order scales of a weight in blocks
 
 
 @register("kernel", OP)
@@ -41,17 +40,11 @@ class MixedGemvGpu(KernelOp):
         """See KernelOp."""
         if not isinstance(packed, PackedMixed):
             return "it multiplies format mixed"
-        if not packed.aligned:
-            return (
-                f"the weight has plain streams (g={packed.group_size}, groups of 2, 3, 4 bits: "
-                f"{', '.join(map(str, packed.of_width))}), and the GPU kernel reads memory-aligned blocks: a quarter "
-                "of the groups at 4 bits, the rest at 2, as method=mixed_2_4_16 q=2.5 g=16 stores them"
-            )
         try:
             here = launcher.gpu(launcher.device_of(device))
             best = mixed_gemv.variant(mixed_gemv.BEST)
             best.plan_for(best.case(packed, torch.float32), here)
-        except LutlabError as error:  # no GPU, an old one, no CuPy
+        except LutlabError as error:  # no GPU, an old one, no CuPy, groups of other sizes
             return str(error)
         return ""
 
@@ -74,7 +67,7 @@ class MixedGemvGpu(KernelOp):
 
 @dataclass(eq=False)
 class MixedLinear(GpuExecution):
-    """A weight in memory-aligned blocks for the kernels of its GPU."""
+    """A weight of mixed groups for the kernels of its GPU."""
 
     stored: PackedMixed
 
@@ -91,7 +84,7 @@ class MixedLinear(GpuExecution):
         """By choice.py's model of bytes: in readings of the weights."""
         best = mixed_gemv.variant(mixed_gemv.BEST)
         readings = best.readings(best.case(self.stored, dtype, rows))
-        dense = choice.dense_readings(dtype, BITS)
+        dense = choice.dense_readings(dtype, self.stored.bits_per_weight)
         return (best.name if readings <= dense else choice.DENSE), choice.MODEL
 
     def bind(self, variant: Variant, weight: Weight, dtype: torch.dtype) -> launcher.Product:
@@ -105,13 +98,15 @@ class MixedLinear(GpuExecution):
 
     def multiply_dense(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """See GpuExecution."""
-        weight = dequantize(self.stored, x.dtype, self.outliers)
+        weight = scatter(dequantize(self.read_dense, x.dtype), self.stored, self.outliers)
         return torch.nn.functional.linear(x, weight, bias)
 
     @property
-    def read_dense(self) -> PackedMixed:
-        """The stored form."""
-        return self.stored
+    def read_dense(self) -> PackedMixed | Weight:
+        """The stored form of memory-aligned blocks, or the product's layout."""
+        if self.stored.aligned:
+            return self.stored
+        return self.weight_of(mixed_gemv.variant(mixed_gemv.BEST))
 
     @property
     def buffers(self) -> tuple[torch.Tensor, ...]:

@@ -1,4 +1,4 @@
-"""y[M, N] = x[M, K] W[N, K]^T on a GPU, W of 2/4-bit groups in memory-aligned blocks with outliers of 16 bits.
+"""y[M, N] = x[M, K] W[N, K]^T on a GPU, W of groups of 2, 3 and 4 bits with outliers of 16 bits.
 
     mixed_async    the paper's Algorithm 1, on tensor cores; chosen
     mixed_sync     its twin without overlap, by name, to measure what asynchrony buys
@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from lutlab.errors import LutlabError, nearest
 from lutlab.kernels.gpu.lut_gemv.variant import Variant
-from lutlab.kernels.gpu.mixed_gemv import blocks
+from lutlab.kernels.gpu.mixed_gemv import tiles
 
-VARIANTS = {one.name: one for one in (blocks.ASYNC, blocks.SYNC)}
+VARIANTS = {one.name: one for one in (tiles.ASYNC, tiles.SYNC)}
 BEST = "mixed_async"
 
 
