@@ -1,10 +1,11 @@
 """Microseconds of y = x W^T with 2/4/16-bit W on a GPU: asynchronous and synchronous, outliers fused or by cuSPARSE.
 
-    python benchmarks/bench_mixed_gemv.py [--part shapes outliers batch] [--out folder] [--rounds 200]
+    python benchmarks/bench_mixed_gemv.py [--part shapes outliers widths batch] [--out folder] [--rounds 200]
 
     shapes      no outliers and 0.2 %, beside cuBLAS: share of the copy bandwidth of the same run, times cuBLAS; what
                 asynchrony buys (mixed_async over mixed_sync)
     outliers    slow-down by the share of outliers, fused and by cuSPARSE (Fig. 6 of the paper)
+    widths      groups of 2, 3 and 4 bits beside one width: time over what their bytes predict
     batch       1 to 16 rows of x over one, and dequantizing with cuBLAS
 
 Li et al., "Fast and Efficient 2-bit LLM Inference on GPU" (ICCAD 2024). A quarter of the groups at 4 bits, g = 16. Who
@@ -32,6 +33,7 @@ from gpu_contestants import (
     cold_copies,
     cublas,
     draw_mixed,
+    draw_widths,
     executed,
     l2_bytes,
 )
@@ -47,6 +49,15 @@ BATCHES = (1, 2, 4, 8, 16)
 # On an H200, with 0.2 % of outliers: least share of the copy bandwidth, most microseconds, times cuBLAS.
 FRACTION, TIMES = {LARGE: 0.66}, {LARGE: 4.2, WIDE: 2.6}
 MICROSECONDS = {WIDE: 10.0}
+# Widths repeated over the groups, and the most that a mix may take of what its bytes predict by those of one width.
+WIDTHS = {
+    "2 bits": (2,),
+    "3 bits": (3,),
+    "4 bits": (4,),
+    "2, 4 bits, 10 % at 4": (2, 2, 2, 2, 2, 2, 2, 2, 2, 4),
+    "2, 3, 4 bits": (2, 3, 2, 4, 2, 3),
+}
+BY_BYTES = 1.05
 FUSED = {
     0.001: 0.05,
     0.002: 0.05,
@@ -140,6 +151,31 @@ def outliers(rounds: int) -> Iterator[dict[str, Any]]:
         yield result
 
 
+def widths(rounds: int) -> Iterator[dict[str, Any]]:
+    x = activations(1, LARGE[1])
+    found = []
+    for name, of_groups in WIDTHS.items():
+        packed = draw_widths(LARGE, of_groups)
+        one = executed(packed, x, name, "mixed", variant="mixed_async")
+        found.append(checked(one, x, packed.dequantize()))
+        del packed
+    result = timed(found, LARGE, 1, rounds)
+    rows = {r["kernel"]: r for r in result["rows"]}
+    least, most = rows["2 bits"], rows["4 bits"]
+    for name in (n for n, of_groups in WIDTHS.items() if len(of_groups) > 1):
+        share = (rows[name]["megabytes"] - least["megabytes"]) / (
+            most["megabytes"] - least["megabytes"]
+        )
+        predicted = least["us"] + share * (most["us"] - least["us"])
+        ratio = rows[name]["us"] / predicted
+        print(
+            f"  goal: {name} take {ratio:.3f} of what their bytes predict between 2 and 4 bits; at most "
+            f"{BY_BYTES}: {met(-ratio, -BY_BYTES)}",
+            flush=True,
+        )
+    yield result
+
+
 def batch(rounds: int) -> Iterator[dict[str, Any]]:
     alone = None
     for m in BATCHES:
@@ -158,7 +194,7 @@ def batch(rounds: int) -> Iterator[dict[str, Any]]:
         yield result
 
 
-PARTS = {"shapes": shapes, "outliers": outliers, "batch": batch}
+PARTS = {"shapes": shapes, "outliers": outliers, "widths": widths, "batch": batch}
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,7 @@ from lutlab.measure import drawn
 from lutlab.measure.energy import clocks_of
 from lutlab.measure.gpu_contestants import cold_products, stored_bytes
 from lutlab.measure.timing import Contestant, copies_for
+from lutlab.quantizers.mixed_2_4_16 import Mixed2416
 from lutlab.specs import ProductRun
 
 DEVICE = "cuda"
@@ -67,6 +68,16 @@ def draw_mixed(shape: tuple[int, int], outliers: float) -> PackedMixed:
     options = (("outliers", outliers),)
     row = ProductRun((one,), drawn.MIXED, 2.5, 16, options, device=DEVICE)
     return formats.pack(drawn.draw(row, one, 16))
+
+
+def draw_widths(shape: tuple[int, int], widths: Sequence[int]) -> PackedMixed:
+    """A normal weight rounded to groups of 16 whose widths are repeated, all with second-order scales."""
+    generator = torch.Generator(DEVICE).manual_seed(1)
+    weight = torch.randn(shape, generator=generator, device=DEVICE)
+    groups = -(-shape[1] // 16)
+    width = torch.tensor(widths, dtype=torch.uint8, device=DEVICE).repeat(groups)[:groups]
+    method = Mixed2416(wide_scale="group", aligned=False)
+    return formats.pack(method.round_to(weight, width, 16))
 
 
 def activations(m: int, columns: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:

@@ -51,6 +51,18 @@ def test_shapes_with_their_goals(small, monkeypatch, capsys):
     assert sizes["mixed_sync 0 %"] < sizes["mixed_async 0.2 % fused"] < sizes["cuBLAS [N, K]"] / 2
 
 
+def test_widths_beside_what_their_bytes_predict(small, monkeypatch, capsys):
+    monkeypatch.setattr(bench, "LARGE", (16, 768))
+    few = ("2 bits", "4 bits", "2, 3, 4 bits")
+    monkeypatch.setattr(bench, "WIDTHS", {name: bench.WIDTHS[name] for name in few})
+    (result,) = bench.widths(1)
+    said = capsys.readouterr().out
+    assert (
+        "2, 3, 4 bits take 1.000 of what their bytes predict between 2 and 4 bits; at most" in said
+    )
+    assert len(result["rows"]) == 3
+
+
 def test_the_cost_of_outliers_is_told(small, monkeypatch, capsys):
     """Bytes alone, cuSPARSE's half products being no part of a CPU's torch."""
     ways = []

@@ -6,7 +6,7 @@ weight, and where none does, the weight is dequantized once for torch (dequantiz
     uniform, cpu    uniform_gemv: codes of 4 to 8 bits; bcq_gemv: of 1 to 3 bits, as planes that share a scale
     bcq, cpu        bcq_gemv. Binary codes that happen to be uniform are binary codes: nothing is recovered of them
     both, cuda      lut_gemv, whose variant goes by format, dtype and rows of x (kernels/gpu/choice.py)
-    mixed, cuda     mixed_gemv_gpu: memory-aligned blocks
+    mixed, cuda     mixed_gemv_gpu
 """
 
 from __future__ import annotations

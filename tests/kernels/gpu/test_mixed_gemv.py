@@ -17,7 +17,7 @@ from lutlab.formats.mixed import PackedMixed
 from lutlab.kernels.gpu import mixed_gemv
 from lutlab.kernels.gpu.lut_gemv import launcher
 from lutlab.kernels.gpu.lut_gemv.variant import A100, GPUS, H200
-from lutlab.kernels.gpu.mixed_gemv.tiles import MixedCase
+from lutlab.kernels.gpu.mixed_gemv.product import MixedCase
 
 ASYNC, SYNC = mixed_gemv.VARIANTS.values()
 ERRORS = {F16: 2.5e-4, BF16: 2e-3, F32: 1e-6}

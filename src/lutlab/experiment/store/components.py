@@ -53,6 +53,7 @@ _OF_KERNELS = ("kernels", "formats", "groups")
 _C, _CUDA = templates.ROOT, cuda.ROOT
 # Of every operation: their imports are of both devices, and are not followed.
 _DISPATCH = tuple(PACKAGE / "kernels" / name for name in ("dispatch.py", "dequantized.py"))
+_DEQUANTIZE_MIXED = ("mixed.cu", "mixed_chunks.cu", "sixteen.cuh")
 _PARTS = {
     "driver": _Part(
         compress.DRIVER_VERSION,
@@ -89,8 +90,8 @@ _PARTS = {
         _OF_KERNELS,
         (
             *_DISPATCH,
-            *(_CUDA / name for name in ("common.cuh", "mixed_gemv", "dequantize/mixed.cu")),
-            _CUDA / "lut_gemv" / "half_mma.cuh",
+            *(_CUDA / name for name in ("common.cuh", "mixed_gemv", "lut_gemv/half_mma.cuh")),
+            *(_CUDA / "dequantize" / name for name in _DEQUANTIZE_MIXED),
         ),
     ),
 }

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from lutlab.errors import LutlabError, nearest
 from lutlab.kernels.gpu.lut_gemv.variant import Variant
-from lutlab.kernels.gpu.mixed_gemv import tiles
+from lutlab.kernels.gpu.mixed_gemv import product
 
-VARIANTS = {one.name: one for one in (tiles.ASYNC, tiles.SYNC)}
+VARIANTS = {one.name: one for one in (product.ASYNC, product.SYNC)}
 BEST = "mixed_async"
 
 
