@@ -2,8 +2,7 @@
 
 import torch
 
-from lutlab.formats.mixed_blocks import is_aligned
-from lutlab.tensors import MixedTensor
+from lutlab.tensors import MixedTensor, fill_blocks
 
 
 def mixed_tensor(
@@ -26,7 +25,7 @@ def mixed_tensor(
     if aligned:
         width = torch.full((groups,), 2, dtype=torch.uint8)
         width[: -(-groups // 4)] = 4
-        assert is_aligned(width)
+        assert fill_blocks(width)
     else:
         width = torch.tensor(widths, dtype=torch.uint8).repeat(groups)[:groups]
     wide = width == 4 if by_row else torch.zeros(groups, dtype=torch.bool)

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -31,13 +31,13 @@ from lutlab.checkpoint.transformers import declare
 from lutlab.compress.calibrate import stats_of
 from lutlab.compress.driver import quantize_model
 from lutlab.compress.search import search_widths
-from lutlab.compress.widths import widths
+from lutlab.compress.widths import layer_widths, widths
 from lutlab.data import load_text
 from lutlab.data.calibration import calibration_windows
 from lutlab.errors import LutlabError
 from lutlab.formats import pack
 from lutlab.formats.contract import Format
-from lutlab.groups import CANDIDATE_BITS, CANDIDATE_GROUP_SIZES, Width
+from lutlab.groups import CANDIDATE_BITS, CANDIDATE_GROUP_SIZES, Bits, Width
 from lutlab.models.families import evaluation_seqlen, kinds
 from lutlab.quantizers.contract import Calibrated, make_method
 from lutlab.specs import TextSpec
@@ -51,7 +51,7 @@ DEFAULT_SAMPLES = 128
 def quantize_tensor(
     weight: torch.Tensor,
     method: str = "bcq",
-    q: int = 3,
+    q: Bits = 3,
     g: int = 128,
     inputs: torch.Tensor | None = None,
     **options: Any,
@@ -69,8 +69,8 @@ def quantize_tensor(
 
     Args:
         weight: [N, K] floating point; K are the input channels, along which groups run.
-        method: `none`, `rtn`, `bcq`, `gptq`, `gptq_bcq` or `awq`.
-        q: bits, 1-8.
+        method: `none`, `rtn`, `bcq`, `gptq`, `gptq_bcq`, `awq`, `mixed_2_4_16` or `group_widths`.
+        q: bits, 1-8; of `mixed_2_4_16` the mean width of codes, 2 to 4: 2.5 is a quarter of the groups at 4 bits.
         g: weights that share a scale, at least 8, or -1 for one scale a row; the last group may be shorter.
         inputs: [M, K], what the layer reads on calibration text; only for methods that look at it (`gptq`,
             `gptq_bcq`, `awq`).
@@ -107,11 +107,12 @@ def quantize_tensor(
 def quantize(
     model: PreTrainedModel,
     method: str = "rtn",
-    q: int = 4,
+    q: Bits = 4,
     g: int = 128,
     *,
     calibration: torch.Tensor | None = None,
     skip: Sequence[str] = (),
+    layers: Mapping[str, Width] | None = None,
     budget: float | None = None,
     candidates: Sequence[Width] | None = None,
     **options: Any,
@@ -126,6 +127,8 @@ def quantize(
         calibration: token ids [samples, S] int64 for methods that look at activations, and for a budget. None: 128
             windows of Python's documentation (a log line says so), tokenized by the tokenizer beside the model's files.
         skip: patterns (fnmatch) of layer names that stay in full precision, e.g. `*.fc2`.
+        layers: patterns (fnmatch) of layer names -> (q, g) of their own, e.g. `{"*.layers.0.*": (4, 16)}`; where
+            several fit, the last one counts, and `skip` goes over all.
         budget: stored bits a weight that all layers together must not exceed; every layer then has a width of its own,
             chosen from `candidates` for the least loss on the calibration text (compress/search.py), and q and g are
             not looked at. Takes the memory of a second copy of the model.
@@ -137,9 +140,13 @@ def quantize(
 
     Raises:
         LutlabError: as quantize_tensor; or the architecture is unknown, the model is quantized already, a pattern fits
-            no layer, there is no tokenizer to calibrate with, or the budget is below the smallest size possible.
+            no layer, there is no tokenizer to calibrate with, or the budget is below the smallest size possible, or
+            given beside `layers`.
     """
     quantizer = make_method(method, **options)
+    own = layer_widths(layers or {}, quantizer)
+    if own and budget is not None:
+        raise LutlabError("budget chooses the widths of all layers: drop layers or the budget")
     looks = budget is not None or isinstance(quantizer, Calibrated)
     if looks and calibration is None:
         calibration = _default_calibration(model)
@@ -147,17 +154,17 @@ def quantize(
     model.eval()
     try:
         if budget is None:
-            chosen = widths(kinds(model.config), q, g, skip=skip)
+            chosen = widths(kinds(model.config), q, g, skip=skip, layers=own)
         else:
             every = itertools.product(CANDIDATE_BITS, CANDIDATE_GROUP_SIZES)
             found = search_widths(
                 model, quantizer, candidates or [*every], budget, calibration, skip=skip
             )
             chosen = found.widths
-        layers = quantize_model(model, quantizer, chosen, calibration)
+        stats = quantize_model(model, quantizer, chosen, calibration)
     finally:
         model.train(training)
-    if any(layer.q < 16 for layer in layers):
+    if any(layer.q < 16 for layer in stats):
         declare(model)  # so that save_pretrained says how to read the layers
     return model
 

@@ -13,7 +13,8 @@ from lutlab.errors import LutlabError
 if TYPE_CHECKING:
     import torch
 
-Width = tuple[int, int]  # (q, g)
+Bits = int | float  # a fraction is the mean width of groups that differ in it
+Width = tuple[Bits, int]  # (q, g)
 # What a budget chooses from for each layer, unless it is told: every q with every g.
 CANDIDATE_BITS = (2, 3, 4, 5)
 CANDIDATE_GROUP_SIZES = (32, 64, 128, -1)
@@ -23,9 +24,19 @@ def check_bits(q: int) -> int:
     """Return q. Raises LutlabError unless it is an integer of 1-8."""
     if isinstance(q, bool) or not isinstance(q, int) or not 1 <= q <= 8:
         raise LutlabError(
-            f"q={q!r} is not a number of bits lutlab can store: give an integer from 1 to 8"
+            f"q={q!r} is not a number of bits lutlab can store: give an integer from 1 to 8 (a fraction is the mean of "
+            "groups of several widths, of method=mixed_2_4_16)"
         )
     return q
+
+
+def whole(q: Bits) -> Bits:
+    """The same number, an int where it is whole: 3.0 is 3, so that both are one row.
+
+    >>> whole(3.0), whole(2.5)
+    (3, 2.5)
+    """
+    return int(q) if float(q).is_integer() else q
 
 
 def check_group_size(g: int) -> int:

@@ -62,7 +62,16 @@ class Sublayer:
     """The widths of one kind of sub-layer, where they differ from the model's: `attention` or `feed_forward`."""
 
     kind: str
-    q: int
+    q: int | float
+    g: int
+
+
+@dataclass(frozen=True)
+class LayerWidth:
+    """The width of the layers whose names fit a pattern (fnmatch), as `*.layers.0.*`."""
+
+    pattern: str
+    q: int | float
     g: int
 
 
@@ -95,18 +104,20 @@ class ModelRun:
             q and g.
         candidates: with a budget, the (q, g) that a layer may have. q is then the largest of theirs, and g -1.
         skip: patterns (fnmatch) of layer names that stay in full precision.
+        layers: patterns of layer names with their own q and g; where several fit, the last one counts.
     """
 
     model: ModelSpec
     method: str
-    q: int
+    q: int | float
     g: int
     options: tuple[tuple[str, Any], ...] = ()
     calibration: CalibrationSpec | None = None
     sublayers: tuple[Sublayer, ...] = ()
     budget: float | None = None
-    candidates: tuple[tuple[int, int], ...] = ()
+    candidates: tuple[tuple[int | float, int], ...] = ()
     skip: tuple[str, ...] = ()
+    layers: tuple[LayerWidth, ...] = ()
     device: str = "cpu"
     dtype: str = "float32"
     seed: int = 0
@@ -133,7 +144,7 @@ class ProductRun:
 
     shapes: tuple[Shape, ...]
     method: str
-    q: int
+    q: int | float
     g: int
     options: tuple[tuple[str, Any], ...] = ()
     kernel: str = "auto"
@@ -159,6 +170,7 @@ class LayerStats:
     output_error, output_norm: the same of the outputs on the calibration inputs, tr(D H D^T) with H as CalibStats has
     it; None without calibration. q and g are 16 and -1 where the layer stays in full precision. format: the name of the
     format that bits_stored counts; bits_bcq: bits of the binary form (LUT-GEMM Eq. 5), None where there is none.
+    bits_average: bits a weight as Eq. 10 of the 2/4/16-bit paper counts them, None of a format that it does not count.
     """
 
     name: str
@@ -167,12 +179,13 @@ class LayerStats:
     squared_error: float
     squared_norm: float
     bits_stored: int
-    q: int
+    q: int | float
     g: int
     format: str
     bits_bcq: int | None
     output_error: float | None = None
     output_norm: float | None = None
+    bits_average: float | None = None
 
 
 @dataclass(frozen=True)

@@ -66,6 +66,18 @@ class BCQTensor:
     order: torch.Tensor | None = None
 
 
+MIXED_WIDTHS = (2, 3, 4)
+# Memory-aligned blocks (formats/mixed_blocks.py): weights of a group; bits of the scale codes of a block's three groups
+# of 2 bits, which share 16 bits with their zero points.
+BLOCK_GROUP, BLOCK_SCALE_BITS = 16, (4, 3, 3)
+
+
+def fill_blocks(widths: torch.Tensor) -> bool:
+    """Whether groups [G] of these widths fill memory-aligned blocks: one of 4 bits in each, up to three of 2."""
+    blocks = -(-len(widths) // (len(BLOCK_SCALE_BITS) + 1))
+    return int((widths == 4).sum()) == blocks and not bool((widths == 3).any())
+
+
 @dataclass(frozen=True)
 class MixedTensor:
     """Column groups of different widths and sparse outliers: W ~ scale * (codes - zero_point) + outliers.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    GlmConfig,
     GPT2Config,
     GPTNeoConfig,
     LlamaConfig,
@@ -43,6 +44,7 @@ CONFIGS = {
     "mistral": lambda: MistralConfig(**LLAMA, num_key_value_heads=2, sliding_window=8),
     "qwen2": lambda: Qwen2Config(**LLAMA, num_key_value_heads=4),
     "qwen3": lambda: Qwen3Config(**LLAMA, num_key_value_heads=2, head_dim=16),
+    "glm": lambda: GlmConfig(**LLAMA, num_key_value_heads=1, head_dim=8),
     "gpt2": lambda: GPT2Config(**SHARED, n_embd=32, n_inner=48, n_layer=2, n_head=2, n_positions=64),
     "gpt-neo": lambda: GPTNeoConfig(
         **SHARED, hidden_size=32, intermediate_size=48, num_layers=2, num_heads=2, window_size=4,

@@ -248,6 +248,7 @@ def _layer_stats(
         g=width[1],
         format=name_of(packed),
         bits_bcq=packed.bcq_bits,
+        bits_average=packed.bits_average,
         **sums,
     )
 

@@ -64,7 +64,7 @@ def stored_bits(method: Method, q: int, g: int, rows: int, columns: int) -> int:
     A weight whose zero points leave 0 .. 2^q - 1 takes more.
     """
     packed = _packed(method, q, g, min(rows, _SAMPLE), min(columns, _SAMPLE))
-    layout = packed.layout() | {"out_features": rows, "in_features": columns}
+    layout = method.resized(packed.layout(), rows, columns, q, g)
     return packed.from_layout(layout, "meta").bits_stored
 
 

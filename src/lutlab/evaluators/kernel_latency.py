@@ -147,7 +147,8 @@ class KernelLatency(Evaluator):
 def work_of(run: ProductRun, rounds: int) -> Work:
     """The dense product, the row's own and its row-wise one take turns, each with its copies, which are cold."""
     weights = sum(rows * columns for rows, columns, _ in run.shapes)
-    sizes = [4 * weights, run.q * weights // 8, run.q * weights // 8]
+    coded = int(run.q * weights / 8)
+    sizes = [4 * weights, coded, coded]
     moved = sum(max(CALLS * size, products.COLD_LIMIT // 2) for size in sizes)
     held = sum(max(2 * size, products.COLD_LIMIT // 2) for size in sizes)
     return Work(streamed_bytes=rounds * moved, drawn_weights=weights, held_bytes=held + 9 * weights)

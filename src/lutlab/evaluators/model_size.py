@@ -41,7 +41,8 @@ class ModelSize(Evaluator):
     bcq, dense, …); ratio is 16 / bits_per_weight.
     bits_per_weight_bcq, megabytes_bcq: in the binary form of LUT-GEMM Eq. 5, which the LUT kernel reads; the same as
     stored where the layout is bcq. Absent where a layer has no such form.
-    bits_paper_<formula>, megabytes_<formula>, ratio_<formula>: eq7 | table6 | nuqmm.
+    bits_paper_<formula>, megabytes_<formula>, ratio_<formula>: eq7 | table6 | nuqmm. Absent of groups of several
+    widths, which have bits_paper_eq10 of the 2/4/16-bit paper (formats/mixed_average.py); full precision has both.
     """
 
     version: ClassVar[int] = 1
@@ -51,6 +52,7 @@ class ModelSize(Evaluator):
         Metric("ratio", "x", "compression", lower_is_better=False),
         Metric("bits_per_weight_bcq", "bits/weight", "size in binary form"),
         Metric("megabytes_bcq", "MB", "size in binary form"),
+        Metric("bits_paper_eq10", "bits/weight", "size by mixed-2-4-16 Eq. 10", format="mixed"),
         *(metric for suffix in _FORMULAS for metric in _by_formula(suffix)),
     )
 
@@ -72,7 +74,11 @@ class ModelSize(Evaluator):
         if None not in binary:
             values["bits_per_weight_bcq"] = sum(binary) / weights
             values["megabytes_bcq"] = sum(binary) / 8e6
-        for suffix, (formula, full) in _FORMULAS.items():
+        if all(layer.q >= 16 or layer.bits_average is not None for layer in layers):
+            average = sum(_weights(layer) * (layer.bits_average or 16) for layer in layers)
+            values["bits_paper_eq10"] = average / weights
+        counted = all(layer.format != "mixed" for layer in layers)
+        for suffix, (formula, full) in _FORMULAS.items() if counted else ():
             bits = _paper_bits(layers, formula, full)
             values[f"bits_paper_{suffix}"] = bits / weights
             values[f"megabytes_{suffix}"] = bits / 8e6

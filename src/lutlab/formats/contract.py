@@ -85,6 +85,11 @@ class Format(ABC):
         return None
 
     @property
+    def bits_average(self) -> float | None:
+        """Average bits a weight as Eq. 10 of the 2/4/16-bit paper counts them; None of a format that it does not."""
+        return None
+
+    @property
     def bits_stored(self) -> int:
         """Bits of every buffer, padding included."""
         return sum(8 * one.nbytes for one in self.buffers.values() if one is not None)

@@ -22,6 +22,7 @@ from lutlab.errors import LutlabError
 from lutlab.formats import mixed_blocks, mixed_streams
 from lutlab.formats.code_words import pack_stream, unpack_stream
 from lutlab.formats.contract import Choice, Format, check_layout, dtype_name
+from lutlab.formats.mixed_average import average
 from lutlab.formats.mixed_groups import count_widths, second_order, spread
 from lutlab.registry import register
 from lutlab.tensors import MixedTensor
@@ -162,6 +163,16 @@ class PackedMixed(Format):
     def aligned(self) -> bool:
         """Whether codes are in memory-aligned blocks."""
         return self.blocks is not None
+
+    @property
+    def bits_average(self) -> float | None:
+        """By Eq. 10 (mixed_average.py), of the groups as they are; None where some have 3 bits."""
+        narrow, three, wide = self.of_width
+        if three:
+            return None
+        outliers = 0 if self.outlier_value is None else len(self.outlier_value)
+        share = outliers / (self.shape[0] * self.shape[1])
+        return average(narrow / (narrow + wide), self.group_size, self.scale_group, share)
 
     def dequantize(self) -> torch.Tensor:
         """[N, K] float32, exact: a scale has 16 significant bits, a level 5."""

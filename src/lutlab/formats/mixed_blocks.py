@@ -26,21 +26,15 @@ from typing import TYPE_CHECKING
 from lutlab.errors import LutlabError
 from lutlab.formats.code_words import pack_words, unpack_words
 from lutlab.formats.mixed_groups import by_channel, by_width, spread
+from lutlab.tensors import BLOCK_GROUP, BLOCK_SCALE_BITS, fill_blocks
 
 if TYPE_CHECKING:
     import torch
 
     from lutlab.tensors import MixedTensor
 
-GROUP, BLOCK, NARROW = 16, 64, 3  # weights of a group, of a block; its groups of 2 bits
-SCALE_BITS = (4, 3, 3)  # of a, b, c
+NARROW = len(BLOCK_SCALE_BITS)  # groups of 2 bits of a block: a, b, c
 _SCALE_AT, _ZERO_AT, _SECOND_AT = (6, 10, 13), (0, 2, 4), (0, 4, 8)
-
-
-def is_aligned(widths: torch.Tensor) -> bool:
-    """Whether groups [G] of these widths fill blocks: one of 4 bits in each, the others of 2."""
-    blocks = -(-len(widths) // (NARROW + 1))
-    return int((widths == 4).sum()) == blocks and not bool((widths == 3).any())
 
 
 def pack(tensor: MixedTensor) -> dict[str, torch.Tensor]:
@@ -54,11 +48,12 @@ def pack(tensor: MixedTensor) -> dict[str, torch.Tensor]:
     narrow = tensor.widths == 2
     scale_code = tensor.scale_code[:, narrow]
     fits = (
-        is_aligned(tensor.widths)
-        and (tensor.group_size, tensor.scale_group) == (GROUP, GROUP)
+        fill_blocks(tensor.widths)
+        and (tensor.group_size, tensor.scale_group) == (BLOCK_GROUP, BLOCK_GROUP)
         and tensor.row_scale is not None
         and all(
-            bool((scale_code[:, at::NARROW] < 2 ** SCALE_BITS[at]).all()) for at in range(NARROW)
+            bool((scale_code[:, at::NARROW] < 2 ** BLOCK_SCALE_BITS[at]).all())
+            for at in range(NARROW)
         )
     )
     if not fits:
@@ -68,12 +63,12 @@ def pack(tensor: MixedTensor) -> dict[str, torch.Tensor]:
             "quantize with q=2.5 g=16, or take method.aligned=false"
         )
     codes = by_width(tensor)
-    missing = NARROW * codes[4].shape[1] // GROUP - int(narrow.sum())
+    missing = NARROW * codes[4].shape[1] // BLOCK_GROUP - int(narrow.sum())
 
     def filled(of_groups: torch.Tensor, length: int = 1) -> torch.Tensor:
         return torch.nn.functional.pad(of_groups, (0, missing * length))
 
-    blocks, apart = pack_codes(filled(codes[2], GROUP), codes[4])
+    blocks, apart = pack_codes(filled(codes[2], BLOCK_GROUP), codes[4])
     return {
         "blocks": blocks,
         "apart": apart,
@@ -91,14 +86,14 @@ def unpack(
     there = widths == 2
     zero, scale_code = (spread(values, there) for values in unpack_meta(buffers["meta"]))
     scale_zero = spread(unpack_scale_zero(buffers["scale_zero"]), there)
-    return by_channel({2: narrow, 4: wide}, widths, GROUP), zero, scale_code, scale_zero
+    return by_channel({2: narrow, 4: wide}, widths, BLOCK_GROUP), zero, scale_code, scale_zero
 
 
 def pack_codes(narrow: torch.Tensor, wide: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Codes of 2 bits [N, T * 48] and of 4 bits [N, T * 16], uint8 -> blocks [N, T, 4], apart [N, T], int32."""
     import torch
 
-    rows, blocks = len(narrow), wide.shape[1] // GROUP
+    rows, blocks = len(narrow), wide.shape[1] // BLOCK_GROUP
     first = pack_words(narrow, 2).view(rows, blocks, NARROW)
     second = pack_words(wide, 4).view(rows, blocks, 2)
     return torch.cat((first, second[..., :1]), dim=2), second[..., 1].contiguous()
@@ -111,7 +106,9 @@ def unpack_codes(blocks: torch.Tensor, apart: torch.Tensor) -> tuple[torch.Tenso
     rows, count = apart.shape
     narrow = blocks[..., :NARROW].reshape(rows, -1)
     wide = torch.stack((blocks[..., NARROW], apart), dim=2).view(rows, -1)
-    return unpack_words(narrow, 2, count * NARROW * GROUP), unpack_words(wide, 4, count * GROUP)
+    return unpack_words(narrow, 2, count * NARROW * BLOCK_GROUP), unpack_words(
+        wide, 4, count * BLOCK_GROUP
+    )
 
 
 def pack_meta(zero: torch.Tensor, scale_code: torch.Tensor) -> torch.Tensor:
@@ -121,7 +118,7 @@ def pack_meta(zero: torch.Tensor, scale_code: torch.Tensor) -> torch.Tensor:
 
 def unpack_meta(meta: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The inverse of pack_meta."""
-    return _values(meta, _ZERO_AT, (2, 2, 2)), _values(meta, _SCALE_AT, SCALE_BITS)
+    return _values(meta, _ZERO_AT, (2, 2, 2)), _values(meta, _SCALE_AT, BLOCK_SCALE_BITS)
 
 
 def pack_scale_zero(scale_zero: torch.Tensor) -> torch.Tensor:

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from lutlab.tensors import MIXED_WIDTHS
+
 if TYPE_CHECKING:
     import torch
 
     from lutlab.tensors import MixedTensor
 
-WIDTHS = (2, 3, 4)
-
 
 def count_widths(widths: torch.Tensor) -> tuple[int, int, int]:
     """Groups of 2, 3 and 4 bits of widths [G]."""
-    return tuple(int((widths == w).sum()) for w in WIDTHS)
+    return tuple(int((widths == w).sum()) for w in MIXED_WIDTHS)
 
 
 def second_order(widths: torch.Tensor, by_row: bool) -> torch.Tensor:
@@ -34,7 +34,7 @@ def by_width(tensor: MixedTensor) -> dict[int, torch.Tensor]:
         last = tensor.first_order()[1][:, -1:]
         codes = torch.cat((codes, last.expand(rows, missing)), dim=1)
     grouped = codes.view(rows, groups, g)
-    return {w: grouped[:, tensor.widths == w].reshape(rows, -1) for w in WIDTHS}
+    return {w: grouped[:, tensor.widths == w].reshape(rows, -1) for w in MIXED_WIDTHS}
 
 
 def by_channel(codes: Mapping[int, torch.Tensor], widths: torch.Tensor, g: int) -> torch.Tensor:

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 from lutlab.formats.code_words import WORD, pack_stream, pack_words, unpack_stream, unpack_words
 from lutlab.formats.mixed_groups import (
-    WIDTHS,
     by_channel,
     by_width,
     count_widths,
     second_order,
     spread,
 )
+from lutlab.tensors import MIXED_WIDTHS
 
 if TYPE_CHECKING:
     import torch
@@ -38,7 +38,7 @@ def lengths(
     rows: int, g: int, of_width: tuple[int, int, int], by_row: bool
 ) -> tuple[list[int], list[int]]:
     """Words of each width: of a row's codes, and of all zero points (none of groups with a scale a row)."""
-    pairs = list(zip(WIDTHS, of_width, strict=True))
+    pairs = list(zip(MIXED_WIDTHS, of_width, strict=True))
     zeros = [0 if by_row and w == 4 else words(rows * n, w) for w, n in pairs]
     return [words(n * g, w) for w, n in pairs], zeros
 
@@ -49,7 +49,7 @@ def pack(tensor: MixedTensor) -> dict[str, torch.Tensor]:
 
     second = second_order(tensor.widths, tensor.row_scale is not None)
     codes = [pack_words(values, w) for w, values in by_width(tensor).items() if values.shape[1]]
-    zeros = [_stream(tensor.zero_point[:, (tensor.widths == w) & second], w) for w in WIDTHS]
+    zeros = [_stream(tensor.zero_point[:, (tensor.widths == w) & second], w) for w in MIXED_WIDTHS]
     return {
         "codes": torch.cat(codes, dim=1),
         "zero": torch.cat(zeros),
@@ -65,10 +65,10 @@ def unpack(
     rows = len(buffers["codes"])
     of_width = count_widths(widths)
     of_codes, of_zeros = lengths(rows, g, of_width, by_row)
-    held = zip(WIDTHS, of_width, buffers["codes"].split(of_codes, dim=1), strict=True)
+    held = zip(MIXED_WIDTHS, of_width, buffers["codes"].split(of_codes, dim=1), strict=True)
     codes = {w: unpack_words(some, w, n * g) for w, n, some in held if n}
     zero = widths.new_zeros(rows, len(widths))
-    for w, n, some in zip(WIDTHS, of_width, buffers["zero"].split(of_zeros), strict=True):
+    for w, n, some in zip(MIXED_WIDTHS, of_width, buffers["zero"].split(of_zeros), strict=True):
         if len(some):
             zero[:, widths == w] = _values(some, w, rows, n)
     second = second_order(widths, by_row)

@@ -75,6 +75,24 @@ declare(
     )
 )
 
+# GLM-4, and ChatGLM3 converted to it: two rotations a head, gate and up in one layer.
+declare(
+    Family(
+        model_types=("glm",),
+        blocks="model.layers",
+        inputs=(
+            _attention(
+                "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",
+                scaled_by="input_layernorm",
+            ),
+            _attention("self_attn.o_proj", scaled_by="self_attn.v_proj"),
+            _feed_forward("mlp.gate_up_proj", scaled_by="post_attention_layernorm"),
+            _feed_forward("mlp.down_proj"),  # its channels are half of gate_up_proj's
+        ),
+        kept=("lm_head",),
+    )
+)  # fmt: skip
+
 declare(
     Family(
         model_types=("gpt2",),

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from lutlab import registry
 from lutlab.errors import LutlabError, nearest
-from lutlab.groups import Width
+from lutlab.groups import Bits, Width, check_bits, check_group_size
 from lutlab.tensors import CalibStats, QuantizedTensor
 
 if TYPE_CHECKING:
@@ -32,8 +32,26 @@ class Method(ABC):
     format: ClassVar[str]
     quantizes: ClassVar[bool] = True
 
+    def check_width(self, q: Bits, g: int) -> Width:
+        """(q, g), at which the method quantizes; whole bits, unless a method says otherwise.
+
+        Raises:
+            LutlabError: q or g out of range.
+        """
+        return check_bits(q), check_group_size(g)
+
+    def resized(
+        self, layout: Mapping[str, Any], rows: int, columns: int, q: Bits, g: int
+    ) -> dict[str, Any]:
+        """Layout (formats/contract.py) of a weight [rows, columns] at (q, g), by that of a small one at the same.
+
+        A method overrides it where more than the two sizes follows from the shape.
+        """
+        del q, g
+        return {**layout, "out_features": rows, "in_features": columns}
+
     @abstractmethod
-    def quantize(self, weight: torch.Tensor, q: int, g: int) -> QuantizedTensor:
+    def quantize(self, weight: torch.Tensor, q: Bits, g: int) -> QuantizedTensor:
         """[N, K] float -> the quantized form at q bits, group size g; the weight is left alone.
 
         Raises:
@@ -61,7 +79,7 @@ class Calibrated(Method):
         """
 
     @abstractmethod
-    def quantize(self, weight: torch.Tensor, q: int, g: int, prepared: Any) -> QuantizedTensor:
+    def quantize(self, weight: torch.Tensor, q: Bits, g: int, prepared: Any) -> QuantizedTensor:
         """As of a Method; prepared: of the layer's input, by `prepare`."""
 
 

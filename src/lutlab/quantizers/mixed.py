@@ -4,7 +4,7 @@ A method says how wide each group is (`choose`); the sweep is GPTQ's (compensati
 books of mixed_books.py. In it
 
     wide_last       groups go by rising width, so that the widest are rounded when little is left to make up for errors
-    search_ranges   ranges by least squared error instead of min-max
+    search_ranges   ranges, scale codes and zero points of least squared error instead of min-max
     outliers        this share of all weights is kept in float16, the largest |w| of groups of 2 bits ("exclusive",
                     section 4.3): out of the group's range, 0 in the codes, without error but for float16's
     wide_scale      row: the groups of 4 bits of a row share a scale and a zero point, from W before the sweep, which
@@ -18,16 +18,16 @@ K that is no multiple of g is filled up with columns that no input reaches.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from lutlab.errors import LutlabError, nearest
-from lutlab.formats import mixed_blocks
-from lutlab.groups import check_group_size, group_length
+from lutlab.groups import Bits, Width, check_group_size, group_length
 from lutlab.quantizers.compensated import Compensating, refuse_other_than_bool
 from lutlab.quantizers.compensation import Factored, compensate, factor, finite
-from lutlab.quantizers.mixed_books import NARROW, MixedBooks
-from lutlab.tensors import CalibStats, MixedTensor
+from lutlab.quantizers.mixed_books import NARROW, WIDE, MixedBooks
+from lutlab.tensors import BLOCK_GROUP, CalibStats, MixedTensor, fill_blocks
 
 if TYPE_CHECKING:
     import torch
@@ -81,15 +81,44 @@ class Mixed(Compensating):
                 f"scale_group={rows!r}: give the number of rows whose scales share a step, at least 1; the paper has 16"
             )
 
+    def check_width(self, q: Bits, g: int) -> Width:
+        """(q, g): q is the mean width of codes, from 2 to 4; see Method."""
+        return check_mean_bits(q), check_group_size(g)
+
     @abstractmethod
-    def choose(self, weight: torch.Tensor, q: float, g: int, inputs: Inputs) -> torch.Tensor:
+    def choose(self, weight: torch.Tensor, q: Bits, g: int, inputs: Inputs) -> torch.Tensor:
         """Widths [G] uint8 of the groups of a weight [N, G * g] float32, of inputs with H [G * g, G * g]."""
+
+    @abstractmethod
+    def count(self, groups: int, q: Bits) -> tuple[int, int]:
+        """Groups of 3 and of 4 bits of so many; where the weight decides, the split of fewest 4 bits."""
+
+    def resized(
+        self, layout: Mapping[str, Any], rows: int, columns: int, q: Bits, g: int
+    ) -> dict[str, Any]:
+        """As of a Method: numbers of groups and of outliers follow from the shape."""
+        import torch
+
+        length = group_length(g, columns)
+        groups = -(-columns // length)
+        three, wide = self.count(groups, q)
+        widths = torch.full((groups,), NARROW).index_fill_(0, torch.arange(wide), WIDE)
+        widths[wide : wide + three] = 3
+        by_row = self.wide_scale == "row" and wide
+        return super().resized(layout, rows, columns, q, g) | {
+            "g": length,
+            "groups_3": three,
+            "groups_4": wide,
+            "aligned": self.is_aligned(widths, length),
+            "wide_scale": "row" if by_row else "group",
+            "outliers": int(self.outliers * rows * columns),
+        }
 
     def is_aligned(self, widths: torch.Tensor, g: int) -> bool:
         """Whether groups of these widths are stored in memory-aligned blocks."""
-        block = mixed_blocks.GROUP
-        exists = g == block and self.scale_group == block and self.wide_scale == "row"
-        return self.aligned and exists and mixed_blocks.is_aligned(widths)
+        sizes = (g, self.scale_group) == (BLOCK_GROUP, BLOCK_GROUP)
+        exists = sizes and self.wide_scale == "row" and fill_blocks(widths)
+        return self.aligned and exists
 
     def prepare(self, stats: CalibStats) -> Inputs:
         """Factor H, once for all layers that share an input, and for every q and g.
@@ -99,13 +128,14 @@ class Mixed(Compensating):
         """
         return Inputs(stats.hessian, factor(stats.hessian, self.damp))
 
-    def quantize(self, weight: torch.Tensor, q: float, g: int, prepared: Inputs) -> MixedTensor:
+    def quantize(self, weight: torch.Tensor, q: Bits, g: int, prepared: Inputs) -> MixedTensor:
         """[N, K] float and the factored inputs -> MixedTensor with G = ceil(K / g) groups a row.
 
         Raises:
             LutlabError: q or g out of range; a weight is inf or nan; a scale or an outlier is beyond float16; there are
                 too few weights of 2 bits for so many outliers.
         """
+        self.check_width(q, g)
         weight, inputs, length = self._filled(weight, g, prepared)
         widths = self.choose(weight, q, length, inputs)
         return self._at_widths(weight, widths, length, prepared.hessian.shape[0], inputs)
@@ -202,3 +232,13 @@ class Mixed(Compensating):
         kept = torch.zeros_like(size, dtype=torch.bool)
         kept[chosen] = True
         return kept.view_as(weight)
+
+
+def check_mean_bits(q: Bits) -> Bits:
+    """Return q. Raises LutlabError unless it is a number from 2 to 4."""
+    if isinstance(q, bool) or not isinstance(q, (int, float)) or not NARROW <= q <= WIDE:
+        raise LutlabError(
+            f"q={q!r} is no mean of groups of 2 to 4 bits: give a number from 2 to 4; the paper's 25 % of groups at 4 "
+            "bits is q=2.5"
+        )
+    return q

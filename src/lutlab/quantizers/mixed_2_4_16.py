@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from lutlab.errors import LutlabError, nearest
+from lutlab.groups import Bits
 from lutlab.quantizers.compensated import refuse_other_than_bool
 from lutlab.quantizers.mixed import Inputs, Mixed
 from lutlab.quantizers.mixed_books import NARROW, WIDE
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 SENSITIVITIES = ("cholesky", "inverse", "diagonal", "range", "random", "last")
 _BLOCK = 4  # groups, of which one is wide at 25 %
+_QUARTER = NARROW + (WIDE - NARROW) / _BLOCK  # the q of that
 
 
 @register("method", "mixed_2_4_16")
@@ -59,23 +61,21 @@ class Mixed2416(Mixed):
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise LutlabError(f"seed={self.seed!r}: give an integer")
 
-    def choose(self, weight: torch.Tensor, q: float, g: int, inputs: Inputs) -> torch.Tensor:
+    def choose(self, weight: torch.Tensor, q: Bits, g: int, inputs: Inputs) -> torch.Tensor:
         """Widths 2 and 4 of the groups; see Mixed.
 
         Raises:
-            LutlabError: q is not in 2..4, or not 2.5 with neighbours.
+            LutlabError: q is not 2.5 with neighbours.
         """
         import torch
 
         groups = weight.shape[1] // g
-        share = (check_mean_bits(q) - NARROW) / (WIDE - NARROW)
-        quarter = share == 1 / _BLOCK
-        if self.neighbours and not quarter:
+        if self.neighbours and q != _QUARTER:
             raise LutlabError(
                 f"neighbours=true is one group of four at 4 bits: give q=2.5, not {q}"
             )
         sensitivity = self.sensitivities(weight, g, inputs)
-        count = math.ceil(groups / _BLOCK) if quarter else math.floor(groups * share + 1e-9)
+        _, count = self.count(groups, q)
         if self.neighbours:
             blocks = sensitivity.split(_BLOCK)
             chosen = [_BLOCK * at + int(some.argmax()) for at, some in enumerate(blocks)]
@@ -84,6 +84,12 @@ class Mixed2416(Mixed):
         widths = torch.full((groups,), NARROW, dtype=torch.uint8, device=weight.device)
         widths[chosen] = WIDE
         return widths
+
+    def count(self, groups: int, q: Bits) -> tuple[int, int]:
+        """Groups of 3 and of 4 bits; see Mixed."""
+        if q == _QUARTER:
+            return 0, math.ceil(groups / _BLOCK)
+        return 0, math.floor(groups * (q - NARROW) / (WIDE - NARROW) + 1e-9)
 
     def sensitivities(self, weight: torch.Tensor, g: int, inputs: Inputs) -> torch.Tensor:
         """S [G] of a weight [N, G * g] float32."""
@@ -104,16 +110,6 @@ class Mixed2416(Mixed):
             "inverse": lambda: _diagonal_of_inverse(inputs).pow(-2),
         }[self.sensitivity]()
         return (weight.square().sum(dim=0) * matters).view(groups, g).sum(dim=1)
-
-
-def check_mean_bits(q: float) -> float:
-    """Return q. Raises LutlabError unless it is a number from 2 to 4."""
-    if isinstance(q, bool) or not isinstance(q, (int, float)) or not NARROW <= q <= WIDE:
-        raise LutlabError(
-            f"q={q!r} is no mean of groups of 2 to 4 bits: give a number from 2 to 4; the paper's 25 % of groups at 4 "
-            "bits is q=2.5"
-        )
-    return q
 
 
 def _diagonal_of_inverse(inputs: Inputs) -> torch.Tensor:

@@ -101,7 +101,9 @@ def predict(run: RunSpec, cell: PlannedCell) -> Cost:
     seconds += work.float32_files * 4 * shape.parameters / _DISK_RATE
     if work.decoded_tokens and run.model.layers:  # measured with half of them as well
         seconds *= 1.5
-    return Cost(seconds, int(held + work.packed_copies * (codes + head)))
+    held += work.packed_copies * (codes + head)
+    held += work.dense_copies * shape.parameters * _width(run)
+    return Cost(seconds, int(held))
 
 
 def _work(run: RunSpec, evaluation: EvalSpec) -> Work:
@@ -192,7 +194,7 @@ def disk_bytes(run: RunSpec) -> int:
     if not isinstance(run, ModelRun) or not run.calibration:
         return 0
     shape = shape_of(run.model)
-    packed = shape.linear_parameters * min(run.q + 2, 16) // 8
+    packed = int(shape.linear_parameters * min(run.q + 2, 16) / 8)
     return packed + 4 * shape.layers * sum(columns**2 for columns, _ in shape.inputs)
 
 

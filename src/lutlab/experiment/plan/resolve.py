@@ -60,7 +60,7 @@ def resolve(settings: Settings, columns: Mapping[str, ColumnSpec]) -> Resolved:
     missing = {
         name: reason
         for name, evaluation in evaluations.items()
-        if (reason := columns[name].not_run or reasons[evaluation])
+        if (reason := columns[name].reason or reasons[evaluation])
     }
     runnable = {e for name, e in evaluations.items() if name not in missing}
     absent = {e for e in runnable if settings.mode is Mode.plan and _on_hub(run, e.text)}

@@ -6,14 +6,15 @@ import dataclasses
 from pathlib import PurePath
 
 from lutlab import registry
+from lutlab.compress.widths import layer_widths
 from lutlab.data import folder
 from lutlab.data.protocols import PROTOCOLS
 from lutlab.errors import LutlabError, nearest
 from lutlab.experiment.plan.settings import DataSettings, ModelSettings, Settings
-from lutlab.groups import check_bits, check_group_size
+from lutlab.groups import Width
 from lutlab.kernels.gpu.short_names import full_name
 from lutlab.measure import products
-from lutlab.quantizers.contract import Calibrated
+from lutlab.quantizers.contract import Calibrated, Method
 from lutlab.specs import (
     CalibrationSpec,
     ModelRun,
@@ -49,40 +50,39 @@ def run_of(settings: Settings) -> RunSpec:
             f"{settings.model.source})"
         )
     if settings.model.source == "product":
-        return _product(settings, quantizer.quantizes, asked)
+        return _product(settings, quantizer, asked)
     if settings.kernel != "auto" or settings.knobs:
         named = f"kernel={settings.kernel}" if settings.kernel != "auto" else settings.knobs[0][0]
         raise LutlabError(f"{named} is of a single product: set model=product")
-    candidates = _candidates(settings, quantizer.quantizes)
-    q, g = (
-        (max(q for q, _ in candidates), -1) if candidates else _width(settings, quantizer.quantizes)
-    )
+    candidates = _candidates(settings, quantizer)
+    q, g = (max(q for q, _ in candidates), -1) if candidates else _width(settings, quantizer)
     looks = candidates or isinstance(quantizer, Calibrated)
     return ModelRun(
         model=_model(settings.model),
         q=q,
         g=g,
         calibration=_calibration(settings) if looks else None,
-        sublayers=_sublayers(settings) if quantizer.quantizes else (),
+        sublayers=_sublayers(settings, quantizer) if quantizer.quantizes else (),
         budget=settings.budget,
         candidates=candidates,
         skip=settings.skip if quantizer.quantizes else (),
+        layers=layer_widths(settings.layers, quantizer) if quantizer.quantizes else (),
         **asked,
     )
 
 
-def _product(settings: Settings, quantizes: bool, asked: dict[str, object]) -> ProductRun:
-    """A product has no layers: budget, sublayers, skip and calibration do not concern it."""
-    q, g = _width(settings, quantizes)
+def _product(settings: Settings, quantizer: Method, asked: dict[str, object]) -> ProductRun:
+    """A product has no layers: budget, sublayers, layers, skip and calibration do not concern it."""
+    q, g = _width(settings, quantizer)
     shapes = products.parse_shapes(settings.model.id)
     return ProductRun(
         shapes=shapes, q=q, g=g, kernel=full_name(settings.kernel), knobs=settings.knobs, **asked
     )
 
 
-def _width(settings: Settings, quantizes: bool) -> tuple[int, int]:
+def _width(settings: Settings, quantizer: Method) -> Width:
     """Full precision is 16 bits whatever is asked for, so that it is one row."""
-    return (check_bits(settings.q), check_group_size(settings.g)) if quantizes else (16, -1)
+    return quantizer.check_width(settings.q, settings.g) if quantizer.quantizes else (16, -1)
 
 
 def _model(given: ModelSettings) -> ModelSpec:
@@ -102,34 +102,36 @@ def _calibration(settings: Settings) -> CalibrationSpec:
     return CalibrationSpec(text, chosen.samples, chosen.seqlen, chosen.seed)
 
 
-def _sublayers(settings: Settings) -> tuple[Sublayer, ...]:
+def _sublayers(settings: Settings, quantizer: Method) -> tuple[Sublayer, ...]:
     """Kinds of sub-layer that have a width of their own."""
     own = []
     for kind, (own_q, own_g) in sorted(settings.sublayers.items()):
         q = settings.q if own_q is None else own_q
         g = settings.g if own_g is None else own_g
         if (q, g) != (settings.q, settings.g):
-            own.append(Sublayer(kind, check_bits(q), check_group_size(g)))
+            own.append(Sublayer(kind, *quantizer.check_width(q, g)))
     return tuple(own)
 
 
-def _candidates(settings: Settings, quantizes: bool) -> tuple[tuple[int, int], ...]:
+def _candidates(settings: Settings, quantizer: Method) -> tuple[Width, ...]:
     """The widths that a budget may choose from for each layer; () without one."""
     budget = settings.budget
     if budget is None:
         return ()
-    if not quantizes:
+    if not quantizer.quantizes:
         raise LutlabError(f"method={settings.method} has no widths to choose: drop budget={budget}")
     if not budget > 0:
         raise LutlabError(f"budget={budget}: give a positive number of stored bits a weight")
     if settings.stream:
         raise LutlabError("budget tries widths out on copies of the model: drop stream=true")
-    if own := _sublayers(settings):
+    if own := _sublayers(settings, quantizer):
         raise LutlabError(
             f"budget chooses the widths of all layers: drop sublayers.{own[0].kind} or the budget"
         )
+    if settings.layers:
+        raise LutlabError("budget chooses the widths of all layers: drop layers or the budget")
     bits, sizes = settings.candidates
-    found = [(check_bits(q), check_group_size(g)) for q in bits for g in sizes]
+    found = [quantizer.check_width(q, g) for q in bits for g in sizes]
     if not found:
         raise LutlabError(
             "budget needs widths to choose from: candidates.q or candidates.g is empty"

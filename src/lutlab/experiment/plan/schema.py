@@ -66,7 +66,7 @@ class CalibrationConfig:
 class WidthConfig:
     """q and g of one kind of sub-layer; null: the model's."""
 
-    q: int | None = None
+    q: float | None = None
     g: int | None = None
 
 
@@ -82,7 +82,7 @@ class SublayersConfig:
 class CandidatesConfig:
     """Widths that a budget chooses from for each layer: every q with every g."""
 
-    q: list[int] = field(default_factory=lambda: list(CANDIDATE_BITS))
+    q: list[float] = field(default_factory=lambda: list(CANDIDATE_BITS))
     g: list[int] = field(default_factory=lambda: list(CANDIDATE_GROUP_SIZES))
 
 
@@ -102,6 +102,8 @@ class Config:
     the others, null all.
     `knobs` are those of the GPU kernel's variant that `kernel` names (kernels/lut_gemv); mu is one, as the papers call
     it. `evaluator` has the fields of each evaluator's class by its name: evaluator.kernel_latency.weights=resident.
+    `layers` maps patterns of layer names to [q, g]: "layers={*.layers.0.*: [4, 128]}". It is Any, since into a typed
+    mapping Hydra would put new keys by `+layers` only.
     `plugins` and `experiments` are a user's modules and folder of artifacts (additions.py), given on the command line.
     """
 
@@ -112,12 +114,13 @@ class Config:
     scale: str = MISSING
     model: ModelConfig = field(default_factory=ModelConfig)
     method: Any = MISSING
-    q: int = 4
+    q: float = 4
     g: int = 128
     mu: int = 8
     kernel: str = "auto"
     knobs: dict[str, Any] = field(default_factory=dict)
     sublayers: SublayersConfig = field(default_factory=SublayersConfig)
+    layers: Any = None
     budget: float | None = None
     candidates: CandidatesConfig = field(default_factory=CandidatesConfig)
     skip: list[str] = field(default_factory=list)

@@ -17,6 +17,7 @@ from lutlab import registry
 from lutlab.data import check_limit
 from lutlab.errors import LutlabError, nearest
 from lutlab.experiment.plan.schema import Config, Mode
+from lutlab.groups import Bits, whole
 
 Options = tuple[tuple[str, Any], ...]  # names and values, sorted by name
 
@@ -60,6 +61,7 @@ class Settings:
         options: of the method.
         knobs: of the kernel, mu among them where it is not the default.
         sublayers: kind -> (q, g), None being the model's.
+        layers: pattern of layer names -> [q, g], in the order given.
         candidates: (q values, g values).
         evaluators: evaluator -> the fields of its class that were set to other values than their own.
         logger: (mode, project).
@@ -72,14 +74,15 @@ class Settings:
     model: ModelSettings
     method: str
     options: Options
-    q: int
+    q: Bits
     g: int
     mu: int
     kernel: str
     knobs: Options
-    sublayers: Mapping[str, tuple[int | None, int | None]]
+    sublayers: Mapping[str, tuple[Bits | None, int | None]]
+    layers: Mapping[str, Any]
     budget: float | None
-    candidates: tuple[tuple[int, ...], tuple[int, ...]]
+    candidates: tuple[tuple[Bits, ...], tuple[int, ...]]
     skip: tuple[str, ...]
     calibration: CalibrationSettings
     stream: bool
@@ -96,7 +99,7 @@ class Settings:
 
 
 _AS_THEY_ARE = (
-    "artifact", "mode", "scale", "q", "g", "mu", "kernel", "budget", "stream", "device", "dtype", "threads", "alone",
+    "artifact", "mode", "scale", "g", "mu", "kernel", "budget", "stream", "device", "dtype", "threads", "alone",
     "seed",
 )  # fmt: skip
 
@@ -105,7 +108,8 @@ def settings_of(config: DictConfig) -> Settings:
     """The settings of a composed configuration.
 
     Raises:
-        LutlabError: no such evaluator or field of one, or a number that is less than 1 and counts.
+        LutlabError: no such evaluator or field of one, a number that is less than 1 and counts, or layers that are no
+            mapping.
     """
     if config.threads is not None and config.threads < 1:
         raise LutlabError(
@@ -121,13 +125,15 @@ def settings_of(config: DictConfig) -> Settings:
     knobs = dict(config.knobs) | ({"mu": config.mu} if config.mu != Config.mu else {})
     return Settings(
         **{name: config[name] for name in _AS_THEY_ARE},
+        q=whole(config.q),
         rows=tuple(config.rows),
         model=_model(config.model),
         method=method.pop("name"),
         options=_sorted(method),
         knobs=_sorted(knobs),
-        sublayers={kind: (width.q, width.g) for kind, width in config.sublayers.items()},
-        candidates=(tuple(config.candidates.q), tuple(config.candidates.g)),
+        sublayers={kind: _width(width) for kind, width in config.sublayers.items()},
+        layers=_layers(config.layers),
+        candidates=(tuple(map(whole, config.candidates.q)), tuple(config.candidates.g)),
         skip=tuple(config.skip),
         calibration=CalibrationSettings(**calibration),
         data=DataSettings(**data),
@@ -138,12 +144,27 @@ def settings_of(config: DictConfig) -> Settings:
     )
 
 
+def _width(config: DictConfig) -> tuple[Bits | None, int | None]:
+    return None if config.q is None else whole(config.q), config.g
+
+
 def _model(config: DictConfig) -> ModelSettings:
     """Without an id, which a name may be made of, there is no name either: a sweep's fixed part may lack it."""
     given = OmegaConf.to_container(config)
     if OmegaConf.is_missing(config, "id"):
         return ModelSettings(**given | {"id": "", "name": ""})
     return ModelSettings(**given | {"name": config.name})
+
+
+def _layers(given: DictConfig | None) -> Mapping[str, Any]:
+    """Pattern of layer names -> [q, g]; compress/widths.py checks the widths."""
+    if given is None:
+        return {}
+    if not isinstance(given, DictConfig):
+        raise LutlabError(
+            f'layers={given}: give patterns of layer names with [q, g], as "layers={{*.layers.0.*: [4, 128]}}"'
+        )
+    return _plain(given)
 
 
 def _plain(config: DictConfig) -> dict[str, Any]:

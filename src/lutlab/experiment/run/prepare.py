@@ -49,7 +49,7 @@ def prepare(job: Job) -> Prepared:
     windows = spec.calibration and _windows(job, loaded.tokenizer, seqlen)
     facts: dict[str, Any] = {}
     if spec.budget is None:
-        chosen = widths(kinds(model.config), spec.q, spec.g, spec.sublayers, spec.skip)
+        chosen = widths(kinds(model.config), spec.q, spec.g, spec.sublayers, spec.skip, spec.layers)
     else:
         from lutlab.compress.search import search_widths
 

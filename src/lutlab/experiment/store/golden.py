@@ -97,14 +97,16 @@ def _hash(value: Any) -> str:
 
 
 def _said(value: Any) -> Any:
-    """Bits of everything, in JSON's types."""
+    """Bits of everything, in JSON's types; as in ids, a field at its default is left out, so that one can be added."""
     import torch
 
     if isinstance(value, torch.Tensor):
         data = hashlib.sha256(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
         return [str(value.dtype), list(value.shape), data.hexdigest()]
     if dataclasses.is_dataclass(value):
-        return [_said(getattr(value, field.name)) for field in dataclasses.fields(value)]
+        held = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        at_default = {f.name for f in dataclasses.fields(value) if held[f.name] is f.default}
+        return [_said(one) for name, one in held.items() if name not in at_default]
     if isinstance(value, dict):
         return [[str(key), _said(one)] for key, one in value.items()]
     if isinstance(value, list | tuple):
@@ -193,7 +195,7 @@ def _method(name: str) -> Any:
 def _format(name: str) -> Any:
     import torch
 
-    from lutlab.tensors import BCQTensor, DenseTensor, UniformTensor
+    from lutlab.tensors import BCQTensor, DenseTensor, MixedTensor, UniformTensor
 
     weight, groups = _drawn(16, 96, seed=0), 3
     codes = (weight * 8).round().clamp(0, 7).to(torch.uint8)
@@ -205,10 +207,22 @@ def _format(name: str) -> Any:
             for zero in (3, -1)
         ],
         BCQTensor: [BCQTensor(codes, scale[:3], offset, 3, 32) for offset in (None, scale[3])],
+        MixedTensor: [_mixed(weight, **options) for options in ({}, {"aligned": False})],
     }
     cls = registry.lookup("format", name)
     packed = [cls.pack(tensor) for tensor in tensors[cls.tensor]]
     return [[one, one.dequantize(), one.bits_stored] for one in packed]
+
+
+def _mixed(weight: torch.Tensor, **options: Any) -> Any:
+    """Groups of 4 and 2 bits with outliers, of either layout."""
+    import torch
+
+    from lutlab.quantizers.contract import make_method
+
+    method = make_method("mixed_2_4_16", outliers=0.01, **options)
+    widths = torch.tensor((4, 2, 2, 2, 4, 2), dtype=torch.uint8)
+    return method.round_to(weight, widths, 16)
 
 
 def _protocol(name: str) -> Any:
