@@ -24,8 +24,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from lutlab.formats.mixed_groups import WIDTHS, count_widths
+from lutlab.formats.mixed_groups import count_widths
 from lutlab.formats.mixed_tiles import ROWS, outlier_buffers
+from lutlab.tensors import MIXED_WIDTHS
 
 if TYPE_CHECKING:
     import torch
@@ -113,7 +114,7 @@ def places(width: torch.Tensor, of_width: tuple[int, int, int]) -> torch.Tensor:
     import torch
 
     found, first = torch.empty_like(width, dtype=torch.int32), 0
-    for bits, count in zip(WIDTHS, of_width, strict=True):
+    for bits, count in zip(MIXED_WIDTHS, of_width, strict=True):
         there = width == bits
         found[there] = first + torch.arange(
             int(there.sum()), dtype=torch.int32, device=width.device
@@ -143,12 +144,12 @@ def _tiles(tensor: MixedTensor, first: int, end: int, width: torch.Tensor) -> to
         return values[band].repeat_interleave(repeat, dim=1)
 
     parts = []
-    for bits in WIDTHS:
+    for bits in MIXED_WIDTHS:
         there = width == bits
         if not there.any():
             continue
         found = [_codes(_filled(codes[:, there]), bits)]
-        if not (bits == WIDTHS[-1] and tensor.row_scale is not None):
+        if not (bits == MIXED_WIDTHS[-1] and tensor.row_scale is not None):
             found += _scales(
                 _filled(of_rows(tensor.scale_code)[:, there]),
                 _filled(of_rows(tensor.zero_point)[:, there]),

@@ -20,7 +20,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from lutlab.formats.mixed_blocks import BLOCK, GROUP, NARROW
+from lutlab.formats.mixed_blocks import NARROW
+from lutlab.tensors import BLOCK_GROUP as GROUP
 
 if TYPE_CHECKING:
     import torch
@@ -72,7 +73,7 @@ def chunks(columns: int) -> int:
     >>> chunks(4096), chunks(11008), chunks(172)
     (16, 43, 1)
     """
-    return -(-columns // (BLOCK * CHUNK))
+    return -(-columns // ((NARROW + 1) * GROUP * CHUNK))
 
 
 def pack(packed: PackedMixed) -> PackedMixedTiles:

@@ -21,7 +21,6 @@ from lutlab.errors import LutlabError
 from lutlab.formats import mixed_chunks, mixed_tiles
 from lutlab.formats.mixed import PackedMixed
 from lutlab.formats.mixed_chunks import PackedMixedChunks
-from lutlab.formats.mixed_groups import WIDTHS
 from lutlab.formats.mixed_tiles import CHUNK, CODE_BYTES, SCALE_BYTES, PackedMixedTiles
 from lutlab.kernels.gpu.lut_gemv.variant import (
     C_TYPES,
@@ -32,6 +31,7 @@ from lutlab.kernels.gpu.lut_gemv.variant import (
     Step,
     Variant,
 )
+from lutlab.tensors import MIXED_WIDTHS
 
 FILES = {True: "mixed_gemv/blocks.cu", False: "mixed_gemv/streams.cu"}  # by alignment
 AUTO = 0
@@ -74,7 +74,7 @@ class MixedCase:
         """Bytes of the largest chunk."""
         if self.chunks is None:
             return CODE_BYTES + SCALE_BYTES
-        widths = [w for w, count in zip(WIDTHS, self.chunks, strict=True) if count]
+        widths = [w for w, count in zip(MIXED_WIDTHS, self.chunks, strict=True) if count]
         scaled = max((w for w in widths if w < 4 or not self.by_row), default=2)
         return 512 * max(widths) + (304 if scaled > 2 else 240)
 
