@@ -59,7 +59,10 @@ class PackedMixed(Format):
 
     version: ClassVar[int] = 1
     tensor: ClassVar[type] = MixedTensor
-    kernels: ClassVar[Mapping[str, tuple[str, ...]]] = {"cpu": ("mixed_gemv",)}
+    kernels: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "cpu": ("mixed_gemv",),
+        "cuda": ("mixed_gemv_gpu",),
+    }
 
     shape: tuple[int, int]
     group_size: int

@@ -7,6 +7,7 @@ weight, and where none does, the weight is dequantized once for torch (dequantiz
     bcq, cpu        bcq_gemv. Binary codes that happen to be uniform are binary codes: nothing is recovered of them
     mixed, cpu      mixed_gemv: groups of every width and outliers in one call
     both, cuda      lut_gemv, whose variant goes by format, dtype and rows of x (kernels/gpu/choice.py)
+    mixed, cuda     mixed_gemv_gpu
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from lutlab.kernels.contract import Execution, KernelOp
 from lutlab.kernels.cpu import linear as cpu  # noqa: F401, registers its operations
 from lutlab.kernels.dequantized import Dequantized
 from lutlab.kernels.gpu import linear as gpu  # noqa: F401, registers its operation
+from lutlab.kernels.gpu import mixed_linear as mixed_gpu  # noqa: F401, registers its operation
 
 
 def prepare(
