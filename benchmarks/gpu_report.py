@@ -50,6 +50,8 @@ ARTIFACTS = (
     "nuqmm/fig8",
     "nuqmm/fig9",
     "nuqmm/fig10",
+    "mixed-2-4-16/fig6",
+    "mixed-2-4-16/fig9",
     "lutlab/r0_knobs",
     "nuqmm/table5",  # the longest: whole layers
 )
