@@ -9,6 +9,9 @@ with W_hat the nearest values on the grids of second_order.py. Steps of the conv
 falling gain a bit. Groups go by rising width, the widest last (`wide_last`), ranges are searched, and all groups
 have second-order scales unless wide_scale=row.
 
+by_group=false gives all groups of a layer one width, q of 2, 3 or 4: the paper's second-order format without its
+groups of 4 bits (Eq. 6), the control for what widths by group are worth beside widths by layer.
+
 With `budget` and `candidates.q` the means of all layers are chosen together, under a hard budget of stored bits
 (compress/search.py): `method=group_widths budget=3 candidates.q=[2,2.5,3,3.5,4] candidates.g=[16]`.
 
@@ -20,8 +23,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from lutlab.groups import Bits
+from lutlab.errors import LutlabError
+from lutlab.groups import Bits, Width
 from lutlab.quantizers import second_order
+from lutlab.quantizers.compensated import refuse_other_than_bool
 from lutlab.quantizers.mixed import Inputs, Mixed
 from lutlab.quantizers.mixed_books import NARROW, WIDE
 from lutlab.registry import register
@@ -34,18 +39,35 @@ if TYPE_CHECKING:
 @register("method", "group_widths")
 @dataclass(frozen=True)
 class GroupWidths(Mixed):
-    """Options as of mixed.Mixed, with defaults of its own."""
+    """by_group: the module. The other options are in mixed.py, with defaults of their own."""
 
     version: ClassVar[int] = 1
 
     wide_last: bool = True
     search_ranges: bool = True
     wide_scale: str = "group"
+    by_group: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        refuse_other_than_bool(self, "by_group")
+
+    def check_width(self, q: Bits, g: int) -> Width:
+        """(q, g); without by_group q is whole. See Method."""
+        q, g = super().check_width(q, g)
+        if not self.by_group and q not in MIXED_WIDTHS:
+            raise LutlabError(
+                f"q={q}: with by_group=false all groups have one width, 2, 3 or 4 bits"
+            )
+        return q, g
 
     def choose(self, weight: torch.Tensor, q: Bits, g: int, inputs: Inputs) -> torch.Tensor:
         """Widths of 2, 3 and 4 bits of the groups, of mean at most q; see Mixed."""
         import torch
 
+        if not self.by_group:
+            groups = weight.shape[1] // g
+            return torch.full((groups,), q, dtype=torch.uint8, device=weight.device)
         matters = inputs.hessian.diagonal().view(-1, g, 1)
         values = weight.t().reshape(len(matters), g, len(weight))
         cost = torch.stack([self._error(values, matters, w) for w in MIXED_WIDTHS]).double()
@@ -62,6 +84,8 @@ class GroupWidths(Mixed):
 
     def count(self, groups: int, q: Bits) -> tuple[int, int]:
         """Groups of 3 and of 4 bits; see Mixed."""
+        if not self.by_group:
+            return groups * (q == 3), groups * (q == WIDE)
         steps = self._steps(groups, q)
         wide = max(0, steps - groups)
         return steps - 2 * wide, wide
