@@ -36,26 +36,24 @@ def chosen_widths(model) -> dict:
     return found | {next(iter(found)): None}
 
 
-def tuned(name: str, **options) -> Tuned:
+def tuned(name: str, method: str = "mixed_2_4_16", **options) -> Tuned:
     model, options = make(name), {"learning_rate": 3e-3, "batch": 4, "loss": "labels"} | options
     before = copy.deepcopy(model.state_dict())
-    found = tune(
-        model, make_method("mixed_2_4_16"), chosen_widths(model), windows(), Tuning(**options)
-    )
+    found = tune(model, make_method(method), chosen_widths(model), windows(), Tuning(**options))
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     return found
 
 
-@pytest.mark.parametrize("name", ["opt", "gpt2"])
-def test_what_is_stored_is_what_was_trained(name):
-    found = tuned(name, steps=6)
+@pytest.mark.parametrize(("name", "method"), [("opt", "mixed_2_4_16"), ("gpt2", "group_widths")])
+def test_what_is_stored_is_what_was_trained(name, method):
+    found = tuned(name, method, steps=6)
     losses = dict(found.facts["held_out"])
     kept = losses[found.facts["kept_step"]]
     assert kept == min(losses.values()) < losses[0] - 0.05
     model, plain = make(name), make(name)
-    method, chosen, ids = make_method("mixed_2_4_16"), chosen_widths(model), windows()
-    layers = quantize_model(model, method, chosen, ids, packed=found.layers)
-    untuned = quantize_model(plain, method, chosen, ids)
+    quantizer, chosen, ids = make_method(method), chosen_widths(model), windows()
+    layers = quantize_model(model, quantizer, chosen, ids, packed=found.layers)
+    untuned = quantize_model(plain, quantizer, chosen, ids)
     held = ids[:: tuner.HELD_OUT]
     with torch.no_grad():
         assert model(held, labels=held).loss.item() == pytest.approx(kept, rel=1e-5)
