@@ -5,8 +5,8 @@
 Li et al., "Fast and Efficient 2-bit LLM Inference on GPU" (ICCAD 2024), section 3.3: in the forward process weights are
 quantized and dequantized with 4 or 2 bits by group; afterwards "the same analysis results" quantize. The analysis is
 that of the method without tuning, in a copy of the model. Its compensated weights, on their grids, are also what tuning
-starts from: from the full-precision weights it takes some fifty steps to make up for compensation. Ranges, scales and
-outliers (always the largest |w|) follow the weights from step to step. What is stored at the end is Q(W) itself.
+starts from: fifty steps from the full-precision weights (rate 3e-4) left two embedded models behind compensation alone.
+Ranges, scales and outliers (always the largest |w|) follow the weights. What is stored at the end is Q(W) itself.
 
     loss=labels         cross entropy of the next token
     loss=distribution   Kullback-Leibler divergence from the full-precision model's next token to the tuned one's
