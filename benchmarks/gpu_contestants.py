@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,10 @@ from lutlab import formats
 from lutlab.errors import LutlabError
 from lutlab.experiment.store.provenance import environment
 from lutlab.formats.bcq import PackedBCQ
+from lutlab.formats.contract import Format
+from lutlab.formats.mixed import PackedMixed
 from lutlab.formats.uniform import PackedUniform
+from lutlab.kernels.dispatch import prepare
 from lutlab.kernels.gpu import lut_gemv
 from lutlab.kernels.gpu.dequantize import dequantize
 from lutlab.kernels.gpu.lut_gemv import launcher
@@ -27,6 +30,7 @@ from lutlab.measure import drawn
 from lutlab.measure.energy import clocks_of
 from lutlab.measure.gpu_contestants import cold_products, stored_bytes
 from lutlab.measure.timing import Contestant, copies_for
+from lutlab.quantizers.mixed_2_4_16 import Mixed2416
 from lutlab.specs import ProductRun
 
 DEVICE = "cuda"
@@ -56,6 +60,24 @@ def draw(shape: tuple[int, int], q: int, g: int, uniform: bool) -> PackedBCQ | P
     one = (*shape, 1)
     row = ProductRun((one,), method, q, g, (("offset", True),), device=DEVICE, seed=q)
     return formats.pack(drawn.draw(row, one, g))
+
+
+def draw_mixed(shape: tuple[int, int], outliers: float) -> PackedMixed:
+    """A normal weight rounded to memory-aligned 2/4-bit blocks, with a share of outliers."""
+    one = (*shape, 1)
+    options = (("outliers", outliers),)
+    row = ProductRun((one,), drawn.MIXED, 2.5, 16, options, device=DEVICE)
+    return formats.pack(drawn.draw(row, one, 16))
+
+
+def draw_widths(shape: tuple[int, int], widths: Sequence[int]) -> PackedMixed:
+    """A normal weight rounded to groups of 16 whose widths are repeated, all with second-order scales."""
+    generator = torch.Generator(DEVICE).manual_seed(1)
+    weight = torch.randn(shape, generator=generator, device=DEVICE)
+    groups = -(-shape[1] // 16)
+    width = torch.tensor(widths, dtype=torch.uint8, device=DEVICE).repeat(groups)[:groups]
+    method = Mixed2416(wide_scale="group", aligned=False)
+    return formats.pack(method.round_to(weight, width, 16))
 
 
 def activations(m: int, columns: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
@@ -100,6 +122,15 @@ def ours(
     for product in products:
         product.prepare(len(x))
     return Entrant(f"{name} {kind}", size, len(products), lambda i: products[i](x), kind=kind)
+
+
+def executed(packed: Format, x: torch.Tensor, name: str, kind: str, **options: Any) -> Entrant:
+    """What the dispatch takes for a packed weight, with its copies; options: of the operation."""
+    op = packed.kernels["cuda"][0]
+    first = prepare(packed, DEVICE, len(x), x.dtype, op=op, **options)
+    size = first.bytes_read(len(x), x.dtype)
+    copies = [first, *(first.copy() for _ in range(cold_copies(size) - 1))]
+    return Entrant(name, size, len(copies), lambda i: copies[i](x), kind=kind)
 
 
 def through_dense(packed: PackedBCQ | PackedUniform, x: torch.Tensor, kind: str) -> Entrant:

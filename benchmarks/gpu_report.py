@@ -6,6 +6,7 @@
     ceilings    gpu_ceilings.py: what memory, shared memory, tensor cores and atomics can do
     tests       every test that is marked gpu
     goals, batch, groups      bench_lut_gemv.py, part by part
+    mixed       bench_mixed_gemv.py: 2/4/16-bit weights
     choice      bench_gpu_choice.py: who is fastest with how many rows of x; lutlab chooses by it afterwards
     artifacts   the papers' kernel tables and figures at scale=paper: records and rendered tables
     memcheck, racecheck                  tests of small shapes under compute-sanitizer, where it is installed
@@ -53,7 +54,7 @@ ARTIFACTS = (
     "nuqmm/table5",  # the longest: whole layers
 )
 # Of the matrix that every variant passes, small shapes: the sanitizer is slow.
-SMALL_TESTS = "(1-32- or 129-97-) and 128"
+SMALL_TESTS = "(1-32- or 129-97-) and 128 or mixed_gemv and 129-97"
 DONE, FAILED, STOPPED, ABSENT = "done", "failed", "stopped", "not run"
 GRACE = 10  # seconds to end in
 
@@ -91,6 +92,7 @@ def steps(out: Path, rounds: int) -> list[Step]:
         Step("batch", (*bench, "--part", "batch"), 90),
         Step("choice", (python, "benchmarks/bench_gpu_choice.py", "--out", str(out)), 150),
         Step("groups", (*bench, "--part", "groups"), 90),
+        Step("mixed", (python, "benchmarks/bench_mixed_gemv.py", *bench[2:]), 120),
     ]
     for name in ARTIFACTS:
         run = (python, "run.py", f"+exp={name}", "scale=paper", "device=cuda", "logger=none")

@@ -12,6 +12,7 @@ from tests.conftest import ROOT
 
 from lutlab.experiment.artifact.artifact import load_artifact
 from lutlab.experiment.report import published
+from lutlab.experiment.report.means import is_mean
 from lutlab.experiment.run.published_list import read_list
 from lutlab.experiment.store.store import Store, content_id
 
@@ -26,17 +27,25 @@ def test_every_measured_number_is_that_of_a_record(folder: Path) -> None:
     artifact = load_artifact("/".join(folder.parts[-2:]))
     lines = (folder / "records.jsonl").read_text(encoding="utf-8").removesuffix("\n").split("\n")
     records = {r["cell_id"]: r for r in (json.loads(line)["record"] for line in lines)}
-    measured, named = 0, set()
+    measured, named, means = 0, set(), {}
+    rows = {r.key: r for scale in ("embedded", "small", "paper") for r in artifact.rows(scale)}
     with (folder / "table.csv").open(newline="") as file:
         for row in csv.DictReader(file):
             named.add(row["cell_id"])
             if not row["measured"]:
                 continue
-            column = artifact.columns[row["column"]]
+            column = artifact.columns_of(rows[row["row"]])[row["column"]]
+            if is_mean(rows[row["row"]], column):
+                means[row["variant"], row["row"], row["column"]] = float(row["measured"])
+                continue
             value = records[row["cell_id"]]["values"][column.metric] * column.factor
             assert float(row["measured"]) == pytest.approx(value, rel=1e-12), row
             measured += 1
     assert measured
+    tables = published.read(folder).tables({}) if means else {}
+    for (variant, key, column), mean in means.items():
+        found = next(r.cells[column] for r in tables[variant].rows if r.key == key)
+        assert mean == pytest.approx(found.measured, rel=1e-12)
     assert named - {""} == set(records), "no cell without its record, no record without a cell"
     assert {record["provenance"]["git_dirty"] for record in records.values()} == {False}
 

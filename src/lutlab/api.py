@@ -21,25 +21,24 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from transformers import AutoTokenizer, PreTrainedModel
 
 from lutlab.checkpoint.transformers import declare
-from lutlab.compress.calibrate import stats_of
+from lutlab.compress.calibrate import Windows, stats_of
 from lutlab.compress.driver import quantize_model
 from lutlab.compress.search import search_widths
 from lutlab.compress.tuning import check_tunable, tune
-from lutlab.compress.widths import widths
-from lutlab.data import load_text
-from lutlab.data.calibration import calibration_windows
+from lutlab.compress.widths import layer_widths, widths
+from lutlab.data import calibration_inputs, load_text
 from lutlab.errors import LutlabError
 from lutlab.formats import pack
 from lutlab.formats.contract import Format
 from lutlab.groups import CANDIDATE_BITS, CANDIDATE_GROUP_SIZES, Bits, Width
-from lutlab.models.families import evaluation_seqlen, kinds
+from lutlab.models.families import evaluation_seqlen, kinds, task_of
 from lutlab.quantizers.contract import Calibrated, make_method
 from lutlab.specs import TextSpec, Tuning
 
@@ -111,8 +110,9 @@ def quantize(
     q: Bits = 4,
     g: int = 128,
     *,
-    calibration: torch.Tensor | None = None,
+    calibration: Windows | None = None,
     skip: Sequence[str] = (),
+    layers: Mapping[str, Width] | None = None,
     budget: float | None = None,
     candidates: Sequence[Width] | None = None,
     tuning: Tuning | None = None,
@@ -121,13 +121,17 @@ def quantize(
     """Quantize the linear layers of every decoder block, in place; embeddings and head stay as they are.
 
     Args:
-        model: a transformers causal language model of a known family (OPT, LLaMA, GPT-2, GPT-Neo).
+        model: a transformers causal language model of a known family (OPT, LLaMA, GPT-2, GPT-Neo), or a BERT for
+            masked tokens or for classification.
         method: as in quantize_tensor.
         q: as in quantize_tensor.
         g: as in quantize_tensor.
-        calibration: token ids [samples, S] int64 for methods that look at activations, and for a budget. None: 128
-            windows of Python's documentation (a log line says so), tokenized by the tokenizer beside the model's files.
+        calibration: token ids [samples, S] int64 for methods that look at activations, and for a budget; of a
+            classifier what a tokenizer returns of padded texts of its task. None: 128 windows of Python's
+            documentation (a log line says so), tokenized by the tokenizer beside the model's files.
         skip: patterns (fnmatch) of layer names that stay in full precision, e.g. `*.fc2`.
+        layers: patterns (fnmatch) of layer names -> (q, g) of their own, e.g. `{"*.layers.0.*": (4, 16)}`; where
+            several fit, the last one counts, and `skip` goes over all.
         budget: stored bits a weight that all layers together must not exceed; every layer then has a width of its own,
             chosen from `candidates` for the least loss on the calibration text (compress/search.py), and q and g are
             not looked at. Takes the memory of a second copy of the model.
@@ -142,12 +146,15 @@ def quantize(
 
     Raises:
         LutlabError: as quantize_tensor; or the architecture is unknown, the model is quantized already, a pattern fits
-            no layer, there is no tokenizer to calibrate with, the budget is below the smallest size possible, or the
-            method cannot be tuned.
+            no layer, there is no tokenizer to calibrate with, the budget is below the smallest size possible or
+            given beside `layers`, or the method cannot be tuned.
     """
     quantizer = make_method(method, **options)
     if tuning:
         check_tunable(quantizer)
+    own = layer_widths(layers or {}, quantizer)
+    if own and budget is not None:
+        raise LutlabError("budget chooses the widths of all layers: drop layers or the budget")
     looks = budget is not None or isinstance(quantizer, Calibrated)
     if looks and calibration is None:
         calibration = _default_calibration(model)
@@ -155,7 +162,7 @@ def quantize(
     model.eval()
     try:
         if budget is None:
-            chosen = widths(kinds(model.config), q, g, skip=skip)
+            chosen = widths(kinds(model.config), q, g, skip=skip, layers=own)
         else:
             every = itertools.product(CANDIDATE_BITS, CANDIDATE_GROUP_SIZES)
             found = search_widths(
@@ -163,17 +170,26 @@ def quantize(
             )
             chosen = found.widths
         packed = tuning and tune(model, quantizer, chosen, calibration, tuning).layers
-        layers = quantize_model(model, quantizer, chosen, calibration, packed=packed)
+        stats = quantize_model(model, quantizer, chosen, calibration, packed=packed)
     finally:
         model.train(training)
-    if any(layer.q < 16 for layer in layers):
+    if any(layer.q < 16 for layer in stats):
         declare(model)  # so that save_pretrained says how to read the layers
     return model
 
 
 def _default_calibration(model: PreTrainedModel) -> torch.Tensor:
-    """Windows of Python's documentation."""
-    source = model.name_or_path
+    """Windows of Python's documentation.
+
+    Raises:
+        LutlabError: a classifier, or no tokenizer.
+    """
+    task, source = task_of(model), model.name_or_path
+    if task == "sequence_classification":
+        raise LutlabError(
+            "a classifier is calibrated on texts of its task: give calibration=tokenizer(firsts, seconds, "
+            "padding=True, return_tensors='pt')"
+        )
     try:
         tokenizer = AutoTokenizer.from_pretrained(source)
     except (OSError, ValueError) as error:
@@ -187,4 +203,6 @@ def _default_calibration(model: PreTrainedModel) -> torch.Tensor:
         DEFAULT_SAMPLES,
         seqlen,
     )
-    return calibration_windows(load_text(DEFAULT_TEXT), tokenizer, DEFAULT_SAMPLES, seqlen, seed=0)
+    return calibration_inputs(
+        task, load_text(DEFAULT_TEXT), tokenizer, DEFAULT_SAMPLES, seqlen, seed=0
+    )

@@ -114,6 +114,15 @@ class Sublayer:
 
 
 @dataclass(frozen=True)
+class LayerWidth:
+    """The width of the layers whose names fit a pattern (fnmatch), as `*.layers.0.*`."""
+
+    pattern: str
+    q: int | float
+    g: int
+
+
+@dataclass(frozen=True)
 class EvalSpec:
     """One evaluator on one text (None where it needs none): together with a run, a cell.
 
@@ -142,6 +151,7 @@ class ModelRun:
             q and g.
         candidates: with a budget, the (q, g) that a layer may have. q is then the largest of theirs, and g -1.
         skip: patterns (fnmatch) of layer names that stay in full precision.
+        layers: patterns of layer names with their own q and g; where several fit, the last one counts.
         tuning: quantization-aware fine-tuning on the calibration windows; None: none.
     """
 
@@ -155,6 +165,7 @@ class ModelRun:
     budget: float | None = None
     candidates: tuple[tuple[int | float, int], ...] = ()
     skip: tuple[str, ...] = ()
+    layers: tuple[LayerWidth, ...] = ()
     tuning: Tuning | None = None
     device: str = "cpu"
     dtype: str = "float32"

@@ -110,7 +110,7 @@ def test_what_is_worth_most_comes_first(tmp_path):
         "memcheck",
     ]
     assert [name for name in names if name in wanted] == wanted
-    assert len(names) == len(ARTIFACTS) + 9
+    assert len(names) == len(ARTIFACTS) + 10
 
 
 def test_every_command_is_understood(tmp_path, monkeypatch, capsys):
@@ -142,14 +142,15 @@ def test_every_step_names_what_exists(tmp_path):
 def test_the_sanitizer_sees_some_of_every_variant():
     from lutlab.kernels.gpu import lut_gemv
 
+    names = [*lut_gemv.VARIANTS, "mixed_gemv"]
     command = next(step.command for step in steps(ROOT, 1) if step.name == "memcheck")
     expression = command[command.index("-k") + 1]
     said = subprocess.run(
         [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", "gpu", "-k", expression,
-         "-p", "no:cacheprovider", *(f"tests/kernels/gpu/test_{n}.py" for n in lut_gemv.VARIANTS)],
+         "-p", "no:cacheprovider", *(f"tests/kernels/gpu/test_{n}.py" for n in names)],
         cwd=ROOT, capture_output=True, text=True, check=False,
     ).stdout  # fmt: skip
-    for name in lut_gemv.VARIANTS:
+    for name in names:
         assert said.count(f"test_{name}.py") >= 5, said
 
 

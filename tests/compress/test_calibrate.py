@@ -2,13 +2,12 @@
 
 import pytest
 import torch
-from tests.models.architectures import CONFIGS, config, make, randomized, token_ids
-from transformers import AutoModelForCausalLM
+from tests.models.architectures import CAUSAL, CONFIGS, config, make, randomized, token_ids
 
 from lutlab.compress import calibrate
 from lutlab.compress.calibrate import advance, capture, observe, stats_of
 from lutlab.errors import LutlabError
-from lutlab.models.families import decoder_blocks, family_of, linear_layers
+from lutlab.models.families import decoder_blocks, family_of, linear_layers, model_class
 
 SAMPLES, SEQLEN = 6, 16  # GPT-Neo's local attention sees 4 tokens
 
@@ -21,7 +20,8 @@ def small_batches(monkeypatch):
 
 def made(name, attention):
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config(name), attn_implementation=attention)
+    chosen = config(name)
+    model = model_class(chosen).from_config(chosen, attn_implementation=attention)
     return randomized(model)
 
 
@@ -64,7 +64,7 @@ def test_hidden_states_are_those_of_the_whole_model(name, attention):
         assert all(map(torch.equal, inputs.hidden, outputs))
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", CAUSAL)
 @torch.no_grad()
 def test_the_future_is_masked(name):
     """Blocks that were called without the model's mask would see it: eager attention without one is not causal."""

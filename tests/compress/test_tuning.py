@@ -121,6 +121,10 @@ def test_what_cannot_be_tuned_is_refused():
         lutlab.quantize(
             make("opt"), method="mixed_2_4_16", q=3, g=8, calibration=windows(1), tuning=once
         )
+    with pytest.raises(LutlabError, match="masked_lm"):
+        lutlab.quantize(
+            make("bert"), method="mixed_2_4_16", q=3, g=8, calibration=windows(2), tuning=once
+        )
     broken = make("llama-2")
     broken.lm_head.weight.data[0, 0] = torch.nan
     with pytest.raises(LutlabError, match="loss is nan at step 1"):

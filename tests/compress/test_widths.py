@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from tests.models.architectures import CONFIGS, config, make, token_ids
 from tests.tiny_models import byte_tokenizer
 
+import lutlab
 from lutlab.compress.driver import quantize_model
-from lutlab.compress.widths import widths
+from lutlab.compress.widths import layer_widths, widths
 from lutlab.errors import LutlabError
 from lutlab.evaluators.model_size import ModelSize
 from lutlab.models.families import kinds, linear_layers, weight_of
@@ -59,6 +60,35 @@ def test_skip_goes_over_sublayer_over_model(q, own, skip):
     for name, kind in KINDS.items():
         expected = (own, 16) if kind == "feed_forward" else (q, 32)
         assert found[name] == (None if name in skip else expected)
+
+
+def test_layers_go_over_sublayers_and_under_skip():
+    own = layer_widths({"b.0.*": (2, 16), "*.fc1": [8.0, -1]}, RTN())
+    found = widths(KINDS, 4, 128, [Sublayer("attention", 3, 64)], ["b.1.fc1"], own)
+    assert list(found.values()) == [(2, 16), (8, -1), (3, 64), None]
+
+
+def test_layers_from_python():
+    model = make("opt")
+    lutlab.quantize(model, q=4, g=16, layers={"*.layers.0.*": (2, 20)}, skip=["*.0.fc2"])
+    found = {n: m.packed.bits for n, m in linear_layers(model) if isinstance(m, QuantLinear)}
+    assert "model.decoder.layers.0.fc2" not in found
+    assert {bits for name, bits in found.items() if ".layers.0." in name} == {2}
+    assert {bits for name, bits in found.items() if ".layers.1." in name} == {4}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "cause"),
+    [
+        ({"layers": {"*.fc3": (4, 16)}}, r"layers pattern '\*\.fc3' fits no layer"),
+        ({"layers": {"*": (4,)}}, "give two numbers, q and g"),
+        ({"layers": {"*": (9, 16)}}, "q=9 is not a number of bits"),
+        ({"layers": {"*": (4, 16)}, "budget": 4.0}, "budget chooses the widths of all layers"),
+    ],
+)
+def test_wrong_layers_are_explained(wrong, cause):
+    with pytest.raises(LutlabError, match=cause):
+        lutlab.quantize(make("opt"), calibration=token_ids(), **wrong)
 
 
 def test_unknown_kind_and_pattern_are_refused():
@@ -114,6 +144,7 @@ def arguments(tmp_path):
 
 def test_command_line(command, arguments):
     own = ("sublayers.attention.q=3", "sublayers.attention.g=20", "skip=[*.1.fc2]", "q=4", "g=16")
+    own += ("layers={*.layers.0.fc?: [2, 16]}",)
     assert command(*arguments, *own).code == 0
     records = list(command.records().values())
     assert len(records) == 2
@@ -121,8 +152,12 @@ def test_command_line(command, arguments):
         assert record["status"] == "done"
         assert record["run"]["skip"] == ["*.1.fc2"]
         assert record["run"]["sublayers"] == [{"kind": "attention", "q": 3, "g": 20}]
+        assert record["run"]["layers"] == [{"pattern": "*.layers.0.fc?", "q": 2, "g": 16}]
     model = make("opt")
-    chosen = widths(kinds(config("opt")), 4, 16, [Sublayer("attention", 3, 20)], ["*.1.fc2"])
+    layers = layer_widths({"*.layers.0.fc?": (2, 16)}, RTN())
+    chosen = widths(
+        kinds(config("opt")), 4, 16, [Sublayer("attention", 3, 20)], ["*.1.fc2"], layers
+    )
     stats = quantize_model(model, RTN(), chosen)
     size = ModelSize().measure(Subject(model, None, stats, None, 16)).values
     found = next(r["values"] for r in records if "bits_per_weight" in r["values"])
@@ -133,6 +168,8 @@ def test_command_line(command, arguments):
     ("mistake", "cause"),
     [
         ("skip=[*.fc3]", "skip pattern '*.fc3' fits no layer"),
+        ("layers={*.fc1: [4]}", "give two numbers, q and g"),
+        ("layers=4", "give patterns of layer names with [q, g]"),
         ("sublayers.atention.q=3", "atention"),
         ("sublayers.attention.q=9", "q=9 is not a number of bits"),
         ("sublayers.feed_forward.g=3", "g=3 is not a group size"),

@@ -95,7 +95,7 @@ def test_a_stand_in_is_read_under_its_own_name_and_only_where_the_exact_file_lac
 
 def test_only_calibration_has_stand_ins_in_a_folder():
     kinds = {PROTOCOLS[name].kind for pair in STAND_INS.items() for name in pair}
-    assert kinds == {"calibration"}
+    assert kinds == {"calibration", "calibration-pairs"}
 
 
 def test_piqa_takes_its_answers_from_the_file_beside_it(tmp_path):

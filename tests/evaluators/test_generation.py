@@ -88,3 +88,14 @@ def test_logits_that_are_no_numbers_are_refused():
     model.lm_head.weight.data.fill_(float("nan"))
     with pytest.raises(LutlabError, match="first at 0 of 12"):
         Generation(tokens=12).measure(subject(model))
+
+
+def test_attention_is_the_one_asked_for_and_put_back():
+    model = tiny_llama()
+    before, seen = model.config._attn_implementation, []
+    model.register_forward_pre_hook(lambda m, _: seen.append(m.config._attn_implementation))
+    found = Generation(tokens=4, repeats=1, attention="eager").measure(subject(model))
+    assert (set(seen), found.facts["attention"]) == ({"eager"}, "eager")
+    assert model.config._attn_implementation == before != "eager"
+    with pytest.raises(LutlabError, match="did you mean 'eager'"):
+        Generation(attention="eagre")

@@ -108,3 +108,11 @@ def test_stored_bits_count_every_buffer(method, options, bits):
     total = sum(8 * b.nbytes for n, b in buffers.items() if n.rpartition(".")[2] in names)
     assert measure(stats).values["megabytes"] == total / 8e6
     assert torch.tensor([s.bits_stored for s in stats]).sum() == total
+
+
+def test_groups_of_two_widths_have_the_papers_average_and_no_other():
+    layer = LayerStats("mixed", 16, 64, 1.0, 2.0, 3000, 2.5, 16, "mixed", None, bits_average=2.84)
+    kept = LayerStats("kept", 16, 64, 0.0, 2.0, 16 * 1024, 16, -1, "dense", 16 * 1024)
+    found = ModelSize().measure(Subject(None, None, (layer, kept), None, 0)).values
+    assert found["bits_paper_eq10"] == (2.84 + 16) / 2
+    assert not any("eq7" in name or "bcq" in name for name in found)

@@ -9,6 +9,7 @@ from lutlab.formats import code_streams, pack
 from lutlab.kernels.cpu import linear
 from lutlab.kernels.gpu import choice
 from lutlab.kernels.gpu import linear as gpu_linear
+from lutlab.kernels.gpu.lut_gemv.launcher import Product
 from lutlab.kernels.gpu.lut_gemv.variant import H200
 from lutlab.measure import contestants, dense_contestants, drawn, gpu_contestants, products
 from lutlab.measure.products import parse_shapes
@@ -197,6 +198,8 @@ def test_where_there_is_no_kernel_nothing_is_timed():
 
 class FakeProduct:
     """A product of lut_gemv.launcher, computed on the CPU."""
+
+    bytes_read = Product.bytes_read
 
     def __init__(self, variant, weight, dtype, device, gpu, knobs):
         self.variant, self.weight, self.knobs, self.rows = variant, weight, knobs, ()

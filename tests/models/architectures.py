@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 from transformers import (
-    AutoModelForCausalLM,
+    BertConfig,
+    GlmConfig,
     GPT2Config,
     GPTNeoConfig,
     LlamaConfig,
@@ -18,7 +19,7 @@ from transformers import (
 
 from lutlab.compress.widths import widths
 from lutlab.groups import Width
-from lutlab.models.families import kinds
+from lutlab.models.families import kinds, model_class
 
 VOCABULARY = 260  # of tests.tiny_models.byte_tokenizer
 SHARED = {"vocab_size": VOCABULARY, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
@@ -29,11 +30,16 @@ LLAMA = SHARED | {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
     "max_position_embeddings": 64,
 }  # fmt: skip
+BERT = SHARED | {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "max_position_embeddings": 64,
+}  # fmt: skip
 ROPE_3 = {
     "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }  # fmt: skip
 
+ENCODERS = ("bert", "bert-classifier")
 CONFIGS = {
     "opt": lambda: OPTConfig(**OPT, word_embed_proj_dim=32),
     "opt-350m": lambda: OPTConfig(**OPT, word_embed_proj_dim=16, do_layer_norm_before=False),
@@ -43,18 +49,24 @@ CONFIGS = {
     "mistral": lambda: MistralConfig(**LLAMA, num_key_value_heads=2, sliding_window=8),
     "qwen2": lambda: Qwen2Config(**LLAMA, num_key_value_heads=4),
     "qwen3": lambda: Qwen3Config(**LLAMA, num_key_value_heads=2, head_dim=16),
+    "bert": lambda: BertConfig(**BERT, architectures=["BertForMaskedLM"]),
+    "bert-classifier": lambda: BertConfig(
+        **BERT, num_labels=3, architectures=["BertForSequenceClassification"]
+    ),
+    "glm": lambda: GlmConfig(**LLAMA, num_key_value_heads=1, head_dim=8),
     "gpt2": lambda: GPT2Config(**SHARED, n_embd=32, n_inner=48, n_layer=2, n_head=2, n_positions=64),
     "gpt-neo": lambda: GPTNeoConfig(
         **SHARED, hidden_size=32, intermediate_size=48, num_layers=2, num_heads=2, window_size=4,
         max_position_embeddings=64, attention_types=[[["global", "local"], 1]],
     ),
 }  # fmt: skip
+CAUSAL = tuple(name for name in CONFIGS if name not in ENCODERS)
 
 
 def make(name: str) -> PreTrainedModel:
     """The model in evaluation mode, every parameter random: biases and norms that are 0 and 1 would hide mistakes."""
     torch.manual_seed(0)
-    return randomized(AutoModelForCausalLM.from_config(config(name)))
+    return randomized(model_class(config(name)).from_config(config(name)))
 
 
 def config(name: str) -> PreTrainedConfig:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from tests.calibrated import Fake, FakeScaling
-from tests.models.architectures import CONFIGS, make, token_ids, uniform
+from tests.models.architectures import CAUSAL, make, token_ids, uniform
 
 from lutlab.compress.driver import quantize_model
 from lutlab.errors import LutlabError
@@ -44,14 +44,14 @@ def spread_equals_one_device(name, fake, devices, tolerance=0.0):
 
 
 @pytest.mark.parametrize("fake", [Fake("quantized", True), Fake("full"), FakeScaling()])
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", CAUSAL)
 def test_hooks_change_nothing(name, fake):
     model = spread_equals_one_device(name, fake, ["cpu"])
     assert all(hasattr(block, "_hf_hook") for block in decoder_blocks(model))
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", CAUSAL)
 def test_over_the_gpus_there_are(name):
     devices = list(range(torch.cuda.device_count()))
     model = spread_equals_one_device(name, Fake("quantized", True), devices, tolerance=0.05)

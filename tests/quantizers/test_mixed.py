@@ -122,7 +122,7 @@ def test_the_sweep_is_naive_gptq_with_second_order_grids(q):
 def test_a_search_never_errs_more_than_min_max():
     values = weight(64, 16).t()
     for bits in (2, 3, 4):
-        low, high = second_order.low_high(values, bits)
+        low, high = second_order.low_high(values)
         error = []
         for ranges in ((low, high), second_order.searched(values, bits)):
             scale = (ranges[1] - ranges[0]) / (2**bits - 1)
@@ -131,6 +131,19 @@ def test_a_search_never_errs_more_than_min_max():
             error.append((hat - values).square().sum(0))
         assert (error[1] <= error[0]).all()
         assert (error[1] < error[0]).any()
+
+
+def test_searched_grids_never_err_more_than_others_of_their_steps():
+    values = weight(40, 16, seed=3).t()
+    errors = []
+    for search in (False, True):
+        grids = second_order.fit_group(values, 2, 4, 16, search=search)
+        hat = second_order.levels(values, grids.scale, grids.zero, 3) * grids.scale
+        errors.append((hat - values).square().sum())
+        step = grids.scale_step.repeat_interleave(16)[:40]
+        least = grids.scale_zero.repeat_interleave(16)[:40]
+        assert torch.equal(grids.scale, step * (grids.scale_code + least))
+    assert errors[1] < 0.8 * errors[0]
 
 
 @settings(max_examples=40, deadline=None)

@@ -92,3 +92,26 @@ static inline float4 multiply_add(const Operands &mine, float4 c) {
 
 __device__ __forceinline__ unsigned as_word(__half2 pair) { return *reinterpret_cast<unsigned *>(&pair); }
 __device__ __forceinline__ __half2 as_halves(unsigned word) { return *reinterpret_cast<__half2 *>(&word); }
+
+// ---- integers as halves ----
+
+constexpr unsigned MANTISSAS = 0x64006400u;  // two halves of 1024, whose mantissas are empty: 10 bits
+
+// (value & mask) | with, in one instruction; with two constants the compiler would take two.
+#ifdef __CUDACC__
+__device__ __forceinline__ unsigned and_or(unsigned value, unsigned mask, unsigned with) {
+    unsigned out;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(out) : "r"(value), "r"(mask), "r"(with));
+    return out;
+}
+#else
+static inline unsigned and_or(unsigned value, unsigned mask, unsigned with) { return (value & mask) | with; }
+#endif
+
+// Two integers n < 2^(10 - base) from bit `base` of MANTISSAS on: as halves, exactly. 1024 + n 2^base, times 2^-base,
+// less 1024 2^-base.
+__device__ __forceinline__ __half2 integers_at(unsigned halves, unsigned base) {
+    const __half scale = __ushort_as_half(static_cast<unsigned short>((15 - base) << 10));           // 2^-base
+    const __half less = __ushort_as_half(static_cast<unsigned short>(0x8000u | (25 - base) << 10));  // -2^(10 - base)
+    return __hfma2(as_halves(halves), __half2half2(scale), __half2half2(less));
+}

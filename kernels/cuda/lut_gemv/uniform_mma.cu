@@ -27,17 +27,6 @@ constexpr int STRIDE = SLICE + 32;           // halves between rows of x: 64 byt
 constexpr int STEP = BITS < 2 ? 1 : BITS < 4 ? 2 : BITS < 8 ? 4 : 8;  // bits of a code's first part
 constexpr int SET = BITS == 7 ? 1 : 8 / STEP;                         // pairs that share a rotation
 
-// One instruction; with two constants the compiler would take two.
-#ifdef __CUDACC__
-__device__ __forceinline__ unsigned and_or(unsigned value, unsigned mask, unsigned with) {
-    unsigned out;
-    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(out) : "r"(value), "r"(mask), "r"(with));
-    return out;
-}
-#else
-static inline unsigned and_or(unsigned value, unsigned mask, unsigned with) { return (value & mask) | with; }
-#endif
-
 // Adds the part of WIDTH bits from bit FIRST of pair `pair`'s two codes, at its base; `words` begin with the part's.
 template <int WIDTH, int FIRST>
 __device__ __forceinline__ unsigned add_part(unsigned codes, const word_t *words, int pair) {
@@ -49,17 +38,14 @@ __device__ __forceinline__ unsigned add_part(unsigned codes, const word_t *words
     return and_or(turn ? __funnelshift_r(word, word, turn) : word, mask, codes);
 }
 
-// Two codes as halves, exactly: 1024 + code 2^base, times 2^-base, less 1024 2^-base.
+// Two codes as halves, exactly.
 __device__ __forceinline__ unsigned two_codes(const word_t *words, int pair) {
-    unsigned codes = add_part<STEP, 0>(0x64006400u, words, pair);
+    unsigned codes = add_part<STEP, 0>(MANTISSAS, words, pair);
     if (BITS == 3) codes = add_part<1, 2>(codes, words + 2, pair);
     if (BITS == 5) codes = add_part<1, 4>(codes, words + 4, pair);
     if (BITS == 6 || BITS == 7) codes = add_part<2, 4>(codes, words + 4, pair);
     if (BITS == 7) codes = add_part<1, 6>(codes, words + 6, pair);
-    const unsigned base = pair % SET * STEP;
-    const __half scale = __ushort_as_half(static_cast<unsigned short>((15 - base) << 10));           // 2^-base
-    const __half less = __ushort_as_half(static_cast<unsigned short>(0x8000u | (25 - base) << 10));  // -2^(10 - base)
-    return as_word(__hfma2(as_halves(codes), __half2half2(scale), __half2half2(less)));
+    return as_word(integers_at(codes, pair % SET * STEP));
 }
 
 struct alignas(4 * sizeof(SCALE_TYPE)) Scales {

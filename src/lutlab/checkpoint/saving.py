@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig
 
 from lutlab.checkpoint.transformers import METHOD, declare
 from lutlab.errors import LutlabError
+from lutlab.models.families import model_class
 from lutlab.models.files import weight_files
 
 if TYPE_CHECKING:
@@ -71,7 +72,8 @@ def load(
     _check_config(folder)
     weight_files(folder)
     try:
-        model, info = AutoModelForCausalLM.from_pretrained(
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        model, info = model_class(config).from_pretrained(
             folder,
             dtype=dtype,
             use_safetensors=True,

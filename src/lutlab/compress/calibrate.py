@@ -3,13 +3,14 @@
     H = X^T X / M of each linear layer's inputs X [M, K];  layers that share an input share H
 
 B windows a batch, S tokens a window, D hidden size. Blocks are called as the model calls them: arguments are captured
-in front of the first block and replayed, since decoder blocks return a bare tensor and need all their keywords.
+in front of the first block and replayed, since blocks return a bare tensor and need all their keywords. Where windows
+are padded, each batch has its own arguments, the attention mask among them, and no padding is a row of X.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,9 @@ from lutlab.models.contract import SharedInput
 from lutlab.models.families import decoder_blocks
 from lutlab.tensors import CalibStats
 
+# Token ids [samples, S] int64, or what a tokenizer returns of padded texts: input_ids, attention_mask, …, of that shape
+Windows = torch.Tensor | Mapping[str, torch.Tensor]
+Call = tuple[tuple[Any, ...], Mapping[str, Any]]  # arguments of a block behind the hidden states
 # Tokens that go through a block at once: enough to fill a matmul, few enough that activations stay small.
 BATCH_TOKENS = 4096
 
@@ -32,54 +36,65 @@ class _Stop(Exception):
 
 @dataclass(frozen=True)
 class BlockInputs:
-    """Inputs of a block: hidden states of all windows, a list of [B, S, D], and the arguments they all share."""
+    """Inputs of a block, batch by batch.
+
+    Attributes:
+        hidden: hidden states, [B, S, D] each.
+        calls: the arguments beside them; batches without padding share one object.
+        tokens: [B, S] bool, true where a token is no padding; None: everywhere.
+    """
 
     hidden: list[torch.Tensor]
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
+    calls: Sequence[Call]
+    tokens: Sequence[torch.Tensor | None]
 
-    def run(self, block: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    def run(self, block: nn.Module, index: int) -> torch.Tensor:
         """One batch through a block: [B, S, D] -> [B, S, D]."""
-        out = block(batch, *self.args, **self.kwargs)
+        args, kwargs = self.calls[index]
+        out = block(self.hidden[index], *args, **kwargs)
         return out[0] if isinstance(out, tuple) else out
 
 
-def capture(model: PreTrainedModel, windows: torch.Tensor) -> BlockInputs:
-    """Inputs of the first block for `windows` [samples, S] int64. No block runs.
+def capture(model: PreTrainedModel, windows: Windows) -> BlockInputs:
+    """Inputs of the first block. No block runs.
 
     Raises:
-        LutlabError: a window is longer than the model's context.
+        LutlabError: a window is longer than the model's context, or nothing but padding.
     """
-    samples, seqlen = windows.shape
+    named = {"input_ids": windows} if isinstance(windows, torch.Tensor) else dict(windows)
+    mask = named.get("attention_mask")
+    if mask is not None and not mask.any(1).all():
+        raise LutlabError("a calibration window is nothing but padding: remove the empty text")
+    samples, seqlen = named["input_ids"].shape
     limit = getattr(model.config, "max_position_embeddings", None)
     if limit is not None and seqlen > limit:
         raise LutlabError(
             f"calibration windows of {seqlen} tokens exceed the model's context of {limit}: "
             f"take calibration.seqlen={limit} or less"
         )
-    # equal batches, so that the arguments of one serve all
+    # equal batches, so that the arguments of one serve all where nothing is padded
     wanted = max(1, BATCH_TOKENS // seqlen)
     size = max(n for n in range(1, min(wanted, samples) + 1) if samples % n == 0)
-    found: list[tuple[tuple, dict]] = []
+    hidden: list[torch.Tensor] = []
+    calls: list[Call] = []
 
     def keep(_: nn.Module, args: tuple, kwargs: dict) -> None:
-        found.append((args, kwargs))
+        if "hidden_states" in kwargs:
+            args = (kwargs.pop("hidden_states"), *args)
+        hidden.append(args[0])
+        calls.append((args[1:], kwargs) if mask is not None or not calls else calls[0])
         raise _Stop
 
     hook = decoder_blocks(model)[0].register_forward_pre_hook(keep, with_kwargs=True)
-    hidden = []
     try:
-        for batch in windows.split(size):
-            try:
-                model(input_ids=batch.to(model.device), use_cache=False)
-            except _Stop:
-                args, kwargs = found.pop()
-                if "hidden_states" in kwargs:
-                    args = (kwargs.pop("hidden_states"), *args)
-                hidden.append(args[0])
+        for start in range(0, samples, size):
+            batch = {k: v[start : start + size].to(model.device) for k, v in named.items()}
+            with suppress(_Stop):
+                model(**batch, use_cache=False)
     finally:
         hook.remove()
-    return BlockInputs(hidden, args[1:], kwargs)
+    tokens = [None] * len(hidden) if mask is None else mask.bool().to(model.device).split(size)
+    return BlockInputs(hidden, calls, tokens)
 
 
 def observe(
@@ -91,11 +106,10 @@ def observe(
         LutlabError: an activation is inf or nan.
     """
     with _observing(block, shared, stop=True) as seen:
-        for batch in inputs.hidden:
-            try:
-                inputs.run(block, batch)
-            except _Stop:
-                continue
+        for index in range(len(inputs.hidden)):
+            seen.tokens = inputs.tokens[index]
+            with suppress(_Stop):
+                inputs.run(block, index)
     return seen.stats()
 
 
@@ -108,8 +122,9 @@ def advance(
         LutlabError: as observe.
     """
     with _observing(block, shared, stop=False) as seen:
-        for index, batch in enumerate(inputs.hidden):
-            inputs.hidden[index] = inputs.run(block, batch)
+        for index in range(len(inputs.hidden)):
+            seen.tokens = inputs.tokens[index]
+            inputs.hidden[index] = inputs.run(block, index)
     return inputs, seen.stats()
 
 
@@ -126,23 +141,26 @@ def stats_of(x: torch.Tensor) -> CalibStats:
 
 
 class _Sums:
-    """Running sums over the inputs X of each shared input."""
+    """Running sums over the inputs X of each shared input; `tokens` [B, S] bool says which rows of a batch count."""
 
     def __init__(self) -> None:
         self.hessian: dict[SharedInput, torch.Tensor] = {}
         self.absolute: dict[SharedInput, torch.Tensor] = {}
-        self.tokens: dict[SharedInput, int] = {}
+        self.count: dict[SharedInput, int] = {}
+        self.tokens: torch.Tensor | None = None  # None: all
 
     def add(self, shared: SharedInput, x: torch.Tensor) -> None:
         """x: [..., K]."""
-        x = x.detach().flatten(0, -2).float()
+        x = x.detach()
+        x = x.flatten(0, -2) if self.tokens is None else x[self.tokens.to(x.device)]
+        x = x.float()
         if shared not in self.hessian:
             self.hessian[shared] = x.new_zeros(x.shape[1], x.shape[1])
             self.absolute[shared] = x.new_zeros(x.shape[1])
-            self.tokens[shared] = 0
+            self.count[shared] = 0
         self.hessian[shared].addmm_(x.T, x)
         self.absolute[shared] += x.abs().sum(0)
-        self.tokens[shared] += len(x)
+        self.count[shared] += len(x)
 
     def stats(self) -> dict[SharedInput, CalibStats]:
         """The means."""
@@ -153,7 +171,7 @@ class _Sums:
                     f"calibration: the inputs of {shared.layers[0]} are inf or nan (or their squares overflow "
                     "float32): the model overflows on this text; load it with dtype=float32, or check its weights"
                 )
-            tokens = self.tokens[shared]
+            tokens = self.count[shared]
             absolute = self.absolute[shared].div_(tokens)
             found[shared] = CalibStats(hessian.div_(tokens), absolute, tokens)
         return found

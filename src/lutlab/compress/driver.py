@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from lutlab.compress.calibrate import BlockInputs, advance, capture, observe
+from lutlab.compress.calibrate import BlockInputs, Windows, advance, capture, observe
 from lutlab.compress.kept_blocks import BlockStore, StatsStore
 from lutlab.compress.rescale import rescale_input
 from lutlab.errors import LutlabError
@@ -42,7 +42,7 @@ def quantize_model(
     model: PreTrainedModel,
     quantizer: Method,
     widths: Mapping[str, Width | None],
-    calibration: torch.Tensor | None = None,
+    calibration: Windows | None = None,
     *,
     blocks: Blocks | None = None,
     kept: BlockStore | None = None,
@@ -55,8 +55,8 @@ def quantize_model(
         model: in evaluation mode; with streamed blocks its decoder blocks may be on the meta device.
         quantizer: of the method.
         widths: layer name -> (q, g), or None to keep it in full precision (widths.py).
-        calibration: token ids [samples, S] int64. Given for a method that needs none, it is used to state the error
-            of the outputs.
+        calibration: token ids [samples, S] int64, or what a tokenizer returns of padded texts, whose padding counts
+            in no statistic. Given for a method that needs none, it is used to state the error of the outputs.
         blocks: where blocks come from and go to; None: all are in memory.
         kept: finished blocks are kept there, and those it holds already are not quantized again.
         seen: statistics of full-precision inputs, kept there too.
@@ -109,7 +109,7 @@ class _Run:
                     self._keep(index, block)
         return tuple(self.layers)
 
-    def with_quantized_inputs(self, windows: torch.Tensor) -> tuple[LayerStats, ...]:
+    def with_quantized_inputs(self, windows: Windows) -> tuple[LayerStats, ...]:
         inputs = capture(self.model, windows)
         for index in range(len(self.blocks)):
             with self.blocks.open(index) as block:
@@ -128,7 +128,7 @@ class _Run:
         return [self.family.inputs]
 
     def with_full_inputs(
-        self, windows: torch.Tensor, store: StatsStore | None
+        self, windows: Windows, store: StatsStore | None
     ) -> tuple[LayerStats, ...]:
         unseen = [i for i in range(len(self.blocks)) if store is None or not store.has(i)]
         inputs = capture(self.model, windows) if unseen else None

@@ -35,7 +35,7 @@ from lutlab.compress.sizes import refuse_below
 from lutlab.compress.widths import widths
 from lutlab.errors import LutlabError
 from lutlab.groups import Width
-from lutlab.models.families import kinds, linear_layers
+from lutlab.models.families import kinds, linear_layers, task_of
 from lutlab.quantizers.contract import Method
 from lutlab.specs import LayerStats
 
@@ -90,7 +90,7 @@ def search_widths(
 
     Raises:
         LutlabError: the method does not quantize, there are no candidates, the budget is not positive or below the
-            smallest size possible, the model is streamed, or as quantize_model.
+            smallest size possible, the model is streamed or predicts no next token, or as quantize_model.
     """
     if not quantizer.quantizes:
         raise LutlabError("budget needs a method that quantizes: give method=rtn, bcq, gptq, …")
@@ -99,6 +99,10 @@ def search_widths(
     if any(parameter.is_meta for parameter in model.parameters()):
         raise LutlabError(
             "budget copies the model to try widths out, and this one is streamed: drop stream=true"
+        )
+    if (task := task_of(model)) != "causal_lm":
+        raise LutlabError(
+            f"budget compares losses of the next token, and this model is for {task}: give every layer q and g"
         )
     weights = sum(module.weight.numel() for _, module in linear_layers(model))
     bits = budget_bits(budget, weights)

@@ -44,7 +44,7 @@ from lutlab.formats import pack
 from lutlab.formats.contract import Format
 from lutlab.formats.mixed import PackedMixed, decoded
 from lutlab.groups import Width
-from lutlab.models.families import decoder_blocks, linear_layers
+from lutlab.models.families import decoder_blocks, linear_layers, task_of
 from lutlab.modules import QuantLinear
 from lutlab.quantizers.contract import Method
 from lutlab.quantizers.mixed import Mixed
@@ -96,10 +96,14 @@ def tune(
         seen: statistics of full-precision inputs, for the method.
 
     Raises:
-        LutlabError: the method cannot round again, the model is streamed, there are less than two windows, the loss is
-            inf or nan; or as quantize_model.
+        LutlabError: the method cannot round again, the model is streamed or no causal language model, there are less
+            than two windows, the loss is inf or nan; or as quantize_model.
     """
     check_tunable(quantizer)
+    if (task := task_of(model)) != "causal_lm":
+        raise LutlabError(
+            f"tuning learns the next token, and this model's task is {task}: drop tuning"
+        )
     if any(parameter.is_meta for parameter in model.parameters()):
         raise LutlabError(
             "tuning needs the whole model in memory, and this one is streamed: drop stream=true"

@@ -1,16 +1,21 @@
 """Widths in which linear layers are stored: q and g of the model, of its kind of sub-layer, or of the layer alone.
 
-one layer's patterns (skip) over kinds of sub-layer (LUT-GEMM Appendix A.2, nuQmm section V.A) over the model's q, g
+skip over layers, which are patterns of names, over kinds of sub-layer (LUT-GEMM Appendix A.2, nuQmm section V.A) over
+the model's q, g
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
 
 from lutlab.errors import LutlabError, nearest
-from lutlab.groups import Bits, Width
-from lutlab.specs import Sublayer
+from lutlab.groups import Bits, Width, whole
+from lutlab.specs import LayerWidth, Sublayer
+
+if TYPE_CHECKING:
+    from lutlab.quantizers.contract import Method
 
 
 def widths(
@@ -19,6 +24,7 @@ def widths(
     g: int,
     sublayers: Collection[Sublayer] = (),
     skip: Collection[str] = (),
+    layers: Collection[LayerWidth] = (),
 ) -> dict[str, Width | None]:
     """Layer name -> (q, g), None where it stays in full precision.
 
@@ -28,6 +34,7 @@ def widths(
         g: its group size.
         sublayers: kinds of sub-layer with widths of their own.
         skip: patterns (fnmatch) of layer names that stay in full precision.
+        layers: patterns of layer names with widths of their own; where several fit, the last one counts.
 
     Raises:
         LutlabError: a kind or a pattern that fits no layer.
@@ -40,12 +47,40 @@ def widths(
                 f"no sub-layers of kind '{sublayer.kind}': {nearest(sublayer.kind, known)}"
             )
         own[sublayer.kind] = (sublayer.q, sublayer.g)
+    found: dict[str, Width | None] = {name: own.get(kind, (q, g)) for name, kind in kinds.items()}
+    for layer in layers:
+        found |= dict.fromkeys(_fitting("layers", layer.pattern, kinds), (layer.q, layer.g))
     for pattern in skip:
-        if not any(fnmatchcase(name, pattern) for name in kinds):
+        found |= dict.fromkeys(_fitting("skip", pattern, kinds))
+    return found
+
+
+def layer_widths(given: Mapping[str, Sequence[Any]], method: Method) -> tuple[LayerWidth, ...]:
+    """Widths by patterns of layer names, in the order given.
+
+    Args:
+        given: `{"*.layers.0.*": (4, 128)}`.
+        method: that quantizes, which says what widths there are.
+
+    Raises:
+        LutlabError: a width that is not (q, g), or one of them is out of range.
+    """
+    for pattern, width in given.items():
+        if not isinstance(width, list | tuple) or len(width) != 2:
             raise LutlabError(
-                f"skip pattern '{pattern}' fits no layer; layers are named like {next(iter(kinds))}"
+                f"layers gives '{pattern}' the width {width!r}: give two numbers, q and g, as "
+                '"layers={*.layers.0.*: [4, 128]}" or layers={"*.layers.0.*": (4, 128)} in Python'
             )
-    return {
-        name: None if any(fnmatchcase(name, pattern) for pattern in skip) else own.get(kind, (q, g))
-        for name, kind in kinds.items()
-    }
+    return tuple(
+        LayerWidth(pattern, *method.check_width(whole(q) if isinstance(q, float) else q, g))
+        for pattern, (q, g) in given.items()
+    )
+
+
+def _fitting(setting: str, pattern: str, names: Collection[str]) -> list[str]:
+    """The layer names that a pattern of a setting fits; LutlabError where there is none."""
+    if fitting := [name for name in names if fnmatchcase(name, pattern)]:
+        return fitting
+    raise LutlabError(
+        f"{setting} pattern '{pattern}' fits no layer; layers are named like {next(iter(names))}"
+    )

@@ -3,7 +3,7 @@
     text = load_text(TextSpec("wikitext2", "hub"))
     ids = token_stream(text, tokenizer, seqlen=2048)  # [T] int64
     text = load_text(TextSpec("c4-train", "hub"))
-    ids = calibration_windows(text, tokenizer, samples=128, seqlen=2048, seed=0)  # [128, 2048] int64
+    ids = calibration_inputs("causal_lm", text, tokenizer, samples=128, seqlen=2048, seed=0)  # [128, 2048] int64
 
 protocols.py names what is read; hub.py, folder.py and embedded.py say where from.
 """
@@ -11,17 +11,25 @@ protocols.py names what is read; hub.py, folder.py and embedded.py say where fro
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from lutlab.data import embedded, folder, hub
 from lutlab.data.calibration import calibration_windows
-from lutlab.data.choices import TEMPLATES, choices, item_rows
+from lutlab.data.choices import ITEMS, choices, item_rows
+from lutlab.data.masking import masked_calibration
+from lutlab.data.pairs import calibration_pairs
 from lutlab.data.protocols import PROTOCOLS, protocol
 from lutlab.data.tokens import examples, token_sha256, token_stream, tokenizer_sha256
 from lutlab.errors import LutlabError, nearest
 from lutlab.specs import Text, TextSpec
 
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedTokenizerBase
+
 __all__ = [
+    "calibration_inputs",
     "calibration_windows",
     "check_limit",
     "choices",
@@ -70,9 +78,45 @@ def load_text(spec: TextSpec) -> Text:
             f"{spec.protocol} draws among {rule.documents} documents, {origin} holds {len(rows)}: it is cut or another "
             "file, and other crops would be drawn; fetch it again, see docs/data-layout.md"
         )
-    if rule.dataset in TEMPLATES:
+    if rule.dataset in ITEMS:
         rows = item_rows(rule.dataset, rows, origin)
     return Text(spec.protocol, tuple(rows), _rows_sha256(rows), origin, spec.limit)
+
+
+# task of a model (models/contract.py, TASKS) -> how its calibration inputs are made of a text
+_CALIBRATION = {
+    "causal_lm": calibration_windows,
+    "masked_lm": masked_calibration,
+    "sequence_classification": calibration_pairs,
+}
+
+
+def calibration_inputs(
+    task: str,
+    text: Text,
+    tokenizer: PreTrainedTokenizerBase,
+    samples: int,
+    seqlen: int,
+    seed: int,
+) -> torch.Tensor | Mapping[str, torch.Tensor]:
+    """What a model of a task reads while it is calibrated, of the kind that it reads when it is evaluated.
+
+    Args:
+        task: `causal_lm`, windows of a text; `masked_lm`, windows with their mask tokens; `sequence_classification`,
+            pairs of sentences, padded.
+        text: of kind `calibration`, of a classifier `calibration-pairs`.
+        tokenizer: of the model.
+        samples: windows or pairs.
+        seqlen: tokens of a window, or at most of a pair.
+        seed: of the draws.
+
+    Returns:
+        Token ids [samples, seqlen] int64; of pairs input_ids, attention_mask, … [samples, S] by name.
+
+    Raises:
+        LutlabError: a text of another kind, too short, or with too few pairs; a tokenizer that lacks a special token.
+    """
+    return _CALIBRATION[task](text, tokenizer, samples, seqlen, seed)
 
 
 def check_limit(limit: int | None) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from lutlab.data import pairs
 from lutlab.data.protocols import KINDS, PROTOCOLS, protocol
 from lutlab.errors import LutlabError
 from lutlab.specs import Text
@@ -28,6 +29,10 @@ class Choice:
     contexts: tuple[str, ...]
     endings: tuple[str, ...]
     gold: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.gold < len(self.endings):
+            raise ValueError(f"answer {self.gold} of {len(self.endings)}")
 
     def row(self) -> str:
         """The item as a row of a text."""
@@ -51,10 +56,10 @@ def choices(text: Text) -> tuple[Choice, ...]:
 
 
 def item_rows(dataset: str, records: Iterable[str], origin: str) -> list[str]:
-    """Rows of a text of kind `choices` out of a data set's records.
+    """Rows of a text of kind `choices`, `pairs` or `calibration-pairs` out of a data set's records.
 
     Args:
-        dataset: a key of TEMPLATES.
+        dataset: a key of ITEMS.
         records: JSON objects as the data set is published, on the hub or as files.
         origin: their source, for the message.
 
@@ -64,9 +69,7 @@ def item_rows(dataset: str, records: Iterable[str], origin: str) -> list[str]:
     rows = []
     for index, record in enumerate(records):
         try:
-            item = TEMPLATES[dataset](json.loads(record))
-            if not 0 <= item.gold < len(item.endings):
-                raise ValueError(f"answer {item.gold} of {len(item.endings)}")
+            item = ITEMS[dataset](json.loads(record))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise LutlabError(
                 f"record {index} of {origin} is no item of {dataset} ({type(error).__name__}: {error})\n"
@@ -128,3 +131,5 @@ TEMPLATES: dict[str, Callable[[Mapping[str, Any]], Choice]] = {
     "arc-easy": _arc,
     "arc-challenge": _arc,
 }
+# data set -> what one of its records is, of all whose rows are records
+ITEMS: dict[str, Callable[[Mapping[str, Any]], Choice | pairs.Pair]] = TEMPLATES | pairs.TEMPLATES

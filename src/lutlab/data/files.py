@@ -1,10 +1,11 @@
-"""Rows out of one file by its suffix: .parquet, .json/.jsonl (one object a line, gzipped or not), else plain lines.
+"""Rows out of one file by its suffix: .parquet, .json/.jsonl (one object a line, gzipped or not), .tsv, else lines.
 
 A damaged file means the same to every source: LutlabError that names the file and says to fetch it again.
 """
 
 from __future__ import annotations
 
+import csv
 import gzip
 import itertools
 import json
@@ -24,7 +25,8 @@ def read_rows(path: Path, column: str | None, limit: int | None = None) -> list[
         LutlabError: the file cannot be read or decoded, or lacks the column.
     """
     try:
-        rows = _parquet(path, column) if path.suffix == ".parquet" else _lines(path, column)
+        readers = {".parquet": _parquet, ".tsv": _tsv}
+        rows = readers.get(path.suffix, _lines)(path, column)
         return list(itertools.islice(rows, limit))
     # pyarrow's ArrowInvalid and json's JSONDecodeError are ValueErrors, gzip's BadGzipFile is an OSError
     except (OSError, EOFError, ValueError, KeyError, TypeError, zlib.error) as error:
@@ -48,6 +50,13 @@ def _parquet(path: Path, column: str | None) -> Iterator[str]:
             raise KeyError(f"columns are {', '.join(file.schema_arrow.names)}")
         for batch in file.iter_batches(columns=[column]):
             yield from batch.column(0).to_pylist()
+
+
+def _tsv(path: Path, column: str | None) -> Iterator[str]:
+    """Fields between tabs, named by the first line; GLUE's quotation marks are text."""
+    with path.open(encoding="utf-8", newline="\n") as file:
+        for record in csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE, strict=True):
+            yield json.dumps(record) if column is None else record[column]
 
 
 def _lines(path: Path, column: str | None) -> Iterator[str]:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from lutlab.data.choices import TEMPLATES
+from lutlab.data.choices import ITEMS
 from lutlab.data.files import read_rows
 from lutlab.data.protocols import protocol
 from lutlab.errors import LutlabError, MissingTextError
@@ -33,10 +33,19 @@ FILES = {
     ("winogrande", "validation"): ("winogrande/dev.jsonl",),
     ("arc-easy", "test"): ("arc/ARC-Easy-Test.jsonl",),
     ("arc-challenge", "test"): ("arc/ARC-Challenge-Test.jsonl",),
+    ("mnli", "validation-matched"): ("glue/mnli_dev_matched.jsonl",),
+    ("mnli", "train"): ("glue/mnli_train.jsonl",),
+    ("mnli", "train-subset"): ("glue/mnli_train_subset.jsonl",),
+    ("stsb", "validation"): ("glue/STS-B/dev.tsv",),
+    ("stsb", "train"): ("glue/STS-B/train.tsv",),
 }
 _LABELS = "valid-labels.lst"  # PIQA's right answers, a line each, beside its questions
 # calibration protocol -> the one read instead, under its own name, where a folder lacks the first one's large file
-STAND_INS = {"c4-train": "c4-train-first1000", "wikitext2-train": "wikitext103-train-head"}
+STAND_INS = {
+    "c4-train": "c4-train-first1000",
+    "wikitext2-train": "wikitext103-train-head",
+    "mnli-train": "mnli-train-subset",
+}
 
 
 def resolve(name: str, root: str) -> str:
@@ -77,7 +86,7 @@ def read(dataset: str, split: str, root: str | None, limit: int | None) -> tuple
             f"{dataset} ({split}) is missing: there is no {' and no '.join(wanted)} under {folder.resolve()}\n"
             "docs/data-layout.md says where to fetch it; data.source=hub downloads it"
         )
-    rows = read_rows(path, None if dataset in TEMPLATES else "text", limit)
+    rows = read_rows(path, None if dataset in ITEMS else "text", limit)
     if dataset == "piqa":
         rows = _labelled(rows, path)
     return list(map(_HUB_ROW.get(dataset, str), rows)), f"folder: {path.relative_to(folder)}"

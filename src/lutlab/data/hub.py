@@ -50,6 +50,11 @@ def _arc(subset: str) -> tuple[Location, ...]:
     return (Location("allenai/ai2_arc", commit, path, None),)
 
 
+def _glue(path: str) -> tuple[Location, ...]:
+    commit = "bcdcba79d07bc864c1c254ccfcedcce55bcc9a8c"
+    return (Location("nyu-mll/glue", commit, f"{path}-00000-of-00001.parquet", None),)
+
+
 _C4_TRAIN = _c4("en/c4-train.00000-of-01024.json.gz")
 # (data set, split) -> first choice, then the ones tried after it
 LOCATIONS = {
@@ -97,6 +102,10 @@ LOCATIONS = {
     ),
     ("arc-easy", "test"): _arc("Easy"),
     ("arc-challenge", "test"): _arc("Challenge"),
+    ("mnli", "validation-matched"): _glue("mnli/validation_matched"),
+    ("mnli", "train"): _glue("mnli/train"),
+    ("stsb", "validation"): _glue("stsb/validation"),
+    ("stsb", "train"): _glue("stsb/train"),
 }
 
 

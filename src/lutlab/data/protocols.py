@@ -12,12 +12,15 @@ from lutlab.errors import LutlabError, nearest
 
 GPTQ = "GPTQ repository, commit 2d65066, datautils.py"
 HARNESS = "lm-evaluation-harness 0.4.13"
+GLUE = "GLUE, Wang et al. 2018"
 # what each kind is, in the words of a message
 KINDS = {
     "stream": "one long text",
     "examples": "a list of examples with a last word",
     "choices": "a list of items with several endings",
+    "pairs": "a list of pairs of sentences with a label",
     "calibration": "a text for calibration, never evaluated",
+    "calibration-pairs": "a list of pairs to calibrate classifiers on",
 }
 
 
@@ -29,7 +32,8 @@ class Protocol:
         dataset: key of a data set the sources know: wikitext2, ptb, c4, lambada, …
         split: split of that data set.
         kind: `stream`, one sequence of token ids cut into windows; `examples`, rows whose last word is predicted;
-            `choices`, items one of whose endings is right; `calibration`, random crops that a method looks at.
+            `choices`, items one of whose endings is right; `pairs`, of sentences, with a label; `calibration`, random
+            crops that a method looks at; `calibration-pairs`, of which it looks at some.
         join: separator between the rows of a stream; None where the stream is not a plain join.
         attested: False where we inferred it because no paper or code states it.
         description: the text that is read, and the authority for it.
@@ -127,6 +131,24 @@ PROTOCOLS = {
     "continuations": Protocol(
         "continuations", "heldout", "choices", None, True,
         "held-out Python documentation: which of two sentences a third one continues [lutlab, data/continuations.py]",
+    ),
+    "mnli": Protocol(
+        "mnli", "validation-matched", "pairs", None, True,
+        f"MNLI: does the second sentence follow from the first; development pairs of the training genres [{GLUE}]",
+    ),
+    "stsb": Protocol(
+        "stsb", "validation", "pairs", None, True,
+        f"STS-B: how similar are two sentences, from 0 to 5; development pairs [{GLUE}]",
+    ),
+    "mnli-train": Protocol(
+        "mnli", "train", "calibration-pairs", None, True, f"training pairs of MNLI [{GLUE}]",
+    ),
+    "mnli-train-subset": Protocol(
+        "mnli", "train-subset", "calibration-pairs", None, True,
+        "as mnli-train, of the pairs that a file has: other draws [lutlab]",
+    ),
+    "stsb-train": Protocol(
+        "stsb", "train", "calibration-pairs", None, True, f"training pairs of STS-B [{GLUE}]",
     ),
     "c4-train": Protocol(
         "c4", "train", "calibration", None, True,

@@ -80,14 +80,14 @@ def examples(text: Text) -> tuple[str, ...]:
 def begin_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
     """Id that the tokenizer sets before a text, or None (GPT-2, GPT-Neo).
 
-    OPT begins with </s> (2), LLaMA with <s> (1). What counts is what the tokenizer does: a tokenizer.json's
-    post-processor wins over `add_bos_token` in transformers 5.
+    OPT begins with </s> (2), LLaMA with <s> (1), BERT with [CLS]. What counts is what the tokenizer does: a
+    tokenizer.json's post-processor wins over `add_bos_token` in transformers 5.
 
     Raises:
         LutlabError: `add_bos_token` is set but nothing is prepended, or something that is not BOS is.
     """
     special = tokenizer("", verbose=False).input_ids
-    if special and special[0] == tokenizer.bos_token_id:
+    if special and special[0] in (tokenizer.bos_token_id, tokenizer.cls_token_id):
         return special[0]
     promised = tokenizer.bos_token_id is not None and _promises_bos(tokenizer)
     if special or promised:

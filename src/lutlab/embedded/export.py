@@ -9,25 +9,34 @@ import argparse
 import json
 from pathlib import Path
 
+import numpy as np
 import torch
 from tokenizers import Tokenizer, processors
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from lutlab.data import load_text, pydocs
+from lutlab.data.masking import masked_stream
 from lutlab.embedded import corpus
-from lutlab.embedded.train import CONTEXT, EOS, PAD, RECIPES, VOCABULARY
+from lutlab.embedded.train import BOS, CONTEXT, EOS, MASK, PAD, RECIPES, VOCABULARY
 from lutlab.errors import LutlabError
+from lutlab.evaluators.masked_lm import masked_predictions
 from lutlab.evaluators.perplexity import perplexity
+from lutlab.models.families import model_class
 from lutlab.models.load import EMBEDDED
-from lutlab.specs import TextSpec
+from lutlab.specs import Text, TextSpec
 
+HELD_OUT = ("topics", "docstrings", "wikitext2", "ptb")
+MASK_SEED = 1  # as the evaluator masked_lm chooses tokens
+_BERT = RECIPES["bert-embedded-s"]
 _CARD_HEAD = f"""# Embedded models
 
 Small language models trained by `python -m lutlab.embedded.train` so that every table of lutlab runs without a
 download. They stand in for large ones and say so in each cell; nothing measured on them is compared with a paper's
 number. Architecture: OPT and LLaMA as transformers builds them, 4 layers, context {CONTEXT}, tied head; LLaMA with
-grouped-query attention (4 heads, 2 key-value heads). Tokenizer: byte-level BPE, {VOCABULARY} entries, trained on the
-same text. bf16 autocast, Muon for hidden matrices and AdamW for the rest; batches of 16 windows.
+grouped-query attention (4 heads, 2 key-value heads); BERT for masked tokens, context {_BERT.context}, first trained to
+name the next token ({_BERT.legs[0]} of {_BERT.steps} batches). Tokenizer: byte-level BPE, {VOCABULARY} entries, trained
+on the same text; BERT's has a mask token appended. bf16 autocast (BERT: float32), Muon for hidden matrices and AdamW
+for the rest; batches of 16 windows (BERT: {_BERT.batch}).
 
 Never trained on: anything evaluated. Training paragraphs that share {pydocs.OVERLAP_WORDS} consecutive words with the
 held-out Python documentation, or with the test and validation splits of WikiText-2, PTB, LAMBADA, TinyStories or
@@ -39,6 +48,9 @@ times an epoch. The hours were taken on a machine shared with other work.
 Held-out perplexity per token (GPTQ protocol, windows of {CONTEXT}, float32): `topics` and `docstrings` are the
 embedded slices; `wikitext2` (test) and `ptb` (validation) are the real sets. The vocabulary is small, so these are
 not comparable with perplexities of models of 50,000 tokens.
+"""
+_MASKED_HEAD = """Held-out loss of masked tokens in nats (15 % of the tokens, 80/10/10, float32), and the loss
+of guessing each by its frequency in the training text alone:
 """
 
 
@@ -54,24 +66,22 @@ def export(names: list[str], data: Path, work: Path) -> None:
                 f"{name} is at step {state['state']['step']} of {recipe.steps}: train it first"
             )
         config = recipe.config()
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        model = model_class(config).from_config(config, dtype=torch.float32)
         model.load_state_dict(state["model"])
         folder = EMBEDDED / name
         model.half().save_pretrained(folder)
         (folder / "generation_config.json").unlink(missing_ok=True)
-        tokenizer = _tokenizer(work, config.bos_token_id)
+        masked = recipe.family == "bert"
+        tokenizer = _mask_tokenizer(work) if masked else _tokenizer(work, config.bos_token_id)
         tokenizer.save_pretrained(folder)
-        model = model.float().eval()
-        perplexities = {
-            text: round(perplexity(model, tokenizer, _joined(text, data), seqlen=CONTEXT), 2)
-            for text in ("topics", "docstrings", "wikitext2", "ptb")
-        }
+        texts = {name: _text(name, data) for name in HELD_OUT}
+        measure = _masked if masked else _perplexities
         measured[name] = {
             "parameters": model.num_parameters(),
             "bytes": sum(f.stat().st_size for f in folder.iterdir()),
-            "tokens": recipe.steps * recipe.batch * CONTEXT,
+            "tokens": recipe.steps * recipe.batch * recipe.context,
             "hours": round(state["state"]["seconds"] / 3600, 2),
-            "perplexity": perplexities,
+            **measure(model.float().eval(), tokenizer, texts, work),
             "curve": state["state"]["curve"],
         }
     measured = {name: measured[name] for name in RECIPES if name in measured}
@@ -95,32 +105,69 @@ def _tokenizer(work: Path, begin: int) -> PreTrainedTokenizerFast:
     )
 
 
-def _joined(protocol: str, data: Path) -> str:
+def _mask_tokenizer(work: Path) -> PreTrainedTokenizerFast:
+    """BERT's: a text between <s> and </s>, two texts with </s> between them, and a mask token of the next free id."""
+    tokenizer = Tokenizer.from_file(str(work / "tokenizer.json"))
+    tokenizer.add_special_tokens([MASK])
+    special = [(token, tokenizer.token_to_id(token)) for token in (BOS, EOS)]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{BOS} $A {EOS}", pair=f"{BOS} $A {EOS} $B:1 {EOS}:1", special_tokens=special
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=BOS,
+        eos_token=EOS,
+        pad_token=PAD,
+        cls_token=BOS,
+        sep_token=EOS,
+        mask_token=MASK,
+        model_max_length=10**30,
+    )
+
+
+def _text(protocol: str, data: Path) -> Text:
     source = "embedded" if protocol in pydocs.SLICES else "folder"
-    text = load_text(TextSpec(protocol, source, str(data) if source == "folder" else None))
-    return "\n\n".join(text.rows)
+    return load_text(TextSpec(protocol, source, str(data) if source == "folder" else None))
+
+
+def _perplexities(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, texts: dict[str, Text], work: Path
+) -> dict[str, dict[str, float]]:
+    """Per token, by the GPTQ protocol."""
+    joined = {name: "\n\n".join(text.rows) for name, text in texts.items()}
+    found = {name: perplexity(model, tokenizer, text, CONTEXT) for name, text in joined.items()}
+    return {"perplexity": {name: round(value, 2) for name, value in found.items()}}
+
+
+def _masked(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, texts: dict[str, Text], work: Path
+) -> dict[str, dict[str, float]]:
+    """Loss of the masked tokens in nats, and what the tokens' frequencies in the training text alone would give."""
+    counts = np.bincount(np.load(work / "train.npy", mmap_mode="r"), minlength=len(tokenizer)) + 1
+    unigram = -np.log(counts / counts.sum())
+    losses: dict[str, dict[str, float]] = {"masked_loss": {}, "unigram_loss": {}}
+    for name, text in texts.items():
+        length = model.config.max_position_embeddings
+        windows = masked_stream(text, tokenizer, length, MASK_SEED)
+        found = masked_predictions(model, model, windows)
+        tokens = sum(one.tokens for one in found)
+        losses["masked_loss"][name] = round(sum(one.nll for one in found) / tokens, 3)
+        named = windows.ids[windows.chosen].numpy()
+        losses["unigram_loss"][name] = round(float(unigram[named].mean()), 3)
+    return losses
 
 
 def _card(measured: dict[str, dict], corpus_facts: dict) -> str:
-    """MODEL_CARD.md: data, tokens, loss curve, held-out perplexity, all from this run's numbers."""
-    header = (
-        "| model | parameters | fp16 MB | training tokens | hours, one CPU thread | "
-        + " | ".join(f"ppl {text}" for text in next(iter(measured.values()))["perplexity"])
-    )
-    lines = [
-        _CARD_HEAD,
-        header + " |",
-        "|" + "---|" * (header.count("|")),
-    ]
-    for name, m in measured.items():
-        cells = [
-            name,
-            f"{m['parameters']:,}",
-            f"{m['bytes'] / 1e6:.1f}",
-            f"{m['tokens']:,}",
-            m["hours"],
+    """MODEL_CARD.md: data, tokens, loss curve, held-out numbers, all from this run's."""
+    causal = {name: m for name, m in measured.items() if "perplexity" in m}
+    masked = {name: m for name, m in measured.items() if "masked_loss" in m}
+    lines = [_CARD_HEAD, *_table(causal, {"ppl": "perplexity"})]
+    if masked:
+        lines += [
+            "",
+            _MASKED_HEAD,
+            *_table(masked, {"loss": "masked_loss", "unigram": "unigram_loss"}),
         ]
-        lines.append("| " + " | ".join(str(c) for c in [*cells, *m["perplexity"].values()]) + " |")
     lines += [
         "",
         "## Loss",
@@ -147,6 +194,20 @@ def _card(measured: dict[str, dict], corpus_facts: dict) -> str:
         for k, v in corpus_facts["sources"].items()
     ]
     return "\n".join(lines) + "\n"
+
+
+def _table(measured: dict[str, dict], kinds: dict[str, str]) -> list[str]:
+    """One line a model: its size and training, and its numbers on every held-out text; kinds: title -> fact."""
+    titles = [f"{title} {text}" for title in kinds for text in HELD_OUT]
+    header = ["model", "parameters", "fp16 MB", "training tokens", "hours, one CPU thread", *titles]
+    lines = []
+    for name, m in measured.items():
+        size = [f"{m['parameters']:,}", f"{m['bytes'] / 1e6:.1f}", f"{m['tokens']:,}", m["hours"]]
+        lines.append(
+            [name, *size, *(m[fact][text] for fact in kinds.values() for text in HELD_OUT)]
+        )
+    header, *lines = ("| " + " | ".join(map(str, cells)) + " |" for cells in (header, *lines))
+    return [header, "|" + "---|" * header.count(" | ") + "---|", *lines]
 
 
 def main() -> None:

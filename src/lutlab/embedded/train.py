@@ -1,12 +1,15 @@
 """Train the small language models that ship with lutlab, so that nothing need be downloaded.
 
     python -m lutlab.embedded.train --data ../shared/data --work /tmp/train tokenizer
-    python -m lutlab.embedded.train --data ../shared/data --work /tmp/train model opt-embedded-s   # and -m, llama-…
+    python -m lutlab.embedded.train --data ../shared/data --work /tmp/train model opt-embedded-s   # llama-…, bert-…
     python -m lutlab.embedded.export --data ../shared/data --work /tmp/train                       # -> models/embedded/
 
 Hidden matrices train with Muon (Jordan et al. 2024), the rest with AdamW, in bf16 autocast, on the CPU (an hour or two
 for all four on two cores) or on a GPU (minutes). A killed run continues from its last checkpoint. export_embedded.py
 writes fp16 safetensors, the tokenizer and MODEL_CARD.md with the loss curves and the held-out perplexities.
+
+OPT and LLaMA learn the next token, BERT the masked ones (data/masking.py), after a first leg of next tokens: its mask
+token is appended to the vocabulary of the others, and its head is computed for the chosen tokens only.
 """
 
 from __future__ import annotations
@@ -21,18 +24,23 @@ from pathlib import Path
 import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoModelForCausalLM, LlamaConfig, OPTConfig
+from transformers import BertConfig, LlamaConfig, OPTConfig, PreTrainedModel
 
+from lutlab.data.masking import Vocabulary, corrupted
 from lutlab.embedded import corpus
+from lutlab.models.families import decoder_blocks, model_class
 
 VOCABULARY = 2048
 CONTEXT = 512
-PAD, BOS, EOS = "<pad>", "<s>", "</s>"  # ids 0, 1, 2; OPT begins a text with </s>, LLaMA with <s>
+# ids 0, 1, 2; OPT begins a text with </s>, LLaMA and BERT with <s>
+PAD, BOS, EOS = "<pad>", "<s>", "</s>"
+MASK = "<mask>"  # BERT's only: the id after the shared vocabulary's
+MASKING = Vocabulary(VOCABULARY + 1, begin=1, end=2, mask=VOCABULARY, special=(0, 1, 2))
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Architecture and schedule of one model; a leg is a number of batches of `batch` windows of CONTEXT tokens."""
+    """Architecture and schedule of one model; a leg is a number of batches of `batch` windows of `context` tokens."""
 
     family: str
     hidden: int
@@ -42,6 +50,7 @@ class Recipe:
     layers: int = 4
     heads: int = 4
     kv_heads: int = 2
+    context: int = CONTEXT
     batch: int = 16
     muon_lr: float = 0.02
     adam_lr: float = 3e-3
@@ -51,17 +60,22 @@ class Recipe:
         """Steps of all legs."""
         return sum(self.legs)
 
-    def config(self) -> OPTConfig | LlamaConfig:
+    def config(self) -> OPTConfig | LlamaConfig | BertConfig:
         """The transformers config; head and embedding are tied, dropout is off."""
         shared = {
             "vocab_size": VOCABULARY, "hidden_size": self.hidden, "num_hidden_layers": self.layers,
-            "num_attention_heads": self.heads, "max_position_embeddings": CONTEXT, "tie_word_embeddings": True,
+            "num_attention_heads": self.heads, "max_position_embeddings": self.context, "tie_word_embeddings": True,
             "pad_token_id": 0, "eos_token_id": 2,
         }  # fmt: skip
         if self.family == "opt":
             return OPTConfig(
                 **shared, ffn_dim=self.ffn, word_embed_proj_dim=self.hidden, bos_token_id=2,
                 dropout=0.0, attention_dropout=0.0,
+            )  # fmt: skip
+        if self.family == "bert":
+            return BertConfig(
+                **shared | {"vocab_size": MASKING.size}, intermediate_size=self.ffn, bos_token_id=1,
+                hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, architectures=["BertForMaskedLM"],
             )  # fmt: skip
         return LlamaConfig(
             **shared, intermediate_size=self.ffn, num_key_value_heads=self.kv_heads, bos_token_id=1,
@@ -75,6 +89,8 @@ RECIPES = {
     # learned positions take hold late: a second leg
     "opt-embedded-m": Recipe("opt", 256, 1024, (800, 450), muon_lr=0.015, adam_lr=2e-3),
     "llama-embedded-m": Recipe("llama", 256, 704, (800,)),
+    # the first leg is causal: every token teaches there, in the second 15 % of them do
+    "bert-embedded-s": Recipe("bert", 128, 256, (120, 330), decay=0.4, context=128, batch=64),
 }
 
 
@@ -111,28 +127,30 @@ def train_tokenizer(data: Path, work: Path) -> None:
 
 
 def batches(stream: np.ndarray, recipe: Recipe, start: int) -> torch.Tensor:
-    """Yield [batch, CONTEXT] token ids; step i draws with seed i, so a resumed run sees the same data."""
+    """Yield [batch, context] token ids; step i draws with seed i, so a resumed run sees the same data."""
     begin = recipe.config().bos_token_id
     for step in range(start, recipe.steps):
         draw = np.random.default_rng(step)
-        offsets = draw.integers(0, len(stream) - CONTEXT, recipe.batch)
+        offsets = draw.integers(0, len(stream) - recipe.context, recipe.batch)
         ids = torch.from_numpy(
-            np.stack([stream[o : o + CONTEXT] for o in offsets]).astype(np.int64)
+            np.stack([stream[o : o + recipe.context] for o in offsets]).astype(np.int64)
         )
         ids[ids == 1] = begin
-        ids[::2, 0] = begin  # half the windows begin as an evaluated text does
+        if recipe.family == "bert":  # every window is framed, as an evaluated one is
+            ids[:, 0], ids[:, -1] = MASKING.begin, MASKING.end
+        else:
+            ids[::2, 0] = begin  # half the windows begin as an evaluated text does
         yield ids
 
 
-def train(name: str, work: Path, device: str) -> None:
-    """Train one model; checkpoints every 50 steps to work/<name>.pt, final weights to work/<name>/."""
+def train(name: str, work: Path, device: str, dtype: torch.dtype = torch.bfloat16) -> None:
+    """Train one model, its products in `dtype`; a checkpoint every 50 steps, work/<name>.pt."""
     recipe = RECIPES[name]
     stream = np.load(work / "train.npy", mmap_mode="r")
     torch.manual_seed(0)
-    model = (
-        AutoModelForCausalLM.from_config(recipe.config(), dtype=torch.float32).to(device).train()
-    )
-    hidden = [p for n, p in model.named_parameters() if p.ndim == 2 and "layers." in n]
+    config = recipe.config()
+    model = model_class(config).from_config(config, dtype=torch.float32).to(device).train()
+    hidden = [p for p in decoder_blocks(model).parameters() if p.ndim == 2]
     chosen = {id(p) for p in hidden}
     rest = [p for p in model.parameters() if id(p) not in chosen]
     optimizers = [
@@ -154,12 +172,9 @@ def train(name: str, work: Path, device: str) -> None:
 
     began = time.monotonic() - state["seconds"]
     for step, ids in enumerate(batches(stream, recipe, state["step"]), start=state["step"]):
-        ids = ids.to(device)
-        with torch.autocast(device, dtype=torch.bfloat16):
-            logits = model(input_ids=ids, use_cache=False).logits
-        loss = torch.nn.functional.cross_entropy(
-            logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten()
-        )
+        with torch.autocast(device, dtype=torch.bfloat16, enabled=dtype is torch.bfloat16):
+            logits, wanted = predictions(model, ids.to(device), step, recipe)
+        loss = torch.nn.functional.cross_entropy(logits.float(), wanted)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for part in (*optimizers, *schedulers):
@@ -169,7 +184,7 @@ def train(name: str, work: Path, device: str) -> None:
         if step % 10 == 0 or step == recipe.steps - 1:
             state["seconds"] = time.monotonic() - began
             state["curve"].append((step, round(loss.item(), 4)))
-            speed = (step + 1) * recipe.batch * CONTEXT / state["seconds"]
+            speed = (step + 1) * recipe.batch * recipe.context / state["seconds"]
             print(f"{name} step {step} loss {loss.item():.4f} {speed:,.0f} tokens/s", flush=True)
         if step % 50 == 49 or step == recipe.steps - 1:
             state["step"] = step + 1
@@ -178,6 +193,25 @@ def train(name: str, work: Path, device: str) -> None:
                 f"{checkpoint}.tmp",
             )
             os.replace(f"{checkpoint}.tmp", checkpoint)
+
+
+def predictions(
+    model: PreTrainedModel, ids: torch.Tensor, step: int, recipe: Recipe
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits [n, V], and the token ids [n] that they are to name: the next ones, or after BERT's first leg masked ones.
+
+    `ids` are [batch, context]; step i masks with seed i.
+    """
+    if recipe.family == "bert" and step >= recipe.legs[0]:
+        read, chosen = (part.to(ids.device) for part in corrupted(ids.cpu(), MASKING, step))
+        hidden = model.bert(input_ids=read).last_hidden_state
+        return model.cls(hidden[chosen]), ids[chosen]
+    causal = {}
+    if recipe.family == "bert":
+        length = ids.shape[1]
+        causal = {"attention_mask": ids.new_ones(1, 1, length, length, dtype=torch.bool).tril()}
+    logits = model(input_ids=ids, use_cache=False, **causal).logits
+    return logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten()
 
 
 def _schedule(step: int, recipe: Recipe) -> float:
@@ -201,6 +235,12 @@ def main() -> None:
         "--work", type=Path, required=True, help="folder for the token stream and checkpoints"
     )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument(
+        "--dtype",
+        choices=["bfloat16", "float32"],
+        default="bfloat16",
+        help="of the products: float32 is the faster on a CPU without bfloat16 instructions",
+    )
     parser.add_argument("stage", choices=["tokenizer", "model"])
     parser.add_argument("names", nargs="*", help=f"of {', '.join(RECIPES)}; default all")
     arguments = parser.parse_args()
@@ -208,7 +248,7 @@ def main() -> None:
         train_tokenizer(arguments.data, arguments.work)
     for name in arguments.names or list(RECIPES):
         if arguments.stage == "model":
-            train(name, arguments.work, arguments.device)
+            train(name, arguments.work, arguments.device, getattr(torch, arguments.dtype))
 
 
 if __name__ == "__main__":

@@ -7,13 +7,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from lutlab import registry
 from lutlab.data.tokens import tokenizer_sha256
 from lutlab.errors import LutlabError
+from lutlab.models.families import task_of
 from lutlab.specs import Subject, Text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+# task -> evaluators for it, in the words of a message
+_FOR_TASK = {
+    "causal_lm": "ppl, lambada or zero_shot",
+    "masked_lm": "masked_lm",
+    "sequence_classification": "glue or glue_correlation",
+}
 # Logits of one batch; larger ones were no faster on a CPU and cost memory on a GPU.
 LOGITS_BYTES = 64 * 2**20
 
@@ -40,6 +48,21 @@ def context_length(model: PreTrainedModel) -> int | None:
 def batch_tokens(model: PreTrainedModel) -> int:
     """Tokens of a batch whose logits [tokens, vocabulary] fill LOGITS_BYTES; at least one."""
     return max(1, LOGITS_BYTES // (model.config.vocab_size * model.dtype.itemsize))
+
+
+def check_task(model: PreTrainedModel, evaluator: str, task: str) -> None:
+    """A model of another task has no such number; one of no family of ours is taken at its word.
+
+    Raises:
+        LutlabError: the model's head is for another task.
+    """
+    if model.config.model_type not in registry.classes("family"):
+        return
+    found = task_of(model)
+    if found != task:
+        raise LutlabError(
+            f"{evaluator} measures models for {task}, and this one is for {found}: evaluate {_FOR_TASK[found]}"
+        )
 
 
 def exp_of_mean(nll: float) -> float:

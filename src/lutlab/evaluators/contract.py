@@ -24,6 +24,7 @@ class Metric:
         unit: as a table prints it.
         title: of the column in a free sweep, after the text's name.
         quantized_only: weights in full precision have no such number.
+        format: of weights stored in this format only; None: of any.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Metric:
     title: str
     lower_is_better: bool = True
     quantized_only: bool = False
+    format: str | None = None
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class Work:
         read_share: part of the rate at which memory is read here that the products of a decoded token reach.
         bits: stored bits of a linear weight while decoding; None: those of the run.
         packed_copies: of the model, held beside it.
+        dense_copies: of the model in full precision, held beside it.
         packed_files: of the model, written and read once.
         float32_files: the same in float32.
         processes: fresh ones, which import torch and transformers.
@@ -58,6 +61,7 @@ class Work:
     read_share: float = 0.5
     bits: float | None = None
     packed_copies: int = 0
+    dense_copies: int = 0
     packed_files: int = 0
     float32_files: int = 0
     processes: int = 0
@@ -73,12 +77,14 @@ class Evaluator(ABC):
         version: raised by whoever changes what the evaluator returns; part of the ids of its cells.
         metrics: all that `measure` returns; a free sweep shows the first.
         measures: ModelRun or ProductRun, the kind of row that has such a number.
+        task: of the models that have such a number, a key of TASKS (models/contract.py); empty: of all.
         of_this_machine: True for speed and memory: ids hold processor, instruction set and threads, rows run alone.
     """
 
     version: ClassVar[int]
     metrics: ClassVar[tuple[Metric, ...]]
     measures: ClassVar[type] = ModelRun
+    task: ClassVar[str] = ""
     of_this_machine: ClassVar[bool] = False
 
     @classmethod

@@ -8,13 +8,16 @@ checked before it is timed: the model, seeing all tokens at once and without a c
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from lutlab.errors import LutlabError
-from lutlab.evaluators import context_length, evaluation_mode
+from lutlab.errors import LutlabError, nearest
+from lutlab.evaluators import check_task, context_length, evaluation_mode
 from lutlab.evaluators.contract import Evaluator, Metric, Work
 from lutlab.evaluators.depth import scaled_to_all_layers
 from lutlab.registry import register
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
+ATTENTIONS = ("eager", "sdpa")
 # How far the chosen token's logit may lie below the largest, as a share of their range: rounding may differ between
 # one token at a time and all at once.
 _NEAR = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}
@@ -37,15 +41,28 @@ class Generation(Evaluator):
     Attributes:
         tokens: to decode; QIGen's Table 3 says 128.
         repeats: timed, after one that is checked and not timed.
+        attention: of transformers: `eager`, in steps, or `sdpa`, torch's fused one, which is FlashAttention on a GPU in
+            16 bits. Empty: as the model was loaded.
+
+    Raises:
+        LutlabError: no such attention.
     """
 
     version: ClassVar[int] = 1
+    task: ClassVar[str] = "causal_lm"
     metrics: ClassVar[tuple[Metric, ...]] = (
         Metric("tokens_per_s", "tokens/s", "decoding", lower_is_better=False),
     )
     of_this_machine: ClassVar[bool] = True
     tokens: int = 128
     repeats: int = 5
+    attention: str = ""
+
+    def __post_init__(self) -> None:
+        if self.attention not in ("", *ATTENTIONS):
+            raise LutlabError(
+                f"evaluator.generation.attention={self.attention}: {nearest(self.attention, ATTENTIONS)}"
+            )
 
     def work(self, run: RunSpec) -> Work:
         """A decoding that is checked, and the timed ones."""
@@ -58,7 +75,23 @@ class Generation(Evaluator):
         Raises:
             LutlabError: the model's context is too short, or decoding with a cache chooses other tokens than without.
         """
-        return timed(subject.model, self.tokens, self.repeats)
+        with _attending(subject.model, self.attention) as said:
+            found = timed(subject.model, self.tokens, self.repeats)
+        return dataclasses.replace(found, facts={**found.facts, **said})
+
+
+@contextmanager
+def _attending(model: PreTrainedModel, attention: str) -> Iterator[dict[str, str]]:
+    """The model attends so inside; a fact says how, where it was asked for."""
+    if not attention:
+        yield {}
+        return
+    before = model.config._attn_implementation
+    model.set_attn_implementation(attention)
+    try:
+        yield {"attention": attention}
+    finally:
+        model.set_attn_implementation(before)
 
 
 def decoding(tokens: int, repeats: int) -> Work:
@@ -70,9 +103,8 @@ def timed(model: PreTrainedModel, tokens: int, repeats: int) -> Measurement:
     """Decode, check, decode again and time it; arguments and errors are those of Generation."""
     import torch
 
-    check_context(model, tokens)
     with evaluation_mode(model):
-        _check(model, decode(model, tokens))
+        check_decoding(model, tokens)
         kernels()  # of the check, which sees all tokens at once
         seconds = []
         for _ in range(repeats):
@@ -89,8 +121,15 @@ def timed(model: PreTrainedModel, tokens: int, repeats: int) -> Measurement:
     return Measurement(values=values, n=repeats, samples=tuple(seconds), facts=facts)
 
 
+def check_decoding(model: PreTrainedModel, tokens: int) -> None:
+    """Decode, and raise LutlabError unless the context is long enough and the choices are those without a cache."""
+    check_context(model, tokens)
+    _check(model, decode(model, tokens))
+
+
 def check_context(model: PreTrainedModel, tokens: int) -> None:
-    """Raises LutlabError unless the context holds the first token and all that follow but the last."""
+    """Raises LutlabError unless the model decodes and its context holds the first token and all but the last."""
+    check_task(model, "decoding", "causal_lm")
     limit = context_length(model)
     if limit is not None and tokens > limit:
         raise LutlabError(

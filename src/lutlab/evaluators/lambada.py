@@ -55,6 +55,7 @@ class Lambada(Evaluator):
     """
 
     version: ClassVar[int] = 1
+    task: ClassVar[str] = "causal_lm"
     metrics: ClassVar[tuple[Metric, ...]] = (
         Metric("lambada_accuracy", "accuracy", "last word", lower_is_better=False),
         Metric("lambada_perplexity", "perplexity", "last word"),

@@ -24,6 +24,7 @@ class Latency(Evaluator):
     """Metric `latency_1gpu_ms`; samples are the seconds of each repeat. Attributes are those of Generation."""
 
     version: ClassVar[int] = 1
+    task: ClassVar[str] = "causal_lm"
     metrics: ClassVar[tuple[Metric, ...]] = (
         Metric("latency_1gpu_ms", "ms/token", "decoding on 1 GPU"),
     )

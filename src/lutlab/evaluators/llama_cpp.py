@@ -54,6 +54,7 @@ class LlamaCpp(Evaluator):
     """
 
     version: ClassVar[int] = 1
+    task: ClassVar[str] = "causal_lm"
     metrics: ClassVar[tuple[Metric, ...]] = (
         Metric("tokens_per_s", "tokens/s", "llama.cpp q4_0", lower_is_better=False),
     )

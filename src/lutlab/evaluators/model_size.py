@@ -52,7 +52,7 @@ class ModelSize(Evaluator):
         Metric("ratio", "x", "compression", lower_is_better=False),
         Metric("bits_per_weight_bcq", "bits/weight", "size in binary form"),
         Metric("megabytes_bcq", "MB", "size in binary form"),
-        Metric("bits_paper_eq10", "bits/weight", "size by mixed-2-4-16 Eq. 10"),
+        Metric("bits_paper_eq10", "bits/weight", "size by mixed-2-4-16 Eq. 10", format="mixed"),
         *(metric for suffix in _FORMULAS for metric in _by_formula(suffix)),
     )
 

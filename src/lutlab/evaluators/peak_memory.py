@@ -40,6 +40,7 @@ class PeakMemory(Evaluator):
     """Metrics `peak_memory_gb` and `model_memory_gb`, in 10^9 bytes; `tokens` are decoded."""
 
     version: ClassVar[int] = 1
+    task: ClassVar[str] = "causal_lm"
     metrics: ClassVar[tuple[Metric, ...]] = (
         Metric("peak_memory_gb", "GB", "peak memory"),
         Metric("model_memory_gb", "GB", "memory of the model"),

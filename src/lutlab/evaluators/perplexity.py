@@ -17,6 +17,7 @@ from lutlab.data.tokens import begin_id, encode, token_sha256, token_stream
 from lutlab.errors import LutlabError
 from lutlab.evaluators import (
     batch_tokens,
+    check_task,
     context_length,
     evaluation_mode,
     exp_of_mean,
@@ -46,6 +47,7 @@ class Perplexity(Evaluator):
     """
 
     version: ClassVar[int] = 1
+    task: ClassVar[str] = "causal_lm"
     metrics: ClassVar[tuple[Metric, ...]] = (Metric("ppl", "perplexity", "ppl"),)
 
     loss_dtype: str = "float32"
@@ -119,6 +121,7 @@ def window_nll(
     Raises:
         LutlabError: as Perplexity.measure.
     """
+    check_task(model, "ppl", "causal_lm")
     limit = context_length(model)
     if limit is not None and seqlen > limit:
         raise LutlabError(

@@ -49,6 +49,7 @@ class QIGen(Evaluator):
     """
 
     version: ClassVar[int] = 1
+    task: ClassVar[str] = "causal_lm"
     metrics: ClassVar[tuple[Metric, ...]] = (
         Metric("tokens_per_s", "tokens/s", "QIGen", lower_is_better=False),
     )

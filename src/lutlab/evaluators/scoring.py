@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from lutlab.data.tokens import begin_id
 from lutlab.errors import LutlabError
-from lutlab.evaluators import batch_tokens, context_length, evaluation_mode
+from lutlab.evaluators import batch_tokens, check_task, context_length, evaluation_mode
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -43,6 +43,7 @@ def log_likelihoods(
         LutlabError: no pairs, an unknown `bos`, a continuation of no tokens or longer than the window, or a likelihood
             that is not finite.
     """
+    check_task(model, "a task of continuations", "causal_lm")
     window = window or context_length(model) or 2048
     encoded = encode_pairs(tokenizer, pairs, bos)
     for index, (_, target) in enumerate(encoded):

@@ -51,6 +51,7 @@ class ZeroShot(Evaluator):
     """
 
     version: ClassVar[int] = 1
+    task: ClassVar[str] = "causal_lm"
     metrics: ClassVar[tuple[Metric, ...]] = (
         Metric("accuracy", "accuracy", "zero-shot", lower_is_better=False),
         Metric("accuracy_norm", "accuracy", "zero-shot by length", lower_is_better=False),

@@ -75,7 +75,7 @@ class PackedMixed(Format):
 
     version: ClassVar[int] = 1
     tensor: ClassVar[type] = MixedTensor
-    kernels: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    kernels: ClassVar[Mapping[str, tuple[str, ...]]] = {"cuda": ("mixed_gemv_gpu",)}
 
     shape: tuple[int, int]
     group_size: int

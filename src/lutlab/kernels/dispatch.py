@@ -6,6 +6,7 @@ weight, and where none does, the weight is dequantized once for torch (dequantiz
     uniform, cpu    uniform_gemv: codes of 4 to 8 bits; bcq_gemv: of 1 to 3 bits, as planes that share a scale
     bcq, cpu        bcq_gemv. Binary codes that happen to be uniform are binary codes: nothing is recovered of them
     both, cuda      lut_gemv, whose variant goes by format, dtype and rows of x (kernels/gpu/choice.py)
+    mixed, cuda     mixed_gemv_gpu
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from lutlab.kernels.contract import Execution, KernelOp
 from lutlab.kernels.cpu import linear as cpu  # noqa: F401, registers its operations
 from lutlab.kernels.dequantized import Dequantized
 from lutlab.kernels.gpu import linear as gpu  # noqa: F401, registers its operation
+from lutlab.kernels.gpu import mixed_linear as mixed_gpu  # noqa: F401, registers its operation
 
 
 def prepare(

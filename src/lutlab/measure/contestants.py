@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from lutlab.measure import cpu_contestants, gpu_contestants
 from lutlab.measure.dense_contestants import dense, int8
-from lutlab.measure.drawn import draw, operands
+from lutlab.measure.drawn import MIXED, draw, operands
 from lutlab.measure.timed_row import TimedRow, cold_bytes
 from lutlab.measure.timing import COLD, Contestant, cpu_reader, gpu_copier, together
 from lutlab.specs import ProductRun, Shape
@@ -77,7 +77,7 @@ def _part(row: TimedRow, shape: Shape) -> dict[str, Contestant | None]:
     own = best = rowwise = None
     if weight is None:
         own, weight = _quantized(row, x, shape, spec.g, spec.kernel)
-        if spec.g != -1:
+        if spec.g != -1 and spec.method != MIXED:  # a scale a row belongs to its groups of 4 bits
             rowwise, _ = _quantized(row, x, shape, -1, spec.kernel)
         if spec.kernel == "lut_gemm" and not row.cpu:
             best, _ = _quantized(row, x, shape, spec.g, "auto")

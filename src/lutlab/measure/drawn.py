@@ -1,41 +1,48 @@
 """Operands of a timed product, drawn from the row's seed, as a speed does not depend on values; the exact product.
 
 x [M, K], a dense W [N, K]: normal        codes [N, K]: uniform, scales [N, G] or [q, N, G]: positive
+of method=mixed_2_4_16: a normal W rounded to groups in drawn places, its largest weights outliers
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from lutlab.groups import check_group_size, group_count
+from lutlab.groups import check_group_size, group_count, group_length
 from lutlab.specs import ProductRun, Shape
-from lutlab.tensors import BCQTensor, UniformTensor
+from lutlab.tensors import BCQTensor, MixedTensor, UniformTensor
 
 if TYPE_CHECKING:
     import torch
 
 
+MIXED = "mixed_2_4_16"
 _CHECKED_WEIGHTS = 2**22  # at a time, in float64
 
 
 def operands(spec: ProductRun, shape: Shape) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Draw from the row's seed, on its device: x [M, K] and, of method=none, the weight [N, K], both float32."""
-    import torch
-
     rows, columns, tokens = shape
-    generator = torch.Generator(spec.device).manual_seed(spec.seed + 1)
-
-    def normal(*size: int) -> torch.Tensor:
-        return torch.randn(size, generator=generator, device=spec.device)
-
+    normal = _normal(spec, spec.seed + 1)
     x = normal(tokens, columns)
     return x, normal(rows, columns) if spec.method == "none" else None
 
 
-def draw(spec: ProductRun, shape: Shape, g: int) -> UniformTensor | BCQTensor:
+def _normal(spec: ProductRun, seed: int) -> Callable[..., torch.Tensor]:
+    """A source of normal tensors of any size on the row's device."""
+    import torch
+
+    generator = torch.Generator(spec.device).manual_seed(seed)
+    return lambda *size: torch.randn(size, generator=generator, device=spec.device)
+
+
+def draw(spec: ProductRun, shape: Shape, g: int) -> UniformTensor | BCQTensor | MixedTensor:
     """Codes and scales of the row's method, drawn from its seed, with groups of g."""
     import torch
 
+    if spec.method == MIXED:
+        return _mixed(spec, shape, g)
     rows, columns, _ = shape
     device = spec.device
     generator = torch.Generator(device).manual_seed(spec.seed)
@@ -58,6 +65,19 @@ def draw(spec: ProductRun, shape: Shape, g: int) -> UniformTensor | BCQTensor:
     alpha = (positive(q, rows, groups) * powers).to(dtype)
     offset = positive(rows, groups).to(dtype) if options.get("offset") else None
     return BCQTensor(codes, alpha, offset, q, g)
+
+
+def _mixed(spec: ProductRun, shape: Shape, g: int) -> MixedTensor:
+    """Groups of 2 and 4 bits; those of 4 are drawn, since which they are decides no speed."""
+    from lutlab.quantizers.mixed_2_4_16 import Mixed2416
+
+    rows, columns, _ = shape
+    options = dict(spec.options) | {"sensitivity": "random", "neighbours": False}
+    method = Mixed2416(**options)
+    length = group_length(check_group_size(g), columns)
+    weight = _normal(spec, spec.seed)(rows, columns)
+    whole = weight.new_empty(1, group_count(g, columns) * length)  # of which choose sees the size
+    return method.round_to(weight, method.choose(whole, spec.q, length, None), g)
 
 
 def exact_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

@@ -30,7 +30,8 @@ def quantized(row: TimedRow, x: torch.Tensor, packed: Format, kernel: str) -> Co
     variant = products.variant_of(kernel)
     knobs = dict(row.spec.knobs) if variant and kernel == row.spec.kernel else None
     asked = {"variant": variant, "knobs": knobs}
-    return row.executed(prepare(packed, x.device, len(x), x.dtype, op="lut_gemv", **asked), x)
+    op = packed.kernels["cuda"][0]
+    return row.executed(prepare(packed, x.device, len(x), x.dtype, op=op, **asked), x)
 
 
 def cold_products(

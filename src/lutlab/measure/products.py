@@ -2,13 +2,14 @@
 
     model=product model.id=49152x12288      N x K, or N x K x M; M is 1 where it is not said
                   model.id=36864x12288+12288x12288    several in turn, as those of a layer, timed as one
-    method   none: dense · rtn: uniform codes · bcq: binary codes, with an offset where method.offset says so
+    method   none: dense · rtn: uniform codes · bcq: binary codes, with an offset where method.offset says so ·
+             mixed_2_4_16: groups of 2 and 4 bits, with outliers where method.outliers says so
     kernel   auto: the best of lutlab's for the device · lut_gemm: the papers' own, on a GPU that is `paper`
              tensor_parallel_8: method=none on 8 GPUs, or any number of them (tensor_parallel.py)
              optq: 3-bit codes, dequantized inside the kernel, as OPTQ's does · int16: tables of 16 bits, on a CPU
              int8: 8-bit codes and activations by cuBLAS, or torch
              paper (r0), float_sums (r1), …: a variant of the GPU kernel (kernels/README.md), with knobs of its own, as
-             mu=4 +knobs.luts=4
+             mu=4 +knobs.luts=4 · of mixed_2_4_16 mixed_async, mixed_sync, as +knobs.outliers=cusparse
 
 contestants.py makes what is timed of it.
 """
@@ -19,6 +20,7 @@ import re
 
 from lutlab.errors import LutlabError, nearest
 from lutlab.kernels.gpu.short_names import full_name
+from lutlab.measure.drawn import MIXED
 from lutlab.specs import ProductRun, Shape
 
 KERNELS = ("auto", "lut_gemm", "optq", "int16", "int8")
@@ -26,7 +28,7 @@ KERNELS = ("auto", "lut_gemm", "optq", "int16", "int8")
 ABSENT = {
     "awq": "AWQ's kernel is no part of lutlab, which measures peers in benchmarks/ only",
 }
-METHODS = ("none", "rtn", "bcq")
+METHODS = ("none", "rtn", "bcq", MIXED)
 # Bytes of all copies of a contestant's weights: 10 times a CPU's last-level cache, 4 times a GPU's L2, within a limit.
 CPU_CACHES, GPU_CACHES, COLD_LIMIT = 10, 4, 2**30
 
@@ -72,6 +74,10 @@ def obstacle(spec: ProductRun) -> str:
         raise LutlabError("kernel=optq multiplies uniform codes of 2 to 4 bits: set method=rtn q=3")
     if spec.kernel == "int8" and (spec.method, spec.q, spec.g) != ("rtn", 8, -1):
         raise LutlabError("kernel=int8 multiplies 8-bit codes alone: set method=rtn q=8 g=-1")
+    if spec.method == MIXED and spec.kernel in ("lut_gemm", "int16"):
+        raise LutlabError(
+            f"kernel={spec.kernel} multiplies binary codes: set kernel=auto for method={MIXED}"
+        )
     if spec.kernel not in KERNELS or spec.knobs:
         _check_variant(spec)
     if spec.device == "cpu":
@@ -86,19 +92,27 @@ def obstacle(spec: ProductRun) -> str:
 
 
 def _check_variant(spec: ProductRun) -> None:
-    """Raises LutlabError unless the kernel is a variant of the GPU kernel that has all the knobs."""
-    from lutlab.kernels.gpu import lut_gemv
+    """Raises LutlabError unless the kernel is a variant of the method's GPU kernel that has all the knobs."""
+    from lutlab.kernels.gpu import lut_gemv, mixed_gemv
 
     name = variant_of(spec.kernel)
-    if name not in lut_gemv.VARIANTS and spec.kernel in KERNELS:
+    own, other, example = lut_gemv, mixed_gemv, "paper"
+    if spec.method == MIXED:
+        own, other, example = mixed_gemv, lut_gemv, mixed_gemv.BEST
+    if name in other.VARIANTS:
+        raise LutlabError(
+            f"kernel={spec.kernel} does not multiply weights of method={spec.method}: take kernel=auto, or one of "
+            f"{', '.join(own.VARIANTS)}"
+        )
+    if name not in own.VARIANTS and spec.kernel in KERNELS:
         knob = spec.knobs[0][0]
         raise LutlabError(
-            f"kernel={spec.kernel} has no knob '{knob}': name a variant, as kernel=paper"
+            f"kernel={spec.kernel} has no knob '{knob}': name a variant, as kernel={example}"
         )
-    if name not in lut_gemv.VARIANTS:
-        known = [*KERNELS, *ABSENT, "tensor_parallel_2", *lut_gemv.VARIANTS]
+    if name not in own.VARIANTS:
+        known = [*KERNELS, *ABSENT, "tensor_parallel_2", *own.VARIANTS]
         raise LutlabError(f"unknown kernel '{spec.kernel}': {nearest(spec.kernel, known)}")
-    lut_gemv.variant(name).with_knobs(dict(spec.knobs))
+    own.variant(name).with_knobs(dict(spec.knobs))
 
 
 def variant_of(kernel: str) -> str | None:

@@ -17,7 +17,11 @@ if TYPE_CHECKING:
 
 KINDS = ("attention", "feed_forward")  # of sub-layers, LUT-GEMM Fig. 13
 # task -> transformers' class that makes and loads its models
-TASKS = {"causal_lm": "AutoModelForCausalLM"}
+TASKS = {
+    "causal_lm": "AutoModelForCausalLM",
+    "masked_lm": "AutoModelForMaskedLM",
+    "sequence_classification": "AutoModelForSequenceClassification",
+}
 Where = tuple[tuple[str, Any], ...]  # config fields and the values that they must have
 
 
@@ -54,7 +58,9 @@ class Family:
         blocks: path of the decoder's ModuleList.
         inputs: the linear layers of a block, in the order of the forward pass.
         kept: linear layers outside the blocks, which the papers keep in full precision (some models lack them).
-        task: a key of TASKS.
+        task: a key of TASKS, of all models of the family that `heads` does not tell apart.
+        heads: pairs of an entry of `config.architectures` and its task, where one body carries several heads (BERT);
+            a model of another head is refused then.
         seqlen: the config field of the context; the evaluation window of the GPTQ protocol, at most `longest`.
         where: of the config, for all of this to be true; other models of the same type are refused.
 
@@ -68,14 +74,16 @@ class Family:
     inputs: tuple[SharedInput, ...]
     kept: tuple[str, ...] = ()
     task: str = "causal_lm"
+    heads: tuple[tuple[str, str], ...] = ()
     seqlen: str = "max_position_embeddings"
     longest: int = 2048
     where: Where = ()
 
     def __post_init__(self) -> None:
         name = self.model_types[0]
-        if self.task not in TASKS:
-            raise ValueError(f"family {name}: task '{self.task}' is none of {', '.join(TASKS)}")
+        for task in (self.task, *(task for _, task in self.heads)):
+            if task not in TASKS:
+                raise ValueError(f"family {name}: task '{task}' is none of {', '.join(TASKS)}")
         if kinds := {shared.kind for shared in self.inputs}.difference(KINDS):
             raise ValueError(f"family {name}: kind '{min(kinds)}' is none of {', '.join(KINDS)}")
         if twice := _repeated(self.linears):

@@ -9,7 +9,7 @@ so that a group is always a run of *input* channels of one output.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lutlab import registry
@@ -75,6 +75,24 @@ declare(
     )
 )
 
+# GLM-4, and ChatGLM3 converted to it: two rotations a head, gate and up in one layer.
+declare(
+    Family(
+        model_types=("glm",),
+        blocks="model.layers",
+        inputs=(
+            _attention(
+                "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",
+                scaled_by="input_layernorm",
+            ),
+            _attention("self_attn.o_proj", scaled_by="self_attn.v_proj"),
+            _feed_forward("mlp.gate_up_proj", scaled_by="post_attention_layernorm"),
+            _feed_forward("mlp.down_proj"),  # its channels are half of gate_up_proj's
+        ),
+        kept=("lm_head",),
+    )
+)  # fmt: skip
+
 declare(
     Family(
         model_types=("gpt2",),
@@ -108,6 +126,30 @@ declare(
     )
 )  # fmt: skip
 
+# The norms stand behind the sums, and what they give is the residual stream as well: no scale folds.
+declare(
+    Family(
+        model_types=("bert",),
+        blocks="bert.encoder.layer",
+        inputs=(
+            _attention("attention.self.query", "attention.self.key", "attention.self.value"),
+            _attention("attention.output.dense", scaled_by="attention.self.value"),
+            _feed_forward("intermediate.dense"),
+            _feed_forward("output.dense"),
+        ),
+        kept=(
+            "bert.pooler.dense", "classifier",
+            "cls.predictions.transform.dense", "cls.predictions.decoder",
+        ),
+        heads=(
+            ("BertForMaskedLM", "masked_lm"),
+            ("BertForSequenceClassification", "sequence_classification"),
+        ),
+        longest=512,
+        where=(("is_decoder", False),),
+    )
+)  # fmt: skip
+
 
 def family_of(config: PreTrainedConfig) -> Family:
     """The family of a model. Raises LutlabError for an architecture without one, or a variant that it does not fit."""
@@ -133,10 +175,42 @@ def family_named(model_type: str) -> Family:
 
 
 def model_class(config: PreTrainedConfig) -> Any:
-    """The class of transformers that makes and loads models of this config, by the task of their family."""
+    """The class of transformers that makes and loads models of this config, by the task of the head that it names."""
     import transformers
 
-    return getattr(transformers, TASKS[family_of(config).task])
+    return getattr(transformers, TASKS[_task(family_of(config), config.architectures or ())])
+
+
+def task_of_config(config: Mapping[str, Any]) -> str:
+    """The task of a model by its config.json; empty where no family knows it, which loading it says."""
+    family = registry.classes("family").get(config.get("model_type"))
+    heads = config.get("architectures") or ()
+    if family is None or (family.heads and not set(heads) & set(dict(family.heads))):
+        return ""
+    return _task(family, heads)
+
+
+def task_of(model: PreTrainedModel) -> str:
+    """The task of a model, a key of TASKS: its family's, or that of its head.
+
+    Raises:
+        LutlabError: as family_of; or a head that the family does not know.
+    """
+    return _task(family_of(model.config), [type(model).__name__])
+
+
+def _task(family: Family, architectures: Sequence[str]) -> str:
+    """The task of a family's model with the first head of `architectures` that it knows."""
+    if not family.heads:
+        return family.task
+    known = dict(family.heads)
+    for architecture in architectures:
+        if architecture in known:
+            return known[architecture]
+    raise LutlabError(
+        f"a '{family.model_types[0]}' with the head of {', '.join(architectures) or 'none'} is not supported, only "
+        f"{', '.join(known)} (`architectures` in config.json): take a checkpoint with one of these"
+    )
 
 
 def evaluation_seqlen(config: PreTrainedConfig) -> int:

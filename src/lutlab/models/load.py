@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from lutlab.errors import LutlabError, nearest
 from lutlab.models import hub, streamed
-from lutlab.models.families import family_named, family_of, model_class
+from lutlab.models.families import family_named, family_of, model_class, task_of_config
 from lutlab.models.files import weight_files
 from lutlab.models.resident import Blocks, Resident
 from lutlab.models.spread import spread
@@ -72,6 +72,17 @@ def folder_of(spec: ModelSpec) -> Path:
             "(model=folder model.id=<path>)"
         )
     return folder
+
+
+def task_here(spec: ModelSpec) -> str:
+    """The task of a model whose config.json is here; empty where it is not, or where loading the model will fail."""
+    if spec.source not in ("embedded", "folder"):
+        return ""
+    try:
+        written = json.loads((folder_of(spec) / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # loading names the damage
+        return ""
+    return task_of_config(written)
 
 
 def load_model(

@@ -96,8 +96,7 @@ class GroupWidths(Mixed):
 
     def _error(self, values: torch.Tensor, matters: torch.Tensor, bits: int) -> torch.Tensor:
         """Cost [G] of groups of values [G, g, N] at so many bits."""
-        fit = second_order.searched if self.search_ranges else second_order.low_high
-        grids = second_order.fit(*fit(values, bits), bits, 4, self.scale_group)
+        grids = second_order.fit_group(values, bits, 4, self.scale_group, search=self.search_ranges)
         scale, zero = grids.scale.unsqueeze(1), grids.zero.unsqueeze(1)
         nearest = second_order.levels(values, scale, zero, 2**bits - 1) * scale
         return ((nearest - values).square() * matters).sum(dim=(1, 2))

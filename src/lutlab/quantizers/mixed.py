@@ -4,7 +4,7 @@ A method says how wide each group is (`choose`); the sweep is GPTQ's (compensati
 books of mixed_books.py. In it
 
     wide_last       groups go by rising width, so that the widest are rounded when little is left to make up for errors
-    search_ranges   ranges by least squared error instead of min-max
+    search_ranges   ranges, scale codes and zero points of least squared error instead of min-max
     outliers        this share of all weights is kept in float16, the largest |w| of groups of 2 bits ("exclusive",
                     section 4.3): out of the group's range, 0 in the codes, without error but for float16's
     wide_scale      row: the groups of 4 bits of a row share a scale and a zero point, from W before the sweep, which

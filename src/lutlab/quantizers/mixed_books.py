@@ -37,7 +37,7 @@ class MixedBooks:
         rows, groups = len(weight), len(widths)
         self.weight, self.widths, self.g = weight, widths, g
         self.scale_group, self.aligned = scale_group, aligned
-        self.range = second_order.searched if search_ranges else second_order.low_high
+        self.search = search_ranges
         self.width_of = widths.tolist()
         narrow = (widths == NARROW).cumsum(0) - 1
         turn = torch.tensor(BLOCK_SCALE_BITS, device=widths.device)[narrow % 3]
@@ -58,7 +58,7 @@ class MixedBooks:
         """One grid a row for all groups of 4 bits."""
         wide = self.widths == WIDE
         values = self.weight.view(len(self.weight), -1, self.g)[:, wide].flatten(1).t()
-        self.row = second_order.fit_rows(*self.range(values, WIDE), WIDE)
+        self.row = second_order.fit_rows(values, WIDE, search=self.search)
         self.scale[wide], self.zero[wide] = self.row
 
     def begin(self, order: torch.Tensor) -> None:
@@ -73,7 +73,7 @@ class MixedBooks:
             return
         if self.kept is not None:
             values = values.masked_fill(self.kept[at * self.g : (at + 1) * self.g], 0.0)
-        self._set(at, second_order.fit(*self.range(values, self.width_of[at]), *self._bits(at)))
+        self._set(at, second_order.fit_group(values, *self._bits(at), search=self.search))
 
     def _bits(self, group: int) -> tuple[int, int, int]:
         return self.width_of[group], self.scale_bits[group], self.scale_group
@@ -118,8 +118,8 @@ class MixedBooks:
         for kind in sorted({self._bits(group) for group in range(len(self.width_of))}):
             at = [group for group in range(len(self.width_of)) if self._bits(group) == kind]
             if self.row is None or kind[0] != WIDE:
-                ranges = self.range(grouped[at], kind[0])
-                self._set(torch.tensor(at, device=values.device), second_order.fit(*ranges, *kind))
+                grids = second_order.fit_group(grouped[at], *kind, search=self.search)
+                self._set(torch.tensor(at, device=values.device), grids)
         top = (2.0 ** self.widths.float() - 1)[:, None, None]
         zero = self.zero[:, None]
         level = second_order.levels(grouped, self.scale[:, None], zero, top)

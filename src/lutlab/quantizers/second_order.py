@@ -7,7 +7,8 @@ Li et al., "Fast and Efficient 2-bit LLM Inference on GPU" (ICCAD 2024), section
 range, so that zero points fit w bits. Eq. 3 would give scales, which are positive, a negative zero point: here it is
 stored negated, in 0..15, and the step is as small as that allows. Zero points and codes follow the decoded scale.
 
-The paper's ranges are min-max; a search takes, for each group of a row, the one of SHRINK times it that errs least.
+The paper's ranges are min-max. A search takes, for each group of a row, the one of SHRINK times it whose squared error
+is least; and once the steps are known, the scale code and the zero point of least squared error.
 
 Values are [..., g, N]: the weights of a group, for N rows; the axes before are groups that are fitted at once.
 """
@@ -41,8 +42,8 @@ class Grids:
     scale_step: torch.Tensor
 
 
-def low_high(values: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Range [..., N] of values [..., g, N], with 0 in it, whatever the bits."""
+def low_high(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Range [..., N] of values [..., g, N], with 0 in it."""
     return values.amin(dim=-2).clamp(max=0), values.amax(dim=-2).clamp(min=0)
 
 
@@ -50,7 +51,7 @@ def searched(values: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tenso
     """The range of SHRINK times low_high that errs least, of values [..., g, N] on a grid of so many bits."""
     import torch
 
-    low, high = low_high(values, bits)
+    low, high = low_high(values)
     best, chosen = torch.full_like(low, torch.inf), torch.ones_like(low)
     for factor in SHRINK:
         scale = factor * (high - low) / (2**bits - 1)
@@ -96,22 +97,64 @@ def fit(
     divisor = torch.where(step > 0, step, 1.0)
     zero = (least / divisor).round_().clamp_(0, SCALE_ZERO_TOP)
 
-    def by_row(of_bands: torch.Tensor) -> torch.Tensor:
-        return of_bands.repeat_interleave(scale_group, dim=-1)[..., :rows]
-
-    code = (scale / by_row(divisor)).round_().sub_(by_row(zero)).clamp_(0, top)
-    decoded = by_row(step) * (code + by_row(zero))
+    of_rows = (_by_row(values, scale_group, rows) for values in (step, divisor, zero))
+    row_step, row_divisor, row_zero = of_rows
+    code = (scale / row_divisor).round_().sub_(row_zero).clamp_(0, top)
+    decoded = row_step * (code + row_zero)
     return Grids(decoded, _zero(low, decoded, bits), code, zero, step)
 
 
-def fit_rows(low: torch.Tensor, high: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scale, a float16's, and zero point of ranges [..., N], float32, without second order.
+def fit_group(
+    values: torch.Tensor, bits: int, scale_bits: int, scale_group: int, *, search: bool
+) -> Grids:
+    """Grids of the weights [..., g, N] of groups; search: of least squared error instead of min-max ranges.
+
+    Raises:
+        LutlabError: as fit.
+    """
+    if not search:
+        return fit(*low_high(values), bits, scale_bits, scale_group)
+    grids = fit(*searched(values, bits), bits, scale_bits, scale_group)
+    return _refined(values, grids, bits, scale_bits, scale_group)
+
+
+def _refined(
+    values: torch.Tensor, grids: Grids, bits: int, scale_bits: int, scale_group: int
+) -> Grids:
+    """The scale code and zero point of each row, under the steps of `grids`, that err least."""
+    import torch
+
+    rows, top = values.shape[-1], 2**bits - 1
+    step = _by_row(grids.scale_step, scale_group, rows)
+    least = _by_row(grids.scale_zero, scale_group, rows)
+    low, high = low_high(values)
+    best = torch.full_like(low, torch.inf)
+    found = (grids.scale, grids.zero, grids.scale_code)
+    for code in range(2**scale_bits):
+        scale = step * (code + least)
+        # the grid's middle on that of the range, and its neighbours
+        middle = ((top - (low + high) / torch.where(scale > 0, scale, torch.inf)) / 2).round_()
+        for shift in (-1, 0, 1):
+            zero = (middle + shift).clamp_(0, top)
+            error = (values - _nearest(values, scale, zero, bits)).square().sum(dim=-2)
+            better = error < best
+            best = torch.where(better, error, best)
+            tried = (scale, zero, torch.full_like(scale, code))
+            found = tuple(
+                torch.where(better, new, old) for new, old in zip(tried, found, strict=True)
+            )
+    return Grids(*found, grids.scale_zero, grids.scale_step)
+
+
+def fit_rows(values: torch.Tensor, bits: int, *, search: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scale, a float16's, and zero point [..., N], float32, of weights [..., g, N]: first order only.
 
     Raises:
         LutlabError: a scale is beyond float16.
     """
     import torch
 
+    low, high = searched(values, bits) if search else low_high(values)
     scale = ((high - low) / (2**bits - 1)).half().float()
     if not torch.isfinite(scale).all():
         raise LutlabError(
@@ -128,6 +171,11 @@ def levels(values: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor, top: i
 
     divisor = torch.where(scale > 0, scale, torch.inf)
     return torch.minimum(torch.maximum((values / divisor).round_(), -zero), top - zero)
+
+
+def _by_row(of_bands: torch.Tensor, scale_group: int, rows: int) -> torch.Tensor:
+    """[..., B] -> [..., N]."""
+    return of_bands.repeat_interleave(scale_group, dim=-1)[..., :rows]
 
 
 def _zero(low: torch.Tensor, scale: torch.Tensor, bits: int) -> torch.Tensor:

@@ -42,15 +42,17 @@ def test_a_reference_that_names_nothing_is_refused() -> None:
 
 
 def test_typed_numbers_stand_in_the_papers(shared: Path) -> None:
-    """Scores of Table 1 and columns of Table 3 of the 2/4/16-bit paper, memory of nuQmm's Table III."""
+    """Losses and gains that the 2/4/16-bit paper states, memory of nuQmm's Table III; tables are references."""
     mixed = (shared / "papers" / "mixed-2-4-16.txt").read_text()
-    for _, *scores, average in ERRATA["averages"].rows:
-        assert re.search("/".join(f"{s:.1f}" for s in scores) + rf"\D+{average:.1f}", mixed)
-    for _, watts0, tokens0, watts1, tokens1, gain in ERRATA["runtime-gain"].rows:
-        assert re.search(rf"\t{watts1:.0f}/\d+\t{tokens1:.1f}\t.*{gain:.2f}", mixed)
-        assert re.search(rf"PyTorch.*\t({watts0:.0f}|{watts0 / 2:.0f})/\d+\t{tokens0:.1f}\t", mixed)
-    for *_, gain, total in ERRATA["total-cost"].rows:
-        assert re.search(rf"{gain:.2f}\D+{total:.2f}", mixed)
+    text = " ".join(mixed.split())
+    for stated in (
+        "8.7% to 2.2%",
+        "6.4% to 1.1%",
+        "22.7% to 5.0%",
+        "5.56% and 5.7%",
+        "2.4% and 0.4% higher",
+    ):
+        assert stated in text
     nuqmm = (shared / "papers" / "nuqmm.txt").read_text()
     for _, _, q, memory in ERRATA["nuqmm-one-scale-a-row"].rows:
         assert re.search(rf"\t{q:.0f}\t.*\b{memory:.2f} \(x", nuqmm)

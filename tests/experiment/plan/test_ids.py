@@ -72,7 +72,7 @@ def test_defaults_of_a_run_stay_as_they_are() -> None:
     """They are in no id: with another default, old numbers would be taken for new ones."""
     common = {"options": (), "device": "cpu", "dtype": "float32", "seed": 0}
     model = {"calibration": None, "sublayers": (), "budget": None, "candidates": (), "skip": ()}
-    model |= {"tuning": None}
+    model |= {"layers": (), "tuning": None}
     for run, own in ((ModelRun, model), (ProductRun, {"kernel": "auto", "knobs": ()})):
         defaults = {f.name: f.default for f in dataclasses.fields(run)}
         known = {k: v for k, v in defaults.items() if v is not dataclasses.MISSING}

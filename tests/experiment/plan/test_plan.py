@@ -56,3 +56,13 @@ def test_an_unknown_evaluator_is_a_mistake() -> None:
         free_columns(["latencie"])
     with pytest.raises(ValueError, match="did you mean 'latency'"):
         ColumnSpec(title="a", unit="b", evaluator="latencie", metric="x")
+
+
+def test_an_evaluator_measures_models_of_its_own_task(tmp_path: Path) -> None:
+    perplexity = {"evaluator": "ppl", "metric": "ppl", "text": "topics"}
+    masked = {"evaluator": "masked_lm", "metric": "masked_loss", "text": "topics"}
+    encoder = "model=bert-embedded-s"
+    assert planned(tmp_path, **perplexity).missing == ""
+    assert "of models for causal_lm" in planned(tmp_path, encoder, **perplexity).missing
+    assert planned(tmp_path, encoder, **masked).missing == ""
+    assert "of models for masked_lm" in planned(tmp_path, **masked).missing

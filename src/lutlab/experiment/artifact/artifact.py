@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import yaml
 from pydantic import Field, ValidationError, model_validator
@@ -19,28 +18,8 @@ from pydantic import Field, ValidationError, model_validator
 from lutlab.errors import LutlabError, nearest
 from lutlab.experiment.artifact.catalog import artifacts, long_name
 from lutlab.experiment.artifact.columns import ColumnSpec, Strict, as_value_error
-from lutlab.experiment.artifact.outcome import OURS
 from lutlab.experiment.artifact.references import cite
-
-Scale = Literal["embedded", "small", "paper"]
-
-
-class AxisEntry(Strict):
-    """One value of an axis: how the paper labels it and the overrides that produce it.
-
-    `public: false` is a model whose weights nobody can have: its row runs on a stand-in at every scale.
-    """
-
-    labels: dict[str, str]
-    overrides: list[str] | dict[Scale, list[str]]
-    public: bool = True
-
-    def at(self, scale: Scale) -> list[str] | None:
-        """The overrides at a scale; None where the entry has nothing to run there."""
-        return self.overrides if isinstance(self.overrides, list) else self.overrides.get(scale)
-
-
-Axis = dict[str, AxisEntry]
+from lutlab.experiment.artifact.rows import ArtifactRow, Axis, AxisEntry, Scale, row_of
 
 
 class CurveSpec(Strict):
@@ -98,7 +77,8 @@ class Artifact(Strict):
     def _published_cells_exist(self) -> Artifact:
         if bool(self.axes) == bool(self.blocks):
             raise ValueError("an artifact has either axes or blocks")
-        keys = [row.key for row in self.rows("paper")]
+        rows = self.rows("paper")
+        keys = [row.key for row in rows]
         columns = {key for key, column in self.columns.items() if column.published}
         numbers = self.numbers()
         if len(set(keys)) < len(keys):
@@ -107,15 +87,30 @@ class Artifact(Strict):
             for column in values:
                 if row not in keys or column not in columns:
                     raise ValueError(f"published {row}.{column} is not a cell of the table")
-        missing = len(keys) * len(columns) - sum(map(len, numbers.values()))
+        printed = sum(row.published for row in rows)
+        missing = printed * len(columns) - sum(map(len, numbers.values()))
         if missing:
             raise ValueError(f"{missing} cells of the table have no published value")
         return self
 
     @model_validator(mode="after")
+    def _means_are_of_what_is_there(self) -> Artifact:
+        rows = self.rows("paper")
+        keys = {row.key for row in rows}
+        for row in rows:
+            if unknown := set(row.mean_of) - keys:
+                raise ValueError(f"{row.key} is the mean of '{min(unknown)}', which is not a row")
+            self.columns_of(row)
+        for key, column in self.columns.items():
+            if unknown := set(column.mean_of) - set(self.columns):
+                raise ValueError(f"{key} is the mean of '{min(unknown)}', which is not a column")
+        return self
+
+    @model_validator(mode="after")
     def _references_exist(self) -> Artifact:
+        entries = [e for axes in self.blocks or [self.axes] for axis in axes for e in axis.values()]
         with as_value_error():
-            for key in (self.citation, *(column.cited for column in self.columns.values())):
+            for key in (self.citation, *(one.cited for one in (*self.columns.values(), *entries))):
                 if key:
                     cite(key)
         return self
@@ -136,12 +131,25 @@ class Artifact(Strict):
     def rows(self, scale: Scale) -> list[ArtifactRow]:
         """The product of the axes, first axis slowest, also across blocks; without what the scale cannot run."""
         rows = [
-            _row(combination, scale)
+            row_of(combination, scale)
             for combination in self._combinations()
             if all(entry.at(scale) is not None for _, entry in combination)
         ]
         firsts = list(dict.fromkeys(row.first for row in rows))
         return sorted(rows, key=lambda row: firsts.index(row.first))
+
+    def columns_of(self, row: ArtifactRow) -> dict[str, ColumnSpec]:
+        """The columns as a row has them: not run where it is not, and with the metrics that it names.
+
+        Raises:
+            ValueError: it names a column that is not there, or a metric that its evaluator does not have.
+        """
+        if unknown := set(row.metrics) - set(self.columns):
+            raise ValueError(f"{row.key} has a metric of '{min(unknown)}', which is not a column")
+        return {
+            key: column.of_row(row.not_run, row.metrics.get(key))
+            for key, column in self.columns.items()
+        }
 
     def absent(self, scale: Scale) -> list[str]:
         """Labels of the axis entries that the scale has nothing to run for."""
@@ -163,48 +171,6 @@ def _flatten(
         return
     for name, inner in tree.items():
         yield from _flatten(inner, (*key, name))
-
-
-def _row(combination: tuple[tuple[str, AxisEntry], ...], scale: Scale) -> ArtifactRow:
-    entries = [entry for _, entry in combination]
-    labels = {k: v for entry in entries for k, v in entry.labels.items()}
-    overrides = [o for entry in entries for o in entry.at(scale)]
-    asked = {o for entry in entries for o in entry.at("paper") or []}
-    differing = [o for o in overrides if o not in asked and not o.startswith("model")]
-    if differing:
-        labels[OURS] = " ".join(map(_short, differing))
-    public = all(entry.public for entry in entries)
-    return ArtifactRow("/".join(name for name, _ in combination), labels, overrides, public)
-
-
-def _short(override: str) -> str:
-    """`sublayers.feed_forward.g=64` -> `ffn:g=64`."""
-    for prefix, short in (("sublayers.attention.", "att:"), ("sublayers.feed_forward.", "ffn:")):
-        override = override.replace(prefix, short)
-    return override
-
-
-@dataclass(frozen=True)
-class ArtifactRow:
-    """One row: its key (`opt-30b/q4_g32`), the paper's labels, the Hydra overrides that run it.
-
-    `public`: the paper's own model can be had, so that at scale=paper the row runs on it.
-    """
-
-    key: str
-    labels: dict[str, str]
-    overrides: list[str]
-    public: bool = True
-
-    @property
-    def first(self) -> str:
-        """The entry of the first axis."""
-        return self.key.partition("/")[0]
-
-    @property
-    def axis_keys(self) -> set[str]:
-        """Config keys this row decides (`model`, `method`, `q`, `g`)."""
-        return {override.lstrip("+").partition("=")[0] for override in self.overrides}
 
 
 def load_artifact(name: str) -> Artifact:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from lutlab import registry
 from lutlab.errors import LutlabError, nearest
@@ -48,6 +48,7 @@ class ColumnSpec(Strict):
     tolerance: float = 0.02  # and within tolerance
     not_run: str = ""  # why nobody measures it here
     absolute: bool = False  # a time or an energy: of other machines they are shown, not compared
+    mean_of: list[str] = Field(default_factory=list)  # columns of this metric; nothing is run
 
     @model_validator(mode="before")
     @classmethod
@@ -62,6 +63,25 @@ class ColumnSpec(Strict):
             known = nearest(given["metric"], [metric.name for metric in evaluator.metrics])
             raise ValueError(f"{given['evaluator']} has no metric '{given['metric']}': {known}")
         return {"lower_is_better": metric.lower_is_better, **given}
+
+    @property
+    def reason(self) -> str:
+        """The reason why nobody measures it here; empty where it is measured."""
+        if self.mean_of:
+            return f"the mean of {', '.join(self.mean_of)}, of which not all are measured"
+        return self.not_run
+
+    def of_row(self, not_run: str, metric: str | None) -> ColumnSpec:
+        """The column of a row that is not run for a reason, or has another metric of the same evaluator.
+
+        Raises:
+            ValueError: the evaluator has no such metric.
+        """
+        if metric and metric_of(registry.lookup("evaluator", self.evaluator), metric) is None:
+            raise ValueError(f"{self.evaluator} has no metric '{metric}'")
+        return self.model_copy(
+            update={"not_run": not_run or self.not_run, "metric": metric or self.metric}
+        )
 
 
 def free_columns(evaluate: Sequence[str]) -> dict[str, ColumnSpec]:

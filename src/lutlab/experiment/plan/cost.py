@@ -30,6 +30,7 @@ HUB_TOKENS = {
     "lambada": 435_382, "lambada-standard": 424_558, "lambada-joined": 440_534,
     # every ending with its context; ARC-Challenge without its last two questions
     "piqa": 133_904, "hellaswag": 3_173_195, "winogrande": 55_875, "arc-easy": 303_946, "arc-challenge": 173_821,
+    "mnli": 352_915, "stsb": 42_414,
 }  # fmt: skip
 CHARACTERS_PER_TOKEN = 3.3  # of the embedded tokenizer; larger vocabularies need fewer tokens
 RECORD_BYTES = 8_000
@@ -104,7 +105,9 @@ def predict(run: RunSpec, cell: PlannedCell) -> Cost:
     seconds += work.float32_files * 4 * shape.parameters / _DISK_RATE
     if work.decoded_tokens and run.model.layers:  # measured with half of them as well
         seconds *= 1.5
-    return Cost(seconds, int(held + work.packed_copies * (codes + head)))
+    held += work.packed_copies * (codes + head)
+    held += work.dense_copies * shape.parameters * _width(run)
+    return Cost(seconds, int(held))
 
 
 def _work(run: RunSpec, evaluation: EvalSpec) -> Work:

@@ -127,7 +127,8 @@ def _chosen(spec: RunSpec, evaluation: EvalSpec, known: dict[str, Any]) -> Any:
     if isinstance(spec, ProductRun):
         shapes, kernel = {(rows, columns) for rows, columns, _ in spec.shapes}, spec.kernel
     else:
-        bits |= {sublayer.q for sublayer in spec.sublayers} | {q for q, _ in spec.candidates}
+        bits |= {width.q for width in (*spec.sublayers, *spec.layers)}
+        bits |= {q for q, _ in spec.candidates}
     if _device(spec) != "cpu":
         from lutlab.kernels.gpu import choice
 

@@ -17,7 +17,7 @@ from lutlab.experiment.artifact.columns import ColumnSpec
 from lutlab.experiment.plan.runs import run_of, text_of
 from lutlab.experiment.plan.schema import Mode
 from lutlab.experiment.plan.settings import Settings
-from lutlab.models.load import fingerprint
+from lutlab.models.load import fingerprint, task_here
 from lutlab.specs import EvalSpec, ModelRun, ModelSpec, ProductRun, RunSpec, Text, TextSpec
 
 # kind of row that an evaluator measures -> why it cannot measure the other kind
@@ -60,7 +60,7 @@ def resolve(settings: Settings, columns: Mapping[str, ColumnSpec]) -> Resolved:
     missing = {
         name: reason
         for name, evaluation in evaluations.items()
-        if (reason := columns[name].not_run or reasons[evaluation])
+        if (reason := columns[name].reason or reasons[evaluation])
     }
     runnable = {e for name, e in evaluations.items() if name not in missing}
     absent = {e for e in runnable if settings.mode is Mode.plan and _on_hub(run, e.text)}
@@ -92,7 +92,19 @@ def _missing(run: RunSpec, evaluation: EvalSpec) -> str:
     evaluator(**dict(evaluation.options))  # refuses values out of range
     if not isinstance(run, evaluator.measures):
         return _OTHER_KIND[evaluator.measures]
+    if isinstance(run, ModelRun) and (reason := _other_task(run, evaluator.task)):
+        return reason
     return evaluator.obstacle(run)
+
+
+def _other_task(run: ModelRun, task: str) -> str:
+    """The reason why a model's head has no such number; empty where it has, or where that is not known yet."""
+    found = task_here(run.model) if task else task
+    return (
+        f"it is of models for {task}, and {run.name} is for {found}"
+        if found != task and found
+        else ""
+    )
 
 
 def _on_hub(run: RunSpec, text: TextSpec | None) -> bool:

@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import PurePath
 
 from lutlab import registry
+from lutlab.compress.widths import layer_widths
 from lutlab.data import folder
 from lutlab.data.protocols import PROTOCOLS
 from lutlab.errors import LutlabError, nearest
@@ -67,13 +68,14 @@ def run_of(settings: Settings) -> RunSpec:
         budget=settings.budget,
         candidates=candidates,
         skip=settings.skip if quantizer.quantizes else (),
+        layers=layer_widths(settings.layers, quantizer) if quantizer.quantizes else (),
         tuning=_tuning(settings, quantizer),
         **asked,
     )
 
 
 def _product(settings: Settings, quantizer: Method, asked: dict[str, object]) -> ProductRun:
-    """A product has no layers: budget, sublayers, skip, calibration, tuning do not concern it."""
+    """A product has no layers: budget, sublayers, layers, skip, calibration, tuning do not concern it."""
     q, g = _width(settings, quantizer)
     shapes = products.parse_shapes(settings.model.id)
     return ProductRun(
@@ -129,6 +131,8 @@ def _candidates(settings: Settings, quantizer: Method) -> tuple[Width, ...]:
         raise LutlabError(
             f"budget chooses the widths of all layers: drop sublayers.{own[0].kind} or the budget"
         )
+    if settings.layers:
+        raise LutlabError("budget chooses the widths of all layers: drop layers or the budget")
     bits, sizes = settings.candidates
     found = [quantizer.check_width(q, g) for q in bits for g in sizes]
     if not found:

@@ -114,6 +114,8 @@ class Config:
     the others, null all.
     `knobs` are those of the GPU kernel's variant that `kernel` names (kernels/lut_gemv); mu is one, as the papers call
     it. `evaluator` has the fields of each evaluator's class by its name: evaluator.kernel_latency.weights=resident.
+    `layers` maps patterns of layer names to [q, g]: "layers={*.layers.0.*: [4, 128]}". It is Any, since into a typed
+    mapping Hydra would put new keys by `+layers` only.
     `plugins` and `experiments` are a user's modules and folder of artifacts (additions.py), given on the command line.
     """
 
@@ -130,6 +132,7 @@ class Config:
     kernel: str = "auto"
     knobs: dict[str, Any] = field(default_factory=dict)
     sublayers: SublayersConfig = field(default_factory=SublayersConfig)
+    layers: Any = None
     budget: float | None = None
     candidates: CandidatesConfig = field(default_factory=CandidatesConfig)
     skip: list[str] = field(default_factory=list)

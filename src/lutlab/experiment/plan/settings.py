@@ -62,6 +62,7 @@ class Settings:
         options: of the method.
         knobs: of the kernel, mu among them where it is not the default.
         sublayers: kind -> (q, g), None being the model's.
+        layers: pattern of layer names -> [q, g], in the order given.
         candidates: (q values, g values).
         tuning: None where it has no steps.
         evaluators: evaluator -> the fields of its class that were set to other values than their own.
@@ -81,6 +82,7 @@ class Settings:
     kernel: str
     knobs: Options
     sublayers: Mapping[str, tuple[Bits | None, int | None]]
+    layers: Mapping[str, Any]
     budget: float | None
     candidates: tuple[tuple[Bits, ...], tuple[int, ...]]
     skip: tuple[str, ...]
@@ -109,7 +111,8 @@ def settings_of(config: DictConfig) -> Settings:
     """The settings of a composed configuration.
 
     Raises:
-        LutlabError: no such evaluator or field of one, a number that is less than 1 and counts, or tuning out of range.
+        LutlabError: no such evaluator or field of one, a number that is less than 1 and counts, layers that are no
+            mapping, or tuning out of range.
     """
     if config.threads is not None and config.threads < 1:
         raise LutlabError(
@@ -132,6 +135,7 @@ def settings_of(config: DictConfig) -> Settings:
         options=_sorted(method),
         knobs=_sorted(knobs),
         sublayers={kind: _width(width) for kind, width in config.sublayers.items()},
+        layers=_layers(config.layers),
         candidates=(tuple(map(whole, config.candidates.q)), tuple(config.candidates.g)),
         skip=tuple(config.skip),
         calibration=CalibrationSettings(**calibration),
@@ -154,6 +158,17 @@ def _model(config: DictConfig) -> ModelSettings:
     if OmegaConf.is_missing(config, "id"):
         return ModelSettings(**given | {"id": "", "name": ""})
     return ModelSettings(**given | {"name": config.name})
+
+
+def _layers(given: DictConfig | None) -> Mapping[str, Any]:
+    """Pattern of layer names -> [q, g]; compress/widths.py checks the widths."""
+    if given is None:
+        return {}
+    if not isinstance(given, DictConfig):
+        raise LutlabError(
+            f'layers={given}: give patterns of layer names with [q, g], as "layers={{*.layers.0.*: [4, 128]}}"'
+        )
+    return _plain(given)
 
 
 def _plain(config: DictConfig) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,8 +13,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 
 from lutlab.errors import LutlabError, nearest
-from lutlab.experiment.artifact.artifact import Artifact, ArtifactRow, load_artifact
+from lutlab.experiment.artifact.artifact import Artifact, load_artifact
 from lutlab.experiment.artifact.catalog import artifact_groups, artifacts
+from lutlab.experiment.artifact.rows import ArtifactRow
 from lutlab.experiment.plan.settings import Settings
 
 _SELECTABLE = {
@@ -111,4 +113,4 @@ def rows_of(request: Request, scale: str, selected: Sequence[str]) -> list[Artif
             )
     wanted = [r for r in rows if any(fnmatchcase(r.key, p) for p in selected or ["*"])]
     extra = [f"+exp={artifact.name}", *request.arguments]
-    return [ArtifactRow(r.key, r.labels, [*r.overrides, *extra]) for r in wanted]
+    return [dataclasses.replace(row, overrides=[*row.overrides, *extra]) for row in wanted]

@@ -99,7 +99,7 @@ def _number(value: float | None) -> str:
 
 
 def _numbers(published: Published) -> Mapping[Place, tuple[float, Record]]:
-    """Measured cells: the number as table.csv has it, and its record."""
+    """Measured cells: the number as table.csv has it, and its record. Means have none, and follow from the others."""
     return {
         (variant, cell["row"], cell["column"]): (
             float(cell["measured"]),
@@ -107,7 +107,7 @@ def _numbers(published: Published) -> Mapping[Place, tuple[float, Record]]:
         )
         for variant, cells in published.cells.items()
         for cell in cells
-        if cell["measured"]
+        if cell["measured"] and cell["cell_id"]
     }
 
 

@@ -28,6 +28,7 @@ from lutlab.experiment.artifact.outcome import (
 from lutlab.experiment.artifact.pareto import Point, front
 from lutlab.experiment.artifact.references import cite
 from lutlab.experiment.plan.plan import PlannedCell, PlannedRow
+from lutlab.experiment.report import means
 from lutlab.specs import ModelRun, ProductRun
 
 
@@ -77,6 +78,7 @@ def assemble(
         provenance: where the measured numbers come from.
     """
     curve = _curve(artifact)
+    rows = means.with_means(artifact, columns, rows, scale)
     rows = _mark_fronts(rows, curve) if curve and curve.front else tuple(rows)
     return ResultTable(
         artifact=artifact.name,
@@ -244,10 +246,7 @@ def _verdict(
         return "stand-in", row.spec.name + (f" on {text.name}" if text else "")
     if spec.absolute:
         return "measured only", "the paper's is of another machine, so the two are not compared"
-    distance = abs(value - published) / abs(published)
-    if distance <= spec.match:
-        return "match", ""
-    return ("within tolerance" if distance <= spec.tolerance else "deviates"), ""
+    return means.compared(spec, value, published), ""
 
 
 def _claims(

@@ -21,9 +21,11 @@ from typing import Any
 
 from lutlab.atomic import write_atomically
 from lutlab.errors import LutlabError
-from lutlab.experiment.artifact.artifact import Artifact, ArtifactRow, load_artifact
+from lutlab.experiment.artifact.artifact import Artifact, load_artifact
+from lutlab.experiment.artifact.columns import ColumnSpec
 from lutlab.experiment.artifact.outcome import Cell, ResultTable, Row
-from lutlab.experiment.report import compare, csv, markdown
+from lutlab.experiment.artifact.rows import ArtifactRow
+from lutlab.experiment.report import compare, csv, markdown, means
 from lutlab.experiment.report.layout import flatten, lay_out
 from lutlab.experiment.store import lines
 from lutlab.experiment.store.record import Record
@@ -160,17 +162,20 @@ def _row(
 ) -> Row:
     published = artifact.numbers().get(row.key, {})
     found = {cell["column"]: cell for cell in cells}
-    said = {
-        key: _cell(artifact, found[key], published.get(key), records)
-        if key in found
-        else Cell(key, published.get(key), None, "not run", "not measured yet")
-        for key in artifact.columns
-    }
+    said = {}
+    for key, spec in artifact.columns_of(row).items():
+        if means.is_mean(row, spec):  # compare.assemble takes it again
+            said[key] = Cell(key, published.get(key), None, "not run", row.not_run or spec.reason)
+        elif key in found:
+            said[key] = _cell(artifact.name, spec, found[key], published.get(key), records)
+        else:
+            said[key] = Cell(key, published.get(key), None, "not run", "not measured yet")
     return Row(row.key, row.labels, cells[0]["model"], cells[0]["stand_in"] == "True", said)
 
 
 def _cell(
-    artifact: Artifact,
+    artifact: str,
+    spec: ColumnSpec,
     cell: Mapping[str, str],
     published: float | str | None,
     records: Mapping[str, Record],
@@ -180,13 +185,12 @@ def _cell(
     record = records.get(cell["cell_id"])
     measured = None
     if cell["measured"]:
-        spec = artifact.columns[column]
         value = record and record.values.get(spec.metric)
         if value is None or not math.isclose(
             measured := value * spec.factor, float(cell["measured"]), rel_tol=1e-12
         ):
             raise LutlabError(
-                f"published {artifact.name}: {TABLE} has {cell['measured']} for {cell['row']}.{column}, and its record "
+                f"published {artifact}: {TABLE} has {cell['measured']} for {cell['row']}.{column}, and its record "
                 f"'{cell['cell_id']}' in {lines.NAME} does not; restore both with git, or publish the artifact again"
             )
     return Cell(column, published, measured, cell["verdict"], cell["note"], cell["cell_id"] or None)

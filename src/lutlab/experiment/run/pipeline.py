@@ -8,8 +8,8 @@ from typing import Any
 
 from rich.console import Console
 
-from lutlab.experiment.artifact.artifact import ArtifactRow
 from lutlab.experiment.artifact.columns import free_columns
+from lutlab.experiment.artifact.rows import ArtifactRow
 from lutlab.experiment.plan import plan, sweeping
 from lutlab.experiment.plan.job import Job, job_of, override_of
 from lutlab.experiment.plan.plan import PlannedCell, PlannedRow
@@ -72,7 +72,7 @@ def _plan(request: sweeping.Request, asked: Sequence[AskedRow]) -> list[PlannedR
     show_options = any(one.settings.evaluators for one in asked)
     for one in asked:
         settings = one.settings
-        columns = artifact.columns if artifact else free_columns(settings.evaluate)
+        columns = artifact.columns_of(one.row) if artifact else free_columns(settings.evaluate)
         resolved = resolve(settings, columns)
         key, labels = one.row.key, one.row.labels
         if artifact is None:

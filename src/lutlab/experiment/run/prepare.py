@@ -31,7 +31,7 @@ def prepare(job: Job) -> Prepared:
     from lutlab.compress.driver import quantize_model
     from lutlab.compress.kept_blocks import BlockStore, StatsStore
     from lutlab.compress.widths import widths
-    from lutlab.models.families import evaluation_seqlen, kinds
+    from lutlab.models.families import evaluation_seqlen, kinds, task_of
     from lutlab.models.load import load_model
     from lutlab.quantizers.contract import make_method
 
@@ -46,10 +46,10 @@ def prepare(job: Job) -> Prepared:
     kept = BlockStore(job.quantized) if job.quantized else None
     seen = StatsStore(job.inputs) if job.inputs else None
     quantizer = make_method(spec.method, **dict(spec.options))
-    windows = spec.calibration and _windows(job, loaded.tokenizer, seqlen)
+    windows = spec.calibration and _windows(job, loaded.tokenizer, task_of(model), seqlen)
     facts: dict[str, Any] = {}
     if spec.budget is None:
-        chosen = widths(kinds(model.config), spec.q, spec.g, spec.sublayers, spec.skip)
+        chosen = widths(kinds(model.config), spec.q, spec.g, spec.sublayers, spec.skip, spec.layers)
     else:
         from lutlab.compress.search import search_widths
 
@@ -58,9 +58,8 @@ def prepare(job: Job) -> Prepared:
         )
         chosen, facts["budget"] = found.widths, found.facts
     packed = None
-    if spec.tuning and not kept.has(
-        len(loaded.blocks) - 1
-    ):  # calibrated: blocks are kept, in order
+    # A tuned model is a calibrated one, whose blocks are kept, the last one last.
+    if spec.tuning and not kept.has(len(loaded.blocks) - 1):
         from lutlab.compress.tuning import tune
 
         tuned = tune(model, quantizer, chosen, windows, spec.tuning, seen=seen)
@@ -74,9 +73,9 @@ def prepare(job: Job) -> Prepared:
     return Prepared(model, loaded.tokenizer, layers, seqlen, facts)
 
 
-def _windows(job: Job, tokenizer: Any, seqlen: int) -> Any:
-    """Token ids [samples, S] that calibration looks at."""
-    from lutlab.data.calibration import calibration_windows
+def _windows(job: Job, tokenizer: Any, task: str, seqlen: int) -> Any:
+    """What calibration looks at."""
+    from lutlab.data import calibration_inputs
 
     if tokenizer is None:
         raise LutlabError(
@@ -84,6 +83,6 @@ def _windows(job: Job, tokenizer: Any, seqlen: int) -> Any:
         )
     chosen = job.run.calibration
     text = planned_text(chosen.text, job.calibration_sha256)
-    return calibration_windows(
-        text, tokenizer, chosen.samples, chosen.seqlen or seqlen, chosen.seed
+    return calibration_inputs(
+        task, text, tokenizer, chosen.samples, chosen.seqlen or seqlen, chosen.seed
     )

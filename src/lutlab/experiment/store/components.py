@@ -30,7 +30,9 @@ _ROOMS = {
     "format": ("formats", "groups", "tensors"),
     "evaluator": ("evaluators", "groups"),
 }
-_PROTOCOL_FILES = ("data/tokens.py", "data/choices.py", "data/calibration.py")
+_PROTOCOL_FILES = tuple(
+    f"data/{name}.py" for name in ("tokens", "choices", "pairs", "calibration", "masking")
+)
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,7 @@ _OF_KERNELS = ("kernels", "formats", "groups")
 _C, _CUDA = templates.ROOT, cuda.ROOT
 # Of every operation: their imports are of both devices, and are not followed.
 _DISPATCH = tuple(PACKAGE / "kernels" / name for name in ("dispatch.py", "dequantized.py"))
+_DEQUANTIZE_MIXED = ("mixed.cu", "mixed_chunks.cu", "sixteen.cuh")
 _PARTS = {
     "driver": _Part(
         compress.DRIVER_VERSION,
@@ -82,12 +85,22 @@ _PARTS = {
         gpu.VERSIONS["lut_gemv"],
         ("kernels/gpu/linear.py",),
         _OF_KERNELS,
-        (*_DISPATCH, _CUDA / "common.cuh", _CUDA / "lut_gemv", _CUDA / "dequantize"),
+        (*_DISPATCH, _CUDA / "common.cuh", _CUDA / "lut_gemv", _CUDA / "dequantize" / "bcq.cu"),
+    ),
+    "kernel/mixed_gemv_gpu": _Part(
+        gpu.VERSIONS["mixed_gemv_gpu"],
+        ("kernels/gpu/mixed_linear.py",),
+        _OF_KERNELS,
+        (
+            *_DISPATCH,
+            *(_CUDA / name for name in ("common.cuh", "mixed_gemv", "lut_gemv/half_mma.cuh")),
+            *(_CUDA / "dequantize" / name for name in _DEQUANTIZE_MIXED),
+        ),
     ),
 }
 _KERNELS = {
     "cpu": ("kernel/bcq_gemv", "kernel/uniform_gemv", "kernel/qigen_gemv"),
-    "gpu": ("kernel/lut_gemv",),
+    "gpu": ("kernel/lut_gemv", "kernel/mixed_gemv_gpu"),
 }
 
 

@@ -21,19 +21,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lutlab import registry
-from lutlab.data.choices import Choice
 from lutlab.data.protocols import protocol
+from lutlab.experiment.store import golden_inputs as inputs
 from lutlab.experiment.store.components import every_name
 from lutlab.experiment.store.provenance import libraries
-from lutlab.specs import TUNING_LOSSES, LayerStats, ModelRun, ModelSpec, Subject, Text
-
-if TYPE_CHECKING:
-    import torch
-
-    from lutlab.models.load import LoadedModel
+from lutlab.specs import TUNING_LOSSES, LayerStats, ModelRun, ModelSpec, Subject
 
 # torch, MKL and oneDNN compute as on a machine without AVX; without a C compiler torch multiplies.
 PINNED = {
@@ -44,14 +39,13 @@ PINNED = {
     "CUDA_VISIBLE_DEVICES": "",
     "LUTLAB_CC": "no-compiler",
 }
-MODEL = ModelSpec("opt-embedded-s", "embedded", "opt-embedded-s")
 WIDTHS = ((3, 32), (4, -1))
-SENTENCE = (
-    "the table of a kernel holds sums of eight inputs for every pattern of signs, so that a byte of the weight is read "
-    "once and adds eight products; a scale for each group follows, and what remains is rounding."
-)
 # What an evaluator that reads a text is given.
-TEXTS = {"ppl": "docstrings", "lambada": "passages", "zero_shot": "continuations"}
+TEXTS = {
+    "ppl": "docstrings", "lambada": "passages", "zero_shot": "continuations", "masked_lm": "docstrings",
+    "glue": "mnli", "glue_correlation": "stsb",
+}  # fmt: skip
+LABELS = {"glue": 3, "glue_correlation": 1}  # of the classifiers that are measured
 
 
 def made_with() -> dict[str, str]:
@@ -115,65 +109,6 @@ def _said(value: Any) -> Any:
     return value.hex() if isinstance(value, float) else repr(value)
 
 
-# ---- inputs ----
-
-
-def _drawn(*shape: int, seed: int, scale: float = 2**-12) -> torch.Tensor:
-    """Float32, of the bell's shape, exact: sums of four whole numbers below 2^11."""
-    import torch
-
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(-(2**11), 2**11, (4, *shape), generator=generator).sum(0).float() * scale
-
-
-def _rows(count: int) -> tuple[str, ...]:
-    """The sentence, begun at each of its words."""
-    words = SENTENCE.split()
-    return tuple(" ".join(words[i:] + words[:i]) for i in range(count))
-
-
-def _text(name: str) -> Text:
-    """A few rows under a protocol, read from nowhere."""
-    rows = _rows(12)
-    if protocol(name).kind == "choices":
-        endings = [f" {row.partition(' ')[0]}" for row in rows]
-        rows = tuple(
-            Choice((rows[i], rows[i]), (endings[i], endings[-i] + endings[i]), i % 2).row()
-            for i in range(4)
-        )
-    return Text(name, rows, "", "golden.py")
-
-
-def _loaded() -> LoadedModel:
-    import torch
-
-    from lutlab.models.load import load_model
-
-    return load_model(MODEL, torch.float32, "cpu", 0)
-
-
-def _tiny_opt() -> Any:
-    """OPT of 2 blocks, hidden 32, whose weights are exact."""
-    import torch
-    from transformers import OPTConfig, OPTForCausalLM
-
-    config = OPTConfig(
-        vocab_size=64, hidden_size=32, word_embed_proj_dim=32, ffn_dim=64, num_hidden_layers=2, num_attention_heads=2,
-        max_position_embeddings=32, bos_token_id=0, eos_token_id=0, pad_token_id=0,
-    )  # fmt: skip
-    model = OPTForCausalLM(config).eval()
-    with torch.no_grad():
-        for seed, parameter in enumerate(model.parameters()):
-            parameter.copy_(_drawn(*parameter.shape, seed=seed))
-    return model
-
-
-def _windows() -> torch.Tensor:
-    import torch
-
-    return torch.randint(0, 64, (4, 16), generator=torch.Generator().manual_seed(0))
-
-
 # ---- cells ----
 
 
@@ -183,8 +118,11 @@ def _method(name: str) -> Any:
 
     method = make_method(name)
     if not method.quantizes:
-        return method.quantize(_drawn(16, 96, seed=0), 16, -1)
-    weight, x = _drawn(16, 96, seed=0), _drawn(128, 96, seed=1, scale=2**-8).round() / 16
+        return method.quantize(inputs.drawn(16, 96, seed=0), 16, -1)
+    weight, x = (
+        inputs.drawn(16, 96, seed=0),
+        inputs.drawn(128, 96, seed=1, scale=2**-8).round() / 16,
+    )
     stats = CalibStats(x.T @ x / len(x), x.abs().mean(0), len(x))
     more = (method.prepare(stats),) if isinstance(method, Calibrated) else ()
     found = [method.quantize(weight, q, g, *more) for q, g in WIDTHS]
@@ -198,9 +136,9 @@ def _format(name: str) -> Any:
 
     from lutlab.tensors import BCQTensor, DenseTensor, MixedTensor, UniformTensor
 
-    weight, groups = _drawn(16, 96, seed=0), 3
+    weight, groups = inputs.drawn(16, 96, seed=0), 3
     codes = (weight * 8).round().clamp(0, 7).to(torch.uint8)
-    scale = _drawn(4, 16, groups, seed=1).abs() + 2**-6
+    scale = inputs.drawn(4, 16, groups, seed=1).abs() + 2**-6
     tensors = {
         DenseTensor: [DenseTensor(weight), DenseTensor(weight.half())],
         UniformTensor: [
@@ -208,39 +146,33 @@ def _format(name: str) -> Any:
             for zero in (3, -1)
         ],
         BCQTensor: [BCQTensor(codes, scale[:3], offset, 3, 32) for offset in (None, scale[3])],
-        MixedTensor: [_mixed(weight, **options) for options in ({}, {"aligned": False})],
+        MixedTensor: [inputs.mixed(weight, **options) for options in ({}, {"aligned": False})],
     }
     cls = registry.lookup("format", name)
     packed = [cls.pack(tensor) for tensor in tensors[cls.tensor]]
     return [[one, one.dequantize(), one.bits_stored] for one in packed]
 
 
-def _mixed(weight: torch.Tensor, **options: Any) -> Any:
-    """Groups of 4 and 2 bits with outliers, of either layout."""
-    import torch
-
-    from lutlab.quantizers.contract import make_method
-
-    method = make_method("mixed_2_4_16", outliers=0.01, **options)
-    widths = torch.tensor((4, 2, 2, 2, 4, 2), dtype=torch.uint8)
-    return method.round_to(weight, widths, 16)
-
-
 def _protocol(name: str) -> Any:
     from lutlab import data
+    from lutlab.data import pairs
 
-    text, tokenizer = _text(name), _loaded().tokenizer
+    text, tokenizer = inputs.text_of(name), inputs.loaded().tokenizer
     made = {
         "stream": lambda: data.token_stream(text, tokenizer, 8),
         "calibration": lambda: data.calibration_windows(text, tokenizer, 3, 8, 0),
         "examples": lambda: data.examples(text),
         "choices": lambda: data.choices(text),
+        "pairs": lambda: pairs.encoded(tokenizer, pairs.pairs(text), 64),
+        "calibration-pairs": lambda: pairs.calibration_pairs(text, tokenizer, 3, 64, 0),
     }
     return made[protocol(name).kind]()
 
 
 def _evaluator(name: str) -> Any:
-    loaded = _loaded()
+    spec = inputs.ENCODER if name == "masked_lm" else inputs.MODEL
+    loaded = inputs.loaded(spec)
+    model = inputs.classifier(LABELS[name]) if name in LABELS else loaded.model
     layers = tuple(
         LayerStats(
             *(f"layer {n}", 32, 96, 0.5 * n, 8.0 + n, 16_000, 4, g, "uniform", 20_000),
@@ -248,10 +180,8 @@ def _evaluator(name: str) -> Any:
         )
         for n, g in ((1, 32), (2, -1))
     )
-    text = _text(TEXTS[name]) if name in TEXTS else None
-    subject = Subject(
-        loaded.model, loaded.tokenizer, layers, text, 64, ModelRun(MODEL, "rtn", 4, 32)
-    )
+    text = inputs.text_of(TEXTS[name]) if name in TEXTS else None
+    subject = Subject(model, loaded.tokenizer, layers, text, 64, ModelRun(spec, "rtn", 4, 32))
     found = registry.lookup("evaluator", name)().measure(subject)
     return [found.values, found.n, found.samples]
 
@@ -265,11 +195,11 @@ def _driver() -> Any:
 
     found = []
     for name in ("rtn", "gptq", "awq"):
-        model = _tiny_opt()
+        model = inputs.tiny_opt()
         chosen = widths(
             kinds(model.config), 3, 16, (Sublayer("attention", 4, -1),), ("*.1.self_attn.k_proj",)
         )
-        layers = quantize_model(model, make_method(name), chosen, _windows())
+        layers = quantize_model(model, make_method(name), chosen, inputs.windows())
         found.append([layers, model.state_dict()])
     return found
 
@@ -279,7 +209,7 @@ def _search() -> Any:
     from lutlab.quantizers.contract import make_method
 
     method, candidates = make_method("rtn"), [(2, -1), (3, 16), (4, -1)]
-    return search_widths(_tiny_opt(), method, candidates, 5.0, _windows())
+    return search_widths(inputs.tiny_opt(), method, candidates, 5.0, inputs.windows())
 
 
 def _tuning() -> Any:
@@ -289,9 +219,10 @@ def _tuning() -> Any:
     from lutlab.quantizers.contract import make_method
     from lutlab.specs import Tuning
 
-    model, method = _tiny_opt(), make_method("mixed_2_4_16")
+    model, method = inputs.tiny_opt(), make_method("mixed_2_4_16")
     chosen = widths(kinds(model.config), 3, 8)
-    return [tune(model, method, chosen, _windows(), Tuning(2, loss=loss)) for loss in TUNING_LOSSES]
+    windows, options = inputs.windows(), [Tuning(2, loss=loss) for loss in TUNING_LOSSES]
+    return [tune(model, method, chosen, windows, tuning) for tuning in options]
 
 
 def _models() -> Any:
@@ -301,7 +232,10 @@ def _models() -> Any:
     from lutlab.models.load import embedded_names, load_model
 
     found = []
+    # The encoder came later, and has its cells in masked_lm and glue: without it this one is what it was before.
     for name in embedded_names():
+        if name == inputs.ENCODER.id:
+            continue
         cut = ModelSpec(name, "synthetic", name, layers=1)
         for spec in (cut, ModelSpec(name, "embedded", name)):
             model = load_model(spec, torch.float32, "cpu", 0).model

@@ -17,13 +17,16 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lutlab.atomic import write_atomically
 from lutlab.kernels.codegen.library import cache_folder, writable
 from lutlab.kernels.gpu import lut_gemv
 from lutlab.kernels.gpu.lut_gemv.variant import Case, Gpu
 from lutlab.kernels.gpu.short_names import full_name
+
+if TYPE_CHECKING:
+    import torch
 
 log = logging.getLogger(__name__)
 DENSE = "dense"  # dequantize, then cuBLAS
@@ -80,8 +83,13 @@ def choose(case: Case, gpu: Gpu, name: str) -> tuple[str, str]:
         nearest = min(races, key=lambda race: race.distance(case))
         if winner := nearest.fastest(case.m, [*takes, DENSE]):
             return winner, RACE
-    dense = 1 + 16 * case.x.itemsize / case.bits  # in readings
+    dense = dense_readings(case.x, case.bits)
     return (by_model.name if by_model.readings(case) <= dense else DENSE), MODEL
+
+
+def dense_readings(x: torch.dtype, bits: float) -> float:
+    """Time of dequantizing weights of so many bits and of a dense product in a dtype, in readings of the weights."""
+    return 1 + 16 * x.itemsize / bits
 
 
 def keep(races: Sequence[Race]) -> Path:

@@ -9,6 +9,7 @@ order[j], and x is permuted instead, which moves M K numbers and not N K. Unifor
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -80,11 +81,13 @@ def buffers(packed: PackedBCQ) -> dict[str, torch.Tensor | None]:
 
 
 @functools.cache
-def _kernel(file: str, parameters: tuple[tuple[str, int | str], ...], device: torch.device) -> Any:
+def _kernel(
+    file: str, function: str, parameters: tuple[tuple[str, int | str], ...], device: torch.device
+) -> Any:
     """Compiled and loaded once."""
     gpu = launcher.gpu(device)
     built = cuda.build(cuda.source(file, dict(parameters)), "dequantize", gpu.arch)
-    return launcher.load_kernel(str(built.path), "dequantize_bcq", device, gpu)
+    return launcher.load_kernel(str(built.path), function, device, gpu)
 
 
 def dequantize(packed: PackedBCQ, dtype: torch.dtype) -> torch.Tensor:
@@ -97,12 +100,23 @@ def dequantize(packed: PackedBCQ, dtype: torch.dtype) -> torch.Tensor:
     Raises:
         LutlabError: another dtype, no GPU or no compiler.
     """
-    this = plan(packed, dtype)
+    return filled(plan(packed, dtype), buffers(packed), packed.shape, dtype)
+
+
+def filled(
+    this: Plan, found: Mapping[str, torch.Tensor | None], shape: tuple[int, int], dtype: torch.dtype
+) -> torch.Tensor:
+    """The matrix of a shape and dtype that a plan of one launch fills from buffers, on their CUDA device.
+
+    Raises:
+        LutlabError: no GPU or no compiler.
+    """
     (step,) = this.steps
-    device = launcher.device_of(packed.planes.device)
-    dense = torch.empty(packed.shape, dtype=dtype, device=packed.planes.device)
-    found = {**buffers(packed), "dense": dense}
-    kernel = _kernel(this.file, tuple(this.parameters.items()), device)
+    here = next(tensor for tensor in found.values() if tensor is not None).device
+    device = launcher.device_of(here)
+    dense = torch.empty(shape, dtype=dtype, device=here)
+    found = {**found, "dense": dense}
+    kernel = _kernel(this.file, step.function, tuple(this.parameters.items()), device)
     arguments = tuple(
         np.int32(a) if isinstance(a, int) else launcher.pointer(found[a]) for a in step.arguments
     )

@@ -101,7 +101,13 @@ class Product:
     def describe(self) -> str:
         """Name of the kernel, for a record: variant, knobs, architecture."""
         knobs = ", ".join(f"{name}={value}" for name, value in self.knobs.items())
-        return f"lut_gemv {self.variant.name} ({knobs}), {self.gpu.arch}"
+        return f"{self.variant.op} {self.variant.name} ({knobs}), {self.gpu.arch}"
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes of the weight in the layout that the kernel reads."""
+        held = (tensor for key, tensor in self.weight.buffers.items() if key != "order")
+        return sum(tensor.nbytes for tensor in held if tensor is not None)
 
     @property
     def rows(self) -> tuple[int, ...]:
@@ -111,12 +117,13 @@ class Product:
     def copy(self) -> Product:
         """The same with a weight and a workspace of its own: a race with cold weights takes several in turn."""
         weight = copy.deepcopy(self.weight)
-        return Product(self.variant, weight, self.dtype, self.device, self.gpu, self.knobs)
+        return type(self)(self.variant, weight, self.dtype, self.device, self.gpu, self.knobs)
 
     def prepare(self, m: int) -> Product:
         """Compile, load and allocate for m rows of x; before a graph is captured. Returns itself."""
         if m not in self._ready:
-            plan = self.variant.plan_for(case(self.weight, self.dtype, m), self.gpu, self.knobs)
+            case_ = self.variant.case(self.weight, self.dtype, m)
+            plan = self.variant.plan_for(case_, self.gpu, self.knobs)
             space = {
                 name: _allocate(one.bytes, one.zeroed, self.device)
                 for name, one in plan.workspace.items()

@@ -163,7 +163,7 @@ class Variant:
     codes, or, with `codes`, from uniform ones; refuses: why it cannot take a case with these knobs, a sentence with a
     cure, or None; plan: how it runs one; least_arch: 80 is sm_80; deterministic: whether y is the same to the last bit
     in every run; batch: rows of x that take, by the model, hardly longer than one reading of the weights, of a case
-    with many.
+    with many; op: the operation that it is a variant of; case: of a weight and a dtype and rows of x.
     """
 
     name: str
@@ -176,6 +176,8 @@ class Variant:
     deterministic: bool = True
     batch: Callable[[Case], int] = lambda case: 1
     codes: bool = False
+    op: str = "lut_gemv"
+    case: Callable[..., Case] = case
 
     def packed(self, weight: PackedBCQ | PackedUniform) -> Weight:
         """A weight that it takes, as it reads it; planes are those of Eq. 5 where the weight is uniform."""

@@ -1,0 +1,103 @@
+"""Pairs of sentences to classify or to score, of GLUE's MNLI and STS-B (Wang et al. 2018).
+
+A text of kind `pairs` holds one a row, as JSON:
+
+    {"first": "A man rides.", "second": "Somebody rides.", "label": 0}
+
+Labels: of MNLI the index in MNLI_LABELS, as GLUE numbers them; of STS-B the similarity, 0 to 5.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from lutlab.data.protocols import KINDS, PROTOCOLS, protocol
+from lutlab.errors import LutlabError
+from lutlab.specs import Text
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedTokenizerBase
+
+MNLI_LABELS = ("entailment", "neutral", "contradiction")
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two sentences and their label."""
+
+    first: str
+    second: str
+    label: float
+
+    def row(self) -> str:
+        """The pair as a row of a text."""
+        return json.dumps(dataclasses.asdict(self), ensure_ascii=False)
+
+
+def pairs(text: Text, kind: str = "pairs") -> tuple[Pair, ...]:
+    """The pairs of a text of that kind.
+
+    Raises:
+        LutlabError: a protocol of another kind.
+    """
+    found = protocol(text.protocol).kind
+    if found != kind:
+        known = [name for name, p in PROTOCOLS.items() if p.kind == kind]
+        raise LutlabError(
+            f"'{text.protocol}' is {KINDS[found]}, not {KINDS[kind]}; take one of: {', '.join(known)}"
+        )
+    return tuple(Pair(**json.loads(row)) for row in text.rows[: text.limit])
+
+
+def encoded(
+    tokenizer: PreTrainedTokenizerBase, some: Sequence[Pair], window: int
+) -> dict[str, torch.Tensor]:
+    """Pairs as an encoder reads them: input_ids, attention_mask, … [n, S] int64, padded to the longest.
+
+    Longer ones are cut to `window` tokens, always from the longer of the two sentences.
+    """
+    firsts, seconds = [pair.first for pair in some], [pair.second for pair in some]
+    options = {"padding": True, "truncation": True, "max_length": window, "return_tensors": "pt"}
+    return dict(tokenizer(firsts, seconds, **options))
+
+
+def calibration_pairs(
+    text: Text, tokenizer: PreTrainedTokenizerBase, samples: int, window: int, seed: int
+) -> dict[str, torch.Tensor]:
+    """`samples` different pairs of a text of kind `calibration-pairs`, drawn with `seed`, as `encoded`.
+
+    Raises:
+        LutlabError: a protocol of another kind, or fewer pairs than asked for.
+    """
+    known = pairs(text, "calibration-pairs")
+    if not 1 <= samples <= len(known):
+        raise LutlabError(
+            f"calibration.samples={samples}, and '{text.protocol}' has {len(known)} pairs ({text.origin}): give 1 to "
+            f"{len(known)}"
+        )
+    return encoded(tokenizer, random.Random(seed).sample(known, samples), window)
+
+
+def _mnli(record: Mapping[str, Any]) -> Pair:
+    label = record["label"]  # the hub has the index, files have the word
+    index = MNLI_LABELS.index(label) if label in MNLI_LABELS else label
+    if index not in range(len(MNLI_LABELS)):  # the test split hides its own behind -1
+        raise ValueError(f"label {label}")
+    return Pair(record["premise"], record["hypothesis"], index)
+
+
+def _stsb(record: Mapping[str, Any]) -> Pair:
+    score = float(record["score"] if "score" in record else record["label"])
+    if not 0 <= score <= 5:
+        raise ValueError(f"similarity {score}")
+    return Pair(record["sentence1"], record["sentence2"], score)
+
+
+# data set -> the pair of one of its records
+TEMPLATES: dict[str, Callable[[Mapping[str, Any]], Pair]] = {"mnli": _mnli, "stsb": _stsb}

@@ -1,0 +1,151 @@
+"""Speed, power and cost of greedy decoding on a GPU, beside the model in full precision in the same process.
+
+measure/cost.py has the formulas, of Li et al. 2024 (ICCAD), Eq. 11 and Table 3. Watts are the GPU's own counter's over
+windows of at least a second in which tokens are decoded, idle included, as the paper's are. The baseline is the model
+as it is loaded, in the run's dtype, on the same GPU, so that prices matter only for how much of a cost is electricity.
+"""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from lutlab.errors import LutlabError
+from lutlab.evaluators import evaluation_mode
+from lutlab.evaluators.contract import Evaluator, Metric, Work
+from lutlab.evaluators.generation import check_decoding, decode, kernels
+from lutlab.measure import cost
+from lutlab.measure.energy import Energy, Nvml, energy_of, idle_watts, missing_library
+from lutlab.registry import register
+from lutlab.specs import Measurement, ModelRun, Subject
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from lutlab.measure.energy import Counter
+
+
+@register("evaluator", "cost")
+@dataclass(frozen=True)
+class Cost(Evaluator):
+    """Metrics of decoding at batch 1, each token's energy and both reductions against full precision.
+
+    tokens_per_s, power_w, joules_per_token, speedup, runtime_reduction, total_reduction.
+
+    Attributes:
+        tokens: decoded at a time.
+        price_usd: dollars of the GPU; 0 looks it up among those of the paper.
+        usd_kwh: dollars of a kilowatt hour.
+        years: of service.
+
+    Raises:
+        LutlabError: a negative price, or electricity that costs less than nothing.
+    """
+
+    version: ClassVar[int] = 1
+    of_this_machine: ClassVar[bool] = True
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        Metric("total_reduction", "x", "total cost reduction", lower_is_better=False),
+        Metric("runtime_reduction", "x", "runtime cost reduction", lower_is_better=False),
+        Metric("speedup", "x", "speed-up", lower_is_better=False),
+        Metric("tokens_per_s", "tokens/s", "decoding", lower_is_better=False),
+        Metric("power_w", "W", "power"),
+        Metric("joules_per_token", "J", "energy of a token"),
+    )
+    tokens: int = 128
+    price_usd: float = 0.0
+    usd_kwh: float = cost.ELECTRICITY_USD_KWH
+    years: float = cost.YEARS
+
+    def __post_init__(self) -> None:
+        if self.price_usd < 0 or self.usd_kwh < 0 or not self.years > 0:
+            raise LutlabError(
+                f"evaluator.cost: price_usd={self.price_usd}, usd_kwh={self.usd_kwh} and years={self.years} must not "
+                "be negative, nor years 0"
+            )
+
+    @classmethod
+    def obstacle(cls, run: ModelRun) -> str:
+        """There is no GPU, several of them, or no library that reads its counter."""
+        if run.device == "cpu":
+            return "no CUDA device: power is the GPU's own counter's"
+        if run.device == "spread":
+            return "the cost is that of one GPU: set device=cuda"
+        return missing_library()
+
+    def work(self, run: ModelRun) -> Work:
+        """Both models are checked and decoded some times; the one in full precision is loaded beside the other."""
+        return Work(checked_tokens=2 * self.tokens, decoded_tokens=8 * self.tokens, dense_copies=1)
+
+    def measure(self, subject: Subject) -> Measurement:
+        """Needs no text and no tokenizer.
+
+        Raises:
+            LutlabError: no price of the GPU is known, no NVML or no counter, or decoding with a cache chooses other
+                tokens than without.
+        """
+        import torch
+
+        run = subject.run
+        price = self.price_usd or cost.price_usd(torch.cuda.get_device_name(run.device))
+        counter = Nvml(torch.device(run.device).index or 0)
+        idle = idle_watts(counter)
+        own, names = decoding_energy(subject.model, self.tokens, counter, idle)
+        baseline = own
+        if run.method != "none":
+            dense = _in_full_precision(run)
+            baseline, _ = decoding_energy(dense, self.tokens, counter, idle)
+            del dense
+            gc.collect()
+        facts: dict[str, Any] = {
+            "kernel": names,
+            "price_usd": price,
+            "usd_kwh": self.usd_kwh,
+            "years": self.years,
+            "idle_w": idle,
+            "baseline_tokens_per_s": baseline.calls / baseline.seconds,
+            "baseline_power_w": baseline.watts,
+        }
+        return Measurement(
+            self.values(baseline, own, price), own.calls, facts=facts | counter.facts()
+        )
+
+    def values(self, baseline: Energy, own: Energy, price: float) -> dict[str, float]:
+        """The metrics of two energies, whose calls are tokens, on GPUs of one price."""
+        speeds = [energy.calls / energy.seconds for energy in (baseline, own)]
+        runtime = cost.runtime_reduction(baseline.watts, speeds[0], own.watts, speeds[1])
+        return {
+            "tokens_per_s": speeds[1],
+            "power_w": own.watts,
+            "joules_per_token": own.joules,
+            "speedup": speeds[1] / speeds[0],
+            "runtime_reduction": runtime,
+            "total_reduction": cost.total_reduction(
+                price, baseline.watts, price, runtime, self.years, self.usd_kwh
+            ),
+        }
+
+
+def decoding_energy(
+    model: PreTrainedModel, tokens: int, counter: Counter, idle: float
+) -> tuple[Energy, list[str]]:
+    """Energy of a decoded token, and the kernels that multiplied; the decoding is checked before.
+
+    Raises:
+        LutlabError: as check_decoding; the counter does not advance.
+    """
+    with evaluation_mode(model):
+        check_decoding(model, tokens)
+        kernels()  # of the check, which sees all tokens at once
+        # decode reads the tokens back, so it has waited for the GPU
+        energy = energy_of(lambda: decode(model, tokens), tokens, counter, idle)
+    return energy, kernels()
+
+
+def _in_full_precision(run: ModelRun) -> PreTrainedModel:
+    import torch
+
+    from lutlab.models.load import load_model
+
+    return load_model(run.model, getattr(torch, run.dtype), run.device, run.seed).model

@@ -1,0 +1,170 @@
+"""Masked-language modelling on a text, and how far a quantized model's predictions moved from full precision.
+
+Of the tokens that data/masking.py chooses, with p the model's and p* the full-precision model's distribution:
+
+    masked_loss       mean of -log p(token that stood there), in nats; masked_perplexity is its exponential
+    masked_agreement  share where argmax p = argmax p*
+    masked_kl         mean of KL(p* || p) = sum over the vocabulary of p* (log p* - log p), in nats
+
+The full-precision model is the row's own, loaded once more, in the row's dtype.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from lutlab.data.masking import MaskedWindows, masked_stream
+from lutlab.data.tokens import token_sha256
+from lutlab.errors import LutlabError
+from lutlab.evaluators import (
+    batch_tokens,
+    check_task,
+    context_length,
+    evaluation_mode,
+    exp_of_mean,
+    needed,
+    text_facts,
+)
+from lutlab.evaluators.contract import Evaluator, Metric, Work
+from lutlab.registry import register
+from lutlab.specs import Measurement, ModelRun, RunSpec, Subject
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True)
+class MaskedResult:
+    """Sums over the chosen tokens of one window: their number, nll and KL in nats, and where both models agree."""
+
+    tokens: int
+    nll: float
+    kl: float
+    agreeing: int
+
+
+@register("evaluator", "masked_lm")
+@dataclass(frozen=True)
+class MaskedLM(Evaluator):
+    """Metrics `masked_loss`, `masked_perplexity`, `masked_agreement` (0 to 1), `masked_kl`; samples: windows' mean nll.
+
+    Attributes:
+        seed: of the tokens that are chosen.
+    """
+
+    version: ClassVar[int] = 1
+    task: ClassVar[str] = "masked_lm"
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        Metric("masked_loss", "nats/token", "masked-token loss"),
+        Metric("masked_perplexity", "perplexity", "masked-token ppl"),
+        Metric("masked_agreement", "share", "agreement", lower_is_better=False),
+        Metric("masked_kl", "nats/token", "KL from full precision"),
+    )
+
+    seed: int = 1
+
+    def work(self, run: RunSpec) -> Work:
+        """One pass over the text by each of two models."""
+        return Work(passes=2, float32_files=1)
+
+    def measure(self, subject: Subject) -> Measurement:
+        """Predictions of subject.text's tokens in windows of subject.seqlen.
+
+        Raises:
+            LutlabError: no text or tokenizer, a model for another task, no run that names the full-precision model, a
+                text shorter than a window, a window longer than the model's context, or a loss that is not finite.
+        """
+        text, tokenizer = needed(subject, "masked_lm")
+        check_task(subject.model, "masked_lm", "masked_lm")
+        limit = context_length(subject.model)
+        if limit is not None and subject.seqlen > limit:
+            raise LutlabError(f"a window of {subject.seqlen} tokens exceeds the context of {limit}")
+        windows = masked_stream(text, tokenizer, subject.seqlen, self.seed)
+        found = masked_predictions(subject.model, _full_precision(subject.run), windows)
+        tokens = sum(one.tokens for one in found)
+        loss = sum(one.nll for one in found) / tokens
+        values = {
+            "masked_loss": loss,
+            "masked_perplexity": exp_of_mean(loss),
+            "masked_agreement": sum(one.agreeing for one in found) / tokens,
+            "masked_kl": sum(one.kl for one in found) / tokens,
+        }
+        facts = text_facts(text, tokenizer) | {
+            "token_sha256": token_sha256(windows.read),
+            "seqlen": subject.seqlen,
+            "windows": len(found),
+            "tokens": tokens,
+            "seed": self.seed,
+            "loss_dtype": "float32",
+        }
+        samples = tuple(one.nll / one.tokens for one in found if one.tokens)
+        return Measurement(values=values, n=tokens, samples=samples, facts=facts)
+
+
+def _full_precision(run: RunSpec | None) -> PreTrainedModel:
+    """The model of a row before it is quantized."""
+    import torch
+
+    from lutlab.models.load import load_model
+
+    if not isinstance(run, ModelRun):
+        raise LutlabError(
+            "masked_lm compares with the full-precision model, and this subject has no run that names it"
+        )
+    return load_model(run.model, getattr(torch, run.dtype), run.device, run.seed).model
+
+
+def masked_predictions(
+    model: PreTrainedModel, reference: PreTrainedModel, windows: MaskedWindows
+) -> list[MaskedResult]:
+    """Predictions of the chosen tokens, window by window, beside those of a reference.
+
+    Args:
+        model: for masked-language modelling, quantized or not.
+        reference: of the same vocabulary, on the same device.
+        windows: of its tokenizer.
+
+    Raises:
+        LutlabError: a loss or a KL that is not finite.
+    """
+    size = max(1, batch_tokens(model) // windows.ids.shape[1])
+    parts = (part.split(size) for part in (windows.ids, windows.read, windows.chosen))
+    found: list[MaskedResult] = []
+    with evaluation_mode(model), evaluation_mode(reference):
+        for ids, read, chosen in zip(*parts, strict=True):
+            chosen = chosen.to(model.device)
+            found += _sums(
+                _log_p(model, read, chosen),
+                _log_p(reference, read, chosen),
+                ids.to(model.device)[chosen],
+                chosen.sum(1).tolist(),
+            )
+    bad = next((i for i, one in enumerate(found) if not math.isfinite(one.nll + one.kl)), None)
+    if bad is not None:
+        raise LutlabError(
+            f"the loss of window {bad} is {found[bad].nll}, its KL {found[bad].kl}: the logits overflow {model.dtype} "
+            "or the weights are broken; try dtype=float32"
+        )
+    return found
+
+
+def _log_p(model: PreTrainedModel, read: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    """Log-probabilities [n, V] of the n chosen tokens of windows [B, S]."""
+    return model(input_ids=read.to(model.device)).logits[chosen].float().log_softmax(-1)
+
+
+def _sums(
+    log_p: torch.Tensor, full: torch.Tensor, ids: torch.Tensor, counts: list[int]
+) -> list[MaskedResult]:
+    """Sums a window of log-probabilities [n, V] against ids [n] and the reference's; counts: chosen tokens of each."""
+    nll = -log_p.gather(1, ids[:, None])[:, 0]
+    kl = (full.exp() * (full - log_p)).sum(-1)
+    agreeing = log_p.argmax(-1) == full.argmax(-1)
+    parts = (part.split(counts) for part in (nll.double(), kl.double(), agreeing))
+    return [
+        MaskedResult(len(one), one.sum().item(), other.sum().item(), int(same.sum()))
+        for one, other, same in zip(*parts, strict=True)
+    ]

@@ -1,0 +1,116 @@
+"""Rows of an artifact: the entries of its axes, and what a combination of them runs.
+
+An axis entry *is* a list of Hydra overrides (one list, or one a scale). experiments/README.md describes it for those
+who write one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pydantic import Field
+
+from lutlab.experiment.artifact.columns import Strict
+from lutlab.experiment.artifact.outcome import OURS
+from lutlab.experiment.artifact.references import cite
+
+Scale = Literal["embedded", "small", "paper"]
+
+
+class AxisEntry(Strict):
+    """One value of an axis: how the paper labels it and the overrides that produce it.
+
+    `public: false` is a model whose weights nobody can have: its row runs on a stand-in at every scale.
+    """
+
+    labels: dict[str, str]
+    overrides: list[str] | dict[Scale, list[str]]
+    public: bool = True
+    published: bool = True  # false: a row of ours, which the paper does not print
+    cited: str = ""  # whose method it is, where lutlab does not have it: its rows are not run
+    not_run: str = ""  # why nobody measures its rows here
+    metrics: dict[str, str] = Field(default_factory=dict)  # column -> another metric than its own
+    mean_of: list[str] = Field(default_factory=list)  # entries of the same axis; nothing is run
+
+    def at(self, scale: Scale) -> list[str] | None:
+        """The overrides at a scale; None where the entry has nothing to run there."""
+        return self.overrides if isinstance(self.overrides, list) else self.overrides.get(scale)
+
+
+Axis = dict[str, AxisEntry]
+
+
+@dataclass(frozen=True)
+class ArtifactRow:
+    """One row: its key (`opt-30b/q4_g32`), the paper's labels, the Hydra overrides that run it.
+
+    Attributes:
+        public: the paper's own model can be had, so that at scale=paper the row runs on it.
+        published: the paper prints it.
+        not_run: why nobody measures it here; empty where it is run.
+        metrics: column -> the metric of this row, where it is not the column's.
+        mean_of: keys of the rows whose mean it is; () where it is run itself.
+    """
+
+    key: str
+    labels: dict[str, str]
+    overrides: list[str]
+    public: bool = True
+    published: bool = True
+    not_run: str = ""
+    metrics: Mapping[str, str] = field(default_factory=dict)
+    mean_of: tuple[str, ...] = ()
+
+    @property
+    def first(self) -> str:
+        """The entry of the first axis."""
+        return self.key.partition("/")[0]
+
+    @property
+    def axis_keys(self) -> set[str]:
+        """Config keys this row decides (`model`, `method`, `q`, `g`)."""
+        return {override.lstrip("+").partition("=")[0] for override in self.overrides}
+
+
+def row_of(combination: Sequence[tuple[str, AxisEntry]], scale: Scale) -> ArtifactRow:
+    """The row of one entry an axis, each with its name."""
+    entries = [entry for _, entry in combination]
+    labels = {k: v for entry in entries for k, v in entry.labels.items()}
+    overrides = [o for entry in entries for o in entry.at(scale)]
+    asked = {o for entry in entries for o in entry.at("paper") or []}
+    differing = [o for o in overrides if o not in asked and not o.startswith("model")]
+    if differing:
+        labels[OURS] = " ".join(map(_short, differing))
+    names = [name for name, _ in combination]
+    return ArtifactRow(
+        "/".join(names),
+        labels,
+        overrides,
+        public=all(entry.public for entry in entries),
+        published=all(entry.published for entry in entries),
+        not_run=next(filter(None, map(_not_run, entries)), ""),
+        metrics={k: v for entry in entries for k, v in entry.metrics.items()},
+        mean_of=tuple(
+            "/".join([*names[:i], other, *names[i + 1 :]])
+            for i, entry in enumerate(entries)
+            for other in entry.mean_of
+        ),
+    )
+
+
+def _not_run(entry: AxisEntry) -> str:
+    """The reason why rows of an entry are not run; empty where they are."""
+    if entry.cited:
+        return f"the method of {cite(entry.cited)} is no part of lutlab"
+    if entry.mean_of:
+        return f"the mean of {', '.join(entry.mean_of)}, of which not all are measured"
+    return entry.not_run
+
+
+def _short(override: str) -> str:
+    """`sublayers.feed_forward.g=64` -> `ffn:g=64`."""
+    for prefix, short in (("sublayers.attention.", "att:"), ("sublayers.feed_forward.", "ffn:")):
+        override = override.replace(prefix, short)
+    return override

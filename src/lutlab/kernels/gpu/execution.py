@@ -1,0 +1,247 @@
+"""A packed weight on a GPU as an execution: few rows of x by a variant, many by dequantizing and cuBLAS.
+
+An operation says by three methods what variants it has, which one is best for so many rows of x, and how its weights
+are dequantized. What has been made stays beside the stored form: a layout for each way of packing, a bound product for
+each dtype of x and variant.
+
+torch.ops.lutlab.gpu_linear is what torch.compile and CUDA graphs see. It passes no gradients. What cannot run raises
+LutlabError before any launch; nothing takes its place.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import weakref
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+
+from lutlab.errors import LutlabError, nearest
+from lutlab.formats.contract import Format
+from lutlab.kernels import ran
+from lutlab.kernels.contract import Execution
+from lutlab.kernels.gpu import choice
+from lutlab.kernels.gpu.lut_gemv import launcher
+from lutlab.kernels.gpu.lut_gemv.variant import Gpu, Variant, Weight
+
+if TYPE_CHECKING:
+    from typing import Self  # of Python 3.11, for type checkers only
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+_LIBRARY = torch.library.Library("lutlab", "FRAGMENT")
+_LIBRARY.define("gpu_linear(Tensor x, Tensor? bias, int execution, int rows) -> Tensor")
+# An execution travels as a number: torch's schemas know no records.
+_EXECUTIONS: weakref.WeakValueDictionary[int, GpuExecution] = weakref.WeakValueDictionary()
+_NUMBERS = itertools.count()
+
+
+def check_options(
+    op: str, variant: str | None, knobs: Mapping[str, Any] | None, options: Mapping[str, Any]
+) -> None:
+    """Raises LutlabError: options that an operation with variants does not have, or knobs of no variant."""
+    for name in options:
+        raise LutlabError(f"{op} has no option '{name}': {nearest(name, ('variant', 'knobs'))}")
+    if knobs and variant is None:
+        raise LutlabError(f"knobs {dict(knobs)} belong to a variant: name it")
+
+
+@dataclass(eq=False)
+class GpuExecution(Execution):
+    """A weight for the kernels of its GPU.
+
+    Attributes:
+        stored: the weight as it was given.
+        variant: for every x; None: what is best for dtype and rows.
+        knobs: of the variant, in the place of its defaults.
+        chosen: by dtype and rows of x, a variant's name or choice.DENSE, and by what it was chosen.
+        products: by dtype of x and variant.
+        weights: packed, by what packs; variants share them.
+    """
+
+    replaces: ClassVar[bool] = False
+
+    stored: Format
+    device: torch.device
+    gpu: Gpu
+    variant: str | None = None
+    knobs: dict[str, Any] = field(default_factory=dict)
+    chosen: dict[tuple[torch.dtype, int], tuple[str, str]] = field(default_factory=dict)
+    products: dict[tuple[torch.dtype, str], launcher.Product] = field(default_factory=dict)
+    weights: dict[Callable[..., Weight], Weight] = field(default_factory=dict)
+    number: int = field(default_factory=lambda: next(_NUMBERS))
+
+    def __post_init__(self) -> None:
+        _EXECUTIONS[self.number] = self
+
+    # ---- of an operation ----
+
+    @abstractmethod
+    def variant_of(self, name: str) -> Variant:
+        """A variant by its name.
+
+        Raises:
+            LutlabError: there is none of this name.
+        """
+
+    @abstractmethod
+    def best(self, rows: int, dtype: torch.dtype) -> tuple[str, str]:
+        """A variant's name or choice.DENSE for so many rows of x, and by what it was chosen."""
+
+    @abstractmethod
+    def multiply_dense(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """The product with the weight dequantized."""
+
+    @property
+    @abstractmethod
+    def read_dense(self) -> Format | Weight:
+        """The weight that multiply_dense reads."""
+
+    def own(self, dtype: torch.dtype) -> torch.dtype:
+        """Dtype in which x of a dtype is multiplied."""
+        return dtype
+
+    def bind(self, variant: Variant, weight: Weight, dtype: torch.dtype) -> launcher.Product:
+        """The product of a variant with x of a dtype."""
+        return launcher.Product(variant, weight, dtype, self.device, self.gpu, self.knobs)
+
+    # ---- Execution ----
+
+    @property
+    def packed(self) -> Format:
+        """As it was given."""
+        return self.stored
+
+    def ready(self, rows: int, dtype: torch.dtype) -> Self:
+        """Pack, compile and load for so many rows of x of a dtype; returns itself."""
+        name, _ = self._choose(rows, dtype)
+        if name != choice.DENSE:
+            self._product(self.own(dtype), name).prepare(rows)
+        return self
+
+    def takes(self, x: torch.Tensor) -> bool:
+        """One in 16 or 32 bits on the GPU."""
+        gradients = x.requires_grad and torch.is_grad_enabled()
+        return x.dtype in DTYPES and x.device == self.device and not gradients
+
+    def __call__(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """The product.
+
+        Args:
+            x: [..., K] float16, bfloat16 or float32 on the weight's GPU.
+            bias: [N] in x's dtype.
+
+        Raises:
+            LutlabError: x is not as above, no variant takes the weight here, or a graph is being captured and no such x
+                has been multiplied before.
+        """
+        if x.device != self.device:
+            raise LutlabError(f"x is on {x.device}, the weight on {self.device}: move one of them")
+        if x.dtype not in DTYPES:
+            raise LutlabError(f"x is {x.dtype}: the GPU kernels take float16, bfloat16 and float32")
+        return torch.ops.lutlab.gpu_linear(x, bias, self.number, self.stored.shape[0])
+
+    def multiply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """The product that the operation runs."""
+        rows = max(1, x.numel() // self.stored.shape[1])
+        name, _ = self._choose(rows, x.dtype)
+        ran.note(self.describe(rows, x.dtype))
+        if name == choice.DENSE:
+            return self.multiply_dense(x, bias)
+        own = _readable(x.to(self.own(x.dtype)))
+        y = self._product(own.dtype, name)(own).to(x.dtype)
+        return y if bias is None else y.add_(bias)
+
+    def dense(self) -> torch.Tensor:
+        """See Execution."""
+        return self.stored.dequantize()
+
+    def describe(self, rows: int, dtype: torch.dtype) -> str:
+        """Variant, knobs and architecture, or cuBLAS, and by what it was chosen."""
+        name, why = self._choose(max(1, rows), dtype)
+        if name == choice.DENSE:
+            return f"dequantize every call, cuBLAS (chosen {why})"
+        own = self.own(dtype)
+        kind = self._product(own, name).describe()
+        chosen = "" if self.variant else f", chosen {why}"
+        return f"{kind}, {str(own).removeprefix('torch.')} x{chosen}"
+
+    def bytes_read(self, rows: int, dtype: torch.dtype) -> int:
+        """Bytes of the variant's own layout, or of the weight that is dequantized."""
+        name, _ = self._choose(max(1, rows), dtype)
+        if name != choice.DENSE:
+            return self._product(self.own(dtype), name).bytes_read
+        held = (tensor for key, tensor in self.read_dense.buffers.items() if key != "order")
+        return sum(tensor.nbytes for tensor in held if tensor is not None)
+
+    @property
+    def buffers(self) -> tuple[torch.Tensor, ...]:
+        """The stored form and every variant's layout."""
+        made = [self.stored, *self.weights.values()]
+        return tuple(b for one in made for b in one.buffers.values() if b is not None)
+
+    def copy(self) -> Self:
+        """With layouts and workspaces of its own; the stored form is shared where nobody dequantizes it."""
+        dense = any(name == choice.DENSE for name, _ in self.chosen.values())
+        stored = copy.deepcopy(self.stored) if dense else self.stored
+        other = type(self)(stored, self.device, self.gpu, self.variant, self.knobs)
+        other.chosen = dict(self.chosen)
+        other.weights = {pack: copy.deepcopy(weight) for pack, weight in self.weights.items()}
+        for (dtype, name), product in self.products.items():
+            for rows in product.rows:
+                other._product(dtype, name).prepare(rows)
+        return other
+
+    def _choose(self, rows: int, dtype: torch.dtype) -> tuple[str, str]:
+        """Variant for so many rows of x, and by what it was chosen."""
+        key = dtype, rows
+        if key not in self.chosen:
+            self.chosen[key] = (self.variant, "by name") if self.variant else self.best(rows, dtype)
+        return self.chosen[key]
+
+    def _product(self, dtype: torch.dtype, name: str) -> launcher.Product:
+        """Of a variant; packed and bound when it is first asked for."""
+        if (dtype, name) not in self.products:
+            if launcher.capturing():
+                raise LutlabError(
+                    f"a graph is being captured, and {name} has not multiplied {dtype} yet: call the layer once before"
+                )
+            variant = self.variant_of(name)
+            # refuses before anything is packed
+            variant.plan_for(variant.case(self.stored, dtype), self.gpu, self.knobs)
+            self.products[dtype, name] = self.bind(variant, self.weight_of(variant), dtype)
+        return self.products[dtype, name]
+
+    def weight_of(self, variant: Variant) -> Weight:
+        """In the layout of a variant, packed when it is first asked for."""
+        if variant.pack not in self.weights:
+            self.weights[variant.pack] = variant.packed(self.stored).to(self.device)
+        return self.weights[variant.pack]
+
+
+def _readable(x: torch.Tensor) -> torch.Tensor:
+    """Contiguous, beginning where vectors may be read."""
+    x = x.contiguous()
+    return x.clone() if x.data_ptr() % launcher.ALIGNMENT else x
+
+
+# ---- the operation ----
+
+
+@torch.library.impl(_LIBRARY, "gpu_linear", "CompositeExplicitAutograd")
+def _gpu_linear(
+    x: torch.Tensor, bias: torch.Tensor | None, execution: int, rows: int
+) -> torch.Tensor:
+    if execution not in _EXECUTIONS:
+        raise LutlabError(f"execution {execution} of another process, or of a layer that is gone")
+    return _EXECUTIONS[execution].multiply(x, bias)
+
+
+@torch.library.register_fake("lutlab::gpu_linear")
+def _gpu_linear_shape(
+    x: torch.Tensor, bias: torch.Tensor | None, execution: int, rows: int
+) -> torch.Tensor:
+    return x.new_empty(*x.shape[:-1], rows)

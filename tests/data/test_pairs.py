@@ -1,0 +1,74 @@
+"""Pairs of GLUE: the hub's records and the files give the same rows; draws and damage."""
+
+import json
+
+import pytest
+from tests.tiny_models import word_tokenizer
+
+from lutlab.data import calibration_inputs, load_text
+from lutlab.data.choices import item_rows
+from lutlab.data.pairs import Pair, encoded, pairs
+from lutlab.errors import LutlabError
+from lutlab.specs import Text, TextSpec
+
+HUB_MNLI = {"premise": "w1 w2", "hypothesis": "w3", "label": 2, "idx": 0}
+HUB_STSB = {"sentence1": 'w1 "w2', "sentence2": "w3", "label": 2.5, "idx": 0}
+TSV = "index\tsentence1\tsentence2\tscore\n" + '0\tw1 "w2\tw3\t2.500\n1\tw4\tw5\t0.000\n'
+
+
+def rows(dataset, *records):
+    return tuple(item_rows(dataset, [json.dumps(record) for record in records], "here"))
+
+
+def test_files_and_the_hub_give_the_same_pairs(tmp_path):
+    glue = tmp_path / "glue"
+    (glue / "STS-B").mkdir(parents=True)
+    (glue / "STS-B/dev.tsv").write_text(TSV)
+    word = HUB_MNLI | {"label": "contradiction"}
+    (glue / "mnli_dev_matched.jsonl").write_text(json.dumps(word) + "\n")
+    found = load_text(TextSpec("stsb", "folder", str(tmp_path)))
+    assert found.rows[:1] == rows("stsb", HUB_STSB)
+    assert pairs(found) == (Pair('w1 "w2', "w3", 2.5), Pair("w4", "w5", 0.0))
+    found = load_text(TextSpec("mnli", "folder", str(tmp_path)))
+    assert found.rows == rows("mnli", HUB_MNLI)
+    assert pairs(found) == (Pair("w1 w2", "w3", 2),)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "record", "reason"),
+    [
+        ("mnli", HUB_MNLI | {"label": -1}, "label -1"),
+        ("mnli", HUB_MNLI | {"label": "perhaps"}, "perhaps"),
+        ("stsb", HUB_STSB | {"label": -1.0}, "similarity -1.0"),
+        ("stsb", {"sentence1": "w1"}, "KeyError"),
+    ],
+)
+def test_a_record_without_a_label_is_named(dataset, record, reason):
+    with pytest.raises(LutlabError, match=f"record 1 of here is no item of {dataset} .*{reason}"):
+        item_rows(
+            dataset,
+            [json.dumps(HUB_MNLI if dataset == "mnli" else HUB_STSB), json.dumps(record)],
+            "here",
+        )
+
+
+def test_pairs_are_padded_and_cut_and_drawn_without_repetition():
+    some = [Pair("w1", "w2 w3", 0), Pair(" ".join(["w4"] * 9), "w5", 1)]
+    found = encoded(word_tokenizer(), some, window=6)
+    assert found["input_ids"].shape == (2, 6)
+    assert found["attention_mask"].sum(1).tolist() == [3, 6]
+    assert found["input_ids"][1].tolist() == [6] * 5 + [7], "the longer sentence is cut"
+    records = tuple(Pair(f"w{i}", "w0", 1).row() for i in range(50))
+    text = Text("stsb-train", records, "", "here")
+    task = "sequence_classification"
+    drawn = calibration_inputs(task, text, word_tokenizer(), samples=20, seqlen=64, seed=0)
+    assert len(set(drawn["input_ids"][:, 0].tolist())) == 20
+    with pytest.raises(LutlabError, match=r"samples=51.*has 50 pairs.*give 1 to 50"):
+        calibration_inputs(task, text, word_tokenizer(), samples=51, seqlen=64, seed=0)
+
+
+def test_a_classifier_is_not_calibrated_on_a_text_nor_on_what_is_evaluated():
+    for name in ("c4-train", "stsb"):
+        text = Text(name, ("{}",), "", "here")
+        with pytest.raises(LutlabError, match="take one of: mnli-train, mnli-train-subset, stsb-t"):
+            calibration_inputs("sequence_classification", text, word_tokenizer(), 1, 8, 0)

@@ -1,0 +1,155 @@
+"""2/4/16-bit weights on a GPU as a layer sees them: few rows, many, outliers by cuSPARSE, over the stand-in GPU."""
+
+import pytest
+import torch
+from tests.kernels.gpu import cuda_on_host, test_lut_gemv
+from tests.kernels.weights import relative_error
+from tests.mixed_weights import mixed_tensor
+
+from lutlab.formats import mixed_chunks
+from lutlab.formats.mixed import PackedMixed
+from lutlab.kernels import ran
+from lutlab.kernels.codegen import cuda
+from lutlab.kernels.dispatch import prepare
+from lutlab.kernels.gpu import mixed_linear
+from lutlab.kernels.gpu.lut_gemv.variant import GPUS, SM_REGISTERS
+from lutlab.kernels.gpu.mixed_gemv import dequantize
+from lutlab.kernels.gpu.mixed_linear import MixedGemvGpu
+from lutlab.measure import contestants
+from lutlab.specs import ProductRun
+
+gpu = test_lut_gemv.gpu
+F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
+N, K = 40, 200
+CPU = torch.device("cpu")
+LIMITS = {F16: 1e-3, BF16: 8e-3, F32: 1e-6}
+
+
+@pytest.fixture
+def packed():
+    return PackedMixed.pack(mixed_tensor(N, K, aligned=True, outliers=60))
+
+
+def inputs(rows, dtype=F32):
+    return torch.randn(rows, K, generator=torch.Generator().manual_seed(5)).to(dtype)
+
+
+def on_host(packed, dtype, reverse=False):
+    """The dequantizer's launch, without outliers; packed: stored, or in chunks."""
+    plan = dequantize.plan(packed, dtype)
+    (step,) = plan.steps
+    kernels = cuda_on_host.build(cuda.source(plan.file, plan.parameters), (step.function,))
+    dense = torch.full(packed.shape, torch.nan, dtype=dtype)
+    found = {**dequantize.buffers(packed), "dense": dense}
+    cuda_on_host.launch(
+        kernels,
+        step.function,
+        grid=step.grid,
+        block=(step.block, 1, 1),
+        arguments=[found[a] if isinstance(a, str) else a for a in step.arguments],
+        reverse=reverse,
+    )
+    return dense
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "options", "dtype", "reverse"),
+    [
+        (40, 200, {"aligned": True}, F16, False),
+        (17, 320, {"aligned": True}, BF16, True),
+        (17, 320, {"widths": (2, 3, 4, 2)}, F16, True),
+        (33, 500, {"widths": (3, 4, 2, 3), "by_row": False, "g": 32}, F32, False),
+    ],
+)
+def test_dequantized_to_the_last_bit(rows, columns, options, dtype, reverse):
+    packed = PackedMixed.pack(mixed_tensor(rows, columns, outliers=rows // 4, **options))
+    read = packed if packed.aligned else mixed_chunks.pack(packed)
+    dense = on_host(read, dtype, reverse)
+    whole = dequantize.scatter(dense, packed, dequantize.outlier_index(packed))
+    assert torch.equal(whole, packed.dequantize().to(dtype))
+
+
+def test_resources_of_the_dequantizer(packed):
+    chunks = mixed_chunks.pack(PackedMixed.pack(mixed_tensor(N, K, widths=(2, 3, 4))))
+    for weight, gpu in ((packed, GPUS[0]), (packed, GPUS[2]), (chunks, GPUS[1]), (chunks, GPUS[2])):
+        plan = dequantize.plan(weight, F16)
+        built = cuda.build(cuda.source(plan.file, plan.parameters), "test-dequantize", gpu.arch)
+        takes = built.resources[plan.steps[0].function]
+        assert (takes.spill_bytes, takes.stack_bytes, takes.shared_bytes) == (0, 0, 0)
+        assert takes.registers * dequantize.THREADS * plan.blocks_per_sm <= SM_REGISTERS
+
+
+@pytest.mark.parametrize(("dtype", "aligned"), [(F16, True), (F32, False)], ids=str)
+def test_few_rows_by_the_kernel_and_many_by_cublas(gpu, monkeypatch, dtype, aligned):
+    packed = PackedMixed.pack(mixed_tensor(N, K, aligned=aligned, outliers=60))
+    monkeypatch.setattr(mixed_linear, "dequantize", on_host)
+    linear = MixedGemvGpu().prepare(packed, CPU, 1, dtype)
+    for rows in (1, 100):
+        x = inputs(rows, dtype)
+        ran.take()
+        y = linear(x, torch.ones(N, dtype=dtype))
+        assert relative_error(y.double() - 1, x, packed.dequantize()) < LIMITS[dtype]
+        assert ran.take() == [linear.describe(rows, dtype)]
+    assert linear.describe(1, dtype).startswith("mixed_gemv_gpu mixed_async (stages=0, warps=0,")
+    assert linear.describe(1, dtype).endswith("x, chosen by a model of bytes")
+    assert linear.describe(100, dtype).startswith("dequantize every call, cuBLAS")
+    stored = sum(b.nbytes for b in packed.buffers.values() if b is not None)
+    assert (linear.bytes_read(100, dtype) == stored) == aligned
+    assert torch.equal(linear.copy()(inputs(1, dtype)), linear(inputs(1, dtype)))
+
+
+def test_outliers_by_a_sparse_product(gpu, packed):
+    """On the stand-in the sparse product is torch's on a CPU."""
+    knobs = {"outliers": "cusparse"}
+    linear = MixedGemvGpu().prepare(packed, CPU, 2, F32, variant="mixed_sync", knobs=knobs)
+    fused = MixedGemvGpu().prepare(packed, CPU, 2, F32, variant="mixed_sync")
+    x = inputs(2)
+    assert relative_error(linear(x), x, packed.dequantize()) < LIMITS[F32]
+    assert torch.equal(linear.copy()(x), linear(x))
+    assert "outliers=cusparse), sm_90, outliers by a launch of cuSPARSE" in linear.describe(2, F32)
+    more = linear.bytes_read(2, F32) - fused.bytes_read(2, F32)
+    assert more == 60 * (4 + 4 - 4), "columns of 32 bits and values in x's dtype"
+
+
+def test_other_groups_and_formats_are_refused_with_the_cause(gpu):
+    small = PackedMixed.pack(mixed_tensor(N, K, g=8))
+    why = MixedGemvGpu().takes(small, CPU)
+    assert "g=8, scale_group=16: the GPU kernel reads pieces of 16 columns" in why
+    assert "mixed_gemv_gpu" in small.kernels["cuda"]
+    assert MixedGemvGpu().takes(PackedMixed.pack(mixed_tensor(N, K, g=48)), CPU) == ""
+    assert MixedGemvGpu().takes(object(), CPU) == "it multiplies format mixed"
+
+
+def test_without_a_gpu_it_says_so(packed):
+    assert "device=cpu: these kernels run on CUDA" in MixedGemvGpu().takes(packed, CPU)
+
+
+def test_a_row_names_the_kernel_and_how_outliers_are_added(gpu, monkeypatch):
+    options = (("outliers", 0.005),)
+    knobs = (("outliers", "cusparse"),)
+    spec = ProductRun(
+        ((N, K, 1),), "mixed_2_4_16", 2.5, 16, options, "mixed_sync", knobs, dtype="float32"
+    )
+    monkeypatch.setattr(contestants.TimedRow, "cpu", False)
+    monkeypatch.setattr(contestants, "dense", lambda row, weight, x: None)
+    row = contestants.TimedRow(spec, 20_000, {})
+    part = contestants._part(row, spec.shapes[0])
+    assert part["rowwise"] is None
+    assert part["own"].name.startswith("mixed_gemv_gpu mixed_sync")
+    assert row.facts["relative_errors"][part["own"].name] < LIMITS[F32]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("aligned", [True, False])
+@pytest.mark.parametrize("dtype", LIMITS, ids=str)
+def test_on_a_real_gpu(dtype, aligned):
+    packed = PackedMixed.pack(mixed_tensor(1030, 2000, aligned=aligned, outliers=5000)).to("cuda")
+    weight = packed.dequantize()
+    for knobs in ({}, {"outliers": "cusparse"}):
+        if dtype == BF16 and knobs:
+            continue
+        asked = {"variant": "mixed_async", "knobs": knobs} if knobs else {}
+        linear = prepare(packed, "cuda", 1, dtype, op="mixed_gemv_gpu", **asked)
+        for rows in (1, 3, 200):
+            x = torch.randn(rows, 2000, device="cuda").to(dtype)
+            assert relative_error(linear(x), x, weight) < LIMITS[dtype]
