@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from lutlab.checkpoint.saving import load, save
     from lutlab.evaluators.lambada import lambada
     from lutlab.evaluators.perplexity import perplexity
+    from lutlab.specs import Tuning
 
 __all__ = [
+    "Tuning",
     "export_compressed_tensors",
     "export_gptq",
     "lambada",
@@ -33,6 +35,7 @@ __version__ = "0.1.0"
 _HOME = {
     "quantize_tensor": "lutlab.api",
     "quantize": "lutlab.api",
+    "Tuning": "lutlab.specs",
     "perplexity": "lutlab.evaluators.perplexity",
     "lambada": "lutlab.evaluators.lambada",
     "save": "lutlab.checkpoint.saving",

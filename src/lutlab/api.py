@@ -31,6 +31,7 @@ from lutlab.checkpoint.transformers import declare
 from lutlab.compress.calibrate import Windows, stats_of
 from lutlab.compress.driver import quantize_model
 from lutlab.compress.search import search_widths
+from lutlab.compress.tuning import check_tunable, tune
 from lutlab.compress.widths import layer_widths, widths
 from lutlab.data import calibration_inputs, load_text
 from lutlab.errors import LutlabError
@@ -39,7 +40,7 @@ from lutlab.formats.contract import Format
 from lutlab.groups import CANDIDATE_BITS, CANDIDATE_GROUP_SIZES, Bits, Width
 from lutlab.models.families import evaluation_seqlen, kinds, task_of
 from lutlab.quantizers.contract import Calibrated, make_method
-from lutlab.specs import TextSpec
+from lutlab.specs import TextSpec, Tuning
 
 log = logging.getLogger(__name__)
 # What quantize calibrates on where it is given nothing: text that is present with every Python.
@@ -114,6 +115,7 @@ def quantize(
     layers: Mapping[str, Width] | None = None,
     budget: float | None = None,
     candidates: Sequence[Width] | None = None,
+    tuning: Tuning | None = None,
     **options: Any,
 ) -> PreTrainedModel:
     """Quantize the linear layers of every decoder block, in place; embeddings and head stay as they are.
@@ -134,6 +136,9 @@ def quantize(
             chosen from `candidates` for the least loss on the calibration text (compress/search.py), and q and g are
             not looked at. Takes the memory of a second copy of the model.
         candidates: (q, g) that a layer may have under a budget. None: 2 to 5 bits in groups of 32, 64, 128 and a row.
+        tuning: `lutlab.Tuning(steps=…)`: fine-tune the weights for their stored form on the calibration windows, under
+            methods whose groups differ in width (compress/tuning.py). Takes the memory of a float32 copy of the model
+            and of Adam's state.
         **options: as in quantize_tensor.
 
     Returns:
@@ -141,10 +146,12 @@ def quantize(
 
     Raises:
         LutlabError: as quantize_tensor; or the architecture is unknown, the model is quantized already, a pattern fits
-            no layer, there is no tokenizer to calibrate with, or the budget is below the smallest size possible, or
-            given beside `layers`.
+            no layer, there is no tokenizer to calibrate with, the budget is below the smallest size possible or
+            given beside `layers`, or the method cannot be tuned.
     """
     quantizer = make_method(method, **options)
+    if tuning:
+        check_tunable(quantizer)
     own = layer_widths(layers or {}, quantizer)
     if own and budget is not None:
         raise LutlabError("budget chooses the widths of all layers: drop layers or the budget")
@@ -162,7 +169,8 @@ def quantize(
                 model, quantizer, candidates or [*every], budget, calibration, skip=skip
             )
             chosen = found.widths
-        stats = quantize_model(model, quantizer, chosen, calibration)
+        packed = tuning and tune(model, quantizer, chosen, calibration, tuning).layers
+        stats = quantize_model(model, quantizer, chosen, calibration, packed=packed)
     finally:
         model.train(training)
     if any(layer.q < 16 for layer in stats):

@@ -47,6 +47,7 @@ def quantize_model(
     blocks: Blocks | None = None,
     kept: BlockStore | None = None,
     seen: StatsStore | None = None,
+    packed: Mapping[str, Format] | None = None,
 ) -> tuple[LayerStats, ...]:
     """Replace every linear layer of the decoder blocks by its quantized form, in place.
 
@@ -59,6 +60,7 @@ def quantize_model(
         blocks: where blocks come from and go to; None: all are in memory.
         kept: finished blocks are kept there, and those it holds already are not quantized again.
         seen: statistics of full-precision inputs, kept there too.
+        packed: layer name -> its weight, where it is quantized already, as by tuning.py; the method is not asked.
 
     Returns:
         Errors, norms, widths and stored bits of each layer, in forward order.
@@ -73,7 +75,7 @@ def quantize_model(
             "this method looks at activations: give calibration=<token ids [samples, seqlen]> (Python) or "
             "calibration.text=<protocol> (command line)"
         )
-    run = _Run(model, quantizer, widths, blocks or Resident(model), kept)
+    run = _Run(model, quantizer, widths, blocks or Resident(model), kept, packed or {})
     with torch.no_grad():
         if calibration is None:
             return run.without_inputs()
@@ -92,9 +94,10 @@ class _Run:
         widths: Mapping[str, Width | None],
         blocks: Blocks,
         kept: BlockStore | None,
+        packed: Mapping[str, Format],
     ) -> None:
         self.model, self.quantizer, self.widths = model, quantizer, widths
-        self.blocks, self.kept = blocks, kept
+        self.blocks, self.kept, self.packed = blocks, kept, packed
         self.family: Family = family_of(model.config)
         self.layers: list[LayerStats] = []
 
@@ -204,12 +207,9 @@ class _Run:
                 f"{name} is quantized already; load the model again to quantize it another way"
             )
         weight = weight_of(module).float().contiguous()
-        width, quantizer = self.widths[name], self.quantizer
-        if width is None:
-            width, quantizer, prepared = (16, -1), NoQuantization(), None
-        arguments = (weight, *width) if prepared is None else (weight, *width, prepared)
+        width = self.widths[name] or (16, -1)
         try:
-            packed = pack(quantizer.quantize(*arguments))
+            packed = self.packed.get(name) or self._packed(name, weight, prepared)
         except LutlabError as error:
             raise LutlabError(f"{name}: {error}") from error
         self.layers.append(_layer_stats(name, weight, packed, width, stats))
@@ -219,6 +219,14 @@ class _Run:
             weight_of(module).copy_(packed.dequantize())
         else:
             block.set_submodule(layer, QuantLinear(packed, module.bias))
+
+    def _packed(self, name: str, weight: torch.Tensor, prepared: Any) -> Format:
+        """The weight by the method, or as it is where it stays in full precision."""
+        width = self.widths[name]
+        if width is None:
+            return pack(NoQuantization().quantize(weight, 16, -1))
+        arguments = (weight, *width) if prepared is None else (weight, *width, prepared)
+        return pack(self.quantizer.quantize(*arguments))
 
 
 def _layer_stats(

@@ -24,6 +24,7 @@ from lutlab.formats.code_words import pack_stream, unpack_stream
 from lutlab.formats.contract import Choice, Format, check_layout, dtype_name
 from lutlab.formats.mixed_average import average
 from lutlab.formats.mixed_groups import count_widths, second_order, spread
+from lutlab.groups import blocks
 from lutlab.registry import register
 from lutlab.tensors import MixedTensor
 
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
     import torch
 
 MAX_COLUMNS = 2**16  # that 16 bits can name
-# Weights dequantized at a time: the temporaries stay in a core's cache.
-_CHUNK_WEIGHTS = 2**18
 _NAMES = (
     *(
         "widths",
@@ -47,6 +46,23 @@ _NAMES = (
     ),
     *("row_scale", "row_zero", "outlier_count", "outlier_column", "outlier_value"),
 )
+
+
+def decoded(tensor: MixedTensor) -> torch.Tensor:
+    """W [N, K] float32 of a tensor, exact: a scale has 16 significant bits, a level 5."""
+    import torch
+
+    scale, zero = (of_groups[:, :, None] for of_groups in tensor.first_order())
+    out = torch.empty(tensor.codes.shape, dtype=torch.float32, device=tensor.codes.device)
+    for columns, groups, codes in blocks(tensor.codes, tensor.group_size):
+        levels = codes.float().sub_(zero[:, groups])
+        out[:, columns] = levels.mul_(scale[:, groups]).flatten(1)
+    out.add_(0.0)  # -0, of no scale, is 0
+    if tensor.outlier_count is not None:
+        row = torch.arange(len(out), device=out.device)
+        row = row.repeat_interleave(tensor.outlier_count.long())
+        out[row, tensor.outlier_column.long()] = tensor.outlier_value.float()
+    return out
 
 
 @register("format", "mixed")
@@ -178,24 +194,8 @@ class PackedMixed(Format):
         return average(narrow / (narrow + wide), self.group_size, self.scale_group, share)
 
     def dequantize(self) -> torch.Tensor:
-        """[N, K] float32, exact: a scale has 16 significant bits, a level 5."""
-        import torch
-
-        tensor, (rows, columns) = self.unpack(), self.shape
-        scale, zero = tensor.first_order()
-        group = torch.arange(columns, device=scale.device) // self.group_size
-        out = torch.empty(rows, columns, dtype=torch.float32, device=scale.device)
-        step = max(1, _CHUNK_WEIGHTS // columns)
-        for first in range(0, rows, step):
-            at = slice(first, first + step)
-            levels = tensor.codes[at].float() - zero[at].float()[:, group]
-            torch.mul(levels, scale[at][:, group], out=out[at])
-        out.add_(0.0)  # -0, of no scale, is 0
-        if tensor.outlier_count is not None:
-            row = torch.arange(rows, device=out.device)
-            row = row.repeat_interleave(tensor.outlier_count.long())
-            out[row, tensor.outlier_column.long()] = tensor.outlier_value.float()
-        return out
+        """[N, K] float32, exact."""
+        return decoded(self.unpack())
 
     @property
     def buffers(self) -> dict[str, torch.Tensor | None]:

@@ -26,6 +26,7 @@ from lutlab.specs import (
     ProductRun,
     RunSpec,
     TextSpec,
+    Tuning,
 )
 
 MODEL = ModelSpec("opt-embedded-s", "embedded", "opt-embedded-s")
@@ -48,6 +49,7 @@ def test_what_is_asked_for_is_in_it() -> None:
         {"q": 3}, {"g": 32}, {"method": "bcq"}, {"options": (("variant", "awq"),)}, {"dtype": "float16"}, {"seed": 1},
         {"skip": ("*.0.*",)}, {"model": dataclasses.replace(MODEL, id="opt-embedded-m")},
         {"budget": 3.0, "candidates": ((2, -1), (4, -1))}, {"calibration": TRAIN},
+        {"tuning": Tuning(8)}, {"tuning": Tuning(8, loss="labels")},
     ]  # fmt: skip
     cells = [(ROW, ERROR), *((dataclasses.replace(ROW, **one), ERROR) for one in changes)]
     cells += [(ROW, PPL), (ROW, dataclasses.replace(PPL, options=(("loss_dtype", "float16"),)))]
@@ -60,6 +62,8 @@ def test_a_name_a_gpu_number_and_a_default_are_not() -> None:
     named = dataclasses.replace(ROW, model=dataclasses.replace(MODEL, name="another name"))
     said = dataclasses.replace(ROW, options=(("scale_dtype", "fp16"), ("variant", "gptq")))
     assert len(set(ids_of((ROW, ERROR), (named, ERROR), (said, ERROR)))) == 1
+    rows = (dataclasses.replace(ROW, tuning=t) for t in (Tuning(8), Tuning(8, batch=Tuning.batch)))
+    assert len(set(ids_of(*((row, ERROR) for row in rows)))) == 1
     first, second = (dataclasses.replace(ROW, device=f"cuda:{n}") for n in (0, 1))
     assert len(set(ids_of((first, ERROR), (second, ERROR)))) == 1
 
@@ -68,7 +72,7 @@ def test_defaults_of_a_run_stay_as_they_are() -> None:
     """They are in no id: with another default, old numbers would be taken for new ones."""
     common = {"options": (), "device": "cpu", "dtype": "float32", "seed": 0}
     model = {"calibration": None, "sublayers": (), "budget": None, "candidates": (), "skip": ()}
-    model["layers"] = ()
+    model |= {"layers": (), "tuning": None}
     for run, own in ((ModelRun, model), (ProductRun, {"kernel": "auto", "knobs": ()})):
         defaults = {f.name: f.default for f in dataclasses.fields(run)}
         known = {k: v for k, v in defaults.items() if v is not dataclasses.MISSING}
@@ -136,10 +140,14 @@ def test_a_raised_version_makes_the_cells_new_that_rest_on_it(name, monkeypatch)
     assert {key for key in before if before[key] != after[key]} == set(CHANGES[name].split())
 
 
-def test_a_raised_search_makes_budgets_new(monkeypatch) -> None:
-    row = dataclasses.replace(ROW, budget=3.0, candidates=((2, -1), (4, -1)), calibration=TRAIN)
+@pytest.mark.parametrize(("name", "rests"), [
+    ("search", {"budget": 3.0, "candidates": ((2, -1), (4, -1)), "calibration": TRAIN}),
+    ("tuning", {"tuning": Tuning(8), "calibration": TRAIN}),
+])  # fmt: skip
+def test_a_raised_search_or_tuning_makes_its_rows_new(name, rests, monkeypatch) -> None:
+    row = dataclasses.replace(ROW, **rests)
     before = ids_of((row, ERROR), (ROW, ERROR))
-    raised(monkeypatch, "search")
+    raised(monkeypatch, name)
     after = ids_of((row, ERROR), (ROW, ERROR))
     assert (before[0] == after[0], before[1] == after[1]) == (False, True)
 

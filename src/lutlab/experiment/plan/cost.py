@@ -4,8 +4,8 @@ An evaluator says what it does in units of no machine (evaluators/contract.py, W
 moment. Seconds: 2 * parameters * tokens floating-point operations of a forward pass plus 4 * layers * hidden * seqlen a
 token of attention, at half of the matmul rate. Memory: the weights, and one batch of logits with its float32 copy.
 Calibration adds its forward passes, M K^2 a Hessian and N K^2 a linear layer, and holds the hidden states of all
-windows and the Hessians of a block. A decoded token reads the linear weights, as stored, and the head, at a share of
-the rate at which memory is read here, and costs transformers' own work.
+windows and the Hessians of a block. Tuning adds passes forward and back. A decoded token reads the linear weights, as
+stored, and the head, at a share of the rate at which memory is read here, and costs transformers' own work.
 """
 
 from __future__ import annotations
@@ -38,6 +38,9 @@ _EFFICIENCY = 0.5  # of the large-matmul rate that a whole forward pass reaches
 _LOAD_SECONDS = 1.0
 _LEAST_SECONDS = 0.1  # of any cell: what is not modelled
 _CALIBRATION_PASSES = 2  # through a block: to see what its layers read, and on to the next block
+_TUNING_PASSES = 4  # forward, backward (twice that), and the full-precision model's
+_ROUNDING_SECONDS = 5e-8  # a weight rounded, packed and decoded on one core
+_TUNING_BYTES = 12  # a linear weight in float32, and Adam's two means
 _LAYER_SECONDS = 1e-3  # a layer and token of transformers' own work
 _PROCESS_SECONDS = 15.0  # until a fresh process has imported torch and transformers
 _DISK_RATE = 0.5e9  # bytes a second, written and read again
@@ -124,6 +127,8 @@ def _model_bytes(run: ModelRun, shape: ModelShape) -> int:
     if run.calibration:
         held += run.calibration.samples * _window(run, shape) * shape.hidden * width
         held += 4 * sum(columns**2 for columns, _ in shape.inputs)
+    if run.tuning:
+        held += _TUNING_BYTES * shape.linear_parameters
     return held
 
 
@@ -170,7 +175,16 @@ def quantize_seconds(run: RunSpec) -> float:
     rate = {"none": 0.0, "rtn": 0.03}.get(run.method, 0.1)
     tries = max(1, len(run.candidates))  # a search under a budget quantizes at every width
     seconds = rate * shape.linear_parameters / 1e6 + _calibration_seconds(run, shape)
-    return _LOAD_SECONDS + tries * seconds
+    return _LOAD_SECONDS + tries * seconds + _tuning_seconds(run, shape, seconds)
+
+
+def _tuning_seconds(run: ModelRun, shape: ModelShape, quantizing: float) -> float:
+    """A model quantized once more, the passes of its steps, and every weight rounded in each; quantizing: seconds."""
+    if not run.tuning:
+        return 0.0
+    tokens = run.tuning.steps * run.tuning.batch * _window(run, shape)
+    rounded = run.tuning.steps * _ROUNDING_SECONDS * shape.linear_parameters
+    return quantizing + _TUNING_PASSES * _forward_seconds(run, shape, tokens) + rounded
 
 
 def _window(run: ModelRun, shape: ModelShape) -> int:

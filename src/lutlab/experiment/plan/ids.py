@@ -87,6 +87,8 @@ def _components(spec: RunSpec) -> list[str]:
         names.append(f"protocol/{cached_text(spec.calibration.text).protocol}")
     if spec.budget is not None:
         names.append("search")
+    if spec.tuning:
+        names.append("tuning")
     return names
 
 
@@ -101,6 +103,8 @@ def _run_identity(spec: RunSpec) -> dict[str, Any]:
         return run
     if spec.calibration:
         run["calibration"]["text"] = cached_text(spec.calibration.text).sha256
+    if spec.tuning:
+        run["tuning"] = spec.tuning.changed()
     return run | {"model": model_sha256(spec.model)}
 
 

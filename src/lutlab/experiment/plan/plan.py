@@ -147,4 +147,6 @@ def _method_label(run: RunSpec) -> str:
         f.name: f.default for f in dataclasses.fields(registry.lookup("method", run.method))
     }
     changed = [f"{k}={v}" for k, v in run.options if defaults[k] != v]
+    if isinstance(run, ModelRun) and run.tuning:
+        changed += [f"tuning.{k}={v}" for k, v in run.tuning.changed().items()]
     return run.method + (f"({', '.join(changed)})" if changed else "")

@@ -23,6 +23,7 @@ from lutlab.specs import (
     RunSpec,
     Sublayer,
     TextSpec,
+    Tuning,
 )
 
 _DTYPES = ("float32", "float16", "bfloat16")
@@ -33,7 +34,8 @@ def run_of(settings: Settings) -> RunSpec:
     """The run that settings ask for.
 
     Raises:
-        LutlabError: q, g, budget, device or dtype out of range, or a budget for what has no widths to choose.
+        LutlabError: q, g, budget, device or dtype out of range, a budget for what has no widths to choose, or tuning of
+            what cannot be tuned.
     """
     quantizer = registry.lookup("method", settings.method)(**dict(settings.options))  # refuses
     device = _device(settings.device)
@@ -67,12 +69,13 @@ def run_of(settings: Settings) -> RunSpec:
         candidates=candidates,
         skip=settings.skip if quantizer.quantizes else (),
         layers=layer_widths(settings.layers, quantizer) if quantizer.quantizes else (),
+        tuning=_tuning(settings, quantizer),
         **asked,
     )
 
 
 def _product(settings: Settings, quantizer: Method, asked: dict[str, object]) -> ProductRun:
-    """A product has no layers: budget, sublayers, layers, skip and calibration do not concern it."""
+    """A product has no layers: budget, sublayers, layers, skip, calibration, tuning do not concern it."""
     q, g = _width(settings, quantizer)
     shapes = products.parse_shapes(settings.model.id)
     return ProductRun(
@@ -137,6 +140,17 @@ def _candidates(settings: Settings, quantizer: Method) -> tuple[Width, ...]:
             "budget needs widths to choose from: candidates.q or candidates.g is empty"
         )
     return tuple(dict.fromkeys(found))
+
+
+def _tuning(settings: Settings, quantizer: Method) -> Tuning | None:
+    if settings.tuning is None:
+        return None
+    from lutlab.compress.tuning import check_tunable
+
+    check_tunable(quantizer)
+    if settings.stream:
+        raise LutlabError("tuning moves all weights of the model at once: drop stream=true")
+    return settings.tuning
 
 
 def _device(wanted: str) -> str:

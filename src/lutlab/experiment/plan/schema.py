@@ -16,6 +16,7 @@ from omegaconf import MISSING
 from lutlab import registry
 from lutlab.experiment.artifact.catalog import artifact_groups, artifacts, long_name
 from lutlab.groups import CANDIDATE_BITS, CANDIDATE_GROUP_SIZES
+from lutlab.specs import Tuning
 
 
 class Mode(Enum):
@@ -87,6 +88,17 @@ class CandidatesConfig:
 
 
 @dataclass
+class TuningConfig:
+    """Quantization-aware fine-tuning, see specs.Tuning; 0 steps: none."""
+
+    steps: int = 0
+    learning_rate: float = Tuning.learning_rate
+    batch: int = Tuning.batch
+    loss: str = Tuning.loss
+    seed: int = Tuning.seed
+
+
+@dataclass
 class LoggerConfig:
     """Weights & Biases: mode none | offline | online."""
 
@@ -125,6 +137,7 @@ class Config:
     candidates: CandidatesConfig = field(default_factory=CandidatesConfig)
     skip: list[str] = field(default_factory=list)
     calibration: CalibrationConfig = field(default_factory=CalibrationConfig)
+    tuning: TuningConfig = field(default_factory=TuningConfig)
     stream: bool = False
     data: DataConfig = field(default_factory=DataConfig)
     evaluate: list[str] = field(default_factory=list)

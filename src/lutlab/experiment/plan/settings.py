@@ -18,6 +18,7 @@ from lutlab.data import check_limit
 from lutlab.errors import LutlabError, nearest
 from lutlab.experiment.plan.schema import Config, Mode
 from lutlab.groups import Bits, whole
+from lutlab.specs import Tuning
 
 Options = tuple[tuple[str, Any], ...]  # names and values, sorted by name
 
@@ -63,6 +64,7 @@ class Settings:
         sublayers: kind -> (q, g), None being the model's.
         layers: pattern of layer names -> [q, g], in the order given.
         candidates: (q values, g values).
+        tuning: None where it has no steps.
         evaluators: evaluator -> the fields of its class that were set to other values than their own.
         logger: (mode, project).
     """
@@ -85,6 +87,7 @@ class Settings:
     candidates: tuple[tuple[Bits, ...], tuple[int, ...]]
     skip: tuple[str, ...]
     calibration: CalibrationSettings
+    tuning: Tuning | None
     stream: bool
     data: DataSettings
     evaluate: tuple[str, ...]
@@ -108,8 +111,8 @@ def settings_of(config: DictConfig) -> Settings:
     """The settings of a composed configuration.
 
     Raises:
-        LutlabError: no such evaluator or field of one, a number that is less than 1 and counts, or layers that are no
-            mapping.
+        LutlabError: no such evaluator or field of one, a number that is less than 1 and counts, layers that are no
+            mapping, or tuning out of range.
     """
     if config.threads is not None and config.threads < 1:
         raise LutlabError(
@@ -136,6 +139,7 @@ def settings_of(config: DictConfig) -> Settings:
         candidates=(tuple(map(whole, config.candidates.q)), tuple(config.candidates.g)),
         skip=tuple(config.skip),
         calibration=CalibrationSettings(**calibration),
+        tuning=Tuning(**_plain(config.tuning)) if config.tuning.steps else None,
         data=DataSettings(**data),
         evaluate=tuple(config.evaluate),
         evaluators=_evaluators(_plain(config.evaluator)),

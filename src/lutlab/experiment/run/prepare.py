@@ -57,8 +57,15 @@ def prepare(job: Job) -> Prepared:
             model, quantizer, spec.candidates, spec.budget, windows, skip=spec.skip, seen=seen
         )
         chosen, facts["budget"] = found.widths, found.facts
+    packed = None
+    # A tuned model is a calibrated one, whose blocks are kept, the last one last.
+    if spec.tuning and not kept.has(len(loaded.blocks) - 1):
+        from lutlab.compress.tuning import tune
+
+        tuned = tune(model, quantizer, chosen, windows, spec.tuning, seen=seen)
+        packed, facts["tuning"] = tuned.layers, tuned.facts
     layers = quantize_model(
-        model, quantizer, chosen, windows, blocks=loaded.blocks, kept=kept, seen=seen
+        model, quantizer, chosen, windows, blocks=loaded.blocks, kept=kept, seen=seen, packed=packed
     )
     if job.stream:
         loaded.blocks.serve(kept.serve)

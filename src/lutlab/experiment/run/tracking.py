@@ -155,11 +155,13 @@ class WandbTracker:
 
 
 def run_name(spec: RunSpec) -> str:
-    """`opt-embedded-s/rtn/q4g32`; g is left out where a row is one group; a budget stands for both."""
-    if isinstance(spec, ModelRun) and spec.budget is not None:
-        return f"{spec.name}/{spec.method}/budget{spec.budget:g}"
+    """`opt-embedded-s/rtn/q4g32`, without g where a row is one group; a budget stands for both; `/tuned100` steps."""
     group = f"g{spec.g}" if spec.g > 0 else ""
-    return f"{spec.name}/{spec.method}/q{spec.q}{group}"
+    width, tuned = f"q{spec.q}{group}", ""
+    if isinstance(spec, ModelRun):
+        width = width if spec.budget is None else f"budget{spec.budget:g}"
+        tuned = f"/tuned{spec.tuning.steps}" if spec.tuning else ""
+    return f"{spec.name}/{spec.method}/{width}{tuned}"
 
 
 def config(spec: RunSpec, context: Mapping[str, Any]) -> dict[str, Any]:

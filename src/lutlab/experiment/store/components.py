@@ -1,6 +1,6 @@
 """Components: the parts of lutlab that decide numbers, each with a version that a person raises.
 
-    method/rtn  format/uniform  evaluator/ppl  protocol/wikitext2  driver  search  models  measure  kernel/bcq_gemv
+    method/rtn  format/uniform  evaluator/ppl  protocol/wikitext2  driver  search  tuning  models  kernel/bcq_gemv  …
 
 A version is declared where the component is implemented and is part of the ids of its cells; sources are not. That
 nobody forgets to raise one is what the lock (lock.py) is for. Speeds are the exception: any change of a kernel may
@@ -63,6 +63,7 @@ _PARTS = {
         ("compress", "modules", "groups", "tensors"),
     ),
     "search": _Part(compress.SEARCH_VERSION, ("compress/search.py", "compress/allocate.py")),
+    "tuning": _Part(compress.TUNING_VERSION, ("compress/tuning.py",)),
     "models": _Part(models.VERSION, ("models/*.py",)),
     "measure": _Part(measure.VERSION, ("measure/*.py",)),
     "kernel/bcq_gemv": _Part(

@@ -3,7 +3,7 @@
     method    tensors of a weight [16, 96] at two (q, g)         driver    a tiny OPT, by GPTQ and AWQ
     format    buffers of a tensor, and what they dequantize to   search    its widths under a budget
     protocol  token ids of a few rows                            models    weights as loaded and as drawn
-    evaluator values on an embedded model
+    evaluator values on an embedded model                        tuning    its layers after two steps
 
 Inputs are drawn as whole numbers and scaled by powers of two, exact everywhere. What is computed with them is not: the
 cells are made in a process of its own, of one thread and without the instruction sets that machines differ in (PINNED),
@@ -28,7 +28,7 @@ from lutlab.data.protocols import protocol
 from lutlab.experiment.store import golden_inputs as inputs
 from lutlab.experiment.store.components import every_name
 from lutlab.experiment.store.provenance import libraries
-from lutlab.specs import LayerStats, ModelRun, ModelSpec, Subject
+from lutlab.specs import TUNING_LOSSES, LayerStats, ModelRun, ModelSpec, Subject
 
 # torch, MKL and oneDNN compute as on a machine without AVX; without a C compiler torch multiplies.
 PINNED = {
@@ -83,7 +83,8 @@ def _maker(name: str) -> Callable[[], Any] | None:
     makers = {"method": _method, "format": _format, "evaluator": _evaluator, "protocol": _protocol}
     if group in makers:
         return lambda: makers[group](key)
-    return {"driver": _driver, "search": _search, "models": _models}.get(name)
+    rest = {"driver": _driver, "search": _search, "tuning": _tuning, "models": _models}
+    return rest.get(name)
 
 
 def _hash(value: Any) -> str:
@@ -209,6 +210,19 @@ def _search() -> Any:
 
     method, candidates = make_method("rtn"), [(2, -1), (3, 16), (4, -1)]
     return search_widths(inputs.tiny_opt(), method, candidates, 5.0, inputs.windows())
+
+
+def _tuning() -> Any:
+    from lutlab.compress.tuning import tune
+    from lutlab.compress.widths import widths
+    from lutlab.models.families import kinds
+    from lutlab.quantizers.contract import make_method
+    from lutlab.specs import Tuning
+
+    model, method = inputs.tiny_opt(), make_method("mixed_2_4_16")
+    chosen = widths(kinds(model.config), 3, 8)
+    windows, options = inputs.windows(), [Tuning(2, loss=loss) for loss in TUNING_LOSSES]
+    return [tune(model, method, chosen, windows, tuning) for tuning in options]
 
 
 def _models() -> Any:
