@@ -4,6 +4,7 @@
     packed = lutlab.quantize_tensor(weight, method="bcq", q=3, g=128)   # weight [N, K]
     packed.dequantize(), packed.bits_per_weight
     lutlab.quantize(model, method="rtn", q=4, g=32)                     # in place
+    tuning = lutlab.Tuning(steps=100)                                   # quantize(…, "mixed_2_4_16", tuning=tuning)
     lutlab.perplexity(model, tokenizer, text, seqlen=2048)              # GPTQ protocol
     lutlab.lambada(model, tokenizer, ["... the last word"])
     lutlab.save(model, folder / "rtn", tokenizer)                       # a transformers folder, bit for bit
@@ -11,8 +12,8 @@
     lutlab.export_gptq(model, folder / "gptq")                          # layouts of others, for uniform codes
     lutlab.export_compressed_tensors(model, folder / "compressed")
 
-Calibrated methods (`gptq`, `gptq_bcq`, `awq`) take `calibration=<token ids>`; without it they read Python's
-documentation: `lutlab.quantize(model, method="gptq_bcq", q=3, g=128)`.
+Calibrated methods (`gptq`, `gptq_bcq`, `awq`, `mixed_2_4_16`, `group_widths`) take `calibration=<token ids>`; without
+it they read Python's documentation: `lutlab.quantize(model, method="gptq_bcq", q=3, g=128)`.
 
 A mistake is a LutlabError, whose message says what to do.
 """

@@ -65,8 +65,11 @@ def product(variant, packed, x, gpu=H200, knobs=SMALL, **how):
 def check(packed, x, variant=ASYNC, **how):
     """Right, and the same to the last bit in both orders of threads and blocks."""
     y = product(variant, packed, x, **how)
-    exact = x.double() @ packed.dequantize().double().t()
-    assert (y.double() - exact).norm() / exact.norm() <= ERRORS[x.dtype]
+    weight = packed.dequantize().double()
+    exact = x.double() @ weight.t()
+    # One output may be a small difference of large sums: errors are of the size that a product of these has on average.
+    usual = x.double().norm() * weight.norm() / weight.shape[1] ** 0.5
+    assert (y.double() - exact).norm() <= ERRORS[x.dtype] * max(exact.norm(), usual)
     assert torch.equal(product(variant, packed, x, reverse=True, **how), y)
     return y
 
