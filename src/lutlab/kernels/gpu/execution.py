@@ -23,7 +23,7 @@ import torch
 from lutlab.errors import LutlabError, nearest
 from lutlab.formats.contract import Format
 from lutlab.kernels import ran
-from lutlab.kernels.contract import Execution
+from lutlab.kernels.contract import Execution, KernelOp
 from lutlab.kernels.gpu import choice
 from lutlab.kernels.gpu.lut_gemv import launcher
 from lutlab.kernels.gpu.lut_gemv.variant import Gpu, Variant, Weight
@@ -47,6 +47,34 @@ def check_options(
         raise LutlabError(f"{op} has no option '{name}': {nearest(name, ('variant', 'knobs'))}")
     if knobs and variant is None:
         raise LutlabError(f"knobs {dict(knobs)} belong to a variant: name it")
+
+
+class GpuOp(KernelOp):
+    """An operation that has variants.
+
+    Attributes:
+        name: as it is registered.
+        execution: the class of what it prepares.
+    """
+
+    name: ClassVar[str]
+    execution: ClassVar[type[GpuExecution]]
+
+    def prepare(
+        self,
+        packed: Format,
+        device: torch.device,
+        rows: int,
+        dtype: torch.dtype,
+        variant: str | None = None,
+        knobs: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> GpuExecution:
+        """See KernelOp; variant: to take for every x; knobs: of that variant."""
+        check_options(self.name, variant, knobs, options)
+        device = launcher.device_of(device)
+        made = self.execution(packed, device, launcher.gpu(device), variant, dict(knobs or {}))
+        return made.ready(rows, dtype) if dtype in DTYPES else made
 
 
 @dataclass(eq=False)

@@ -12,10 +12,9 @@ dequantized from the plain planes, few are multiplied from a variant's own layou
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
@@ -23,48 +22,14 @@ from lutlab.errors import LutlabError
 from lutlab.formats.bcq import PackedBCQ
 from lutlab.formats.contract import Format
 from lutlab.formats.uniform import PackedUniform
-from lutlab.kernels.contract import KernelOp
 from lutlab.kernels.gpu import VERSIONS, choice, lut_gemv
 from lutlab.kernels.gpu.dequantize import dequantize
-from lutlab.kernels.gpu.execution import DTYPES, GpuExecution, check_options
+from lutlab.kernels.gpu.execution import GpuExecution, GpuOp
 from lutlab.kernels.gpu.lut_gemv import launcher
 from lutlab.kernels.gpu.lut_gemv.variant import Variant, case
 from lutlab.registry import register
 
 Stored = PackedBCQ | PackedUniform
-
-
-@register("kernel", "lut_gemv")
-class LutGemv(KernelOp):
-    """The variants of lut_gemv, and the dequantizer for cuBLAS."""
-
-    version: ClassVar[int] = VERSIONS["lut_gemv"]
-
-    def takes(self, packed: Format, device: torch.device) -> str:
-        """See KernelOp."""
-        if not isinstance(packed, Stored):
-            return "it multiplies formats bcq and uniform"
-        try:
-            lut_gemv.choose(case(packed, torch.float32), launcher.gpu(launcher.device_of(device)))
-        except LutlabError as error:  # no GPU, an old one, no CuPy, no variant for the groups
-            return str(error)
-        return ""
-
-    def prepare(
-        self,
-        packed: Format,
-        device: torch.device,
-        rows: int,
-        dtype: torch.dtype,
-        variant: str | None = None,
-        knobs: Mapping[str, Any] | None = None,
-        **options: Any,
-    ) -> GpuLinear:
-        """See KernelOp; variant: of lut_gemv, to take for every x; knobs: of that variant."""
-        check_options("lut_gemv", variant, knobs, options)
-        device = launcher.device_of(device)
-        linear = GpuLinear(packed, device, launcher.gpu(device), variant, dict(knobs or {}))
-        return linear.ready(rows, dtype) if dtype in DTYPES else linear
 
 
 @dataclass(eq=False)
@@ -110,3 +75,22 @@ class GpuLinear(GpuExecution):
         planes = self.planes.buffers.values() if "planes" in self.__dict__ else ()
         held = (*super().buffers, *(b for b in planes if b is not None))
         return tuple({id(b): b for b in held}.values())
+
+
+@register("kernel", "lut_gemv")
+class LutGemv(GpuOp):
+    """The variants of lut_gemv, and the dequantizer for cuBLAS."""
+
+    version: ClassVar[int] = VERSIONS["lut_gemv"]
+    name: ClassVar[str] = "lut_gemv"
+    execution: ClassVar[type[GpuExecution]] = GpuLinear
+
+    def takes(self, packed: Format, device: torch.device) -> str:
+        """See KernelOp."""
+        if not isinstance(packed, Stored):
+            return "it multiplies formats bcq and uniform"
+        try:
+            lut_gemv.choose(case(packed, torch.float32), launcher.gpu(launcher.device_of(device)))
+        except LutlabError as error:  # no GPU, an old one, no CuPy, no variant for the groups
+            return str(error)
+        return ""

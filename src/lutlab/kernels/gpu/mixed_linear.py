@@ -8,19 +8,17 @@ Groups are of 16 columns and 16 rows, or multiples of these; what else there is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
 from lutlab.errors import LutlabError
 from lutlab.formats.contract import Format
 from lutlab.formats.mixed import PackedMixed
-from lutlab.kernels.contract import KernelOp
 from lutlab.kernels.gpu import VERSIONS, choice, mixed_gemv
-from lutlab.kernels.gpu.execution import DTYPES, GpuExecution, check_options
+from lutlab.kernels.gpu.execution import GpuExecution, GpuOp
 from lutlab.kernels.gpu.lut_gemv import launcher
 from lutlab.kernels.gpu.lut_gemv.variant import Variant, Weight
 from lutlab.kernels.gpu.mixed_gemv.dequantize import dequantize, outlier_index, scatter
@@ -28,41 +26,6 @@ from lutlab.kernels.gpu.mixed_gemv.sparse import WithSparse, csr
 from lutlab.registry import register
 
 OP = "mixed_gemv_gpu"
-
-
-@register("kernel", OP)
-class MixedGemvGpu(KernelOp):
-    """The variants of mixed_gemv, and the dequantizer for cuBLAS."""
-
-    version: ClassVar[int] = VERSIONS[OP]
-
-    def takes(self, packed: Format, device: torch.device) -> str:
-        """See KernelOp."""
-        if not isinstance(packed, PackedMixed):
-            return "it multiplies format mixed"
-        try:
-            here = launcher.gpu(launcher.device_of(device))
-            best = mixed_gemv.variant(mixed_gemv.BEST)
-            best.plan_for(best.case(packed, torch.float32), here)
-        except LutlabError as error:  # no GPU, an old one, no CuPy, groups of other sizes
-            return str(error)
-        return ""
-
-    def prepare(
-        self,
-        packed: Format,
-        device: torch.device,
-        rows: int,
-        dtype: torch.dtype,
-        variant: str | None = None,
-        knobs: Mapping[str, Any] | None = None,
-        **options: Any,
-    ) -> MixedLinear:
-        """See KernelOp; variant: of mixed_gemv, to take for every x; knobs: of that variant."""
-        check_options(OP, variant, knobs, options)
-        device = launcher.device_of(device)
-        linear = MixedLinear(packed, device, launcher.gpu(device), variant, dict(knobs or {}))
-        return linear.ready(rows, dtype) if dtype in DTYPES else linear
 
 
 @dataclass(eq=False)
@@ -117,3 +80,24 @@ class MixedLinear(GpuExecution):
             if isinstance(product, WithSparse):
                 held += product.matrix
         return tuple({id(b): b for b in held}.values())
+
+
+@register("kernel", OP)
+class MixedGemvGpu(GpuOp):
+    """The variants of mixed_gemv, and the dequantizer for cuBLAS."""
+
+    version: ClassVar[int] = VERSIONS[OP]
+    name: ClassVar[str] = OP
+    execution: ClassVar[type[GpuExecution]] = MixedLinear
+
+    def takes(self, packed: Format, device: torch.device) -> str:
+        """See KernelOp."""
+        if not isinstance(packed, PackedMixed):
+            return "it multiplies format mixed"
+        try:
+            here = launcher.gpu(launcher.device_of(device))
+            best = mixed_gemv.variant(mixed_gemv.BEST)
+            best.plan_for(best.case(packed, torch.float32), here)
+        except LutlabError as error:  # no GPU, an old one, no CuPy, groups of other sizes
+            return str(error)
+        return ""
