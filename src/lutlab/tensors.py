@@ -67,6 +67,7 @@ class BCQTensor:
 
 
 MIXED_WIDTHS = (2, 3, 4)
+SCALE_BITS = 4  # of a scale's code, of second order
 # Memory-aligned blocks (formats/mixed_blocks.py): weights of a group; bits of the scale codes of a block's three groups
 # of 2 bits, which share 16 bits with their zero points.
 BLOCK_GROUP, BLOCK_SCALE_BITS = 16, (4, 3, 3)

@@ -26,11 +26,14 @@ from lutlab.formats.mixed_average import average
 from lutlab.formats.mixed_groups import count_widths, second_order, spread
 from lutlab.groups import blocks
 from lutlab.registry import register
-from lutlab.tensors import MixedTensor
+from lutlab.tensors import MIXED_WIDTHS, SCALE_BITS, MixedTensor
 
 if TYPE_CHECKING:
     import torch
 
+_WIDE = MIXED_WIDTHS[
+    -1
+]  # bits of the codes, and so of the zero points, of groups with a scale a row
 MAX_COLUMNS = 2**16  # that 16 bits can name
 _NAMES = (
     *(
@@ -125,7 +128,7 @@ class PackedMixed(Format):
         held = {"widths": tensor.widths, "scale_step": tensor.scale_step[:, second].contiguous()}
         held |= mixed_blocks.pack(tensor) if tensor.aligned else mixed_streams.pack(tensor)
         if tensor.row_scale is not None:
-            row_zero = pack_stream(tensor.row_zero, mixed_streams.SCALE_BITS)
+            row_zero = pack_stream(tensor.row_zero, _WIDE)
             held |= {"row_scale": tensor.row_scale, "row_zero": row_zero}
         if tensor.outlier_count is not None:
             small = bool((tensor.outlier_count < 2**8).all())
@@ -162,7 +165,7 @@ class PackedMixed(Format):
             "scale_step": spread(self.scale_step, second_order(self.widths, by_row)),
         }
         if by_row:
-            row_zero = unpack_stream(self.row_zero, mixed_streams.SCALE_BITS, rows)
+            row_zero = unpack_stream(self.row_zero, _WIDE, rows)
             tensor |= {"row_scale": self.row_scale, "row_zero": row_zero.to(torch.uint8)}
         if self.outlier_count is not None:
             tensor |= {
@@ -243,7 +246,7 @@ class PackedMixed(Format):
             }
         else:
             codes, zeros = mixed_streams.lengths(rows, g, of_width, by_row)
-            bits = mixed_streams.SCALE_BITS
+            bits = SCALE_BITS
             held = {
                 "codes": empty(torch.int32, rows, sum(codes)),
                 "zero": empty(torch.int32, sum(zeros)),
@@ -252,9 +255,7 @@ class PackedMixed(Format):
             }
         if by_row:
             held["row_scale"] = empty(torch.float16, rows)
-            held["row_zero"] = empty(
-                torch.int32, mixed_streams.words(rows, mixed_streams.SCALE_BITS)
-            )
+            held["row_zero"] = empty(torch.int32, mixed_streams.words(rows, _WIDE))
         if layout["count_dtype"] is not None:
             held["outlier_count"] = empty(getattr(torch, layout["count_dtype"]), rows)
             held["outlier_column"] = empty(torch.int16, layout["outliers"])

@@ -19,14 +19,12 @@ from lutlab.formats.mixed_groups import (
     second_order,
     spread,
 )
-from lutlab.tensors import MIXED_WIDTHS
+from lutlab.tensors import MIXED_WIDTHS, SCALE_BITS
 
 if TYPE_CHECKING:
     import torch
 
     from lutlab.tensors import MixedTensor
-
-SCALE_BITS = 4
 
 
 def words(count: int, bits: int) -> int:

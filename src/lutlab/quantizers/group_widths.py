@@ -30,7 +30,7 @@ from lutlab.quantizers.compensated import refuse_other_than_bool
 from lutlab.quantizers.mixed import Inputs, Mixed
 from lutlab.quantizers.mixed_books import NARROW, WIDE
 from lutlab.registry import register
-from lutlab.tensors import MIXED_WIDTHS
+from lutlab.tensors import MIXED_WIDTHS, SCALE_BITS
 
 if TYPE_CHECKING:
     import torch
@@ -96,7 +96,9 @@ class GroupWidths(Mixed):
 
     def _error(self, values: torch.Tensor, matters: torch.Tensor, bits: int) -> torch.Tensor:
         """Cost [G] of groups of values [G, g, N] at so many bits."""
-        grids = second_order.fit_group(values, bits, 4, self.scale_group, search=self.search_ranges)
+        grids = second_order.fit_group(
+            values, bits, SCALE_BITS, self.scale_group, search=self.search_ranges
+        )
         scale, zero = grids.scale.unsqueeze(1), grids.zero.unsqueeze(1)
         nearest = second_order.levels(values, scale, zero, 2**bits - 1) * scale
         return ((nearest - values).square() * matters).sum(dim=(1, 2))

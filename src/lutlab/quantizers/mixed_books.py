@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lutlab.quantizers import second_order
-from lutlab.tensors import BLOCK_SCALE_BITS, MixedTensor
+from lutlab.tensors import BLOCK_SCALE_BITS, SCALE_BITS, MixedTensor
 
 if TYPE_CHECKING:
     import torch
@@ -40,8 +40,8 @@ class MixedBooks:
         self.search = search_ranges
         self.width_of = widths.tolist()
         narrow = (widths == NARROW).cumsum(0) - 1
-        turn = torch.tensor(BLOCK_SCALE_BITS, device=widths.device)[narrow % 3]
-        self.scale_bits = (turn if aligned else torch.full_like(turn, 4)).tolist()
+        turn = torch.tensor(BLOCK_SCALE_BITS, device=widths.device)[narrow % len(BLOCK_SCALE_BITS)]
+        self.scale_bits = (turn if aligned else torch.full_like(turn, SCALE_BITS)).tolist()
         bands = -(-rows // scale_group)
         self.scale, self.zero, self.scale_code = (weight.new_zeros(groups, rows) for _ in range(3))
         self.scale_zero, self.scale_step = (weight.new_zeros(groups, bands) for _ in range(2))
