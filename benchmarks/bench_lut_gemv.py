@@ -14,20 +14,14 @@ codes have. Without a GPU it says so and ends. Predicted and seen: kernels/READM
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import torch
 from gpu_ceilings import reader
 from gpu_contestants import (
-    DEVICE,
     LARGE,
     SMALL,
     Entrant,
-    about,
     activations,
     checked,
     cold_copies,
@@ -36,12 +30,11 @@ from gpu_contestants import (
     l2_bytes,
     ours,
     peers,
+    run_parts,
     through_dense,
 )
 
-from lutlab.errors import LutlabError
 from lutlab.kernels.gpu import lut_gemv
-from lutlab.kernels.gpu.lut_gemv import launcher
 from lutlab.measure.timing import Contestant, GpuTimer, gpu_copier, race
 
 # Fraction of the copy bandwidth on an H200, batch 1, g = 128: must, stretch.
@@ -257,25 +250,7 @@ def beside(result: dict[str, Any]) -> Iterator[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--part", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--rounds", type=int, default=200)
-    parser.add_argument("--out", type=Path, help="folder: a JSON a part")
-    args = parser.parse_args()
-    try:
-        launcher.device_of(DEVICE)
-    except LutlabError as error:
-        parser.exit(0, f"not run: {error}\n")
-    with torch.inference_mode():
-        for part in args.part:
-            results = []
-            for result in PARTS[part](args.rounds):
-                results.append(result)
-                if args.out:
-                    args.out.mkdir(parents=True, exist_ok=True)
-                    found = about() | {"rounds": args.rounds, "results": results}
-                    text = json.dumps(found, indent=1) + "\n"
-                    (args.out / f"lut_gemv_{part}.json").write_text(text)
+    run_parts(__doc__, PARTS, "lut_gemv")
 
 
 if __name__ == "__main__":

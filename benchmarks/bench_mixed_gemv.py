@@ -15,19 +15,14 @@ kernels/README.md.
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
 from bench_lut_gemv import met, row
 from gpu_ceilings import reader
 from gpu_contestants import (
-    DEVICE,
     Entrant,
-    about,
     activations,
     checked,
     cold_copies,
@@ -36,10 +31,9 @@ from gpu_contestants import (
     draw_widths,
     executed,
     l2_bytes,
+    run_parts,
 )
 
-from lutlab.errors import LutlabError
-from lutlab.kernels.gpu.lut_gemv import launcher
 from lutlab.measure.timing import GpuTimer, gpu_copier, race
 
 LARGE, WIDE, SQUARE = (12288, 12288), (4096, 11008), (4096, 4096)
@@ -198,25 +192,7 @@ PARTS = {"shapes": shapes, "outliers": outliers, "widths": widths, "batch": batc
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--part", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--rounds", type=int, default=200)
-    parser.add_argument("--out", type=Path, help="folder: a JSON a part")
-    args = parser.parse_args()
-    try:
-        launcher.device_of(DEVICE)
-    except LutlabError as error:
-        parser.exit(0, f"not run: {error}\n")
-    with torch.inference_mode():
-        for part in args.part:
-            results = []
-            for result in PARTS[part](args.rounds):
-                results.append(result)
-                if args.out:
-                    args.out.mkdir(parents=True, exist_ok=True)
-                    found = about() | {"rounds": args.rounds, "results": results}
-                    path = args.out / f"mixed_gemv_{part}.json"
-                    path.write_text(json.dumps(found, indent=1) + "\n")
+    run_parts(__doc__, PARTS, "mixed_gemv")
 
 
 if __name__ == "__main__":

@@ -6,10 +6,13 @@ copies, together at least 4 times the L2 cache. Bytes are those stored, scales i
 
 from __future__ import annotations
 
+import argparse
 import copy
 import importlib.util
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -49,6 +52,35 @@ class Entrant(Contestant):
 def about() -> dict[str, Any]:
     """Environment and clocks, on which the numbers depend beside the code."""
     return environment() | {"clocks": clocks_of(DEVICE)}
+
+
+def run_parts(doc: str, parts: Mapping[str, Callable[[int], Iterable[Any]]], name: str) -> None:
+    """The command of a benchmark: its parts, each by a number of rounds, results kept as they come.
+
+    Args:
+        doc: the benchmark's, whose first line is the command's description.
+        parts: part -> what yields its results.
+        name: of the files, `<name>_<part>.json`.
+    """
+    parser = argparse.ArgumentParser(description=doc.splitlines()[0])
+    parser.add_argument("--part", nargs="+", choices=parts, default=list(parts))
+    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--out", type=Path, help="folder: a JSON a part")
+    args = parser.parse_args()
+    try:
+        launcher.device_of(DEVICE)
+    except LutlabError as error:
+        parser.exit(0, f"not run: {error}\n")
+    with torch.inference_mode():
+        for part in args.part:
+            results = []
+            for result in parts[part](args.rounds):
+                results.append(result)
+                if args.out:
+                    args.out.mkdir(parents=True, exist_ok=True)
+                    found = about() | {"rounds": args.rounds, "results": results}
+                    text = json.dumps(found, indent=1) + "\n"
+                    (args.out / f"{name}_{part}.json").write_text(text)
 
 
 # ---- weights ----

@@ -6,39 +6,25 @@ import bench_lut_gemv as bench
 import gpu_contestants
 import pytest
 import torch
+from tests.benchmarks.cpu_for_gpu import stand_in
 from tests.kernels.gpu import test_lut_gemv
 
 from lutlab.errors import LutlabError
 from lutlab.kernels.gpu import lut_gemv
-from lutlab.measure.timing import Contestant
 
 gpu = test_lut_gemv.gpu
 LARGE = (64, 256)
 KERNELS = ("optq", "paper", "float_sums", "uniform_mma")
 
 
-def by_bytes(one, kind):
-    """A second for 1 GB, as if bandwidth were all."""
-    one.run(0)
-    return one.bytes * 1e-9
-
-
 @pytest.fixture
 def small(gpu, monkeypatch, tmp_path):
-    for module in (bench, gpu_contestants):
-        monkeypatch.setattr(module, "DEVICE", "cpu")
-        monkeypatch.setattr(module, "l2_bytes", lambda: 1)
+    stand_in(bench, monkeypatch)
     monkeypatch.setattr(bench, "SMALL", (48, 256))
     monkeypatch.setattr(bench, "LARGE", LARGE)
     monkeypatch.setattr(bench, "FRACTIONS", {(LARGE, 3): (0.88, 0.94)})
     monkeypatch.setattr(bench, "BATCHES", (1, 2))
-    monkeypatch.setattr(bench, "GpuTimer", lambda: by_bytes)
     monkeypatch.setattr(lut_gemv, "VARIANTS", {n: lut_gemv.VARIANTS[n] for n in KERNELS})
-    monkeypatch.setattr(gpu_contestants, "environment", lambda: {"gpu": "none"})
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "a stand-in")
-    memory = lambda name: Contestant(name, 10**6, 1, lambda i: None)  # noqa: E731
-    monkeypatch.setattr(bench, "gpu_copier", lambda size: memory("copy"))
-    monkeypatch.setattr(bench, "reader", lambda size, copies: memory("read"))
     monkeypatch.setenv("LUTLAB_CACHE", str(tmp_path / "cache"))
     return tmp_path
 

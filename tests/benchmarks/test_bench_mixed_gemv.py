@@ -3,38 +3,23 @@
 import json
 
 import bench_mixed_gemv as bench
-import gpu_contestants
 import pytest
+from tests.benchmarks.cpu_for_gpu import stand_in
 from tests.kernels.gpu import test_lut_gemv
 
 from lutlab.formats.mixed import PackedMixed
-from lutlab.measure.timing import Contestant
 
 gpu = test_lut_gemv.gpu
 SHAPE = (48, 320)
 
 
-def by_bytes(one, kind):
-    """A second for 1 GB, as if bandwidth were all."""
-    one.run(0)
-    return one.bytes * 1e-9
-
-
 @pytest.fixture
 def small(gpu, monkeypatch, tmp_path):
-    for module in (bench, gpu_contestants):
-        monkeypatch.setattr(module, "DEVICE", "cpu")
-        monkeypatch.setattr(module, "l2_bytes", lambda: 1)
+    stand_in(bench, monkeypatch)
     monkeypatch.setattr(PackedMixed, "kernels", {"cuda": ("mixed_gemv_gpu",)})
     monkeypatch.setattr(bench, "SHAPES", (SHAPE,))
     for goal, must in (("FRACTION", 0.66), ("TIMES", 4.2), ("MICROSECONDS", 10.0)):
         monkeypatch.setattr(bench, goal, {SHAPE: must})
-    monkeypatch.setattr(bench, "GpuTimer", lambda: by_bytes)
-    monkeypatch.setattr(gpu_contestants, "environment", lambda: {"gpu": "none"})
-    monkeypatch.setattr(gpu_contestants, "clocks_of", lambda device: {})
-    memory = lambda name: Contestant(name, 10**6, 1, lambda i: None)  # noqa: E731
-    monkeypatch.setattr(bench, "gpu_copier", lambda size: memory("copy"))
-    monkeypatch.setattr(bench, "reader", lambda size, copies: memory("read"))
     return tmp_path
 
 
