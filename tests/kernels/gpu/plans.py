@@ -21,6 +21,24 @@ def product(variant, packed, x, *, gpu=H200, knobs=None, reverse=False, workspac
     return run(plan, weight, x, reverse=reverse, workspace={} if workspace is None else workspace)
 
 
+def dense(module, packed, dtype, reverse=False):
+    """The launch of a dequantizer; module: has `plan` and `buffers`; [N, K] of a dtype, poisoned before."""
+    plan = module.plan(packed, dtype)
+    (step,) = plan.steps
+    kernels = cuda_on_host.build(cuda.source(plan.file, plan.parameters), (step.function,))
+    out = torch.full(packed.shape, torch.nan, dtype=dtype)
+    found = {**module.buffers(packed), "dense": out}
+    cuda_on_host.launch(
+        kernels,
+        step.function,
+        grid=step.grid,
+        block=(step.block, 1, 1),
+        arguments=[found[a] if isinstance(a, str) else a for a in step.arguments],
+        reverse=reverse,
+    )
+    return out
+
+
 def run(plan: Plan, weight, x, *, reverse, workspace):
     """The plan's launches; y."""
     text = cuda.source(plan.file, plan.parameters)

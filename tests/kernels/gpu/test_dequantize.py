@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.kernels.gpu import cuda_on_host
+from tests.kernels.gpu import plans
 from tests.kernels.weights import bcq_tensor, uniform_tensor
 
 from lutlab.errors import LutlabError
@@ -16,23 +16,6 @@ from lutlab.kernels.gpu.lut_gemv.variant import GPUS, SM_REGISTERS
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 
 
-def on_host(packed, dtype, reverse=False):
-    plan = dequantize.plan(packed, dtype)
-    (step,) = plan.steps
-    kernels = cuda_on_host.build(cuda.source(plan.file, plan.parameters), (step.function,))
-    dense = torch.full(packed.shape, torch.nan, dtype=dtype)
-    found = {**dequantize.buffers(packed), "dense": dense}
-    cuda_on_host.launch(
-        kernels,
-        step.function,
-        grid=step.grid,
-        block=(step.block, 1, 1),
-        arguments=[found[a] if isinstance(a, str) else a for a in step.arguments],
-        reverse=reverse,
-    )
-    return dense
-
-
 def expected(packed, dtype):
     dense = packed.dequantize().to(dtype)
     return dense if packed.order is None else dense[:, packed.order.long()]
@@ -42,7 +25,7 @@ def expected(packed, dtype):
 @pytest.mark.parametrize("q", range(1, 9))
 def test_every_q_to_the_last_bit(q, dtype):
     packed = bcq.pack(bcq_tensor(13, 200, q, 32, offset="f16"))
-    assert torch.equal(on_host(packed, dtype), expected(packed, dtype))
+    assert torch.equal(plans.dense(dequantize, packed, dtype), expected(packed, dtype))
 
 
 @given(
@@ -57,27 +40,27 @@ def test_every_q_to_the_last_bit(q, dtype):
 def test_every_shape_and_group(rows, columns, g, scale, ordered, reverse):
     tensor = bcq_tensor(rows, columns, 3, g, alpha=scale, offset=scale, ordered=ordered)
     packed = bcq.pack(tensor)
-    assert torch.equal(on_host(packed, F16, reverse), expected(packed, F16))
+    assert torch.equal(plans.dense(dequantize, packed, F16, reverse), expected(packed, F16))
 
 
 @pytest.mark.parametrize("scale", ["f16", "f32"])
 def test_uniform_codes_with_wide_offsets(scale):
     packed = bcq.pack(bcq.from_uniform(uniform_tensor(9, 72, 4, 24, scale=scale)))
     assert packed.offset.dtype == {"f16": F32, "f32": torch.float64}[scale]
-    assert torch.equal(on_host(packed, F32), expected(packed, F32))
+    assert torch.equal(plans.dense(dequantize, packed, F32), expected(packed, F32))
 
 
 def test_no_offset_and_values_beyond_the_range_of_half():
     packed = bcq.pack(bcq_tensor(3, 40, 2, -1, alpha="f32"))
     object.__setattr__(packed, "alpha", packed.alpha * 1e6)
-    assert torch.equal(on_host(packed, F16), expected(packed, F16))
-    assert torch.equal(on_host(packed, BF16), expected(packed, BF16))
+    assert torch.equal(plans.dense(dequantize, packed, F16), expected(packed, F16))
+    assert torch.equal(plans.dense(dequantize, packed, BF16), expected(packed, BF16))
 
 
 def test_more_rows_than_a_grid_has_blocks(monkeypatch):
     monkeypatch.setattr(dequantize, "MOST_BLOCKS", 4)
     packed = bcq.pack(bcq_tensor(11, 24, 2, 8, offset="f32"))
-    assert torch.equal(on_host(packed, F16), expected(packed, F16))
+    assert torch.equal(plans.dense(dequantize, packed, F16), expected(packed, F16))
 
 
 @pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.arch)

@@ -1,8 +1,10 @@
 """2/4/16-bit weights on a GPU as a layer sees them: few rows, many, outliers by cuSPARSE, over the stand-in GPU."""
 
+import functools
+
 import pytest
 import torch
-from tests.kernels.gpu import cuda_on_host, test_lut_gemv
+from tests.kernels.gpu import plans, test_lut_gemv
 from tests.kernels.weights import relative_error
 from tests.mixed_weights import mixed_tensor
 
@@ -34,24 +36,6 @@ def inputs(rows, dtype=F32):
     return torch.randn(rows, K, generator=torch.Generator().manual_seed(5)).to(dtype)
 
 
-def on_host(packed, dtype, reverse=False):
-    """The dequantizer's launch, without outliers; packed: stored, or in chunks."""
-    plan = dequantize.plan(packed, dtype)
-    (step,) = plan.steps
-    kernels = cuda_on_host.build(cuda.source(plan.file, plan.parameters), (step.function,))
-    dense = torch.full(packed.shape, torch.nan, dtype=dtype)
-    found = {**dequantize.buffers(packed), "dense": dense}
-    cuda_on_host.launch(
-        kernels,
-        step.function,
-        grid=step.grid,
-        block=(step.block, 1, 1),
-        arguments=[found[a] if isinstance(a, str) else a for a in step.arguments],
-        reverse=reverse,
-    )
-    return dense
-
-
 @pytest.mark.parametrize(
     ("rows", "columns", "options", "dtype", "reverse"),
     [
@@ -64,7 +48,7 @@ def on_host(packed, dtype, reverse=False):
 def test_dequantized_to_the_last_bit(rows, columns, options, dtype, reverse):
     packed = PackedMixed.pack(mixed_tensor(rows, columns, outliers=rows // 4, **options))
     read = packed if packed.aligned else mixed_chunks.pack(packed)
-    dense = on_host(read, dtype, reverse)
+    dense = plans.dense(dequantize, read, dtype, reverse)
     whole = dequantize.scatter(dense, packed, dequantize.outlier_index(packed))
     assert torch.equal(whole, packed.dequantize().to(dtype))
 
@@ -82,7 +66,7 @@ def test_resources_of_the_dequantizer(packed):
 @pytest.mark.parametrize(("dtype", "aligned"), [(F16, True), (F32, False)], ids=str)
 def test_few_rows_by_the_kernel_and_many_by_cublas(gpu, monkeypatch, dtype, aligned):
     packed = PackedMixed.pack(mixed_tensor(N, K, aligned=aligned, outliers=60))
-    monkeypatch.setattr(mixed_linear, "dequantize", on_host)
+    monkeypatch.setattr(mixed_linear, "dequantize", functools.partial(plans.dense, dequantize))
     linear = MixedGemvGpu().prepare(packed, CPU, 1, dtype)
     for rows in (1, 100):
         x = inputs(rows, dtype)
