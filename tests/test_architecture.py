@@ -26,7 +26,7 @@ FLOORS = [
     "api evaluators",
     "embedded",
 ]
-EXPERIMENT = ["store", "artifact", "plan", "report", "run"]
+EXPERIMENT = ["store", "artifact", "plan", "report", "records", "run"]
 RANK = {room: rank for rank, floor in enumerate(FLOORS) for room in floor.split()}
 RANK |= {f"experiment.{room}": len(FLOORS) + rank for rank, room in enumerate(EXPERIMENT)}
 RANK["__main__"] = len(RANK)  # `python -m lutlab`: the roof of both storeys

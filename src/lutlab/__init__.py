@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from lutlab.checkpoint.saving import load, save
     from lutlab.evaluators.lambada import lambada
     from lutlab.evaluators.perplexity import perplexity
+    from lutlab.experiment.records.frame import results
     from lutlab.specs import Tuning
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "perplexity",
     "quantize",
     "quantize_tensor",
+    "results",
     "save",
 ]
 __version__ = "0.1.0"
@@ -38,6 +40,7 @@ _HOME = {
     "Tuning": "lutlab.specs",
     "perplexity": "lutlab.evaluators.perplexity",
     "lambada": "lutlab.evaluators.lambada",
+    "results": "lutlab.experiment.records.frame",  # the one function of the upper storey
     "save": "lutlab.checkpoint.saving",
     "load": "lutlab.checkpoint.saving",
     "export_gptq": "lutlab.checkpoint.gptq",

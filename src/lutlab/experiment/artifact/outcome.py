@@ -52,6 +52,7 @@ class Column:
     published: bool  # False: a column of ours that the paper does not print
     lower_is_better: bool = True
     cited: str = ""  # whom the paper took its numbers from; empty: it measured them
+    metric: str = ""  # of its evaluator; a row of an artifact may have another
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,9 @@ class ResultTable:
                 "row": row.key,
                 "labels": "; ".join(f"{axis}={label}" for axis, label in row.labels.items()),
                 "column": column.key,
+                "title": column.title,
+                "metric": column.metric,
+                "lower_is_better": column.lower_is_better,
                 "unit": column.unit,
                 "protocol": column.protocol,
                 "published": row.cells[column.key].published,

@@ -55,7 +55,7 @@ def resolve(settings: Settings, columns: Mapping[str, ColumnSpec]) -> Resolved:
     """
     run = run_of(settings)
     _check_budget(run, settings)
-    evaluations = {name: _evaluation(column, settings) for name, column in columns.items()}
+    evaluations = {name: evaluation_of(column, settings) for name, column in columns.items()}
     reasons = {evaluation: _missing(run, evaluation) for evaluation in evaluations.values()}
     missing = {
         name: reason
@@ -79,7 +79,8 @@ def resolve(settings: Settings, columns: Mapping[str, ColumnSpec]) -> Resolved:
     return Resolved(run, evaluations, missing, frozenset(absent), texts)
 
 
-def _evaluation(column: ColumnSpec, settings: Settings) -> EvalSpec:
+def evaluation_of(column: ColumnSpec, settings: Settings) -> EvalSpec:
+    """The evaluation of a column: its text from where the settings have texts, its evaluator's own fields."""
     text = None
     if column.text:
         text = dataclasses.replace(text_of(column.text, settings.data), limit=settings.data.limit)

@@ -171,6 +171,7 @@ def column_of(key: str, spec: ColumnSpec, measured_on: str) -> Column:
         published=spec.published,
         lower_is_better=spec.lower_is_better,
         cited=cite(spec.cited) if spec.cited else "",
+        metric=spec.metric,
     )
 
 

@@ -15,6 +15,7 @@ from lutlab.experiment.plan.job import Job, JobCell, job_from
 from lutlab.experiment.plan.plan import cell_name
 from lutlab.experiment.plan.resolve import planned_text
 from lutlab.experiment.run.prepare import Prepared, prepare
+from lutlab.experiment.store.asked import to_json
 from lutlab.experiment.store.machine import machine
 from lutlab.experiment.store.provenance import environment
 from lutlab.experiment.store.record import Record
@@ -128,8 +129,8 @@ def _record(
     return Record(
         cell_id=cell.cell_id,
         status=status,
-        run=dataclasses.asdict(run) | {"options": dict(run.options)},
-        evaluation=dataclasses.asdict(evaluation) | {"options": dict(evaluation.options)},
+        run=to_json(run),
+        evaluation=to_json(evaluation),
         values=dict(measurement.values),
         n=measurement.n,
         samples=measurement.samples,

@@ -1,0 +1,133 @@
+"""A cell -> the command line that measures it again: settings.py backwards, from what a record keeps."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import yaml
+
+from lutlab import registry, sources
+from lutlab.experiment.artifact.catalog import program
+from lutlab.experiment.plan.plan import of_this_machine
+from lutlab.specs import CalibrationSpec, EvalSpec, ModelRun, ModelSpec, ProductRun, RunSpec
+
+_PLAIN = re.compile(r"[\w./+-]+")  # what Hydra's grammar reads as one word
+
+
+def shell(overrides: Sequence[str]) -> str:
+    """The command as a reader types it."""
+    return f"{program()} {shlex.join(overrides)}".strip()
+
+
+def overrides_of(run: RunSpec, evaluation: EvalSpec, threads: int | None = None) -> list[str]:
+    """Overrides whose only cell is this one, by today's defaults.
+
+    Args:
+        run: the row.
+        evaluation: the evaluator, its text and its options.
+        threads: of the CPU, which only a speed depends on.
+    """
+    text = evaluation.text
+    found = [*(_model_run(run) if isinstance(run, ModelRun) else _product_run(run))]
+    if run.device != "cpu":
+        found.append(f"device={run.device}")
+    if run.dtype != ("float32" if run.device == "cpu" else "float16"):
+        found.append(f"dtype={run.dtype}")
+    if run.seed:
+        found.append(f"seed={run.seed}")
+    asked = evaluation.evaluator + (f":{text.protocol}" if text else "")
+    found.append(f"evaluate=[{asked}]")
+    found += [f"evaluator.{evaluation.evaluator}.{k}={_value(v)}" for k, v in evaluation.options]
+    calibration = run.calibration if isinstance(run, ModelRun) else None
+    if read := text or (calibration and calibration.text):
+        found += ["data=hub"] if read.source == "hub" else []
+        found += [f"data.root={_value(read.root)}"] if read.root else []
+    if text and text.limit:
+        found.append(f"data.limit={text.limit}")
+    if threads and of_this_machine(evaluation):
+        found.append(f"threads={threads}")
+    return found
+
+
+def _model_run(run: ModelRun) -> Iterator[str]:
+    yield from _model(run.model)
+    yield from _method(run)
+    if run.budget is not None:
+        yield f"budget={run.budget:g}"
+        for i, name in enumerate(("q", "g")):
+            values = dict.fromkeys(str(width[i]) for width in run.candidates)
+            yield f"candidates.{name}=[{','.join(values)}]"
+    for one in run.sublayers:
+        yield f"sublayers.{one.kind}.q={one.q}"
+        yield f"sublayers.{one.kind}.g={one.g}"
+    if run.layers:
+        inside = ", ".join(f"{one.pattern}: [{one.q}, {one.g}]" for one in run.layers)
+        yield f"layers={{{inside}}}"
+    if run.skip:
+        yield "skip=[{}]".format(",".join(f"'{pattern}'" for pattern in run.skip))
+    if run.calibration:
+        yield from _calibration(run.calibration)
+    if run.tuning:
+        yield from (f"tuning.{name}={_value(v)}" for name, v in run.tuning.changed().items())
+
+
+def _product_run(run: ProductRun) -> Iterator[str]:
+    shapes = ("x".join(map(str, (n, k) if m == 1 else (n, k, m))) for n, k, m in run.shapes)
+    yield "model=product"
+    yield f"model.id={'+'.join(shapes)}"
+    yield from _method(run)
+    if run.kernel != "auto":
+        yield f"kernel={run.kernel}"
+    yield from (f"+knobs.{name}={_value(value)}" for name, value in run.knobs)
+
+
+def _model(model: ModelSpec) -> Iterator[str]:
+    """By its preset, where it has one."""
+    preset = sources.folder("conf") / "model" / f"{model.name}.yaml"
+    if preset.is_file():
+        known = yaml.safe_load(preset.read_text(encoding="utf-8"))
+        if (known["id"], known.get("revision")) == (model.id, model.revision):
+            yield f"model={model.name}"
+            return
+    yield f"model={'synthetic' if model.source == 'synthetic' else 'folder'}"
+    yield f"model.id={_value(model.id)}"
+    if model.source not in ("synthetic", "folder"):
+        yield f"model.source={model.source}"
+        yield f"model.name={_value(model.name)}"
+    if model.revision:
+        yield f"model.revision={model.revision}"
+    if model.layers:
+        yield f"model.layers={model.layers}"
+
+
+def _method(run: RunSpec) -> Iterator[str]:
+    """The method, its parameters that are not at their defaults, q and g where it has them."""
+    method = registry.lookup("method", run.method)
+    defaults = {field.name: field.default for field in dataclasses.fields(method)}
+    yield f"method={run.method}"
+    yield from (f"method.{k}={_value(v)}" for k, v in run.options if v != defaults[k])
+    budget = run.budget if isinstance(run, ModelRun) else None
+    if method.quantizes and budget is None:
+        yield f"q={run.q}"
+        yield f"g={run.g}"
+
+
+def _calibration(calibration: CalibrationSpec) -> Iterator[str]:
+    yield f"calibration.text={calibration.text.protocol}"
+    yield f"calibration.samples={calibration.samples}"
+    if calibration.seqlen:
+        yield f"calibration.seqlen={calibration.seqlen}"
+    if calibration.seed:
+        yield f"calibration.seed={calibration.seed}"
+
+
+def _value(value: Any) -> str:
+    """A value in Hydra's grammar."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    text = str(value)
+    return text if _PLAIN.fullmatch(text) else "'{}'".format(text.replace("'", "\\'"))

@@ -1,0 +1,280 @@
+"""`lutlab.results`: all that was measured under some folders, one row a cell, as a pandas DataFrame.
+
+    results/<paper>/<artifact>/<variant>/table.csv                      which cell stands where, with its verdict
+    results/sweeps/<name>/table.csv                                     the same of a sweep of one's own
+    results/records/<cell>.json                                         its number, and all that is known of it
+    results/published/<machine>/<paper>/<artifact>/{table.csv, records.jsonl}     the same, published
+
+A cell that stands in several tables has a row for each. A record that stands in no table has a row for each of its
+metrics. Pages and copies of tables (results/rendered, results/publishing) are not read twice.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lutlab import registry
+from lutlab.errors import LutlabError
+from lutlab.evaluators.contract import metric_of
+from lutlab.experiment.artifact.artifact import Artifact, load_artifact
+from lutlab.experiment.artifact.catalog import artifacts
+from lutlab.experiment.artifact.references import cite
+from lutlab.experiment.plan.commands import overrides_of, shell
+from lutlab.experiment.report import csv
+from lutlab.experiment.report.layout import COMPARABLE
+from lutlab.experiment.report.published import TABLE, Published
+from lutlab.experiment.store import lines
+from lutlab.experiment.store.asked import axes, evaluation_from, run_from
+from lutlab.experiment.store.record import Record
+from lutlab.experiment.store.store import Store
+
+if TYPE_CHECKING:
+    import pandas
+
+COPIES = ("rendered", "publishing")  # folders of a results folder that repeat what stands elsewhere
+# Columns that every frame has, in this order; the axes follow, sorted.
+COLUMNS = (
+    "paper", "artifact", "variant", "row", "labels", "column", "title", "metric", "unit", "lower_is_better",
+    "text", "measured_on", "published", "measured", "delta", "baseline", "difference", "error", "n", "verdict",
+    "note", "stand_in", "on_front", "cell_id", "status", "reason", "command", "citation", "source", "machine", "cpu",
+    "cores", "threads", "gpu", "commit", "dirty", "measured_at", "seconds", "versions", "folder",
+)  # fmt: skip
+_NUMBERS = ("published", "measured", "baseline")
+_FLAGS = ("stand_in", "on_front", "lower_is_better")
+
+
+@dataclass(frozen=True)
+class Shelf:
+    """The cells and the records of one results folder, or of one machine's published artifacts.
+
+    Attributes:
+        folder: its path.
+        machine: the name of a published machine's folder; empty of a working store.
+        cells: rows of its tables, by the names of their headers, with their variant.
+        records: cell id -> record.
+    """
+
+    folder: Path
+    machine: str
+    cells: tuple[Mapping[str, str], ...]
+    records: Mapping[str, Record]
+
+
+def results(*folders: str | Path, samples: bool = False) -> pandas.DataFrame:
+    """All that was measured, one row a cell of a table, and a row a metric of a record that stands in no table.
+
+    Args:
+        folders: results folders (`results=` of a run), published ones, or folders that hold some of them. None:
+            `results`.
+        samples: add the column `samples`, a tuple for each cell: the loss of each window, the rounds of a timing.
+
+    Returns:
+        COLUMNS, then every axis of the rows by its name on the command line (`q`, `method.offset`,
+        `calibration.samples`, …), empty where a row does not have it. `delta` is measured / published - 1, only
+        where the two can be compared; `difference` is measured - baseline, the full-precision row of the same sweep;
+        `command` measures the one cell again; `source` is the place in the paper.
+
+    Raises:
+        LutlabError: no such folder, nothing measured in it, or a damaged record.
+    """
+    import pandas
+
+    found = [row for shelf in shelves(*folders) for row in _rows(shelf, samples)]
+    if not found:
+        raise LutlabError(
+            f"nothing measured in {', '.join(map(str, folders or ['results']))}: run a table or a sweep first, as "
+            "'python run.py +exp=table4', or name the results= folder of one"
+        )
+    more = sorted({name for row in found for name in row} - {*COLUMNS, "samples"})
+    return pandas.DataFrame(found, columns=[*COLUMNS, *(["samples"] if samples else []), *more])
+
+
+def shelves(*folders: str | Path) -> list[Shelf]:
+    """The results folders and the published machines below some folders, sorted; none: below `results`.
+
+    Raises:
+        LutlabError: no such folder, or a damaged record.
+    """
+    found: dict[Path, Shelf] = {}
+    for folder in map(Path, folders or ("results",)):
+        if not folder.is_dir():
+            raise LutlabError(
+                f"no folder {folder}: name a results= folder, or one of published artifacts"
+            )
+        below = [
+            path for path in sorted(folder.rglob("*")) if _is_original(path.relative_to(folder))
+        ]
+        published = {path.parents[2] for path in below if path.name == lines.NAME}
+        working = {path.parent for path in below if path.is_dir() and path.name == "records"}
+        found |= {root: _shelf(root, root.name) for root in sorted(published)}
+        found |= {root: _shelf(root, "") for root in sorted(working)}
+    return [found[root] for root in sorted(found)]
+
+
+def _is_original(path: Path) -> bool:
+    return not set(path.parts) & set(COPIES)
+
+
+def _shelf(root: Path, machine: str) -> Shelf:
+    cells = []
+    for table in sorted(root.rglob(TABLE)):
+        if not _is_original(table.relative_to(root)) or (
+            table.parent / lines.NAME
+        ).exists() != bool(machine):
+            continue
+        own = {"variant": table.parent.name}  # which a published table says itself
+        cells += [own | cell for cell in csv.parse(table.read_text(encoding="utf-8"))]
+    records = Store(root).all()
+    return Shelf(root, machine, tuple(cells), records)
+
+
+def _rows(shelf: Shelf, samples: bool) -> Iterator[dict[str, Any]]:
+    placed = set()
+    for cell in shelf.cells:
+        record = shelf.records.get(cell["cell_id"])
+        placed.add(cell["cell_id"])
+        yield _of_cell(cell) | _of_record(record, samples) | _of_shelf(shelf)
+    for record in shelf.records.values():
+        if record.cell_id in placed:
+            continue
+        evaluator = record.evaluation["evaluator"]
+        for metric, value in (record.values or {"": None}).items():
+            own = {
+                "column": evaluator,
+                "metric": metric,
+                "measured": value,
+                "verdict": "in no table",
+            }
+            yield (
+                own | _declared(evaluator, metric) | _of_record(record, samples) | _of_shelf(shelf)
+            )
+
+
+def _of_shelf(shelf: Shelf) -> dict[str, Any]:
+    return {"folder": str(shelf.folder), "machine": shelf.machine}
+
+
+def _of_cell(cell: Mapping[str, str]) -> dict[str, Any]:
+    """A row of table.csv with its types, and what its artifact says of it."""
+    row: dict[str, Any] = {key: value for key, value in cell.items() if key in COLUMNS}
+    row |= {key: _number(cell.get(key, "")) for key in _NUMBERS}
+    row |= {key: cell[key] == "True" for key in _FLAGS if key in cell}
+    published, measured, baseline = (row[key] for key in _NUMBERS)
+    if cell["verdict"] in COMPARABLE and published:
+        row["delta"] = measured / published - 1
+    if measured is not None and baseline is not None:
+        row["difference"] = measured - baseline
+    row["text"] = cell["protocol"]
+    row["paper"], _, row["artifact"] = cell["artifact"].partition("/")
+    if artifact := _artifact(cell["artifact"]):
+        row |= {"citation": cite(artifact.citation), "source": artifact.source}
+        row |= _of_column(artifact, cell["variant"], cell["row"], cell["column"])
+    return row
+
+
+def _of_column(artifact: Artifact, variant: str, row: str, column: str) -> dict[str, Any]:
+    """A column of an artifact, whose metric may be another in one row."""
+    spec = artifact.columns.get(column)
+    if spec is None:
+        return {}
+    own = _metrics(artifact.name, variant.partition("-")[0]).get(row, {})
+    return {
+        "title": spec.title,
+        "metric": own.get(column, spec.metric),
+        "lower_is_better": spec.lower_is_better,
+    }
+
+
+@functools.cache
+def _metrics(artifact: str, scale: str) -> dict[str, Mapping[str, str]]:
+    return {row.key: row.metrics for row in _artifact(artifact).rows(scale)}
+
+
+def _number(text: str) -> float | None:
+    """A field of table.csv: a published word (OOM) is no number."""
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+@functools.cache
+def _artifact(name: str) -> Artifact | None:
+    """The artifact, where this lutlab has it: a user's own may lie in another folder of experiments."""
+    return load_artifact(name) if name in artifacts() else None
+
+
+def _declared(evaluator: str, metric: str) -> dict[str, Any]:
+    if evaluator not in registry.classes("evaluator"):
+        return {}
+    declared = metric_of(registry.lookup("evaluator", evaluator), metric)
+    return {"unit": declared.unit, "lower_is_better": declared.lower_is_better} if declared else {}
+
+
+def _of_record(record: Record | None, samples: bool) -> dict[str, Any]:
+    if record is None:
+        return {}
+    known = record.provenance
+    run, evaluation = run_from(record.run), evaluation_from(record.evaluation)
+    versions = ", ".join(f"{name} {version}" for name, version in known["versions"].items())
+    row = {
+        "command": shell(overrides_of(run, evaluation, known["threads"])),
+        "cell_id": record.cell_id,
+        "status": record.status,
+        "reason": record.reason,
+        "n": record.n,
+        "seconds": record.seconds,
+        "commit": known["git_commit"],
+        "dirty": known["git_dirty"],
+        "versions": versions,
+        **{key: known.get(key) for key in ("cpu", "cores", "threads", "gpu", "measured_at")},
+    }
+    return axes(run, evaluation) | row | ({"samples": record.samples} if samples else {})
+
+
+def claims(*folders: str | Path) -> pandas.DataFrame:
+    """The papers' claims, one row a claim of a table, judged on the paper's numbers and on those measured.
+
+    Args:
+        folders: as of results.
+
+    Returns:
+        paper, artifact, variant, machine, text, where (its place in the paper), and counts of instances:
+        published_hold of published_decidable in the paper's own numbers, hold of decidable in those measured; failing
+        names the instances that do not hold. Tables of artifacts that this lutlab does not have are left out.
+
+    Raises:
+        LutlabError: as of results; a table is not of the artifact as it is today.
+    """
+    import pandas
+
+    return pandas.DataFrame([row for shelf in shelves(*folders) for row in _claims(shelf)])
+
+
+def _claims(shelf: Shelf) -> Iterator[dict[str, Any]]:
+    by_artifact: dict[str, dict[str, list[Mapping[str, str]]]] = {}
+    for cell in shelf.cells:
+        by_artifact.setdefault(cell["artifact"], {}).setdefault(cell["variant"], []).append(cell)
+    for name, variants in by_artifact.items():
+        if _artifact(name) is None:
+            continue
+        for variant, table in Published(name, variants, shelf.records).tables({}).items():
+            paper, _, artifact = name.partition("/")
+            for claim in table.claims:
+                yield {
+                    "paper": paper,
+                    "artifact": artifact,
+                    "variant": variant,
+                    "machine": shelf.machine,
+                    "text": claim.text,
+                    "where": claim.where,
+                    "published_hold": claim.published[0],
+                    "published_decidable": claim.published[1],
+                    "hold": claim.measured[0],
+                    "decidable": claim.measured[1],
+                    "failing": ", ".join(claim.failing),
+                }

@@ -1,0 +1,39 @@
+"""The command of a record composes to what the record holds: published records of different kinds of runs."""
+
+import functools
+import shlex
+
+import pytest
+from tests.experiment.plan.composing import settings
+
+from lutlab.experiment.artifact.columns import free_columns
+from lutlab.experiment.plan.commands import overrides_of, shell
+from lutlab.experiment.plan.resolve import evaluation_of
+from lutlab.experiment.plan.runs import run_of
+from lutlab.experiment.run.published_list import PUBLISHED
+from lutlab.experiment.store.asked import axes, evaluation_from, run_from
+from lutlab.experiment.store.store import Store
+
+SAMPLE = 10
+
+
+@functools.cache
+def kinds():
+    """A published record of each method and set of axes, as (run, evaluation, threads)."""
+    found = {}
+    for machine in sorted(PUBLISHED.iterdir()):
+        for record in Store(machine).all().values() if machine.is_dir() else ():
+            run, evaluation = run_from(record.run), evaluation_from(record.evaluation)
+            kind = (run.method, *axes(run, evaluation))
+            found.setdefault(kind, (run, evaluation, record.provenance["threads"]))
+    return list(found.values())
+
+
+@pytest.mark.parametrize("at", range(SAMPLE))
+def test_the_command_measures_the_same_cell(at):
+    run, evaluation, threads = kinds()[at * len(kinds()) // SAMPLE]
+    overrides = overrides_of(run, evaluation, threads)
+    composed = settings(*overrides)
+    (column,) = free_columns(composed.evaluate).values()
+    assert (run_of(composed), evaluation_of(column, composed)) == (run, evaluation)
+    assert shlex.split(shell(overrides))[2:] == overrides

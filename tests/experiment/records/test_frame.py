@@ -1,0 +1,73 @@
+"""`lutlab.results`: a row a cell, of working folders and published ones, with every axis."""
+
+import json
+import shutil
+
+import pytest
+from tests.command_line import QUICK
+
+import lutlab
+from lutlab.errors import LutlabError
+from lutlab.experiment.records import frame
+from lutlab.experiment.run.published_list import PUBLISHED
+
+TABLE4 = "lut-gemm-v3/table4"
+
+
+@pytest.fixture(scope="module")
+def published():
+    return lutlab.results(PUBLISHED)
+
+
+def test_every_published_cell_is_a_row_with_the_number_of_its_record(published):
+    machine = next(path for path in sorted(PUBLISHED.iterdir()) if (path / TABLE4).is_dir())
+    lines = (machine / TABLE4 / "records.jsonl").read_text().splitlines()
+    records = {r["cell_id"]: r for r in (json.loads(line)["record"] for line in lines)}
+    mine = published[(published.artifact == "table4") & (published.paper == "lut-gemm-v3")]
+    mine = mine[(mine.machine == machine.name) & (mine.metric == "ppl") & mine.measured.notna()]
+    assert len(mine) > 30
+    for row in mine.itertuples():
+        assert row.measured == records[row.cell_id]["values"]["ppl"]
+        assert row.commit == records[row.cell_id]["provenance"]["git_commit"]
+        assert f"method={row.method}" in row.command
+    paper = mine[(mine.row == "opt-30b/q4_g32") & (mine.column == "wiki2")]
+    assert set(paper.published) == {9.71}
+    assert set(paper.source) == {"LUT-GEMM v3, Table 4"} or paper.source.notna().all()
+
+
+def test_rows_are_told_apart_by_their_axes(published):
+    rtn = published[published.method == "rtn"]
+    assert {"q", "g", "method.variant", "calibration.samples", "data.limit"} <= set(
+        published.columns
+    )
+    assert rtn["method.variant"].notna().all()
+    assert published[published.method == "none"]["method.variant"].isna().all()
+
+
+def test_claims_are_counted_as_on_the_page(published):
+    found = frame.claims(PUBLISHED)
+    mine = found[
+        (found.paper == "lut-gemm-v3")
+        & (found.artifact == "table4")
+        & (found.variant == "embedded")
+    ]
+    assert (mine.hold <= mine.decidable).all()
+    assert mine.published_decidable.sum() > 0
+
+
+def test_a_working_folder_is_read_as_published_ones_are(command, tmp_path):
+    command("method=rtn", "q=4,3", "g=32", *QUICK)
+    found = lutlab.results(command.results)
+    assert set(found.cell_id) >= set(command.records())
+    q3 = found[(found.q == 3) & (found.metric == "ppl")]
+    assert q3["model"].unique().tolist() == ["opt-embedded-s"]
+    copy = tmp_path / "results" / "rendered"
+    shutil.copytree(command.results / "sweep", copy / "sweep")
+    assert len(lutlab.results(command.results)) == len(found)
+
+
+def test_nothing_measured_is_an_error_that_says_what_to_do(tmp_path):
+    with pytest.raises(LutlabError, match="run a table or a sweep first"):
+        lutlab.results(tmp_path)
+    with pytest.raises(LutlabError, match="no folder"):
+        lutlab.results(tmp_path / "none")
