@@ -270,10 +270,12 @@ class Subject:
 class Measurement:
     """Values by metric name (unit in the name), the count they rest on, all samples, and facts worth keeping.
 
-    The fact `kernel`, where layers are multiplied by kernels, is a list of their names.
+    `errors` has the standard errors of the values that have one, in their units; a record keeps them as the fact
+    `standard_error`. The fact `kernel`, where layers are multiplied by kernels, is a list of their names.
     """
 
     values: Mapping[str, float]
     n: int
     samples: tuple[float, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)  # token hash, protocol fields, …
+    errors: Mapping[str, float] = field(default_factory=dict)
