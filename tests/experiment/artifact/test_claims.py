@@ -4,8 +4,9 @@ import pytest
 
 from lutlab.errors import LutlabError
 from lutlab.experiment.artifact.artifact import Claim
-from lutlab.experiment.artifact.claims import evaluate, judge
+from lutlab.experiment.artifact.claims import judge
 from lutlab.experiment.artifact.outcome import Curve
+from lutlab.experiment.artifact.predicates import evaluate
 
 NUMBERS = {"a": {"ppl": 3.0, "ms": 10.0}, "b": {"ppl": 2.0, "ms": None}}
 
