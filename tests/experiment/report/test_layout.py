@@ -137,9 +137,12 @@ def test_provenance_is_flat_and_a_note_is_said_once() -> None:
 
 
 def test_claims_show_both_counts() -> None:
-    claim = view(ClaimResult("c", "w", (2, 2), (1, 3), ("a", "b")))
-    assert (claim.paper, claim.ours) == ("✓ paper 2/2", "✗ ours 1/3")
-    assert claim.failing_text(1) == "a; and 1 more"
+    claim = view(ClaimResult("c", "w", (2, 2), (1, 3), ("a", "b"), ("d",), repeated=4))
+    ours = "✗ ours 1 holds, 2 fail, 1 below noise (4 of the same records not counted)"
+    assert (claim.paper, claim.ours) == ("✓ paper 2/2", ours)
+    assert claim.instances(1) == "— fails: a; and 1 more. below noise: d"
+    hidden = view(ClaimResult("c", "w", (2, 2), (0, 0), below_noise=("a",)))
+    assert (hidden.sign, hidden.ours) == ("–", "– ours 0 hold, 0 fail, 1 below noise")
     assert view(ClaimResult("c", "w", (2, 2), (0, 0))).ours == "– ours not decidable here"
 
 
