@@ -146,6 +146,22 @@ def test_claims_show_both_counts() -> None:
     assert view(ClaimResult("c", "w", (2, 2), (0, 0))).ours == "– ours not decidable here"
 
 
+def test_an_accuracy_has_the_digits_that_its_error_leaves() -> None:
+    cells = [
+        Cell("bits", None, value, "measured only", n=176, shares={f"{value}": (error,)})
+        for value, error in ((0.0, 0.004), (1 / 44, 0.0112))
+    ]
+    table = with_cells(example_table(), "bits", *cells)
+    columns = [
+        dataclasses.replace(c, unit="accuracy", proportion=c.key == "bits") for c in table.columns
+    ]
+    table = dataclasses.replace(table, rows=table.rows[:2], columns=tuple(columns))
+    layout = lay_out(table)
+    found = [line.entries[-1].ours_text for block in layout.main.blocks for line in block.lines]
+    assert found == ["0.000 ± 0.004", "0.023 ± 0.011"]
+    assert layout.main.heads[-1].ours == "ours, n=176"
+
+
 def test_digits() -> None:
     assert printed_decimals([16.0, 27.5, "OOM", None]) == 1
     assert printed_decimals(PAPER["wiki2"]["OPT-66B"]) == 2

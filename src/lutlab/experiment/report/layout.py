@@ -213,7 +213,7 @@ def _head(table: ResultTable, column: Column) -> Head:
     ours = f"ours: {column.measured_on}" if column.measured_on else "ours"
     counts = {cell.n for row in table.rows if (cell := row.cells[column.key]).n is not None}
     if column.proportion and counts:
-        ours += f", n = {' to '.join(map(str, sorted({min(counts), max(counts)})))}"
+        ours += f", n={' to '.join(map(str, sorted({min(counts), max(counts)})))}"
     whose = "" if not column.published else "cited" if column.cited else "paper"
     return Head(column.key, column.title, unit, column.protocol, whose, ours, column.proportion)
 
