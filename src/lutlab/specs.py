@@ -270,8 +270,8 @@ class Subject:
 class Measurement:
     """Values by metric name (unit in the name), the count they rest on, all samples, and facts worth keeping.
 
-    `errors` has the standard errors of the values that have one, in their units; a record keeps them as the fact
-    `standard_error`. The fact `kernel`, where layers are multiplied by kernels, is a list of their names.
+    The fact `kernel`, where layers are multiplied by kernels, is a list of their names. errors: standard error of each
+    value that has one, in its unit; a record has them as the fact `standard_error`.
     """
 
     values: Mapping[str, float]

@@ -27,7 +27,12 @@ _PROPORTIONS = {
     ("zero_shot", "accuracy_norm"),
     ("lambada", "lambada_accuracy"),
     ("glue", "accuracy"),
+    ("lm_eval", "acc"),
+    ("lm_eval", "acc_norm"),
 }
+
+# Of these the samples tell what is right: positive margins, or ones.
+_JUDGED = {("zero_shot", "accuracy"), ("glue", "accuracy"), ("lm_eval", "acc")}
 
 
 def error_of(record: Record, metric: str) -> float | None:
@@ -42,12 +47,11 @@ def shares_of(record: Record, metric: str) -> Shares:
     influences = _influences(record, evaluator, metric)
     if influences is not None and len(influences) > 1:
         return {_source(record): deviations(influences)}
-    if (evaluator, metric) in _PROPORTIONS:
+    error = record.facts.get("standard_error", {}).get(metric)
+    if not error and (evaluator, metric) in _PROPORTIONS:
         error = proportion_error(record.values[metric], record.n)
-    elif influences:
+    elif not error and influences:
         error = math.inf
-    else:
-        error = record.facts.get("standard_error", {}).get(metric)
     return {f"{record.cell_id} {metric}": (error,)} if error else {}
 
 
@@ -60,7 +64,7 @@ def _influences(record: Record, evaluator: str | None, metric: str) -> Sequence[
         return [value * nll / record.facts["seqlen"] for nll in samples]
     if (evaluator, metric) == ("lambada", "lambada_perplexity"):
         return [-value * likelihood for likelihood in samples]
-    if (evaluator, metric) in {("zero_shot", "accuracy"), ("glue", "accuracy")}:
+    if (evaluator, metric) in _JUDGED:
         right = [float(margin > 0) for margin in samples]
         # a tie that counted as right cannot be told from the margin, and of 0 and 1 the spread cannot be seen
         if value not in (0, 1) and math.isclose(sum(right) / len(right), value):
@@ -73,4 +77,7 @@ def _source(record: Record) -> str:
     facts = record.facts
     text = facts.get("token_sha256") or facts.get("text_sha256") or record.cell_id
     evaluator = record.evaluation["evaluator"]
-    return f"{evaluator} {text} {facts.get('seqlen')} {len(record.samples)}"
+    left_out = [facts[name] for name in ("unfit", "not_finite") if facts.get(name)]
+    return (
+        f"{evaluator} {text} {facts.get('seqlen')} {len(record.samples)} {left_out or ''}".rstrip()
+    )
