@@ -17,7 +17,6 @@ from lutlab.experiment.artifact.catalog import artifacts
 from lutlab.experiment.plan import additions
 from lutlab.experiment.plan.schema import register_configs
 
-
 # Hydra's launchers that an extra of lutlab brings.
 _LAUNCHERS = {
     "hydra/launcher/ray": "ray",

@@ -1,0 +1,72 @@
+"""The documentation builds strictly and offline, and a reader finds in it what lutlab has."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.conftest import ROOT
+
+import lutlab
+from lutlab.experiment.artifact.catalog import artifact_groups
+
+# What a browser would load: tags that bring something with them, and styles.
+LOADS = re.compile(
+    r"""<(?:link|script|img|iframe|source|use|object)\b[^>]*?(?:src|href|data)=["']?(?:https?:)?//[^\s"'>]*"""
+    r"""|url\(["']?(?:https?:)?//[^)]*|@import[^;]*"""
+)
+# For which the theme would load a library from elsewhere.
+NEEDS_A_LIBRARY = re.compile(r'class="[^"]*\b(mermaid|glightbox|pyodide)\b')
+
+
+@pytest.fixture(scope="module")
+def site() -> Path:
+    """`make docs`; a link, a cross-reference or a snippet that leads nowhere is an error."""
+    for command in (["lutlab.experiment.run.gallery"], ["zensical", "build", "--strict"]):
+        done = subprocess.run(
+            [sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    return ROOT / "site"
+
+
+def test_a_page_loads_nothing_from_elsewhere(site: Path) -> None:
+    pages = [*site.rglob("*.html"), *site.rglob("*.css")]
+    assert len(pages) > 60
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        assert LOADS.findall(text) == [], page
+        assert NEEDS_A_LIBRARY.findall(text) == [], page
+        assert "--8<--" not in text, page
+
+
+def test_what_is_public_is_in_the_reference(site: Path) -> None:
+    pages = "".join(page.read_text(encoding="utf-8") for page in site.glob("reference/*.html"))
+    public = [f"{lutlab._HOME[name]}.{name}" for name in lutlab.__all__]
+    assert [name for name in public if f'id="{name}"' not in pages] == []
+
+
+def test_the_gallery_has_every_artifact_and_every_published_page(site: Path) -> None:
+    index = (site / "artifacts" / "index.html").read_text(encoding="utf-8")
+    for name in artifact_groups()["all"]:
+        assert f"+exp={name.removeprefix('lut-gemm-v3/')}</code>" in index
+    published = (ROOT / "results" / "published").glob("*/*/*/table.md")
+    pages = [path.relative_to(ROOT / "results" / "published").parent for path in published]
+    assert pages
+    for page in pages:
+        assert f'href="{page.as_posix()}.html"' in index
+        assert (site / "artifacts" / f"{page.as_posix()}.html").is_file()
+
+
+def test_the_search_would_find_what_is_loaded() -> None:
+    for text in (
+        '<script async src="https://unpkg.com/x.js">',
+        "<link rel=stylesheet href=//fonts.example/css>",
+        "@import 'a.css';",
+        "background: url('https://example.org/a.png')",
+    ):
+        assert LOADS.search(text), text
+    assert not LOADS.search('<a href="https://example.org">')
