@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import os
 import re
 import subprocess
 import sys
@@ -41,6 +43,23 @@ def test_a_page_loads_nothing_from_elsewhere(site: Path) -> None:
         assert LOADS.findall(text) == [], page
         assert NEEDS_A_LIBRARY.findall(text) == [], page
         assert "--8<--" not in text, page
+
+
+def test_links_lead_somewhere(site: Path) -> None:
+    """Strict mode looks at the pages' own links; not at those of what a page shows from a README."""
+    anchors = {
+        page: {*re.findall(r'\b(?:id|name)="?([^"\s>]+)', page.read_text(encoding="utf-8")), ""}
+        for page in site.rglob("*.html")
+    }
+    for page in anchors.keys() - {site / "404.html"}:  # served at any depth
+        for link in re.findall(r'<a [^>]*?href="([^"]*)"', page.read_text(encoding="utf-8")):
+            if re.match(r"[a-z]+:", link):
+                continue
+            path, _, anchor = html.unescape(link).partition("#")
+            target = Path(os.path.normpath(page.parent / path)) if path else page
+            target = target / "index.html" if target.is_dir() else target
+            assert target.is_file(), f"{page}: {link}"
+            assert target not in anchors or anchor in anchors[target], f"{page}: {link}"
 
 
 def test_what_is_public_is_in_the_reference(site: Path) -> None:
