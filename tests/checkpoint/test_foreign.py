@@ -21,6 +21,7 @@ from tests.tiny_models import byte_tokenizer, one_thread  # noqa: F401
 import lutlab
 from lutlab.checkpoint.foreign import layout_of
 from lutlab.checkpoint.gptq import export_gptq
+from lutlab.checkpoint.stored import row_width
 from lutlab.checkpoint.transformers import quantized_layers
 from lutlab.checkpoint.uniform import write
 from lutlab.errors import LutlabError
@@ -277,6 +278,52 @@ def test_folders_that_say_too_little(tmp_path):
     save_file(weights, tmp_path / "out" / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(LutlabError, match=r"lacks model\.layers\.1\.mlp\.up_proj\.qzeros"):
         lutlab.load(tmp_path / "out")
+
+
+def test_a_stored_model_is_a_row(command, tmp_path):
+    """A foreign folder and our own, under the q and g that they hold; nothing is quantized again."""
+    ours = quantized(q=4, g=32)
+    export_gptq(ours, tmp_path / "gptq", byte_tokenizer())
+    lutlab.save(ours, tmp_path / "own", byte_tokenizer())
+    row = (
+        "model=folder", f"model.id={tmp_path / 'gptq'},{tmp_path / 'own'}", "method=stored", "q=2", "logger=none",
+        "data.limit=1", "evaluate=[ppl:docstrings,model_size,weight_error]",
+    )  # fmt: skip
+    done = command(*row)
+    assert done.code == 0, done.err
+    assert "does not hold the weights in full precision" in " ".join(done.out.split())
+    runs = [(r["run"]["model"]["name"], r["run"]["q"], r["run"]["g"]) for r in records(command)]
+    assert sorted(runs) == [("gptq", 4, 32)] * 2 + [("own", 4, 32)] * 2
+    found = {name for r in records(command) for name in r["values"].items()}
+    assert dict(found)["bits_per_weight"] == pytest.approx(4.625)
+    assert len(found) == len(dict(found)), "the two folders measure the same"
+    methods = {r["facts"]["stored_as"]["quant_method"] for r in records(command)}
+    assert methods == {"gptq", "lutlab"}
+    refused = command(*row, "stream=true")
+    assert refused.code == 2
+    assert "drop stream=true" in refused.err
+
+
+def records(command):
+    return command.records().values()
+
+
+def test_a_row_is_called_by_the_mean_width(tmp_path):
+    """Of config.json and headers alone, the same as lutlab saved it and as compressed-tensors has it."""
+    ours = lutlab.quantize(plain(), "rtn", 4, 32, layers={"*.0.mlp.up_proj": (2, 16)})
+    lutlab.save(ours, tmp_path / "own")
+    lutlab.export_compressed_tensors(ours, tmp_path / "theirs")
+    weights = [one.out_features * one.in_features for one in quantized_layers(ours).values()]
+    mean = round(4 - 2 * 64 * 96 / sum(weights), 3)  # up_proj's are 2 bits narrower
+    for name in ("own", "theirs"):
+        assert row_width(ModelSpec(name, "folder", str(tmp_path / name))) == (mean, 32)
+    groups = lutlab.quantize(plain(), "mixed_2_4_16", 2.5, 16, calibration=token_ids())
+    lutlab.save(groups, tmp_path / "groups")
+    q, g = row_width(ModelSpec("groups", "folder", str(tmp_path / "groups")))
+    assert (q, g) == (
+        pytest.approx(2.5, abs=0.05),
+        16,
+    )  # of 6 groups a quarter has 4 bits, in whole groups
 
 
 # ---- GPTQModel, in its own environment ----
