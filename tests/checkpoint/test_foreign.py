@@ -107,7 +107,7 @@ def test_awq(q, rows, columns, g, seed):
 @settings(max_examples=20, deadline=None)
 @given(
     q=st.integers(2, 8),
-    g=st.sampled_from([32, None]),
+    strategy=st.sampled_from(["group", "channel", "tensor"]),
     columns=st.sampled_from([32, 96]),
     symmetric=st.booleans(),
     dtype=st.sampled_from([torch.float16, torch.bfloat16, torch.float32]),
@@ -115,12 +115,14 @@ def test_awq(q, rows, columns, g, seed):
     seed=st.integers(0, 2**31),
 )
 def test_compressed_tensors_as_the_library_decompresses_them(
-    q, g, columns, symmetric, dtype, format, seed
+    q, strategy, columns, symmetric, dtype, format, seed
 ):
-    rows = 24
-    *_, scales, _, weight = drawn(q, rows, columns, g or -1, seed, dtype=dtype)
+    rows, g = 24, 32 if strategy == "group" else -1
+    *_, scales, _, weight = drawn(q, rows, columns, g, seed, dtype=dtype)
+    if strategy == "tensor":
+        scales, symmetric = scales[:1, 0], True
     args = {"num_bits": q, "type": "int", "symmetric": symmetric, "dynamic": False}
-    args |= {"strategy": "group", "group_size": g} if g else {"strategy": "channel"}
+    args |= {"strategy": strategy} | ({"group_size": g} if strategy == "group" else {})
     scheme = QuantizationScheme(targets=["Linear"], weights=args, format=format)
     state = {"weight": weight, "weight_scale": scales}
     if not symmetric:
