@@ -1,4 +1,4 @@
-"""All that was measured, on one page: a file that opens in any browser and asks no network for anything.
+"""Everything measured, on one page: a file that opens in any browser and asks no network for anything.
 
     lutlab.results, claims ──────┐
     .wandb files of runs ────────┴▶ PageData ─▶ page/{page.html, *.css, *.js}, plotly.js ─▶ one HTML file
@@ -9,7 +9,7 @@ plotly, since it is one bundle that a package of its own carries, and a click on
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from lutlab import registry
 from lutlab.atomic import write_atomically
+from lutlab.data.protocols import PROTOCOLS
 from lutlab.errors import LutlabError
 from lutlab.experiment.records import frame
-from lutlab.experiment.report.style import MARKERS, SERIES
+from lutlab.experiment.report.style import SERIES
 
 if TYPE_CHECKING:
     import pandas
@@ -49,7 +50,59 @@ class PageData:
 def of_records(*folders: str | Path) -> PageData:
     """All cells and claims of results folders or published ones; arguments and errors are those of `lutlab.results`."""
     cells, claims = frame.results(*folders), frame.claims(*folders)
-    return PageData(_rows(cells), _rows(claims), ", ".join(map(str, folders)))
+    return of_frames(cells, claims, ", ".join(map(str, folders or ["results"])))
+
+
+def of_frames(cells: pandas.DataFrame, claims: pandas.DataFrame, source: str) -> PageData:
+    """Some rows of `lutlab.results` and of `frame.claims`, as a reader has chosen them."""
+    return PageData(_rows(cells), _rows(claims), source)
+
+
+def of_tracked(folder: str | Path) -> PageData:
+    """The rows of the Weights & Biases runs in a folder; notes, citations and claims are not in them.
+
+    Raises:
+        LutlabError: no run of a row in the folder, or one that cannot be read.
+    """
+    from lutlab.experiment.records import wandb_files
+
+    cells = [cell for run in wandb_files.read(folder) for cell in _cells_of(run)]
+    if not cells:
+        raise LutlabError(
+            f"no row of a table among the Weights & Biases runs in {folder}: name a folder of offline runs, as "
+            "results/wandb, which a run with logger=offline or mode=track fills"
+        )
+    return PageData(cells, (), str(folder))
+
+
+def _cells_of(run: Mapping[str, Row]) -> Iterator[dict[str, Any]]:
+    """The cells of a tracked row: its summary's `topics/ppl/wiki2/published` is a field of the cell in column wiki2."""
+    config, summary = run["config"], run["summary"]
+    if config.get("kind") != "row":
+        return
+    shared = {key: value for key, value in config.items() if key not in ("kind", "scale")}
+    shared["artifact"] = str(config.get("artifact", "")).rpartition("/")[2]
+    if "scale" in config:
+        shared["stand_in"] = config["scale"] != "paper"
+    bits = {key.rpartition("/")[2]: value for key, value in summary.items() if key.count("/") == 1}
+    if "bits_per_weight" in bits:
+        shared["stored_bits"] = bits["bits_per_weight"]
+    found: dict[tuple[str, ...], dict[str, Any]] = {}
+    for key, value in summary.items():
+        place, *names = key.split("/")
+        if len(names) == 3:
+            metric, column, name = names
+            own = shared | _text_of(place) | {"column": column, "metric": metric}
+            found.setdefault((place, metric, column), own)[name] = value
+    yield from found.values()
+
+
+def _text_of(place: str) -> dict[str, str]:
+    """`topics-first64` -> the text that was read; of an evaluator without a text there is none."""
+    protocol, _, limit = place.partition("-first")
+    if protocol not in PROTOCOLS:
+        return {}
+    return {"text": protocol, "measured_on": f"{protocol}, first {limit}" if limit else protocol}
 
 
 def write(data: PageData, path: Path) -> Path:
@@ -77,9 +130,8 @@ def render(data: PageData) -> str:
     shown = {
         "cells": _by_column(data.cells),
         "claims": list(data.claims),
-        "kinds": _kinds(),
+        "metrics": _metrics(),
         "colours": SERIES,
-        "markers": len(MARKERS),
     }
     template = jinja2.Environment(undefined=jinja2.StrictUndefined).from_string(_part("page.html"))
     return template.render(
@@ -126,11 +178,15 @@ def _by_column(rows: Sequence[Row]) -> dict[str, Any]:
     return {"count": len(rows), "columns": columns}
 
 
-def _kinds() -> dict[str, str]:
-    """Metric -> quality, size or speed, by the evaluator that declares it."""
-    kinds = {}
-    for evaluator in registry.classes("evaluator").values():
-        kind = "speed" if evaluator.of_this_machine else "quality"
-        kinds |= {metric.name: kind for metric in evaluator.metrics}
-    sizes = registry.lookup("evaluator", SIZES).metrics
-    return kinds | {metric.name: "size" for metric in sizes}
+def _metrics() -> dict[str, Row]:
+    """Metric -> its kind (quality, size or speed) by the evaluator that declares it, and which numbers are better."""
+    found: dict[str, Row] = {}
+    classes = registry.classes("evaluator")
+    for name in sorted(classes, key=lambda name: name == SIZES):
+        kind = "speed" if classes[name].of_this_machine else "quality"
+        for metric in classes[name].metrics:
+            found[metric.name] = {
+                "kind": "size" if name == SIZES else kind,
+                "lower_is_better": metric.lower_is_better,
+            }
+    return found

@@ -231,9 +231,7 @@ def _declared(evaluator: str, metric: str) -> dict[str, Any]:
     return {"unit": declared.unit, "lower_is_better": declared.lower_is_better} if declared else {}
 
 
-def _of_record(
-    record: Record | None, samples: bool, bits: Mapping[str, float]
-) -> dict[str, Any]:
+def _of_record(record: Record | None, samples: bool, bits: Mapping[str, float]) -> dict[str, Any]:
     if record is None:
         return {}
     known = record.provenance

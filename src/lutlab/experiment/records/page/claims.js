@@ -43,7 +43,7 @@ function scoreOf(claims) {
 
 function tableClaims(name, claims) {
   const { paper, artifact, variant, machine = "" } = claims[0];
-  return element("details", { class: "of-table", open: claims.some((claim) => stateOf(claim) === "fail") },
+  return element("details", { class: "of-table" },
     element("summary", {}, name, scoreOf(claims)),
     element("button", { type: "button", onclick: () => { setFilters({ paper, artifact, variant, machine }); showTab("runs"); } },
       "Show its rows"),

@@ -61,7 +61,7 @@ function kindOf(cell) {
   if (cell.measured === undefined) return "paper";
   if (String(cell.model ?? "").startsWith("synthetic")) return "synthetic weights";
   const otherText = cell.paper_text && cell.text && cell.paper_text !== cell.text;
-  return cell.stand_in || otherText ? "stand-in" : "measured";
+  return cell.stand_in || otherText || cell.verdict === "stand-in" ? "stand-in" : "measured";
 }
 
 // ---- numbers and elements ----
@@ -94,7 +94,7 @@ const byId = (id) => document.getElementById(id);
 const compare = (a, b) => (typeof a === "number" && typeof b === "number" ? a - b
   : String(a).localeCompare(String(b), undefined, { numeric: true }));
 const badge = (kind) => (kind === "measured" ? "" : element("span", { class: `badge ${kind.replace(" ", "-")}` },
-  kind === "paper" ? "not measured" : kind));
+  { paper: "not measured", "synthetic weights": "synthetic" }[kind] ?? kind));
 const option = (value, text, chosen) => element("option", { value, selected: value === chosen }, text);
 
 function choice(label, values, chosen, onchange) {

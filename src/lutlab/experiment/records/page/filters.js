@@ -12,21 +12,23 @@ function passes(run, cell, without) {
   return FILTERS.every((name) => !filters[name] || name === without || valuesOf(name, run, cell).includes(filters[name]));
 }
 
-function found(run) {
-  return filters.words.toLowerCase().split(/\s+/).every((word) => run.words.includes(word));
+// Runs that have every word that is searched for.
+function search() {
+  const words = filters.words.toLowerCase().split(/\s+/).filter(Boolean);
+  return words.length ? runs.filter((run) => words.every((word) => run.words.includes(word))) : runs;
 }
 
-// [{run, cells}] of all that passes
-function select() {
-  return runs.filter(found)
+// [{run, cells}] of the runs, and of their cells, that pass
+function select(some) {
+  return some
     .map((run) => ({ run, cells: run.cells.filter((cell) => passes(run, cell)) }))
     .filter((one) => one.cells.length);
 }
 
 // The values that a filter can have under the other ones, with the number of runs that have them.
-function offered(name) {
+function offered(name, some) {
   const counts = new Map();
-  for (const run of runs.filter(found)) {
+  for (const run of some) {
     const mine = new Set();
     for (const cell of run.cells) {
       if (passes(run, cell, name)) valuesOf(name, run, cell).filter(Boolean).forEach((value) => mine.add(value));
@@ -40,17 +42,17 @@ function offered(name) {
 function drawFilters() {
   const words = element("input", { type: "search", id: "words", placeholder: "words of a row",
     value: filters.words, oninput: (event) => setFilter("words", event.target.value) });
-  const lists = FILTERS.map((name) => element("label", {}, element("span", {}, name),
+  const lists = FILTERS.map((name) => element("label", { class: `of-${name}` }, element("span", {}, name),
     element("select", { id: `filter-${name}`, onchange: (event) => setFilter(name, event.target.value) })));
   const reset = element("button", { type: "button", id: "reset", onclick: () => setFilters({}) }, "Reset");
   byId("filters").append(element("label", {}, element("span", {}, "search"), words), ...lists, reset);
   byId("filters").addEventListener("submit", (event) => event.preventDefault());
 }
 
-function fillFilters() {
+function fillFilters(some) {
   for (const name of FILTERS) {
     const list = byId(`filter-${name}`);
-    const values = offered(name).map(([value, count]) => option(value, `${value} (${count})`, filters[name]));
+    const values = offered(name, some).map(([value, count]) => option(value, `${value} (${count})`, filters[name]));
     list.replaceChildren(option("", "all", filters[name]), ...values);
     list.classList.toggle("set", filters[name] !== "");
   }

@@ -35,8 +35,9 @@ function showTab(name) {
 }
 
 function refresh() {
-  fillFilters();
-  const shown = select();
+  const some = search();
+  fillFilters(some);
+  const shown = select(some);
   const measured = new Set(shown.flatMap((one) => one.cells).filter((cell) => cell.measured !== undefined)
     .map((cell) => cell.cell_id));
   byId("summary").textContent = `${shown.length} of ${runs.length} rows · ${measured.size} records · `

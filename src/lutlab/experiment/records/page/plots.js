@@ -3,10 +3,11 @@
 const SYMBOLS = { measured: "circle", "stand-in": "diamond", "synthetic weights": "square", paper: "circle-open" };
 const BY = ["method", "model", "table", "g", "q", "kernel", "machine"];
 const X = { "stored bits a weight": "stored_bits", q: "q", g: "g", model: "model", method: "method", kernel: "kernel" };
+const COLOURS = [...page.colours, "#5f8a1f", "#9c5a3c", "#0fa3b1", "#e0569b", "#7a828e", "#5b4fd6"];
 const NEAR = 8; // pixels within which points count as under one click
 
 const plots = {
-  quality: { kind: "quality", x: "stored_bits", y: "", by: "method", text: "", model: "", front: true, paper: true },
+  quality: { kind: "quality", x: "stored_bits", y: "", by: "method", text: undefined, model: "", front: true, paper: true },
   speed: { kind: "speed", x: "stored_bits", y: "", by: "kernel", text: "", model: "", front: true, paper: true },
 };
 
@@ -26,10 +27,10 @@ function paperX(cell, x) {
 function pointsOf(plot, shown) {
   const points = [];
   for (const cell of shown.flatMap((one) => one.cells)) {
-    if (metricOf(cell) !== plot.y || (plot.text && ![readText(cell), cell.paper_text].includes(plot.text))) continue;
+    if (metricOf(cell) !== plot.y || (plot.text && !textsOf(cell).includes(plot.text))) continue;
     const by = String(plain(cell, plot.by) ?? "none");
     const mine = { cell, by, paper: false, x: plain(cell, plot.x), y: cell.measured, model: cell.model };
-    if (!plot.text || readText(cell) === plot.text) points.push({ ...mine, kind: kindOf(cell) });
+    points.push({ ...mine, kind: kindOf(cell) });
     const theirs = { ...mine, paper: true, x: paperX(cell, plot.x), y: cell.published, model: paperModel(cell), kind: "paper" };
     if (plot.paper) points.push(theirs);
   }
@@ -37,13 +38,16 @@ function pointsOf(plot, shown) {
   return { drawn: chosen.filter((point) => point.x !== undefined), without: chosen.filter((point) => point.x === undefined) };
 }
 
+// A cell is found by the text that was read, and by the one that the paper's number is of.
+const textsOf = (cell) => [readText(cell) && `on ${readText(cell)}`, cell.paper_text && `for ${cell.paper_text}`].filter(Boolean);
 const metricOf = (cell) => `${cell.metric}${cell.unit ? `, ${cell.unit}` : ""}`;
 
 // Points that no other one beats: fewer bits and a better number. For each model, text and side.
 function frontsOf(points) {
   const key = ({ cell, paper, model }) => JSON.stringify([paper, model, paper ? cell.paper_text : readText(cell)]);
   return [...grouped(points, key).values()].map((some) => {
-    const better = some[0].cell.lower_is_better ? (a, b) => a < b : (a, b) => a > b;
+    const { metric, lower_is_better: lower = page.metrics[metric]?.lower_is_better } = some[0].cell;
+    const better = lower ? (a, b) => a < b : (a, b) => a > b;
     const sorted = [...some].sort((a, b) => a.x - b.x || (better(a.y, b.y) ? -1 : 1));
     const best = [];
     for (const point of sorted) if (!best.length || better(point.y, best.at(-1).y)) best.push(point);
@@ -55,11 +59,11 @@ function frontsOf(points) {
 
 function drawPlot(name, shown) {
   const plot = plots[name];
-  const counts = countsOf(shown, (cell) => page.kinds[cell.metric] === plot.kind || (
-    plot.kind === "quality" && page.kinds[cell.metric] === undefined), metricOf);
+  const counts = countsOf(shown, (cell) => (page.metrics[cell.metric]?.kind ?? "quality") === plot.kind,
+    (cell) => [metricOf(cell)]);
   if (!counts.some(([y]) => y === plot.y)) plot.y = counts[0]?.[0] ?? "";
-  const texts = countsOf(shown, (cell) => metricOf(cell) === plot.y, readText, (cell) => cell.paper_text);
-  if (plot.text && !texts.some(([text]) => text === plot.text)) plot.text = "";
+  const texts = countsOf(shown, (cell) => metricOf(cell) === plot.y, textsOf);
+  if (plot.text !== "" && !texts.some(([text]) => text === plot.text)) plot.text = texts.find(([text]) => text.startsWith("on "))?.[0] ?? "";
   const models = [...new Set(pointsOf({ ...plot, model: "" }, shown).drawn.map((point) => point.model).filter(Boolean))].sort(compare);
   if (!models.includes(plot.model)) plot.model = "";
   const { drawn, without } = pointsOf(plot, shown);
@@ -78,12 +82,12 @@ function drawPlot(name, shown) {
   area.on("plotly_click", (event) => answer(area, event.points[0]));
 }
 
-// [[value, number of cells]] of the cells that fit, the most frequent first
-function countsOf(shown, fits, ...keys) {
+// [[key, number of cells]] of the cells that fit, the most frequent first
+function countsOf(shown, fits, keysOf) {
   const counts = new Map();
   for (const cell of shown.flatMap((one) => one.cells)) {
     if (!fits(cell) || (cell.measured === undefined && cell.published === undefined)) continue;
-    for (const key of new Set(keys.map((of) => of(cell)))) if (key) counts.set(key, (counts.get(key) ?? 0) + 1);
+    for (const key of keysOf(cell)) counts.set(key, (counts.get(key) ?? 0) + 1);
   }
   return [...counts].sort(([, a], [, b]) => b - a);
 }
@@ -112,7 +116,7 @@ function tracesOf(plot, points) {
   const series = [...grouped(points, (point) => JSON.stringify([point.by, point.kind]))].sort();
   const marks = series.map(([key, some]) => {
     const [by, kind] = JSON.parse(key);
-    const colour = page.colours[values.indexOf(by) % page.colours.length];
+    const colour = COLOURS[values.indexOf(by) % COLOURS.length];
     return { type: "scatter", mode: "markers", name: kind === "measured" ? by : `${by}, ${kind}`, legendgroup: by,
       x: some.map(at), y: some.map((point) => point.y), customdata: some, text: some.map(hoverOf),
       hovertemplate: "%{text}<extra></extra>",
@@ -138,16 +142,21 @@ function layoutOf(plot, points) {
   const xName = Object.entries(X).find(([, name]) => name === plot.x)[0];
   return {
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: ink("ink"), family: "inherit", size: 12 },
-    margin: { l: 60, r: 10, t: 10, b: 50 }, hovermode: "closest", hoverdistance: NEAR, uirevision: `${plot.x} ${plot.y}`,
+    margin: { l: 60, r: 10, t: 34, b: 60 }, modebar: { bgcolor: "rgba(0,0,0,0)", color: ink("muted"), activecolor: ink("accent") }, hovermode: "closest", hoverdistance: NEAR, uirevision: `${plot.x} ${plot.y}`,
     hoverlabel: { bgcolor: ink("panel"), bordercolor: ink("line"), font: { color: ink("ink") }, align: "left" },
     legend: { font: { size: 11 }, groupclick: "toggleitem", tracegroupgap: 2 }, showlegend: true,
-    xaxis: { ...axis, title: { text: xName }, ...(places ? { tickvals: places.map((_, i) => i), ticktext: places } : {}) },
-    yaxis: { ...axis, title: { text: plot.y }, type: logarithmic ? "log" : "linear", ...(logarithmic ? { dtick: sparse(sizes) } : {}) },
+    xaxis: { ...axis, title: { text: xName, standoff: 10 }, ...(places ? { tickvals: places.map((_, i) => i), ticktext: places } : {}) },
+    yaxis: { ...axis, title: { text: plot.y }, type: logarithmic ? "log" : "linear", ...(logarithmic ? ticksOf(sizes) : {}) },
   };
 }
 
 // Labels at 1, 2, 5 of each power of ten; over three powers at each power only.
-const sparse = (sizes) => (Math.max(...sizes) / Math.min(...sizes) > 1000 ? 1 : "D2");
+function ticksOf(sizes) {
+  const [low, high] = [Math.min(...sizes), Math.max(...sizes)];
+  const powers = Array.from({ length: 40 }, (_, i) => i - 20);
+  const values = powers.flatMap((power) => (high / low > 1000 ? [1] : [1, 2, 5]).map((digit) => digit * 10 ** power));
+  return { tickvals: values, ticktext: values.map((value) => String(Number(value.toPrecision(1)))) };
+}
 
 // ---- a click ----
 

@@ -1,8 +1,8 @@
 // The table of runs: what all rows share above it, what differs in columns, then the numbers.
 
-const IDENTITY = ["table", "variant", "row", "model", "method", "q", "g", "options", "machine"];
+const IDENTITY = ["table", "row", "model", "method", "q", "g", "options", "machine"];
 const ROWS_AT_ONCE = 100;
-const table = { sort: "", descending: false, values: 8, drawn: 0, rows: [] };
+const table = { sort: "", descending: false, values: 6, drawn: 0, rows: [] };
 const checked = new Set();
 
 // The number of one column: metric, the text it was measured on, the paper's text.
@@ -20,18 +20,19 @@ function byColumnOf(some) {
   return mine;
 }
 
-// Columns of numbers, the fullest first.
+// Columns of numbers that half of the rows have, the fullest first; what other numbers a row has is listed behind.
 function columnsOf(rows) {
   const counts = new Map();
   for (const row of rows) for (const key of row.byColumn.keys()) counts.set(key, (counts.get(key) ?? 0) + 1);
-  return [...counts].sort(([, a], [, b]) => b - a).map(([key]) => key);
+  return [...counts].filter(([, count]) => 2 * count >= rows.length).sort(([, a], [, b]) => b - a).map(([key]) => key);
 }
 
 function identityOf(run, options) {
   const { shared } = run;
   const more = options.filter((name) => shared[name] !== undefined)
     .map((name) => `${name.replace(/^method\./, "")}=${shared[name]}`).join(" ");
-  return { table: tableOf(shared), variant: shared.variant ?? "", row: shared.row ?? "", model: shared.model ?? "",
+  const variant = shared.variant && shared.variant !== "embedded" ? ` ${shared.variant}` : "";
+  return { table: tableOf(shared) + variant, row: shared.row ?? "", model: shared.model ?? "",
     method: shared.method ?? "", q: shared.q ?? "", g: shared.g ?? "", options: more, machine: shared.machine ?? "" };
 }
 
@@ -62,7 +63,8 @@ function drawRuns(shown) {
   const body = element("tbody", {});
   const head = element("thead", {}, element("tr", {},
     element("th", { scope: "col" }, element("span", { class: "hidden" }, "compare")),
-    heads.map((name) => headOf(name, name, [])), columns.map((key) => numberHead(key))));
+    heads.map((name) => headOf(name, name, [])), columns.map((key) => numberHead(key)),
+    element("th", { scope: "col" }, columns.length ? "other numbers" : "numbers")));
   byId("runs").replaceChildren(toolbar(all.length, same), element("div", { class: "scroll", tabindex: 0,
     role: "region", "aria-label": "Table of runs" }, element("table", { id: "table" },
     element("caption", { class: "hidden" }, "Measured rows; the paper's number stands behind ours"), head, body),
@@ -76,9 +78,9 @@ function drawRuns(shown) {
 function toolbar(count, same) {
   const row = table.rows[0];
   const said = row ? same.filter((name) => row.identity[name] !== "").map((name) => `${name} ${row.identity[name]}`) : [];
-  const sizes = [8, 16, 32, 1000].filter((size, i, list) => i === 0 || list[i - 1] < count);
-  const columns = choice("columns of numbers", sizes.map((size) => [String(size),
-    size >= count ? `all ${count}` : `the ${size} fullest of ${count}`]), String(table.values), (value) => {
+  const sizes = [6, 12, 24, 1000].filter((size, i, list) => i === 0 || list[i - 1] < count);
+  const columns = sizes.length < 2 ? "" : choice("columns", sizes.map((size) => [String(size),
+    size >= count ? `all ${count}` : `${size} of ${count}`]), String(table.values), (value) => {
     table.values = Number(value);
     refresh();
   });
@@ -143,12 +145,15 @@ function lineOf(row, heads, columns) {
   const said = heads.map((name) => {
     const content = name === "model" ? [identity.model, " ", badge(run.shared.kind)] : [identity[name]];
     if (name === "row") content.push(heads.includes("model") ? "" : badge(run.shared.kind));
+    if (name === "table") return element("td", { class: "axis table", title: identity.table }, identity.table);
     return name === "row"
       ? element("th", { scope: "row", title: run.shared.labels ?? "" }, content)
       : element("td", { class: `axis ${name}`, title: name === "options" ? identity.options : undefined }, content);
   });
   return element("tr", {}, element("td", {}, box), said,
-    columns.map((key) => element("td", {}, numberButton(row.byColumn.get(key)))));
+    columns.map((key) => element("td", {}, numberButton(row.byColumn.get(key)))),
+    element("td", { class: "rest" }, [...row.byColumn].filter(([key]) => !columns.includes(key)).map(([, cell]) => (
+      element("span", {}, element("small", {}, `${cell.metric}${readText(cell) && ` on ${readText(cell)}`}`), numberButton(cell))))));
 }
 
 // A number that opens its record: ours filled, the paper's hollow.
