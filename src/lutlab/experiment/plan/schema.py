@@ -113,8 +113,10 @@ class LoggerConfig:
 class DashboardConfig:
     """The page of mode=dashboard.
 
-    `of`: results folders or published ones; none: that of `results`. `tracked`: a folder of offline Weights & Biases
-    runs, instead of records. `output`: the file; null: dashboard.html in `results`.
+    Attributes:
+        of: results folders or published ones; none: that of `results`.
+        tracked: a folder of offline Weights & Biases runs, read instead of records.
+        output: the file; null: dashboard.html in `results`.
     """
 
     of: list[str] = field(default_factory=list)

@@ -31,9 +31,14 @@ function finished(run, index) {
   run.shared = Object.assign({}, run.cells[0], run.cells.find((cell) => cell.method !== undefined));
   run.shared.kind = run.cells.map(kindOf).find((kind) => kind !== "paper") ?? "paper";
   run.labels = labelsOf(run.shared);
-  run.words = run.cells.map((cell) => Object.values(cell).join(" ")).join(" ").toLowerCase();
   for (const cell of run.cells) cell.run = run;
   return run;
+}
+
+// All that a run's cells say, for the search: joined when it is first asked for.
+function wordsOf(run) {
+  run.words ??= run.cells.map(({ run: _, ...said }) => Object.values(said).join(" ")).join(" ").toLowerCase();
+  return run.words;
 }
 
 // "Model=OPT-30B; q=4" -> {Model: "OPT-30B", q: "4"}
@@ -54,6 +59,8 @@ const OF_EVALUATION = /^(evaluator|data\.|evaluator\.)/;
 
 const axesOf = (cell) => Object.entries(cell).filter(([name]) => !OWN.has(name) && !OF_EVALUATION.test(name)).sort();
 const readText = (cell) => cell.measured_on || cell.text || "";
+// The name of a metric without its unit, which stands beside it: a table may print latency_us in ms.
+const metricName = (cell) => (cell.unit ? (cell.metric ?? "").replace(/_(us|ms|mj|w|mb|gb)$/, "") : cell.metric ?? "");
 const tableOf = (cell) => (cell.artifact ? `${cell.paper}/${cell.artifact}` : cell.paper || "no table");
 
 // What a number was measured on: not the paper's model or text, drawn weights, or the real thing.

@@ -15,7 +15,7 @@ function passes(run, cell, without) {
 // Runs that have every word that is searched for.
 function search() {
   const words = filters.words.toLowerCase().split(/\s+/).filter(Boolean);
-  return words.length ? runs.filter((run) => words.every((word) => run.words.includes(word))) : runs;
+  return words.length ? runs.filter((run) => words.every((word) => wordsOf(run).includes(word))) : runs;
 }
 
 // [{run, cells}] of the runs, and of their cells, that pass

@@ -40,7 +40,7 @@ function pointsOf(plot, shown) {
 
 // A cell is found by the text that was read, and by the one that the paper's number is of.
 const textsOf = (cell) => [readText(cell) && `on ${readText(cell)}`, cell.paper_text && `for ${cell.paper_text}`].filter(Boolean);
-const metricOf = (cell) => `${cell.metric}${cell.unit ? `, ${cell.unit}` : ""}`;
+const metricOf = (cell) => `${metricName(cell)}${cell.unit ? `, ${cell.unit}` : ""}`;
 
 // Points that no other one beats: fewer bits and a better number. For each model, text and side.
 function frontsOf(points) {
@@ -68,6 +68,10 @@ function drawPlot(name, shown) {
   if (!models.includes(plot.model)) plot.model = "";
   const { drawn, without } = pointsOf(plot, shown);
   const box = byId(name);
+  if (!counts.length) {
+    box.replaceChildren(element("p", { class: "empty" }, `No number of ${name} under these filters.`));
+    return;
+  }
   if (!box.querySelector(".plot")) {
     box.replaceChildren(element("div", { class: "tools" }), element("div", { class: "plot" }), element("p", { class: "said" }));
   }

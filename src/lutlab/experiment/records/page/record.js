@@ -37,12 +37,12 @@ function drawRecord(cell) {
   const error = cell.error === undefined ? "" : ` ± ${cell.error}`;
   panel.classList.add("open");
   panel.replaceChildren(
-    element("div", { class: "head" }, element("h2", {}, cell.metric ?? cell.title ?? "record",
+    element("div", { class: "head" }, element("h2", {}, metricName(cell) || (cell.title ?? "record"),
       element("small", {}, [cell.unit !== cell.metric && cell.unit, readText(cell) && `on ${readText(cell)}`].filter(Boolean).join(" "))),
     element("button", { type: "button", class: "close", "aria-label": "close the record", onclick: () => leaveRecord() }, "×")),
     element("p", { class: "value" }, badge(kindOf(cell)), " ",
       element("output", { id: "value" }, cell.measured === undefined ? "not measured" : `${cell.measured}${error}`)),
-    ...group("Number", fact("published", cell.published), fact("measured / published", cell.delta === undefined ? "" : percent(cell.delta)),
+    ...group("Number", fact("metric", cell.metric), fact("published", cell.published), fact("measured / published", cell.delta === undefined ? "" : percent(cell.delta)),
       fact("verdict", cell.verdict), fact("note", cell.note), fact("n", cell.n), fact("standard error", cell.error),
       fact("baseline", cell.baseline), fact("to baseline", cell.difference), fact("stored bits", cell.stored_bits),
       fact("on front", cell.on_front ? "yes" : ""), fact("status", cell.status), fact("reason", cell.reason)),
@@ -85,7 +85,7 @@ function listPoints(points) {
   element("ul", { class: "list", id: "points" }, points.map(({ cell, paper, x, y }) => element("li", {},
     element("button", { type: "button", class: paper ? "hollow" : "", "data-cell": addressOf(cell), onclick: () => openRecord(cell) },
       element("b", {}, paper ? `○ ${digits(y, cell.metric)}` : `● ${digits(y, cell.metric)}`),
-      ` at ${digits(x, "", "bits")} · ${nameOf(cell)}`, paper ? element("small", {}, "paper") : badge(kindOf(cell)))))));
+      ` at ${digits(x, "", "bits")} · ${nameOf(cell)}`, " ", paper ? element("small", {}, "paper") : badge(kindOf(cell)))))));
   panel.scrollTop = 0;
 }
 

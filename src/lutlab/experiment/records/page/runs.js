@@ -1,13 +1,14 @@
 // The table of runs: what all rows share above it, what differs in columns, then the numbers.
 
-const IDENTITY = ["table", "row", "model", "method", "q", "g", "options", "machine"];
+const IDENTITY = ["table", "row", "model", "method", "q", "g"];
+const BEHIND = ["options", "machine"];
 const ROWS_AT_ONCE = 100;
 const table = { sort: "", descending: false, values: 6, drawn: 0, rows: [] };
 const checked = new Set();
 
 // The number of one column: metric, the text it was measured on, the paper's text.
 function columnOf(cell) {
-  return JSON.stringify([cell.metric, cell.unit ?? "", readText(cell), cell.paper_text ?? ""]);
+  return JSON.stringify([metricName(cell), cell.unit ?? "", readText(cell), cell.paper_text ?? ""]);
 }
 
 // Column -> cell of a run; a column that the run has twice is told apart by its title.
@@ -20,19 +21,19 @@ function byColumnOf(some) {
   return mine;
 }
 
-// Columns of numbers that half of the rows have, the fullest first; what other numbers a row has is listed behind.
+// Columns of numbers that two thirds of the rows have, the fullest first; what other numbers a row has is listed behind.
 function columnsOf(rows) {
   const counts = new Map();
   for (const row of rows) for (const key of row.byColumn.keys()) counts.set(key, (counts.get(key) ?? 0) + 1);
-  return [...counts].filter(([, count]) => 2 * count >= rows.length).sort(([, a], [, b]) => b - a).map(([key]) => key);
+  return [...counts].filter(([, count]) => 3 * count >= 2 * rows.length).sort(([, a], [, b]) => b - a).map(([key]) => key);
 }
 
 function identityOf(run, options) {
   const { shared } = run;
   const more = options.filter((name) => shared[name] !== undefined)
     .map((name) => `${name.replace(/^method\./, "")}=${shared[name]}`).join(" ");
-  const variant = shared.variant && shared.variant !== "embedded" ? ` ${shared.variant}` : "";
-  return { table: tableOf(shared) + variant, row: shared.row ?? "", model: shared.model ?? "",
+  const variant = (shared.variant ?? "").replace(/^embedded-?/, "");
+  return { table: `${tableOf(shared)} ${variant}`.trim(), row: shared.row ?? "", model: shared.model ?? "",
     method: shared.method ?? "", q: shared.q ?? "", g: shared.g ?? "", options: more, machine: shared.machine ?? "" };
 }
 
@@ -57,22 +58,25 @@ function drawRuns(shown) {
     { run, identity: identityOf(run, options), byColumn: byColumnOf(some) }));
   const all = columnsOf(table.rows);
   const columns = all.slice(0, table.values);
-  const same = IDENTITY.filter((name) => new Set(table.rows.map((row) => row.identity[name])).size <= 1);
+  const same = [...IDENTITY, ...BEHIND].filter((name) => new Set(table.rows.map((row) => row.identity[name])).size <= 1);
   const heads = IDENTITY.filter((name) => name === "row" || !same.includes(name));
+  const behind = BEHIND.filter((name) => !same.includes(name));
+  const draw = () => drawMore(body, heads, columns, behind);
   sortRows();
   const body = element("tbody", {});
   const head = element("thead", {}, element("tr", {},
     element("th", { scope: "col" }, element("span", { class: "hidden" }, "compare")),
     heads.map((name) => headOf(name, name, [])), columns.map((key) => numberHead(key)),
-    element("th", { scope: "col" }, columns.length ? "other numbers" : "numbers")));
+    element("th", { scope: "col" }, columns.length ? "other numbers" : "numbers"),
+    behind.map((name) => headOf(name, name, []))));
   byId("runs").replaceChildren(toolbar(all.length, same), element("div", { class: "scroll", tabindex: 0,
     role: "region", "aria-label": "Table of runs" }, element("table", { id: "table" },
     element("caption", { class: "hidden" }, "Measured rows; the paper's number stands behind ours"), head, body),
-  element("button", { type: "button", id: "more", onclick: () => drawMore(body, heads, columns) }, "")));
+  element("button", { type: "button", id: "more", onclick: draw }, "")));
   table.drawn = 0;
-  table.drawAll = () => { while (table.drawn < table.rows.length) drawMore(body, heads, columns); };
-  drawMore(body, heads, columns);
-  watchEnd(() => drawMore(body, heads, columns));
+  table.drawAll = () => { while (table.drawn < table.rows.length) draw(); };
+  draw();
+  watchEnd(draw);
 }
 
 function toolbar(count, same) {
@@ -111,7 +115,7 @@ function sortRows() {
   if (!table.sort) return;
   const value = (row) => {
     const cell = row.byColumn.get(table.sort);
-    const own = IDENTITY.includes(table.sort) ? row.identity[table.sort] : cell?.measured ?? cell?.published;
+    const own = table.sort in row.identity ? row.identity[table.sort] : cell?.measured ?? cell?.published;
     return own === "" ? undefined : own;
   };
   const sign = table.descending ? -1 : 1;
@@ -122,9 +126,9 @@ function sortRows() {
   });
 }
 
-function drawMore(body, heads, columns) {
+function drawMore(body, heads, columns, behind) {
   const next = table.rows.slice(table.drawn, table.drawn + ROWS_AT_ONCE);
-  body.append(...next.map((row) => lineOf(row, heads, columns)));
+  body.append(...next.map((row) => lineOf(row, heads, columns, behind)));
   table.drawn += next.length;
   const left = table.rows.length - table.drawn;
   byId("more").hidden = !left;
@@ -137,33 +141,33 @@ function watchEnd(onend) {
   table.watcher.observe(byId("more"));
 }
 
-function lineOf(row, heads, columns) {
+function lineOf(row, heads, columns, behind) {
   const { run, identity } = row;
   const label = `${identity.table} ${identity.row || identity.model}`;
   const box = element("input", { type: "checkbox", "aria-label": `compare ${label}`, checked: checked.has(run),
     onchange: (event) => check(run, event.target.checked) });
-  const said = heads.map((name) => {
-    const content = name === "model" ? [identity.model, " ", badge(run.shared.kind)] : [identity[name]];
-    if (name === "row") content.push(heads.includes("model") ? "" : badge(run.shared.kind));
-    if (name === "table") return element("td", { class: "axis table", title: identity.table }, identity.table);
-    return name === "row"
-      ? element("th", { scope: "row", title: run.shared.labels ?? "" }, content)
-      : element("td", { class: `axis ${name}`, title: name === "options" ? identity.options : undefined }, content);
-  });
-  return element("tr", {}, element("td", {}, box), said,
+  const marked = heads.includes("model") ? "model" : "row";
+  const axis = (name) => {
+    const content = [identity[name], name === marked ? element("span", {}, " ", badge(run.shared.kind)) : ""];
+    return name === "row" ? element("th", { scope: "row", title: run.shared.labels ?? "" }, content)
+      : element("td", { class: name, title: identity[name] }, content);
+  };
+  return element("tr", {}, element("td", {}, box), heads.map(axis),
     columns.map((key) => element("td", {}, numberButton(row.byColumn.get(key)))),
     element("td", { class: "rest" }, [...row.byColumn].filter(([key]) => !columns.includes(key)).map(([, cell]) => (
-      element("span", {}, element("small", {}, `${cell.metric}${readText(cell) && ` on ${readText(cell)}`}`), numberButton(cell))))));
+      element("span", {}, element("small", {}, `${metricName(cell)}${readText(cell) && ` on ${readText(cell)}`}`), numberButton(cell))))),
+    behind.map(axis));
 }
 
 // A number that opens its record: ours filled, the paper's hollow.
 function numberButton(cell) {
   if (!cell) return "";
-  const ours = cell.measured === undefined ? "" : element("b", {}, digits(cell.measured, cell.metric, cell.unit));
+  const error = typeof cell.error === "number" ? element("small", {}, ` ± ${digits(cell.error, "", "")}`) : "";
+  const ours = cell.measured === undefined ? "" : element("b", {}, digits(cell.measured, cell.metric, cell.unit), error);
   const theirs = cell.published === undefined ? "" : element("i", {}, digits(cell.published, cell.metric, cell.unit));
   const none = ours || theirs ? "" : element("span", { class: "none" }, cell.verdict ?? "–");
   return element("button", { type: "button", class: `number ${kindOf(cell).replace(" ", "-")} ${verdictClass(cell)}`,
-    "data-cell": addressOf(cell), title: `${cell.title ?? cell.metric}: ${cell.verdict ?? ""}${cell.note ? `, ${cell.note}` : ""}`,
+    "data-cell": addressOf(cell), title: `${cell.title ?? cell.metric}, ${kindOf(cell)}: ${cell.verdict ?? ""}${cell.note ? `, ${cell.note}` : ""}${cell.n ? `, n = ${cell.n}` : ""}`,
     onclick: () => openRecord(cell) }, ours, theirs, none);
 }
 
