@@ -164,7 +164,7 @@ def test_filters_and_search_leave_what_they_say(browser, cells):
     assert len(browser.find_elements("css selector", "#table tbody tr")) == 1
     assert "stand-in" in one(browser, "#table tbody tr").text
     one(browser, "#table th[scope=col] button").click()
-    assert one(browser, "[aria-sort=ascending]").is_displayed()
+    assert one(browser, "[aria-sort=ascending] button") == browser.switch_to.active_element
 
 
 def test_checked_rows_stand_side_by_side_with_their_differences(browser):

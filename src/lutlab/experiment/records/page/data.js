@@ -22,12 +22,11 @@ function gather(all) {
     if (!found.has(key)) found.set(key, { cells: [] });
     found.get(key).cells.push(cell);
   }
-  return [...found.values()].map((run, index) => finished(run, index));
+  return [...found.values()].map(finished);
 }
 
 // What a run's cells share: its place, and the axes that its measured cells have.
-function finished(run, index) {
-  run.index = index;
+function finished(run) {
   run.shared = Object.assign({}, run.cells[0], run.cells.find((cell) => cell.method !== undefined));
   run.shared.kind = run.cells.map(kindOf).find((kind) => kind !== "paper") ?? "paper";
   run.labels = labelsOf(run.shared);
@@ -105,12 +104,12 @@ const badge = (kind) => (kind === "measured" ? "" : element("span", { class: `ba
 const option = (value, text, chosen) => element("option", { value, selected: value === chosen }, text);
 
 function choice(label, values, chosen, onchange) {
-  const list = element("select", { onchange: (event) => onchange(event.target.value) },
+  const list = element("select", { "data-key": `choice ${label}`, onchange: (event) => onchange(event.target.value) },
     values.map(([value, text]) => option(value, text, chosen)));
   return element("label", {}, element("span", {}, label), list);
 }
 
 function tick(label, checked, onchange) {
-  const box = element("input", { type: "checkbox", checked, onchange: (event) => onchange(event.target.checked) });
+  const box = element("input", { type: "checkbox", checked, "data-key": `tick ${label}`, onchange: (event) => onchange(event.target.checked) });
   return element("label", { class: "tick" }, box, label);
 }

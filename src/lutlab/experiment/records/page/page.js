@@ -44,7 +44,9 @@ function refresh() {
     + `${shown.reduce((total, one) => total + one.cells.length, 0)} cells`;
   const draw = { runs: () => drawRuns(shown), compare: drawCompare, quality: () => drawPlot("quality", shown),
     speed: () => drawPlot("speed", shown), claims: drawClaims };
+  const key = document.activeElement.dataset.key; // drawn anew, the control that was used keeps the focus
   draw[view]();
+  if (key) document.querySelector(`main [data-key="${CSS.escape(key)}"]`)?.focus();
 }
 
 drawTabs();

@@ -95,7 +95,7 @@ function toolbar(count, same) {
 
 function headOf(key, text, small, note) {
   const sorted = table.sort === key;
-  const button = element("button", { type: "button", title: note, onclick: () => {
+  const button = element("button", { type: "button", title: note, "data-key": `sort ${key}`, onclick: () => {
     table.descending = sorted && !table.descending;
     table.sort = key;
     refresh();
