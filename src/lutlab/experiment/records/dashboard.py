@@ -80,7 +80,7 @@ def _cells_of(run: Mapping[str, Row]) -> Iterator[dict[str, Any]]:
     config, summary = run["config"], run["summary"]
     if config.get("kind") != "row":
         return
-    shared = {key: value for key, value in config.items() if key not in ("kind", "scale")}
+    shared = {key: value for key, value in config.items() if key not in ("kind", "of", "scale")}
     shared["artifact"] = str(config.get("artifact", "")).rpartition("/")[2]
     if "scale" in config:
         shared["stand_in"] = config["scale"] != "paper"

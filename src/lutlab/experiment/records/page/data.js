@@ -66,7 +66,8 @@ const tableOf = (cell) => (cell.artifact ? `${cell.paper}/${cell.artifact}` : ce
 function kindOf(cell) {
   if (cell.measured === undefined) return "paper";
   if (String(cell.model ?? "").startsWith("synthetic")) return "synthetic weights";
-  const otherText = cell.paper_text && cell.text && cell.paper_text !== cell.text;
+  const asked = (cell.paper_text ?? "").replace(" [inferred]", "");
+  const otherText = asked && cell.text && asked !== cell.text;
   return cell.stand_in || otherText || cell.verdict === "stand-in" ? "stand-in" : "measured";
 }
 

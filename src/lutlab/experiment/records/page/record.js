@@ -46,9 +46,9 @@ function drawRecord(cell) {
       fact("verdict", cell.verdict), fact("note", cell.note), fact("n", cell.n), fact("standard error", cell.error),
       fact("baseline", cell.baseline), fact("to baseline", cell.difference), fact("stored bits", cell.stored_bits),
       fact("on front", cell.on_front ? "yes" : ""), fact("status", cell.status), fact("reason", cell.reason)),
-    ...group("In the paper", fact("citation", cell.citation), fact("place", cell.source), fact("table", tableOf(cell)),
+    ...group(cell.citation ? "In the paper" : "Place", fact("citation", cell.citation), fact("place", cell.source), fact("table", tableOf(cell)),
       fact("variant", cell.variant), fact("row", cell.row), fact("labels", cell.labels), fact("column", cell.title ?? cell.column),
-      fact("paper's text", cell.paper_text)),
+      fact("text asked for", cell.paper_text)),
     ...group("Code", fact("cell id", cell.cell_id), fact("command", cell.command && commandOf(cell.command)),
       fact("commit", cell.commit && cell.commit + (cell.dirty ? " with changes" : "")), fact("versions", cell.versions)),
     ...group("Machine", ...["machine", "cpu", "cores", "threads", "gpu", "measured_at", "seconds", "folder"]

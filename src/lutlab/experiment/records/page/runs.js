@@ -32,7 +32,7 @@ function identityOf(run, options) {
   const { shared } = run;
   const more = options.filter((name) => shared[name] !== undefined)
     .map((name) => `${name.replace(/^method\./, "")}=${shared[name]}`).join(" ");
-  const variant = (shared.variant ?? "").replace(/^embedded-?/, "");
+  const variant = shared.variant === shared.artifact ? "" : (shared.variant ?? "").replace(/^embedded-?/, "");
   return { table: `${tableOf(shared)} ${variant}`.trim(), row: shared.row ?? "", model: shared.model ?? "",
     method: shared.method ?? "", q: shared.q ?? "", g: shared.g ?? "", options: more, machine: shared.machine ?? "" };
 }
@@ -61,13 +61,14 @@ function drawRuns(shown) {
   const same = [...IDENTITY, ...BEHIND].filter((name) => new Set(table.rows.map((row) => row.identity[name])).size <= 1);
   const heads = IDENTITY.filter((name) => name === "row" || !same.includes(name));
   const behind = BEHIND.filter((name) => !same.includes(name));
+  const others = table.rows.some((row) => [...row.byColumn.keys()].some((key) => !columns.includes(key)));
   const draw = () => drawMore(body, heads, columns, behind);
   sortRows();
   const body = element("tbody", {});
   const head = element("thead", {}, element("tr", {},
     element("th", { scope: "col" }, element("span", { class: "hidden" }, "compare")),
     heads.map((name) => headOf(name, name, [])), columns.map((key) => numberHead(key)),
-    element("th", { scope: "col" }, columns.length ? "other numbers" : "numbers"),
+    element("th", { scope: "col" }, !others ? "" : columns.length ? "other numbers" : "numbers"),
     behind.map((name) => headOf(name, name, []))));
   byId("runs").replaceChildren(toolbar(all.length, same), element("div", { class: "scroll", tabindex: 0,
     role: "region", "aria-label": "Table of runs" }, element("table", { id: "table" },
