@@ -194,10 +194,11 @@ def summary(records: Mapping[str, Record | None]) -> dict[str, Any]:
 
 
 def claims(table: ResultTable) -> dict[str, int]:
-    """Number of instances of the paper's claims that hold in our numbers, and of all that are decidable."""
+    """Number of instances of the paper's claims that hold in our numbers, of the decidable ones, and below noise."""
     return {
         "claims.hold": sum(claim.measured[0] for claim in table.claims),
         "claims.decidable": sum(claim.measured[1] for claim in table.claims),
+        "claims.below_noise": sum(len(claim.below_noise) for claim in table.claims),
     }
 
 

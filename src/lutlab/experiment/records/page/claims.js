@@ -38,7 +38,8 @@ function scoreOf(claims) {
       .map(([state, count]) => element("span", { class: state, style: `flex-grow:${count}` }))),
     Object.entries(counts).map(([state, count]) => element("span", { class: state }, `${SIGNS[state]} ${count} ${state}`)),
     element("small", {}, `instances: ours ${counted(sum("hold"), sum("decidable"))}, `
-      + `paper's own ${counted(sum("published_hold"), sum("published_decidable"))}`));
+      + `paper's own ${counted(sum("published_hold"), sum("published_decidable"))}`
+      + (sum("below_noise") ? `, ${sum("below_noise")} below noise` : "")));
 }
 
 function tableClaims(name, claims) {
