@@ -20,11 +20,14 @@ from lutlab.specs import Tuning
 
 
 class Mode(Enum):
-    """run: measure what is missing, then report. plan: say what would run. report: render what is measured."""
+    """run: measure what is missing, then report. plan: say what would run. report: render what is measured. dashboard:
+    draw all that was measured on one page.
+    """
 
     run = "run"
     plan = "plan"
     report = "report"
+    dashboard = "dashboard"
 
 
 @dataclass
@@ -107,6 +110,21 @@ class LoggerConfig:
 
 
 @dataclass
+class DashboardConfig:
+    """The page of mode=dashboard.
+
+    Attributes:
+        of: results folders or published ones; none: that of `results`.
+        tracked: a folder of offline Weights & Biases runs, read instead of records.
+        output: the file; null: dashboard.html in `results`.
+    """
+
+    of: list[str] = field(default_factory=list)
+    tracked: str | None = None
+    output: str | None = None
+
+
+@dataclass
 class Config:
     """Everything a run depends on. `artifact` is set by +exp, `job` by the sweeper (job.py); `threads`: null, torch's.
 
@@ -153,6 +171,7 @@ class Config:
     seed: int = 0
     logger: LoggerConfig = field(default_factory=LoggerConfig)
     results: str = "results"
+    dashboard: DashboardConfig = field(default_factory=DashboardConfig)
     plugins: list[str] = field(default_factory=list)
     experiments: str | None = None
 

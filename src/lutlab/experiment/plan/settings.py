@@ -55,6 +55,15 @@ class CalibrationSettings:
 
 
 @dataclass(frozen=True)
+class DashboardSettings:
+    """As DashboardConfig, with its defaults filled in."""
+
+    of: tuple[Path, ...]
+    tracked: Path | None
+    output: Path
+
+
+@dataclass(frozen=True)
 class Settings:
     """One row as conf/ and the command line ask for it; fields are those of Config, typed and frozen.
 
@@ -101,6 +110,7 @@ class Settings:
     seed: int
     logger: tuple[str, str]
     results: Path
+    dashboard: DashboardSettings
 
 
 _AS_THEY_ARE = (
@@ -147,6 +157,15 @@ def settings_of(config: DictConfig) -> Settings:
         evaluators=_evaluators(_plain(config.evaluator)),
         logger=(config.logger.mode, config.logger.project),
         results=Path(config.results),
+        dashboard=_dashboard(config.dashboard, Path(config.results)),
+    )
+
+
+def _dashboard(config: DictConfig, results: Path) -> DashboardSettings:
+    return DashboardSettings(
+        of=tuple(map(Path, config.of)) or (results,),
+        tracked=Path(config.tracked) if config.tracked else None,
+        output=Path(config.output or results / "dashboard.html"),
     )
 
 

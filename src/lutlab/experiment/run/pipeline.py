@@ -38,6 +38,9 @@ def sweep(arguments: Sequence[str], compose: Compose, launch: Launch) -> None:
     failed = 0
     for request in sweeping.parse(arguments):
         common = compose(request.arguments)
+        if common.mode is Mode.dashboard:
+            _draw(request, common)
+            continue
         if common.mode is Mode.run:
             Store(common.results).check_writable()
         tracker = open_tracker(common.logger[0], common.results / "wandb", common.logger[1])
@@ -54,6 +57,25 @@ def sweep(arguments: Sequence[str], compose: Compose, launch: Launch) -> None:
         failed += _report(request, planned, common, folder, tracker)
     if failed:
         raise RowsFailed(f"{failed} cells failed; the table says why; run again to try them again")
+
+
+def _draw(request: sweeping.Request, common: Settings) -> None:
+    """mode=dashboard: one page of all that was measured, whichever table it stands in."""
+    from lutlab.experiment.records import dashboard
+
+    if request.artifact or request.sweeps or request.of_methods:
+        raise LutlabError(
+            "mode=dashboard draws all that was measured, and its page has filters: leave out +exp and swept values"
+        )
+    asked = common.dashboard
+    data = dashboard.of_tracked(asked.tracked) if asked.tracked else dashboard.of_records(*asked.of)
+    path = dashboard.write(data, asked.output)
+    size = path.stat().st_size / 1e6
+    Console().print(
+        f"{len(data.cells)} cells, {len(data.claims)} claims: {path} ({size:.1f} MB), which any browser opens",
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 def _plan(
