@@ -38,7 +38,7 @@ class TextSpec:
     """
 
     protocol: str
-    source: str  # embedded | folder | hub
+    source: str  # embedded | folder | hub | lm_eval, a task whose rows lm-eval fetches
     root: str | None = None
     limit: int | None = None
 
@@ -270,10 +270,12 @@ class Subject:
 class Measurement:
     """Values by metric name (unit in the name), the count they rest on, all samples, and facts worth keeping.
 
-    The fact `kernel`, where layers are multiplied by kernels, is a list of their names.
+    The fact `kernel`, where layers are multiplied by kernels, is a list of their names. errors: standard error of each
+    value that has one, in its unit; a record has them as the fact `standard_error`.
     """
 
     values: Mapping[str, float]
     n: int
     samples: tuple[float, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)  # token hash, protocol fields, …
+    errors: Mapping[str, float] = field(default_factory=dict)

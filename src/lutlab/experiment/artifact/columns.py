@@ -88,12 +88,12 @@ def free_columns(evaluate: Sequence[str]) -> dict[str, ColumnSpec]:
     """Columns of a sweep without an artifact, from `evaluate=[ppl:wikitext2, weight_error, …]`.
 
     Raises:
-        LutlabError: no such evaluator.
+        LutlabError: no such evaluator, or no such task of lm-eval.
     """
     columns = {}
     for item in evaluate:
         evaluator, _, text = item.partition(":")
-        first = registry.lookup("evaluator", evaluator).metrics[0]
+        first = registry.lookup("evaluator", evaluator).shown(text)
         columns[item.replace(":", "_")] = ColumnSpec(
             title=f"{text} {first.title}".strip(),
             unit=first.unit,

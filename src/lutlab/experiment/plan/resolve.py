@@ -82,7 +82,9 @@ def resolve(settings: Settings, columns: Mapping[str, ColumnSpec]) -> Resolved:
 def _evaluation(column: ColumnSpec, settings: Settings) -> EvalSpec:
     text = None
     if column.text:
-        text = dataclasses.replace(text_of(column.text, settings.data), limit=settings.data.limit)
+        tasks = registry.lookup("evaluator", column.evaluator).reads_tasks
+        text = text_of(column.text, settings.data, tasks=tasks)
+        text = dataclasses.replace(text, limit=settings.data.limit)
     return EvalSpec(column.evaluator, text, settings.evaluators.get(column.evaluator, ()))
 
 

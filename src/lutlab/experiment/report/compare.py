@@ -183,8 +183,9 @@ def _protocol_label(protocol: str | None, limit: int | None = None) -> str:
     """The protocol's name, that we inferred it where no paper or code states it, and how much of it is read."""
     if protocol is None:
         return ""
-    name = protocol if PROTOCOLS[protocol].attested else f"{protocol} [inferred]"
-    unit = "windows" if PROTOCOLS[protocol].kind == "stream" else "examples"
+    rule = PROTOCOLS.get(protocol)  # None: a task of lm-eval
+    name = f"{protocol} [inferred]" if rule and not rule.attested else protocol
+    unit = "windows" if rule and rule.kind == "stream" else "examples"
     return f"{name}, first {limit} {unit}" if limit else name
 
 
