@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from lm_eval.models.huggingface import HFLM
 
 if TYPE_CHECKING:
+    import torch
     from lm_eval.api.instance import Instance
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -65,6 +66,10 @@ class CountingLM(HFLM):
     def facts(self) -> dict[str, list[int]]:
         """Documents by what happened to them, sorted."""
         return {name: sorted(getattr(self, name)) for name in ("cut", "unfit", "not_finite")}
+
+    def _model_call(self, inps: torch.Tensor, **_: Any) -> torch.Tensor:
+        """Logits [B, S, V] of ids [B, S]; HFLM's own call would keep every layer's keys and values."""
+        return self.model(input_ids=inps, use_cache=False).logits
 
     def loglikelihood(
         self, requests: list[Instance], disable_tqdm: bool = True

@@ -63,10 +63,15 @@ def _fetched(definition: tasks.Definition) -> Task:
         Exception
     ) as error:  # of `datasets`, of the hub's client, of the task's own code: one line for the user
         detail = " ".join(str(error).split())[:300] or "no detail"
+        cure = (
+            "connect once, so that the cache has them; with rows of ours, from files too, are "
+            + ", ".join(tasks.DEFINITIONS)
+            if isinstance(error, OSError)  # ConnectionError is one
+            else "they are of another form than the task expects, or it needs a package that is not installed"
+        )
         raise LutlabError(
             f"lm-eval cannot load its task '{definition.name}' with the rows of '{definition.dataset}' "
-            f"({type(error).__name__}: {detail}): connect once, so that the cache has them; with rows of ours, from "
-            f"files too, are {', '.join(tasks.DEFINITIONS)}"
+            f"({type(error).__name__}: {detail}): {cure}"
         ) from error
     return next(iter(loaded.values()))
 

@@ -29,6 +29,7 @@ from lutlab.experiment.artifact.pareto import Point, front
 from lutlab.experiment.artifact.references import cite
 from lutlab.experiment.plan.plan import PlannedCell, PlannedRow
 from lutlab.experiment.report import means
+from lutlab.experiment.store.record import Record
 from lutlab.specs import ModelRun, ProductRun
 
 
@@ -40,7 +41,14 @@ def tabulate(
 ) -> ResultTable:
     """Published beside measured. `artifact` is None for a free sweep, which has only measured columns."""
     columns = tuple(_column(key, spec, rows[0]) for key, spec in rows[0].columns.items())
-    told = {row.key: [cell.evaluation.options_named for cell in row.cells.values()] for row in rows}
+    told = {
+        row.key: [
+            said
+            for cell in row.cells.values()
+            for said in (cell.evaluation.options_named, troubled(cell.record))
+        ]
+        for row in rows
+    }
     if artifact:
         table_rows = [_row(artifact, row, scale) for row in rows]
         return assemble(artifact, columns, table_rows, scale, told, environment)
@@ -74,7 +82,7 @@ def assemble(
         columns: in the artifact's order.
         rows: all of the table or some, not marked as on a front.
         scale: embedded, small or paper.
-        told: row key -> the options of its evaluators, as the command line sets them.
+        told: row key -> the options of its evaluators, as the command line sets them, and examples without a value.
         provenance: where the measured numbers come from.
     """
     curve = _curve(artifact)
@@ -118,6 +126,20 @@ def _options(told: Mapping[str, Sequence[str]]) -> list[str]:
         for name, keys in said.items()
         if name
     ]
+
+
+def troubled(record: Record | None) -> str:
+    """Examples that were cut or left out (evaluators/harness), as a note says it; empty where there are none."""
+    facts = record.facts if record else {}
+    kinds = {"cut": "cut", "unfit": "unfit and left out", "not_finite": "not finite and left out"}
+    said = [
+        f"{len(places)} {how} ({', '.join(map(str, places[:5]))}{', …' if len(places) > 5 else ''})"
+        for name, how in kinds.items()
+        if (places := facts.get(name))
+    ]
+    if not said:
+        return ""
+    return f"examples of {facts['protocol']} that were not scored whole, by their place: {', '.join(said)}"
 
 
 def _curve(artifact: Artifact) -> Curve | None:
