@@ -2,9 +2,7 @@
 
 import json
 import math
-import os
 import random
-import sys
 from pathlib import Path
 
 import numpy
@@ -13,7 +11,7 @@ import pyarrow.parquet
 import pytest
 import torch
 from tests.evaluators.items import RECORDS, text_of
-from tests.hub_stand_in import HubStandIn, run_client
+from tests.hub_stand_in import HubStandIn
 from tests.tiny_models import byte_tokenizer, one_thread, tiny_llama, tiny_opt  # noqa: F401
 
 from lutlab.data import load_text
@@ -228,15 +226,6 @@ def test_what_cannot_be_asked_for_is_named():
         scores(tiny_opt(), byte_tokenizer(), Text("lambada", (), "", ""))
 
 
-FETCH = """
-import json
-from tests.tiny_models import byte_tokenizer, tiny_opt
-from lutlab.data import load_text
-from lutlab.evaluators.harness import scores
-from lutlab.specs import TextSpec
-found = scores(tiny_opt(), byte_tokenizer(), load_text(TextSpec("boolq", "lm_eval", limit=4)))
-print(json.dumps([found.n, found.values, found.facts["task_version"]]))
-"""
 CARD = """---
 configs:
 - config_name: boolq
@@ -245,31 +234,46 @@ configs:
 """
 
 
-def test_rows_that_lm_eval_fetches(tmp_path):
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """A hub of its own with empty caches, in this process: (set its address, or None for offline)."""
+    import datasets
+    from huggingface_hub import constants
+
+    def at(url):
+        for config, name in ((constants, "ENDPOINT"), (datasets.config, "HF_ENDPOINT")):
+            monkeypatch.setattr(config, name, url)
+        template = f"{url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        for config in (constants, datasets.config):
+            monkeypatch.setattr(config, "HF_HUB_OFFLINE", url is None)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+        monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
+
+    return at
+
+
+def test_rows_that_lm_eval_fetches(hub, tmp_path):
     repository = tmp_path / "super_glue"
     repository.mkdir()
     (repository / "README.md").write_text(CARD)
     columns = {"question": ["is it"] * 6, "passage": ["It is."] * 6, "label": [1] * 6}
     pyarrow.parquet.write_table(pyarrow.table(columns), repository / "rows.parquet")
-    paths = {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    with HubStandIn({("datasets", "aps/super_glue"): repository}) as url:
-        done = run_client([sys.executable, "-c", FETCH], url, tmp_path / "home", **paths)
-    assert done.returncode == 0, done.stderr
-    n, values, version = json.loads(done.stdout)
-    assert (n, values["acc"] in (0, 1), version) == (4, True, 2.0)
+    stand_in = HubStandIn({("datasets", "aps/super_glue"): repository})
+    with stand_in as url:
+        hub(url)
+        text = load_text(TextSpec("boolq", "lm_eval", limit=4))
+        found = scores(tiny_opt(), byte_tokenizer(), text)
+    assert any("rows.parquet" in request for request in stand_in.requests)
+    assert (found.n, found.values["acc"] in (0, 1)) == (4, True)
+    assert (found.facts["task"], found.facts["task_version"]) == ("boolq", 2.0)
 
 
-def test_without_a_network_the_reason_is_one_line(tmp_path, monkeypatch):
-    import datasets
-    from huggingface_hub import constants
-
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
+def test_without_a_network_the_reason_is_one_line(hub):
+    hub(None)
     with pytest.raises(LutlabError) as caught:
         scores(tiny_opt(), byte_tokenizer(), load_text(TextSpec("boolq", "lm_eval")))
     said = str(caught.value)
     assert said.startswith("lm-eval cannot load its task 'boolq' with the rows of 'aps/super_glue'")
     assert "connect once" in said
     assert "\n" not in said
-    assert constants.HF_HUB_OFFLINE is True

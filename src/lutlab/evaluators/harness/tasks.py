@@ -59,9 +59,8 @@ def _fetched(definition: tasks.Definition) -> Task:
     try:
         with _offline_if_unreachable(definition.dataset):
             loaded = TaskManager(include_defaults=False).load([str(definition.path)])["tasks"]
-    except (
-        Exception
-    ) as error:  # of `datasets`, of the hub's client, of the task's own code: one line for the user
+    # of `datasets`, of the hub's client, of the task's own code: one line for the user
+    except Exception as error:
         detail = " ".join(str(error).split())[:300] or "no detail"
         cure = (
             "connect once, so that the cache has them; with rows of ours, from files too, are "
