@@ -1,6 +1,8 @@
 """Multiple choice and tasks by lm-eval's names, as evaluators; their numbers are tested in test_harness.py."""
 
+import importlib.metadata
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,9 +14,11 @@ from lutlab.data import load_text
 from lutlab.errors import LutlabError
 from lutlab.evaluators.harness import scores
 from lutlab.experiment.artifact.columns import free_columns
+from lutlab.experiment.plan.ids import cell_identity
 from lutlab.experiment.plan.runs import text_of as source_of
 from lutlab.experiment.plan.settings import DataSettings
-from lutlab.specs import Subject, TextSpec
+from lutlab.experiment.report.compare import troubled
+from lutlab.specs import EvalSpec, ModelRun, ModelSpec, Subject, TextSpec
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -81,6 +85,7 @@ def test_a_task_under_lm_evals_name_is_the_same_measurement():
 def test_columns_and_sources_of_tasks():
     columns = free_columns(["lm_eval:arc_easy", "lm_eval:lambada_openai", "lm_eval:wikitext"])
     assert [c.metric for c in columns.values()] == ["acc", "perplexity", "word_perplexity"]
+    assert [c.text for c in columns.values()] == ["arc-easy", "lambada", "wikitext"]
     assert [c.lower_is_better for c in columns.values()] == [False, True, True]
     with pytest.raises(LutlabError, match="name one, as"):
         free_columns(["lm_eval"])
@@ -102,3 +107,20 @@ def test_what_cannot_be_scored_is_named():
         evaluate("zero_shot", text_of("lambada"))
     with pytest.raises(LutlabError, match="zero_shot needs a text"):
         evaluate("zero_shot", None)
+
+
+def test_ids_hold_the_exact_version_of_lm_eval_where_it_measures():
+    run = ModelRun(ModelSpec("s", "embedded", "opt-embedded-s"), "rtn", 4, 128)
+    asked = {"zero_shot": "continuations", "ppl": "topics"}
+    found = {
+        name: cell_identity(run, EvalSpec(name, TextSpec(text, "embedded")), None)["libraries"]
+        for name, text in asked.items()
+    }
+    assert found["zero_shot"] == found["ppl"] | {"lm-eval": importlib.metadata.version("lm-eval")}
+
+
+def test_the_table_has_a_note_of_what_was_left_out():
+    facts = {"protocol": "piqa", "cut": [], "unfit": [3], "not_finite": list(range(9))}
+    said = troubled(SimpleNamespace(facts=facts))
+    assert said.endswith("1 unfit and left out (3), 9 not finite and left out (0, 1, 2, 3, 4, …)")
+    assert troubled(SimpleNamespace(facts={"cut": []})) == troubled(None) == ""

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from lutlab import registry
+from lutlab.data.tasks import protocol_of
 from lutlab.errors import LutlabError, nearest
 from lutlab.evaluators.contract import metric_of
 
@@ -57,6 +58,8 @@ class ColumnSpec(Strict):
             return given  # which the fields refuse
         with as_value_error():
             evaluator = registry.lookup("evaluator", given["evaluator"])
+        if evaluator.reads_tasks and given.get("text"):  # the protocol whose rows the task reads
+            given = {**given, "text": protocol_of(given["text"])}
         if given.get("not_run"):
             return given
         if (metric := metric_of(evaluator, given["metric"])) is None:
