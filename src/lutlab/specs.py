@@ -38,7 +38,7 @@ class TextSpec:
     """
 
     protocol: str
-    source: str  # embedded | folder | hub
+    source: str  # embedded | folder | hub | lm_eval, a task whose rows lm-eval fetches
     root: str | None = None
     limit: int | None = None
 

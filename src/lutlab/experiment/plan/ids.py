@@ -3,7 +3,7 @@
     id = hash of  versions of the components that decide it (store/components.py)
                   what is asked for, without what is at its default
                   hashes of model, tokenizer and text
-                  torch and transformers at major.minor
+                  torch and transformers at major.minor; lm-eval's version, of what it measures
     and of a speed  machine, threads, fingerprint of the device's kernels, what tuning and races decided
 
 A default is in no id, so that an option that is added later leaves the ids as they are. So whoever changes the default
@@ -18,6 +18,7 @@ import json
 from typing import Any
 
 from lutlab import registry
+from lutlab.data.protocols import PROTOCOLS
 from lutlab.experiment.plan.resolve import cached_text, model_sha256
 from lutlab.experiment.store.components import (
     kernels_fingerprint,
@@ -48,14 +49,18 @@ def cell_identity(spec: RunSpec, evaluation: EvalSpec, threads: int | None) -> d
         LutlabError: unknown names, no such model or text, a component without a version.
     """
     names = [*_components(spec), f"evaluator/{evaluation.evaluator}"]
-    identity = {"run": _run_identity(spec), "libraries": libraries()}
+    evaluator = registry.lookup("evaluator", evaluation.evaluator)
+    identity = {"run": _run_identity(spec), "libraries": libraries(*evaluator.libraries)}
     if evaluation.text:
         text = cached_text(evaluation.text)
-        names.append(f"protocol/{text.protocol}")
+        if (
+            text.protocol in PROTOCOLS
+        ):  # a task of lm-eval is the hash of its definition, and lm-eval's version
+            names.append(f"protocol/{text.protocol}")
         identity["text"] = {"sha256": text.sha256, "limit": text.limit}
     if evaluation.options:
         identity["options"] = dict(evaluation.options)
-    if registry.lookup("evaluator", evaluation.evaluator).of_this_machine:
+    if evaluator.of_this_machine:
         identity["speed"] = _speed_identity(spec, evaluation, threads)
     return json.loads(canonical(identity | {"components": versions(*names)}))
 

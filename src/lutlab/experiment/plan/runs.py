@@ -8,6 +8,7 @@ from pathlib import PurePath
 from lutlab import registry
 from lutlab.compress.widths import layer_widths
 from lutlab.data import folder
+from lutlab.data import tasks as lm_eval
 from lutlab.data.protocols import PROTOCOLS
 from lutlab.errors import LutlabError, nearest
 from lutlab.experiment.plan.settings import DataSettings, ModelSettings, Settings
@@ -187,8 +188,15 @@ def _dtype(wanted: str, device: str) -> str:
     return wanted
 
 
-def text_of(protocol: str, data: DataSettings) -> TextSpec:
-    """Source of a column's text: the folder data.root if given, else the preset, which may name a stand-in."""
+def text_of(protocol: str, data: DataSettings, *, tasks: bool = False) -> TextSpec:
+    """Source of a column's text: the folder data.root if given, else the preset, which may name a stand-in.
+
+    tasks: the name may be that of a task of lm-eval; one without rows of ours is its own source.
+    """
+    if tasks:
+        protocol = lm_eval.protocol_of(protocol)
+        if not lm_eval.has_own_rows(protocol):
+            return TextSpec(protocol, lm_eval.SOURCE)
     if data.root is not None:
         return TextSpec(folder.resolve(protocol, data.root), "folder", data.root)
     spec = TextSpec(data.stand_in.get(protocol, protocol), data.source)

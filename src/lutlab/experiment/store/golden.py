@@ -43,7 +43,8 @@ PINNED = {
 WIDTHS = ((3, 32), (4, -1))
 # What an evaluator that reads a text is given.
 TEXTS = {
-    "ppl": "docstrings", "lambada": "passages", "zero_shot": "continuations", "masked_lm": "docstrings",
+    "ppl": "docstrings", "lambada": "passages", "zero_shot": "continuations", "lm_eval": "passages",
+    "masked_lm": "docstrings",
     "glue": "mnli", "glue_correlation": "stsb",
 }  # fmt: skip
 LABELS = {"glue": 3, "glue_correlation": 1}  # of the classifiers that are measured
@@ -171,7 +172,7 @@ def _protocol(name: str) -> Any:
         "stream": lambda: data.token_stream(text, tokenizer, 8),
         "calibration": lambda: data.calibration_windows(text, tokenizer, 3, 8, 0),
         "examples": lambda: data.examples(text),
-        "choices": lambda: data.choices(text),
+        "choices": lambda: data.records(text),
         "pairs": lambda: pairs.encoded(tokenizer, pairs.pairs(text), 64),
         "calibration-pairs": lambda: pairs.calibration_pairs(text, tokenizer, 3, 64, 0),
     }
