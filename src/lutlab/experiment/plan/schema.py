@@ -20,11 +20,14 @@ from lutlab.specs import Tuning
 
 
 class Mode(Enum):
-    """run: measure what is missing, then report. plan: say what would run. report: render what is measured."""
+    """run: measure what is missing, then report. plan: say what would run. report: render what is measured. track: copy
+    what is measured to Weights & Biases, from tables and records alone.
+    """
 
     run = "run"
     plan = "plan"
     report = "report"
+    track = "track"
 
 
 @dataclass
@@ -100,10 +103,11 @@ class TuningConfig:
 
 @dataclass
 class LoggerConfig:
-    """Weights & Biases: mode none | offline | online."""
+    """Weights & Biases: mode none | offline | online; `records`: the folder that mode=track copies, null: results."""
 
     mode: str = MISSING
     project: str = "lutlab"
+    records: str | None = None
 
 
 @dataclass

@@ -1,0 +1,129 @@
+"""Tables into Weights & Biases: each when it is measured, or, with `mode=track`, from tables and records alone.
+
+    python run.py mode=track                                        all of results/
+    python run.py mode=track logger.records=results/published       all that is published, of every machine
+    python run.py +exp=table4 mode=track logger=online              all variants of one artifact
+
+mode=track measures nothing and reads neither models nor texts. Cells without a record are said.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lutlab.errors import LutlabError
+from lutlab.experiment.artifact.artifact import Artifact
+from lutlab.experiment.artifact.catalog import artifacts
+from lutlab.experiment.artifact.outcome import ResultTable
+from lutlab.experiment.plan.settings import LoggerSettings
+from lutlab.experiment.records.frame import Shelf, shelves
+from lutlab.experiment.report import figure
+from lutlab.experiment.report.published import Published
+from lutlab.experiment.run.tracked import TrackedRun, runs_of, shelf_of
+from lutlab.experiment.run.tracking import NullTracker, Tracker
+from lutlab.experiment.store.record import Record
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def copy(
+    tracker: Tracker,
+    project: str,
+    table: ResultTable,
+    folder: Path,
+    records: Mapping[str, Record],
+) -> None:
+    """Copy a table that was just reported, and its rows: those measured now and those measured before.
+
+    Args:
+        tracker: of the command line.
+        project: of Weights & Biases.
+        table: as reported.
+        folder: of its report, which has its figure.
+        records: cell id -> record.
+    """
+
+    def runs() -> Iterator[TrackedRun]:
+        png = (folder / "figure.png").read_bytes()
+        yield from runs_of(shelf_of(table, folder, records), project, table, png)
+
+    tracker.log(f"{table.artifact} {folder.name}", runs())
+
+
+def fill(
+    tracker: Tracker,
+    logger: LoggerSettings,
+    results: Path,
+    artifact: Artifact | None,
+    console: Console,
+) -> None:
+    """mode=track: copy what tables and records hold; say what they lack.
+
+    Args:
+        tracker: of the command line.
+        logger: its settings; `records` names the folder that is copied.
+        results: that folder where none is named.
+        artifact: all variants of it; None: of all artifacts, and sweeps.
+        console: for the report, a line a table.
+
+    Raises:
+        LutlabError: logger=none; no such folder, or none of its tables is of the artifact; a damaged record.
+    """
+    if isinstance(tracker, NullTracker):
+        raise LutlabError(
+            "mode=track copies records to Weights & Biases, and logger=none copies nothing: drop it, or give "
+            "logger=offline or logger=online"
+        )
+    source, name = Path(logger.records or results), artifact and artifact.name
+    found = [table for shelf in shelves(source) for table in _tables(shelf, name)]
+    if not found:
+        raise LutlabError(
+            f"no table {'of ' + name if name else ''} under {source}: measure one first, or name a folder that has "
+            "some, as logger.records=results/published"
+        )
+    for table in found:
+        title = " ".join(filter(None, [*_name(table), table.machine]))
+        done = tracker.log(title, _runs(table, logger.project))
+        console.print(f"{title}: {done} runs{_missing(table)}", highlight=False, soft_wrap=True)
+
+
+def _tables(shelf: Shelf, artifact: str | None) -> Iterator[Shelf]:
+    """A shelf a table: one variant of one artifact, or a sweep."""
+    tables: dict[tuple[str, str], list[Mapping[str, str]]] = {}
+    for cell in shelf.cells:
+        if artifact in (None, cell["artifact"]):
+            tables.setdefault((cell["artifact"], cell["variant"]), []).append(cell)
+    for cells in tables.values():
+        known = {cell["cell_id"] for cell in cells} & shelf.records.keys()
+        records = {cell: shelf.records[cell] for cell in sorted(known)}
+        yield dataclasses.replace(shelf, cells=tuple(cells), records=records)
+
+
+def _name(table: Shelf) -> tuple[str, str]:
+    return table.cells[0]["artifact"], table.cells[0]["variant"]
+
+
+def _runs(table: Shelf, project: str) -> Iterator[TrackedRun]:
+    """Claims and figure are those of today's artifact; a sweep has neither."""
+    name, variant = _name(table)
+    result, png = None, b""
+    if name in artifacts():
+        result = Published(name, {variant: table.cells}, table.records).tables({})[variant]
+        png = figure.render(result)[1]
+    yield from runs_of(table, project, result, png)
+
+
+def _missing(table: Shelf) -> str:
+    """`; 30 of 90 cells are not measured (not run: 30)`."""
+    words: dict[str, int] = {}
+    for cell in table.cells:
+        if cell["cell_id"] not in table.records:
+            words[cell["verdict"]] = words.get(cell["verdict"], 0) + 1
+    if not words:
+        return ""
+    said = ", ".join(f"{word}: {count}" for word, count in sorted(words.items()))
+    return f"; {sum(words.values())} of {len(table.cells)} cells have no record ({said})"
