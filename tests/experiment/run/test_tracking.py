@@ -204,7 +204,7 @@ def test_track_fills_a_project_from_records_alone(
     command: CommandLine, no_network: None, wandb_version: str
 ) -> None:
     source = f"logger.records={PUBLISHED.parent}"
-    outcome = command("+exp=mixed-2-4-16/table3", "mode=track", source)
+    outcome = command("+exp=lut-gemm-iclr2024/table2", "mode=track", source)
     assert outcome.code == 0, outcome.err
     assert "cells have no record" in outcome.out
     runs = read_runs(command.results / "wandb")

@@ -22,6 +22,7 @@ from lutlab.experiment.plan.settings import LoggerSettings
 from lutlab.experiment.records.frame import Shelf, shelves
 from lutlab.experiment.report import figure
 from lutlab.experiment.report.published import Published
+from lutlab.experiment.run.published_list import commands
 from lutlab.experiment.run.tracked import TrackedRun, runs_of, shelf_of
 from lutlab.experiment.run.tracking import NullTracker, Tracker
 from lutlab.experiment.store.record import Record
@@ -112,7 +113,9 @@ def _runs(table: Shelf, project: str) -> Iterator[TrackedRun]:
     name, variant = _name(table)
     result, png = None, b""
     if name in artifacts():
-        result = Published(name, {variant: table.cells}, table.records).tables({})[variant]
+        result = Published(name, {variant: table.cells}, table.records).tables(commands(name))[
+            variant
+        ]
         png = figure.render(result)[1]
     yield from runs_of(table, project, result, png)
 

@@ -27,7 +27,7 @@ from lutlab.experiment.run.publish import machine_name
 from lutlab.experiment.store.asked import axes, evaluation_from, run_from
 from lutlab.experiment.store.record import Record
 from lutlab.experiment.store.store import content_id
-from lutlab.specs import EvalSpec
+from lutlab.specs import EvalSpec, ProductRun
 
 OF_A_CELL = {
     "evaluator",
@@ -35,6 +35,7 @@ OF_A_CELL = {
 }  # axes that differ from column to column; the metrics' keys name them
 OF_A_COLUMN = (
     "measured", "published", "delta", "baseline", "difference", "error", "unit", "verdict", "cell_id", "reason",
+    "command",
 )  # fmt: skip
 
 
@@ -104,7 +105,9 @@ def _row(
     own = {cell["cell_id"]: records[cell["cell_id"]] for cell in cells}
     config = _of_table(cells[0]) | {"row": cells[0]["row"], "labels": cells[0]["labels"]}
     config |= axes_of(own.values()) | _origin(own.values())
-    asked = axes(run_from(next(iter(own.values())).run))
+    run = run_from(next(iter(own.values())).run)
+    config["of"] = "product" if isinstance(run, ProductRun) else "model"
+    asked = axes(run)
     what = [project, *(config[key] for key in ("artifact", "variant", "row", "machine")), asked]
     digest = content_id([*what, _threads(own.values()) if _timed(own.values()) else None])[:8]
     summary: dict[str, Any] = {"seconds": sum(record.seconds for record in own.values())}
