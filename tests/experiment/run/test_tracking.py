@@ -210,8 +210,13 @@ def test_track_fills_a_project_from_records_alone(
     runs = read_runs(command.results / "wandb")
     assert {run.job_type for run in runs} == {"row", "table"}
     assert not (command.results / "records").exists()
-    refused = command("+exp=table4", "mode=track", source, "logger=none")
-    assert (refused.code, "logger=offline" in refused.err) == (2, True)
+    for wrong, cure in (
+        ("logger=none", "logger=offline"),
+        ("q=3", "drop it"),
+        ("q=3,4", "drop it"),
+    ):
+        refused = command("mode=track", source, wrong)
+        assert (refused.code, cure in refused.err) == (2, True)
 
 
 def test_a_failure_is_a_warning(

@@ -50,7 +50,7 @@ def sweep(arguments: Sequence[str], compose: Compose, launch: Launch) -> None:
         logger = common.logger
         tracker = open_tracker(logger.mode, common.results / "wandb", logger.project)
         if common.mode is Mode.track:
-            track.fill(tracker, logger, common.results, request.artifact, Console())
+            track.fill(tracker, logger, common.results, request, Console())
             continue
         rows = sweeping.rows_of(request, common.scale, common.rows)
         asked = [AskedRow(row, compose(row.overrides)) for row in rows]

@@ -10,15 +10,16 @@ mode=track measures nothing and reads neither models nor texts. Cells without a 
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lutlab.errors import LutlabError
-from lutlab.experiment.artifact.artifact import Artifact
 from lutlab.experiment.artifact.catalog import artifacts
 from lutlab.experiment.artifact.outcome import ResultTable
 from lutlab.experiment.plan.settings import LoggerSettings
+from lutlab.experiment.plan.sweeping import Request
 from lutlab.experiment.records.frame import Shelf, shelves
 from lutlab.experiment.report import figure
 from lutlab.experiment.report.published import Published
@@ -29,6 +30,15 @@ from lutlab.experiment.store.record import Record
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+_READ = (
+    "mode",
+    "logger",
+    "results",
+    "hydra",
+    "plugins",
+    "experiments",
+)  # all that mode=track reads
 
 
 def copy(
@@ -59,7 +69,7 @@ def fill(
     tracker: Tracker,
     logger: LoggerSettings,
     results: Path,
-    artifact: Artifact | None,
+    request: Request,
     console: Console,
 ) -> None:
     """mode=track: copy what tables and records hold; say what they lack.
@@ -68,18 +78,25 @@ def fill(
         tracker: of the command line.
         logger: its settings; `records` names the folder that is copied.
         results: that folder where none is named.
-        artifact: all variants of it; None: of all artifacts, and sweeps.
+        request: all variants of its artifact are copied; without one, all tables and sweeps.
         console: for the report, a line a table.
 
     Raises:
-        LutlabError: logger=none; no such folder, or none of its tables is of the artifact; a damaged record.
+        LutlabError: logger=none; an argument that chooses rows, which mode=track does not; no such folder, or none of
+            its tables is of the artifact; a damaged record.
     """
     if isinstance(tracker, NullTracker):
         raise LutlabError(
             "mode=track copies records to Weights & Biases, and logger=none copies nothing: drop it, or give "
             "logger=offline or logger=online"
         )
-    source, name = Path(logger.records or results), artifact and artifact.name
+    given = [*request.arguments, *(values[0] for values in request.sweeps)]
+    if other := [one for one in given if re.split(r"[=./]", one)[0] not in _READ]:
+        raise LutlabError(
+            f"mode=track copies whole tables as they were measured, and {other[0]} does not choose one: drop it; "
+            "+exp=<artifact> copies its variants, logger.records=<folder> another folder's tables"
+        )
+    source, name = Path(logger.records or results), request.artifact and request.artifact.name
     found = [table for shelf in shelves(source) for table in _tables(shelf, name)]
     if not found:
         raise LutlabError(

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from lutlab import registry
+from lutlab.experiment.artifact.catalog import artifacts
 from lutlab.experiment.artifact.outcome import ClaimResult, ResultTable
 from lutlab.experiment.records.frame import Shelf, rows_of
 from lutlab.experiment.report import csv
@@ -213,7 +214,7 @@ def _claim(claim: ClaimResult) -> dict[str, Any]:
 def _of_table(cell: Mapping[str, Any]) -> dict[str, Any]:
     """`artifact` is the long name; the scale of an artifact's variant begins its name."""
     name = f"{cell['paper']}/{cell['artifact']}".rstrip("/")
-    scale = {"scale": cell["variant"].partition("-")[0]} if cell["artifact"] else {}
+    scale = {"scale": cell["variant"].partition("-")[0]} if name in artifacts() else {}
     return {"paper": cell["paper"], "artifact": name, "variant": cell["variant"]} | scale
 
 

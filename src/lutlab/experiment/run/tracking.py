@@ -4,8 +4,8 @@ Offline needs neither an account nor a network: runs lie in the folder, and `wan
 a copy: what was measured is in the records of `results/`, so a failure in here is a logged warning and costs nothing.
 
 A run has the same id each time. Offline, wandb makes another folder for an id that it has, so the older ones of the row
-are removed when the new one is finished; a run whose content is the same is left as it is. Online, what the server has
-of the id is written again (resume=None), never appended to.
+are removed when the new one is finished; a run whose content is the same is left as it is. Online the id is
+sent again from its first step (resume=None; `allow` would append to its charts).
 """
 
 from __future__ import annotations
