@@ -126,15 +126,14 @@ def _name(table: Shelf) -> tuple[str, str]:
 
 
 def _runs(table: Shelf, project: str) -> Iterator[TrackedRun]:
-    """Claims and figure are those of today's artifact; a sweep has neither."""
+    """Claims and figure are those of today's artifact; a sweep has no claims, and the figure of its report."""
     name, variant = _name(table)
-    result, png = None, b""
     if name in artifacts():
-        result = Published(name, {variant: table.cells}, table.records).tables(commands(name))[
-            variant
-        ]
-        png = figure.render(result)[1]
-    yield from runs_of(table, project, result, png)
+        result = Published(name, {variant: table.cells}, table.records).tables(commands(name))
+        yield from runs_of(table, project, result[variant], figure.render(result[variant])[1])
+    else:
+        drawn = sorted(table.folder.glob(f"*/{variant}/figure.png"))
+        yield from runs_of(table, project, None, drawn[0].read_bytes() if drawn else b"")
 
 
 def _missing(table: Shelf) -> str:

@@ -167,10 +167,10 @@ def _table(
     figure: bytes,
 ) -> TrackedRun:
     config = {"kind": "table"} | _of_table(cells[0]) | _origin(records)
-    if table:
+    artifact, variant = config["artifact"], config["variant"]
+    if table and artifact in artifacts():
         config |= {name: getattr(table, name) for name in ("title", "command", "source")}
     claims = table.claims if table else ()
-    artifact, variant = config["artifact"], config["variant"]
     digest = content_id([project, artifact, variant, config["machine"]])[:8]
     # `published` may be a word, and a column of a W&B table has one type: it stays as the paper prints it
     numbers = [{name: cell.get(name) for name in ("measured", "delta")} for cell in cells]
