@@ -15,7 +15,8 @@ from hydra.core.global_hydra import GlobalHydra
 from lutlab.experiment.run.main import main
 
 ROOT = Path(__file__).resolve().parents[1]
-QUICK = ["evaluate=[ppl:lambada-joined,weight_error]", "logger=none"]  # one short text
+# one short text, and nothing beside what is asked for
+QUICK = ["evaluate=[ppl:lambada-joined,weight_error]", "logger=none", "baseline=false"]
 
 
 @dataclass(frozen=True)

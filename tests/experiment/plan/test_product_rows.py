@@ -57,8 +57,10 @@ def test_weights_in_the_cache_are_other_cells_and_the_table_says_so(command: Com
     outcome = command(*PRODUCT, SPEED, "method=bcq", "q=3", "g=16", resident)
     assert outcome.code == 0, outcome.err
     assert f"measured with {resident}" in " ".join(outcome.out.split())
-    assert "embedded-weights-resident" in outcome.out
     command(*PRODUCT, SPEED, "method=bcq", "q=3", "g=16", f"{resident},cold")
+    reports = {path.name for path in (command.results / "sweep").iterdir()}
+    assert len(reports) == 2, "the second sweep did not write over the first"
+    assert any(name.startswith("evaluator.kernel_latency.weights-") for name in reports)
     facts = [(r["facts"]["weights"], r["evaluation"]) for r in command.records().values()]
     found = {kind: evaluation["options"] for kind, evaluation in facts}
     assert found == {"resident": {"weights": "resident"}, "cold": {}}

@@ -8,13 +8,15 @@ import pytest
 from tests.experiment.plan.composing import settings
 
 from lutlab.errors import LutlabError
+from lutlab.experiment.artifact.rows import ArtifactRow
 from lutlab.experiment.plan.settings import ModelSettings
-from lutlab.experiment.plan.sweeping import parse, rows_of, variant
+from lutlab.experiment.plan.sweeping import baseline_of, parse, rows_of, variant
 
 
 def rows(*arguments: str, selected: tuple[str, ...] = ()) -> list[str]:
     (request,) = parse(arguments)
-    return [row.key for row in rows_of(request, "embedded", selected)]
+    asked = replace(settings("logger=none"), rows=selected)
+    return [row.key for row in rows_of(request, asked)]
 
 
 def test_rows_are_selected_by_name_or_pattern_in_the_order_of_the_table() -> None:
@@ -32,6 +34,30 @@ def test_what_any_row_fixes_cannot_be_given_on_the_command_line() -> None:
     with pytest.raises(LutlabError, match=r"^sublayers.attention.q= contradicts"):
         rows("+exp=fig14", "sublayers.attention.q=3")
     assert rows("+exp=fig14", "calibration.samples=8")
+
+
+def free(*arguments: str) -> list[list[str]]:
+    (request,) = parse(arguments)
+    return [row.overrides for row in rows_of(request, settings())]
+
+
+def test_a_field_of_one_of_several_methods_is_set_in_its_rows_only() -> None:
+    assert free("method=rtn,bcq", "method.bcq.offset=true,false", "q=3") == [
+        ["q=3", "method=rtn"],
+        ["q=3", "method=bcq", "method.offset=True"],
+        ["q=3", "method=bcq", "method.offset=False"],
+    ]
+    assert free("method.rtn.variant=awq") == [["method.variant=awq"]]  # the default method
+    with pytest.raises(
+        LutlabError, match=r"method.bcq.offset=true: no row .* has method=bcq, but rtn"
+    ):
+        free("method=rtn", "method.bcq.offset=true")
+
+
+def test_full_precision_has_nothing_of_the_weights() -> None:
+    line = ["q=3", "model=a", "method=bcq", "method.offset=true", "+tuning.steps=3", "data.limit=2"]
+    row = baseline_of(ArtifactRow("", {}, line))
+    assert row.overrides == ["model=a", "data.limit=2", "method=none"]
 
 
 @pytest.mark.parametrize(

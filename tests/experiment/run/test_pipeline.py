@@ -52,6 +52,35 @@ def test_a_sweep_measures_the_product_and_reports_it(command: CommandLine) -> No
     assert not any("kernel" in r["facts"] for r in found if "ppl" not in r["values"])
 
 
+def test_a_sweep_stands_beside_full_precision_and_is_never_written_over(
+    command: CommandLine,
+) -> None:
+    line = ["method=bcq", "method.bcq.offset=true,false", "q=3", "g=32", *QUICK[:2], "data.limit=2"]
+    assert command(*line, "name=mine").code == 0
+    folder = command.results / "sweep" / "mine"
+    with (folder / "table.csv").open(newline="") as file:
+        cells = {(r["row"], r["metric"]): r for r in csv.DictReader(file)}
+    rows = [f"{MODEL}/bcq/3/32/{offset}" for offset in ("true", "false")]
+    full = cells[f"{MODEL}/none/16/-/-", "ppl"]
+    for row in rows:
+        cell = cells[row, "ppl"]
+        assert cell["baseline"] == full["measured"] != cell["measured"]
+        assert float(cells[row, "bits_per_weight"]["measured"]) < 6
+    said = (folder / "table.md").read_text()
+    difference = float(cells[rows[0], "ppl"]["measured"]) - float(full["measured"])
+    assert f"(+{difference:.2f})" in said
+    assert "method.bcq.offset=true,false q=3 g=32" in said  # the command that gives this table
+
+    other = command(*line[:-1], "data.limit=3", "name=mine")
+    assert other.code == 2
+    assert "name=mine is that of another sweep" in other.err
+    before = (folder / "table.csv").read_bytes()
+    assert command(*line, "name=mine").code == 0  # the same one again
+    assert (folder / "table.csv").read_bytes() == before
+    assert command(*line[:-1], "data.limit=3").code == 0
+    assert len(list((command.results / "sweep").iterdir())) == 2
+
+
 def test_a_record_tells_where_its_number_comes_from(command: CommandLine) -> None:
     command(*QUICK, "method=none", "q=4")
     (record,) = [r for r in command.records().values() if "ppl" in r["values"]]
@@ -151,8 +180,8 @@ def test_embedded_scale_touches_no_network(
 
 
 def test_a_row_and_its_table_are_tracked_offline_by_default(command: CommandLine) -> None:
-    assert command(*QUICK).code == 0
-    outcome = command(QUICK[0])  # measured before, without tracking
+    assert command(*QUICK, "baseline=false").code == 0
+    outcome = command(QUICK[0], "baseline=false")  # measured before, without tracking
     assert outcome.code == 0, outcome.err
     runs = wandb_offline.read_runs(command.results / "wandb")
     assert sorted(run.job_type for run in runs) == ["row", "table"]
@@ -206,7 +235,7 @@ def test_ctrl_c_keeps_what_is_measured(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    arguments = ["evaluate=[weight_error,ppl:lambada-joined]", "logger=none"]
+    arguments = ["evaluate=[weight_error,ppl:lambada-joined]", *QUICK[1:]]
     with monkeypatch.context() as patch:
         patch.setattr(Perplexity, "measure", interrupted)
         outcome = command(*arguments)
@@ -326,7 +355,7 @@ def test_a_folder_without_one_text_leaves_that_column_unmeasured_and_says_so(
     ptb = tmp_path / "texts/ptb/ptb.valid.txt"
     ptb.parent.mkdir(parents=True)
     ptb.write_text("a few words of a sentence\n" * 500)
-    wanted = ["method=none", "evaluate=[ppl:wikitext2,ppl:ptb]", "logger=none"]
+    wanted = ["method=none", "evaluate=[ppl:wikitext2,ppl:ptb]", *QUICK[1:]]
     outcome = command(*wanted, f"data.root={tmp_path / 'texts'}")
     assert outcome.code == 0, outcome.err
     assert [r["evaluation"]["text"]["protocol"] for r in command.records().values()] == ["ptb"]

@@ -73,7 +73,7 @@ def program() -> str:
     return "python run.py" if sources.checkout() else "lutlab"
 
 
-def command_for(artifact: str) -> str:
-    """The command a reader types to get this table."""
+def short_name(artifact: str) -> str:
+    """An artifact as a reader types it: the lead paper's without their paper."""
     paper, _, name = artifact.partition("/")
-    return f"{program()} +exp={name if paper == LEAD_PAPER else artifact}"
+    return name if paper == LEAD_PAPER else artifact

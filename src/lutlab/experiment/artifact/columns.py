@@ -84,6 +84,14 @@ class ColumnSpec(Strict):
         )
 
 
+SIZE = "model_size"  # the column of stored bits a weight in a sweep of one's own
+
+
+def asks_for_quality(evaluate: Sequence[str]) -> bool:
+    """Whether an evaluation reads a text, so that full precision and size belong beside it."""
+    return any(":" in item for item in evaluate)
+
+
 def free_columns(evaluate: Sequence[str]) -> dict[str, ColumnSpec]:
     """Columns of a sweep without an artifact, from `evaluate=[ppl:wikitext2, weight_error, …]`.
 

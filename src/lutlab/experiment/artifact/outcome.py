@@ -23,6 +23,9 @@ class Cell:
     verdict: str
     note: str = ""
     cell_id: str | None = None
+    baseline: float | None = (
+        None  # of a sweep of one's own: the same model's number in full precision
+    )
 
 
 @dataclass(frozen=True)
@@ -125,6 +128,7 @@ class ResultTable:
                 "published": row.cells[column.key].published,
                 "cited_from": column.cited,
                 "measured": row.cells[column.key].measured,
+                "baseline": row.cells[column.key].baseline,
                 "measured_on": column.measured_on,
                 "model": row.model,
                 "stand_in": row.stand_in,

@@ -1,4 +1,7 @@
-"""A cell -> the command line that measures it again: settings.py backwards, from what a record keeps."""
+"""Command lines that give a number again: of a table as it was asked for, of a cell by what its record keeps.
+
+The second is settings.py backwards.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +14,58 @@ from typing import Any
 import yaml
 
 from lutlab import registry, sources
-from lutlab.experiment.artifact.catalog import program
+from lutlab.experiment.artifact.catalog import program, short_name
 from lutlab.experiment.plan.plan import of_this_machine
 from lutlab.specs import CalibrationSpec, EvalSpec, ModelRun, ModelSpec, ProductRun, RunSpec
 
+# Settings of how and where a run works: they change no number, so that a table's command goes without them.
+NOT_ASKED = ("mode", "results", "logger", "alone", "hydra", "name", "job")
 _PLAIN = re.compile(r"[\w./+-]+")  # what Hydra's grammar reads as one word
 
 
 def shell(overrides: Sequence[str]) -> str:
     """The command as a reader types it."""
     return f"{program()} {shlex.join(overrides)}".strip()
+
+
+def table_command(artifact: str, asked: Sequence[str]) -> str:
+    """The command that gives a table again.
+
+    Args:
+        artifact: its long name; empty of a sweep of one's own.
+        asked: the other overrides that were typed. Those of conf/local, which nobody else has, go before them.
+    """
+    exp = [f"+exp={short_name(artifact)}"] if artifact else []
+    return shell([*exp, *_local(), *asked])
+
+
+def _local() -> Iterator[str]:
+    """conf/local/default.yaml as overrides."""
+    path = sources.folder("conf") / "local" / "default.yaml"
+    if not path.is_file():
+        return
+    config = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    for choice in config.pop("defaults", []):
+        if isinstance(choice, dict):
+            for group, option in choice.items():
+                yield f"{group.removeprefix('override').strip(' /')}={option}"
+    for key, value in flatten("", config):
+        if not is_one_of(key, NOT_ASKED):
+            yield f"{key}={_value(value)}"
+
+
+def flatten(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Nested mappings as (dotted name, leaf) pairs."""
+    if not isinstance(value, dict):
+        yield prefix, value
+        return
+    for key, inner in value.items():
+        yield from flatten(f"{prefix}.{key}" if prefix else str(key), inner)
+
+
+def is_one_of(key: str, names: Sequence[str]) -> bool:
+    """Whether a key is one of some, or lies below one."""
+    return any(key == name or key.startswith((f"{name}.", f"{name}/")) for name in names)
 
 
 def overrides_of(run: RunSpec, evaluation: EvalSpec, threads: int | None = None) -> list[str]:
@@ -127,6 +172,8 @@ def _calibration(calibration: CalibrationSpec) -> Iterator[str]:
 
 def _value(value: Any) -> str:
     """A value in Hydra's grammar."""
+    if isinstance(value, list):
+        return f"[{','.join(map(_value, value))}]"
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     text = str(value)

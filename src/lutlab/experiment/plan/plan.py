@@ -13,7 +13,7 @@ from typing import Any
 from lutlab import registry
 from lutlab.experiment.artifact.columns import ColumnSpec
 from lutlab.experiment.plan.ids import cell_identity
-from lutlab.experiment.plan.resolve import Resolved
+from lutlab.experiment.plan.resolve import Resolved, resolve
 from lutlab.experiment.plan.settings import Settings
 from lutlab.experiment.store.record import Record
 from lutlab.experiment.store.store import Store, content_id
@@ -42,7 +42,12 @@ class PlannedCell:
 
 @dataclass(frozen=True)
 class PlannedRow:
-    """One row: what to run and its cells by column; `texts`: hash of every text that they read."""
+    """One row: what to run and its cells by column.
+
+    Attributes:
+        texts: hash of every text that the cells read.
+        baseline: key of the same model's row in full precision, of the same sweep; empty where there is none.
+    """
 
     key: str
     labels: Mapping[str, str]
@@ -50,6 +55,7 @@ class PlannedRow:
     columns: Mapping[str, ColumnSpec]
     cells: Mapping[str, PlannedCell]
     texts: Mapping[TextSpec, str] = dataclasses.field(default_factory=dict)
+    baseline: str = ""
 
     @property
     def todo(self) -> dict[str, PlannedCell]:
@@ -67,6 +73,22 @@ def of_this_machine(evaluation: EvalSpec) -> bool:
     return registry.lookup("evaluator", evaluation.evaluator).of_this_machine
 
 
+def planned(
+    key: str,
+    labels: Mapping[str, str],
+    columns: Mapping[str, ColumnSpec],
+    settings: Settings,
+    baseline: str = "",
+) -> PlannedRow:
+    """One row of settings, its files looked at, its cells with their records.
+
+    Raises:
+        LutlabError: as resolve; a stored record is damaged.
+    """
+    resolved, store = resolve(settings, columns), Store(settings.results)
+    return plan_row(key, labels, columns, resolved, settings.threads, store, baseline)
+
+
 def plan_row(
     key: str,
     labels: Mapping[str, str],
@@ -74,6 +96,7 @@ def plan_row(
     resolved: Resolved,
     threads: int | None,
     store: Store,
+    baseline: str = "",
 ) -> PlannedRow:
     """One row, its cells with their records.
 
@@ -88,7 +111,7 @@ def plan_row(
         identity = None if missing else known.get(evaluation)
         cell_id = identity and content_id(identity)
         cells[name] = PlannedCell(evaluation, cell_id, missing=missing, identity=identity)
-    row = PlannedRow(key, labels, resolved.run, columns, cells, resolved.texts)
+    row = PlannedRow(key, labels, resolved.run, columns, cells, resolved.texts, baseline)
     return with_records(row, store)
 
 
@@ -122,31 +145,3 @@ def cell_name(run: RunSpec, evaluation: EvalSpec) -> str:
     budget = run.budget if isinstance(run, ModelRun) else None
     width = f"q={run.q} g={run.g}" if budget is None else f"budget={budget:g}"
     return f"{run.name} {run.method} {width}: {evaluation.evaluator}{text}"
-
-
-def free_labels(run: RunSpec, settings: Settings, show_options: bool) -> dict[str, str]:
-    """Labels of a row of a free sweep; `show_options`: some row of it changes an evaluator's fields."""
-    budget = run.budget if isinstance(run, ModelRun) else None
-    labels = {
-        "Model": run.name,
-        "Method": _method_label(run),
-        "q": str(run.q) if budget is None else f"budget {budget:g}",
-        "g": str(run.g) if budget is None else "mixed",
-    }
-    if settings.threads:
-        labels["Threads"] = str(settings.threads)
-    if show_options:
-        said = [f"{key}={value}" for some in settings.evaluators.values() for key, value in some]
-        labels["Options"] = ", ".join(said) or "none"
-    return labels
-
-
-def _method_label(run: RunSpec) -> str:
-    """`rtn(awq)`: the method and its parameters that differ from their defaults."""
-    defaults = {
-        f.name: f.default for f in dataclasses.fields(registry.lookup("method", run.method))
-    }
-    changed = [f"{k}={v}" for k, v in run.options if defaults[k] != v]
-    if isinstance(run, ModelRun) and run.tuning:
-        changed += [f"tuning.{k}={v}" for k, v in run.tuning.changed().items()]
-    return run.method + (f"({', '.join(changed)})" if changed else "")

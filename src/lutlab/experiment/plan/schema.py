@@ -114,6 +114,8 @@ class LoggerConfig:
 class Config:
     """Everything a run depends on. `artifact` is set by +exp, `job` by the sweeper (job.py); `threads`: null, torch's.
 
+    `name` names a sweep of one's own and its folder; `baseline`: the full-precision row of each model, and the stored
+    size of each row, beside what such a sweep asks for.
     `alone`: true measures only the rows that need the machine to themselves, for a speed or a memory peak, false only
     the others, null all.
     `knobs` are those of the GPU kernel's variant that `kernel` names (kernels/lut_gemv); mu is one, as the papers call
@@ -125,6 +127,8 @@ class Config:
 
     artifact: str = ""
     job: str = ""
+    name: str | None = None
+    baseline: bool = True
     rows: list[str] = field(default_factory=list)
     mode: Mode = Mode.run
     scale: str = MISSING

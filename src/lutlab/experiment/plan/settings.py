@@ -78,6 +78,8 @@ class Settings:
     """
 
     artifact: str
+    name: str | None
+    baseline: bool
     rows: tuple[str, ...]
     mode: Mode
     scale: str
@@ -110,8 +112,8 @@ class Settings:
 
 
 _AS_THEY_ARE = (
-    "artifact", "mode", "scale", "g", "mu", "kernel", "budget", "stream", "device", "dtype", "threads", "alone",
-    "seed",
+    "artifact", "name", "baseline", "mode", "scale", "g", "mu", "kernel", "budget", "stream", "device", "dtype",
+    "threads", "alone", "seed",
 )  # fmt: skip
 
 

@@ -12,10 +12,12 @@ from pathlib import Path
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 
+from lutlab import registry
 from lutlab.errors import LutlabError, nearest
 from lutlab.experiment.artifact.artifact import Artifact, load_artifact
 from lutlab.experiment.artifact.catalog import artifact_groups, artifacts
 from lutlab.experiment.artifact.rows import ArtifactRow
+from lutlab.experiment.plan.commands import NOT_ASKED, is_one_of
 from lutlab.experiment.plan.settings import Settings
 
 _SELECTABLE = {
@@ -23,13 +25,28 @@ _SELECTABLE = {
 }  # an axis the command line may replace: the rows are then measured on that model
 
 
+# Settings of the weights: a row in full precision has none of them.
+_OF_WEIGHTS = (
+    "method", "q", "g", "mu", "budget", "candidates", "sublayers", "layers", "skip", "tuning", "calibration",
+)  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Request:
-    """Request of a command line: one artifact or a free sweep (None), and the other overrides."""
+    """Request of a command line: one artifact or a free sweep (None), and the other overrides.
+
+    Attributes:
+        arguments: overrides of every row.
+        sweeps: of a free sweep: the override alternatives of each swept key.
+        of_methods: of a free sweep: alternatives of `method.<name>.<field>=`, each as (method, override).
+        asked: what was typed and decides numbers, for the table's command.
+    """
 
     artifact: Artifact | None
     arguments: tuple[str, ...]
-    sweeps: tuple[tuple[str, ...], ...]  # free sweep: the override alternatives of each swept key
+    sweeps: tuple[tuple[str, ...], ...] = ()
+    of_methods: tuple[tuple[tuple[str, str], ...], ...] = ()
+    asked: tuple[str, ...] = ()
 
 
 def parse(arguments: Sequence[str]) -> list[Request]:
@@ -41,16 +58,34 @@ def parse(arguments: Sequence[str]) -> list[Request]:
     overrides = OverridesParser.create().parse_overrides(list(arguments))
     exp = [o for o in overrides if o.key_or_group == "exp"]
     rest = [o for o in overrides if o.key_or_group != "exp"]
+    asked = tuple(o.input_line for o in rest if not is_one_of(o.key_or_group, NOT_ASKED))
     if not exp:
-        fixed = tuple(o.input_line for o in rest if not o.is_sweep_override())
-        swept = tuple(tuple(_alternatives(o)) for o in rest if o.is_sweep_override())
-        return [Request(None, fixed, swept)]
+        own = [o for o in rest if _method_of(o)]
+        others = [o for o in rest if not _method_of(o)]
+        fixed = tuple(o.input_line for o in others if not o.is_sweep_override())
+        swept = tuple(tuple(_alternatives(o)) for o in others if o.is_sweep_override())
+        return [Request(None, fixed, swept, tuple(map(_of_method, own)), asked)]
     if swept := [o.key_or_group for o in rest if o.is_sweep_override()]:
         raise LutlabError(
             f"{swept[0]} is swept, but +exp fixes the rows of a paper's table; drop +exp for a sweep of your own"
         )
     names = [name for o in exp for name in _artifact_names(o)]
-    return [Request(load_artifact(n), tuple(o.input_line for o in rest), ()) for n in names]
+    given = tuple(o.input_line for o in rest)
+    return [Request(load_artifact(n), given, asked=asked) for n in names]
+
+
+def _method_of(override: Override) -> str:
+    """`method.bcq.offset=true` -> bcq, a field of one of several swept methods; empty for any other override."""
+    parts = override.key_or_group.split(".")
+    known = len(parts) == 3 and parts[0] == "method" and parts[1] in registry.classes("method")
+    return parts[1] if known else ""
+
+
+def _of_method(override: Override) -> tuple[tuple[str, str], ...]:
+    """The alternatives of `method.bcq.offset=true,false`: (`bcq`, `method.offset=true`), …"""
+    method = _method_of(override)
+    lines = _alternatives(override) if override.is_sweep_override() else [override.input_line]
+    return tuple((method, line.replace(f"method.{method}.", "method.", 1)) for line in lines)
 
 
 def _alternatives(override: Override) -> list[str]:
@@ -87,17 +122,21 @@ def variant(request: Request, settings: Settings) -> str:
     return "-".join(parts)
 
 
-def rows_of(request: Request, scale: str, selected: Sequence[str]) -> list[ArtifactRow]:
+def rows_of(request: Request, settings: Settings) -> list[ArtifactRow]:
     """The rows of a request with their complete overrides, command line last so that it wins.
 
+    Args:
+        request: as parsed.
+        settings: of what its rows have in common.
+
     Raises:
-        LutlabError: `rows=` (names or patterns) names no row, or the command line contradicts an axis of the artifact.
+        LutlabError: `rows=` (names or patterns) names no row, the command line contradicts an axis of the artifact, or
+            a field is given of a method that no row has.
     """
     if request.artifact is None:
-        combinations = itertools.product(*request.sweeps)
-        return [ArtifactRow("", {}, [*request.arguments, *combo]) for combo in combinations]
-    artifact = request.artifact
-    rows = artifact.rows(scale)
+        return _free_rows(request, settings.method)
+    artifact, selected = request.artifact, settings.rows
+    rows = artifact.rows(settings.scale)
     keys = {override.lstrip("+").partition("=")[0] for override in request.arguments}
     fixed = set().union(*(row.axis_keys for row in rows))
     if clash := sorted((fixed & keys) - _SELECTABLE):
@@ -114,3 +153,30 @@ def rows_of(request: Request, scale: str, selected: Sequence[str]) -> list[Artif
     wanted = [r for r in rows if any(fnmatchcase(r.key, p) for p in selected or ["*"])]
     extra = [f"+exp={artifact.name}", *request.arguments]
     return [dataclasses.replace(row, overrides=[*row.overrides, *extra]) for row in wanted]
+
+
+def _free_rows(request: Request, default: str) -> list[ArtifactRow]:
+    """The product of the swept values; a field of one method only in the rows of that method."""
+    found: dict[tuple[str, ...], ArtifactRow] = {}
+    methods = set()
+    for combination in itertools.product(*request.sweeps):
+        line = [*request.arguments, *combination]
+        chosen = [o.partition("=")[2] for o in line if o.startswith("method=")]
+        method = chosen[-1] if chosen else default
+        methods.add(method)
+        for fields in itertools.product(*request.of_methods):
+            own = [override for of, override in fields if of == method]
+            found.setdefault((*line, *own), ArtifactRow("", {}, [*line, *own]))
+    for of, override in (one for some in request.of_methods for one in some):
+        if of not in methods:
+            field = override.removeprefix("method.")
+            raise LutlabError(
+                f"method.{of}.{field}: no row of this sweep has method={of}, but {', '.join(sorted(methods))}"
+            )
+    return list(found.values())
+
+
+def baseline_of(row: ArtifactRow) -> ArtifactRow:
+    """The same row in full precision: without all that is said of its weights."""
+    kept = [o for o in row.overrides if not is_one_of(o.lstrip("+").partition("=")[0], _OF_WEIGHTS)]
+    return dataclasses.replace(row, overrides=[*kept, "method=none"])

@@ -13,9 +13,8 @@ from typing import Any
 
 from lutlab.data.protocols import PROTOCOLS
 from lutlab.experiment.artifact.artifact import Artifact
-from lutlab.experiment.artifact.catalog import command_for, program
 from lutlab.experiment.artifact.claims import judge
-from lutlab.experiment.artifact.columns import ColumnSpec
+from lutlab.experiment.artifact.columns import SIZE, ColumnSpec
 from lutlab.experiment.artifact.outcome import (
     FRONT,
     Cell,
@@ -27,36 +26,86 @@ from lutlab.experiment.artifact.outcome import (
 )
 from lutlab.experiment.artifact.pareto import Point, front
 from lutlab.experiment.artifact.references import cite
+from lutlab.experiment.plan.commands import table_command
 from lutlab.experiment.plan.plan import PlannedCell, PlannedRow
 from lutlab.experiment.report import means
 from lutlab.specs import ModelRun, ProductRun
 
 
 def tabulate(
-    artifact: Artifact | None,
+    artifact: Artifact,
     rows: Sequence[PlannedRow],
     scale: str,
     environment: Mapping[str, Any],
 ) -> ResultTable:
-    """Published beside measured. `artifact` is None for a free sweep, which has only measured columns."""
+    """Published beside measured, by the artifact's plain command."""
     columns = tuple(_column(key, spec, rows[0]) for key, spec in rows[0].columns.items())
-    told = {row.key: [cell.evaluation.options_named for cell in row.cells.values()] for row in rows}
-    if artifact:
-        table_rows = [_row(artifact, row, scale) for row in rows]
-        return assemble(artifact, columns, table_rows, scale, told, environment)
+    table_rows = [_row(artifact, row, scale) for row in rows]
+    return assemble(artifact, columns, table_rows, scale, _told(rows), environment)
+
+
+def tabulate_sweep(
+    name: str, rows: Sequence[PlannedRow], scale: str, command: str, environment: Mapping[str, Any]
+) -> ResultTable:
+    """A sweep of one's own: measured beside full precision, quality over stored size with its front.
+
+    Args:
+        name: of the sweep; its folder's.
+        rows: as planned and measured, those in full precision among them.
+        scale: embedded, small or paper.
+        command: the one that was typed.
+        environment: where the measured numbers come from.
+    """
+    columns = tuple(_column(key, spec, rows[0]) for key, spec in rows[0].columns.items())
+    found = {row.key: _row(None, row, scale) for row in rows}
+    of_text = [
+        key for key, spec in rows[0].columns.items() if spec.text
+    ]  # a size has no such difference
+    table_rows = tuple(_beside(found[row.key], found.get(row.baseline), of_text) for row in rows)
+    curve = _size_against_quality(rows)
+    if curve:
+        table_rows = _mark_fronts(table_rows, curve)
     return ResultTable(
-        artifact="sweep",
-        title="Sweep",
+        artifact=f"sweep/{name}",
+        title=f"Sweep {name}",
         citation="",
         source="no paper: a sweep of your own",
         scale=scale,
-        command=f"{program()} …",
+        command=command,
         columns=columns,
-        rows=tuple(_row(None, row, scale) for row in rows),
+        rows=table_rows,
         claims=(),
-        notes=tuple(_options(told)),
+        notes=tuple(_options(_told(rows))),
         provenance=environment,
+        curve=curve,
     )
+
+
+def _told(rows: Sequence[PlannedRow]) -> dict[str, list[str]]:
+    return {row.key: [c.evaluation.options_named for c in row.cells.values()] for row in rows}
+
+
+def _beside(row: Row, baseline: Row | None, columns: Sequence[str]) -> Row:
+    """The row with the full-precision numbers of its model in some columns."""
+    if baseline is None:
+        return row
+    cells = {
+        key: dataclasses.replace(row.cells[key], baseline=baseline.cells[key].measured)
+        for key in columns
+    }
+    return dataclasses.replace(row, cells={**row.cells, **cells})
+
+
+def _size_against_quality(rows: Sequence[PlannedRow]) -> Curve | None:
+    """The first quality over the stored size, a front a model; None where the sweep has not both."""
+    columns = rows[0].columns
+    quality = next((key for key, spec in columns.items() if spec.text), None)
+    if quality is None or SIZE not in columns:
+        return None
+    larger = tuple(not columns[key].lower_is_better for key in (SIZE, quality))
+    several = len({row.spec.name for row in rows}) > 1
+    series = ("Model", "Method") if several else ("Method",)
+    return Curve(SIZE, quality, series, larger, per=1, baseline="*/none/*", degradation=False)
 
 
 def assemble(
@@ -86,7 +135,7 @@ def assemble(
         citation=cite(artifact.citation),
         source=artifact.source,
         scale=scale,
-        command=command_for(artifact.name),
+        command=table_command(artifact.name, ()),
         columns=tuple(columns),
         rows=rows,
         claims=_claims(artifact, rows, scale, curve),

@@ -231,7 +231,7 @@ def _printer(table: ResultTable, column: Column, foot: _Footnotes | None):
         comparable = measured and _is_number(cell.published) and cell.verdict in COMPARABLE
         return Entry(
             paper=paper or DASH,
-            ours=number(cell.measured, ours) if measured else WORDS.get(cell.verdict, cell.verdict),
+            ours=_beside(cell, ours) if measured else WORDS.get(cell.verdict, cell.verdict),
             mark=mark,
             foot=foot.mark(_reason(row, column, cell)) if foot else "",
             delta=change(cell.published, cell.measured) if comparable else "",
@@ -241,6 +241,15 @@ def _printer(table: ResultTable, column: Column, foot: _Footnotes | None):
         )
 
     return entry
+
+
+def _beside(cell: Cell, decimals: int) -> str:
+    """`30.14 (+2.95)`: a measured number and, in a sweep of one's own, its difference to full precision."""
+    text = number(cell.measured, decimals)
+    if cell.baseline in (None, cell.measured):
+        return text
+    difference = cell.measured - cell.baseline
+    return f"{text} ({'+' if difference > 0 else '-'}{number(abs(difference), decimals)})"
 
 
 def _is_number(value: float | str | None) -> bool:

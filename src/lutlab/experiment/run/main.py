@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import hydra
 from omegaconf import DictConfig
 
@@ -19,4 +21,12 @@ def measure_row(config: DictConfig) -> None:
 
 def main() -> int:
     """Run the command line of this process; returns the exit code (cli.py lists them)."""
+    if sys.argv[1:2] == ["results"]:
+        from lutlab.experiment.run import results_command
+
+        return results_command.main(sys.argv[2:])
+    if sys.argv[1:2] == ["workspaces"]:
+        from lutlab.experiment.run import workspaces
+
+        return workspaces.main(sys.argv[2:])
     return cli.run(measure_row)

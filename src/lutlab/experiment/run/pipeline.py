@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from lutlab.experiment.artifact.columns import free_columns
-from lutlab.experiment.artifact.rows import ArtifactRow
-from lutlab.experiment.plan import plan, sweeping
+from lutlab.errors import LutlabError
+from lutlab.experiment.plan import free, plan, sweeping
+from lutlab.experiment.plan.commands import table_command
+from lutlab.experiment.plan.free import AskedRow
 from lutlab.experiment.plan.job import Job, job_of, override_of
 from lutlab.experiment.plan.plan import PlannedCell, PlannedRow
-from lutlab.experiment.plan.resolve import resolve
 from lutlab.experiment.plan.schema import Mode
 from lutlab.experiment.plan.settings import Settings
 from lutlab.experiment.report import compare
@@ -25,14 +26,6 @@ from lutlab.experiment.store.store import Store
 
 Compose = Callable[[Sequence[str]], Settings]
 Launch = Callable[[Sequence[Sequence[str]]], list[Any]]
-
-
-@dataclass(frozen=True)
-class AskedRow:
-    """One row of a request: its overrides and what they are composed to."""
-
-    row: ArtifactRow
-    settings: Settings
 
 
 def sweep(arguments: Sequence[str], compose: Compose, launch: Launch) -> None:
@@ -52,9 +45,7 @@ def sweep(arguments: Sequence[str], compose: Compose, launch: Launch) -> None:
         if common.mode is Mode.track:
             track.fill(tracker, logger, common.results, request, Console())
             continue
-        rows = sweeping.rows_of(request, common.scale, common.rows)
-        asked = [AskedRow(row, compose(row.overrides)) for row in rows]
-        planned = _plan(request, asked)
+        planned, asked, folder = _plan(request, common, compose)
         if common.mode is Mode.plan:
             from lutlab.experiment.plan.view import print_plan
 
@@ -64,25 +55,29 @@ def sweep(arguments: Sequence[str], compose: Compose, launch: Launch) -> None:
             _measure(planned, asked, common, launch)
             store = Store(common.results)
             planned = [plan.with_records(row, store) for row in planned]
-        failed += _report(request, planned, common, tracker)
+        failed += _report(request, planned, common, folder, tracker)
     if failed:
         raise RowsFailed(f"{failed} cells failed; the table says why; run again to try them again")
 
 
-def _plan(request: sweeping.Request, asked: Sequence[AskedRow]) -> list[PlannedRow]:
-    artifact, planned = request.artifact, []
-    show_options = any(one.settings.evaluators for one in asked)
-    for one in asked:
-        settings = one.settings
-        columns = artifact.columns_of(one.row) if artifact else free_columns(settings.evaluate)
-        resolved = resolve(settings, columns)
-        key, labels = one.row.key, one.row.labels
-        if artifact is None:
-            labels = plan.free_labels(resolved.run, settings, show_options)
-            key = "/".join(labels.values())
-        store = Store(settings.results)
-        planned.append(plan.plan_row(key, labels, columns, resolved, settings.threads, store))
-    return planned
+def _plan(
+    request: sweeping.Request, common: Settings, compose: Compose
+) -> tuple[list[PlannedRow], list[AskedRow], Path]:
+    """The rows planned, what was asked for by each, and the folder of their report."""
+    rows = sweeping.rows_of(request, common)
+    asked = [AskedRow(row, compose(row.overrides)) for row in rows]
+    if request.artifact is None:
+        asked = free.beside_full_precision(asked, compose)
+        planned, asked = free.plan_sweep(asked)
+        return planned, asked, free.folder_of(planned, asked, common)
+    if common.name is not None:
+        raise LutlabError(f"name={common.name} is of a sweep of your own: drop it, or +exp")
+    artifact = request.artifact
+    planned = [
+        plan.planned(row.row.key, row.row.labels, artifact.columns_of(row.row), row.settings)
+        for row in asked
+    ]
+    return planned, asked, common.results / artifact.name / sweeping.variant(request, common)
 
 
 def _measure(
@@ -126,17 +121,26 @@ def _weight(row: PlannedRow, cell: PlannedCell) -> float:
 
 
 def _report(
-    request: sweeping.Request, rows: Sequence[PlannedRow], common: Settings, tracker: Tracker
+    request: sweeping.Request,
+    rows: Sequence[PlannedRow],
+    common: Settings,
+    folder: Path,
+    tracker: Tracker,
 ) -> int:
     """Render the table, print it, track it; returns how many cells failed."""
     from lutlab.experiment.report import print_table, write_report
 
-    artifact = request.artifact
-    table = compare.tabulate(artifact, rows, common.scale, environment())
-    name = artifact.name if artifact else "sweep"
-    folder = common.results / name / sweeping.variant(request, common)
+    scale, artifact = common.scale, request.artifact
+    command = table_command(artifact.name if artifact else "", request.asked)
+    if artifact:
+        table = compare.tabulate(artifact, rows, scale, environment())
+        table = dataclasses.replace(table, command=command)
+    else:
+        table = compare.tabulate_sweep(folder.name, rows, scale, command, environment())
     console = Console()
     paths = write_report(table, folder)
+    if not artifact:
+        free.mark(folder, rows, command)
     print_table(table, console)
     console.print(
         f"written to {folder}: {', '.join(p.name for p in paths)}", highlight=False, soft_wrap=True

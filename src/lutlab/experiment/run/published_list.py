@@ -16,7 +16,7 @@ from pathlib import Path
 import yaml
 
 from lutlab.errors import LutlabError, nearest
-from lutlab.experiment.artifact.catalog import artifacts, command_for
+from lutlab.experiment.artifact.catalog import artifacts, program, short_name
 
 PUBLISHED = Path("results") / "published"  # in the current folder, as all results
 LIST = PUBLISHED / "list.yaml"
@@ -33,7 +33,7 @@ class Variant:
     @property
     def command(self) -> str:
         """The command that a reader types to measure it."""
-        return f"{command_for(self.artifact)} {self.line}".strip()
+        return f"{program()} +exp={short_name(self.artifact)} {self.line}".strip()
 
 
 def read_list(only: str = "*", path: Path = LIST) -> list[Variant]:

@@ -23,7 +23,6 @@ from lutlab.experiment.plan.sweeping import Request
 from lutlab.experiment.records.frame import Shelf, shelves
 from lutlab.experiment.report import figure
 from lutlab.experiment.report.published import Published
-from lutlab.experiment.run.published_list import commands
 from lutlab.experiment.run.tracked import TrackedRun, runs_of, shelf_of
 from lutlab.experiment.run.tracking import NullTracker, Tracker
 from lutlab.experiment.store.record import Record
@@ -90,7 +89,8 @@ def fill(
             "mode=track copies records to Weights & Biases, and logger=none copies nothing: drop it, or give "
             "logger=offline or logger=online"
         )
-    given = [*request.arguments, *(values[0] for values in request.sweeps)]
+    given = [*request.arguments, *(one[0] for one in request.sweeps)]
+    given += [override for some in request.of_methods for _, override in some]
     if other := [one for one in given if re.split(r"[=./]", one)[0] not in _READ]:
         raise LutlabError(
             f"mode=track copies whole tables as they were measured, and {other[0]} does not choose one: drop it; "
@@ -129,7 +129,7 @@ def _runs(table: Shelf, project: str) -> Iterator[TrackedRun]:
     """Claims and figure are those of today's artifact; a sweep has no claims, and the figure of its report."""
     name, variant = _name(table)
     if name in artifacts():
-        result = Published(name, {variant: table.cells}, table.records).tables(commands(name))
+        result = Published(name, {variant: table.cells}, table.records).tables({})
         yield from runs_of(table, project, result[variant], figure.render(result[variant])[1])
     else:
         drawn = sorted(table.folder.glob(f"*/{variant}/figure.png"))

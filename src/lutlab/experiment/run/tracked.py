@@ -125,8 +125,8 @@ def _row(
     artifact, variant, row = (config[key] for key in ("artifact", "variant", "row"))
     return TrackedRun(
         id=f"{_word(f'{_leaf(artifact)}-{row}')}-{digest}",
-        name=f"{artifact}/{row} {variant} #{digest}",
-        group=f"{artifact} {variant}",
+        name=f"{artifact}/{row}{_other(artifact, variant)} #{digest}",
+        group=f"{artifact}{_other(artifact, variant)}",
         kind="row",
         tags=_tags(config, [key.partition("/")[0] for key in charts_and_numbers(summary)]),
         config={"kind": "row"} | config,
@@ -169,7 +169,7 @@ def _table(
     config = {"kind": "table"} | _of_table(cells[0]) | _origin(records)
     artifact, variant = config["artifact"], config["variant"]
     if table and artifact in artifacts():
-        config |= {name: getattr(table, name) for name in ("title", "command", "source")}
+        config |= {name: getattr(table, name) for name in ("title", "source")}
     claims = table.claims if table else ()
     digest = content_id([project, artifact, variant, config["machine"]])[:8]
     # `published` may be a word, and a column of a W&B table has one type: it stays as the paper prints it
@@ -182,9 +182,9 @@ def _table(
         "claims/decidable": sum(claim.measured[1] for claim in claims),
     }
     return TrackedRun(
-        id=f"{_word(f'{_leaf(artifact)}-{variant}')}-{digest}",
-        name=f"{artifact} {variant} #{digest}",
-        group=f"{artifact} {variant}",
+        id=f"{_word(f'{_leaf(artifact)}{_other(artifact, variant)}')}-{digest}",
+        name=f"{artifact}{_other(artifact, variant)} #{digest}",
+        group=f"{artifact}{_other(artifact, variant)}",
         kind="table",
         tags=_tags(config, ()),
         config=config,
@@ -245,6 +245,11 @@ def _timed(records: Iterable[Record]) -> bool:
     known = registry.classes("evaluator")
     names = {record.evaluation["evaluator"] for record in records} & known.keys()
     return any(known[name].of_this_machine for name in names)
+
+
+def _other(artifact: str, variant: str) -> str:
+    """The variant after a blank; a sweep's is its name, which is said already."""
+    return "" if variant == _leaf(artifact) else f" {variant}"
 
 
 def _leaf(artifact: str) -> str:

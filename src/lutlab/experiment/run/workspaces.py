@@ -1,7 +1,7 @@
 """Workspaces and reports of Weights & Biases, built from code and records: without a server, or pushed to one.
 
-    python -m lutlab.experiment.run.workspaces --out pages                     JSON, as it would be sent; no network
-    python -m lutlab.experiment.run.workspaces --push --entity me --project lutlab
+    lutlab workspaces --out pages                     JSON, as it would be sent; no network
+    lutlab workspaces --push --entity me --project lutlab
 
 A push updates what an earlier one made: `<results>/wandb/views.json` keeps the ids of each project's pages. The runs
 themselves come from `mode=run`, `mode=track` and `wandb sync`. Needs `pip install 'lutlab[workspaces]'`.
@@ -121,7 +121,7 @@ def _restore(view: Any, saved: dict[str, str]) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns the exit code: 0, or 2 for a mistake."""
-    parser = argparse.ArgumentParser(prog="lutlab.experiment.run.workspaces")
+    parser = argparse.ArgumentParser(prog="lutlab workspaces")
     parser.description = "Build Weights & Biases' workspaces and reports from records; push them."
     parser.add_argument("--records", type=Path, default=Path("results"), help="folder with tables")
     parser.add_argument("--results", type=Path, default=Path("results"), help="keeps their ids")
@@ -154,7 +154,3 @@ def _check(given: argparse.Namespace) -> None:
         raise LutlabError("give --out <folder>, --push, or both")
     if given.push and not given.entity:
         raise LutlabError("--push needs --entity, the user or team that owns the project")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,112 @@
+"""A sweep of one's own, planned: each row once, beside its model in full precision, in a folder of the sweep's own.
+
+results/sweep/<name>/sweep.json     {"id": <of all that it asks for>, "command": "python run.py …"}
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lutlab.atomic import write_atomically
+from lutlab.errors import LutlabError
+from lutlab.experiment.artifact.columns import SIZE, asks_for_quality, free_columns
+from lutlab.experiment.artifact.rows import ArtifactRow
+from lutlab.experiment.plan.naming import labels_of, row_key, sweep_name
+from lutlab.experiment.plan.plan import PlannedRow, planned
+from lutlab.experiment.plan.runs import run_of
+from lutlab.experiment.plan.settings import Settings
+from lutlab.experiment.plan.sweeping import baseline_of
+from lutlab.experiment.store.asked import to_json
+from lutlab.experiment.store.store import content_id
+
+MARK = "sweep.json"
+
+
+@dataclass(frozen=True)
+class AskedRow:
+    """One row of a request: its overrides, what they are composed to, and in a sweep its row in full precision."""
+
+    row: ArtifactRow
+    settings: Settings
+    baseline: Settings | None = None
+
+
+def beside_full_precision(
+    asked: Sequence[AskedRow], compose: Callable[[Sequence[str]], Settings]
+) -> list[AskedRow]:
+    """The rows of a sweep, model by model, after the model in full precision where quality is asked for."""
+    found: dict[str, dict[tuple[str, ...], AskedRow]] = {}
+    for one in asked:
+        rows = found.setdefault(one.settings.model.name, {})
+        baseline = None
+        if _wants_baseline(one.settings):
+            row = baseline_of(one.row)
+            first = AskedRow(row, compose(row.overrides))
+            baseline = rows.setdefault(tuple(row.overrides), first).settings
+        rows[tuple(one.row.overrides)] = dataclasses.replace(one, baseline=baseline)
+    return [one for rows in found.values() for one in rows.values()]
+
+
+def plan_sweep(asked: Sequence[AskedRow]) -> tuple[list[PlannedRow], list[AskedRow]]:
+    """The rows planned, each that is asked for twice once, and what was asked for by each.
+
+    Raises:
+        LutlabError: as plan.planned.
+    """
+    distinct = {_identity(one.settings): one for one in reversed(asked)}
+    rows = list(reversed(distinct.values()))
+    labels = labels_of([(run_of(one.settings), one.settings) for one in rows])
+    keys = {_identity(one.settings): row_key(own) for one, own in zip(rows, labels, strict=True)}
+    found = []
+    for one, own in zip(rows, labels, strict=True):
+        size = [SIZE] if _wants_baseline(one.settings) else []
+        columns = free_columns([*dict.fromkeys([*one.settings.evaluate, *size])])
+        beside = keys[_identity(one.baseline)] if one.baseline else ""
+        found.append(planned(row_key(own), own, columns, one.settings, beside))
+    return found, rows
+
+
+def folder_of(rows: Sequence[PlannedRow], asked: Sequence[AskedRow], common: Settings) -> Path:
+    """The folder of the sweep's report, which bears its name; no other sweep is written over.
+
+    Raises:
+        LutlabError: `name=` is that of another sweep, or is no file name.
+    """
+    pairs = [(row.spec, one.settings) for row, one in zip(rows, asked, strict=True)]
+    own = _id(rows)
+    folder = common.results / "sweep" / sweep_name(pairs, own, common.name)
+    mark = folder / MARK
+    if mark.exists() and (earlier := json.loads(mark.read_text(encoding="utf-8")))["id"] != own:
+        raise LutlabError(
+            f"name={common.name} is that of another sweep, '{earlier['command']}', in {folder}: choose another name, "
+            "or remove that folder (its records stay)"
+        )
+    return folder
+
+
+def mark(folder: Path, rows: Sequence[PlannedRow], command: str) -> Path:
+    """Write beside the report whose it is."""
+    said = {"id": _id(rows), "command": command}
+    return write_atomically(folder / MARK, (json.dumps(said, indent=1) + "\n").encode())
+
+
+def _wants_baseline(settings: Settings) -> bool:
+    is_model = settings.model.source != "product"
+    return settings.baseline and is_model and asks_for_quality(settings.evaluate)
+
+
+def _identity(settings: Settings) -> Hashable:
+    """All that tells two rows of a sweep apart."""
+    return run_of(settings), settings.threads, repr(sorted(settings.evaluators.items()))
+
+
+def _id(rows: Sequence[PlannedRow]) -> str:
+    asked = [
+        [to_json(row.spec), [to_json(cell.evaluation) for cell in row.cells.values()], row.labels]
+        for row in rows
+    ]
+    return content_id(asked)

@@ -1,0 +1,69 @@
+"""Two sets of results beside each other, cell by cell: two machines, two folders, two commits of what is published."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lutlab.errors import LutlabError
+from lutlab.experiment.records.frame import results
+
+if TYPE_CHECKING:
+    import pandas
+
+# A cell of a table, whatever folder it lies in.
+PLACE = ["paper", "artifact", "variant", "row", "column", "metric"]
+
+
+def differ(one: str, other: str) -> pandas.DataFrame:
+    """The measured cells of two results, side by side.
+
+    Args:
+        one: a folder as of `lutlab.results`, or `<commit>:<folder>`, the folder as git has it at that commit.
+        other: the same.
+
+    Returns:
+        PLACE, `one` and `other` (the numbers, empty where there is none), `relative` = other / one - 1, and `machine`
+        and `commit` of each, for every cell that has a number in one of them.
+
+    Raises:
+        LutlabError: as of lutlab.results; no such commit.
+    """
+    sides = [_measured(folder) for folder in (one, other)]
+    both = sides[0].merge(sides[1], on=PLACE, how="outer", suffixes=("_one", "_other"))
+    both = both.rename(columns={"measured_one": "one", "measured_other": "other"})
+    both["relative"] = both["other"] / both["one"] - 1
+    return both.sort_values(PLACE, ignore_index=True)
+
+
+def _measured(folder: str) -> pandas.DataFrame:
+    with _folder_of(folder) as path:
+        found = results(path)
+    found = found[found["measured"].notna() & found["row"].notna()]
+    kept = found[[*PLACE, "measured", "machine", "commit"]]
+    return kept.drop_duplicates(PLACE, keep="last")
+
+
+@contextmanager
+def _folder_of(name: str) -> Iterator[Path]:
+    """The folder itself, or a copy of it as a commit has it."""
+    commit, _, folder = name.rpartition(":")
+    if not commit:
+        yield Path(name)
+        return
+    done = subprocess.run(["git", "archive", commit, folder], capture_output=True, check=False)
+    if done.returncode:
+        raise LutlabError(
+            f"git has no {folder} at {commit}: {done.stderr.decode().strip()}; give <commit>:<folder>, the folder from "
+            "the current one, in a checkout"
+        )
+    with tempfile.TemporaryDirectory() as copy:
+        with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
+            archive.extractall(copy, filter="data")
+        yield Path(copy) / folder
