@@ -5,7 +5,7 @@ VENV ?= .venv
 GPU_PYTHON ?= $(PYTHON)
 BIN = $(VENV)/bin
 
-.PHONY: help env lint format lock test test-gpu installed table bench report publish notebooks gpu-report
+.PHONY: help env lint format lock test test-gpu installed table bench report publish notebooks docs gpu-report
 
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -51,6 +51,10 @@ publish: env ## measure what results/published/list.yaml names (hours; call agai
 
 bench: env ## speed against named peers, one run
 	for b in benchmarks/bench_*.py; do $(BIN)/python $$b || exit 1; done
+
+docs: env ## build the documentation into site/, strictly and offline
+	$(BIN)/python -m lutlab.experiment.run.gallery
+	$(BIN)/zensical build --strict
 
 notebooks: env ## execute the notebooks
 	$(BIN)/python -m pytest tests/test_notebooks.py

@@ -59,14 +59,15 @@ def quantize_tensor(
 ) -> Format:
     """Quantize one weight matrix.
 
-    >>> packed = quantize_tensor(torch.ones(2, 128), method="rtn", q=4, g=32)
-    >>> packed.dequantize().shape, packed.bits_per_weight
-    (torch.Size([2, 128]), 4.625)
-    >>> packed.to_bcq().bits_per_weight
-    7.0
+    Examples:
+        >>> packed = quantize_tensor(torch.ones(2, 128), method="rtn", q=4, g=32)
+        >>> packed.dequantize().shape, packed.bits_per_weight
+        (torch.Size([2, 128]), 4.625)
+        >>> packed.to_bcq().bits_per_weight
+        7.0
 
-    (4 bits of codes, and a group of 32 stores a 16-bit scale and a 4-bit zero point: 4 + 20 / 32. In the binary form of
-    Eq. 5, which the LUT kernel reads, it stores four 16-bit alphas and a 32-bit offset: 4 + 96 / 32.)
+        4 bits of codes, and a group of 32 stores a 16-bit scale and a 4-bit zero point: 4 + 20 / 32. In the binary form
+        of Eq. 5, which the LUT kernel reads, it stores four 16-bit alphas and a 32-bit offset: 4 + 96 / 32.
 
     Args:
         weight: [N, K] floating point; K are the input channels, along which groups run.

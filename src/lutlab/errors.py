@@ -19,8 +19,9 @@ class MissingTextError(LutlabError):
 def nearest(name: str, known: Iterable[str]) -> str:
     """Say which known name the user most likely meant.
 
-    >>> nearest("rnt", ["rtn", "bcq"])
-    "did you mean 'rtn'? known: bcq, rtn"
+    Examples:
+        >>> nearest("rnt", ["rtn", "bcq"])
+        "did you mean 'rtn'? known: bcq, rtn"
     """
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)

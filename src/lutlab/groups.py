@@ -33,8 +33,9 @@ def check_bits(q: int) -> int:
 def whole(q: Bits) -> Bits:
     """The same number, an int where it is whole: 3.0 is 3, so that both are one row.
 
-    >>> whole(3.0), whole(2.5)
-    (3, 2.5)
+    Examples:
+        >>> whole(3.0), whole(2.5)
+        (3, 2.5)
     """
     return int(q) if float(q).is_integer() else q
 

@@ -217,8 +217,10 @@ class LayerStats:
     """One quantized linear layer: squared error and squared norm of W [N, K], its widths, and its size in bits.
 
     output_error, output_norm: the same of the outputs on the calibration inputs, tr(D H D^T) with H as CalibStats has
-    it; None without calibration. q and g are 16 and -1 where the layer stays in full precision. format: the name of the
-    format that bits_stored counts; bits_bcq: bits of the binary form (LUT-GEMM Eq. 5), None where there is none.
+    it; None without calibration. Errors and norms are nan of a checkpoint that was quantized before (method=stored),
+    whose weights in full precision nobody has. q and g are 16 and -1 where the layer stays in full precision. format:
+    the name of the format that bits_stored counts; bits_bcq: bits of the binary form (LUT-GEMM Eq. 5), None where there
+    is none.
     bits_average: bits a weight as Eq. 10 of the 2/4/16-bit paper counts them, None of a format that it does not count.
     """
 
@@ -270,10 +272,12 @@ class Subject:
 class Measurement:
     """Values by metric name (unit in the name), the count they rest on, all samples, and facts worth keeping.
 
-    The fact `kernel`, where layers are multiplied by kernels, is a list of their names.
+    The fact `kernel`, where layers are multiplied by kernels, is a list of their names. errors: standard error of each
+    value that has one, in its unit; a record has them as the fact `standard_error`.
     """
 
     values: Mapping[str, float]
     n: int
     samples: tuple[float, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)  # token hash, protocol fields, …
+    errors: Mapping[str, float] = field(default_factory=dict)

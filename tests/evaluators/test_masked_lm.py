@@ -44,8 +44,8 @@ def test_values_are_those_of_a_naive_reading(full):
     assert set(found.values) == {metric.name for metric in MaskedLM.metrics}
     windows = masked_stream(TEXT, mask_tokenizer(), 32, seed=3)
     labels = windows.ids.masked_fill(~windows.chosen, -100)
-    loss, kl, agreeing = 0.0, 0.0, 0
-    for read, label in zip(windows.read, labels, strict=True):
+    loss, kl, agreeing, size = 0.0, 0.0, 0, 0
+    for read, label, word in zip(windows.read, labels, windows.ids, strict=True):
         here = label != -100
         if not here.any():  # transformers' mean of none is no number
             continue
@@ -55,12 +55,17 @@ def test_values_are_those_of_a_naive_reading(full):
         q = out.logits[0, here].double().softmax(-1)
         kl += (p * (p / q).log()).sum().item()
         agreeing += int((p.argmax(-1) == q.argmax(-1)).sum())
+        names = mask_tokenizer().convert_ids_to_tokens(word[here].tolist())
+        size += sum(len(name) for name in names) + len(names)  # and the blanks before them
     n = int(windows.chosen.sum())
     assert found.n == n
     assert found.values["masked_loss"] == pytest.approx(loss / n, rel=1e-5)
     assert found.values["masked_perplexity"] == pytest.approx(math.exp(loss / n), rel=1e-4)
     assert found.values["masked_kl"] == pytest.approx(kl / n, rel=1e-4)
     assert found.values["masked_agreement"] == agreeing / n
+    bits = found.values["masked_bits_per_byte"]
+    assert bits == pytest.approx(loss / math.log(2) / size, rel=0.02), "two blanks before a row"
+    assert found.errors.keys() == found.values.keys()
     assert 0 < agreeing < n
 
 

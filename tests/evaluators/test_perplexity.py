@@ -2,6 +2,9 @@
 
 import dataclasses
 import math
+import random
+import re
+import statistics
 
 import pytest
 import torch
@@ -12,7 +15,7 @@ from lutlab import evaluators, registry
 from lutlab.data import load_text
 from lutlab.errors import LutlabError
 from lutlab.evaluators import perplexity as module
-from lutlab.evaluators.perplexity import Perplexity, perplexity, window_nll
+from lutlab.evaluators.perplexity import Perplexity, per_unit, perplexity, window_nll
 from lutlab.specs import Subject, Text, TextSpec
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -104,11 +107,55 @@ def test_the_measurement_says_what_it_rests_on():
         "float32",
     )
     assert (facts["text_sha256"], facts["origin"], facts["tokens"]) == ("rows", "here", len(ids))
+    assert (facts["scored_bytes"], facts["scored_words"]) == naive_counts(ids, tokenizer)
     other = Perplexity().measure(subject(model, byte_tokenizer(bos=False))).facts
     assert other["bos"] is None
     for key in ("token_sha256", "tokenizer_sha256"):
         assert len(facts[key]) == 64
         assert facts[key] != other[key]
+
+
+def naive_counts(ids, tokenizer):
+    """Bytes and words of what the windows of 32 predict: the text (ASCII) between their first and last tokens."""
+    starts = [len(tokenizer.decode(ids[:i], skip_special_tokens=True)) for i in range(len(ids) + 1)]
+    spans = [(starts[i + 1], starts[i + 32]) for i in range(0, len(ids) - 31, 32)]
+    ends = [word.end() for word in re.finditer(r"\S+", TEXT)]
+    return (
+        sum(last - first for first, last in spans),
+        sum(first < end <= last for first, last in spans for end in ends),
+    )
+
+
+@torch.no_grad()
+def test_per_byte_and_per_word_are_sums_over_what_is_predicted():
+    model, tokenizer = tiny_opt(), byte_tokenizer()
+    values = Perplexity().measure(subject(model, tokenizer)).values
+    ids = tokenizer(TEXT).input_ids
+    nats = 0.0
+    for i in range(0, len(ids) - 31, 32):
+        log_p = model.eval()(torch.tensor([ids[i : i + 32]])).logits[0].log_softmax(-1)
+        nats -= sum(log_p[j, ids[i + j + 1]].item() for j in range(31))
+    size, words = naive_counts(ids, tokenizer)
+    assert values["bits_per_byte"] == pytest.approx(nats / math.log(2) / size, rel=1e-5)
+    assert values["word_perplexity"] == pytest.approx(math.exp(nats / words), rel=1e-4)
+
+
+def test_errors_are_those_of_the_ratios_over_windows_drawn_again():
+    draw = random.Random(1)
+    sizes = [draw.randint(20, 40) for _ in range(60)]
+    words = [size // 5 for size in sizes]
+    nll = [draw.gauss(0.1, 0.01) * size * 16 for size in sizes]
+    values, errors = per_unit(nll, 16, sizes, words)
+    again = []
+    for _ in range(2000):
+        some = draw.choices(range(60), k=60)
+        drawn = ([column[i] for i in some] for column in (nll, sizes, words))
+        first, *rest = drawn
+        again.append(per_unit(first, 16, *rest)[0])
+    for name, value in values.items():
+        drawn = statistics.stdev(one[name] for one in again)
+        assert errors[name] == pytest.approx(drawn, rel=0.15), (name, value)
+    assert per_unit(nll[:1], 16, sizes[:1], words[:1])[1] == {}, "one window has no spread"
 
 
 def test_half_precision_loss_differs_a_little_as_gptq_and_awq_do():

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lutlab.data.calibration import calibration_windows
+from lutlab.data.extents import stream_extents
 from lutlab.data.tokens import token_stream
 from lutlab.errors import LutlabError
 from lutlab.specs import Text
@@ -39,11 +40,15 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class MaskedWindows:
-    """Windows [n, S] int64 as they stand in the text and as the model reads them; bool, where it is to name a token."""
+    """Windows [n, S] int64 as they stand in the text and as the model reads them; bool, where it is to name a token.
+
+    `sizes` [n, S] int64: UTF-8 bytes of the text that each token spells (extents.py).
+    """
 
     ids: torch.Tensor
     read: torch.Tensor
     chosen: torch.Tensor
+    sizes: torch.Tensor
 
 
 def vocabulary_of(tokenizer: PreTrainedTokenizerBase) -> Vocabulary:
@@ -102,13 +107,17 @@ def masked_stream(
 
     vocabulary = vocabulary_of(tokenizer)
     inside = _inside(seqlen)
-    ids = token_stream(dataclasses.replace(text, limit=None), tokenizer, seqlen)
+    whole = dataclasses.replace(text, limit=None)
+    ids = token_stream(whole, tokenizer, seqlen)
+    sizes, _ = stream_extents(whole, tokenizer, seqlen)
     first, last = int(ids[0] == vocabulary.begin), int(ids[-1] == vocabulary.end)
-    ids = ids[first : len(ids) - last]  # each window has its own
-    windows = ids[: len(ids) // inside * inside].view(-1, inside)[: text.limit]
-    windows = _framed(windows, vocabulary)
+    inner = slice(first, len(ids) - last)  # each window has its own first and last
+    length = (inner.stop - first) // inside * inside
+    ids, sizes = (part[inner][:length].view(-1, inside)[: text.limit] for part in (ids, sizes))
+    windows = _framed(ids, vocabulary.begin, vocabulary.end)
     drawn = [corrupted(window, vocabulary, seed + i) for i, window in enumerate(windows)]
-    return MaskedWindows(windows, *(torch.stack(part) for part in zip(*drawn, strict=True)))
+    read, chosen = (torch.stack(part) for part in zip(*drawn, strict=True))
+    return MaskedWindows(windows, read, chosen, _framed(sizes, 0, 0))
 
 
 def masked_calibration(
@@ -121,7 +130,8 @@ def masked_calibration(
     """
     vocabulary = vocabulary_of(tokenizer)
     windows = calibration_windows(text, tokenizer, samples, _inside(seqlen), seed)
-    return corrupted(_framed(windows, vocabulary), vocabulary, seed)[0]
+    windows = _framed(windows, vocabulary.begin, vocabulary.end)
+    return corrupted(windows, vocabulary, seed)[0]
 
 
 def _inside(seqlen: int) -> int:
@@ -133,10 +143,10 @@ def _inside(seqlen: int) -> int:
     return seqlen - 2
 
 
-def _framed(windows: torch.Tensor, vocabulary: Vocabulary) -> torch.Tensor:
+def _framed(windows: torch.Tensor, begin: int, end: int) -> torch.Tensor:
     """[n, S - 2] -> [n, S]."""
     import torch
 
-    framed = torch.nn.functional.pad(windows, (1, 1), value=vocabulary.begin)
-    framed[:, -1] = vocabulary.end
+    framed = torch.nn.functional.pad(windows, (1, 1), value=begin)
+    framed[:, -1] = end
     return framed

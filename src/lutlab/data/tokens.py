@@ -9,6 +9,7 @@ import hashlib
 import json
 import random
 from collections import OrderedDict
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from lutlab.data.protocols import KINDS, PROTOCOLS, protocol
@@ -156,7 +157,18 @@ def joined_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> torch.Tensor:
 def crops(
     text: Text, tokenizer: PreTrainedTokenizerBase, seqlen: int, count: int, seed: int
 ) -> list[int]:
-    """GPTQ's get_c4: `count` random crops of `seqlen` ids from random documents longer than that, one after the other.
+    """Ids of `count` crops of `seqlen` ids, one after the other; raises LutlabError as crop_places."""
+    places = crop_places(text, tokenizer, seqlen, count, seed)
+    return [i for _, start, ids in places for i in ids[start : start + seqlen]]
+
+
+def crop_places(
+    text: Text, tokenizer: PreTrainedTokenizerBase, seqlen: int, count: int, seed: int
+) -> Iterator[tuple[int, int, list[int]]]:
+    """GPTQ's get_c4: `count` random crops of `seqlen` ids from random documents longer than that.
+
+    Yields:
+        the document's index, where in it the crop starts, and the document's ids.
 
     Raises:
         LutlabError: no document is longer than `seqlen` tokens.
@@ -164,8 +176,8 @@ def crops(
     # the sequence of random.seed(seed); the module's own state stays untouched
     draw = random.Random(seed)
     lengths: dict[int, int] = {}
-    ids: list[int] = []
-    while len(ids) < count * seqlen:
+    found = 0
+    while found < count:
         document = draw.randint(0, len(text.rows) - 1)
         if lengths.get(document, seqlen + 1) <= seqlen:
             continue
@@ -173,14 +185,13 @@ def crops(
         lengths[document] = len(encoded)
         # GPTQ accepts >= seqlen and then fails in randint(0, -1); where it does not fail, the draws are the same
         if len(encoded) > seqlen:
-            start = draw.randint(0, len(encoded) - seqlen - 1)
-            ids += encoded[start : start + seqlen]
+            yield document, draw.randint(0, len(encoded) - seqlen - 1), encoded
+            found += 1
         elif len(lengths) == len(text.rows) and max(lengths.values()) <= seqlen:
             raise LutlabError(
                 f"'{text.protocol}' crops windows of {seqlen} tokens out of longer documents, but its longest has "
                 f"{max(lengths.values())} ({text.origin}): take a window below that"
             )
-    return ids
 
 
 def token_sha256(ids: torch.Tensor) -> str:

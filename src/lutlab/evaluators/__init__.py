@@ -24,6 +24,7 @@ _FOR_TASK = {
 }
 # Logits of one batch; larger ones were no faster on a CPU and cost memory on a GPU.
 LOGITS_BYTES = 64 * 2**20
+LARGEST_NLL = 700.0  # nats; exp of more is beyond a float
 
 
 @contextmanager
@@ -71,7 +72,7 @@ def exp_of_mean(nll: float) -> float:
     Raises:
         LutlabError: beyond the range of a float.
     """
-    if nll > 700:
+    if nll > LARGEST_NLL:
         raise LutlabError(
             f"the mean negative log-likelihood is {nll:.0f} nats, beyond what exp can express: "
             "the model is broken, or quantized beyond use"

@@ -5,13 +5,16 @@ Of the tokens that data/masking.py chooses, with p the model's and p* the full-p
     masked_loss       mean of -log p(token that stood there), in nats; masked_perplexity is its exponential
     masked_agreement  share where argmax p = argmax p*
     masked_kl         mean of KL(p* || p) = sum over the vocabulary of p* (log p* - log p), in nats
+    masked_bits_per_byte  sum of -log2 p over the chosen tokens / UTF-8 bytes that they spell (data/extents.py)
 
+The last compares tokenizers; of words there is no such number, since chosen tokens are pieces of them.
 The full-precision model is the row's own, loaded once more, in the row's dtype.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -28,6 +31,7 @@ from lutlab.evaluators import (
     text_facts,
 )
 from lutlab.evaluators.contract import Evaluator, Metric, Work
+from lutlab.evaluators.noise import ratio_error
 from lutlab.registry import register
 from lutlab.specs import Measurement, ModelRun, RunSpec, Subject
 
@@ -49,19 +53,22 @@ class MaskedResult:
 @register("evaluator", "masked_lm")
 @dataclass(frozen=True)
 class MaskedLM(Evaluator):
-    """Metrics `masked_loss`, `masked_perplexity`, `masked_agreement` (0 to 1), `masked_kl`; samples: windows' mean nll.
+    """Metrics `masked_loss`, `masked_perplexity`, `masked_agreement` (0 to 1), `masked_kl`, `masked_bits_per_byte`.
+
+    Samples are the windows' mean nll, of those with a chosen token.
 
     Attributes:
         seed: of the tokens that are chosen.
     """
 
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     task: ClassVar[str] = "masked_lm"
     metrics: ClassVar[tuple[Metric, ...]] = (
         Metric("masked_loss", "nats/token", "masked-token loss"),
         Metric("masked_perplexity", "perplexity", "masked-token ppl"),
         Metric("masked_agreement", "share", "agreement", lower_is_better=False),
         Metric("masked_kl", "nats/token", "KL from full precision"),
+        Metric("masked_bits_per_byte", "bits/byte", "masked bits per byte"),
     )
 
     seed: int = 1
@@ -84,24 +91,40 @@ class MaskedLM(Evaluator):
             raise LutlabError(f"a window of {subject.seqlen} tokens exceeds the context of {limit}")
         windows = masked_stream(text, tokenizer, subject.seqlen, self.seed)
         found = masked_predictions(subject.model, _full_precision(subject.run), windows)
+        sizes = (windows.sizes * windows.chosen).sum(1).tolist()
         tokens = sum(one.tokens for one in found)
-        loss = sum(one.nll for one in found) / tokens
-        values = {
-            "masked_loss": loss,
-            "masked_perplexity": exp_of_mean(loss),
-            "masked_agreement": sum(one.agreeing for one in found) / tokens,
-            "masked_kl": sum(one.kl for one in found) / tokens,
-        }
+        values, errors = _summary(found, sizes)
         facts = text_facts(text, tokenizer) | {
             "token_sha256": token_sha256(windows.read),
             "seqlen": subject.seqlen,
             "windows": len(found),
             "tokens": tokens,
+            "scored_bytes": sum(sizes),
             "seed": self.seed,
             "loss_dtype": "float32",
         }
         samples = tuple(one.nll / one.tokens for one in found if one.tokens)
-        return Measurement(values=values, n=tokens, samples=samples, facts=facts)
+        return Measurement(values, tokens, samples, facts, errors)
+
+
+def _summary(
+    found: Sequence[MaskedResult], sizes: Sequence[int]
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Metrics of MaskedLM and their standard errors over windows; sizes: bytes of each window's chosen tokens."""
+    tokens = [one.tokens for one in found]
+    bits = [one.nll / math.log(2) for one in found]
+    ratios = {
+        "masked_loss": ([one.nll for one in found], tokens),
+        "masked_agreement": ([one.agreeing for one in found], tokens),
+        "masked_kl": ([one.kl for one in found], tokens),
+        "masked_bits_per_byte": (bits, sizes),
+    }
+    values = {name: sum(parts) / sum(wholes) for name, (parts, wholes) in ratios.items()}
+    errors = {name: ratio_error(*parts) for name, parts in ratios.items()}
+    ppl = exp_of_mean(values["masked_loss"])
+    values["masked_perplexity"] = ppl
+    errors["masked_perplexity"] = ppl * errors["masked_loss"]
+    return values, {name: error for name, error in errors.items() if math.isfinite(error)}
 
 
 def _full_precision(run: RunSpec | None) -> PreTrainedModel:

@@ -3,6 +3,14 @@
     nll_i = seqlen * mean over the seqlen - 1 predictions of window i of -log p(token | tokens before it in the window)
     ppl   = exp(sum_i nll_i / (n * seqlen))
 
+A token is as much text as its tokenizer makes it; models with different tokenizers are compared by
+
+    bits_per_byte   = sum of -log2 p over the predicted tokens / UTF-8 bytes that they spell
+    word_perplexity = exp(sum of -log p over the predicted tokens / words that end in them)
+
+Neither counts the first token of a window (BOS, of the first one), which is not predicted, nor the remainder
+(data/extents.py). lm-evaluation-harness reads every token of disjoint documents, so its numbers are others.
+
 GPTQ repository, commit 2d65066, opt.py `opt_eval`; LUT-GEMM used it "without any modification" (v3, section 4.2).
 Memory is constant in the text's length: the logits of one batch of windows exist at a time.
 """
@@ -10,12 +18,15 @@ Memory is constant in the text's length: the logits of one batch of windows exis
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from lutlab.data.extents import stream_extents
 from lutlab.data.tokens import begin_id, encode, token_sha256, token_stream
 from lutlab.errors import LutlabError
 from lutlab.evaluators import (
+    LARGEST_NLL,
     batch_tokens,
     check_task,
     context_length,
@@ -25,6 +36,7 @@ from lutlab.evaluators import (
     text_facts,
 )
 from lutlab.evaluators.contract import Evaluator, Metric, Work
+from lutlab.evaluators.noise import ratio_error
 from lutlab.registry import register
 from lutlab.specs import Measurement, RunSpec, Subject
 
@@ -40,15 +52,19 @@ _CHUNK_BYTES = 8 * 2**20
 @register("evaluator", "ppl")
 @dataclass(frozen=True)
 class Perplexity(Evaluator):
-    """Metric `ppl`, lower is better; samples are the nll of each window, in nats.
+    """Metrics `ppl`, `bits_per_byte`, `word_perplexity`; samples are the nll of each window, in nats.
 
     Attributes:
         loss_dtype: of the log-softmax. GPTQ's is `float16` (OPT-125M: 27.65), AWQ's and ours `float32` (27.66).
     """
 
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     task: ClassVar[str] = "causal_lm"
-    metrics: ClassVar[tuple[Metric, ...]] = (Metric("ppl", "perplexity", "ppl"),)
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        Metric("ppl", "perplexity", "ppl"),
+        Metric("bits_per_byte", "bits/byte", "bits per byte"),
+        Metric("word_perplexity", "perplexity per word", "word ppl"),
+    )
 
     loss_dtype: str = "float32"
 
@@ -57,7 +73,10 @@ class Perplexity(Evaluator):
         return Work(passes=1)
 
     def measure(self, subject: Subject) -> Measurement:
-        """Perplexity of subject.text in windows of subject.seqlen tokens.
+        """Perplexity of subject.text in windows of subject.seqlen tokens, per token, byte and word.
+
+        A text without white space, as Chinese, has next to no words: where exp cannot express `word_perplexity`, the
+        measurement is without it.
 
         Raises:
             LutlabError: no text or tokenizer, a protocol of examples, a text shorter than a window, a window longer
@@ -74,8 +93,41 @@ class Perplexity(Evaluator):
             "bos": begin_id(tokenizer),
             "loss_dtype": self.loss_dtype,
         }
-        ppl = exp_of_mean(sum(nll) / (len(nll) * subject.seqlen))
-        return Measurement(values={"ppl": ppl}, n=len(nll), samples=tuple(nll), facts=facts)
+        size = len(nll) * subject.seqlen
+        scored = stream_extents(text, tokenizer, subject.seqlen)[:, :size]
+        scored = scored.view(2, -1, subject.seqlen)[:, :, 1:].sum(2)  # [2, windows]: bytes, words
+        facts |= dict(zip(("scored_bytes", "scored_words"), scored.sum(1).tolist(), strict=True))
+        values, errors = per_unit(nll, subject.seqlen, *scored.tolist())
+        return Measurement(values, len(nll), tuple(nll), facts, errors)
+
+
+def per_unit(
+    nll: Sequence[float], seqlen: int, sizes: Sequence[int], words: Sequence[int]
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Metrics of Perplexity and their standard errors (delta method over windows).
+
+    Args:
+        nll: of each window, as window_nll returns it.
+        seqlen: tokens of a window, of which all but the first are predicted.
+        sizes: UTF-8 bytes that the predicted tokens of each window spell.
+        words: that end in them.
+
+    Raises:
+        LutlabError: a perplexity per token beyond what exp can express.
+    """
+    tokens = [float(seqlen)] * len(nll)
+    nats = [value * (seqlen - 1) / seqlen for value in nll]  # summed over the predictions
+    bits = [value / math.log(2) for value in nats]
+    ppl = exp_of_mean(sum(nll) / sum(tokens))
+    values = {"ppl": ppl}
+    errors = {"ppl": ppl * ratio_error(nll, tokens)}
+    if sum(sizes):
+        values["bits_per_byte"] = sum(bits) / sum(sizes)
+        errors["bits_per_byte"] = ratio_error(bits, sizes)
+    if sum(words) and sum(nats) / sum(words) <= LARGEST_NLL:
+        values["word_perplexity"] = math.exp(sum(nats) / sum(words))
+        errors["word_perplexity"] = values["word_perplexity"] * ratio_error(nats, words)
+    return values, {name: error for name, error in errors.items() if math.isfinite(error)}
 
 
 def perplexity(

@@ -64,7 +64,9 @@ class Energy:
 def missing_library() -> str:
     """Package to install; empty where NVML can be asked."""
     if importlib.util.find_spec("pynvml") is None:
-        return "energy is read through NVML: pip install nvidia-ml-py (the extra 'gpu')"
+        return (
+            "energy is read through NVML: pip install nvidia-ml-py (of pip install 'lutlab[gpu]')"
+        )
     return ""
 
 

@@ -4,8 +4,10 @@ import pytest
 
 from lutlab.errors import LutlabError
 from lutlab.experiment.artifact.artifact import Claim
-from lutlab.experiment.artifact.claims import evaluate, judge
+from lutlab.experiment.artifact.claims import judge
 from lutlab.experiment.artifact.outcome import Curve
+from lutlab.experiment.artifact.predicates import evaluate
+from lutlab.experiment.artifact.uncertain import Uncertain
 
 NUMBERS = {"a": {"ppl": 3.0, "ms": 10.0}, "b": {"ppl": 2.0, "ms": None}}
 
@@ -103,3 +105,63 @@ def test_a_front_with_a_missing_point_is_undecidable() -> None:
     partial = GRID | {"s/q4/row": {"ppl": None, "ratio": 4.0}}
     claim = Claim(text="t", where="w", fronts=['on_front("*") > 0'])
     assert judge(claim, {}, partial, CURVE).measured == (1, 1)
+
+
+def near(value: float, *shares: float, source: str = "text", of: str = "") -> dict:
+    return {"ppl": Uncertain(value, {source: shares}, (of,) if of else ())}
+
+
+def judged_on(rows: dict, *holds: str) -> tuple[tuple[int, int], tuple[str, ...], int]:
+    claim = Claim(text="t", where="w", holds=holds, columns=["ppl"])
+    result = judge(claim, {key: {"ppl": None} for key in rows}, rows)
+    return result.measured, result.below_noise, result.repeated
+
+
+def test_a_difference_below_two_errors_decides_nothing() -> None:
+    paired = {"m/a": near(10.0, 3.0, 4.0), "m/b": near(11.1, 3.3, 4.4)}  # error of a - b: 0.5
+    assert judged_on(paired, "a < b", "b < a") == ((1, 2), (), 0)
+    apart = paired | {"m/b": near(11.1, 3.3, 4.4, source="other")}
+    assert judged_on(apart, "a < b") == ((0, 0), ("m ppl a < b",), 0)
+    closer = paired | {"m/b": near(10.9, 3.3, 4.4)}
+    assert judged_on(closer, "a < b", "a < 0.92 * b")[1] == ("m ppl a < b", "m ppl a < 0.92 * b")
+    assert judged_on({"m/a": near(10.0, 3.0), "m/b": near(10.0, 3.0)}, "a <= b")[0] == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("predicate", "counts"),
+    [
+        ("a < b and c < d", (0, 0)),  # unknown and true
+        ("a < b and d < c", (0, 1)),
+        ("a < b or c < d", (1, 1)),
+        ("a < b or d < c", (0, 0)),
+        ("not a < b", (0, 0)),
+    ],
+)
+def test_what_is_unknown_may_not_matter(predicate: str, counts: tuple[int, int]) -> None:
+    rows = {"m/a": near(1.0, 0.5), "m/b": near(1.1, source="b"), "m/c": near(2.0), "m/d": near(3.0)}
+    assert judged_on(rows, predicate)[0] == counts
+
+
+def test_instances_of_the_same_records_count_once() -> None:
+    rows = {
+        f"{model}/{row}": near(value, of=f"record {row}")
+        for model in ("7b", "30b")
+        for row, value in (("a", 1.0), ("b", 2.0))
+    }
+    assert judged_on(rows, "a < b") == ((1, 1), (), 1)
+    whole = ('"7b/a" < "7b/b"', '"30b/a" < "30b/b"', '"30b/a" > "30b/b"')
+    assert judged_on(rows, *whole) == ((1, 2), (), 1)
+    other = rows | {"30b/b": near(2.0, of="of another")}
+    assert judged_on(other, "a < b") == ((2, 2), (), 0)
+
+
+@pytest.mark.parametrize(("error", "counts"), [(0.1, (1, 1)), (3.0, (0, 0))])
+def test_a_front_that_other_samples_would_change_is_below_noise(error, counts) -> None:
+    rows = {
+        key: {"ppl": Uncertain(row["ppl"], {key: (error,)}), "ratio": row["ratio"]}
+        for key, row in GRID.items()
+    }
+    claim = Claim(text="t", where="w", fronts=['on_front("*") == 4'], only=["s"])
+    result = judge(claim, {}, rows, CURVE)
+    assert result.measured == counts
+    assert bool(result.below_noise) == (counts == (0, 0))

@@ -98,7 +98,8 @@ def raised(monkeypatch, name: str) -> None:
     """Raise the version of a component."""
     group, _, key = name.partition("/")
     if group in components._ROOMS:
-        monkeypatch.setattr(registry.lookup(group, key), "version", 2)
+        cls = registry.lookup(group, key)
+        monkeypatch.setattr(cls, "version", cls.version + 1)
     elif group == "protocol":
         rule = dataclasses.replace(protocols.PROTOCOLS[key], version=2)
         monkeypatch.setitem(protocols.PROTOCOLS, key, rule)

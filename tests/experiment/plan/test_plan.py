@@ -54,6 +54,14 @@ def test_what_an_evaluator_is_told_names_its_cells_and_its_own_defaults_do_not(t
 def test_an_unknown_evaluator_is_a_mistake() -> None:
     with pytest.raises(LutlabError, match="did you mean 'latency'"):
         free_columns(["latencie"])
+    with pytest.raises(LutlabError, match=r"ppl has no metric 'bits': .*bits_per_byte"):
+        free_columns(["ppl.bits:topics"])
+    (key, column), *_ = free_columns(["ppl.bits_per_byte:topics"]).items()
+    assert (key, column.metric, column.text) == (
+        "ppl_bits_per_byte_topics",
+        "bits_per_byte",
+        "topics",
+    )
     with pytest.raises(ValueError, match="did you mean 'latency'"):
         ColumnSpec(title="a", unit="b", evaluator="latencie", metric="x")
 

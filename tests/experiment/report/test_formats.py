@@ -60,7 +60,7 @@ def test_csv_holds_every_cell_unrounded(written: dict[str, bytes]) -> None:
     rows = {(row["row"], row["column"]): row for row in reader}
     fields = (
         "artifact row labels column title metric lower_is_better unit protocol published cited_from measured "
-        "baseline measured_on model stand_in on_front"
+        "baseline error n measured_on model stand_in on_front"
     )
     assert reader.fieldnames == [*fields.split(), "verdict", "note", "cell_id"]
     assert len(rows) == len(table.rows) * len(table.columns)
@@ -99,7 +99,7 @@ def test_markdown_tables_hold_every_cell(written: dict[str, bytes]) -> None:
     assert "Wiki2 (ppl) ours: pydocs/library" in rows[0]
     assert all(cell for row in rows for cell in row), "no blank cell"
     assert r"50% of rows \<_NaN_\> & {more}" in text
-    assert "✗ ours 11/12 — fails: OPT-66B q3: PTB" in text
+    assert "✗ ours 11 hold, 1 fails, 0 below noise — fails: OPT-66B q3: PTB" in text
 
 
 # ---- LaTeX ----

@@ -137,10 +137,29 @@ def test_provenance_is_flat_and_a_note_is_said_once() -> None:
 
 
 def test_claims_show_both_counts() -> None:
-    claim = view(ClaimResult("c", "w", (2, 2), (1, 3), ("a", "b")))
-    assert (claim.paper, claim.ours) == ("✓ paper 2/2", "✗ ours 1/3")
-    assert claim.failing_text(1) == "a; and 1 more"
+    claim = view(ClaimResult("c", "w", (2, 2), (1, 3), ("a", "b"), ("d",), repeated=4))
+    ours = "✗ ours 1 holds, 2 fail, 1 below noise (4 of the same records not counted)"
+    assert (claim.paper, claim.ours) == ("✓ paper 2/2", ours)
+    assert claim.instances(1) == "— fails: a; and 1 more. below noise: d"
+    hidden = view(ClaimResult("c", "w", (2, 2), (0, 0), below_noise=("a",)))
+    assert (hidden.sign, hidden.ours) == ("–", "– ours 0 hold, 0 fail, 1 below noise")
     assert view(ClaimResult("c", "w", (2, 2), (0, 0))).ours == "– ours not decidable here"
+
+
+def test_an_accuracy_has_the_digits_that_its_error_leaves() -> None:
+    cells = [
+        Cell("bits", None, value, "measured only", n=176, shares={f"{value}": (error,)})
+        for value, error in ((0.0, 0.004), (1 / 44, 0.0112))
+    ]
+    table = with_cells(example_table(), "bits", *cells)
+    columns = [
+        dataclasses.replace(c, unit="accuracy", proportion=c.key == "bits") for c in table.columns
+    ]
+    table = dataclasses.replace(table, rows=table.rows[:2], columns=tuple(columns))
+    layout = lay_out(table)
+    found = [line.entries[-1].ours_text for block in layout.main.blocks for line in block.lines]
+    assert found == ["0.000 ± 0.004", "0.023 ± 0.011"]
+    assert layout.main.heads[-1].ours == "ours, n=176"
 
 
 def test_digits() -> None:

@@ -41,7 +41,7 @@ def test_fits_and_is_complete(width: int) -> None:
     ):
         assert word in text
     assert text.count("needs an NVIDIA GPU") == 1
-    assert "✓ paper 12/12 · ✗ ours 11/12" in text
+    assert "✓ paper 12/12 · ✗ ours 11 hold, 1 fails, 0 below noise" in " ".join(text.split())
 
 
 @pytest.mark.parametrize("width", [80, 100])
@@ -83,3 +83,37 @@ def test_heads_break_after_separators_and_long_words_are_cut() -> None:
     )
     assert break_lines("last word (accuracy)", 4) == ("last word", "(accuracy)")
     assert break_lines("a" * 20, 4) == ("a" * 14, "a" * 6)
+
+
+def with_errors(column: str, proportion: bool) -> ResultTable:
+    table = example_table()
+    rows = [
+        dataclasses.replace(
+            row,
+            cells={
+                key: dataclasses.replace(cell, n=176, shares={"text": (0.031,)})
+                if key == column
+                else cell
+                for key, cell in row.cells.items()
+            },
+        )
+        for row in table.rows
+    ]
+    columns = [
+        dataclasses.replace(c, proportion=proportion) if c.key == column else c
+        for c in table.columns
+    ]
+    return dataclasses.replace(table, rows=tuple(rows), columns=tuple(columns))
+
+
+@pytest.mark.parametrize(
+    ("width", "proportion", "shown"),
+    [(160, False, True), (60, False, False), (60, True, True)],
+)
+def test_errors_stand_where_they_fit_and_always_beside_accuracies(
+    width: int, proportion: bool, shown: bool
+) -> None:
+    text = printed(with_errors("lambada", proportion), width)
+    assert ("57.02 ± 0.03 †" in text) == shown
+    assert ("n=176" in text) == proportion
+    assert max(cell_len(line) for line in text.splitlines()) <= width

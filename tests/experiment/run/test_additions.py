@@ -6,83 +6,20 @@ Each command is a process of its own: what is registered stays for the rest of a
 from __future__ import annotations
 
 import csv
+import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
-from tests.command_line import records, start
+from tests.command_line import ROOT, records, start
 
-MODULE = '''
-from __future__ import annotations
-
-from dataclasses import dataclass
-
-from typing import ClassVar
-
-from lutlab.evaluators.contract import Evaluator, Metric, Work
-from lutlab.quantizers.contract import Method
-from lutlab.quantizers.rtn import RTN
-from lutlab.registry import register
-from lutlab.specs import Measurement
-
-
-@register("method", "shrunk")
-@dataclass(frozen=True)
-class Shrunk(Method):
-    """RTN of weights made smaller: its relative squared error is (1 - factor)^2 and a little more."""
-
-    version: ClassVar[int] = 1
-    format: ClassVar[str] = "uniform"
-
-    factor: float = 0.5
-
-    def quantize(self, weight, q, g):
-        return RTN().quantize(self.factor * weight, q, g)
-
-
-@register("evaluator", "layer_count")
-@dataclass(frozen=True)
-class LayerCount(Evaluator):
-    """How many layers were quantized, in units of `per`."""
-
-    version: ClassVar[int] = 1
-    metrics: ClassVar[tuple[Metric, ...]] = (
-        Metric("layers", "layers", "count", lower_is_better=False),
-    )
-
-    per: int = 1
-
-    def work(self, run):
-        return Work(passes=1)
-
-    def measure(self, subject):
-        return Measurement(values={"layers": len(subject.layers) / self.per}, n=1)
-'''
-TABLE = """
-title: A table of my own
-citation: me2026
-source: my notes
-axes:
-  - model: {labels: {Model: mine}, overrides: [model=opt-embedded-s]}
-  - q3: {labels: {q: "3"}, overrides: [method=shrunk, q=3, g=32]}
-    q8: {labels: {q: "8"}, overrides: [method=shrunk, q=8, g=32]}
-columns:
-  layers: {title: layers, unit: layers, evaluator: layer_count, metric: layers}
-  error: {title: weight error, unit: relative MSE, evaluator: weight_error, metric: weight_relative_mse}
-published:
-  model: {q3: {layers: 24, error: 0.3}, q8: {layers: 24, error: 0.25}}
-"""
-BIBLIOGRAPHY = "@misc{me2026,\n  author = {Me, A},\n  year = {2026},\n}\n"
+EXAMPLES = ROOT / "docs" / "examples"  # those of the documentation's pages
 
 
 @pytest.fixture
 def own(tmp_path: Path) -> Path:
     """A folder with the module my_lab.py and the artifact tables/my-paper/table1.yaml."""
-    (tmp_path / "my_lab.py").write_text(MODULE)
-    (tmp_path / "tables" / "my-paper").mkdir(parents=True)
-    (tmp_path / "tables" / "my-paper" / "table1.yaml").write_text(TABLE)
-    (tmp_path / "tables" / "references.bib").write_text(BIBLIOGRAPHY)
-    return tmp_path
+    return shutil.copytree(EXAMPLES, tmp_path, dirs_exist_ok=True)
 
 
 def command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -139,12 +76,13 @@ def test_a_users_evaluator_in_a_sweep(own: Path) -> None:
 
 def test_a_metric_that_no_evaluator_declares_is_refused_when_the_table_is_read(own: Path) -> None:
     table = own / "tables" / "my-paper" / "table1.yaml"
-    table.write_text(TABLE.replace("metric: layers", "metric: layer"))
+    right = table.read_text()
+    table.write_text(right.replace("metric: layers", "metric: layer"))
     done = command(own, "plugins=my_lab", "experiments=tables", "+exp=my-paper/table1")
     assert done.returncode == 2
     assert "columns.layers" in done.stderr
     assert "layer_count has no metric 'layer': did you mean 'layers'?" in done.stderr
-    table.write_text(TABLE.replace("me2026", "you2026"))
+    table.write_text(right.replace("me2026", "you2026"))
     done = command(own, "plugins=my_lab", "experiments=tables", "+exp=my-paper/table1")
     assert done.returncode == 2
     assert "no entry 'you2026'" in done.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,13 @@ MISTAKES = [
     (["model=product"], "model.id is not given"),
     (["qq=3"], "qq"),
     (["q=3,4", "hydra.launcher.jobs=2"], "hydra.launcher.jobs"),
+    pytest.param(
+        ["hydra/launcher=ray"],
+        r"hydra/launcher=ray is not installed: pip install 'lutlab\[ray\]'",
+        marks=pytest.mark.skipif(
+            find_spec("hydra_plugins.hydra_ray_launcher") is not None, reason="it is installed"
+        ),
+    ),
 ]
 
 

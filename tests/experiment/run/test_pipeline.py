@@ -90,6 +90,7 @@ def test_a_record_tells_where_its_number_comes_from(command: CommandLine) -> Non
     assert record["evaluation"]["text"]["protocol"] == "passages-joined"
     assert len(record["samples"]) == record["n"] > 10
     assert {"token_sha256", "text_sha256", "seqlen", "bos", "loss_dtype"} <= set(record["facts"])
+    assert record["facts"]["standard_error"].keys() == record["values"].keys()
     assert {
         "git_commit",
         "git_dirty",

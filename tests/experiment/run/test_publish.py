@@ -35,7 +35,7 @@ RECORD = Record(
     values={"ppl": 20.5},
     n=1,
     samples=(3.0,),
-    facts={},
+    facts={"seqlen": 8},
     provenance={"git_commit": "abc", "git_dirty": False},
     seconds=1.0,
 )
@@ -242,6 +242,21 @@ def test_published_artifacts_are_rendered_without_measuring(measured: Measured, 
     assert "git_commit: abc" in page
     assert render.main(["--only", "nothing"]) == 2
     assert "nothing under" in capsys.readouterr().err
+
+
+def test_pages_are_written_anew_from_records_of_any_tree(measured: Measured, monkeypatch) -> None:
+    measured.records["embedded-first2"] = RECORD
+    run()
+    folder = Path("results/published/here") / NAME
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    (folder / "table.md").write_text("an older page")
+    about = publish.environment() | {"git_dirty": True}
+    monkeypatch.setattr(publish, "environment", lambda: about)
+    calls = len(measured.calls)
+    assert run("--render-only", "--only", NAME) == 0
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert len(measured.calls) == calls
+    assert run("--render-only", "--only", "nuqmm/*") == 2, "nothing of it is published"
 
 
 def test_only_rows_that_share_the_machine_or_only_those_that_do_not(command: CommandLine) -> None:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from lutlab import registry
 from lutlab.errors import LutlabError, nearest
-from lutlab.evaluators.contract import metric_of
+from lutlab.evaluators.contract import Metric, metric_of
 
 
 @contextmanager
@@ -93,21 +93,34 @@ def asks_for_quality(evaluate: Sequence[str]) -> bool:
 
 
 def free_columns(evaluate: Sequence[str]) -> dict[str, ColumnSpec]:
-    """Columns of a sweep without an artifact, from `evaluate=[ppl:wikitext2, weight_error, …]`.
+    """Columns of a sweep without an artifact, from `evaluate=[ppl:topics, ppl.bits_per_byte:topics, weight_error]`.
+
+    A column has the evaluator's first metric, or the one named after a dot.
 
     Raises:
-        LutlabError: no such evaluator.
+        LutlabError: no such evaluator or metric.
     """
     columns = {}
     for item in evaluate:
-        evaluator, _, text = item.partition(":")
-        first = registry.lookup("evaluator", evaluator).metrics[0]
-        columns[item.replace(":", "_")] = ColumnSpec(
-            title=f"{text} {first.title}".strip(),
-            unit=first.unit,
+        asked, _, text = item.partition(":")
+        evaluator, _, named = asked.partition(".")
+        shown = _metric(evaluator, named)
+        columns[item.replace(":", "_").replace(".", "_")] = ColumnSpec(
+            title=f"{text} {shown.title}".strip(),
+            unit=shown.unit,
             evaluator=evaluator,
-            metric=first.name,
+            metric=shown.name,
             text=text or None,
             published=False,
         )
     return columns
+
+
+def _metric(evaluator: str, named: str) -> Metric:
+    """The evaluator's metric of that name; the first where none is named."""
+    known = registry.lookup("evaluator", evaluator).metrics
+    found = next((metric for metric in known if named in ("", metric.name)), None)
+    if found is None:
+        names = [metric.name for metric in known]
+        raise LutlabError(f"{evaluator} has no metric '{named}': {nearest(named, names)}")
+    return found

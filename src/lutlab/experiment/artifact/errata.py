@@ -2,7 +2,7 @@
 
     python -m lutlab.experiment.artifact.errata            writes docs/errata.md from experiments/errata.yaml
 
-A check is a predicate (claims.py) over the columns of a small table of published numbers, evaluated row by row.
+A check is a predicate (predicates.py) over the columns of a small table of published numbers, evaluated row by row.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from lutlab import sources
 from lutlab.errors import LutlabError
 from lutlab.experiment.artifact.artifact import load_artifact
 from lutlab.experiment.artifact.catalog import EXPERIMENTS
-from lutlab.experiment.artifact.claims import evaluate
+from lutlab.experiment.artifact.predicates import evaluate
 from lutlab.experiment.artifact.references import cite
 
 SOURCE = EXPERIMENTS / "errata.yaml"

@@ -6,8 +6,11 @@ compare.py fills these, report/ and tracking.py read them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+from lutlab.experiment.artifact.uncertain import Uncertain
+from lutlab.experiment.store.noise import Shares
 
 OURS = "Ours"  # label: what a row really runs, where that is not what the paper ran
 FRONT = "Pareto"  # label: the row's measured point is on the front
@@ -15,7 +18,11 @@ FRONT = "Pareto"  # label: the row's measured point is on the front
 
 @dataclass(frozen=True)
 class Cell:
-    """One number of a table. `verdict` is never blank; `note` is its reason or the stand-in's name."""
+    """One number of a table. `verdict` is never blank; `note` is its reason or the stand-in's name.
+
+    n: what the measured number rests on, windows or examples; sources: its record and metric, of a mean those of all;
+    shares: of its deviation by chance (store/noise.py), in the column's unit.
+    """
 
     column: str
     published: float | str | None  # str: the paper prints a word (OOM, N/A)
@@ -23,9 +30,22 @@ class Cell:
     verdict: str
     note: str = ""
     cell_id: str | None = None
-    baseline: float | None = (
-        None  # of a sweep of one's own: the same model's number in full precision
-    )
+    baseline: float | None = None  # in a sweep of one's own, of the same model in full precision
+    n: int | None = None
+    sources: tuple[str, ...] = ()
+    shares: Shares = field(default_factory=dict, repr=False)
+
+    @property
+    def number(self) -> Uncertain | None:
+        """The measured number with its chance."""
+        return (
+            None if self.measured is None else Uncertain(self.measured, self.shares, self.sources)
+        )
+
+    @property
+    def error(self) -> float | None:
+        """Standard error of the measured number; None where it is exact or nothing is known of it."""
+        return self.number.error if self.number and self.shares else None
 
 
 @dataclass(frozen=True)
@@ -54,6 +74,7 @@ class Column:
     measured_on: str
     published: bool  # False: a column of ours that the paper does not print
     lower_is_better: bool = True
+    proportion: bool = False  # an accuracy, which says little without the number of examples
     cited: str = ""  # whom the paper took its numbers from; empty: it measured them
     metric: str = ""  # of its evaluator; a row of an artifact may have another
 
@@ -86,13 +107,21 @@ class Curve:
 
 @dataclass(frozen=True)
 class ClaimResult:
-    """A claim of the paper, judged on its own numbers and on ours: counts of instances that hold, of all decidable."""
+    """A claim of the paper, judged on its own numbers and on ours: counts of instances that hold, of all decidable.
+
+    Attributes:
+        failing: instances that do not hold in ours.
+        below_noise: those that ours do not decide, as the difference is below its noise.
+        repeated: instances that say the same of the same records as another, and are not counted.
+    """
 
     text: str
     where: str
     published: tuple[int, int]
     measured: tuple[int, int]
-    failing: tuple[str, ...] = ()  # measured instances that do not hold
+    failing: tuple[str, ...] = ()
+    below_noise: tuple[str, ...] = ()
+    repeated: int = 0
 
 
 @dataclass(frozen=True)
@@ -129,6 +158,8 @@ class ResultTable:
                 "cited_from": column.cited,
                 "measured": row.cells[column.key].measured,
                 "baseline": row.cells[column.key].baseline,
+                "error": row.cells[column.key].error,
+                "n": row.cells[column.key].n,
                 "measured_on": column.measured_on,
                 "model": row.model,
                 "stand_in": row.stand_in,

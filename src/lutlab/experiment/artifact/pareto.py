@@ -27,5 +27,11 @@ def front(points: Sequence[Point], larger: Better) -> list[int]:
     >>> front([(1.0, 9.0), (2.0, 9.0), (3.0, 12.0), (2.5, 13.0)], (True, False))
     [1, 2]
     """
-    real = [i for i, (x, y) in enumerate(points) if x == x and y == y]
-    return [i for i in real if not any(dominates(points[j], points[i], larger) for j in real)]
+    # signed so that smaller is better, then from left to right: what is on it goes further down
+    signed = [tuple(-v if up else v for v, up in zip(p, larger, strict=True)) for p in points]
+    real = [i for i, (x, y) in enumerate(signed) if x == x and y == y]
+    kept: list[int] = []
+    for i in sorted(real, key=signed.__getitem__):
+        if not kept or signed[i][1] < signed[kept[-1]][1] or signed[i] == signed[kept[-1]]:
+            kept.append(i)
+    return sorted(kept)

@@ -172,7 +172,7 @@ def quantize_seconds(run: RunSpec) -> float:
     if not isinstance(run, ModelRun):
         return 0.0
     shape = shape_of(run.model)
-    rate = {"none": 0.0, "rtn": 0.03}.get(run.method, 0.1)
+    rate = {"none": 0.0, "stored": 0.0, "rtn": 0.03}.get(run.method, 0.1)
     tries = max(1, len(run.candidates))  # a search under a budget quantizes at every width
     seconds = rate * shape.linear_parameters / 1e6 + _calibration_seconds(run, shape)
     return _LOAD_SECONDS + tries * seconds + _tuning_seconds(run, shape, seconds)

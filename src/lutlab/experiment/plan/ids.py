@@ -27,6 +27,7 @@ from lutlab.experiment.store.machine import machine
 from lutlab.experiment.store.provenance import libraries
 from lutlab.experiment.store.record import canonical
 from lutlab.experiment.store.store import content_id
+from lutlab.quantizers.stored import STORED
 from lutlab.specs import EvalSpec, ModelRun, ProductRun, RunSpec
 
 
@@ -77,12 +78,17 @@ def _components(spec: RunSpec) -> list[str]:
     """The components that decide a row's weights; a product's are drawn."""
     if isinstance(spec, ProductRun):
         return ["measure"]
-    method = registry.lookup("method", spec.method)
-    names = ["driver", "models", f"method/{spec.method}", f"format/{method.format}"]
-    kernels = registry.lookup("format", method.format).kernels
-    names += [
-        f"kernel/{name}" for name in kernels.get("cpu" if spec.device == "cpu" else "cuda", ())
-    ]
+    formats: tuple[str, ...] = (registry.lookup("method", spec.method).format,)
+    names = ["driver", "models", f"method/{spec.method}"]
+    if spec.method == STORED:
+        from lutlab.checkpoint.stored import formats_of
+
+        formats = formats_of(spec.model)
+        names[0] = "checkpoint"  # reads the layers; nothing drives a quantizer
+    for name in formats:
+        kernels = registry.lookup("format", name).kernels
+        on_device = kernels.get("cpu" if spec.device == "cpu" else "cuda", ())
+        names += [f"format/{name}", *(f"kernel/{kernel}" for kernel in on_device)]
     if spec.calibration:
         names.append(f"protocol/{cached_text(spec.calibration.text).protocol}")
     if spec.budget is not None:

@@ -15,6 +15,7 @@ from lutlab.groups import Width
 from lutlab.kernels.gpu.short_names import full_name
 from lutlab.measure import products
 from lutlab.quantizers.contract import Calibrated, Method
+from lutlab.quantizers.stored import STORED
 from lutlab.specs import (
     CalibrationSpec,
     ModelRun,
@@ -84,8 +85,19 @@ def _product(settings: Settings, quantizer: Method, asked: dict[str, object]) ->
 
 
 def _width(settings: Settings, quantizer: Method) -> Width:
-    """Full precision is 16 bits whatever is asked for, so that it is one row."""
+    """Full precision is 16 bits whatever is asked for, so that it is one row; a quantized folder has its own."""
+    if settings.method == STORED:
+        return _stored_width(settings)
     return quantizer.check_width(settings.q, settings.g) if quantizer.quantizes else (16, -1)
+
+
+def _stored_width(settings: Settings) -> Width:
+    from lutlab.checkpoint.stored import row_width
+
+    if settings.stream or settings.device == "spread":
+        asked = "stream=true" if settings.stream else "device=spread"
+        raise LutlabError(f"method=stored holds the whole model on one device: drop {asked}")
+    return row_width(_model(settings.model))
 
 
 def _model(given: ModelSettings) -> ModelSpec:

@@ -29,6 +29,7 @@ from lutlab.experiment.report.layout import COMPARABLE
 from lutlab.experiment.report.published import TABLE, Published
 from lutlab.experiment.store import lines
 from lutlab.experiment.store.asked import axes, evaluation_from, run_from
+from lutlab.experiment.store.noise import error_of
 from lutlab.experiment.store.record import Record
 from lutlab.experiment.store.store import Store
 
@@ -43,7 +44,7 @@ COLUMNS = (
     "note", "stand_in", "on_front", "cell_id", "status", "reason", "command", "citation", "source", "machine", "cpu",
     "cores", "threads", "gpu", "commit", "dirty", "measured_at", "seconds", "versions", "folder",
 )  # fmt: skip
-_NUMBERS = ("published", "measured", "baseline")
+_NUMBERS = ("published", "measured", "baseline", "error")
 _FLAGS = ("stand_in", "on_front", "lower_is_better")
 
 
@@ -148,6 +149,7 @@ def rows_of(shelf: Shelf, samples: bool = False) -> Iterator[dict[str, Any]]:
                 "column": evaluator,
                 "metric": metric,
                 "measured": value,
+                "error": error_of(record, metric),
                 "verdict": "in no table",
             }
             yield (
@@ -164,7 +166,7 @@ def _of_cell(cell: Mapping[str, str]) -> dict[str, Any]:
     row: dict[str, Any] = {key: value for key, value in cell.items() if key in COLUMNS}
     row |= {key: _number(cell.get(key, "")) for key in _NUMBERS}
     row |= {key: cell[key] == "True" for key in _FLAGS if key in cell}
-    published, measured, baseline = (row[key] for key in _NUMBERS)
+    published, measured, baseline, _ = (row[key] for key in _NUMBERS)
     if cell["verdict"] in COMPARABLE and published:
         row["delta"] = measured / published - 1
     if measured is not None and baseline is not None:
@@ -246,7 +248,8 @@ def claims(*folders: str | Path) -> pandas.DataFrame:
     Returns:
         paper, artifact, variant, machine, text, where (its place in the paper), and counts of instances:
         published_hold of published_decidable in the paper's own numbers, hold of decidable in those measured; failing
-        names the instances that do not hold. Tables of artifacts that this lutlab does not have are left out.
+        names the instances that do not hold, below_noise counts those that the measured numbers do not decide. Tables
+        of artifacts that this lutlab does not have are left out.
 
     Raises:
         LutlabError: as of results; a table is not of the artifact as it is today.
@@ -277,5 +280,6 @@ def _claims(shelf: Shelf) -> Iterator[dict[str, Any]]:
                     "published_decidable": claim.published[1],
                     "hold": claim.measured[0],
                     "decidable": claim.measured[1],
+                    "below_noise": len(claim.below_noise),
                     "failing": ", ".join(claim.failing),
                 }

@@ -1,4 +1,4 @@
-"""A claim as a line: does it hold in the paper's own numbers, does it hold in ours, and where not."""
+"""A claim as a line: does it hold in the paper's own numbers, does it in ours, where not, and where noise hides it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ HOLDS, BREAKS, UNDECIDED = "✓", "✗", "–"
 
 @dataclass(frozen=True)
 class ClaimView:
-    """`paper` and `ours` read like `✓ paper 12/12` and `✗ ours 11/12`; `sign` is that of ours."""
+    """`paper` reads `✓ paper 12/12`, `ours` `✗ ours 9 hold, 1 fails, 2 below noise`; `sign` is that of ours."""
 
     text: str
     where: str
@@ -19,36 +19,53 @@ class ClaimView:
     paper: str
     ours: str
     failing: tuple[str, ...]
+    below_noise: tuple[str, ...] = ()
 
-    def failing_text(self, most: int | None = None) -> str:
-        """The instances that do not hold in ours, at most `most` of them and then how many more."""
-        if most is None or len(self.failing) <= most:
-            return "; ".join(self.failing)
-        return "; ".join((*self.failing[:most], f"and {len(self.failing) - most} more"))
+    def instances(self, most: int | None = None) -> str:
+        """`— fails: …. below noise: …`: the instances that do not hold in ours, at most `most` of each kind.
+
+        Empty where all hold.
+        """
+        kinds = {"fails": self.failing, "below noise": self.below_noise}
+        told = [f"{kind}: {_listed(names, most)}" for kind, names in kinds.items() if names]
+        return f"— {'. '.join(told)}" if told else ""
 
 
 def view(claim: ClaimResult) -> ClaimView:
-    """Print a claim's two counts."""
-    sign = _sign(claim.measured)
+    """Print a claim's counts."""
+    holding, decidable = claim.measured
+    hidden = len(claim.below_noise)
+    sign = _sign(holding, decidable)
+    ours = f"{UNDECIDED} ours not decidable here"
+    if decidable or hidden:
+        fail = decidable - holding
+        ours = f"{sign} ours {holding} hold{'s' * (holding == 1)}, {fail} fail{'s' * (fail == 1)}, {hidden} below noise"
+    if claim.repeated:
+        ours += f" ({claim.repeated} of the same records not counted)"
     return ClaimView(
         text=claim.text,
         where=claim.where,
         sign=sign,
-        paper=_count("paper", claim.published),
-        ours=_count("ours", claim.measured),
+        paper=_paper(*claim.published),
+        ours=ours,
         failing=claim.failing,
+        below_noise=claim.below_noise,
     )
 
 
-def _sign(count: tuple[int, int]) -> str:
-    holds, decidable = count
+def _sign(holding: int, decidable: int) -> str:
     if not decidable:
         return UNDECIDED
-    return HOLDS if holds == decidable else BREAKS
+    return HOLDS if holding == decidable else BREAKS
 
 
-def _count(whose: str, count: tuple[int, int]) -> str:
-    holds, decidable = count
+def _paper(holding: int, decidable: int) -> str:
     if not decidable:
-        return f"{UNDECIDED} {whose} not decidable here"
-    return f"{_sign(count)} {whose} {holds}/{decidable}"
+        return f"{UNDECIDED} paper not decidable here"
+    return f"{_sign(holding, decidable)} paper {holding}/{decidable}"
+
+
+def _listed(names: tuple[str, ...], most: int | None) -> str:
+    if most is None or len(names) <= most:
+        return "; ".join(names)
+    return "; ".join((*names[:most], f"and {len(names) - most} more"))

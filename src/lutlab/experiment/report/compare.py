@@ -11,7 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
+from lutlab import registry
 from lutlab.data.protocols import PROTOCOLS
+from lutlab.evaluators.contract import metric_of
 from lutlab.experiment.artifact.artifact import Artifact
 from lutlab.experiment.artifact.claims import judge
 from lutlab.experiment.artifact.columns import SIZE, ColumnSpec
@@ -29,6 +31,8 @@ from lutlab.experiment.artifact.references import cite
 from lutlab.experiment.plan.commands import table_command
 from lutlab.experiment.plan.plan import PlannedCell, PlannedRow
 from lutlab.experiment.report import means
+from lutlab.experiment.store import noise
+from lutlab.experiment.store.record import Record
 from lutlab.specs import ModelRun, ProductRun
 
 
@@ -219,9 +223,15 @@ def column_of(key: str, spec: ColumnSpec, measured_on: str) -> Column:
         measured_on=measured_on,
         published=spec.published,
         lower_is_better=spec.lower_is_better,
+        proportion=_is_proportion(spec),
         cited=cite(spec.cited) if spec.cited else "",
         metric=spec.metric,
     )
+
+
+def _is_proportion(spec: ColumnSpec) -> bool:
+    metric = metric_of(registry.lookup("evaluator", spec.evaluator), spec.metric)
+    return metric is not None and metric.unit == "accuracy"
 
 
 def _column(key: str, spec: ColumnSpec, row: PlannedRow) -> Column:
@@ -274,9 +284,22 @@ def _cell(
     if cell.record.status != "done":
         verdict = "OOM" if cell.record.status == "oom" else "failed"
         return Cell(key, published, None, verdict, cell.record.reason, cell.cell_id)
+    if spec.metric not in cell.record.values:
+        reason = f"its record has no {spec.metric}"
+        return Cell(key, published, None, "not run", reason, cell.cell_id)
     value = cell.record.values[spec.metric] * spec.factor
     verdict, note = _verdict(spec, cell, row, value, published, own_model)
-    return Cell(key, published, value, verdict, note, cell.cell_id)
+    of = chance(cell.record, spec)
+    return Cell(key, published, value, verdict, note, cell.cell_id, **of)
+
+
+def chance(record: Record, spec: ColumnSpec) -> dict[str, Any]:
+    """The fields of a measured cell that say what its number rests on: n, sources, shares."""
+    shares = {
+        source: tuple(spec.factor * share for share in own)
+        for source, own in noise.shares_of(record, spec.metric).items()
+    }
+    return {"n": record.n, "sources": (f"{record.cell_id} {spec.metric}",), "shares": shares}
 
 
 def _verdict(
@@ -307,7 +330,7 @@ def _claims(
     published = {
         row.key: {key: _number(cell.published) for key, cell in row.cells.items()} for row in rows
     }
-    measured = {row.key: {key: c.measured for key, c in row.cells.items()} for row in rows}
+    measured = {row.key: {key: c.number for key, c in row.cells.items()} for row in rows}
     return tuple(
         judge(claim, blank | published, blank | measured, curve) for claim in artifact.claims
     )

@@ -31,8 +31,12 @@ def _decimals(value: float) -> int:
     return len(text.partition(".")[2])
 
 
-def measured_decimals(unit: str, published: int | None, values: Iterable[float]) -> int:
-    """Decimals for our values: perplexity 2, bits 3, else as many as the paper prints, else by magnitude.
+def measured_decimals(
+    unit: str, published: int | None, values: Iterable[float], errors: Iterable[float] = ()
+) -> int:
+    """Decimals for our values: perplexity 2, bits 3, else as many as the paper prints, else by error or magnitude.
+
+    errors: standard errors that say how many decimals mean something: two digits of the largest.
 
     >>> measured_decimals("ppl", 1, []), measured_decimals("ms", 1, []), measured_decimals("s", None, [41.07])
     (2, 1, 2)
@@ -43,6 +47,8 @@ def measured_decimals(unit: str, published: int | None, values: Iterable[float])
         return 3
     if published is not None:
         return published
+    if known := [error for error in errors if math.isfinite(error)]:
+        return max(0, 1 - math.floor(math.log10(max(known))))
     largest = max((abs(v) for v in values if math.isfinite(v)), default=0.0)
     return next((d for limit, d in DECIMALS_BELOW if largest < limit), 0)
 
@@ -61,6 +67,21 @@ def number(value: float, decimals: int) -> str:
         mantissa, _, exponent = f"{value:.2e}".partition("e")
         return f"{mantissa}e{int(exponent)}"
     return f"{value:.{decimals}f}"
+
+
+def error_text(error: float | None, decimals: int) -> str:
+    """Print a standard error with the decimals of its number and no more than two digits that mean something.
+
+    >>> error_text(0.0614, 2), error_text(1.604, 2), error_text(0.0004, 2), error_text(None, 2)
+    ('± 0.06', '± 1.6', '± 0.0004', '')
+    """
+    if error is None or not math.isfinite(error):
+        return ""
+    if not error:
+        return "± 0"
+    leading = math.floor(math.log10(error))
+    kept = max(0, -leading, min(decimals, 1 - leading))  # at least one digit, at most two
+    return f"± {number(error, kept)}"
 
 
 def change(published: float, measured: float) -> str:

@@ -74,7 +74,7 @@ def render(layout: Layout) -> str:
         parts.append(_float(layout, layout.reference, caption, layout.reasons, pairs=False))
     if layout.claims:
         claims = [
-            f"{c.paper} · {c.ours}{f' — fails: {c.failing_text()}' if c.failing else ''}. {c.text} ({c.where})"
+            f"{f'{c.paper} · {c.ours} {c.instances()}'.rstrip()}. {c.text} ({c.where})"
             for c in layout.claims
         ]
         parts.append(_itemize("Claims of the paper", claims))

@@ -19,6 +19,7 @@ from lutlab.experiment.artifact.outcome import Cell, Column, ResultTable, Row
 from lutlab.experiment.report.claims import view
 from lutlab.experiment.report.digits import (
     change,
+    error_text,
     measured_decimals,
     number,
     printed_decimals,
@@ -204,14 +205,17 @@ def _grid(
         ]
         heading, measured_on = _heading(run[0]) if headed else ("", "")
         blocks.append(Block(heading, measured_on, tuple(lines)))
-    return Grid(tuple(_head(column) for column in columns), tuple(blocks))
+    return Grid(tuple(_head(table, column) for column in columns), tuple(blocks))
 
 
-def _head(column: Column) -> Head:
+def _head(table: ResultTable, column: Column) -> Head:
     unit = "" if column.unit in column.title else column.unit
     ours = f"ours: {column.measured_on}" if column.measured_on else "ours"
+    counts = {cell.n for row in table.rows if (cell := row.cells[column.key]).n is not None}
+    if column.proportion and counts:
+        ours += f", n={' to '.join(map(str, sorted({min(counts), max(counts)})))}"
     whose = "" if not column.published else "cited" if column.cited else "paper"
-    return Head(column.key, column.title, unit, column.protocol, whose, ours)
+    return Head(column.key, column.title, unit, column.protocol, whose, ours, column.proportion)
 
 
 def _printer(table: ResultTable, column: Column, foot: _Footnotes | None):
@@ -222,6 +226,7 @@ def _printer(table: ResultTable, column: Column, foot: _Footnotes | None):
         column.unit,
         printed if column.published else None,
         [cell.measured for cell in cells if cell.measured is not None],
+        [cell.error for cell in cells if cell.error] if column.proportion else [],
     )
 
     def entry(row: Row, cell: Cell) -> Entry:
@@ -238,6 +243,7 @@ def _printer(table: ResultTable, column: Column, foot: _Footnotes | None):
             verdict=cell.verdict,
             note=cell.note,
             measured=measured,
+            error=error_text(cell.error, ours),
         )
 
     return entry

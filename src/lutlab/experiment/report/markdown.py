@@ -97,10 +97,8 @@ def _table(layout: Layout, grid: Grid, pairs: bool) -> str:
 def _claims(layout: Layout) -> str:
     lines = []
     for claim in layout.claims:
-        failing = f" — fails: {_escape(claim.failing_text())}" if claim.failing else ""
-        lines.append(
-            f"- {claim.paper} · {claim.ours}{failing}  \n  {_escape(claim.text)} ({_escape(claim.where)})"
-        )
+        counts = f"{claim.paper} · {claim.ours} {_escape(claim.instances())}".rstrip()
+        lines.append(f"- {counts}  \n  {_escape(claim.text)} ({_escape(claim.where)})")
     return "\n".join(lines)
 
 

@@ -6,13 +6,13 @@ Nothing is run for them, and no record has them: they are taken from the measure
 from __future__ import annotations
 
 import dataclasses
-import statistics
 from collections.abc import Sequence
 
 from lutlab.experiment.artifact.artifact import Artifact
 from lutlab.experiment.artifact.columns import ColumnSpec
 from lutlab.experiment.artifact.outcome import Cell, Column, Row
 from lutlab.experiment.artifact.rows import ArtifactRow
+from lutlab.experiment.artifact.uncertain import mean as mean_of
 
 
 def is_mean(row: ArtifactRow, spec: ColumnSpec) -> bool:
@@ -53,16 +53,17 @@ def with_means(
 
 def _mean(cell: Cell, spec: ColumnSpec, sources: Sequence[Cell], stand_in: str) -> Cell:
     """The cell as the mean of its sources; `stand_in` names the model where it or the text is not the paper's."""
-    values = [source.measured for source in sources if source.measured is not None]
-    if len(values) < len(sources) or not values:
+    numbers = [source.number for source in sources if source.number is not None]
+    if len(numbers) < len(sources) or not numbers:
         return cell
-    mean = statistics.mean(values)
-    verdict = compared(spec, mean, cell.published)
+    mean = mean_of(numbers)
+    of = {"sources": mean.sources, "shares": mean.shares}
+    verdict = compared(spec, mean.value, cell.published)
     if "synthetic weights" in {source.verdict for source in sources}:
         verdict = "synthetic weights"
     elif stand_in and verdict != "measured only":
-        return Cell(cell.column, cell.published, mean, "stand-in", stand_in)
-    return Cell(cell.column, cell.published, mean, verdict)
+        return Cell(cell.column, cell.published, mean.value, "stand-in", stand_in, **of)
+    return Cell(cell.column, cell.published, mean.value, verdict, **of)
 
 
 def compared(spec: ColumnSpec, value: float, published: float | str | None) -> str:

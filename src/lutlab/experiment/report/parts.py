@@ -19,6 +19,7 @@ class Head:
     protocol: str
     paper: str
     ours: str
+    proportion: bool = False  # accuracies, which are never without their error
 
     @property
     def name(self) -> str:
@@ -28,7 +29,10 @@ class Head:
 
 @dataclass(frozen=True)
 class Entry:
-    """A cell. `ours` holds the measured number, or the word that says why there is none; `foot` numbers its reason."""
+    """A cell. `ours` holds the measured number, or the word that says why there is none; `foot` numbers its reason.
+
+    `error` is the number's standard error, `± 0.05`; empty where it has none.
+    """
 
     paper: str
     ours: str
@@ -38,6 +42,7 @@ class Entry:
     verdict: str
     note: str
     measured: bool
+    error: str = ""
 
     @property
     def ours_mark(self) -> str:
@@ -47,8 +52,8 @@ class Entry:
 
     @property
     def ours_text(self) -> str:
-        """Number or word with its mark: `12.34 †²`, `not run¹`."""
-        return f"{self.ours}{self.ours_mark}"
+        """Number or word with its error and mark: `12.34 ± 0.05 †²`, `not run¹`."""
+        return f"{self.ours}{f' {self.error}' if self.error else ''}{self.ours_mark}"
 
 
 @dataclass(frozen=True)

@@ -183,7 +183,7 @@ def _cell(
     """A cell with the number of its record, which is the one that table.csv prints."""
     column = cell["column"]
     record = records.get(cell["cell_id"])
-    measured = None
+    measured, of = None, {}
     if cell["measured"]:
         value = record and record.values.get(spec.metric)
         if value is None or not math.isclose(
@@ -193,7 +193,9 @@ def _cell(
                 f"published {artifact}: {TABLE} has {cell['measured']} for {cell['row']}.{column}, and its record "
                 f"'{cell['cell_id']}' in {lines.NAME} does not; restore both with git, or publish the artifact again"
             )
-    return Cell(column, published, measured, cell["verdict"], cell["note"], cell["cell_id"] or None)
+        of = compare.chance(record, spec)
+    cell_id = cell["cell_id"] or None
+    return Cell(column, published, measured, cell["verdict"], cell["note"], cell_id, **of)
 
 
 def _options(record: Record | None) -> str:

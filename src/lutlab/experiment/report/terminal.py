@@ -2,10 +2,14 @@
 
 Each head is one rich column whose cells are already padded halves; so its title spans both. A block of rows is a rich
 table of its own under its heading; all have the same column widths. Heads that do not fit go to a further table.
+
+Standard errors stand beside all numbers where one table still holds them, else beside accuracies only: of few examples
+these say nothing without. The files have all of them.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -31,25 +35,27 @@ STYLES = {
     "failed": "bold red",
     "OOM": "bold red",
 }
-MOST_FAILING = 3  # failing instances of a claim that are printed
+MOST_NAMED = 3  # instances of a claim that are printed, of those that fail and of those below noise
 
 
 @dataclass(frozen=True)
 class Half:
-    """One half of a column: the lines of its head, its width, and of that the width of the marks after the numbers."""
+    """One half of a column: the lines of its head, its width, and of that of the errors and marks after the numbers."""
 
     head: tuple[str, ...]
     width: int
     marks: int
     ours: bool
+    errors: int = 0
 
     def text(self, entry: Entry, alone: bool) -> str:
-        """Numbers right-aligned, their marks after them. A published number `alone` carries the reason's footnote."""
+        """Numbers right-aligned, what follows them left. A published number `alone` carries the reason's footnote."""
         if self.ours:
-            word, mark = entry.ours, entry.ours_mark
+            word, error, mark = entry.ours, entry.error if self.errors else "", entry.ours_mark
         else:
-            word, mark = entry.paper, entry.foot if alone else ""
-        return word.rjust(self.width - self.marks) + mark.ljust(self.marks)
+            word, error, mark = entry.paper, "", entry.foot if alone else ""
+        after = f" {error}".ljust(self.errors) if self.errors else ""
+        return word.rjust(self.width - self.errors - self.marks) + after + mark.ljust(self.marks)
 
 
 @dataclass(frozen=True)
@@ -117,8 +123,7 @@ def _print_claims(layout: Layout, console: Console) -> None:
     for claim in layout.claims:
         style = {"✓": "green", "✗": "bold red"}.get(claim.sign, "dim")
         counts = Text.assemble((claim.paper, "dim"), " · ", (claim.ours, style))
-        if claim.failing:
-            counts.append(f" — fails: {claim.failing_text(MOST_FAILING)}")
+        counts.append(f" {claim.instances(MOST_NAMED)}".rstrip())
         _say(console, Text(f"{claim.text} ({claim.where})"))
         _say(console, counts, indent=2)
 
@@ -199,10 +204,12 @@ def _rich_table(axes: Sequence[Axis], plans: Sequence[ColumnPlan], show_header: 
 def _fit(
     grid: Grid, lines: Sequence[Line], axes: Sequence[Axis], width: int, measured: bool
 ) -> list[list[ColumnPlan]]:
-    """Columns for one table at the widest heads that fit; else for as many tables as it takes with the narrowest."""
+    """Columns for one table at the widest heads that fit, best with all errors; else for as many tables as it takes."""
     room = width - 1 - sum(axis.width + SEPARATOR for axis in axes)
-    for wrap in WRAPS:
-        plans = [_plan(head, i, lines, wrap, measured) for i, head in enumerate(grid.heads)]
+    for wrap, errors in itertools.chain(
+        itertools.product(WRAPS, [True]), itertools.product(WRAPS, [False])
+    ):
+        plans = [_plan(head, i, lines, wrap, measured, errors) for i, head in enumerate(grid.heads)]
         if sum(plan.width + SEPARATOR for plan in plans) - SEPARATOR <= room:
             return [plans]
     tables: list[list[ColumnPlan]] = [[]]
@@ -214,7 +221,9 @@ def _fit(
     return tables
 
 
-def _plan(head: Head, index: int, lines: Sequence[Line], wrap: int, measured: bool) -> ColumnPlan:
+def _plan(
+    head: Head, index: int, lines: Sequence[Line], wrap: int, measured: bool, errors: bool
+) -> ColumnPlan:
     entries = [line.entries[index] for line in lines]
     halves = []
     if head.paper:
@@ -223,9 +232,12 @@ def _plan(head: Head, index: int, lines: Sequence[Line], wrap: int, measured: bo
         halves.append(Half((head.paper,) if measured else (), words + marks, marks, ours=False))
     if measured or not head.paper:
         marks = max(len(e.ours_mark) for e in entries)
-        needed = max(len(e.ours) for e in entries) + marks
+        shown = [e.error for e in entries if e.error and (errors or head.proportion)]
+        after = max((1 + len(error) for error in shown), default=0)
+        needed = max(len(e.ours) for e in entries) + after + marks
         broken = break_lines(head.ours, max(wrap, needed))
-        halves.append(Half(broken, max(needed, *map(len, broken)), marks, ours=True))
+        width = max(needed, *map(len, broken))
+        halves.append(Half(broken, width, marks, ours=True, errors=after))
     both = sum(half.width + 1 for half in halves) - 1
     title = break_lines(head.name, max(wrap, both))
     return ColumnPlan(title, index, tuple(halves), max(both, *map(len, title)))

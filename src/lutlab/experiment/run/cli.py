@@ -17,6 +17,13 @@ from lutlab.experiment.artifact.catalog import artifacts
 from lutlab.experiment.plan import additions
 from lutlab.experiment.plan.schema import register_configs
 
+# Hydra's launchers that an extra of lutlab brings.
+_LAUNCHERS = {
+    "hydra/launcher/ray": "ray",
+    "hydra/launcher/submitit_local": "submitit",
+    "hydra/launcher/submitit_slurm": "submitit",
+}
+
 
 class RowsFailed(Exception):
     """Some rows failed; they are in the table and in the records."""
@@ -63,6 +70,8 @@ def _unknown_choice(error: Exception) -> str:
     missing = getattr(error, "missing_cfg_file", None) or ""
     options = getattr(error, "options", None)
     group, _, name = missing.partition("/")
+    if plugin := _LAUNCHERS.get(missing):
+        return f"{missing.replace('launcher/', 'launcher=')} is not installed: pip install 'lutlab[{plugin}]'"
     if group == "exp":
         return f"unknown experiment '{name}': {nearest(name, artifacts())}"
     if options and name:

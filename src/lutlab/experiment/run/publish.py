@@ -1,4 +1,4 @@
-"""Measure and publish: `make publish`, or `python -m lutlab.experiment.run.publish [--only <pattern>]`.
+"""Measure and publish: `make publish`, or `python -m lutlab.experiment.run.publish [--only <pattern>] [--render-only]`.
 
     results/published/list.yaml ─▶ run.py, into results/publishing ─▶ results/published/<machine>/
                                                                    against the last commit └▶ changes.md
@@ -6,7 +6,8 @@
 Artifacts under the same overrides are one call. Accuracies first, several rows at once with one thread each; then, one
 row at a time, what measures the machine. It wants a clean tree and nobody else at work on the machine. A run that was
 stopped goes on where it was; only cells of the plan of this code are published. What cannot be measured here is said
-and stays as it was published, unless --prune.
+and stays as it was published, unless --prune. With --render-only nothing is measured: page and table are written anew
+from the published records, as this code reads and judges them.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from lutlab.errors import LutlabError
 from lutlab.experiment.artifact.artifact import load_artifact
 from lutlab.experiment.report import changes, csv, published
 from lutlab.experiment.report.published import Published
+from lutlab.experiment.run import render
 from lutlab.experiment.run.published_list import PUBLISHED, Variant, read_list
 from lutlab.experiment.store import lines
 from lutlab.experiment.store.provenance import environment
@@ -256,8 +258,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--jobs", type=int, default=os.cpu_count(), help="accuracy rows at once; 1 on a single GPU"
     )
+    parser.add_argument(
+        "--render-only", action="store_true", help="write the pages anew from the published records"
+    )
     given = parser.parse_args(arguments)
     try:
+        if given.render_only:
+            for folder in render.rewrite(given.only, given.machine or "*"):
+                _say(f"{folder}: rendered from its records")
+            return 0
         return 0 if publish(given.only, given.machine, given.prune, given.jobs) else 1
     except LutlabError as error:
         print(f"lutlab: {error}", file=sys.stderr)

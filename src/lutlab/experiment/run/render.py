@@ -46,6 +46,27 @@ def render(only: str = "*", machine: str = "*") -> list[Path]:
     return written
 
 
+def rewrite(only: str = "*", machine: str = "*") -> list[Path]:
+    """Write page and table of published artifacts anew from their records; returns the artifacts' folders.
+
+    Raises:
+        LutlabError: nothing matches, or a published file is damaged.
+    """
+    commands: dict[str, dict[str, str]] = {}
+    for variant in read_list(only):
+        commands.setdefault(variant.artifact, {})[variant.name] = variant.command
+    found = {
+        table.parent: own
+        for artifact, own in commands.items()
+        for table in sorted(PUBLISHED.glob(f"{machine}/{artifact}/{published.TABLE}"))
+    }
+    if not found:
+        raise LutlabError(f"nothing of --only '{only}' is published under {PUBLISHED}/{machine}")
+    for folder, own in found.items():
+        published.write(published.read(folder), folder, own)
+    return list(found)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns the exit code: 0, or 2 for a mistake."""
     parser = argparse.ArgumentParser(prog="lutlab.experiment.run.render", description=__doc__)

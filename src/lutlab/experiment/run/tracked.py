@@ -30,12 +30,10 @@ from lutlab.experiment.store.record import Record
 from lutlab.experiment.store.store import content_id
 from lutlab.specs import EvalSpec, ProductRun
 
-OF_A_CELL = {
-    "evaluator",
-    "text",
-}  # axes that differ from column to column; the metrics' keys name them
+# Axes that differ from column to column; the metrics' keys name them.
+OF_A_CELL = {"evaluator", "text"}
 OF_A_COLUMN = (
-    "measured", "published", "delta", "baseline", "difference", "error", "unit", "verdict", "cell_id", "reason",
+    "measured", "published", "delta", "baseline", "difference", "error", "n", "unit", "verdict", "cell_id", "reason",
     "command",
 )  # fmt: skip
 
@@ -173,13 +171,14 @@ def _table(
     claims = table.claims if table else ()
     digest = content_id([project, artifact, variant, config["machine"]])[:8]
     # `published` may be a word, and a column of a W&B table has one type: it stays as the paper prints it
-    numbers = [{name: cell.get(name) for name in ("measured", "delta")} for cell in cells]
+    numbers = [{name: cell.get(name) for name in ("measured", "delta", "error")} for cell in cells]
     summary = {
         "cells": len(cells),
         "cells/measured": sum(cell["measured"] is not None for cell in cells),
         "seconds": sum(record.seconds for record in {r.cell_id: r for r in records}.values()),
         "claims/hold": sum(claim.measured[0] for claim in claims),
         "claims/decidable": sum(claim.measured[1] for claim in claims),
+        "claims/below_noise": sum(len(claim.below_noise) for claim in claims),
     }
     return TrackedRun(
         id=f"{_word(f'{_leaf(artifact)}{_other(artifact, variant)}')}-{digest}",
@@ -204,6 +203,7 @@ def _claim(claim: ClaimResult) -> dict[str, Any]:
         "where": claim.where,
         "published": "{} of {}".format(*claim.published),
         "measured": "{} of {}".format(*claim.measured),
+        "below_noise": len(claim.below_noise),
         "failing": ", ".join(claim.failing),
     }
 

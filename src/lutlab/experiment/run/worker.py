@@ -96,6 +96,8 @@ def _measure(job: Job, cell: JobCell, prepared: Prepared) -> Record:
     facts = prepared.facts | ({"kernel": kernels} if kernels else {}) | measurement.facts
     if text:
         facts |= {"text_sha256": text.sha256, "text_origin": text.origin}
+    if measurement.errors:
+        facts |= {"standard_error": dict(measurement.errors)}
     measurement = dataclasses.replace(measurement, facts=facts)
     return _record(job, cell, measurement, "done", time.monotonic() - began)
 

@@ -4,6 +4,7 @@
     format    buffers of a tensor, and what they dequantize to   search    its widths under a budget
     protocol  token ids of a few rows                            models    weights as loaded and as drawn
     evaluator values on an embedded model                        tuning    its layers after two steps
+    checkpoint weights [32, 64] out of words of each layout
 
 Inputs are drawn as whole numbers and scaled by powers of two, exact everywhere. What is computed with them is not: the
 cells are made in a process of its own, of one thread and without the instruction sets that machines differ in (PINNED),
@@ -80,10 +81,18 @@ def _maker(name: str) -> Callable[[], Any] | None:
     group, _, key = name.partition("/")
     if group == "evaluator" and registry.lookup(group, key).of_this_machine:
         return None
+    if name == "method/stored":
+        return _checkpoint  # it quantizes nothing
     makers = {"method": _method, "format": _format, "evaluator": _evaluator, "protocol": _protocol}
     if group in makers:
         return lambda: makers[group](key)
-    rest = {"driver": _driver, "search": _search, "tuning": _tuning, "models": _models}
+    rest = {
+        "driver": _driver,
+        "search": _search,
+        "tuning": _tuning,
+        "models": _models,
+        "checkpoint": _checkpoint,
+    }
     return rest.get(name)
 
 
@@ -242,6 +251,31 @@ def _models() -> Any:
             config = model.config
             found.append([model.state_dict(), kinds(config), evaluation_seqlen(config)])
     return found
+
+
+def _checkpoint() -> Any:
+    import torch
+
+    from lutlab.checkpoint.foreign import layout_of
+
+    def words(*shape: int) -> torch.Tensor:
+        return (inputs.drawn(*shape, seed=0) * 2**12).to(torch.int32) * 0x01234567
+
+    rows, columns, groups = 32, 64, 2
+    scales = inputs.drawn(groups, rows, seed=1).half()
+    gptq = {"qweight": words(8, rows), "qzeros": words(groups, 4), "scales": scales}
+    gptq["g_idx"] = torch.arange(columns, dtype=torch.int32) % groups
+    awq = {"qweight": words(columns, 4), "qzeros": words(groups, 4), "scales": scales}
+    packed = {"weight_packed": words(rows, 8), "weight_scale": scales.T}
+    packed |= {"weight_zero_point": words(4, groups), "weight_shape": torch.tensor([rows, columns])}
+    scheme = {"config_groups": {"0": {"weights": {"num_bits": 4, "group_size": 32}}}}
+    asked = [
+        ({"quant_method": "gptq", "checkpoint_format": "gptq_v2"}, gptq),
+        ({"quant_method": "gptq", "meta": {"quantizer": ["gptqmodel:1"]}}, gptq),
+        ({"quant_method": "awq"}, awq),
+        ({"quant_method": "compressed-tensors", "format": "pack-quantized", **scheme}, packed),
+    ]
+    return [layout_of(config).read(tensors, rows, columns) for config, tensors in asked]
 
 
 if __name__ == "__main__":

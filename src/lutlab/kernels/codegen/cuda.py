@@ -231,8 +231,9 @@ def _nvrtc_version() -> tuple[int, int]:
         from cupy.cuda import nvrtc
     except ImportError as error:
         raise LutlabError(
-            f"CUDA kernels need CuPy, which cannot be imported: {error}. Install ONE of cupy-cuda12x and cupy-cuda13x: "
-            "the one for the CUDA version that nvidia-smi shows, or for your torch where there is no GPU"
+            f"CUDA kernels need CuPy, which cannot be imported: {error}. Install ONE of two, for the CUDA version that "
+            "nvidia-smi shows, or for your torch where there is no GPU: CUDA 12, pip install 'lutlab[gpu]'; CUDA 13, "
+            "pip install 'cupy-cuda13x[ctk]' nvidia-ml-py"
         ) from error
     try:
         return tuple(nvrtc.getVersion())

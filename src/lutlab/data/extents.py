@@ -1,0 +1,87 @@
+"""UTF-8 bytes and words of the text that each token of a stream spells, so that tokenizers can be compared.
+
+    tokens   </s> |The| quick| fo|xes|,          text: "The quick foxes,"
+    bytes       0    3      6   3   3 1
+    words       0    1      1   0   0 1          a word is what stands between white space
+
+A token spells what lies between the end of the token before it and its own end: white space is the later token's, and
+so are characters that the tokenizer drops. A character of several tokens is the first one's. A word is counted at the
+token with its last character. BOS spells nothing. So every byte and every word is counted once.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from lutlab.data.protocols import protocol
+from lutlab.data.tokens import begin_id, crop_places, tokenizer_sha256
+from lutlab.specs import Text
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedTokenizerBase
+
+
+def stream_extents(text: Text, tokenizer: PreTrainedTokenizerBase, seqlen: int) -> torch.Tensor:
+    """Bytes and words of the tokens of `token_stream(text, tokenizer, seqlen)`.
+
+    Returns:
+        [2, T] int64: bytes, words.
+
+    Raises:
+        LutlabError: as token_stream.
+    """
+    import torch
+
+    rule = protocol(text.protocol)
+    if rule.crops:
+        places = crop_places(text, tokenizer, seqlen, rule.windows, seed=0)
+        found = torch.cat(
+            [
+                _extents(tokenizer, text.rows[document])[:, start : start + seqlen]
+                for document, start, _ in places
+            ],
+            dim=1,
+        )
+    else:
+        found = _joined_extents(_same(tokenizer), rule.join.join(text.rows))
+        found = found[:, : rule.windows * seqlen] if rule.windows else found
+    return found[:, : text.limit * seqlen] if text.limit else found
+
+
+@dataclass(frozen=True)
+class _Same:
+    """A tokenizer, equal to another that was loaded from the same files."""
+
+    state: tuple[int | None, str, bool]
+    tokenizer: PreTrainedTokenizerBase = field(compare=False)
+
+
+def _same(tokenizer: PreTrainedTokenizerBase) -> _Same:
+    state = begin_id(tokenizer), tokenizer_sha256(tokenizer), tokenizer.split_special_tokens
+    return _Same(state, tokenizer)
+
+
+@functools.lru_cache(maxsize=8)  # the texts of a table, for all its models
+def _joined_extents(same: _Same, text: str) -> torch.Tensor:
+    return _extents(same.tokenizer, text)
+
+
+def _extents(tokenizer: PreTrainedTokenizerBase, text: str) -> torch.Tensor:
+    """Bytes and words [2, T] of the tokens of one text."""
+    import numpy as np
+    import torch
+
+    spans = tokenizer(text, return_offsets_mapping=True, verbose=False).offset_mapping
+    # special tokens have the span (0, 0), so the largest end so far is where the text is read to
+    ends = np.maximum.accumulate(np.array([end for _, end in spans], dtype=np.int64))
+    points = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
+    sizes = 1 + (points >= 0x80) + (points >= 0x800).astype(np.int64) + (points >= 0x10000)
+    last = np.zeros(len(text), dtype=np.int64)
+    last[[word.end() - 1 for word in re.finditer(r"\S+", text)]] = 1
+    counts = np.stack([sizes, last]).cumsum(1)
+    counts = np.concatenate([np.zeros((2, 1), dtype=np.int64), counts], 1)  # [2, characters + 1]
+    return torch.from_numpy(np.diff(counts[:, ends], axis=1, prepend=0))

@@ -1,0 +1,241 @@
+"""Predicates of claims, evaluated on numbers: a tiny, safe expression language.
+
+    q4_g32 <= q4_g64                        rows, for each value of the axes before the last, in the column at hand
+    fp16.latency_1gpu / q3.latency_1gpu     rows and their columns
+    "llama-7b/q4/g16" < "llama-7b/fp16"     any rows, by their whole keys
+    on_front("g*") > 0                      points on the Pareto front of the figure whose keys match a pattern
+    front("q4*") < front("*")               points on the front of the matching points alone
+    dominated("q3/*", "q4/*") > 0           points of the first pattern that one of the second dominates
+
+Also allowed: numbers, + - * /, comparisons, `and`, `or`, `not`, `abs`. Nothing else parses.
+
+A comparison of numbers that chance moves is decided where its two sides are at least NOISE standard errors of their
+difference apart (uncertain.py); else it is below noise, and so is a predicate that it decides.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from fnmatch import fnmatchcase
+
+from lutlab.errors import LutlabError, nearest
+from lutlab.experiment.artifact.pareto import Better, Point, dominates, front
+from lutlab.experiment.artifact.uncertain import Uncertain
+
+Number = float | Uncertain
+Numbers = Mapping[str, Mapping[str, Number | None]]  # row name -> column -> value, None: missing
+Points = Mapping[str, Point | None]  # row name -> (x, y), None where one of them is missing
+NOISE = 2  # standard errors
+
+
+_BINARY = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
+_COMPARE = {
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+}
+
+
+class Truth(Enum):
+    """Whether a predicate is true; MISSING: a number that it needs was not measured."""
+
+    HOLDS = "holds"
+    FAILS = "fails"
+    BELOW_NOISE = "below noise"
+    MISSING = "missing"
+
+
+class _Missing(Exception):
+    """A value the predicate needs was not measured."""
+
+
+@dataclass(frozen=True)
+class Scope:
+    """Meanings of names: rows by their names here, all rows by whole key, the column at hand, the points of a front."""
+
+    rows: Numbers
+    column: str | None = None
+    all_rows: Numbers = field(default_factory=dict)
+    points: Points = field(default_factory=dict)
+    larger: Better = (True, True)
+
+
+def evaluate(predicate: str, numbers: Numbers, column: str | None = None) -> bool | None:
+    """Truth of a predicate on exact numbers; None where one that it needs is missing.
+
+    >>> evaluate("a <= 2 * b", {"a": {"ppl": 3.0}, "b": {"ppl": 2.0}}, "ppl")
+    True
+
+    Raises:
+        LutlabError: the predicate does not parse or names an unknown row or column.
+    """
+    found = truth(predicate, Scope(numbers, column, numbers))
+    return {Truth.HOLDS: True, Truth.FAILS: False}.get(found)
+
+
+def truth(predicate: str, scope: Scope) -> Truth:
+    """Truth of a predicate where names mean what the scope says.
+
+    Raises:
+        LutlabError: as evaluate.
+    """
+    try:
+        found = _value(parse(predicate), scope)
+    except _Missing:
+        return Truth.MISSING
+    if found is None:
+        return Truth.BELOW_NOISE
+    if isinstance(found, Uncertain):
+        raise LutlabError(f"claim '{predicate}' is a number: compare it with another")
+    return Truth.HOLDS if found else Truth.FAILS
+
+
+def parse(predicate: str) -> ast.expr:
+    """The expression of a predicate.
+
+    Raises:
+        LutlabError: it does not parse.
+    """
+    try:
+        return ast.parse(predicate, mode="eval").body
+    except SyntaxError as error:
+        raise LutlabError(f"claim '{predicate}' does not parse: {error.msg}") from error
+
+
+def _value(node: ast.expr, scope: Scope) -> Uncertain | bool | None:
+    """A number, or a truth: None where it is below noise."""
+
+    def value(child: ast.expr) -> Uncertain | bool | None:
+        return _value(child, scope)
+
+    match node:
+        case ast.Constant(value=int() | float() as number):
+            return Uncertain(number)
+        case ast.Name(id=row) if scope.column is not None:
+            return _number(scope.rows, row, scope.column)
+        case ast.Attribute(value=ast.Name(id=row), attr=named):
+            return _number(scope.rows, row, named)
+        case ast.Constant(value=str() as row) if scope.column is not None:
+            return _number(scope.all_rows, row, scope.column)
+        case ast.Attribute(value=ast.Constant(value=str() as row), attr=named):
+            return _number(scope.all_rows, row, named)
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
+            return _BINARY[type(op)](value(left), value(right))
+        case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _COMPARE:
+            return _compared(op, value(left), value(right))
+        case ast.BoolOp(op=op, values=children):
+            truths = [value(child) for child in children]
+            deciding = isinstance(op, ast.Or)  # one true decides `or`, one false `and`
+            if deciding in truths:
+                return deciding
+            return None if None in truths else not deciding
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            return None if (found := value(operand)) is None else not found
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -value(operand)
+        case ast.Call(func=ast.Name(id="abs"), args=[argument], keywords=[]):
+            return abs(value(argument))
+        case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]) if name in _COUNTS:
+            patterns = [a.value for a in arguments if isinstance(a, ast.Constant)]
+            if len(patterns) == len(arguments) == _COUNTS[name]:
+                return _count(name, patterns, scope)
+    raise LutlabError(
+        f"'{ast.unparse(node)}' is not allowed in a claim: use row names, name.column, numbers, + - * /, comparisons, "
+        f"and, or, not, abs, {', '.join(_COUNTS)}"
+    )
+
+
+def _compared(op: ast.cmpop, left: Uncertain, right: Uncertain) -> bool | None:
+    margin = left - right
+    if abs(margin.value) < NOISE * margin.error:
+        return None
+    return _COMPARE[type(op)](left.value, right.value)
+
+
+def _number(numbers: Numbers, row: str, column: str) -> Uncertain:
+    if row not in numbers:
+        raise LutlabError(f"a claim names row '{row}': {nearest(row, numbers)}")
+    if column not in numbers[row]:
+        raise LutlabError(f"a claim names column '{column}': {nearest(column, numbers[row])}")
+    if (found := numbers[row][column]) is None:
+        raise _Missing
+    return found if isinstance(found, Uncertain) else Uncertain(found)
+
+
+class _Sources(ast.NodeTransformer):
+    """Puts the records that a name stands for in its place."""
+
+    def __init__(self, scope: Scope) -> None:
+        self.scope = scope
+        self.known = True
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        if node.id == "abs":
+            return node
+        return self._sources(self.scope.rows, node.id, self.scope.column)
+
+    def visit_Constant(self, node: ast.Constant) -> ast.expr:
+        if not isinstance(node.value, str):
+            return node
+        return self._sources(self.scope.all_rows, node.value, self.scope.column)
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+        if isinstance(node.value, ast.Name):
+            return self._sources(self.scope.rows, node.value.id, node.attr)
+        return self._sources(self.scope.all_rows, node.value.value, node.attr)
+
+    def _sources(self, numbers: Numbers, row: str, column: str) -> ast.expr:
+        sources = _number(numbers, row, column).sources
+        self.known &= bool(sources)
+        return ast.Constant(sources)
+
+
+def meaning(predicate: str, scope: Scope) -> str:
+    """The predicate with records in the place of rows: two that say the same of the same records are equal.
+
+    Empty where a number is of no record. All of a predicate's numbers are to be there (not MISSING).
+    """
+    sources = _Sources(scope)
+    told = ast.unparse(sources.visit(parse(predicate)))
+    return told if sources.known else ""
+
+
+# ---- counting points of a figure ----
+
+_COUNTS = {"on_front": 1, "front": 1, "dominated": 2}  # function -> number of patterns
+
+
+def _count(name: str, patterns: Sequence[str], scope: Scope) -> Uncertain:
+    chosen = [_matching(pattern, scope.points) for pattern in patterns]
+    points = scope.points
+    if any(point is None for point in points.values()):
+        raise _Missing  # a point not measured might dominate any other
+    if name == "dominated":
+        worse = [points[row] for row in chosen[0]]
+        rivals = [points[row] for row in chosen[1]]
+        best = [
+            rivals[i] for i in front(rivals, scope.larger)
+        ]  # what another dominates, one of them does
+        return Uncertain(sum(any(dominates(b, w, scope.larger) for b in best) for w in worse))
+    rows = list(points) if name == "on_front" else chosen[0]
+    found = {rows[i] for i in front([points[row] for row in rows], scope.larger)}
+    return Uncertain(len(found.intersection(chosen[0])))
+
+
+def _matching(pattern: str, points: Points) -> list[str]:
+    rows = [row for row in points if fnmatchcase(row, pattern)]
+    if not rows:
+        raise LutlabError(f"'{pattern}' in a claim matches no point: {nearest(pattern, points)}")
+    return rows

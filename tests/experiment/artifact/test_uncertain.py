@@ -1,0 +1,73 @@
+"""Errors to first order against draws of the samples, of expressions over the same windows and over others."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+
+import pytest
+
+from lutlab.evaluators.noise import deviations
+from lutlab.experiment.artifact.uncertain import DRAWS, Uncertain, drawn, mean
+
+N, TIMES = 80, 1500
+
+
+def ppl(nll: list[float]) -> float:
+    return math.exp(statistics.fmean(nll))
+
+
+def uncertain(nll: list[float], text: str) -> Uncertain:
+    value = ppl(nll)
+    return Uncertain(value, {text: deviations([value * x for x in nll])})
+
+
+def windows() -> list[list[float]]:
+    """Mean nll of the windows of one text by three models that find the same windows hard."""
+    draw = random.Random(3)
+    hard = [draw.gauss(3, 0.4) for _ in range(N)]
+    return [[x + shift + draw.gauss(0, 0.05) for x in hard] for shift in (0.0, 0.02, 0.2)]
+
+
+EXPRESSIONS = {
+    "difference": lambda a, b, c: a - b,
+    "ratio": lambda a, b, c: c / a - b / a,
+    "product": lambda a, b, c: a * b - c,
+    "degradation": lambda a, b, c: abs(b - c) - (c - a),
+    "mean": lambda a, b, c: mean([a, b, c]) if isinstance(a, Uncertain) else (a + b + c) / 3,
+}
+
+
+@pytest.mark.parametrize("name", EXPRESSIONS)
+def test_the_error_is_that_of_windows_drawn_again(name: str) -> None:
+    expression, models, draw = EXPRESSIONS[name], windows(), random.Random(5)
+    found = expression(*(uncertain(nll, "text") for nll in models))
+    assert found.value == pytest.approx(expression(*map(ppl, models)), rel=1e-12)
+    again = []
+    for _ in range(TIMES):
+        chosen = draw.choices(range(N), k=N)  # the same windows for every model
+        again.append(expression(*(ppl([nll[i] for i in chosen]) for nll in models)))
+    assert found.error == pytest.approx(statistics.stdev(again), rel=0.12)
+
+
+def test_of_other_windows_errors_add_up() -> None:
+    first, second, _ = windows()
+    paired = uncertain(first, "text") - uncertain(second, "text")
+    apart = uncertain(first, "text") - uncertain(second, "another")
+    errors = [uncertain(nll, "text").error for nll in (first, second)]
+    assert apart.error == pytest.approx(math.hypot(*errors))
+    assert paired.error < apart.error / 5
+    same = uncertain(first, "text")
+    assert (same - same).error == 0
+
+
+def test_draws_move_as_the_errors_say() -> None:
+    first, second, _ = windows()
+    numbers = {"a": uncertain(first, "text"), "b": uncertain(second, "text"), "c": Uncertain(4.0)}
+    draws = list(drawn(numbers))
+    assert draws == list(drawn(numbers)), "the same numbers give the same draws"
+    assert len(draws) == DRAWS
+    difference = statistics.stdev(one["a"] - one["b"] for one in draws)
+    assert difference == pytest.approx((numbers["a"] - numbers["b"]).error, rel=0.2)
+    assert {one["c"] for one in draws} == {4.0}

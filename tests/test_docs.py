@@ -1,0 +1,91 @@
+"""The documentation builds strictly and offline, and a reader finds in it what lutlab has."""
+
+from __future__ import annotations
+
+import html
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.conftest import ROOT
+
+import lutlab
+from lutlab.experiment.artifact.catalog import artifact_groups
+
+# What a browser would load: tags that bring something with them, and styles.
+LOADS = re.compile(
+    r"""<(?:link|script|img|iframe|source|use|object)\b[^>]*?(?:src|href|data)=["']?(?:https?:)?//[^\s"'>]*"""
+    r"""|url\(["']?(?:https?:)?//[^)]*|@import[^;]*"""
+)
+# For which the theme would load a library from elsewhere.
+NEEDS_A_LIBRARY = re.compile(r'class="[^"]*\b(mermaid|glightbox|pyodide)\b')
+
+
+@pytest.fixture(scope="module")
+def site() -> Path:
+    """`make docs`; a link, a cross-reference or a snippet that leads nowhere is an error."""
+    for command in (["lutlab.experiment.run.gallery"], ["zensical", "build", "--strict"]):
+        done = subprocess.run(
+            [sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    return ROOT / "site"
+
+
+def test_a_page_loads_nothing_from_elsewhere(site: Path) -> None:
+    pages = [*site.rglob("*.html"), *site.rglob("*.css")]
+    assert len(pages) > 60
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        assert LOADS.findall(text) == [], page
+        assert NEEDS_A_LIBRARY.findall(text) == [], page
+        assert "--8<--" not in text, page
+
+
+def test_links_lead_somewhere(site: Path) -> None:
+    """Strict mode looks at the pages' own links; not at those of what a page shows from a README."""
+    anchors = {
+        page: {*re.findall(r'\b(?:id|name)="?([^"\s>]+)', page.read_text(encoding="utf-8")), ""}
+        for page in site.rglob("*.html")
+    }
+    for page in anchors.keys() - {site / "404.html"}:  # served at any depth
+        for link in re.findall(r'<a [^>]*?href="([^"]*)"', page.read_text(encoding="utf-8")):
+            if re.match(r"[a-z]+:", link):
+                continue
+            path, _, anchor = html.unescape(link).partition("#")
+            target = Path(os.path.normpath(page.parent / path)) if path else page
+            target = target / "index.html" if target.is_dir() else target
+            assert target.is_file(), f"{page}: {link}"
+            assert target not in anchors or anchor in anchors[target], f"{page}: {link}"
+
+
+def test_what_is_public_is_in_the_reference(site: Path) -> None:
+    pages = "".join(page.read_text(encoding="utf-8") for page in site.glob("reference/*.html"))
+    public = [f"{lutlab._HOME[name]}.{name}" for name in lutlab.__all__]
+    assert [name for name in public if f'id="{name}"' not in pages] == []
+
+
+def test_the_gallery_has_every_artifact_and_every_published_page(site: Path) -> None:
+    index = (site / "artifacts" / "index.html").read_text(encoding="utf-8")
+    for name in artifact_groups()["all"]:
+        assert f"+exp={name.removeprefix('lut-gemm-v3/')}</code>" in index
+    published = (ROOT / "results" / "published").glob("*/*/*/table.md")
+    pages = [path.relative_to(ROOT / "results" / "published").parent for path in published]
+    assert pages
+    for page in pages:
+        assert f'href="{page.as_posix()}.html"' in index
+        assert (site / "artifacts" / f"{page.as_posix()}.html").is_file()
+
+
+def test_the_search_would_find_what_is_loaded() -> None:
+    for text in (
+        '<script async src="https://example.org/x.js">',
+        "<link rel=stylesheet href=//fonts.example/css>",
+        "@import 'a.css';",
+        "background: url('https://example.org/a.png')",
+    ):
+        assert LOADS.search(text), text
+    assert not LOADS.search('<a href="https://example.org">')
