@@ -21,13 +21,15 @@ from lutlab.specs import Tuning
 
 class Mode(Enum):
     """run: measure what is missing, then report. plan: say what would run. report: render what is measured. dashboard:
-    draw all that was measured on one page.
+    draw all that was measured on one page. track: copy what is measured to Weights & Biases, from tables and records
+    alone.
     """
 
     run = "run"
     plan = "plan"
     report = "report"
     dashboard = "dashboard"
+    track = "track"
 
 
 @dataclass
@@ -103,10 +105,11 @@ class TuningConfig:
 
 @dataclass
 class LoggerConfig:
-    """Weights & Biases: mode none | offline | online."""
+    """Weights & Biases: mode none | offline | online; `records`: the folder that mode=track copies, null: results."""
 
     mode: str = MISSING
     project: str = "lutlab"
+    records: str | None = None
 
 
 @dataclass

@@ -64,6 +64,15 @@ class DashboardSettings:
 
 
 @dataclass(frozen=True)
+class LoggerSettings:
+    """As LoggerConfig."""
+
+    mode: str
+    project: str
+    records: str | None
+
+
+@dataclass(frozen=True)
 class Settings:
     """One row as conf/ and the command line ask for it; fields are those of Config, typed and frozen.
 
@@ -75,7 +84,6 @@ class Settings:
         candidates: (q values, g values).
         tuning: None where it has no steps.
         evaluators: evaluator -> the fields of its class that were set to other values than their own.
-        logger: (mode, project).
     """
 
     artifact: str
@@ -108,7 +116,7 @@ class Settings:
     threads: int | None
     alone: bool | None
     seed: int
-    logger: tuple[str, str]
+    logger: LoggerSettings
     results: Path
     dashboard: DashboardSettings
 
@@ -155,7 +163,7 @@ def settings_of(config: DictConfig) -> Settings:
         data=DataSettings(**data),
         evaluate=tuple(config.evaluate),
         evaluators=_evaluators(_plain(config.evaluator)),
-        logger=(config.logger.mode, config.logger.project),
+        logger=LoggerSettings(**_plain(config.logger)),
         results=Path(config.results),
         dashboard=_dashboard(config.dashboard, Path(config.results)),
     )

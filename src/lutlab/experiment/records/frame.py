@@ -87,7 +87,7 @@ def results(*folders: str | Path, samples: bool = False) -> pandas.DataFrame:
     """
     import pandas
 
-    found = [row for shelf in shelves(*folders) for row in _rows(shelf, samples)]
+    found = [row for shelf in shelves(*folders) for row in rows_of(shelf, samples)]
     if not found:
         raise LutlabError(
             f"nothing measured in {', '.join(map(str, folders or ['results']))}: run a table or a sweep first, as "
@@ -136,7 +136,8 @@ def _shelf(root: Path, machine: str) -> Shelf:
     return Shelf(root, machine, tuple(cells), records)
 
 
-def _rows(shelf: Shelf, samples: bool) -> Iterator[dict[str, Any]]:
+def rows_of(shelf: Shelf, samples: bool = False) -> Iterator[dict[str, Any]]:
+    """The rows of `results`, of one shelf: cells of its tables first, then what stands in no table."""
     placed = set()
     bits = _stored_bits(shelf)
     for cell in shelf.cells:
