@@ -3,14 +3,12 @@
 import json
 import re
 import shutil
-import types
 
 import pandas
 import pytest
 
 from lutlab.errors import LutlabError
-from lutlab.experiment import records
-from lutlab.experiment.records import dashboard, frame
+from lutlab.experiment.records import dashboard, frame, wandb_files
 from lutlab.experiment.run.published_list import PUBLISHED
 
 ARTIFACTS = ("lut-gemm-v3/table4", "lut-gemm-iclr2024/table1")
@@ -67,28 +65,23 @@ def test_every_number_on_the_page_is_that_of_its_record(page, cells):
     assert numbers(row for row in rows if "measured" in row) == numbers(recorded(cells))
 
 
-def test_tracked_runs_show_the_same_numbers(monkeypatch, tmp_path, cells):
-    runs = [{"config": {"kind": "table"}, "summary": {"cells": 90}}]
-    for (paper, artifact, variant, row), some in cells[cells.measured.notna()].groupby(
-        ["paper", "artifact", "variant", "row"]
-    ):
-        config = {"paper": paper, "artifact": f"{paper}/{artifact}", "variant": variant, "row": row}
-        summary = {}
-        for cell in recorded(some):
-            place = cell.get("text") or cell["evaluator"]
-            summary[f"{place}/{cell['metric']}"] = cell["measured"]
-            for name in ("measured", "published", "cell_id", "verdict"):
-                if name in cell:
-                    summary[f"{place}/{cell['metric']}/{cell['column']}/{name}"] = cell[name]
-        config |= {"kind": "row", "scale": "embedded", "q": cell["q"], "method": cell["method"]}
-        runs.append({"config": config, "summary": summary})
-    stand_in = types.SimpleNamespace(read=lambda _: runs)  # of the reader of `.wandb` files
-    monkeypatch.setattr(records, "wandb_files", stand_in, raising=False)
-    rows = shown(dashboard.render(dashboard.of_tracked(tmp_path)))
-    assert numbers(rows) == numbers(recorded(cells))
-    assert {row["stand_in"] for row in rows} == {True}
-    assert {row.get("text") for row in rows if row["metric"] == "ppl"} >= {"topics", "docstrings"}
-    stand_in.read = lambda _: runs[:1]
+def test_tracked_runs_show_the_same_numbers(command, folder, tmp_path):
+    """Of a table of products, tracked from its records and read back by wandb's own command."""
+    name = ARTIFACTS[1]
+    (machine,) = [path for path in folder.iterdir() if (path / name).is_dir()]
+    records = tmp_path / "published" / machine.name / name
+    shutil.copytree(machine / name, records)
+    tracked = command("mode=track", "logger=offline", f"logger.records={tmp_path / 'published'}")
+    assert tracked.code == 0, tracked.err
+    cells = frame.results(tmp_path / "published")
+    rows = shown(dashboard.render(dashboard.of_tracked(command.results / "wandb")))
+    assert numbers(row for row in rows if "measured" in row) == numbers(recorded(cells))
+
+
+def test_runs_without_a_row_are_no_page(monkeypatch, tmp_path):
+    monkeypatch.setattr(
+        wandb_files, "read", lambda _: [{"config": {"kind": "table"}, "summary": {}}]
+    )
     with pytest.raises(LutlabError, match="no row of a table"):
         dashboard.of_tracked(tmp_path)
 
