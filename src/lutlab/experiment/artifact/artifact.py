@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 from pydantic import Field, ValidationError, model_validator
@@ -46,10 +46,12 @@ class Claim(Strict):
     holds: over the entries of a row's last axis, e.g. `q4_g32 <= q4_g64`, for each value of the axes before it. A bare
     name is the value in the column at hand (`columns`); `name.column` names its own column.
     fronts: over the points of the figure, e.g. `on_front("g*") > 0`, for each front.
+    device: of a GPU's speed or energy, `gpu`; it is not judged on numbers of a CPU, which stand in for none.
     """
 
     text: str
     where: str
+    device: Literal["any", "gpu"] = "any"
     holds: list[str] = Field(default_factory=list)
     fronts: list[str] = Field(default_factory=list)
     columns: list[str] = Field(default_factory=list)

@@ -30,6 +30,7 @@ class Row:
     """A row of a table: axis labels as the paper prints them, the model measured, cells by column.
 
     on_front: the row's measured point is on the Pareto front of the table's curve.
+    device: where it was measured, as torch names it; empty where nothing was.
     """
 
     key: str
@@ -38,11 +39,15 @@ class Row:
     stand_in: bool
     cells: Mapping[str, Cell]
     on_front: bool = False
+    device: str = ""
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column: one metric under one protocol. `measured_on` names the text really evaluated."""
+    """A column: one metric under one protocol.
+
+    measured_on: the text really evaluated. machine: of a speed, its processor, after what a ratio is over.
+    """
 
     key: str
     title: str
@@ -52,6 +57,7 @@ class Column:
     published: bool  # False: a column of ours that the paper does not print
     lower_is_better: bool = True
     cited: str = ""  # whom the paper took its numbers from; empty: it measured them
+    machine: str = ""
 
 
 @dataclass(frozen=True)
@@ -82,13 +88,17 @@ class Curve:
 
 @dataclass(frozen=True)
 class ClaimResult:
-    """A claim of the paper, judged on its own numbers and on ours: counts of instances that hold, of all decidable."""
+    """A claim of the paper, judged on its own numbers and on ours: counts of instances that hold, of all decidable.
+
+    not_judged: why none of ours is; empty where they are.
+    """
 
     text: str
     where: str
     published: tuple[int, int]
     measured: tuple[int, int]
     failing: tuple[str, ...] = ()  # measured instances that do not hold
+    not_judged: str = ""
 
 
 @dataclass(frozen=True)

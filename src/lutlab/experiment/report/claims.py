@@ -35,7 +35,7 @@ def view(claim: ClaimResult) -> ClaimView:
         where=claim.where,
         sign=sign,
         paper=_count("paper", claim.published),
-        ours=_count("ours", claim.measured),
+        ours=_count("ours", claim.measured, claim.not_judged),
         failing=claim.failing,
     )
 
@@ -47,8 +47,10 @@ def _sign(count: tuple[int, int]) -> str:
     return HOLDS if holds == decidable else BREAKS
 
 
-def _count(whose: str, count: tuple[int, int]) -> str:
+def _count(whose: str, count: tuple[int, int], not_judged: str = "") -> str:
     holds, decidable = count
+    if not_judged:
+        return f"{UNDECIDED} {whose} not judged: {not_judged}"
     if not decidable:
         return f"{UNDECIDED} {whose} not decidable here"
     return f"{_sign(count)} {whose} {holds}/{decidable}"

@@ -28,7 +28,8 @@ from lutlab.experiment.artifact.outcome import (
 from lutlab.experiment.artifact.pareto import Point, front
 from lutlab.experiment.artifact.references import cite
 from lutlab.experiment.plan.plan import PlannedCell, PlannedRow
-from lutlab.experiment.report import means
+from lutlab.experiment.report import means, ran
+from lutlab.experiment.store.record import Record
 from lutlab.specs import ModelRun, ProductRun
 
 
@@ -39,7 +40,7 @@ def tabulate(
     environment: Mapping[str, Any],
 ) -> ResultTable:
     """Published beside measured. `artifact` is None for a free sweep, which has only measured columns."""
-    columns = tuple(_column(key, spec, rows[0]) for key, spec in rows[0].columns.items())
+    columns = tuple(_column(key, spec, rows) for key, spec in rows[0].columns.items())
     told = {row.key: [cell.evaluation.options_named for cell in row.cells.values()] for row in rows}
     if artifact:
         table_rows = [_row(artifact, row, scale) for row in rows]
@@ -160,8 +161,10 @@ def _mark_fronts(rows: Sequence[Row], curve: Curve) -> tuple[Row, ...]:
     )
 
 
-def column_of(key: str, spec: ColumnSpec, measured_on: str) -> Column:
-    """A column of a table; `measured_on` labels the text really evaluated."""
+def column_of(
+    key: str, spec: ColumnSpec, measured_on: str, records: Sequence[Record | None]
+) -> Column:
+    """A column of a table; `measured_on` labels the text really evaluated, `records` are those of its cells."""
     return Column(
         key=key,
         title=spec.title,
@@ -171,12 +174,14 @@ def column_of(key: str, spec: ColumnSpec, measured_on: str) -> Column:
         published=spec.published,
         lower_is_better=spec.lower_is_better,
         cited=cite(spec.cited) if spec.cited else "",
+        machine=ran.machine(spec, records),
     )
 
 
-def _column(key: str, spec: ColumnSpec, row: PlannedRow) -> Column:
-    text = row.cells[key].evaluation.text
-    return column_of(key, spec, _protocol_label(text and text.protocol, text and text.limit))
+def _column(key: str, spec: ColumnSpec, rows: Sequence[PlannedRow]) -> Column:
+    text = rows[0].cells[key].evaluation.text
+    measured_on = _protocol_label(text and text.protocol, text and text.limit)
+    return column_of(key, spec, measured_on, [row.cells[key].record for row in rows])
 
 
 def _protocol_label(protocol: str | None, limit: int | None = None) -> str:
@@ -197,7 +202,9 @@ def _row(artifact: Artifact | None, row: PlannedRow, scale: str) -> Row:
         key: _cell(key, spec, row.cells[key], row, published.get(key), own_model)
         for key, spec in row.columns.items()
     }
-    return Row(row.key, row.labels, row.spec.name, not own_model, cells)
+    records = [cell.record for cell in row.cells.values()]
+    labels, device = ran.labels(row.labels, records), ran.device(records)
+    return Row(row.key, labels, row.spec.name, not own_model, cells, device=device)
 
 
 def _on_other_kernels(row: PlannedRow) -> bool:
@@ -252,15 +259,23 @@ def _verdict(
 def _claims(
     artifact: Artifact, rows: Sequence[Row], scale: str, curve: Curve | None
 ) -> tuple[ClaimResult, ...]:
-    """Judge every claim; rows left out of a partial run are undecidable, not unknown."""
+    """Judge every claim; rows left out of a partial run are undecidable, not unknown.
+
+    A claim on a GPU is judged on rows that were measured on one, or not at all.
+    """
     blank = {row.key: dict.fromkeys(artifact.columns) for row in artifact.rows(scale)}
     published = {
         row.key: {key: _number(cell.published) for key, cell in row.cells.items()} for row in rows
     }
-    measured = {row.key: {key: c.measured for key, c in row.cells.items()} for row in rows}
-    return tuple(
-        judge(claim, blank | published, blank | measured, curve) for claim in artifact.claims
-    )
+    judged = []
+    for claim in artifact.claims:
+        fit = [row for row in rows if not (claim.device == "gpu" and row.device == "cpu")]
+        measured = {row.key: {key: c.measured for key, c in row.cells.items()} for row in fit}
+        result = judge(claim, blank | published, blank | measured, curve)
+        on_cpu_alone = len(fit) < len(rows) and not any(row.device for row in fit)
+        reason = "GPU claim on a CPU" if on_cpu_alone else ""
+        judged.append(dataclasses.replace(result, not_judged=reason))
+    return tuple(judged)
 
 
 def _number(value: float | str | None) -> float | None:

@@ -209,7 +209,8 @@ def _grid(
 
 def _head(column: Column) -> Head:
     unit = "" if column.unit in column.title else column.unit
-    ours = f"ours: {column.measured_on}" if column.measured_on else "ours"
+    where = column.measured_on or column.machine
+    ours = f"ours: {where}" if where else "ours"
     whose = "" if not column.published else "cited" if column.cited else "paper"
     return Head(column.key, column.title, unit, column.protocol, whose, ours)
 
