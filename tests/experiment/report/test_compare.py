@@ -204,8 +204,8 @@ def test_a_product_on_a_cpu_or_of_another_shape_is_a_stand_in(scale: str, device
 @pytest.mark.parametrize(
     ("device", "machine", "ours"),
     [
-        ("cpu", "over torch float32, a CPU, 2 threads", "– ours not judged: GPU claim on a CPU"),
-        ("cuda", "over torch float32, a GPU", "– ours not decidable here"),
+        ("cpu", "over torch float32 on a CPU, 2 threads", "– ours not judged: GPU claim on a CPU"),
+        ("cuda", "over torch float32 on a GPU", "– ours not decidable here"),
     ],
 )
 def test_a_product_says_what_ran_and_a_claim_on_a_gpu_is_of_gpus_alone(
@@ -215,7 +215,7 @@ def test_a_product_says_what_ran_and_a_claim_on_a_gpu_is_of_gpus_alone(
     assert table.rows[0].labels == {"Ours": "qigen q3 g128"}
     columns = {column.key: column.machine for column in table.columns}
     assert columns["speedup"] == columns["best"] == machine
-    assert columns["latency"] == machine.partition("float32, ")[2]
+    assert columns["latency"] == machine.partition("float32 ")[2]
     layout = lay_out(table)
     assert {claim.ours for claim in layout.claims} == {ours}
     assert f"ours: {machine}" in {head.ours for head in layout.main.heads}

@@ -25,13 +25,17 @@ from lutlab.experiment.artifact.rows import ArtifactRow, Axis, AxisEntry, Scale,
 class CurveSpec(Strict):
     """A figure: column y over column x, a point a row, a line for each value of the `series` labels.
 
-    One Pareto front for each value of the first `per` axes (0: one front). `baseline` matches the keys of the
-    full-precision rows: drawn as a level, or subtracted from y where the paper draws the degradation.
+    `beside` are further columns on the axis of x, contestants of it. `y_at`: another y at a scale, where the paper's
+    says nothing on the models of that scale. One Pareto front for each value of the first `per` axes (0: one front).
+    `baseline` matches the keys of the full-precision rows: drawn as a level, or subtracted from y where the paper draws
+    the degradation.
     """
 
     x: str
     y: str
     series: list[str]
+    beside: list[str] = Field(default_factory=list)
+    y_at: dict[Scale, str] = Field(default_factory=dict)
     per: int = 0
     baseline: str = ""
     degradation: bool = False
@@ -73,6 +77,7 @@ class Artifact(Strict):
     )  # row key, part by part -> column -> number
     claims: list[Claim] = Field(default_factory=list)
     figure: CurveSpec | None = None
+    one_axis: list[str] = Field(default_factory=list)  # columns of one unit that share panels
     notes: list[str] = Field(default_factory=list)
 
     @model_validator(mode="after")
@@ -119,7 +124,9 @@ class Artifact(Strict):
 
     @model_validator(mode="after")
     def _figure_draws_columns(self) -> Artifact:
-        drawn = {self.figure.x, self.figure.y} if self.figure else set()
+        drawn = set(self.one_axis)
+        if self.figure:
+            drawn |= {self.figure.x, self.figure.y, *self.figure.beside, *self.figure.y_at.values()}
         if unknown := drawn - set(self.columns):
             raise ValueError(f"figure draws '{min(unknown)}', which is not a column")
         if any(claim.fronts for claim in self.claims) and not (self.figure and self.figure.front):

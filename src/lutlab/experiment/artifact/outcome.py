@@ -46,7 +46,8 @@ class Row:
 class Column:
     """A column: one metric under one protocol.
 
-    measured_on: the text really evaluated. machine: of a speed, its processor, after what a ratio is over.
+    measured_on: the text really evaluated. machine: of a speed, the processor, after what a ratio is over, as
+    `over torch float32 on AMD EPYC, 2 threads`.
     """
 
     key: str
@@ -59,6 +60,11 @@ class Column:
     cited: str = ""  # whom the paper took its numbers from; empty: it measured them
     machine: str = ""
 
+    @property
+    def place(self) -> str:
+        """`on wikitext2, first 64 windows`, `on AMD EPYC, 2 threads`: where ours was measured; empty of sizes."""
+        return f"on {self.measured_on}" if self.measured_on else self.machine
+
 
 @dataclass(frozen=True)
 class Curve:
@@ -67,7 +73,8 @@ class Curve:
     larger: for x and y, whether the larger value is the better one. One Pareto front for each value of the first
     `per` parts of the row keys; `front` false: none, and each series is a line. baseline: pattern of the keys of
     the full-precision rows, which are a level and no points; degradation: y is drawn minus that level. panel: label
-    whose values have a panel each; rowwise: pattern of the keys that are drawn hollow.
+    whose values have a panel each; rowwise: pattern of the keys that are drawn hollow. beside: columns that share the
+    axis of x. in_place_of: the paper's y, where another is drawn; empty where y is the paper's.
     """
 
     x: str
@@ -80,6 +87,8 @@ class Curve:
     panel: str = ""
     rowwise: str = ""
     front: bool = True
+    beside: tuple[str, ...] = ()
+    in_place_of: str = ""
 
     def front_of(self, key: str) -> str:
         """The rows that share a front with this row, by the first parts of their keys."""
@@ -117,6 +126,7 @@ class ResultTable:
     notes: tuple[str, ...]
     provenance: Mapping[str, Any]
     curve: Curve | None = None
+    one_axis: tuple[str, ...] = ()  # columns that share the panels of the figure
 
     def long_form(self) -> list[dict[str, Any]]:
         """One mapping per cell, row by row, all with the same keys: what the CSV file and the tracked table hold."""

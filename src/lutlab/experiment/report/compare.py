@@ -78,7 +78,7 @@ def assemble(
         told: row key -> the options of its evaluators, as the command line sets them.
         provenance: where the measured numbers come from.
     """
-    curve = _curve(artifact)
+    curve = _curve(artifact, scale)
     rows = means.with_means(artifact, columns, rows, scale)
     rows = _mark_fronts(rows, curve) if curve and curve.front else tuple(rows)
     return ResultTable(
@@ -94,6 +94,7 @@ def assemble(
         notes=(*_notes(artifact, scale), *_options(told)),
         provenance=provenance,
         curve=curve,
+        one_axis=tuple(artifact.one_axis),
     )
 
 
@@ -121,13 +122,14 @@ def _options(told: Mapping[str, Sequence[str]]) -> list[str]:
     ]
 
 
-def _curve(artifact: Artifact) -> Curve | None:
+def _curve(artifact: Artifact, scale: str) -> Curve | None:
     if (spec := artifact.figure) is None:
         return None
-    larger = tuple(not artifact.columns[column].lower_is_better for column in (spec.x, spec.y))
+    y = spec.y_at.get(scale, spec.y)
+    larger = tuple(not artifact.columns[column].lower_is_better for column in (spec.x, y))
     return Curve(
         spec.x,
-        spec.y,
+        y,
         tuple(spec.series),
         larger,
         spec.per,
@@ -136,6 +138,8 @@ def _curve(artifact: Artifact) -> Curve | None:
         spec.panel,
         spec.rowwise,
         spec.front,
+        tuple(spec.beside),
+        spec.y if y != spec.y else "",
     )
 
 

@@ -13,8 +13,11 @@ from lutlab.experiment.artifact.columns import ColumnSpec
 from lutlab.experiment.artifact.outcome import OURS
 from lutlab.experiment.store.record import Record
 
-RATIOS = ("speedup_", "best_speedup_")  # metrics of kernel_latency that are over the baseline
-BASELINES = "baseline_"  # and those that are the baseline's own
+RATIOS = ("speedup_", "best_speedup_")  # metrics of kernel_latency that are over the dense product
+DENSE = ("baseline_fp16_us", "baseline_fp32_us")  # and those that are its own
+COUNTED = re.compile(
+    r"megabytes_|ratio_|bits_per_weight|group_size|.*_mb$"
+)  # the same on every machine
 
 
 def device(records: Iterable[Record | None]) -> str:
@@ -40,20 +43,20 @@ def _short(kernel: str) -> str:
 
 
 def machine(spec: ColumnSpec, records: Iterable[Record | None]) -> str:
-    """The processor of a column of speeds, after the dense product that its ratios are over; empty of other columns."""
+    """`on AMD EPYC, 2 threads`, `over torch float32 on …`: where a speed was measured; empty of other columns."""
     done = [record for record in records if record and record.status == "done"]
-    if not registry.lookup("evaluator", spec.evaluator).of_this_machine:
+    of_a_machine = registry.lookup("evaluator", spec.evaluator).of_this_machine
+    if not of_a_machine or COUNTED.match(spec.metric):
         return ""
-    processors = dict.fromkeys(filter(None, map(_processor, done)))
-    dense = ""
-    if spec.metric.startswith((*RATIOS, BASELINES)):
-        dense = " / ".join(dict.fromkeys(filter(None, map(_baseline, done))))
-    if dense and not spec.metric.startswith(BASELINES):
-        dense = f"over {dense}"
-    return ", ".join(filter(None, (dense, " / ".join(processors))))
+    processors = " / ".join(dict.fromkeys(filter(None, map(_processor, done))))
+    place = f"on {processors}" if processors else ""
+    dense = " / ".join(dict.fromkeys(filter(None, map(_dense, done))))
+    if dense and spec.metric.startswith(RATIOS):
+        return f"over {dense} {place}".rstrip()
+    return f"{dense} {place}".strip() if spec.metric in DENSE else place
 
 
-def _baseline(record: Record) -> str:
+def _dense(record: Record) -> str:
     """`torch float32 product, in the place of cuBLAS` -> `torch float32`; `cuBLAS: <its kernels>` -> `cuBLAS`."""
     return re.split(r":| product", record.facts.get("baseline", ""))[0]
 
