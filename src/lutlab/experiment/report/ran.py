@@ -66,4 +66,7 @@ def _processor(record: Record) -> str:
     about = record.provenance
     if record.run.get("device", "cpu") != "cpu":
         return about["gpu"]
-    return f"{about['cpu']}, {record.facts['threads']} threads" if "cpu" in about else ""
+    if "cpu" not in about:
+        return ""
+    threads = record.facts["threads"]
+    return f"{about['cpu']}, {threads} thread{'s' if threads > 1 else ''}"
