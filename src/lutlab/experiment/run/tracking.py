@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from lutlab.errors import LutlabError, nearest
 from lutlab.experiment.artifact.outcome import ResultTable
+from lutlab.experiment.plan.schema import LOGGERS
 from lutlab.experiment.store.record import Record
 from lutlab.specs import ModelRun, RunSpec
 
 if TYPE_CHECKING:
     from wandb.sdk.wandb_run import Run
 
-MODES = ("none", "offline", "online")
 log = logging.getLogger(__name__)
 
 
@@ -48,8 +48,8 @@ def open_tracker(logger: str, folder: Path, project: str) -> Tracker:
     Raises:
         LutlabError: unknown name; the message suggests the nearest one.
     """
-    if logger not in MODES:
-        raise LutlabError(f"unknown logger '{logger}': {nearest(logger, MODES)}")
+    if logger not in LOGGERS:
+        raise LutlabError(f"unknown logger '{logger}': {nearest(logger, LOGGERS)}")
     return NullTracker() if logger == "none" else WandbTracker(logger, Path(folder), project)
 
 
