@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import textwrap
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
@@ -15,6 +16,7 @@ OTHER_NAMES = dict.fromkeys(
 OTHER_NAMES |= dict.fromkeys(("group_size", "groupsize", "q_group_size", "group"), "g")
 _Called = TypeVar("_Called", bound=Callable[..., Any])
 _SHOWN = 40  # names in a message: a figure of many rows would fill the screen
+_LONGEST = 240  # signs of one among several mistakes
 _SHOWN_BESIDE = 12  # names beside a guess, which is most likely right
 
 
@@ -27,13 +29,14 @@ class MissingTextError(LutlabError):
 
 
 class Mistakes(LutlabError):
-    """Several mistakes, a line each; one that is said twice is one."""
+    """Several mistakes, a line each, shortened to fit one screen; one that is said twice is one."""
 
     def __init__(self, said: Iterable[str]) -> None:
         self.said = tuple(dict.fromkeys(said))
+        lines = (textwrap.shorten(one, _LONGEST, placeholder=" …") for one in self.said)
         several = len(self.said) > 1
         super().__init__(
-            "\n  ".join([f"{len(self.said)} mistakes", *self.said]) if several else self.said[0]
+            "\n  ".join([f"{len(self.said)} mistakes", *lines]) if several else self.said[0]
         )
 
 

@@ -25,6 +25,8 @@ from lutlab.errors import LutlabError, nearest
 from lutlab.experiment.plan.schema import Config, schema_of
 from lutlab.experiment.plan.setting import at_least_one
 
+# Groups, keys of other classes, and what lutlab sets itself.
+_ELSEWHERE = ("method", "scale", "evaluator", "artifact", "job")
 _NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
@@ -96,9 +98,9 @@ class Key:
 
 
 def config_keys() -> dict[str, Key]:
-    """The keys that every command line has, those of `method` and `evaluator` left out."""
+    """The keys that every command line may have, those of methods and evaluators left out."""
     found = {key.name: key for key in _keys("", Config)}
-    return {name: key for name, key in found.items() if name not in ("method", "evaluator")}
+    return {name: key for name, key in found.items() if name not in _ELSEWHERE}
 
 
 def method_keys(name: str) -> dict[str, Key]:

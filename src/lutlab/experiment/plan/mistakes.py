@@ -155,7 +155,8 @@ class _Line:
         leaf = name.rpartition(".")[2]
         if name in OTHER_NAMES:
             return f"no key '{name}': it is {OTHER_NAMES[name]} here"
-        whole_names = {key.lower(): key for key in (*self._top(), *self.keys)}
+        dotted = [key for key in self.keys if "." in key]
+        whole_names = {key.lower(): key for key in (dotted if "." in name else self._top())}
         if close := difflib.get_close_matches(name.lower(), whole_names, n=1, cutoff=0.8):
             return f"no key '{name}': did you mean '{whole_names[close[0]]}'?"
         leaves = {key.rpartition(".")[2] for key in self.keys}

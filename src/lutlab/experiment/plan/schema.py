@@ -167,7 +167,7 @@ class LoggerConfig:
 
 @dataclass
 class Config:
-    """Everything a run depends on; `artifact` is set by +exp, `job` by the sweeper (job.py).
+    """Everything a run depends on; `artifact` is set by +exp, `scale` by its preset, `job` by the sweeper (job.py).
 
     `layers` is Any, since into a typed mapping Hydra would put new keys by `+layers` only. `evaluator` has the fields
     of each evaluator's class by its name.
@@ -175,7 +175,6 @@ class Config:
     Attributes:
         rows: rows of a table, by name or pattern: "rows=[opt-30b/*]"; [] is all.
         mode: measure what is missing and report, say what would run, or render what is measured.
-        scale: set by the preset of that name.
         q: bits of a code, 1 to 8; of some methods a mean width, as 2.5.
         g: weights along K that share a scale, at least 8; -1: one scale a row.
         mu: bits of x that index a lookup table, of a single product (model=product).

@@ -63,8 +63,6 @@ def _listed(keys: Iterable[Key], width: int) -> list[str]:
     """Each key with its value, its meaning, and the values that there are."""
     lines = []
     for key in keys:
-        if not key.about:
-            continue
         values = f" [{' | '.join(key.values)}]" if key.values else ""
         known = key.default not in (MISSING, "") and not isinstance(key.default, dict)
         label = f"  {key.name}={spelled(key.default) if known else ''}"
