@@ -102,6 +102,15 @@ def test_a_plus_is_needed_nowhere(command: CommandLine) -> None:
     assert "kernel=auto has no knob 'luts'" in command(*product, "mode=plan").err
 
 
+def test_an_error_of_outputs_without_calibration_is_a_cell_that_says_so(
+    command: CommandLine,
+) -> None:
+    outcome = command("method=rtn", "evaluate=[output_error]", "logger=none")
+    assert outcome.code == 0, outcome.err
+    assert "its method looks at weights only" in " ".join(outcome.out.split())
+    assert "Published" not in outcome.out  # no paper has such a column
+
+
 def test_tab_completion_lists_the_methods(
     command: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
