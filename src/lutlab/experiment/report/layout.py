@@ -1,9 +1,10 @@
 """The one place that turns a ResultTable into strings: every format prints this layout, none looks at the table again.
 
-A column is shown in the main grid when something of it was measured here (or was tried and failed): published and
-measured side by side, the measured one headed by the text it was measured on. The other columns, which only the paper
-has numbers for, make the `reference` grid, with the reasons below it. Rows that share their first label (the model)
-and the model measured make a block under one heading. A published number never stands in a measured place.
+A column is shown in the main grid when something of it was measured here (or was tried and failed), or when no paper
+has numbers for it: published and measured side by side, the measured one headed by the text it was measured on. The
+other columns, which only the paper has numbers for, make the `reference` grid, with the reasons below it. Rows that
+share their first label (the model) and the model measured make a block under one heading. A published number never
+stands in a measured place.
 
 A figure of very many points is a table of its Pareto front; the CSV file has all rows.
 """
@@ -127,7 +128,8 @@ def _check(table: ResultTable) -> None:
 
 def _in_main(table: ResultTable, column: Column) -> bool:
     cells = [row.cells[column.key] for row in table.rows]
-    return any(cell.measured is not None or cell.verdict in TRIED for cell in cells)
+    tried = any(cell.measured is not None or cell.verdict in TRIED for cell in cells)
+    return tried or all(cell.published in (None, "") for cell in cells)
 
 
 def _first_label(row: Row) -> str:
