@@ -33,6 +33,7 @@ from lutlab.experiment.plan.keys import (
     method_keys,
     spelled,
 )
+from lutlab.experiment.plan.refusals import refusals
 from lutlab.experiment.plan.schema import Config, Mode
 from lutlab.groups import whole
 
@@ -218,7 +219,7 @@ class _Line:
             self._ask(protocol, given.get("calibration.text", ()))
         self._methods()
         for name, cls in registry.classes("evaluator").items():
-            self.said += _refusals(cls, self._options(f"evaluator.{name}."))
+            self.said += refusals(cls, self._options(f"evaluator.{name}."))
 
     def _evaluations(self, items: Sequence[str]) -> None:
         if not items:
@@ -255,7 +256,7 @@ class _Line:
                 self.said.append(
                     f"method.{option}: method={name} has no such option, {', '.join(others)} has: {cure}"
                 )
-            self.said += _refusals(cls, {o: v for o, v in options.items() if o in known})
+            self.said += refusals(cls, {o: v for o, v in options.items() if o in known})
             if "budget" not in self.values and cls.quantizes:
                 method, asked = cls(), map(whole, self.values.get("q", ()))
                 self._ask(lambda q, m=method: m.check_width(q, Config.g), asked)
@@ -284,31 +285,3 @@ def _values(override: Override) -> Iterator[Any]:
     parser = OverridesParser.create()
     for text in override.sweep_string_iterator():
         yield parser.parse_override(f"{override.get_key_element()}={text}").value()
-
-
-def _refusals(cls: type, options: Mapping[str, Sequence[Any]]) -> list[str]:
-    """All that a class has against options of its own, each with one or several values."""
-    first = {option: values[0] for option, values in options.items()}
-    found = []
-    for option, values in options.items():
-        for value in values[1:]:
-            found += _refusal(cls, first | {option: value})
-    return [*_each_refusal(cls, first), *found]
-
-
-def _each_refusal(cls: type, options: dict[str, Any]) -> list[str]:
-    """A class refuses one option at a time: leave the culprit out and ask again."""
-    found = []
-    while said := _refusal(cls, options):
-        found += said
-        without = ({k: v for k, v in options.items() if k != option} for option in options)
-        options = next((rest for rest in without if _refusal(cls, rest) != said), {})
-    return found
-
-
-def _refusal(cls: type, options: Mapping[str, Any]) -> list[str]:
-    try:
-        cls(**options)
-    except LutlabError as error:
-        return [str(error)]
-    return []
