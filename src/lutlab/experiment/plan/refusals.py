@@ -1,4 +1,4 @@
-"""All that a class of options (a method, an evaluator) has against the values given; it refuses one at a time itself."""
+"""All that a class of options (a method, an evaluator) has against given values; by itself it refuses one at a time."""
 
 from __future__ import annotations
 
