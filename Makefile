@@ -5,7 +5,7 @@ VENV ?= .venv
 GPU_PYTHON ?= $(PYTHON)
 BIN = $(VENV)/bin
 
-.PHONY: help env lint format lock test test-gpu installed table bench report publish notebooks docs gpu-report
+.PHONY: help env lint format lock test test-gpu installed table bench report dashboard publish notebooks docs gpu-report
 
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -45,6 +45,9 @@ table: env ## LUT-GEMM Table 4 on the models that ship with lutlab
 
 report: env ## render what is published into results/rendered; measures nothing
 	$(BIN)/python -m lutlab.experiment.run.render
+
+dashboard: env ## all that was measured and published as one page, results/dashboard.html; measures nothing
+	$(BIN)/python run.py mode=dashboard
 
 publish: env ## measure what results/published/list.yaml names (hours; call again to go on) and publish it
 	$(BIN)/python -m lutlab.experiment.run.publish

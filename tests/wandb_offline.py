@@ -26,6 +26,7 @@ READABLE = (
 class OfflineRun:
     """Everything that a run has said of itself."""
 
+    id: str = ""
     name: str = ""
     group: str = ""
     job_type: str = ""
@@ -34,8 +35,12 @@ class OfflineRun:
     exit_code: int | None = None
     config: dict[str, Any] = field(default_factory=dict)
     summary: dict[str, Any] = field(default_factory=dict)
-    metrics: list[str] = field(default_factory=list)
-    tables: list[dict[str, Any]] = field(default_factory=list)
+    steps: dict[str, str] = field(default_factory=dict)  # pattern of metrics -> their step metric
+    history: list[dict[str, Any]] = field(default_factory=list)
+    files: dict[str, str] = field(
+        default_factory=dict
+    )  # of artifacts other than tables -> where they lie
+    tables: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 def readable(version: str) -> bool:
@@ -61,6 +66,7 @@ def read_run(path: Path) -> OfflineRun:
         record = wandb_internal_pb2.Record.FromString(data)
         kind = record.WhichOneof("record_type")
         if kind == "run":
+            run.id = record.run.run_id
             run.name, run.group = record.run.display_name, record.run.run_group
             run.job_type, run.project = record.run.job_type, record.run.project
             run.tags = tuple(record.run.tags)
@@ -70,12 +76,16 @@ def read_run(path: Path) -> OfflineRun:
         elif kind == "summary":
             run.summary |= _items(record.summary.update)
         elif kind == "metric":
-            run.metrics.append(record.metric.name)
+            run.steps[record.metric.glob_name or record.metric.name] = record.metric.step_metric
+        elif kind == "history":
+            run.history.append(_items(record.history.item))
+        elif kind == "artifact" and record.artifact.type != "run_table":
+            run.files |= {f.path: f.local_path for f in record.artifact.manifest.contents}
         elif kind == "exit":
             run.exit_code = record.exit.exit_code
     run.config.pop("_wandb", None)
-    tables = sorted(path.parent.glob("files/media/table/**/*.table.json"))
-    run.tables = [json.loads(table.read_text(encoding="utf-8")) for table in tables]
+    for table in path.parent.glob("files/media/table/*.table.json"):
+        run.tables[table.name.split("_")[0]] = json.loads(table.read_text(encoding="utf-8"))
     return run
 
 

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from lutlab.api import quantize, quantize_tensor
     from lutlab.checkpoint.compressed_tensors import export_compressed_tensors
     from lutlab.checkpoint.gptq import export_gptq
-    from lutlab.checkpoint.saving import load, save
+    from lutlab.checkpoint.loading import load
+    from lutlab.checkpoint.saving import save
     from lutlab.evaluators.lambada import lambada
     from lutlab.evaluators.perplexity import perplexity
     from lutlab.experiment.records.frame import results
@@ -42,7 +43,7 @@ _HOME = {
     "lambada": "lutlab.evaluators.lambada",
     "results": "lutlab.experiment.records.frame",  # the one function of the upper storey
     "save": "lutlab.checkpoint.saving",
-    "load": "lutlab.checkpoint.saving",
+    "load": "lutlab.checkpoint.loading",
     "export_gptq": "lutlab.checkpoint.gptq",
     "export_compressed_tensors": "lutlab.checkpoint.compressed_tensors",
 }

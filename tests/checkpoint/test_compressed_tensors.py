@@ -10,12 +10,13 @@ from compressed_tensors.quantization import QuantizationScheme
 from safetensors.torch import load_file
 from tests.models.architectures import make, token_ids
 from tests.tiny_models import one_thread  # noqa: F401
-from transformers import AutoModelForCausalLM, CompressedTensorsConfig
+from transformers import AutoModelForCausalLM
 
 import lutlab
 from lutlab.checkpoint.compressed_tensors import export_compressed_tensors
 from lutlab.checkpoint.transformers import quantized_layers
 from lutlab.errors import LutlabError
+from lutlab.formats import pack
 from lutlab.models.families import linear_layers, weight_of
 from lutlab.modules import QuantLinear
 
@@ -32,24 +33,49 @@ def mixed(name, widths=((4, 16), (3, 8), (8, -1), (5, 16), (2, 32))):
     return model
 
 
-@pytest.mark.filterwarnings("ignore:You passed `quantization_config`:UserWarning")
+def symmetric(model):
+    """All zero points in the middle, as GPTQ's symmetric grids have them."""
+    for name, layer in quantized_layers(model).items():
+        tensor = layer.packed.unpack()
+        middle = tensor.zero_point.clone().fill_(2 ** (tensor.bits - 1))
+        packed = pack(dataclasses.replace(tensor, zero_point=middle))
+        model.set_submodule(name, QuantLinear(packed, layer.bias))
+    return model
+
+
 @pytest.mark.parametrize(
-    ("name", "q", "g"), [("opt", 3, 8), ("llama-2", 4, 16), ("gpt-neo", 8, -1)]
+    ("name", "widths", "change", "options"),
+    [
+        ("opt", [(3, 8)], None, {}),
+        ("gpt-neo", [(8, -1)], None, {}),
+        ("opt", [(4, 16), (3, 8), (8, -1)], symmetric, {}),
+        ("llama-2", [(4, 16), (3, 8), (8, -1)], None, {"format": "int-quantized"}),
+        ("opt", [(4, 16), (8, -1)], symmetric, {"format": "int-quantized"}),
+    ],
 )
-def test_transformers_loads_the_same_logits(name, q, g, tmp_path):
-    ours = mixed(name, widths=[(q, g)])
-    export_compressed_tensors(ours, tmp_path / "out")
-    theirs, info = AutoModelForCausalLM.from_pretrained(
-        tmp_path / "out",
-        quantization_config=CompressedTensorsConfig(dequantize=True),
-        output_loading_info=True,
-    )
+def test_plain_from_pretrained_loads_the_same_logits(name, widths, change, options, tmp_path):
+    ours = mixed(name, widths=widths)
+    if change:
+        ours = change(ours)
+    export_compressed_tensors(ours, tmp_path / "out", **options)
+    theirs, info = AutoModelForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    for layer, module in ours.named_modules():
-        if isinstance(module, QuantLinear):
-            assert torch.equal(weight_of(theirs.get_submodule(layer)), module.packed.dequantize())
+    back = lutlab.load(tmp_path / "out")
+    assert quantized_layers(back).keys() == quantized_layers(ours).keys()
+    for layer, module in quantized_layers(ours).items():
+        dense = module.packed.dequantize()
+        assert torch.equal(back.get_submodule(layer).packed.dequantize(), dense)
+        if "dequantize" in ours_config(tmp_path):
+            assert torch.equal(weight_of(theirs.get_submodule(layer)), dense)
     with torch.no_grad():  # ours through a kernel, which adds in another order than torch
         torch.testing.assert_close(theirs.eval()(token_ids()).logits, ours(token_ids()).logits)
+
+
+def test_what_transformers_cannot_read_is_said(tmp_path, caplog):
+    export_compressed_tensors(mixed("opt"), tmp_path / "out")
+    assert "asymmetric pack-quantized weights of several (q, g), lutlab.load does" in caplog.text
+    with pytest.raises(LutlabError, match=r"unknown format 'int'.*int-quantized"):
+        export_compressed_tensors(mixed("opt"), tmp_path / "more", format="int")
 
 
 def test_the_library_reads_and_writes_the_same_tensors(tmp_path):

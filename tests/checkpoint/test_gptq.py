@@ -1,4 +1,4 @@
-"""The GPTQ layout, read by an independent decoder, and by GPTQModel and transformers where they are installed."""
+"""The GPTQ layout, read by an independent decoder, and by transformers where GPTQModel is installed."""
 
 import dataclasses
 import json
@@ -82,25 +82,6 @@ def test_an_independent_decoder_reads_the_same_weights(q, g, act_order, tmp_path
     assert (config["bits"], config["group_size"], config["desc_act"]) == (q, g, act_order)
     assert ours.config.quantization_config is before, "the model is not changed"
     assert AutoTokenizer.from_pretrained(tmp_path / "out")("the").input_ids
-
-
-@pytest.mark.parametrize(("q", "g"), [(2, 16), (3, 32), (4, -1), (4, 64), (8, 32)])
-@pytest.mark.parametrize("act_order", [False, True])
-def test_gptqmodel_reads_the_same_weights(q, g, act_order, tmp_path):
-    torch_kernel = pytest.importorskip("gptqmodel.nn_modules.qlinear.torch")
-    ours = reorder(model(q, g)) if act_order else model(q, g)
-    export_gptq(ours, tmp_path / "out")
-    tensors = load_file(tmp_path / "out" / "model.safetensors")
-    for name, layer in quantized_layers(ours).items():
-        theirs = torch_kernel.TorchLinear(
-            bits=q, group_size=g, sym=False, desc_act=act_order, in_features=layer.in_features,
-            out_features=layer.out_features, bias=False, pack_dtype=torch.int32, dtype=torch.float16,
-        )  # fmt: skip
-        stored = {k: tensors[f"{name}.{k}"] for k in ("qweight", "qzeros", "scales", "g_idx")}
-        theirs.load_state_dict(stored, strict=True)
-        theirs.qzero_format(2)
-        theirs.post_init()
-        assert torch.equal(theirs.dequantize_weight().T, layer.packed.dequantize().half()), name
 
 
 @pytest.mark.parametrize("q", [4, 8])

@@ -1,15 +1,16 @@
-"""Multiple-choice items: what a prompt says, both published forms of a record, and damage that is named.
+"""Records of multiple-choice data sets: both published forms of one, and damage that is named.
 
-That the prompts are lm-eval's is tested in tests/evaluators/test_zero_shot.py, against lm-eval's own task files.
+What lm-eval's own definitions make of them is tested in tests/evaluators/test_harness.py.
 """
 
 import json
 
 import pytest
 
-from lutlab.data import choices
-from lutlab.data.choices import TEMPLATES, Choice, item_rows
+from lutlab.data import records
+from lutlab.data.choices import TEMPLATES, item_rows
 from lutlab.data.protocols import PROTOCOLS
+from lutlab.data.tasks import CONTINUATIONS, DEFINITIONS, definition, folder, metrics_of
 from lutlab.errors import LutlabError
 from lutlab.specs import Text
 
@@ -25,61 +26,64 @@ FILE_ARC = {
     },
     "answerKey": "2",
 }
-HUB_HELLASWAG = {
-    "activity_label": "Jump", "ctx_a": "A boy runs.", "ctx_b": "the boy",
-    "endings": ["[x] lands.", "jumps [title] And falls"], "label": "1",
+PIQA = {"goal": "g", "sol1": "a", "sol2": "b", "label": 1}
+HELLASWAG = {
+    "activity_label": "J", "ctx_a": "A.", "ctx_b": "b", "endings": ["x", "y"], "label": "1",
 }  # fmt: skip
-DONE_HELLASWAG = {
-    "query": "Jump: A boy runs. The boy",
-    "choices": [" lands.", "jumps. And falls"],
-    "gold": 1,
-}
 
 
-def item(dataset, record):
-    rows = tuple(item_rows(dataset, [json.dumps(record)], "here"))
-    return choices(Text(dataset, rows, "", ""))[0]
+def rows(dataset, record):
+    return item_rows(dataset, [json.dumps(record)], "here")
 
 
-def test_every_protocol_of_choices_has_its_prompt_or_is_embedded():
+def test_every_protocol_of_choices_has_its_records_and_every_text_of_examples_its_definition():
     datasets = {rule.dataset for rule in PROTOCOLS.values() if rule.kind == "choices"}
     assert datasets == {*TEMPLATES, "continuations"}
+    tasks = {name for name, rule in PROTOCOLS.items() if rule.kind in ("choices", "examples")}
+    assert tasks == {*DEFINITIONS, CONTINUATIONS["task"]}
+    assert all((folder() / path).is_file() for path in DEFINITIONS.values())
 
 
-def test_prompts_read_as_expected():
-    question = "Question: What?\nAnswer:"
-    assert item("arc-easy", HUB_ARC) == Choice((question, question), (" a", " b"), 1)
-    piqa = {"goal": "Dry a jar", "sol1": "Use air", "sol2": "Use jam", "label": 0}
-    assert item("piqa", piqa).contexts[0] == "Question: Dry a jar\nAnswer:"
-    blank = {"sentence": "Ann hit Bob as _  was mad.", "option1": "Ann", "option2": "Bob"}
-    contexts = ("Ann hit Bob as Ann", "Ann hit Bob as Bob")
-    assert item("winogrande", blank | {"answer": "2"}) == Choice(contexts, (" was mad.",) * 2, 1)
-
-
-@pytest.mark.parametrize(
-    ("dataset", "hub", "file"),
-    [("arc-challenge", HUB_ARC, FILE_ARC), ("hellaswag", HUB_HELLASWAG, DONE_HELLASWAG)],
-)
-def test_both_published_forms_make_the_same_item(dataset, hub, file):
-    assert item(dataset, hub) == item(dataset, file)
+def test_files_and_the_hub_give_the_same_rows():
+    assert rows("arc-easy", HUB_ARC | {"id": "x"}) == rows("arc-easy", FILE_ARC)
+    assert rows("piqa", PIQA) == rows("piqa", {"id": 3, **PIQA, "label": "1"})
+    done = {"query": "J: A. B", "choices": ["x", "y"], "gold": 1, "ind": 4}
+    assert json.loads(rows("hellaswag", done)[0])["label"] == 1
 
 
 @pytest.mark.parametrize(
     ("dataset", "record"),
     [
         ("arc-easy", HUB_ARC | {"answerKey": "C"}),
-        ("piqa", {"goal": "g", "sol1": "a", "sol2": "b", "label": -1}),
-        ("piqa", {"goal": "g", "sol1": "a"}),
-        ("hellaswag", HUB_HELLASWAG | {"label": ""}),
+        ("piqa", PIQA | {"label": -1}),
+        ("piqa", {"goal": "g", "sol1": "a", "label": 0}),
+        ("hellaswag", HELLASWAG | {"label": ""}),
+        ("hellaswag", {"query": "q", "choices": ["x"], "gold": 1}),
         ("winogrande", {"sentence": "no blank", "option1": "a", "option2": "b", "answer": "1"}),
         ("piqa", "no record"),
     ],
 )
 def test_a_record_without_an_answer_is_named(dataset, record):
     with pytest.raises(LutlabError, match=rf"record 0 of here is no item of {dataset}(.|\n)*fetch"):
-        item(dataset, record)
+        rows(dataset, record)
 
 
-def test_other_kinds_have_no_items():
-    with pytest.raises(LutlabError, match="'wikitext2' is one long text, not items"):
-        choices(Text("wikitext2", ("a",), "", ""))
+def test_only_texts_of_examples_and_of_items_have_records():
+    assert records(Text("lambada", ("a b", "c"), "", "", limit=1)) == [{"text": "a b"}]
+    with pytest.raises(LutlabError, match="'wikitext2' is one long text, which no task"):
+        records(Text("wikitext2", ("a",), "", ""))
+
+
+def test_tasks_are_found_by_their_name_without_lm_evals_index():
+    found = definition("boolq")  # in a folder and a file of other names
+    assert (found.dataset, found.metrics) == ("aps/super_glue", ("acc",))
+    assert definition("arc_challenge").metrics == (
+        "acc",
+        "acc_norm",
+    )  # of the file that it includes
+    assert definition("arc_challenge").sha256 != definition("arc_easy").sha256
+    assert metrics_of("wikitext") == ("word_perplexity", "byte_perplexity", "bits_per_byte")
+    with pytest.raises(LutlabError, match="lm-eval has no task 'bolq': did you mean 'boolq'"):
+        definition("bolq")
+    with pytest.raises(LutlabError, match=r"'mmlu' is a group of lm-eval's tasks.*name its tasks"):
+        definition("mmlu")

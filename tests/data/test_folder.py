@@ -8,7 +8,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, processors
 from transformers import GPT2Tokenizer, PreTrainedTokenizerFast
 
-from lutlab.data import choices, load_text, token_stream
+from lutlab.data import load_text, records, token_stream
 from lutlab.data.folder import STAND_INS, resolve
 from lutlab.data.protocols import PROTOCOLS
 from lutlab.errors import LutlabError
@@ -103,7 +103,7 @@ def test_piqa_takes_its_answers_from_the_file_beside_it(tmp_path):
     write(tmp_path, "piqa/valid.jsonl", record * 3)
     write(tmp_path, "piqa/valid-labels.lst", "1\n0\n1\n")
     text = load_text(TextSpec("piqa", "folder", str(tmp_path)))
-    assert [item.gold for item in choices(text)] == [1, 0, 1]
+    assert [record["label"] for record in records(text)] == [1, 0, 1]
     write(tmp_path, "piqa/valid-labels.lst", "1\n0\n")
     with pytest.raises(LutlabError, match=r"3 questions and valid-labels\.lst beside it 2 answers"):
         rows("piqa", tmp_path)

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from tests.evaluators.test_zero_shot import text_of
+from tests.evaluators.items import text_of
 from tests.tiny_models import byte_tokenizer, one_thread, tiny_opt  # noqa: F401
 
 from lutlab import registry

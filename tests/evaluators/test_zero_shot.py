@@ -1,217 +1,126 @@
-"""Multiple choice against lm-evaluation-harness itself: its own task files over records made here, and real ones."""
+"""Multiple choice and tasks by lm-eval's names, as evaluators; their numbers are tested in test_harness.py."""
 
-import json
+import importlib.metadata
 import math
-from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from tests.evaluators.items import text_of
 from tests.tiny_models import byte_tokenizer, one_thread, tiny_llama, tiny_opt  # noqa: F401
 
-from lutlab import evaluators, registry
-from lutlab.data import choices, load_text
-from lutlab.data.choices import Choice, item_rows
+from lutlab import registry
+from lutlab.data import load_text
 from lutlab.errors import LutlabError
-from lutlab.evaluators.zero_shot import zero_shot
-from lutlab.specs import Subject, Text, TextSpec
+from lutlab.evaluators.harness import scores
+from lutlab.experiment.artifact.columns import free_columns
+from lutlab.experiment.plan.ids import cell_identity
+from lutlab.experiment.plan.runs import text_of as source_of
+from lutlab.experiment.plan.settings import DataSettings
+from lutlab.experiment.report.compare import troubled
+from lutlab.specs import EvalSpec, ModelRun, ModelSpec, Subject, TextSpec
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-NAMES = ("Ann", "Bob", "the old cat", "Zoë")
-# data set -> (lm-eval's task file, its split, records as on the hub); endings of unequal length, spaces, marks, accents
-RECORDS = {
-    "piqa": ("piqa/piqa.yaml", "validation", [
-        {"goal": f"How to open a jar {i}? ", "sol1": "hit it " * (i % 4 + 1), "sol2": f"Turn the lid {'é' * i}.",
-         "label": i % 2} for i in range(12)
-    ]),
-    "hellaswag": ("hellaswag/hellaswag.yaml", "validation", [
-        {"activity_label": "Baking a cake", "ctx_a": f"[header] How to bake [title] Mix {i} eggs  well.",
-         "ctx_b": "the COOK" if i % 2 else "", "label": str(i % 4),
-         "endings": ["stirs [step] it.", "eats  the raw dough and the bowl.", " sleeps", f"counts to {10**i}."]}
-        for i in range(12)
-    ]),
-    "winogrande": ("winogrande/default.yaml", "validation", [
-        {"sentence": f"{a} thanked {b} because _ had helped {i} times.", "option1": a, "option2": b,
-         "answer": str(i % 2 + 1)}
-        for i, (a, b) in enumerate((a, b) for a in NAMES for b in NAMES if a != b)
-    ]),
-    "arc-easy": ("arc/arc_easy.yaml", "test", [
-        {"question": f"What weighs {i} kg?", "answerKey": "124"[i % 3] if i % 2 else "ABD"[i % 3], "choices": {
-            "text": ["a stone", "an elephant's ear", "ice", "nothing at all"],
-            "label": list("1234" if i % 2 else "ABCD")}}
-        for i in range(12)
-    ]),
-}  # fmt: skip
-LOCAL = """
-include: {task}
-task: local
-dataset_path: json
-dataset_name: null
-training_split: null
-fewshot_split: null
-{unused}_split: null
-dataset_kwargs: {{data_files: {{{split}: {path}}}}}
-"""
 
 
-def quiet(test):
-    """lm-eval and its dependencies warn about their own futures; what they compute is what is compared."""
-    names = ("DeprecationWarning", "FutureWarning", "UserWarning", "ResourceWarning")
-    names += ("pytest.PytestUnraisableExceptionWarning",)
-    return pytest.mark.filterwarnings(*(f"ignore::{name}" for name in names))(test)
-
-
-def items_of(dataset):
-    return choices(text_of(dataset))
-
-
-def text_of(dataset):
-    records = map(json.dumps, RECORDS[dataset][2])
-    return Text(dataset, tuple(item_rows(dataset, records, "here")), "rows", "here")
-
-
-def harness(model, tokenizer, dataset, records, folder, monkeypatch, bos=None):
-    """Metrics of lm-eval's own task file, its data set replaced by local records."""
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(folder / "cache"))
-    import lm_eval
-    from lm_eval.models.huggingface import HFLM
-    from lm_eval.tasks import TaskManager
-
-    task, split, _ = RECORDS[dataset]
-    path = folder / "records.jsonl"
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    source = Path(lm_eval.__file__).parent / "tasks" / task
-    unused = "validation" if split == "test" else "test"
-    task = LOCAL.format(task=source, split=split, unused=unused, path=path)
-    (folder / "local.yaml").write_text(task)
-    return lm_eval.simple_evaluate(
-        model=HFLM(pretrained=model.eval(), tokenizer=tokenizer, batch_size=4, add_bos_token=bos),
-        tasks=["local"],
-        task_manager=TaskManager(include_path=str(folder), include_defaults=False),
-        bootstrap_iters=100,  # the analytic standard error of a mean is given only if any is asked for
-    )["results"]["local"]
-
-
-def compare(ours, theirs, dataset):
-    assert ours.n == theirs["sample_len"]
-    assert ours.accuracy == theirs["acc,none"]
-    assert ours.stderr(ours.accuracy) == pytest.approx(theirs["acc_stderr,none"], abs=1e-12)
-    if dataset == "winogrande":  # lm-eval gives no acc_norm there
-        assert ours.accuracy_norm == ours.accuracy
-    else:
-        assert ours.accuracy_norm == theirs["acc_norm,none"]
-
-
-@quiet
-@pytest.mark.parametrize("dataset", RECORDS)
-@pytest.mark.parametrize(
-    ("make", "bos", "harness_bos"), [(tiny_opt, "tokenizer", None), (tiny_llama, "none", False)]
-)
-def test_agrees_with_lm_eval(dataset, make, bos, harness_bos, tmp_path, monkeypatch):
-    model, tokenizer = make(context=96), byte_tokenizer()
-    theirs = harness(
-        model, tokenizer, dataset, RECORDS[dataset][2], tmp_path, monkeypatch, harness_bos
-    )
-    compare(zero_shot(model, tokenizer, items_of(dataset), bos), theirs, dataset)
-
-
-@quiet
-def test_agrees_with_lm_eval_on_real_questions(shared, tmp_path, monkeypatch):
-    folder = shared / "data" / "piqa"
-    answers = (folder / "valid-labels.lst").read_text().split()
-    lines = (folder / "valid.jsonl").read_text().splitlines()[:60]
-    records = [
-        json.loads(line) | {"label": int(a)} for line, a in zip(lines, answers, strict=False)
-    ]
-    model, tokenizer = tiny_opt(context=1024), byte_tokenizer()
-    theirs = harness(model, tokenizer, "piqa", records, tmp_path, monkeypatch)
-    items = choices(load_text(TextSpec("piqa", "folder", str(shared / "data"))))
-    assert len(items) == 1838
-    compare(zero_shot(model, tokenizer, items[:60]), theirs, "piqa")
-
-
-def test_equals_one_ending_at_a_time_written_out():
-    model, tokenizer = tiny_opt(context=256).eval(), byte_tokenizer()
-    items = items_of("hellaswag")
-    margins, right, right_norm = [], 0, 0
-    for item in items:
-        likelihoods = []
-        for context, ending in zip(item.contexts, item.endings, strict=True):
-            ids = torch.tensor([tokenizer(context + ending).input_ids])
-            start = len(tokenizer(context).input_ids)
-            with torch.no_grad():
-                log_p = model(ids).logits[0].double().log_softmax(-1)
-            likelihoods.append(
-                sum(log_p[i - 1, ids[0, i]].item() for i in range(start, ids.shape[1]))
-            )
-        norms = [v / len(e[1:]) for v, e in zip(likelihoods, item.endings, strict=True)]
-        right += max(range(4), key=likelihoods.__getitem__) == item.gold
-        right_norm += max(range(4), key=norms.__getitem__) == item.gold
-        margins.append(
-            likelihoods[item.gold] - max(v for i, v in enumerate(likelihoods) if i != item.gold)
-        )
-    found = zero_shot(model, tokenizer, items)
-    assert found.margins == pytest.approx(margins, rel=1e-4, abs=1e-4)
-    assert (found.accuracy, found.accuracy_norm) == (right / 12, right_norm / 12)
-    assert sum(m > 0 for m in found.margins) == right
-
-
-def test_a_model_that_knows_the_answer_is_right_and_length_only_counts_unnormed():
-    """Logits of a uniform model: every token costs the same, so the shortest ending wins, and per character a tie."""
-    model, tokenizer = tiny_llama(), byte_tokenizer()
-
-    def uniform(_module, _args, output):
-        output.logits = torch.zeros_like(output.logits)
-        return output
-
-    model.register_forward_hook(uniform)
-    short_is_right = [Choice(("x", "x"), (" bcdf", " bc"), 1)] * 3
-    long_is_right = [Choice(("x", "x"), (" bcdf", " bc"), 0)]
-    found = zero_shot(model, tokenizer, short_is_right + long_is_right)
-    assert found.accuracy == 0.75
-    assert found.margins == pytest.approx([2 * math.log(260)] * 3 + [-2 * math.log(260)], rel=1e-5)
-    # 5 tokens for 4 characters beat 3 tokens for 2: the space is a token and no character
-    assert found.accuracy_norm == 0.25
-
-
-def test_batches_do_not_change_the_result(monkeypatch):
-    model, tokenizer = tiny_opt(), byte_tokenizer()
-    together = zero_shot(model, tokenizer, items_of("hellaswag"))
-    monkeypatch.setattr(evaluators, "LOGITS_BYTES", 1)
-    one_by_one = zero_shot(model, tokenizer, items_of("hellaswag"))
-    assert together.margins == pytest.approx(one_by_one.margins, rel=1e-4, abs=1e-4)
+def evaluate(name, text, **options):
+    subject = Subject(tiny_opt(), byte_tokenizer(), (), text, 2048)
+    return registry.lookup("evaluator", name)(**options).measure(subject)
 
 
 def test_the_measurement_says_what_it_rests_on():
-    model, tokenizer = tiny_opt(), byte_tokenizer()
-    subject = Subject(model, tokenizer, (), text_of("piqa"), 2048)
-    measured = registry.lookup("evaluator", "zero_shot")().measure(subject)
-    assert measured.n == len(measured.samples) == 12
-    accuracy = measured.values["accuracy"]
-    assert accuracy == sum(margin > 0 for margin in measured.samples) / 12
-    assert measured.values["accuracy_stderr"] == pytest.approx(
-        math.sqrt(accuracy * (1 - accuracy) / 11)
-    )
-    assert set(measured.values) == {
-        "accuracy", "accuracy_norm", "accuracy_stderr", "accuracy_norm_stderr",
-    }  # fmt: skip
-    facts = measured.facts
+    found = evaluate("zero_shot", text_of("piqa"))
+    assert found.n == len(found.samples) == 12
+    accuracy = found.values["accuracy"]
+    assert accuracy == sum(found.samples) / 12
+    assert found.errors["accuracy"] == pytest.approx(math.sqrt(accuracy * (1 - accuracy) / 11))
+    assert found.values.keys() == found.errors.keys() == {"accuracy", "accuracy_norm"}
+    facts = found.facts
     assert (facts["protocol"], facts["bos"], facts["seqlen"], facts["text_sha256"]) == (
         "piqa", 0, 64, "rows",
     )  # fmt: skip
-    other = registry.lookup("evaluator", "zero_shot")(bos="none").measure(subject)
-    assert other.facts["bos"] is None
-    assert other.samples != measured.samples
+    assert (facts["task"], facts["task_version"], facts["batch_size"]) == ("piqa", 1.0, 16)
+    assert evaluate("zero_shot", text_of("piqa"), bos="none").facts["bos"] is None
+
+
+def test_equal_endings_have_one_accuracy():
+    """lm-eval has no acc_norm of WinoGrande, and continuations have a definition of ours."""
+    text = load_text(TextSpec("continuations", "embedded", limit=12))
+    for found in (evaluate("zero_shot", text), evaluate("zero_shot", text_of("winogrande"))):
+        assert found.values["accuracy"] == found.values["accuracy_norm"]
+
+
+def test_a_context_decides_among_equal_endings():
+    """Logits that repeat the last but one token: of the contexts that one is right whose last letter ends."""
+    model, tokenizer = tiny_llama(), byte_tokenizer()
+
+    def repeat(_module, _args, kwargs, output):
+        ids = kwargs["input_ids"]
+        output.logits = (
+            torch.nn.functional.one_hot(ids.roll(1, 1), output.logits.shape[-1]).float() * 50
+        )
+        return output
+
+    model.register_forward_hook(repeat, with_kwargs=True)
+    text = load_text(TextSpec("continuations", "embedded"))
+    row = '{"contexts": ["x b", "x c"], "ending": "b", "gold": %d}'
+    rows = (row % 0, row % 0, row % 1)
+    found = scores(model, tokenizer, type(text)("continuations", rows, "", ""))
+    assert found.items["acc"] == (1.0, 1.0, 0.0)
+
+
+def test_a_task_under_lm_evals_name_is_the_same_measurement():
+    ours, theirs = (evaluate(name, text_of("arc-easy")) for name in ("zero_shot", "lm_eval"))
+    assert theirs.values == {
+        "acc": ours.values["accuracy"],
+        "acc_norm": ours.values["accuracy_norm"],
+    }
+    assert theirs.samples == ours.samples
+    assert theirs.errors["acc"] == ours.errors["accuracy"]
+    last_word = evaluate("lm_eval", text_of("lambada"))
+    assert last_word.values.keys() == {"perplexity", "acc"}
+    assert all(value < 0 for value in last_word.samples)
+
+
+def test_columns_and_sources_of_tasks():
+    columns = free_columns(["lm_eval:arc_easy", "lm_eval:lambada_openai", "lm_eval:wikitext"])
+    assert [c.metric for c in columns.values()] == ["acc", "perplexity", "word_perplexity"]
+    assert [c.text for c in columns.values()] == ["arc-easy", "lambada", "wikitext"]
+    assert [c.lower_is_better for c in columns.values()] == [False, True, True]
+    with pytest.raises(LutlabError, match="name one, as"):
+        free_columns(["lm_eval"])
+    data = DataSettings(
+        source="embedded", root=None, limit=None, stand_in={"piqa": "continuations"}
+    )
+    for name, spec in {
+        "piqa": TextSpec("continuations", "embedded"),
+        "lambada_openai": TextSpec("lambada", "embedded"),
+        "wikitext": TextSpec("wikitext", "lm_eval"),
+    }.items():
+        assert source_of(name, data, tasks=True) == spec
+    with pytest.raises(LutlabError, match="unknown text 'wikitext'"):
+        source_of("wikitext", data)
 
 
 def test_what_cannot_be_scored_is_named():
-    model, tokenizer = tiny_opt(), byte_tokenizer()
-    subject = Subject(model, tokenizer, (), Text("lambada", ("a b",), "", ""), 64)
-    evaluator = registry.lookup("evaluator", "zero_shot")()
     with pytest.raises(LutlabError, match=r"'lambada' is a list of examples.*take one of: piqa"):
-        evaluator.measure(subject)
+        evaluate("zero_shot", text_of("lambada"))
     with pytest.raises(LutlabError, match="zero_shot needs a text"):
-        evaluator.measure(Subject(model, tokenizer, (), None, 64))
-    with pytest.raises(LutlabError, match="example 1 ends with"):
-        zero_shot(model, tokenizer, [Choice(("a", "a"), (" b", " " + "z" * 70), 0)])
-    with pytest.raises(LutlabError, match="no examples"):
-        zero_shot(model, tokenizer, [])
+        evaluate("zero_shot", None)
+
+
+def test_ids_hold_the_exact_version_of_lm_eval_where_it_measures():
+    run = ModelRun(ModelSpec("s", "embedded", "opt-embedded-s"), "rtn", 4, 128)
+    asked = {"zero_shot": "continuations", "ppl": "topics"}
+    found = {
+        name: cell_identity(run, EvalSpec(name, TextSpec(text, "embedded")), None)["libraries"]
+        for name, text in asked.items()
+    }
+    assert found["zero_shot"] == found["ppl"] | {"lm-eval": importlib.metadata.version("lm-eval")}
+
+
+def test_the_table_has_a_note_of_what_was_left_out():
+    facts = {"protocol": "piqa", "cut": [], "unfit": [3], "not_finite": list(range(9))}
+    said = troubled(SimpleNamespace(facts=facts))
+    assert said.endswith("1 unfit and left out (3), 9 not finite and left out (0, 1, 2, 3, 4, …)")
+    assert troubled(SimpleNamespace(facts={"cut": []})) == troubled(None) == ""

@@ -1,17 +1,21 @@
-"""compressed-tensors `pack-quantized` (llm-compressor, vLLM): asymmetric integers by group or by row.
+"""compressed-tensors (llm-compressor, vLLM): integers by group or by row, packed or a byte each.
 
     W[n, k] = weight_scale[n, k // g] * (codes[n, k] - zero_point[n, k // g])
 
+    pack-quantized
     weight_packed     [N, ceil(K q / 32)] int32   row n: its codes as a stream of bits (formats/code_words.py)
     weight_zero_point [ceil(N q / 32), G] int32   column j: the zero points of group j as a stream of bits
     weight_scale      [N, G]                      weight_shape [2] int64: N, K
 
-Its readers count signed: they take 2^(q-1) from codes and zero points alike. transformers 5.23 reads asymmetric
-weights with quantization_config=CompressedTensorsConfig(dequantize=True) only, and then one (q, g) a model.
+    int-quantized     weight [N, K] int8, weight_zero_point [N, G] int8, both less 2^(q-1); weight_scale [N, G]
+
+Its readers of packed fields take 2^(q-1) from codes and zero points alike. Where all zero points are 2^(q-1) the
+weights are symmetric, and there is no weight_zero_point.
 """
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +24,7 @@ from torch import nn
 
 from lutlab.checkpoint.transformers import quantized_layers
 from lutlab.checkpoint.uniform import uniform_of, write
-from lutlab.errors import LutlabError
+from lutlab.errors import LutlabError, nearest
 from lutlab.formats.code_words import pack_words
 from lutlab.tensors import UniformTensor
 
@@ -28,35 +32,74 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
+log = logging.getLogger(__name__)
+PACKED, BYTES = "pack-quantized", "int-quantized"
+
+
 def export_compressed_tensors(
-    model: PreTrainedModel, folder: str | Path, tokenizer: PreTrainedTokenizerBase | None = None
+    model: PreTrainedModel,
+    folder: str | Path,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    format: str = PACKED,
 ) -> None:
-    """Write a uniformly quantized model in the pack-quantized format of compressed-tensors.
+    """Write a uniformly quantized model in a format of compressed-tensors.
+
+    What transformers 5.23 needs to read the folder, beside the package compressed-tensors:
+
+    | format         | weights                 | AutoModelForCausalLM.from_pretrained(folder)                     |
+    |----------------|-------------------------|------------------------------------------------------------------|
+    | pack-quantized | symmetric               | loads it packed, layers of several (q, g) too                    |
+    | pack-quantized | asymmetric, one (q, g)  | loads it dequantized: config.json says `dequantize`              |
+    | pack-quantized | asymmetric, several     | does not (it expects zero points unpacked); vLLM's reader may    |
+    | int-quantized  | any                     | loads it, layers of several (q, g) too; 8 bits a weight on disk  |
+
+    lutlab.load reads all four.
 
     Args:
         model: any of its nn.Linear layers quantized, each with its own q and g.
         folder: new, or empty.
         tokenizer: saved beside the model.
+        format: `pack-quantized` or `int-quantized`.
 
     Raises:
         LutlabError: the layout cannot hold this model; the message says why. Or the folder cannot be written.
     """
+    if format not in (PACKED, BYTES):
+        raise LutlabError(
+            f"unknown format '{format}' of compressed-tensors: {nearest(format, (PACKED, BYTES))}"
+        )
     layers = quantized_layers(model)
     _check_linear(model, list(layers))
+    uniform = {name: uniform_of(name, layer) for name, layer in layers.items()}
+    symmetric = all(bool((t.zero_point == 2 ** (t.bits - 1)).all()) for t in uniform.values())
+    make = pack if format == PACKED else _bytes
     tensors, groups = {}, {}
-    for name, layer in layers.items():
-        tensor = uniform_of(name, layer)
-        tensors[name] = pack(name, tensor, model.dtype)
+    for name, tensor in uniform.items():
+        tensors[name] = make(name, tensor, model.dtype)
+        if symmetric:
+            del tensors[name]["weight_zero_point"]
         groups.setdefault((tensor.bits, _group_size(tensor)), []).append(name)
     config = {
         "quant_method": "compressed-tensors",
-        "format": "pack-quantized",
+        "format": format,
         "quantization_status": "compressed",
         "config_groups": {
-            f"group_{i}": _scheme(q, g, names) for i, ((q, g), names) in enumerate(groups.items())
+            f"group_{i}": _scheme(width, names, format, symmetric)
+            for i, (width, names) in enumerate(groups.items())
         },
         "ignore": [],
     }
+    if format == PACKED and not symmetric:
+        if len(groups) == 1:
+            config["dequantize"] = True
+        else:
+            log.warning(
+                "%s: transformers does not read asymmetric %s weights of several (q, g), lutlab.load does: "
+                "format='%s' writes what transformers reads",
+                folder,
+                PACKED,
+                BYTES,
+            )
     write(model, folder, tokenizer, config, tensors)
 
 
@@ -66,6 +109,26 @@ def pack(name: str, tensor: UniformTensor, dtype: torch.dtype) -> dict[str, torc
     Raises:
         LutlabError: channels are in another order, the last group is shorter, or the dtype cannot hold the scales.
     """
+    return {
+        "weight_packed": pack_words(tensor.codes, tensor.bits),
+        "weight_zero_point": pack_words(tensor.zero_point.T, tensor.bits).T,
+        "weight_scale": _scale(name, tensor, dtype),
+        "weight_shape": torch.tensor(tensor.codes.shape),
+    }
+
+
+def _bytes(name: str, tensor: UniformTensor, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """The three tensors of a layer of int-quantized; as pack."""
+    half = 2 ** (tensor.bits - 1)
+    return {
+        "weight": (tensor.codes.short() - half).to(torch.int8),
+        "weight_zero_point": (tensor.zero_point - half).to(torch.int8),
+        "weight_scale": _scale(name, tensor, dtype),
+    }
+
+
+def _scale(name: str, tensor: UniformTensor, dtype: torch.dtype) -> torch.Tensor:
+    """Scales [N, G] of a layer that the format can say, in the model's dtype."""
     columns = tensor.codes.shape[1]
     g = _group_size(tensor)
     if tensor.order is not None or (g is not None and columns % g):
@@ -82,12 +145,7 @@ def pack(name: str, tensor: UniformTensor, dtype: torch.dtype) -> dict[str, torc
             f"{name}: {dtype}, the model's dtype, cannot hold its scales, and readers would round them: export the "
             "model in float32 (model.float())"
         )
-    return {
-        "weight_packed": pack_words(tensor.codes, tensor.bits),
-        "weight_zero_point": pack_words(tensor.zero_point.T, tensor.bits).T,
-        "weight_scale": scale,
-        "weight_shape": torch.tensor(tensor.codes.shape),
-    }
+    return scale
 
 
 def _group_size(tensor: UniformTensor) -> int | None:
@@ -95,10 +153,13 @@ def _group_size(tensor: UniformTensor) -> int | None:
     return None if tensor.scale.shape[1] == 1 else tensor.group_size
 
 
-def _scheme(q: int, g: int | None, names: list[str]) -> dict[str, Any]:
-    weights = {"num_bits": q, "type": "int", "symmetric": False, "group_size": g, "dynamic": False}
-    weights["strategy"] = "channel" if g is None else "group"
-    return {"targets": names, "weights": weights, "format": "pack-quantized"}
+def _scheme(
+    width: tuple[int, int | None], names: list[str], format: str, symmetric: bool
+) -> dict[str, Any]:
+    q, g = width
+    weights = {"num_bits": q, "type": "int", "symmetric": symmetric, "group_size": g}
+    weights |= {"dynamic": False, "strategy": "channel" if g is None else "group"}
+    return {"targets": names, "weights": weights, "format": format}
 
 
 def _check_linear(model: PreTrainedModel, names: list[str]) -> None:

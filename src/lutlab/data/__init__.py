@@ -5,7 +5,8 @@
     text = load_text(TextSpec("c4-train", "hub"))
     ids = calibration_inputs("causal_lm", text, tokenizer, samples=128, seqlen=2048, seed=0)  # [128, 2048] int64
 
-protocols.py names what is read; hub.py, folder.py and embedded.py say where from.
+protocols.py names what is read; hub.py, folder.py and embedded.py say where from. tasks.py has the task definitions of
+lm-evaluation-harness, which read examples and items, and those tasks whose rows it fetches itself.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from lutlab.data import embedded, folder, hub
+from lutlab.data import embedded, folder, hub, tasks
 from lutlab.data.calibration import calibration_windows
-from lutlab.data.choices import ITEMS, choices, item_rows
+from lutlab.data.choices import ITEMS, item_rows, records
 from lutlab.data.masking import masked_calibration
 from lutlab.data.pairs import calibration_pairs
 from lutlab.data.protocols import PROTOCOLS, protocol
@@ -32,9 +33,9 @@ __all__ = [
     "calibration_inputs",
     "calibration_windows",
     "check_limit",
-    "choices",
     "examples",
     "load_text",
+    "records",
     "token_sha256",
     "token_stream",
     "tokenizer_sha256",
@@ -50,8 +51,10 @@ def load_text(spec: TextSpec) -> Text:
         LutlabError: unknown protocol or source, a source without this text, a missing or damaged file, no network,
             an empty split, another number of rows than the draws of its protocol rest on, or a limit below 1.
     """
-    rule = protocol(spec.protocol)
     check_limit(spec.limit)
+    if spec.source == tasks.SOURCE:
+        return tasks.text_of_task(spec.protocol, spec.limit)
+    rule = protocol(spec.protocol)
     if spec.source not in SOURCES:
         raise LutlabError(f"unknown data.source '{spec.source}': {nearest(spec.source, SOURCES)}")
     if (spec.source == "embedded") != (rule.dataset in embedded.READERS):

@@ -1,19 +1,13 @@
-r"""Multiple-choice items, and the prompts in which lm-evaluation-harness puts four data sets of them.
+"""Records of multiple-choice data sets: the fields that lm-evaluation-harness's own task definitions make items of.
 
-An item is judged by log p(endings[i] | contexts[i]); a text of kind `choices` holds one item a row, as JSON:
-
-    {"contexts": ["Question: …\nAnswer:", …], "endings": [" use a cup", " use a sieve"], "gold": 1}
-
-Prompts: lm-evaluation-harness 0.4.13, tasks piqa, hellaswag, winogrande, arc_easy and arc_challenge, without examples.
+A text of kind `choices` holds one record a row, as JSON, in the form in which the hub publishes its data set. Prompts
+are not made here: tasks.py names the definition that reads a record.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from lutlab.data import pairs
@@ -22,114 +16,104 @@ from lutlab.errors import LutlabError
 from lutlab.specs import Text
 
 
-@dataclass(frozen=True)
-class Choice:
-    """One item: endings[i], with its leading space, follows contexts[i]; `gold` is the index of the right one."""
-
-    contexts: tuple[str, ...]
-    endings: tuple[str, ...]
-    gold: int
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.gold < len(self.endings):
-            raise ValueError(f"answer {self.gold} of {len(self.endings)}")
-
-    def row(self) -> str:
-        """The item as a row of a text."""
-        return json.dumps(dataclasses.asdict(self), ensure_ascii=False)
-
-
-def choices(text: Text) -> tuple[Choice, ...]:
-    """The items of a text of kind `choices`.
+def records(text: Text) -> list[dict[str, Any]]:
+    """The records that a task of lm-eval reads, of kind `choices`, or of kind `examples` as {"text": …}.
 
     Raises:
         LutlabError: a protocol of another kind.
     """
     kind = protocol(text.protocol).kind
+    rows = text.rows[: text.limit]
+    if kind == "examples":
+        return [{"text": row} for row in rows]
     if kind != "choices":
-        known = [name for name, p in PROTOCOLS.items() if p.kind == "choices"]
+        known = [name for name, p in PROTOCOLS.items() if p.kind in ("choices", "examples")]
         raise LutlabError(
-            f"'{text.protocol}' is {KINDS[kind]}, not items with several endings; take one of: {', '.join(known)}"
+            f"'{text.protocol}' is {KINDS[kind]}, which no task of lm-eval reads here; take one of: {', '.join(known)}"
         )
-    records = map(json.loads, text.rows[: text.limit])
-    return tuple(Choice(tuple(r["contexts"]), tuple(r["endings"]), int(r["gold"])) for r in records)
+    return [json.loads(row) for row in rows]
 
 
-def item_rows(dataset: str, records: Iterable[str], origin: str) -> list[str]:
+def item_rows(dataset: str, given: Iterable[str], origin: str) -> list[str]:
     """Rows of a text of kind `choices`, `pairs` or `calibration-pairs` out of a data set's records.
 
     Args:
         dataset: a key of ITEMS.
-        records: JSON objects as the data set is published, on the hub or as files.
+        given: JSON objects as the data set is published, on the hub or as files.
         origin: their source, for the message.
 
     Raises:
         LutlabError: a record that lacks a field or has no right answer.
     """
     rows = []
-    for index, record in enumerate(records):
+    for index, record in enumerate(given):
         try:
-            item = ITEMS[dataset](json.loads(record))
+            rows.append(ITEMS[dataset](json.loads(record)))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise LutlabError(
                 f"record {index} of {origin} is no item of {dataset} ({type(error).__name__}: {error})\n"
                 "the file is damaged, of another format, or of a split without answers: fetch it again, see "
                 "docs/data-layout.md"
             ) from error
-        rows.append(item.row())
     return rows
 
 
-def _same_context(context: str, endings: Iterable[str], gold: int) -> Choice:
-    spaced = tuple(f" {ending}" for ending in endings)
-    return Choice((context,) * len(spaced), spaced, gold)
+def choice_row(contexts: Iterable[str], ending: str, gold: int) -> str:
+    """A record of our own: after which of several contexts does the ending stand?"""
+    said = {"contexts": list(contexts), "ending": ending, "gold": gold}
+    return json.dumps(said, ensure_ascii=False)
 
 
-def _piqa(record: Mapping[str, Any]) -> Choice:
-    context = f"Question: {record['goal']}\nAnswer:"
-    return _same_context(context, (record["sol1"], record["sol2"]), int(record["label"]))
+def _row(record: Mapping[str, Any], fields: Iterable[str], answered: bool, answer: Any) -> str:
+    """The fields of a record in one order, so that hub and files give the same rows; `answered`: it has an answer."""
+    if not answered:
+        raise ValueError(f"answer {answer!r}")
+    return json.dumps({name: record[name] for name in fields}, ensure_ascii=False)
 
 
-def _hellaswag(record: Mapping[str, Any]) -> Choice:
-    if "query" in record:  # a file that went through the two lines below already
-        return _same_context(record["query"], record["choices"], int(record["gold"]))
-    scene = f"{record['activity_label']}: {record['ctx_a']} {record['ctx_b'].capitalize()}"
-    return _same_context(_cleaned(scene), map(_cleaned, record["endings"]), int(record["label"]))
+def _piqa(record: Mapping[str, Any]) -> str:
+    label = int(record["label"])  # the file beside the questions has words
+    numbered = {**record, "label": label}
+    return _row(numbered, ("goal", "sol1", "sol2", "label"), label in (0, 1), label)
 
 
-def _cleaned(text: str) -> str:
-    """HellaSwag's WikiHow part without its marks: `[title]` becomes a full stop, what else is bracketed goes."""
-    text = text.strip().replace(" [title]", ". ")
-    return re.sub(r"\[.*?\]", "", text).replace("  ", " ")
+def _hellaswag(record: Mapping[str, Any]) -> str:
+    if (
+        "query" in record
+    ):  # a file that lm-eval's process_docs need not clean: it went through that already
+        done = {**record, "label": record["gold"]}
+        fits = record["gold"] in range(len(record["choices"]))
+        return _row(done, ("query", "choices", "label"), fits, record["gold"])
+    fits = int(record["label"]) in range(len(record["endings"]))
+    fields = ("activity_label", "ctx_a", "ctx_b", "endings", "label")
+    return _row(record, fields, fits, record["label"])
 
 
-def _winogrande(record: Mapping[str, Any]) -> Choice:
-    sentence = record["sentence"]
-    blank = sentence.index("_")
-    contexts = tuple(sentence[:blank] + record[option] for option in ("option1", "option2"))
-    ending = f" {sentence[blank + 1 :].strip()}"
-    return Choice(contexts, (ending, ending), int(record["answer"]) - 1)
+def _winogrande(record: Mapping[str, Any]) -> str:
+    record["sentence"].index("_")  # ValueError: there is no blank to fill
+    fields = ("sentence", "option1", "option2", "answer")
+    return _row(record, fields, record["answer"] in ("1", "2"), record["answer"])
 
 
-def _arc(record: Mapping[str, Any]) -> Choice:
-    question = record["question"]
-    if isinstance(question, str):  # the hub's form; AI2's files nest the answers in the question
-        stem, texts, labels = question, record["choices"]["text"], record["choices"]["label"]
-    else:
-        stem = question["stem"]
-        texts, labels = (
-            [choice[key] for choice in question["choices"]] for key in ("text", "label")
-        )
-    return _same_context(f"Question: {stem}\nAnswer:", texts, labels.index(record["answerKey"]))
+def _arc(record: Mapping[str, Any]) -> str:
+    if not isinstance(record["question"], str):  # AI2's files nest the answers in the question
+        options = record["question"]["choices"]
+        nested = {key: [option[key] for option in options] for key in ("text", "label")}
+        record = {**record, "question": record["question"]["stem"], "choices": nested}
+    key = record["answerKey"]
+    fits = key in record["choices"]["label"]
+    return _row(record, ("question", "choices", "answerKey"), fits, key)
 
 
-# data set -> the item of one of its records
-TEMPLATES: dict[str, Callable[[Mapping[str, Any]], Choice]] = {
+# data set -> the row of one of its records
+TEMPLATES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "piqa": _piqa,
     "hellaswag": _hellaswag,
     "winogrande": _winogrande,
     "arc-easy": _arc,
     "arc-challenge": _arc,
 }
-# data set -> what one of its records is, of all whose rows are records
-ITEMS: dict[str, Callable[[Mapping[str, Any]], Choice | pairs.Pair]] = TEMPLATES | pairs.TEMPLATES
+# the same of all data sets whose rows are records
+ITEMS: dict[str, Callable[[Mapping[str, Any]], str]] = TEMPLATES | {
+    name: lambda record, make=make: make(record).row() for name, make in pairs.TEMPLATES.items()
+}

@@ -15,7 +15,7 @@ import hashlib
 import re
 
 from lutlab.data import pydocs
-from lutlab.data.choices import Choice
+from lutlab.data.choices import choice_row
 
 _SENTENCE_END = re.compile(r"(?<=[a-z0-9)'\"`”]\.) (?=[A-Z])")
 _WORDS = range(5, 41)  # of either sentence
@@ -38,7 +38,7 @@ def rows() -> list[str]:
         draw, gold = divmod(int(hashlib.sha256(ending.encode()).hexdigest()[:8], 16), 2)
         wrong = pairs[others[draw % len(others)]][0]
         contexts = (wrong, right) if gold else (right, wrong)
-        items[index] = Choice(contexts, (f" {ending}", f" {ending}"), gold).row()
+        items[index] = choice_row(contexts, ending, gold)
     return items
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from lutlab.errors import LutlabError, nearest
 
 GPTQ = "GPTQ repository, commit 2d65066, datautils.py"
-HARNESS = "lm-evaluation-harness 0.4.13"
+HARNESS = "lm-evaluation-harness"
 GLUE = "GLUE, Wang et al. 2018"
 # what each kind is, in the words of a message
 KINDS = {
@@ -95,22 +95,27 @@ PROTOCOLS = {
     "piqa": Protocol(
         "piqa", "validation", "choices", None, True,
         f"PIQA: which of two solutions reaches the goal [{HARNESS}, task piqa]",
+        version=2,
     ),
     "hellaswag": Protocol(
         "hellaswag", "validation", "choices", None, True,
         f"HellaSwag: which of four endings continues the scene [{HARNESS}, task hellaswag]",
+        version=2,
     ),
     "winogrande": Protocol(
         "winogrande", "validation", "choices", None, True,
         f"WinoGrande XL: which of two names fills the blank, judged by what follows it [{HARNESS}, task winogrande]",
+        version=2,
     ),
     "arc-easy": Protocol(
         "arc-easy", "test", "choices", None, True,
         f"ARC-Easy: school science, mostly four answers [{HARNESS}, task arc_easy]",
+        version=2,
     ),
     "arc-challenge": Protocol(
         "arc-challenge", "test", "choices", None, True,
         f"ARC-Challenge: the questions that retrieval and co-occurrence miss [{HARNESS}, task arc_challenge]",
+        version=2,
     ),
     "topics": Protocol(
         "topics", "heldout", "stream", "\n\n", True,
@@ -131,6 +136,7 @@ PROTOCOLS = {
     "continuations": Protocol(
         "continuations", "heldout", "choices", None, True,
         "held-out Python documentation: which of two sentences a third one continues [lutlab, data/continuations.py]",
+        version=2,
     ),
     "mnli": Protocol(
         "mnli", "validation-matched", "pairs", None, True,

@@ -75,9 +75,11 @@ class Evaluator(ABC):
 
     Attributes:
         version: raised by whoever changes what the evaluator returns; part of the ids of its cells.
-        metrics: all that `measure` returns; a free sweep shows the first.
+        metrics: what `measure` returns; a free sweep shows the first, or what `shown` says.
         measures: ModelRun or ProductRun, the kind of row that has such a number.
         task: of the models that have such a number, a key of TASKS (models/contract.py); empty: of all.
+        libraries: distributions beside torch and transformers whose exact version decides the number, and is in ids.
+        reads_tasks: True where a text may also be a task of lm-eval (data/tasks.py), whose rows that fetches.
         of_this_machine: True for speed and memory: ids hold processor, instruction set and threads, rows run alone.
     """
 
@@ -85,6 +87,8 @@ class Evaluator(ABC):
     metrics: ClassVar[tuple[Metric, ...]]
     measures: ClassVar[type] = ModelRun
     task: ClassVar[str] = ""
+    libraries: ClassVar[tuple[str, ...]] = ()
+    reads_tasks: ClassVar[bool] = False
     of_this_machine: ClassVar[bool] = False
 
     @classmethod
@@ -95,6 +99,15 @@ class Evaluator(ABC):
             LutlabError: the row asks for something that does not exist.
         """
         return ""
+
+    @classmethod
+    def shown(cls, text: str) -> Metric:
+        """The metric that a free sweep shows of a text, empty where none is named: the first.
+
+        Raises:
+            LutlabError: it measures no such text.
+        """
+        return cls.metrics[0]
 
     @abstractmethod
     def work(self, run: RunSpec) -> Work:

@@ -75,7 +75,8 @@ class Glue(Evaluator):
         stderr = math.sqrt(accuracy * (1 - accuracy) / max(1, n - 1))
         facts = text_facts(text, tokenizer) | {"label_order": order}
         values = {"accuracy": accuracy, "accuracy_stderr": stderr}
-        return Measurement(values=values, n=n, samples=tuple(margins), facts=facts)
+        errors = {"accuracy": stderr} if n > 1 else {}
+        return Measurement(values, n, tuple(margins), facts, errors)
 
 
 @register("evaluator", "glue_correlation")

@@ -1,23 +1,22 @@
-"""LAMBADA by lm-evaluation-harness's definition: is the last word predicted, given everything before it?
+"""LAMBADA by lm-evaluation-harness: is the last word predicted, given everything before it?
 
     context = text up to its last space, target = " " + last word, L = sum of log p over the target's tokens
     accuracy = share of examples whose every target token is the most likely one; perplexity = exp(-mean L), per word
 
-Paperno et al. 2016; lm-evaluation-harness 0.4.13, tasks lambada_openai and lambada_standard; scoring.py has L.
+Paperno et al. 2016; lm-evaluation-harness, tasks lambada_openai and lambada_standard.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from lutlab.data.tokens import begin_id, examples
-from lutlab.evaluators import context_length, exp_of_mean, needed, scoring, text_facts
+from lutlab.data.tokens import examples as rows_of
+from lutlab.evaluators import harness, needed, text_facts
 from lutlab.evaluators.contract import Evaluator, Metric, Work
 from lutlab.registry import register
-from lutlab.specs import Measurement, RunSpec, Subject
+from lutlab.specs import Measurement, RunSpec, Subject, Text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -25,45 +24,55 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LambadaResult:
-    """accuracy: 0 to 1; perplexity: per last word; n: examples; log_likelihoods: of each last word, in nats."""
+    """Last-word scores.
+
+    Attributes:
+        accuracy: 0 to 1.
+        perplexity: per last word.
+        n: examples that count.
+        log_likelihoods: of each counted last word, in nats.
+        accuracy_stderr: standard error of the mean of n zeros and ones, with n - 1; 0 for one example.
+        perplexity_stderr: by the delta method; 0 for one example.
+        cut: places in `examples` of those whose context exceeds the model's, and lost its beginning.
+        left_out: places of those that do not count: their last word exceeds the model's context, stands alone for a
+            tokenizer with neither BOS nor EOS, or has a likelihood that is NaN or infinite.
+    """
 
     accuracy: float
     perplexity: float
     n: int
     log_likelihoods: tuple[float, ...]
-
-    @property
-    def accuracy_stderr(self) -> float:
-        """Standard error of the mean of n zeros and ones, with n - 1 as in lm-eval; 0 for one example."""
-        return math.sqrt(self.accuracy * (1 - self.accuracy) / max(1, self.n - 1))
-
-    @property
-    def perplexity_stderr(self) -> float:
-        """Delta method: perplexity times the standard error of the mean log-likelihood."""
-        mean = sum(self.log_likelihoods) / self.n
-        squares = sum((value - mean) ** 2 for value in self.log_likelihoods)
-        return self.perplexity * math.sqrt(squares / max(1, self.n - 1) / self.n)
+    accuracy_stderr: float
+    perplexity_stderr: float
+    cut: tuple[int, ...] = ()
+    left_out: tuple[int, ...] = ()
 
 
 @register("evaluator", "lambada")
 @dataclass(frozen=True)
 class Lambada(Evaluator):
-    """Metrics `lambada_accuracy` (0 to 1), `lambada_perplexity` and their `_stderr`; samples are log-likelihoods.
+    """Metrics `lambada_accuracy` (0 to 1), `lambada_perplexity`; samples: log-likelihoods of the last words, in nats.
 
     Attributes:
         bos: `tokenizer`, begin as the tokenizer does (lm-eval since 0.4.10); `none`, without BOS (up to 0.4.9).
+        batch_size: requests at once.
     """
 
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     task: ClassVar[str] = "causal_lm"
+    libraries: ClassVar[tuple[str, ...]] = harness.LIBRARIES
     metrics: ClassVar[tuple[Metric, ...]] = (
         Metric("lambada_accuracy", "accuracy", "last word", lower_is_better=False),
         Metric("lambada_perplexity", "perplexity", "last word"),
-        Metric("lambada_accuracy_stderr", "accuracy", "last word, standard error"),
-        Metric("lambada_perplexity_stderr", "perplexity", "last word, standard error"),
     )
 
     bos: str = "tokenizer"
+    batch_size: int = harness.BATCH_SIZE
+
+    @classmethod
+    def obstacle(cls, run: RunSpec) -> str:
+        """Without lm-eval."""
+        return harness.missing()
 
     def work(self, run: RunSpec) -> Work:
         """One pass over the text."""
@@ -73,25 +82,19 @@ class Lambada(Evaluator):
         """Last-word scores of subject.text; contexts are cut to the model's context, or subject.seqlen if it has none.
 
         Raises:
-            LutlabError: no text or tokenizer, a protocol that is no list of examples, or as `lambada`.
+            LutlabError: no text or tokenizer, a protocol that is no list of examples, or as `harness.scores`.
         """
         text, tokenizer = needed(subject, "lambada")
-        rows = examples(text)
-        window = context_length(subject.model) or subject.seqlen
-        result = lambada(subject.model, tokenizer, rows, self.bos, window)
-        values = {
-            "lambada_accuracy": result.accuracy,
-            "lambada_perplexity": result.perplexity,
-            "lambada_accuracy_stderr": result.accuracy_stderr,
-            "lambada_perplexity_stderr": result.perplexity_stderr,
-        }
-        begin = begin_id(tokenizer) if self.bos == "tokenizer" else None
-        facts = text_facts(text, tokenizer) | {
-            "bos": begin,
-            "seqlen": window,
-            "loss_dtype": "float32",
-        }
-        return Measurement(values=values, n=result.n, samples=result.log_likelihoods, facts=facts)
+        rows_of(text)  # refuses
+        found = harness.measured(subject, text, tokenizer, self.bos, self.batch_size)
+        names = {"lambada_accuracy": "acc", "lambada_perplexity": "perplexity"}
+        return Measurement(
+            values={ours: found.values[theirs] for ours, theirs in names.items()},
+            n=found.n,
+            samples=found.items["perplexity"],
+            facts=text_facts(text, tokenizer) | found.facts,
+            errors={o: found.errors[t] for o, t in names.items() if t in found.errors},
+        )
 
 
 def lambada(
@@ -111,32 +114,17 @@ def lambada(
         window: tokens the model sees at most, contexts are cut from the left; None takes the model's context.
 
     Raises:
-        LutlabError: no examples, an example without a word to predict, a last word longer than the window, or a
-            likelihood that is not finite.
+        LutlabError: as `harness.scores`: no examples, or none with a likelihood, among others.
     """
-    scores = scoring.log_likelihoods(model, tokenizer, _pairs(examples), bos, window)
-    likelihoods = tuple(value for value, _ in scores)
-    count = len(scores)
+    text = Text("lambada", tuple(examples), "", "")
+    found = harness.scores(model, tokenizer, text, bos, window=window)
     return LambadaResult(
-        accuracy=sum(greedy for _, greedy in scores) / count,
-        perplexity=exp_of_mean(-sum(likelihoods) / count),
-        n=count,
-        log_likelihoods=likelihoods,
+        accuracy=found.values["acc"],
+        perplexity=found.values["perplexity"],
+        n=found.n,
+        log_likelihoods=found.items["perplexity"],
+        accuracy_stderr=found.errors.get("acc", 0.0),
+        perplexity_stderr=found.errors.get("perplexity", 0.0),
+        cut=tuple(found.facts["cut"]),
+        left_out=tuple(sorted(found.facts["unfit"] + found.facts["not_finite"])),
     )
-
-
-def encode_pairs(
-    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], bos: str
-) -> list[tuple[list[int], list[int]]]:
-    """Token ids of context and last word of each text.
-
-    Raises:
-        LutlabError: as scoring.encode_pairs.
-    """
-    return scoring.encode_pairs(tokenizer, _pairs(texts), bos)
-
-
-def _pairs(texts: Sequence[str]) -> list[tuple[str, str]]:
-    """Each text up to its last space, and the space with the last word; a text of one word has an empty context."""
-    halves = [text.rpartition(" ") for text in texts]
-    return [(context, f" {word}") for context, _, word in halves]

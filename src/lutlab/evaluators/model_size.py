@@ -38,7 +38,8 @@ class ModelSize(Evaluator):
     """Metrics of every buffer stored, padding included, and by each paper's formula.
 
     bits_per_weight, megabytes (10^6 bytes), ratio: as stored, in the layouts that the fact `layout` names (uniform,
-    bcq, dense, …); ratio is 16 / bits_per_weight.
+    bcq, dense, …); ratio is 16 / bits_per_weight. The fact `bits_by_layer` has bits a weight of each layer, in forward
+    order.
     bits_per_weight_bcq, megabytes_bcq: in the binary form of LUT-GEMM Eq. 5, which the LUT kernel reads; the same as
     stored where the layout is bcq. Absent where a layer has no such form.
     bits_paper_<formula>, megabytes_<formula>, ratio_<formula>: eq7 | table6 | nuqmm. Absent of groups of several
@@ -83,7 +84,10 @@ class ModelSize(Evaluator):
             values[f"bits_paper_{suffix}"] = bits / weights
             values[f"megabytes_{suffix}"] = bits / 8e6
             values[f"ratio_{suffix}"] = full * weights / bits
-        facts = {"layout": sorted({layer.format for layer in layers})}
+        facts = {
+            "layout": sorted({layer.format for layer in layers}),
+            "bits_by_layer": [layer.bits_stored / _weights(layer) for layer in layers],
+        }
         return Measurement(values=values, n=len(layers), facts=facts)
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lutlab.evaluators.contract import Evaluator, Metric, Work
+from lutlab.quantizers.stored import STORED
 from lutlab.registry import register
 from lutlab.specs import Measurement, RunSpec, Subject
 
@@ -19,6 +20,13 @@ class WeightError(Evaluator):
     metrics: ClassVar[tuple[Metric, ...]] = (
         Metric("weight_relative_mse", "relative MSE", "weight error"),
     )
+
+    @classmethod
+    def obstacle(cls, run: RunSpec) -> str:
+        """Empty where the weights in full precision are known."""
+        if run.method != STORED:
+            return ""
+        return "a quantized checkpoint does not hold the weights in full precision that it would be compared with"
 
     def work(self, run: RunSpec) -> Work:
         """No run of the model: the errors were taken when the layers were quantized."""

@@ -1,65 +1,51 @@
-"""Multiple choice by lm-evaluation-harness's definition: is the right ending the most likely one?
+"""Multiple choice by lm-evaluation-harness: is the right ending the most likely one?
 
-    L_i = log p(ending i | its context), summed over tokens (scoring.py)
-    accuracy:      share of items where argmax L_i is the right ending
-    accuracy_norm: share where argmax L_i / characters of ending i (without its leading space) is: long endings are
-                   unlikely because they are long
+    L_i = log p(ending i | its context), summed over tokens
+    accuracy:      share of items where argmax L_i is the right ending, lm-eval's `acc`
+    accuracy_norm: share where argmax L_i / characters of ending i (without its leading space) is, its `acc_norm`: long
+                   endings are unlikely because they are long
 
-lm-evaluation-harness 0.4.13, `acc` and `acc_norm` of tasks piqa, hellaswag, winogrande, arc_easy, arc_challenge. The
-harness's acc_norm counts characters, not bytes; for winogrande, whose endings are equal, both are the same.
+lm-eval has no acc_norm of WinoGrande, nor have we of `continuations`: their endings are equal, and so are both numbers.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from lutlab.data.choices import Choice, choices
-from lutlab.data.tokens import begin_id
-from lutlab.evaluators import context_length, needed, scoring, text_facts
+from lutlab.data.protocols import KINDS, PROTOCOLS, protocol
+from lutlab.errors import LutlabError
+from lutlab.evaluators import harness, needed, text_facts
 from lutlab.evaluators.contract import Evaluator, Metric, Work
 from lutlab.registry import register
 from lutlab.specs import Measurement, RunSpec, Subject
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-
-@dataclass(frozen=True)
-class ZeroShotResult:
-    """accuracy, accuracy_norm: 0 to 1; n: items; margins: the right ending's L less the best other's, in nats."""
-
-    accuracy: float
-    accuracy_norm: float
-    n: int
-    margins: tuple[float, ...]
-
-    def stderr(self, accuracy: float) -> float:
-        """Standard error of the mean of n zeros and ones, with n - 1 as in lm-eval; 0 for one item."""
-        return math.sqrt(accuracy * (1 - accuracy) / max(1, self.n - 1))
 
 
 @register("evaluator", "zero_shot")
 @dataclass(frozen=True)
 class ZeroShot(Evaluator):
-    """Metrics `accuracy`, `accuracy_norm` (0 to 1) and their `_stderr`; samples are margins, positive where right.
+    """Metrics `accuracy`, `accuracy_norm`, 0 to 1; samples are 1 where the right ending is the most likely, else 0.
 
     Attributes:
         bos: `tokenizer`, begin as the tokenizer does (lm-eval since 0.4.10); `none`, without BOS (up to 0.4.9).
+        batch_size: requests at once.
     """
 
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     task: ClassVar[str] = "causal_lm"
+    libraries: ClassVar[tuple[str, ...]] = harness.LIBRARIES
     metrics: ClassVar[tuple[Metric, ...]] = (
         Metric("accuracy", "accuracy", "zero-shot", lower_is_better=False),
         Metric("accuracy_norm", "accuracy", "zero-shot by length", lower_is_better=False),
-        Metric("accuracy_stderr", "accuracy", "zero-shot, standard error"),
-        Metric("accuracy_norm_stderr", "accuracy", "zero-shot by length, standard error"),
     )
 
     bos: str = "tokenizer"
+    batch_size: int = harness.BATCH_SIZE
+
+    @classmethod
+    def obstacle(cls, run: RunSpec) -> str:
+        """Without lm-eval."""
+        return harness.missing()
 
     def work(self, run: RunSpec) -> Work:
         """One pass over the text, every ending with its context."""
@@ -69,60 +55,22 @@ class ZeroShot(Evaluator):
         """Scores of subject.text; contexts are cut to the model's context, or subject.seqlen if it has none.
 
         Raises:
-            LutlabError: no text or tokenizer, a protocol without items to choose in, or as `zero_shot`.
+            LutlabError: no text or tokenizer, a protocol without items to choose in, or as `harness.scores`.
         """
         text, tokenizer = needed(subject, "zero_shot")
-        items = choices(text)
-        window = context_length(subject.model) or subject.seqlen
-        result = zero_shot(subject.model, tokenizer, items, self.bos, window)
-        values = {
-            "accuracy": result.accuracy,
-            "accuracy_norm": result.accuracy_norm,
-            "accuracy_stderr": result.stderr(result.accuracy),
-            "accuracy_norm_stderr": result.stderr(result.accuracy_norm),
-        }
-        begin = begin_id(tokenizer) if self.bos == "tokenizer" else None
-        facts = text_facts(text, tokenizer) | {
-            "bos": begin,
-            "seqlen": window,
-            "loss_dtype": "float32",
-        }
-        return Measurement(values=values, n=result.n, samples=result.margins, facts=facts)
-
-
-def zero_shot(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    items: Sequence[Choice],
-    bos: str = "tokenizer",
-    window: int | None = None,
-) -> ZeroShotResult:
-    """Choose an ending of each item.
-
-    Args:
-        model: a transformers causal language model, quantized or not, on any device.
-        tokenizer: its tokenizer.
-        items: what to choose among.
-        bos: `tokenizer` begins a text as the tokenizer does, `none` without BOS.
-        window: tokens the model sees at most, contexts are cut from the left; None takes the model's context.
-
-    Raises:
-        LutlabError: as scoring.log_likelihoods; its examples are the endings of all items, counted through.
-    """
-    pairs = [pair for item in items for pair in zip(item.contexts, item.endings, strict=True)]
-    scores = iter(scoring.log_likelihoods(model, tokenizer, pairs, bos, window))
-    right = right_norm = 0
-    margins = []
-    for item in items:
-        likelihoods = [next(scores)[0] for _ in item.endings]
-        norms = [
-            value / len(ending.removeprefix(" "))
-            for value, ending in zip(likelihoods, item.endings, strict=True)
-        ]
-        # the first of equal ones is chosen, as by numpy's argmax in lm-eval
-        right += likelihoods.index(max(likelihoods)) == item.gold
-        right_norm += norms.index(max(norms)) == item.gold
-        gold = likelihoods.pop(item.gold)
-        margins.append(gold - max(likelihoods))
-    count = len(items)
-    return ZeroShotResult(right / count, right_norm / count, count, tuple(margins))
+        kind = protocol(text.protocol).kind
+        if kind != "choices":
+            known = [name for name, p in PROTOCOLS.items() if p.kind == "choices"]
+            raise LutlabError(
+                f"'{text.protocol}' is {KINDS[kind]}, not items with several endings; take one of: {', '.join(known)}"
+            )
+        found = harness.measured(subject, text, tokenizer, self.bos, self.batch_size)
+        by_length = "acc_norm" if "acc_norm" in found.values else "acc"
+        names = {"accuracy": "acc", "accuracy_norm": by_length}
+        return Measurement(
+            values={ours: found.values[theirs] for ours, theirs in names.items()},
+            n=found.n,
+            samples=tuple(map(float, found.items["acc"])),
+            facts=text_facts(text, tokenizer) | found.facts,
+            errors={o: found.errors[t] for o, t in names.items() if t in found.errors},
+        )

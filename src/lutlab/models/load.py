@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from lutlab.errors import LutlabError, nearest
 from lutlab.models import hub, streamed
 from lutlab.models.families import family_named, family_of, model_class, task_of_config
-from lutlab.models.files import weight_files
+from lutlab.models.files import QUANTIZATION_FILES, quantization_of, weight_files
 from lutlab.models.resident import Blocks, Resident
 from lutlab.models.spread import spread
 
@@ -108,12 +108,12 @@ def load_model(
     if stream:
         streamed.return_freed_memory()
     folder = folder_of(spec)
-    with _quiet():
+    with quiet():
         config = _config(folder)
         synthetic = spec.source == "synthetic"
         if synthetic:
             config.num_hidden_layers = _layers(config, spec.layers)
-        tokenizer = _tokenizer(folder, required=not synthetic)
+        tokenizer = load_tokenizer(folder, required=not synthetic)
         if synthetic:
             model, blocks = streamed.synthetic(config, dtype, device, seed)
         elif stream:
@@ -129,7 +129,7 @@ def load_model(
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Without transformers' progress bars and reports: what is wrong with a model, an error of ours says."""
     from huggingface_hub.utils import are_progress_bars_disabled, enable_progress_bars
     from transformers.utils import logging
@@ -165,10 +165,11 @@ def _config(folder: Path) -> PreTrainedConfig:
             f"cannot read {path} ({type(error).__name__}: {_first_line(error)}): expected a transformers config with "
             "its model_type; fetch the file again"
         ) from error
-    if getattr(config, "quantization_config", None) is not None:
+    if quantization_of(folder) is not None:
         raise LutlabError(
-            f"{path} says that the weights are quantized already (quantization_config): lutlab.load(folder) reads "
-            "them if lutlab saved them; to quantize again, use the full-precision model this one was made from"
+            f"{folder} says that its weights are quantized already (quantization_config): method=stored measures them "
+            "as they are, lutlab.load(folder) reads them; to quantize another way, use the full-precision model that "
+            "this one was made from"
         )
     return config
 
@@ -245,7 +246,12 @@ def _check_finite(model: PreTrainedModel, folder: Path) -> None:
             )
 
 
-def _tokenizer(folder: Path, *, required: bool) -> PreTrainedTokenizerBase | None:
+def load_tokenizer(folder: Path, *, required: bool = True) -> PreTrainedTokenizerBase | None:
+    """The tokenizer of a model's folder; None where there is none and none is required.
+
+    Raises:
+        LutlabError: there is none, or its files are damaged.
+    """
     from transformers import AutoTokenizer
 
     if not any((folder / name).is_file() for name in _VOCABULARIES):
@@ -277,7 +283,7 @@ def fingerprint(spec: ModelSpec) -> str:
     folder = folder_of(spec)
     texts = [
         folder / "config.json",
-        *(p for name in TOKENIZER_FILES if (p := folder / name).is_file()),
+        *(p for name in (*TOKENIZER_FILES, *QUANTIZATION_FILES) if (p := folder / name).is_file()),
     ]
     if spec.source == "synthetic":
         return f"synthetic:{_sha256(texts)}:{spec.layers}"

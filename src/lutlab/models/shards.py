@@ -91,6 +91,22 @@ class Shards:
                     found[name] = tensor
         return found
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape in which a tensor that the checkpoint holds is stored."""
+        stored = self._stored(name)
+        with _open(self._file[stored]) as file:
+            return tuple(file.get_slice(stored).get_shape())
+
+    def as_stored(self, name: str) -> torch.Tensor:
+        """A tensor that the checkpoint holds, in its own shape and dtype.
+
+        Raises:
+            LutlabError: a file is damaged.
+        """
+        stored = self._stored(name)
+        with _open(self._file[stored]) as file:
+            return file.get_tensor(stored).clone()
+
     def _stored(self, name: str) -> str | None:
         """The checkpoint's name of a weight."""
         for candidate in (name, name.removeprefix(f"{self._base}.")):

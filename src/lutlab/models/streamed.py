@@ -138,13 +138,13 @@ def from_shards(
 
     def fill(module: nn.Module, prefix: str) -> None:
         wanted = {f"{prefix}{name}": value for name, value in module.state_dict().items()}
-        _assign(module, prefix, shards.read(wanted, dtype, device))
+        assign(module, prefix, shards.read(wanted, dtype, device))
 
     names = {module: name for name, module in model.named_modules()}
     for module in outside(model):
         own = {f"{names[module]}.{n}": p for n, p in module.named_parameters(recurse=False)}
         own = {name: value for name, value in own.items() if name not in tied}
-        _assign(module, f"{names[module]}.", shards.read(own, dtype, device))
+        assign(module, f"{names[module]}.", shards.read(own, dtype, device))
     for target, origin in tied.items():
         expected = model.get_parameter(origin)
         if target in shards and not shards.read({target: expected}, dtype, device)[target].equal(
@@ -154,7 +154,7 @@ def from_shards(
                 f"{folder}: config.json ties {target} to {origin}, but the checkpoint holds other values for it: set "
                 "tie_word_embeddings to false there"
             )
-    return _finish(model, device), Streamed(model, fill, device)
+    return finish(model, device), Streamed(model, fill, device)
 
 
 def synthetic(
@@ -167,7 +167,7 @@ def synthetic(
         _draw(model, [module], f"{seed}:{prefix}", device)
 
     _draw(model, outside(model), str(seed), device)
-    return _finish(model, device), Streamed(model, fill, device)
+    return finish(model, device), Streamed(model, fill, device)
 
 
 def _draw(model: PreTrainedModel, modules: Iterable[nn.Module], seed: str, device: str) -> None:
@@ -189,7 +189,7 @@ def _draw(model: PreTrainedModel, modules: Iterable[nn.Module], seed: str, devic
             root.to(device)
 
 
-def _finish(model: PreTrainedModel, device: str) -> PreTrainedModel:
+def finish(model: PreTrainedModel, device: str) -> PreTrainedModel:
     """Tie what is tied, put computed buffers on the device."""
     model.tie_weights()
     for module in model.modules():
@@ -199,7 +199,8 @@ def _finish(model: PreTrainedModel, device: str) -> PreTrainedModel:
     return model
 
 
-def _assign(module: nn.Module, prefix: str, tensors: Mapping[str, torch.Tensor]) -> None:
+def assign(module: nn.Module, prefix: str, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Put tensors, whose names begin with `prefix`, in the places of a module's parameters and buffers."""
     module.load_state_dict(
         {name.removeprefix(prefix): tensor for name, tensor in tensors.items()},
         assign=True,

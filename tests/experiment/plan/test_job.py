@@ -26,7 +26,7 @@ def job(results: Path, *overrides: str) -> Job:
     asked = settings(f"results='{results}'", *overrides)
     columns = free_columns(asked.evaluate)
     row = plan.plan_row("", {}, columns, resolve(asked, columns), asked.threads, Store(results))
-    return job_of(row, row.todo, asked, asked.threads, {"artifact": ODD, "mu": 8})
+    return job_of(row, row.todo, asked, asked.threads)
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,6 @@ from lutlab.experiment.run.published_list import PUBLISHED
 TABLE4 = "lut-gemm-v3/table4"
 
 
-@pytest.fixture(scope="module")
-def published():
-    return lutlab.results(PUBLISHED)
-
-
 def test_every_published_cell_is_a_row_with_the_number_of_its_record(published):
     machine = next(path for path in sorted(PUBLISHED.iterdir()) if (path / TABLE4).is_dir())
     lines = (machine / TABLE4 / "records.jsonl").read_text().splitlines()

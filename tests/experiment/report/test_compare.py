@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from lutlab.experiment.artifact.artifact import load_artifact
+from lutlab.experiment.artifact.columns import free_columns
 from lutlab.experiment.artifact.outcome import Cell, ResultTable
 from lutlab.experiment.plan.plan import PlannedCell, PlannedRow
-from lutlab.experiment.report.compare import tabulate
+from lutlab.experiment.report.compare import tabulate, tabulate_sweep
 from lutlab.experiment.report.layout import lay_out
 from lutlab.experiment.store.record import Record
 from lutlab.specs import EvalSpec, ModelRun, ModelSpec, ProductRun, TextSpec
@@ -28,7 +29,6 @@ def verdict_of(
     protocol: str = "wikitext2",
     source: str = "hub",
     missing: str = "",
-    artifact: object = ARTIFACT,
     limit: int | None = None,
 ) -> Cell:
     evaluation = EvalSpec("ppl", TextSpec(protocol, "hub", limit=limit))
@@ -40,7 +40,7 @@ def verdict_of(
     }
     spec = ModelRun(ModelSpec("a-model", source, "x"), "rtn", 4, 32)
     row = PlannedRow(ROW, {"Model": "OPT-30B"}, spec, ARTIFACT.columns, cells)
-    return tabulate(artifact, [row], scale, {}).rows[0].cells["wiki2"]
+    return tabulate(ARTIFACT, [row], scale, {}).rows[0].cells["wiki2"]
 
 
 @pytest.mark.parametrize(
@@ -85,9 +85,22 @@ def test_what_was_not_measured_says_why_and_shows_no_number() -> None:
     assert verdict_of(None, missing="no GPU").note == "no GPU"
 
 
-def test_a_sweep_of_ones_own_has_no_published_numbers() -> None:
-    cell = verdict_of(record(9.71), artifact=None)
-    assert (cell.published, cell.verdict) == (None, "measured only")
+def sweep_row(key: str, value: float, baseline: str = "") -> PlannedRow:
+    columns = free_columns(["ppl:wikitext2"])
+    cell = PlannedCell(EvalSpec("ppl", TextSpec("wikitext2", "hub")), "id", record(value))
+    spec = ModelRun(ModelSpec("m", "hub", "x"), "rtn", 4, 32)
+    return PlannedRow(
+        key, {"q": key}, spec, columns, dict.fromkeys(columns, cell), baseline=baseline
+    )
+
+
+def test_a_sweep_of_ones_own_stands_beside_full_precision() -> None:
+    rows = [sweep_row("full", 9.5), sweep_row("q4", 9.71, "full"), sweep_row("alone", 9.6)]
+    table = tabulate_sweep("mine", rows, "paper", "the command", {})
+    cells = [row.cells["ppl_wikitext2"] for row in table.rows]
+    assert {(cell.published, cell.verdict) for cell in cells} == {(None, "measured only")}
+    assert [cell.baseline for cell in cells] == [None, 9.5, None]
+    assert (table.artifact, table.command) == ("sweep/mine", "the command")
 
 
 def test_an_inferred_protocol_is_labelled() -> None:

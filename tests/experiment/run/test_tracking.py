@@ -3,36 +3,48 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 import socket
 from pathlib import Path
 
 import pytest
-from tests.experiment.report.example import example_table
-from tests.wandb_offline import OfflineRun, read_runs, readable
+from tests.command_line import ROOT, CommandLine
+from tests.experiment.plan.composing import settings
+from tests.wandb_offline import OfflineRun, read_run, read_runs, readable
 
 from lutlab.errors import LutlabError
-from lutlab.experiment.run.tracking import NullTracker, open_tracker, run_name
-from lutlab.experiment.store.record import Record
-from lutlab.specs import ModelRun, ModelSpec
+from lutlab.experiment.artifact.artifact import load_artifact
+from lutlab.experiment.plan import sweeping
+from lutlab.experiment.plan.runs import run_of
+from lutlab.experiment.records import wandb_files
+from lutlab.experiment.records.frame import Shelf, shelves
+from lutlab.experiment.report.published import Published
+from lutlab.experiment.run.histories import LONGEST, histories, log_rows
+from lutlab.experiment.run.tracked import TrackedRun, axes_of, runs_of
+from lutlab.experiment.run.tracking import WandbTracker, open_tracker
+from lutlab.experiment.store.asked import axes
+from lutlab.experiment.store.record import canonical
 
-CONTEXT = {
-    "artifact": "lut-gemm-v3/table4",
-    "paper": "lut-gemm-v3",
-    "scale": "embedded",
-    "git_sha": "9fa87fa",
-    "group": "lut-gemm-v3/table4-1a2b3c4d",
-    "protocols": ["pydocs-library", "pydocs-howto"],
-}
-
-
-def spec(q: int, g: int, *options: tuple[str, object]) -> ModelRun:
-    model = ModelSpec("opt-embedded-s", "embedded", "opt-embedded-s")
-    return ModelRun(model, "rtn" if q < 16 else "fp16", q, g, options)
+PUBLISHED = ROOT / "results" / "published" / "amd-epyc-2cores"
+TABLE4, ROWS = "lut-gemm-v3/table4", ("opt-30b/fp16", "opt-30b/q3_g64")
 
 
-def record(status: str, values: dict[str, float], reason: str = "") -> Record:
-    return Record(f"id-{status}", status, {}, {}, values, 7, (), {}, {}, 1.5, reason)
+def published(artifact: str, variant: str, rows: tuple[str, ...] = ()) -> Shelf:
+    """Some rows of a published table with their records."""
+    (shelf,) = shelves(PUBLISHED)
+    cells = [c for c in shelf.cells if (c["artifact"], c["variant"]) == (artifact, variant)]
+    cells = [c for c in cells if not rows or c["row"] in rows]
+    known = {c["cell_id"] for c in cells} & shelf.records.keys()
+    return dataclasses.replace(
+        shelf, cells=tuple(cells), records={i: shelf.records[i] for i in known}
+    )
+
+
+def tracked(artifact: str, rows: tuple[str, ...] = (), figure: bytes = b"") -> list[TrackedRun]:
+    shelf = published(artifact, "embedded", rows)
+    table = Published(artifact, {"embedded": shelf.cells}, shelf.records).tables({})["embedded"]
+    return list(runs_of(shelf, "lutlab", table, figure))
 
 
 @pytest.fixture
@@ -56,121 +68,178 @@ def wandb_version() -> str:
     return wandb.__version__
 
 
-def track(folder: Path) -> dict[str, OfflineRun]:
-    tracker = open_tracker("offline", folder, "lutlab")
-    done = {
-        "wiki2": record("done", {"ppl": 41.07, "nll": 3.715}),
-        "bits": record("done", {"bits": 16}),
-    }
-    failed = {
-        "wiki2": record("failed", {}, "RuntimeError: no"),
-        "ptb": record("done", {"ppl": 9.5}),
-    }
-    tracker.log_row(spec(16, -1), done, CONTEXT)
-    tracker.log_row(
-        spec(4, 32, ("variant", "awq")), {**failed, "lambada": None}, CONTEXT | {"mu": 8}
-    )
-    tracker.log_table(example_table(), CONTEXT["group"])
-    return {run.name: run for run in read_runs(folder)}
-
-
 def test_rows_and_table_are_read_back(
-    tmp_path: Path, no_network: None, wandb_version: str, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    no_network: None,
+    wandb_version: str,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    runs = track(tmp_path / "results" / "wandb")
-    assert set(runs) == {
-        "opt-embedded-s/fp16/q16",
-        "opt-embedded-s/rtn/q4g32",
-        "lut-gemm-v3/table4/embedded",
-    }
-    assert {run.group for run in runs.values()} == {CONTEXT["group"]}
-    assert {run.project for run in runs.values()} == {"lutlab"}
-    assert {run.exit_code for run in runs.values()} == {0}
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    runs = tracked(TABLE4, ROWS, _dot())
+    tracker = open_tracker("offline", tmp_path / "results" / "wandb", "lutlab")
+    assert tracker.log("table4", runs) == 3
     captured = capfd.readouterr()
-    assert captured.out == ""
-    assert captured.err == ""
-    assert sorted(p.name for p in tmp_path.rglob("wandb")) == ["wandb"], (
-        "files lie in the folder itself"
+    assert (captured.out, captured.err) == ("", "")
+    assert not (tmp_path / "home" / ".local").exists(), "wandb keeps copies in the user's folder"
+    found = {run.id: run for run in read_runs(tmp_path / "results" / "wandb")}
+    assert found.keys() == {run.id for run in runs}
+    for run in runs:
+        stored = found[run.id]
+        assert (stored.name, stored.group, stored.job_type) == (run.name, run.group, run.kind)
+        assert (stored.project, stored.exit_code, stored.tags) == ("lutlab", 0, run.tags)
+        assert stored.config == dict(run.config)
+        assert {k: stored.summary[k] for k in run.summary} == dict(run.summary)
+    check_row(found[runs[1].id])
+    check_table(found[runs[2].id])
+
+
+def _dot() -> bytes:
+    import io
+
+    from matplotlib import image
+
+    buffer = io.BytesIO()
+    image.imsave(buffer, [[0.0, 1.0]], format="png")
+    return buffer.getvalue()
+
+
+def check_row(run: OfflineRun) -> None:
+    """The row's numbers under the text that was read, the paper's beside them, and its charts."""
+    assert run.id.startswith("table4-opt-30b-q3_g64-")
+    assert run.config["machine"] == "amd-epyc-2cores"
+    assert (run.config["q"], run.config["g"], run.config["method.variant"]) == (3, 64, "gptq")
+    cells = {c["column"]: c for c in published(TABLE4, "embedded", ROWS[1:]).cells}
+    assert run.summary["topics/ppl"] == float(cells["wiki2"]["measured"])
+    assert run.summary["topics/ppl/wiki2/published"] == float(cells["wiki2"]["published"])
+    assert run.summary["topics/ppl/wiki2/verdict"] == "stand-in"
+    assert not [key for key in run.summary if key.startswith(("wiki", "ptb"))]
+    charts = {"window", "layer"}
+    assert run.steps.items() >= {f"{step}/*": step for step in charts}.items()
+    assert not [key for key in run.summary if key.partition("/")[0] in charts]
+    windows = [row["window/topics/ppl"] for row in run.history if "window/topics/ppl" in row]
+    assert windows[-1] == pytest.approx(run.summary["topics/ppl"], rel=1e-12)
+    layers = [row["layer"] for row in run.history if "layer/weight_relative_mse" in row]
+    assert layers == list(range(24))
+
+
+def check_table(run: OfflineRun) -> None:
+    """The table as it is published, its claims, its figure, its records in one file."""
+    shelf = published(TABLE4, "embedded", ROWS)
+    assert run.summary["figure._type"] == "image-file"
+    rows = [
+        dict(zip(run.tables["table"]["columns"], row, strict=True))
+        for row in run.tables["table"]["data"]
+    ]
+    assert [r["cell_id"] for r in rows] == [c["cell_id"] for c in shelf.cells]
+    said = ["" if r["measured"] is None else str(float(r["measured"])) for r in rows]
+    assert said == [c["measured"] for c in shelf.cells]
+    assert len(run.tables["claims"]["data"]) == len(load_artifact(TABLE4).claims)
+    lines = Path(run.files["records.jsonl"]).read_text().splitlines()
+    assert {json.loads(line)["record"]["cell_id"] for line in lines} == shelf.records.keys()
+
+
+def test_a_row_measured_again_is_one_run(tmp_path: Path, wandb_version: str) -> None:
+    tracker = open_tracker("offline", tmp_path, "lutlab")
+    row = dataclasses.replace(tracked(TABLE4, ROWS)[1], charts={})
+    foreign = tmp_path / "wandb" / f"offline-run-20260101_000000-other-{row.id}"
+    foreign.mkdir(parents=True)
+
+    def folders() -> list[Path]:
+        return [p for p in (tmp_path / "wandb").glob("offline-run-*") if p != foreign]
+
+    tracker.log("", [row])
+    (first,) = folders()
+    tracker.log("", [row])
+    assert folders() == [first], "nothing changed, and it was written again"
+    tracker.log("", [dataclasses.replace(row, summary={**row.summary, "topics/ppl": 1.0})])
+    (second,) = folders()
+    assert second != first
+    assert foreign.exists()
+    (path,) = second.glob("*.wandb")
+    assert read_runs(second)[0].summary["topics/ppl"] == 1.0
+    (inspected,) = wandb_files.read(path.parent)
+    by_hand = read_run(path)
+    assert inspected["config"] == by_hand.config
+    logged = {k: v for k, v in by_hand.summary.items() if not k.startswith("_")}
+    assert inspected["summary"] == logged
+
+
+def test_every_row_of_a_table_has_its_own_axes() -> None:
+    shelf = published("lut-gemm-v3/fig14", "embedded")
+    by_row = {c["row"]: axes_of([shelf.records[c["cell_id"]]]) for c in shelf.cells}
+    assert len({canonical(one) for one in by_row.values()}) == len(by_row) == 162
+    # of the kernel's knobs, which were never measured: they need a GPU
+    (request,) = sweeping.parse(["+exp=lutlab/r0_knobs"])
+    some = dataclasses.replace(settings(), rows=("*mu[48]/l[48]/th[14]*",))
+    knobs = sweeping.rows_of(request, some)
+    found = [axes(run_of(settings(*row.overrides))) for row in knobs]
+    assert len({canonical(one) for one in found}) == len(found) == 8
+
+
+def test_charts_are_of_the_samples() -> None:
+    shelf = published("lut-gemm-iclr2024/table1", "embedded")
+    record = next(r for r in shelf.records.values())
+    ((name, points),) = histories(record, "kernel_latency").items()
+    assert (name, len(points)) == ("round/kernel_latency_s", 25)
+    tuned = published("mixed-2-4-16/table4", "embedded").records.values()
+    charts = [histories(r, "topics") for r in tuned if "tuning" in r.facts]
+    assert charts
+    assert all(one["tuning_step/held_out_loss"][0][0] == 0 for one in charts)
+    many = dataclasses.replace(
+        record,
+        values={"ppl": 1.0},
+        samples=(2.0,) * 1000,
+        evaluation={"evaluator": "ppl", "text": None},
+        facts={"windows": 1000, "seqlen": 2, "bits_by_layer": [4.0, 3.0]},
     )
-
-    fp16, rtn = runs["opt-embedded-s/fp16/q16"], runs["opt-embedded-s/rtn/q4g32"]
-    assert fp16.job_type == rtn.job_type == "eval"
-    assert set(rtn.tags) == {
-        "lut-gemm-v3",
-        "lut-gemm-v3/table4",
-        "embedded",
-        "pydocs-library",
-        "pydocs-howto",
-    }
-    assert fp16.config == {
-        "q": 16, "g": -1, "method": "fp16", "model": "opt-embedded-s", "device": "cpu", "dtype": "float32",
-        "seed": 0, "scale": "embedded", "artifact": "lut-gemm-v3/table4", "git_sha": "9fa87fa",
+    charts = histories(many, "topics")
+    assert len(charts["window/topics/ppl"]) == LONGEST
+    assert charts["window/topics/ppl"][-1][0] == 1000
+    assert list(log_rows(charts))[1].keys() == {
+        "window", "window/topics/ppl", "layer", "layer/bits_per_weight",
     }  # fmt: skip
-    assert (rtn.config["mu"], rtn.config["method.variant"]) == (8, "awq")
-    assert fp16.summary["wiki2.ppl"] == 41.07
-    assert fp16.summary["bits.bits"] == 16
-    assert "wiki2\\.ppl" in fp16.metrics
-    assert rtn.summary["wiki2.status"] == "failed"
-    assert rtn.summary["wiki2.reason"] == "RuntimeError: no"
-    assert rtn.summary["ptb.ppl"] == 9.5
-    assert not any(key.startswith("lambada") for key in rtn.summary)
-    check_aggregate(runs["lut-gemm-v3/table4/embedded"])
 
 
-def check_aggregate(run: OfflineRun) -> None:
-    table = example_table()
-    assert run.job_type == "aggregate"
-    assert run.config["command"] == table.command
-    assert (run.summary["claims.hold"], run.summary["claims.decidable"]) == (11, 12)
-    (stored,) = run.tables
-    rows = [dict(zip(stored["columns"], row, strict=True)) for row in stored["data"]]
-    assert len(rows) == len(table.rows) * len(table.columns)
-    cells = {(row["row"], row["column"]): row for row in rows}
-    for row in table.rows:
-        for key, cell in row.cells.items():
-            assert cells[row.key, key]["measured"] == cell.measured
-            assert cells[row.key, key]["verdict"] == cell.verdict
-    assert cells["opt-66b-q16-g–", "gpu1"]["published"] == "OOM"
+def test_track_fills_a_project_from_records_alone(
+    command: CommandLine, no_network: None, wandb_version: str
+) -> None:
+    source = f"logger.records={PUBLISHED.parent}"
+    outcome = command("+exp=lut-gemm-iclr2024/table2", "mode=track", source)
+    assert outcome.code == 0, outcome.err
+    assert "cells have no record" in outcome.out
+    runs = read_runs(command.results / "wandb")
+    assert {run.job_type for run in runs} == {"row", "table"}
+    assert not (command.results / "records").exists()
+    for wrong, cure in (
+        ("logger=none", "logger=offline"),
+        ("q=3", "drop it"),
+        ("q=3,4", "drop it"),
+    ):
+        refused = command("mode=track", source, wrong)
+        assert (refused.code, cure in refused.err) == (2, True)
 
 
-def test_a_crash_is_a_warning(
+def test_a_failure_is_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     wandb = pytest.importorskip("wandb")
+    (row, *_) = tracked(TABLE4, ROWS)
+    (tmp_path / "file").write_text("")
+    assert open_tracker("offline", tmp_path / "file" / "wandb", "lutlab").log("", [row]) == 0
+    assert f"did not take '{row.name}'" in caplog.text
 
     def crash(**_: object) -> None:
         raise OSError("disk on fire")
 
     monkeypatch.setattr(wandb, "init", crash)
     with caplog.at_level(logging.WARNING):
-        open_tracker("offline", tmp_path, "lutlab").log_row(spec(4, 32), {}, CONTEXT)
-    assert "opt-embedded-s/rtn/q4g32" in caplog.text
+        WandbTracker("offline", tmp_path, "lutlab").log("", [row])
     assert "OSError: disk on fire" in caplog.text
     assert "kept in the records" in caplog.text
 
 
-def test_a_folder_that_cannot_be_made_is_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "file").write_text("")
-    open_tracker("offline", tmp_path / "file" / "wandb", "lutlab").log_table(example_table())
-    assert "did not take 'lut-gemm-v3/table4/embedded'" in caplog.text
-
-
-def test_none_writes_nothing(tmp_path: Path) -> None:
-    tracker = open_tracker("none", tmp_path, "lutlab")
-    tracker.log_row(spec(4, 32), {"wiki2": record("done", {"ppl": 1.0})}, CONTEXT)
-    tracker.log_table(example_table())
-    assert isinstance(tracker, NullTracker)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_an_unknown_logger_is_explained(tmp_path: Path) -> None:
+def test_none_asks_for_nothing_and_an_unknown_logger_is_explained(tmp_path: Path) -> None:
+    assert open_tracker("none", tmp_path, "lutlab").log("", (1 / 0 for _ in "a")) == 0
     with pytest.raises(LutlabError, match="did you mean 'offline'"):
         open_tracker("ofline", tmp_path, "lutlab")
-
-
-def test_names_leave_out_whole_rows() -> None:
-    assert run_name(spec(4, -1)) == "opt-embedded-s/rtn/q4"
-    searched = dataclasses.replace(spec(4, -1), budget=3.5)
-    assert run_name(searched) == "opt-embedded-s/rtn/budget3.5"

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from lutlab import registry
+from lutlab.data.tasks import protocol_of
 from lutlab.errors import LutlabError, nearest
 from lutlab.evaluators.contract import Metric, metric_of
 
@@ -57,6 +58,8 @@ class ColumnSpec(Strict):
             return given  # which the fields refuse
         with as_value_error():
             evaluator = registry.lookup("evaluator", given["evaluator"])
+        if evaluator.reads_tasks and given.get("text"):  # the protocol whose rows the task reads
+            given = {**given, "text": protocol_of(given["text"])}
         if given.get("not_run"):
             return given
         if (metric := metric_of(evaluator, given["metric"])) is None:
@@ -98,13 +101,13 @@ def free_columns(evaluate: Sequence[str]) -> dict[str, ColumnSpec]:
     A column has the evaluator's first metric, or the one named after a dot.
 
     Raises:
-        LutlabError: no such evaluator or metric.
+        LutlabError: no such evaluator, metric or task of lm-eval.
     """
     columns = {}
     for item in evaluate:
         asked, _, text = item.partition(":")
         evaluator, _, named = asked.partition(".")
-        shown = _metric(evaluator, named)
+        shown = _metric(evaluator, named, text)
         columns[item.replace(":", "_").replace(".", "_")] = ColumnSpec(
             title=f"{text} {shown.title}".strip(),
             unit=shown.unit,
@@ -116,11 +119,13 @@ def free_columns(evaluate: Sequence[str]) -> dict[str, ColumnSpec]:
     return columns
 
 
-def _metric(evaluator: str, named: str) -> Metric:
-    """The evaluator's metric of that name; the first where none is named."""
-    known = registry.lookup("evaluator", evaluator).metrics
-    found = next((metric for metric in known if named in ("", metric.name)), None)
+def _metric(evaluator: str, named: str, text: str) -> Metric:
+    """The evaluator's metric of that name; the one it shows of a text where none is named."""
+    cls = registry.lookup("evaluator", evaluator)
+    if not named:
+        return cls.shown(text)
+    found = metric_of(cls, named)
     if found is None:
-        names = [metric.name for metric in known]
+        names = [metric.name for metric in cls.metrics]
         raise LutlabError(f"{evaluator} has no metric '{named}': {nearest(named, names)}")
     return found

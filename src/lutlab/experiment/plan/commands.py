@@ -19,7 +19,7 @@ from lutlab.experiment.plan.plan import of_this_machine
 from lutlab.specs import CalibrationSpec, EvalSpec, ModelRun, ModelSpec, ProductRun, RunSpec
 
 # Settings of how and where a run works: they change no number, so that a table's command goes without them.
-NOT_ASKED = ("mode", "results", "logger", "alone", "hydra", "name", "job")
+NOT_ASKED = ("mode", "results", "logger", "alone", "hydra", "name", "job", "dashboard")
 _PLAIN = re.compile(r"[\w./+-]+")  # what Hydra's grammar reads as one word
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lutlab import registry
+from lutlab.data import tasks
 from lutlab.data.protocols import PROTOCOLS
 from lutlab.evaluators.contract import Work
 from lutlab.experiment.plan.plan import PlannedCell
@@ -32,6 +33,8 @@ HUB_TOKENS = {
     "piqa": 133_904, "hellaswag": 3_173_195, "winogrande": 55_875, "arc-easy": 303_946, "arc-challenge": 173_821,
     "mnli": 352_915, "stsb": 42_414,
 }  # fmt: skip
+# of a task whose rows lm-eval fetches: a guess, which is known when it is loaded
+TASK_EXAMPLES, TASK_TOKENS = 2000, 100
 CHARACTERS_PER_TOKEN = 3.3  # of the embedded tokenizer; larger vocabularies need fewer tokens
 RECORD_BYTES = 8_000
 _EFFICIENCY = 0.5  # of the large-matmul rate that a whole forward pass reaches
@@ -157,6 +160,8 @@ def _forward_seconds(run: ModelRun, shape: ModelShape, tokens: float) -> float:
 
 
 def _tokens(text: TextSpec, seqlen: int) -> float:
+    if text.source == tasks.SOURCE:
+        return (text.limit or TASK_EXAMPLES) * TASK_TOKENS
     rule = PROTOCOLS[text.protocol]
     if text.source != "hub":
         rows = cached_text(text).rows
@@ -172,7 +177,7 @@ def quantize_seconds(run: RunSpec) -> float:
     if not isinstance(run, ModelRun):
         return 0.0
     shape = shape_of(run.model)
-    rate = {"none": 0.0, "rtn": 0.03}.get(run.method, 0.1)
+    rate = {"none": 0.0, "stored": 0.0, "rtn": 0.03}.get(run.method, 0.1)
     tries = max(1, len(run.candidates))  # a search under a budget quantizes at every width
     seconds = rate * shape.linear_parameters / 1e6 + _calibration_seconds(run, shape)
     return _LOAD_SECONDS + tries * seconds + _tuning_seconds(run, shape, seconds)

@@ -22,6 +22,7 @@ from lutlab.experiment.plan.settings import Settings
 from lutlab.experiment.plan.sweeping import baseline_of
 from lutlab.experiment.store.asked import to_json
 from lutlab.experiment.store.store import content_id
+from lutlab.quantizers.stored import STORED
 
 MARK = "sweep.json"
 
@@ -63,7 +64,7 @@ def plan_sweep(asked: Sequence[AskedRow]) -> tuple[list[PlannedRow], list[AskedR
     keys = {_identity(one.settings): row_key(own) for one, own in zip(rows, labels, strict=True)}
     found = []
     for one, own in zip(rows, labels, strict=True):
-        size = [SIZE] if _wants_baseline(one.settings) else []
+        size = [SIZE] if _shows_size(one.settings) else []
         columns = free_columns([*dict.fromkeys([*one.settings.evaluate, *size])])
         beside = keys[_identity(one.baseline)] if one.baseline else ""
         found.append(planned(row_key(own), own, columns, one.settings, beside))
@@ -94,9 +95,14 @@ def mark(folder: Path, rows: Sequence[PlannedRow], command: str) -> Path:
     return write_atomically(folder / MARK, (json.dumps(said, indent=1) + "\n").encode())
 
 
-def _wants_baseline(settings: Settings) -> bool:
+def _shows_size(settings: Settings) -> bool:
     is_model = settings.model.source != "product"
     return settings.baseline and is_model and asks_for_quality(settings.evaluate)
+
+
+def _wants_baseline(settings: Settings) -> bool:
+    """Whether full precision belongs beside a row; a folder that is quantized already has none."""
+    return _shows_size(settings) and settings.method != STORED
 
 
 def _identity(settings: Settings) -> Hashable:

@@ -3,7 +3,7 @@
     id = hash of  versions of the components that decide it (store/components.py)
                   what is asked for, without what is at its default
                   hashes of model, tokenizer and text
-                  torch and transformers at major.minor
+                  torch and transformers at major.minor; lm-eval's version, of what it measures
     and of a speed  machine, threads, fingerprint of the device's kernels, what tuning and races decided
 
 A default is in no id, so that an option that is added later leaves the ids as they are. So whoever changes the default
@@ -18,6 +18,7 @@ import json
 from typing import Any
 
 from lutlab import registry
+from lutlab.data.protocols import PROTOCOLS
 from lutlab.experiment.plan.resolve import cached_text, model_sha256
 from lutlab.experiment.store.components import (
     kernels_fingerprint,
@@ -27,6 +28,7 @@ from lutlab.experiment.store.machine import machine
 from lutlab.experiment.store.provenance import libraries
 from lutlab.experiment.store.record import canonical
 from lutlab.experiment.store.store import content_id
+from lutlab.quantizers.stored import STORED
 from lutlab.specs import EvalSpec, ModelRun, ProductRun, RunSpec
 
 
@@ -47,14 +49,18 @@ def cell_identity(spec: RunSpec, evaluation: EvalSpec, threads: int | None) -> d
         LutlabError: unknown names, no such model or text, a component without a version.
     """
     names = [*_components(spec), f"evaluator/{evaluation.evaluator}"]
-    identity = {"run": _run_identity(spec), "libraries": libraries()}
+    evaluator = registry.lookup("evaluator", evaluation.evaluator)
+    identity = {"run": _run_identity(spec), "libraries": libraries(*evaluator.libraries)}
     if evaluation.text:
         text = cached_text(evaluation.text)
-        names.append(f"protocol/{text.protocol}")
+        if (
+            text.protocol in PROTOCOLS
+        ):  # a task of lm-eval is the hash of its definition, and lm-eval's version
+            names.append(f"protocol/{text.protocol}")
         identity["text"] = {"sha256": text.sha256, "limit": text.limit}
     if evaluation.options:
         identity["options"] = dict(evaluation.options)
-    if registry.lookup("evaluator", evaluation.evaluator).of_this_machine:
+    if evaluator.of_this_machine:
         identity["speed"] = _speed_identity(spec, evaluation, threads)
     return json.loads(canonical(identity | {"components": versions(*names)}))
 
@@ -77,12 +83,17 @@ def _components(spec: RunSpec) -> list[str]:
     """The components that decide a row's weights; a product's are drawn."""
     if isinstance(spec, ProductRun):
         return ["measure"]
-    method = registry.lookup("method", spec.method)
-    names = ["driver", "models", f"method/{spec.method}", f"format/{method.format}"]
-    kernels = registry.lookup("format", method.format).kernels
-    names += [
-        f"kernel/{name}" for name in kernels.get("cpu" if spec.device == "cpu" else "cuda", ())
-    ]
+    formats: tuple[str, ...] = (registry.lookup("method", spec.method).format,)
+    names = ["driver", "models", f"method/{spec.method}"]
+    if spec.method == STORED:
+        from lutlab.checkpoint.stored import formats_of
+
+        formats = formats_of(spec.model)
+        names[0] = "checkpoint"  # reads the layers; nothing drives a quantizer
+    for name in formats:
+        kernels = registry.lookup("format", name).kernels
+        on_device = kernels.get("cpu" if spec.device == "cpu" else "cuda", ())
+        names += [f"format/{name}", *(f"kernel/{kernel}" for kernel in on_device)]
     if spec.calibration:
         names.append(f"protocol/{cached_text(spec.calibration.text).protocol}")
     if spec.budget is not None:

@@ -44,9 +44,6 @@ class Job:
         quantized: folder of the kept blocks; None keeps none.
         inputs: folder of what calibration sees of the full-precision model; None without calibration.
         calibration_sha256: hash of the calibration text.
-        logger: (mode, project) of tracking.
-        context: of the row, for tracking.
-        columns: column -> cell id, for tracking; of every cell that has one.
     """
 
     run: RunSpec
@@ -58,9 +55,6 @@ class Job:
     quantized: Path | None
     inputs: Path | None
     calibration_sha256: str | None
-    logger: tuple[str, str]
-    context: dict[str, Any]
-    columns: dict[str, str]
 
 
 _JOBS: TypeAdapter[Job] = TypeAdapter(Job)
@@ -71,7 +65,6 @@ def job_of(
     cells: Mapping[str, PlannedCell],
     settings: Settings,
     threads: int | None,
-    context: Mapping[str, Any],
 ) -> Job:
     """The job that measures some cells of a row.
 
@@ -80,7 +73,6 @@ def job_of(
         cells: its cells to measure, by id.
         settings: of the row.
         threads: of torch.
-        context: for tracking.
     """
     run, folder = row.spec, settings.results
     calibration = run.calibration if isinstance(run, ModelRun) else None
@@ -99,9 +91,6 @@ def job_of(
         quantized=folder / "quantized" / quantized_id(run) if keep else None,
         inputs=folder / "calibration" / inputs_id(run) if calibration else None,
         calibration_sha256=row.texts.get(calibration.text) if calibration else None,
-        logger=settings.logger,
-        context=dict(context),
-        columns={name: cell.cell_id for name, cell in row.cells.items() if cell.cell_id},
     )
 
 

@@ -103,7 +103,7 @@ def sweep_name(rows: Sequence[tuple[RunSpec, Settings]], own: str, given: str | 
 
 def _group_size(run: RunSpec) -> str:
     """Nothing in full precision, which has no groups."""
-    return str(run.g) if registry.lookup("method", run.method).quantizes else ""
+    return "" if (run.q, run.g) == (16, -1) else str(run.g)
 
 
 def _method(run: RunSpec, shown: Sequence[str]) -> str:

@@ -83,7 +83,9 @@ def evaluation_of(column: ColumnSpec, settings: Settings) -> EvalSpec:
     """The evaluation of a column: its text from where the settings have texts, its evaluator's own fields."""
     text = None
     if column.text:
-        text = dataclasses.replace(text_of(column.text, settings.data), limit=settings.data.limit)
+        tasks = registry.lookup("evaluator", column.evaluator).reads_tasks
+        text = text_of(column.text, settings.data, tasks=tasks)
+        text = dataclasses.replace(text, limit=settings.data.limit)
     return EvalSpec(column.evaluator, text, settings.evaluators.get(column.evaluator, ()))
 
 

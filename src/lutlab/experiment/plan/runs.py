@@ -8,6 +8,7 @@ from pathlib import PurePath
 from lutlab import registry
 from lutlab.compress.widths import layer_widths
 from lutlab.data import folder
+from lutlab.data import tasks as lm_eval
 from lutlab.data.protocols import PROTOCOLS
 from lutlab.errors import LutlabError, nearest
 from lutlab.experiment.plan.settings import DataSettings, ModelSettings, Settings
@@ -15,6 +16,7 @@ from lutlab.groups import Width
 from lutlab.kernels.gpu.short_names import full_name
 from lutlab.measure import products
 from lutlab.quantizers.contract import Calibrated, Method
+from lutlab.quantizers.stored import STORED
 from lutlab.specs import (
     CalibrationSpec,
     ModelRun,
@@ -84,8 +86,19 @@ def _product(settings: Settings, quantizer: Method, asked: dict[str, object]) ->
 
 
 def _width(settings: Settings, quantizer: Method) -> Width:
-    """Full precision is 16 bits whatever is asked for, so that it is one row."""
+    """Full precision is 16 bits whatever is asked for, so that it is one row; a quantized folder has its own."""
+    if settings.method == STORED:
+        return _stored_width(settings)
     return quantizer.check_width(settings.q, settings.g) if quantizer.quantizes else (16, -1)
+
+
+def _stored_width(settings: Settings) -> Width:
+    from lutlab.checkpoint.stored import row_width
+
+    if settings.stream or settings.device == "spread":
+        asked = "stream=true" if settings.stream else "device=spread"
+        raise LutlabError(f"method=stored holds the whole model on one device: drop {asked}")
+    return row_width(_model(settings.model))
 
 
 def _model(given: ModelSettings) -> ModelSpec:
@@ -175,8 +188,15 @@ def _dtype(wanted: str, device: str) -> str:
     return wanted
 
 
-def text_of(protocol: str, data: DataSettings) -> TextSpec:
-    """Source of a column's text: the folder data.root if given, else the preset, which may name a stand-in."""
+def text_of(protocol: str, data: DataSettings, *, tasks: bool = False) -> TextSpec:
+    """Source of a column's text: the folder data.root if given, else the preset, which may name a stand-in.
+
+    tasks: the name may be that of a task of lm-eval; one without rows of ours is its own source.
+    """
+    if tasks:
+        protocol = lm_eval.protocol_of(protocol)
+        if not lm_eval.has_own_rows(protocol):
+            return TextSpec(protocol, lm_eval.SOURCE)
     if data.root is not None:
         return TextSpec(folder.resolve(protocol, data.root), "folder", data.root)
     spec = TextSpec(data.stand_in.get(protocol, protocol), data.source)

@@ -20,11 +20,16 @@ from lutlab.specs import Tuning
 
 
 class Mode(Enum):
-    """run: measure what is missing, then report. plan: say what would run. report: render what is measured."""
+    """run: measure what is missing, then report. plan: say what would run. report: render what is measured. dashboard:
+    draw all that was measured on one page. track: copy what is measured to Weights & Biases, from tables and records
+    alone.
+    """
 
     run = "run"
     plan = "plan"
     report = "report"
+    dashboard = "dashboard"
+    track = "track"
 
 
 @dataclass
@@ -100,10 +105,26 @@ class TuningConfig:
 
 @dataclass
 class LoggerConfig:
-    """Weights & Biases: mode none | offline | online."""
+    """Weights & Biases: mode none | offline | online; `records`: the folder that mode=track copies, null: results."""
 
     mode: str = MISSING
     project: str = "lutlab"
+    records: str | None = None
+
+
+@dataclass
+class DashboardConfig:
+    """The page of mode=dashboard.
+
+    Attributes:
+        of: results folders or published ones; none: that of `results`.
+        tracked: a folder of offline Weights & Biases runs, read instead of records.
+        output: the file; null: dashboard.html in `results`.
+    """
+
+    of: list[str] = field(default_factory=list)
+    tracked: str | None = None
+    output: str | None = None
 
 
 @dataclass
@@ -153,6 +174,7 @@ class Config:
     seed: int = 0
     logger: LoggerConfig = field(default_factory=LoggerConfig)
     results: str = "results"
+    dashboard: DashboardConfig = field(default_factory=DashboardConfig)
     plugins: list[str] = field(default_factory=list)
     experiments: str | None = None
 

@@ -55,6 +55,24 @@ class CalibrationSettings:
 
 
 @dataclass(frozen=True)
+class DashboardSettings:
+    """As DashboardConfig, with its defaults filled in."""
+
+    of: tuple[Path, ...]
+    tracked: Path | None
+    output: Path
+
+
+@dataclass(frozen=True)
+class LoggerSettings:
+    """As LoggerConfig."""
+
+    mode: str
+    project: str
+    records: str | None
+
+
+@dataclass(frozen=True)
 class Settings:
     """One row as conf/ and the command line ask for it; fields are those of Config, typed and frozen.
 
@@ -66,7 +84,6 @@ class Settings:
         candidates: (q values, g values).
         tuning: None where it has no steps.
         evaluators: evaluator -> the fields of its class that were set to other values than their own.
-        logger: (mode, project).
     """
 
     artifact: str
@@ -99,8 +116,9 @@ class Settings:
     threads: int | None
     alone: bool | None
     seed: int
-    logger: tuple[str, str]
+    logger: LoggerSettings
     results: Path
+    dashboard: DashboardSettings
 
 
 _AS_THEY_ARE = (
@@ -145,8 +163,17 @@ def settings_of(config: DictConfig) -> Settings:
         data=DataSettings(**data),
         evaluate=tuple(config.evaluate),
         evaluators=_evaluators(_plain(config.evaluator)),
-        logger=(config.logger.mode, config.logger.project),
+        logger=LoggerSettings(**_plain(config.logger)),
         results=Path(config.results),
+        dashboard=_dashboard(config.dashboard, Path(config.results)),
+    )
+
+
+def _dashboard(config: DictConfig, results: Path) -> DashboardSettings:
+    return DashboardSettings(
+        of=tuple(map(Path, config.of)) or (results,),
+        tracked=Path(config.tracked) if config.tracked else None,
+        output=Path(config.output or results / "dashboard.html"),
     )
 
 

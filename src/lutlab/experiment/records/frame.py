@@ -30,7 +30,7 @@ from lutlab.experiment.report.published import TABLE, Published
 from lutlab.experiment.store import lines
 from lutlab.experiment.store.asked import axes, evaluation_from, run_from
 from lutlab.experiment.store.noise import error_of
-from lutlab.experiment.store.record import Record
+from lutlab.experiment.store.record import Record, canonical
 from lutlab.experiment.store.store import Store
 
 if TYPE_CHECKING:
@@ -40,9 +40,10 @@ COPIES = ("rendered", "publishing")  # folders of a results folder that repeat w
 # Columns that every frame has, in this order; the axes follow, sorted.
 COLUMNS = (
     "paper", "artifact", "variant", "row", "labels", "column", "title", "metric", "unit", "lower_is_better",
-    "text", "measured_on", "published", "measured", "delta", "baseline", "difference", "error", "n", "verdict",
-    "note", "stand_in", "on_front", "cell_id", "status", "reason", "command", "citation", "source", "machine", "cpu",
-    "cores", "threads", "gpu", "commit", "dirty", "measured_at", "seconds", "versions", "folder",
+    "text", "paper_text", "measured_on", "published", "measured", "delta", "baseline", "difference", "error", "n",
+    "stored_bits", "verdict", "note", "stand_in", "on_front", "cell_id", "status", "reason", "command", "citation",
+    "source", "machine", "cpu", "cores", "threads", "gpu", "commit", "dirty", "measured_at", "seconds", "versions",
+    "folder",
 )  # fmt: skip
 _NUMBERS = ("published", "measured", "baseline", "error")
 _FLAGS = ("stand_in", "on_front", "lower_is_better")
@@ -77,14 +78,16 @@ def results(*folders: str | Path, samples: bool = False) -> pandas.DataFrame:
         COLUMNS, then every axis of the rows by its name on the command line (`q`, `method.offset`,
         `calibration.samples`, …), empty where a row does not have it. `delta` is measured / published - 1, only
         where the two can be compared; `difference` is measured - baseline, the full-precision row of the same sweep;
-        `command` measures the one cell again; `source` is the place in the paper.
+        `command` measures the one cell again; `source` is the place in the paper. `text` is the one that was read,
+        `paper_text` the one that the published number is of; `stored_bits`, of a weight, are those of the cell's run,
+        whichever of its records has them.
 
     Raises:
         LutlabError: no such folder, nothing measured in it, or a damaged record.
     """
     import pandas
 
-    found = [row for shelf in shelves(*folders) for row in _rows(shelf, samples)]
+    found = [row for shelf in shelves(*folders) for row in rows_of(shelf, samples)]
     if not found:
         raise LutlabError(
             f"nothing measured in {', '.join(map(str, folders or ['results']))}: run a table or a sweep first, as "
@@ -133,16 +136,19 @@ def _shelf(root: Path, machine: str) -> Shelf:
     return Shelf(root, machine, tuple(cells), records)
 
 
-def _rows(shelf: Shelf, samples: bool) -> Iterator[dict[str, Any]]:
+def rows_of(shelf: Shelf, samples: bool = False) -> Iterator[dict[str, Any]]:
+    """The rows of `results`, of one shelf: cells of its tables first, then what stands in no table."""
     placed = set()
+    bits = _stored_bits(shelf)
     for cell in shelf.cells:
         record = shelf.records.get(cell["cell_id"])
         placed.add(cell["cell_id"])
-        yield _of_cell(cell) | _of_record(record, samples) | _of_shelf(shelf)
+        yield _of_cell(cell) | _of_record(record, samples, bits) | _of_shelf(shelf)
     for record in shelf.records.values():
         if record.cell_id in placed:
             continue
         evaluator = record.evaluation["evaluator"]
+        known = _of_record(record, samples, bits) | _of_shelf(shelf)
         for metric, value in (record.values or {"": None}).items():
             own = {
                 "column": evaluator,
@@ -151,9 +157,16 @@ def _rows(shelf: Shelf, samples: bool) -> Iterator[dict[str, Any]]:
                 "error": error_of(record, metric),
                 "verdict": "in no table",
             }
-            yield (
-                own | _declared(evaluator, metric) | _of_record(record, samples) | _of_shelf(shelf)
-            )
+            yield own | _declared(evaluator, metric) | known
+
+
+def _stored_bits(shelf: Shelf) -> dict[str, float]:
+    """Run -> stored bits a weight, of whichever of its records counts them."""
+    return {
+        canonical(record.run): record.values["bits_per_weight"]
+        for record in shelf.records.values()
+        if "bits_per_weight" in record.values
+    }
 
 
 def _of_shelf(shelf: Shelf) -> dict[str, Any]:
@@ -170,7 +183,7 @@ def _of_cell(cell: Mapping[str, str]) -> dict[str, Any]:
         row["delta"] = measured / published - 1
     if measured is not None and baseline is not None:
         row["difference"] = measured - baseline
-    row["text"] = cell["protocol"]
+    row["text"] = row["paper_text"] = cell["protocol"]
     row["paper"], _, row["artifact"] = cell["artifact"].partition("/")
     if artifact := _artifact(cell["artifact"]):
         row |= {"citation": cite(artifact.citation), "source": artifact.source}
@@ -217,7 +230,7 @@ def _declared(evaluator: str, metric: str) -> dict[str, Any]:
     return {"unit": declared.unit, "lower_is_better": declared.lower_is_better} if declared else {}
 
 
-def _of_record(record: Record | None, samples: bool) -> dict[str, Any]:
+def _of_record(record: Record | None, samples: bool, bits: Mapping[str, float]) -> dict[str, Any]:
     if record is None:
         return {}
     known = record.provenance
@@ -229,6 +242,7 @@ def _of_record(record: Record | None, samples: bool) -> dict[str, Any]:
         "status": record.status,
         "reason": record.reason,
         "n": record.n,
+        "stored_bits": bits.get(canonical(record.run)),
         "seconds": record.seconds,
         "commit": known["git_commit"],
         "dirty": known["git_dirty"],

@@ -86,7 +86,15 @@ def tabulate_sweep(
 
 
 def _told(rows: Sequence[PlannedRow]) -> dict[str, list[str]]:
-    return {row.key: [c.evaluation.options_named for c in row.cells.values()] for row in rows}
+    """Row key -> the options of its evaluators, and the examples that they left out."""
+    return {
+        row.key: [
+            said
+            for cell in row.cells.values()
+            for said in (cell.evaluation.options_named, troubled(cell.record))
+        ]
+        for row in rows
+    }
 
 
 def _beside(row: Row, baseline: Row | None, columns: Sequence[str]) -> Row:
@@ -127,7 +135,7 @@ def assemble(
         columns: in the artifact's order.
         rows: all of the table or some, not marked as on a front.
         scale: embedded, small or paper.
-        told: row key -> the options of its evaluators, as the command line sets them.
+        told: row key -> the options of its evaluators, as the command line sets them, and examples without a value.
         provenance: where the measured numbers come from.
     """
     curve = _curve(artifact)
@@ -171,6 +179,20 @@ def _options(told: Mapping[str, Sequence[str]]) -> list[str]:
         for name, keys in said.items()
         if name
     ]
+
+
+def troubled(record: Record | None) -> str:
+    """Examples that were cut or left out (evaluators/harness), as a note says it; empty where there are none."""
+    facts = record.facts if record else {}
+    kinds = {"cut": "cut", "unfit": "unfit and left out", "not_finite": "not finite and left out"}
+    said = [
+        f"{len(places)} {how} ({', '.join(map(str, places[:5]))}{', …' if len(places) > 5 else ''})"
+        for name, how in kinds.items()
+        if (places := facts.get(name))
+    ]
+    if not said:
+        return ""
+    return f"examples of {facts['protocol']} that were not scored whole, by their place: {', '.join(said)}"
 
 
 def _curve(artifact: Artifact) -> Curve | None:
@@ -243,8 +265,9 @@ def _protocol_label(protocol: str | None, limit: int | None = None) -> str:
     """The protocol's name, that we inferred it where no paper or code states it, and how much of it is read."""
     if protocol is None:
         return ""
-    name = protocol if PROTOCOLS[protocol].attested else f"{protocol} [inferred]"
-    unit = "windows" if PROTOCOLS[protocol].kind == "stream" else "examples"
+    rule = PROTOCOLS.get(protocol)  # None: a task of lm-eval
+    name = f"{protocol} [inferred]" if rule and not rule.attested else protocol
+    unit = "windows" if rule and rule.kind == "stream" else "examples"
     return f"{name}, first {limit} {unit}" if limit else name
 
 

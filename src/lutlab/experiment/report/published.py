@@ -149,7 +149,12 @@ def _table(
     ]
     rows = [_row(artifact, known[key], some, records) for key, some in by_row.items()]
     told = {
-        key: [_options(records.get(c["cell_id"])) for c in some] for key, some in by_row.items()
+        key: [
+            said
+            for record in (records.get(c["cell_id"]) for c in some)
+            for said in (_options(record), compare.troubled(record))
+        ]
+        for key, some in by_row.items()
     }
     return compare.assemble(artifact, columns, rows, scale, told, {})
 

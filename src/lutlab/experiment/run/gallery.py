@@ -16,7 +16,7 @@ from pathlib import Path
 
 from lutlab.errors import LutlabError
 from lutlab.experiment.artifact.artifact import Artifact, load_artifact
-from lutlab.experiment.artifact.catalog import artifact_groups, command_for
+from lutlab.experiment.artifact.catalog import artifact_groups, program, short_name
 from lutlab.experiment.artifact.references import cite
 from lutlab.experiment.report import figure, published
 from lutlab.experiment.run.published_list import PUBLISHED, read_list
@@ -76,7 +76,7 @@ def _papers(artifacts: Mapping[str, Artifact], places: Mapping[str, list[str]]) 
         rows = [
             f"| {artifacts[name].title} "
             f"| {', '.join(f'[{m}]({m}/{name}.md)' for m in places.get(name, [])) or 'not measured yet'} "
-            f"| `{command_for(name)}` |"
+            f"| `{program()} +exp={short_name(name)}` |"
             for name in found
         ]
         head = "| artifact | published | command |\n|---|---|---|\n"

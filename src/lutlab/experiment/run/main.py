@@ -25,4 +25,8 @@ def main() -> int:
         from lutlab.experiment.run import results_command
 
         return results_command.main(sys.argv[2:])
+    if sys.argv[1:2] == ["workspaces"]:
+        from lutlab.experiment.run import workspaces
+
+        return workspaces.main(sys.argv[2:])
     return cli.run(measure_row)

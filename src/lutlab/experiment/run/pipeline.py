@@ -18,11 +18,11 @@ from lutlab.experiment.plan.plan import PlannedCell, PlannedRow
 from lutlab.experiment.plan.schema import Mode
 from lutlab.experiment.plan.settings import Settings
 from lutlab.experiment.report import compare
+from lutlab.experiment.run import track
 from lutlab.experiment.run.cli import RowsFailed
 from lutlab.experiment.run.tracking import Tracker, open_tracker
-from lutlab.experiment.store.components import every_name, versions
 from lutlab.experiment.store.provenance import environment
-from lutlab.experiment.store.store import Store, content_id
+from lutlab.experiment.store.store import Store
 
 Compose = Callable[[Sequence[str]], Settings]
 Launch = Callable[[Sequence[Sequence[str]]], list[Any]]
@@ -38,9 +38,16 @@ def sweep(arguments: Sequence[str], compose: Compose, launch: Launch) -> None:
     failed = 0
     for request in sweeping.parse(arguments):
         common = compose(request.arguments)
+        if common.mode is Mode.dashboard:
+            _draw(request, common)
+            continue
         if common.mode is Mode.run:
             Store(common.results).check_writable()
-        tracker = open_tracker(common.logger[0], common.results / "wandb", common.logger[1])
+        logger = common.logger
+        tracker = open_tracker(logger.mode, common.results / "wandb", logger.project)
+        if common.mode is Mode.track:
+            track.fill(tracker, logger, common.results, request, Console())
+            continue
         planned, asked, folder = _plan(request, common, compose)
         if common.mode is Mode.plan:
             from lutlab.experiment.plan.view import print_plan
@@ -54,6 +61,25 @@ def sweep(arguments: Sequence[str], compose: Compose, launch: Launch) -> None:
         failed += _report(request, planned, common, folder, tracker)
     if failed:
         raise RowsFailed(f"{failed} cells failed; the table says why; run again to try them again")
+
+
+def _draw(request: sweeping.Request, common: Settings) -> None:
+    """mode=dashboard: one page of all that was measured, whichever table it stands in."""
+    from lutlab.experiment.records import dashboard
+
+    if request.artifact or request.sweeps or request.of_methods:
+        raise LutlabError(
+            "mode=dashboard draws all that was measured, and its page has filters: leave out +exp and swept values"
+        )
+    asked = common.dashboard
+    data = dashboard.of_tracked(asked.tracked) if asked.tracked else dashboard.of_records(*asked.of)
+    path = dashboard.write(data, asked.output)
+    size = path.stat().st_size / 1e6
+    Console().print(
+        f"{len(data.cells)} cells, {len(data.claims)} claims: {path} ({size:.1f} MB), which any browser opens",
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 def _plan(
@@ -107,18 +133,7 @@ def _job(row: PlannedRow, cells: dict[str, PlannedCell], settings: Settings) -> 
     import torch
 
     threads = torch.get_num_threads() if row.alone and not settings.threads else settings.threads
-    name = settings.artifact or "sweep"
-    texts = (cell.evaluation.text for cell in row.cells.values())
-    context = {
-        "artifact": name,
-        "paper": name.partition("/")[0],
-        "scale": settings.scale,
-        "mu": settings.mu,
-        "git_sha": environment()["git_commit"],
-        "group": _group(name, settings.scale),
-        "protocols": sorted({text.protocol for text in texts if text}),
-    }
-    return job_of(row, cells, settings, threads, context)
+    return job_of(row, cells, settings, threads)
 
 
 def _weight(row: PlannedRow, cell: PlannedCell) -> float:
@@ -152,10 +167,6 @@ def _report(
     console.print(
         f"written to {folder}: {', '.join(p.name for p in paths)}", highlight=False, soft_wrap=True
     )
-    tracker.log_table(table, group=_group(table.artifact, scale))
+    records = {c.cell_id: c.record for row in rows for c in row.cells.values() if c.record}
+    track.copy(tracker, common.logger.project, table, folder, records)
     return sum(c.verdict in ("failed", "OOM") for row in table.rows for c in row.cells.values())
-
-
-def _group(artifact: str, scale: str) -> str:
-    """The W&B group of a table's runs: artifact, scale and the versions of all components."""
-    return f"{artifact}-{content_id([artifact, scale, versions(*every_name())])[:8]}"

@@ -10,6 +10,7 @@ from typing import Any
 from lutlab.errors import LutlabError
 from lutlab.experiment.plan.job import Job
 from lutlab.experiment.plan.resolve import planned_text
+from lutlab.quantizers.stored import STORED
 from lutlab.specs import LayerStats, ModelRun
 
 
@@ -38,6 +39,8 @@ def prepare(job: Job) -> Prepared:
     spec = job.run
     if not isinstance(spec, ModelRun):  # of a product, its evaluator draws the weights
         return Prepared(None, None, (), 0, {})
+    if spec.method == STORED:
+        return _stored(spec)
     loaded = load_model(
         spec.model, getattr(torch, spec.dtype), spec.device, spec.seed, stream=job.stream
     )
@@ -71,6 +74,18 @@ def prepare(job: Job) -> Prepared:
         loaded.blocks.serve(kept.serve)
     facts["quantize_seconds"] = round(time.monotonic() - began, 3)
     return Prepared(model, loaded.tokenizer, layers, seqlen, facts)
+
+
+def _stored(spec: ModelRun) -> Prepared:
+    """A model that is quantized already."""
+    import torch
+
+    from lutlab.checkpoint.stored import load_stored
+    from lutlab.models.families import evaluation_seqlen
+
+    loaded, layers, facts = load_stored(spec.model, getattr(torch, spec.dtype), spec.device)
+    seqlen = evaluation_seqlen(loaded.model.config)
+    return Prepared(loaded.model, loaded.tokenizer, layers, seqlen, facts)
 
 
 def _windows(job: Job, tokenizer: Any, task: str, seqlen: int) -> Any:

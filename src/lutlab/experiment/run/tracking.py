@@ -1,45 +1,45 @@
-"""Weights & Biases: one run per row of a table, one aggregate run per table. Offline unless online is asked for.
+"""Weights & Biases: one run a row of a table, one a table. Offline unless online is asked for.
 
-Offline needs neither an account nor a network: runs lie in the folder and `wandb sync` uploads them later. Tracking is
+Offline needs neither an account nor a network: runs lie in the folder, and `wandb sync` uploads them later. Tracking is
 a copy: what was measured is in the records of `results/`, so a failure in here is a logged warning and costs nothing.
+
+A run has the same id each time. Offline, wandb makes another folder for an id that it has, so the older ones of the row
+are removed when the new one is finished; a run whose content is the same is left as it is. Online the id is
+sent again from its first step (resume=None; `allow` would append to its charts).
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
-from collections.abc import Callable, Mapping
+import re
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from lutlab.errors import LutlabError, nearest
-from lutlab.experiment.artifact.outcome import ResultTable
-from lutlab.experiment.store.record import Record
-from lutlab.specs import ModelRun, RunSpec
+from lutlab.experiment.run.histories import log_rows
+from lutlab.experiment.run.tracked import TrackedRun
+from lutlab.experiment.store import lines
+from lutlab.experiment.store.record import encode
+from lutlab.experiment.store.store import content_id
 
 if TYPE_CHECKING:
     from wandb.sdk.wandb_run import Run
 
 MODES = ("none", "offline", "online")
+CONTENT = "lutlab.sha256"  # in the folder of a finished run: hash of what it is a copy of
 log = logging.getLogger(__name__)
 
 
 class Tracker(Protocol):
-    """Receiver of copies of rows and tables. No method raises."""
+    """Receiver of copies. No method raises."""
 
-    def log_row(
-        self, spec: RunSpec, records: Mapping[str, Record | None], context: Mapping[str, Any]
-    ) -> None:
-        """Copy one row.
-
-        Args:
-            spec: What was run.
-            records: The row's records by column; None where a cell was not measured.
-            context: artifact, paper, scale, git_sha, group, protocols (names), and mu where the run has one.
-        """
-
-    def log_table(self, table: ResultTable, group: str | None = None) -> None:
-        """Copy a whole table, into the group of its rows (by default a group named like the artifact)."""
+    def log(self, name: str, runs: Iterable[TrackedRun]) -> int:
+        """Copy runs as they come; `name` is what warnings call them all. Returns how many are there now."""
 
 
 def open_tracker(logger: str, folder: Path, project: str) -> Tracker:
@@ -54,15 +54,11 @@ def open_tracker(logger: str, folder: Path, project: str) -> Tracker:
 
 
 class NullTracker:
-    """Copies nothing."""
+    """Copies nothing, and does not even ask for it."""
 
-    def log_row(
-        self, spec: RunSpec, records: Mapping[str, Record | None], context: Mapping[str, Any]
-    ) -> None:
+    def log(self, name: str, runs: Iterable[TrackedRun]) -> int:
         """Nothing to do."""
-
-    def log_table(self, table: ResultTable, group: str | None = None) -> None:
-        """Nothing to do."""
+        return 0
 
 
 class WandbTracker:
@@ -73,66 +69,68 @@ class WandbTracker:
         self.folder = folder
         self.project = project
 
-    def log_row(
-        self, spec: RunSpec, records: Mapping[str, Record | None], context: Mapping[str, Any]
-    ) -> None:
-        """Copy one row as one run of type `eval`."""
-        artifact = context.get("artifact", "sweep")
-        tags = [context.get("paper"), artifact, context.get("scale"), *context.get("protocols", ())]
-        self._copy(
-            lambda run: run.summary.update(_define(run, summary(records))),
-            name=run_name(spec),
-            group=context.get("group", artifact),
-            job_type="eval",
-            tags=tags,
-            config=config(spec, context),
-        )
-
-    def log_table(self, table: ResultTable, group: str | None = None) -> None:
-        """Copy a table as one run of type `aggregate` whose summary holds it as `table`."""
-        self._copy(
-            lambda run: run.summary.update({"table": _table(table), **claims(table)}),
-            name=f"{table.artifact}/{table.scale}",
-            group=group or table.artifact,
-            job_type="aggregate",
-            tags=[table.artifact.partition("/")[0], table.artifact, table.scale],
-            config={
-                "artifact": table.artifact,
-                "scale": table.scale,
-                "command": table.command,
-                "source": table.source,
-            },
-        )
-
-    def _copy(self, fill: Callable[[Run], None], name: str, tags: list[Any], **init: Any) -> None:
-        """Open a run, fill it, close it; say it if that fails."""
+    def log(self, name: str, runs: Iterable[TrackedRun]) -> int:
+        """Copy runs; say what failed."""
+        done = 0
         try:
-            run = self._open(name=name, tags=_tags(tags), **init)
-            try:
-                fill(run)
-            except BaseException:
-                run.finish(exit_code=1)
-                raise
-            run.finish()
+            for run in runs:
+                done += self._copied(run)
         except Exception as error:
-            log.warning(
-                "Weights & Biases did not take '%s' (%s: %s); the measurements themselves are kept in the records. "
-                "logger=none switches tracking off",
-                name,
-                type(error).__name__,
-                error,
-            )
+            _warn(name, error)
+        return done
 
-    def _open(self, **init: Any) -> Run:
+    def _copied(self, tracked: TrackedRun) -> bool:
+        try:
+            self._copy(tracked)
+        except Exception as error:
+            _warn(tracked.name, error)
+            return False
+        return True
+
+    def _copy(self, tracked: TrackedRun) -> None:
+        """Open a run, fill it, close it; offline, put it in the place of the row's earlier ones."""
+        earlier = self._earlier(tracked.id) if self.mode == "offline" else []
+        content = _content(tracked)
+        if any(_content_of(folder) == content for folder in earlier[-1:]):
+            return
+        run = self._open(tracked)
+        folder = Path(run.dir).parent
+        try:
+            _fill(run, tracked)
+        except BaseException:
+            run.finish(exit_code=1)
+            raise
+        run.finish()
+        (folder / CONTENT).write_text(content, encoding="ascii")
+        for old in earlier:
+            shutil.rmtree(old)
+
+    def _earlier(self, run_id: str) -> list[Path]:
+        """The folders of this run, oldest first; an id ends in its hash, so no other row's fits."""
+        own = re.compile(rf"offline-run-\d{{8}}_\d{{6}}-{re.escape(run_id)}(-\d{{1,3}})?")
+        found = (self._root() / "wandb").glob(f"offline-run-*-{run_id}*")
+        return sorted(path for path in found if own.fullmatch(path.name))
+
+    def _root(self) -> Path:
+        """The folder in which wandb makes one of its own, `wandb`; absolute, as it notes the files of artifacts so."""
+        folder = self.folder.absolute()
+        return folder.parent if folder.name == "wandb" else folder
+
+    def _open(self, tracked: TrackedRun) -> Run:
         if self.mode == "offline":  # offline promises that nothing is sent: no crash reports either
             os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         import wandb
 
-        # wandb appends a folder `wandb` of its own
-        root = self.folder.parent if self.folder.name == "wandb" else self.folder
+        root = self._root()
         root.mkdir(parents=True, exist_ok=True)
         return wandb.init(
             project=self.project,
+            id=tracked.id,
+            name=tracked.name,
+            group=tracked.group,
+            job_type=tracked.kind,
+            tags=tracked.tags,
+            config=dict(tracked.config),
             dir=str(root),
             mode=self.mode,
             reinit="create_new",
@@ -147,79 +145,91 @@ class WandbTracker:
                 x_disable_machine_info=True,
                 x_save_requirements=False,
             ),
-            **init,
         )
 
 
-# ---- what is copied ----
+def _warn(name: str, error: Exception) -> None:
+    log.warning(
+        "Weights & Biases did not take '%s' (%s: %s); the measurements themselves are kept in the records. "
+        "logger=none switches tracking off",
+        name,
+        type(error).__name__,
+        error,
+    )
 
 
-def run_name(spec: RunSpec) -> str:
-    """`opt-embedded-s/rtn/q4g32`, without g where a row is one group; a budget stands for both; `/tuned100` steps."""
-    group = f"g{spec.g}" if spec.g > 0 else ""
-    width, tuned = f"q{spec.q}{group}", ""
-    if isinstance(spec, ModelRun):
-        width = width if spec.budget is None else f"budget{spec.budget:g}"
-        tuned = f"/tuned{spec.tuning.steps}" if spec.tuning else ""
-    return f"{spec.name}/{spec.method}/{width}{tuned}"
+# ---- offline folders ----
 
 
-def config(spec: RunSpec, context: Mapping[str, Any]) -> dict[str, Any]:
-    """Flat keys, to group and filter by: the papers' symbols, the method's own parameters as `method.<name>`."""
-    facts = {key: context.get(key) for key in ("mu", "scale", "artifact", "git_sha")}
-    return {
-        "q": spec.q,
-        "g": spec.g,
-        "method": spec.method,
-        "model": spec.name,
-        "device": spec.device,
-        "dtype": spec.dtype,
-        "seed": spec.seed,
-        **{key: value for key, value in facts.items() if value is not None},
-        **{f"method.{name}": value for name, value in spec.options},
-    }
+def _content(tracked: TrackedRun) -> str:
+    """Hash of everything that is copied."""
+    tables = {name: list(rows) for name, rows in tracked.tables.items()}
+    about = [tracked.name, tracked.group, tracked.tags, tracked.config, tracked.summary, tables]
+    charts = {name: list(points) for name, points in tracked.charts.items()}
+    records = [encode(record)["sha256"] for record in tracked.records]
+    return content_id([*about, charts, hashlib.sha256(tracked.figure).hexdigest(), records])
 
 
-def summary(records: Mapping[str, Record | None]) -> dict[str, Any]:
-    """`<column>.<metric>` of every measured cell, and why a cell failed."""
-    values: dict[str, Any] = {}
-    for column, record in records.items():
-        if record is None:
-            continue
-        values |= {f"{column}.{metric}": value for metric, value in record.values.items()}
-        values |= {f"{column}.status": record.status, f"{column}.cell_id": record.cell_id}
-        if record.reason:
-            values[f"{column}.reason"] = record.reason
-    return values
+def _content_of(folder: Path) -> str:
+    """Empty of a run that was not finished."""
+    try:
+        return (folder / CONTENT).read_text(encoding="ascii")
+    except FileNotFoundError:
+        return ""
 
 
-def claims(table: ResultTable) -> dict[str, int]:
-    """Number of instances of the paper's claims that hold in our numbers, of the decidable ones, and below noise."""
-    return {
-        "claims.hold": sum(claim.measured[0] for claim in table.claims),
-        "claims.decidable": sum(claim.measured[1] for claim in table.claims),
-        "claims.below_noise": sum(len(claim.below_noise) for claim in table.claims),
-    }
+# ---- what a run is filled with ----
 
 
-def _define(run: Run, values: dict[str, Any]) -> dict[str, Any]:
-    for name, value in values.items():
-        if isinstance(value, int | float):
-            run.define_metric(name.replace(".", "\\."), summary="last")  # a plain dot would nest
-    return values
+def _fill(run: Run, tracked: TrackedRun) -> None:
+    """Charts first: the summary then holds what is measured, not the last point of a chart."""
+    for step in dict.fromkeys(name.partition("/")[0] for name in tracked.charts):
+        run.define_metric(step, summary="none", hidden=True)
+        run.define_metric(f"{step}/*", step_metric=step, summary="none")
+    for row in log_rows(tracked.charts):
+        run.log(row)
+    run.summary.update(dict(tracked.summary))
+    with _staged_in(Path(run.dir).parent):
+        if media := _media(run, tracked):
+            run.log(media)
+        if tracked.records:
+            _log_records(run, tracked)
 
 
-def _tags(tags: list[Any]) -> tuple[str, ...]:
-    """Distinct, in order; wandb takes tags of 1 to 64 characters."""
-    return tuple(dict.fromkeys(str(tag)[:64] for tag in tags if tag))
+@contextmanager
+def _staged_in(folder: Path) -> Iterator[None]:
+    """Wandb stages the files of artifacts in the user's data folder, for good; here they go with the run."""
+    before = os.environ.get("WANDB_DATA_DIR")
+    os.environ["WANDB_DATA_DIR"] = str(folder / "staged")
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["WANDB_DATA_DIR"]
+        else:
+            os.environ["WANDB_DATA_DIR"] = before
 
 
-def _table(table: ResultTable) -> Any:
+def _media(run: Run, tracked: TrackedRun) -> dict[str, object]:
     import wandb
 
-    cells = table.long_form()
-    for cell in cells:  # `published` may be a word, and a column of a wandb table has one type
-        cell["published"] = None if cell["published"] is None else str(cell["published"])
-    return wandb.Table(
-        columns=list(cells[0]) if cells else [], data=[list(c.values()) for c in cells]
-    )
+    found: dict[str, object] = {
+        name: wandb.Table(columns=list(rows[0]), data=[list(row.values()) for row in rows])
+        for name, rows in tracked.tables.items()
+        if rows
+    }
+    if tracked.figure:
+        path = Path(run.dir).parent / "figure.png"
+        path.write_bytes(tracked.figure)
+        found["figure"] = wandb.Image(str(path))
+    return found
+
+
+def _log_records(run: Run, tracked: TrackedRun) -> None:
+    """All records as one file, `records.jsonl`, in the run's own folder; immutable, it is copied nowhere."""
+    import wandb
+
+    path = lines.write_lines(Path(run.dir) / lines.NAME, tracked.records)
+    artifact = wandb.Artifact(f"records-{tracked.id}", type="records")
+    artifact.add_file(str(path), policy="immutable", skip_cache=True)
+    run.log_artifact(artifact)

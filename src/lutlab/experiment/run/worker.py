@@ -57,7 +57,6 @@ def execute(job: Job) -> None:
         return
     for cell in job.cells:
         store.save(_measure(job, cell, prepared))
-    _track(job, store)
 
 
 def _check_machine(job: Job) -> None:
@@ -146,11 +145,3 @@ def _record(
         seconds=round(seconds, 3),
         reason=reason,
     )
-
-
-def _track(job: Job, store: Store) -> None:
-    from lutlab.experiment.run.tracking import open_tracker
-
-    mode, project = job.logger
-    records = {column: store.load(cell_id) for column, cell_id in job.columns.items()}
-    open_tracker(mode, job.results / "wandb", project).log_row(job.run, records, job.context)

@@ -16,7 +16,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from lutlab import compress, measure, models, registry
+from lutlab import checkpoint, compress, measure, models, registry
 from lutlab.data.protocols import PROTOCOLS, protocol
 from lutlab.errors import LutlabError
 from lutlab.experiment.store.fingerprint import PACKAGE, fingerprint, with_imports
@@ -64,6 +64,13 @@ _PARTS = {
     ),
     "search": _Part(compress.SEARCH_VERSION, ("compress/search.py", "compress/allocate.py")),
     "tuning": _Part(compress.TUNING_VERSION, ("compress/tuning.py",)),
+    "checkpoint": _Part(
+        checkpoint.VERSION,
+        tuple(
+            f"checkpoint/{name}.py" for name in ("foreign", "layout", "loading", "read_*", "stored")
+        ),
+        ("checkpoint", "modules", "groups", "tensors"),
+    ),
     "models": _Part(models.VERSION, ("models/*.py",)),
     "measure": _Part(measure.VERSION, ("measure/*.py",)),
     "kernel/bcq_gemv": _Part(

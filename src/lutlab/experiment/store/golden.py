@@ -4,6 +4,7 @@
     format    buffers of a tensor, and what they dequantize to   search    its widths under a budget
     protocol  token ids of a few rows                            models    weights as loaded and as drawn
     evaluator values on an embedded model                        tuning    its layers after two steps
+    checkpoint weights [32, 64] out of words of each layout
 
 Inputs are drawn as whole numbers and scaled by powers of two, exact everywhere. What is computed with them is not: the
 cells are made in a process of its own, of one thread and without the instruction sets that machines differ in (PINNED),
@@ -42,7 +43,8 @@ PINNED = {
 WIDTHS = ((3, 32), (4, -1))
 # What an evaluator that reads a text is given.
 TEXTS = {
-    "ppl": "docstrings", "lambada": "passages", "zero_shot": "continuations", "masked_lm": "docstrings",
+    "ppl": "docstrings", "lambada": "passages", "zero_shot": "continuations", "lm_eval": "passages",
+    "masked_lm": "docstrings",
     "glue": "mnli", "glue_correlation": "stsb",
 }  # fmt: skip
 LABELS = {"glue": 3, "glue_correlation": 1}  # of the classifiers that are measured
@@ -80,10 +82,18 @@ def _maker(name: str) -> Callable[[], Any] | None:
     group, _, key = name.partition("/")
     if group == "evaluator" and registry.lookup(group, key).of_this_machine:
         return None
+    if name == "method/stored":
+        return _checkpoint  # it quantizes nothing
     makers = {"method": _method, "format": _format, "evaluator": _evaluator, "protocol": _protocol}
     if group in makers:
         return lambda: makers[group](key)
-    rest = {"driver": _driver, "search": _search, "tuning": _tuning, "models": _models}
+    rest = {
+        "driver": _driver,
+        "search": _search,
+        "tuning": _tuning,
+        "models": _models,
+        "checkpoint": _checkpoint,
+    }
     return rest.get(name)
 
 
@@ -162,7 +172,7 @@ def _protocol(name: str) -> Any:
         "stream": lambda: data.token_stream(text, tokenizer, 8),
         "calibration": lambda: data.calibration_windows(text, tokenizer, 3, 8, 0),
         "examples": lambda: data.examples(text),
-        "choices": lambda: data.choices(text),
+        "choices": lambda: data.records(text),
         "pairs": lambda: pairs.encoded(tokenizer, pairs.pairs(text), 64),
         "calibration-pairs": lambda: pairs.calibration_pairs(text, tokenizer, 3, 64, 0),
     }
@@ -242,6 +252,31 @@ def _models() -> Any:
             config = model.config
             found.append([model.state_dict(), kinds(config), evaluation_seqlen(config)])
     return found
+
+
+def _checkpoint() -> Any:
+    import torch
+
+    from lutlab.checkpoint.foreign import layout_of
+
+    def words(*shape: int) -> torch.Tensor:
+        return (inputs.drawn(*shape, seed=0) * 2**12).to(torch.int32) * 0x01234567
+
+    rows, columns, groups = 32, 64, 2
+    scales = inputs.drawn(groups, rows, seed=1).half()
+    gptq = {"qweight": words(8, rows), "qzeros": words(groups, 4), "scales": scales}
+    gptq["g_idx"] = torch.arange(columns, dtype=torch.int32) % groups
+    awq = {"qweight": words(columns, 4), "qzeros": words(groups, 4), "scales": scales}
+    packed = {"weight_packed": words(rows, 8), "weight_scale": scales.T}
+    packed |= {"weight_zero_point": words(4, groups), "weight_shape": torch.tensor([rows, columns])}
+    scheme = {"config_groups": {"0": {"weights": {"num_bits": 4, "group_size": 32}}}}
+    asked = [
+        ({"quant_method": "gptq", "checkpoint_format": "gptq_v2"}, gptq),
+        ({"quant_method": "gptq", "meta": {"quantizer": ["gptqmodel:1"]}}, gptq),
+        ({"quant_method": "awq"}, awq),
+        ({"quant_method": "compressed-tensors", "format": "pack-quantized", **scheme}, packed),
+    ]
+    return [layout_of(config).read(tensors, rows, columns) for config, tensors in asked]
 
 
 if __name__ == "__main__":

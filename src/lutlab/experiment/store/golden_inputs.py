@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from lutlab.data.choices import Choice
+from lutlab.data.choices import choice_row
 from lutlab.data.pairs import Pair
 from lutlab.data.protocols import protocol
 from lutlab.specs import ModelSpec, Text
@@ -40,10 +40,8 @@ def text_of(name: str) -> Text:
     """A few rows under a protocol, read from nowhere."""
     rows = sentences(12)
     if protocol(name).kind == "choices":
-        endings = [f" {row.partition(' ')[0]}" for row in rows]
         rows = tuple(
-            Choice((rows[i], rows[i]), (endings[i], endings[-i] + endings[i]), i % 2).row()
-            for i in range(4)
+            choice_row((rows[i], rows[-i]), rows[i].partition(" ")[0], i % 2) for i in range(4)
         )
     elif protocol(name).kind.endswith("pairs"):
         rows = tuple(Pair(row, rows[-i], i % 3).row() for i, row in enumerate(rows))

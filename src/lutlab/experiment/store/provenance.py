@@ -14,7 +14,16 @@ from lutlab import sources
 
 # Folders of a checkout whose files can decide a number.
 _DECIDING = ("src", "kernels", "experiments", "conf")
-_LIBRARIES = ("lutlab", "torch", "transformers", "tokenizers", "datasets", "numpy", "hydra-core")
+_LIBRARIES = (
+    "lutlab",
+    "torch",
+    "transformers",
+    "tokenizers",
+    "datasets",
+    "lm-eval",
+    "numpy",
+    "hydra-core",
+)
 # Libraries whose major.minor is part of every id; a patch release is not to change a number.
 _IN_IDS = ("torch", "transformers")
 
@@ -75,13 +84,14 @@ def git_state(root: Path | None) -> dict[str, Any]:
     return {"git_commit": heads[0].split()[2], "git_dirty": bool(changed)}
 
 
-def libraries() -> dict[str, str]:
-    """Libraries as ids hold them: {"torch": "2.13", "transformers": "5.2"}.
+def libraries(*exact: str) -> dict[str, str]:
+    """Libraries as ids hold them: {"torch": "2.13", "transformers": "5.2"}, and some at their exact version.
 
     Raises:
         importlib.metadata.PackageNotFoundError: one of them is not installed.
     """
-    return {name: major_minor(importlib.metadata.version(name)) for name in _IN_IDS}
+    found = {name: major_minor(importlib.metadata.version(name)) for name in _IN_IDS}
+    return found | {name: importlib.metadata.version(name) for name in exact}
 
 
 def major_minor(version: str) -> str:

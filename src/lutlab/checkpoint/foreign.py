@@ -1,0 +1,182 @@
+"""Models that other projects quantized: which layout a folder has, and the model with its weights packed as ours.
+
+    GPTQ (AutoGPTQ, GPTQModel, EfficientQAT, AutoRound)   read_gptq.py
+    AWQ gemm (AutoAWQ, GPTQModel)                         read_awq.py
+    compressed-tensors, weights in integers               read_compressed_tensors.py
+
+All of them are uniform codes, and become UniformTensors one layer at a time: the dense model is never there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lutlab.checkpoint.layout import Layout
+from lutlab.checkpoint.read_awq import awq_layout
+from lutlab.checkpoint.read_compressed_tensors import compressed_tensors_layout
+from lutlab.checkpoint.read_gptq import FIELD, TENS, GPTQLayout, auto_round_layout, gptq_layout
+from lutlab.errors import LutlabError
+from lutlab.formats import pack
+from lutlab.models.families import family_of, weight_of
+from lutlab.models.shards import Shards
+from lutlab.models.streamed import assign, finish, skeleton
+from lutlab.modules import QuantLinear
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+    from lutlab.tensors import UniformTensor
+
+READ = "gptq, awq, auto-round and compressed-tensors"
+
+
+def layout_of(config: Mapping[str, Any]) -> Layout:
+    """The layout that a quantization config names.
+
+    Raises:
+        LutlabError: it names none that lutlab reads.
+    """
+    method = str(config.get("quant_method")).lower()
+    if method == "gptq":
+        return gptq_layout(config)
+    if method == "awq":
+        return awq_layout(config)
+    if method in ("auto-round", "intel/auto-round"):
+        packing = str(config.get("packing_format") or config.get("backend") or "auto_round")
+        if "awq" in packing:
+            return awq_layout({"group_size": config.get("group_size")})
+        if "llm_compressor" in packing:
+            return compressed_tensors_layout(config)
+        return auto_round_layout(config, packing)
+    if method == "compressed-tensors":
+        return compressed_tensors_layout(config)
+    raise LutlabError(
+        f"quant_method {config.get('quant_method')!r} is not read by lutlab, which reads {READ}, and what lutlab.save "
+        "wrote: give a checkpoint of one of these, or quantize the full-precision model with lutlab.quantize"
+    )
+
+
+def load_foreign(
+    folder: Path,
+    config: PreTrainedConfig,
+    quantization: Mapping[str, Any] | None,
+    dtype: torch.dtype,
+    device: str,
+) -> PreTrainedModel:
+    """The model of a folder, in evaluation mode, its quantized layers read as QuantLinears.
+
+    Args:
+        folder: with config.json and safetensors.
+        config: without a quantization config.
+        quantization: what the folder says of it; None: nothing, as EfficientQAT's.
+        dtype: of all that is not quantized.
+        device: where the model goes.
+
+    Raises:
+        LutlabError: a layout that lutlab does not read, ambiguous zero points, files that are missing, damaged or of
+            another model.
+    """
+    model = skeleton(config, dtype)
+    sizes = _sizes(model)
+    shards = Shards(folder, model.base_model_prefix)
+    layout = layout_in(folder, quantization, sizes, shards)
+    tied = model.all_tied_weights_keys
+    held, buffers = [], set()
+    for name in quantized_names(sizes, layout, shards):
+        if f"{name}.weight" in tied:
+            raise LutlabError(
+                f"{folder}: {name} is quantized, and config.json ties its weight to {tied[f'{name}.weight']}: set "
+                "tie_word_embeddings to false there if the file holds both"
+            )
+        module = model.get_submodule(name)
+        packed = pack(_read(folder, name, sizes[name], layout, shards))
+        model.set_submodule(name, QuantLinear(packed, _bias(name, module, shards)))
+        held += [f"{name}.{suffix}" for suffix in (*layout.needed, *layout.others)]
+        buffers |= {f"{name}.{buffer}" for buffer in packed.buffers}
+    rest = {n: t for n, t in model.state_dict().items() if n not in tied and n not in buffers}
+    shards.check([*rest, *(n for n in held if n in shards)], family_of(config).blocks)
+    assign(model, "", shards.read(rest, dtype, "cpu"))
+    return finish(model, "cpu").to(device).eval()
+
+
+def _sizes(model: PreTrainedModel) -> dict[str, tuple[int, int]]:
+    """Path of every linear layer, the head's too -> (N, K)."""
+    from torch import nn
+    from transformers.pytorch_utils import Conv1D
+
+    return {
+        name: tuple(weight_of(module).shape)
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear | Conv1D)
+    }
+
+
+def quantized_names(names: Iterable[str], layout: Layout, shards: Shards) -> list[str]:
+    """Those of the linear layers whose weights the files hold quantized."""
+    return [name for name in names if f"{name}.{layout.mark}" in shards]
+
+
+def layout_in(
+    folder: Path,
+    quantization: Mapping[str, Any] | None,
+    sizes: Mapping[str, tuple[int, int]],
+    shards: Shards,
+) -> Layout:
+    """The layout by the config, else by shapes: nobody but EfficientQAT writes those of its files of 3 bits.
+
+    Args:
+        folder: for messages.
+        quantization: what the folder says of it, or None.
+        sizes: path of each linear layer -> (N, K).
+        shards: of the folder.
+
+    Raises:
+        LutlabError: no layout that lutlab reads, or no layer that is quantized.
+    """
+    layout = GPTQLayout(FIELD) if quantization is None else layout_of(quantization)
+    names = quantized_names(sizes, layout, shards)
+    if not names:
+        raise LutlabError(
+            f"{folder} holds no quantized weights{f' (<layer>.{layout.mark})' if quantization else ''}: load a model "
+            "in full precision with transformers' AutoModelForCausalLM.from_pretrained, or in a table with method=none"
+        )
+    if quantization is None and not all(
+        shards.shape(f"{name}.qweight")[0] == -(-sizes[name][1] // TENS) for name in names
+    ):
+        raise LutlabError(
+            f"{folder} holds GPTQ-like weights ({names[0]}.qweight), and no file says what their zero points mean: "
+            'add to config.json "quantization_config": {"quant_method": "gptq", "bits": <bits>, "group_size": <g>, '
+            "\"checkpoint_format\": <format>}, with gptq_v2 for EfficientQAT's own files, gptq for GPTQ-for-LLaMa's"
+        )
+    return layout
+
+
+def _read(
+    folder: Path, name: str, size: tuple[int, int], layout: Layout, shards: Shards
+) -> UniformTensor:
+    """The weight of a layer, out of the files; an error names the layer."""
+    held = [s for s in (*layout.needed, *layout.others) if f"{name}.{s}" in shards]
+    lacking = [suffix for suffix in layout.needed if suffix not in held]
+    if lacking:
+        raise LutlabError(
+            f"{folder} lacks {name}.{lacking[0]} beside {name}.{layout.mark}: files are incomplete, or of another "
+            "layout than config.json names; copy the folder again"
+        )
+    tensors = {suffix: shards.as_stored(f"{name}.{suffix}") for suffix in held}
+    try:
+        return layout.read(tensors, *size)
+    except LutlabError as error:
+        raise LutlabError(f"{folder}, layer {name}: {error}") from error
+
+
+def _bias(name: str, module: nn.Module, shards: Shards) -> torch.Tensor | None:
+    """An empty bias where the architecture has one, or the files do (AutoGPTQ once gave every layer one)."""
+    import torch
+
+    if getattr(module, "bias", None) is None and f"{name}.bias" not in shards:
+        return None
+    return torch.empty(len(weight_of(module)), dtype=module.weight.dtype, device="meta")

@@ -1,0 +1,88 @@
+"""Load a quantized model from a folder: what lutlab.save wrote, bit for bit, or another project (foreign.py)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from safetensors import SafetensorError
+from transformers import AutoConfig
+
+from lutlab.checkpoint.foreign import load_foreign
+from lutlab.checkpoint.transformers import METHOD
+from lutlab.errors import LutlabError
+from lutlab.models.families import model_class
+from lutlab.models.files import quantization_of, weight_files
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+
+def load(
+    folder: str | Path, dtype: torch.dtype | str = "auto", device: str = "cpu"
+) -> PreTrainedModel:
+    """Load a quantized model, in evaluation mode: what `save` wrote, or another project (foreign.py says which).
+
+    Weights of others are packed as uniform codes, without loss: `packed.dequantize()`, rounded to the dtype of the
+    file's scales, is what the layout's own reader makes (GPTQ, AWQ: float16 products). `save` writes them as ours.
+
+    Args:
+        folder: with config.json and safetensors.
+        dtype: of all that is not quantized; `auto` is the one it was saved in. Packed weights never change.
+        device: where the model goes.
+
+    Raises:
+        LutlabError: weights that are not quantized, a layout that lutlab does not read, zero points that readers
+            disagree on; files that are missing, truncated or of another model.
+    """
+    folder = Path(folder).expanduser()
+    if not (folder / "config.json").is_file():
+        raise LutlabError(f"no config.json in {folder}: give the folder of a quantized model")
+    quantization = quantization_of(folder)
+    weight_files(folder)
+    if (quantization or {}).get("quant_method") == METHOD:
+        return _load_ours(folder, dtype).to(device).eval()
+    config = _config(folder)
+    if isinstance(dtype, str):
+        dtype = config.dtype or torch.float16  # that of the scales of all these layouts
+    return load_foreign(folder, config, quantization, dtype, device)
+
+
+def _config(folder: Path) -> PreTrainedConfig:
+    """The architecture of a folder, without what it says of quantized weights."""
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise _damaged(folder, error) from error
+    vars(config).pop("quantization_config", None)
+    return config
+
+
+def _load_ours(folder: Path, dtype: torch.dtype | str) -> PreTrainedModel:
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        model, info = model_class(config).from_pretrained(
+            folder,
+            dtype=dtype,
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise _damaged(folder, error) from error
+    if info["missing_keys"]:
+        raise LutlabError(
+            f"{folder} lacks {len(info['missing_keys'])} weights that its config.json asks for, first "
+            f"{min(info['missing_keys'])}: files are incomplete or of another model; copy the folder again"
+        )
+    return model
+
+
+def _damaged(folder: Path, error: Exception) -> LutlabError:
+    cause = str(error).strip().partition("\n")[0]
+    return LutlabError(
+        f"cannot load {folder} ({type(error).__name__}: {cause}): files are damaged, truncated or of another model; "
+        "copy the folder again"
+    )

@@ -1,0 +1,137 @@
+"""A quantized folder as a row of a table: method=stored, what the checkpoint holds and nothing else.
+
+q of the row is the mean width of codes over the quantized linear layers of the blocks, g that of most of their weights;
+both come from config.json and the headers of the files, so that a plan reads no weight.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections import Counter
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from lutlab.checkpoint.foreign import layout_in, quantized_names
+from lutlab.checkpoint.loading import load
+from lutlab.checkpoint.transformers import METHOD
+from lutlab.errors import LutlabError
+from lutlab.formats import name_of
+from lutlab.groups import Width, group_count, whole
+from lutlab.models.families import linear_layers, weight_of
+from lutlab.models.files import quantization_of
+from lutlab.models.load import LoadedModel, folder_of, load_tokenizer, quiet
+from lutlab.models.resident import Resident
+from lutlab.models.shape import linear_shapes
+from lutlab.models.shards import Shards
+from lutlab.modules import QuantLinear
+from lutlab.specs import LayerStats, ModelSpec
+
+if TYPE_CHECKING:
+    import torch
+
+
+@functools.cache
+def layer_widths(spec: ModelSpec) -> Mapping[str, Width]:
+    """Path -> (q, g) of the linear layers that a folder holds quantized, no weight read.
+
+    Raises:
+        LutlabError: the model is no folder, holds no quantized weights, or a layout that lutlab does not read.
+    """
+    if spec.source != "folder":
+        raise LutlabError(
+            f"method=stored reads the quantized weights of a folder, and the model is of source {spec.source}: give "
+            "model=folder model.id=<folder>, with a checkpoint that you downloaded or saved"
+        )
+    folder, sizes = folder_of(spec), linear_shapes(spec)
+    quantization = quantization_of(folder)
+    if (quantization or {}).get("quant_method") == METHOD:
+        return {n: _width(one) for n, one in quantization["layers"].items() if n in sizes}
+    shards = Shards(folder, next(iter(sizes)).partition(".")[0])
+    layout = layout_in(folder, quantization, sizes, shards)
+    found = {}
+    for name in quantized_names(sizes, layout, shards):
+        held = [s for s in (*layout.needed, *layout.others) if f"{name}.{s}" in shards]
+        shapes = {suffix: shards.shape(f"{name}.{suffix}") for suffix in held}
+        found[name] = layout.width(shapes, *sizes[name])
+    return found
+
+
+def _width(layout: Mapping[str, Any]) -> Width:
+    """(q, g) of a layer that lutlab saved; of groups of 2, 3 and 4 bits the mean of q."""
+    g = layout["g"]
+    if "q" in layout:
+        return layout["q"], g
+    extra = layout["groups_3"] + 2 * layout["groups_4"]
+    return whole(2 + extra / group_count(g, layout["in_features"])), g
+
+
+def row_width(spec: ModelSpec) -> Width:
+    """(q, g) by which a row of the folder is called.
+
+    Raises:
+        LutlabError: as layer_widths.
+    """
+    widths, sizes = layer_widths(spec), linear_shapes(spec)
+    weights = {name: math.prod(sizes[name]) for name in widths}
+    mean = sum(weights[name] * q for name, (q, _) in widths.items()) / sum(weights.values())
+    of_size: Counter[int] = Counter()
+    for name, (_, g) in widths.items():
+        of_size[g] += weights[name]
+    return whole(round(mean, 3)), of_size.most_common(1)[0][0]
+
+
+def formats_of(spec: ModelSpec) -> tuple[str, ...]:
+    """Names of the formats in which the folder's weights are held once they are loaded, sorted.
+
+    Raises:
+        LutlabError: as layer_widths.
+    """
+    layer_widths(spec)
+    quantization = quantization_of(folder_of(spec)) or {}
+    if quantization.get("quant_method") != METHOD:
+        return ("uniform",)
+    return tuple(sorted({one["format"] for one in quantization["layers"].values()}))
+
+
+def load_stored(
+    spec: ModelSpec, dtype: torch.dtype, device: str
+) -> tuple[LoadedModel, tuple[LayerStats, ...], dict[str, Any]]:
+    """The model of a folder, the statistics of its linear layers in forward order, and facts of its record.
+
+    Errors of weights are nan: the full-precision model is not in the folder.
+
+    Raises:
+        LutlabError: as lutlab.load; there is no tokenizer.
+    """
+    folder = folder_of(spec)
+    with quiet():
+        model = load(folder, dtype, device)
+        loaded = LoadedModel(model, load_tokenizer(folder), Resident(model))
+    widths = layer_widths(spec)
+    layers = tuple(
+        _stats(name, module, widths.get(name, (16, -1))) for name, module in linear_layers(model)
+    )
+    quantization = quantization_of(folder) or {}
+    keys = ("quant_method", "checkpoint_format", "packing_format", "version", "format")
+    said = {key: quantization[key] for key in keys if key in quantization}
+    return loaded, layers, {"stored_as": said or "EfficientQAT, 3 bits"}
+
+
+def _stats(name: str, module: Any, width: Width) -> LayerStats:
+    """Of a layer in full precision its 16 bits are counted, as they are of one that lutlab leaves so."""
+    packed = module.packed if isinstance(module, QuantLinear) else None
+    shape = packed.shape if packed else tuple(weight_of(module).shape)
+    full = 16 * math.prod(shape)
+    return LayerStats(
+        name,
+        *shape,
+        squared_error=math.nan,
+        squared_norm=math.nan,
+        bits_stored=packed.bits_stored if packed else full,
+        q=width[0],
+        g=width[1],
+        format=name_of(packed) if packed else "dense",
+        bits_bcq=packed.bcq_bits if packed else full,
+        bits_average=packed.bits_average if packed else None,
+    )

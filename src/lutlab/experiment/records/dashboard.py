@@ -1,0 +1,192 @@
+"""Everything measured, on one page: a file that opens in any browser and asks no network for anything.
+
+    lutlab.results, claims ──────┐
+    .wandb files of runs ────────┴▶ PageData ─▶ page/{page.html, *.css, *.js}, plotly.js ─▶ one HTML file
+
+plotly, since it is one bundle that a package of its own carries, and a click on a point can be answered.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lutlab import registry
+from lutlab.atomic import write_atomically
+from lutlab.data.protocols import PROTOCOLS
+from lutlab.errors import LutlabError
+from lutlab.experiment.records import frame
+from lutlab.experiment.report.style import SERIES
+
+if TYPE_CHECKING:
+    import pandas
+
+# One script, in this order.
+SCRIPTS = ("data", "filters", "runs", "compare", "plots", "claims", "record", "page")
+SIZES = "model_size"  # the evaluator whose metrics are sizes, whoever else declares them
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class PageData:
+    """The contents of a page, whatever they were read from.
+
+    Attributes:
+        cells: flat rows by the columns of `lutlab.results`; what a row does not have is left out.
+        claims: rows of `frame.claims`; none where the source has none.
+        source: folders, as the page's head names them.
+    """
+
+    cells: Sequence[Row]
+    claims: Sequence[Row]
+    source: str
+
+
+def of_records(*folders: str | Path) -> PageData:
+    """All cells and claims of results folders or published ones; arguments and errors are those of `lutlab.results`."""
+    cells, claims = frame.results(*folders), frame.claims(*folders)
+    return of_frames(cells, claims, ", ".join(map(str, folders or ["results"])))
+
+
+def of_frames(cells: pandas.DataFrame, claims: pandas.DataFrame, source: str) -> PageData:
+    """Some rows of `lutlab.results` and of `frame.claims`, as a reader has chosen them."""
+    return PageData(_rows(cells), _rows(claims), source)
+
+
+def of_tracked(folder: str | Path) -> PageData:
+    """The rows of the Weights & Biases runs in a folder; notes, citations and claims are not in them.
+
+    Raises:
+        LutlabError: no run of a row in the folder, or one that cannot be read.
+    """
+    from lutlab.experiment.records import wandb_files
+
+    cells = [cell for run in wandb_files.read(folder) for cell in _cells_of(run)]
+    if not cells:
+        raise LutlabError(
+            f"no row of a table among the Weights & Biases runs in {folder}: name a folder of offline runs, as "
+            "results/wandb, which a run with logger=offline or mode=track fills"
+        )
+    return PageData(cells, (), str(folder))
+
+
+def _cells_of(run: Mapping[str, Row]) -> Iterator[dict[str, Any]]:
+    """The cells of a tracked row: its summary's `topics/ppl/wiki2/published` is a field of the cell in column wiki2."""
+    config, summary = run["config"], run["summary"]
+    if config.get("kind") != "row":
+        return
+    shared = {key: value for key, value in config.items() if key not in ("kind", "of", "scale")}
+    shared["artifact"] = str(config.get("artifact", "")).rpartition("/")[2]
+    if "scale" in config:
+        shared["stand_in"] = config["scale"] != "paper"
+    bits = {key.rpartition("/")[2]: value for key, value in summary.items() if key.count("/") == 1}
+    if "bits_per_weight" in bits:
+        shared["stored_bits"] = bits["bits_per_weight"]
+    found: dict[tuple[str, ...], dict[str, Any]] = {}
+    for key, value in summary.items():
+        place, *names = key.split("/")
+        if len(names) == 3:
+            metric, column, name = names
+            own = shared | _text_of(place) | {"column": column, "metric": metric}
+            found.setdefault((place, metric, column), own)[name] = value
+    yield from found.values()
+
+
+def _text_of(place: str) -> dict[str, str]:
+    """`topics-first64` -> the text that was read; of an evaluator without a text there is none."""
+    protocol, _, limit = place.partition("-first")
+    if protocol not in PROTOCOLS:
+        return {}
+    return {"text": protocol, "measured_on": f"{protocol}, first {limit}" if limit else protocol}
+
+
+def write(data: PageData, path: Path) -> Path:
+    """Write the page and return its path; the folder is made.
+
+    Raises:
+        LutlabError: plotly is not installed.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return write_atomically(path, render(data).encode())
+
+
+def render(data: PageData) -> str:
+    """The page as HTML, with style, scripts, plotly and data inside.
+
+    Raises:
+        LutlabError: plotly is not installed.
+    """
+    import jinja2
+
+    try:
+        from plotly.offline import get_plotlyjs
+    except ImportError as error:
+        raise LutlabError("the dashboard needs plotly: pip install 'lutlab[dashboard]'") from error
+    shown = {
+        "cells": _by_column(data.cells),
+        "claims": list(data.claims),
+        "metrics": _metrics(),
+        "colours": SERIES,
+    }
+    template = jinja2.Environment(undefined=jinja2.StrictUndefined).from_string(_part("page.html"))
+    return template.render(
+        source=data.source,
+        style=_part("page.css"),
+        script="\n".join(_part(f"{name}.js") for name in SCRIPTS),
+        plotly=get_plotlyjs(),
+        # no `<` inside a script element, so that no text of a record can end it
+        data=json.dumps(shown, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c"),
+    )
+
+
+def _part(name: str) -> str:
+    return files("lutlab.experiment.records").joinpath("page", name).read_text("utf-8")
+
+
+def _rows(table: pandas.DataFrame) -> list[dict[str, Any]]:
+    """Rows of a frame without what is empty, in JSON's types."""
+    columns = {name: table[name].astype(object).tolist() for name in table.columns}
+    return [
+        {name: values[i] for name, values in columns.items() if not _is_empty(values[i])}
+        for i in range(len(table))
+    ]
+
+
+def _is_empty(value: Any) -> bool:
+    return value is None or value == "" or value != value
+
+
+def _by_column(rows: Sequence[Row]) -> dict[str, Any]:
+    """Rows as columns of indices into the column's distinct values, so that each commit or command is there once.
+
+    >>> _by_column([{"q": 4}, {"q": 4, "g": 32}])
+    {'count': 2, 'columns': {'q': ([4], [0, 0]), 'g': ([32], [-1, 0])}}
+    """
+    columns = {}
+    for name in dict.fromkeys(name for row in rows for name in row):
+        places: dict[str, int] = {}  # JSON -> index, since 1 and true are one key
+        at = [
+            places.setdefault(json.dumps(row[name]), len(places)) if name in row else -1
+            for row in rows
+        ]
+        columns[name] = ([json.loads(value) for value in places], at)
+    return {"count": len(rows), "columns": columns}
+
+
+def _metrics() -> dict[str, Row]:
+    """Metric -> its kind (quality, size or speed) by the evaluator that declares it, and which numbers are better."""
+    found: dict[str, Row] = {}
+    classes = registry.classes("evaluator")
+    for name in sorted(classes, key=lambda name: name == SIZES):
+        kind = "speed" if classes[name].of_this_machine else "quality"
+        for metric in classes[name].metrics:
+            found[metric.name] = {
+                "kind": "size" if name == SIZES else kind,
+                "lower_is_better": metric.lower_is_better,
+            }
+    return found

@@ -1,0 +1,267 @@
+"""Tables and their records -> runs of Weights & Biases: one a row, one a table. Pure data; tracking.py writes them.
+
+    summary   topics/ppl                     every number of a record, under the text that was really read; a part of a
+              topics-first64/ppl             text bears another name, and what reads no text stands under its evaluator:
+              model_size/bits_per_weight     the same keys in papers' tables and in sweeps
+              topics/ppl/wiki2/published     a column's numbers in its own unit: measured, published, delta, verdict, …
+    config    method.offset, data.limit, …   every axis of the row by its name on the command line; machine, commit
+
+A row's id is the hash of what it is (table, row, axes, machine), not of what was measured: measured again, it is the
+same run. Rows of which nothing is measured are in the table only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lutlab import registry
+from lutlab.experiment.artifact.catalog import artifacts
+from lutlab.experiment.artifact.outcome import ClaimResult, ResultTable
+from lutlab.experiment.records.frame import Shelf, rows_of
+from lutlab.experiment.report import csv
+from lutlab.experiment.run.histories import Points, histories
+from lutlab.experiment.run.publish import machine_name
+from lutlab.experiment.store.asked import axes, evaluation_from, run_from
+from lutlab.experiment.store.record import Record
+from lutlab.experiment.store.store import content_id
+from lutlab.specs import EvalSpec, ProductRun
+
+# Axes that differ from column to column; the metrics' keys name them.
+OF_A_CELL = {"evaluator", "text"}
+OF_A_COLUMN = (
+    "measured", "published", "delta", "baseline", "difference", "error", "n", "unit", "verdict", "cell_id", "reason",
+    "command",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TrackedRun:
+    """One run as Weights & Biases shows it.
+
+    Attributes:
+        id: of letters, digits, `.`, `_` and `-`: what it is of, and a hash.
+        kind: `row` or `table`.
+        config: flat; what it is of.
+        summary: flat; what was measured.
+        charts: name -> points, as histories.py names them.
+        tables: name -> rows, all with the same keys.
+        figure: a PNG; empty: none.
+        records: what its numbers are from.
+    """
+
+    id: str
+    name: str
+    group: str
+    kind: str
+    tags: tuple[str, ...]
+    config: Mapping[str, Any]
+    summary: Mapping[str, Any]
+    charts: Mapping[str, Points] = field(default_factory=dict)
+    tables: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+    figure: bytes = b""
+    records: tuple[Record, ...] = ()
+
+
+def shelf_of(table: ResultTable, folder: Path, records: Mapping[str, Record]) -> Shelf:
+    """A table that was just reported into `folder`, as it is read from there."""
+    cells = tuple({"variant": folder.name} | cell for cell in csv.parse(csv.render(table)))
+    return Shelf(folder, "", cells, records)
+
+
+def runs_of(
+    shelf: Shelf, project: str, table: ResultTable | None, figure: bytes
+) -> Iterator[TrackedRun]:
+    """The runs of one table: its rows of which something is measured, then the table.
+
+    Args:
+        shelf: the cells of one variant of one artifact, and their records.
+        project: of Weights & Biases; a row is another run in another project.
+        table: the same with its claims; None: a sweep read from its files, which has none.
+        figure: as PNG; empty: none.
+    """
+    cells = [dict(row) for row in rows_of(shelf)]
+    records = [shelf.records[c["cell_id"]] for c in cells if c["cell_id"] in shelf.records]
+    if not records:
+        return
+    by_row: dict[str, list[dict[str, Any]]] = {}
+    for cell in cells:
+        if cell["cell_id"] in shelf.records:
+            by_row.setdefault(cell["row"], []).append(cell)
+    yield from (_row(some, shelf.records, project) for some in by_row.values())
+    yield _table(shelf, cells, records, project, table, figure)
+
+
+# ---- a row ----
+
+
+def _row(
+    cells: Sequence[Mapping[str, Any]], records: Mapping[str, Record], project: str
+) -> TrackedRun:
+    own = {cell["cell_id"]: records[cell["cell_id"]] for cell in cells}
+    config = _of_table(cells[0]) | {"row": cells[0]["row"], "labels": cells[0]["labels"]}
+    config |= axes_of(own.values()) | _origin(own.values())
+    run = run_from(next(iter(own.values())).run)
+    config["of"] = "product" if isinstance(run, ProductRun) else "model"
+    asked = axes(run)
+    what = [project, *(config[key] for key in ("artifact", "variant", "row", "machine")), asked]
+    digest = content_id([*what, _threads(own.values()) if _timed(own.values()) else None])[:8]
+    summary: dict[str, Any] = {"seconds": sum(record.seconds for record in own.values())}
+    charts: dict[str, Points] = {}
+    for record in own.values():
+        place = _place(evaluation_from(record.evaluation))
+        summary |= {f"{place}/{metric}": value for metric, value in record.values.items()}
+        charts |= histories(record, place)
+    for cell in cells:
+        place = _place(evaluation_from(own[cell["cell_id"]].evaluation))
+        key = f"{place}/{cell['metric']}/{cell['column']}"
+        said = {name: cell.get(name) for name in OF_A_COLUMN}
+        summary |= {f"{key}/{name}": v for name, v in said.items() if v not in (None, "")}
+    artifact, variant, row = (config[key] for key in ("artifact", "variant", "row"))
+    return TrackedRun(
+        id=f"{_word(f'{_leaf(artifact)}-{row}')}-{digest}",
+        name=f"{artifact}/{row}{_other(artifact, variant)} #{digest}",
+        group=f"{artifact}{_other(artifact, variant)}",
+        kind="row",
+        tags=_tags(config, [key.partition("/")[0] for key in charts_and_numbers(summary)]),
+        config={"kind": "row"} | config,
+        summary=summary,
+        charts=charts,
+    )
+
+
+def charts_and_numbers(summary: Mapping[str, Any]) -> list[str]:
+    """The keys of a summary that are metrics: `<text or evaluator>/<metric>`."""
+    return [key for key in summary if key.count("/") == 1]
+
+
+def axes_of(records: Iterable[Record]) -> dict[str, Any]:
+    """The axes that the cells of a row share, by their names on the command line."""
+    found: dict[str, Any] = {}
+    for record in records:
+        found |= axes(run_from(record.run), evaluation_from(record.evaluation))
+    return {name: value for name, value in found.items() if name not in OF_A_CELL}
+
+
+def _place(evaluation: EvalSpec) -> str:
+    text = evaluation.text
+    if text is None:
+        return evaluation.evaluator
+    return f"{text.protocol}-first{text.limit}" if text.limit else text.protocol
+
+
+# ---- a table ----
+
+
+def _table(
+    shelf: Shelf,
+    cells: Sequence[Mapping[str, Any]],
+    records: Sequence[Record],
+    project: str,
+    table: ResultTable | None,
+    figure: bytes,
+) -> TrackedRun:
+    config = {"kind": "table"} | _of_table(cells[0]) | _origin(records)
+    artifact, variant = config["artifact"], config["variant"]
+    if table and artifact in artifacts():
+        config |= {name: getattr(table, name) for name in ("title", "source")}
+    claims = table.claims if table else ()
+    digest = content_id([project, artifact, variant, config["machine"]])[:8]
+    # `published` may be a word, and a column of a W&B table has one type: it stays as the paper prints it
+    numbers = [{name: cell.get(name) for name in ("measured", "delta", "error")} for cell in cells]
+    summary = {
+        "cells": len(cells),
+        "cells/measured": sum(cell["measured"] is not None for cell in cells),
+        "seconds": sum(record.seconds for record in {r.cell_id: r for r in records}.values()),
+        "claims/hold": sum(claim.measured[0] for claim in claims),
+        "claims/decidable": sum(claim.measured[1] for claim in claims),
+        "claims/below_noise": sum(len(claim.below_noise) for claim in claims),
+    }
+    return TrackedRun(
+        id=f"{_word(f'{_leaf(artifact)}{_other(artifact, variant)}')}-{digest}",
+        name=f"{artifact}{_other(artifact, variant)} #{digest}",
+        group=f"{artifact}{_other(artifact, variant)}",
+        kind="table",
+        tags=_tags(config, ()),
+        config=config,
+        summary=summary,
+        tables={
+            "table": [dict(a) | b for a, b in zip(shelf.cells, numbers, strict=True)],
+            "claims": [_claim(claim) for claim in claims],
+        },
+        figure=figure,
+        records=tuple({record.cell_id: record for record in records}.values()),
+    )
+
+
+def _claim(claim: ClaimResult) -> dict[str, Any]:
+    return {
+        "claim": claim.text,
+        "where": claim.where,
+        "published": "{} of {}".format(*claim.published),
+        "measured": "{} of {}".format(*claim.measured),
+        "below_noise": len(claim.below_noise),
+        "failing": ", ".join(claim.failing),
+    }
+
+
+# ---- what both say of themselves ----
+
+
+def _of_table(cell: Mapping[str, Any]) -> dict[str, Any]:
+    """`artifact` is the long name; the scale of an artifact's variant begins its name."""
+    name = f"{cell['paper']}/{cell['artifact']}".rstrip("/")
+    scale = {"scale": cell["variant"].partition("-")[0]} if name in artifacts() else {}
+    return {"paper": cell["paper"], "artifact": name, "variant": cell["variant"]} | scale
+
+
+def _origin(records: Iterable[Record]) -> dict[str, Any]:
+    """Machine and code of some records; several values of one fact are all named."""
+    known = [record.provenance for record in records]
+    found = {"machine": [machine_name(about) for about in known]}
+    found |= {key: [about.get(key) for about in known] for key in ("cpu", "cores", "gpu")}
+    found["commit"] = [about["git_commit"] for about in known]
+    found["dirty"] = [about["git_dirty"] for about in known]
+    one = {key: _said(values) for key, values in found.items()} | {"threads": _threads(records)}
+    one["measured_at"] = max(about.get("measured_at", "") for about in known)
+    return {key: value for key, value in one.items() if value not in (None, "")}
+
+
+def _said(values: Iterable[Any]) -> Any:
+    distinct = list(dict.fromkeys(values))
+    return distinct[0] if len(distinct) == 1 else ", ".join(sorted(map(str, distinct)))
+
+
+def _threads(records: Iterable[Record]) -> Any:
+    """Of the speeds, where there are some: no other number depends on it."""
+    records = list(records)
+    return _said(r.provenance["threads"] for r in [r for r in records if _timed([r])] or records)
+
+
+def _timed(records: Iterable[Record]) -> bool:
+    known = registry.classes("evaluator")
+    names = {record.evaluation["evaluator"] for record in records} & known.keys()
+    return any(known[name].of_this_machine for name in names)
+
+
+def _other(artifact: str, variant: str) -> str:
+    """The variant after a blank; a sweep's is its name, which is said already."""
+    return "" if variant == _leaf(artifact) else f" {variant}"
+
+
+def _leaf(artifact: str) -> str:
+    return artifact.rpartition("/")[2]
+
+
+def _word(text: str) -> str:
+    """The beginning of an id: what a list of run folders shows of it."""
+    return re.sub(r"[^\w.]+", "-", text, flags=re.ASCII).strip("-")[:64]
+
+
+def _tags(config: Mapping[str, Any], texts: Iterable[str]) -> tuple[str, ...]:
+    """Distinct, in order; W&B takes tags of 1 to 64 characters."""
+    said = [config.get(key) for key in ("paper", "artifact", "scale", "machine")]
+    return tuple(dict.fromkeys(str(tag)[:64] for tag in [*said, *texts] if tag))

@@ -1,0 +1,39 @@
+"""What a checkpoint holds: the weights of a model that is quantized already, lutlab's own or another project's.
+
+Nothing is quantized. checkpoint/stored.py reads the folder; q and g of a row are the checkpoint's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, NoReturn
+
+from lutlab.errors import LutlabError
+from lutlab.quantizers.contract import Method
+from lutlab.registry import register
+
+if TYPE_CHECKING:
+    import torch
+
+STORED = "stored"
+
+
+@register("method", STORED)
+@dataclass(frozen=True)
+class Stored(Method):
+    """Weights as they lie in model=folder; format: of all that others quantized."""
+
+    version: ClassVar[int] = 1
+    format: ClassVar[str] = "uniform"
+    quantizes: ClassVar[bool] = False
+
+    def quantize(self, weight: torch.Tensor, q: int, g: int) -> NoReturn:
+        """Nothing: there is no weight to quantize.
+
+        Raises:
+            LutlabError: always.
+        """
+        raise LutlabError(
+            "method=stored measures the weights of a quantized folder as they are, and quantizes none: load it with "
+            "lutlab.load(folder), or on the command line with method=stored model=folder model.id=<folder>"
+        )

@@ -1,0 +1,225 @@
+"""The dashboard: the numbers of records on a page that fetches nothing, used in a real browser as a reader does."""
+
+import json
+import re
+import shutil
+
+import pandas
+import pytest
+
+from lutlab.errors import LutlabError
+from lutlab.experiment.records import dashboard, frame, wandb_files
+from lutlab.experiment.run.published_list import PUBLISHED
+
+ARTIFACTS = ("lut-gemm-v3/table4", "lut-gemm-iclr2024/table1")
+NUMBERS = ("paper", "artifact", "variant", "row", "column", "metric", "measured", "published", "cell_id")  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Two published artifacts of one machine."""
+    machine = next(path for path in sorted(PUBLISHED.iterdir()) if (path / ARTIFACTS[0]).is_dir())
+    copy = tmp_path_factory.mktemp("published") / machine.name
+    for name in ARTIFACTS:
+        shutil.copytree(machine / name, copy / name)
+    return copy.parent
+
+
+@pytest.fixture(scope="module")
+def cells(folder):
+    return frame.results(folder)
+
+
+@pytest.fixture(scope="module")
+def page(folder):
+    return dashboard.write(dashboard.of_records(folder), folder / "page" / "dashboard.html")
+
+
+def shown(html):
+    """The cells on a page: its data, column by column, as rows."""
+    data = json.loads(re.search(r'id="data">(.*?)</script>', html, re.DOTALL)[1])["cells"]
+    rows = [{} for _ in range(data["count"])]
+    for name, (values, at) in data["columns"].items():
+        for row, index in zip(rows, at, strict=True):
+            if index >= 0:
+                row[name] = values[index]
+    return rows
+
+
+def numbers(rows):
+    return {tuple(row.get(name) for name in NUMBERS) for row in rows}
+
+
+def recorded(cells):
+    """Measured cells, without what is empty."""
+    rows = cells[cells.measured.notna()].to_dict("records")
+    return [{k: v for k, v in row.items() if v == v and v not in (None, "")} for row in rows]
+
+
+# ---- the data ----
+
+
+def test_every_number_on_the_page_is_that_of_its_record(page, cells):
+    rows = shown(page.read_text())
+    assert len(rows) == len(cells)
+    assert numbers(row for row in rows if "measured" in row) == numbers(recorded(cells))
+
+
+def test_tracked_runs_show_the_same_numbers(command, folder, tmp_path):
+    """Of a table of products, tracked from its records and read back by wandb's own command."""
+    name = ARTIFACTS[1]
+    (machine,) = [path for path in folder.iterdir() if (path / name).is_dir()]
+    records = tmp_path / "published" / machine.name / name
+    shutil.copytree(machine / name, records)
+    tracked = command("mode=track", "logger=offline", f"logger.records={tmp_path / 'published'}")
+    assert tracked.code == 0, tracked.err
+    cells = frame.results(tmp_path / "published")
+    rows = shown(dashboard.render(dashboard.of_tracked(command.results / "wandb")))
+    assert numbers(row for row in rows if "measured" in row) == numbers(recorded(cells))
+
+
+def test_runs_without_a_row_are_no_page(monkeypatch, tmp_path):
+    monkeypatch.setattr(
+        wandb_files, "read", lambda _: [{"config": {"kind": "table"}, "summary": {}}]
+    )
+    with pytest.raises(LutlabError, match="no row of a table"):
+        dashboard.of_tracked(tmp_path)
+
+
+def test_all_that_is_published_fits_into_ten_megabytes(published):
+    data = dashboard.of_frames(published, pandas.DataFrame(), "all")
+    html = dashboard.render(data)
+    assert len(html.encode()) < 9_500_000  # claims add some 0.1 MB
+    assert len(shown(html)) == len(published)
+
+
+def test_a_text_of_a_record_cannot_end_the_script(cells):
+    rows = [{"row": "</script><script>alert(1)</script>", "measured": 1.0}]
+    html = dashboard.render(dashboard.PageData(rows, (), "<b>"))
+    assert "alert(1)</script>" not in html.partition('id="data"')[2].partition("</script>")[0]
+    assert shown(html) == rows
+    assert "&lt;b&gt;" in html
+
+
+def test_the_command_draws_all_of_a_results_folder(command, folder):
+    shutil.copytree(folder, command.results)
+    drawn = command("mode=dashboard")
+    assert drawn.code == 0, drawn.err
+    assert "dashboard.html" in drawn.out
+    assert len(shown((command.results / "dashboard.html").read_text())) > 100
+    assert "leave out +exp" in command("mode=dashboard", "+exp=table4").err
+
+
+# ---- in a browser ----
+
+
+@pytest.fixture(scope="module")
+def browser(page, tmp_path_factory):
+    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+    driver = shutil.which("chromedriver")
+    if driver is None:
+        pytest.skip("no chromedriver: apt-get install chromium-driver")
+    options = webdriver.ChromeOptions()
+    for argument in ("headless=new", "no-sandbox", "disable-dev-shm-usage", "window-size=1500,900"):
+        options.add_argument(f"--{argument}")
+    options.add_argument(f"--user-data-dir={tmp_path_factory.mktemp('chromium')}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    chrome = webdriver.Chrome(options, webdriver.ChromeService(driver))
+    chrome.get(page.as_uri())
+    yield chrome
+    chrome.quit()
+
+
+def one(browser, selector):
+    return browser.find_element("css selector", selector)
+
+
+def text_of(browser, selector):
+    return browser.execute_script(f"return document.querySelector('{selector}').textContent")
+
+
+def choose(browser, name, value):
+    from selenium.webdriver.support.select import Select
+
+    Select(one(browser, f"#filter-{name}")).select_by_value(value)
+
+
+def test_filters_and_search_leave_what_they_say(browser, cells):
+    one(browser, "#reset").click()
+    choose(browser, "artifact", "table4")
+    choose(browser, "variant", "embedded")
+    choose(browser, "q", "3")
+    mine = cells[(cells.artifact == "table4") & (cells.variant == "embedded") & (cells.q == 3)]
+    assert text_of(browser, "#summary").startswith(f"{mine.row.nunique()} of ")
+    drawn = browser.find_elements("css selector", "#table tbody tr")
+    assert len(drawn) == mine.row.nunique() > 1
+    one(browser, "#words").send_keys("opt-66b g64")
+    assert len(browser.find_elements("css selector", "#table tbody tr")) == 1
+    assert "stand-in" in one(browser, "#table tbody tr").text
+    one(browser, "#table th[scope=col] button").click()
+    assert one(browser, "[aria-sort=ascending] button") == browser.switch_to.active_element
+
+
+def test_checked_rows_stand_side_by_side_with_their_differences(browser):
+    one(browser, "#reset").click()
+    choose(browser, "artifact", "table4")
+    choose(browser, "variant", "embedded")
+    for row in ("opt-30b/q4_g32", "opt-30b/q4_g64"):
+        one(browser, f"[aria-label='compare lut-gemm-v3/table4 {row}']").click()
+    one(browser, "#tab-compare").click()
+    lines = browser.find_elements("css selector", "#comparison tr.differs th")
+    differing = {line.text for line in lines}
+    assert "g" in differing
+    assert "ppl on topics for wikitext2" in differing
+    assert not {"q", "method", "machine", "commit"} & differing
+
+
+def test_a_number_opens_its_record_and_an_address_does(browser, page, cells):
+    one(browser, "#reset").click()
+    one(browser, "#tab-runs").click()
+    choose(browser, "artifact", "table4")
+    cell = cells[(cells.row == "opt-30b/q4_g32") & (cells.column == "wiki2")].iloc[0]
+    one(browser, f"#table [data-cell='{cell.cell_id}']").click()
+    assert text_of(browser, "#value") == str(cell.measured)
+    said = one(browser, "#record").text
+    for fact in (cell.cell_id, cell.commit, cell.versions, cell.command, cell.source, cell.verdict):
+        assert fact in said
+    assert browser.current_url.endswith(f"#{cell.cell_id}")
+    one(browser, "#record .close").click()
+    assert "#" not in browser.current_url
+    browser.execute_script(f"location.hash = '{cell.cell_id}'")
+    assert text_of(browser, "#value") == str(cell.measured)
+
+
+def test_a_click_on_a_point_lists_all_under_it_and_leads_to_a_record(browser, cells):
+    from selenium.webdriver import ActionChains
+    from selenium.webdriver.support.wait import WebDriverWait
+
+    one(browser, "#reset").click()
+    one(browser, "#tab-quality").click()
+    wait = WebDriverWait(browser, 10)
+    assert wait.until(lambda b: "stand-in" in text_of(b, "#quality .legend"))
+    point = one(browser, "#quality .points path")
+    ActionChains(browser).move_to_element(point).perform()
+    wait.until(lambda b: b.find_elements("css selector", "#quality .hoverlayer .hovertext"))
+    ActionChains(browser).click().perform()
+    wait.until(lambda b: b.find_elements("css selector", "#record h2"))
+    listed = browser.find_elements("css selector", "#points button")
+    if listed:
+        listed[0].click()
+    address = browser.current_url.partition("#")[2]
+    assert text_of(browser, "#value") in {str(v) for v in cells[cells.cell_id == address].measured}
+
+
+def test_claims_are_scored_and_nothing_was_fetched_or_failed(browser):
+    one(browser, "#tab-claims").click()
+    assert re.search(r"✓ \d+ hold", one(browser, "#claims details.paper summary").text)
+    one(browser, "#tab-speed").click()
+    assert one(browser, "#speed .plot").is_displayed()
+    events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    asked = [e["params"] for e in events if e["method"] == "Network.requestWillBeSent"]
+    addresses = {params["request"]["url"].partition(":")[0] for params in asked}
+    assert addresses
+    assert not addresses & {"http", "https", "ws", "wss"}
+    assert browser.execute_script("return performance.getEntriesByType('resource').length") == 0
+    assert browser.get_log("browser") == []
