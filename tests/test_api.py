@@ -138,6 +138,9 @@ def test_what_is_no_matrix_is_refused(bad, got):
             "'rtn' has no parameter 'varient': did you mean 'variant'",
         ),
         ({"method": "rtn", "variant": "awk"}, "did you mean 'awq'"),
+        ({"method": "rtn", "bits": 4}, "no parameter 'bits': it is q here"),
+        ({"method": "rtn", "groupsize": 64}, "no parameter 'groupsize': it is g here"),
+        ({"method": "rtn", "metod": "bcq"}, "did you mean 'method'"),
         ({"method": "bcq", "quantizes": 1}, "has no parameter 'quantizes'"),
         ({"method": "rtn", "q": 0}, "q=0"),
         ({"method": "rtn", "q": 9}, "q=9"),
@@ -150,6 +153,23 @@ def test_mistakes_are_explained(options, message):
         lutlab.quantize_tensor(weight(), **options)
     with pytest.raises(LutlabError, match=message):
         lutlab.quantize(make("opt"), **options)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: lutlab.load("x", dtyp="auto"),
+            "load has no argument 'dtyp': did you mean 'dtype'",
+        ),
+        (lambda: lutlab.save(None, "x", tokeniser=1), "save has .* did you mean 'tokenizer'"),
+        (lambda: lutlab.export_gptq(None, "x", floder=1), "export_gptq has no argument 'floder'"),
+        (lambda: lutlab.Tuning(step=3), "Tuning has no argument 'step': did you mean 'steps'"),
+    ],
+)
+def test_a_misspelled_argument_is_no_type_error(call, message):
+    with pytest.raises(LutlabError, match=message):
+        call()
 
 
 def test_calibrated_methods_in_one_line_say_what_they_read(caplog, monkeypatch):

@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from lutlab.checkpoint.hook import register_with_transformers
+from lutlab.errors import explained
 
 if TYPE_CHECKING:
     from lutlab.api import quantize, quantize_tensor
@@ -52,7 +53,9 @@ _HOME = {
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'lutlab' has no attribute '{name}'")
-    return getattr(importlib.import_module(_HOME[name]), name)
+    found = explained(getattr(importlib.import_module(_HOME[name]), name))
+    globals()[name] = found  # so that every use is the same object
+    return found
 
 
 register_with_transformers()

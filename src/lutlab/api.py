@@ -20,6 +20,7 @@ A mistake is a LutlabError, whose message says what to do.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import logging
 from collections.abc import Mapping, Sequence
@@ -28,6 +29,7 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer, PreTrainedModel
 
+from lutlab import registry
 from lutlab.checkpoint.transformers import declare
 from lutlab.compress.calibrate import Windows, stats_of
 from lutlab.compress.driver import quantize_model
@@ -35,7 +37,7 @@ from lutlab.compress.search import search_widths
 from lutlab.compress.tuning import check_tunable, tune
 from lutlab.compress.widths import layer_widths, widths
 from lutlab.data import calibration_inputs, load_text
-from lutlab.errors import LutlabError
+from lutlab.errors import OTHER_NAMES, LutlabError, arguments_of, nearest
 from lutlab.formats import pack
 from lutlab.formats.contract import Format
 from lutlab.groups import CANDIDATE_BITS, CANDIDATE_GROUP_SIZES, Bits, Width
@@ -94,7 +96,9 @@ def quantize_tensor(
             else type(weight).__name__
         )
         raise LutlabError(f"weight must be a floating-point matrix [N, K], got {shape}")
-    quantizer, weight = make_method(method, **options), weight.detach().float()
+    _check_options(method, options, _TENSOR_ARGUMENTS)
+    quantizer = make_method(method, **options)
+    weight = weight.detach().float()
     if not isinstance(quantizer, Calibrated):
         return pack(quantizer.quantize(weight, q, g))
     if inputs is None or inputs.ndim != 2 or inputs.shape[1] != weight.shape[1]:
@@ -151,6 +155,7 @@ def quantize(
             no layer, there is no tokenizer to calibrate with, the budget is below the smallest size possible or
             given beside `layers`, or the method cannot be tuned.
     """
+    _check_options(method, options, _ARGUMENTS)
     quantizer = make_method(method, **options)
     if tuning:
         check_tunable(quantizer)
@@ -178,6 +183,18 @@ def quantize(
     if any(layer.q < 16 for layer in stats):
         declare(model)  # so that save_pretrained says how to read the layers
     return model
+
+
+_TENSOR_ARGUMENTS, _ARGUMENTS = arguments_of(quantize_tensor), arguments_of(quantize)
+
+
+def _check_options(method: str, options: Mapping[str, Any], arguments: Sequence[str]) -> None:
+    """Refuse an option that is a misspelled argument of the function itself, or another library's name of one."""
+    known = [field.name for field in dataclasses.fields(registry.lookup("method", method))]
+    for option in sorted(options.keys() - known):
+        meant = OTHER_NAMES.get(option)
+        said = f"it is {meant} here" if meant else nearest(option, [*known, *arguments])
+        raise LutlabError(f"method '{method}' has no parameter '{option}': {said}")
 
 
 def _default_calibration(model: PreTrainedModel) -> torch.Tensor:

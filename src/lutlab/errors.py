@@ -3,9 +3,21 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import functools
+import inspect
+import textwrap
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
+# What other libraries call q and g -> our name of it.
+OTHER_NAMES = dict.fromkeys(
+    ("bits", "wbits", "w_bits", "w_bit", "nbits", "n_bits", "num_bits"), "q"
+)
+OTHER_NAMES |= dict.fromkeys(("group_size", "groupsize", "q_group_size", "group"), "g")
+_Called = TypeVar("_Called", bound=Callable[..., Any])
 _SHOWN = 40  # names in a message: a figure of many rows would fill the screen
+_LONGEST = 240  # signs of one among several mistakes
+_SHOWN_BESIDE = 12  # names beside a guess, which is most likely right
 
 
 class LutlabError(Exception):
@@ -16,15 +28,61 @@ class MissingTextError(LutlabError):
     """A data folder that lacks one text: the other columns of a table can be measured without it."""
 
 
+class Mistakes(LutlabError):
+    """Several mistakes, a line each, shortened to fit one screen; one that is said twice is one."""
+
+    def __init__(self, said: Iterable[str]) -> None:
+        self.said = tuple(dict.fromkeys(said))
+        lines = (textwrap.shorten(one, _LONGEST, placeholder=" …") for one in self.said)
+        several = len(self.said) > 1
+        super().__init__(
+            "\n  ".join([f"{len(self.said)} mistakes", *lines]) if several else self.said[0]
+        )
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Say which known name the user most likely meant.
+    """Say which known name the user most likely meant, capitals aside.
 
     Examples:
         >>> nearest("rnt", ["rtn", "bcq"])
         "did you mean 'rtn'? known: bcq, rtn"
     """
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    guess = f"did you mean '{close[0]}'? " if close else ""
-    more = f", … ({len(names)} in all)" if len(names) > _SHOWN else ""
-    return f"{guess}known: {', '.join(names[:_SHOWN]) or '(none)'}{more}"
+    by_lower = {known.lower(): known for known in names}
+    close = difflib.get_close_matches(str(name).lower(), by_lower, n=_SHOWN_BESIDE, cutoff=0.5)
+    guess = f"did you mean '{by_lower[close[0]]}'? " if close else ""
+    shown = names[:_SHOWN]
+    if close and len(names) > _SHOWN_BESIDE:
+        shown = [by_lower[match] for match in close]
+    more = f", … ({len(names)} in all)" if len(names) > len(shown) else ""
+    return f"{guess}known: {', '.join(shown) or '(none)'}{more}"
+
+
+def arguments_of(function: Callable[..., Any]) -> list[str]:
+    """Names of a function's arguments, **options left out."""
+    parameters = inspect.signature(function).parameters.values()
+    return [p.name for p in parameters if p.kind is not p.VAR_KEYWORD]
+
+
+def explained(called: _Called) -> _Called:
+    """A function, or a class, whose unknown keywords raise LutlabError with the nearest known one, not TypeError."""
+    if isinstance(called, type):
+        called.__init__ = _explained(called.__init__, called.__name__)
+        return called
+    return _explained(called, called.__name__)
+
+
+def _explained(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    kinds = {p.kind for p in inspect.signature(function).parameters.values()}
+    known = [argument for argument in arguments_of(function) if argument != "self"]
+
+    @functools.wraps(function)
+    def call(*values: Any, **named: Any) -> Any:
+        for argument in named:
+            if argument not in known and inspect.Parameter.VAR_KEYWORD not in kinds:
+                raise LutlabError(
+                    f"{name} has no argument '{argument}': {nearest(argument, known)}"
+                )
+        return function(*values, **named)
+
+    return call

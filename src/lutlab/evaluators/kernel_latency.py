@@ -1,6 +1,6 @@
 """Microseconds of one matrix product, beside the dense product of the same matrix in the same run.
 
-    speedup_fp16 = seconds of the dense product in 16 bits / own seconds        likewise speedup_fp32
+    speedup_fp16 = seconds of the dense product / own seconds, in 16 bits on a GPU        likewise speedup_fp32
     over_rowwise = own seconds / seconds with one scale a row                   LUT-GEMM Fig. 8, nuQmm Fig. 8
     bandwidth_fraction = own bytes a second / those of reading (CPU) or copying (GPU) in the same run
 
@@ -46,13 +46,15 @@ def _of_size(width: int) -> tuple[Metric, ...]:
 
 _METRICS = (
     Metric("latency_us", "µs", "product"),
-    Metric("baseline_fp16_us", "µs", "fp16 product"),
-    Metric("baseline_fp32_us", "µs", "fp32 product"),
-    Metric("speedup_fp16", "x", "speed-up over fp16", lower_is_better=False),
-    Metric("speedup_fp32", "x", "speed-up over fp32", lower_is_better=False),
+    Metric("baseline_fp16_us", "µs", "dense product, fp16 on a GPU"),
+    Metric("baseline_fp32_us", "µs", "dense product"),
+    Metric("speedup_fp16", "x", "speed-up over dense, fp16 on a GPU", lower_is_better=False),
+    Metric("speedup_fp32", "x", "speed-up over dense", lower_is_better=False),
     Metric("best_us", "µs", "best kernel"),
-    Metric("best_speedup_fp16", "x", "best speed-up over fp16", lower_is_better=False),
-    Metric("best_speedup_fp32", "x", "best speed-up over fp32", lower_is_better=False),
+    Metric(
+        "best_speedup_fp16", "x", "best speed-up over dense, fp16 on a GPU", lower_is_better=False
+    ),
+    Metric("best_speedup_fp32", "x", "best speed-up over dense", lower_is_better=False),
     Metric("gb_s", "GB/s", "read", lower_is_better=False),
     Metric("bandwidth_fraction", "of memory", "read", lower_is_better=False),
     Metric("bits_per_weight", "bits/weight", "size"),

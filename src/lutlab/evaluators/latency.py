@@ -21,7 +21,12 @@ from lutlab.specs import Measurement, RunSpec, Subject
 @register("evaluator", "latency")
 @dataclass(frozen=True)
 class Latency(Evaluator):
-    """Metric `latency_1gpu_ms`; samples are the seconds of each repeat. Attributes are those of Generation."""
+    """Metric `latency_1gpu_ms`; samples are the seconds of each repeat.
+
+    Attributes:
+        tokens: to decode.
+        repeats: timed, after one that is checked and not timed.
+    """
 
     version: ClassVar[int] = 1
     task: ClassVar[str] = "causal_lm"

@@ -37,7 +37,11 @@ _STATUS = Path("/proc/self/status")
 @register("evaluator", "peak_memory")
 @dataclass(frozen=True)
 class PeakMemory(Evaluator):
-    """Metrics `peak_memory_gb` and `model_memory_gb`, in 10^9 bytes; `tokens` are decoded."""
+    """Metrics `peak_memory_gb` and `model_memory_gb`, in 10^9 bytes.
+
+    Attributes:
+        tokens: to decode.
+    """
 
     version: ClassVar[int] = 1
     task: ClassVar[str] = "causal_lm"

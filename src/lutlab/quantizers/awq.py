@@ -49,10 +49,14 @@ SMALLEST = 1e-4
 class AWQ(Rescaling):
     """Options; the module says what is searched.
 
-    inputs: whose activations H is of (compress/driver.py); the repository's are the full-precision model's.
-    true_sequential: needs inputs=quantized. A layer that is quantized already cannot be rescaled, so that inputs made
-        by a layer of the same block are not scaled.
-    grid: values of a tried. clip: search c; else c = 1. scale_dtype: fp16 | fp32 (grid.py).
+    Attributes:
+        inputs: full | quantized: whose activations H is of (compress/driver.py); the repository's are those of the
+            full-precision model.
+        true_sequential: needs inputs=quantized. A layer that is quantized already cannot be rescaled, so that inputs
+            made by a layer of the same block are not scaled.
+        grid: values of a tried.
+        clip: search c; else c = 1.
+        scale_dtype: fp16 | fp32 (grid.py).
     """
 
     version: ClassVar[int] = 1

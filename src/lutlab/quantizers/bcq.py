@@ -30,9 +30,13 @@ ALPHA_DTYPES = ("fp16", "fp32")
 @register("method", "bcq")
 @dataclass(frozen=True)
 class BCQ(Method):
-    """solver: greedy | alternating; offset: fit z too; rounds: most rounds; alpha_dtype (alpha and z): fp16 | fp32.
+    """Options of the solver.
 
-    Groups stop by themselves where alternation changes nothing any more; rounds only bounds the slowest.
+    Attributes:
+        solver: greedy | alternating.
+        offset: fit z too.
+        rounds: most rounds; groups stop by themselves where alternation changes nothing any more.
+        alpha_dtype: fp16 | fp32, of alpha and z.
     """
 
     version: ClassVar[int] = 1

@@ -17,8 +17,11 @@ INPUTS = ("quantized", "full")
 class Compensating(Calibrated):
     """Options of every method that compensates errors, whatever the order of its columns.
 
-    damp: the module says what it changes; block_size: columns after which all later ones are brought up to date, at
-    most; speed only. inputs, true_sequential: whose activations H is of (compress/driver.py).
+    Attributes:
+        damp: share of the mean diagonal of H that is added to its diagonal.
+        block_size: columns after which all later ones are brought up to date, at most; speed only.
+        inputs: full | quantized: whose activations H is of (compress/driver.py).
+        true_sequential: with inputs=quantized, those behind the layers of the same block quantized so far.
     """
 
     damp: float = 0.01
@@ -48,7 +51,12 @@ class Compensating(Calibrated):
 
 @dataclass(frozen=True)
 class Compensated(Compensating):
-    """Options of GPTQ and what is built like it: groups of equal width, in order or by the diagonal of H."""
+    """Options of GPTQ and what is built like it: groups of equal width.
+
+    Attributes:
+        act_order: columns in the order of falling diagonal of H.
+        static_groups: groups of neighbouring columns, whose grids are made before the first column is rounded.
+    """
 
     act_order: bool = False
     static_groups: bool = False

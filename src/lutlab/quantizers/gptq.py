@@ -27,7 +27,12 @@ if TYPE_CHECKING:
 @register("method", "gptq")
 @dataclass(frozen=True)
 class GPTQ(Compensated):
-    """variant: gptq | awq; scale_dtype: fp16 | fp32 (grid.py). The other options are in compensated.py."""
+    """Options of the grid; the others are in compensated.py.
+
+    Attributes:
+        variant: gptq | awq, the rule by which a grid is made (grid.py).
+        scale_dtype: fp16 | fp32 (grid.py).
+    """
 
     version: ClassVar[int] = 1
     format: ClassVar[str] = "uniform"

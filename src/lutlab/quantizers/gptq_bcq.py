@@ -34,9 +34,12 @@ if TYPE_CHECKING:
 @register("method", "gptq_bcq")
 @dataclass(frozen=True)
 class GPTQBCQ(Compensated):
-    """offset: fit z too; rounds: most rounds of the solver; alpha_dtype (alpha and z): fp16 | fp32.
+    """Options of the binary codes; the others are in compensated.py.
 
-    The other options are in compensated.py.
+    Attributes:
+        offset: fit z too.
+        rounds: most rounds of the solver.
+        alpha_dtype: fp16 | fp32, of alpha and z.
     """
 
     version: ClassVar[int] = 1

@@ -39,7 +39,11 @@ if TYPE_CHECKING:
 @register("method", "group_widths")
 @dataclass(frozen=True)
 class GroupWidths(Mixed):
-    """by_group: the module. The other options are in mixed.py, with defaults of their own."""
+    """Options beside those of mixed.py, which have defaults of their own here.
+
+    Attributes:
+        by_group: false: all groups of a layer have one width, q of 2, 3 or 4.
+    """
 
     version: ClassVar[int] = 1
 

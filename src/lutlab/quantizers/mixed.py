@@ -48,7 +48,14 @@ class Inputs:
 class Mixed(Compensating):
     """Options of methods whose groups differ in width; the module says what they change.
 
-    scale_group: rows whose scales share a second-order step (g2).
+    Attributes:
+        wide_last: groups go by rising width.
+        search_ranges: ranges of least squared error instead of min-max.
+        outliers: share of all weights that is kept in float16.
+        wide_scale: row | group: what shares a scale in groups of 4 bits.
+        scale_group: rows whose scales share a second-order step (g2).
+        aligned: memory-aligned blocks where they exist.
+        compensate: false: each weight to its nearest value.
     """
 
     format: ClassVar[str] = "mixed"

@@ -43,7 +43,13 @@ _QUARTER = NARROW + (WIDE - NARROW) / _BLOCK  # the q of that
 @register("method", "mixed_2_4_16")
 @dataclass(frozen=True)
 class Mixed2416(Mixed):
-    """sensitivity, neighbours: the module; seed: of sensitivity=random. The other options are in mixed.py."""
+    """Options beside those of mixed.py; the module says what they change.
+
+    Attributes:
+        sensitivity: cholesky | inverse | diagonal | range | random | last: which groups have 4 bits.
+        neighbours: one group of every four neighbours at 25 %.
+        seed: of sensitivity=random.
+    """
 
     version: ClassVar[int] = 1
 

@@ -26,7 +26,12 @@ if TYPE_CHECKING:
 @register("method", "rtn")
 @dataclass(frozen=True)
 class RTN(Method):
-    """variant: gptq | awq; scale_dtype: fp16 | fp32. grid.py says what they change."""
+    """Options of the grid; grid.py says what they change.
+
+    Attributes:
+        variant: gptq | awq, the rule by which a grid is made.
+        scale_dtype: fp16 | fp32.
+    """
 
     version: ClassVar[int] = 1
     format: ClassVar[str] = "uniform"

@@ -18,7 +18,7 @@ from lutlab.experiment.artifact.catalog import EXPERIMENTS, artifacts
 from lutlab.experiment.artifact.claims import judge
 from lutlab.experiment.artifact.outcome import OURS
 from lutlab.experiment.plan.runs import run_of
-from lutlab.experiment.report import compare
+from lutlab.experiment.report import compare, fronts
 
 LONG_NAMES = [name for name in artifacts() if "/" in name]
 
@@ -53,7 +53,7 @@ def test_claims_hold_on_the_published_numbers(name: str) -> None:
     everything = {row: blank[row] | numbers.get(row, {}) for row in blank}
     for claim in artifact.claims:
         holding, decidable = judge(
-            claim, everything, everything, compare._curve(artifact)
+            claim, everything, everything, fronts.curve_of(artifact, "paper")
         ).published
         assert holding == decidable, claim.text
         ours = claim.where == "ours"  # about rows and columns that the paper does not print

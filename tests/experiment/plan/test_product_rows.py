@@ -97,8 +97,14 @@ def test_a_large_product_costs_more_than_a_small_one() -> None:
         ([*PRODUCT[:2], "+knobs.luts=4", SPEED], "kernel=auto has no knob 'luts'"),
         ([*PRODUCT, SPEED, "evaluator.kernel_latency.weights=hot"], "known: cold, resident"),
         ([*PRODUCT, SPEED, "evaluator.kernel_latency.rounds=0"], "rounds=0: give at least 1"),
-        ([*PRODUCT, SPEED, "+evaluator.kernel_latenci.rounds=2"], "did you mean 'kernel_latency'"),
-        ([*PRODUCT, SPEED, "+evaluator.kernel_latency.round=2"], "'round': did you mean 'rounds'"),
+        (
+            [*PRODUCT, SPEED, "+evaluator.kernel_latenci.rounds=2"],
+            "did you mean 'evaluator.kernel_latency.rounds'",
+        ),
+        (
+            [*PRODUCT, SPEED, "+evaluator.kernel_latency.round=2"],
+            "round': did you mean 'evaluator.kernel_latency.rounds'",
+        ),
     ],
 )
 def test_mistakes_are_messages(command: CommandLine, overrides: list[str], message: str) -> None:

@@ -6,6 +6,7 @@ import shutil
 
 import pandas
 import pytest
+from tests.experiment.records.browser import choose, one, opened, text_of
 
 from lutlab.errors import LutlabError
 from lutlab.experiment.records import dashboard, frame, wandb_files
@@ -115,33 +116,8 @@ def test_the_command_draws_all_of_a_results_folder(command, folder):
 
 @pytest.fixture(scope="module")
 def browser(page, tmp_path_factory):
-    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
-    driver = shutil.which("chromedriver")
-    if driver is None:
-        pytest.skip("no chromedriver: apt-get install chromium-driver")
-    options = webdriver.ChromeOptions()
-    for argument in ("headless=new", "no-sandbox", "disable-dev-shm-usage", "window-size=1500,900"):
-        options.add_argument(f"--{argument}")
-    options.add_argument(f"--user-data-dir={tmp_path_factory.mktemp('chromium')}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    chrome = webdriver.Chrome(options, webdriver.ChromeService(driver))
-    chrome.get(page.as_uri())
-    yield chrome
-    chrome.quit()
-
-
-def one(browser, selector):
-    return browser.find_element("css selector", selector)
-
-
-def text_of(browser, selector):
-    return browser.execute_script(f"return document.querySelector('{selector}').textContent")
-
-
-def choose(browser, name, value):
-    from selenium.webdriver.support.select import Select
-
-    Select(one(browser, f"#filter-{name}")).select_by_value(value)
+    with opened(page, tmp_path_factory.mktemp("chromium")) as chrome:
+        yield chrome
 
 
 def test_filters_and_search_leave_what_they_say(browser, cells):

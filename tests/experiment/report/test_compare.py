@@ -8,8 +8,9 @@ from lutlab.experiment.artifact.artifact import load_artifact
 from lutlab.experiment.artifact.columns import free_columns
 from lutlab.experiment.artifact.outcome import Cell, ResultTable
 from lutlab.experiment.plan.plan import PlannedCell, PlannedRow
-from lutlab.experiment.report.compare import tabulate, tabulate_sweep
+from lutlab.experiment.report.compare import tabulate
 from lutlab.experiment.report.layout import lay_out
+from lutlab.experiment.report.sweep import tabulate_sweep
 from lutlab.experiment.store.record import Record
 from lutlab.specs import EvalSpec, ModelRun, ModelSpec, ProductRun, TextSpec
 
@@ -183,7 +184,14 @@ def product_row(scale: str, device: str) -> ResultTable:
     artifact = load_artifact("lut-gemm-iclr2024/table1")
     values = {c.metric: 1.0 for c in artifact.columns.values()}
     values |= {"speedup_fp16": 3.25, "latency_us": 225.0}
-    done = Record("id", "done", {}, {}, values, 1, (), {}, {}, 0.0)
+    facts = {
+        "baseline": "torch float32 product, in the place of cuBLAS",
+        "kernel": ["qigen q3 g128 m_b=32 t_b=64, avx2, 2 threads"],
+        "threads": 2,
+    }
+    made = {"cpu": "a CPU", "gpu": "a GPU"}
+    run = {"device": device, "shapes": [[49152, 12288, 1]]}
+    done = Record("id", "done", run, {}, values, 1, (), facts, made, 0.0)
     cell = PlannedCell(EvalSpec("kernel_latency"), "id", done)
     spec = ProductRun(((49152, 12288, 1),), "bcq", 3, 128, device=device)
     cells = dict.fromkeys(artifact.columns, cell)
@@ -205,3 +213,23 @@ def test_a_product_on_a_cpu_or_of_another_shape_is_a_stand_in(scale: str, device
     (row,) = product_row(scale, device).rows
     assert row.stand_in
     assert row.cells["speedup"].verdict == row.cells["latency"].verdict == "stand-in"
+
+
+@pytest.mark.parametrize(
+    ("device", "machine", "ours"),
+    [
+        ("cpu", "over torch float32 on a CPU, 2 threads", "– ours not judged: GPU claim on a CPU"),
+        ("cuda", "over torch float32 on a GPU", "– ours not decidable here"),
+    ],
+)
+def test_a_product_says_what_ran_and_a_claim_on_a_gpu_is_of_gpus_alone(
+    device: str, machine: str, ours: str
+) -> None:
+    table = product_row("paper", device)
+    assert table.rows[0].labels == {"Ours": "qigen q3 g128"}
+    columns = {column.key: column.machine for column in table.columns}
+    assert columns["speedup"] == columns["best"] == machine
+    assert columns["latency"] == machine.partition("float32 ")[2]
+    layout = lay_out(table)
+    assert {claim.ours for claim in layout.claims} == {ours}
+    assert f"ours: {machine}" in {head.ours for head in layout.main.heads}

@@ -97,7 +97,7 @@ def test_every_row_is_a_point_and_the_level_is_subtracted(mixed: ResultTable) ->
     }
     assert scattered(axes) == points
     assert axes.get_xlabel() == "Compression ratio (×)"
-    assert axes.get_ylabel() == "perplexity degradation on topics"
+    assert axes.get_ylabel().replace("\n", " ") == "perplexity degradation on topics"
     assert axes.get_title(loc="left") == "ours on opt-embedded-s (stand-in)"
 
 
@@ -115,12 +115,15 @@ def test_the_front_is_that_of_the_points(mixed: ResultTable) -> None:
     figure = drawn(mixed)
     (line,) = [x for x in figure.axes[0].lines if x.get_label() == "Pareto front"]
     assert len(line.get_xdata()) == len(best)
-    assert legend(figure) == ["uniform", "mixed", "searched", "Pareto front"]
+    assert legend(figure) == [
+        *("Precision uniform", "Precision mixed", "Precision searched"),
+        "Pareto front",
+    ]
 
 
 def test_models_have_panels_series_lines_and_a_level(panels: ResultTable) -> None:
     figure = drawn(panels)
-    assert [axes.get_title(loc="left") for axes in figure.axes] == [
+    assert [axes.get_title(loc="left").replace("\n", " ") for axes in figure.axes] == [
         "OPT-6.7B: ours on opt-embedded-s (stand-in)",
         "OPT-13B: ours on opt-embedded-m (stand-in)",
     ]
@@ -137,10 +140,13 @@ def test_series_without_panels_name_the_model_measured() -> None:
     table = measured("fig10", {"opt-6.7b": "opt-embedded-s", "opt-13b": "opt-embedded-m"})
     figure = drawn(table)
     assert legend(figure)[:2] == [
-        "opt-embedded-s (stand-in), q = 4",
-        "opt-embedded-m (stand-in), q = 3",
+        "Model opt-embedded-s (stand-in), q = 4",
+        "Model opt-embedded-m (stand-in), q = 3",
     ]
-    assert figure.axes[0].get_ylabel() == "accuracy on topics (%)"
+    drawn_here = "perplexity of the last word"
+    assert figure.axes[0].get_ylabel().replace("\n", " ") == f"{drawn_here} on topics"
+    said = figure.get_suptitle().replace("\n", " ")
+    assert f"Drawn: {drawn_here}, since LAMBADA accuracy is " in said, "and not the paper's y"
     rows = {row.key: row.cells["accuracy"].measured for row in table.rows}
     assert rows["opt-6.7b/fp16"] == pytest.approx(70.0), "a fraction is shown in per cent"
 

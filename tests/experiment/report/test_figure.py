@@ -9,10 +9,15 @@ import numpy as np
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.text import Text
+from matplotlib.transforms import Bbox
+from tests.conftest import ROOT
 from tests.experiment.report.example import OURS, PAPER, example_table
 from tests.experiment.report.test_formats import comparable
 
 from lutlab.experiment.artifact.outcome import ResultTable
+from lutlab.experiment.report import published
+from lutlab.experiment.report.bars import ordered
 from lutlab.experiment.report.figure import STYLE, draw, inline, render
 
 
@@ -24,7 +29,8 @@ def drawn(table: ResultTable) -> Figure:
 
 
 def values(axes: Axes) -> list[list[float]]:
-    return [[y for _, y in points.get_offsets()] for points in axes.collections]
+    """Heights of the bars, series by series."""
+    return [[bar.get_height() for bar in bars] for bars in axes.containers]
 
 
 def test_a_stand_in_never_shares_an_axis_with_the_paper() -> None:
@@ -32,9 +38,9 @@ def test_a_stand_in_never_shares_an_axis_with_the_paper() -> None:
     paper, ours = figure.axes[:3], figure.axes[3:]
     for axes, column in zip(paper, ("wiki2", "ptb", "lambada"), strict=True):
         assert np.allclose(values(axes), list(PAPER[column].values()))
-    expected = [[np.nan if v is None else v for v in series] for series in OURS["ptb"].values()]
-    found = [np.ma.filled(points.get_offsets()[:, 1], np.nan) for points in ours[1].collections]
-    assert np.allclose(found, expected, equal_nan=True)
+    expected = [[v for v in series if v is not None] for series in OURS["ptb"].values()]
+    assert [len(found) for found in values(ours[1])] == [5, 4]
+    assert all(map(np.allclose, values(ours[1]), expected))
     assert [text.get_text() for text in ours[1].texts] == ["failed"]
     assert [label.get_text() for label in ours[0].get_xticklabels()] == [
         "q16",
@@ -44,13 +50,15 @@ def test_a_stand_in_never_shares_an_axis_with_the_paper() -> None:
         "q3 g64",
     ]
     assert {text.get_text() for text in figure.legends[0].get_texts()} == {
-        "paper: OPT-30B",
-        "paper: OPT-66B",
-        "measured: opt-embedded-s (stand-in)",
-        "measured: opt-embedded-m (stand-in)",
+        "paper: Model OPT-30B",
+        "paper: Model OPT-66B",
+        "ours: opt-embedded-s (stand-in)",
+        "ours: opt-embedded-m (stand-in)",
     }
-    assert ours[0].get_title(loc="left") == "on pydocs/library (ppl)"
-    assert all(axes.get_yscale() == "log" for axes in figure.axes)
+    assert ours[0].get_title(loc="left").split() == ["on", "pydocs/library", "(ppl)"]
+    assert figure.get_suptitle().replace("\n", " ") == example_table().title
+    assert [axes.get_ylim()[0] for axes in paper] == [0, 0, 0]
+    assert ours[0].get_yscale() == "log", "41 beside 13,021"
 
 
 def test_the_papers_own_models_share_panels() -> None:
@@ -58,8 +66,7 @@ def test_the_papers_own_models_share_panels() -> None:
     assert len(figure.axes) == 3
     assert np.allclose(values(figure.axes[0]), [*PAPER["wiki2"].values(), *OURS["wiki2"].values()])
     hollow = [
-        tuple(points.get_facecolor()[0][:3]) == (1.0, 1.0, 1.0)
-        for points in figure.axes[0].collections
+        tuple(bars[0].get_facecolor()[:3]) == (1.0, 1.0, 1.0) for bars in figure.axes[0].containers
     ]
     assert hollow == [True, True, False, False]
 
@@ -81,3 +88,58 @@ def test_svg_is_inlined_with_the_pages_colours() -> None:
     assert text.startswith("<svg")
     assert "var(--ink, #1f2328)" in text
     assert "<metadata" not in text
+
+
+@pytest.mark.parametrize(
+    ("names", "rising"),
+    [
+        (("full columns", "128", "64", "16"), True),
+        (("q2", "q3", "q4"), True),
+        (("128", "16", "64"), False),
+        (("RTN", "GPTQ", "AWQ"), False),
+        (("q4 g32", "q4 g64", "q3 g32"), False),
+        (("q16", "q3"), False),
+    ],
+)
+def test_one_number_is_a_line_and_names_are_bars(names: tuple[str, ...], rising: bool) -> None:
+    assert ordered(names) is rising
+
+
+# Of each kind the ones that need most room: a narrow one, many columns, long names, many series, clouds, contestants.
+CROWDED = (
+    *("qigen/table3", "lut-gemm-iclr2024/table7", "lut-gemm-iclr2024/table1", "nuqmm/table5"),
+    *("mixed-2-4-16/table4", "mixed-2-4-16/fig1", "lutlab/group_widths"),
+    *("lut-gemm-v3/fig11", "nuqmm/fig6", "nuqmm/fig8", "qigen/fig3", "qigen/fig4"),
+)
+
+
+@pytest.mark.parametrize("name", CROWDED)
+def test_nothing_of_a_published_figure_is_cut_or_covered(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder,) = ROOT.glob(f"results/published/amd-epyc-2cores/{name}")
+    *_, table = published.read(folder).tables({}).values()
+    texts: list[Text] = []
+    draw_text = Text.draw
+
+    def noted(text: Text, *args: object, **options: object) -> None:
+        texts.append(text)
+        draw_text(text, *args, **options)
+
+    with mpl.rc_context(STYLE):
+        figure = draw(table)
+        monkeypatch.setattr(Text, "draw", noted)  # labels of ticks out of view are never drawn
+        figure.draw_without_rendering()
+        inside = figure.bbox.padded(0.5)
+        shown = [text for text in texts if text.get_visible() and text.get_text().strip()]
+        boxes = [(text, text.get_window_extent()) for text in shown]
+        assert len(boxes) >= 5
+        assert [text for text, box in boxes if not _holds(inside, box)] == []
+        panels = [axes.get_tightbbox() for axes in figure.axes if axes.get_visible()]
+        for legend in figure.legends:
+            assert not any(legend.get_window_extent().overlaps(panel) for panel in panels)
+    assert figure.get_suptitle().replace("\n", " ").startswith(table.title)
+
+
+def _holds(outer: Bbox, inner: Bbox) -> bool:
+    return all(outer.contains(*corner) for corner in inner.corners())

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 from pydantic import Field, ValidationError, model_validator
@@ -25,13 +25,17 @@ from lutlab.experiment.artifact.rows import ArtifactRow, Axis, AxisEntry, Scale,
 class CurveSpec(Strict):
     """A figure: column y over column x, a point a row, a line for each value of the `series` labels.
 
-    One Pareto front for each value of the first `per` axes (0: one front). `baseline` matches the keys of the
-    full-precision rows: drawn as a level, or subtracted from y where the paper draws the degradation.
+    `beside` are further columns on the axis of x, contestants of it. `y_at`: another y at a scale, where the paper's
+    says nothing on the models of that scale. One Pareto front for each value of the first `per` axes (0: one front).
+    `baseline` matches the keys of the full-precision rows: drawn as a level, or subtracted from y where the paper draws
+    the degradation.
     """
 
     x: str
     y: str
     series: list[str]
+    beside: list[str] = Field(default_factory=list)
+    y_at: dict[Scale, str] = Field(default_factory=dict)
     per: int = 0
     baseline: str = ""
     degradation: bool = False
@@ -46,10 +50,12 @@ class Claim(Strict):
     holds: over the entries of a row's last axis, e.g. `q4_g32 <= q4_g64`, for each value of the axes before it. A bare
     name is the value in the column at hand (`columns`); `name.column` names its own column.
     fronts: over the points of the figure, e.g. `on_front("g*") > 0`, for each front.
+    device: of a GPU's speed or energy, `gpu`; it is not judged on numbers of a CPU, which stand in for none.
     """
 
     text: str
     where: str
+    device: Literal["any", "gpu"] = "any"
     holds: list[str] = Field(default_factory=list)
     fronts: list[str] = Field(default_factory=list)
     columns: list[str] = Field(default_factory=list)
@@ -71,6 +77,7 @@ class Artifact(Strict):
     )  # row key, part by part -> column -> number
     claims: list[Claim] = Field(default_factory=list)
     figure: CurveSpec | None = None
+    one_axis: list[str] = Field(default_factory=list)  # columns of one unit that share panels
     notes: list[str] = Field(default_factory=list)
 
     @model_validator(mode="after")
@@ -117,7 +124,9 @@ class Artifact(Strict):
 
     @model_validator(mode="after")
     def _figure_draws_columns(self) -> Artifact:
-        drawn = {self.figure.x, self.figure.y} if self.figure else set()
+        drawn = set(self.one_axis)
+        if self.figure:
+            drawn |= {self.figure.x, self.figure.y, *self.figure.beside, *self.figure.y_at.values()}
         if unknown := drawn - set(self.columns):
             raise ValueError(f"figure draws '{min(unknown)}', which is not a column")
         if any(claim.fronts for claim in self.claims) and not (self.figure and self.figure.front):

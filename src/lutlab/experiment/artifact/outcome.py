@@ -13,6 +13,7 @@ from lutlab.experiment.artifact.uncertain import Uncertain
 from lutlab.experiment.store.noise import Shares
 
 OURS = "Ours"  # label: what a row really runs, where that is not what the paper ran
+TRIED = ("failed", "OOM")  # verdicts without a number that still belong beside the paper's
 FRONT = "Pareto"  # label: the row's measured point is on the front
 
 
@@ -53,6 +54,7 @@ class Row:
     """A row of a table: axis labels as the paper prints them, the model measured, cells by column.
 
     on_front: the row's measured point is on the Pareto front of the table's curve.
+    device: where it was measured, as torch names it; empty where nothing was.
     """
 
     key: str
@@ -61,11 +63,16 @@ class Row:
     stand_in: bool
     cells: Mapping[str, Cell]
     on_front: bool = False
+    device: str = ""
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column: one metric under one protocol. `measured_on` names the text really evaluated."""
+    """A column: one metric under one protocol.
+
+    measured_on: the text really evaluated. machine: of a speed, the processor, after what a ratio is over, as
+    `over torch float32 on AMD EPYC, 2 threads`.
+    """
 
     key: str
     title: str
@@ -77,6 +84,12 @@ class Column:
     proportion: bool = False  # an accuracy, which says little without the number of examples
     cited: str = ""  # whom the paper took its numbers from; empty: it measured them
     metric: str = ""  # of its evaluator; a row of an artifact may have another
+    machine: str = ""
+
+    @property
+    def place(self) -> str:
+        """`on wikitext2, first 64 windows`, `on AMD EPYC, 2 threads`: where ours was measured; empty of sizes."""
+        return f"on {self.measured_on}" if self.measured_on else self.machine
 
 
 @dataclass(frozen=True)
@@ -86,7 +99,8 @@ class Curve:
     larger: for x and y, whether the larger value is the better one. One Pareto front for each value of the first
     `per` parts of the row keys; `front` false: none, and each series is a line. baseline: pattern of the keys of
     the full-precision rows, which are a level and no points; degradation: y is drawn minus that level. panel: label
-    whose values have a panel each; rowwise: pattern of the keys that are drawn hollow.
+    whose values have a panel each; rowwise: pattern of the keys that are drawn hollow. beside: columns that share the
+    axis of x. in_place_of: the paper's y, where another is drawn; empty where y is the paper's.
     """
 
     x: str
@@ -99,6 +113,8 @@ class Curve:
     panel: str = ""
     rowwise: str = ""
     front: bool = True
+    beside: tuple[str, ...] = ()
+    in_place_of: str = ""
 
     def front_of(self, key: str) -> str:
         """The rows that share a front with this row, by the first parts of their keys."""
@@ -113,6 +129,7 @@ class ClaimResult:
         failing: instances that do not hold in ours.
         below_noise: those that ours do not decide, as the difference is below its noise.
         repeated: instances that say the same of the same records as another, and are not counted.
+        not_judged: why none of ours is; empty where they are.
     """
 
     text: str
@@ -122,6 +139,7 @@ class ClaimResult:
     failing: tuple[str, ...] = ()
     below_noise: tuple[str, ...] = ()
     repeated: int = 0
+    not_judged: str = ""
 
 
 @dataclass(frozen=True)
@@ -140,6 +158,7 @@ class ResultTable:
     notes: tuple[str, ...]
     provenance: Mapping[str, Any]
     curve: Curve | None = None
+    one_axis: tuple[str, ...] = ()  # columns that share the panels of the figure
 
     def long_form(self) -> list[dict[str, Any]]:
         """One mapping per cell, row by row, all with the same keys: what the CSV file and the tracked table hold."""

@@ -14,8 +14,8 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from lutlab import registry
-from lutlab.data import check_limit
-from lutlab.errors import LutlabError, nearest
+from lutlab.errors import LutlabError, Mistakes
+from lutlab.experiment.plan.keys import config_keys, evaluator_keys
 from lutlab.experiment.plan.schema import Config, Mode
 from lutlab.groups import Bits, whole
 from lutlab.specs import Tuning
@@ -131,20 +131,10 @@ def settings_of(config: DictConfig) -> Settings:
     """The settings of a composed configuration.
 
     Raises:
-        LutlabError: no such evaluator or field of one, a number that is less than 1 and counts, layers that are no
-            mapping, or tuning out of range.
+        LutlabError: a value that its key refuses (schema.py), layers that are no mapping, or tuning out of range.
     """
-    if config.threads is not None and config.threads < 1:
-        raise LutlabError(
-            f"threads={config.threads}: give at least 1, or null for torch's own choice"
-        )
+    _check(config)
     method, calibration, data = map(_plain, (config.method, config.calibration, config.data))
-    for name in ("samples", "seqlen"):
-        if calibration[name] is not None and calibration[name] < 1:
-            raise LutlabError(
-                f"calibration.{name}={calibration[name]}: give a number of at least 1"
-            )
-    check_limit(data["limit"])
     knobs = dict(config.knobs) | ({"mu": config.mu} if config.mu != Config.mu else {})
     return Settings(
         **{name: config[name] for name in _AS_THEY_ARE},
@@ -175,6 +165,21 @@ def _dashboard(config: DictConfig, results: Path) -> DashboardSettings:
         tracked=Path(config.tracked) if config.tracked else None,
         output=Path(config.output or results / "dashboard.html"),
     )
+
+
+def _check(config: DictConfig) -> None:
+    """Refuse what keys refuse by themselves: presets and artifacts set values too, which no command line has."""
+    said = []
+    for key in (*config_keys().values(), *evaluator_keys().values()):
+        value = OmegaConf.select(config, key.name) if key.check else None
+        if value is None:
+            continue
+        try:
+            key.check(key.name, value)
+        except LutlabError as error:
+            said.append(str(error))
+    if said:
+        raise Mistakes(said)
 
 
 def _width(config: DictConfig) -> tuple[Bits | None, int | None]:
@@ -215,11 +220,6 @@ def _evaluators(given: Mapping[str, Mapping[str, Any]]) -> dict[str, Options]:
         defaults = {
             f.name: f.default for f in dataclasses.fields(registry.lookup("evaluator", name))
         }
-        for key, value in values.items():
-            if key not in defaults:
-                raise LutlabError(f"evaluator.{name} has no '{key}': {nearest(key, defaults)}")
-            if isinstance(value, int) and value < 1:
-                raise LutlabError(f"evaluator.{name}.{key}={value}: give at least 1")
         changed = {key: value for key, value in values.items() if value != defaults[key]}
         if changed:
             found[name] = _sorted(changed)

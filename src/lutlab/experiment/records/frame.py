@@ -6,7 +6,7 @@
     results/published/<machine>/<paper>/<artifact>/{table.csv, records.jsonl}     the same, published
 
 A cell that stands in several tables has a row for each. A record that stands in no table has a row for each of its
-metrics. Pages, copies of tables and tracked runs (rendered, publishing, wandb in a results folder) are not read twice.
+metrics. Pages and copies (results/rendered, results/publishing, results/wandb) are not read twice.
 """
 
 from __future__ import annotations
@@ -36,11 +36,8 @@ from lutlab.experiment.store.store import Store
 if TYPE_CHECKING:
     import pandas
 
-COPIES = (
-    "rendered",
-    "publishing",
-    "wandb",
-)  # of a results folder: what repeats what stands elsewhere
+# Folders of a results folder that repeat what stands elsewhere.
+COPIES = ("rendered", "publishing", "wandb")
 # Columns that every frame has, in this order; the axes follow, sorted.
 COLUMNS = (
     "paper", "artifact", "variant", "row", "labels", "column", "title", "metric", "unit", "lower_is_better",

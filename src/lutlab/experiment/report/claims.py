@@ -37,7 +37,9 @@ def view(claim: ClaimResult) -> ClaimView:
     hidden = len(claim.below_noise)
     sign = _sign(holding, decidable)
     ours = f"{UNDECIDED} ours not decidable here"
-    if decidable or hidden:
+    if claim.not_judged:
+        ours = f"{UNDECIDED} ours not judged: {claim.not_judged}"
+    elif decidable or hidden:
         fail = decidable - holding
         ours = f"{sign} ours {holding} hold{'s' * (holding == 1)}, {fail} fail{'s' * (fail == 1)}, {hidden} below noise"
     if claim.repeated:

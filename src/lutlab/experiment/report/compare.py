@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from fnmatch import fnmatchcase
 from typing import Any
 
 from lutlab import registry
@@ -16,9 +15,8 @@ from lutlab.data.protocols import PROTOCOLS
 from lutlab.evaluators.contract import metric_of
 from lutlab.experiment.artifact.artifact import Artifact
 from lutlab.experiment.artifact.claims import judge
-from lutlab.experiment.artifact.columns import SIZE, ColumnSpec
+from lutlab.experiment.artifact.columns import ColumnSpec
 from lutlab.experiment.artifact.outcome import (
-    FRONT,
     Cell,
     ClaimResult,
     Column,
@@ -26,11 +24,11 @@ from lutlab.experiment.artifact.outcome import (
     ResultTable,
     Row,
 )
-from lutlab.experiment.artifact.pareto import Point, front
 from lutlab.experiment.artifact.references import cite
 from lutlab.experiment.plan.commands import table_command
 from lutlab.experiment.plan.plan import PlannedCell, PlannedRow
-from lutlab.experiment.report import means
+from lutlab.experiment.report import means, ran
+from lutlab.experiment.report.fronts import curve_of, mark_fronts
 from lutlab.experiment.store import noise
 from lutlab.experiment.store.record import Record
 from lutlab.specs import ModelRun, ProductRun
@@ -43,49 +41,12 @@ def tabulate(
     environment: Mapping[str, Any],
 ) -> ResultTable:
     """Published beside measured, by the artifact's plain command."""
-    columns = tuple(_column(key, spec, rows[0]) for key, spec in rows[0].columns.items())
-    table_rows = [_row(artifact, row, scale) for row in rows]
-    return assemble(artifact, columns, table_rows, scale, _told(rows), environment)
+    columns = tuple(column_here(key, spec, rows) for key, spec in rows[0].columns.items())
+    table_rows = [row_of(artifact, row, scale) for row in rows]
+    return assemble(artifact, columns, table_rows, scale, told_of(rows), environment)
 
 
-def tabulate_sweep(
-    name: str, rows: Sequence[PlannedRow], scale: str, command: str, environment: Mapping[str, Any]
-) -> ResultTable:
-    """A sweep of one's own: measured beside full precision, quality over stored size with its front.
-
-    Args:
-        name: of the sweep; its folder's.
-        rows: as planned and measured, those in full precision among them.
-        scale: embedded, small or paper.
-        command: the one that was typed.
-        environment: where the measured numbers come from.
-    """
-    columns = tuple(_column(key, spec, rows[0]) for key, spec in rows[0].columns.items())
-    found = {row.key: _row(None, row, scale) for row in rows}
-    of_text = [
-        key for key, spec in rows[0].columns.items() if spec.text
-    ]  # a size has no such difference
-    table_rows = tuple(_beside(found[row.key], found.get(row.baseline), of_text) for row in rows)
-    curve = _size_against_quality(rows)
-    if curve:
-        table_rows = _mark_fronts(table_rows, curve)
-    return ResultTable(
-        artifact=f"sweep/{name}",
-        title=f"Sweep {name}",
-        citation="",
-        source="no paper: a sweep of your own",
-        scale=scale,
-        command=command,
-        columns=columns,
-        rows=table_rows,
-        claims=(),
-        notes=tuple(_options(_told(rows))),
-        provenance=environment,
-        curve=curve,
-    )
-
-
-def _told(rows: Sequence[PlannedRow]) -> dict[str, list[str]]:
+def told_of(rows: Sequence[PlannedRow]) -> dict[str, list[str]]:
     """Row key -> the options of its evaluators, and the examples that they left out."""
     return {
         row.key: [
@@ -95,29 +56,6 @@ def _told(rows: Sequence[PlannedRow]) -> dict[str, list[str]]:
         ]
         for row in rows
     }
-
-
-def _beside(row: Row, baseline: Row | None, columns: Sequence[str]) -> Row:
-    """The row with the full-precision numbers of its model in some columns."""
-    if baseline is None:
-        return row
-    cells = {
-        key: dataclasses.replace(row.cells[key], baseline=baseline.cells[key].measured)
-        for key in columns
-    }
-    return dataclasses.replace(row, cells={**row.cells, **cells})
-
-
-def _size_against_quality(rows: Sequence[PlannedRow]) -> Curve | None:
-    """The first quality over the stored size, a front a model; None where the sweep has not both."""
-    columns = rows[0].columns
-    quality = next((key for key, spec in columns.items() if spec.text), None)
-    if quality is None or SIZE not in columns:
-        return None
-    larger = tuple(not columns[key].lower_is_better for key in (SIZE, quality))
-    several = len({row.spec.name for row in rows}) > 1
-    series = ("Model", "Method") if several else ("Method",)
-    return Curve(SIZE, quality, series, larger, per=1, baseline="*/none/*", degradation=False)
 
 
 def assemble(
@@ -138,9 +76,9 @@ def assemble(
         told: row key -> the options of its evaluators, as the command line sets them, and examples without a value.
         provenance: where the measured numbers come from.
     """
-    curve = _curve(artifact)
+    curve = curve_of(artifact, scale)
     rows = means.with_means(artifact, columns, rows, scale)
-    rows = _mark_fronts(rows, curve) if curve and curve.front else tuple(rows)
+    rows = mark_fronts(rows, curve) if curve and curve.front else tuple(rows)
     return ResultTable(
         artifact=artifact.name,
         title=artifact.title,
@@ -151,9 +89,10 @@ def assemble(
         columns=tuple(columns),
         rows=rows,
         claims=_claims(artifact, rows, scale, curve),
-        notes=(*_notes(artifact, scale), *_options(told)),
+        notes=(*_notes(artifact, scale), *options(told)),
         provenance=provenance,
         curve=curve,
+        one_axis=tuple(artifact.one_axis),
     )
 
 
@@ -168,7 +107,7 @@ def _notes(artifact: Artifact, scale: str) -> Iterator[str]:
             yield f"{column.title}: {column.note}"
 
 
-def _options(told: Mapping[str, Sequence[str]]) -> list[str]:
+def options(told: Mapping[str, Sequence[str]]) -> list[str]:
     """Options that evaluators were given, by row where rows differ."""
     said: dict[str, list[str]] = {}
     for row, options in told.items():
@@ -195,48 +134,10 @@ def troubled(record: Record | None) -> str:
     return f"examples of {facts['protocol']} that were not scored whole, by their place: {', '.join(said)}"
 
 
-def _curve(artifact: Artifact) -> Curve | None:
-    if (spec := artifact.figure) is None:
-        return None
-    larger = tuple(not artifact.columns[column].lower_is_better for column in (spec.x, spec.y))
-    return Curve(
-        spec.x,
-        spec.y,
-        tuple(spec.series),
-        larger,
-        spec.per,
-        spec.baseline,
-        spec.degradation,
-        spec.panel,
-        spec.rowwise,
-        spec.front,
-    )
-
-
-def _mark_fronts(rows: Sequence[Row], curve: Curve) -> tuple[Row, ...]:
-    """The rows, each saying whether its measured point is on the front of its group."""
-    groups: dict[str, dict[str, Point]] = {}
-    for row in rows:
-        x, y = row.cells[curve.x].measured, row.cells[curve.y].measured
-        if x is not None and y is not None and not fnmatchcase(row.key, curve.baseline):
-            groups.setdefault(curve.front_of(row.key), {})[row.key] = (x, y)
-    on_front = {
-        list(points)[i]
-        for points in groups.values()
-        for i in front([*points.values()], curve.larger)
-    }
-    return tuple(
-        dataclasses.replace(
-            row,
-            on_front=row.key in on_front,
-            labels={**row.labels, FRONT: "yes"} if row.key in on_front else row.labels,
-        )
-        for row in rows
-    )
-
-
-def column_of(key: str, spec: ColumnSpec, measured_on: str) -> Column:
-    """A column of a table; `measured_on` labels the text really evaluated."""
+def column_of(
+    key: str, spec: ColumnSpec, measured_on: str, records: Sequence[Record | None]
+) -> Column:
+    """A column of a table; `measured_on` labels the text really evaluated, `records` are those of its cells."""
     return Column(
         key=key,
         title=spec.title,
@@ -248,6 +149,7 @@ def column_of(key: str, spec: ColumnSpec, measured_on: str) -> Column:
         proportion=_is_proportion(spec),
         cited=cite(spec.cited) if spec.cited else "",
         metric=spec.metric,
+        machine=ran.machine(spec, records),
     )
 
 
@@ -256,9 +158,11 @@ def _is_proportion(spec: ColumnSpec) -> bool:
     return metric is not None and metric.unit == "accuracy"
 
 
-def _column(key: str, spec: ColumnSpec, row: PlannedRow) -> Column:
-    text = row.cells[key].evaluation.text
-    return column_of(key, spec, _protocol_label(text and text.protocol, text and text.limit))
+def column_here(key: str, spec: ColumnSpec, rows: Sequence[PlannedRow]) -> Column:
+    """A column of planned rows, whose first says which text it reads."""
+    text = rows[0].cells[key].evaluation.text
+    measured_on = _protocol_label(text and text.protocol, text and text.limit)
+    return column_of(key, spec, measured_on, [row.cells[key].record for row in rows])
 
 
 def _protocol_label(protocol: str | None, limit: int | None = None) -> str:
@@ -271,7 +175,8 @@ def _protocol_label(protocol: str | None, limit: int | None = None) -> str:
     return f"{name}, first {limit} {unit}" if limit else name
 
 
-def _row(artifact: Artifact | None, row: PlannedRow, scale: str) -> Row:
+def row_of(artifact: Artifact | None, row: PlannedRow, scale: str) -> Row:
+    """A planned row as measured; of a sweep, `artifact` None, there is nothing to compare it with."""
     own_model = artifact is None or (
         scale == "paper" and _public(artifact)[row.key] and not _on_other_kernels(row)
     )
@@ -280,7 +185,9 @@ def _row(artifact: Artifact | None, row: PlannedRow, scale: str) -> Row:
         key: _cell(key, spec, row.cells[key], row, published.get(key), own_model)
         for key, spec in row.columns.items()
     }
-    return Row(row.key, row.labels, row.spec.name, not own_model, cells)
+    records = [cell.record for cell in row.cells.values()]
+    labels, device = ran.labels(row.labels, records), ran.device(records)
+    return Row(row.key, labels, row.spec.name, not own_model, cells, device=device)
 
 
 def _on_other_kernels(row: PlannedRow) -> bool:
@@ -348,15 +255,23 @@ def _verdict(
 def _claims(
     artifact: Artifact, rows: Sequence[Row], scale: str, curve: Curve | None
 ) -> tuple[ClaimResult, ...]:
-    """Judge every claim; rows left out of a partial run are undecidable, not unknown."""
+    """Judge every claim; rows left out of a partial run are undecidable, not unknown.
+
+    A claim on a GPU is judged on rows that were measured on one, or not at all.
+    """
     blank = {row.key: dict.fromkeys(artifact.columns) for row in artifact.rows(scale)}
     published = {
         row.key: {key: _number(cell.published) for key, cell in row.cells.items()} for row in rows
     }
-    measured = {row.key: {key: c.number for key, c in row.cells.items()} for row in rows}
-    return tuple(
-        judge(claim, blank | published, blank | measured, curve) for claim in artifact.claims
-    )
+    judged = []
+    for claim in artifact.claims:
+        fit = [row for row in rows if not (claim.device == "gpu" and row.device == "cpu")]
+        measured = {row.key: {key: c.number for key, c in row.cells.items()} for row in fit}
+        result = judge(claim, blank | published, blank | measured, curve)
+        on_cpu_alone = len(fit) < len(rows) and not any(row.device for row in fit)
+        reason = "GPU claim on a CPU" if on_cpu_alone else ""
+        judged.append(dataclasses.replace(result, not_judged=reason))
+    return tuple(judged)
 
 
 def _number(value: float | str | None) -> float | None:

@@ -1,16 +1,18 @@
 """A figure of a paper drawn with our numbers: column y over column x, a point a row, the Pareto front through them.
 
 A series has a colour and a marker; row-wise points are hollow; full precision is a dotted level, or is subtracted from
-y where the paper draws the degradation. Points of a stand-in bear its name.
+y where the paper draws the degradation. Points of a stand-in bear its name. Contestants of x share its axis.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from lutlab.experiment.artifact.outcome import Column, Curve, ResultTable, Row
+from lutlab.experiment.report import frame
 from lutlab.experiment.report.style import INK, MARKERS, MUTED, PAPER, SERIES, scale_y
 
 if TYPE_CHECKING:
@@ -19,44 +21,77 @@ if TYPE_CHECKING:
 
 LINED = 12  # a series of more points is a cloud, not a line
 LOG_FROM = 6  # perplexities that differ by more than this factor are drawn on a log axis
-PANEL = (3.5, 2.6)  # inches: a column of a paper
-LEGEND_WIDTH = 58  # characters of the legend's font in a panel's width
+PANEL, NARROWEST = (3.5, 2.3), 4.8  # inches: a panel, as a column of a paper; a figure
 HOLLOW = "row-wise: hollow"
 Point = tuple[float, float]
+
+
+@dataclass(frozen=True, eq=False)
+class Dot:
+    """A point of a row: its column of x, its series."""
+
+    row: Row
+    x: str
+    name: str
 
 
 def draw(table: ResultTable) -> Figure:
     """Draw the panels; call it within the style."""
     from matplotlib.figure import Figure
 
-    curve = table.curve
+    curve, columns = table.curve, {column.key: column for column in table.columns}
     panels: dict[str, list[Row]] = {}
     for row in table.rows:
         panels.setdefault(row.labels.get(curve.panel, ""), []).append(row)
-    names = list(dict.fromkeys(_name(row, curve) for row in _measured(table.rows, curve)))
-    width = PANEL[0] * len(panels)
-    height = PANEL[1] + 0.18 * (2 + len(names) // (2 * len(panels)))
-    figure = Figure(figsize=(width, height), layout="constrained", facecolor=PAPER)
+    dots = _dots(table.rows, curve, columns)
+    names = list(dict.fromkeys(dot.name for dot in dots))
+    width = max(NARROWEST, PANEL[0] * len(panels))
+    room = width / len(panels) - 0.8
+    titles = [frame.fit(_title(rows, curve), room, frame.PANEL_SIZE) for rows in panels.values()]
+    head = _head(table)
+    labels = [*names, "Pareto front", "full precision", HOLLOW]
+    tall = PANEL[1] + max(frame.height(title, frame.PANEL_SIZE) for title in titles)
+    tall += frame.height(frame.fit(head, width - 0.3, frame.TITLE_SIZE), frame.TITLE_SIZE)
+    figure = Figure(
+        figsize=(width, tall + frame.legend_height(labels, width - 0.3) + 0.6),
+        layout="constrained",
+        facecolor=PAPER,
+    )
     figure.get_layout_engine().set(h_pad=0.06, wspace=0.04)
-    columns = {column.key: column for column in table.columns}
     axes = figure.subplots(1, len(panels), squeeze=False)[0]
-    for axis, rows in zip(axes, panels.values(), strict=True):
-        _panel(axis, rows, curve, names)
-        axis.set_xlabel(_axis_name(columns[curve.x]))
-    axes[0].set_ylabel(_axis_name(columns[curve.y], "degradation" if curve.degradation else ""))
-    _legend(figure, axes)
+    for axis, rows, title in zip(axes, panels.values(), titles, strict=True):
+        keys = {row.key for row in rows}
+        _panel(axis, rows, [dot for dot in dots if dot.row.key in keys], table, names)
+        axis.set_title(title, loc="left", fontsize=frame.PANEL_SIZE)
+        axis.set_xlabel(frame.fit(_x_name(curve, columns), room, frame.LABEL_SIZE))
+    y = _axis_name(columns[curve.y], "degradation" if curve.degradation else "")
+    axes[0].set_ylabel(frame.fit(y, PANEL[1] - 0.2, frame.LABEL_SIZE))
+    _finish(figure, axes, head)
     return figure
 
 
-def _measured(rows: Sequence[Row], curve: Curve) -> list[Row]:
-    """The rows that are points: measured on both axes, and no baseline."""
-    return [
-        row
-        for row in rows
-        if not fnmatchcase(row.key, curve.baseline)
-        and row.cells[curve.x].measured is not None
-        and row.cells[curve.y].measured is not None
-    ]
+def named(axis: str, label: str) -> str:
+    """`q = 4`, `Model LLaMA-7B`: a label under the name of its axis."""
+    return f"{axis} {label}" if any(c.isalpha() for c in label) else f"{axis} = {label}"
+
+
+def _dots(rows: Sequence[Row], curve: Curve, columns: Mapping[str, Column]) -> list[Dot]:
+    """Every point: of rows that are no baseline, measured on both axes."""
+    models: dict[str, set[str]] = {}
+    for row in rows:
+        models.setdefault(_name(row, curve), set()).add(row.model)
+    several = len(set().union(*models.values())) > 2
+    found = []
+    for key in (curve.x, *curve.beside):
+        for row in rows:
+            cells = row.cells[key], row.cells[curve.y]
+            if fnmatchcase(row.key, curve.baseline) or None in [c.measured for c in cells]:
+                continue
+            name = _name(row, curve)
+            if several and len(models[name]) == 1 and not curve.panel:
+                name = f"{name}: ours {row.model}"
+            found.append(Dot(row, key, f"{columns[key].title}, {name}" if curve.beside else name))
+    return found
 
 
 def _name(row: Row, curve: Curve) -> str:
@@ -66,7 +101,7 @@ def _name(row: Row, curve: Curve) -> str:
         label = row.labels.get(title, "")
         if title == "Model" and row.stand_in:
             label = f"{row.model} (stand-in)"
-        words.append(f"{title} = {label}" if len(title) == 1 else label)
+        words.append(named(title, label))
     return ", ".join(words)
 
 
@@ -87,32 +122,46 @@ def _level_of(row: Row, curve: Curve, levels: dict[str, tuple[float, str]]) -> f
     return found[0] if found else None
 
 
-def _panel(axis: Axes, rows: Sequence[Row], curve: Curve, names: Sequence[str]) -> None:
-    levels = _levels(rows, curve)
-    points: dict[str, Point] = {}
-    for row in _measured(rows, curve):
-        if (level := _level_of(row, curve, levels)) is not None:
-            points[row.key] = (row.cells[curve.x].measured, row.cells[curve.y].measured - level)
-    drawn = [row for row in rows if row.key in points]
+def _panel(
+    axis: Axes, rows: Sequence[Row], dots: Sequence[Dot], table: ResultTable, names: Sequence[str]
+) -> None:
+    curve, levels = table.curve, _levels(rows, table.curve)
+    points: dict[Dot, Point] = {}
+    for dot in dots:
+        if (level := _level_of(dot.row, curve, levels)) is not None:
+            cells = dot.row.cells
+            points[dot] = (cells[dot.x].measured, cells[curve.y].measured - level)
     for i, name in enumerate(names):
-        members = [row for row in drawn if _name(row, curve) == name]
+        members = {dot: point for dot, point in points.items() if dot.name == name}
         if members:
-            _series(axis, members, points, curve, i)
-    _fronts(axis, drawn, points, curve)
+            _series(axis, members, curve, i)
+    _fronts(axis, points, table)
     ys = [y for _, y in points.values()]
     if not curve.degradation:
         ys += [level for level, _ in levels.values()]
         for group, (level, _) in levels.items():
-            of_group = [_name(row, curve) for row in drawn if curve.front_of(row.key) == group]
+            of_group = [dot.name for dot in points if curve.front_of(dot.row.key) == group]
             alone = len(set(of_group)) == 1 and len(levels) > 1
             color = SERIES[names.index(of_group[0]) % len(SERIES)] if alone else MUTED
             axis.axhline(level, color=color, linestyle=":", linewidth=1.1, label="full precision")
-    if not drawn:
-        axis.text(0.5, 0.5, "not measured yet", ha="center", color=MUTED, transform=axis.transAxes)
-    axis.set_title(_title(rows, curve), loc="left", fontsize=9)
+    if not points:
+        said = frame.fit(_why_empty(rows, curve), PANEL[0] - 0.8, frame.LABEL_SIZE)
+        where = {"ha": "center", "va": "center", "transform": axis.transAxes}
+        axis.text(0.5, 0.5, said, color=MUTED, **where)
+        axis.set(xticks=[], yticks=[])
+    _scale(axis, [x for x, _ in points.values()], ys, curve)
+
+
+def _why_empty(rows: Sequence[Row], curve: Curve) -> str:
+    """The reasons of the cells that would be points."""
+    cells = [row.cells[key] for row in rows for key in (curve.x, curve.y)]
+    reasons = dict.fromkeys(c.note for c in cells if c.measured is None and c.note)
+    return "; ".join(["not measured", *reasons][:3]) if reasons else "not measured yet"
+
+
+def _scale(axis: Axes, xs: Sequence[float], ys: Sequence[float], curve: Curve) -> None:
     axis.grid(axis="both")
     axis.set_axisbelow(True)
-    xs = [x for x, _ in points.values()]
     if not curve.front and xs and max(xs) / min(xs) > LOG_FROM:
         axis.set_xscale("log", base=2)
     if not curve.larger[1] and ys and min(ys) > 0 and max(ys) / min(ys) > LOG_FROM:
@@ -121,21 +170,19 @@ def _panel(axis: Axes, rows: Sequence[Row], curve: Curve, names: Sequence[str]) 
         axis.locator_params(axis="y", nbins=5)
 
 
-def _series(
-    axis: Axes, rows: Sequence[Row], points: dict[str, Point], curve: Curve, i: int
-) -> None:
+def _series(axis: Axes, points: Mapping[Dot, Point], curve: Curve, i: int) -> None:
     """One series in its i-th colour and marker, from left to right; row-wise points hollow."""
     color, marker = SERIES[i % len(SERIES)], MARKERS[i % len(MARKERS)]
-    ordered = sorted(rows, key=lambda row: points[row.key])
-    cloud = len(rows) > LINED
+    ordered = sorted(points, key=points.__getitem__)
+    cloud = len(points) > LINED
     lined = "q" in curve.series or not curve.front  # else a line would join points of several q
     if lined and not cloud:
-        xs, ys = zip(*(points[row.key] for row in ordered), strict=True)
+        xs, ys = zip(*(points[dot] for dot in ordered), strict=True)
         axis.plot(xs, ys, linewidth=0.9, alpha=0.5, color=color, zorder=2)
     for hollow in (False, True):
-        chosen = [r for r in ordered if fnmatchcase(r.key, curve.rowwise) == hollow]
+        chosen = [dot for dot in ordered if fnmatchcase(dot.row.key, curve.rowwise) == hollow]
         if chosen:
-            xs, ys = zip(*(points[row.key] for row in chosen), strict=True)
+            xs, ys = zip(*(points[dot] for dot in chosen), strict=True)
             axis.scatter(
                 xs,
                 ys,
@@ -143,26 +190,39 @@ def _series(
                 marker=marker,
                 facecolor=PAPER if hollow else color,
                 edgecolor=color,
-                linewidth=0 if cloud else 1.1,
+                linewidth=0.8 if hollow else 0 if cloud else 1.1,
                 alpha=0.55 if cloud else 1,
                 zorder=3 if cloud else 4,
-                label=HOLLOW if hollow else _name(rows[0], curve),
+                label=HOLLOW if hollow else ordered[0].name,
             )
 
 
-def _fronts(axis: Axes, rows: Sequence[Row], points: dict[str, Point], curve: Curve) -> None:
-    """Each group's front as a staircase: what is attainable between two of its points is the worse one's y."""
-    groups: dict[str, list[Point]] = {}
-    for row in rows:
-        if row.on_front:
-            groups.setdefault(curve.front_of(row.key), []).append(points[row.key])
+def _fronts(axis: Axes, points: Mapping[Dot, Point], table: ResultTable) -> None:
+    """Each group's front over x as a staircase: what is attainable between two of its points is the worse one's y."""
+    curve, groups = table.curve, {}
+    for dot, point in points.items():
+        if dot.row.on_front and dot.x == curve.x:
+            groups.setdefault(curve.front_of(dot.row.key), []).append(point)
+    title = next(column.title for column in table.columns if column.key == curve.x)
+    label = f"Pareto front, {title}" if curve.beside else "Pareto front"
     for found in groups.values():
         xs, ys = zip(*sorted(found), strict=True)
         where = "pre" if curve.larger[0] else "post"
-        axis.step(
-            xs, ys, where=where, color=INK, linewidth=1.1, alpha=0.8, zorder=5, label="Pareto front"
-        )
+        axis.step(xs, ys, where=where, color=INK, linewidth=1.1, alpha=0.8, zorder=5, label=label)
         axis.scatter(xs, ys, s=9, color=INK, linewidth=0, zorder=6)
+
+
+def _head(table: ResultTable) -> str:
+    """The table's title, and where another y is drawn than the paper's, what that one is here."""
+    curve, columns = table.curve, {column.key: column for column in table.columns}
+    if not curve.in_place_of:
+        return table.title
+    ours, paper = columns[curve.y], columns[curve.in_place_of]
+    found = [row.cells[paper.key].measured for row in table.rows]
+    found = [value for value in found if value is not None]
+    what, _, unit = paper.unit.partition(", ")
+    span = f"is {min(found):.2g} to {max(found):.2g} {unit} here" if found else "is not measured"
+    return f"{table.title}. Drawn: {ours.unit}, since {paper.title} {what} {span}"
 
 
 def _title(rows: Sequence[Row], curve: Curve) -> str:
@@ -172,34 +232,31 @@ def _title(rows: Sequence[Row], curve: Curve) -> str:
     label = rows[0].labels.get(curve.panel, "")
     models = list(dict.fromkeys(row.model for row in rows))
     stand_in = any(row.stand_in for row in rows)
-    if len(models) > 2:  # the table names them
+    if len(models) > 2:  # the legend or the table names them
         return f"ours on {len(models)} {'stand-ins' if stand_in else 'models'}"
     ours = ", ".join(models) + (" (stand-in)" if stand_in else "")
     return f"{label}: ours on {ours}" if label and label not in models else f"ours on {ours}"
 
 
+def _x_name(curve: Curve, columns: Mapping[str, Column]) -> str:
+    """The axis of x; of contestants their unit, since the legend names them."""
+    column = columns[curve.x]
+    return f"{column.unit} {column.place}" if curve.beside else _axis_name(column)
+
+
 def _axis_name(column: Column, what: str = "") -> str:
-    text = f" on {column.measured_on}" if column.measured_on else ""
+    text = f" {column.place}" if column.place else ""
     unit = column.unit.partition(",")[0] if column.unit.startswith("accuracy") else column.unit
     name = " ".join(filter(None, (unit, what))) if column.measured_on else column.title
     tail = " (%)" if column.unit.endswith("%") else f" ({unit})" if not column.measured_on else ""
-    return f"{name}{text}{tail}"
+    return f"{name}{tail}{text}"
 
 
-def _legend(figure: Figure, axes: Sequence[Axes]) -> None:
+def _finish(figure: Figure, axes: Sequence[Axes], head: str) -> None:
     entries = {}
     for axis in axes:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
             entries.setdefault(label, handle)
-    if entries:
-        if hollow := entries.pop(HOLLOW, None):
-            entries[HOLLOW] = hollow  # after the series
-        widest = max(map(len, entries)) + 6
-        figure.legend(
-            entries.values(),
-            entries.keys(),
-            loc="outside lower center",
-            ncols=max(1, min(len(entries), LEGEND_WIDTH * len(axes) // widest)),
-            frameon=False,
-            fontsize=8,
-        )
+    if hollow := entries.pop(HOLLOW, None):
+        entries[HOLLOW] = hollow  # after the series
+    frame.put(figure, head, entries)

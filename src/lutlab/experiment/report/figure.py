@@ -1,4 +1,4 @@
-"""The figure: the paper's points hollow, ours filled, one panel a column, configurations along x.
+"""The figure of a table: the paper's numbers hollow, ours filled, one panel a column, configurations along x.
 
 Numbers measured on a stand-in are not comparable with the paper's: they get panels of their own below the paper's,
 with their own y axis, so that the shapes can be compared and the heights cannot. Without stand-ins both share a panel.
@@ -10,35 +10,20 @@ import io
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lutlab.experiment.artifact.outcome import Column, ResultTable, Row
-from lutlab.experiment.report import curve
-from lutlab.experiment.report.heads import break_lines
+from lutlab.experiment.artifact.outcome import OURS, Cell, Column, ResultTable, Row
+from lutlab.experiment.report import bars, curve, frame
+from lutlab.experiment.report.bars import Panel, Points
 from lutlab.experiment.report.layout import lay_out
-from lutlab.experiment.report.parts import Block, Grid, Layout
-from lutlab.experiment.report.style import FAINT, INK, MARKERS, MUTED, PAPER, SERIES, STYLE, scale_y
+from lutlab.experiment.report.parts import DASH, Block, Grid, Layout
+from lutlab.experiment.report.style import FAINT, INK, MARKERS, MUTED, PAPER, SERIES, STYLE
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-TITLE_WIDTH = 36  # characters in a line of a panel's title
-PER_ROW = 4  # panels side by side
-
-
-@dataclass(frozen=True)
-class Points:
-    """One series of one panel: x positions and values; None where there is only a `word` (OOM, failed)."""
-
-    name: str
-    color: str
-    marker: str
-    filled: bool
-    x: tuple[int, ...]
-    y: tuple[float | None, ...]
-    words: tuple[str, ...]
+PER_ROW = 4  # panels side by side, at most
+NARROWEST, PANEL_HEIGHT = 4.8, 1.7  # inches: width of a figure, height of a panel
 
 
 def render(table: ResultTable) -> tuple[bytes, bytes]:
@@ -67,45 +52,39 @@ def inline(svg: bytes) -> str:
 
 def draw(table: ResultTable) -> Figure:
     """Draw the panels, or the curve where the table is a figure of the paper; call it within `STYLE`."""
-    from matplotlib.figure import Figure
-
     if table.curve:
         return curve.draw(table)
     layout = lay_out(table)
+    bands = _contestants(table, layout) if table.one_axis else _columns_as_bands(table, layout)
+    return _arranged(bands, table.title)
+
+
+# ---- panels ----
+
+
+def _columns_as_bands(table: ResultTable, layout: Layout) -> list[list[Panel]]:
+    """A panel a column; one of the paper above one of ours where ours are of stand-ins."""
     columns = _columns(table, layout)
     apart = any(row.stand_in for row in table.rows) and any(c.published for c in columns)
-    across = min(PER_ROW, len(columns)) or 1
-    bands = math.ceil(len(columns) / across) or 1
-    ticks = _configurations(layout.main if layout.main.heads else layout.reference, layout)
-    width = max(2.6, 0.27 * len(set(ticks.values())) + 0.9) * across + 0.8
-    down = bands * (2 if apart else 1)
-    figure = Figure(
-        figsize=(min(width, 14), 2.3 * down + 1.3), layout="constrained", facecolor=PAPER
-    )
-    figure.get_layout_engine().set(hspace=0.06, wspace=0.05, h_pad=0.06)
-    axes = figure.subplots(down, across, squeeze=False)
-    drawn: list[Points] = []
-    for i, column in enumerate(columns):
-        band, at = divmod(i, across)
+    ticks, over = _configurations(layout.main if layout.main.heads else layout.reference, layout)
+    names, in_order = _names(ticks), bars.ordered(_names(ticks))
+    ran, kernel = _kernels(table, ticks)
+    bands = []
+    for column in columns:
         paper, ours = _series(table, column, ticks, layout)
-        drawn += [*paper, *ours]
+        name = _title(column, layout)
+        own = column.machine.startswith(("on ", "over "))  # a time of the row's kernel
+        place = " ".join(filter(None, (column.place, kernel if own else "")))
         if apart:
-            _panel(axes[2 * band][at], paper, _title(column, layout), {})
-            _panel(
-                axes[2 * band + 1][at],
-                ours,
-                f"on {column.measured_on or 'ours'}{_unit(column)}",
-                ticks,
-            )
-            if at == 0:
-                axes[2 * band][0].set_ylabel("paper", fontweight="bold")
-                axes[2 * band + 1][0].set_ylabel("measured on stand-ins", fontweight="bold")
+            below = f"{place or 'ours'}{_unit(column)}"
+            above = Panel(name, tuple(paper), names, in_order, named=False, side="paper")
+            whose = "measured on stand-ins"
+            bands.append([above, Panel(below, tuple(ours), ran, in_order, over=over, side=whose)])
         else:
-            _panel(axes[band][at], [*paper, *ours], _title(column, layout), ticks)
-    for axis in axes.flat:
-        axis.set_visible(axis.has_data() or bool(axis.texts))
-    _legend(figure, drawn)
-    return figure
+            title = f"{name} {place}".rstrip() if ours else name
+            shown = ran if ours else names
+            bands.append([Panel(title, (*paper, *ours), shown, in_order, over=over)])
+    return bands
 
 
 def _columns(table: ResultTable, layout: Layout) -> list[Column]:
@@ -124,19 +103,52 @@ def _unit(column: Column) -> str:
     return f" ({column.unit})" if column.unit else ""
 
 
-def _configurations(grid: Grid, layout: Layout) -> dict[str, str]:
-    """Row key -> tick label: as few axes as tell the rows of each block apart, from the first on."""
+def _contestants(table: ResultTable, layout: Layout) -> list[list[Panel]]:
+    """A panel a block of rows, in which the columns of `one_axis` are the series."""
+    columns = [column for column in table.columns if column.key in table.one_axis]
+    rows = {row.key: row for row in table.rows}
+    ticks, over = _configurations(layout.main, layout)
+    names = _names(ticks)
+    place = next((column.place for column in columns if column.place), "")
+    bands = []
+    for block in layout.main.blocks:
+        members = [rows[line.key] for line in block.lines]
+        series = [
+            _measured(column.title, [row.cells[column.key] for row in members], i, members, ticks)
+            for i, column in enumerate(columns)
+        ]
+        title = f"{_label(members[0])}: ours {_measured_name(members[0])} {place}".rstrip()
+        unit = columns[0].unit
+        in_order = bars.ordered(names)
+        bands.append([Panel(title, tuple(series), names, in_order, over=over, side=unit)])
+    return bands
+
+
+def _measured(
+    name: str, cells: Sequence[Cell], i: int, rows: Sequence[Row], ticks: dict[str, str]
+) -> Points:
+    """The i-th series of ours; one without any number says so by its name alone."""
+    values = tuple(cell.measured for cell in cells)
+    missing = all(value is None for value in values)
+    words = tuple("" if c.measured is not None or missing else c.verdict for c in cells)
+    said = f"{name}: {cells[0].verdict}" if missing else name
+    color, marker = SERIES[i % len(SERIES)], MARKERS[i % len(MARKERS)]
+    return Points(said, color, marker, True, _places(rows, ticks), values, words)
+
+
+def _configurations(grid: Grid, layout: Layout) -> tuple[dict[str, str], str]:
+    """Row key -> tick label, and what these are values of: as few axes as tell the rows of each block apart."""
     first = 1 if layout.headed else 0
     for used in range(first + 1, len(layout.axes) + 1):
-        axes = range(first, used)
+        axes = [i for i in range(first, used) if layout.axes[i] != OURS]
         names = {
             line.key: _name([(layout.axes[i], line.labels[i]) for i in axes])
             for block in grid.blocks
             for line in block.lines
         }
         if all(_distinct(block, names) for block in grid.blocks):
-            return names
-    return {line.key: line.key for block in grid.blocks for line in block.lines}
+            return names, ", ".join(layout.axes[i] for i in axes)
+    return {line.key: line.key for block in grid.blocks for line in block.lines}, ""
 
 
 def _distinct(block: Block, names: dict[str, str]) -> bool:
@@ -146,108 +158,102 @@ def _distinct(block: Block, names: dict[str, str]) -> bool:
 def _name(labels: Sequence[tuple[str, str]]) -> str:
     """`q4 g32`: short axes with their name, long ones without, dashes left out."""
     said = [(axis, label) for axis, label in labels if label.strip("-– ")]
-    return " ".join(f"{axis}{label}" if len(axis) <= 2 else label for axis, label in said)
+    return " ".join(f"{axis}{label}" if len(axis) <= 2 else label for axis, label in said) or DASH
+
+
+def _names(ticks: dict[str, str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(ticks.values()))
+
+
+def _kernels(table: ResultTable, ticks: dict[str, str]) -> tuple[tuple[str, ...], str]:
+    """The configurations, each with the kernel that ran in the place of the paper's, or the one that ran in all."""
+    found: dict[str, set[str]] = {name: set() for name in ticks.values()}
+    if any(column.machine for column in table.columns):
+        for row in table.rows:
+            if row.key in ticks and row.labels.get(OURS):
+                found[ticks[row.key]].add(row.labels[OURS])
+    every = set().union(*found.values())
+    if len(every) == 1:
+        return _names(ticks), f"by {every.pop()}"
+    return tuple(
+        f"{name}: {next(iter(ran))}" if len(ran) == 1 else name for name, ran in found.items()
+    ), ""
+
+
+def _places(rows: Sequence[Row], ticks: dict[str, str]) -> tuple[int, ...]:
+    positions = {name: i for i, name in enumerate(_names(ticks))}
+    return tuple(positions[ticks[row.key]] for row in rows)
 
 
 def _series(
     table: ResultTable, column: Column, ticks: dict[str, str], layout: Layout
 ) -> tuple[list[Points], list[Points]]:
-    """The paper's series and ours, one each per block of rows."""
-    positions = {name: i for i, name in enumerate(dict.fromkeys(ticks.values()))}
+    """The paper's series and ours, one each per block of rows; a stand-in of several models is drawn once."""
     rows = {row.key: row for row in table.rows}
     grid = layout.main if layout.main.heads else layout.reference
-    paper, ours = [], []
+    paper: list[Points] = []
+    ours: dict[tuple[object, ...], Points] = {}
     for i, block in enumerate(grid.blocks):
         members = [rows[line.key] for line in block.lines]
         cells = [row.cells[column.key] for row in members]
-        shared = {
-            "color": SERIES[i % len(SERIES)],
-            "marker": MARKERS[i % len(MARKERS)],
-            "x": tuple(positions[ticks[row.key]] for row in members),
-        }
+        color, marker = SERIES[i % len(SERIES)], MARKERS[i % len(MARKERS)]
+        x = _places(members, ticks)
         if column.published:
             words = tuple(c.published if isinstance(c.published, str) else "" for c in cells)
             values = tuple(None if isinstance(c.published, str) else c.published for c in cells)
             name = f"paper: {_label(members[0])}"
-            paper.append(Points(name=name, filled=False, y=values, words=words, **shared))
-        values = tuple(c.measured for c in cells)
-        if any(value is not None for value in values):
-            words = tuple("" if c.measured is not None else c.verdict for c in cells)
-            name = f"measured: {_measured_name(members[0])}"
-            ours.append(Points(name=name, filled=True, y=values, words=words, **shared))
-    return paper, ours
+            paper.append(Points(name, color, marker, False, x, values, words))
+        points = _measured(f"ours: {_measured_name(members[0])}", cells, i, members, ticks)
+        if any(value is not None for value in points.y):
+            ours.setdefault((points.name, x, points.y), points)
+    return paper, list(ours.values())
 
 
 def _label(row: Row) -> str:
-    return next(iter(row.labels.values()), row.key)
+    """`Model LLaMA-7B`, `m = 12288`: the first label under the name of its axis."""
+    return next((curve.named(axis, label) for axis, label in row.labels.items()), row.key)
 
 
 def _measured_name(row: Row) -> str:
     return f"{row.model} (stand-in)" if row.stand_in else row.model or _label(row)
 
 
-def _panel(axis: Axes, series: Sequence[Points], title: str, ticks: dict[str, str]) -> None:
-    for points in series:
-        y = [math.nan if value is None else value for value in points.y]
-        axis.plot(points.x, y, linewidth=0.9, alpha=0.45, color=points.color, zorder=2)
-        axis.scatter(
-            points.x,
-            y,
-            s=26,
-            marker=points.marker,
-            facecolor=points.color if points.filled else PAPER,
-            edgecolor=points.color,
-            linewidth=1.2,
-            zorder=3,
-        )
-    _words(axis, series)
-    scale_y(axis, [y for p in series for y in p.y if y is not None])
-    axis.set_title("\n".join(break_lines(title, TITLE_WIDTH)), loc="left", fontsize=9.5)
-    axis.grid(axis="y")
-    axis.set_axisbelow(True)
-    names = list(dict.fromkeys(ticks.values()))
-    n = max((x for p in series for x in p.x), default=0)
-    axis.set_xlim(-0.6, n + 0.6)
-    axis.set_xticks(range(len(names) or n + 1), names or [""] * (n + 1))
-    axis.tick_params(axis="x", length=0)
-    if any(len(name) > 3 for name in names):
-        for label in axis.get_xticklabels():
-            label.set(rotation=45, ha="right", rotation_mode="anchor")
+# ---- their places ----
 
 
-def _words(axis: Axes, series: Sequence[Points]) -> None:
-    """A word where a number is missing, at the foot of the panel in the colour of its series."""
-    for i, points in enumerate(series):
-        for x, word in zip(points.x, points.words, strict=True):
-            if word:
-                axis.annotate(
-                    word,
-                    (x + 0.22 * (i - (len(series) - 1) / 2), 0.03),
-                    xycoords=("data", "axes fraction"),
-                    rotation=90,
-                    ha="center",
-                    va="bottom",
-                    fontsize=7,
-                    color=points.color,
-                )
+def _arranged(bands: Sequence[Sequence[Panel]], title: str) -> Figure:
+    """The bands side by side, panels of a band below one another, as wide as their bars and names need."""
+    from matplotlib.figure import Figure
 
-
-def _legend(figure: Figure, series: Sequence[Points]) -> None:
-    from matplotlib.lines import Line2D
-
-    distinct = {points.name: points for points in series}
-    handles = [
-        Line2D(
-            [],
-            [],
-            linestyle="",
-            marker=p.marker,
-            markersize=5.5,
-            markerfacecolor=p.color if p.filled else PAPER,
-            markeredgecolor=p.color,
-            label=name,
-        )
-        for name, p in distinct.items()
-    ]
-    columns = 2 if len(handles) > 3 else max(len(handles), 1)
-    figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False)
+    panels = [panel for band in bands for panel in band]
+    wide = max(panel.width for panel in panels)
+    across = max(1, min(PER_ROW, len(bands), int((bars.WIDEST - 0.6) / wide)))
+    deep = len(bands[0])
+    down = math.ceil(len(bands) / across) * deep
+    width = min(bars.WIDEST, max(NARROWEST, wide * across + 0.6))
+    room = (width - 0.6) / across - 0.7
+    entries = {
+        points.name: bars.legend_handle(points, panel.ordered)
+        for panel in panels
+        for points in panel.series
+    }
+    titles = [frame.fit(panel.title, room, frame.PANEL_SIZE) for panel in panels]
+    above = max(frame.height(text, frame.PANEL_SIZE) for text in titles) + 0.15
+    below = max(panel.names_height for panel in panels if panel.named)
+    tall = down * (PANEL_HEIGHT + above) + down // deep * below
+    tall += frame.legend_height(list(entries), width - 0.3)
+    tall += frame.height(frame.fit(title, width - 0.3, frame.TITLE_SIZE), frame.TITLE_SIZE) + 0.2
+    figure = Figure(figsize=(width, tall), layout="constrained", facecolor=PAPER)
+    figure.get_layout_engine().set(hspace=0.03, wspace=0.04, h_pad=0.06)
+    axes = figure.subplots(down, across, squeeze=False)
+    for i, band in enumerate(bands):
+        row, at = divmod(i, across)
+        for j, panel in enumerate(band):
+            axis = axes[row * deep + j][at]
+            bars.draw(axis, panel, titles[i * deep + j])
+            if panel.side and at == 0:
+                axis.set_ylabel(frame.fit(panel.side, PANEL_HEIGHT, frame.LABEL_SIZE))
+    for axis in axes.flat:
+        axis.set_visible(axis.has_data() or bool(axis.texts))
+    frame.put(figure, title, entries)
+    return figure

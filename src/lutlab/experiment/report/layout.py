@@ -1,21 +1,20 @@
 """The one place that turns a ResultTable into strings: every format prints this layout, none looks at the table again.
 
-A column is shown in the main grid when something of it was measured here (or was tried and failed): published and
-measured side by side, the measured one headed by the text it was measured on. The other columns, which only the paper
-has numbers for, make the `reference` grid, with the reasons below it. Rows that share their first label (the model)
-and the model measured make a block under one heading. A published number never stands in a measured place.
+A column is shown in the main grid when something of it was measured here (or was tried and failed), or when no paper
+has numbers for it: published and measured side by side, the measured one headed by the text it was measured on. The
+other columns, which only the paper has numbers for, make the `reference` grid, with the reasons below it. Rows that
+share their first label (the model) and the model measured make a block under one heading. A published number never
+stands in a measured place.
 
 A figure of very many points is a table of its Pareto front; the CSV file has all rows.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Sequence
-from fnmatch import fnmatchcase
 
-from lutlab.experiment.artifact.outcome import Cell, Column, ResultTable, Row
+from lutlab.experiment.artifact.outcome import TRIED, Cell, Column, ResultTable, Row
 from lutlab.experiment.report.claims import view
 from lutlab.experiment.report.digits import (
     change,
@@ -25,6 +24,7 @@ from lutlab.experiment.report.digits import (
     printed_decimals,
     superscript,
 )
+from lutlab.experiment.report.fronts import shortened
 from lutlab.experiment.report.parts import DASH, Block, Entry, Grid, Head, Layout, Line
 
 # verdict of a measured number -> (mark, what the mark says below the table)
@@ -45,8 +45,6 @@ MARKS = {
     "measured only": ("", ""),
 }
 COMPARABLE = ("match", "within tolerance", "deviates")
-LONGEST = 60  # rows of a curve that are all shown
-TRIED = ("failed", "OOM")  # verdicts without a number that still belong beside the paper's
 WORDS = {
     "published only": DASH,
     "cited by the paper": "cited",
@@ -81,7 +79,7 @@ def lay_out(table: ResultTable) -> Layout:
         ValueError: a row has no cell for a column: no cell may be blank.
     """
     _check(table)
-    table, left_out = _shorten(table)
+    table, left_out = shortened(table)
     main = [c for c in table.columns if _in_main(table, c)]
     reference = [c for c in table.columns if c not in main]
     axes = tuple(dict.fromkeys(axis for row in table.rows for axis in row.labels))
@@ -128,26 +126,10 @@ def _check(table: ResultTable) -> None:
             )
 
 
-def _shorten(table: ResultTable) -> tuple[ResultTable, str]:
-    """The table without the rows that would hide its message, and the sentence that says so."""
-    if table.curve is None or len(table.rows) <= LONGEST or not any(r.on_front for r in table.rows):
-        return table, ""
-    baseline = table.curve.baseline
-    shown = tuple(row for row in table.rows if row.on_front or _must_show(row, baseline))
-    sentence = (
-        f"{len(shown)} of {len(table.rows)} rows shown: full precision, the Pareto front, and what failed; "
-        "table.csv has all"
-    )
-    return dataclasses.replace(table, rows=shown), sentence
-
-
-def _must_show(row: Row, baseline: str) -> bool:
-    return fnmatchcase(row.key, baseline) or any(c.verdict in TRIED for c in row.cells.values())
-
-
 def _in_main(table: ResultTable, column: Column) -> bool:
     cells = [row.cells[column.key] for row in table.rows]
-    return any(cell.measured is not None or cell.verdict in TRIED for cell in cells)
+    tried = any(cell.measured is not None or cell.verdict in TRIED for cell in cells)
+    return tried or all(cell.published in (None, "") for cell in cells)
 
 
 def _first_label(row: Row) -> str:
@@ -210,7 +192,8 @@ def _grid(
 
 def _head(table: ResultTable, column: Column) -> Head:
     unit = "" if column.unit in column.title else column.unit
-    ours = f"ours: {column.measured_on}" if column.measured_on else "ours"
+    where = column.measured_on or column.machine
+    ours = f"ours: {where}" if where else "ours"
     counts = {cell.n for row in table.rows if (cell := row.cells[column.key]).n is not None}
     if column.proportion and counts:
         ours += f", n={' to '.join(map(str, sorted({min(counts), max(counts)})))}"

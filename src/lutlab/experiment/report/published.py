@@ -25,7 +25,7 @@ from lutlab.experiment.artifact.artifact import Artifact, load_artifact
 from lutlab.experiment.artifact.columns import ColumnSpec
 from lutlab.experiment.artifact.outcome import Cell, ResultTable, Row
 from lutlab.experiment.artifact.rows import ArtifactRow
-from lutlab.experiment.report import compare, csv, markdown, means
+from lutlab.experiment.report import compare, csv, markdown, means, ran
 from lutlab.experiment.report.layout import flatten, lay_out
 from lutlab.experiment.store import lines
 from lutlab.experiment.store.record import Record
@@ -143,8 +143,11 @@ def _table(
             "longer has: publish it again (make publish)"
         )
     measured_on = {cell["column"]: cell["measured_on"] for cell in cells}
+    found = collections.defaultdict(list)
+    for cell in cells:
+        found[cell["column"]].append(records.get(cell["cell_id"]))
     columns = [
-        compare.column_of(key, spec, measured_on.get(key, ""))
+        compare.column_of(key, spec, measured_on.get(key, ""), found[key])
         for key, spec in artifact.columns.items()
     ]
     rows = [_row(artifact, known[key], some, records) for key, some in by_row.items()]
@@ -171,11 +174,21 @@ def _row(
     for key, spec in artifact.columns_of(row).items():
         if means.is_mean(row, spec):  # compare.assemble takes it again
             said[key] = Cell(key, published.get(key), None, "not run", row.not_run or spec.reason)
+        elif spec.not_run and not found.get(key, {}).get("cell_id"):
+            said[key] = Cell(key, published.get(key), None, "not run", spec.not_run)
         elif key in found:
             said[key] = _cell(artifact.name, spec, found[key], published.get(key), records)
         else:
             said[key] = Cell(key, published.get(key), None, "not run", "not measured yet")
-    return Row(row.key, row.labels, cells[0]["model"], cells[0]["stand_in"] == "True", said)
+    measured = [records.get(cell["cell_id"]) for cell in cells]
+    return Row(
+        row.key,
+        ran.labels(row.labels, measured),
+        cells[0]["model"],
+        cells[0]["stand_in"] == "True",
+        said,
+        device=ran.device(measured),
+    )
 
 
 def _cell(

@@ -10,8 +10,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 INK, MUTED, FAINT, PAPER = "#1f2328", "#656d76", "#d8dee4", "#ffffff"
-SERIES = ("#2f6fde", "#d9730d", "#1a9c74", "#a03fb5", "#c2a100", "#c93a4b")
-MARKERS = "osD^vP"
+SERIES = (
+    *("#2f6fde", "#d9730d", "#1a9c74", "#a03fb5", "#c2a100"),
+    *("#c93a4b", "#6b4f3a", "#5b7083", "#d65aa8", "#2aa7b8"),
+)
+MARKERS = "osD^vPX<>*"
 STYLE = {
     "svg.hashsalt": "lutlab",
     "svg.fonttype": "none",

@@ -1,4 +1,4 @@
-"""The command line around Hydra: a user's mistake ends in one message and an exit code, never in a traceback.
+"""The command line around Hydra: a user's mistakes end in one message and an exit code, never in a traceback.
 
 Exit codes: 0 all cells measured; 1 some rows failed (they are recorded and tried again next time); 2 a mistake or a
 limit the user can act on; 130 interrupted.
@@ -10,10 +10,10 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
-from lutlab.errors import LutlabError, nearest
-from lutlab.experiment.artifact.catalog import artifacts
+from lutlab.errors import LutlabError, Mistakes, nearest
 from lutlab.experiment.plan import additions
 from lutlab.experiment.plan.schema import register_configs
 
@@ -31,27 +31,25 @@ class RowsFailed(Exception):
 
 def run(main: Callable[[], None]) -> int:
     """Run Hydra's main; returns the exit code."""
-    from hydra.errors import HydraException, MissingConfigException
+    from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra would print and exit by itself; we say what to do
     # Hydra 1.3 and its launchers use argparse and pkg features that newer Pythons deprecate; not the user's business
     warnings.filterwarnings("ignore", category=DeprecationWarning, module=r"hydra.*")
-    if not any(argument.startswith("-") for argument in sys.argv[1:]):
-        # conf/config.yaml says so too, but Hydra forgets that where an override is wrong, and blames the sweep instead
-        sys.argv.append("--multirun")
     try:
-        sys.argv[1:] = additions.read(sys.argv[1:])
+        arguments = _read(additions.read(sys.argv[1:]))
+        if arguments is None:
+            return 0
+        sys.argv[1:] = arguments
         register_configs()
         main()
-    except MissingConfigException as error:
-        return _say(_unknown_choice(error), 2)
     except LutlabError as error:
         return _say(str(error), 2)
     except RowsFailed as error:
         return _say(str(error), 1)
     except (HydraException, OmegaConfBaseException) as error:
-        return _say(str(error), 2)
+        return _say(_in_our_words(error), 2)
     except BrokenPipeError:  # the reader of our output left, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
@@ -60,20 +58,67 @@ def run(main: Callable[[], None]) -> int:
     return 0
 
 
+def _read(arguments: Sequence[str]) -> list[str] | None:
+    """Arguments as Hydra wants them; None where the page of --help was all that was asked for.
+
+    Raises:
+        Mistakes: all among them.
+    """
+    # Hydra's own parser: it alone knows which of its options take a value
+    from hydra._internal.utils import get_args_parser
+
+    from lutlab.experiment.plan import mistakes
+
+    asked, rest = get_args_parser().parse_known_args(arguments)
+    presets = [Path(asked.config_dir)] if asked.config_dir else []
+    if asked.help:
+        from lutlab.experiment.run import help_page
+
+        print(help_page.page(presets))
+        return None
+    if (
+        asked.shell_completion or asked.config_name
+    ):  # a line not complete yet, or a user's own schema
+        return list(arguments)
+    overrides = [*asked.overrides, *(argument for argument in rest if not argument.startswith("-"))]
+    options = [argument for argument in arguments if argument not in overrides]
+    said = [_unknown_option(option) for option in rest if option.startswith("-")]
+    try:
+        overrides = mistakes.read(overrides, presets)
+    except Mistakes as error:
+        said += error.said
+    if said:
+        raise Mistakes(said)
+    # conf/config.yaml says --multirun too, but Hydra forgets that where an override is wrong, and blames the sweep
+    return [*overrides, *(options or ["--multirun"])]
+
+
+def _unknown_option(option: str) -> str:
+    bare = option.lstrip("-")
+    cure = f"write {bare}" if "=" in bare else f"write {bare}=<value> if it is a key"
+    return f"no option '{option}': {cure}; --help names all keys, --hydra-help the options"
+
+
 def _say(message: str, code: int) -> int:
     print(f"lutlab: {message}", file=sys.stderr)
     return code
 
 
-def _unknown_choice(error: Exception) -> str:
-    """`method=rnt` -> unknown method 'rnt': did you mean 'rtn'?"""
-    missing = getattr(error, "missing_cfg_file", None) or ""
-    options = getattr(error, "options", None)
-    group, _, name = missing.partition("/")
+def _in_our_words(error: Exception) -> str:
+    """What Hydra found that plan/mistakes.py leaves to it: its own keys, presets of the user's, a row's contradiction.
+
+    Its advice to append by `+` is left out: it would add a key that nobody reads.
+    """
+    missing, options = getattr(error, "missing_cfg_file", None), getattr(error, "options", None)
     if plugin := _LAUNCHERS.get(missing):
         return f"{missing.replace('launcher/', 'launcher=')} is not installed: pip install 'lutlab[{plugin}]'"
-    if group == "exp":
-        return f"unknown experiment '{name}': {nearest(name, artifacts())}"
-    if options and name:
+    if missing and options:
+        group, _, name = missing.rpartition("/")
         return f"unknown {group} '{name}': {nearest(name, options)}"
-    return re.sub(r"\x1b\[[0-9;]*m", "", str(error))
+    text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
+    if key := re.match(r"Could not (?:override|append to config) '?([\w.@/]+)", text):
+        owner = "launcher" if key[1].startswith("hydra.launcher") else key[1].partition(".")[0]
+        return f"no key '{key[1]}' of the {owner} chosen here: drop it, or choose one that has it"
+    lines = [line for line in text.splitlines() if line.strip() and "See https" not in line]
+    cause = str(error.__cause__).partition("\n")[0] if error.__cause__ else ""
+    return "\n".join([*lines[:6], *filter(None, [cause])])

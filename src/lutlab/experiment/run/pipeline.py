@@ -18,6 +18,7 @@ from lutlab.experiment.plan.plan import PlannedCell, PlannedRow
 from lutlab.experiment.plan.schema import Mode
 from lutlab.experiment.plan.settings import Settings
 from lutlab.experiment.report import compare
+from lutlab.experiment.report.sweep import tabulate_sweep
 from lutlab.experiment.run import track
 from lutlab.experiment.run.cli import RowsFailed
 from lutlab.experiment.run.tracking import Tracker, open_tracker
@@ -158,7 +159,7 @@ def _report(
         table = compare.tabulate(artifact, rows, scale, environment())
         table = dataclasses.replace(table, command=command)
     else:
-        table = compare.tabulate_sweep(folder.name, rows, scale, command, environment())
+        table = tabulate_sweep(folder.name, rows, scale, command, environment())
     console = Console()
     paths = write_report(table, folder)
     if not artifact:

@@ -1,6 +1,7 @@
 """Progress of a run, read from the store: it works for every launcher, because finished cells are files.
 
-On a terminal a bar with the time that remains; elsewhere one line a finished cell.
+On a terminal a bar with the time that remains; elsewhere one line a finished cell. Where a line is too narrow, the
+cell's name is shortened, never the count or the time.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from lutlab.experiment.store.store import Store
 
 _POLL_SECONDS = 0.3
+_BAR = 12  # characters
 
 
 @contextmanager
@@ -64,11 +66,17 @@ def _lines(
         for cell in _new(store, cells, earlier):
             name, _ = cells.pop(cell)
             done = total - len(cells)
-            console.print(
-                f"[{done}/{total}] {name}  {time.monotonic() - began:.0f} s",
-                highlight=False,
-                markup=False,
-            )
+            count, took = f"[{done}/{total}] ", f"  {time.monotonic() - began:.0f} s"
+            name = shorten(name, console.width - len(count) - len(took))
+            console.print(f"{count}{name}{took}", highlight=False, markup=False)
+
+
+def shorten(name: str, room: int) -> str:
+    """At most `room` characters of a cell's name: its model from the front, what is measured from the end."""
+    if len(name) <= room:
+        return name
+    end = 2 * room // 3
+    return f"{name[: max(0, room - end - 1)]}…{name[-end:]}"
 
 
 def _bar(
@@ -81,11 +89,12 @@ def _bar(
     predicted = sum(seconds for _, seconds in cells.values()) or 1.0
     columns = (
         TextColumn("{task.description}"),
-        BarColumn(),
+        BarColumn(_BAR),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
         TextColumn("{task.fields[eta]}"),
     )
+    others = len(f" {len(cells)}/{len(cells)} 0:00:00 about {predicted:.0f}0 s left ") + _BAR + 1
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("measuring", total=len(cells), eta="")
         finished, began = 0.0, time.monotonic()
@@ -99,4 +108,5 @@ def _bar(
                     (predicted - finished) * (time.monotonic() - began) / max(finished, 1e-9)
                 )
                 eta = f"about {remaining:.0f} s left"
-                progress.update(task, advance=1, description=name, eta=eta)
+                shown = shorten(name, console.width - others)
+                progress.update(task, advance=1, description=shown, eta=eta)

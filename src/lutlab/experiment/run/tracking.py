@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from lutlab.errors import LutlabError, nearest
+from lutlab.experiment.plan.schema import LOGGERS
 from lutlab.experiment.run.histories import log_rows
 from lutlab.experiment.run.tracked import TrackedRun
 from lutlab.experiment.store import lines
@@ -30,7 +31,6 @@ from lutlab.experiment.store.store import content_id
 if TYPE_CHECKING:
     from wandb.sdk.wandb_run import Run
 
-MODES = ("none", "offline", "online")
 CONTENT = "lutlab.sha256"  # in the folder of a finished run: hash of what it is a copy of
 log = logging.getLogger(__name__)
 
@@ -48,8 +48,8 @@ def open_tracker(logger: str, folder: Path, project: str) -> Tracker:
     Raises:
         LutlabError: unknown name; the message suggests the nearest one.
     """
-    if logger not in MODES:
-        raise LutlabError(f"unknown logger '{logger}': {nearest(logger, MODES)}")
+    if logger not in LOGGERS:
+        raise LutlabError(f"unknown logger '{logger}': {nearest(logger, LOGGERS)}")
     return NullTracker() if logger == "none" else WandbTracker(logger, Path(folder), project)
 
 

@@ -78,12 +78,18 @@ class Store:
         return dict(sorted(records.items()))
 
     def check_writable(self) -> None:
-        """Raise LutlabError where the root holds published artifacts."""
+        """Raise LutlabError where the root holds published artifacts, or nothing can be written."""
         if published := self.published:
             raise LutlabError(
                 f"{self.root} holds published artifacts ({published[0]}), which a run only reads: choose another "
                 "results= folder, or publish with 'make publish' (results/README.md)"
             )
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise LutlabError(
+                f"results={self.root} cannot be written ({type(error).__name__}): give another folder"
+            ) from error
 
     def save(self, record: Record) -> Path:
         """Write a record; an earlier one of the same cell (a failed try) is replaced.

@@ -1,0 +1,287 @@
+"""All mistakes of a command line at once, before Hydra composes anything: a line each, with what to do.
+
+    method.varient=x q=three   ->   2 mistakes
+                                      method.varient: … did you mean 'method.variant'? …
+                                      q=three: give a number, as q=4
+
+What values mean together with files (a text that a folder lacks, a budget that no width meets) is refused later, by
+runs.py and resolve.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+
+from lutlab import registry
+from lutlab.data.protocols import protocol
+from lutlab.errors import OTHER_NAMES, LutlabError, Mistakes, nearest
+from lutlab.experiment.artifact.columns import free_columns
+from lutlab.experiment.plan.choices import choices, default_choice
+from lutlab.experiment.plan.keys import (
+    Key,
+    config_keys,
+    evaluator_keys,
+    method_keys,
+    spelled,
+)
+from lutlab.experiment.plan.refusals import refusals
+from lutlab.experiment.plan.schema import Config, Mode
+from lutlab.groups import whole
+
+_HYDRAS = ("hydra", "local")  # keys and groups that Hydra and a user's own preset decide
+_INTERNAL = {
+    "artifact": "+exp=<artifact> sets it",
+    "job": "lutlab sets it itself",
+    "method.name": "write method=<name>",
+}
+
+
+def read(arguments: Sequence[str], config_dirs: Sequence[Path] = ()) -> list[str]:
+    """Refuse a command line with all its mistakes; returns its overrides as Hydra wants them.
+
+    A `+` is needed for none of lutlab's keys: `exp=table4`, `knobs.luts=4`, `+q=3` are all understood.
+
+    Args:
+        arguments: overrides, `<key>=<value>`, without Hydra's options.
+        config_dirs: folders of presets beside conf/.
+
+    Raises:
+        Mistakes: all of them.
+    """
+    line = _Line(choices(config_dirs))
+    for argument in arguments:
+        line.read(argument)
+    line.look_at_all()
+    if line.said:
+        raise Mistakes(line.said)
+    return [line.for_hydra(argument) for argument in arguments]
+
+
+@dataclass
+class _Line:
+    """One command line.
+
+    Attributes:
+        groups: group -> its choices.
+        said: its mistakes.
+        values: key or group -> its values that are right by themselves, several where it is swept.
+        keys: all that exist, of every method.
+        of_methods: those of one of several swept methods, `method.bcq.offset`.
+    """
+
+    groups: Mapping[str, Sequence[str]]
+    said: list[str] = field(default_factory=list)
+    values: dict[str, list[Any]] = field(default_factory=dict)
+    keys: dict[str, Key] = field(default_factory=lambda: config_keys() | evaluator_keys())
+    overrides: list[Override] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.of_methods = {}
+        for name in registry.classes("method"):
+            own = method_keys(name)
+            self.keys |= own
+            for key in own.values():
+                longer = key.name.replace("method.", f"method.{name}.", 1)
+                self.of_methods[longer] = dataclasses.replace(key, name=longer)
+        self.opened = [name for name, key in self.keys.items() if key.open]
+
+    # ---- one argument ----
+
+    def read(self, argument: str) -> None:
+        """Keep the values of one argument, or say what is wrong with it."""
+        try:
+            override = OverridesParser.create().parse_override(argument)
+            values = list(_values(override))
+        except HydraException:
+            self.said.append(self._unreadable(argument))
+            return
+        key = override.key_or_group
+        self.overrides.append(override)
+        if key.replace("/", ".").partition(".")[0] in _HYDRAS:
+            if key == "hydra.mode":
+                self.said.append(f"{argument}: every call is a sweep, of one row or more: drop it")
+            self.values[key] = values
+        elif override.is_delete():
+            self.said.append(f"{argument}: no key can be left out; give another value, as {key}=…")
+        elif key in _INTERNAL:
+            self.said.append(f"{argument}: {_INTERNAL[key]}")
+        elif key in self.groups:
+            self._choice(key, values)
+        elif override.is_sweep_override() and key in self.keys and self.keys[key].many:
+            self._value(key, ",".join(map(spelled, values)))  # commas without brackets: no list
+        else:
+            for value in values:
+                self._value(key, value)
+
+    def _choice(self, group: str, values: Sequence[Any]) -> None:
+        kind = "experiment" if group == "exp" else group
+        for value in values:
+            if isinstance(value, dict):
+                self.said.append(f"{group}={spelled(value)}: give one {kind}, and {group}.<key>=…")
+            elif isinstance(value, list) and value:
+                items = spelled(value).strip("[]")
+                self.said.append(
+                    f"{group}=[{items}]: give one {kind}; a sweep over several has no brackets: {group}={items}"
+                )
+            elif value not in self.groups[group] and "hydra.searchpath" not in self.values:
+                self.said.append(
+                    f"unknown {kind} '{spelled(value)}': {nearest(spelled(value), self.groups[group])}"
+                )
+            else:
+                self.values.setdefault(group, []).append(value)
+
+    def _value(self, name: str, value: Any) -> None:
+        key = self.keys.get(name) or self.of_methods.get(name)
+        if isinstance(value, dict) and any(k.startswith(f"{name}.") for k in self.keys):
+            for inner, item in value.items():
+                self._value(f"{name}.{inner}", item)
+        elif any(name.startswith(f"{opened}.") for opened in self.opened):
+            return
+        elif key is None:
+            self.said.append(self._unknown(name))
+        elif not (isinstance(value, str) and "${" in value):
+            try:
+                converted = key.convert(value)
+                if key.check:
+                    key.check(name, converted)
+            except LutlabError as error:
+                self.said.append(str(error))
+            else:
+                self.values.setdefault(name, []).append(converted)
+
+    def _unknown(self, name: str) -> str:
+        """The key that was most likely meant: by its whole name, or by its last part, which stands elsewhere."""
+        leaf = name.rpartition(".")[2]
+        if name in OTHER_NAMES:
+            return f"no key '{name}': it is {OTHER_NAMES[name]} here"
+        dotted = [key for key in self.keys if "." in key]
+        whole_names = {key.lower(): key for key in (dotted if "." in name else self._top())}
+        if close := difflib.get_close_matches(name.lower(), whole_names, n=1, cutoff=0.8):
+            return f"no key '{name}': did you mean '{whole_names[close[0]]}'?"
+        leaves = {key.rpartition(".")[2] for key in self.keys}
+        if close := difflib.get_close_matches(leaf.lower(), leaves, n=1, cutoff=0.7):
+            meant = [key for key in self.keys if key.rpartition(".")[2] == close[0]]
+            return f"no key '{name}': did you mean {' or '.join(map(repr, meant[:3]))}?"
+        parent = name.rpartition(".")[0]
+        beside = [key for key in self.keys if parent and key.rpartition(".")[0] == parent]
+        return f"no key '{name}': {nearest(name, beside or self._top())}"
+
+    def _top(self) -> list[str]:
+        """Keys and groups without a dot."""
+        names = {key.partition(".")[0] for key in self.keys} | set(self.groups)
+        return sorted(names - set(_INTERNAL) - set(_HYDRAS))
+
+    def _unreadable(self, argument: str) -> str:
+        key, equals, _ = argument.partition("=")
+        bare, colon, rest = key.lstrip("+").partition(":")
+        if equals:
+            return (
+                f"{argument} cannot be read: several values are a sweep, as q=2,3; a list has brackets, as "
+                "rows=[a,b]; no blanks; quote an argument with other signs, as \"skip=['*.fc2']\""
+            )
+        if colon:
+            return f"{argument}: write {bare}={rest}"
+        if bare in self.groups["exp"]:
+            return f"{argument}: write +exp={bare}"
+        if bare in Mode.__members__:
+            return f"{argument}: write mode={bare}"
+        if bare in self._top() or bare in self.keys:
+            return f"{argument}: the value is missing: write {bare}=<value>, without blanks"
+        return f"{argument}: write <key>=<value>, without blanks; --help names all keys"
+
+    # ---- all arguments together ----
+
+    def look_at_all(self) -> None:
+        """Say what is wrong with values beside each other."""
+        given = self.values
+        if "exp" in given and "evaluate" in given:
+            self.said.append(
+                "evaluate= chooses the columns of a sweep, those of +exp are its table's: drop one of them"
+            )
+        for key in sorted(given.keys() & self.of_methods.keys() if "exp" in given else ()):
+            self.said.append(f"{key}= is of a sweep of your own: drop it, or +exp")
+        if "rows" in given and "exp" not in given:
+            self.said.append("rows= chooses rows of a table: name it, as +exp=table4, or drop rows")
+        if any("*" in patterns for patterns in given.get("skip", ())):
+            self.said.append("skip=[*] keeps every layer in full precision: write method=none")
+        for items in given.get("evaluate", ()):
+            self._evaluations(items)
+        if "data.stand_in" not in given:
+            self._ask(protocol, given.get("calibration.text", ()))
+        self._methods()
+        for name, cls in registry.classes("evaluator").items():
+            self.said += refusals(cls, self._options(f"evaluator.{name}."))
+
+    def _evaluations(self, items: Sequence[str]) -> None:
+        if not items:
+            self.said.append("evaluate=[]: name what to measure, as evaluate=[ppl:wikitext2]")
+        self._ask(lambda item: free_columns([item]), items)
+        for item in items:
+            asked, _, text = item.partition(":")
+            evaluator = registry.classes("evaluator").get(asked.partition(".")[0])
+            if text and evaluator and not evaluator.reads_tasks:  # tasks are lm-eval's to know
+                self._ask(protocol, [text])
+
+    def _ask(self, check: Callable[[Any], object], values: Iterable[Any]) -> None:
+        for value in values:
+            try:
+                check(value)
+            except LutlabError as error:
+                self.said.append(str(error))
+
+    def _methods(self) -> None:
+        """Options that a chosen method has not, or not with these values, and q."""
+        options = self._options("method.")
+        named = self.values.get("method", [])
+        if not named and ("exp" in self.values or "default" in self.groups.get("local", ())):
+            return  # the rows, or the user's own preset, say which
+        for name in named or [default_choice("method")]:
+            cls = registry.lookup("method", name)
+            known = {key.removeprefix("method.") for key in method_keys(name)}
+            for option in sorted(options.keys() - known):
+                others = [
+                    m for m in registry.classes("method") if f"method.{option}" in method_keys(m)
+                ]
+                alone = f"method.{others[0]}.{option}= sets it in the rows of {others[0]} alone"
+                cure = alone if set(others) & set(named) else nearest(option, known)
+                self.said.append(
+                    f"method.{option}: method={name} has no such option, {', '.join(others)} has: {cure}"
+                )
+            self.said += refusals(cls, {o: v for o, v in options.items() if o in known})
+            if "budget" not in self.values and cls.quantizes:
+                method, asked = cls(), map(whole, self.values.get("q", ()))
+                self._ask(lambda q, m=method: m.check_width(q, Config.g), asked)
+
+    def _options(self, prefix: str) -> dict[str, list[Any]]:
+        found = {k: v for k, v in self.values.items() if k.startswith(prefix) and k in self.keys}
+        return {key.removeprefix(prefix): values for key, values in found.items()}
+
+    def for_hydra(self, argument: str) -> str:
+        """The argument with Hydra's `+` where Hydra wants it, and only there."""
+        bare = argument.lstrip("+")
+        key = bare.partition("=")[0]
+        if key == "exp":
+            return f"+{bare}"
+        if any(key == opened or key.startswith(f"{opened}.") for opened in self.opened):
+            return f"++{bare}"
+        ours = key in self.keys or key in self.groups or key in self.of_methods
+        return bare if ours else argument
+
+
+def _values(override: Override) -> Iterator[Any]:
+    """The value, or each of the values that it is swept over, as Hydra reads it."""
+    if not override.is_sweep_override():
+        yield override.value()
+        return
+    parser = OverridesParser.create()
+    for text in override.sweep_string_iterator():
+        yield parser.parse_override(f"{override.get_key_element()}={text}").value()
