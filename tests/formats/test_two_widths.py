@@ -74,7 +74,7 @@ def test_a_model_is_quantized_kept_saved_and_loaded(toy, name, tmp_path):
     size = ModelSize().measure(Subject(None, None, stats, None, 16))
     weights = sum(weight_of(module).numel() for _, module in linear_layers(make(name)))
     assert size.values["bits_per_weight"] == sum(s.bits_stored for s in stats) / weights
-    assert size.facts == {"layout": ["two_widths"]}
+    assert size.facts["layout"] == ["two_widths"]
     assert "bits_per_weight_bcq" not in size.values
     expected = model(token_ids()).logits
     lutlab.save(model, tmp_path / "saved")

@@ -225,7 +225,7 @@ def test_no_config(folder):
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"model_type": 3}', ""])
 def test_damaged_config(folder, content):
     (folder / "config.json").write_text(content)
-    with pytest.raises(LutlabError, match=r"cannot read .*config\.json|no map of the linear"):
+    with pytest.raises(LutlabError, match=r"cannot read .*config\.json|no family of models '3'"):
         loaded(folder)
 
 

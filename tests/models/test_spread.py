@@ -9,6 +9,7 @@ from lutlab.compress.driver import quantize_model
 from lutlab.errors import LutlabError
 from lutlab.evaluators.perplexity import window_nll
 from lutlab.experiment.plan.runs import _device
+from lutlab.experiment.plan.setting import a_device
 from lutlab.models.families import decoder_blocks, family_of
 from lutlab.models.load import load_model
 from lutlab.models.spread import spread
@@ -84,7 +85,7 @@ def test_spread_without_gpus_is_refused_before_anything_is_loaded():
 
 def test_unknown_device_suggests():
     with pytest.raises(LutlabError, match="did you mean 'spread'"):
-        _device("spred")
+        a_device("device", "spred")
 
 
 def test_one_device_is_loaded_without_hooks(tmp_path):

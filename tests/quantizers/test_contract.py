@@ -11,9 +11,11 @@ from lutlab import formats, registry
 from lutlab.errors import LutlabError
 from lutlab.quantizers.contract import Calibrated
 from lutlab.quantizers.mixed import Mixed
+from lutlab.quantizers.stored import STORED
 from lutlab.tensors import BCQTensor, CalibStats, DenseTensor, UniformTensor
 
-METHODS = registry.classes("method")
+# All that make a tensor of a weight; `stored` reads tensors that others made.
+METHODS = {name: cls for name, cls in registry.classes("method").items() if name != STORED}
 QUANTIZING = {name: cls for name, cls in METHODS.items() if cls.quantizes}
 # One width of whole bits for all groups; tests/quantizers/test_mixed.py has the others.
 OF_ONE_WIDTH = {name: cls for name, cls in QUANTIZING.items() if not issubclass(cls, Mixed)}

@@ -68,5 +68,6 @@ def _processor(record: Record) -> str:
         return about["gpu"]
     if "cpu" not in about:
         return ""
-    threads = record.facts.get("threads", about["threads"])  # a plugin's speed may not say
+    # a plugin's speed may not say
+    threads = record.facts["threads"] if "threads" in record.facts else about["threads"]
     return f"{about['cpu']}, {threads} thread{'s' if threads > 1 else ''}"
