@@ -68,5 +68,5 @@ def _processor(record: Record) -> str:
         return about["gpu"]
     if "cpu" not in about:
         return ""
-    threads = record.facts["threads"]
+    threads = record.facts.get("threads", about["threads"])  # a plugin's speed may not say
     return f"{about['cpu']}, {threads} thread{'s' if threads > 1 else ''}"
