@@ -1,4 +1,4 @@
-"""Every notebook runs from top to bottom, and is committed without outputs."""
+"""Every notebook runs from top to bottom, reads `lutlab.results`, asserts, and is committed without outputs."""
 
 from __future__ import annotations
 
@@ -29,3 +29,6 @@ def test_notebook_runs(path: Path) -> None:
 def test_notebook_is_committed_without_outputs(path: Path) -> None:
     cells = nbformat.read(path, as_version=4).cells
     assert not [c for c in cells if c.get("outputs") or c.get("execution_count")]
+    code = "\n".join(cell.source for cell in cells if cell.cell_type == "code")
+    assert "lutlab.results(" in code
+    assert "assert " in code

@@ -6,9 +6,11 @@ The second is settings.py backwards.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -133,11 +135,10 @@ def _product_run(run: ProductRun) -> Iterator[str]:
 def _model(model: ModelSpec) -> Iterator[str]:
     """By its preset, where it has one."""
     preset = sources.folder("conf") / "model" / f"{model.name}.yaml"
-    if preset.is_file():
-        known = yaml.safe_load(preset.read_text(encoding="utf-8"))
-        if (known["id"], known.get("revision")) == (model.id, model.revision):
-            yield f"model={model.name}"
-            return
+    known = _preset(preset)
+    if known and (known["id"], known.get("revision")) == (model.id, model.revision):
+        yield f"model={model.name}"
+        return
     yield f"model={'synthetic' if model.source == 'synthetic' else 'folder'}"
     yield f"model.id={_value(model.id)}"
     if model.source not in ("synthetic", "folder"):
@@ -147,6 +148,12 @@ def _model(model: ModelSpec) -> Iterator[str]:
         yield f"model.revision={model.revision}"
     if model.layers:
         yield f"model.layers={model.layers}"
+
+
+@functools.cache
+def _preset(path: Path) -> Mapping[str, Any] | None:
+    """Read once: thousands of commands are written for a table of all that is published."""
+    return yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else None
 
 
 def _method(run: RunSpec) -> Iterator[str]:
