@@ -32,6 +32,9 @@ class Cell:
     note: str = ""
     cell_id: str | None = None
     baseline: float | None = None  # in a sweep of one's own, of the same model in full precision
+    difference: Uncertain | None = (
+        None  # to the baseline, sample by sample where both are of the same
+    )
     n: int | None = None
     sources: tuple[str, ...] = ()
     shares: Shares = field(default_factory=dict, repr=False)
@@ -47,6 +50,11 @@ class Cell:
     def error(self) -> float | None:
         """Standard error of the measured number; None where it is exact or nothing is known of it."""
         return self.number.error if self.number and self.shares else None
+
+    @property
+    def difference_error(self) -> float | None:
+        """Standard error of the difference; None where there is none or it is exact."""
+        return self.difference.error if self.difference and self.difference.shares else None
 
 
 @dataclass(frozen=True)
@@ -177,6 +185,7 @@ class ResultTable:
                 "cited_from": column.cited,
                 "measured": row.cells[column.key].measured,
                 "baseline": row.cells[column.key].baseline,
+                "difference_error": row.cells[column.key].difference_error,
                 "error": row.cells[column.key].error,
                 "n": row.cells[column.key].n,
                 "measured_on": column.measured_on,

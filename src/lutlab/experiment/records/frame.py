@@ -41,12 +41,12 @@ COPIES = ("rendered", "publishing", "wandb")
 # Columns that every frame has, in this order; the axes follow, sorted.
 COLUMNS = (
     "paper", "artifact", "variant", "row", "labels", "column", "title", "metric", "unit", "lower_is_better",
-    "text", "paper_text", "measured_on", "published", "measured", "delta", "baseline", "difference", "error", "n",
-    "stored_bits", "verdict", "note", "stand_in", "on_front", "cell_id", "status", "reason", "command", "citation",
-    "source", "machine", "cpu", "cores", "threads", "gpu", "commit", "dirty", "measured_at", "seconds", "versions",
-    "folder",
+    "text", "paper_text", "measured_on", "published", "measured", "delta", "baseline", "difference",
+    "difference_error", "error", "n", "stored_bits", "verdict", "note", "stand_in", "on_front", "cell_id",
+    "status", "reason", "command", "citation", "source", "machine", "cpu", "cores", "threads", "gpu", "commit",
+    "dirty", "measured_at", "seconds", "versions", "folder",
 )  # fmt: skip
-_NUMBERS = ("published", "measured", "baseline", "error")
+_NUMBERS = ("published", "measured", "baseline", "error", "difference_error")
 _FLAGS = ("stand_in", "on_front", "lower_is_better")
 
 
@@ -78,7 +78,8 @@ def results(*folders: str | Path, samples: bool = False) -> pandas.DataFrame:
     Returns:
         COLUMNS, then every axis of the rows by its name on the command line (`q`, `method.offset`,
         `calibration.samples`, …), empty where a row does not have it. `delta` is measured / published - 1, only
-        where the two can be compared; `difference` is measured - baseline, the full-precision row of the same sweep;
+        where the two can be compared; `difference` is measured - baseline, the full-precision row of the same sweep,
+        `difference_error` its standard error over the same samples;
         `command` measures the one cell again; `source` is the place in the paper. `text` is the one that was read,
         `paper_text` the one that the published number is of; `stored_bits`, of a weight, are those of the cell's run,
         whichever of its records has them.
@@ -179,7 +180,7 @@ def _of_cell(cell: Mapping[str, str]) -> dict[str, Any]:
     row: dict[str, Any] = {key: value for key, value in cell.items() if key in COLUMNS}
     row |= {key: _number(cell.get(key, "")) for key in _NUMBERS}
     row |= {key: cell[key] == "True" for key in _FLAGS if key in cell}
-    published, measured, baseline, _ = (row[key] for key in _NUMBERS)
+    published, measured, baseline = (row[key] for key in _NUMBERS[:3])
     if cell["verdict"] in COMPARABLE and published:
         row["delta"] = measured / published - 1
     if measured is not None and baseline is not None:

@@ -101,7 +101,8 @@ def _name(row: Row, curve: Curve) -> str:
         label = row.labels.get(title, "")
         if title == "Model" and row.stand_in:
             label = f"{row.model} (stand-in)"
-        words.append(named(title, label))
+        if label:  # a row of a sweep may not have what others differ in
+            words.append(named(title, label))
     return ", ".join(words)
 
 

@@ -226,19 +226,20 @@ def _printer(table: ResultTable, column: Column, foot: _Footnotes | None):
             verdict=cell.verdict,
             note=cell.note,
             measured=measured,
-            error=error_text(cell.error, ours),
+            error="" if cell.difference else error_text(cell.error, ours),
         )
 
     return entry
 
 
 def _beside(cell: Cell, decimals: int) -> str:
-    """`30.14 (+2.95)`: a measured number and, in a sweep of one's own, its difference to full precision."""
+    """`30.14 (+2.95 ± 0.11)`: a measured number and, in a sweep of one's own, its difference to full precision."""
     text = number(cell.measured, decimals)
-    if cell.baseline in (None, cell.measured):
+    if cell.difference is None:
         return text
-    difference = cell.measured - cell.baseline
-    return f"{text} ({'+' if difference > 0 else '-'}{number(abs(difference), decimals)})"
+    size = number(abs(cell.difference.value), decimals)
+    error = error_text(cell.difference_error, decimals)
+    return f"{text} ({'-' if cell.difference.value < 0 else '+'}{size}{error and ' '}{error})"
 
 
 def _is_number(value: float | str | None) -> bool:

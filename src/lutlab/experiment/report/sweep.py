@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lutlab.experiment.artifact.columns import SIZE
-from lutlab.experiment.artifact.outcome import Curve, ResultTable, Row
+from lutlab.experiment.artifact.outcome import Cell, Curve, ResultTable, Row
 from lutlab.experiment.plan.plan import PlannedRow
 from lutlab.experiment.report.compare import column_here, options, row_of, told_of
 from lutlab.experiment.report.fronts import mark_fronts
@@ -53,11 +53,15 @@ def _beside(row: Row, baseline: Row | None, columns: Sequence[str]) -> Row:
     """The row with the full-precision numbers of its model in some columns."""
     if baseline is None:
         return row
-    cells = {
-        key: dataclasses.replace(row.cells[key], baseline=baseline.cells[key].measured)
-        for key in columns
-    }
-    return dataclasses.replace(row, cells={**row.cells, **cells})
+    found = {key: _difference(row.cells[key], baseline.cells[key]) for key in columns}
+    return dataclasses.replace(row, cells={**row.cells, **found})
+
+
+def _difference(cell: Cell, baseline: Cell) -> Cell:
+    if cell.number is None or baseline.number is None:
+        return cell
+    difference = cell.number - baseline.number
+    return dataclasses.replace(cell, baseline=baseline.measured, difference=difference)
 
 
 def _size_against_quality(rows: Sequence[PlannedRow]) -> Curve | None:
@@ -68,5 +72,6 @@ def _size_against_quality(rows: Sequence[PlannedRow]) -> Curve | None:
         return None
     larger = tuple(not columns[key].lower_is_better for key in (SIZE, quality))
     several = len({row.spec.name for row in rows}) > 1
-    series = ("Model", "Method") if several else ("Method",)
+    own = [axis for axis in rows[0].labels if axis not in ("Model", "q", "g")]  # what else differs
+    series = ("Model", *own) if several else tuple(own)
     return Curve(SIZE, quality, series, larger, per=1, baseline="*/none/*", degradation=False)

@@ -50,9 +50,8 @@ def run(main: Callable[[], None]) -> int:
         return _say(str(error), 1)
     except (HydraException, OmegaConfBaseException) as error:
         return _say(_in_our_words(error), 2)
-    except BrokenPipeError:  # the reader of our output left, as `| head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+    except BrokenPipeError:
+        return reader_left()
     except KeyboardInterrupt:
         return _say("interrupted; finished cells are kept: the same command goes on from here", 130)
     return 0
@@ -97,6 +96,12 @@ def _unknown_option(option: str) -> str:
     bare = option.lstrip("-")
     cure = f"write {bare}" if "=" in bare else f"write {bare}=<value> if it is a key"
     return f"no option '{option}': {cure}; --help names all keys, --hydra-help the options"
+
+
+def reader_left() -> int:
+    """End quietly where the reader of our output is gone, as after `| head`; returns the exit code."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 141
 
 
 def _say(message: str, code: int) -> int:

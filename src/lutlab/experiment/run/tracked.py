@@ -33,8 +33,8 @@ from lutlab.specs import EvalSpec, ProductRun
 # Axes that differ from column to column; the metrics' keys name them.
 OF_A_CELL = {"evaluator", "text"}
 OF_A_COLUMN = (
-    "measured", "published", "delta", "baseline", "difference", "error", "n", "unit", "verdict", "cell_id", "reason",
-    "command",
+    "measured", "published", "delta", "baseline", "difference", "difference_error", "error", "n", "unit", "verdict",
+    "cell_id", "reason", "command",
 )  # fmt: skip
 
 
