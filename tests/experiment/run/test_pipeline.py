@@ -71,6 +71,10 @@ def test_a_sweep_stands_beside_full_precision_and_is_never_written_over(
     assert re.search(rf"\(\+{difference:.2f} ± [\d.]+\)", said)
     assert "method.bcq.offset=true,false q=3 g=32" in said  # the command that gives this table
 
+    one = command("method=rtn,bcq", "method.bcq.offset=true", *line[2:], "mode=report", "name=one")
+    assert one.code == 0, one.err  # one value of one method
+    assert "method=rtn,bcq method.bcq.offset=true q=3" in " ".join(one.out.split())
+
     other = command(*line[:-1], "data.limit=3", "name=mine")
     assert other.code == 2
     assert "name=mine is that of another sweep" in other.err
@@ -78,7 +82,7 @@ def test_a_sweep_stands_beside_full_precision_and_is_never_written_over(
     assert command(*line, "name=mine").code == 0  # the same one again
     assert (folder / "table.csv").read_bytes() == before
     assert command(*line[:-1], "data.limit=3").code == 0
-    assert len(list((command.results / "sweep").iterdir())) == 2
+    assert len(list((command.results / "sweep").iterdir())) == 3
 
 
 def test_a_record_tells_where_its_number_comes_from(command: CommandLine) -> None:

@@ -271,6 +271,9 @@ class _Line:
         key = bare.partition("=")[0]
         if key == "exp":
             return f"+{bare}"
+        if key in self.of_methods and "," not in bare and "(" not in bare:
+            # Hydra composes what is not swept before our sweeper sees which rows it is of
+            return bare.replace("=", "=choice(", 1) + ")"
         if any(key == opened or key.startswith(f"{opened}.") for opened in self.opened):
             return f"++{bare}"
         ours = key in self.keys or key in self.groups or key in self.of_methods

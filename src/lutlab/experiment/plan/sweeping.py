@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -58,7 +59,7 @@ def parse(arguments: Sequence[str]) -> list[Request]:
     overrides = OverridesParser.create().parse_overrides(list(arguments))
     exp = [o for o in overrides if o.key_or_group == "exp"]
     rest = [o for o in overrides if o.key_or_group != "exp"]
-    asked = tuple(o.input_line for o in rest if not is_one_of(o.key_or_group, NOT_ASKED))
+    asked = tuple(_typed(o) for o in rest if not is_one_of(o.key_or_group, NOT_ASKED))
     if not exp:
         own = [o for o in rest if _method_of(o)]
         others = [o for o in rest if not _method_of(o)]
@@ -72,6 +73,11 @@ def parse(arguments: Sequence[str]) -> list[Request]:
     names = [name for o in exp for name in _artifact_names(o)]
     given = tuple(o.input_line for o in rest)
     return [Request(load_artifact(n), given, asked=asked) for n in names]
+
+
+def _typed(override: Override) -> str:
+    """The override as a reader types it: a choice of values as the values."""
+    return re.sub(r"=choice\((.*)\)$", r"=\1", override.input_line)
 
 
 def _method_of(override: Override) -> str:
