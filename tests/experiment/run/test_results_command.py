@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import sys
 
 import pandas
@@ -10,6 +11,7 @@ from tests.command_line import QUICK
 
 from lutlab.experiment.records import stale
 from lutlab.experiment.run.main import main
+from lutlab.experiment.run.published_list import PUBLISHED
 from lutlab.experiment.store.store import Store
 
 
@@ -94,6 +96,12 @@ def test_what_moved_since_is_named(measured):
     assert stale.moved(record)[0].startswith("evaluator/ppl 0 -> ")
     assert "method/gone 1 -> gone" in stale.moved(record)
     assert any(reason.startswith("torch 1.0 -> ") for reason in stale.moved(record))
+
+
+def test_published_records_say_what_moved_since(monkeypatch, capfd):
+    code, out, err = results(monkeypatch, capfd, "stale", "--results", PUBLISHED)
+    assert code == 0, err
+    assert re.search(r"\d+ of \d+ records are of earlier code", out)
 
 
 def test_only_what_is_named_is_pruned(measured, monkeypatch, capfd, tmp_path):

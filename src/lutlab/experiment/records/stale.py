@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from lutlab import registry
 from lutlab.errors import LutlabError
 from lutlab.experiment.store.components import kernels_fingerprint, version
 from lutlab.experiment.store.provenance import libraries
@@ -28,10 +29,11 @@ def _moved(record: Record, identity: dict[str, Any]) -> Iterator[str]:
         now = _version(name)
         if str(then).partition("+")[0] != str(now):  # a user's class has its fingerprint after it
             yield f"{name} {then} -> {now if now is not None else 'gone'}"
-    today = libraries()
+    evaluator = registry.classes("evaluator").get(record.evaluation["evaluator"])
+    today = libraries(*(evaluator.libraries if evaluator else ()))
     for name, then in identity["libraries"].items():
-        if today[name] != then:
-            yield f"{name} {then} -> {today[name]}"
+        if today.get(name) != then:
+            yield f"{name} {then} -> {today.get(name, 'not asked for')}"
     if "speed" in identity:
         device = record.run["device"].partition(":")[0]
         if identity["speed"]["kernels"] != kernels_fingerprint(device):
