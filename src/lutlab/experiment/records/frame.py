@@ -28,10 +28,11 @@ from lutlab.experiment.report import csv
 from lutlab.experiment.report.layout import COMPARABLE
 from lutlab.experiment.report.published import TABLE, Published
 from lutlab.experiment.store import lines
-from lutlab.experiment.store.asked import axes, evaluation_from, run_from
+from lutlab.experiment.store.asked import axes, evaluation_from, run_from, to_json
 from lutlab.experiment.store.noise import error_of
 from lutlab.experiment.store.record import Record, canonical
 from lutlab.experiment.store.store import Store
+from lutlab.specs import RunSpec
 
 if TYPE_CHECKING:
     import pandas
@@ -163,12 +164,17 @@ def rows_of(shelf: Shelf, samples: bool = False) -> Iterator[dict[str, Any]]:
 
 
 def _stored_bits(shelf: Shelf) -> dict[str, float]:
-    """Run -> stored bits a weight, of whichever of its records counts them."""
+    """Run, spelled -> stored bits a weight, of whichever of its records counts them."""
     return {
-        canonical(record.run): record.values["bits_per_weight"]
+        _spelled(run_from(record.run)): record.values["bits_per_weight"]
         for record in shelf.records.values()
         if "bits_per_weight" in record.values
     }
+
+
+def _spelled(run: RunSpec) -> str:
+    """A run in today's spelling, which an older record may not have."""
+    return canonical(to_json(run))
 
 
 def _of_shelf(shelf: Shelf) -> dict[str, Any]:
@@ -244,7 +250,7 @@ def _of_record(record: Record | None, samples: bool, bits: Mapping[str, float]) 
         "status": record.status,
         "reason": record.reason,
         "n": record.n,
-        "stored_bits": bits.get(canonical(record.run)),
+        "stored_bits": bits.get(_spelled(run)),
         "seconds": record.seconds,
         "commit": known["git_commit"],
         "dirty": known["git_dirty"],
