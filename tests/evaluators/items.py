@@ -2,6 +2,9 @@
 
 import json
 
+import torch
+from tests.tiny_models import byte_tokenizer, tiny_llama
+
 from lutlab.data.choices import item_rows
 from lutlab.specs import Text
 
@@ -40,6 +43,21 @@ RECORDS = {
     ],
 }  # fmt: skip
 EXAMPLES = tuple(record["text"] for record in RECORDS["lambada"])
+
+
+def repeating():
+    """A model whose logits repeat the id two positions back, and its tokenizer: right where letters alternate."""
+    model = tiny_llama()
+
+    def repeat(_module, _args, kwargs, output):
+        ids = kwargs["input_ids"]
+        output.logits = (
+            torch.nn.functional.one_hot(ids.roll(1, 1), output.logits.shape[-1]).float() * 50
+        )
+        return output
+
+    model.register_forward_hook(repeat, with_kwargs=True)
+    return model, byte_tokenizer()
 
 
 def text_of(name: str) -> Text:

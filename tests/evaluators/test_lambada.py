@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from tests.evaluators.items import EXAMPLES, text_of
+from tests.evaluators.items import EXAMPLES, repeating, text_of
 from tests.tiny_models import byte_tokenizer, one_thread, tiny_llama, tiny_opt  # noqa: F401
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -51,16 +51,7 @@ def test_a_real_model_finds_a_word(shared):
 
 def test_a_model_that_knows_the_answer_has_accuracy_one():
     """Logits that repeat the id two positions back: right for 'ababab', wrong for the rest."""
-    model, tokenizer = tiny_llama(), byte_tokenizer()
-
-    def repeat(_module, _args, kwargs, output):
-        ids = kwargs["input_ids"]
-        output.logits = (
-            torch.nn.functional.one_hot(ids.roll(1, 1), output.logits.shape[-1]).float() * 50
-        )
-        return output
-
-    model.register_forward_hook(repeat, with_kwargs=True)
+    model, tokenizer = repeating()
     found = lambada(model, tokenizer, ["x b b b b", "x b c d e"])
     assert found.accuracy == 0.5
     assert found.log_likelihoods[0] == pytest.approx(0, abs=1e-6)

@@ -5,8 +5,7 @@ import math
 from types import SimpleNamespace
 
 import pytest
-import torch
-from tests.evaluators.items import text_of
+from tests.evaluators.items import repeating, text_of
 from tests.tiny_models import byte_tokenizer, one_thread, tiny_llama, tiny_opt  # noqa: F401
 
 from lutlab import registry
@@ -52,16 +51,7 @@ def test_equal_endings_have_one_accuracy():
 
 def test_a_context_decides_among_equal_endings():
     """Logits that repeat the last but one token: of the contexts that one is right whose last letter ends."""
-    model, tokenizer = tiny_llama(), byte_tokenizer()
-
-    def repeat(_module, _args, kwargs, output):
-        ids = kwargs["input_ids"]
-        output.logits = (
-            torch.nn.functional.one_hot(ids.roll(1, 1), output.logits.shape[-1]).float() * 50
-        )
-        return output
-
-    model.register_forward_hook(repeat, with_kwargs=True)
+    model, tokenizer = repeating()
     text = load_text(TextSpec("continuations", "embedded"))
     row = '{"contexts": ["x b", "x c"], "ending": "b", "gold": %d}'
     rows = (row % 0, row % 0, row % 1)

@@ -33,9 +33,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 BOS = ("tokenizer", "none")
-BATCH_SIZE = (
-    16  # requests; likelihoods of two sizes differ by rounding, so that it is in ids and records
-)
+BATCH_SIZE = 16  # requests; likelihoods of two sizes differ by rounding: it is in ids and records
 LIBRARIES = ("lm-eval",)
 # simple_evaluate's: of Python's generator, of numpy's and torch's, of the choice of examples in a prompt
 _SEED, _ARRAY_SEED, _FEWSHOT_SEED = 0, 1234, 1234
