@@ -25,6 +25,7 @@ def rows(*lines: str):
         ("sublayers.attention.q=3", "sublayers.attention.q=4 sublayers.attention.g=8", "sublayers.attention.q"),
         ("skip=['*.0.*']", "skip=[]", "skip"),
         ("threads=1", "threads=2", "threads"),
+        ("model=folder model.id=a/m", "model=folder model.id=b/m", "model.id"),
         ("evaluator.ppl.loss_dtype=float16", "evaluator.ppl.loss_dtype=float32", "evaluator.ppl.loss_dtype"),
         ("model=product model.id=8x8 kernel=optq", "model=product model.id=8x8", "kernel"),
     ],

@@ -18,7 +18,13 @@ from lutlab.experiment.store.asked import axes, differing
 from lutlab.specs import ModelRun, RunSpec
 
 _ALWAYS = ("model", "method", "q", "g")
-_SAID = ("budget", "candidates", "model.source", "model.revision")  # by q or by the model's name
+_SAID = (
+    "budget",
+    "candidates",
+    "model.id",
+    "model.source",
+    "model.revision",
+)  # by q or by the model's name
 _NAME = re.compile(r"[\w][\w.+=-]*")
 _LONGEST = 60  # characters of a name that is made of axes
 

@@ -97,8 +97,8 @@ def _plan(
         raise LutlabError(f"name={common.name} is of a sweep of your own: drop it, or +exp")
     artifact = request.artifact
     planned = [
-        plan.planned(row.row.key, row.row.labels, artifact.columns_of(row.row), row.settings)
-        for row in asked
+        plan.planned(one.row.key, one.row.labels, artifact.columns_of(one.row), one.settings)
+        for one in asked
     ]
     return planned, asked, common.results / artifact.name / sweeping.variant(request, common)
 

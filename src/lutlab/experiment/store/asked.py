@@ -69,6 +69,7 @@ def differing(rows: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def _of_model(run: ModelRun) -> Iterator[tuple[str, Any]]:
+    yield "model.id", run.model.id
     yield "model.source", run.model.source
     yield "model.revision", run.model.revision
     yield "model.layers", run.model.layers
