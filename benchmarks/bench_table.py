@@ -4,9 +4,9 @@
 
 Goals on two cores: Table 4 at scale=embedded under 3 minutes, fully cached under 15 s, --help under 2 s. The floor of
 the first is the forward passes: 10 rows x (topics + docstrings + passages twice) tokens x 2 x parameters operations;
-of the second, importing torch and transformers and reading the texts to hash them. Tracking (logger=offline) comes after the
-measurement, and is to add less than 5 % to it: it is timed as the first tracked run of a finished table less the
-untracked one.
+of the second, importing torch and transformers and reading the texts to hash them. Tracking (logger=offline) comes
+after the measurement, and is to add less than 5 % to it: it is timed as the first tracked run of a finished table less
+the untracked one.
 """
 
 from __future__ import annotations
