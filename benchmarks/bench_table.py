@@ -55,7 +55,7 @@ def main() -> None:
         print(f"{name:20} {measured[name]:7.1f} s   goal {goal:5.1f} s   {verdict}")
     if arguments.out:
         rows = [
-            {"what": n, "seconds": round(measured[n], 2), "goal_seconds": g}
+            {"what": n, "seconds": round(measured[n], 2), "goal_seconds": round(g, 2)}
             for n, g in goals.items()
         ]
         arguments.out.write_text(
