@@ -1,4 +1,4 @@
-"""Write a file so that a reader, a crash or a full disk never shows half of it."""
+"""Files that appear whole or not at all, so that a reader, a crash or a full disk never shows half of one."""
 
 from __future__ import annotations
 
@@ -34,3 +34,22 @@ def write_atomically(path: Path, data: bytes) -> Path:
             f"{'free some space' if full else 'check the folder'} and run again: finished cells are kept"
         ) from error
     return path
+
+
+def set_aside(path: Path) -> Path:
+    """Rename what was found damaged to `<name>.damaged` (`.damaged-2`, …), so that it can be looked at; its new place.
+
+    Raises:
+        LutlabError: the folder cannot be written.
+    """
+    places = (
+        path.with_name(f"{path.name}.damaged{n}") for n in ("", *(f"-{i}" for i in range(2, 1000)))
+    )
+    place = next(each for each in places if not os.path.lexists(each))
+    try:
+        os.replace(path, place)
+    except OSError as error:
+        raise LutlabError(
+            f"{path} is damaged, and cannot be moved out of the way ({error.strerror}): delete it and run again"
+        ) from error
+    return place

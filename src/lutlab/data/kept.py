@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from lutlab.atomic import write_atomically
 from lutlab.caches import cache_folder
+from lutlab.digests import Damaged, sealed, unsealed
 from lutlab.errors import LutlabError
 
 log = logging.getLogger(__name__)
@@ -23,24 +23,18 @@ def recall(name: str, sources: Iterable[bytes], find: Callable[[], Any]) -> Any:
         sources: everything that decides the value, the code that finds it included; only their content counts.
         find: returns a JSON value.
     """
-    path = cache_folder("texts") / f"{name}-{_sha256(sources)[:32]}.json"
+    path = cache_folder("texts") / f"{name}-{_sha256(sources)[:32]}.sealed"
     if path.is_file():
-        kept = _intact(path.read_bytes())
-        if kept is not None:
-            return kept
+        try:
+            return unsealed(path.read_bytes(), path.name)
+        except Damaged as error:
+            log.warning("%s is damaged (%s): it is found again", path, error)
     found = find()
-    text = json.dumps(found)
     try:
-        write_atomically(path, f"{_sha256([text.encode()])}\n{text}".encode())
+        write_atomically(path, sealed(found, path.name))
     except LutlabError as error:
         log.info("%s is found anew in every process: %s", name, error)
     return found
-
-
-def _intact(data: bytes) -> Any:
-    """The value in a file whose first line is the hash of the rest; None where it is not."""
-    digest, _, text = data.partition(b"\n")
-    return json.loads(text) if digest.decode(errors="replace") == _sha256([text]) else None
 
 
 def _sha256(parts: Iterable[bytes]) -> str:

@@ -12,8 +12,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from lutlab.atomic import write_atomically
+from lutlab.digests import Damaged
 from lutlab.errors import LutlabError
-from lutlab.experiment.store.record import Damaged, Record, canonical, decode, encode
+from lutlab.experiment.store.record import Record, canonical, decode, encode
 
 NAME = "records.jsonl"
 

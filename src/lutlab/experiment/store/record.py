@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from lutlab.digests import Damaged
+
 
 @dataclass(frozen=True)
 class Record:
@@ -25,10 +27,6 @@ class Record:
     provenance: Mapping[str, Any]
     seconds: float
     reason: str = ""
-
-
-class Damaged(ValueError):
-    """A text is not the record that was written. Whoever knows the file says which."""
 
 
 def canonical(value: Any) -> str:

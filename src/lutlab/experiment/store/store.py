@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from lutlab.atomic import write_atomically
+from lutlab.digests import Damaged
 from lutlab.errors import LutlabError
 from lutlab.experiment.store import lines
-from lutlab.experiment.store.record import Damaged, Record, canonical, decode, encode
+from lutlab.experiment.store.record import Record, canonical, decode, encode
 
 
 def content_id(value: Any) -> str:
