@@ -61,11 +61,36 @@ def test_files_and_the_hub_give_the_same_rows():
         ("hellaswag", {"query": "q", "choices": ["x"], "gold": 1}),
         ("winogrande", {"sentence": "no blank", "option1": "a", "option2": "b", "answer": "1"}),
         ("piqa", "no record"),
+        ("piqa", PIQA | {"sol2": None}),
+        ("piqa", PIQA | {"label": True}),
+        ("arc-easy", HUB_ARC | {"choices": {"text": [], "label": ["2"]}}),
+        ("arc-easy", HUB_ARC | {"choices": {"text": ["a", 1], "label": ["1", "2"]}}),
+        ("hellaswag", HELLASWAG | {"endings": "xy"}),
+        ("hellaswag", {"query": "q", "choices": ["x", "y"], "gold": 1.0}),
     ],
 )
 def test_a_record_without_an_answer_is_named(dataset, record):
-    with pytest.raises(LutlabError, match=rf"record 0 of here is no item of {dataset}(.|\n)*fetch"):
+    with pytest.raises(LutlabError, match=rf"line 1 of here is no item of {dataset}(.|\n)*fetch"):
         rows(dataset, record)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        json.dumps(PIQA)[:-5],
+        "[" * 100_000,
+        json.dumps(PIQA | {"label": 1}).replace('"label": 1', '"label": 1' + "0" * 5000),
+        json.dumps(PIQA)[:-1] + ', "goal": "another"}',
+        json.dumps(PIQA | {"goal": "half a pair \ud800"}),
+        json.dumps(PIQA | {"label": float("nan")}),
+    ],
+    ids=["truncated", "deep", "huge", "twice", "surrogate", "nan"],
+)
+def test_a_line_that_is_no_json_of_ours_is_named(line):
+    with pytest.raises(
+        LutlabError, match=r"line 2 of here is no item of piqa \((Value|JSON|Type|Recur|Uni)"
+    ):
+        item_rows("piqa", [json.dumps(PIQA), line], "here")
 
 
 def test_only_texts_of_examples_and_of_items_have_records():
