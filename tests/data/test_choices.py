@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from lutlab.data import records
+from lutlab.data import records, tasks
 from lutlab.data.choices import TEMPLATES, item_rows
 from lutlab.data.protocols import PROTOCOLS
 from lutlab.data.tasks import CONTINUATIONS, DEFINITIONS, definition, folder, metrics_of
@@ -39,8 +39,8 @@ def rows(dataset, record):
 def test_every_protocol_of_choices_has_its_records_and_every_text_of_examples_its_definition():
     datasets = {rule.dataset for rule in PROTOCOLS.values() if rule.kind == "choices"}
     assert datasets == {*TEMPLATES, "continuations"}
-    tasks = {name for name, rule in PROTOCOLS.items() if rule.kind in ("choices", "examples")}
-    assert tasks == {*DEFINITIONS, CONTINUATIONS["task"]}
+    read = {name for name, rule in PROTOCOLS.items() if rule.kind in ("choices", "examples")}
+    assert read == {*DEFINITIONS, CONTINUATIONS["task"]}
     assert all((folder() / path).is_file() for path in DEFINITIONS.values())
 
 
@@ -112,3 +112,23 @@ def test_tasks_are_found_by_their_name_without_lm_evals_index():
         definition("bolq")
     with pytest.raises(LutlabError, match=r"'mmlu' is a group of lm-eval's tasks.*name its tasks"):
         definition("mmlu")
+
+
+def test_a_definition_is_data_and_comes_from_lm_eval_alone(tmp_path, monkeypatch):
+    (tmp_path / "trap.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    own = tmp_path / "trapped.yaml"
+    own.write_text("task: trapped\ndoc_to_text: !function trap.run\n")
+    assert tasks._read(own)[0] == {"task": "trapped", "doc_to_text": "trap.run"}
+    monkeypatch.chdir(tmp_path)
+    for name in ("trapped", "./trapped", "trapped.yaml", str(own)):
+        with pytest.raises(LutlabError, match="lm-eval has no task"):
+            definition(name)
+    for content in (
+        f"task: !!python/object/apply:os.mkdir ['{tmp_path / 'ran'}']",
+        "- 1",
+        "task: [",
+    ):
+        own.write_text(content)
+        with pytest.raises(LutlabError, match=r"trapped\.yaml cannot be read as a definition"):
+            tasks._read(own)
+    assert not (tmp_path / "ran").exists()

@@ -104,10 +104,17 @@ def test_every_data_set_loads_with_its_commit_and_again_from_the_cache(repositor
     assert found["c4-new"][:2] == [1100, ["d0", "d1", "d2"]]
     assert found["lambada"][:2] == [1, ["One\n\ntwo three"]]
     assert found["lambada-standard"][:2] == [1, ["one two"]]
-    assert load(url, tmp_path / "home", *names, HF_HUB_OFFLINE="1") == found
+    (blob,) = (tmp_path / "home/hub/datasets--EleutherAI--lambada_openai/blobs").iterdir()
+    blob.write_bytes(blob.read_bytes().replace(b"three", b"threw"))
+    offline = load(url, tmp_path / "home", *names, HF_HUB_OFFLINE="1")
+    assert offline | {"lambada": ""} == found | {"lambada": ""}
+    damaged = f"damaged in the cache, now {blob}.damaged; not in the cache, and HF_HUB_OFFLINE"
+    assert damaged in offline["lambada"]
     assert not [request for request in hub.requests if "train" in request], (
         "only what is evaluated is fetched"
     )
+    with HubStandIn(repositories) as url:
+        assert load(url, tmp_path / "home", "lambada")["lambada"] == found["lambada"]
 
 
 def add_training_texts(repositories):
