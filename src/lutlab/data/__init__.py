@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import sys
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
@@ -145,10 +146,10 @@ def calibration_inputs(
 
 
 def check_limit(limit: int | None) -> None:
-    """Raises LutlabError unless it is None or a whole number, at least 1."""
-    if limit is not None and (type(limit) is not int or limit < 1):
+    """Raises LutlabError unless it is None or a whole number, at least 1, that can be an index."""
+    if limit is not None and (type(limit) is not int or not 1 <= limit <= sys.maxsize):
         raise LutlabError(
-            f"data.limit={limit}: give the number of windows or examples to evaluate, at least 1, or null for all"
+            f"data.limit={limit!r}: give the number of windows or examples to evaluate, at least 1, or null for all"
         )
 
 
