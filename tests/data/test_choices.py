@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from lutlab.data import records
+from lutlab.data import records, tasks
 from lutlab.data.choices import TEMPLATES, item_rows
 from lutlab.data.protocols import PROTOCOLS
 from lutlab.data.tasks import CONTINUATIONS, DEFINITIONS, definition, folder, metrics_of
@@ -39,8 +39,8 @@ def rows(dataset, record):
 def test_every_protocol_of_choices_has_its_records_and_every_text_of_examples_its_definition():
     datasets = {rule.dataset for rule in PROTOCOLS.values() if rule.kind == "choices"}
     assert datasets == {*TEMPLATES, "continuations"}
-    tasks = {name for name, rule in PROTOCOLS.items() if rule.kind in ("choices", "examples")}
-    assert tasks == {*DEFINITIONS, CONTINUATIONS["task"]}
+    read = {name for name, rule in PROTOCOLS.items() if rule.kind in ("choices", "examples")}
+    assert read == {*DEFINITIONS, CONTINUATIONS["task"]}
     assert all((folder() / path).is_file() for path in DEFINITIONS.values())
 
 
@@ -61,11 +61,36 @@ def test_files_and_the_hub_give_the_same_rows():
         ("hellaswag", {"query": "q", "choices": ["x"], "gold": 1}),
         ("winogrande", {"sentence": "no blank", "option1": "a", "option2": "b", "answer": "1"}),
         ("piqa", "no record"),
+        ("piqa", PIQA | {"sol2": None}),
+        ("piqa", PIQA | {"label": True}),
+        ("arc-easy", HUB_ARC | {"choices": {"text": [], "label": ["2"]}}),
+        ("arc-easy", HUB_ARC | {"choices": {"text": ["a", 1], "label": ["1", "2"]}}),
+        ("hellaswag", HELLASWAG | {"endings": "xy"}),
+        ("hellaswag", {"query": "q", "choices": ["x", "y"], "gold": 1.0}),
     ],
 )
 def test_a_record_without_an_answer_is_named(dataset, record):
-    with pytest.raises(LutlabError, match=rf"record 0 of here is no item of {dataset}(.|\n)*fetch"):
+    with pytest.raises(LutlabError, match=rf"line 1 of here is no item of {dataset}(.|\n)*fetch"):
         rows(dataset, record)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        json.dumps(PIQA)[:-5],
+        "[" * 100_000,
+        json.dumps(PIQA | {"label": 1}).replace('"label": 1', '"label": 1' + "0" * 5000),
+        json.dumps(PIQA)[:-1] + ', "goal": "another"}',
+        json.dumps(PIQA | {"goal": "half a pair \ud800"}),
+        json.dumps(PIQA | {"label": float("nan")}),
+    ],
+    ids=["truncated", "deep", "huge", "twice", "surrogate", "nan"],
+)
+def test_a_line_that_is_no_json_of_ours_is_named(line):
+    with pytest.raises(
+        LutlabError, match=r"line 2 of here is no item of piqa \((Value|JSON|Type|Recur|Uni)"
+    ):
+        item_rows("piqa", [json.dumps(PIQA), line], "here")
 
 
 def test_only_texts_of_examples_and_of_items_have_records():
@@ -87,3 +112,23 @@ def test_tasks_are_found_by_their_name_without_lm_evals_index():
         definition("bolq")
     with pytest.raises(LutlabError, match=r"'mmlu' is a group of lm-eval's tasks.*name its tasks"):
         definition("mmlu")
+
+
+def test_a_definition_is_data_and_comes_from_lm_eval_alone(tmp_path, monkeypatch):
+    (tmp_path / "trap.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    own = tmp_path / "trapped.yaml"
+    own.write_text("task: trapped\ndoc_to_text: !function trap.run\n")
+    assert tasks._read(own)[0] == {"task": "trapped", "doc_to_text": "trap.run"}
+    monkeypatch.chdir(tmp_path)
+    for name in ("trapped", "./trapped", "trapped.yaml", str(own)):
+        with pytest.raises(LutlabError, match="lm-eval has no task"):
+            definition(name)
+    for content in (
+        f"task: !!python/object/apply:os.mkdir ['{tmp_path / 'ran'}']",
+        "- 1",
+        "task: [",
+    ):
+        own.write_text(content)
+        with pytest.raises(LutlabError, match=r"trapped\.yaml cannot be read as a definition"):
+            tasks._read(own)
+    assert not (tmp_path / "ran").exists()

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 
 import pytest
 import torch
@@ -38,10 +39,10 @@ def test_ptb_sentences_are_stripped_and_splits_are_not_mixed(tmp_path):
 
 
 def test_lambada_both_kinds(tmp_path):
-    write(tmp_path, "lambada/lambada_test.jsonl", json.dumps({"text": "One\n\ntwo"}) + "\n")
-    write(tmp_path, "lambada/lambada_test_plain_text.txt", "one two\nthree\n")
-    assert rows("lambada", tmp_path) == rows("lambada-joined", tmp_path) == ("One\n\ntwo",)
-    assert rows("lambada-standard", tmp_path) == ("one two", "three")
+    write(tmp_path, "lambada/lambada_test.jsonl", json.dumps({"text": "One\n\ntwo three"}) + "\n")
+    write(tmp_path, "lambada/lambada_test_plain_text.txt", "one two\nthree four\n")
+    assert rows("lambada", tmp_path) == rows("lambada-joined", tmp_path) == ("One\n\ntwo three",)
+    assert rows("lambada-standard", tmp_path) == ("one two", "three four")
 
 
 @pytest.mark.parametrize(
@@ -152,6 +153,80 @@ def test_a_damaged_file_is_named(tmp_path, content):
         rows("c4", tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (
+            b"one\r\ntwo\r\n",
+            r"line 1 of .*ptb\.valid\.txt cannot be .*CR LF\)\nmend it with `dos2unix`",
+        ),
+        (b"one\ntwo\rthree\n", "line 2 of .*a lone CR(.|\n)*fetch it again"),
+        (b"\xef\xbb\xbfone\n", "line 1 of .*byte order mark(.|\n)*dos2unix"),
+        (b"one\ntwo\nthr\0ee", "line 3 of .*a NUL"),
+        (b"one\ncaf\xe9\n", "line 2 of .*UnicodeDecodeError(.|\n)*fetch it again"),
+    ],
+    ids=["CRLF", "CR", "BOM", "NUL", "Latin-1"],
+)
+def test_text_of_another_system_is_refused_by_its_line(tmp_path, content, said):
+    write(tmp_path, "ptb/ptb.valid.txt", content)
+    with pytest.raises(LutlabError, match=said):
+        rows("ptb", tmp_path)
+
+
+def test_json_and_tables_are_refused_by_their_line(tmp_path):
+    line = json.dumps({"text": "one two"})
+    write(tmp_path, "lambada/lambada_test.jsonl", f"{line}\r\n{line}\r\n")
+    assert rows("lambada", tmp_path) == ("one two",) * 2, "CR between objects is white space"
+    for second in ('{"text": "one"}', '{"text": 3}', '["one two"]', '{"text": "one two', ""):
+        write(tmp_path, "lambada/lambada_test.jsonl", f"{line}\n{second}\n")
+        with pytest.raises(LutlabError, match=r"line 2 of .*lambada_test\.jsonl (is no ex|cannot)"):
+            rows("lambada", tmp_path)
+    table = "sentence1\tsentence2\tscore\n"
+    for second in ("a\tb", "a\tb\t6", "a\tb\t1\t2", "a\tb\tnan"):
+        write(tmp_path, "glue/STS-B/dev.tsv", f"{table}a\tb\t1\n{second}\n")
+        with pytest.raises(LutlabError, match=r"line 3 of .*dev\.tsv (is no item|cannot be read)"):
+            rows("stsb", tmp_path)
+    write(tmp_path, "piqa/valid.jsonl", '{"goal": "g"\n')
+    write(tmp_path, "piqa/valid-labels.lst", "1\n")
+    with pytest.raises(LutlabError, match=r"line 1 of .*valid\.jsonl is no question"):
+        rows("piqa", tmp_path)
+
+
+def test_a_directory_or_a_pipe_in_a_texts_place_is_refused(tmp_path):
+    file = tmp_path / "ptb" / "ptb.valid.txt"
+    file.mkdir(parents=True)
+    for _ in range(2):
+        with pytest.raises(LutlabError, match=r"ptb\.valid\.txt cannot be read .*no regular file"):
+            rows("ptb", tmp_path)
+        if file.is_dir():
+            file.rmdir()
+            os.mkfifo(file)
+    with pytest.raises(LutlabError, match="is not a folder"):
+        rows("ptb", "a" * 5000)
+
+
+def test_the_checksum_of_a_packed_file_is_seen_though_its_head_is_enough(tmp_path):
+    documents = "".join(json.dumps({"text": f"d{i}"}) + "\n" for i in range(1200)).encode()
+    packed = bytearray(gzip.compress(documents, 0))
+    packed[packed.index(b"d7")] ^= 2  # f7: still JSON
+    write(tmp_path, "c4/en/c4-validation.00000-of-00008.json.gz", bytes(packed))
+    with pytest.raises(LutlabError, match=r"cannot be read.*CRC"):
+        rows("c4-new", tmp_path)
+
+
+def test_another_text_under_a_known_name_is_said(tmp_path, caplog):
+    write(tmp_path, "ptb/ptb.valid.txt", "a row\n" * 3370)
+    text = load_text(TextSpec("ptb", "folder", str(tmp_path)))
+    known = "3370 rows with the hash {}, and ptb (validation) has ed1985d6e8b3325"
+    assert text.differs.startswith(known.format(text.sha256[:16]))
+    assert (
+        "ptb is another text than the published one (folder: ptb/ptb.valid.txt): 3370"
+        in caplog.text
+    )
+    write(tmp_path, "wikitext2/wiki.train.raw", "a row\n")
+    assert not load_text(TextSpec("wikitext2-train", "folder", str(tmp_path))).differs, "unknown"
+
+
 def test_an_empty_split_is_no_text(tmp_path):
     write(tmp_path, "wikitext2/wiki.test.raw", " \n \n")
     with pytest.raises(LutlabError, match="'test' is empty"):
@@ -205,4 +280,9 @@ def test_shared_data_sets_have_their_sizes(shared):
         "ptb": 3370, "ptb-new": 3761, "lambada": 5153, "lambada-standard": 5153, "ptb-train": 42_068,
         "c4-train-first1000": 1000, "piqa": 1838, "hellaswag": 10_042, "winogrande": 1267, "arc-easy": 2376,
     }  # fmt: skip
-    assert {name: len(rows(name, root)) for name in expected} == expected
+    texts = {
+        name: load_text(TextSpec(name, "folder", root)) for name in [*expected, "arc-challenge"]
+    }
+    assert {name: len(texts[name].rows) for name in expected} == expected
+    differs = {name: text.differs for name, text in texts.items() if text.differs}
+    assert differs == {"arc-challenge": "1170 rows, and arc-challenge (test) has 1172"}

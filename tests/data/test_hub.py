@@ -75,7 +75,7 @@ def repositories(tmp_path):
         gzip.compress(documents.encode())
     )
     (openai / "data").mkdir(parents=True)
-    (openai / "data" / "lambada_test.jsonl").write_text('{"text": "One\\n\\ntwo"}\n')
+    (openai / "data" / "lambada_test.jsonl").write_text('{"text": "One\\n\\ntwo three"}\n')
     parquet(cimec / "plain_text" / "test-00000-of-00001.parquet", text=["one two"], domain=["x"])
     return {("datasets", name): folder for name, folder in zip(ids, folders, strict=True)}
 
@@ -102,12 +102,19 @@ def test_every_data_set_loads_with_its_commit_and_again_from_the_cache(repositor
     )
     assert found["ptb-new"][:2] == [2, ["the test <unk>", "N"]]
     assert found["c4-new"][:2] == [1100, ["d0", "d1", "d2"]]
-    assert found["lambada"][:2] == [1, ["One\n\ntwo"]]
+    assert found["lambada"][:2] == [1, ["One\n\ntwo three"]]
     assert found["lambada-standard"][:2] == [1, ["one two"]]
-    assert load(url, tmp_path / "home", *names, HF_HUB_OFFLINE="1") == found
+    (blob,) = (tmp_path / "home/hub/datasets--EleutherAI--lambada_openai/blobs").iterdir()
+    blob.write_bytes(blob.read_bytes().replace(b"three", b"threw"))
+    offline = load(url, tmp_path / "home", *names, HF_HUB_OFFLINE="1")
+    assert offline | {"lambada": ""} == found | {"lambada": ""}
+    damaged = f"damaged in the cache, now {blob}.damaged; not in the cache, and HF_HUB_OFFLINE"
+    assert damaged in offline["lambada"]
     assert not [request for request in hub.requests if "train" in request], (
         "only what is evaluated is fetched"
     )
+    with HubStandIn(repositories) as url:
+        assert load(url, tmp_path / "home", "lambada")["lambada"] == found["lambada"]
 
 
 def add_training_texts(repositories):

@@ -17,6 +17,8 @@ def test_found_once_for_the_same_bytes(tmp_path, monkeypatch):
     (file, _) = sorted((tmp_path / "texts").iterdir(), key=lambda path: path.stat().st_mtime_ns)
     file.write_bytes(file.read_bytes().replace(b'"a"', b'"b"'))
     assert recall("words", [b"ab", b"c"], find) == {"é\udc80": ["a", 3]}
+    assert file.with_name(f"{file.name}.damaged").is_file()
+    assert recall("words", [b"ab", b"c"], find) == {"é\udc80": ["a", 3]}
 
 
 def test_a_cache_that_cannot_be_written_costs_time_only(tmp_path, monkeypatch):

@@ -41,10 +41,13 @@ def test_files_and_the_hub_give_the_same_pairs(tmp_path):
         ("mnli", HUB_MNLI | {"label": "perhaps"}, "perhaps"),
         ("stsb", HUB_STSB | {"label": -1.0}, "similarity -1.0"),
         ("stsb", {"sentence1": "w1"}, "KeyError"),
+        ("mnli", HUB_MNLI | {"premise": None}, "no text"),
+        ("mnli", HUB_MNLI | {"label": 1.0}, "label 1.0"),
+        ("stsb", HUB_STSB | {"label": 10**400}, "OverflowError"),
     ],
 )
 def test_a_record_without_a_label_is_named(dataset, record, reason):
-    with pytest.raises(LutlabError, match=f"record 1 of here is no item of {dataset} .*{reason}"):
+    with pytest.raises(LutlabError, match=f"line 2 of here is no item of {dataset} .*{reason}"):
         item_rows(
             dataset,
             [json.dumps(HUB_MNLI if dataset == "mnli" else HUB_STSB), json.dumps(record)],

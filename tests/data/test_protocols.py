@@ -144,9 +144,10 @@ def test_a_limit_keeps_the_first_windows_or_examples():
     assert examples(text("lambada", limit=3)) == ROWS[:3]
 
 
-def test_a_limit_below_one_is_refused():
-    with pytest.raises(LutlabError, match=r"data\.limit=0: give the number"):
-        load_text(TextSpec("topics", "embedded", limit=0))
+@pytest.mark.parametrize("limit", [0, -1, True, 2.0, "3", 10**30])
+def test_a_limit_that_is_no_number_from_one_is_refused(limit):
+    with pytest.raises(LutlabError, match=r"data\.limit=.*: give the number of windows"):
+        load_text(TextSpec("topics", "embedded", limit=limit))
 
 
 def test_promised_but_missing_bos_is_refused(tmp_path):

@@ -12,12 +12,16 @@ lm-evaluation-harness, which read examples and items, and those tasks whose rows
 from __future__ import annotations
 
 import hashlib
+import logging
+import sys
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from lutlab.data import embedded, folder, hub, tasks
 from lutlab.data.calibration import calibration_windows
 from lutlab.data.choices import ITEMS, item_rows, records
+from lutlab.data.files import each
+from lutlab.data.known import difference
 from lutlab.data.masking import masked_calibration
 from lutlab.data.pairs import calibration_pairs
 from lutlab.data.protocols import PROTOCOLS, protocol
@@ -41,6 +45,8 @@ __all__ = [
     "tokenizer_sha256",
 ]
 
+log = logging.getLogger(__name__)
+
 SOURCES = ("embedded", "folder", "hub")
 
 
@@ -49,7 +55,8 @@ def load_text(spec: TextSpec) -> Text:
 
     Raises:
         LutlabError: unknown protocol or source, a source without this text, a missing or damaged file, no network,
-            an empty split, another number of rows than the draws of its protocol rest on, or a limit below 1.
+            an empty split, another number of rows than the draws of its protocol rest on, a row that is no example or
+            item, or a limit that is no number from 1.
     """
     check_limit(spec.limit)
     if spec.source == tasks.SOURCE:
@@ -83,7 +90,23 @@ def load_text(spec: TextSpec) -> Text:
         )
     if rule.dataset in ITEMS:
         rows = item_rows(rule.dataset, rows, origin)
-    return Text(spec.protocol, tuple(rows), _rows_sha256(rows), origin, spec.limit)
+    elif rule.kind == "examples":
+        rows = each(_example, rows, origin, "is no example with a last word")
+    sha256 = _rows_sha256(rows)
+    differs = difference(rule.dataset, rule.split, len(rows), sha256)
+    if differs:
+        log.warning(
+            "%s is another text than the published one (%s): %s", spec.protocol, origin, differs
+        )
+    return Text(spec.protocol, tuple(rows), sha256, origin, spec.limit, differs)
+
+
+def _example(row: str) -> str:
+    """The row, which a space divides into a context and the last word, as lm-eval does it."""
+    context, _, word = row.rpartition(" ")
+    if not context.strip() or not word.strip():
+        raise ValueError("there are no two words with a space between, or a space ends it")
+    return row
 
 
 # task of a model (models/contract.py, TASKS) -> how its calibration inputs are made of a text
@@ -123,10 +146,10 @@ def calibration_inputs(
 
 
 def check_limit(limit: int | None) -> None:
-    """Raises LutlabError unless it is None or at least 1."""
-    if limit is not None and limit < 1:
+    """Raises LutlabError unless it is None or a whole number, at least 1, that can be an index."""
+    if limit is not None and (type(limit) is not int or not 1 <= limit <= sys.maxsize):
         raise LutlabError(
-            f"data.limit={limit}: give the number of windows or examples to evaluate, at least 1, or null for all"
+            f"data.limit={limit!r}: give the number of windows or examples to evaluate, at least 1, or null for all"
         )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from lutlab.data import pairs
+from lutlab.data.files import each, parsed
 from lutlab.data.protocols import KINDS, PROTOCOLS, protocol
 from lutlab.errors import LutlabError
 from lutlab.specs import Text
@@ -43,19 +44,9 @@ def item_rows(dataset: str, given: Iterable[str], origin: str) -> list[str]:
         origin: their source, for the message.
 
     Raises:
-        LutlabError: a record that lacks a field or has no right answer.
+        LutlabError: a record that lacks a field, has one of another type or no right answer; the message has its line.
     """
-    rows = []
-    for index, record in enumerate(given):
-        try:
-            rows.append(ITEMS[dataset](json.loads(record)))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise LutlabError(
-                f"record {index} of {origin} is no item of {dataset} ({type(error).__name__}: {error})\n"
-                "the file is damaged, of another format, or of a split without answers: fetch it again, see "
-                "docs/data-layout.md"
-            ) from error
-    return rows
+    return each(lambda row: ITEMS[dataset](parsed(row)), given, origin, f"is no item of {dataset}")
 
 
 def choice_row(contexts: Iterable[str], ending: str, gold: int) -> str:
@@ -67,31 +58,46 @@ def choice_row(contexts: Iterable[str], ending: str, gold: int) -> str:
 def _row(record: Mapping[str, Any], fields: Iterable[str], answered: bool, answer: Any) -> str:
     """The fields of a record in one order, so that hub and files give the same rows; `answered`: it has an answer."""
     if not answered:
-        raise ValueError(f"answer {answer!r}")
+        raise ValueError(f"no right answer is {answer!r}")
     return json.dumps({name: record[name] for name in fields}, ensure_ascii=False)
 
 
+def _check(texts: Any, at_least: int = 1) -> None:
+    """Raises TypeError unless it is a list of texts, as many as that or more."""
+    if not isinstance(texts, list):
+        raise TypeError(f"a {type(texts).__name__} stands for a list of texts")
+    kinds = [type(text).__name__ for text in texts]
+    if set(kinds) - {"str"} or len(kinds) < at_least:
+        raise TypeError(f"there should be {at_least} texts or more: {', '.join(kinds) or 'none'}")
+
+
 def _piqa(record: Mapping[str, Any]) -> str:
-    label = int(record["label"])  # the file beside the questions has words
-    numbered = {**record, "label": label}
-    return _row(numbered, ("goal", "sol1", "sol2", "label"), label in (0, 1), label)
+    _check([record[name] for name in ("goal", "sol1", "sol2")])
+    answered = str(record["label"]) in ("0", "1")  # the file beside the questions has words
+    numbered = {**record, "label": int(record["label"])} if answered else record
+    return _row(numbered, ("goal", "sol1", "sol2", "label"), answered, record["label"])
 
 
 def _hellaswag(record: Mapping[str, Any]) -> str:
     if (
         "query" in record
     ):  # a file that lm-eval's process_docs need not clean: it went through that already
+        _check([record["query"]])
+        _check(record["choices"], at_least=2)
         done = {**record, "label": record["gold"]}
-        fits = record["gold"] in range(len(record["choices"]))
+        fits = type(record["gold"]) is int and record["gold"] in range(len(record["choices"]))
         return _row(done, ("query", "choices", "label"), fits, record["gold"])
-    fits = int(record["label"]) in range(len(record["endings"]))
     fields = ("activity_label", "ctx_a", "ctx_b", "endings", "label")
+    _check([record[name] for name in fields[:3]])
+    _check(record["endings"], at_least=2)
+    fits = str(record["label"]) in map(str, range(len(record["endings"])))
     return _row(record, fields, fits, record["label"])
 
 
 def _winogrande(record: Mapping[str, Any]) -> str:
     record["sentence"].index("_")  # ValueError: there is no blank to fill
     fields = ("sentence", "option1", "option2", "answer")
+    _check([record[name] for name in fields])
     return _row(record, fields, record["answer"] in ("1", "2"), record["answer"])
 
 
@@ -100,8 +106,10 @@ def _arc(record: Mapping[str, Any]) -> str:
         options = record["question"]["choices"]
         nested = {key: [option[key] for option in options] for key in ("text", "label")}
         record = {**record, "question": record["question"]["stem"], "choices": nested}
-    key = record["answerKey"]
-    fits = key in record["choices"]["label"]
+    key, choices = record["answerKey"], record["choices"]
+    _check([record["question"], key])
+    _check(choices["text"], at_least=2)
+    fits = key in choices["label"] and len(choices["label"]) == len(choices["text"])
     return _row(record, ("question", "choices", "answerKey"), fits, key)
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from lutlab.data.choices import ITEMS
-from lutlab.data.files import read_rows
+from lutlab.data.files import each, parsed, read_rows
 from lutlab.data.protocols import protocol
 from lutlab.errors import LutlabError, MissingTextError
 
@@ -51,15 +52,19 @@ STAND_INS = {
 def resolve(name: str, root: str) -> str:
     """The protocol to read under `root` for protocol `name`: itself, unless only its stand-in's file is there."""
     instead = STAND_INS.get(name)
-    folder = Path(root).expanduser()
+    folder = Path(os.path.expanduser(root))
     return instead if instead and _find(instead, folder) and not _find(name, folder) else name
 
 
 def _find(name: str, folder: Path) -> Path | None:
     """The first file of protocol `name` that exists in `folder`."""
     rule = protocol(name)
-    paths = (folder / file for file in FILES[rule.dataset, rule.split])
-    return next((path for path in paths if path.is_file()), None)
+    return _there(folder, FILES[rule.dataset, rule.split])
+
+
+def _there(folder: Path, names: Iterable[str]) -> Path | None:
+    """The first that is there, also as something that cannot be read: its reader says so."""
+    return next((folder / name for name in names if os.path.lexists(folder / name)), None)
 
 
 def read(dataset: str, split: str, root: str | None, limit: int | None) -> tuple[list[str], str]:
@@ -74,13 +79,13 @@ def read(dataset: str, split: str, root: str | None, limit: int | None) -> tuple
         raise LutlabError(
             f"data.source=folder needs data.root=<folder>: a folder that holds {wanted[0]} (docs/data-layout.md)"
         )
-    folder = Path(root).expanduser()
-    if not folder.is_dir():
+    folder = Path(os.path.expanduser(root))
+    if not os.path.isdir(folder):  # unlike Path's, False also of a name that is too long
         raise LutlabError(
-            f"data.root={root} is not a folder (looked at {folder.resolve()})\n"
+            f"data.root={root} is not a folder (looked at {os.path.abspath(folder)})\n"
             f"give the folder that holds {wanted[0]}; docs/data-layout.md lists all files, data.source=hub needs none"
         )
-    path = next((folder / name for name in wanted if (folder / name).is_file()), None)
+    path = _there(folder, wanted)
     if path is None:
         raise MissingTextError(
             f"{dataset} ({split}) is missing: there is no {' and no '.join(wanted)} under {folder.resolve()}\n"
@@ -105,10 +110,13 @@ def _labelled(rows: list[str], path: Path) -> list[str]:
             f"{path} has {len(rows)} questions and {_LABELS} beside it {len(labels)} answers: they do not belong "
             "together; fetch both again, see docs/data-layout.md"
         )
-    return [
-        json.dumps(json.loads(row) | {"label": label})
-        for row, label in zip(rows, labels, strict=True)
-    ]
+    answers = iter(labels)
+    return each(
+        lambda row: json.dumps(parsed(row) | {"label": next(answers)}),
+        rows,
+        str(path),
+        "is no question of piqa",
+    )
 
 
 _HUB_ROW: dict[str, Callable[[str], str]] = {

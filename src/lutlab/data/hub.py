@@ -6,11 +6,18 @@ repository that also holds a loading script (PTB's) loads like any other.
 
 from __future__ import annotations
 
+import hashlib
+import logging
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from lutlab.atomic import set_aside
 from lutlab.data.files import read_rows
+from lutlab.digests import sha256_of
 from lutlab.errors import LutlabError
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -140,6 +147,46 @@ def read(dataset: str, split: str, limit: int | None) -> tuple[list[str], str]:
 
 
 def _fetch(location: Location) -> Path:
+    """Path of the file in the hub's cache, whose content is what was downloaded; if need be it is downloaded again.
+
+    Raises:
+        LutlabError: it cannot be had, or what was downloaded is not what the hub announced.
+    """
+    path = _cached(location)
+    if _intact(path):
+        return path
+    aside = set_aside(path.resolve())
+    log.warning("%s in the hub's cache is damaged: it is now %s, and fetched again", path, aside)
+    try:
+        path = _cached(location)
+    except LutlabError as error:
+        raise LutlabError(f"it was damaged in the cache, now {aside}; {error}") from error
+    if not _intact(path):
+        raise LutlabError(f"what was downloaded twice ({path}) is not what the hub announced")
+    return path
+
+
+def _intact(path: Path) -> bool:
+    """Whether a file of the cache is that of its blob's name: the hub's ETag, a SHA-256 of large files, else git's id.
+
+    A mirror may send a plain SHA-1. Where the cache holds no links, nothing says what a file was.
+    """
+    blob = path.resolve()
+    try:
+        if re.fullmatch("[0-9a-f]{64}", blob.name):
+            return sha256_of(blob) == blob.name
+        if re.fullmatch("[0-9a-f]{40}", blob.name):
+            data = blob.read_bytes()
+            heads = (b"blob %d\0" % len(data), b"")
+            return blob.name in (
+                hashlib.sha1(head + data, usedforsecurity=False).hexdigest() for head in heads
+            )
+    except OSError as error:
+        raise LutlabError(f"{blob} cannot be read ({error.strerror})") from error
+    return True
+
+
+def _cached(location: Location) -> Path:
     """Path of the file in the hub's cache, downloaded if need be: <cache>/…/snapshots/<commit>/<path>."""
     import huggingface_hub
     from huggingface_hub import errors

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from lutlab.atomic import write_atomically
+from lutlab.atomic import set_aside, write_atomically
 from lutlab.caches import cache_folder
 from lutlab.digests import Damaged, sealed, unsealed
 from lutlab.errors import LutlabError
@@ -24,13 +24,17 @@ def recall(name: str, sources: Iterable[bytes], find: Callable[[], Any]) -> Any:
         find: returns a JSON value.
     """
     path = cache_folder("texts") / f"{name}-{_sha256(sources)[:32]}.sealed"
+    damaged = False
     if path.is_file():
         try:
             return unsealed(path.read_bytes(), path.name)
-        except Damaged as error:
-            log.warning("%s is damaged (%s): it is found again", path, error)
+        except (Damaged, OSError) as error:
+            log.warning("%s is damaged (%s): it is set aside and found again", path, error)
+            damaged = True
     found = find()
     try:
+        if damaged:
+            set_aside(path)
         write_atomically(path, sealed(found, path.name))
     except LutlabError as error:
         log.info("%s is found anew in every process: %s", name, error)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from lutlab.data.files import text_of
 from lutlab.data.protocols import KINDS, PROTOCOLS, protocol
 from lutlab.errors import LutlabError
 from lutlab.specs import Text
@@ -87,16 +88,19 @@ def calibration_pairs(
 def _mnli(record: Mapping[str, Any]) -> Pair:
     label = record["label"]  # the hub has the index, files have the word
     index = MNLI_LABELS.index(label) if label in MNLI_LABELS else label
-    if index not in range(len(MNLI_LABELS)):  # the test split hides its own behind -1
+    if type(index) is not int or index not in range(
+        len(MNLI_LABELS)
+    ):  # -1: the test split hides its own
         raise ValueError(f"label {label}")
-    return Pair(record["premise"], record["hypothesis"], index)
+    return Pair(text_of(record, "premise"), text_of(record, "hypothesis"), index)
 
 
 def _stsb(record: Mapping[str, Any]) -> Pair:
-    score = float(record["score"] if "score" in record else record["label"])
-    if not 0 <= score <= 5:
-        raise ValueError(f"similarity {score}")
-    return Pair(record["sentence1"], record["sentence2"], score)
+    given = record["score"] if "score" in record else record["label"]
+    score = float(given)
+    if isinstance(given, bool) or not 0 <= score <= 5:
+        raise ValueError(f"similarity {given}")
+    return Pair(text_of(record, "sentence1"), text_of(record, "sentence2"), score)
 
 
 # data set -> the pair of one of its records

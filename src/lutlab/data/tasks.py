@@ -3,6 +3,10 @@
     DEFINITIONS["winogrande"]  -> winogrande/default.yaml, over rows of ours
     definition("boolq").path   -> super_glue/boolq/default.yaml, over rows that lm-eval itself fetches from the hub
 
+Definitions are those of the installed lm-eval and of nobody else: no option names another file or folder. Here they are
+data, a `!function` is its name, and no other tag is known; lm-eval itself imports its functions when it measures,
+and is trusted as far as any package that was installed.
+
 A text of source `lm_eval` has no rows here: its hash is that of the definition, and its name that of the task. What was
 read is hashed in the record (evaluators/harness).
 """
@@ -111,7 +115,7 @@ def definition(name: str) -> Definition:
     """The definition of a task of lm-eval.
 
     Raises:
-        LutlabError: lm-eval is not installed, has no such task, or has a group of tasks of that name.
+        LutlabError: lm-eval is not installed, has no such task, a group of tasks of that name, or a damaged file.
     """
     tasks, groups = _index()
     if name in groups:
@@ -175,9 +179,15 @@ def _read(path: Path) -> tuple[dict[str, Any], Any]:
         """A loader of a class of its own, so that `!function` means nothing elsewhere."""
 
     Loader.add_constructor("!function", lambda loader, node: loader.construct_scalar(node))
-    content = path.read_bytes()
-    config, digest = yaml.load(content, Loader), hashlib.sha256(content)
-    included = config.pop("include", [])
+    try:
+        content = path.read_bytes()
+        config, digest = yaml.load(content, Loader), hashlib.sha256(content)
+        included = config.pop("include", [])
+    except (OSError, AttributeError, TypeError, yaml.YAMLError) as error:
+        detail = " ".join(str(error).split())[:200]
+        raise LutlabError(
+            f"{path} cannot be read as a definition of lm-eval's ({type(error).__name__}: {detail}): install it again"
+        ) from error
     merged: dict[str, Any] = {}
     for name in [included] if isinstance(included, str) else included:
         below, own = _read(path.parent / name)

@@ -363,8 +363,12 @@ def test_a_folder_without_one_text_leaves_that_column_unmeasured_and_says_so(
     wanted = ["method=none", "evaluate=[ppl:wikitext2,ppl:ptb]", *QUICK[1:]]
     outcome = command(*wanted, f"data.root={tmp_path / 'texts'}")
     assert outcome.code == 0, outcome.err
-    assert [r["evaluation"]["text"]["protocol"] for r in command.records().values()] == ["ptb"]
-    assert "no text 'wikitext2' under data.root=" in " ".join(outcome.out.split())
+    (record,) = command.records().values()
+    assert record["evaluation"]["text"]["protocol"] == "ptb"
+    assert record["facts"]["text_differs"] == "500 rows, and ptb (validation) has 3370"
+    printed = " ".join(outcome.out.split())
+    assert "no text 'wikitext2' under data.root=" in printed
+    assert "another text than the published one: 500 rows, and ptb (validation) has" in printed
 
     (tmp_path / "empty").mkdir()
     outcome = command(*wanted, f"data.root={tmp_path / 'empty'}")

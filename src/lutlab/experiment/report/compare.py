@@ -52,7 +52,11 @@ def told_of(rows: Sequence[PlannedRow]) -> dict[str, list[str]]:
         row.key: [
             said
             for cell in row.cells.values()
-            for said in (cell.evaluation.options_named, troubled(cell.record))
+            for said in (
+                cell.evaluation.options_named,
+                troubled(cell.record),
+                *other_texts(cell.record),
+            )
         ]
         for row in rows
     }
@@ -132,6 +136,17 @@ def troubled(record: Record | None) -> str:
     if not said:
         return ""
     return f"examples of {facts['protocol']} that were not scored whole, by their place: {', '.join(said)}"
+
+
+def other_texts(record: Record | None) -> list[str]:
+    """Texts whose rows are not the known ones (data/known.py), as a note says it."""
+    facts = record.facts if record else {}
+    kinds = {"text_differs": "text", "calibration_text_differs": "text for calibration"}
+    return [
+        f"another {what} than the published one: {facts[name]}"
+        for name, what in kinds.items()
+        if name in facts
+    ]
 
 
 def column_of(

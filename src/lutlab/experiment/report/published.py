@@ -155,7 +155,11 @@ def _table(
         key: [
             said
             for record in (records.get(c["cell_id"]) for c in some)
-            for said in (_options(record), compare.troubled(record))
+            for said in (
+                _options(record),
+                compare.troubled(record),
+                *compare.other_texts(record),
+            )
         ]
         for key, some in by_row.items()
     }

@@ -9,7 +9,7 @@ from typing import Any
 
 from lutlab.errors import LutlabError
 from lutlab.experiment.plan.job import Job
-from lutlab.experiment.plan.resolve import planned_text
+from lutlab.experiment.plan.resolve import cached_text, planned_text
 from lutlab.quantizers.stored import STORED
 from lutlab.specs import LayerStats, ModelRun
 
@@ -51,6 +51,8 @@ def prepare(job: Job) -> Prepared:
     quantizer = make_method(spec.method, **dict(spec.options))
     windows = spec.calibration and _windows(job, loaded.tokenizer, task_of(model), seqlen)
     facts: dict[str, Any] = {}
+    if spec.calibration and (differs := cached_text(spec.calibration.text).differs):
+        facts["calibration_text_differs"] = differs
     if spec.budget is None:
         chosen = widths(kinds(model.config), spec.q, spec.g, spec.sublayers, spec.skip, spec.layers)
     else:

@@ -96,6 +96,7 @@ def _measure(job: Job, cell: JobCell, prepared: Prepared) -> Record:
     facts = prepared.facts | ({"kernel": kernels} if kernels else {}) | measurement.facts
     if text:
         facts |= {"text_sha256": text.sha256, "text_origin": text.origin}
+        facts |= {"text_differs": text.differs} if text.differs else {}
     if measurement.errors:
         facts |= {"standard_error": dict(measurement.errors)}
     measurement = dataclasses.replace(measurement, facts=facts)
