@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lutlab.atomic import write_atomically
-from lutlab.kernels.codegen.library import cache_folder, writable
+from lutlab.caches import writable
+from lutlab.kernels.codegen.library import cache_folder
 from lutlab.kernels.gpu import lut_gemv
 from lutlab.kernels.gpu.lut_gemv.variant import Case, Gpu
 from lutlab.kernels.gpu.short_names import full_name
