@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from lutlab import caches
 from lutlab.errors import LutlabError
-from lutlab.kernels.codegen import compiler, isa, library
+from lutlab.kernels.codegen import built, compiler, isa, library
 
 SCALE = """
 void scale(const float *x, float *y, long n, float c, int threads) {
@@ -73,7 +74,7 @@ def scaled(handle, x, c=2.0, threads=1):
 def forget():
     """As a new process: nothing is loaded yet."""
     library._load.cache_clear()
-    library.writable.cache_clear()
+    caches.writable.cache_clear()
 
 
 @pytest.mark.parametrize("each", isa.runnable(), ids=lambda each: each.name)
@@ -100,7 +101,7 @@ def test_built_once_and_readable(cache, compiled):
     (folder,) = cache.iterdir()
     assert folder.name.startswith("scale-portable-")
     assert (folder / "kernel.c").read_text() == SCALE
-    about = json.loads((folder / "kernel.json").read_text())
+    about = json.loads((folder / "kernel.sealed").read_text().splitlines()[1])
     assert about["openmp"] == handle.openmp
     assert about["compiler"] == compiler.find().version
 
@@ -117,25 +118,60 @@ def test_whatever_decides_the_library_decides_its_place(cache, monkeypatch):
     assert len(set(places)) == len(places)
 
 
+def in_place_of(path):
+    """A folder in a file's place."""
+    path.unlink()
+    path.mkdir()
+
+
 @pytest.mark.parametrize(
-    "damage",
+    ("file", "damage"),
     [
-        lambda folder: (folder / "kernel.so").write_bytes(b"not a library"),
-        lambda folder: os.truncate(folder / "kernel.so", 1000),
-        lambda folder: (folder / "kernel.so").unlink(),
-        lambda folder: (folder / "kernel.json").write_text("{"),
-        lambda folder: (folder / "kernel.json").write_text("{}"),
-        lambda folder: (folder / "kernel.json").unlink(),
+        ("kernel.so", lambda path: path.write_bytes(b"not a library")),
+        ("kernel.so", lambda path: path.unlink()),
+        ("kernel.so", lambda path: path.chmod(0o666)),
+        ("kernel.c", lambda path: path.write_text(THREADS)),
+        ("kernel.sealed", lambda path: path.unlink()),
+        ("kernel.sealed", lambda path: path.write_text("[]")),
+        ("kernel.sealed", lambda path: path.write_bytes(b"\xff\xfe{}")),
+        ("kernel.sealed", lambda path: os.truncate(path, 100)),
+        ("kernel.sealed", in_place_of),
+        ("", lambda path: (shutil.rmtree(path), path.write_text(""))),
     ],
-    ids=["overwritten", "truncated", "missing", "half json", "empty json", "no json"],
 )
-def test_a_damaged_library_is_built_again(cache, caplog, damage):
+def test_a_damaged_library_is_set_aside_and_built_again(cache, caplog, file, damage):
     folder = library.build(SCALE, "scale", PORTABLE)
-    damage(folder)
+    damage(folder / file)
     x = torch.randn(9)
     with caplog.at_level(logging.WARNING, logger="lutlab"):
         assert torch.equal(scaled(library.load(SCALE, "scale", PORTABLE), x), x * 2)
-    assert "damaged" in caplog.text
+    (warning,) = caplog.records
+    assert f"{folder} is damaged (" in warning.getMessage()
+    assert sorted(path.name for path in cache.iterdir()) == [folder.name, f"{folder.name}.damaged"]
+
+
+def test_another_intact_library_in_a_librarys_place_is_noticed(cache, caplog):
+    """Loaded in its place it would be called with arguments that it does not have: a crash."""
+    ours, other = (library.build(text, "scale", PORTABLE) for text in (SCALE, THREADS))
+    shutil.rmtree(ours)
+    shutil.copytree(other, ours)
+    x = torch.randn(9)
+    assert torch.equal(scaled(library.load(SCALE, "scale", PORTABLE), x), x * 2)
+    assert f"{ours} is damaged (" in caplog.text
+
+
+def test_a_damaged_library_in_a_cache_that_can_only_be_read(cache, caplog, monkeypatch):
+    folder = library.build(SCALE, "scale", PORTABLE)
+    (folder / "kernel.so").write_bytes(b"")
+    monkeypatch.setattr(caches, "writable", lambda _: cache.parent / "elsewhere")
+    (cache.parent / "elsewhere").mkdir()
+
+    def read_only(path):
+        raise LutlabError("cannot be moved")
+
+    monkeypatch.setattr(built, "set_aside", read_only)
+    x = torch.randn(9)
+    assert torch.equal(scaled(library.load(SCALE, "scale", PORTABLE), x), x * 2)
     assert [path.name for path in cache.iterdir()] == [folder.name]
 
 
@@ -154,7 +190,7 @@ def test_two_processes_at_once(cache):
     for each in running:
         assert each.communicate() == ("ok\n", "")
     (folder,) = cache.iterdir()
-    assert library._intact(folder)
+    assert built.kept(folder)
 
 
 @pytest.mark.parametrize("first", ["intact", "damaged"])
@@ -164,25 +200,26 @@ def test_another_process_was_first(cache, monkeypatch, caplog, first):
     inodes = {}
     other = cache.parent / "other"
 
-    def compile_slowly(source, cc, flags, beside):
-        real(source, cc, flags, beside)
+    def compile_slowly(source, cc, flags, ours):
+        about = real(source, cc, flags, ours)
         (folder,) = other.iterdir()
         shutil.copytree(folder, cache / folder.name)
         if first == "damaged":
             (cache / folder.name / "kernel.so").write_bytes(b"")
         inodes["theirs"] = (cache / folder.name / "kernel.so").stat().st_ino
-        inodes["ours"] = (beside / "built" / "kernel.so").stat().st_ino
+        inodes["ours"] = (ours / "kernel.so").stat().st_ino
+        return about
 
     with monkeypatch.context() as patch:
         patch.setattr(library, "cache_folder", lambda: other)
         library.build(SCALE, "scale", PORTABLE)
     monkeypatch.setattr(library, "_compile", compile_slowly)
     library.load(SCALE, "scale", PORTABLE)
-    (folder,) = cache.iterdir()
-    assert library._intact(folder)
+    folder, *aside = sorted(cache.iterdir())
+    assert built.kept(folder)
     kept = inodes["theirs" if first == "intact" else "ours"]
     assert (folder / "kernel.so").stat().st_ino == kept
-    assert caplog.text == ""
+    assert len(aside) == len(caplog.records) == (first == "damaged")
 
 
 def test_a_source_that_does_not_compile(cache, caplog):
@@ -216,7 +253,7 @@ def test_a_cache_that_cannot_be_written(tmp_path, monkeypatch, caplog):
 
 def test_a_cache_that_can_only_be_read_is_used(cache, monkeypatch, compiled):
     library.build(SCALE, "scale", PORTABLE)
-    monkeypatch.setattr(library, "writable", lambda folder: pytest.fail("nothing is written"))
+    monkeypatch.setattr(caches, "writable", lambda folder: pytest.fail("nothing is written"))
     library.load(SCALE, "scale", PORTABLE)
     assert len(compiled) == 1
 
@@ -270,13 +307,10 @@ def test_a_full_disk(cache, monkeypatch):
 def test_a_compiler_for_another_machine(cache, monkeypatch):
     real = library._compile
 
-    def elsewhere(source, cc, flags, beside):
-        real(source, cc, flags, beside)
-        made = beside / "built" / "kernel.so"
-        made.write_bytes(b"\x7fELF of another machine")
-        about = json.loads((beside / "built" / "kernel.json").read_text())
-        about["sha256"] = library._sha256(made)
-        (beside / "built" / "kernel.json").write_text(json.dumps(about))
+    def elsewhere(source, cc, flags, folder):
+        about = real(source, cc, flags, folder)
+        (folder / "kernel.so").write_bytes(b"\x7fELF of another machine")
+        return about
 
     monkeypatch.setattr(library, "_compile", elsewhere)
     with pytest.raises(LutlabError, match=r"cannot load .* LUTLAB_CC"):

@@ -1,6 +1,5 @@
 """QIGen's kernels against float64, for every form of the source and every instruction set that runs here."""
 
-import json
 import logging
 
 import pytest
@@ -9,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.kernels.codegen import sanitized
 
+from lutlab.digests import sealed
 from lutlab.errors import LutlabError
 from lutlab.formats import qigen
 from lutlab.formats.qigen import Blocks
@@ -255,12 +255,12 @@ def test_search_keeps_the_fastest_for_this_machine(tmp_path, monkeypatch):
     assert not parameters((64, 64), 4, 32).searched
 
 
-def test_a_damaged_parameter_file_is_told_and_passed_over(tmp_path, monkeypatch, caplog):
+def test_a_micro_kernel_that_is_not_searched_counts_as_damage(tmp_path, monkeypatch, caplog):
     monkeypatch.undo()
     monkeypatch.setenv("LUTLAB_CACHE", str(tmp_path))
-    qigen_gemv._parameter_file().parent.mkdir()
-    for text in ("{", json.dumps({"4": 3}), json.dumps({"4": {"m": 1}}), "[]"):
-        qigen_gemv._parameter_file().write_text(text)
+    file = qigen_gemv._parameter_file()
+    for found in ([], {"4": {"m": 1}}, {"4": {"m_u": 0, "t_u": 4}}, {"7": {"m_u": 1, "t_u": 4}}):
+        file.write_bytes(sealed(found, file.name))
         caplog.clear()
         assert not parameters((64, 64), 4, 32).searched
-        assert "is damaged" in caplog.text
+        assert f"{file} is damaged (" in caplog.text

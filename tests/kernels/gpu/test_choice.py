@@ -5,6 +5,7 @@ import logging
 import pytest
 import torch
 
+from lutlab.digests import sealed, unsealed
 from lutlab.errors import LutlabError
 from lutlab.kernels.gpu import choice, lut_gemv
 from lutlab.kernels.gpu.choice import DENSE, MODEL, RACE, Race, choose, keep
@@ -100,14 +101,26 @@ def test_a_later_race_replaces_an_earlier_one():
 
 
 @pytest.mark.parametrize(
-    "text", ["{", "[1]", '{"a": "b"}', '[{"gpu": "GPU"}]', '[{"shape": [1, 2], "seconds": {}}]']
+    "wrong",
+    [
+        {"shape": [0, 4096]},
+        {"group": -1},
+        {"seconds": {}},
+        {"seconds": {"1": {"float_sums": float("nan")}}},
+        {"seconds": {"0": {"float_sums": 1.0}}},
+        {"more": 1},
+    ],
 )
-def test_damage_is_told(own_cache, caplog, text):
-    keep([raced({1: {"float_sums": 1.0}})]).write_text(text)
+def test_numbers_that_no_race_has_count_as_damage(caplog, wrong):
+    path = keep([raced({1: {"float_sums": 1.0}})])
+    (race,) = unsealed(path.read_bytes(), path.name)
+    path.write_bytes(sealed([race | wrong], path.name))
     choice._read.cache_clear()
     with caplog.at_level(logging.WARNING):
         assert choose(product(), H200, "GPU")[1] == MODEL
-    assert "cannot be read" in caplog.text
+    assert f"{path} is damaged (" in caplog.text
+    keep([raced({1: {"float_sums": 1.0}})])
+    assert choose(product(), H200, "GPU")[1] == RACE
 
 
 def test_what_no_kernel_takes_is_refused():

@@ -1,7 +1,7 @@
 """A file below kernels/cuda and its parameters -> CUDA source -> a cubin for a named architecture, by NVRTC.
 
     source("lut_gemv/paper.cu", {"MU": 8})   the file, its includes and the parameters in front, as #define: one text
-    build(text, "lut_gemv-paper", "sm_90")   <cache>/codegen/cuda-<name>-<arch>-<key>/kernel.cu, .cubin, .json
+    build(text, "lut_gemv-paper", "sm_90")   <cache>/codegen/cuda-<name>-<arch>-<key>/kernel.cu, .cubin, .sealed
 
 Compiling needs CuPy, NVRTC and CUDA's headers, but no GPU and no driver: wheels hold all three. It is what runs on a
 GPU, too: CuPy loads the cubin. So denormals are kept (CuPy's own compilation adds -ftz=true), and names with a letter
@@ -13,20 +13,21 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import logging
+import os
 import re
 import struct
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from lutlab import sources
-from lutlab.atomic import write_atomically
 from lutlab.errors import LutlabError
-from lutlab.kernels.codegen.library import cache_folder, writable
+from lutlab.kernels.codegen import built
+from lutlab.kernels.codegen.library import cache_folder
 
-log = logging.getLogger(__name__)
 ROOT = sources.folder("kernels") / "cuda"
+_CUBIN = "kernel.cubin"
 OPTIONS = ("-std=c++17", "-lineinfo", "--ptxas-options=-v")
 _INCLUDE = re.compile(r'^#include "(?P<file>[^"]+)"$')
 
@@ -119,57 +120,41 @@ def build(text: str, name: str, arch: str) -> Cubin:
 def _build(text: str, name: str, arch: str, cache: Path) -> Cubin:
     version = _nvrtc_version()
     _check_arch(arch, version)
-    identity = {"source": text, "arch": arch, "options": OPTIONS, "nvrtc": version, "elf": 1}
+    identity = {"source": text, "arch": arch, "options": OPTIONS, "nvrtc": version, "sealed": 1}
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
-    folder = writable(cache) / f"cuda-{name}-{arch}-{key}"
-    kept = _kept(folder, arch)
-    return kept or _compile(text, arch, folder)
+    folder, about = built.take(
+        cache, f"cuda-{name}-{arch}-{key}", functools.partial(_compile, text, arch)
+    )
+    found = {kernel: Resources(**values) for kernel, values in about["resources"].items()}
+    return Cubin(folder / _CUBIN, arch, found)
 
 
-def _kept(folder: Path, arch: str) -> Cubin | None:
-    """Cubin kept in a folder, if it is whole."""
-    path = folder / "kernel.cubin"
-    try:
-        about = json.loads((folder / "kernel.json").read_text())
-        whole = about["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
-        found = {kernel: Resources(**values) for kernel, values in about["resources"].items()}
-    except (OSError, ValueError, KeyError, TypeError):
-        whole, found = False, {}
-    if whole:
-        return Cubin(path, arch, found)
-    if folder.exists():
-        log.warning("%s is damaged: it is compiled again", folder)
-    return None
-
-
-def _compile(text: str, arch: str, folder: Path) -> Cubin:
-    """The text is written first, for who wants to see what was refused; kernel.json last: it says that all is there."""
+def _compile(text: str, arch: str, folder: Path) -> dict[str, Any]:
+    """kernel.cu and kernel.cubin into an empty folder in another one; what is to be said of them."""
     from cupy.cuda import nvrtc
 
-    write_atomically(folder / "kernel.cu", text.encode())
+    (folder / "kernel.cu").write_text(text)
     options = (f"-arch={arch}", *OPTIONS, *(f"-I{path}" for path in include_folders()))
     program = nvrtc.createProgram(text, "kernel.cu", (), ())
     try:
         try:
             nvrtc.compileProgram(program, options)
         except nvrtc.NVRTCError as error:
+            refused = folder.parents[1] / "refused.cu"
+            os.replace(folder / "kernel.cu", refused)
             raise LutlabError(
-                f"NVRTC refuses a kernel for {arch}, kept as {folder / 'kernel.cu'}:\n"
+                f"NVRTC refuses a kernel for {arch}, kept as {refused}:\n"
                 f"{_errors(nvrtc.getProgramLog(program))}"
             ) from error
         cubin, said = whole_elf(nvrtc.getCUBIN(program)), nvrtc.getProgramLog(program)
     finally:
         nvrtc.destroyProgram(program)
-    found = resources(said)
-    about = {
-        "sha256": hashlib.sha256(cubin).hexdigest(),
-        "resources": {kernel: asdict(values) for kernel, values in found.items()},
+    (folder / _CUBIN).write_bytes(cubin)
+    return {
+        "resources": {kernel: asdict(values) for kernel, values in resources(said).items()},
         "nvrtc": _nvrtc_version(),
         "options": options,
     }
-    path = write_atomically(folder / "kernel.cubin", cubin)
-    write_atomically(folder / "kernel.json", json.dumps(about, indent=2).encode())
-    return Cubin(path, arch, found)
 
 
 def whole_elf(cubin: bytes) -> bytes:

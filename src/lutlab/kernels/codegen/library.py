@@ -1,18 +1,16 @@
 """C source -> a library in this process, built once a machine and kept in the user's cache folder.
 
-    <cache>/codegen/<name>-<isa>-<key>/   kernel.c · kernel.so · kernel.json (command, hash of the library)
+    <cache>/codegen/<name>-<isa>-<key>/   kernel.c · kernel.so · kernel.sealed (command, hashes; built.py)
 
 key = sha256 of source, compiler, flags and CPU features (a compiler named as "gcc -march=native" looks at the CPU).
-<cache> is LUTLAB_CACHE or the user's cache folder; where it cannot be written, a temporary folder serves this process.
-Where no compiler is installed any more, a library of the same source, flags and CPU features serves, whoever built it.
-A folder is built beside and renamed: of two processes that build at once, none sees half of it, and the second takes
-what the first has put there. A library whose hash is not the one written beside it is built again.
+<cache> is LUTLAB_CACHE or the user's cache folder; where it cannot be written, or others can change it, a private
+temporary folder serves this process (lutlab.caches). Where no compiler is installed any more, a library of the same
+source, flags and CPU features serves, whoever built it.
+A folder that is not as it was built, or is another key's, is set aside and built again.
 """
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import ctypes
 import functools
 import hashlib
@@ -20,18 +18,20 @@ import json
 import logging
 import os
 import shlex
-import shutil
-import tempfile
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from lutlab import caches
 from lutlab.errors import LutlabError
-from lutlab.kernels.codegen import compiler
+from lutlab.kernels.codegen import built, compiler
 from lutlab.kernels.codegen.compiler import Compiler, NoCompiler
 from lutlab.kernels.codegen.isa import Isa, features, runnable
 
 log = logging.getLogger(__name__)
+# Of keys: hex digits, so that a folder that was set aside is no folder of a library.
+_KEY_SIGNS = 32
 _PROBE = "#include <omp.h>\nint threads(void) { return omp_get_max_threads(); }\n"
 
 
@@ -63,10 +63,10 @@ def load(source: str, name: str, isa: Isa, *, sanitize: tuple[str, ...] = ()) ->
     try:
         cc = compiler.find()
     except NoCompiler:
-        folder = None if compiler.named() else _built_before(*wanted, cache_folder())
-        if folder is None:
+        before = None if compiler.named() else _built_before(*wanted, cache_folder())
+        if before is None:
             raise
-        return _open(folder)
+        return _open(*before)
     return _load(*wanted, cc, cache_folder())
 
 
@@ -75,11 +75,11 @@ def _load(
     source: str, name: str, isa: Isa, sanitize: tuple[str, ...], cc: Compiler, cache: Path
 ) -> ctypes.CDLL:
     """Once a process; the compiler and the cache folder are parameters since the environment may name others."""
-    return _open(_folder(source, name, isa, sanitize, cc, cache))
+    return _open(*_folder(source, name, isa, sanitize, cc, cache))
 
 
-def _open(folder: Path) -> ctypes.CDLL:
-    about = json.loads((folder / "kernel.json").read_text())
+def _open(folder: Path, about: Mapping[str, Any]) -> ctypes.CDLL:
+    """The library of a folder that was found whole, and that nobody else can have changed since then."""
     try:
         library = ctypes.CDLL(str(folder / "kernel.so"))
     except OSError as error:
@@ -93,16 +93,13 @@ def _open(folder: Path) -> ctypes.CDLL:
 
 def _built_before(
     source: str, name: str, isa: Isa, sanitize: tuple[str, ...], cache: Path
-) -> Path | None:
-    """An intact library of this source for this CPU, by any compiler."""
+) -> tuple[Path, dict[str, Any]] | None:
+    """A whole library of this source for this CPU, by any compiler, and what is said of it."""
     target = _target(_flags(isa, sanitize))
-    for folder in sorted(cache.glob(f"{name}-{isa.name}-*")):
-        if (
-            _intact(folder)
-            and (folder / "kernel.c").read_text() == source
-            and json.loads((folder / "kernel.json").read_text()).get("target") == target
-        ):
-            return folder
+    for folder in sorted(cache.glob(f"{name}-{isa.name}-{'[0-9a-f]' * _KEY_SIGNS}")):
+        about = built.kept(folder)
+        if about and about["target"] == target and (folder / "kernel.c").read_text() == source:
+            return folder, about
     return None
 
 
@@ -118,85 +115,47 @@ def _target(flags: tuple[str, ...]) -> str:
 
 def build(source: str, name: str, isa: Isa, *, sanitize: tuple[str, ...] = ()) -> Path:
     """The folder of a built library, whether or not this CPU can run it; arguments and errors are those of load."""
-    return _folder(source, name, isa, tuple(sanitize), compiler.find(), cache_folder())
+    folder, _ = _folder(source, name, isa, tuple(sanitize), compiler.find(), cache_folder())
+    return folder
 
 
 def _folder(
     source: str, name: str, isa: Isa, sanitize: tuple[str, ...], cc: Compiler, cache: Path
-) -> Path:
+) -> tuple[Path, dict[str, Any]]:
+    """Folder of a library, built now or before, and what is said of it."""
     flags = _flags(isa, sanitize)
     identity = {"source": source, "cc": asdict(cc), "flags": flags, "cpu": sorted(features())}
-    key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
-    folder = cache / f"{name}-{isa.name}-{key}"
-    if _intact(folder):
-        return folder
-    if folder.exists():
-        log.warning("%s is damaged: it is built again", folder)
-    folder = writable(cache) / folder.name
-    try:
-        with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=folder.parent) as beside:
-            _compile(source, cc, flags, Path(beside))
-            _put(Path(beside), folder)
-    except OSError as error:
-        raise LutlabError(
-            f"cannot write {folder}: {error.strerror}; free some space, or set LUTLAB_CACHE to another folder"
-        ) from error
-    return folder
+    identity["sealed"] = 1  # folders of before had no seal
+    text = json.dumps(identity, sort_keys=True)
+    key = hashlib.sha256(text.encode()).hexdigest()[:_KEY_SIGNS]
+    return built.take(
+        cache, f"{name}-{isa.name}-{key}", functools.partial(_compile, source, cc, flags)
+    )
 
 
-def _put(beside: Path, folder: Path) -> None:
-    """Rename what was built, unless another process was first."""
-    if _intact(folder):
-        return
-    with contextlib.suppress(FileNotFoundError):  # nothing there, or another process moved it away
-        os.replace(folder, beside / "damaged")
-    try:
-        os.replace(beside / "built", folder)
-    except OSError:
-        if not _intact(folder):
-            raise
-
-
-def _intact(folder: Path) -> bool:
-    """Whether the library is there and is the one that was built."""
-    try:
-        written = json.loads((folder / "kernel.json").read_text())
-        return written["sha256"] == _sha256(folder / "kernel.so")
-    except (OSError, ValueError, KeyError):
-        return False
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def _compile(source: str, cc: Compiler, flags: tuple[str, ...], beside: Path) -> None:
-    """kernel.c, kernel.so and kernel.json into beside/built."""
-    folder = beside / "built"
-    folder.mkdir()
+def _compile(source: str, cc: Compiler, flags: tuple[str, ...], folder: Path) -> dict[str, Any]:
+    """kernel.c and kernel.so into an empty folder, whose parent is another one; what is to be said of them."""
     (folder / "kernel.c").write_text(source)
     arguments = ["kernel.c", "-o", "kernel.so", *flags, "-lm"]
     openmp = True
     done = cc.run([*arguments, *compiler.OPENMP], folder)
-    if done.returncode and not _has_openmp(cc, beside):
+    if done.returncode and not _has_openmp(cc, folder.parent):
         log.warning("%s has no OpenMP: kernels run on a single thread", shlex.join(cc.command))
         openmp = False
         done = cc.run(arguments, folder)
     if done.returncode:
-        kept = beside.parent / "refused.c"
+        kept = folder.parents[1] / "refused.c"
         os.replace(folder / "kernel.c", kept)
         raise LutlabError(
             f"the C compiler refuses a generated kernel, kept as {kept}:\n{shlex.join(done.args)}\n"
             f"{_first_error(done.stderr)}"
         )
-    about = {
-        "sha256": _sha256(folder / "kernel.so"),
+    return {
         "openmp": openmp,
         "target": _target(flags),
         "command": shlex.join(done.args),
         "compiler": cc.version,
     }
-    (folder / "kernel.json").write_text(json.dumps(about, indent=2))
 
 
 def _first_error(said: str) -> str:
@@ -224,22 +183,3 @@ def _has_openmp(cc: Compiler, folder: Path) -> bool:
 def cache_folder() -> Path:
     """Folder of libraries, and of all else that was found out about this machine; it may not exist yet."""
     return caches.cache_folder("codegen")
-
-
-@functools.cache
-def writable(folder: Path) -> Path:
-    """The folder, made, or a temporary one for this process where it cannot be written, said once."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            return folder
-    except OSError as error:
-        log.warning(
-            "cannot write %s (%s): kernels are built in a temporary folder, again in every process; "
-            "set LUTLAB_CACHE to a folder that can be written",
-            folder,
-            error.strerror,
-        )
-        temporary = Path(tempfile.mkdtemp(prefix="lutlab-"))
-        atexit.register(shutil.rmtree, temporary, ignore_errors=True)
-        return temporary

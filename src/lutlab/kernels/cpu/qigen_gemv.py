@@ -22,13 +22,13 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from lutlab.atomic import write_atomically
 from lutlab.errors import LutlabError
 from lutlab.formats import qigen
 from lutlab.formats.qigen import LANES, Blocks, PackedQIGen
 from lutlab.groups import group_length
+from lutlab.kernels import tuned
 from lutlab.kernels.codegen import library, qigen_model
 from lutlab.kernels.codegen.isa import Isa, detect, features, runnable
 from lutlab.kernels.codegen.qigen import MicroKernel, groups_in_unit, micro_kernels, source
@@ -206,8 +206,7 @@ def search(bits: int) -> dict[MicroKernel, float]:
     times = {kernel: times[kernel] / weights * 1e9 for kernel, (_, weights) in runs.items()}
     best = min(times, key=times.__getitem__)
     log.info("QIGen q=%d: %s is the fastest, %.4f ns a weight", bits, best, times[best])
-    kept = {str(q): asdict(kernel) for q, kernel in (_searched() | {bits: best}).items()}
-    write_atomically(_parameter_file(), json.dumps(kept, indent=2).encode())
+    tuned.keep(_parameter_file(), lambda: decisions(qigen.UNIT) | {str(bits): asdict(best)})
     return times
 
 
@@ -226,22 +225,21 @@ def _parameter_file() -> Path:
     """Of this CPU: home folders may be shared between machines."""
     machine = json.dumps([sorted(features()), asdict(qigen_model.caches())])
     digest = hashlib.sha256(machine.encode()).hexdigest()[:16]
-    return library.cache_folder() / f"qigen-{instructions().name}-{digest}.json"
+    return library.cache_folder() / f"qigen-{instructions().name}-{digest}.sealed"
 
 
 def _searched() -> dict[int, MicroKernel]:
     """Micro kernels that `search` kept for this machine, by bits."""
-    path = _parameter_file()
-    if not path.exists():
-        return {}
-    try:
-        return {
-            int(bits): MicroKernel(**kernel)
-            for bits, kernel in json.loads(path.read_text()).items()
-        }
-    except (OSError, ValueError, TypeError, AttributeError):
-        log.warning("%s is damaged: QIGen runs with %s until it is searched again", path, DEFAULT)
-        return {}
+    return tuned.kept(_parameter_file(), _checked, {})
+
+
+def _checked(found: dict[str, Any]) -> dict[int, MicroKernel]:
+    """Raises ValueError or the like: none of the micro kernels that are searched."""
+    kernels = {int(bits): MicroKernel(**kernel) for bits, kernel in found.items()}
+    for bits, kernel in kernels.items():
+        if kernel not in micro_kernels(bits):
+            raise ValueError(f"q={bits}: {kernel} is none of those that are searched")
+    return kernels
 
 
 def _check(x: torch.Tensor, packed: PackedQIGen, threads: int | None) -> None:

@@ -4,8 +4,9 @@
 
 Nothing is tried unasked: the defaults are those found best on the machines seen (kernels/README.md). LUTLAB_TUNE=1
 asks, for every shape that is packed and was not tuned yet; an answer is kept in the cache folder, beside the libraries,
-by kernel, CPU, bits, group size, shape and threads, and used from then on. The prefetch distance is an argument of the
-kernel, the panel width a matter of packing; rows a block are 32, since the registers hold no more.
+by kernel, CPU, bits, group size, shape and threads, and used from then on; a pair that is not tried counts as damage.
+The prefetch distance is an argument of the kernel, the panel width a matter of packing, which leaves the order of sums
+as it is: no choice changes a bit of a product. Rows a block are 32, since the registers hold no more.
 """
 
 from __future__ import annotations
@@ -15,15 +16,17 @@ import itertools
 import json
 import logging
 import os
+import re
 import statistics
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from lutlab.atomic import write_atomically
+from lutlab.kernels import tuned
 from lutlab.kernels.codegen import library
 from lutlab.kernels.codegen.isa import features
 from lutlab.kernels.cpu.rows_gemv import Kernel, RowsWeight
@@ -35,6 +38,7 @@ PREFETCHES = (2048, 4096, 8192, 16384)
 COLD_BYTES = 320 * 2**20
 SECONDS = 10.0
 MARGIN = 0.02
+_KEY = re.compile(r".+, \w+, q=\d+, g=-?\d+, \d+x\d+, \d+ threads")
 
 
 @dataclass(frozen=True)
@@ -114,7 +118,7 @@ def tune(
         best = default
     key = _key(kernel, pack(best.panel_columns), threads)
     log.info("%s: tuned to %s, %.0f us", key, best, found[best] * 1e6)
-    write_atomically(_file(), json.dumps(_read() | {key: asdict(best)}, indent=2).encode())
+    tuned.keep(_file(), lambda: _read() | {key: asdict(best)})
     return best
 
 
@@ -176,13 +180,19 @@ def _key(kernel: Kernel, weight: RowsWeight, threads: int | None) -> str:
 
 def _file() -> Path:
     cpu = hashlib.sha256(json.dumps(sorted(features())).encode()).hexdigest()[:16]
-    return library.cache_folder() / f"rows-tuning-{cpu}.json"
+    return library.cache_folder() / f"rows-tuning-{cpu}.sealed"
 
 
 def _read() -> dict[str, dict[str, int]]:
-    """Content of the file; one that is damaged counts as none, and is written anew by the next tuning."""
-    try:
-        found = json.loads(_file().read_text())
-        return {key: asdict(Tuning(**value)) for key, value in found.items()}
-    except (OSError, ValueError, TypeError, AttributeError):
-        return {}
+    """Content of the file."""
+    return tuned.kept(_file(), _checked, {})
+
+
+def _checked(found: dict[str, Any]) -> dict[str, dict[str, int]]:
+    """Raises ValueError or the like: entries that tuning does not write."""
+    for key, value in found.items():
+        tuning = Tuning(**value)
+        tried = tuning.panel_columns in PANELS and tuning.prefetch_bytes in PREFETCHES
+        if not (_KEY.fullmatch(key) and tried):
+            raise ValueError(f"{key}: {tuning} is none of those that are tried")
+    return found

@@ -11,16 +11,15 @@ folder, by GPU, type of x, code, bits, group size and shape; a product goes by t
 from __future__ import annotations
 
 import functools
-import json
-import logging
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lutlab.atomic import write_atomically
-from lutlab.kernels.codegen.library import cache_folder, writable
+from lutlab.caches import writable
+from lutlab.kernels import tuned
+from lutlab.kernels.codegen.library import cache_folder
 from lutlab.kernels.gpu import lut_gemv
 from lutlab.kernels.gpu.lut_gemv.variant import Case, Gpu
 from lutlab.kernels.gpu.short_names import full_name
@@ -28,7 +27,6 @@ from lutlab.kernels.gpu.short_names import full_name
 if TYPE_CHECKING:
     import torch
 
-log = logging.getLogger(__name__)
 DENSE = "dense"  # dequantize, then cuBLAS
 MODEL, RACE = "by a model of bytes", "by a race on this machine"
 
@@ -104,8 +102,12 @@ def keep(races: Sequence[Race]) -> Path:
 
     new = [product(race) for race in races]
     path = writable(cache_folder()) / _path().name
-    known = [race for race in _read(path) if product(race) not in new]
-    write_atomically(path, json.dumps([asdict(race) for race in [*known, *races]]).encode())
+
+    def all_races() -> list[dict]:
+        known = [race for race in tuned.kept(path, _races, []) if product(race) not in new]
+        return [asdict(race) for race in [*known, *races]]
+
+    tuned.keep(path, all_races)
     _read.cache_clear()
     return path
 
@@ -135,27 +137,42 @@ def _name(case: Case) -> str:
 
 
 def _path() -> Path:
-    return cache_folder() / "races.json"
+    return cache_folder() / "races.sealed"
 
 
 @functools.cache
 def _read(path: Path) -> list[Race]:
-    """All that is kept; damage is told and counts as nothing."""
-    if not path.exists():
-        return []
-    try:
-        return [_race(**found) for found in json.loads(path.read_bytes())]
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        log.warning("%s cannot be read (%s): kernels are chosen %s", path, error, MODEL)
-        return []
+    """All that is kept."""
+    return tuned.kept(path, _races, [])
 
 
-def _race(shape: list[int], seconds: dict[str, dict[str, float]], **same: Any) -> Race:
-    """From JSON, which knows neither tuples nor numbers as keys; races of before have short names."""
-    if not seconds:
-        raise ValueError("a race without seconds")
-    rows, columns = shape
+def _races(found: list[dict[str, Any]]) -> list[Race]:
+    return [_race(**one) for one in found]
+
+
+def _race(
+    gpu: str,
+    x: str,
+    uniform: bool,
+    bits: int,
+    group: int,
+    shape: list[int],
+    seconds: dict[str, dict[str, float]],
+) -> Race:
+    """From JSON, which knows neither tuples nor numbers as keys; races of before have short names.
+
+    Raises:
+        ValueError: no race has such numbers.
+    """
+    rows, columns = map(int, shape)
     by_rows = {
         int(m): {full_name(name): float(s) for name, s in of.items()} for m, of in seconds.items()
     }
-    return Race(shape=(int(rows), int(columns)), seconds=by_rows, **same)
+    times = [s for of in by_rows.values() for s in of.values()]
+    if (
+        not times
+        or min(rows, columns, bits, group, *by_rows) < 1
+        or not all(0 < s < math.inf for s in times)
+    ):
+        raise ValueError(f"a race of {shape} with {seconds}")
+    return Race(gpu, x, uniform, bits, group, (rows, columns), by_rows)

@@ -24,6 +24,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from lutlab import caches
 from lutlab.kernels.codegen import compiler, isa, library
 
 HERE = Path(__file__).parent
@@ -90,7 +91,7 @@ def _compile(text: str, suffix: str, *more: str) -> Path:
     cc = compiler.find()
     flags = (*FLAGS, *isa.detect().flags)
     identity = "\n".join((text, cc.version, *cc.command, *flags, *more))
-    folder = library.writable(library.cache_folder())
+    folder = caches.writable(library.cache_folder())
     path = folder / f"cuda-on-host-{_key(identity)}{suffix}"
     if path.exists():
         return path

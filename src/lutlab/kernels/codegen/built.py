@@ -1,0 +1,117 @@
+"""Folders of the cache with what a compiler made: its source, its library, and a seal that binds both to the folder.
+
+    <name>-<key>/   kernel.c · kernel.so · kernel.sealed (what is said of them, and each one's SHA-256; lutlab.digests)
+
+The name holds the key of all that decided the library, and the seal hashes the name: an intact library that is copied
+into another's folder, its seal with it, is no more that folder's than a damaged one. A folder is built beside and
+renamed: of two processes that build at once, none sees half of it, and the second takes what the first has put there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from lutlab import caches
+from lutlab.atomic import set_aside, write_atomically
+from lutlab.digests import Damaged, sealed, sha256_of, unsealed
+from lutlab.errors import LutlabError
+
+log = logging.getLogger(__name__)
+SEAL = "kernel.sealed"
+
+
+def take(
+    cache: Path, name: str, make: Callable[[Path], Mapping[str, Any]]
+) -> tuple[Path, dict[str, Any]]:
+    """A folder as it was built before, or is built now, and what is said of its files.
+
+    Args:
+        cache: where such folders are; another place is taken where it cannot be written (lutlab.caches).
+        name: with the key of all that decides the files.
+        make: fills an empty folder, and returns JSON values, to be sealed with the files.
+
+    Raises:
+        LutlabError: no folder can be written.
+    """
+    folder = cache / name
+    if about := kept(folder):
+        return folder, about
+    folder = caches.writable(cache) / name
+    try:
+        with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=folder.parent) as beside:
+            inside = Path(beside) / "built"
+            inside.mkdir(mode=0o700)
+            _seal(inside, name, make(inside))
+            return folder, _put(inside, folder)
+    except OSError as error:
+        raise LutlabError(
+            f"cannot write {folder}: {error.strerror}; free some space, or set LUTLAB_CACHE to another folder"
+        ) from error
+
+
+def kept(folder: Path) -> dict[str, Any] | None:
+    """Values sealed with a folder's files, if all are as they were built and nobody else can change them; else None.
+
+    A folder that is damaged is named in a warning and set aside, to be built again.
+    """
+    if not os.path.lexists(folder):
+        return None
+    try:
+        return _whole(folder)
+    except Damaged as error:
+        set_damaged_aside(folder, error)
+    return None
+
+
+def set_damaged_aside(path: Path, why: Exception) -> None:
+    """Name in a warning what is damaged, and rename it, where it can be, so that it is made again."""
+    log.warning("%s is damaged (%s): it is set aside, to be made again", path, why)
+    with contextlib.suppress(
+        LutlabError
+    ):  # a cache that can only be read, or another process was quicker
+        set_aside(path)
+
+
+def _seal(folder: Path, name: str, about: Mapping[str, Any]) -> None:
+    """Bind the files of a folder to the name that it gets; they become their owner's alone, whatever the umask."""
+    files = {path.name: sha256_of(path) for path in sorted(folder.iterdir())}
+    write_atomically(folder / SEAL, sealed({**about, "files": files}, name))
+    for file in (*files, SEAL):
+        (folder / file).chmod(0o600)
+
+
+def _put(inside: Path, folder: Path) -> dict[str, Any]:
+    """Rename a sealed folder, unless another process was first; what is said of the files that are there."""
+    if about := kept(folder):
+        return about
+    try:
+        os.replace(inside, folder)
+    except OSError:
+        if not os.path.lexists(folder):
+            raise
+    about = kept(folder)
+    if about is None:
+        raise LutlabError(
+            f"{folder} is damaged as soon as it is built: set LUTLAB_CACHE to another folder"
+        )
+    return about
+
+
+def _whole(folder: Path) -> dict[str, Any]:
+    """Raises Damaged: a file lacks, is not the one that was sealed under this name, or can be changed by others."""
+    try:
+        about = unsealed((folder / SEAL).read_bytes(), folder.name)
+        for name, digest in about["files"].items():
+            if why := caches.others_can_change(folder / name):
+                raise Damaged(why)
+            if sha256_of(folder / name) != digest:
+                raise Damaged(f"{name} is not what was built")
+    except OSError as error:
+        raise Damaged(f"{error.filename}: {error.strerror}") from error
+    return about
