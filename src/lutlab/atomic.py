@@ -48,6 +48,8 @@ def set_aside(path: Path) -> Path:
     place = next(each for each in places if not os.path.lexists(each))
     try:
         os.replace(path, place)
+    except FileNotFoundError:  # another process was faster
+        pass
     except OSError as error:
         raise LutlabError(
             f"{path} is damaged, and cannot be moved out of the way ({error.strerror}): delete it and run again"

@@ -29,6 +29,7 @@ from lutlab.formats import pack
 from lutlab.groups import group_length
 from lutlab.models.families import weight_of
 from lutlab.models.load import load_model
+from lutlab.models.sums import write_sums
 from lutlab.specs import ModelSpec
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -219,6 +220,7 @@ def rewrite(folder, quantization):
     if quantization is not None:
         config["quantization_config"] = quantization
     path.write_text(json.dumps(config))
+    write_sums(folder)
 
 
 def shard(folder):
@@ -230,6 +232,7 @@ def shard(folder):
         some = {name: whole[name] for name in whole if index[name] == file}
         save_file(some, folder / file, metadata={"format": "pt"})
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    write_sums(folder)
 
 
 @pytest.mark.parametrize("layout", ["v2", "tens", "awq"])
@@ -278,6 +281,9 @@ def test_folders_that_say_too_little(tmp_path):
     weights = load_file(tmp_path / "out" / "model.safetensors")
     del weights["model.layers.1.mlp.up_proj.qzeros"]
     save_file(weights, tmp_path / "out" / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(LutlabError, match=r"model\.safetensors is not the file that SHA256SUMS"):
+        lutlab.load(tmp_path / "out")
+    write_sums(tmp_path / "out")
     with pytest.raises(LutlabError, match=r"lacks model\.layers\.1\.mlp\.up_proj\.qzeros"):
         lutlab.load(tmp_path / "out")
 

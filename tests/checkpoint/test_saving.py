@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import random
+import subprocess
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from lutlab.checkpoint.saving import save
 from lutlab.checkpoint.transformers import LutlabConfig
 from lutlab.errors import LutlabError
 from lutlab.models.families import linear_layers, model_class, weight_of
+from lutlab.models.sums import write_sums
 from lutlab.modules import QuantLinear
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -48,9 +51,11 @@ def logits(model):
 
 
 def rewrite(folder, **changes):
+    """Change config.json on purpose."""
     path = folder / "config.json"
     config = json.loads(path.read_text()) | changes
     path.write_text(json.dumps(config))
+    write_sums(folder)
     return config
 
 
@@ -92,7 +97,7 @@ def test_a_model_in_half_precision_stays_in_it(tmp_path):
     assert torch.equal(logits(load(tmp_path / "saved")), logits(model))
 
 
-def test_what_was_loaded_saves_again_in_either_way(tmp_path):
+def test_what_was_loaded_saves_again_in_either_way(tmp_path, caplog):
     model = mixed("opt")
     save(model, tmp_path / "one", byte_tokenizer(), max_shard_size="20KB")
     assert len(list((tmp_path / "one").glob("*.safetensors"))) > 1
@@ -100,8 +105,10 @@ def test_what_was_loaded_saves_again_in_either_way(tmp_path):
     assert not loaded.training
     loaded.save_pretrained(tmp_path / "two")
     save(loaded, tmp_path / "three")
-    for folder in ("two", "three"):
+    for folder, warned in (("two", 1), ("three", 0)):
+        caplog.clear()
         assert torch.equal(logits(load(tmp_path / folder)), logits(model))
+        assert sum("has no SHA256SUMS" in line for line in caplog.messages) == warned
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "one")
     assert tokenizer("the end").input_ids == byte_tokenizer()("the end").input_ids
 
@@ -153,17 +160,76 @@ def saved(tmp_path):
     return tmp_path / "saved"
 
 
-def test_files_missing_or_damaged(saved):
+def refused(folder, message):
+    """By both loaders."""
+    for loader in (load, AutoModelForCausalLM.from_pretrained):
+        with pytest.raises(LutlabError, match=message):
+            loader(folder)
+
+
+@pytest.mark.parametrize("truncated", [False, True])
+def test_a_truncated_file_is_refused(saved, truncated):
+    """By its digest; a folder without digests, by what transformers finds."""
     path = saved / "model.safetensors"
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(LutlabError, match="damaged or truncated"):
-        AutoModelForCausalLM.from_pretrained(saved)
-    with pytest.raises(LutlabError, match="damaged or truncated"):
-        load(saved)
+    if truncated:
+        (saved / "SHA256SUMS").unlink()
+    refused(saved, "damaged or truncated" if truncated else r"model\.safetensors is not the file")
     path.unlink()
     with pytest.raises(LutlabError, match=r"lacks model\.safetensors"):
         load(saved)
+
+
+def test_any_change_of_a_saved_folder_is_refused(tmp_path):
+    """Whichever file, bit and loader; the folder is whole again with what it had."""
+    model, folder = mixed("opt"), tmp_path / "saved"
+    save(model, folder, byte_tokenizer(), max_shard_size="20KB")
+    done = subprocess.run(
+        ["sha256sum", "-c", "SHA256SUMS"], cwd=folder, capture_output=True, check=True
+    )
+    assert done.stdout.count(b": OK\n") == len(list(folder.iterdir())) - 1
+    chance, whole = random.Random(3), {path: path.read_bytes() for path in sorted(folder.iterdir())}
+    assert len(whole) > 5
+    for number, (path, data) in enumerate(whole.items()):
+        at = chance.randrange(len(data))
+        damaged = data[:at] + bytes([data[at] ^ 1 << chance.randrange(7)]) + data[at + 1 :]
+        path.write_bytes(damaged)
+        loader = (load, AutoModelForCausalLM.from_pretrained)[number % 2]
+        if (
+            path.name == "config.json"
+        ):  # of which transformers reads first what it may not understand any more
+            loader = load
+        with pytest.raises(LutlabError, match=r"copy|is damaged|fetch"):
+            loader(folder)
+        path.write_bytes(data)
+    shards = sorted(folder.glob("*.safetensors"))[:2]
+    for path, other in (shards, shards[::-1]):
+        path.write_bytes(whole[other])
+    refused(folder, rf"{shards[0].name} is not the file that SHA256SUMS names: .*sha256sum \*")
+    for path in shards:
+        path.write_bytes(whole[path])
+    (folder / "model.safetensors").write_bytes(
+        whole[shards[0]]
+    )  # transformers prefers it to the shards
+    refused(folder, r"model\.safetensors is not named in SHA256SUMS")
+    (folder / "model.safetensors").unlink()
+    (folder / "SHA256SUMS").write_bytes(b"")
+    refused(folder, "is not named in SHA256SUMS")
+    (folder / "SHA256SUMS").write_bytes(whole[folder / "SHA256SUMS"])
+    assert torch.equal(logits(load(folder)), logits(model))
+
+
+def test_a_config_that_does_not_say_quantized_any_more_is_refused(saved):
+    path = saved / "config.json"
+    for word in ("quantization_config", "lutlab"):
+        whole = path.read_text()
+        path.write_text(whole.replace(word, word[:-1] + "0"))
+        with pytest.raises(
+            LutlabError, match=r"config\.json is not the file that SHA256SUMS names"
+        ):
+            load(saved)
+        path.write_text(whole)
 
 
 def test_a_missing_shard(tmp_path):
@@ -182,6 +248,7 @@ def test_a_missing_tensor(saved, key):
     tensors = load_file(saved / "model.safetensors")
     del tensors[key]
     save_file(tensors, saved / "model.safetensors", {"format": "pt"})
+    write_sums(saved)
     with pytest.raises(LutlabError, match=key):
         load(saved)
 

@@ -90,6 +90,22 @@ def test_embedded_encoder_names_masked_tokens_better_than_their_frequencies_do()
     )
 
 
+@pytest.mark.parametrize("damage", ["flip", "gone", "no sums"])
+def test_a_damaged_embedded_model_is_refused(damage, tmp_path, monkeypatch):
+    name = "opt-embedded-s"
+    folder = shutil.copytree(load.EMBEDDED / name, tmp_path / name)
+    monkeypatch.setattr(load, "EMBEDDED", tmp_path)
+    model = folder / "model.safetensors"
+    if damage == "flip":
+        data = model.read_bytes()
+        model.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    else:
+        (model if damage == "gone" else folder / "SHA256SUMS").unlink()
+    for read in (loaded, lambda *embedded: load.fingerprint(spec(*embedded))):
+        with pytest.raises(LutlabError, match=f"{name}.*a model that ships .* reinstall lutlab"):
+            read(name, "embedded")
+
+
 def test_unknown_embedded_name_suggests():
     name = load.embedded_names()[0]
     with pytest.raises(LutlabError, match=f"'{name}x': did you mean '{name}'"):

@@ -10,10 +10,11 @@ from safetensors import SafetensorError
 from transformers import AutoConfig
 
 from lutlab.checkpoint.foreign import load_foreign
-from lutlab.checkpoint.transformers import METHOD
+from lutlab.checkpoint.transformers import CURE, METHOD
 from lutlab.errors import LutlabError
 from lutlab.models.families import model_class
 from lutlab.models.files import quantization_of, weight_files
+from lutlab.models.sums import NAME, check_sums
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -34,7 +35,7 @@ def load(
 
     Raises:
         LutlabError: weights that are not quantized, a layout that lutlab does not read, zero points that readers
-            disagree on; files that are missing, truncated or of another model.
+            disagree on; files that are missing, truncated, of another model, or not those of the folder's SHA256SUMS.
     """
     folder = Path(folder).expanduser()
     if not (folder / "config.json").is_file():
@@ -43,6 +44,10 @@ def load(
     weight_files(folder)
     if (quantization or {}).get("quant_method") == METHOD:
         return _load_ours(folder, dtype).to(device).eval()
+    if (
+        folder / NAME
+    ).exists():  # an export of lutlab's; or ours, whose config.json does not say so any more
+        check_sums(folder, CURE, used=["config.json"])
     config = _config(folder)
     if isinstance(dtype, str):
         dtype = config.dtype or torch.float16  # that of the scales of all these layouts

@@ -3,8 +3,8 @@
     lutlab.save(model, "opt-3bit", tokenizer)
 
 The folder is what transformers' save_pretrained writes: config.json, whose quantization_config names every quantized
-layer (checkpoint/transformers.py), safetensors with the packed buffers, the tokenizer's files.
-AutoModelForCausalLM.from_pretrained loads it as well, once lutlab is imported.
+layer (checkpoint/transformers.py), safetensors with the packed buffers, the tokenizer's files; and SHA256SUMS of them
+all. AutoModelForCausalLM.from_pretrained loads it as well, once lutlab is imported; both compare the files first.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from safetensors import SafetensorError
 
 from lutlab.checkpoint.transformers import declare
 from lutlab.errors import LutlabError
+from lutlab.models.sums import write_sums
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -51,7 +52,7 @@ def save(
 
 @contextmanager
 def new_folder(folder: str | Path) -> Iterator[Path]:
-    """A folder to fill beside the one asked for, renamed to it at the end; gone after an error.
+    """A folder to fill beside the one asked for, given SHA256SUMS and renamed at the end; gone after an error.
 
     Raises:
         LutlabError: the folder is not empty, or nothing can be written there.
@@ -65,6 +66,7 @@ def new_folder(folder: str | Path) -> Iterator[Path]:
     try:
         draft.mkdir(parents=True)
         yield draft
+        write_sums(draft)
         if folder.is_dir():
             folder.rmdir()
         draft.rename(folder)

@@ -5,12 +5,15 @@ config.json of such a model holds, beside the architecture's own keys,
     "quantization_config": {"quant_method": "lutlab", "format": 2, "layers": {<path of a layer>: <its layout>, …}}
 
 with one entry a QuantLinear, {"format": "uniform", …} (modules.py says what a layout is); layers that are not named
-stay as the architecture has them. Importing this module registers both.
+stay as the architecture has them. Importing this module registers both. Files that lutlab.save wrote are compared with
+their SHA256SUMS; transformers' own save_pretrained writes none, and such a folder is loaded with a warning.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,13 +25,19 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from lutlab.errors import LutlabError
 from lutlab.models.families import weight_of
+from lutlab.models.sums import NAME, check_sums
 from lutlab.modules import QuantLinear
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+log = logging.getLogger(__name__)
 METHOD = "lutlab"
 FORMAT = 2
+CURE = (
+    "the folder is damaged, or was changed after lutlab.save: copy it again; if the change is meant (an edited "
+    f"config.json, another tokenizer), accept it by `rm {NAME}; sha256sum * > {NAME}` in the folder"
+)
 SAFETENSORS = {
     torch.uint8: "U8",
     torch.int8: "I8",
@@ -84,8 +93,10 @@ class LutlabQuantizer(HfQuantizer):
         """Replace layers; the files must then hold every buffer, in the shape and dtype the config says.
 
         Raises:
-            LutlabError: config, architecture and files do not belong together.
+            LutlabError: config, architecture and files do not belong together, or are not those of SHA256SUMS.
         """
+        if checkpoint_files is not None:
+            _check_sums([Path(path) for path in checkpoint_files])
         for name, layout in self.quantization_config.layers.items():
             try:
                 module = _skeleton(model, name, layout)
@@ -160,6 +171,21 @@ def _skeleton(model: PreTrainedModel, name: str, layout: Mapping[str, Any]) -> Q
     if bias is not None:
         module.bias = nn.Parameter(torch.empty_like(bias, device="meta"), requires_grad=False)
     return module
+
+
+def _check_sums(files: Sequence[Path]) -> None:
+    """Compare the folder of the weights with its SHA256SUMS; without one, say so."""
+    folder = files[0].parent
+    if (folder / NAME).exists():
+        check_sums(folder, CURE, used=["config.json", *(path.name for path in files)])
+    else:
+        log.warning(
+            "%s has no %s, so that damage to its files would not be noticed: lutlab.save writes one; for files that "
+            "you trust, `sha256sum * > %s` there",
+            folder,
+            NAME,
+            NAME,
+        )
 
 
 def _check_files(model: PreTrainedModel, names: Iterable[str], files: Iterable[str]) -> None:

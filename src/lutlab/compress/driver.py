@@ -58,7 +58,7 @@ def quantize_model(
         calibration: token ids [samples, S] int64, or what a tokenizer returns of padded texts, whose padding counts
             in no statistic. Given for a method that needs none, it is used to state the error of the outputs.
         blocks: where blocks come from and go to; None: all are in memory.
-        kept: finished blocks are kept there, and those it holds already are not quantized again.
+        kept: finished blocks are kept there, and those it holds intact are not quantized again.
         seen: statistics of full-precision inputs, kept there too.
         packed: layer name -> its weight, where it is quantized already, as by tuning.py; the method is not asked.
 
@@ -114,6 +114,8 @@ class _Run:
         for index in range(len(self.blocks)):
             with self.blocks.open(index) as block:
                 if not self._restore(index, block):
+                    if self.kept:
+                        self.kept.forget_from(index + 1)  # they saw what this block gave before
                     for shared in self._rounds():
                         self._quantize(index, block, shared, observe(block, inputs, shared))
                     self._keep(index, block)

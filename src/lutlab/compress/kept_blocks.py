@@ -4,14 +4,17 @@
                                        quantized and how (QuantLinear.layout), and their LayerStats
     <folder>/inputs-0003.safetensors   hessian and mean_abs of every shared input of the block
 
-The folder is named after everything that decides its contents, and every file repeats that name. Files appear whole or
-not at all.
+The folder is named after everything that decides its contents. Every file repeats that name and its own, and has a
+digest of both, its facts and its tensors, which is checked whenever it is read. What is damaged, or lies under a name
+that is not its own, is set aside with a warning and made again. Files appear whole or not at all.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,12 +24,15 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import nn
 
-from lutlab.atomic import write_atomically
+from lutlab.atomic import set_aside, write_atomically
+from lutlab.digests import Damaged
 from lutlab.errors import LutlabError
 from lutlab.models.contract import SharedInput
 from lutlab.modules import QuantLinear
 from lutlab.specs import LayerStats
 from lutlab.tensors import CalibStats
+
+log = logging.getLogger(__name__)
 
 
 class _Files:
@@ -39,32 +45,39 @@ class _Files:
         return self.folder / f"{self.kind}-{index:04}.safetensors"
 
     def has(self, index: int) -> bool:
-        """Whether the file of a block is there."""
-        return self._path(index).is_file()
+        """Whether the file of a block is there and intact; it is read whole to say so.
+
+        Raises:
+            LutlabError: it is damaged, and the folder cannot be written.
+        """
+        return self._intact(index) is not None
 
     def _write(self, index: int, tensors: Mapping[str, torch.Tensor], facts: Any) -> None:
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-        header = {"lutlab": json.dumps({"of": self.folder.name, "facts": facts})}
-        write_atomically(self._path(index), save(tensors, header))
-
-    def _read(self, index: int) -> tuple[dict[str, torch.Tensor], Any]:
         path = self._path(index)
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+        header = json.dumps({"file": path.name, "of": self.folder.name, "facts": facts})
+        # one entry: safetensors writes several in any order, and the same block is to be the same bytes
+        write_atomically(path, save(tensors, {"lutlab": f"{_sha256(header, tensors)}\n{header}"}))
+
+    def _intact(self, index: int) -> tuple[dict[str, torch.Tensor], Any] | None:
+        """Tensors and facts of a file; None where there is none, or none any more since it was damaged."""
+        path = self._path(index)
+        if not path.exists():
+            return None
         try:
-            with safe_open(path, framework="pt") as file:
-                header = json.loads(file.metadata()["lutlab"])
-                owner, facts = header["of"], header["facts"]
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-            raise LutlabError(
-                f"{path} is damaged ({type(error).__name__}: {error}): delete that file and run again; the other "
-                "blocks are kept"
-            ) from error
-        if owner != self.folder.name:
-            raise LutlabError(
-                f"{path} belongs to {owner}, another model or another way to quantize it: delete that file and run "
-                "again"
+            return _read(path)
+        except Damaged as error:
+            place = set_aside(path)
+            log.warning(
+                "%s is damaged (%s): set aside as %s, and made again", path, error, place.name
             )
-        return tensors, facts
+            return None
+
+    def _gone(self, index: int) -> LutlabError:
+        return LutlabError(
+            f"{self._path(index)} is gone, which was there when this run began: run again; the blocks that are still "
+            "there are kept"
+        )
 
     def _misfit(self, index: int, error: Exception) -> LutlabError:
         cause = str(error).strip().splitlines()[-1].strip()
@@ -72,6 +85,38 @@ class _Files:
             f"{self._path(index)} does not fit the model ({cause}): delete that file and run again; the other blocks "
             "are kept"
         )
+
+
+def _read(path: Path) -> tuple[dict[str, torch.Tensor], Any]:
+    """Tensors, in memory of their own, and facts of a file that _Files wrote.
+
+    Raises:
+        Damaged: it is not intact, or was written under another name or for another folder.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            digest, _, header = file.metadata()["lutlab"].partition("\n")
+            # copies: what was checked stays so, whatever happens to the file
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+        if _sha256(header, tensors) != digest:
+            raise Damaged("its digest is not that of its content")
+        content = json.loads(header)
+        own, owner, facts = content["file"], content["of"], content["facts"]
+    except Damaged:
+        raise
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise Damaged(f"{type(error).__name__}: {error}") from error
+    if (own, owner) != (path.name, path.parent.name):
+        raise Damaged(f"it is {own} of {owner}")
+    return tensors, facts
+
+
+def _sha256(header: str, tensors: Mapping[str, torch.Tensor]) -> str:
+    digest = hashlib.sha256(header.encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"\n{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 class BlockStore(_Files):
@@ -93,14 +138,15 @@ class BlockStore(_Files):
     def load(
         self, index: int, block: nn.Module, device: torch.device | str
     ) -> list[LayerStats] | None:
-        """Bring a block into the state that was kept, on `device`; None where none was, and the block is as it was.
+        """Bring a block into the state that was kept, on `device`; None where none is intact, and the block as it was.
 
         Raises:
-            LutlabError: the file is damaged, of another run, or does not fit the block.
+            LutlabError: the file does not fit the block; or it is damaged, and the folder cannot be written.
         """
-        if not self.has(index):
+        found = self._intact(index)
+        if found is None:
             return None
-        tensors, facts = self._read(index)
+        tensors, facts = found
         try:
             for name, layout in facts["layouts"].items():
                 block.set_submodule(
@@ -115,13 +161,35 @@ class BlockStore(_Files):
         """As load, for a block that must be there.
 
         Raises:
-            LutlabError: as load; or its file is gone.
+            LutlabError: as load; or its file is gone, or was damaged since its block was quantized.
         """
         if self.load(index, block, device) is None:
-            raise LutlabError(
-                f"{self._path(index)} is gone, which was written when its block was quantized: run again; the blocks "
-                "that are still there are kept"
-            )
+            raise self._gone(index)
+
+    def forget_from(self, index: int) -> None:
+        """Remove this block and all later ones: what they were made from is made anew, and may differ by a last bit.
+
+        Raises:
+            LutlabError: the folder cannot be written.
+        """
+        paths = sorted(self.folder.glob(f"{self.kind}-*.safetensors"))
+        later = [path for path in paths if path >= self._path(index)]
+        if not later:
+            return
+        log.warning(
+            "%s: %d blocks from %s on rest on what is made anew, and are made again",
+            self.folder,
+            len(later),
+            later[0].name,
+        )
+        for path in later:
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                raise LutlabError(
+                    f"cannot remove {path} ({error.strerror}), which rests on what is made anew: delete it and run "
+                    "again"
+                ) from error
 
 
 class StatsStore(_Files):
@@ -149,9 +217,12 @@ class StatsStore(_Files):
         """Statistics of a block's inputs, as they were kept.
 
         Raises:
-            LutlabError: the file is damaged, of another run, or lacks some of `shared`.
+            LutlabError: the file is gone, or was damaged since `has` was asked; or it lacks some of `shared`.
         """
-        tensors, tokens = self._read(index)
+        found = self._intact(index)
+        if found is None:
+            raise self._gone(index)
+        tensors, tokens = found
         try:
             return {
                 one: CalibStats(

@@ -23,6 +23,8 @@ from lutlab.evaluators.masked_lm import masked_predictions
 from lutlab.evaluators.perplexity import perplexity
 from lutlab.models.families import model_class
 from lutlab.models.load import EMBEDDED
+from lutlab.models.sums import NAME as SUMS
+from lutlab.models.sums import write_sums
 from lutlab.specs import Text, TextSpec
 
 HELD_OUT = ("topics", "docstrings", "wikitext2", "ptb")
@@ -55,7 +57,10 @@ of guessing each by its frequency in the training text alone:
 
 
 def export(names: list[str], data: Path, work: Path) -> None:
-    """Write models/embedded/<name>/ in fp16; training.json and MODEL_CARD.md keep the facts of models not named."""
+    """Write models/embedded/<name>/ in fp16, with its SHA256SUMS.
+
+    training.json and MODEL_CARD.md keep the facts of models that are not named.
+    """
     facts = EMBEDDED / "training.json"
     measured = json.loads(facts.read_text())["models"] if facts.exists() else {}
     for name in names:
@@ -78,12 +83,13 @@ def export(names: list[str], data: Path, work: Path) -> None:
         measure = _masked if masked else _perplexities
         measured[name] = {
             "parameters": model.num_parameters(),
-            "bytes": sum(f.stat().st_size for f in folder.iterdir()),
+            "bytes": sum(f.stat().st_size for f in folder.iterdir() if f.name != SUMS),
             "tokens": recipe.steps * recipe.batch * recipe.context,
             "hours": round(state["state"]["seconds"] / 3600, 2),
             **measure(model.float().eval(), tokenizer, texts, work),
             "curve": state["state"]["curve"],
         }
+        write_sums(folder)
     measured = {name: measured[name] for name in RECIPES if name in measured}
     corpus_facts = json.loads((work / "corpus.json").read_text())
     facts.write_text(json.dumps({"models": measured, **corpus_facts}) + "\n")

@@ -21,6 +21,7 @@ from lutlab.models.families import family_named, family_of, model_class, task_of
 from lutlab.models.files import QUANTIZATION_FILES, quantization_of, weight_files
 from lutlab.models.resident import Blocks, Resident
 from lutlab.models.spread import spread
+from lutlab.models.sums import check_shipped
 
 if TYPE_CHECKING:
     import torch
@@ -108,6 +109,7 @@ def load_model(
     if stream:
         streamed.return_freed_memory()
     folder = folder_of(spec)
+    check_shipped(folder, EMBEDDED)
     with quiet():
         config = _config(folder)
         synthetic = spec.source == "synthetic"
@@ -276,11 +278,12 @@ def fingerprint(spec: ModelSpec) -> str:
     A synthetic model's numbers depend on RunSpec.seed as well, which is no part of a ModelSpec.
 
     Raises:
-        LutlabError: as folder_of; or files of the weights are missing.
+        LutlabError: as folder_of; files of the weights are missing; files of an embedded model are damaged.
     """
     if spec.source == "hub":
         return f"hub:{spec.id}@{hub.commit_of(spec.id, spec.revision)}"
     folder = folder_of(spec)
+    check_shipped(folder, EMBEDDED)
     texts = [
         folder / "config.json",
         *(p for name in (*TOKENIZER_FILES, *QUANTIZATION_FILES) if (p := folder / name).is_file()),

@@ -14,7 +14,7 @@ from lutlab.data import protocols
 from lutlab.experiment.plan import ids
 from lutlab.experiment.plan.ids import cell_id, cell_identity, inputs_id, quantized_id
 from lutlab.experiment.store import components
-from lutlab.experiment.store.store import content_id
+from lutlab.experiment.store.record import content_id
 from lutlab.kernels.cpu import qigen_gemv, rows_tuning
 from lutlab.kernels.gpu import choice
 from lutlab.kernels.gpu.choice import Race

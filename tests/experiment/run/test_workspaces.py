@@ -127,6 +127,16 @@ def test_a_push_updates_what_it_made_before(tmp_path: Path, api: type[Api]) -> N
         workspaces.push(PAGES, project, tmp_path)
 
 
+def test_damaged_ids_of_pages_are_named_and_forgotten(tmp_path, caplog):
+    path = tmp_path / workspaces.VIEWS
+    path.parent.mkdir()
+    for number, text in enumerate(["{", "[]", '{"me/lutlab": {"accuracy": {"id": 3}}}', "\udcff"]):
+        path.write_text(text, errors="surrogateescape")
+        assert workspaces._known(tmp_path) == {}
+        assert "views.json is damaged" in caplog.messages[number]
+    assert len(list(path.parent.glob("views.json.damaged*"))) == 4
+
+
 def test_the_command_says_what_it_lacks(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("wandb_workspaces")
     assert workspaces.main([]) == 2

@@ -41,6 +41,15 @@ def test_a_damaged_line_is_named(tmp_path: Path, damage: str) -> None:
         read_lines(path)
 
 
+def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "records.jsonl", [RECORD])
+    path.write_bytes(b"\xff" + path.read_bytes())
+    with pytest.raises(
+        LutlabError, match=r"records\.jsonl cannot be read .*restore the file with git"
+    ):
+        read_lines(path)
+
+
 def test_a_cell_has_one_record(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "records.jsonl", [RECORD])
     path.write_text(path.read_text() * 2)

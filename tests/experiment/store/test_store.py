@@ -2,9 +2,13 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import hashlib
 import json
 import multiprocessing
 import os
+import random
+import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,8 +16,8 @@ import pytest
 from lutlab import atomic
 from lutlab.errors import LutlabError
 from lutlab.experiment.store.lines import write_lines
-from lutlab.experiment.store.record import Record
-from lutlab.experiment.store.store import Store, content_id
+from lutlab.experiment.store.record import Record, canonical, content_id
+from lutlab.experiment.store.store import Store
 
 RECORD = Record(
     cell_id="0123456789abcdef",
@@ -42,30 +46,65 @@ def test_identity_depends_on_content_not_order() -> None:
     assert content_id({"a": 1}) != content_id({"a": 2})
 
 
-@pytest.mark.parametrize("damage", ["truncate", "edit", "empty", "not json", "other json"])
-def test_a_damaged_record_is_refused_by_name(tmp_path: Path, damage: str) -> None:
+def damages(text: str) -> dict[str, tuple[bytes, str]]:
+    """Name -> bytes that are not those of the record, and the cause as it is reported."""
+    moved = json.loads(text)["record"] | {"provenance": {"identity": {"q": 4}}}
+    other = {"sha256": hashlib.sha256(canonical(moved).encode()).hexdigest(), "record": moved}
+    found = {
+        "truncate": (text[: len(text) // 2].encode(), "not the JSON of a record"),
+        "edit": (text.replace("0.3333333333333333", "0.25").encode(), "checksum does not match"),
+        "empty": (b"", "not the JSON of a record"),
+        "zeros": (bytes(len(text)), "not the JSON of a record"),
+        "other json": (b"[1, 2]", "not the JSON of a record"),
+        "deep json": (b"[" * 100_000, "not the JSON of a record"),
+        "no UTF-8": (text.encode("utf-16"), "no UTF-8"),
+        "another identity": (json.dumps(other).encode(), "not that of its provenance.identity"),
+    }
+    whole, chance = text.encode(), random.Random(5)
+    for at in chance.sample(range(len(whole)), 40):
+        flipped = bytes([whole[at] ^ 1 << chance.randrange(8)])
+        found[f"flip {at}"] = (whole[:at] + flipped + whole[at + 1 :], "it is|its checksum")
+    return found
+
+
+def test_a_damaged_record_is_set_aside_and_never_another(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     store = Store(tmp_path)
     path = store.save(RECORD)
-    text = path.read_text()
-    damaged = {
-        "truncate": text[: len(text) // 2],
-        "edit": text.replace("0.3333333333333333", "0.25"),
-        "empty": "",
-        "not json": "\x00\x01",
-        "other json": "[1, 2]",
-    }[damage]
-    assert damaged != text
-    path.write_text(damaged)
-    with pytest.raises(LutlabError, match=f"{path.name} is damaged.*delete that file"):
-        store.load(RECORD.cell_id)
+    for name, (data, cause) in damages(path.read_text()).items():
+        path.write_bytes(data)
+        caplog.clear()
+        found = store.load(RECORD.cell_id)
+        if found is not None:  # a space between two values
+            assert name.startswith("flip")
+            assert found == RECORD
+            continue
+        (line,) = caplog.messages
+        assert re.search(
+            f"{path.name} is damaged .*({cause}).*{path.name}.damaged.*measures it", line
+        )
+        place = path.with_name(f"{path.name}.damaged")
+        assert place.read_bytes() == data
+        place.unlink()
+        assert not path.exists()
+    path.mkdir(exist_ok=True)
+    assert store.load(RECORD.cell_id) is None
+    assert store.save(RECORD).is_file()
+    assert store.load(RECORD.cell_id) == RECORD
 
 
-def test_a_record_under_another_cells_name_is_refused(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    other = "f" * 16
-    store.save(RECORD).rename(store.path(other))
-    with pytest.raises(LutlabError, match=f"{other}.json is that of cell {RECORD.cell_id}"):
-        store.load(other)
+def test_a_record_under_another_cells_name_is_not_that_cells(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, other = Store(tmp_path), "f" * 16
+    for read in (store.load, lambda cell: store.all().get(cell)):
+        shutil.copy(store.save(RECORD), store.path(other))
+        assert read(other) is None
+        assert (
+            f"{other}.json is damaged (it is that of cell {RECORD.cell_id})" in caplog.messages[-1]
+        )
+        assert store.all() == {RECORD.cell_id: RECORD}
 
 
 def test_full_disk_keeps_the_old_record_and_leaves_nothing_behind(
@@ -111,8 +150,8 @@ def test_all_records_of_a_local_store(tmp_path: Path) -> None:
     write_lines(tmp_path / "published/machine/paper/table1/records.jsonl", [RECORD])
     assert store.all() == {RECORD.cell_id: RECORD}
     store.path(RECORD.cell_id).write_text("{}")
-    with pytest.raises(LutlabError, match="damaged"):
-        store.all()
+    assert store.all() == {}
+    assert store.path(RECORD.cell_id).with_suffix(".json.damaged").read_text() == "{}"
 
 
 def _save_many(root: str, worker: int) -> None:

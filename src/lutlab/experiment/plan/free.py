@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lutlab.atomic import write_atomically
+from lutlab.atomic import set_aside, write_atomically
 from lutlab.errors import LutlabError
 from lutlab.experiment.artifact.columns import SIZE, asks_for_quality, free_columns
 from lutlab.experiment.artifact.rows import ArtifactRow
@@ -21,9 +22,10 @@ from lutlab.experiment.plan.runs import run_of
 from lutlab.experiment.plan.settings import Settings
 from lutlab.experiment.plan.sweeping import baseline_of
 from lutlab.experiment.store.asked import to_json
-from lutlab.experiment.store.store import content_id
+from lutlab.experiment.store.record import content_id
 from lutlab.quantizers.stored import STORED
 
+log = logging.getLogger(__name__)
 MARK = "sweep.json"
 
 
@@ -80,13 +82,30 @@ def folder_of(rows: Sequence[PlannedRow], asked: Sequence[AskedRow], common: Set
     pairs = [(row.spec, one.settings) for row, one in zip(rows, asked, strict=True)]
     own = _id(rows)
     folder = common.results / "sweep" / sweep_name(pairs, own, common.name)
-    mark = folder / MARK
-    if mark.exists() and (earlier := json.loads(mark.read_text(encoding="utf-8")))["id"] != own:
+    earlier, command = _marked(folder / MARK) or (own, "")
+    if earlier != own:
         raise LutlabError(
-            f"name={common.name} is that of another sweep, '{earlier['command']}', in {folder}: choose another name, "
-            "or remove that folder (its records stay)"
+            f"name={common.name} is that of another sweep, '{command}', in {folder}: choose another name, or remove "
+            "that folder (its records stay)"
         )
     return folder
+
+
+def _marked(mark: Path) -> tuple[str, str] | None:
+    """Id and command of the sweep whose report lies beside; None where there is none, or a damaged mark."""
+    if not mark.exists():
+        return None
+    try:
+        said = json.loads(mark.read_text(encoding="utf-8"))
+        return said["id"], said["command"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        log.warning(
+            "%s is damaged (%s): set aside as %s; it and its report are written again",
+            mark,
+            type(error).__name__,
+            set_aside(mark).name,
+        )
+        return None
 
 
 def mark(folder: Path, rows: Sequence[PlannedRow], command: str) -> Path:

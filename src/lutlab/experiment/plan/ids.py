@@ -26,8 +26,7 @@ from lutlab.experiment.store.components import (
 )
 from lutlab.experiment.store.machine import machine
 from lutlab.experiment.store.provenance import libraries
-from lutlab.experiment.store.record import canonical
-from lutlab.experiment.store.store import content_id
+from lutlab.experiment.store.record import canonical, content_id
 from lutlab.quantizers.stored import STORED
 from lutlab.specs import EvalSpec, ModelRun, ProductRun, RunSpec
 

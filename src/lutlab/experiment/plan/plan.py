@@ -15,8 +15,8 @@ from lutlab.experiment.artifact.columns import ColumnSpec
 from lutlab.experiment.plan.ids import cell_identity
 from lutlab.experiment.plan.resolve import Resolved, resolve
 from lutlab.experiment.plan.settings import Settings
-from lutlab.experiment.store.record import Record
-from lutlab.experiment.store.store import Store, content_id
+from lutlab.experiment.store.record import Record, content_id
+from lutlab.experiment.store.store import Store
 from lutlab.specs import EvalSpec, ModelRun, RunSpec, TextSpec
 
 

@@ -63,10 +63,11 @@ def prepare(job: Job) -> Prepared:
         )
         chosen, facts["budget"] = found.widths, found.facts
     packed = None
-    # A tuned model is a calibrated one, whose blocks are kept, the last one last.
-    if spec.tuning and not kept.has(len(loaded.blocks) - 1):
+    # A tuned model is a calibrated one, whose blocks are kept; all of them are of one tuning.
+    if spec.tuning and not all(kept.has(index) for index in range(len(loaded.blocks))):
         from lutlab.compress.tuning import tune
 
+        kept.forget_from(0)
         tuned = tune(model, quantizer, chosen, windows, spec.tuning, seen=seen)
         packed, facts["tuning"] = tuned.layers, tuned.facts
     layers = quantize_model(

@@ -26,8 +26,7 @@ from lutlab.experiment.report import csv
 from lutlab.experiment.run.histories import Points, histories
 from lutlab.experiment.run.publish import machine_name
 from lutlab.experiment.store.asked import axes, evaluation_from, run_from
-from lutlab.experiment.store.record import Record
-from lutlab.experiment.store.store import content_id
+from lutlab.experiment.store.record import Record, content_id
 from lutlab.specs import EvalSpec, ProductRun
 
 # Axes that differ from column to column; the metrics' keys name them.

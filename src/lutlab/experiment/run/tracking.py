@@ -25,8 +25,7 @@ from lutlab.experiment.plan.schema import LOGGERS
 from lutlab.experiment.run.histories import log_rows
 from lutlab.experiment.run.tracked import TrackedRun
 from lutlab.experiment.store import lines
-from lutlab.experiment.store.record import encode
-from lutlab.experiment.store.store import content_id
+from lutlab.experiment.store.record import content_id, encode
 
 if TYPE_CHECKING:
     from wandb.sdk.wandb_run import Run
@@ -172,9 +171,13 @@ def _content(tracked: TrackedRun) -> str:
 
 def _content_of(folder: Path) -> str:
     """Empty of a run that was not finished."""
+    path = folder / CONTENT
     try:
-        return (folder / CONTENT).read_text(encoding="ascii")
+        return path.read_text(encoding="ascii")
     except FileNotFoundError:
+        return ""
+    except (OSError, UnicodeDecodeError) as error:
+        log.warning("%s is damaged (%s): its run is written again", path, type(error).__name__)
         return ""
 
 

@@ -12,12 +12,13 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from lutlab.atomic import write_atomically
+from lutlab.atomic import set_aside, write_atomically
 from lutlab.errors import LutlabError
 from lutlab.experiment.artifact.catalog import artifacts
 from lutlab.experiment.artifact.outcome import ResultTable
@@ -27,6 +28,7 @@ from lutlab.experiment.run import views
 from lutlab.experiment.run.published_list import commands
 from lutlab.experiment.run.views import Project
 
+log = logging.getLogger(__name__)
 VIEWS = Path("wandb") / "views.json"  # below a results folder
 Pages = dict[str, Callable[[Project], Any]]  # name -> how to build it
 
@@ -100,7 +102,22 @@ def push(found: Pages, project: Project, results: Path) -> list[str]:
 
 def _known(results: Path) -> dict[str, dict[str, dict[str, str]]]:
     path = results / VIEWS
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    if not path.exists():
+        return {}
+    try:
+        known = json.loads(path.read_text(encoding="utf-8"))
+        ids = [page["id"] for pages in known.values() for page in pages.values()]
+        if not all(isinstance(one, str) for one in ids):
+            raise TypeError(f"ids {ids}")
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        log.warning(
+            "%s is damaged (%s): set aside as %s; pages that it named stay on the server, and new ones are made",
+            path,
+            type(error).__name__,
+            set_aside(path).name,
+        )
+        return {}
+    return known
 
 
 def _saved(view: Any) -> dict[str, str]:

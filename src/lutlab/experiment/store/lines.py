@@ -34,10 +34,17 @@ def read_lines(path: Path) -> Mapping[str, Record]:
     """Cell id -> record. A file that did not change is read once a process.
 
     Raises:
-        LutlabError: a line is damaged, or a cell has two; the message names file and line.
+        FileNotFoundError: there is none.
+        LutlabError: a line is damaged, or a cell has two: the message names file and line; the file is no text.
     """
     known = path.stat()
-    return _read(path, known.st_mtime_ns, known.st_size)
+    try:
+        return _read(path, known.st_mtime_ns, known.st_size)
+    except (UnicodeDecodeError, IsADirectoryError, PermissionError) as error:
+        raise LutlabError(
+            f"{path} cannot be read ({type(error).__name__}: {error}); restore the file with git, or publish the "
+            "artifact again"
+        ) from error
 
 
 @functools.lru_cache(maxsize=64)

@@ -34,6 +34,11 @@ def canonical(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
+def content_id(value: Any) -> str:
+    """16 hex digits naming a JSON value by its content."""
+    return _sha256(value)[:16]
+
+
 def encode(record: Record) -> dict[str, Any]:
     """The record as JSON values beside the SHA-256 of their canonical spelling."""
     content = dataclasses.asdict(record) | {"samples": list(record.samples)}
@@ -45,18 +50,23 @@ def decode(text: str) -> Record:
     """The record of a JSON text that `encode` made.
 
     Raises:
-        Damaged: it is not JSON, not a record, or not the one whose checksum it has.
+        Damaged: it is not JSON, not a record, not the one whose checksum it has, or its id is not that of what it says
+            its number depends on (provenance.identity, which the oldest records lack).
     """
     try:
         stored = json.loads(text)
         content, digest = stored["record"], stored["sha256"]
         if digest != _sha256(content):
             raise Damaged("its checksum does not match")
-        return Record(**content | {"samples": tuple(content["samples"])})
-    except (ValueError, KeyError, TypeError) as error:
-        if isinstance(error, Damaged):
-            raise
+        record = Record(**content | {"samples": tuple(content["samples"])})
+        identity = record.provenance.get("identity")
+    except Damaged:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Damaged("it is not the JSON of a record") from error
+    if identity is not None and content_id(identity) != record.cell_id:
+        raise Damaged(f"its id {record.cell_id} is not that of its provenance.identity")
+    return record
 
 
 def _sha256(content: Any) -> str:

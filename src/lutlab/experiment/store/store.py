@@ -4,27 +4,24 @@
     <root>/<paper>/<artifact>/records.jsonl       a published artifact: all its records, a line each (lines.py)
 
 `cell_id` hashes what decides the number (plan/ids.py), so that a finished cell is found again, whichever table asked
-for it, and a change of any of it is another cell.
+for it, and a change of any of it is another cell. A record of a cell's own file that is damaged, or another cell's, is
+set aside with a warning, and its cell is measured again; a published one is refused.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
+import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from lutlab.atomic import write_atomically
+from lutlab.atomic import set_aside, write_atomically
 from lutlab.digests import Damaged
 from lutlab.errors import LutlabError
 from lutlab.experiment.store import lines
-from lutlab.experiment.store.record import Record, canonical, decode, encode
+from lutlab.experiment.store.record import Record, decode, encode
 
-
-def content_id(value: Any) -> str:
-    """16 hex digits naming a JSON value by its content."""
-    return hashlib.sha256(canonical(value).encode()).hexdigest()[:16]
+log = logging.getLogger(__name__)
 
 
 class Store:
@@ -47,35 +44,29 @@ class Store:
         return self.folder / f"{cell_id}.json"
 
     def load(self, cell_id: str) -> Record | None:
-        """The record of a cell, None where there is none.
+        """The record of a cell, None where there is none, or none any more since it was damaged.
 
         Raises:
-            LutlabError: the file is damaged or truncated, or holds another cell.
+            LutlabError: a published line is damaged; a file cannot be read, or not set aside.
         """
-        try:
-            text = self.path(cell_id).read_text(encoding="utf-8")
-        except FileNotFoundError:
-            found = (lines.read_lines(path).get(cell_id) for path in self.published)
-            return next(filter(None, found), None)
-        record = _decoded(text, self.path(cell_id))
-        if record.cell_id != cell_id:
-            raise LutlabError(
-                f"the record {self.path(cell_id)} is that of cell {record.cell_id}: a file's name is its cell's; "
-                "rename it back, or delete it and run again"
-            )
-        return record
+        own = _own(self.path(cell_id))
+        if own or not (published := self.published):
+            return own
+        found = (lines.read_lines(path).get(cell_id) for path in published)
+        return next(filter(None, found), None)
 
     def all(self) -> Mapping[str, Record]:
         """Cell id -> record of every cell under the root, sorted.
 
         Raises:
-            LutlabError: a file or a line is damaged.
+            LutlabError: as load.
         """
         records: dict[str, Record] = {}
         for path in self.published:
             records |= lines.read_lines(path)
         for path in self.folder.glob("*.json"):
-            records[path.stem] = _decoded(path.read_text(encoding="utf-8"), path)
+            if own := _own(path):
+                records[path.stem] = own
         return dict(sorted(records.items()))
 
     def check_writable(self) -> None:
@@ -103,11 +94,36 @@ class Store:
         return write_atomically(self.path(record.cell_id), text.encode())
 
 
-def _decoded(text: str, path: Path) -> Record:
+def _own(path: Path) -> Record | None:
+    """The record in a cell's file, which is named after it; None where there is none, or none any more."""
     try:
-        return decode(text)
+        return _decoded(path)
+    except FileNotFoundError:
+        return None
     except Damaged as error:
+        place = set_aside(path)
+        log.warning(
+            "the record %s is damaged (%s): set aside as %s; the next run that asks for its cell measures it again",
+            path,
+            error,
+            place.name,
+        )
+        return None
+    except OSError as error:
         raise LutlabError(
-            f"the record {path} is damaged or truncated ({error}); delete that file and run again: "
-            "only this cell is measured anew, all others are kept"
+            f"the record {path} cannot be read ({error.strerror}): check its owner and permissions, or delete it and "
+            "run again"
         ) from error
+
+
+def _decoded(path: Path) -> Record:
+    """Raises Damaged, and OSError where it cannot be read."""
+    if path.is_dir():
+        raise Damaged("it is a folder")
+    try:
+        record = decode(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise Damaged("it is no UTF-8") from error
+    if record.cell_id != path.stem:
+        raise Damaged(f"it is that of cell {record.cell_id}")
+    return record
