@@ -17,7 +17,7 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / "lutlab"
 # The order of the folders; `experiment` has an order of its own. A string is a floor: its rooms do not know each other.
 FLOORS = [
     "errors",
-    "atomic caches digests groups registry sources specs tensors",
+    "atomic caches digests escapes groups registry sources specs tensors",
     "data models quantizers formats",
     "kernels",
     "modules measure",
@@ -148,6 +148,39 @@ def test_a_weight_takes_the_modules_of_its_tour() -> None:
     assert len(stations) <= 8
     assert set(stations) <= entered
     assert entered <= set(re.findall(r"`([\w/]+\.py)`", tour))
+
+
+# Calls by which code that a file brings could run, and the files that have them, with what makes them safe.
+DOORS = {
+    "from_pretrained", "import_module", "instantiate", "eval", "exec", "__import__", "os.system", "pickle.load",
+    "pickle.loads", "torch.load", "np.load", "joblib.load", "yaml.load", "yaml.unsafe_load", "yaml.full_load",
+}  # fmt: skip
+OPENED = {
+    "__init__.py": {"import_module"},  # lutlab's own, by name
+    "checkpoint/hook.py": {"import_module"},
+    "data/tasks.py": {"yaml.load"},  # by a safe loader of its own
+    "embedded/export.py": {"np.load", "torch.load"},  # made by embedded/train.py, weights_only=True
+    "embedded/train.py": {"np.load", "torch.load"},
+    "evaluators/peak_memory.py": {
+        "import_module"
+    },  # of the class of a model that is loaded already
+    "experiment/plan/additions.py": {"import_module"},  # plugins=
+    "measure/ranks.py": {"pickle.loads"},  # of our own child, in a folder that is this user's alone
+    "models/pretrained.py": {"from_pretrained"},  # always with trust_remote_code=False
+    "registry.py": {"import_module"},
+}
+
+
+def test_nothing_that_is_read_runs() -> None:
+    found: dict[str, set[str]] = {}
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call):
+                called = ast.unparse(node.func)
+                last = called.rpartition(".")[2] if "." in called else ""
+                if opened := {called, last} & DOORS - ({last} & {"eval"}):  # model.eval() is none
+                    found.setdefault(path.relative_to(SOURCE).as_posix(), set()).update(opened)
+    assert found == OPENED
 
 
 def test_house_rules() -> None:

@@ -27,7 +27,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer, PreTrainedModel
+from transformers import PreTrainedModel
 
 from lutlab import registry
 from lutlab.checkpoint.transformers import declare
@@ -42,6 +42,7 @@ from lutlab.formats import pack
 from lutlab.formats.contract import Format
 from lutlab.groups import CANDIDATE_BITS, CANDIDATE_GROUP_SIZES, Bits, Width
 from lutlab.models.families import evaluation_seqlen, kinds, task_of
+from lutlab.models.pretrained import tokenizer_of
 from lutlab.quantizers.contract import Calibrated, make_method
 from lutlab.specs import TextSpec, Tuning
 
@@ -210,7 +211,7 @@ def _default_calibration(model: PreTrainedModel) -> torch.Tensor:
             "padding=True, return_tensors='pt')"
         )
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source)
+        tokenizer = tokenizer_of(source, local=False)
     except (OSError, ValueError) as error:
         raise LutlabError(
             f"no tokenizer found at '{source}', where the model came from: give calibration=<token ids "

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig
 
 from lutlab.checkpoint.foreign import load_foreign
 from lutlab.checkpoint.transformers import CURE, METHOD
 from lutlab.errors import LutlabError
 from lutlab.models.families import model_class
 from lutlab.models.files import quantization_of, weight_files
+from lutlab.models.pretrained import config_of, model_of
 from lutlab.models.sums import NAME, check_sums
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def load(
 def _config(folder: Path) -> PreTrainedConfig:
     """The architecture of a folder, without what it says of quantized weights."""
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        config = config_of(folder)
     except (OSError, ValueError) as error:
         raise _damaged(folder, error) from error
     vars(config).pop("quantization_config", None)
@@ -66,15 +66,8 @@ def _config(folder: Path) -> PreTrainedConfig:
 
 def _load_ours(folder: Path, dtype: torch.dtype | str) -> PreTrainedModel:
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        model, info = model_class(config).from_pretrained(
-            folder,
-            dtype=dtype,
-            use_safetensors=True,
-            local_files_only=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-        )
+        config = config_of(folder)
+        model, info = model_of(model_class(config), folder, dtype=dtype)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise _damaged(folder, error) from error
     if info["missing_keys"]:

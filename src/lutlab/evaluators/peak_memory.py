@@ -147,11 +147,14 @@ def run(folder: str, modeling: str, tokens: str, threads: str) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
+    from lutlab.models.pretrained import model_of
+
     importlib.import_module("lutlab.checkpoint.transformers")
     importlib.import_module(modeling)
     torch.set_num_threads(int(threads))
     before = _resident("VmRSS")
-    model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype="auto").eval()
+    model, _ = model_of(AutoModelForCausalLM, Path(folder), dtype="auto")
+    model.eval()
     with torch.inference_mode():
         decode(model, int(tokens))
     seen = {

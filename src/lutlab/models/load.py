@@ -19,6 +19,7 @@ from lutlab.errors import LutlabError, nearest
 from lutlab.models import hub, streamed
 from lutlab.models.families import family_named, family_of, model_class, task_of_config
 from lutlab.models.files import QUANTIZATION_FILES, quantization_of, weight_files
+from lutlab.models.pretrained import config_of, model_of, tokenizer_of
 from lutlab.models.resident import Blocks, Resident
 from lutlab.models.spread import spread
 from lutlab.models.sums import check_shipped
@@ -154,14 +155,12 @@ def quiet() -> Iterator[None]:
 
 
 def _config(folder: Path) -> PreTrainedConfig:
-    """The config of a known family: decided before transformers could ask for a repository's own code."""
-    from transformers import AutoConfig
-
+    """The config of a known family, of weights that are not quantized."""
     path = folder / "config.json"
     try:
         written = json.loads(path.read_text(encoding="utf-8"))
         family_named(written["model_type"])
-        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        config = config_of(folder)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise LutlabError(
             f"cannot read {path} ({type(error).__name__}: {_first_line(error)}): expected a transformers config with "
@@ -195,15 +194,12 @@ def _pretrained(folder: Path, config: PreTrainedConfig, dtype: torch.dtype) -> P
 
     weight_files(folder)
     try:
-        model, info = model_class(config).from_pretrained(
+        model, info = model_of(
+            model_class(config),
             folder,
             config=config,
             dtype=dtype,
-            use_safetensors=True,
-            local_files_only=True,
-            trust_remote_code=False,
             ignore_mismatched_sizes=True,  # reported in info, with the names
-            output_loading_info=True,
         )
     except (OSError, ValueError, SafetensorError) as error:
         raise LutlabError(
@@ -254,8 +250,6 @@ def load_tokenizer(folder: Path, *, required: bool = True) -> PreTrainedTokenize
     Raises:
         LutlabError: there is none, or its files are damaged.
     """
-    from transformers import AutoTokenizer
-
     if not any((folder / name).is_file() for name in _VOCABULARIES):
         if not required:
             return None
@@ -264,7 +258,9 @@ def load_tokenizer(folder: Path, *, required: bool = True) -> PreTrainedTokenize
             "copy the model's tokenizer there"
         )
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        return tokenizer_of(folder)
+    except LutlabError:
+        raise
     except Exception as error:  # of many kinds, the Rust tokenizers' own is a bare Exception
         raise LutlabError(
             f"cannot read the tokenizer in {folder} ({type(error).__name__}: {_first_line(error)}): fetch its files "

@@ -25,6 +25,7 @@ from lutlab.models.families import (
 )
 from lutlab.models.files import weight_files
 from lutlab.models.load import folder_of
+from lutlab.models.pretrained import config_of
 from lutlab.specs import ModelSpec
 
 Matrices = dict[
@@ -134,9 +135,8 @@ def _matrix(sizes: dict[str, tuple[int, ...]], path: str) -> tuple[int, int] | N
 def _from_config(folder: Path, layers: int | None) -> tuple[ModelShape, Matrices]:
     """By the model on the meta device, cut to its first layers if a number is given."""
     import torch
-    from transformers import AutoConfig
 
-    config: Any = AutoConfig.from_pretrained(folder, local_files_only=True)
+    config: Any = config_of(folder)
     if layers is not None:
         config.num_hidden_layers = layers
     with torch.device("meta"):

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from lutlab.errors import LutlabError, nearest
@@ -20,6 +19,7 @@ from lutlab.experiment.artifact.catalog import artifacts, long_name
 from lutlab.experiment.artifact.columns import ColumnSpec, Strict, as_value_error
 from lutlab.experiment.artifact.references import cite
 from lutlab.experiment.artifact.rows import ArtifactRow, Axis, AxisEntry, Scale, row_of
+from lutlab.experiment.artifact.yaml_file import read_yaml
 
 
 class CurveSpec(Strict):
@@ -216,10 +216,7 @@ def _file_of(name: str) -> Path:
 
 
 def _mapping(path: Path) -> dict[str, Any]:
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise LutlabError(f"{path} is not YAML: {error}") from error
+    data = read_yaml(path)
     if not isinstance(data, dict):
         raise LutlabError(f"{path} is no table: give its keys (experiments/README.md)")
     return data

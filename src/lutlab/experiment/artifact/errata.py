@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 
-import yaml
 from pydantic import BaseModel, ConfigDict
 
 from lutlab import sources
@@ -18,6 +17,7 @@ from lutlab.experiment.artifact.artifact import load_artifact
 from lutlab.experiment.artifact.catalog import EXPERIMENTS
 from lutlab.experiment.artifact.predicates import evaluate
 from lutlab.experiment.artifact.references import cite
+from lutlab.experiment.artifact.yaml_file import read_yaml
 
 SOURCE = EXPERIMENTS / "errata.yaml"
 HEAD = """# Errata
@@ -78,7 +78,7 @@ def _published(artifact: str) -> dict[str, dict[str, float | str]]:
 
 def load_errata() -> list[Erratum]:
     """All findings, in the file's order."""
-    return [Erratum(**entry) for entry in yaml.safe_load(SOURCE.read_text(encoding="utf-8"))]
+    return [Erratum(**entry) for entry in read_yaml(SOURCE)]
 
 
 def page() -> str:

@@ -10,13 +10,16 @@
 Also allowed: numbers, + - * /, comparisons, `and`, `or`, `not`, `abs`. Nothing else parses.
 
 A comparison of numbers that chance moves is decided where its two sides are at least NOISE standard errors of their
-difference apart (uncertain.py); else it is below noise, and so is a predicate that it decides.
+difference apart (uncertain.py); else it is below noise, and so is a predicate that it decides. One that divides by
+zero, or whose numbers grow too large for a float, cannot be decided, as if a number of it were missing.
 """
 
 from __future__ import annotations
 
 import ast
+import math
 import operator
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -30,6 +33,8 @@ Number = float | Uncertain
 Numbers = Mapping[str, Mapping[str, Number | None]]  # row name -> column -> value, None: missing
 Points = Mapping[str, Point | None]  # row name -> (x, y), None where one of them is missing
 NOISE = 2  # standard errors
+_DEEPEST = 50  # operations inside each other; the deepest of experiments/ has 11
+_LONGEST = 2000  # signs
 
 
 _BINARY = {
@@ -49,7 +54,7 @@ _COMPARE = {
 
 
 class Truth(Enum):
-    """Whether a predicate is true; MISSING: a number that it needs was not measured."""
+    """Whether a predicate is true; MISSING: a number that it needs was not measured, or is none, as 1 / 0."""
 
     HOLDS = "holds"
     FAILS = "fails"
@@ -58,7 +63,7 @@ class Truth(Enum):
 
 
 class _Missing(Exception):
-    """A value the predicate needs was not measured."""
+    """A value that the predicate needs was not measured, or is no number."""
 
 
 @dataclass(frozen=True)
@@ -108,21 +113,39 @@ def parse(predicate: str) -> ast.expr:
     Raises:
         LutlabError: it does not parse.
     """
+    shown = textwrap.shorten(predicate, 100, placeholder=" …")
+    if len(predicate) > _LONGEST:
+        raise LutlabError(f"claim '{predicate[:100]} …' is longer than {_LONGEST} signs: split it")
     try:
-        return ast.parse(predicate, mode="eval").body
-    except SyntaxError as error:
-        raise LutlabError(f"claim '{predicate}' does not parse: {error.msg}") from error
+        expression = ast.parse(predicate, mode="eval").body
+    except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
+        raise LutlabError(f"claim '{shown}' does not parse: {error}") from error
+    level, depth = [expression], 0
+    while level := [child for node in level for child in ast.iter_child_nodes(node)]:
+        depth += 1
+    if depth > _DEEPEST:
+        raise LutlabError(f"claim '{shown}' is nested {depth} deep: {_DEEPEST} is the most")
+    return expression
 
 
 def _value(node: ast.expr, scope: Scope) -> Uncertain | bool | None:
     """A number, or a truth: None where it is below noise."""
 
-    def value(child: ast.expr) -> Uncertain | bool | None:
-        return _value(child, scope)
+    def number(child: ast.expr) -> Uncertain:
+        found = _value(child, scope)
+        if isinstance(found, Uncertain):
+            return found
+        raise LutlabError(f"a claim computes with '{ast.unparse(child)}', which is no number")
+
+    def true(child: ast.expr) -> bool | None:
+        found = _value(child, scope)
+        if isinstance(found, Uncertain):
+            raise LutlabError(f"a claim takes '{ast.unparse(child)}' for a truth: compare it")
+        return found
 
     match node:
-        case ast.Constant(value=int() | float() as number):
-            return Uncertain(number)
+        case ast.Constant(value=int() | float() as found) if _is_finite(found):
+            return Uncertain(found)
         case ast.Name(id=row) if scope.column is not None:
             return _number(scope.rows, row, scope.column)
         case ast.Attribute(value=ast.Name(id=row), attr=named):
@@ -132,21 +155,21 @@ def _value(node: ast.expr, scope: Scope) -> Uncertain | bool | None:
         case ast.Attribute(value=ast.Constant(value=str() as row), attr=named):
             return _number(scope.all_rows, row, named)
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
-            return _BINARY[type(op)](value(left), value(right))
+            return _computed(op, number(left), number(right))
         case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _COMPARE:
-            return _compared(op, value(left), value(right))
+            return _compared(op, number(left), number(right))
         case ast.BoolOp(op=op, values=children):
-            truths = [value(child) for child in children]
+            truths = [true(child) for child in children]
             deciding = isinstance(op, ast.Or)  # one true decides `or`, one false `and`
             if deciding in truths:
                 return deciding
             return None if None in truths else not deciding
         case ast.UnaryOp(op=ast.Not(), operand=operand):
-            return None if (found := value(operand)) is None else not found
+            return None if (found := true(operand)) is None else not found
         case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return -value(operand)
+            return -number(operand)
         case ast.Call(func=ast.Name(id="abs"), args=[argument], keywords=[]):
-            return abs(value(argument))
+            return abs(number(argument))
         case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]) if name in _COUNTS:
             patterns = [a.value for a in arguments if isinstance(a, ast.Constant)]
             if len(patterns) == len(arguments) == _COUNTS[name]:
@@ -155,6 +178,24 @@ def _value(node: ast.expr, scope: Scope) -> Uncertain | bool | None:
         f"'{ast.unparse(node)}' is not allowed in a claim: use row names, name.column, numbers, + - * /, comparisons, "
         f"and, or, not, abs, {', '.join(_COUNTS)}"
     )
+
+
+def _is_finite(found: object) -> bool:
+    """Whether a constant is a number that a float can hold; True and False are none."""
+    try:
+        return not isinstance(found, bool) and math.isfinite(found)
+    except OverflowError:
+        return False
+
+
+def _computed(op: ast.operator, left: Uncertain, right: Uncertain) -> Uncertain:
+    try:
+        found = _BINARY[type(op)](left, right)
+    except (ZeroDivisionError, OverflowError) as error:
+        raise _Missing from error
+    if math.isfinite(left.value) and math.isfinite(right.value) and not math.isfinite(found.value):
+        raise _Missing  # too large
+    return found
 
 
 def _compared(op: ast.cmpop, left: Uncertain, right: Uncertain) -> bool | None:

@@ -6,17 +6,28 @@ who write one.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from lutlab.experiment.artifact.columns import Strict
 from lutlab.experiment.artifact.outcome import OURS
 from lutlab.experiment.artifact.references import cite
 
 Scale = Literal["embedded", "small", "paper"]
+# Keys that a row may set, and what lies below them: what is measured, never where results go or whose code runs.
+ROW_KEYS = (
+    "model", "method", "q", "g", "mu", "kernel", "knobs", "sublayers", "layers", "budget", "candidates", "skip",
+    "calibration", "tuning", "stream", "data", "evaluator", "device", "dtype", "threads", "seed",
+)  # fmt: skip
+_GROUPS = ("model", "method", "data")  # whose value names a preset, a file
+_OVERRIDE = re.compile(
+    r"(?P<key>(?:\+(?=knobs\.))?[a-z]\w*(?:\.\w+)*)=(?P<value>[^$\\]*)", re.DOTALL
+)
+_PRESET = re.compile(r"\w[\w.-]*(?:/\w[\w.-]*)*")
 
 
 class AxisEntry(Strict):
@@ -34,9 +45,39 @@ class AxisEntry(Strict):
     metrics: dict[str, str] = Field(default_factory=dict)  # column -> another metric than its own
     mean_of: list[str] = Field(default_factory=list)  # entries of the same axis; nothing is run
 
+    @field_validator("overrides")
+    @classmethod
+    def _are_data(cls, overrides: list[str] | dict[Scale, list[str]]) -> Any:
+        lists = [overrides] if isinstance(overrides, list) else overrides.values()
+        for override in (one for some in lists for one in some):
+            _check_override(override)
+        return overrides
+
     def at(self, scale: Scale) -> list[str] | None:
         """The overrides at a scale; None where the entry has nothing to run there."""
         return self.overrides if isinstance(self.overrides, list) else self.overrides.get(scale)
+
+
+def _check_override(override: str) -> None:
+    """Refuse all of Hydra's grammar that does more than give a value to a key of ROW_KEYS.
+
+    Raises:
+        ValueError: another key; a package (`@`), a deletion (`~`) or `+` but of a knob; `$` or a backslash, by which a
+            value would be looked up when it is read (`${oc.env:…}`); a preset outside of its folder.
+    """
+    found = _OVERRIDE.fullmatch(override)
+    if not found:
+        raise ValueError(
+            f"override '{override}' is no plain <key>=<value>: a row sets values, without $, backslash, ~, @ or +"
+        )
+    key, value = found["key"].lstrip("+"), found["value"]
+    if key.partition(".")[0] not in ROW_KEYS:
+        raise ValueError(
+            f"override '{override}' sets no key of a row, which are {', '.join(ROW_KEYS)}: give others on the command "
+            "line"
+        )
+    if key in _GROUPS and not _PRESET.fullmatch(value):
+        raise ValueError(f"override '{override}' names no preset: give a name, as {key}=<name>")
 
 
 Axis = dict[str, AxisEntry]

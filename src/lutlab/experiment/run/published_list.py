@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-import yaml
-
 from lutlab.errors import LutlabError, nearest
 from lutlab.experiment.artifact.catalog import artifacts, program, short_name
+from lutlab.experiment.artifact.yaml_file import read_yaml
 
 PUBLISHED = Path("results") / "published"  # in the current folder, as all results
 LIST = PUBLISHED / "list.yaml"
@@ -43,11 +42,9 @@ def read_list(only: str = "*", path: Path = LIST) -> list[Variant]:
         LutlabError: no such file, it is not such a list, or no artifact of it matches.
     """
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = read_yaml(path)
     except FileNotFoundError as error:
         raise LutlabError(f"no {path} here: run this at the top of a checkout of lutlab") from error
-    except yaml.YAMLError as error:
-        raise LutlabError(f"{path} is not YAML: {error}") from error
     found = [
         _variant(path, artifact, name, line)
         for artifact, variants in _mapping(path, "the file", content).items()

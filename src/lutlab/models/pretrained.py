@@ -1,0 +1,152 @@
+"""The one door to transformers' `from_pretrained`: data is read from a folder, and no code that lies there runs.
+
+transformers asks on the terminal whether a repository's own code may run, unless it is told; here it is told no,
+everywhere. What a folder can ask for beyond its config, tokenizer and safetensors is refused by name:
+
+    auto_map                  code of the repository's own: never run; of an architecture that transformers has it is
+                              left aside with a warning, of any other there is nothing to load
+    attn_implementation       a kernel that transformers would fetch from the hub and run
+    transformers_weights      other files than those that the model's hash is of
+    adapter_config.json       weights that change the model where peft is installed, and do not where it is not
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lutlab.errors import LutlabError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+log = logging.getLogger(__name__)
+
+_ATTENTION = (None, "eager", "sdpa")  # computed by torch itself
+_KERNEL_KEYS = (
+    "attn_implementation", "_attn_implementation", "experts_implementation", "_experts_implementation",
+)  # fmt: skip
+
+
+def config_of(folder: Path) -> PreTrainedConfig:
+    """The config of a folder, of an architecture that transformers has itself.
+
+    Raises:
+        LutlabError: it asks for code, kernels or files that are not read here.
+        OSError, ValueError: as transformers': it is missing, damaged, or of an architecture unknown to it.
+    """
+    from transformers import AutoConfig
+
+    check_folder(folder)
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    vars(config).pop(
+        "auto_map", None
+    )  # from_config asks for it, and a model saved again has no such code beside it
+    return config
+
+
+def model_of(model_class: Any, folder: Path, **how: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """A model from a folder's safetensors, and transformers' account of its weights.
+
+    Args:
+        model_class: an Auto class of transformers.
+        folder: of the model.
+        how: further arguments of from_pretrained.
+
+    Raises:
+        LutlabError: as config_of.
+        OSError, ValueError, RuntimeError, safetensors.SafetensorError: as transformers'.
+    """
+    check_folder(folder)
+    return model_class.from_pretrained(
+        folder,
+        use_safetensors=True,
+        local_files_only=True,
+        trust_remote_code=False,
+        output_loading_info=True,
+        **how,
+    )
+
+
+def tokenizer_of(source: str | Path, *, local: bool = True) -> PreTrainedTokenizerBase:
+    """A tokenizer by transformers' own classes.
+
+    Args:
+        source: a folder; unless local, a repository of the hub too.
+        local: nothing is fetched.
+
+    Raises:
+        Exception: of many kinds, the Rust tokenizers' own is a bare one.
+    """
+    from transformers import AutoTokenizer
+
+    if Path(source).is_dir():
+        check_folder(Path(source))
+    return AutoTokenizer.from_pretrained(source, local_files_only=local, trust_remote_code=False)
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse what a folder asks for beyond data; says once where its own code is left aside.
+
+    Files that cannot be read are left to whoever reads them.
+
+    Raises:
+        LutlabError: see the head of this file.
+    """
+    config = _mapping(folder / "config.json")
+    for name in ("config.json", "tokenizer_config.json"):
+        if _mapping(folder / name).get("auto_map"):
+            _own_code(folder, name, str(config.get("model_type", "")))
+    if weights := config.get("transformers_weights"):
+        raise LutlabError(
+            f"{folder / 'config.json'} names weights of its own choice (transformers_weights={weights!r}): lutlab "
+            "reads model.safetensors or its shards, which its hash is of; name the file so and remove the key"
+        )
+    for key, value in _kernels(config):
+        raise LutlabError(
+            f"{folder / 'config.json'} asks for {key}={value!r}, which transformers may fetch from the hub and run: "
+            "lutlab computes attention by torch (eager, sdpa); remove the key"
+        )
+    if (folder / "adapter_config.json").exists():
+        raise LutlabError(
+            f"{folder} holds an adapter (adapter_config.json), which is part of the model only where peft is "
+            "installed: merge it into the weights (peft's merge_and_unload), or move its files elsewhere"
+        )
+
+
+@functools.cache  # once a process: a plan, its rows and their evaluations all read the folder
+def _own_code(folder: Path, name: str, model_type: str) -> None:
+    from transformers import CONFIG_MAPPING
+
+    if model_type not in CONFIG_MAPPING:
+        raise LutlabError(
+            f"{folder / name} asks for code of its repository (auto_map), which lutlab never runs, and transformers "
+            f"has no architecture '{model_type}' of its own: take a model that transformers knows"
+        )
+    log.warning(
+        "%s asks for code of its repository (auto_map), which lutlab never runs: transformers' own '%s' is used",
+        folder / name,
+        model_type,
+    )
+
+
+def _kernels(config: Any) -> Iterator[tuple[str, Any]]:
+    """Keys at any depth that ask for an attention other than torch's."""
+    for key, value in config.items():
+        if key in _KERNEL_KEYS and value not in _ATTENTION:
+            yield key, value
+        elif isinstance(value, dict):
+            yield from _kernels(value)
+
+
+def _mapping(path: Path) -> dict[str, Any]:
+    """A JSON mapping; empty where it is missing or damaged, which its reader says."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
