@@ -25,7 +25,7 @@ from typing import Any
 from lutlab.errors import LutlabError
 from lutlab.experiment.plan.commands import overrides_of, shell
 from lutlab.experiment.records import differ, frame, prune, stale
-from lutlab.experiment.report.layout import flatten
+from lutlab.experiment.report.origins import flatten
 from lutlab.experiment.run.cli import reader_left
 from lutlab.experiment.store.asked import axes, evaluation_from, run_from
 from lutlab.experiment.store.record import Record
