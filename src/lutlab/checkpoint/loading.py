@@ -11,6 +11,7 @@ from transformers import AutoConfig
 
 from lutlab.checkpoint.foreign import load_foreign
 from lutlab.checkpoint.transformers import METHOD
+from lutlab.devices import device_named
 from lutlab.errors import LutlabError
 from lutlab.models.families import model_class
 from lutlab.models.files import quantization_of, weight_files
@@ -33,10 +34,10 @@ def load(
         device: where the model goes.
 
     Raises:
-        LutlabError: weights that are not quantized, a layout that lutlab does not read, zero points that readers
-            disagree on; files that are missing, truncated or of another model.
+        LutlabError: no such device here; weights that are not quantized, a layout that lutlab does not read, zero
+            points that readers disagree on; files that are missing, truncated or of another model.
     """
-    folder = Path(folder).expanduser()
+    folder, device = Path(folder).expanduser(), device_named(device)
     if not (folder / "config.json").is_file():
         raise LutlabError(f"no config.json in {folder}: give the folder of a quantized model")
     quantization = quantization_of(folder)
