@@ -34,6 +34,16 @@ def command(
     return CommandLine(tmp_path, monkeypatch, capfd)
 
 
+@pytest.fixture
+def trapped(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, from which no process may import: modules by the names of those that a child needs."""
+    folder = tmp_path_factory.mktemp("trap")
+    for name in ("lutlab", "torch", "transformers", "numpy"):
+        (folder / f"{name}.py").write_text("raise SystemExit('the trap was imported')\n")
+    monkeypatch.chdir(folder)
+    return folder
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip, and say so, what needs a GPU where there is none."""
     import torch

@@ -22,8 +22,9 @@ def subject(model):
     return Subject(model, None, (), None, 64)
 
 
-def test_counts_the_model_and_not_this_process():
-    """A model of 128 MiB beside ballast of 1 GiB in this process."""
+def test_counts_the_model_and_not_this_process(trapped, monkeypatch):
+    """A model of 128 MiB beside ballast of 1 GiB in this process; the child is of this checkout."""
+    monkeypatch.setenv("PYTHONPATH", str(trapped))
     ballast = torch.ones(2**28)
     config = LlamaConfig(
         vocab_size=32768, hidden_size=512, intermediate_size=64, num_hidden_layers=1,

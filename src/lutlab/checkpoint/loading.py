@@ -10,6 +10,7 @@ from safetensors import SafetensorError
 
 from lutlab.checkpoint.foreign import load_foreign
 from lutlab.checkpoint.transformers import CURE, METHOD
+from lutlab.devices import device_named
 from lutlab.errors import LutlabError
 from lutlab.models.families import model_class
 from lutlab.models.files import quantization_of, weight_files
@@ -34,10 +35,11 @@ def load(
         device: where the model goes.
 
     Raises:
-        LutlabError: weights that are not quantized, a layout that lutlab does not read, zero points that readers
-            disagree on; files that are missing, truncated, of another model, or not those of the folder's SHA256SUMS.
+        LutlabError: no such device here; weights that are not quantized, a layout that lutlab does not read, zero
+            points that readers disagree on; files that are missing, truncated, of another model, or not those of the
+            folder's SHA256SUMS.
     """
-    folder = Path(folder).expanduser()
+    folder, device = Path(folder).expanduser(), device_named(device)
     if not (folder / "config.json").is_file():
         raise LutlabError(f"no config.json in {folder}: give the folder of a quantized model")
     quantization = quantization_of(folder)

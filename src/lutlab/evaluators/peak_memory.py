@@ -15,12 +15,12 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from lutlab import children
 from lutlab.errors import LutlabError
 from lutlab.evaluators.contract import Evaluator, Metric, Work
 from lutlab.evaluators.depth import scaled_to_all_layers
@@ -116,10 +116,10 @@ def _save(model: PreTrainedModel, folder: Path) -> None:
 def _in_a_fresh_process(folder: Path, modeling: str, tokens: int) -> dict[str, Any]:
     import torch
 
-    code = "import sys; from lutlab.evaluators import peak_memory; peak_memory.run(*sys.argv[1:])"
+    code = "from lutlab.evaluators import peak_memory; peak_memory.run(*sys.argv[1:])"
     arguments = (str(folder), modeling, str(tokens), str(torch.get_num_threads()))
     done = subprocess.run(
-        [sys.executable, "-c", code, *arguments],
+        children.python(code, *arguments),
         capture_output=True,
         text=True,
         check=False,

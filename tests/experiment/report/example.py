@@ -71,5 +71,6 @@ def example_table() -> ResultTable:
         rows=tuple(row(model, i) for model in STAND_INS for i in range(5)),
         claims=claims,
         notes=("LAMBADA's protocol is inferred: the paper names none_",),
-        provenance={"git": {"commit": "9fa87fa", "dirty": False}, "device": "cpu, 2 cores"},
+        origins=("52 cells: commit 9fa87fa, 2 threads", "8 cells: commit d4e5f6a, 1 thread"),
+        provenance={"git_commit": "9fa87fa (52), d4e5f6a (8)", "threads": "2 (52), 1 (8)"},
     )

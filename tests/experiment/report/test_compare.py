@@ -41,7 +41,7 @@ def verdict_of(
     }
     spec = ModelRun(ModelSpec("a-model", source, "x"), "rtn", 4, 32)
     row = PlannedRow(ROW, {"Model": "OPT-30B"}, spec, ARTIFACT.columns, cells)
-    return tabulate(ARTIFACT, [row], scale, {}).rows[0].cells["wiki2"]
+    return tabulate(ARTIFACT, [row], scale).rows[0].cells["wiki2"]
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def sweep_row(key: str, value: float, baseline: str = "") -> PlannedRow:
 
 def test_a_sweep_of_ones_own_stands_beside_full_precision() -> None:
     rows = [sweep_row("full", 9.5), sweep_row("q4", 9.71, "full"), sweep_row("alone", 9.6)]
-    table = tabulate_sweep("mine", rows, "paper", "the command", {})
+    table = tabulate_sweep("mine", rows, "paper", "the command")
     cells = [row.cells["ppl_wikitext2"] for row in table.rows]
     assert {(cell.published, cell.verdict) for cell in cells} == {(None, "measured only")}
     assert [cell.baseline for cell in cells] == [None, 9.5, None]
@@ -108,7 +108,7 @@ def test_an_inferred_protocol_is_labelled() -> None:
     spec = ModelRun(ModelSpec("m", "hub", "x"), "rtn", 4, 32)
     cell = PlannedCell(EvalSpec("ppl", TextSpec("passages-joined", "embedded")), "id")
     row = PlannedRow(ROW, {}, spec, ARTIFACT.columns, dict.fromkeys(ARTIFACT.columns, cell))
-    columns = {c.key: c for c in tabulate(ARTIFACT, [row], "embedded", {}).columns}
+    columns = {c.key: c for c in tabulate(ARTIFACT, [row], "embedded").columns}
     assert columns["lambada"].protocol == "lambada-joined [inferred]"
     assert columns["wiki2"].protocol == "wikitext2"
 
@@ -121,7 +121,7 @@ def table_of(name: str, row: str, values: dict[str, float], scale: str = "paper"
         for key, c in artifact.columns.items()
     }
     spec = ModelRun(ModelSpec("a-model", "hub", "x"), "gptq", 3, -1)
-    return tabulate(artifact, [PlannedRow(row, {}, spec, artifact.columns, cells)], scale, {})
+    return tabulate(artifact, [PlannedRow(row, {}, spec, artifact.columns, cells)], scale)
 
 
 TABLE9 = {
@@ -196,7 +196,7 @@ def product_row(scale: str, device: str) -> ResultTable:
     spec = ProductRun(((49152, 12288, 1),), "bcq", 3, 128, device=device)
     cells = dict.fromkeys(artifact.columns, cell)
     row = PlannedRow("ffn1/lut_int3", {}, spec, artifact.columns, cells)
-    return tabulate(artifact, [row], scale, {})
+    return tabulate(artifact, [row], scale)
 
 
 def test_of_a_product_on_a_gpu_ratios_are_compared_and_times_are_not() -> None:

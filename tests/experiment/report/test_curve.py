@@ -60,7 +60,7 @@ def measured(name: str, models: dict[str, str]) -> ResultTable:
             cells[key] = PlannedCell(EvalSpec(column.evaluator, text), "id", record)
         spec = ModelRun(ModelSpec(models[row.first], "embedded", "x"), "bcq", 4, 32)
         rows.append(PlannedRow(row.key, row.labels, spec, artifact.columns, cells))
-    return tabulate(artifact, rows, "embedded", {})
+    return tabulate(artifact, rows, "embedded")
 
 
 @pytest.fixture(scope="module")
@@ -203,7 +203,7 @@ def by_group_size() -> ResultTable:
         spec = ProductRun(parse_shapes(named["model.id"]), "bcq", 3, 32)
         cells = dict.fromkeys(artifact.columns, cell)
         rows.append(PlannedRow(row.key, row.labels, spec, artifact.columns, cells))
-    return tabulate(artifact, rows, "embedded", {})
+    return tabulate(artifact, rows, "embedded")
 
 
 def test_where_nothing_is_traded_off_series_are_lines_without_a_front() -> None:

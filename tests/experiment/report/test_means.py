@@ -42,7 +42,7 @@ def measured(
                 cell = dataclasses.replace(cell, cell_id=record.cell_id, record=record)
             cells[name] = cell
         rows.append(PlannedRow(key, known[key].labels, spec, columns, cells))
-    return tabulate(artifact, rows, scale, {}), records
+    return tabulate(artifact, rows, scale), records
 
 
 def manual(first: float, middle: float, last: float) -> dict[str, dict[str, float]]:

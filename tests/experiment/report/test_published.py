@@ -47,7 +47,7 @@ def measured() -> tuple[ResultTable, dict[str, Record]]:
             for name, c in ARTIFACT.columns.items()
         }
         rows.append(PlannedRow(key, labels[key], spec, ARTIFACT.columns, cells))
-    return tabulate(ARTIFACT, rows, "embedded", {}), records
+    return tabulate(ARTIFACT, rows, "embedded"), records
 
 
 def example() -> Published:
@@ -65,8 +65,7 @@ def test_the_table_comes_back_whole(tmp_path: Path) -> None:
     assert found.records == records
     (again,) = found.tables(commands).values()
     assert again.provenance["git_commit"] == "abc"
-    as_measured = {"provenance": {}, "command": table.command}
-    assert dataclasses.replace(again, **as_measured) == table
+    assert dataclasses.replace(again, command=table.command) == table
     assert again.command == commands["embedded-first4"]
     assert any(row.on_front for row in again.rows)
     assert any("evaluator.lambada.sequences=3" in note for note in again.notes)

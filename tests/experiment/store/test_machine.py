@@ -54,13 +54,12 @@ def test_another_machine_and_other_threads_are_another_cell(command, monkeypatch
 
 
 def test_a_gpu_is_part_of_it_where_it_computes(monkeypatch) -> None:
-    about = machine.environment() | {"gpu": "a GPU"}
-    monkeypatch.setattr(machine, "environment", lambda: about)
+    monkeypatch.setattr(machine, "gpu_name", lambda device: f"the GPU of {device}")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     assert "gpu" not in machine.machine("cpu")
     assert machine.machine("cuda")["gpus"] == 1
     assert machine.machine("spread")["gpus"] == 3
-    assert machine.machine("cuda")["gpu"] == "a GPU"
+    assert machine.machine("cuda:1")["gpu"] == "the GPU of cuda:1"
 
 
 def test_no_threads_are_refused(command: CommandLine) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import platform
 import subprocess
 from pathlib import Path
 
 import pytest
 
+import lutlab
 from lutlab import sources
 from lutlab.experiment.store import provenance
 from lutlab.experiment.store.provenance import environment, git_state, major_minor
@@ -105,3 +107,84 @@ def test_git_is_asked_once_a_process(monkeypatch) -> None:
 )
 def test_a_patch_release_says_nothing(version: str, said: str) -> None:
     assert major_minor(version) == said
+
+
+def test_git_that_cannot_tell_is_no_error(repository: Path, monkeypatch, tmp_path: Path) -> None:
+    """A repository of another user, broken, without a commit; git that is missing or cannot be run."""
+    nothing = {"git_commit": None, "git_dirty": None}
+    monkeypatch.setenv(
+        "GIT_TEST_ASSUME_DIFFERENT_OWNER", "1"
+    )  # git's own switch for safe.directory
+    assert git_state(repository) == nothing
+    monkeypatch.delenv("GIT_TEST_ASSUME_DIFFERENT_OWNER")
+    assert git_state(repository)["git_commit"]
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    git(empty, "init", "-q")
+    assert git_state(empty) == nothing
+    (repository / ".git" / "HEAD").write_bytes(b"\xff\x00")
+    assert git_state(repository) == nothing
+    (tmp_path / "git").write_text("#!/nowhere\n")
+    (tmp_path / "git").chmod(0o755)
+    for path in (tmp_path, tmp_path / "nothing"):
+        monkeypatch.setenv("PATH", str(path))
+        assert git_state(empty) == nothing
+
+
+def test_a_shallow_clone_has_its_commit_whichever_repository_the_shell_is_in(
+    repository: Path, tmp_path: Path, monkeypatch
+) -> None:
+    (repository / "README.md").write_text("two\n")
+    git(repository, "commit", "-qam", "two")
+    git(tmp_path, "clone", "-q", "--depth=1", repository.as_uri(), "shallow")
+    other = tmp_path / "other"
+    git(tmp_path, "init", "-q", "other")
+    monkeypatch.setenv("GIT_DIR", str(other / ".git"))
+    monkeypatch.chdir(other)
+    (tmp_path / "shallow" / "src" / "ä\udcff.py").write_bytes(b"")
+    monkeypatch.setenv("GIT_CONFIG_COUNT", "1")
+    monkeypatch.setenv("GIT_CONFIG_KEY_0", "core.quotePath")
+    monkeypatch.setenv("GIT_CONFIG_VALUE_0", "false")
+    found = git_state(tmp_path / "shallow")
+    monkeypatch.delenv("GIT_DIR")
+    assert found == {"git_commit": git(repository, "rev-parse", "HEAD"), "git_dirty": True}
+
+
+def test_sources_have_a_digest_of_names_and_content(tmp_path: Path, monkeypatch) -> None:
+    checkout, wheel = tmp_path / "checkout", tmp_path / "wheel"
+    for name in ("src/lutlab/a.py", "kernels/b.c", "experiments/c.yaml", "conf/d.yaml"):
+        shared = (
+            name.replace("src/lutlab", "lutlab") if "lutlab" in name else f"lutlab/share/{name}"
+        )
+        for path in (checkout / name, wheel / shared):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(name)
+
+    def digest(package: Path, share: Path) -> str:
+        monkeypatch.setattr(provenance.lutlab, "__file__", str(package / "__init__.py"))
+        monkeypatch.setattr(sources, "folder", lambda name: share / name)
+        return provenance.sources_digest()
+
+    ours = digest(checkout / "src/lutlab", checkout)
+    assert ours == digest(wheel / "lutlab", wheel / "lutlab/share")
+    (checkout / "src/lutlab/__pycache__").mkdir()
+    (checkout / "src/lutlab/__pycache__/a.pyc").write_text("1")
+    assert ours == digest(checkout / "src/lutlab", checkout)
+    (checkout / "conf/d.yaml").rename(checkout / "conf/e.yaml")
+    assert ours != digest(checkout / "src/lutlab", checkout)
+
+
+def test_a_record_names_the_tools_and_no_host() -> None:
+    known = environment()
+    assert {"sources", "isa", "blas", "compiler", "cpu", "threads"} <= known.keys()
+    assert known["versions"]["lutlab"] == lutlab.__version__
+    assert platform.node() not in str(known).split()
+
+
+def test_tools_that_are_not_there_are_none(monkeypatch) -> None:
+    monkeypatch.setenv("LUTLAB_CC", "no-compiler")
+    monkeypatch.setenv("LUTLAB_ISA", "no-isa")
+    known = environment.__wrapped__()
+    assert (known["compiler"], known["isa"]) == (None, None)
+    assert provenance.blas("built with: BLAS_INFO=open, ") == "open"
+    assert provenance.blas("nothing") is None

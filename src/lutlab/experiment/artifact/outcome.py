@@ -152,7 +152,10 @@ class ClaimResult:
 
 @dataclass(frozen=True)
 class ResultTable:
-    """Everything the report renders; pure data."""
+    """Everything the report renders; pure data.
+
+    `origins` says in lines where the measured numbers come from, `provenance` fact by fact.
+    """
 
     artifact: str
     title: str
@@ -164,7 +167,8 @@ class ResultTable:
     rows: tuple[Row, ...]
     claims: tuple[ClaimResult, ...]
     notes: tuple[str, ...]
-    provenance: Mapping[str, Any]
+    origins: tuple[str, ...]
+    provenance: Mapping[str, str]
     curve: Curve | None = None
     one_axis: tuple[str, ...] = ()  # columns that share the panels of the figure
 

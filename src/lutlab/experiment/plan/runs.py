@@ -10,6 +10,7 @@ from lutlab.compress.widths import layer_widths
 from lutlab.data import folder
 from lutlab.data import tasks as lm_eval
 from lutlab.data.protocols import PROTOCOLS
+from lutlab.devices import device_named
 from lutlab.errors import LutlabError, nearest
 from lutlab.experiment.plan.settings import DataSettings, ModelSettings, Settings
 from lutlab.groups import Width
@@ -171,9 +172,11 @@ def _device(wanted: str) -> str:
 
     if wanted == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
-    if wanted.startswith(("cuda", "spread")) and not torch.cuda.is_available():
+    if wanted != "spread":
+        return device_named(wanted)
+    if not torch.cuda.is_available():
         raise LutlabError(
-            f"device={wanted}, but this machine has no CUDA device; use device=cpu or device=auto"
+            "device=spread, but this machine has no CUDA device; use device=cpu or device=auto"
         )
     return wanted
 

@@ -8,6 +8,7 @@ from dataclasses import field
 from typing import Any
 
 from lutlab.data import check_limit
+from lutlab.devices import kind_and_index
 from lutlab.errors import LutlabError, nearest
 from lutlab.groups import check_group_size
 
@@ -34,9 +35,9 @@ def a_budget(name: str, value: float | None) -> None:
 
 
 def a_device(name: str, value: str) -> None:
-    """Raises LutlabError unless it is one of DEVICES, as `cuda:1` is; whether it is here, runs.py says."""
-    if value != "spread" and value.partition(":")[0] not in DEVICES:
-        raise LutlabError(f"unknown {name} '{value}': {nearest(value, DEVICES)}")
+    """Raises LutlabError unless it is one of DEVICES, or numbered as `cuda:1` is; whether it is here, runs.py says."""
+    if value not in DEVICES:
+        kind_and_index(value, name, DEVICES)
 
 
 def a_limit(name: str, value: int | None) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import subprocess
 import tarfile
 import tempfile
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from lutlab.errors import LutlabError
 from lutlab.experiment.records.frame import results
+from lutlab.experiment.store import git
 
 if TYPE_CHECKING:
     import pandas
@@ -57,13 +57,14 @@ def _folder_of(name: str) -> Iterator[Path]:
     if not commit:
         yield Path(name)
         return
-    done = subprocess.run(["git", "archive", commit, folder], capture_output=True, check=False)
-    if done.returncode:
+    try:
+        archive = git.ask("archive", commit, folder)
+    except git.NoAnswer as error:
         raise LutlabError(
-            f"git has no {folder} at {commit}: {done.stderr.decode().strip()}; give <commit>:<folder>, the folder from "
-            "the current one, in a checkout"
-        )
+            f"git has no {folder} at {commit}: {error}; give <commit>:<folder>, the folder from the current one, in a "
+            "checkout"
+        ) from error
     with tempfile.TemporaryDirectory() as copy:
-        with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
+        with tarfile.open(fileobj=io.BytesIO(archive)) as archive:
             archive.extractall(copy, filter="data")
         yield Path(copy) / folder

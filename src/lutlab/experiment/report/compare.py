@@ -27,23 +27,24 @@ from lutlab.experiment.artifact.outcome import (
 from lutlab.experiment.artifact.references import cite
 from lutlab.experiment.plan.commands import table_command
 from lutlab.experiment.plan.plan import PlannedCell, PlannedRow
-from lutlab.experiment.report import means, ran
+from lutlab.experiment.report import means, origins, ran
 from lutlab.experiment.report.fronts import curve_of, mark_fronts
 from lutlab.experiment.store import noise
 from lutlab.experiment.store.record import Record
 from lutlab.specs import ModelRun, ProductRun
 
 
-def tabulate(
-    artifact: Artifact,
-    rows: Sequence[PlannedRow],
-    scale: str,
-    environment: Mapping[str, Any],
-) -> ResultTable:
+def tabulate(artifact: Artifact, rows: Sequence[PlannedRow], scale: str) -> ResultTable:
     """Published beside measured, by the artifact's plain command."""
     columns = tuple(column_here(key, spec, rows) for key, spec in rows[0].columns.items())
     table_rows = [row_of(artifact, row, scale) for row in rows]
-    return assemble(artifact, columns, table_rows, scale, told_of(rows), environment)
+    return assemble(artifact, columns, table_rows, scale, told_of(rows), records_of(rows))
+
+
+def records_of(rows: Sequence[PlannedRow]) -> list[Record]:
+    """The records of the rows' cells, each once."""
+    cells = (cell for row in rows for cell in row.cells.values())
+    return list({cell.cell_id: cell.record for cell in cells if cell.record}.values())
 
 
 def told_of(rows: Sequence[PlannedRow]) -> dict[str, list[str]]:
@@ -68,7 +69,7 @@ def assemble(
     rows: Sequence[Row],
     scale: str,
     told: Mapping[str, Sequence[str]],
-    provenance: Mapping[str, Any],
+    records: Sequence[Record],
 ) -> ResultTable:
     """An artifact's table of these rows: the Pareto fronts found, the claims judged, the notes written.
 
@@ -78,7 +79,7 @@ def assemble(
         rows: all of the table or some, not marked as on a front.
         scale: embedded, small or paper.
         told: row key -> the options of its evaluators, as the command line sets them, and examples without a value.
-        provenance: where the measured numbers come from.
+        records: of the cells, each once.
     """
     curve = curve_of(artifact, scale)
     rows = means.with_means(artifact, columns, rows, scale)
@@ -94,7 +95,8 @@ def assemble(
         rows=rows,
         claims=_claims(artifact, rows, scale, curve),
         notes=(*_notes(artifact, scale), *options(told)),
-        provenance=provenance,
+        origins=origins.lines(records),
+        provenance=origins.facts(records),
         curve=curve,
         one_axis=tuple(artifact.one_axis),
     )

@@ -80,6 +80,8 @@ def render(layout: Layout) -> str:
         parts.append(_itemize("Claims of the paper", claims))
     if layout.notes:
         parts.append(_itemize("Notes", layout.notes))
+    if layout.origins:
+        parts.append(_itemize("Where the measured numbers come from", layout.origins))
     parts.append("\\ifdefined\\lutlabalone\\expandafter\\enddocument\\fi")
     return "\n\n".join(parts) + "\n"
 

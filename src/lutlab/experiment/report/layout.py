@@ -114,7 +114,8 @@ def lay_out(table: ResultTable) -> Layout:
         footnotes=foot.lines(),
         claims=tuple(view(claim) for claim in table.claims),
         notes=tuple(note for note in table.notes if not any(note in text for text in said)),
-        provenance=tuple(flatten("", table.provenance)),
+        origins=table.origins,
+        provenance=tuple(table.provenance.items()),
     )
 
 
@@ -271,14 +272,3 @@ def _legend(grid: Grid) -> tuple[str, ...]:
 def _stand_ins(rows: Sequence[Row]) -> tuple[str, ...]:
     pairs = [f"{_first_label(row)} → {row.model}" for row in rows if row.stand_in]
     return tuple(dict.fromkeys(pairs))
-
-
-def flatten(prefix: str, value: object) -> list[tuple[str, str]]:
-    """Nested mappings as (dotted name, text) pairs, in the order given."""
-    if not hasattr(value, "items"):
-        return [(prefix, str(value))]
-    return [
-        pair
-        for key, inner in value.items()
-        for pair in flatten(f"{prefix}.{key}" if prefix else str(key), inner)
-    ]

@@ -11,16 +11,18 @@ from lutlab.experiment.report.parts import Grid, Layout
 def render(layout: Layout) -> str:
     """The whole report as one Markdown text."""
     head = [f"# {_escape(layout.title)}", "\n".join((*_paper(layout), *_measured(layout)))]
-    return _join([*head, *_body(layout, "##"), *_provenance(layout.provenance)])
+    return _join([*head, *_body(layout, "##"), *_provenance(layout.origins, layout.provenance)])
 
 
-def render_variants(layouts: Mapping[str, Layout], provenance: Sequence[tuple[str, str]]) -> str:
+def render_variants(
+    layouts: Mapping[str, Layout], origins: Sequence[str], provenance: Mapping[str, str]
+) -> str:
     """An artifact's reports on one page: a section a variant, and where the numbers of all of them come from."""
     first = next(iter(layouts.values()))
     parts = [f"# {_escape(first.title)}", *_paper(first)]
     for name, layout in layouts.items():
         parts += [f"## {_escape(name)}", "\n".join(_measured(layout)), *_body(layout, "###")]
-    return _join([*parts, *_provenance(provenance)])
+    return _join([*parts, *_provenance(origins, provenance.items())])
 
 
 def _join(parts: Sequence[str]) -> str:
@@ -48,8 +50,8 @@ def _body(layout: Layout, heading: str) -> list[str]:
     return parts
 
 
-def _provenance(provenance: Sequence[tuple[str, str]]) -> list[str]:
-    lines = [f"{name}: {value}" for name, value in provenance]
+def _provenance(origins: Sequence[str], provenance: Iterable[tuple[str, str]]) -> list[str]:
+    lines = [*origins, *(f"{name}: {value}" for name, value in provenance)]
     return ["## Where the measured numbers come from", _list(lines)] if lines else []
 
 

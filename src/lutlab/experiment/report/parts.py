@@ -105,4 +105,5 @@ class Layout:
     footnotes: tuple[str, ...]
     claims: tuple[ClaimView, ...]
     notes: tuple[str, ...]
+    origins: tuple[str, ...]  # where the measured numbers come from, in lines, and fact by fact
     provenance: tuple[tuple[str, str], ...]

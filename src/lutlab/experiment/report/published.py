@@ -25,8 +25,8 @@ from lutlab.experiment.artifact.artifact import Artifact, load_artifact
 from lutlab.experiment.artifact.columns import ColumnSpec
 from lutlab.experiment.artifact.outcome import Cell, ResultTable, Row
 from lutlab.experiment.artifact.rows import ArtifactRow
-from lutlab.experiment.report import compare, csv, markdown, means, ran
-from lutlab.experiment.report.layout import flatten, lay_out
+from lutlab.experiment.report import compare, csv, markdown, means, origins, ran
+from lutlab.experiment.report.layout import lay_out
 from lutlab.experiment.store import lines
 from lutlab.experiment.store.record import Record
 from lutlab.specs import EvalSpec
@@ -61,11 +61,8 @@ class Published:
         found = {}
         for variant, cells in self.cells.items():
             table = _table(artifact, variant, cells, self.records)
-            found[variant] = dataclasses.replace(
-                table,
-                command=commands.get(variant, table.command),
-                provenance=summary(self.records_of([variant])),
-            )
+            command = commands.get(variant, table.command)
+            found[variant] = dataclasses.replace(table, command=command)
         return found
 
     def records_of(self, variants: Iterable[str]) -> list[Record]:
@@ -103,27 +100,12 @@ def write(published: Published, folder: Path, commands: Mapping[str, str]) -> li
     tables = published.tables(commands)
     records = published.records_of(tables)
     layouts = {variant: lay_out(table) for variant, table in tables.items()}
-    page = markdown.render_variants(layouts, flatten("", summary(records)))
+    page = markdown.render_variants(layouts, origins.lines(records), origins.facts(records))
     return [
         write_atomically(folder / PAGE, page.encode()),
         write_atomically(folder / TABLE, csv.render_variants(tables).encode()),
         lines.write_lines(folder / lines.NAME, records),
     ]
-
-
-def summary(records: Sequence[Record]) -> dict[str, str]:
-    """Provenance of records: each fact of their provenance, with how many records say so where they differ."""
-    said: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
-    for record in records:
-        for name, value in flatten("", record.provenance):
-            said[name][value] += 1
-    times = sorted(said.pop("measured_at", ()))
-    facts = {"records": str(len(records))}
-    for name, values in said.items():
-        several = len(values) > 1 or values.total() < len(records)
-        told = [f"{v} ({n})" if several else v for v, n in values.most_common()]
-        facts[name] = ", ".join(told)
-    return facts | ({"measured_at": f"{times[0]} to {times[-1]}"} if times else {})
 
 
 def _table(
@@ -163,7 +145,8 @@ def _table(
         ]
         for key, some in by_row.items()
     }
-    return compare.assemble(artifact, columns, rows, scale, told, {})
+    used = [record for record in map(records.get, {c["cell_id"]: None for c in cells}) if record]
+    return compare.assemble(artifact, columns, rows, scale, told, used)
 
 
 def _row(

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from lutlab.experiment.artifact.columns import SIZE
 from lutlab.experiment.artifact.outcome import Cell, Curve, ResultTable, Row
 from lutlab.experiment.plan.plan import PlannedRow
-from lutlab.experiment.report.compare import column_here, options, row_of, told_of
+from lutlab.experiment.report import origins
+from lutlab.experiment.report.compare import (
+    column_here,
+    options,
+    records_of,
+    row_of,
+    told_of,
+)
 from lutlab.experiment.report.fronts import mark_fronts
 
 
-def tabulate_sweep(
-    name: str, rows: Sequence[PlannedRow], scale: str, command: str, environment: Mapping[str, Any]
-) -> ResultTable:
+def tabulate_sweep(name: str, rows: Sequence[PlannedRow], scale: str, command: str) -> ResultTable:
     """The table of a sweep.
 
     Args:
@@ -23,14 +27,13 @@ def tabulate_sweep(
         rows: as planned and measured, those in full precision among them.
         scale: embedded, small or paper.
         command: the one that was typed.
-        environment: where the measured numbers come from.
     """
     columns = tuple(column_here(key, spec, rows) for key, spec in rows[0].columns.items())
     found = {row.key: row_of(None, row, scale) for row in rows}
     # a size has no such difference
     of_text = [key for key, spec in rows[0].columns.items() if spec.text]
     table_rows = tuple(_beside(found[row.key], found.get(row.baseline), of_text) for row in rows)
-    curve = _size_against_quality(rows)
+    curve, records = _size_against_quality(rows), records_of(rows)
     if curve:
         table_rows = mark_fronts(table_rows, curve)
     return ResultTable(
@@ -44,7 +47,8 @@ def tabulate_sweep(
         rows=table_rows,
         claims=(),
         notes=tuple(options(told_of(rows))),
-        provenance=environment,
+        origins=origins.lines(records),
+        provenance=origins.facts(records),
         curve=curve,
     )
 

@@ -35,6 +35,7 @@ STYLES = {
     "failed": "bold red",
     "OOM": "bold red",
 }
+MOST_ORIGINS = 4  # lines of where numbers come from
 MOST_NAMED = 3  # instances of a claim that are printed, of those that fail and of those below noise
 
 
@@ -106,6 +107,16 @@ def print_layout(layout: Layout, console: Console) -> None:
     _print_claims(layout, console)
     for line in layout.notes:
         _say(console, Text(f"note: {line}", style="dim"))
+    for line in _origins(layout.origins):
+        _say(console, Text(f"measured: {line}", style="dim"))
+
+
+def _origins(lines: Sequence[str]) -> list[str]:
+    """Where the measured numbers come from; of many origins the first."""
+    more = len(lines) - MOST_ORIGINS
+    if more <= 1:
+        return list(lines)
+    return [*lines[:MOST_ORIGINS], f"and in {more} other ways, which table.md names"]
 
 
 def _say(console: Console, text: Text, indent: int = 0) -> None:

@@ -22,7 +22,6 @@ from lutlab.experiment.report.sweep import tabulate_sweep
 from lutlab.experiment.run import track
 from lutlab.experiment.run.cli import RowsFailed
 from lutlab.experiment.run.tracking import Tracker, open_tracker
-from lutlab.experiment.store.provenance import environment
 from lutlab.experiment.store.store import Store
 
 Compose = Callable[[Sequence[str]], Settings]
@@ -156,10 +155,10 @@ def _report(
     scale, artifact = common.scale, request.artifact
     command = table_command(artifact.name if artifact else "", request.asked)
     if artifact:
-        table = compare.tabulate(artifact, rows, scale, environment())
+        table = compare.tabulate(artifact, rows, scale)
         table = dataclasses.replace(table, command=command)
     else:
-        table = tabulate_sweep(folder.name, rows, scale, command, environment())
+        table = tabulate_sweep(folder.name, rows, scale, command)
     console = Console()
     paths = write_report(table, folder)
     if not artifact:

@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lutlab import registry
+from lutlab import children, registry
 from lutlab.atomic import write_atomically
 from lutlab.errors import LutlabError
 from lutlab.experiment.artifact.artifact import load_artifact
@@ -32,7 +32,7 @@ from lutlab.experiment.report import changes, csv, published
 from lutlab.experiment.report.published import Published
 from lutlab.experiment.run import render
 from lutlab.experiment.run.published_list import PUBLISHED, Variant, read_list
-from lutlab.experiment.store import lines
+from lutlab.experiment.store import git, lines
 from lutlab.experiment.store.provenance import environment
 from lutlab.experiment.store.store import Store
 
@@ -107,7 +107,7 @@ def measure(variants: Sequence[Variant], alone: bool, jobs: int) -> None:
     names = ",".join(variant.artifact for variant in variants)
     for variant in variants:
         _report(variant).unlink(missing_ok=True)  # an earlier one is of another plan
-    command = [sys.executable, "run.py", f"+exp={names}", *shlex.split(variants[0].line)]
+    command = children.python(children.LUTLAB, f"+exp={names}", *shlex.split(variants[0].line))
     command += [f"results={WORK}", "logger=none", f"alone={str(alone).lower()}"]
     own = dict(os.environ)
     if not alone:
@@ -240,8 +240,10 @@ def _committed(folder: Path, target: Path) -> Published | None:
 
 
 def _git(*arguments: str) -> str | None:
-    done = subprocess.run(["git", *arguments], capture_output=True, check=False)
-    return done.stdout.decode() if done.returncode == 0 else None
+    try:
+        return git.ask(*arguments).decode()
+    except git.NoAnswer:  # as of what HEAD does not have: nothing to compare with
+        return None
 
 
 def _say(message: str) -> None:

@@ -22,10 +22,11 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from lutlab import children
 from lutlab.errors import LutlabError
 from lutlab.experiment.plan.commands import overrides_of, shell
 from lutlab.experiment.records import differ, frame, prune, stale
-from lutlab.experiment.report.layout import flatten
+from lutlab.experiment.report.origins import flatten
 from lutlab.experiment.run.cli import reader_left
 from lutlab.experiment.store.asked import axes, evaluation_from, run_from
 from lutlab.experiment.store.record import Record
@@ -179,7 +180,7 @@ def _rerun(given: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as scratch:
         own = [f"results={scratch}", "logger=none", "baseline=false"]
         done = subprocess.run(
-            [sys.executable, "-m", "lutlab", *line, *own], stdout=subprocess.DEVNULL, check=False
+            children.python(children.LUTLAB, *line, *own), stdout=subprocess.DEVNULL, check=False
         )
         found = list(Store(Path(scratch)).all().values())
     if done.returncode not in (0, 1) or not found:

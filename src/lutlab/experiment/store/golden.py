@@ -24,7 +24,7 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
-from lutlab import registry
+from lutlab import children, registry
 from lutlab.data.protocols import protocol
 from lutlab.experiment.store import golden_inputs as inputs
 from lutlab.experiment.store.components import every_name
@@ -65,16 +65,18 @@ def golden_cells() -> dict[str, str]:
         tempfile.TemporaryDirectory() as cache
     ):  # an empty one: no library that a compiler built before
         done = subprocess.run(
-            [sys.executable, "-m", __name__],
-            env={**os.environ, **PINNED, "LUTLAB_CACHE": cache, "PYTHONPATH": os.pathsep.join(sys.path)},
+            children.python(f"from {__name__} import print_cells; print_cells()"),
+            env={**os.environ, **PINNED, "LUTLAB_CACHE": cache},
             stdout=subprocess.PIPE,
             check=True,
         )  # fmt: skip
     return json.loads(done.stdout)
 
 
-def _every_cell() -> dict[str, str]:
-    return {name: _hash(make()) for name in every_name() if (make := _maker(name))}
+def print_cells() -> None:
+    """The work of that process: component -> digits, as JSON."""
+    cells = {name: _hash(make()) for name in every_name() if (make := _maker(name))}
+    json.dump(cells, sys.stdout)
 
 
 def _maker(name: str) -> Callable[[], Any] | None:
@@ -277,7 +279,3 @@ def _checkpoint() -> Any:
         ({"quant_method": "compressed-tensors", "format": "pack-quantized", **scheme}, packed),
     ]
     return [layout_of(config).read(tensors, rows, columns) for config, tensors in asked]
-
-
-if __name__ == "__main__":
-    json.dump(_every_cell(), sys.stdout)

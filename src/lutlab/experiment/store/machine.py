@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from lutlab.devices import gpu_name
 from lutlab.errors import LutlabError
 from lutlab.experiment.store.provenance import environment
 from lutlab.kernels.codegen.isa import detect
@@ -37,4 +38,4 @@ def machine(device: str, threads: int | None = None) -> dict[str, Any]:
     if device == "cpu":
         return known
     gpus = torch.cuda.device_count() if device == "spread" else 1
-    return known | {"gpu": about["gpu"], "gpus": gpus}
+    return known | {"gpu": gpu_name(device), "gpus": gpus}

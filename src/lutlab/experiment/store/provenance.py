@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib.metadata
 import os
 import platform
-import subprocess
+import re
 from pathlib import Path
 from typing import Any
 
+import lutlab
 from lutlab import sources
+from lutlab.digests import sha256_of
+from lutlab.errors import LutlabError
+from lutlab.experiment.store import git
+from lutlab.kernels.codegen import compiler, isa
 
 # Folders of a checkout whose files can decide a number.
 _DECIDING = ("src", "kernels", "experiments", "conf")
 _LIBRARIES = (
-    "lutlab",
     "torch",
     "transformers",
     "tokenizers",
@@ -24,26 +29,35 @@ _LIBRARIES = (
     "numpy",
     "hydra-core",
 )
+_NO_COMMIT = "(initial)"
 # Libraries whose major.minor is part of every id; a patch release is not to change a number.
 _IN_IDS = ("torch", "transformers")
 
 
 @functools.cache
 def environment() -> dict[str, Any]:
-    """Commit and dirty flag, library versions, device and threads of this process."""
+    """Commit and dirty flag, digest of the sources, library versions, processor, threads and tools of this process.
+
+    None is what cannot be known here: the commit of a wheel or of another user's repository, a compiler that is not
+    installed.
+    """
     import torch
 
     cuda = torch.cuda.is_available()
     return git_state(repository()) | {
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
+        "sources": sources_digest(),
         "cpu": _cpu_name(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
+        "isa": _isa(),
         "torch_cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "blas": blas(torch.__config__.show()),
+        "compiler": _compiler(),
         "gpu": torch.cuda.get_device_name() if cuda else None,
         "cuda": torch.version.cuda if cuda else None,
-        "versions": {name: _version(name) for name in _LIBRARIES},
+        "versions": {"lutlab": lutlab.__version__} | {name: _version(name) for name in _LIBRARIES},
     }
 
 
@@ -60,28 +74,50 @@ def git_state(root: Path | None) -> dict[str, Any]:
     nobody added yet can be what measured.
 
     Args:
-        root: top of a checkout; None, and both are None, as they are where git cannot tell.
+        root: top of a checkout; None, and both are None, as they are where git cannot tell or nothing is committed.
     """
     unknown = {"git_commit": None, "git_dirty": None}
     if root is None:
         return unknown
-    command = ["git", "status", "--porcelain=v2", "--branch", "--untracked-files=all"]
+    command = ("status", "--porcelain=v2", "--branch", "--untracked-files=all", "--", *_DECIDING)
     try:
-        done = subprocess.run(
-            [*command, "--", *_DECIDING],
-            cwd=root,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=20,
-        )
-    except (FileNotFoundError, subprocess.TimeoutExpired):
+        said = git.ask(*command, root=root).decode(errors="replace").splitlines()
+    except git.NoAnswer:
         return unknown
-    if done.returncode != 0:
+    heads = [line.split()[2] for line in said if line.startswith("# branch.oid ")]
+    if heads in ([], [_NO_COMMIT]):
         return unknown
-    heads = [line for line in done.stdout.splitlines() if line.startswith("# branch.oid ")]
-    changed = [line for line in done.stdout.splitlines() if not line.startswith("#")]
-    return {"git_commit": heads[0].split()[2], "git_dirty": bool(changed)}
+    changed = [line for line in said if not line.startswith("#")]
+    return {"git_commit": heads[0], "git_dirty": bool(changed)}
+
+
+def sources_digest() -> str:
+    """16 hex digits of all files of lutlab that can decide a number, by name and content; a wheel's and its checkout's
+    are the same.
+    """
+    package = Path(lutlab.__file__).parent
+    roots = {"src": package, **{name: sources.folder(name) for name in _DECIDING[1:]}}
+    digest = hashlib.sha256()
+    for name, root in roots.items():
+        inside = ((path.relative_to(root), path) for path in sorted(root.rglob("*")))
+        for place, path in inside:
+            left_out = "__pycache__" in place.parts or (
+                root == package and place.parts[0] == "share"
+            )
+            if path.is_file() and not left_out:
+                digest.update(f"{name}/{place.as_posix()} {sha256_of(path)}\n".encode())
+    return digest.hexdigest()[:16]
+
+
+def blas(torch_says: str) -> str | None:
+    """The library that multiplies matrices and factors them on a CPU, by what torch says of its build.
+
+    >>> blas("Intel(R) oneAPI Math Kernel Library Version 2024.2-Product Build 20240605, BLAS_INFO=mkl, ")
+    'mkl 2024.2'
+    """
+    name = re.search(r"BLAS_INFO=(\w+)", torch_says)
+    version = re.search(r"Math Kernel Library Version ([\d.]+)", torch_says)
+    return " ".join(found[1] for found in (name, version) if found) or None
 
 
 def libraries(*exact: str) -> dict[str, str]:
@@ -107,6 +143,22 @@ def _version(name: str) -> str | None:
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _isa() -> str | None:
+    """The instruction set of lutlab's kernels; None where LUTLAB_ISA names none that runs."""
+    try:
+        return isa.detect().name
+    except LutlabError:  # whoever needs kernels says so
+        return None
+
+
+def _compiler() -> str | None:
+    """The version of the C compiler that builds lutlab's kernels; None: torch multiplies."""
+    try:
+        return compiler.find().version
+    except compiler.NoCompiler:
         return None
 
 

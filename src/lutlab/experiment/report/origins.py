@@ -1,0 +1,89 @@
+"""Where measured numbers come from, by their records: one line where all agree, else what they share and counts.
+
+all 60 cells: AMD EPYC, avx2, torch 2.13.0+cpu, transformers 5.23.0, float32 on cpu
+52 cells: commit 8f59b9a2a7f3, 2 threads
+8 cells: commit d4e5f6a7b8c9, 1 thread
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from lutlab.experiment.store.record import Record
+
+UNKNOWN = "unknown"
+_DIGITS = 12  # of a commit
+
+
+def lines(records: Iterable[Record]) -> tuple[str, ...]:
+    """The lines of the module's head; none without records."""
+    told = [dict(_said(record)) for record in records]
+    if not told:
+        return ()
+    shared = [fact for fact in told[0].items() if all(fact in one.items() for one in told)]
+    head = f"{_cells(len(told), 'all ')}: {', '.join(text for _, text in shared)}"
+    differing = collections.Counter(
+        ", ".join(text for fact, text in one.items() if (fact, text) not in shared) for one in told
+    )
+    if len(differing) == 1:
+        return (head,)
+    groups = [f"{_cells(n)}: {text}" for text, n in differing.most_common()]
+    return (head, *groups) if shared else tuple(groups)
+
+
+def facts(records: Sequence[Record]) -> dict[str, str]:
+    """Every fact of the records' provenance, with how many records say so where they differ."""
+    said: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+    for record in records:
+        for name, value in flatten("", record.provenance):
+            said[name][value] += 1
+    times = sorted(said.pop("measured_at", ()))
+    found = {"records": str(len(records))} if records else {}
+    for name, values in said.items():
+        several = len(values) > 1 or values.total() < len(records)
+        told = [f"{v} ({n})" if several else v for v, n in values.most_common()]
+        found[name] = ", ".join(told)
+    return found | ({"measured_at": f"{times[0]} to {times[-1]}"} if times else {})
+
+
+def _cells(n: int, every: str = "") -> str:
+    return "1 cell" if n == 1 else f"{every}{n} cells"
+
+
+def _said(record: Record) -> Iterator[tuple[str, str]]:
+    """Fact -> its words, in the order of a line; what a record does not say is unknown, or left out."""
+    about, run = record.provenance, record.run
+    yield "commit", _commit(about)
+    on_gpu = run.get("device", "cpu") != "cpu"
+    yield "processor", str((about.get("gpu") if on_gpu else about.get("cpu")) or UNKNOWN)
+    if threads := record.facts.get("threads", about.get("threads")):
+        yield "threads", f"{threads} thread{'s' if threads != 1 else ''}"
+    if isa := about.get("isa", about.get("torch_cpu_capability")):
+        yield "isa", str(isa).lower()
+    versions = about.get("versions", {})
+    for name in ("torch", "transformers"):
+        yield name, f"{name} {versions.get(name) or UNKNOWN}"
+    if "dtype" in run and "device" in run:
+        yield "dtype", f"{run['dtype']} on {run['device']}"
+
+
+def _commit(about: Mapping[str, object]) -> str:
+    """`commit 8f59b9a2a7f3`; of changed files, or without a commit, the digest of the sources that ran."""
+    commit, dirty, sources = (about.get(key) for key in ("git_commit", "git_dirty", "sources"))
+    if commit and dirty is False:
+        return f"commit {str(commit)[:_DIGITS]}"
+    of = f" (sources {sources})" if sources else ""
+    if commit:
+        return f"commit {str(commit)[:_DIGITS]} and changed files{of}"
+    version = dict(about.get("versions") or {}).get("lutlab")
+    return f"commit {UNKNOWN}, lutlab {version or UNKNOWN}{of}"
+
+
+def flatten(prefix: str, value: object) -> Iterator[tuple[str, str]]:
+    """Nested mappings as (dotted name, text) pairs, in the order given."""
+    if not isinstance(value, Mapping):
+        yield prefix, str(value)
+        return
+    for key, inner in value.items():
+        yield from flatten(f"{prefix}.{key}" if prefix else str(key), inner)
