@@ -12,6 +12,7 @@ from tests.tiny_models import byte_tokenizer, one_thread, tiny_opt  # noqa: F401
 from lutlab import registry
 from lutlab.compress.driver import quantize_model
 from lutlab.compress.widths import widths
+from lutlab.data.protocols import protocol
 from lutlab.evaluators import kernel_latency
 from lutlab.evaluators.contract import Evaluator, Metric, Work
 from lutlab.measure import products
@@ -53,6 +54,7 @@ def test_what_an_evaluator_declares(name):
     assert cls.version >= 1
     assert cls.measures in (ModelRun, ProductRun)
     assert isinstance(cls.of_this_machine, bool)
+    assert set(cls.reads) <= {"stream", "examples", "choices", "pairs"}
     names = [metric.name for metric in cls.metrics]
     assert names
     assert len(set(names)) == len(names)
@@ -77,6 +79,8 @@ def test_the_metrics_declared_are_those_measured(name):
     width = widths(kinds(model.config), 4, 16)
     layers = quantize_model(model.eval(), make_method("rtn"), width, windows)
     text = TEXTS[name]() if name in TEXTS else None
+    kinds_read = EVALUATORS[name].reads
+    assert protocol(text.protocol).kind in kinds_read if text else not kinds_read
     subject = Subject(model, tokenizer, layers, text, 32, MODEL)
     found = EVALUATORS[name](**FEW.get(name, {})).measure(subject)
     declared = {one.name for one in EVALUATORS[name].metrics if one.format in (None, "uniform")}

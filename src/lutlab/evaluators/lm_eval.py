@@ -32,6 +32,7 @@ class LmEval(Evaluator):
 
     version: ClassVar[int] = 1
     task: ClassVar[str] = "causal_lm"
+    reads: ClassVar[tuple[str, ...]] = ("examples", "choices")
     libraries: ClassVar[tuple[str, ...]] = harness.LIBRARIES
     reads_tasks: ClassVar[bool] = True
     metrics: ClassVar[tuple[Metric, ...]] = (
