@@ -222,6 +222,7 @@ class LayerStats:
     the name of the format that bits_stored counts; bits_bcq: bits of the binary form (LUT-GEMM Eq. 5), None where there
     is none.
     bits_average: bits a weight as Eq. 10 of the 2/4/16-bit paper counts them, None of a format that it does not count.
+    widened: its coefficients are in float32 because float16 would lose them (quantizers/coefficients.py).
     """
 
     name: str
@@ -237,6 +238,7 @@ class LayerStats:
     output_error: float | None = None
     output_norm: float | None = None
     bits_average: float | None = None
+    widened: bool = False
 
 
 @dataclass(frozen=True)

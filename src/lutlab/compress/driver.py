@@ -28,6 +28,7 @@ from lutlab.groups import Width
 from lutlab.models.families import Family, SharedInput, family_of, weight_of
 from lutlab.models.resident import Blocks, Resident
 from lutlab.modules import QuantLinear
+from lutlab.quantizers.coefficients import exponent, quantized, times_power
 from lutlab.quantizers.contract import Calibrated, Method, Rescaling
 from lutlab.quantizers.none import NoQuantization
 from lutlab.specs import LayerStats
@@ -211,10 +212,10 @@ class _Run:
         weight = weight_of(module).float().contiguous()
         width = self.widths[name] or (16, -1)
         try:
-            packed = self.packed.get(name) or self._packed(name, weight, prepared)
+            packed, widened = self._packed(name, weight, prepared)
         except LutlabError as error:
             raise LutlabError(f"{name}: {error}") from error
-        self.layers.append(_layer_stats(name, weight, packed, width, stats))
+        self.layers.append(_layer_stats(name, weight, packed, width, stats, widened))
         if isinstance(
             packed, PackedDense
         ):  # the layer stays, its weight rounded to the stored dtype
@@ -222,13 +223,17 @@ class _Run:
         else:
             block.set_submodule(layer, QuantLinear(packed, module.bias))
 
-    def _packed(self, name: str, weight: torch.Tensor, prepared: Any) -> Format:
-        """The weight by the method, or as it is where it stays in full precision."""
+    def _packed(self, name: str, weight: torch.Tensor, prepared: Any) -> tuple[Format, bool]:
+        """The weight by the method, or as it is where it stays in full precision; and whether it had to be widened."""
+        if name in self.packed:
+            return self.packed[name], False
         width = self.widths[name]
         if width is None:
-            return pack(NoQuantization().quantize(weight, 16, -1))
-        arguments = (weight, *width) if prepared is None else (weight, *width, prepared)
-        return pack(self.quantizer.quantize(*arguments))
+            found, widened = quantized(NoQuantization(), weight, 16, -1, name=name)
+        else:
+            more = () if prepared is None else (prepared,)
+            found, widened = quantized(self.quantizer, weight, *width, *more, name=name)
+        return pack(found), widened
 
 
 def _layer_stats(
@@ -237,8 +242,10 @@ def _layer_stats(
     packed: Format,
     width: Width,
     stats: CalibStats | None,
+    widened: bool,
 ) -> LayerStats:
     found = packed.dequantize()
+    power = exponent(weight)  # so that the squares of outputs stay in float32's range
     sums = dict.fromkeys(("squared_error", "squared_norm"), 0.0)
     if stats is not None:
         sums |= dict.fromkeys(("output_error", "output_norm"), 0.0)
@@ -248,8 +255,8 @@ def _layer_stats(
         sums["squared_error"] += error.square().sum().item()
         sums["squared_norm"] += before.double().square().sum().item()
         if stats is not None:
-            sums["output_error"] += _weighted(error.float(), stats.hessian)
-            sums["output_norm"] += _weighted(before, stats.hessian)
+            sums["output_error"] += _weighted(error.float(), stats.hessian, power)
+            sums["output_norm"] += _weighted(before, stats.hessian, power)
     return LayerStats(
         name,
         *packed.shape,
@@ -259,10 +266,12 @@ def _layer_stats(
         format=name_of(packed),
         bits_bcq=packed.bcq_bits,
         bits_average=packed.bits_average,
+        widened=widened,
         **sums,
     )
 
 
-def _weighted(rows: torch.Tensor, hessian: torch.Tensor) -> float:
-    """tr(D H D^T) of D [N, K]: the mean over calibration tokens of the squared norm of D x."""
-    return (rows @ hessian).mul_(rows).sum(dtype=torch.float64).item()
+def _weighted(rows: torch.Tensor, hessian: torch.Tensor, power: int) -> float:
+    """tr(D H D^T) of D [N, K], taken of 2^-power D: the mean over calibration tokens of the squared norm of D x."""
+    rows = times_power(rows, -power)
+    return (rows @ hessian).mul_(rows).sum(dtype=torch.float64).item() * 4.0**power

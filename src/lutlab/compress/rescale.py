@@ -19,6 +19,7 @@ from lutlab.groups import Width
 from lutlab.models.contract import SharedInput, holds
 from lutlab.models.families import weight_of
 from lutlab.modules import QuantLinear
+from lutlab.quantizers.coefficients import exponent, times_power
 from lutlab.quantizers.contract import Rescaling
 from lutlab.tensors import CalibStats
 
@@ -53,7 +54,9 @@ def rescale_input(
         return stats
     weights = [weight_of(block.get_submodule(layer)) for layer in shared.layers]
     try:
-        scale = search.scales([weight.float() for weight in weights], widths, stats)
+        power = exponent(*weights)  # all by one power of two, which moves no scale
+        comparable = [times_power(weight.float(), -power) for weight in weights]
+        scale = search.scales(comparable, widths, stats)
     except LutlabError as error:
         raise LutlabError(f"{', '.join(shared.layers)}: {error}") from error
     rows = (

@@ -75,6 +75,8 @@ def prepare(job: Job) -> Prepared:
     )
     if job.stream:
         loaded.blocks.serve(kept.serve)
+    if widened := [layer.name for layer in layers if layer.widened]:
+        facts["float32_coefficients"] = widened
     facts["quantize_seconds"] = round(time.monotonic() - began, 3)
     return Prepared(model, loaded.tokenizer, layers, seqlen, facts)
 

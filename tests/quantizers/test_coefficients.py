@@ -1,0 +1,134 @@
+"""Weights of any scale lose no more than the same weights at scale 1, or are refused; usual ones are left alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.tiny_models import tiny_opt
+
+from lutlab import modules
+from lutlab.compress.calibrate import stats_of
+from lutlab.compress.driver import quantize_model
+from lutlab.compress.widths import widths
+from lutlab.errors import LutlabError
+from lutlab.formats import dequantize, pack
+from lutlab.models.families import kinds, linear_layers
+from lutlab.quantizers.coefficients import LARGE, SMALL, exponent, quantized
+from lutlab.quantizers.contract import Calibrated, make_method
+
+UNIFORM = [("rtn", {}), ("rtn", {"variant": "awq"}), ("gptq", {"act_order": True}), ("awq", {})]
+BINARY = [("bcq", {}), ("bcq", {"offset": True}), ("bcq", {"solver": "greedy"}), ("gptq_bcq", {})]
+SCALES = (1e-30, 1e-8, 1e6, 1e30)
+
+
+def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def at(weight: torch.Tensor, name: str, options: dict, q: float, g: int):
+    method = make_method(name, **options)
+    more = (
+        (method.prepare(stats_of(drawn(96, weight.shape[1], seed=1))),)
+        if isinstance(method, Calibrated)
+        else ()
+    )
+    return quantized(method, weight, q, g, *more)
+
+
+def relative_error(weight: torch.Tensor, tensor: object) -> float:
+    exact = weight.double()
+    return float((dequantize(tensor).double() - exact).norm() / exact.norm())
+
+
+@pytest.mark.parametrize(("name", "options"), [*UNIFORM, *BINARY])
+@pytest.mark.parametrize(("q", "g"), [(1, -1), (3, 16), (8, 16)])
+def test_every_scale_loses_what_scale_1_loses(name, options, q, g):
+    weight = drawn(8, 40)
+    expected = relative_error(weight, at(weight, name, options, q, g)[0])
+    for scale in SCALES:
+        # a power of two rounds no weight: what is quantized at scale 1 has the very same digits
+        exact = 2.0 ** torch.tensor(scale).log2().round().item()
+        tensor, widened = at(weight * exact, name, options, q, g)
+        assert relative_error(weight * exact, tensor) == pytest.approx(expected, rel=0.01)
+        packed = pack(tensor)
+        half = pack(at(weight, name, options, q, g)[0])
+        assert widened == (packed.bits_stored > half.bits_stored)
+        assert type(tensor) is type(half.unpack())
+        x = drawn(2, 40, seed=2)
+        dense = x.double() @ packed.dequantize().double().T
+        assert torch.allclose(
+            modules.QuantLinear(packed, None)(x).double(),
+            dense,
+            rtol=0,
+            atol=1e-5 * dense.abs().max(),
+        )
+
+
+@pytest.mark.parametrize("scale", [1e-40, *SCALES])
+def test_full_precision_keeps_every_weight(scale):
+    weight = drawn(4, 16) * scale
+    assert torch.equal(dequantize(at(weight, "none", {}, 16, -1)[0]), weight)
+
+
+@pytest.mark.parametrize("name", ["mixed_2_4_16", "group_widths"])
+def test_groups_of_several_widths_are_refused_where_float16_is_too_narrow(name):
+    for scale in SCALES:
+        with pytest.raises(LutlabError, match="float16.*(groups of several widths|rescale the weights)"):
+            at(drawn(16, 32) * scale, name, {}, 2.5, 16)
+
+
+@pytest.mark.parametrize("scale", [1e-42, 1e-36, 1e38])
+@pytest.mark.parametrize("name", ["rtn", "bcq"])
+def test_what_float32_cannot_hold_is_refused(name, scale):
+    with pytest.raises(LutlabError, match="multiply the weights, whose largest should be between"):
+        at(drawn(4, 16) * scale, name, {}, 3, 16)
+
+
+@pytest.mark.parametrize(("name", "options"), [("rtn", {}), ("bcq", {}), ("awq", {}), ("none", {})])
+def test_usual_weights_are_quantized_as_they_are(name, options, caplog):
+    weight = drawn(6, 32)
+    weight[1], weight[:, :16] = 1e-9, weight[:, :16] * 1e-7  # a dead row, and half of all groups
+    method = make_method(name, **options)
+    more = () if name != "awq" else (method.prepare(stats_of(drawn(64, 32))),)
+    for scale in (1.0, 0.01, 2.0**-10, 3e4):
+        tensor, widened = quantized(method, weight * scale, 3, 16, *more)
+        own = method.quantize(weight * scale, 3, 16, *more)
+        assert not widened
+        assert all(
+            torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+            for a, b in zip(vars(tensor).values(), vars(own).values(), strict=True)
+        )
+    assert not caplog.records
+
+
+def test_the_edges_need_no_second_try():
+    ones = torch.ones(2, 8)
+    assert exponent(ones * SMALL) == exponent(ones * LARGE) == exponent(0 * ones) == 0
+    assert exponent(ones * SMALL * 0.99) == -8
+    assert exponent(ones * LARGE * 1.01) == 16
+
+
+@pytest.mark.parametrize("name", ["rtn", "awq"])
+def test_a_model_says_which_layers_were_widened(name, caplog):
+    usual, tiny = tiny_opt().eval(), tiny_opt().eval()
+    layer = "model.decoder.layers.1.fc1"
+    with torch.no_grad():
+        for path, module in linear_layers(tiny):
+            if "layers.1" in path:  # AWQ scales layers that share an input together
+                module.weight.mul_(2.0**-30)
+    chosen = widths(kinds(usual.config), 4, 16)
+    windows = torch.randint(0, 260, (4, 16), generator=torch.Generator().manual_seed(0))
+    found = [
+        {stats.name: stats for stats in quantize_model(model, make_method(name), chosen, windows)}
+        for model in (usual, tiny)
+    ]
+    assert [stats.name for stats in found[1].values() if stats.widened] == [
+        path for path, _ in linear_layers(tiny) if "layers.1" in path
+    ]
+    assert not any(stats.widened for stats in found[0].values())
+    assert f"{layer}: weights of at most" in caplog.text
+    before, after = (one[layer] for one in found)
+    for error, norm in (("squared_error", "squared_norm"), ("output_error", "output_norm")):
+        of_usual, of_tiny = (getattr(s, error) / getattr(s, norm) for s in (before, after))
+        assert of_tiny == pytest.approx(of_usual, rel=0.1)
+    assert after.bits_stored > before.bits_stored
