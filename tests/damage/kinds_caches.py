@@ -1,0 +1,73 @@
+"""The kernel cache and the choices that tuning and races left in it."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from pathlib import Path
+from typing import Any
+
+from tests.damage.kinds import Kind
+
+from lutlab.kernels.codegen import library
+from lutlab.kernels.codegen.isa import detect
+from lutlab.kernels.gpu import choice
+from lutlab.kernels.gpu.choice import DENSE, Race
+
+# No two take the same arguments: one library in another's place reads memory that is not there.
+KERNELS = {
+    "twice": "double twice(double x) { return 2 * x; }",
+    "first": "double first(const double *x) { return x[0]; }",
+    "sum": "double sum(long n, const double *x) { double s = 0; while (n--) s += x[n]; return s; }",
+}
+
+
+def call_kernels(compiler: bool, folder: Path) -> dict[str, Any]:
+    """Load each, build it where it is not there, and call it; with the names of one function in all of them."""
+    os.environ["LUTLAB_CACHE"] = str(folder / "cache")
+    if not compiler:
+        os.environ["PATH"] = ""
+    isa = detect()
+    loaded = [library.load(_source(own), "product", isa) for own in KERNELS.values()]
+    for one in loaded:
+        one.product.restype = ctypes.c_double
+    numbers = (ctypes.c_double * 3)(1.5, 2.5, 3.5)
+    twice, first, total = loaded
+    return {
+        "numbers": [
+            twice.product(ctypes.c_double(4.25)),
+            first.product(numbers),
+            total.product(ctypes.c_long(3), numbers),
+            *(one.openmp for one in loaded),
+        ]
+    }
+
+
+def _source(own: str) -> str:
+    name = own.split("(")[0].split()[-1]
+    return own.replace(f"{name}(", "product(", 1)
+
+
+def make_races(folder: Path) -> None:
+    os.environ["LUTLAB_CACHE"] = str(folder / "cache")
+    seconds = {
+        1: {"lane_tables": 1.0, "bit_planes": 2.0, DENSE: 9.0},
+        8: {"half_bits": 3.0, DENSE: 2.5},
+    }
+    choice.keep([Race("GPU", "float16", False, q, 128, (4096, 4096), seconds) for q in (2, 3, 4)])
+
+
+def read_races(folder: Path) -> dict[str, Any]:
+    os.environ["LUTLAB_CACHE"] = str(folder / "cache")
+    found = choice.decisions("GPU", "float16", range(1, 9))
+    return {"numbers": {f"{race['bits']} {race['shape']}": str(race) for race in found}}
+
+
+KINDS = [
+    *(
+        Kind(name, functools.partial(call_kernels, True), functools.partial(call_kernels, compiler))
+        for name, compiler in (("kernels", True), ("kernels-no-compiler", False))
+    ),
+    Kind("races", make_races, read_races),
+]
