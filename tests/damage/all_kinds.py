@@ -1,4 +1,4 @@
-"""Every kind of file that is attacked. Importing this imports all that their readers need, before children are forked."""
+"""Every kind of file that is attacked; importing this imports what their readers need, before children are forked."""
 
 from __future__ import annotations
 

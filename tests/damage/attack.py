@@ -10,43 +10,21 @@ where anything was found.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import shutil
 import sys
 import tempfile
-import time
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from tests.damage.counts import Counts, Finding
 from tests.damage.damages import ALL
 from tests.damage.forked import VALUE, Seen, observed
-from tests.damage.judge import FINDINGS, FINE, NOTICED, UNHEALED, is_named, verdict
+from tests.damage.judge import FINE, NOTICED, UNHEALED, is_named, verdict
 from tests.damage.kinds import Kind
 
-from lutlab.atomic import write_atomically
-
 _BATCH = 50
-_SHOWN = 600  # signs of what a finding said
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A case that went wrong, and the command that repeats it."""
-
-    kind: str
-    damage: str
-    seed: int
-    verdict: str
-    what: str
-    said: str
-
-    def __str__(self) -> str:
-        again = f"--kind {self.kind} --damage {self.damage} --seed {self.seed} --cases 1"
-        return f"{self.verdict}: {self.kind}, {self.what}   [{again}]\n    {self.said}"
 
 
 class Range:
@@ -82,7 +60,7 @@ class Range:
         if what is None:
             return None
         victims = [victim, *(f for f in files if f != victim and self._differs(f))]
-        victims += [p for p in links if p.resolve() in victims]
+        victims += [p for p in links if os.path.realpath(p) == str(victim)]
         seen = self._observed()
         found = verdict(self.kind, damage, victims, self.whole, seen)
         if found == NOTICED:  # what is set aside and made again is as good as new
@@ -92,8 +70,11 @@ class Range:
         if found in FINE:
             return found, None
         what = f"{victim.relative_to(self.folder)} {what}"
-        said = " ".join(f"{seen.value or ''} {seen.said}".split())[-_SHOWN:]
-        return found, Finding(self.kind.name, damage, seed, found, what, said)
+        case = f"--kind {self.kind.name} --damage {damage} --seed {seed}"
+        what = f"{self.kind.name}, {what}"
+        return found, Finding(
+            "tests.damage.attack", case, found, what, f"{seen.value or ''} {seen.said}"
+        )
 
     def _differs(self, file: Path) -> bool:
         before = self._pristine / file.relative_to(self.folder)
@@ -112,52 +93,6 @@ def cases(
         seed += 1
 
 
-class Counts:
-    """Verdicts by kind and by damage, and the findings, in a JSON file."""
-
-    def __init__(self, path: Path | None) -> None:
-        self._path = path
-        known = json.loads(path.read_text()) if path and path.exists() else {}
-        self.next_seed: int | None = known.get("next_seed")
-        self.tables = {by: Counter(known.get(by, {})) for by in ("kind", "damage")}
-        self.findings: list[str] = known.get("findings", [])
-
-    def add(self, kind: str, damage: str, found: str, finding: Finding | None) -> None:
-        self.tables["kind"][f"{kind} | {found}"] += 1
-        self.tables["damage"][f"{damage} | {found}"] += 1
-        if finding:
-            self.findings.append(str(finding))
-            print(finding, file=sys.stderr, flush=True)
-
-    @property
-    def total(self) -> int:
-        return sum(self.tables["kind"].values())
-
-    def write(self, next_seed: int) -> None:
-        if self._path:
-            known = {**self.tables, "findings": self.findings, "next_seed": next_seed}
-            write_atomically(self._path, json.dumps(known, indent=1).encode())
-
-    def __str__(self) -> str:
-        return "\n\n".join(_table(by, counts) for by, counts in self.tables.items())
-
-
-def _table(by: str, counts: Counter[str]) -> str:
-    """Rows of a kind or a damage, a column a verdict."""
-    rows: dict[str, Counter[str]] = {}
-    for key, count in counts.items():
-        name, _, found = key.partition(" | ")
-        rows.setdefault(name, Counter())[found] += count
-    columns = [c for c in (*FINE, *FINDINGS) if c in FINE or any(row[c] for row in rows.values())]
-    rows = dict(sorted(rows.items())) | {"in all": sum(rows.values(), Counter())}
-    head = f"{by:18}" + "".join(f"{column:>13}" for column in columns) + f"{'cases':>9}"
-    lines = [
-        f"{name:18}" + "".join(f"{row[c]:>13}" for c in columns) + f"{row.total():>9}"
-        for name, row in rows.items()
-    ]
-    return "\n".join([head, *lines])
-
-
 def run(
     kinds: Sequence[Kind],
     damages: Iterable[str],
@@ -173,7 +108,7 @@ def run(
         if counts.total >= number:
             break
         if result := one.attack(damage, own):
-            counts.add(one.kind.name, damage, *result)
+            counts.add({"kind": one.kind.name, "damage": damage}, *result)
         if done % _BATCH == 0:
             counts.write(own)
     counts.write(own)
@@ -200,15 +135,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
-    counts = Counts(asked.counts)
-    began = time.monotonic()
+    counts = Counts(asked.counts, ("kind", "damage"), FINE)
     with tempfile.TemporaryDirectory(prefix="lutlab-attack-") as scratch:
         damages = asked.damage.split(",") if asked.damage else ALL
         run(chosen, damages, asked.cases, asked.seed, counts, Path(scratch))
     print(counts)
-    print(
-        f"\n{counts.total} cases, {len(counts.findings)} findings, {time.monotonic() - began:.0f} s"
-    )
     return 1 if counts.findings else 0
 
 

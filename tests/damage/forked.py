@@ -96,8 +96,8 @@ def _speaking_to(said: int) -> Iterator[None]:
     """All output into one file, log lines of warnings and worse among it."""
     os.dup2(said, 1)
     os.dup2(said, 2)
-    sys.stdout, sys.stderr = (open(fd, "w", closefd=False, buffering=1) for fd in (1, 2))
-    sys.stdin = open(os.devnull)
+    sys.stdout, sys.stderr = (os.fdopen(fd, "w", buffering=1, closefd=False) for fd in (1, 2))
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     handler = logging.StreamHandler(sys.stderr)
     handler.setLevel(logging.WARNING)
     logging.getLogger().addHandler(handler)

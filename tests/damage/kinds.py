@@ -1,4 +1,4 @@
-"""A kind of file that lutlab reads: how one is made, and the numbers that lutlab makes of it by its own reading path."""
+"""A kind of file that lutlab reads: how one is made, and the numbers that come of it by lutlab's own reading path."""
 
 from __future__ import annotations
 

@@ -36,7 +36,8 @@ def _texts(count: int = 30) -> bytes:
 
 
 def _stsb() -> bytes:
-    names = "index genre filename year old_index source1 source2 sentence1 sentence2 score".split()
+    names = ["index", "genre", "filename", "year", "old_index", "source1", "source2"]
+    names += ["sentence1", "sentence2", "score"]
     rows = [
         ["0", "g", "f", "2012", "1", "a", "b", _sentence(i), _sentence(i + 3), f"{i % 6}.000"]
         for i in range(12)
