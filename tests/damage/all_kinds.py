@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import torch
-from tests.damage import kinds_caches, kinds_kept, kinds_models, kinds_texts
+from tests.damage import kinds_caches, kinds_experiment, kinds_kept, kinds_models, kinds_texts
 
-torch.set_num_threads(1)  # a pool of threads does not survive a fork
-KINDS = [*kinds_kept.KINDS, *kinds_models.KINDS, *kinds_texts.KINDS, *kinds_caches.KINDS]
+MODULES = (kinds_kept, kinds_models, kinds_texts, kinds_caches, kinds_experiment)
+KINDS = [kind for module in MODULES for kind in module.KINDS]

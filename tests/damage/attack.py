@@ -24,6 +24,7 @@ from tests.damage.forked import VALUE, Seen, observed
 from tests.damage.judge import FINE, NOTICED, UNHEALED, is_named, verdict
 from tests.damage.kinds import Kind
 
+SECONDS = 60  # of one reading; a longer one is taken for a hang
 _BATCH = 50
 
 
@@ -43,7 +44,7 @@ class Range:
             raise RuntimeError(f"{kind.name} cannot be read undamaged: {self.whole.said}")
 
     def _observed(self) -> Seen:
-        return observed(lambda: self.kind.observe(self.folder))
+        return observed(lambda: self.kind.observe(self.folder), SECONDS)
 
     def attack(self, damage: str, seed: int) -> tuple[str, Finding | None] | None:
         """The verdict on one case and, where it is bad, what was found; None where the damage cannot be applied."""

@@ -7,6 +7,7 @@ reads, and takes nothing with it when it dies.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import json
 import logging
 import os
@@ -16,6 +17,7 @@ import sys
 import tempfile
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -39,7 +41,9 @@ def observed(call: Callable[[], Any], seconds: float = 60) -> Seen:
     """What a call gives in a child of this process, which is killed after so many seconds."""
     with tempfile.TemporaryFile() as said:
         reading, writing = os.pipe()
-        child = os.fork()
+        with warnings.catch_warnings():  # of other threads, none of which holds what a child needs
+            warnings.simplefilter("ignore", DeprecationWarning)
+            child = os.fork()
         if not child:
             _answer(call, said.fileno(), writing)
         os.close(writing)
@@ -77,7 +81,10 @@ def _read(source: int, end: float) -> bytes | None:
 
 def _answer(call: Callable[[], Any], said: int, writing: int) -> None:
     """In the child: never returns."""
+    faulthandler.disable()  # pytest's would print a page for each crash
     try:
+        if torch := sys.modules.get("torch"):
+            torch.set_num_threads(1)  # a pool of threads does not survive a fork
         with _speaking_to(said):
             try:
                 answer = [VALUE, call(), ""]

@@ -229,7 +229,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
     import torch
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(1)  # no pool: it would not survive a fork
     names = asked.table.split(",")
     counts = Counts(asked.counts, ("table",), (RESUMED, UNHARMED))
     seed = counts.next_seed if counts.next_seed is not None else asked.seed

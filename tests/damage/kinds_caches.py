@@ -8,10 +8,14 @@ import os
 from pathlib import Path
 from typing import Any
 
+import torch
 from tests.damage.kinds import Kind
+from tests.kernels.weights import uniform_tensor
 
+from lutlab.formats import uniform_rows
 from lutlab.kernels.codegen import library
 from lutlab.kernels.codegen.isa import detect
+from lutlab.kernels.cpu import qigen_gemv, rows_tuning, uniform_gemv
 from lutlab.kernels.gpu import choice
 from lutlab.kernels.gpu.choice import DENSE, Race
 
@@ -64,10 +68,41 @@ def read_races(folder: Path) -> dict[str, Any]:
     return {"numbers": {f"{race['bits']} {race['shape']}": str(race) for race in found}}
 
 
+def make_tuned(folder: Path) -> None:
+    """Panels of rows by rows_tuning, micro kernels by QIGen's search: both as if in no time."""
+    os.environ["LUTLAB_CACHE"] = str(folder / "cache")
+    rows_tuning.times = lambda kernel, pack, panels, prefetches, **_: {
+        rows_tuning.Tuning(panel, ahead): 2.0 - (ahead == max(prefetches))
+        for panel in panels
+        for ahead in prefetches
+    }
+    for bits in (3, 4):
+        plain = uniform_tensor(40, 320, bits, 64)
+
+        def pack(panel: int, plain: Any = plain) -> Any:
+            return uniform_rows.pack(plain, panel)
+
+        kernel = uniform_gemv.kernel(pack(512), detect())
+        rows_tuning.tune(kernel, pack, rows_tuning.Tuning(1024, 4096), threads=1)
+    qigen_gemv.gemv = lambda *_: None
+    for bits in (2, 4):
+        qigen_gemv.search(bits)
+
+
+def read_tuned(folder: Path) -> dict[str, Any]:
+    os.environ["LUTLAB_CACHE"] = str(folder / "cache")
+    rows = rows_tuning.decisions(range(1, 9), torch.get_num_threads())
+    return {
+        "numbers": rows
+        | {f"qigen {q}": one for q, one in qigen_gemv.decisions(range(1, 9)).items()}
+    }
+
+
 KINDS = [
     *(
         Kind(name, functools.partial(call_kernels, True), functools.partial(call_kernels, compiler))
         for name, compiler in (("kernels", True), ("kernels-no-compiler", False))
     ),
     Kind("races", make_races, read_races),
+    Kind("tuned", make_tuned, read_tuned, "cache/codegen/*.*"),
 ]

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import lutlab
 from lutlab.checkpoint.stored import load_stored, row_width
+from lutlab.errors import LutlabError
 from lutlab.models.load import fingerprint, load_model, load_tokenizer
 from lutlab.models.shape import shape_of
 from lutlab.specs import ModelSpec
@@ -75,7 +76,14 @@ def load_saved(folder: Path) -> dict[str, Any]:
 
 
 def load_by_transformers(folder: Path) -> dict[str, Any]:
-    return {"numbers": numbers(AutoModelForCausalLM.from_pretrained(folder / "model").eval())}
+    """By its own readers, which are not ours to mend: whatever they raise is a refusal."""
+    try:
+        model = AutoModelForCausalLM.from_pretrained(folder / "model").eval()
+    except LutlabError:
+        raise
+    except Exception as error:
+        raise LutlabError(f"transformers cannot load {folder / 'model'}: {error}") from error
+    return {"numbers": numbers(model)}
 
 
 def measure_stored(folder: Path) -> dict[str, Any]:
