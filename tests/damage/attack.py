@@ -1,0 +1,161 @@
+"""Damage files at random and count what comes of it.
+
+    python -m tests.damage.attack --cases 1000 --seed 1 --kind blocks,records --counts counts.json
+
+A case is a kind of file, a damage and a seed: `--kind blocks --damage flip --seed 17 --cases 1` repeats the one that a
+finding names. The counts are written after every batch, and a run with the same file goes on from there. Exit code 1
+where anything was found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from tests.damage.counts import Counts, Finding
+from tests.damage.damages import ALL
+from tests.damage.forked import VALUE, Seen, observed
+from tests.damage.judge import FINE, NOTICED, UNHEALED, is_named, verdict
+from tests.damage.kinds import Kind
+
+SECONDS = 60  # of one reading; a longer one is taken for a hang
+_BATCH = 50
+
+
+class Range:
+    """A kind of file made once, to be damaged again and again in a copy under the same name."""
+
+    def __init__(self, kind: Kind, scratch: Path) -> None:
+        self.kind = kind
+        self._pristine, self.folder = scratch / "pristine" / kind.name, scratch / "work" / kind.name
+        self.folder.mkdir(parents=True)
+        made = observed(lambda: kind.make(self.folder), seconds=300)
+        if made.outcome != VALUE:
+            raise RuntimeError(f"{kind.name} cannot be made: {made.said}")
+        shutil.copytree(self.folder, self._pristine, symlinks=True)
+        self.whole = self._observed()
+        if self.whole.outcome != VALUE:
+            raise RuntimeError(f"{kind.name} cannot be read undamaged: {self.whole.said}")
+
+    def _observed(self) -> Seen:
+        return observed(lambda: self.kind.observe(self.folder), SECONDS)
+
+    def attack(self, damage: str, seed: int) -> tuple[str, Finding | None] | None:
+        """The verdict on one case and, where it is bad, what was found; None where the damage cannot be applied."""
+        shutil.rmtree(self.folder)
+        shutil.copytree(self._pristine, self.folder, symlinks=True)
+        # a string seeds alike in every process
+        rng = random.Random(f"{self.kind.name} {damage} {seed}")
+        files = self.kind.victims(self.folder)
+        links = [
+            p for p in self.folder.rglob("*") if p.is_symlink()
+        ]  # as from the hub's snapshots to its blobs
+        victim = rng.choice(files)
+        what = ALL[damage](rng, victim, files)
+        if what is None:
+            return None
+        victims = [victim, *(f for f in files if f != victim and self._differs(f))]
+        victims += [p for p in links if os.path.realpath(p) == str(victim)]
+        seen = self._observed()
+        found = verdict(self.kind, damage, victims, self.whole, seen)
+        if found == NOTICED:  # what is set aside and made again is as good as new
+            again = self._observed()
+            if again.value not in (seen.value, self.whole.value) or is_named(again.said, victims):
+                found, seen = UNHEALED, again
+        if found in FINE:
+            return found, None
+        what = f"{victim.relative_to(self.folder)} {what}"
+        case = f"--kind {self.kind.name} --damage {damage} --seed {seed}"
+        what = f"{self.kind.name}, {what}"
+        return found, Finding(
+            "tests.damage.attack", case, found, what, f"{seen.value or ''} {seen.said}"
+        )
+
+    def _differs(self, file: Path) -> bool:
+        before = self._pristine / file.relative_to(self.folder)
+        return not file.is_file() or file.read_bytes() != before.read_bytes()
+
+
+def cases(
+    kinds: Sequence[Range], damages: Iterable[str], seed: int
+) -> Iterator[tuple[Range, str, int]]:
+    """Kinds in turn, damages at random, from a seed on, without end."""
+    damages = sorted(damages)
+    while True:
+        for one in kinds:
+            fitting = [name for name in damages if name not in one.kind.without]
+            yield one, random.Random(f"{one.kind.name} {seed}").choice(fitting), seed
+        seed += 1
+
+
+def run(
+    kinds: Sequence[Kind],
+    damages: Iterable[str],
+    number: int,
+    seed: int,
+    counts: Counts,
+    scratch: Path,
+) -> None:
+    """Attack kinds until there are so many cases."""
+    ranges = [Range(kind, scratch) for kind in kinds]
+    seed = counts.next_seed if counts.next_seed is not None else seed
+    for done, (one, damage, own) in enumerate(cases(ranges, damages, seed)):
+        if counts.total >= number:
+            break
+        if result := one.attack(damage, own):
+            counts.add({"kind": one.kind.name, "damage": damage}, *result)
+        if done % _BATCH == 0:
+            counts.write(own)
+    counts.write(own)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Attack as the command line says; returns the exit code."""
+    asked = _arguments(arguments)
+    os.environ.update(
+        HF_HUB_OFFLINE="1",
+        WANDB_MODE="offline",
+        TOKENIZERS_PARALLELISM="false",
+        OMP_NUM_THREADS="1",
+    )
+    from tests.damage.all_kinds import KINDS
+
+    names = (
+        asked.kind.split(",") if asked.kind else [k.name for k in KINDS if asked.slow or not k.slow]
+    )
+    chosen = [kind for kind in KINDS if kind.name in names]
+    if unknown := set(names) - {kind.name for kind in chosen}:
+        print(
+            f"no kind {', '.join(sorted(unknown))}: {', '.join(k.name for k in KINDS)}",
+            file=sys.stderr,
+        )
+        return 2
+    counts = Counts(asked.counts, ("kind", "damage"), FINE)
+    with tempfile.TemporaryDirectory(prefix="lutlab-attack-") as scratch:
+        damages = asked.damage.split(",") if asked.damage else ALL
+        run(chosen, damages, asked.cases, asked.seed, counts, Path(scratch))
+    print(counts)
+    return 1 if counts.findings else 0
+
+
+def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser("python -m tests.damage.attack", description=__doc__)
+    parser.add_argument("--cases", type=int, default=1000, help="in all, with those counted before")
+    parser.add_argument("--seed", type=int, default=0, help="of the first case")
+    parser.add_argument("--kind", help="some kinds, with commas between them; all that are quick")
+    parser.add_argument("--damage", help=f"some of {', '.join(ALL)}")
+    parser.add_argument(
+        "--slow", action="store_true", help="kinds of more than a second a case too"
+    )
+    parser.add_argument("--counts", type=Path, help="JSON file of the counts, to go on from")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,59 @@
+"""Was a damage noticed? The verdict on one case, by what was seen of the undamaged and of the damaged folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.damage.damages import ABSENT
+from tests.damage.forked import CRASH, HANG, REFUSED, TRACEBACK, Seen
+from tests.damage.kinds import Kind
+
+NOTICED, SAME, OTHER_INPUT = "noticed", "same", "other input"
+SILENT, UNNAMED, UNHEALED = "SILENT", "UNNAMED", "UNHEALED"
+FINE = (NOTICED, REFUSED, SAME, OTHER_INPUT)
+FINDINGS = (SILENT, UNNAMED, UNHEALED, TRACEBACK.upper(), CRASH.upper(), HANG.upper())
+
+
+def verdict(kind: Kind, damage: str, victims: Iterable[Path], whole: Seen, seen: Seen) -> str:
+    """One of FINE, or one of FINDINGS.
+
+    Args:
+        kind: of the files.
+        damage: its name.
+        victims: the files that differ from the undamaged folder's.
+        whole: of the undamaged folder.
+        seen: of the damaged one.
+    """
+    if seen.outcome in (TRACEBACK, CRASH, HANG):
+        return seen.outcome.upper()
+    named = is_named(seen.said, victims)
+    if seen.outcome == REFUSED:
+        return REFUSED if named or damage in ABSENT else UNNAMED
+    numbers, expected = seen.value["numbers"], whole.value["numbers"]
+    if numbers == expected:
+        return NOTICED if named else SAME
+    if kind.of_user:
+        return OTHER_INPUT
+    identity = seen.value.get("identity")
+    if identity != whole.value.get("identity") and damage not in kind.refused:
+        return OTHER_INPUT
+    if _part_of(numbers, expected):
+        if named:
+            return NOTICED
+        if damage in ABSENT:
+            return SAME
+    return SILENT
+
+
+def is_named(said: str, victims: Iterable[Path]) -> bool:
+    """Whether a message names one of the files, or its folder."""
+    return any(victim.name in said or victim.parent.name in said for victim in victims)
+
+
+def _part_of(some: Any, every: Any) -> bool:
+    """Whether a mapping holds nothing but entries of another one."""
+    return (
+        isinstance(every, Mapping) and isinstance(some, Mapping) and some.items() <= every.items()
+    )
