@@ -47,13 +47,19 @@ _KNOWN = {
     ("piqa", "validation"): _Known(
         1838, "81c2d7122f3127230d14383854bd9e5396c9a33aadaf4f114ef297dfbfc68575"
     ),
-    ("hellaswag", "validation"): _Known(10_042),
-    ("winogrande", "validation"): _Known(1267),
-    ("arc-easy", "test"): _Known(2376),
+    # winogrande_1.1.zip, dev.jsonl: 1aeac79cf46a3dcbe59a71ca7e5372a1490cde2b4ae2387dc56f00378104d2e8
+    ("winogrande", "validation"): _Known(
+        1267, "e3b8c7875c2e3878ebd17f27580e86e8107c2e5f28b257425054a687a1aaac90"
+    ),
+    # two copies that agree in all rows: github.com/nju-websoft/GenMC (official) and AGI-Edgerunners/LLM-Adapters
+    ("arc-easy", "test"): _Known(
+        2376, "8cb98d2ecd73094025429d1c15296289800e335dbcec638211fbd68c57ce418e"
+    ),
     ("arc-challenge", "test"): _Known(1172),
+    ("hellaswag", "validation"): _Known(10_042),  # published in two forms
     ("mnli", "validation-matched"): _Known(9815),
     ("mnli", "train"): _Known(392_702),
-    ("stsb", "validation"): _Known(1500),
+    ("stsb", "validation"): _Known(1500),  # the hub's scores are rounded to float32
     ("stsb", "train"): _Known(5749),
 }
 
