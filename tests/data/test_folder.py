@@ -158,7 +158,7 @@ def test_a_damaged_file_is_named(tmp_path, content):
     [
         (
             b"one\r\ntwo\r\n",
-            r"line 1 of .*ptb\.valid\.txt cannot be .*CR LF\)\nmend it with `dos2unix`",
+            r"line 1 of .*ptb\.valid\.txt cannot be .*CR LF\nmend it with `dos2unix`",
         ),
         (b"one\ntwo\rthree\n", "line 2 of .*a lone CR(.|\n)*fetch it again"),
         (b"\xef\xbb\xbfone\n", "line 1 of .*byte order mark(.|\n)*dos2unix"),

@@ -1,6 +1,7 @@
 """The embedded texts: held out means held out, and nothing moves between Python versions or runs."""
 
 import ast
+import platform
 import re
 import sysconfig
 from pathlib import Path
@@ -80,3 +81,9 @@ def test_embedded_texts_load_with_their_origin_and_hash(name):
     assert text.origin.startswith("embedded: Python 3.")
     assert text == load_text(TextSpec(name, "embedded"))
     assert len(text.sha256) == 64
+
+
+@pytest.mark.skipif(platform.python_version() != "3.11.7", reason="the words are each Python's own")
+def test_topics_are_those_of_the_published_records():
+    text = load_text(TextSpec("topics", "embedded"))
+    assert text.sha256 == "89ba9de88dc9025a23da700d7e4da22cbd9ff52bbf28234302be39750ea6efd6"

@@ -1,5 +1,7 @@
 """Pairs of sentences: scores are the model's own for each pair alone, labels are found in any order of the head."""
 
+import dataclasses
+
 import pytest
 import torch
 from tests.data.test_masking import mask_tokenizer
@@ -101,3 +103,6 @@ def test_what_is_refused():
         Glue().measure(subject(make("bert"), "mnli", PAIRS))
     with pytest.raises(LutlabError, match=r"same similarity for every pair"):
         GlueCorrelation().measure(subject(classifier(1), "stsb", PAIRS[:1]))
+    alike = [dataclasses.replace(pair, label=2.0) for pair in PAIRS]
+    with pytest.raises(LutlabError, match=r"all \d+ pairs have the similarity 2.0"):
+        GlueCorrelation().measure(subject(classifier(1), "stsb", alike))

@@ -109,6 +109,7 @@ def _arc(record: Mapping[str, Any]) -> str:
     key, choices = record["answerKey"], record["choices"]
     _check([record["question"], key])
     _check(choices["text"], at_least=2)
+    _check(choices["label"], at_least=2)
     fits = key in choices["label"] and len(choices["label"]) == len(choices["text"])
     return _row(record, ("question", "choices", "answerKey"), fits, key)
 

@@ -42,13 +42,15 @@ def read_rows(path: Path, column: str | None, limit: int | None = None) -> list[
     Raises:
         LutlabError: the file cannot be read or decoded, or lacks the column; or it is no file, as a pipe.
     """
-    said = f"cannot be read as {f'rows with a text field {column!r}' if column else 'records'}"
+    objects = path.suffix == ".parquet" or ".json" in path.name
+    wanted = f"rows with a text field {column!r}" if column else "records"
+    said = f"cannot be read as {wanted if objects else 'plain text'}"
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # who opens a pipe waits for its writer
             raise OSError("it is no regular file")
         if path.suffix == ".parquet":
             return list(itertools.islice(_parquet(path, column), limit))
-        if ".json" in path.name:
+        if objects:
             with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
                 return _objects(file, path, column, limit, said)
         lines = _lines(path.read_bytes(), path, said)
@@ -115,8 +117,9 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _refusal(what: str, error: Exception) -> LutlabError:
     detail = (str(error).splitlines() or ["no detail"])[0]
-    cure = _MEND if isinstance(error, _Foreign) else _FETCH
-    return LutlabError(f"{what} ({type(error).__name__.lstrip('_')}: {detail[:300]})\n{cure}")
+    if isinstance(error, _Foreign):
+        return LutlabError(f"{what}: {detail}\n{_MEND}")
+    return LutlabError(f"{what} ({type(error).__name__}: {detail[:300]})\n{_FETCH}")
 
 
 def _parquet(path: Path, column: str | None) -> Iterator[str]:

