@@ -110,6 +110,8 @@ def load_model(
         streamed.return_freed_memory()
     folder = folder_of(spec)
     check_shipped(folder, EMBEDDED)
+    if spec.source == "hub":
+        hub.check(folder)
     with quiet():
         config = _config(folder)
         synthetic = spec.source == "synthetic"
