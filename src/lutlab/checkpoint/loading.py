@@ -14,7 +14,7 @@ from lutlab.checkpoint.transformers import CURE, METHOD
 from lutlab.errors import LutlabError
 from lutlab.models.families import model_class
 from lutlab.models.files import quantization_of, weight_files
-from lutlab.models.sums import NAME, check_sums
+from lutlab.sums import NAME, check_sums
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel

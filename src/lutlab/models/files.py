@@ -7,6 +7,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from lutlab.errors import LutlabError
+from lutlab.sums import check_sums
 
 # Beside a config.json without it: AutoGPTQ's and AutoAWQ's own files, neither of which names its method.
 QUANTIZATION_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
@@ -79,3 +80,14 @@ def _shards(index: Path) -> list[str]:
             f"{index} names {outside[0]}, which is not in its folder: fetch it again, or put a link to that file there"
         )
     return [str(name) for name in shards]
+
+
+def check_shipped(folder: Path, shipped: Path) -> None:
+    """Check a model that ships with lutlab; a folder that lies elsewhere than in `shipped` is the user's.
+
+    Raises:
+        LutlabError: as sums.check_sums.
+    """
+    if folder.parent == shipped:
+        cure = "a model that ships with lutlab is damaged; reinstall lutlab, or restore the file with git"
+        check_sums(folder, cure, used=["config.json", "model.safetensors", "tokenizer.json"])

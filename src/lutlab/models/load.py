@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Any
 from lutlab.errors import LutlabError, nearest
 from lutlab.models import hub, streamed
 from lutlab.models.families import family_named, family_of, model_class, task_of_config
-from lutlab.models.files import QUANTIZATION_FILES, quantization_of, weight_files
+from lutlab.models.files import QUANTIZATION_FILES, check_shipped, quantization_of, weight_files
 from lutlab.models.resident import Blocks, Resident
 from lutlab.models.spread import spread
-from lutlab.models.sums import check_shipped
 
 if TYPE_CHECKING:
     import torch
