@@ -57,6 +57,9 @@ def test_damage_to_what_is_published_is_refused(name: str, machine: Path) -> Non
                 LutlabError, match=rf"table3/{re.escape(name)} .*restore it with git"
             ):
                 read()
+    path.unlink()
+    with pytest.raises(LutlabError, match=r"cannot be read .*restore it with git"):
+        list(cells_of(machine, published=True))
     path.write_bytes(whole)
     assert list(cells_of(machine, published=True)) == expected
 

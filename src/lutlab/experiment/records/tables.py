@@ -15,7 +15,7 @@ from lutlab.experiment.report import csv
 from lutlab.experiment.report.published import CURE, TABLE
 from lutlab.experiment.store import lines
 from lutlab.sums import NAME as SUMS
-from lutlab.sums import check_file
+from lutlab.sums import check_file, check_sums
 
 log = logging.getLogger(__name__)
 # Folders of a results folder that repeat what stands elsewhere.
@@ -37,19 +37,19 @@ def cells_of(root: Path, published: bool) -> Iterator[dict[str, str]]:
         published: the latter.
 
     Raises:
-        LutlabError: a published table or its records are not those of SHA256SUMS, or no table at all.
+        LutlabError: files of a machine are not those of its SHA256SUMS, or a published table cannot be read.
     """
+    if published and (root / SUMS).exists():
+        check_sums(root, CURE)
     unsealed = []
     for table in sorted(root.rglob(TABLE)):
         has_records = (table.parent / lines.NAME).exists()
         if not is_original(table.relative_to(root)) or has_records != published:
             continue
-        holder = root if published else table.parent
-        sealed = (holder / SUMS).exists()
-        if not sealed:
+        if not ((root if published else table.parent) / SUMS).exists():
             unsealed.append(table)
         try:
-            yield from _cells(table, holder, sealed)
+            yield from _parsed(table, CURE) if published else _own_cells(table)
         except LutlabError as error:
             if published:
                 raise
@@ -64,12 +64,14 @@ def cells_of(root: Path, published: bool) -> Iterator[dict[str, str]]:
         )
 
 
-def _cells(table: Path, holder: Path, sealed: bool) -> list[dict[str, str]]:
-    own = holder == table.parent
-    cure = "it is left out; the run with mode=report writes it again" if own else CURE
-    for path in [table] if own else [table, table.with_name(lines.NAME)]:
-        if sealed:
-            check_file(holder, path.relative_to(holder).as_posix(), cure)
+def _own_cells(table: Path) -> list[dict[str, str]]:
+    cure = "it is left out; the run with mode=report writes it again"
+    if (table.parent / SUMS).exists():
+        check_file(table.parent, table.name, cure)
+    return _parsed(table, cure)
+
+
+def _parsed(table: Path, cure: str) -> list[dict[str, str]]:
     try:
         found = csv.parse(table.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
