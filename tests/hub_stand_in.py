@@ -248,4 +248,6 @@ def _tree(
 
 
 def _oid(content: bytes) -> str:
-    return hashlib.sha1(content, usedforsecurity=False).hexdigest()
+    """As git names a file."""
+    blob = f"blob {len(content)}\0".encode() + content
+    return hashlib.sha1(blob, usedforsecurity=False).hexdigest()

@@ -18,6 +18,7 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / "lutlab"
 FLOORS = [
     "errors",
     "atomic caches children devices digests escapes groups registry sources specs tensors",
+    "sums",
     "data models quantizers formats",
     "kernels",
     "modules measure",

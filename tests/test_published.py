@@ -16,6 +16,7 @@ from lutlab.experiment.report.means import is_mean
 from lutlab.experiment.run.published_list import read_list
 from lutlab.experiment.store.record import content_id
 from lutlab.experiment.store.store import Store
+from lutlab.sums import check_sums
 
 PUBLISHED = ROOT / "results" / "published"
 ARTIFACTS = sorted(path.parent for path in PUBLISHED.glob("*/*/*/table.csv"))
@@ -60,6 +61,14 @@ def test_its_page_has_a_section_for_each_variant_of_the_list(folder: Path) -> No
     for variant, table in found.tables(listed).items():
         assert f"\n## {variant}\n" in page
         assert f"`{table.command}`, scale `{table.scale}`" in page
+
+
+def test_files_are_those_of_their_sums() -> None:
+    """Published by hand or merged: `python -m lutlab.experiment.run.publish --render-only` writes the sums anew."""
+    for machine in {folder.parents[1] for folder in ARTIFACTS}:
+        check_sums(machine, "render it again")
+        said = (machine / "SHA256SUMS").read_text().splitlines()
+        assert len(said) == len(NAMES) * sum(folder.parents[1] == machine for folder in ARTIFACTS)
 
 
 def test_records_lie_in_a_few_files_that_the_store_reads() -> None:

@@ -29,8 +29,8 @@ from lutlab.formats import pack
 from lutlab.groups import group_length
 from lutlab.models.families import weight_of
 from lutlab.models.load import load_model
-from lutlab.models.sums import write_sums
 from lutlab.specs import ModelSpec
+from lutlab.sums import write_sums
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -18,8 +18,8 @@ from lutlab.checkpoint.saving import save
 from lutlab.checkpoint.transformers import LutlabConfig
 from lutlab.errors import LutlabError
 from lutlab.models.families import linear_layers, model_class, weight_of
-from lutlab.models.sums import write_sums
 from lutlab.modules import QuantLinear
+from lutlab.sums import write_sums
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -1,5 +1,6 @@
 """Downloads of models with the real hub client against a hub on this machine; nothing leaves it."""
 
+import hashlib
 import json
 import sys
 
@@ -9,7 +10,8 @@ from tests.hub_stand_in import COMMIT, CONVERTED, HubStandIn, dead_address, run_
 from tests.models.architectures import make
 from tests.tiny_models import byte_tokenizer
 
-from lutlab.models.hub import is_repository
+from lutlab.errors import LutlabError
+from lutlab.models.hub import check, is_repository
 
 PINNED = "a" * 40
 
@@ -118,6 +120,31 @@ def test_download_load_and_load_again_without_a_network(folders, tmp_path):
         "a branch may have moved"
     )
     assert printed == ""
+
+
+def test_a_damaged_file_of_the_cache_is_refused(folders, tmp_path):
+    root, _ = folders
+    with HubStandIn({("models", "org/good"): root / "safetensors"}) as url:
+        ask(url, tmp_path, ("download", "org/good", PINNED))
+    (snapshot,) = tmp_path.rglob(f"snapshots/{PINNED}")
+    check(snapshot)
+    for name in ("model.safetensors", "tokenizer.json"):
+        blob = (snapshot / name).resolve()
+        whole = blob.read_bytes()
+        blob.write_bytes(whole[:-1] + bytes([whole[-1] ^ 4]))
+        with pytest.raises(LutlabError, match=rf"{name} in the hub's cache is damaged .*delete it"):
+            check(snapshot)
+        blob.write_bytes(whole)
+    large = snapshot / "model.safetensors"
+    content = large.read_bytes()
+    named = snapshot / hashlib.sha256(content).hexdigest()  # as the hub names large files
+    large.unlink()
+    large.symlink_to(named)
+    named.write_bytes(content)
+    check(snapshot)
+    named.write_bytes(content[:-1])
+    with pytest.raises(LutlabError, match=r"model\.safetensors in the hub's cache is damaged"):
+        check(snapshot)
 
 
 def test_a_conversion_by_anybody_else_is_not_used(folders, tmp_path):

@@ -16,6 +16,7 @@ from lutlab.data.masking import masked_stream
 from lutlab.errors import LutlabError
 from lutlab.evaluators.masked_lm import masked_predictions
 from lutlab.models import load
+from lutlab.models.files import weight_files
 from lutlab.specs import ModelSpec, TextSpec
 
 
@@ -262,11 +263,25 @@ def test_missing_shard(folder):
     refused(folder, f"lacks {shard.name}: .*fetch the missing shards")
 
 
-@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"weight_map": []}'])
+@pytest.mark.parametrize(
+    "content", ["{", "[]", "{}", '{"weight_map": []}', '{"weight_map": {"a": 1}}', "[" * 100_000]
+)
 def test_damaged_index(folder, content):
     (folder / "model.safetensors").unlink()
     (folder / "model.safetensors.index.json").write_text(content)
     refused(folder, r"index\.json is damaged .*fetch it again")
+
+
+@pytest.mark.parametrize("name", ["../{}/model.safetensors", "{}/model.safetensors", "../x"])
+def test_an_index_names_files_of_its_folder_only(name, folder):
+    elsewhere = shutil.copytree(folder, folder.with_name("elsewhere"))
+    (folder / "model.safetensors").unlink()
+    index, named = folder / "model.safetensors.index.json", name.format(elsewhere)
+    index.write_text(json.dumps({"weight_map": {"x": named}}))
+    refused(folder, r"index\.json names .*, which is not in its folder.*put a link")
+    index.write_text(json.dumps({"weight_map": {"x": "link.safetensors"}}))
+    (folder / "link.safetensors").symlink_to(elsewhere / "model.safetensors")
+    assert weight_files(folder)[0].resolve() == elsewhere / "model.safetensors"
 
 
 @pytest.mark.parametrize("kept", [0, 4, 50, 0.5, -1])

@@ -3,6 +3,7 @@
 import pytest
 from tests.models.architectures import CONFIGS, make
 
+from lutlab.errors import LutlabError
 from lutlab.models import shape
 from lutlab.models.families import linear_layers, weight_of
 from lutlab.models.load import embedded_names
@@ -27,6 +28,18 @@ def test_a_synthetic_model_has_the_shape_of_its_config(tmp_path):
     found = shape.shape_of(ModelSpec("cut", "synthetic", str(tmp_path), layers=1))
     assert found.layers == 1
     assert 0 < found.linear_parameters < found.parameters
+
+
+@pytest.mark.parametrize(
+    "header", [b"", b"1234567", b"\0" * 8, b"\xff" * 16, b"\2" + b"\0" * 7 + b"[]", None]
+)
+def test_a_damaged_header_is_named(header, tmp_path):
+    make("opt").save_pretrained(tmp_path)
+    weights = tmp_path / "model.safetensors"
+    content = weights.read_bytes()
+    weights.write_bytes(content.replace(b'"shape"', b'"sharp"') if header is None else header)
+    with pytest.raises(LutlabError, match=r"cannot read .*model\.safetensors .*damaged"):
+        shape.linear_shapes(ModelSpec("damaged", "folder", str(tmp_path)))
 
 
 @pytest.mark.parametrize("name", embedded_names())

@@ -15,7 +15,7 @@ from lutlab.errors import LutlabError
 from lutlab.models.families import model_class
 from lutlab.models.files import quantization_of, weight_files
 from lutlab.models.pretrained import config_of, model_of
-from lutlab.models.sums import NAME, check_sums
+from lutlab.sums import NAME, check_sums
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel

@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 
 from lutlab.checkpoint.transformers import declare
 from lutlab.errors import LutlabError
-from lutlab.models.sums import write_sums
+from lutlab.sums import write_sums
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -25,8 +25,8 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from lutlab.errors import LutlabError
 from lutlab.models.families import weight_of
-from lutlab.models.sums import NAME, check_sums
 from lutlab.modules import QuantLinear
+from lutlab.sums import NAME, check_sums
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -23,9 +23,9 @@ from lutlab.evaluators.masked_lm import masked_predictions
 from lutlab.evaluators.perplexity import perplexity
 from lutlab.models.families import model_class
 from lutlab.models.load import EMBEDDED
-from lutlab.models.sums import NAME as SUMS
-from lutlab.models.sums import write_sums
 from lutlab.specs import Text, TextSpec
+from lutlab.sums import NAME as SUMS
+from lutlab.sums import write_sums
 
 HELD_OUT = ("topics", "docstrings", "wikitext2", "ptb")
 MASK_SEED = 1  # as the evaluator masked_lm chooses tokens

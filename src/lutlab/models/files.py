@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from lutlab.errors import LutlabError
+from lutlab.sums import check_sums
 
 # Beside a config.json without it: AutoGPTQ's and AutoAWQ's own files, neither of which names its method.
 QUANTIZATION_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
@@ -37,7 +38,7 @@ def _json(path: Path) -> dict[str, Any]:
         raise LutlabError(
             f"cannot read {path} ({error}): give the folder of a transformers model"
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise LutlabError(f"{path} is damaged ({error}): copy the folder again") from error
     if not isinstance(written, dict):
         raise LutlabError(f"{path} is damaged (no mapping): copy the folder again")
@@ -48,20 +49,13 @@ def weight_files(folder: Path) -> list[Path]:
     """The files transformers reads: model.safetensors, else the shards named by the index and the index.
 
     Raises:
-        LutlabError: one of them is missing, or there are no safetensors at all.
+        LutlabError: one of them is missing, there are no safetensors at all, or the index is damaged or names a path
+            outside of the folder (a link that lies in it may lead anywhere: it is the user's).
     """
     index = folder / "model.safetensors.index.json"
     wanted = ["model.safetensors"]
     if index.is_file() and not (folder / wanted[0]).is_file():
-        try:
-            wanted = sorted(
-                set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-            )
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise LutlabError(
-                f"{index} is damaged ({type(error).__name__}: {error}): fetch it again"
-            ) from error
-        wanted.append(index.name)
+        wanted = [*_shards(index), index.name]
     absent = [name for name in wanted if not (folder / name).is_file()]
     if absent:
         raise LutlabError(
@@ -69,3 +63,31 @@ def weight_files(folder: Path) -> list[Path]:
             "pickled weights (*.bin); convert them with transformers' save_pretrained or fetch the missing shards"
         )
     return [folder / name for name in wanted]
+
+
+def _shards(index: Path) -> list[str]:
+    """The files that an index names, sorted."""
+    try:
+        named = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+        shards = sorted({PurePath(name) for name in named})
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise LutlabError(
+            f"{index} is damaged ({type(error).__name__}: {error}): fetch it again"
+        ) from error
+    outside = [name for name in shards if name.is_absolute() or ".." in name.parts]
+    if outside:
+        raise LutlabError(
+            f"{index} names {outside[0]}, which is not in its folder: fetch it again, or put a link to that file there"
+        )
+    return [str(name) for name in shards]
+
+
+def check_shipped(folder: Path, shipped: Path) -> None:
+    """Check a model that ships with lutlab; a folder that lies elsewhere than in `shipped` is the user's.
+
+    Raises:
+        LutlabError: as sums.check_sums.
+    """
+    if folder.parent == shipped:
+        cure = "a model that ships with lutlab is damaged; reinstall lutlab, or restore the file with git"
+        check_sums(folder, cure, used=["config.json", "model.safetensors", "tokenizer.json"])

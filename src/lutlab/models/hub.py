@@ -3,16 +3,19 @@
 Some repositories (all of OPT) hold pickled weights on their main branch, and the hub's own conversion to safetensors
 in a pull request of its bot. Then that pull request's commit is used *and named* in the returned revision: it is what
 the record shows. Which conversion a pinned revision has led to is kept in the hub's cache, so that a second run asks
-nobody.
+nobody. Files there are named by their hash, git's or SHA-256, which `check` compares before they are loaded.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
+from lutlab.atomic import write_atomically
+from lutlab.digests import Damaged, sha256_of
 from lutlab.errors import LutlabError
 
 _TEXT_FILES = ["*.json", "*.model", "merges.txt", "vocab.txt"]
@@ -58,11 +61,51 @@ def _cached_commit(repository: str, revision: str | None, *, weights: bool) -> s
         return None
     folder = _cache_folder(repository)
     conversion = folder / "refs" / "lutlab" / revision
-    if weights and conversion.is_file():
-        return conversion.read_text()
+    if weights and (converted := _conversion(conversion, folder / "snapshots")):
+        return converted
     snapshot = folder / "snapshots" / revision
     wanted = _LOADABLE if weights else {"config.json"}
     return revision if any((snapshot / name).exists() for name in wanted) else None
+
+
+def _conversion(kept: Path, snapshots: Path) -> str | None:
+    """The commit that was kept, if its files are here; else the hub is asked, and it is kept again."""
+    try:
+        commit = kept.read_text(encoding="ascii")
+    except (OSError, UnicodeDecodeError):  # none, or no commit
+        return None
+    return commit if _is_commit(commit) and (snapshots / commit).is_dir() else None
+
+
+def check(folder: Path) -> None:
+    """Compare the files of a snapshot with the hashes that they are named by in the hub's cache.
+
+    Files of a cache without links have no such names, and are taken as they are.
+
+    Raises:
+        LutlabError: one of them differs, or cannot be read.
+    """
+    for path in sorted(folder.iterdir()):
+        read = any(path.match(pattern) for pattern in _TEXT_FILES + _WEIGHT_FILES)
+        try:
+            if read and path.is_symlink() and not _is_named_by_hash(path.resolve()):
+                raise Damaged("it is not the file that was downloaded")
+        except (OSError, RuntimeError, Damaged) as error:
+            raise LutlabError(
+                f"{path} in the hub's cache is damaged ({error}): delete it and the file that it is a link to, and run "
+                "again, which downloads it again"
+            ) from error
+
+
+def _is_named_by_hash(blob: Path) -> bool:
+    """Whether a blob is what its name says; one that is named by no hash cannot say."""
+    if re.fullmatch(r"[0-9a-f]{64}", blob.name):
+        return sha256_of(blob) == blob.name
+    if not _is_commit(blob.name):
+        return True
+    content = blob.read_bytes()  # git keeps small files so: large ones are named by SHA-256
+    header = f"blob {len(content)}\0".encode()
+    return hashlib.sha1(header + content, usedforsecurity=False).hexdigest() == blob.name
 
 
 def _is_commit(revision: str | None) -> bool:
@@ -90,8 +133,7 @@ def download(repository: str, revision: str | None, *, weights: bool) -> Path:
             folder = Path(snapshot_download(repository, revision=commit, allow_patterns=patterns))
     if _is_commit(revision) and commit != revision:
         conversion = _cache_folder(repository) / "refs" / "lutlab" / revision
-        conversion.parent.mkdir(parents=True, exist_ok=True)
-        conversion.write_text(commit)
+        write_atomically(conversion, commit.encode())
     return folder
 
 

@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING, Any
 from lutlab.errors import LutlabError, nearest
 from lutlab.models import hub, streamed
 from lutlab.models.families import family_named, family_of, model_class, task_of_config
-from lutlab.models.files import QUANTIZATION_FILES, quantization_of, weight_files
+from lutlab.models.files import QUANTIZATION_FILES, check_shipped, quantization_of, weight_files
 from lutlab.models.pretrained import config_of, model_of, tokenizer_of
 from lutlab.models.resident import Blocks, Resident
 from lutlab.models.spread import spread
-from lutlab.models.sums import check_shipped
 
 if TYPE_CHECKING:
     import torch
@@ -111,6 +110,8 @@ def load_model(
         streamed.return_freed_memory()
     folder = folder_of(spec)
     check_shipped(folder, EMBEDDED)
+    if spec.source == "hub":
+        hub.check(folder)
     with quiet():
         config = _config(folder)
         synthetic = spec.source == "synthetic"

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lutlab.errors import LutlabError
 from lutlab.models import hub
 from lutlab.models.contract import Family
 from lutlab.models.families import (
@@ -112,11 +113,23 @@ def _headers(folder: Path) -> dict[str, tuple[int, ...]]:
     found = {}
     for path in weight_files(folder):
         if path.suffix == ".safetensors":
-            with path.open("rb") as file:
-                header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-            header.pop("__metadata__", None)
-            found |= {name: tuple(entry["shape"]) for name, entry in header.items()}
+            found |= _header(path)
     return found
+
+
+def _header(path: Path) -> dict[str, tuple[int, ...]]:
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if length > path.stat().st_size:
+                raise ValueError(f"a header of {length} bytes")
+            header = json.loads(file.read(length))
+        header.pop("__metadata__", None)
+        return {name: tuple(map(int, entry["shape"])) for name, entry in header.items()}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise LutlabError(
+            f"cannot read {path} ({type(error).__name__}: {error}): the file is damaged or truncated, fetch it again"
+        ) from error
 
 
 def _matrix(sizes: dict[str, tuple[int, ...]], path: str) -> tuple[int, int] | None:

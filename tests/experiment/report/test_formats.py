@@ -20,7 +20,9 @@ from lutlab.experiment.report.latex import escape
 from lutlab.experiment.report.layout import lay_out
 from lutlab.experiment.report.parts import Grid, Line
 
-FILES = ("table.md", "table.csv", "table.tex", "table.html", "figure.svg", "figure.png")
+FILES = (
+    "table.md", "table.csv", "table.tex", "table.html", "figure.svg", "figure.png", "SHA256SUMS",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")

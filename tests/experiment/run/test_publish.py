@@ -18,6 +18,7 @@ from lutlab.experiment.report.published import Published
 from lutlab.experiment.run import publish, render
 from lutlab.experiment.run.published_list import Variant, read_list
 from lutlab.experiment.store.record import Record
+from lutlab.sums import write_sums
 
 NAME = "lut-gemm-v3/table4"
 LIST = f"""
@@ -93,6 +94,7 @@ class Measured:
         report = publish.WORK / variant.artifact / variant.name / "table.csv"
         report.parent.mkdir(parents=True, exist_ok=True)
         report.write_text(",".join(one) + "\n" + ",".join(one.values()) + "\n")
+        write_sums(report.parent)
         publish.Store(publish.WORK).save(record)
 
 
@@ -236,6 +238,7 @@ def test_published_artifacts_are_rendered_without_measuring(measured: Measured, 
     assert {p.name for p in folder.iterdir()} == {
         *(f"table.{suffix}" for suffix in ("md", "csv", "tex", "html")),
         *(f"figure.{suffix}" for suffix in ("png", "svg")),
+        "SHA256SUMS",
     }
     page = (folder / "table.md").read_text()
     assert "20.50 †" in page

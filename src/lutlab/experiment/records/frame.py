@@ -24,9 +24,9 @@ from lutlab.experiment.artifact.artifact import Artifact, load_artifact
 from lutlab.experiment.artifact.catalog import artifacts
 from lutlab.experiment.artifact.references import cite
 from lutlab.experiment.plan.commands import overrides_of, shell
-from lutlab.experiment.report import csv
+from lutlab.experiment.records.tables import cells_of, is_original
 from lutlab.experiment.report.layout import COMPARABLE
-from lutlab.experiment.report.published import TABLE, Published
+from lutlab.experiment.report.published import Published
 from lutlab.experiment.store import lines
 from lutlab.experiment.store.asked import axes, evaluation_from, run_from, to_json
 from lutlab.experiment.store.noise import error_of
@@ -37,8 +37,6 @@ from lutlab.specs import RunSpec
 if TYPE_CHECKING:
     import pandas
 
-# Folders of a results folder that repeat what stands elsewhere.
-COPIES = ("rendered", "publishing", "wandb")
 # Columns that every frame has, in this order; the axes follow, sorted.
 COLUMNS = (
     "paper", "artifact", "variant", "row", "labels", "column", "title", "metric", "unit", "lower_is_better",
@@ -113,7 +111,7 @@ def shelves(*folders: str | Path) -> list[Shelf]:
                 f"no folder {folder}: name a results= folder, or one of published artifacts"
             )
         below = [
-            path for path in sorted(folder.rglob("*")) if _is_original(path.relative_to(folder))
+            path for path in sorted(folder.rglob("*")) if is_original(path.relative_to(folder))
         ]
         published = {path.parents[2] for path in below if path.name == lines.NAME}
         working = {path.parent for path in below if path.is_dir() and path.name == "records"}
@@ -122,21 +120,8 @@ def shelves(*folders: str | Path) -> list[Shelf]:
     return [found[root] for root in sorted(found)]
 
 
-def _is_original(path: Path) -> bool:
-    return not set(path.parts) & set(COPIES)
-
-
 def _shelf(root: Path, machine: str) -> Shelf:
-    cells = []
-    for table in sorted(root.rglob(TABLE)):
-        if not _is_original(table.relative_to(root)) or (
-            table.parent / lines.NAME
-        ).exists() != bool(machine):
-            continue
-        own = {"variant": table.parent.name}  # which a published table says itself
-        cells += [own | cell for cell in csv.parse(table.read_text(encoding="utf-8"))]
-    records = Store(root).all()
-    return Shelf(root, machine, tuple(cells), records)
+    return Shelf(root, machine, tuple(cells_of(root, bool(machine))), Store(root).all())
 
 
 def rows_of(shelf: Shelf, samples: bool = False) -> Iterator[dict[str, Any]]:

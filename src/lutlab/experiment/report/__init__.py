@@ -9,13 +9,17 @@ from lutlab.atomic import write_atomically
 from lutlab.experiment.artifact.outcome import ResultTable
 from lutlab.experiment.report import csv, figure, html, latex, markdown, terminal
 from lutlab.experiment.report.layout import lay_out
+from lutlab.sums import write_sums
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 
 def write_report(table: ResultTable, folder: Path) -> list[Path]:
-    """Write table.{md,csv,tex,html} and figure.{svg,png} into `folder`. The same table gives the same bytes."""
+    """Write table.{md,csv,tex,html} and figure.{svg,png} into `folder`, and SHA256SUMS of them.
+
+    The same table gives the same bytes.
+    """
     layout = lay_out(table)
     svg, png = figure.render(table)
     contents = {
@@ -26,7 +30,8 @@ def write_report(table: ResultTable, folder: Path) -> list[Path]:
         "figure.svg": svg,
         "figure.png": png,
     }
-    return [write_atomically(folder / name, content) for name, content in contents.items()]
+    paths = [write_atomically(folder / name, content) for name, content in contents.items()]
+    return [*paths, write_sums(folder, paths)]
 
 
 def print_table(table: ResultTable, console: Console) -> None:

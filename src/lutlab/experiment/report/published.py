@@ -5,7 +5,8 @@
                                  table.md         the page
 
 A variant is the artifact on other texts, models or options; its name begins with its scale (plan/sweeping.variant).
-A page or a picture needs neither the models nor the texts, nor that this code would give the cells the same ids.
+<machine>/SHA256SUMS names them all: `table.csv` and `records.jsonl` are compared with it when they are read. A page or
+a picture needs neither the models nor the texts, nor that this code would give the cells the same ids.
 """
 
 from __future__ import annotations
@@ -30,8 +31,11 @@ from lutlab.experiment.report.layout import lay_out
 from lutlab.experiment.store import lines
 from lutlab.experiment.store.record import Record
 from lutlab.specs import EvalSpec
+from lutlab.sums import NAME as SUMS
+from lutlab.sums import check_file, write_sums
 
 TABLE, PAGE = "table.csv", "table.md"
+CURE = "a published artifact is as git has it; restore it with git, or publish it again"
 
 
 @dataclass(frozen=True)
@@ -75,8 +79,12 @@ def read(folder: Path) -> Published:
     """The artifact published in `<paper>/<artifact>` of a machine's folder.
 
     Raises:
-        LutlabError: one of its files is not there, or a record is damaged.
+        LutlabError: one of its files is not there, is not that of the machine's SHA256SUMS, or a record is damaged.
     """
+    machine = folder.parents[1]
+    if (machine / SUMS).exists():
+        for name in (TABLE, lines.NAME):
+            check_file(machine, (folder / name).relative_to(machine).as_posix(), CURE)
     try:
         table = (folder / TABLE).read_text(encoding="utf-8")
         records = lines.read_lines(folder / lines.NAME)
@@ -106,6 +114,12 @@ def write(published: Published, folder: Path, commands: Mapping[str, str]) -> li
         write_atomically(folder / TABLE, csv.render_variants(tables).encode()),
         lines.write_lines(folder / lines.NAME, records),
     ]
+
+
+def seal(machine: Path) -> Path:
+    """Write SHA256SUMS over the files of all artifacts in a machine's folder."""
+    own = (PAGE, TABLE, lines.NAME)
+    return write_sums(machine, [p for p in machine.glob("*/*/*") if p.name in own])
 
 
 def _table(

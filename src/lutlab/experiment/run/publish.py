@@ -35,6 +35,7 @@ from lutlab.experiment.run.published_list import PUBLISHED, Variant, read_list
 from lutlab.experiment.store import git, lines
 from lutlab.experiment.store.provenance import environment
 from lutlab.experiment.store.store import Store
+from lutlab.sums import check_file
 
 WORK = Path("results") / "publishing"
 
@@ -139,11 +140,12 @@ def collect(variant: Variant) -> Published:
 
     Raises:
         NotMeasured: it has no report, or cells that nobody measured.
-        LutlabError: a record is damaged.
+        LutlabError: the report is not as its run wrote it, or a record is damaged.
     """
     report = _report(variant)
     if not report.exists():
         raise NotMeasured(f"its run wrote no {report}")
+    check_file(report.parent, report.name, "publish again, which writes it again")
     cells = csv.parse(report.read_text(encoding="utf-8"))
     store = Store(WORK)
     records = {cell["cell_id"]: store.load(cell["cell_id"]) for cell in cells if cell["cell_id"]}
@@ -177,10 +179,12 @@ def write(artifact: str, variants: Sequence[Variant], folder: Path, prune: bool)
     if not cells:
         if before and prune:
             shutil.rmtree(target)
+            published.seal(folder)
         return False
     result = Published(artifact, cells, records)
     _warn(result)
     published.write(result, target, {variant.name: variant.command for variant in variants})
+    published.seal(folder)
     _say(f"{artifact}: published in {target}")
     return complete
 
@@ -209,6 +213,7 @@ def unlisted(folder: Path, prune: bool) -> bool:
             _say(f"{name} is not in the list; {'removed' if prune else '--prune removes it'}")
             if prune:
                 shutil.rmtree(table.parent)
+                published.seal(folder)
     left = {p.parent.relative_to(folder).as_posix() for p in folder.glob(f"*/*/{published.TABLE}")}
     return left <= listed
 

@@ -64,6 +64,7 @@ def rewrite(only: str = "*", machine: str = "*") -> list[Path]:
         raise LutlabError(f"nothing of --only '{only}' is published under {PUBLISHED}/{machine}")
     for folder, own in found.items():
         published.write(published.read(folder), folder, own)
+        published.seal(folder.parents[1])
     return list(found)
 
 

@@ -37,10 +37,12 @@ def read_lines(path: Path) -> Mapping[str, Record]:
         FileNotFoundError: there is none.
         LutlabError: a line is damaged, or a cell has two: the message names file and line; the file is no text.
     """
-    known = path.stat()
     try:
+        known = path.stat()
         return _read(path, known.st_mtime_ns, known.st_size)
-    except (UnicodeDecodeError, IsADirectoryError, PermissionError) as error:
+    except FileNotFoundError:
+        raise
+    except (OSError, UnicodeDecodeError) as error:
         raise LutlabError(
             f"{path} cannot be read ({type(error).__name__}: {error}); restore the file with git, or publish the "
             "artifact again"
