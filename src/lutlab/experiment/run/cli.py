@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from lutlab.errors import LutlabError, Mistakes, nearest
+from lutlab.escapes import visible
 from lutlab.experiment.plan import additions
 from lutlab.experiment.plan.schema import register_configs
 
@@ -105,7 +106,7 @@ def reader_left() -> int:
 
 
 def _say(message: str, code: int) -> int:
-    print(f"lutlab: {message}", file=sys.stderr)
+    print(f"lutlab: {visible(message)}", file=sys.stderr)
     return code
 
 
