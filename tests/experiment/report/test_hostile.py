@@ -15,6 +15,7 @@ from tests.experiment.report.example import example_table
 
 from lutlab.experiment.artifact.outcome import ResultTable
 from lutlab.experiment.report import csv, print_table, write_report
+from lutlab.experiment.run import results_command
 
 MARKUP = "<script>alert(1)</script><img src=x onerror=alert(1)> \"onload='x' {{7*7}} $\\frac$ [red]no[/red]"
 LINK = "[a](javascript:alert) [b]: javascript:alert [c][b]"
@@ -139,3 +140,12 @@ def test_the_dashboard_is_a_page_whose_data_is_no_code(tmp_path: Path) -> None:
             "href",
         ):
             assert door not in script.read_text("utf-8"), script.name
+
+
+def test_a_record_with_a_lookup_is_not_measured_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr(results_command, "_record", lambda *_: None)
+    monkeypatch.setattr(results_command, "_command_of", lambda _: ["q=3", "device=${oc.env:HOME}"])
+    assert results_command.main(["rerun", "1a2b"]) == 2
+    assert "${oc.env:HOME} would be looked up" in capsys.readouterr().err
