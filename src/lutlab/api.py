@@ -212,7 +212,9 @@ def _default_calibration(model: PreTrainedModel) -> torch.Tensor:
         )
     try:
         tokenizer = tokenizer_of(source, local=False)
-    except (OSError, ValueError) as error:
+    except LutlabError:
+        raise
+    except Exception as error:  # of many kinds, the Rust tokenizers' own is a bare Exception
         raise LutlabError(
             f"no tokenizer found at '{source}', where the model came from: give calibration=<token ids "
             "[samples, seqlen]> of text like the model will read"

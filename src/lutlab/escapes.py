@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
+from collections.abc import Callable, Mapping
+from typing import Any
 
 # C0 and C1 without tab and line feed, and the signs that turn the direction of what follows.
 CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -15,3 +18,17 @@ def visible(text: str) -> str:
     'a\\x1b[31mb'
     """
     return CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def mapped_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """The same tuple, list, mapping or dataclass with every text in it changed, keys too, however deep."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, tuple | list):
+        return type(value)(mapped_texts(one, change) for one in value)
+    if isinstance(value, Mapping):
+        return {mapped_texts(k, change): mapped_texts(v, change) for k, v in value.items()}
+    if dataclasses.is_dataclass(value):
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        return dataclasses.replace(value, **mapped_texts(fields, change))
+    return value

@@ -133,6 +133,7 @@ def run(
             for process in context.processes:
                 process.kill()
                 process.join()
+        # our own child's, in a folder that TemporaryDirectory made for this user alone (0700)
         return pickle.loads((folder / "answer").read_bytes())
 
 

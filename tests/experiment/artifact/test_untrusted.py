@@ -64,6 +64,14 @@ def test_a_hostile_row_is_refused_before_anything_is_composed(
             load_artifact(name)
 
 
+@pytest.mark.parametrize("option", ["--experimental-rerun", "--experimental"])
+def test_no_pickled_run_is_loaded(command: CommandLine, tmp_path: Path, option: str) -> None:
+    (tmp_path / "config.pickle").write_bytes(b"cbuiltins\nexit\n(I3\ntR.")
+    found = command(option, str(tmp_path / "config.pickle"))
+    assert found.code == 2
+    assert "unpickle" in found.err
+
+
 def laughs(line: str) -> str:
     """Ten lines, each ten times the one before it."""
     lines = "\n".join(line.format(a=f"a{i}", b=f"a{i - 1}") for i in range(1, 11))

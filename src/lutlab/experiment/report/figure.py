@@ -12,6 +12,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from lutlab.escapes import mapped_texts, visible
 from lutlab.experiment.artifact.outcome import OURS, Cell, Column, ResultTable, Row
 from lutlab.experiment.report import bars, curve, frame
 from lutlab.experiment.report.bars import Panel, Points
@@ -30,6 +31,7 @@ def render(table: ResultTable) -> tuple[bytes, bytes]:
     """(SVG, PNG) of one drawing; the same table gives the same bytes."""
     import matplotlib as mpl
 
+    table = mapped_texts(table, _drawn_as_it_is)
     with mpl.rc_context(STYLE):
         figure = draw(table)
         svg, png = io.BytesIO(), io.BytesIO()
@@ -37,6 +39,11 @@ def render(table: ResultTable) -> tuple[bytes, bytes]:
         figure.savefig(svg, format="svg", metadata=metadata)
         figure.savefig(png, format="png", dpi=160, metadata={"Software": None})
     return svg.getvalue(), png.getvalue()
+
+
+def _drawn_as_it_is(text: str) -> str:
+    """A label that matplotlib takes for no formula."""
+    return visible(text).replace("$", r"\$")
 
 
 def inline(svg: bytes) -> str:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
+from lutlab.escapes import mapped_texts, visible
 from lutlab.experiment.artifact.outcome import TRIED, Cell, Column, ResultTable, Row
 from lutlab.experiment.report.claims import view
 from lutlab.experiment.report.digits import (
@@ -95,7 +96,7 @@ def lay_out(table: ResultTable) -> Layout:
         reference_grid = _grid(table, reference, axes, headed, None)
     from_paper = bool(table.citation) or any(column.published for column in table.columns)
     said = (*reasons, *foot.lines())
-    return Layout(
+    laid_out = Layout(
         artifact=table.artifact,
         title=table.title,
         paper=" · ".join(part for part in (table.citation, table.source) if part and from_paper),
@@ -117,6 +118,9 @@ def lay_out(table: ResultTable) -> Layout:
         origins=table.origins,
         provenance=tuple(table.provenance.items()),
     )
+    return mapped_texts(
+        laid_out, visible
+    )  # reasons and labels are whatever a record or a file says
 
 
 def _check(table: ResultTable) -> None:

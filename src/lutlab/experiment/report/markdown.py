@@ -60,7 +60,7 @@ def _paper(layout: Layout) -> list[str]:
 
 
 def _measured(layout: Layout) -> list[str]:
-    lines = [f"- Measured numbers: `{layout.command}`, scale `{layout.scale}`"]
+    lines = [f"- Measured numbers: {_code(layout.command)}, scale {_code(layout.scale)}"]
     if layout.stand_ins:
         lines.append(
             f"- **Stand-ins** (not comparable in value): {_escape('; '.join(layout.stand_ins))}"
@@ -108,6 +108,14 @@ def _list(lines: Sequence[str] | Iterable[str]) -> str:
     return "\n".join(f"- {_escape(line)}" for line in lines)
 
 
+def _code(text: str) -> str:
+    """A text as code, which no backtick of it ends."""
+    return "`{}`".format(text.replace("`", "'"))
+
+
 def _escape(text: str) -> str:
     """Keep a text on one line and from being read as markup."""
-    return re.sub(r"([\\`*<>|])", r"\\\1", " ".join(text.split()))
+    plain = re.sub(r"([\\`*<>|])", r"\\\1", " ".join(text.split()))
+    return re.sub(
+        r"\](?=[(:\[])", r"\]", plain
+    )  # no link: [text](address), [text][name], [name]: address

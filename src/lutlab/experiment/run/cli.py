@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from lutlab.errors import LutlabError, Mistakes, nearest
+from lutlab.escapes import visible
 from lutlab.experiment.plan import additions
 from lutlab.experiment.plan.schema import register_configs
 
@@ -61,6 +62,7 @@ def _read(arguments: Sequence[str]) -> list[str] | None:
     """Arguments as Hydra wants them; None where the page of --help was all that was asked for.
 
     Raises:
+        LutlabError: an option that would run code of a file.
         Mistakes: all among them.
     """
     # Hydra's own parser: it alone knows which of its options take a value
@@ -69,6 +71,11 @@ def _read(arguments: Sequence[str]) -> list[str] | None:
     from lutlab.experiment.plan import mistakes
 
     asked, rest = get_args_parser().parse_known_args(arguments)
+    if asked.experimental_rerun is not None:
+        raise LutlabError(
+            f"--experimental-rerun={asked.experimental_rerun}: Hydra would unpickle that file, which can run any code; "
+            "`lutlab results rerun <cell>` measures a cell again from its record"
+        )
     presets = [Path(asked.config_dir)] if asked.config_dir else []
     if asked.help:
         from lutlab.experiment.run import help_page
@@ -105,7 +112,7 @@ def reader_left() -> int:
 
 
 def _say(message: str, code: int) -> int:
-    print(f"lutlab: {message}", file=sys.stderr)
+    print(f"lutlab: {visible(message)}", file=sys.stderr)
     return code
 
 

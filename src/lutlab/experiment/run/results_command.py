@@ -24,8 +24,10 @@ from typing import Any
 
 from lutlab import children
 from lutlab.errors import LutlabError
+from lutlab.escapes import visible
 from lutlab.experiment.plan.commands import overrides_of, shell
 from lutlab.experiment.records import differ, frame, prune, stale
+from lutlab.experiment.report import csv
 from lutlab.experiment.report.origins import flatten
 from lutlab.experiment.run.cli import reader_left
 from lutlab.experiment.store.asked import axes, evaluation_from, run_from
@@ -45,7 +47,7 @@ def main(arguments: Sequence[str]) -> int:
         sys.stdout.flush()  # a reader who left is noticed here
         return code
     except LutlabError as error:
-        print(f"lutlab: {error}", file=sys.stderr)
+        print(f"lutlab: {visible(str(error))}", file=sys.stderr)
         return 2
     except BrokenPipeError:
         return reader_left()
@@ -90,7 +92,7 @@ def _parser() -> argparse.ArgumentParser:
 def _print_table(heads: Sequence[str], lines: Iterable[Sequence[Any]]) -> None:
     from tabulate import tabulate
 
-    print(tabulate(list(lines), heads, disable_numparse=True))
+    print(visible(tabulate(list(lines), heads, disable_numparse=True)))
 
 
 def _list(given: argparse.Namespace) -> int:
@@ -160,7 +162,7 @@ def _show(given: argparse.Namespace) -> int:
     }
     rest = {key: value for key, value in known.items() if not key.startswith("git_")}
     for name, value in [*said.items(), *flatten("", record.facts), *flatten("", rest)]:
-        print(f"{name:28s} {value}")
+        print(visible(f"{name:28s} {value}"))
     found = frame.results(*given.results)
     for cell in found[(found.cell_id == record.cell_id) & found.artifact.notna()].itertuples():
         place = (
@@ -168,7 +170,7 @@ def _show(given: argparse.Namespace) -> int:
         )
         numbers = f"published {_text(cell.published) or '-'}, measured {_text(cell.measured)}"
         of_paper = cell.source if isinstance(cell.source, str) else "no paper's"
-        print(f"\nin {place}\n  {numbers}: {cell.verdict} {cell.note}\n  {of_paper}")
+        print(visible(f"\nin {place}\n  {numbers}: {cell.verdict} {cell.note}\n  {of_paper}"))
     return 0
 
 
@@ -176,7 +178,12 @@ def _rerun(given: argparse.Namespace) -> int:
     """Measure a cell again, and say whether it is equal or by how much not."""
     before = _record(given.results, given.cell)
     line = _command_of(before)
-    print(shell(line), flush=True)
+    if looked_up := [one for one in line if "$" in one]:
+        raise LutlabError(
+            f"{given.cell} is not measured again: {looked_up[0]} would be looked up where it is read ($): a record "
+            "holds values"
+        )
+    print(visible(shell(line)), flush=True)
     with tempfile.TemporaryDirectory() as scratch:
         own = [f"results={scratch}", "logger=none", "baseline=false"]
         done = subprocess.run(
@@ -190,7 +197,7 @@ def _rerun(given: argparse.Namespace) -> int:
         reasons = stale.moved(before) or ["model, text or machine is another"]
         print(f"its cell is {after.cell_id} today: {'; '.join(reasons)}")
     if after.status != before.status:
-        print(f"{before.status} then, {after.status} now {after.reason}")
+        print(visible(f"{before.status} then, {after.status} now {after.reason}"))
         return 1
     equal = True
     for name, then in before.values.items():
@@ -270,7 +277,7 @@ def _export(given: argparse.Namespace) -> int:
     """Everything as .csv or .parquet."""
     found = frame.results(*given.results)
     if given.file.suffix == ".csv":
-        found.to_csv(given.file, index=False)
+        found.map(csv.guarded).to_csv(given.file, index=False)
     elif given.file.suffix == ".parquet":
         # A column of Parquet has one type: what mixes words and numbers is written as words.
         mixed = {name: "string" for name in found if found[name].dtype == object}

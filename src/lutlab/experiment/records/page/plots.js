@@ -11,6 +11,8 @@ const plots = {
   speed: { kind: "speed", x: "stored_bits", y: "", by: "kernel", text: "", model: "", front: true, paper: true },
 };
 
+// Plotly reads tags in its texts.
+const unmarked = (text) => String(text).replace(/</g, "&lt;");
 const plain = (cell, name) => (name === "table" ? tableOf(cell) : cell[name] ?? cell.run.shared[name]);
 
 // The paper's model by its label, where a row has one.
@@ -121,7 +123,7 @@ function tracesOf(plot, points) {
   const marks = series.map(([key, some]) => {
     const [by, kind] = JSON.parse(key);
     const colour = COLOURS[values.indexOf(by) % COLOURS.length];
-    return { type: "scatter", mode: "markers", name: kind === "measured" ? by : `${by}, ${kind}`, legendgroup: by,
+    return { type: "scatter", mode: "markers", name: unmarked(kind === "measured" ? by : `${by}, ${kind}`), legendgroup: by,
       x: some.map(at), y: some.map((point) => point.y), customdata: some, text: some.map(hoverOf),
       hovertemplate: "%{text}<extra></extra>",
       marker: { color: colour, symbol: SYMBOLS[kind], size: 8, opacity: kind === "paper" ? 1 : 0.8, line: { width: kind === "paper" ? 1.5 : 0 } } };
@@ -149,8 +151,8 @@ function layoutOf(plot, points) {
     margin: { l: 60, r: 10, t: 34, b: 60 }, modebar: { bgcolor: "rgba(0,0,0,0)", color: ink("muted"), activecolor: ink("accent") }, hovermode: "closest", hoverdistance: NEAR, uirevision: `${plot.x} ${plot.y}`,
     hoverlabel: { bgcolor: ink("panel"), bordercolor: ink("line"), font: { color: ink("ink") }, align: "left" },
     legend: { font: { size: 11 }, groupclick: "toggleitem", tracegroupgap: 2 }, showlegend: true,
-    xaxis: { ...axis, title: { text: xName, standoff: 10 }, ...(places ? { tickvals: places.map((_, i) => i), ticktext: places } : {}) },
-    yaxis: { ...axis, title: { text: plot.y }, type: logarithmic ? "log" : "linear", ...(logarithmic ? ticksOf(sizes) : {}) },
+    xaxis: { ...axis, title: { text: xName, standoff: 10 }, ...(places ? { tickvals: places.map((_, i) => i), ticktext: places.map(unmarked) } : {}) },
+    yaxis: { ...axis, title: { text: unmarked(plot.y) }, type: logarithmic ? "log" : "linear", ...(logarithmic ? ticksOf(sizes) : {}) },
   };
 }
 
