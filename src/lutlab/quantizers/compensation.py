@@ -6,7 +6,8 @@
 
 Frantar et al., "OPTQ" (GPTQ, ICLR 2023), section 3. Their Cholesky factor of H^-1 is D^-1/2 (I + A)^-1, so rounding
 follows the same path (Chee et al., "QuIP", 2023, show it). Here one Cholesky factor of H itself, with rows and columns
-in reverse, is all: no inverse, a quarter of the arithmetic.
+in reverse, is all: no inverse, a quarter of the arithmetic. It is made on one thread: LAPACK's last bits, and codes by
+them, go by the number of threads.
 
 Their weights still to be rounded are at the optimum given the errors so far; W'_j is that only once its turn comes. A
 group G that is about to begin is moved there by one small triangular solve, W_G + (W'_G - W_G) (I + A_GG)^-1.
@@ -81,7 +82,8 @@ def factor(hessian: torch.Tensor, damp: float, order: torch.Tensor | None = None
     undamped = reverse.diagonal().masked_fill(dead[back], 1.0)
     while True:
         reverse.diagonal().copy_(undamped + damp * mean)
-        lower, info = torch.linalg.cholesky_ex(reverse)
+        with one_thread():
+            lower, info = torch.linalg.cholesky_ex(reverse)
         if int(info) == 0 and bool(torch.isfinite(lower.diagonal()).all()):
             break
         raised = max(damp * RAISE, FIRST_DAMP)

@@ -46,6 +46,7 @@ def execute(job: Job) -> None:
 
     if job.threads:
         torch.set_num_threads(job.threads)
+    environment()  # noted now: the checkout may move on while this runs
     store = Store(job.results)
     began = time.monotonic()
     try:
