@@ -68,14 +68,15 @@ OPTIONS = (
     "--yes", "-", "--", "-c", "-cd", "-cn",
 )  # fmt: skip
 WORDS = (
-    "q", "plan", "table4", "", " ", "=", "=3", "+", "~", "+q", "~q", "~method", "~q=4", "++", "++q=3", "+new=1", "++new=1",
-    "+new.deep.er=1", "method@zzz=rtn", "method@model=rtn", "model@method=opt-125m", "q@x=1", "exp=table4,table4",
-    "+exp=zzz", "+exp=null", "artifact=zzz", "artifact=", "row=1", "rows=[a]", "job={}", "q:3", "q = 3", "hydra=null",
-    "hydra.mode=null", "hydra.zzz=1", "hydra/sweeper=basic", "hydra/launcher=joblib", "hydra/launcher=zzz",
-    "hydra.launcher.n_jobs=0", "hydra.sweep.dir=/dev/null", "hydra.searchpath=[zzz]", "hydra.output_subdir=x",
-    "hydra.job.chdir=true", "hydra.verbose=true", "hydra/job_logging=zzz", "local=zzz", "local=null", "knobs.luts=4",
-    "knobs=null", "layers={'*': [4]}", "layers={'*': x}", "layers.a=1", "sublayers.attention=null", "model.q=3",
-    "evaluator=null", "evaluator.ppl=null", "evaluator.zzz=1", "plugins=zzz", "plugins=[zzz,1]", "experiments=zzz",
+    "q", "plan", "table4", "", " ", "=", "=3", "+", "~", "+q", "~q", "~method", "~q=4", "++", "++q=3", "+new=1",
+    "++new=1", "+new.deep.er=1", "method@zzz=rtn", "method@model=rtn", "model@method=opt-125m", "q@x=1",
+    "exp=table4,table4", "+exp=zzz", "+exp=null", "artifact=zzz", "artifact=", "row=1", "rows=[a]", "job={}",
+    "q:3", "q = 3", "hydra=null", "hydra.mode=null", "hydra.zzz=1", "hydra/sweeper=basic",
+    "hydra/launcher=joblib", "hydra/launcher=zzz", "hydra.launcher.n_jobs=0", "hydra.sweep.dir=/dev/null",
+    "hydra.searchpath=[zzz]", "hydra.output_subdir=x", "hydra.job.chdir=true", "hydra.verbose=true",
+    "hydra/job_logging=zzz", "local=zzz", "local=null", "knobs.luts=4", "knobs=null", "layers={'*': [4]}",
+    "layers={'*': x}", "layers.a=1", "sublayers.attention=null", "model.q=3", "evaluator=null",
+    "evaluator.ppl=null", "evaluator.zzz=1", "plugins=zzz", "plugins=[zzz,1]", "experiments=zzz",
     "data.root=/nowhere", "data.stand_in=null", "data.stand_in.wikitext2=zzz", "threads=1", "device=cpu", "q=2,2",
 )  # fmt: skip
 

@@ -69,6 +69,10 @@ class Key:
         shown = f"{self.name}={spelled(value)}"
         if value == "" and self.default != "":
             raise LutlabError(f"{shown}: the value is missing: give {self._expected(value)}")
+        if _bare(self.type) is bool and isinstance(value, int | float) and value not in (0, 1):
+            raise LutlabError(
+                f"{shown}: give {self._expected(value)}"
+            )  # OmegaConf takes it for true
         holder = dataclasses.make_dataclass("Holder", [("value", self.type, MISSING)])
         config = OmegaConf.structured(holder)
         try:
@@ -85,8 +89,12 @@ class Key:
         kind = _bare(self.type)
         null = ", or null" if NoneType in typing.get_args(self.type) else ""
         if self.many:
-            items = spelled(value) or "…"
-            return f"a list{null}, as {self.name}=[{items.strip('[]')}]"
+            items = (spelled(value) or "…").strip("[]")
+            if isinstance(value, list):
+                (item,) = typing.get_args(self.type)
+                items = spelled(self.default or []).strip("[]") or "…"
+                return f"a list of which each is {_NAMES.get(item, 'a value')}, as {self.name}=[{items}]"
+            return f"a list{null}, as {self.name}=[{items}]"
         if isinstance(value, list):
             items = spelled(value).strip("[]")
             return f"one value{null}; a sweep over several has no brackets: {self.name}={items}"

@@ -4,15 +4,18 @@
                                       method.varient: … did you mean 'method.variant'? …
                                       q=three: give a number, as q=4
 
-What values mean together with files (a text that a folder lacks, a budget that no width meets) is refused later, by
-runs.py and resolve.py.
+What is wrong with values beside each other, together.py says. What they mean together with files (a text that a folder
+lacks, a budget that no width meets) is refused later, by runs.py and resolve.py.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import itertools
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,10 +25,8 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
 from lutlab import registry
-from lutlab.data.protocols import protocol
 from lutlab.errors import OTHER_NAMES, LutlabError, Mistakes, nearest
-from lutlab.experiment.artifact.columns import free_columns
-from lutlab.experiment.plan.choices import choices, default_choice
+from lutlab.experiment.plan.choices import choices
 from lutlab.experiment.plan.keys import (
     Key,
     config_keys,
@@ -33,10 +34,13 @@ from lutlab.experiment.plan.keys import (
     method_keys,
     spelled,
 )
-from lutlab.experiment.plan.refusals import refusals
-from lutlab.experiment.plan.schema import Config, Mode
-from lutlab.groups import whole
+from lutlab.experiment.plan.schema import Mode
+from lutlab.experiment.plan.together import Given
 
+_MOST = 1000  # values of one swept key
+_UNREAD = re.compile(
+    r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]"
+)  # control signs, and bytes that were no UTF-8
 _HYDRAS = ("hydra", "local")  # keys and groups that Hydra and a user's own preset decide
 _INTERNAL = {
     "artifact": "+exp=<artifact> sets it",
@@ -60,9 +64,10 @@ def read(arguments: Sequence[str], config_dirs: Sequence[Path] = ()) -> list[str
     line = _Line(choices(config_dirs))
     for argument in arguments:
         line.read(argument)
-    line.look_at_all()
-    if line.said:
-        raise Mistakes(line.said)
+    presets = bool(config_dirs) or "default" in line.groups.get("local", ())
+    given = Given(line.values, line.keys, line.of_methods, presets)
+    if said := [*line.said, *line.repeated(), *given.mistakes()]:
+        raise Mistakes(said)
     return [line.for_hydra(argument) for argument in arguments]
 
 
@@ -98,17 +103,25 @@ class _Line:
 
     def read(self, argument: str) -> None:
         """Keep the values of one argument, or say what is wrong with it."""
+        if _UNREAD.search(argument):
+            self.said.append(
+                f"{argument!a} has signs that are no text: give UTF-8 without control signs"
+            )
+            return
         try:
             override = OverridesParser.create().parse_override(argument)
-            values = list(_values(override))
-        except HydraException:
+            values = list(itertools.islice(_values(override), _MOST + 1))
+        except (HydraException, RecursionError):
             self.said.append(self._unreadable(argument))
             return
         key = override.key_or_group
         self.overrides.append(override)
-        if key.replace("/", ".").partition(".")[0] in _HYDRAS:
-            if key == "hydra.mode":
-                self.said.append(f"{argument}: every call is a sweep, of one row or more: drop it")
+        if key != "exp":
+            self.values.pop(key, None)  # the last one is Hydra's
+        if wrong := _of_no_value(override, values):
+            self.said.append(f"{argument}: {wrong}")
+        elif key.replace("/", ".").partition(".")[0] in _HYDRAS:
+            self.said += [f"{argument}: {wrong}" for wrong in _of_hydras(key, values)]
             self.values[key] = values
         elif override.is_delete():
             self.said.append(f"{argument}: no key can be left out; give another value, as {key}=…")
@@ -163,6 +176,8 @@ class _Line:
         leaf = name.rpartition(".")[2]
         if name in OTHER_NAMES:
             return f"no key '{name}': it is {OTHER_NAMES[name]} here"
+        if inner := [key for key in self.keys if key.startswith(f"{name}.")]:
+            return f"{name} has keys of its own, and no value: {nearest(name, inner)}"
         dotted = [key for key in self.keys if "." in key]
         whole_names = {key.lower(): key for key in (dotted if "." in name else self._top())}
         if close := difflib.get_close_matches(name.lower(), whole_names, n=1, cutoff=0.8):
@@ -198,72 +213,22 @@ class _Line:
             return f"{argument}: the value is missing: write {bare}=<value>, without blanks"
         return f"{argument}: write <key>=<value>, without blanks; --help names all keys"
 
-    # ---- all arguments together ----
-
-    def look_at_all(self) -> None:
-        """Say what is wrong with values beside each other."""
-        given = self.values
-        if "exp" in given and "evaluate" in given:
-            self.said.append(
-                "evaluate= chooses the columns of a sweep, those of +exp are its table's: drop one of them"
-            )
-        for key in sorted(given.keys() & self.of_methods.keys() if "exp" in given else ()):
-            self.said.append(f"{key}= is of a sweep of your own: drop it, or +exp")
-        if "rows" in given and "exp" not in given:
-            self.said.append("rows= chooses rows of a table: name it, as +exp=table4, or drop rows")
-        if any("*" in patterns for patterns in given.get("skip", ())):
-            self.said.append("skip=[*] keeps every layer in full precision: write method=none")
-        for items in given.get("evaluate", ()):
-            self._evaluations(items)
-        if "data.stand_in" not in given:
-            self._ask(protocol, given.get("calibration.text", ()))
-        self._methods()
-        for name, cls in registry.classes("evaluator").items():
-            self.said += refusals(cls, self._options(f"evaluator.{name}."))
-
-    def _evaluations(self, items: Sequence[str]) -> None:
-        if not items:
-            self.said.append("evaluate=[]: name what to measure, as evaluate=[ppl:wikitext2]")
-        self._ask(lambda item: free_columns([item]), items)
-        for item in items:
-            asked, _, text = item.partition(":")
-            evaluator = registry.classes("evaluator").get(asked.partition(".")[0])
-            if text and evaluator and not evaluator.reads_tasks:  # tasks are lm-eval's to know
-                self._ask(protocol, [text])
-
-    def _ask(self, check: Callable[[Any], object], values: Iterable[Any]) -> None:
-        for value in values:
-            try:
-                check(value)
-            except LutlabError as error:
-                self.said.append(str(error))
-
-    def _methods(self) -> None:
-        """Options that a chosen method has not, or not with these values, and q."""
-        options = self._options("method.")
-        named = self.values.get("method", [])
-        if not named and ("exp" in self.values or "default" in self.groups.get("local", ())):
-            return  # the rows, or the user's own preset, say which
-        for name in named or [default_choice("method")]:
-            cls = registry.lookup("method", name)
-            known = {key.removeprefix("method.") for key in method_keys(name)}
-            for option in sorted(options.keys() - known):
-                others = [
-                    m for m in registry.classes("method") if f"method.{option}" in method_keys(m)
-                ]
-                alone = f"method.{others[0]}.{option}= sets it in the rows of {others[0]} alone"
-                cure = alone if set(others) & set(named) else nearest(option, known)
-                self.said.append(
-                    f"method.{option}: method={name} has no such option, {', '.join(others)} has: {cure}"
+    def repeated(self) -> list[str]:
+        """Say which keys are given twice: of values the last is taken, with a warning; of sweeps that is no answer."""
+        said, seen = [], {}
+        for override in self.overrides:
+            key, earlier = override.key_or_group, seen.get(override.key_or_group)
+            seen[key] = override
+            if earlier is None or key == "exp":
+                continue
+            if earlier.is_sweep_override() or override.is_sweep_override():
+                said.append(
+                    f"{key} is given twice, {earlier.input_line} and {override.input_line}: write one"
                 )
-            self.said += refusals(cls, {o: v for o, v in options.items() if o in known})
-            if "budget" not in self.values and cls.quantizes:
-                method, asked = cls(), map(whole, self.values.get("q", ()))
-                self._ask(lambda q, m=method: m.check_width(q, Config.g), asked)
-
-    def _options(self, prefix: str) -> dict[str, list[Any]]:
-        found = {k: v for k, v in self.values.items() if k.startswith(prefix) and k in self.keys}
-        return {key.removeprefix(prefix): values for key, values in found.items()}
+            elif earlier.value() != override.value():  # Hydra has set up no log yet
+                used = f"{earlier.input_line} is not used: {override.input_line} stands behind it"
+                print(f"lutlab: {used}", file=sys.stderr)
+        return said
 
     def for_hydra(self, argument: str) -> str:
         """The argument with Hydra's `+` where Hydra wants it, and only there."""
@@ -278,6 +243,32 @@ class _Line:
             return f"++{bare}"
         ours = key in self.keys or key in self.groups or key in self.of_methods
         return bare if ours else argument
+
+
+def _of_no_value(override: Override, values: Sequence[Any]) -> str:
+    """What is wrong with an argument whatever its key is; empty where nothing is."""
+    if override.package is not None:
+        return f"no key is put into another place by @: write {override.key_or_group}=<value>"
+    if len(values) > _MOST:
+        return f"it is a sweep over more than {_MOST:,} values of one key: take fewer at a time"
+    if not override.is_sweep_override():
+        return ""
+    twice = [value for at, value in enumerate(values) if value in values[:at]]
+    return f"{spelled(twice[0])} stands there twice: write it once" if twice else ""
+
+
+def _of_hydras(key: str, values: Sequence[Any]) -> Iterator[str]:
+    """Hydra's own settings that lutlab cannot run with."""
+    if key == "hydra.mode":
+        yield "every call is a sweep, of one row or more: drop it"
+    elif key == "hydra/sweeper" and values != ["lutlab"]:
+        yield "lutlab has a sweeper of its own, and rows run in no other: drop it"
+    elif key.startswith("hydra.sweeper") or key.endswith("._target_"):
+        yield "it would run other code in the place of lutlab's: drop it"
+    elif key == "hydra.launcher.n_jobs" and 0 in values:
+        yield "give a number of processes, or -1 for one a core"
+    elif key in ("hydra", "local") or (None in values and "/" in key):
+        yield f"it is no value: drop it, or name one of its choices, as {key}=<choice>"
 
 
 def _values(override: Override) -> Iterator[Any]:

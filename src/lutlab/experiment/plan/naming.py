@@ -26,6 +26,7 @@ _SAID = (
     "model.revision",
 )  # by q or by the model's name
 _NAME = re.compile(r"[\w][\w.+=-]*")
+_LONGEST_GIVEN = 100  # of one that is given: a folder's name has 255 bytes
 _LONGEST = 60  # characters of a name that is made of axes
 
 
@@ -96,9 +97,10 @@ def sweep_name(rows: Sequence[tuple[RunSpec, Settings]], own: str, given: str | 
         LutlabError: the given name is no file name.
     """
     if given is not None:
-        if not _NAME.fullmatch(given):
+        if not _NAME.fullmatch(given) or len(given) > _LONGEST_GIVEN:
             raise LutlabError(
-                f"name={given}: give letters, digits, '.', '_', '-', '+' or '=', as it names a folder"
+                f"name={given}: give letters, digits, '.', '_', '-', '+' or '=', at most {_LONGEST_GIVEN}, as it "
+                "names a folder"
             )
         return given
     found = [row_axes(run, settings) for run, settings in rows]

@@ -35,7 +35,8 @@ def run_of(settings: Settings) -> RunSpec:
 
     Raises:
         LutlabError: q or g out of range, no such device here, a budget for what has no widths to choose, tuning of
-            what cannot be tuned, or layers cut of a model that is not synthetic.
+            what cannot be tuned, layers cut of a model that is not synthetic, a commit of one that is not on the hub,
+            or what is said of layers to a product.
     """
     quantizer = registry.lookup("method", settings.method)(**dict(settings.options))  # refuses
     device = _device(settings.device)
@@ -75,12 +76,33 @@ def run_of(settings: Settings) -> RunSpec:
 
 
 def _product(settings: Settings, quantizer: Method, asked: dict[str, object]) -> ProductRun:
-    """A product has no layers: budget, sublayers, layers, skip, calibration, tuning do not concern it."""
+    """A product has one weight, and nothing to calibrate on."""
+    _refuse_of_layers(settings)
     q, g = _width(settings, quantizer)
     shapes = products.parse_shapes(settings.model.id)
     return ProductRun(
         shapes=shapes, q=q, g=g, kernel=full_name(settings.kernel), knobs=settings.knobs, **asked
     )
+
+
+def _refuse_of_layers(settings: Settings) -> None:
+    """Raise LutlabError for what is said of a model's layers, which a product does not have."""
+    model, asked = settings.model, settings
+    own = [kind for kind, (q, g) in asked.sublayers.items() if q is not None or g is not None]
+    given = {
+        "budget": asked.budget is not None,
+        "layers": bool(asked.layers),
+        "skip": bool(asked.skip),
+        "sublayers": bool(own),
+        "tuning": asked.tuning is not None,
+        "stream": asked.stream,
+        "model.layers": model.layers is not None,
+        "model.revision": model.revision is not None,
+    }
+    if named := [key for key, is_given in given.items() if is_given]:
+        raise LutlabError(
+            f"{named[0]}= is of a model, and {model.id} is a single product (model=product): drop it"
+        )
 
 
 def _width(settings: Settings, quantizer: Method) -> Width:
@@ -106,6 +128,11 @@ def _model(given: ModelSettings) -> ModelSpec:
         raise LutlabError(
             f"model.layers={spec.layers} cuts synthetic models only, and {spec.name} is of source {spec.source}: give "
             f"model=synthetic model.id={spec.id}, or drop model.layers"
+        )
+    if spec.revision is not None and spec.source in ("embedded", "folder"):
+        raise LutlabError(
+            f"model.revision={spec.revision} is a commit on the hub, and {spec.name} is of source {spec.source}, whose "
+            "files are here: drop it, or write model.revision=null where the preset has one"
         )
     if spec.source == "folder" and spec.name == spec.id:
         return dataclasses.replace(spec, name=PurePath(spec.id).name)

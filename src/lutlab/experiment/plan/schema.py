@@ -24,8 +24,11 @@ from lutlab.experiment.plan.setting import (
     a_device,
     a_group_size,
     a_limit,
+    a_path,
+    a_seed,
     at_least_one,
     setting,
+    threads,
 )
 from lutlab.groups import CANDIDATE_BITS, CANDIDATE_GROUP_SIZES
 from lutlab.specs import TUNING_LOSSES, Tuning
@@ -65,7 +68,7 @@ class ModelConfig:
 
     name: str = MISSING
     source: str = setting(MISSING, values=MODEL_SOURCES)
-    id: str = MISSING
+    id: str = setting(MISSING, check=a_path)
     revision: str | None = None
     layers: int | None = setting(None, check=at_least_one)
 
@@ -82,7 +85,7 @@ class DataConfig:
     """
 
     source: str = setting(MISSING, values=SOURCES)
-    root: str | None = None
+    root: str | None = setting(None, check=a_path)
     limit: int | None = setting(None, check=a_limit)
     stand_in: dict[str, str] = field(default_factory=dict)
 
@@ -101,7 +104,7 @@ class CalibrationConfig:
     text: str = "c4-train"
     samples: int = setting(128, check=at_least_one)
     seqlen: int | None = setting(None, check=at_least_one)
-    seed: int = 0
+    seed: int = setting(0, check=a_seed)
 
 
 @dataclass
@@ -154,7 +157,7 @@ class TuningConfig:
     learning_rate: float = Tuning.learning_rate
     batch: int = setting(Tuning.batch, check=at_least_one)
     loss: str = setting(Tuning.loss, values=TUNING_LOSSES)
-    seed: int = Tuning.seed
+    seed: int = setting(Tuning.seed, check=a_seed)
 
 
 @dataclass
@@ -169,7 +172,7 @@ class LoggerConfig:
 
     mode: str = setting(MISSING, values=LOGGERS)
     project: str = "lutlab"
-    records: str | None = None
+    records: str | None = setting(None, check=a_path)
 
 
 @dataclass
@@ -183,8 +186,8 @@ class DashboardConfig:
     """
 
     of: list[str] = field(default_factory=list)
-    tracked: str | None = None
-    output: str | None = None
+    tracked: str | None = setting(None, check=a_path)
+    output: str | None = setting(None, check=a_path)
 
 
 @dataclass
@@ -247,14 +250,14 @@ class Config:
     evaluator: dict[str, Any] = field(default_factory=dict)
     device: str = setting("auto", values=DEVICES, check=a_device)
     dtype: str = setting("auto", values=DTYPES)
-    threads: int | None = setting(None, check=at_least_one)
+    threads: int | None = setting(None, check=threads)
     alone: bool | None = None
-    seed: int = 0
+    seed: int = setting(0, check=a_seed)
     logger: LoggerConfig = field(default_factory=LoggerConfig)
-    results: str = "results"
+    results: str = setting("results", check=a_path)
     dashboard: DashboardConfig = field(default_factory=DashboardConfig)
     plugins: list[str] = field(default_factory=list)
-    experiments: str | None = None
+    experiments: str | None = setting(None, check=a_path)
 
 
 def register_configs() -> None:

@@ -13,6 +13,9 @@ from lutlab.errors import LutlabError, nearest
 from lutlab.groups import check_group_size
 
 DEVICES = ("auto", "cpu", "cuda", "spread")
+_MOST = 2**31 - 1  # of what is counted
+_THREADS = 4096
+_PATH, _NAME = 4000, 255  # signs of a path, bytes of each part: Linux's and macOS's limits
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 
 
@@ -20,6 +23,31 @@ def at_least_one(name: str, value: int | None) -> None:
     """Raises LutlabError unless it is None or at least 1."""
     if value is not None and value < 1:
         raise LutlabError(f"{name}={value}: give at least 1")
+    if value is not None and value > _MOST:
+        raise LutlabError(f"{name}={value}: give at most {_MOST}")
+
+
+def threads(name: str, value: int | None) -> None:
+    """Raises LutlabError unless it is None or a number of threads that some machine has."""
+    at_least_one(name, value)
+    if value is not None and value > _THREADS:
+        raise LutlabError(f"{name}={value}: give at most {_THREADS}; null is torch's own choice")
+
+
+def a_seed(name: str, value: int) -> None:
+    """Raises LutlabError unless torch and Python draw from it."""
+    if not -(2**63) <= value < 2**63:
+        raise LutlabError(f"{name}={value}: give a whole number of at most 63 bits")
+
+
+def a_path(name: str, value: str | None) -> None:
+    """Raises LutlabError unless it is None or no longer than file systems take."""
+    if value is not None and (
+        len(value) > _PATH or max(map(len, value.encode().split(b"/"))) > _NAME
+    ):
+        raise LutlabError(
+            f"{name}={value}: give a path of at most {_PATH} signs, each part of at most {_NAME}"
+        )
 
 
 def a_group_size(name: str, value: int | None) -> None:

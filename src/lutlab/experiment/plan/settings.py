@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from lutlab import registry
 from lutlab.errors import LutlabError, Mistakes
@@ -131,7 +131,8 @@ def settings_of(config: DictConfig) -> Settings:
     """The settings of a composed configuration.
 
     Raises:
-        LutlabError: a value that its key refuses (schema.py), layers that are no mapping, or tuning out of range.
+        LutlabError: a value that its key refuses (schema.py), of another type by an interpolation, layers that are no
+            mapping, or tuning out of range.
     """
     _check(config)
     method, calibration, data = map(_plain, (config.method, config.calibration, config.data))
@@ -171,11 +172,16 @@ def _check(config: DictConfig) -> None:
     """Refuse what keys refuse by themselves: presets and artifacts set values too, which no command line has."""
     said = []
     for key in (*config_keys().values(), *evaluator_keys().values()):
-        value = OmegaConf.select(config, key.name) if key.check else None
-        if value is None:
+        if not (key.check or key.many or key.open):
             continue
+        value = OmegaConf.select(config, key.name)
         try:
-            key.check(key.name, value)
+            if (key.many and not isinstance(value, ListConfig)) or (
+                key.open and not isinstance(value, DictConfig)
+            ):
+                key.convert(value)  # by an interpolation, of which OmegaConf takes any type
+            if key.check and value is not None:
+                key.check(key.name, value)
         except LutlabError as error:
             said.append(str(error))
     if said:

@@ -1,8 +1,4 @@
-"""The command line around Hydra: a user's mistakes end in one message and an exit code, never in a traceback.
-
-Exit codes: 0 all cells measured; 1 some rows failed (they are recorded and tried again next time); 2 a mistake or a
-limit the user can act on; 130 interrupted.
-"""
+"""The command line around Hydra: a user's mistakes end in one message and an exit code (ending.py), never in a traceback."""
 
 from __future__ import annotations
 
@@ -14,9 +10,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from lutlab.errors import LutlabError, Mistakes, nearest
-from lutlab.escapes import visible
 from lutlab.experiment.plan import additions
 from lutlab.experiment.plan.schema import register_configs
+from lutlab.experiment.run.ending import ended
 
 # Hydra's launchers that an extra of lutlab brings.
 _LAUNCHERS = {
@@ -26,36 +22,26 @@ _LAUNCHERS = {
 }
 
 
-class RowsFailed(Exception):
-    """Some rows failed; they are in the table and in the records."""
-
-
 def run(main: Callable[[], None]) -> int:
     """Run Hydra's main; returns the exit code."""
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
-
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra would print and exit by itself; we say what to do
     # Hydra 1.3 and its launchers use argparse and pkg features that newer Pythons deprecate; not the user's business
     warnings.filterwarnings("ignore", category=DeprecationWarning, module=r"hydra.*")
+    return ended(lambda: _run(main))
+
+
+def _run(main: Callable[[], None]) -> None:
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
     try:
         arguments = _read(additions.read(sys.argv[1:]))
-        if arguments is None:
-            return 0
-        sys.argv[1:] = arguments
-        register_configs()
-        main()
-    except LutlabError as error:
-        return _say(str(error), 2)
-    except RowsFailed as error:
-        return _say(str(error), 1)
+        if arguments is not None:
+            sys.argv[1:] = arguments
+            register_configs()
+            main()
     except (HydraException, OmegaConfBaseException) as error:
-        return _say(_in_our_words(error), 2)
-    except BrokenPipeError:
-        return reader_left()
-    except KeyboardInterrupt:
-        return _say("interrupted; finished cells are kept: the same command goes on from here", 130)
-    return 0
+        raise LutlabError(_in_our_words(error)) from error
 
 
 def _read(arguments: Sequence[str]) -> list[str] | None:
@@ -103,17 +89,6 @@ def _unknown_option(option: str) -> str:
     bare = option.lstrip("-")
     cure = f"write {bare}" if "=" in bare else f"write {bare}=<value> if it is a key"
     return f"no option '{option}': {cure}; --help names all keys, --hydra-help the options"
-
-
-def reader_left() -> int:
-    """End quietly where the reader of our output is gone, as after `| head`; returns the exit code."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 141
-
-
-def _say(message: str, code: int) -> int:
-    print(f"lutlab: {visible(message)}", file=sys.stderr)
-    return code
 
 
 def _in_our_words(error: Exception) -> str:

@@ -14,11 +14,11 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from lutlab.errors import LutlabError
 from lutlab.experiment.artifact.artifact import Artifact, load_artifact
 from lutlab.experiment.artifact.catalog import artifact_groups, program, short_name
 from lutlab.experiment.artifact.references import cite
 from lutlab.experiment.report import figure, published
+from lutlab.experiment.run.ending import ended
 from lutlab.experiment.run.published_list import PUBLISHED, read_list
 
 GALLERY = Path("docs") / "artifacts"
@@ -86,12 +86,7 @@ def _papers(artifacts: Mapping[str, Artifact], places: Mapping[str, list[str]]) 
 
 def main() -> int:
     """The command; returns the exit code: 0, or 2 for a mistake."""
-    try:
-        print(f"{len(write())} pages in {GALLERY}")
-    except LutlabError as error:
-        print(f"lutlab: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return ended(lambda: print(f"{len(write())} pages in {GALLERY}"))
 
 
 if __name__ == "__main__":

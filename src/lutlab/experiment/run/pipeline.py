@@ -20,7 +20,7 @@ from lutlab.experiment.plan.settings import Settings
 from lutlab.experiment.report import compare
 from lutlab.experiment.report.sweep import tabulate_sweep
 from lutlab.experiment.run import track
-from lutlab.experiment.run.cli import RowsFailed
+from lutlab.experiment.run.ending import RowsFailed
 from lutlab.experiment.run.tracking import Tracker, open_tracker
 from lutlab.experiment.store.store import Store
 

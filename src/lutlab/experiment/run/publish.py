@@ -31,6 +31,7 @@ from lutlab.experiment.artifact.artifact import load_artifact
 from lutlab.experiment.report import changes, csv, published
 from lutlab.experiment.report.published import Published
 from lutlab.experiment.run import render
+from lutlab.experiment.run.ending import ended
 from lutlab.experiment.run.published_list import PUBLISHED, Variant, read_list
 from lutlab.experiment.store import git, lines
 from lutlab.experiment.store.provenance import environment
@@ -268,19 +269,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--render-only", action="store_true", help="write the pages anew from the published records"
     )
-    given = parser.parse_args(arguments)
-    try:
-        if given.render_only:
-            for folder in render.rewrite(given.only, given.machine or "*"):
-                _say(f"{folder}: rendered from its records")
-            return 0
-        return 0 if publish(given.only, given.machine, given.prune, given.jobs) else 1
-    except LutlabError as error:
-        print(f"lutlab: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        _say("interrupted; measured cells are kept: the same command goes on from here")
-        return 130
+    return ended(lambda: _publish(parser.parse_args(arguments)))
+
+
+def _publish(given: argparse.Namespace) -> int:
+    if given.render_only:
+        for folder in render.rewrite(given.only, given.machine or "*"):
+            _say(f"{folder}: rendered from its records")
+        return 0
+    return 0 if publish(given.only, given.machine, given.prune, given.jobs) else 1
 
 
 if __name__ == "__main__":

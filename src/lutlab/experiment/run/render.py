@@ -15,6 +15,7 @@ from pathlib import Path
 
 from lutlab.errors import LutlabError
 from lutlab.experiment.report import published, write_report
+from lutlab.experiment.run.ending import ended
 from lutlab.experiment.run.published_list import PUBLISHED, read_list
 
 RENDERED = Path("results") / "rendered"
@@ -74,13 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="*", help="pattern of <paper>/<artifact>")
     parser.add_argument("--machine", default="*", help="pattern of the machine's folder")
     given = parser.parse_args(arguments)
-    try:
-        for folder in render(given.only, given.machine):
-            print(folder)
-    except LutlabError as error:
-        print(f"lutlab: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return ended(lambda: print(*render(given.only, given.machine), sep="\n"))
 
 
 if __name__ == "__main__":

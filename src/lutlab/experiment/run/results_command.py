@@ -29,7 +29,7 @@ from lutlab.experiment.plan.commands import overrides_of, shell
 from lutlab.experiment.records import differ, frame, prune, stale
 from lutlab.experiment.report import csv
 from lutlab.experiment.report.origins import flatten
-from lutlab.experiment.run.cli import reader_left
+from lutlab.experiment.run.ending import ended
 from lutlab.experiment.store.asked import axes, evaluation_from, run_from
 from lutlab.experiment.store.record import Record
 from lutlab.experiment.store.store import Store
@@ -42,15 +42,7 @@ _CELL = ["cell_id", "table", "variant", "row", "column", "published", "measured"
 def main(arguments: Sequence[str]) -> int:
     """The command; returns the exit code: 0, 1 where a rerun or a diff found a difference, 2 for a mistake."""
     given = _parser().parse_args(arguments)
-    try:
-        code = given.do(given)
-        sys.stdout.flush()  # a reader who left is noticed here
-        return code
-    except LutlabError as error:
-        print(f"lutlab: {visible(str(error))}", file=sys.stderr)
-        return 2
-    except BrokenPipeError:
-        return reader_left()
+    return ended(lambda: given.do(given))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -13,7 +13,6 @@ import argparse
 import importlib.util
 import json
 import logging
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from lutlab.experiment.artifact.outcome import ResultTable
 from lutlab.experiment.records.frame import shelves
 from lutlab.experiment.report.published import Published
 from lutlab.experiment.run import views
+from lutlab.experiment.run.ending import ended
 from lutlab.experiment.run.published_list import commands
 from lutlab.experiment.run.views import Project
 
@@ -147,21 +147,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="folder for the pages as JSON")
     parser.add_argument("--push", action="store_true", help="create or update them on the server")
     given = parser.parse_args(arguments)
-    try:
-        _check(given)
-        found = pages(given.records)
-        if given.out:
-            for name, text in build(
-                found, Project(given.entity or "entity", given.project)
-            ).items():
-                print(write_atomically(given.out / f"{name}.json", text.encode()))
-        if given.push:
-            for address in push(found, Project(given.entity, given.project, True), given.results):
-                print(address)
-    except LutlabError as error:
-        print(f"lutlab: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return ended(lambda: _build(given))
+
+
+def _build(given: argparse.Namespace) -> None:
+    _check(given)
+    found = pages(given.records)
+    if given.out:
+        for name, text in build(found, Project(given.entity or "entity", given.project)).items():
+            print(write_atomically(given.out / f"{name}.json", text.encode()))
+    if given.push:
+        for address in push(found, Project(given.entity, given.project, True), given.results):
+            print(address)
 
 
 def _check(given: argparse.Namespace) -> None:
