@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
 from transformers import AutoConfig
 
+from lutlab import arguments
 from lutlab.checkpoint.foreign import load_foreign
 from lutlab.checkpoint.transformers import METHOD
 from lutlab.errors import LutlabError
@@ -17,6 +18,12 @@ from lutlab.models.files import quantization_of, weight_files
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
+
+
+DTYPES = {
+    str(one).removeprefix("torch."): one
+    for one in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+}
 
 
 def load(
@@ -36,7 +43,8 @@ def load(
         LutlabError: weights that are not quantized, a layout that lutlab does not read, zero points that readers
             disagree on; files that are missing, truncated or of another model.
     """
-    folder = Path(folder).expanduser()
+    folder, dtype = arguments.path("folder", folder), _dtype(dtype)
+    device = arguments.device(device)
     if not (folder / "config.json").is_file():
         raise LutlabError(f"no config.json in {folder}: give the folder of a quantized model")
     quantization = quantization_of(folder)
@@ -47,6 +55,21 @@ def load(
     if isinstance(dtype, str):
         dtype = config.dtype or torch.float16  # that of the scales of all these layouts
     return load_foreign(folder, config, quantization, dtype, device)
+
+
+def _dtype(given: Any) -> torch.dtype | str:
+    """The argument `dtype`."""
+    if isinstance(given, torch.dtype) or given == "auto":
+        found = given
+    else:
+        found = DTYPES.get(
+            arguments.instance("dtype", given, str, "auto, float16, bfloat16 or float32")
+        )
+    if found != "auto" and found not in DTYPES.values():
+        raise LutlabError(
+            f"dtype is {arguments.described(given)}: give auto, or one of {', '.join(DTYPES)}"
+        )
+    return found
 
 
 def _config(folder: Path) -> PreTrainedConfig:
