@@ -15,6 +15,7 @@ from lutlab.checkpoint.transformers import METHOD
 from lutlab.errors import LutlabError
 from lutlab.models.families import model_class
 from lutlab.models.files import quantization_of, weight_files
+from lutlab.models.heads import check_heads
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -48,6 +49,7 @@ def load(
     if not (folder / "config.json").is_file():
         raise LutlabError(f"no config.json in {folder}: give the folder of a quantized model")
     quantization = quantization_of(folder)
+    check_heads(folder)
     weight_files(folder)
     if (quantization or {}).get("quant_method") == METHOD:
         return _load_ours(folder, dtype).to(device).eval()

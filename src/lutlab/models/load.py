@@ -19,6 +19,7 @@ from lutlab.errors import LutlabError, nearest
 from lutlab.models import hub, streamed
 from lutlab.models.families import family_named, family_of, model_class, task_of_config
 from lutlab.models.files import QUANTIZATION_FILES, quantization_of, weight_files
+from lutlab.models.heads import check_heads
 from lutlab.models.resident import Blocks, Resident
 from lutlab.models.spread import spread
 
@@ -159,6 +160,7 @@ def _config(folder: Path) -> PreTrainedConfig:
     try:
         written = json.loads(path.read_text(encoding="utf-8"))
         family_named(written["model_type"])
+        check_heads(folder)
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise LutlabError(
