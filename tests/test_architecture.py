@@ -17,7 +17,7 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / "lutlab"
 # The order of the folders; `experiment` has an order of its own. A string is a floor: its rooms do not know each other.
 FLOORS = [
     "errors",
-    "atomic caches children devices digests escapes groups registry sources specs tensors",
+    "arguments atomic caches children devices digests escapes groups registry sources specs tensors",
     "sums",
     "data models quantizers formats",
     "kernels",

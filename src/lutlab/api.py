@@ -29,9 +29,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from lutlab import registry
+from lutlab import arguments, registry
 from lutlab.checkpoint.transformers import declare
-from lutlab.compress.calibrate import Windows, stats_of
+from lutlab.compress.calibrate import Windows, check_windows, stats_of
 from lutlab.compress.driver import quantize_model
 from lutlab.compress.search import search_widths
 from lutlab.compress.tuning import check_tunable, tune
@@ -43,8 +43,9 @@ from lutlab.formats.contract import Format
 from lutlab.groups import CANDIDATE_BITS, CANDIDATE_GROUP_SIZES, Bits, Width
 from lutlab.models.families import evaluation_seqlen, kinds, task_of
 from lutlab.models.pretrained import tokenizer_of
-from lutlab.quantizers.contract import Calibrated, make_method
-from lutlab.specs import TextSpec, Tuning
+from lutlab.quantizers.coefficients import quantized
+from lutlab.quantizers.contract import Calibrated, Method, make_method
+from lutlab.specs import LayerWidth, TextSpec, Tuning
 
 log = logging.getLogger(__name__)
 # What quantize calibrates on where it is given nothing: text that is present with every Python.
@@ -89,26 +90,22 @@ def quantize_tensor(
         LutlabError: q, g, method or a parameter is out of range, the weight is not a finite matrix, or empty, or the
             inputs are missing, not finite, or not [M, K].
     """
-    matrix = isinstance(weight, torch.Tensor) and weight.ndim == 2 and weight.is_floating_point()
-    if not matrix or weight.numel() == 0:
-        shape = (
-            f"{weight.dtype} {list(weight.shape)}"
-            if isinstance(weight, torch.Tensor)
-            else type(weight).__name__
-        )
-        raise LutlabError(f"weight must be a floating-point matrix [N, K], got {shape}")
+    weight = arguments.matrix("weight", weight, "[N, K]")
     _check_options(method, options, _TENSOR_ARGUMENTS)
     quantizer = make_method(method, **options)
-    weight = weight.detach().float()
+    if quantizer.quantizes:
+        quantizer.check_width(q, g)
+    if inputs is not None:
+        inputs = arguments.matrix("inputs", inputs, f"[M, {weight.shape[1]}]")
     if not isinstance(quantizer, Calibrated):
-        return pack(quantizer.quantize(weight, q, g))
-    if inputs is None or inputs.ndim != 2 or inputs.shape[1] != weight.shape[1]:
-        shape = None if inputs is None else list(inputs.shape)
+        return pack(quantized(quantizer, weight, q, g)[0])
+    if inputs is None or inputs.shape[1] != weight.shape[1] or inputs.device != weight.device:
+        got = None if inputs is None else f"{list(inputs.shape)} on {inputs.device}"
         raise LutlabError(
-            f"method '{method}' needs inputs=[M, {weight.shape[1]}], what the layer reads on calibration text; "
-            f"got {shape}"
+            f"method '{method}' needs inputs=[M, {weight.shape[1]}], what the layer reads on calibration text, on "
+            f"{weight.device}; got {got}"
         )
-    return pack(quantizer.quantize(weight, q, g, quantizer.prepare(stats_of(inputs))))
+    return pack(quantized(quantizer, weight, q, g, quantizer.prepare(stats_of(inputs)))[0])
 
 
 def quantize(
@@ -156,26 +153,30 @@ def quantize(
             no layer, there is no tokenizer to calibrate with, the budget is below the smallest size possible or
             given beside `layers`, or the method cannot be tuned.
     """
+    arguments.model(model)
     _check_options(method, options, _ARGUMENTS)
     quantizer = make_method(method, **options)
-    if tuning:
-        check_tunable(quantizer)
-    own = layer_widths(layers or {}, quantizer)
+    if tuning is not None:
+        check_tunable(arguments.instance("tuning", tuning, Tuning, "lutlab.Tuning(steps=…)"))
+    if quantizer.quantizes and budget is None:
+        quantizer.check_width(q, g)
+    own = _checked_widths(layers, quantizer)
+    skip = arguments.strings("skip", skip, 'patterns of layer names, as ["*.fc2"]')
     if own and budget is not None:
         raise LutlabError("budget chooses the widths of all layers: drop layers or the budget")
+    candidates = _checked_candidates(budget, candidates, quantizer)
     looks = budget is not None or isinstance(quantizer, Calibrated)
     if looks and calibration is None:
         calibration = _default_calibration(model)
+    if calibration is not None:
+        check_windows(model, calibration)
     training = model.training
     model.eval()
     try:
         if budget is None:
             chosen = widths(kinds(model.config), q, g, skip=skip, layers=own)
         else:
-            every = itertools.product(CANDIDATE_BITS, CANDIDATE_GROUP_SIZES)
-            found = search_widths(
-                model, quantizer, candidates or [*every], budget, calibration, skip=skip
-            )
+            found = search_widths(model, quantizer, candidates, budget, calibration, skip=skip)
             chosen = found.widths
         packed = tuning and tune(model, quantizer, chosen, calibration, tuning).layers
         stats = quantize_model(model, quantizer, chosen, calibration, packed=packed)
@@ -196,6 +197,30 @@ def _check_options(method: str, options: Mapping[str, Any], arguments: Sequence[
         meant = OTHER_NAMES.get(option)
         said = f"it is {meant} here" if meant else nearest(option, [*known, *arguments])
         raise LutlabError(f"method '{method}' has no parameter '{option}': {said}")
+
+
+def _checked_widths(given: Mapping[str, Width] | None, quantizer: Method) -> tuple[LayerWidth, ...]:
+    """The argument `layers`."""
+    arguments.instance("layers", given or {}, Mapping, 'a mapping, as {"*.fc1": (4, 16)}')
+    return layer_widths(given or {}, quantizer)
+
+
+def _checked_candidates(
+    budget: float | None, candidates: Sequence[Width] | None, quantizer: Method
+) -> Sequence[Width]:
+    """The arguments `budget` and `candidates`; every width where there are none."""
+    if budget is not None:
+        arguments.instance("budget", budget, (int, float), "a number of stored bits a weight")
+    if candidates is None:
+        return [*itertools.product(CANDIDATE_BITS, CANDIDATE_GROUP_SIZES)]
+    expected = "pairs of q and g, as [(3, 32), (4, 128)]"
+    if isinstance(arguments.instance("candidates", candidates, Sequence, expected), str):
+        raise LutlabError(f"candidates is {arguments.described(candidates)}: give {expected}")
+    for width in candidates:
+        if not isinstance(width, list | tuple) or len(width) != 2:
+            raise LutlabError(f"candidates holds {width!r}: give {expected}")
+        quantizer.check_width(*width)
+    return [tuple(width) for width in candidates]
 
 
 def _default_calibration(model: PreTrainedModel) -> torch.Tensor:

@@ -65,7 +65,7 @@ def arguments_of(function: Callable[..., Any]) -> list[str]:
 
 
 def explained(called: _Called) -> _Called:
-    """A function, or a class, whose unknown keywords raise LutlabError with the nearest known one, not TypeError."""
+    """A function, or a class, whose wrong arguments raise LutlabError with the nearest known one, not TypeError."""
     if isinstance(called, type):
         called.__init__ = _explained(called.__init__, called.__name__)
         return called
@@ -73,7 +73,8 @@ def explained(called: _Called) -> _Called:
 
 
 def _explained(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    kinds = {p.kind for p in inspect.signature(function).parameters.values()}
+    signature = inspect.signature(function)
+    kinds = {p.kind for p in signature.parameters.values()}
     known = [argument for argument in arguments_of(function) if argument != "self"]
 
     @functools.wraps(function)
@@ -83,6 +84,10 @@ def _explained(function: Callable[..., Any], name: str) -> Callable[..., Any]:
                 raise LutlabError(
                     f"{name} has no argument '{argument}': {nearest(argument, known)}"
                 )
+        try:
+            signature.bind(*values, **named)
+        except TypeError as error:
+            raise LutlabError(f"{name}: {error}; it takes {', '.join(known)}") from error
         return function(*values, **named)
 
     return call

@@ -21,6 +21,7 @@ from torch import nn
 from torch.nn import functional
 
 from lutlab import registry
+from lutlab.arguments import described
 from lutlab.errors import LutlabError, nearest
 from lutlab.formats import name_of
 from lutlab.formats.contract import Format, dtype_name
@@ -162,14 +163,32 @@ class QuantLinear(nn.Module):
         return self._execution
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Multiply x [..., K] -> [..., N] in x's dtype."""
+        """Multiply x [..., K] -> [..., N] in x's dtype.
+
+        Raises:
+            LutlabError: x is not dense, not of floating point, or its last axis is not K.
+        """
         execution = self._execution
         if execution is None:
+            self._check(x)
             execution = self.prepare(max(1, x.numel() // self.in_features), x.dtype)
-        if execution.takes(x):
-            return execution(x, self.bias)
+        bias = self.bias
+        if isinstance(x, torch.Tensor) and bias is not None and bias.dtype != x.dtype:
+            bias = bias.to(x.dtype)
+        if isinstance(x, torch.Tensor) and execution.takes(x):
+            return execution(x, bias)
+        self._check(x)
         weight = execution.dense().to(device=x.device, dtype=x.dtype)
-        return functional.linear(x, weight, self.bias)
+        return functional.linear(x, weight, bias if bias is None else bias.to(x.device))
+
+    def _check(self, x: Any) -> None:
+        """Refuse what has no product with the weight: of an integer x, torch would truncate the weights."""
+        floating = isinstance(x, torch.Tensor) and dtype_name(x) in BIAS_DTYPES
+        plain = floating and x.layout == torch.strided and not x.is_nested and x.ndim
+        if not plain or x.shape[-1] != self.in_features:
+            raise LutlabError(
+                f"x must be a dense floating-point tensor [..., {self.in_features}], got {described(x)}"
+            )
 
     def describe(self, rows: int, dtype: torch.dtype) -> str:
         """Name of the kernel for so many rows of x of a dtype: variant, instruction set, threads, or torch and why."""

@@ -65,6 +65,6 @@ def lookup(group: str, name: str) -> Any:
         LutlabError: unknown name; the message suggests the nearest one.
     """
     known = classes(group)
-    if name not in known:
+    if not isinstance(name, str) or name not in known:
         raise LutlabError(f"unknown {group} '{name}': {nearest(name, known)}")
     return known[name]

@@ -84,16 +84,20 @@ class Tuning:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch"):
+        for name, least in (("steps", 1), ("batch", 1), ("seed", -(2**63))):
             number = getattr(self, name)
-            if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-                raise LutlabError(f"tuning.{name}={number!r}: give an integer of at least 1")
+            if (
+                isinstance(number, bool)
+                or not isinstance(number, int)
+                or not least <= number < 2**63
+            ):
+                raise LutlabError(f"tuning.{name}={number!r}: give an integer of at least {least}")
         rate = self.learning_rate
         if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 < rate < 1:
             raise LutlabError(
                 f"tuning.learning_rate={rate!r}: give a number above 0 and below 1, as {Tuning.learning_rate:g}"
             )
-        if self.loss not in TUNING_LOSSES:
+        if not isinstance(self.loss, str) or self.loss not in TUNING_LOSSES:
             raise LutlabError(
                 f"unknown tuning.loss '{self.loss}': {nearest(self.loss, TUNING_LOSSES)}"
             )

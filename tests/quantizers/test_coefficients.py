@@ -73,7 +73,9 @@ def test_full_precision_keeps_every_weight(scale):
 @pytest.mark.parametrize("name", ["mixed_2_4_16", "group_widths"])
 def test_groups_of_several_widths_are_refused_where_float16_is_too_narrow(name):
     for scale in SCALES:
-        with pytest.raises(LutlabError, match="float16.*(groups of several widths|rescale the weights)"):
+        with pytest.raises(
+            LutlabError, match=r"float16.*(groups of several widths|rescale the weights)"
+        ):
             at(drawn(16, 32) * scale, name, {}, 2.5, 16)
 
 

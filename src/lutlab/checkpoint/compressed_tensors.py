@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from lutlab.checkpoint.saving import check_saved
 from lutlab.checkpoint.transformers import quantized_layers
 from lutlab.checkpoint.uniform import uniform_of, write
 from lutlab.errors import LutlabError, nearest
@@ -64,10 +65,11 @@ def export_compressed_tensors(
     Raises:
         LutlabError: the layout cannot hold this model; the message says why. Or the folder cannot be written.
     """
-    if format not in (PACKED, BYTES):
+    if not isinstance(format, str) or format not in (PACKED, BYTES):
         raise LutlabError(
             f"unknown format '{format}' of compressed-tensors: {nearest(format, (PACKED, BYTES))}"
         )
+    check_saved(model, tokenizer)
     layers = quantized_layers(model)
     _check_linear(model, list(layers))
     uniform = {name: uniform_of(name, layer) for name, layer in layers.items()}

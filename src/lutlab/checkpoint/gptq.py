@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from lutlab.checkpoint.saving import check_saved
 from lutlab.checkpoint.transformers import quantized_layers
 from lutlab.checkpoint.uniform import uniform_of, write
 from lutlab.errors import LutlabError
@@ -44,6 +45,7 @@ def export_gptq(
     Raises:
         LutlabError: the layout cannot hold this model; the message says why. Or the folder cannot be written.
     """
+    check_saved(model, tokenizer)
     layers = quantized_layers(model)
     left = [name for name in kinds(model.config) if name not in layers]
     uniform = {name: uniform_of(name, layer) for name, layer in layers.items()}

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
 
+from lutlab import arguments
 from lutlab.checkpoint.foreign import load_foreign
 from lutlab.checkpoint.transformers import CURE, METHOD
 from lutlab.devices import device_named
 from lutlab.errors import LutlabError
 from lutlab.models.families import model_class
 from lutlab.models.files import quantization_of, weight_files
+from lutlab.models.heads import check_heads
 from lutlab.models.pretrained import config_of, model_of
 from lutlab.sums import NAME, check_sums
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
+
+
+DTYPES = {
+    str(one).removeprefix("torch."): one
+    for one in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+}
 
 
 def load(
@@ -39,21 +47,38 @@ def load(
             points that readers disagree on; files that are missing, truncated, of another model, or not those of the
             folder's SHA256SUMS.
     """
-    folder, device = Path(folder).expanduser(), device_named(device)
+    folder, dtype = arguments.path("folder", folder), _dtype(dtype)
+    device = device_named(device)
     if not (folder / "config.json").is_file():
         raise LutlabError(f"no config.json in {folder}: give the folder of a quantized model")
     quantization = quantization_of(folder)
+    check_heads(folder)
     weight_files(folder)
     if (quantization or {}).get("quant_method") == METHOD:
         return _load_ours(folder, dtype).to(device).eval()
     if (
         folder / NAME
-    ).exists():  # an export of lutlab's; or ours, whose config.json does not say so any more
+    ).exists():  # an export of ours, or a config.json that does not say so any more
         check_sums(folder, CURE, used=["config.json"])
     config = _config(folder)
     if isinstance(dtype, str):
         dtype = config.dtype or torch.float16  # that of the scales of all these layouts
     return load_foreign(folder, config, quantization, dtype, device)
+
+
+def _dtype(given: Any) -> torch.dtype | str:
+    """The argument `dtype`."""
+    if isinstance(given, torch.dtype) or given == "auto":
+        found = given
+    else:
+        found = DTYPES.get(
+            arguments.instance("dtype", given, str, "auto, float16, bfloat16 or float32")
+        )
+    if found != "auto" and found not in DTYPES.values():
+        raise LutlabError(
+            f"dtype is {arguments.described(given)}: give auto, or one of {', '.join(DTYPES)}"
+        )
+    return found
 
 
 def _config(folder: Path) -> PreTrainedConfig:

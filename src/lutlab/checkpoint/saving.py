@@ -9,21 +9,26 @@ all. AutoModelForCausalLM.from_pretrained loads it as well, once lutlab is impor
 
 from __future__ import annotations
 
+import re
 import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
 
+from lutlab import arguments
 from lutlab.checkpoint.transformers import declare
 from lutlab.errors import LutlabError
 from lutlab.sums import write_sums
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+_SIZE = re.compile(r"[1-9]\d*(\.\d+)?[KMGT]i?B")  # as huggingface_hub reads it
 
 
 def save(
@@ -43,11 +48,27 @@ def save(
     Raises:
         LutlabError: no layer is quantized, the folder is not empty, or it cannot be written.
     """
+    check_saved(model, tokenizer)
+    if not isinstance(max_shard_size, str) or not _SIZE.fullmatch(max_shard_size):
+        raise LutlabError(
+            f"max_shard_size is {arguments.described(max_shard_size)}: give a size with its unit, as 500MB or 5GB"
+        )
     declare(model)
     with new_folder(folder) as draft:
         model.save_pretrained(draft, max_shard_size=max_shard_size)
         if tokenizer is not None:
             tokenizer.save_pretrained(draft)
+
+
+def check_saved(model: Any, tokenizer: Any) -> None:
+    """Refuse what is no model with a tokenizer, or without one, that a folder can hold.
+
+    Raises:
+        LutlabError: of another kind, or without weights.
+    """
+    arguments.model(model)
+    if tokenizer is not None:
+        arguments.tokenizer(tokenizer)
 
 
 @contextmanager
@@ -57,7 +78,7 @@ def new_folder(folder: str | Path) -> Iterator[Path]:
     Raises:
         LutlabError: the folder is not empty, or nothing can be written there.
     """
-    folder = Path(folder).expanduser().resolve()
+    folder = arguments.path("folder", folder).resolve()
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
         raise LutlabError(
             f"{folder} is not empty: lutlab overwrites no model; give a new folder, or remove that one first"

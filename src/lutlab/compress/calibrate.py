@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from lutlab.arguments import described, token_ids
 from lutlab.errors import LutlabError
 from lutlab.models.contract import SharedInput
 from lutlab.models.families import decoder_blocks
@@ -28,6 +29,9 @@ Windows = torch.Tensor | Mapping[str, torch.Tensor]
 Call = tuple[tuple[Any, ...], Mapping[str, Any]]  # arguments of a block behind the hidden states
 # Tokens that go through a block at once: enough to fill a matmul, few enough that activations stay small.
 BATCH_TOKENS = 4096
+TINIEST = (
+    2.0**-100
+)  # of the largest sum of squares of a channel: below it most channels would be taken for dead
 
 
 class _Stop(Exception):
@@ -53,6 +57,28 @@ class BlockInputs:
         args, kwargs = self.calls[index]
         out = block(self.hidden[index], *args, **kwargs)
         return out[0] if isinstance(out, tuple) else out
+
+
+def check_windows(model: PreTrainedModel, windows: Windows) -> None:
+    """Refuse what are no windows for a model.
+
+    Raises:
+        LutlabError: no token ids of the model's vocabulary, or beside them something of another shape.
+    """
+    if not isinstance(windows, Mapping):
+        token_ids("calibration", windows, model.config.vocab_size)
+        return
+    if "input_ids" not in windows:
+        raise LutlabError(
+            "calibration has no input_ids: give token ids, or what a tokenizer returns with return_tensors='pt'"
+        )
+    ids = token_ids("calibration", windows["input_ids"], model.config.vocab_size)
+    for name, values in windows.items():
+        if not isinstance(values, torch.Tensor) or values.shape != ids.shape or values.is_meta:
+            raise LutlabError(
+                f"calibration has {name} of {described(values)} beside input_ids of {list(ids.shape)}: give what a "
+                "tokenizer returns with return_tensors='pt' and padding=True"
+            )
 
 
 def capture(model: PreTrainedModel, windows: Windows) -> BlockInputs:
@@ -170,6 +196,11 @@ class _Sums:
                 raise LutlabError(
                     f"calibration: the inputs of {shared.layers[0]} are inf or nan (or their squares overflow "
                     "float32): the model overflows on this text; load it with dtype=float32, or check its weights"
+                )
+            if hessian.diagonal().max() < TINIEST and bool(self.absolute[shared].any()):
+                raise LutlabError(
+                    f"calibration: the inputs of {shared.layers[0]} are so small that their squares leave float32: "
+                    "multiply the weights that make them"
                 )
             tokens = self.count[shared]
             absolute = self.absolute[shared].div_(tokens)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from lutlab import registry
+from lutlab import arguments, registry
 from lutlab.data.tokens import tokenizer_sha256
 from lutlab.errors import LutlabError
 from lutlab.models.families import task_of
@@ -64,6 +64,16 @@ def check_task(model: PreTrainedModel, evaluator: str, task: str) -> None:
         raise LutlabError(
             f"{evaluator} measures models for {task}, and this one is for {found}: evaluate {_FOR_TASK[found]}"
         )
+
+
+def check_evaluated(model: Any, tokenizer: Any) -> None:
+    """Refuse what is no model with a tokenizer, as a user's call may give it.
+
+    Raises:
+        LutlabError: of another kind, or without weights.
+    """
+    arguments.model(model)
+    arguments.tokenizer(tokenizer)
 
 
 def exp_of_mean(nll: float) -> float:

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from lutlab import arguments
 from lutlab.data.tokens import examples as rows_of
-from lutlab.evaluators import harness, needed, text_facts
+from lutlab.evaluators import check_evaluated, harness, needed, text_facts
 from lutlab.evaluators.contract import Evaluator, Metric, Work
 from lutlab.registry import register
 from lutlab.specs import Measurement, RunSpec, Subject, Text
@@ -117,7 +118,12 @@ def lambada(
     Raises:
         LutlabError: as `harness.scores`: no examples, or none with a likelihood, among others.
     """
-    text = Text("lambada", tuple(examples), "", "")
+    check_evaluated(model, tokenizer)
+    rows = arguments.strings("examples", examples, 'a list of texts, as ["... the last word"]')
+    arguments.instance("bos", bos, str, "tokenizer or none")
+    if window is not None:
+        arguments.integer("window", window, 2, "the tokens that the model sees at most, at least 2")
+    text = Text("lambada", rows, "", "")
     found = harness.scores(model, tokenizer, text, bos, window=window)
     return LambadaResult(
         accuracy=found.values["acc"],

@@ -22,12 +22,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from lutlab import arguments
 from lutlab.data.extents import stream_extents
 from lutlab.data.tokens import begin_id, encode, token_sha256, token_stream
 from lutlab.errors import LutlabError
 from lutlab.evaluators import (
     LARGEST_NLL,
     batch_tokens,
+    check_evaluated,
     check_task,
     context_length,
     evaluation_mode,
@@ -152,7 +154,12 @@ def perplexity(
     """
     import torch
 
+    check_evaluated(model, tokenizer)
+    arguments.text("text", text, "one string")
+    arguments.integer("seqlen", seqlen, 2, "the tokens of a window, at least 2")
     ids = torch.tensor(encode(tokenizer, text), dtype=torch.int64)
+    if len(ids):
+        arguments.token_ids("text", ids[None], model.config.vocab_size)
     nll = window_nll(model, ids, seqlen)
     return exp_of_mean(sum(nll) / (len(nll) * seqlen))
 

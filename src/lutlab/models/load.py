@@ -19,6 +19,7 @@ from lutlab.errors import LutlabError, nearest
 from lutlab.models import hub, streamed
 from lutlab.models.families import family_named, family_of, model_class, task_of_config
 from lutlab.models.files import QUANTIZATION_FILES, check_shipped, quantization_of, weight_files
+from lutlab.models.heads import check_heads
 from lutlab.models.pretrained import config_of, model_of, tokenizer_of
 from lutlab.models.resident import Blocks, Resident
 from lutlab.models.spread import spread
@@ -161,6 +162,7 @@ def _config(folder: Path) -> PreTrainedConfig:
     try:
         written = json.loads(path.read_text(encoding="utf-8"))
         family_named(written["model_type"])
+        check_heads(folder)
         config = config_of(folder)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise LutlabError(

@@ -25,6 +25,7 @@ from lutlab.models.families import (
     weight_of,
 )
 from lutlab.models.files import weight_files
+from lutlab.models.heads import check_heads
 from lutlab.models.load import folder_of
 from lutlab.models.pretrained import config_of
 from lutlab.specs import ModelSpec
@@ -76,6 +77,7 @@ def _from_files(folder: Path) -> tuple[ModelShape, Matrices] | None:
     """By the headers of the weights; None where config.json leaves a field to transformers' default."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     family = family_named(config["model_type"])
+    check_heads(folder)
     if not {"vocab_size", family.seqlen} <= config.keys():
         return None
     sizes, linears, index = _headers(folder), {}, 0

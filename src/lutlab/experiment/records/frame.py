@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lutlab import registry
+from lutlab import arguments, registry
 from lutlab.errors import LutlabError
 from lutlab.evaluators.contract import metric_of
 from lutlab.experiment.artifact.artifact import Artifact, load_artifact
@@ -88,6 +88,7 @@ def results(*folders: str | Path, samples: bool = False) -> pandas.DataFrame:
     """
     import pandas
 
+    arguments.instance("samples", samples, bool, "true or false")
     found = [row for shelf in shelves(*folders) for row in rows_of(shelf, samples)]
     if not found:
         raise LutlabError(
@@ -105,7 +106,7 @@ def shelves(*folders: str | Path) -> list[Shelf]:
         LutlabError: no such folder, or a damaged record.
     """
     found: dict[Path, Shelf] = {}
-    for folder in map(Path, folders or ("results",)):
+    for folder in [arguments.path("a results folder", one) for one in folders or ("results",)]:
         if not folder.is_dir():
             raise LutlabError(
                 f"no folder {folder}: name a results= folder, or one of published artifacts"

@@ -1,4 +1,4 @@
-"""The command line around Hydra: a user's mistakes end in one message and an exit code (ending.py), never in a traceback."""
+"""The command line around Hydra: a mistake ends in one message and an exit code (ending.py), never in a traceback."""
 
 from __future__ import annotations
 

@@ -15,7 +15,6 @@ import argparse
 import collections
 import math
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase

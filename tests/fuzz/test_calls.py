@@ -1,0 +1,13 @@
+"""A sample of the hostile calls: `python -m tests.fuzz.calls` makes as many as one likes."""
+
+from __future__ import annotations
+
+from tests.fuzz.calls import broken
+
+
+def test_hostile_calls_are_refused_or_right() -> None:
+    said: list[str] = []
+    found, counts = broken(200, 0, said.append)
+    assert not found, "\n".join(said)
+    assert counts["refused"] > 60
+    assert counts["right"] > 30
