@@ -13,6 +13,7 @@ from typing import Any
 from tests.damage.kinds import Kind
 
 from lutlab.data import load_text
+from lutlab.data.hub import LOCATIONS
 from lutlab.data.kept import recall
 from lutlab.specs import TextSpec
 
@@ -119,6 +120,28 @@ def read_texts(folder: Path) -> dict[str, Any]:
     return {"numbers": rows, "identity": [text.sha256 for text in texts]}
 
 
+# ---- the hub's cache, whose blobs have their hash for a name ----
+
+
+def make_hub(folder: Path) -> None:
+    where = LOCATIONS["lambada", "test"][0]
+    repository = folder / f"datasets--{where.repo.replace('/', '--')}"
+    content = _texts()
+    blob = repository / "blobs" / hashlib.sha256(content).hexdigest()
+    file = repository / "snapshots" / where.revision / where.path
+    for path in (blob, file):
+        path.parent.mkdir(parents=True)
+    blob.write_bytes(content)
+    file.symlink_to(os.path.relpath(blob, file.parent))
+
+
+def read_hub(folder: Path) -> dict[str, Any]:
+    from huggingface_hub import constants
+
+    constants.HF_HUB_CACHE = str(folder)
+    return {"numbers": load_text(TextSpec("lambada", "hub")).sha256}
+
+
 # ---- kept findings ----
 
 FOUND = {name: {"rows": [name, i, _sentence(i)]} for i, name in enumerate(["one", "two", "three"])}
@@ -132,5 +155,6 @@ def recall_all(folder: Path) -> dict[str, Any]:
 
 KINDS = [
     Kind("texts", make_texts, read_texts, refused=("encode",), without=("swap_folders",)),
+    Kind("hub-text", make_hub, read_hub),
     Kind("cached-texts", recall_all, recall_all),
 ]
