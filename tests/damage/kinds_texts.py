@@ -32,6 +32,10 @@ def _plain(count: int = 30) -> bytes:
     return "".join(f" {_sentence(i)} \n" for i in range(count)).encode()
 
 
+def _lambada() -> bytes:
+    return "".join(f"{_sentence(i)}\n" for i in range(30)).encode()
+
+
 def _texts(count: int = 30) -> bytes:
     return _json_lines({"text": f"{_sentence(i)} – ö\n{_sentence(i + 1)}"} for i in range(count))
 
@@ -94,7 +98,7 @@ FILES: dict[str, tuple[str, Callable[[], bytes]]] = {
     "c4/en/c4-validation.00000-of-00008.json.gz": ("c4", lambda: gzip.compress(_texts(), mtime=0)),
     "calib/wikitext103_train_head.tokens": ("wikitext103-train-head", _plain),
     "lambada/lambada_test.jsonl": ("lambada", _texts),
-    "lambada/lambada_test_plain_text.txt": ("lambada-standard", _plain),
+    "lambada/lambada_test_plain_text.txt": ("lambada-standard", _lambada),
     "piqa/valid.jsonl": ("piqa", _piqa),
     "piqa/valid-labels.lst": ("piqa", lambda: b"0\n1\n" * 5),
     "hellaswag/hellaswag_val.jsonl": ("hellaswag", _hellaswag),
