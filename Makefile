@@ -4,8 +4,12 @@ VENV ?= .venv
 # Of gpu-report: a Python whose torch can use the GPU; lutlab need not be installed in it.
 GPU_PYTHON ?= $(PYTHON)
 BIN = $(VENV)/bin
+# Of attack: cases of each attack, the first one's seed, kinds of files (all).
+CASES ?= 10000
+SEED ?= 0
+KIND ?=
 
-.PHONY: help env lint format lock test test-gpu installed table bench report dashboard publish notebooks docs gpu-report
+.PHONY: help env lint format lock test test-gpu attack installed table bench report dashboard publish notebooks docs gpu-report
 
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -33,6 +37,17 @@ test: env ## all tests that need no GPU
 
 test-gpu: env ## the tests that need one
 	$(BIN)/python -m pytest -m gpu
+
+attack: env ## damage files, kill runs, fuzz lines and calls: CASES, a tenth, a half, a half; SEED=, KIND=; again to go on
+	@mkdir -p results/attack; bad=; \
+	attack() { nice $(BIN)/python -m "$$@" || bad=1; }; \
+	attack tests.damage.attack --cases $(CASES) --seed $(SEED) $(if $(KIND),--kind $(KIND)) \
+		--counts results/attack/damage-$(SEED).json; \
+	if [ -z "$(KIND)" ]; then \
+		attack tests.damage.kills --cases $$(($(CASES) / 10)) --seed $(SEED) --counts results/attack/kills-$(SEED).json; \
+		attack tests.fuzz.lines --cases $$(($(CASES) / 2)) --seed $(SEED); \
+		attack tests.fuzz.calls --cases $$(($(CASES) / 2)) --seed $(SEED); \
+	fi; [ -z "$$bad" ]
 
 installed: env ## build the wheel, use it in a bare environment
 	tests/installed.sh $(BIN)/python

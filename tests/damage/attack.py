@@ -1,10 +1,10 @@
 """Damage files at random and count what comes of it.
 
-    python -m tests.damage.attack --cases 1000 --seed 1 --kind blocks,records --counts counts.json
+    python -m tests.damage.attack --cases 1000 --seed 1 --kind blocks-rtn,records --counts counts.json
 
-A case is a kind of file, a damage and a seed: `--kind blocks --damage flip --seed 17 --cases 1` repeats the one that a
-finding names. The counts are written after every batch, and a run with the same file goes on from there. Exit code 1
-where anything was found.
+A case is a kind of file, a damage and a seed: `--kind blocks-rtn --damage flip --seed 17 --cases 1` repeats the one
+that a finding names. The counts are written after every batch, and a run with the same file goes on from there. Exit
+code 1 where anything was found.
 """
 
 from __future__ import annotations
@@ -18,14 +18,19 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from tests.damage.counts import Counts, Finding
+from tests.damage.counts import Counts, Finding, interruptible
 from tests.damage.damages import ALL
 from tests.damage.forked import VALUE, Seen, observed
 from tests.damage.judge import FINE, NOTICED, UNHEALED, is_named, verdict
 from tests.damage.kinds import Kind
 
 SECONDS = 60  # of one reading; a longer one is taken for a hang
+BROKEN = "BROKEN"  # the attack itself, not what it attacks
 _BATCH = 50
+
+
+class Unmade(Exception):
+    """A kind of file that cannot be made, or not be read undamaged."""
 
 
 class Range:
@@ -33,29 +38,27 @@ class Range:
 
     def __init__(self, kind: Kind, scratch: Path) -> None:
         self.kind = kind
-        self._pristine, self.folder = scratch / "pristine" / kind.name, scratch / "work" / kind.name
+        self._pristine = scratch / "pristine" / kind.name
+        self.folder = scratch / "work" / kind.name
         self.folder.mkdir(parents=True)
         made = observed(lambda: kind.make(self.folder), seconds=300)
         if made.outcome != VALUE:
-            raise RuntimeError(f"{kind.name} cannot be made: {made.said}")
+            raise Unmade(f"cannot be made: {made.said}")
         shutil.copytree(self.folder, self._pristine, symlinks=True)
         self.whole = self._observed()
         if self.whole.outcome != VALUE:
-            raise RuntimeError(f"{kind.name} cannot be read undamaged: {self.whole.said}")
+            raise Unmade(f"cannot be read undamaged: {self.whole.said}")
 
     def _observed(self) -> Seen:
         return observed(lambda: self.kind.observe(self.folder), SECONDS)
 
     def attack(self, damage: str, seed: int) -> tuple[str, Finding | None] | None:
-        """The verdict on one case and, where it is bad, what was found; None where the damage cannot be applied."""
+        """The verdict on one case, and the finding where it is bad; None where the damage cannot be applied."""
         shutil.rmtree(self.folder)
         shutil.copytree(self._pristine, self.folder, symlinks=True)
-        # a string seeds alike in every process
-        rng = random.Random(f"{self.kind.name} {damage} {seed}")
+        rng = random.Random(f"{self.kind.name} {damage} {seed}")  # a string seeds alike everywhere
         files = self.kind.victims(self.folder)
-        links = [
-            p for p in self.folder.rglob("*") if p.is_symlink()
-        ]  # as from the hub's snapshots to its blobs
+        links = [p for p in self.folder.rglob("*") if p.is_symlink()]  # the hub's, to its blobs
         victim = rng.choice(files)
         what = ALL[damage](rng, victim, files)
         if what is None:
@@ -66,15 +69,15 @@ class Range:
         found = verdict(self.kind, damage, victims, self.whole, seen)
         if found == NOTICED:  # what is set aside and made again is as good as new
             again = self._observed()
-            if again.value not in (seen.value, self.whole.value) or is_named(again.said, victims):
+            healed = again.value in (seen.value, self.whole.value)
+            if not healed or is_named(again, self.whole, victims):
                 found, seen = UNHEALED, again
         if found in FINE:
             return found, None
-        what = f"{victim.relative_to(self.folder)} {what}"
-        case = f"--kind {self.kind.name} --damage {damage} --seed {seed}"
-        what = f"{self.kind.name}, {what}"
-        return found, Finding(
-            "tests.damage.attack", case, found, what, f"{seen.value or ''} {seen.said}"
+        what = f"{self.kind.name}, {victim.relative_to(self.folder)} {what}"
+        said = f"{seen.value or ''} {seen.said}"
+        return found, _finding(
+            f"{self.kind.name} --damage {damage} --seed {seed}", found, what, said
         )
 
     def _differs(self, file: Path) -> bool:
@@ -82,63 +85,66 @@ class Range:
         return not file.is_file() or file.read_bytes() != before.read_bytes()
 
 
+def _finding(case: str, found: str, what: str, said: str) -> Finding:
+    return Finding("tests.damage.attack", f"--kind {case}", found, what, said)
+
+
 def cases(
-    kinds: Sequence[Range], damages: Iterable[str], seed: int
+    ranges: Sequence[Range], damages: Iterable[str], seed: int
 ) -> Iterator[tuple[Range, str, int]]:
-    """Kinds in turn, damages at random, from a seed on, without end."""
+    """Kinds in turn, damages at random, from a seed on, without end; slow ones beside others at every tenth seed."""
     damages = sorted(damages)
-    while True:
-        for one in kinds:
+    quick = [one for one in ranges if not one.kind.slow]
+    while ranges:
+        for one in ranges if seed % 10 == 0 else quick or ranges:
             fitting = [name for name in damages if name not in one.kind.without]
             yield one, random.Random(f"{one.kind.name} {seed}").choice(fitting), seed
         seed += 1
 
 
 def run(
-    kinds: Sequence[Kind],
-    damages: Iterable[str],
-    number: int,
-    seed: int,
-    counts: Counts,
-    scratch: Path,
-) -> None:
-    """Attack kinds until there are so many cases."""
-    ranges = [Range(kind, scratch) for kind in kinds]
-    seed = counts.next_seed if counts.next_seed is not None else seed
+    kinds: Sequence[Kind], damages: Iterable[str], number: int, seed: int, counts: Counts, scratch: Path
+) -> None:  # fmt: skip
+    """Attack kinds until there are so many cases; a kind that cannot be made is a finding too."""
+    ranges = []
+    for kind in kinds:
+        try:
+            ranges.append(Range(kind, scratch))
+        except Unmade as error:
+            finding = _finding(kind.name, BROKEN, kind.name, str(error))
+            counts.add({"kind": kind.name, "damage": "none"}, BROKEN, finding)
+    seed = seed if counts.next_seed is None else counts.next_seed
     for done, (one, damage, own) in enumerate(cases(ranges, damages, seed)):
         if counts.total >= number:
             break
-        if result := one.attack(damage, own):
-            counts.add({"kind": one.kind.name, "damage": damage}, *result)
         if done % _BATCH == 0:
             counts.write(own)
-    counts.write(own)
+        if result := one.attack(damage, own):
+            counts.add({"kind": one.kind.name, "damage": damage}, *result)
+        seed = own + 1
+    counts.write(seed)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Attack as the command line says; returns the exit code."""
     asked = _arguments(arguments)
-    os.environ.update(
-        HF_HUB_OFFLINE="1",
-        WANDB_MODE="offline",
-        TOKENIZERS_PARALLELISM="false",
-        OMP_NUM_THREADS="1",
-    )
+    os.environ |= {
+        "HF_HUB_OFFLINE": "1",
+        "WANDB_MODE": "offline",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    os.environ["OMP_NUM_THREADS"] = "1"
     from tests.damage.all_kinds import KINDS
 
-    names = (
-        asked.kind.split(",") if asked.kind else [k.name for k in KINDS if asked.slow or not k.slow]
-    )
-    chosen = [kind for kind in KINDS if kind.name in names]
-    if unknown := set(names) - {kind.name for kind in chosen}:
-        print(
-            f"no kind {', '.join(sorted(unknown))}: {', '.join(k.name for k in KINDS)}",
-            file=sys.stderr,
-        )
+    known = {kind.name: kind for kind in KINDS}
+    names = asked.kind.split(",") if asked.kind else list(known)
+    if unknown := set(names) - set(known):
+        print(f"no kind {', '.join(sorted(unknown))}: {', '.join(known)}", file=sys.stderr)
         return 2
     counts = Counts(asked.counts, ("kind", "damage"), FINE)
-    with tempfile.TemporaryDirectory(prefix="lutlab-attack-") as scratch:
-        damages = asked.damage.split(",") if asked.damage else ALL
+    damages = asked.damage.split(",") if asked.damage else ALL
+    with tempfile.TemporaryDirectory(prefix="lutlab-attack-") as scratch, interruptible():
+        chosen = [known[name] for name in names]
         run(chosen, damages, asked.cases, asked.seed, counts, Path(scratch))
     print(counts)
     return 1 if counts.findings else 0
@@ -148,11 +154,8 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser("python -m tests.damage.attack", description=__doc__)
     parser.add_argument("--cases", type=int, default=1000, help="in all, with those counted before")
     parser.add_argument("--seed", type=int, default=0, help="of the first case")
-    parser.add_argument("--kind", help="some kinds, with commas between them; all that are quick")
+    parser.add_argument("--kind", help="some kinds, with commas between them")
     parser.add_argument("--damage", help=f"some of {', '.join(ALL)}")
-    parser.add_argument(
-        "--slow", action="store_true", help="kinds of more than a second a case too"
-    )
     parser.add_argument("--counts", type=Path, help="JSON file of the counts, to go on from")
     return parser.parse_args(arguments)
 

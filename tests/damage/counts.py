@@ -6,7 +6,8 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +29,15 @@ class Finding:
     def __str__(self) -> str:
         said = " ".join(self.said.split())[-_SHOWN:]
         return f"{self.verdict}: {self.what}\n    python -m {self.module} {self.case} --cases 1\n    {said}"
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """An attack may be ended by Ctrl-C at any time: its counts so far are printed."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
 
 
 class Counts:

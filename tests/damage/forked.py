@@ -11,6 +11,7 @@ import faulthandler
 import json
 import logging
 import os
+import resource
 import select
 import signal
 import sys
@@ -82,6 +83,7 @@ def _read(source: int, end: float) -> bytes | None:
 def _answer(call: Callable[[], Any], said: int, writing: int) -> None:
     """In the child: never returns."""
     faulthandler.disable()  # pytest's would print a page for each crash
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:
         if torch := sys.modules.get("torch"):
             torch.set_num_threads(1)  # a pool of threads does not survive a fork

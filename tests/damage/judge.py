@@ -28,7 +28,7 @@ def verdict(kind: Kind, damage: str, victims: Iterable[Path], whole: Seen, seen:
     """
     if seen.outcome in (TRACEBACK, CRASH, HANG):
         return seen.outcome.upper()
-    named = is_named(seen.said, victims)
+    named = is_named(seen, whole, victims)
     if seen.outcome == REFUSED:
         return REFUSED if named or damage in ABSENT else UNNAMED
     numbers, expected = seen.value["numbers"], whole.value["numbers"]
@@ -47,9 +47,12 @@ def verdict(kind: Kind, damage: str, victims: Iterable[Path], whole: Seen, seen:
     return SILENT
 
 
-def is_named(said: str, victims: Iterable[Path]) -> bool:
-    """Whether a message names one of the files, or its folder."""
-    return any(victim.name in said or victim.parent.name in said for victim in victims)
+def is_named(seen: Seen, whole: Seen, victims: Iterable[Path]) -> bool:
+    """Whether one of the files, or its folder, is named in a line that was not said of the undamaged folder."""
+    lines = set(seen.said.splitlines()) - set(whole.said.splitlines())
+    return any(
+        victim.name in line or victim.parent.name in line for victim in victims for line in lines
+    )
 
 
 def _part_of(some: Any, every: Any) -> bool:

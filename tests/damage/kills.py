@@ -27,7 +27,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.damage.counts import Counts, Finding
+from tests.damage.counts import Counts, Finding, interruptible
 from tests.damage.forked import CRASH, HANG, REFUSED, TRACEBACK, VALUE, Seen, observed
 
 DIFFERENT, AGAIN, STRAY, DAMAGED = "DIFFERENT", "AGAIN", "STRAY", "DAMAGED"
@@ -233,7 +233,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = asked.table.split(",")
     counts = Counts(asked.counts, ("table",), (RESUMED, UNHARMED))
     seed = counts.next_seed if counts.next_seed is not None else asked.seed
-    with tempfile.TemporaryDirectory(prefix="lutlab-kills-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="lutlab-kills-") as scratch, interruptible():
         arena = Arena(Path(scratch), names)
         while counts.total < asked.cases:
             name = names[seed % len(names)]

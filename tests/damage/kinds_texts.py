@@ -13,6 +13,7 @@ from typing import Any
 from tests.damage.kinds import Kind
 
 from lutlab.data import load_text
+from lutlab.data.hub import LOCATIONS
 from lutlab.data.kept import recall
 from lutlab.specs import TextSpec
 
@@ -29,6 +30,10 @@ def _json_lines(records: Iterable[Any]) -> bytes:
 
 def _plain(count: int = 30) -> bytes:
     return "".join(f" {_sentence(i)} \n" for i in range(count)).encode()
+
+
+def _lambada() -> bytes:
+    return "".join(f"{_sentence(i)}\n" for i in range(30)).encode()
 
 
 def _texts(count: int = 30) -> bytes:
@@ -93,7 +98,7 @@ FILES: dict[str, tuple[str, Callable[[], bytes]]] = {
     "c4/en/c4-validation.00000-of-00008.json.gz": ("c4", lambda: gzip.compress(_texts(), mtime=0)),
     "calib/wikitext103_train_head.tokens": ("wikitext103-train-head", _plain),
     "lambada/lambada_test.jsonl": ("lambada", _texts),
-    "lambada/lambada_test_plain_text.txt": ("lambada-standard", _plain),
+    "lambada/lambada_test_plain_text.txt": ("lambada-standard", _lambada),
     "piqa/valid.jsonl": ("piqa", _piqa),
     "piqa/valid-labels.lst": ("piqa", lambda: b"0\n1\n" * 5),
     "hellaswag/hellaswag_val.jsonl": ("hellaswag", _hellaswag),
@@ -119,6 +124,28 @@ def read_texts(folder: Path) -> dict[str, Any]:
     return {"numbers": rows, "identity": [text.sha256 for text in texts]}
 
 
+# ---- the hub's cache, whose blobs have their hash for a name ----
+
+
+def make_hub(folder: Path) -> None:
+    where = LOCATIONS["lambada", "test"][0]
+    repository = folder / f"datasets--{where.repo.replace('/', '--')}"
+    content = _texts()
+    blob = repository / "blobs" / hashlib.sha256(content).hexdigest()
+    file = repository / "snapshots" / where.revision / where.path
+    for path in (blob, file):
+        path.parent.mkdir(parents=True)
+    blob.write_bytes(content)
+    file.symlink_to(os.path.relpath(blob, file.parent))
+
+
+def read_hub(folder: Path) -> dict[str, Any]:
+    from huggingface_hub import constants
+
+    constants.HF_HUB_CACHE = str(folder)
+    return {"numbers": load_text(TextSpec("lambada", "hub")).sha256}
+
+
 # ---- kept findings ----
 
 FOUND = {name: {"rows": [name, i, _sentence(i)]} for i, name in enumerate(["one", "two", "three"])}
@@ -132,5 +159,6 @@ def recall_all(folder: Path) -> dict[str, Any]:
 
 KINDS = [
     Kind("texts", make_texts, read_texts, refused=("encode",), without=("swap_folders",)),
+    Kind("hub-text", make_hub, read_hub),
     Kind("cached-texts", recall_all, recall_all),
 ]
