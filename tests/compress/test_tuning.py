@@ -15,6 +15,7 @@ from lutlab.compress import tuning as tuner
 from lutlab.compress.driver import quantize_model
 from lutlab.compress.tuning import RoundedLinear, Tuned, tune
 from lutlab.errors import LutlabError
+from lutlab.experiment.store.store import Store
 from lutlab.formats import pack
 from lutlab.formats.mixed import decoded
 from lutlab.models.families import linear_layers
@@ -142,5 +143,14 @@ def test_a_row_is_tuned_from_the_command_line(command: CommandLine):
     (record,) = command.records().values()
     assert record["provenance"]["identity"]["run"]["tuning"] == {"steps": 1, "batch": 2}
     assert [step for step, _ in record["facts"]["tuning"]["held_out"]] == [0, 1]
+    kept = {path: path.read_bytes() for path in command.results.glob("quantized/*/*")}
+    first = min(kept)
+    first.write_bytes(kept[first][:-1] + bytes([kept[first][-1] ^ 1]))
+    Store(command.results).path(record["cell_id"]).unlink()
+    again = command(*row, "tuning.batch=2")
+    assert f"{first.name} is damaged" in again.err
+    assert f"{len(kept) - 1} blocks from" in again.err, "all blocks are of one tuning"
+    assert {path: path.read_bytes() for path in kept} == kept
+    assert next(iter(command.records().values()))["values"] == record["values"]
     refused = command(*row, "stream=true")
     assert (refused.code, "stream=true" in refused.err) == (2, True)
