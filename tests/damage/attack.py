@@ -24,7 +24,7 @@ from tests.damage.forked import VALUE, Seen, observed
 from tests.damage.judge import FINE, NOTICED, UNHEALED, is_named, verdict
 from tests.damage.kinds import Kind
 
-SECONDS = 60  # of one reading; a longer one is taken for a hang
+SECONDS = 120  # of one reading, of slow kinds five times that; a longer one is taken for a hang
 BROKEN = "BROKEN"  # the attack itself, not what it attacks
 _BATCH = 50
 
@@ -50,7 +50,8 @@ class Range:
             raise Unmade(f"cannot be read undamaged: {self.whole.said}")
 
     def _observed(self) -> Seen:
-        return observed(lambda: self.kind.observe(self.folder), SECONDS)
+        seconds = SECONDS * (5 if self.kind.slow else 1)
+        return observed(lambda: self.kind.observe(self.folder), seconds)
 
     def attack(self, damage: str, seed: int) -> tuple[str, Finding | None] | None:
         """The verdict on one case, and the finding where it is bad; None where the damage cannot be applied."""

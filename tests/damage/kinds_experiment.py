@@ -109,8 +109,10 @@ def make_tracked(folder: Path) -> None:
 
 
 def read_tracked(folder: Path) -> dict[str, Any]:
+    """A run says how far it got: what is cut off behind a damage is missing from a run that is not finished."""
     found = wandb_files.read(folder / "results")
-    return {"numbers": [[one["name"], one["config"], one["summary"]] for one in found]}
+    numbers = [[one["name"], one["config"], one["summary"]] for one in found]
+    return {"numbers": numbers, "identity": [one["state"] for one in found]}
 
 
 KINDS = [

@@ -31,7 +31,7 @@ def read(folder: str | Path) -> list[dict[str, Any]]:
         logged (experiment/run/tracked.py); tables and pictures are left out.
 
     Raises:
-        LutlabError: no run there, or wandb cannot read one.
+        LutlabError: no run there, wandb cannot read one, or a file holds another run than its name says.
     """
     files = sorted(Path(folder).rglob("*.wandb"))
     if not files:
@@ -54,6 +54,12 @@ def _inspect(path: Path) -> dict[str, Any]:
             f"'{' '.join(command)}' does not print a run (exit code {done.returncode}): {done.stderr.strip()}; "
             "wandb 0.31 can: pip install -U wandb, or remove that folder where the run was killed"
         ) from error
+    # a run that was killed, or whose file is damaged, has the state that it got to, and perhaps no id yet
+    if said["run_id"] and path.stem != f"run-{said['run_id']}":
+        raise LutlabError(
+            f"{path} holds run {said['run_id']}: a file was copied over another's name; fill the folder again by "
+            "'python run.py mode=track', or remove it"
+        )
     about = {"id": said["run_id"], "name": said["name"], "state": said["state"]}
     return about | {key: _flat(said[key]) for key in ("config", "summary")}
 
