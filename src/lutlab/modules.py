@@ -24,7 +24,7 @@ from lutlab import registry
 from lutlab.errors import LutlabError, nearest
 from lutlab.formats import name_of
 from lutlab.formats.contract import Format, dtype_name
-from lutlab.kernels.contract import Execution
+from lutlab.kernels.contract import Execution, check_activations
 from lutlab.kernels.dequantized import Dequantized
 from lutlab.kernels.dispatch import prepare
 
@@ -162,14 +162,24 @@ class QuantLinear(nn.Module):
         return self._execution
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Multiply x [..., K] -> [..., N] in x's dtype."""
+        """Multiply x [..., K] -> [..., N] in x's dtype, one of float16, bfloat16, float32 and float64.
+
+        Raises:
+            LutlabError: x is of another dtype or shape, no dense tensor, or the layer's weight is on the meta device.
+        """
+        check_activations(x, self.in_features)
         execution = self._execution
         if execution is None:
             execution = self.prepare(max(1, x.numel() // self.in_features), x.dtype)
+        bias = None if self.bias is None else self.bias.to(x)
         if execution.takes(x):
-            return execution(x, self.bias)
+            return execution(x, bias)
+        if execution.device.type == "meta" and not x.is_meta:
+            raise LutlabError(
+                "the layer's weight is on the meta device, where tensors have no numbers: load the model first"
+            )
         weight = execution.dense().to(device=x.device, dtype=x.dtype)
-        return functional.linear(x, weight, self.bias)
+        return functional.linear(x, weight, bias)
 
     def describe(self, rows: int, dtype: torch.dtype) -> str:
         """Name of the kernel for so many rows of x of a dtype: variant, instruction set, threads, or torch and why."""
