@@ -21,11 +21,10 @@ from torch import nn
 from torch.nn import functional
 
 from lutlab import registry
-from lutlab.arguments import described
 from lutlab.errors import LutlabError, nearest
 from lutlab.formats import name_of
 from lutlab.formats.contract import Format, dtype_name
-from lutlab.kernels.contract import Execution
+from lutlab.kernels.contract import Execution, check_activations
 from lutlab.kernels.dequantized import Dequantized
 from lutlab.kernels.dispatch import prepare
 
@@ -163,32 +162,24 @@ class QuantLinear(nn.Module):
         return self._execution
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Multiply x [..., K] -> [..., N] in x's dtype.
+        """Multiply x [..., K] -> [..., N] in x's dtype, one of float16, bfloat16, float32 and float64.
 
         Raises:
-            LutlabError: x is not dense, not of floating point, or its last axis is not K.
+            LutlabError: x is of another dtype or shape, no dense tensor, or the layer's weight is on the meta device.
         """
+        check_activations(x, self.in_features)
         execution = self._execution
         if execution is None:
-            self._check(x)
             execution = self.prepare(max(1, x.numel() // self.in_features), x.dtype)
-        bias = self.bias
-        if isinstance(x, torch.Tensor) and bias is not None and bias.dtype != x.dtype:
-            bias = bias.to(x.dtype)
-        if isinstance(x, torch.Tensor) and execution.takes(x):
+        bias = None if self.bias is None else self.bias.to(x)
+        if execution.takes(x):
             return execution(x, bias)
-        self._check(x)
-        weight = execution.dense().to(device=x.device, dtype=x.dtype)
-        return functional.linear(x, weight, bias if bias is None else bias.to(x.device))
-
-    def _check(self, x: Any) -> None:
-        """Refuse what has no product with the weight: of an integer x, torch would truncate the weights."""
-        floating = isinstance(x, torch.Tensor) and dtype_name(x) in BIAS_DTYPES
-        plain = floating and x.layout == torch.strided and not x.is_nested and x.ndim
-        if not plain or x.shape[-1] != self.in_features:
+        if execution.device.type == "meta" and not x.is_meta:
             raise LutlabError(
-                f"x must be a dense floating-point tensor [..., {self.in_features}], got {described(x)}"
+                "the layer's weight is on the meta device, where tensors have no numbers: load the model first"
             )
+        weight = execution.dense().to(device=x.device, dtype=x.dtype)
+        return functional.linear(x, weight, bias)
 
     def describe(self, rows: int, dtype: torch.dtype) -> str:
         """Name of the kernel for so many rows of x of a dtype: variant, instruction set, threads, or torch and why."""

@@ -62,23 +62,28 @@ static void some_blocks(const float *x, long columns, long m, const uint8_t *str
 }
 
 /* x [m, x_stride] of k->channels, channels [stored columns], y [m, y_stride] of blocks * 32 rows, scratch m * stored columns
-   floats. Threads share out the blocks, and a row is computed by one of them: the result does not depend on their number. */
-void gemv(const float *x, long x_stride, long m, const uint8_t *stream, const struct sections *k, const int32_t *channels,
-          long blocks, float *y, long y_stride, float *scratch, long ahead, int threads)
+   floats. Threads share out the blocks, and a row is computed by one of them: the result does not depend on their number.
+   Returns whether all of y is finite. */
+int gemv(const float *x, long x_stride, long m, const uint8_t *stream, const struct sections *k, const int32_t *channels,
+         long blocks, float *y, long y_stride, float *scratch, long ahead, int threads)
 {
+    int finite = 1;
     const long columns = (k->units[2] + k->units[3] + k->units[4]) * G;
     for (; m > 0; m -= BATCH, x += BATCH * x_stride, y += BATCH * y_stride) {
         const long rows = m < BATCH ? m : BATCH;
         float back[BATCH];
         for (long i = 0; i < rows; i++)
             back[i] = arrange(x + i * x_stride, channels, k->channels, columns, scratch + i * columns);
-#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static, 1)
-        for (int thread = 0; thread < threads; thread++)
-            some_blocks(scratch, columns, rows, stream, k, blocks, blocks * thread / threads,
-                        blocks * (thread + 1) / threads, y, y_stride, ahead);
+#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static, 1) reduction(& : finite)
+        for (int thread = 0; thread < threads; thread++) {
+            const long first = blocks * thread / threads, last = blocks * (thread + 1) / threads;
+            some_blocks(scratch, columns, rows, stream, k, blocks, first, last, y, y_stride, ahead);
+            finite &= all_finite(y + first * ROWS, y_stride, rows, (last - first) * ROWS);
+        }
         for (long i = 0; i < rows; i++)
             for (long n = 0; back[i] != 1 && n < blocks * ROWS; n++) y[i * y_stride + n] *= back[i];
     }
+    return finite;
 }
 
 /* out[row, channel] = W[row, channel], out [N, K]: units of 32 rows in a tile, then row by row; outliers in the end. */

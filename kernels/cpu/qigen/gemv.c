@@ -127,7 +127,10 @@ static void sum_groups(const float *x, float *sums, int64_t tokens, int64_t k_si
         }
 }
 
-void qigen_gemv(
+{% include "rows/finite.h" %}
+
+/* Returns whether all of y is finite. */
+int qigen_gemv(
     const float *x,         /* [tokens, k_size], zero behind the layer's input channels */
     const int32_t *words,   /* blocks, formats/qigen.py */
     const float *scale,     /* [groups, n_size] */
@@ -148,8 +151,9 @@ void qigen_gemv(
     int threads)
 {
     (void)threads;
+    int finite = 1;
     sum_groups(x, sums, tokens, k_size, group, groups);
-#pragma omp parallel for num_threads(threads) schedule(static)
+#pragma omp parallel for num_threads(threads) schedule(static) reduction(& : finite)
     for (int64_t p = 0; p < panel_count; p++) {
         const int64_t first = p * panel_outputs, last = smaller(n_size, first + panel_outputs);
         for (int64_t m = 0; m < tokens; m++)
@@ -171,5 +175,7 @@ void qigen_gemv(
                 store(y + m * n_size + n, multiply(load(scale + n), left));
             }
 {% endif %}
+        finite &= all_finite(y + first, n_size, tokens, last - first);
     }
+    return finite;
 }

@@ -32,3 +32,5 @@ static float sum_of(const float *x, long n)
         for (int i = 0; i < 4; i++) part[i] += x[j + i];
     return (part[0] + part[2]) + (part[1] + part[3]);
 }
+
+{% include "rows/finite.h" %}

@@ -186,6 +186,15 @@ static float sum_of(const float *x, long n)
     return (part[0] + part[2]) + (part[1] + part[3]);
 }
 
+/* Whether rows of n floats are all finite; an or of comparisons vectorises, a sum of floats would not. */
+static int all_finite(const float *y, long stride, long rows, long n)
+{
+    int lost = 0;
+    for (long i = 0; i < rows; i++)
+        for (long j = 0; j < n; j++) lost |= !(y[i * stride + j] - y[i * stride + j] == 0); /* inf - inf is NaN */
+    return !lost;
+}
+
 /* A unit of planes: scales, offsets, words (lane_bytes = 4 in src/lutlab/formats/bcq_rows.py). */
 enum {
     Q = 1,                          /* planes */
@@ -906,23 +915,28 @@ static void some_blocks(const float *x, long m, const uint8_t *stream, struct co
 }
 
 /* x [m, x_stride] of k->channels, y [m, y_stride] of blocks * 32 rows, scratch m * stored columns floats.
-   Threads share out the blocks, and a row is computed by one of them: the result does not depend on their number. */
-void gemv(const float *x, long x_stride, long m, const uint8_t *stream, const struct columns *k, const int32_t *channels,
-          long blocks, float *y, long y_stride, float *scratch, long ahead, int threads)
+   Threads share out the blocks, and a row is computed by one of them: the result does not depend on their number.
+   Returns whether all of y is finite. */
+int gemv(const float *x, long x_stride, long m, const uint8_t *stream, const struct columns *k, const int32_t *channels,
+         long blocks, float *y, long y_stride, float *scratch, long ahead, int threads)
 {
+    int finite = 1;
     const long columns = k->units * k->unit_words * WORD_COLUMNS;
     for (; m > 0; m -= BATCH, x += BATCH * x_stride, y += BATCH * y_stride) {
         const long rows = m < BATCH ? m : BATCH;
         float back[BATCH];
         for (long i = 0; i < rows; i++)
             back[i] = arrange(x + i * x_stride, channels, k->channels, columns, scratch + i * columns);
-#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static, 1)
-        for (int thread = 0; thread < threads; thread++)
-            some_blocks(scratch, rows, stream, *k, blocks, blocks * thread / threads, blocks * (thread + 1) / threads, y,
-                        y_stride, ahead);
+#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static, 1) reduction(& : finite)
+        for (int thread = 0; thread < threads; thread++) {
+            const long first = blocks * thread / threads, last = blocks * (thread + 1) / threads;
+            some_blocks(scratch, rows, stream, *k, blocks, first, last, y, y_stride, ahead);
+            finite &= all_finite(y + first * ROWS, y_stride, rows, (last - first) * ROWS);
+        }
         for (long i = 0; i < rows; i++)
             for (long n = 0; back[i] != 1 && n < blocks * ROWS; n++) y[i * y_stride + n] *= back[i];
     }
+    return finite;
 }
 
 /* out[row, channel] = W[row, channel], out [N, K]: a unit of 32 rows in a tile, then row by row. */

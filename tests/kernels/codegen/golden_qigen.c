@@ -175,7 +175,17 @@ static void sum_groups(const float *x, float *sums, int64_t tokens, int64_t k_si
         }
 }
 
-void qigen_gemv(
+/* Whether rows of n floats are all finite; an or of comparisons vectorises, a sum of floats would not. */
+static int all_finite(const float *y, long stride, long rows, long n)
+{
+    int lost = 0;
+    for (long i = 0; i < rows; i++)
+        for (long j = 0; j < n; j++) lost |= !(y[i * stride + j] - y[i * stride + j] == 0); /* inf - inf is NaN */
+    return !lost;
+}
+
+/* Returns whether all of y is finite. */
+int qigen_gemv(
     const float *x,         /* [tokens, k_size], zero behind the layer's input channels */
     const int32_t *words,   /* blocks, formats/qigen.py */
     const float *scale,     /* [groups, n_size] */
@@ -196,8 +206,9 @@ void qigen_gemv(
     int threads)
 {
     (void)threads;
+    int finite = 1;
     sum_groups(x, sums, tokens, k_size, group, groups);
-#pragma omp parallel for num_threads(threads) schedule(static)
+#pragma omp parallel for num_threads(threads) schedule(static) reduction(& : finite)
     for (int64_t p = 0; p < panel_count; p++) {
         const int64_t first = p * panel_outputs, last = smaller(n_size, first + panel_outputs);
         for (int64_t m = 0; m < tokens; m++)
@@ -212,5 +223,7 @@ void qigen_gemv(
                         x + m * k_size + k, words + word + (n - n0) / STRIP * strip_words, scale + n, zero + n,
                         sums + m * groups, y + m * n_size + n, k, k_end, n_size, group, groups);
         }
+        finite &= all_finite(y + first, n_size, tokens, last - first);
     }
+    return finite;
 }

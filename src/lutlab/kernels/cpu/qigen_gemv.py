@@ -7,8 +7,8 @@
 
 Rows of x are taken one after the other on a block that lies in the cache: the paper's case is M = 1. The sums are
 float32 (Eq. 1 and 2): where x has a mean far from zero, the sum of x codes and z sum of x cancel, and with a single
-scale a column an output's error is that of its two large terms. NaN and inf in x make every output of that row not
-finite, be it NaN where the exact product is inf. AVX2 where the CPU has it, also under AVX-512; else portable C.
+scale a column an output's error is that of its two large terms. Rows of x whose sums overflow or that have NaN or inf
+are multiplied by the dequantized weight (overflow.py). AVX2 where the CPU has it, also under AVX-512; else portable C.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from lutlab.kernels import tuned
 from lutlab.kernels.codegen import library, qigen_model
 from lutlab.kernels.codegen.isa import Isa, detect, features, runnable
 from lutlab.kernels.codegen.qigen import MicroKernel, groups_in_unit, micro_kernels, source
+from lutlab.kernels.cpu.overflow import mend
 from lutlab.tensors import UniformTensor
 
 if TYPE_CHECKING:
@@ -128,16 +129,18 @@ def gemv(x: torch.Tensor, packed: PackedQIGen, threads: int | None = None) -> to
 
     _check(x, packed, threads)
     in_features = packed.shape[1]
-    if packed.order is not None:
-        x = x[..., packed.order.long()]
-    flat = x.detach().reshape(-1, in_features)
+    x = x.detach()
+    flat = (x if packed.order is None else x[..., packed.order.long()]).reshape(-1, in_features)
     buffers, sizes = _arguments(flat, packed, threads or torch.get_num_threads())
     form = groups_in_unit(packed.bits, packed.group_size, in_features)
     kernel = MicroKernel(packed.blocks.m_u, packed.blocks.t_u)
     launch = _function(packed.bits, form, kernel, instructions())
-    launch(*(buffer.data_ptr() for buffer in buffers), *sizes)
+    finite = launch(*(buffer.data_ptr() for buffer in buffers), *sizes)
     rows = packed.shape[0]
-    return buffers[_OUT][:, :rows].contiguous().view(*x.shape[:-1], rows)
+    y = buffers[_OUT][:, :rows].contiguous()
+    if not finite:
+        mend(y, x.reshape(-1, in_features), packed.dequantize())
+    return y.view(*x.shape[:-1], rows)
 
 
 def _arguments(
@@ -276,6 +279,6 @@ def _tables(size: tuple[int, int], bits: int, blocks: Blocks) -> tuple[torch.Ten
 def _function(bits: int, groups: int, kernel: MicroKernel, isa: Isa) -> Callable[..., None]:
     text = source(bits, groups, kernel, "avx2" if isa.name == "avx2" else "portable")
     function = library.load(text, f"qigen-q{bits}", isa).qigen_gemv
-    function.restype = None
+    function.restype = ctypes.c_int
     function.argtypes = [*[ctypes.c_void_p] * 8, *[ctypes.c_int64] * 9, ctypes.c_int]
     return function

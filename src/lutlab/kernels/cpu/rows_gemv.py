@@ -2,7 +2,7 @@
 
 y[M, N] = x[M, K] W[N, K]^T for M rows of x at once; the weights are read once for up to 64 rows. x may be float16,
 bfloat16 or float32 and is computed on in float32; rows that are not contiguous are copied. From `dense_rows` rows of x
-on it is faster to call `dense` and multiply with torch.
+on it is faster to call `dense` and multiply with torch. Rows that are not finite are put right (overflow.py).
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import torch
 
 from lutlab.errors import LutlabError
 from lutlab.formats.row_blocks import ROWS, blocks_of
+from lutlab.kernels import ran
+from lutlab.kernels.cpu.overflow import mend
 
 if TYPE_CHECKING:
     from lutlab.kernels.codegen.isa import Isa
@@ -119,7 +121,7 @@ class Kernel:
             used = min(self.threads(), max(1, work // THREAD_BYTES))
         else:
             used = self.threads(threads)
-        self.library.gemv(
+        finite = self.library.gemv(
             inputs.data_ptr(),
             in_features,
             m,
@@ -133,6 +135,12 @@ class Kernel:
             self.prefetch_bytes,
             used,
         )
+        if not finite:
+            flat = x.reshape(m, in_features)
+            if mend(y.view(m, padded)[:, :rows], flat, self.dense(packed, threads=threads)):
+                ran.note(
+                    f"dequantize for rows that overflow ({self.describe(threads)}), torch matmul"
+                )
         if direct:
             return out
         y = (y if padded == rows else y[:, :rows]).reshape(*x.shape[:-1], rows)

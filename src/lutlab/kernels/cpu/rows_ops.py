@@ -19,7 +19,7 @@ from lutlab.formats.mixed_rows import PackedMixedRows
 from lutlab.formats.uniform_rows import PackedUniformRows
 from lutlab.kernels import ran
 from lutlab.kernels.cpu import bcq_gemv, mixed_gemv, uniform_gemv
-from lutlab.kernels.cpu.rows_gemv import Kernel, Places
+from lutlab.kernels.cpu.rows_gemv import Kernel, Places, check_input
 
 Rows = PackedBCQRows | PackedUniformRows | PackedMixedRows
 _LIBRARY = torch.library.Library("lutlab", "DEF")
@@ -148,6 +148,7 @@ def _rows_gemv(
     few = x.numel() < kernel.dense_rows * weight.shape[1]
     ran.note(name_of(layout, few, kernel.threads()))
     if not few:
+        check_input(x, weight.shape[1])
         return torch.nn.functional.linear(x, kernel.dense(weight).to(x.dtype), bias)
     y = kernel.gemv(x, weight).contiguous()  # of N padded to blocks
     return y if bias is None else y.add_(bias)
