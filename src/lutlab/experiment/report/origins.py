@@ -59,8 +59,8 @@ def _said(record: Record) -> Iterator[tuple[str, str]]:
     yield "processor", str((about.get("gpu") if on_gpu else about.get("cpu")) or UNKNOWN)
     if threads := record.facts.get("threads", about.get("threads")):
         yield "threads", f"{threads} thread{'s' if threads != 1 else ''}"
-    if isa := about.get("isa", about.get("torch_cpu_capability")):
-        yield "isa", str(isa).lower()
+    if isa := about.get("isa"):  # of lutlab's kernels
+        yield "isa", str(isa)
     versions = about.get("versions", {})
     for name in ("torch", "transformers"):
         yield name, f"{name} {versions.get(name) or UNKNOWN}"

@@ -235,7 +235,7 @@ def _said(values: Iterable[Any]) -> Any:
 
 
 def _threads(records: Iterable[Record]) -> Any:
-    """Of the speeds, where there are some: no other number depends on it."""
+    """Of the speeds, where there are some: of other numbers it decides last bits at most."""
     records = list(records)
     return _said(r.provenance["threads"] for r in [r for r in records if _timed([r])] or records)
 
