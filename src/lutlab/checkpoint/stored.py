@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from lutlab.checkpoint.foreign import layout_in, quantized_names
 from lutlab.checkpoint.loading import load
-from lutlab.checkpoint.transformers import METHOD
+from lutlab.checkpoint.transformers import CURE, METHOD
 from lutlab.errors import LutlabError
 from lutlab.formats import name_of
 from lutlab.groups import Width, group_count, whole
@@ -26,6 +26,8 @@ from lutlab.models.shape import linear_shapes
 from lutlab.models.shards import Shards
 from lutlab.modules import QuantLinear
 from lutlab.specs import LayerStats, ModelSpec
+from lutlab.sums import NAME as SUMS
+from lutlab.sums import check_file
 
 if TYPE_CHECKING:
     import torch
@@ -43,8 +45,10 @@ def layer_widths(spec: ModelSpec) -> Mapping[str, Width]:
             f"method=stored reads the quantized weights of a folder, and the model is of source {spec.source}: give "
             "model=folder model.id=<folder>, with a checkpoint that you downloaded or saved"
         )
-    folder, sizes = folder_of(spec), linear_shapes(spec)
-    quantization = quantization_of(folder)
+    folder = folder_of(spec)
+    if (folder / SUMS).exists():
+        check_file(folder, "config.json", CURE)  # loading compares the others
+    sizes, quantization = linear_shapes(spec), quantization_of(folder)
     if (quantization or {}).get("quant_method") == METHOD:
         return {n: _width(one) for n, one in quantization["layers"].items() if n in sizes}
     shards = Shards(folder, next(iter(sizes)).partition(".")[0])

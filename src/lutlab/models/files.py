@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Iterable
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -80,6 +82,24 @@ def _shards(index: Path) -> list[str]:
             f"{index} names {outside[0]}, which is not in its folder: fetch it again, or put a link to that file there"
         )
     return [str(name) for name in shards]
+
+
+def hash_of(files: Iterable[Path]) -> str:
+    """SHA-256 of names, sizes and contents of files, in hex.
+
+    Raises:
+        LutlabError: one of them cannot be read.
+    """
+    digest = hashlib.sha256()
+    for path in files:
+        try:
+            digest.update(f"{path.name} {path.stat().st_size} ".encode())
+            with path.open("rb") as file:
+                while chunk := file.read(1 << 24):
+                    digest.update(chunk)
+        except OSError as error:
+            raise LutlabError(f"cannot read {path} ({error}): fetch it again") from error
+    return digest.hexdigest()
 
 
 def check_shipped(folder: Path, shipped: Path) -> None:

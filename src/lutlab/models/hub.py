@@ -88,7 +88,7 @@ def check(folder: Path) -> None:
     for path in sorted(folder.iterdir()):
         read = any(path.match(pattern) for pattern in _TEXT_FILES + _WEIGHT_FILES)
         try:
-            if read and path.is_symlink() and not _is_named_by_hash(path.resolve()):
+            if read and path.is_symlink() and not _has_hash(path, path.readlink().name):
                 raise Damaged("it is not the file that was downloaded")
         except (OSError, RuntimeError, Damaged) as error:
             raise LutlabError(
@@ -97,15 +97,15 @@ def check(folder: Path) -> None:
             ) from error
 
 
-def _is_named_by_hash(blob: Path) -> bool:
-    """Whether a blob is what its name says; one that is named by no hash cannot say."""
-    if re.fullmatch(r"[0-9a-f]{64}", blob.name):
-        return sha256_of(blob) == blob.name
-    if not _is_commit(blob.name):
+def _has_hash(path: Path, blob: str) -> bool:
+    """Whether a file is what the name of its blob says; one that is no hash cannot say."""
+    if re.fullmatch(r"[0-9a-f]{64}", blob):
+        return sha256_of(path) == blob
+    if not _is_commit(blob):
         return True
-    content = blob.read_bytes()  # git keeps small files so: large ones are named by SHA-256
+    content = path.read_bytes()  # git keeps small files so: large ones are named by SHA-256
     header = f"blob {len(content)}\0".encode()
-    return hashlib.sha1(header + content, usedforsecurity=False).hexdigest() == blob.name
+    return hashlib.sha1(header + content, usedforsecurity=False).hexdigest() == blob
 
 
 def _is_commit(revision: str | None) -> bool:

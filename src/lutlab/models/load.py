@@ -6,10 +6,9 @@ weights from the config alone, optionally cut to its first layers, for shapes to
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,13 @@ from typing import TYPE_CHECKING, Any
 from lutlab.errors import LutlabError, nearest
 from lutlab.models import hub, streamed
 from lutlab.models.families import family_named, family_of, model_class, task_of_config
-from lutlab.models.files import QUANTIZATION_FILES, check_shipped, quantization_of, weight_files
+from lutlab.models.files import (
+    QUANTIZATION_FILES,
+    check_shipped,
+    hash_of,
+    quantization_of,
+    weight_files,
+)
 from lutlab.models.heads import check_heads
 from lutlab.models.pretrained import config_of, model_of, tokenizer_of
 from lutlab.models.resident import Blocks, Resident
@@ -288,15 +293,5 @@ def fingerprint(spec: ModelSpec) -> str:
         *(p for name in (*TOKENIZER_FILES, *QUANTIZATION_FILES) if (p := folder / name).is_file()),
     ]
     if spec.source == "synthetic":
-        return f"synthetic:{_sha256(texts)}:{spec.layers}"
-    return f"files:{_sha256([*texts, *weight_files(folder)])}"
-
-
-def _sha256(files: Iterable[Path]) -> str:
-    digest = hashlib.sha256()
-    for path in files:
-        digest.update(f"{path.name} {path.stat().st_size} ".encode())
-        with path.open("rb") as file:
-            while chunk := file.read(1 << 24):
-                digest.update(chunk)
-    return digest.hexdigest()
+        return f"synthetic:{hash_of(texts)}:{spec.layers}"
+    return f"files:{hash_of([*texts, *weight_files(folder)])}"
