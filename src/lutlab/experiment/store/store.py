@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -86,10 +87,13 @@ class Store:
                 "results= folder, or publish with 'make publish' (results/README.md)"
             )
         try:
-            self.root.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(
+                dir=self.folder
+            ).close()  # of a read-only one it is known only so
         except OSError as error:
             raise LutlabError(
-                f"results={self.root} cannot be written ({type(error).__name__}): give another folder"
+                f"results={self.root} cannot be written ({error.strerror or type(error).__name__}): give another folder"
             ) from error
 
     def save(self, record: Record) -> Path:
