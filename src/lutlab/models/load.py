@@ -153,6 +153,7 @@ def quiet() -> Iterator[None]:
 
 def _config(folder: Path) -> PreTrainedConfig:
     """The config of a known family: decided before transformers could ask for a repository's own code."""
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
     path = folder / "config.json"
@@ -160,7 +161,7 @@ def _config(folder: Path) -> PreTrainedConfig:
         written = json.loads(path.read_text(encoding="utf-8"))
         family_named(written["model_type"])
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, StrictDataclassError) as error:
         raise LutlabError(
             f"cannot read {path} ({type(error).__name__}: {_first_line(error)}): expected a transformers config with "
             "its model_type; fetch the file again"

@@ -70,15 +70,9 @@ def _read(spec: ModelSpec) -> tuple[ModelShape, Matrices]:
     try:
         known = _from_files(folder) if spec.source in ("embedded", "folder") else None
         return known or _from_config(folder, spec.layers)
-    except (
-        OSError,
-        ArithmeticError,
-        AttributeError,
-        LookupError,
-        RuntimeError,
-        TypeError,
-        ValueError,
-    ) as error:
+    except LutlabError:
+        raise
+    except Exception as error:  # of many kinds: JSON, transformers' validators and torch
         said = str(error).partition("\n")[0]
         raise LutlabError(
             f"{folder / 'config.json'} does not say the model's shape ({type(error).__name__}: {said}): expected a "
