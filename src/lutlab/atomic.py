@@ -5,10 +5,15 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
+import time
 import uuid
 from pathlib import Path
 
 from lutlab.errors import LutlabError
+
+_LEFTOVER = re.compile(r"\..+\.[0-9a-f]{32}")  # as write_atomically names them
+_HOUR = 3600.0
 
 
 def write_atomically(path: Path, data: bytes) -> Path:
@@ -34,6 +39,21 @@ def write_atomically(path: Path, data: bytes) -> Path:
             f"{'free some space' if full else 'check the folder'} and run again: finished cells are kept"
         ) from error
     return path
+
+
+def remove_leftovers(folder: Path, older_s: float = _HOUR) -> list[Path]:
+    """Remove what killed writers left in a folder: `.<name>.<uuid>` that nobody has written to for so long; the files.
+
+    A writer that is still at work, here or on another machine, touches its file far more often.
+    """
+    found = [p for p in folder.glob(".*") if _LEFTOVER.fullmatch(p.name)]
+    removed = []
+    for path in found:
+        with contextlib.suppress(FileNotFoundError):  # another process was faster
+            if time.time() - path.stat().st_mtime > older_s:
+                path.unlink()
+                removed.append(path)
+    return removed
 
 
 def set_aside(path: Path) -> Path:

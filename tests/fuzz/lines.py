@@ -28,7 +28,7 @@ from hydra.core.global_hydra import GlobalHydra
 
 from lutlab import registry
 from lutlab.experiment.plan.choices import choices
-from lutlab.experiment.plan.keys import config_keys, evaluator_keys, method_keys
+from lutlab.experiment.plan.keys import config_keys, evaluator_keys, method_keys, spelled
 from lutlab.experiment.run import pipeline, results_command
 from lutlab.experiment.run.main import main
 
@@ -51,7 +51,7 @@ VALID = (
     "workspaces --check",
 )
 LONG = "x" * 5000
-_LIMIT = 15  # seconds, after which a line is said to hang
+_LIMIT = 60  # seconds of this processor, after which a line is said to hang
 VALUES = (
     "", "null", "0", "-1", "-0.0", "1e400", "-1e400", "99999999999999999999", "1e9", "0.5", "nan", "inf", "true",
     "false", "3", "2.5", "8", "[]", "{}", "[1,2]", "[null]", "[[]]", "[a,[b]]", "{a:1}", "{a:{b:2}}", "{1:2}", "a,b",
@@ -120,13 +120,16 @@ class Generator:
     def __init__(self, seed: int) -> None:
         self.draw = random.Random(seed)
         self.groups = {name: list(found) for name, found in choices([]).items()}
-        methods = [key for name in registry.classes("method") for key in method_keys(name)]
-        self.keys = [*config_keys(), *evaluator_keys(), *methods, *self.groups]
+        keys = config_keys() | evaluator_keys()
+        for name in registry.classes("method"):
+            keys |= method_keys(name)
+        # what a key takes, beside what no key should: half of the lines get as far as the plan
+        self.values = {name: [*key.values, spelled(key.default)] for name, key in keys.items()}
 
     def line(self) -> list[str]:
         """One line."""
         line = self.draw.choice(VALID).split()
-        for _ in range(self.draw.randint(1, 3)):
+        for _ in range(self.draw.choice((1, 1, 2, 3))):
             self._mutate(line)
         return line
 
@@ -143,7 +146,9 @@ class Generator:
 
     def _set(self, line: list[str]) -> None:
         plus = self.draw.choice(("", "", "", "", "+", "++"))
-        self._place(line, f"{plus}{self.draw.choice(self.keys)}={self.draw.choice(VALUES)}")
+        key = self.draw.choice([*self.values])
+        value = self.draw.choice(self.draw.choice((VALUES, VALUES, self.values[key])))
+        self._place(line, f"{plus}{key}={value}")
 
     def _choose(self, line: list[str]) -> None:
         group = self.draw.choice(list(self.groups))
@@ -171,8 +176,8 @@ class Generator:
 def typed(line: Sequence[str]) -> Ended:
     """Run a line in this process, up to its first measurement; in the current directory."""
     GlobalHydra.instance().clear()
-    signal.signal(signal.SIGALRM, _hangs)
-    signal.alarm(_LIMIT)
+    signal.signal(signal.SIGVTALRM, _hangs)
+    signal.setitimer(signal.ITIMER_VIRTUAL, _LIMIT)
     out, err = io.StringIO(), io.StringIO()
     stop = mock.Mock(side_effect=Stopped)
     with (
@@ -197,7 +202,7 @@ def typed(line: Sequence[str]) -> Ended:
             code = None
             err.write(traceback.format_exc())
         finally:
-            signal.alarm(0)
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
     return Ended(code, out.getvalue(), err.getvalue())
 
 

@@ -89,7 +89,7 @@ def task_here(spec: ModelSpec) -> str:
         written = json.loads((folder_of(spec) / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):  # loading names the damage
         return ""
-    return task_of_config(written)
+    return task_of_config(written) if isinstance(written, dict) else ""
 
 
 def load_model(

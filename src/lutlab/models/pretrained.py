@@ -39,13 +39,16 @@ def config_of(folder: Path) -> PreTrainedConfig:
         LutlabError: it asks for code, kernels or files that are not read here.
         OSError, ValueError: as transformers': it is missing, damaged, or of an architecture unknown to it.
     """
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
     check_folder(folder)
-    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    vars(config).pop(
-        "auto_map", None
-    )  # from_config asks for it, and a model saved again has no such code beside it
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except StrictDataclassError as error:  # of a value of another type, and no ValueError
+        raise ValueError(str(error)) from error
+    # from_config asks for it, and a model saved again has no such code beside it
+    vars(config).pop("auto_map", None)
     return config
 
 

@@ -55,7 +55,7 @@ def shape_of(spec: ModelSpec) -> ModelShape:
     """Sizes of a model; of one on the hub only the config is fetched.
 
     Raises:
-        LutlabError: as models.load.folder_of.
+        LutlabError: as models.load.folder_of; config.json or the weights' headers are damaged.
     """
     return _read(spec)[0]
 
@@ -69,8 +69,17 @@ def linear_shapes(spec: ModelSpec) -> Matrices:
 def _read(spec: ModelSpec) -> tuple[ModelShape, Matrices]:
     on_hub = spec.source == "hub"
     folder = hub.download(spec.id, spec.revision, weights=False) if on_hub else folder_of(spec)
-    known = _from_files(folder) if spec.source in ("embedded", "folder") else None
-    return known or _from_config(folder, spec.layers)
+    try:
+        known = _from_files(folder) if spec.source in ("embedded", "folder") else None
+        return known or _from_config(folder, spec.layers)
+    except LutlabError:
+        raise
+    except Exception as error:  # of many kinds: JSON, transformers' validators and torch
+        said = str(error).partition("\n")[0]
+        raise LutlabError(
+            f"{folder / 'config.json'} does not say the model's shape ({type(error).__name__}: {said}): expected a "
+            "transformers config with model_type and whole numbers, and safetensors that fit it; fetch both again"
+        ) from error
 
 
 def _from_files(folder: Path) -> tuple[ModelShape, Matrices] | None:
@@ -80,6 +89,8 @@ def _from_files(folder: Path) -> tuple[ModelShape, Matrices] | None:
     check_heads(folder)
     if not {"vocab_size", family.seqlen} <= config.keys():
         return None
+    if wrong := [k for k in ("vocab_size", family.seqlen) if type(config[k]) is not int]:
+        raise TypeError(f"{wrong[0]} is {config[wrong[0]]!r}")
     sizes, linears, index = _headers(folder), {}, 0
     while _matrix(sizes, f"{family.blocks}.{index}.{family.linears[0]}"):
         paths = [f"{family.blocks}.{index}.{layer}" for layer in family.linears]

@@ -76,6 +76,35 @@ MISTAKES = [
         "method.bcq.offset= sets it in the rows of bcq alone",
     ),
     (["method=rtn,bcq", "method.bcq.offset=mabye"], "method.bcq.offset=mabye: give true or false"),
+    (["q=2,2"], "q=2,2: 2 stands there twice"),
+    (["q=2", "q=3,4"], "q is given twice, q=2 and q=3,4"),
+    (["mode=plan,run"], "it is of the whole call: give one value"),
+    (["q=range(0,1e9)"], "more than 1,000 values"),
+    (["evaluate=[ppl]"], "ppl reads one long text: name it, as ppl:<text>"),
+    (["evaluate=[weight_error:wikitext2]"], "weight_error reads no text"),
+    (["evaluate=[ppl:lambada]"], "ppl reads one long text, and lambada is a list of examples"),
+    (["model.revision=abc"], "is a commit on the hub, and opt-embedded-s is of source embedded"),
+    (
+        ["model=product", "model.id=8x8", "skip=[a]"],
+        "skip= is of a model, and 8x8 is a single product",
+    ),
+    (["candidates.q=[2]"], "candidates.q= is read with budget= only"),
+    (["dashboard.tracked=x"], "dashboard.tracked= is read by mode=dashboard"),
+    (["mode=dashboard", "q=3"], "q= says nothing to mode=dashboard"),
+    (["method=bcq", "method.offset=3"], "method.offset=3: give true or false"),
+    (["sublayers.attention=null"], "has keys of its own, and no value.*sublayers.attention.q"),
+    (["candidates.q=${q}", "budget=4"], "candidates.q=4.*give a list"),
+    (["q@x=3"], "no key is put into another place by @"),
+    (["hydra/launcher=null"], "it is no value: drop it"),
+    (["hydra/sweeper=basic"], "lutlab has a sweeper of its own"),
+    (["hydra/launcher=joblib", "hydra.launcher.n_jobs=0"], "give a number of processes"),
+    (["threads=99999"], "threads=99999: give at most 4096"),
+    ([f"seed={2**70}"], "at most 63 bits"),
+    ([f"name={'x' * 5000}"], "name=x{200}.*at most 100"),
+    ([f"results={'x' * 5000}"], "results=x{200}.*path of at most"),
+    (["name=\udcff"], "signs that are no text"),
+    (["--run"], "--run: every call is a sweep"),
+    (["--resolve"], "--resolve is read with --cfg=job only"),
     pytest.param(
         ["hydra/launcher=ray"],
         r"hydra/launcher=ray is not installed: pip install 'lutlab\[ray\]'",
@@ -105,6 +134,19 @@ def test_a_mistake_is_explained(command: CommandLine, arguments: list[str], mess
     flat = " ".join(outcome.err.split())
     assert re.search(message, flat), flat
     assert command.records() == {}
+
+
+def test_what_a_later_value_replaces_is_said(command: CommandLine) -> None:
+    outcome = command("q=2", "q=3", "mode=plan", "evaluate=[weight_error]", "baseline=false")
+    assert outcome.code == 0, outcome.err
+    assert outcome.err == "lutlab: q=2 is not used: q=3 stands behind it\n"
+
+
+def test_hydras_options_stand_anywhere(command: CommandLine) -> None:
+    line = ["q=2,3", "--multirun", "mode=plan", "evaluate=[weight_error]", "baseline=false"]
+    outcomes = [command(*line), command(line[1], line[0], *line[2:])]
+    assert [outcome.code for outcome in outcomes] == [0, 0]
+    assert outcomes[0].out == outcomes[1].out
 
 
 def test_a_plus_is_needed_nowhere(command: CommandLine) -> None:

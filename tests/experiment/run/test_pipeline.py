@@ -218,6 +218,25 @@ def test_a_failed_row_is_recorded_and_the_others_go_on(
     assert named == {broken.name, MODEL}
 
 
+def test_a_row_with_a_damaged_config_fails_alone(command: CommandLine, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(EMBEDDED / MODEL, broken)
+    line = ["model=folder", f"model.id={broken},{EMBEDDED / MODEL}", "evaluate=[weight_error]"]
+    for text in (
+        "",
+        "[]",
+        '{"model_type": "opt", "vocab_size": "x", "max_position_embeddings": 8}',
+    ):
+        (broken / "config.json").write_text(text)
+        outcome = command(*line, *QUICK[1:])
+        assert outcome.code == 1, outcome.err
+        assert "Traceback" not in outcome.err
+        own = {r["run"]["model"]["id"]: r for r in command.records().values()}
+        assert own[str(EMBEDDED / MODEL)]["status"] == "done"
+        assert own[str(broken)]["status"] == "failed"
+        assert "config.json" in own[str(broken)]["reason"]
+
+
 def test_out_of_memory_is_recorded_and_tried_again(
     command: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -234,18 +253,22 @@ def test_out_of_memory_is_recorded_and_tried_again(
     assert {r["status"] for r in command.records().values()} == {"done"}
 
 
-def test_ctrl_c_keeps_what_is_measured(
-    command: CommandLine, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("sent", "code", "said"),
+    [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")],
+)
+def test_a_signal_keeps_what_is_measured(
+    command: CommandLine, monkeypatch: pytest.MonkeyPatch, sent: int, code: int, said: str
 ) -> None:
     def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
+        signal.raise_signal(sent)
 
     arguments = ["evaluate=[weight_error,ppl:lambada-joined]", *QUICK[1:]]
     with monkeypatch.context() as patch:
         patch.setattr(Perplexity, "measure", interrupted)
         outcome = command(*arguments)
-    assert outcome.code == 130
-    assert "interrupted" in outcome.err
+    assert outcome.code == code
+    assert said in outcome.err
     assert "Traceback" not in outcome.err
     assert len(command.records()) == 1
     assert command(*arguments).code == 0

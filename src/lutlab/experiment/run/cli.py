@@ -1,7 +1,8 @@
-"""The command line around Hydra: a mistake ends in one message and an exit code (ending.py), never in a traceback."""
+"""The command line around Hydra: a user's mistakes end in one message and an exit code, see ending.py."""
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import sys
@@ -68,6 +69,10 @@ def _read(arguments: Sequence[str]) -> list[str] | None:
 
         print(help_page.page(presets))
         return None
+    if asked.shell_completion and not any(map(_is_completion, asked.overrides)):
+        raise LutlabError(
+            "-sc wants one of install=bash, uninstall=bash, query=bash (or fish, zsh): as in 'lutlab -sc install=bash'"
+        )
     if (
         asked.shell_completion or asked.config_name
     ):  # a line not complete yet, or a user's own schema
@@ -75,6 +80,7 @@ def _read(arguments: Sequence[str]) -> list[str] | None:
     overrides = [*asked.overrides, *(argument for argument in rest if not argument.startswith("-"))]
     options = [argument for argument in arguments if argument not in overrides]
     said = [_unknown_option(option) for option in rest if option.startswith("-")]
+    said += _without_use(asked)
     try:
         overrides = mistakes.read(overrides, presets)
     except Mistakes as error:
@@ -83,6 +89,22 @@ def _read(arguments: Sequence[str]) -> list[str] | None:
         raise Mistakes(said)
     # conf/config.yaml says --multirun too, but Hydra forgets that where an override is wrong, and blames the sweep
     return [*overrides, *(options or ["--multirun"])]
+
+
+def _is_completion(override: str) -> bool:
+    return override.partition("=")[0] in ("install", "uninstall", "query")
+
+
+def _without_use(asked: argparse.Namespace) -> list[str]:
+    """What is wrong with Hydra's options that are right by themselves."""
+    said = []
+    if asked.run:
+        said.append("--run: every call is a sweep, of one row or more: drop it")
+    if not asked.cfg:
+        for name in ("resolve", "package"):
+            if getattr(asked, name):
+                said.append(f"--{name} is read with --cfg=job only: give it too, or drop --{name}")
+    return said
 
 
 def _unknown_option(option: str) -> str:

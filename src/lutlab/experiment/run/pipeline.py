@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
+from lutlab.atomic import remove_leftovers
 from lutlab.errors import LutlabError
 from lutlab.experiment.plan import free, plan, sweeping
 from lutlab.experiment.plan.commands import table_command
@@ -42,7 +43,9 @@ def sweep(arguments: Sequence[str], compose: Compose, launch: Launch) -> None:
             _draw(request, common)
             continue
         if common.mode is Mode.run:
-            Store(common.results).check_writable()
+            store = Store(common.results)
+            store.check_writable()
+            remove_leftovers(store.folder)
         logger = common.logger
         tracker = open_tracker(logger.mode, common.results / "wandb", logger.project)
         if common.mode is Mode.track:
@@ -139,7 +142,12 @@ def _job(row: PlannedRow, cells: dict[str, PlannedCell], settings: Settings) -> 
 def _weight(row: PlannedRow, cell: PlannedCell) -> float:
     from lutlab.experiment.plan import cost
 
-    return cost.predict(row.spec, cell).seconds
+    try:
+        return cost.predict(row.spec, cell).seconds
+    except (
+        LutlabError
+    ):  # of the model's files: the row fails by itself when it is loaded, and the others go on
+        return 1.0
 
 
 def _report(
@@ -160,6 +168,7 @@ def _report(
     else:
         table = tabulate_sweep(folder.name, rows, scale, command)
     console = Console()
+    remove_leftovers(folder)
     paths = write_report(table, folder)
     if not artifact:
         free.mark(folder, rows, command)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import logging
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -77,10 +78,13 @@ class Store:
                 "results= folder, or publish with 'make publish' (results/README.md)"
             )
         try:
-            self.root.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(
+                dir=self.folder
+            ).close()  # of a read-only one it is known only so
         except OSError as error:
             raise LutlabError(
-                f"results={self.root} cannot be written ({type(error).__name__}): give another folder"
+                f"results={self.root} cannot be written ({error.strerror or type(error).__name__}): give another folder"
             ) from error
 
     def save(self, record: Record) -> Path:
