@@ -195,3 +195,51 @@ def test_a_calibrated_method_without_inputs_or_tokenizer_says_what_it_needs():
     inputs = torch.randn(64, 48, generator=torch.Generator().manual_seed(1))
     packed = lutlab.quantize_tensor(weight(), "gptq", q=8, g=16, inputs=inputs)
     assert torch.allclose(packed.dequantize(), weight(), atol=0.05)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"model": None}, "model is NoneType: give a transformers model"),
+        ({"model": tiny_opt().to("meta")}, "parameters without values, on the meta device"),
+        ({"skip": "*.fc2"}, r"skip is '\*.fc2': give patterns"),
+        ({"layers": {3: (4, 16)}}, "layers, a name of it, is 3: give a mapping"),
+        ({"budget": "4"}, "budget is '4': give a number"),
+        ({"budget": 4, "candidates": [4]}, "candidates holds 4: give pairs of q and g"),
+        ({"calibration": torch.ones(4, 16)}, r"must be token ids .* got torch.float32 \[4, 16\]"),
+        (
+            {"calibration": torch.full((4, 16), 260)},
+            "ids from 260 to 260, .* vocabulary is 0 to 259",
+        ),
+        ({"tuning": {"steps": 1}}, "tuning is dict: give lutlab.Tuning"),
+        ({"offset": "yes", "method": "bcq"}, "offset='yes' of method 'bcq' .* give true or false"),
+    ],
+)
+def test_arguments_of_another_kind_are_refused_before_anything_is_quantized(given, message):
+    model = tiny_opt()
+    with pytest.raises(LutlabError, match=message):
+        lutlab.quantize(**({"model": model, "g": 16} | given))
+    assert not any(isinstance(module, QuantLinear) for module in model.modules())
+
+
+def test_full_precision_is_a_method_of_whole_models_too():
+    model = lutlab.quantize(tiny_opt(), "none")
+    fc1 = model.model.decoder.layers[0].fc1
+    assert torch.equal(fc1.weight, tiny_opt().model.decoder.layers[0].fc1.weight.half().float())
+
+
+def test_what_vanishes_in_float32_is_refused():
+    with pytest.raises(LutlabError, match=r"weight has numbers of at most .* float32 cannot hold"):
+        lutlab.quantize_tensor(weight().double() * 1e-60)
+    with pytest.raises(LutlabError, match="so small that their squares leave float32"):
+        lutlab.quantize_tensor(weight(), "gptq", inputs=torch.full((64, 48), 1e-30))
+
+
+def test_too_many_arguments_are_no_type_error(tmp_path):
+    with pytest.raises(LutlabError, match="load: too many positional arguments; it takes folder"):
+        lutlab.load(*range(9))
+    with pytest.raises(LutlabError, match="folder is 3: give the path of a folder"):
+        lutlab.load(3)
+    for dtype in ("float33", torch.int8):
+        with pytest.raises(LutlabError, match=r"dtype is .*: give auto, or one of"):
+            lutlab.load(tmp_path, dtype=dtype)

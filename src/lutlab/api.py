@@ -93,8 +93,7 @@ def quantize_tensor(
     weight = arguments.matrix("weight", weight, "[N, K]")
     _check_options(method, options, _TENSOR_ARGUMENTS)
     quantizer = make_method(method, **options)
-    if quantizer.quantizes:
-        quantizer.check_width(q, g)
+    _check_width(quantizer, q, g)
     if inputs is not None:
         inputs = arguments.matrix("inputs", inputs, f"[M, {weight.shape[1]}]")
     if not isinstance(quantizer, Calibrated):
@@ -158,8 +157,8 @@ def quantize(
     quantizer = make_method(method, **options)
     if tuning is not None:
         check_tunable(arguments.instance("tuning", tuning, Tuning, "lutlab.Tuning(steps=…)"))
-    if quantizer.quantizes and budget is None:
-        quantizer.check_width(q, g)
+    if budget is None:
+        _check_width(quantizer, q, g)
     own = _checked_widths(layers, quantizer)
     skip = arguments.strings("skip", skip, 'patterns of layer names, as ["*.fc2"]')
     if own and budget is not None:
@@ -182,7 +181,7 @@ def quantize(
         stats = quantize_model(model, quantizer, chosen, calibration, packed=packed)
     finally:
         model.train(training)
-    if any(layer.q < 16 for layer in stats):
+    if any(layer.format != "dense" for layer in stats):
         declare(model)  # so that save_pretrained says how to read the layers
     return model
 
@@ -199,10 +198,21 @@ def _check_options(method: str, options: Mapping[str, Any], arguments: Sequence[
         raise LutlabError(f"method '{method}' has no parameter '{option}': {said}")
 
 
+def _check_width(quantizer: Method, q: Bits, g: int) -> None:
+    """The arguments q and g: in range, or of a method that keeps weights, at least numbers."""
+    if quantizer.quantizes:
+        quantizer.check_width(q, g)
+    arguments.instance("q", q, (int, float), "the bits of a weight, as 4")
+    arguments.instance("g", g, int, "the weights of a group, as 128")
+
+
 def _checked_widths(given: Mapping[str, Width] | None, quantizer: Method) -> tuple[LayerWidth, ...]:
     """The argument `layers`."""
-    arguments.instance("layers", given or {}, Mapping, 'a mapping, as {"*.fc1": (4, 16)}')
-    return layer_widths(given or {}, quantizer)
+    given = {} if given is None else given
+    expected = 'a mapping of patterns of layer names, as {"*.fc1": (4, 16)}'
+    for pattern in arguments.instance("layers", given, Mapping, expected):
+        arguments.text("layers, a name of it,", pattern, expected)
+    return layer_widths(given, quantizer)
 
 
 def _checked_candidates(

@@ -106,8 +106,7 @@ def path(name: str, value: Any) -> Path:
     instance(name, value, (str, os.PathLike), "the path of a folder")
     try:
         found = Path(value).expanduser()
-        found.exists()  # refuses zero bytes and signs that no file name has
-        str(found).encode()
+        found.lstat() if "\0" in str(found) else found.exists()  # refuse what no file can be called
     except (OSError, ValueError, RuntimeError, TypeError) as error:
         raise LutlabError(f"{name} is {described(value)}, no path of a file ({error})") from error
     if not str(value):

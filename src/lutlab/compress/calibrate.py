@@ -74,7 +74,8 @@ def check_windows(model: PreTrainedModel, windows: Windows) -> None:
         )
     ids = token_ids("calibration", windows["input_ids"], model.config.vocab_size)
     for name, values in windows.items():
-        if not isinstance(values, torch.Tensor) or values.shape != ids.shape or values.is_meta:
+        tensor = isinstance(name, str) and isinstance(values, torch.Tensor)
+        if not tensor or values.shape != ids.shape or values.is_meta:
             raise LutlabError(
                 f"calibration has {name} of {described(values)} beside input_ids of {list(ids.shape)}: give what a "
                 "tokenizer returns with return_tensors='pt' and padding=True"
@@ -178,7 +179,8 @@ class _Sums:
     def add(self, shared: SharedInput, x: torch.Tensor) -> None:
         """x: [..., K]."""
         x = x.detach()
-        x = x.flatten(0, -2) if self.tokens is None else x[self.tokens.to(x.device)]
+        x = x.flatten(0, -2)  # OPT's second layers read [B * S, K] already
+        x = x if self.tokens is None else x[self.tokens.to(x.device).flatten()]
         x = x.float()
         if shared not in self.hessian:
             self.hessian[shared] = x.new_zeros(x.shape[1], x.shape[1])

@@ -67,13 +67,18 @@ def check_task(model: PreTrainedModel, evaluator: str, task: str) -> None:
 
 
 def check_evaluated(model: Any, tokenizer: Any) -> None:
-    """Refuse what is no model with a tokenizer, as a user's call may give it.
+    """Refuse what is no causal language model with a tokenizer, as a user's call may give it.
 
     Raises:
-        LutlabError: of another kind, or without weights.
+        LutlabError: of another kind or task, without weights or without a head.
     """
     arguments.model(model)
     arguments.tokenizer(tokenizer)
+    check_task(model, "this", "causal_lm")
+    if model.get_output_embeddings() is None:
+        raise LutlabError(
+            f"a {type(model).__name__} has no head that predicts tokens: load it by AutoModelForCausalLM"
+        )
 
 
 def exp_of_mean(nll: float) -> float:
