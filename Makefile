@@ -42,7 +42,7 @@ attack: env ## damage files, kill runs, fuzz lines and calls: CASES, a tenth, a 
 	@mkdir -p results/attack; bad=; \
 	attack() { nice $(BIN)/python -m "$$@" || bad=1; }; \
 	attack tests.damage.attack --cases $(CASES) --seed $(SEED) $(if $(KIND),--kind $(KIND)) \
-		--counts results/attack/damage-$(SEED).json; \
+		--counts results/attack/damage$(KIND:%=-%)-$(SEED).json; \
 	if [ -z "$(KIND)" ]; then \
 		attack tests.damage.kills --cases $$(($(CASES) / 10)) --seed $(SEED) --counts results/attack/kills-$(SEED).json; \
 		attack tests.fuzz.lines --cases $$(($(CASES) / 2)) --seed $(SEED); \

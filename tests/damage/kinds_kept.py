@@ -62,9 +62,9 @@ def loaded(folder: Path) -> dict[str, Any]:
 
 def framed(root: Path) -> dict[str, Any]:
     """As one table, `lutlab.results`."""
-    frame = results(root, samples=True).fillna("").astype(str)
+    frame = results(root, samples=True).astype(object)
     keys = ["paper", "artifact", "variant", "row", "column", "metric", "cell_id"]
-    rows = frame.to_dict("records")
+    rows = frame.where(frame.notna(), "").astype(str).to_dict("records")
     return {"numbers": {"/".join(row[k] for k in keys): row for row in map(_portable, rows)}}
 
 
