@@ -127,6 +127,37 @@ def test_forward_follows_the_dtype_of_its_input():
         assert_multiplies(module, x(dtype))
 
 
+@pytest.mark.parametrize("prepared", [True, False])
+def test_what_is_no_x_is_refused(prepared):
+    """Integers were multiplied by weights cut off to integers, where the layer was called for the first time."""
+    used = layer()
+    if prepared:
+        used(x())
+    for wrong, message in (
+        (x().long(), "x is torch.int64: expected float16"),
+        (x().to(torch.complex64), "x is torch.complex64"),
+        (x().to(torch.float8_e4m3fn), "x is torch.float8_e4m3fn"),
+        (x().to_sparse(), "layout torch.sparse_coo: expected a dense tensor"),
+        (x()[..., 1:], rf"expected \[\.\.\., K\] with K = {K}"),
+        (x().sum(), r"x has shape \(\)"),
+        (x().numpy(), "x is ndarray: expected a tensor"),
+    ):
+        with pytest.raises(LutlabError, match=message):
+            used(wrong)
+    assert used(x().to("meta")).shape == used(x()).shape
+    with pytest.raises(LutlabError, match="meta device"):
+        layer().to("meta")(x())
+
+
+@pytest.mark.parametrize("rows", [1, 800])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_a_bias_of_another_dtype_is_added_in_that_of_x(dtype, rows):
+    y = layer(bias=True)(torch.ones(rows, K, dtype=dtype))
+    assert y.dtype == dtype
+    expected = layer(bias=False)(torch.ones(rows, K, dtype=dtype)) + layer().bias.to(dtype)
+    torch.testing.assert_close(y, expected, rtol=1e-2, atol=1e-2)
+
+
 def test_the_product_is_one_operation_for_torch_compile():
     module = layer(method="bcq")
     module(x())

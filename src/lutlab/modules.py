@@ -24,11 +24,12 @@ from lutlab import registry
 from lutlab.errors import LutlabError, nearest
 from lutlab.formats import name_of
 from lutlab.formats.contract import Format, dtype_name
-from lutlab.kernels.contract import Execution, check_activations
+from lutlab.kernels.contract import Execution
 from lutlab.kernels.dequantized import Dequantized
 from lutlab.kernels.dispatch import prepare
 
 log = logging.getLogger(__name__)
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)  # of x
 BIAS_DTYPES = (None, "float16", "bfloat16", "float32", "float64")
 
 
@@ -167,17 +168,17 @@ class QuantLinear(nn.Module):
         Raises:
             LutlabError: x is of another dtype or shape, no dense tensor, or the layer's weight is on the meta device.
         """
-        check_activations(x, self.in_features)
+        _check(x, self.in_features)
         execution = self._execution
         if execution is None:
             execution = self.prepare(max(1, x.numel() // self.in_features), x.dtype)
-        bias = None if self.bias is None else self.bias.to(x)
-        if execution.takes(x):
-            return execution(x, bias)
         if execution.device.type == "meta" and not x.is_meta:
             raise LutlabError(
                 "the layer's weight is on the meta device, where tensors have no numbers: load the model first"
             )
+        bias = None if self.bias is None else self.bias.to(x)
+        if execution.takes(x):
+            return execution(x, bias)
         weight = execution.dense().to(device=x.device, dtype=x.dtype)
         return functional.linear(x, weight, bias)
 
@@ -190,6 +191,23 @@ class QuantLinear(nn.Module):
         """The layout, as print(model) shows it."""
         said = {name: value for name, value in self.layout().items() if name != "bias_dtype"}
         return ", ".join(f"{n}={v}" for n, v in {**said, "bias": self.bias is not None}.items())
+
+
+def _check(x: torch.Tensor, in_features: int) -> None:
+    """Raises LutlabError: x is not [..., K] of floats; by integers, weights that are cut off would be multiplied."""
+    if not isinstance(x, torch.Tensor):
+        raise LutlabError(
+            f"x is {type(x).__name__}: expected a tensor [..., {in_features}] of floats; torch.as_tensor makes one"
+        )
+    if x.dtype not in DTYPES:
+        raise LutlabError(
+            f"x is {x.dtype}: expected float16, bfloat16, float32 or float64; x.float() converts real numbers"
+        )
+    if x.is_nested or x.layout is not torch.strided:
+        kind = "is nested" if x.is_nested else f"has layout {x.layout}"
+        raise LutlabError(f"x {kind}: expected a dense tensor")
+    if x.dim() == 0 or x.shape[-1] != in_features:
+        raise LutlabError(f"x has shape {tuple(x.shape)}: expected [..., K] with K = {in_features}")
 
 
 def _taken(layout: dict[str, Any], key: str) -> Any:

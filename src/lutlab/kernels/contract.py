@@ -12,44 +12,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from lutlab.errors import LutlabError
-
 if TYPE_CHECKING:
     from typing import Self  # of Python 3.11, for type checkers only
 
     import torch
 
     from lutlab.formats.contract import Format
-
-
-def check_activations(x: torch.Tensor, in_features: int) -> None:
-    """Whatever multiplies, what is no x would at best be another library's error, and integers would truncate weights.
-
-    Args:
-        x: [..., K] float16, bfloat16, float32 or float64, on any device, with any strides.
-        in_features: K.
-
-    Raises:
-        LutlabError: x is not as above.
-    """
-    import torch
-
-    if not isinstance(x, torch.Tensor):
-        raise LutlabError(
-            f"x is {type(x).__name__}: expected a tensor [..., {in_features}] of floats; torch.as_tensor makes one"
-        )
-    if x.dtype not in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
-        raise LutlabError(
-            f"x is {x.dtype}: expected float16, bfloat16, float32 or float64; x.float() converts what are real numbers"
-        )
-    if x.is_nested or x.layout != torch.strided:
-        raise LutlabError(
-            f"x is {'a nested tensor' if x.is_nested else f'a tensor of layout {x.layout}'}: expected a dense one"
-        )
-    if x.dim() == 0 or x.shape[-1] != in_features:
-        raise LutlabError(
-            f"x has shape {tuple(x.shape)}: expected [..., K] with K = {in_features}, as the layer has inputs"
-        )
 
 
 class Execution(ABC):
