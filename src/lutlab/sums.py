@@ -7,6 +7,7 @@ The format is coreutils', so that `sha256sum -c SHA256SUMS` checks a folder with
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -30,6 +31,11 @@ def write_sums(folder: Path, files: Iterable[Path] | None = None) -> Path:
         f"{sha256_of(path)}  {path.relative_to(folder).as_posix()}\n" for path in sorted(files)
     ]
     return write_atomically(folder / NAME, "".join(lines).encode())
+
+
+def has_sums(folder: Path) -> bool:
+    """Whether a folder has a SHA256SUMS, be it a link that leads nowhere: checking refuses that."""
+    return os.path.lexists(folder / NAME)
 
 
 def check_sums(folder: Path, cure: str, used: Iterable[str] = ()) -> None:

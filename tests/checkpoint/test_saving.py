@@ -216,6 +216,10 @@ def test_any_change_of_a_saved_folder_is_refused(tmp_path):
     (folder / "model.safetensors").unlink()
     (folder / "SHA256SUMS").write_bytes(b"")
     refused(folder, "is not named in SHA256SUMS")
+    (folder / "SHA256SUMS").unlink()
+    (folder / "SHA256SUMS").symlink_to("SHA256SUMS")
+    refused(folder, "SHA256SUMS is damaged or cannot be read")
+    (folder / "SHA256SUMS").unlink()
     (folder / "SHA256SUMS").write_bytes(whole[folder / "SHA256SUMS"])
     assert torch.equal(logits(load(folder)), logits(model))
 

@@ -17,7 +17,7 @@ from lutlab.models.families import model_class
 from lutlab.models.files import quantization_of, weight_files
 from lutlab.models.heads import check_heads
 from lutlab.models.pretrained import config_of, model_of
-from lutlab.sums import NAME, check_sums
+from lutlab.sums import check_sums, has_sums
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -56,9 +56,7 @@ def load(
     weight_files(folder)
     if (quantization or {}).get("quant_method") == METHOD:
         return _load_ours(folder, dtype).to(device).eval()
-    if (
-        folder / NAME
-    ).exists():  # an export of ours, or a config.json that does not say so any more
+    if has_sums(folder):  # an export; or lutlab's own, whose config.json does not say so any more
         check_sums(folder, CURE, used=["config.json"])
     config = _config(folder)
     if isinstance(dtype, str):

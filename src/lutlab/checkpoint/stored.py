@@ -26,8 +26,7 @@ from lutlab.models.shape import linear_shapes
 from lutlab.models.shards import Shards
 from lutlab.modules import QuantLinear
 from lutlab.specs import LayerStats, ModelSpec
-from lutlab.sums import NAME as SUMS
-from lutlab.sums import check_file
+from lutlab.sums import check_file, has_sums
 
 if TYPE_CHECKING:
     import torch
@@ -46,7 +45,7 @@ def layer_widths(spec: ModelSpec) -> Mapping[str, Width]:
             "model=folder model.id=<folder>, with a checkpoint that you downloaded or saved"
         )
     folder = folder_of(spec)
-    if (folder / SUMS).exists():
+    if has_sums(folder):
         check_file(folder, "config.json", CURE)  # loading compares the others
     sizes, quantization = linear_shapes(spec), quantization_of(folder)
     if (quantization or {}).get("quant_method") == METHOD:

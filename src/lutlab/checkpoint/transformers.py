@@ -26,7 +26,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from lutlab.errors import LutlabError
 from lutlab.models.families import weight_of
 from lutlab.modules import QuantLinear
-from lutlab.sums import NAME, check_sums
+from lutlab.sums import NAME, check_sums, has_sums
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -176,7 +176,7 @@ def _skeleton(model: PreTrainedModel, name: str, layout: Mapping[str, Any]) -> Q
 def _check_sums(files: Sequence[Path]) -> None:
     """Compare the folder of the weights with its SHA256SUMS; without one, say so."""
     folder = files[0].parent
-    if (folder / NAME).exists():
+    if has_sums(folder):
         check_sums(folder, CURE, used=["config.json", *(path.name for path in files)])
     else:
         log.warning(

@@ -92,8 +92,8 @@ def check(folder: Path) -> None:
                 raise Damaged("it is not the file that was downloaded")
         except (OSError, RuntimeError, Damaged) as error:
             raise LutlabError(
-                f"{path} in the hub's cache is damaged ({error}): delete it and the file that it is a link to, and run "
-                "again, which downloads it again"
+                f"{path} in the hub's cache is damaged ({error}): delete it and the file that it is a link to, "
+                f"{path.readlink()}, and run again, which downloads it again"
             ) from error
 
 

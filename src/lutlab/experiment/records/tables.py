@@ -15,7 +15,7 @@ from lutlab.experiment.report import csv
 from lutlab.experiment.report.published import CURE, TABLE
 from lutlab.experiment.store import lines
 from lutlab.sums import NAME as SUMS
-from lutlab.sums import check_file, check_sums
+from lutlab.sums import check_file, check_sums, has_sums
 
 log = logging.getLogger(__name__)
 # Folders of a results folder that repeat what stands elsewhere.
@@ -39,14 +39,14 @@ def cells_of(root: Path, published: bool) -> Iterator[dict[str, str]]:
     Raises:
         LutlabError: files of a machine are not those of its SHA256SUMS, or a published table cannot be read.
     """
-    if published and (root / SUMS).exists():
+    if published and has_sums(root):
         check_sums(root, CURE)
     unsealed = []
     for table in sorted(root.rglob(TABLE)):
         has_records = (table.parent / lines.NAME).exists()
         if not is_original(table.relative_to(root)) or has_records != published:
             continue
-        if not ((root if published else table.parent) / SUMS).exists():
+        if not has_sums(root if published else table.parent):
             unsealed.append(table)
         try:
             yield from _parsed(table, CURE) if published else _own_cells(table)
@@ -66,7 +66,7 @@ def cells_of(root: Path, published: bool) -> Iterator[dict[str, str]]:
 
 def _own_cells(table: Path) -> list[dict[str, str]]:
     cure = "it is left out; the run with mode=report writes it again"
-    if (table.parent / SUMS).exists():
+    if has_sums(table.parent):
         check_file(table.parent, table.name, cure)
     return _parsed(table, cure)
 

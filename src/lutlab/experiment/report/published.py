@@ -31,8 +31,7 @@ from lutlab.experiment.report.layout import lay_out
 from lutlab.experiment.store import lines
 from lutlab.experiment.store.record import Record
 from lutlab.specs import EvalSpec
-from lutlab.sums import NAME as SUMS
-from lutlab.sums import check_file, write_sums
+from lutlab.sums import check_file, has_sums, write_sums
 
 TABLE, PAGE = "table.csv", "table.md"
 CURE = "a published artifact is as git has it; restore it with git, or publish it again"
@@ -82,7 +81,7 @@ def read(folder: Path) -> Published:
         LutlabError: one of its files is not there, is not that of the machine's SHA256SUMS, or a record is damaged.
     """
     machine = folder.parents[1]
-    if (machine / SUMS).exists():
+    if has_sums(machine):
         for name in (TABLE, lines.NAME):
             check_file(machine, (folder / name).relative_to(machine).as_posix(), CURE)
     try:
