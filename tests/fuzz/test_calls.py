@@ -6,8 +6,8 @@ import pytest
 from tests.fuzz.calls import broken
 
 
-# of torch's quantized tensors, one of which is given as a weight
-@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
+# torch's, of the kinds of tensors that are given: quantized, sparse
+@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_hostile_calls_are_refused_or_right() -> None:
     said: list[str] = []
     found, counts = broken(200, 0, said.append)
