@@ -41,7 +41,7 @@ from lutlab.errors import OTHER_NAMES, LutlabError, arguments_of, nearest
 from lutlab.formats import pack
 from lutlab.formats.contract import Format
 from lutlab.groups import CANDIDATE_BITS, CANDIDATE_GROUP_SIZES, Bits, Width
-from lutlab.models.families import evaluation_seqlen, kinds, task_of
+from lutlab.models.families import decoder_blocks, evaluation_seqlen, kinds, task_of
 from lutlab.models.pretrained import tokenizer_of
 from lutlab.quantizers.coefficients import quantized
 from lutlab.quantizers.contract import Calibrated, Method, make_method
@@ -153,6 +153,7 @@ def quantize(
             given beside `layers`, or the method cannot be tuned.
     """
     arguments.model(model)
+    decoder_blocks(model)  # refuses a model without its head
     _check_options(method, options, _ARGUMENTS)
     quantizer = make_method(method, **options)
     if tuning is not None:

@@ -17,6 +17,7 @@ from lutlab import sources
 from lutlab.compress.driver import quantize_model
 from lutlab.compress.kept_blocks import BlockStore, StatsStore
 from lutlab.experiment.records.frame import results
+from lutlab.experiment.report.published import seal
 from lutlab.experiment.store import lines
 from lutlab.experiment.store.store import Store
 from lutlab.quantizers.contract import make_method
@@ -78,6 +79,7 @@ def make_published(folder: Path) -> None:
         place.mkdir(parents=True)
         for name in ("records.jsonl", "table.csv"):
             shutil.copy(PUBLISHED / artifact / name, place)
+    seal(folder / "machine")
 
 
 def _plain(value: Any) -> Any:

@@ -16,6 +16,7 @@ from lutlab.modules import QuantLinear
 from lutlab.specs import Tuning
 
 HALF = 2.0**-9  # a relative error that float16 coefficients may add
+CODED = 2.0**-4  # scales that are codes of 4 bits themselves
 
 
 def naive(weight: torch.Tensor, q: float, g: int) -> torch.Tensor:
@@ -53,7 +54,8 @@ def nearness(
         x = inputs.detach().double()
         x = x / (float(x.abs().max()) or 1.0)
         error, weight, expected = error @ x.T, weight @ x.T, expected @ x.T
-    allowed = 4 * expected.norm() + HALF * weight.norm() + 1e-12
+    stored = CODED if method in ("mixed_2_4_16", "group_widths") else HALF
+    allowed = 4 * expected.norm() + stored * weight.norm() + 1e-12
     return "" if error.norm() <= allowed else f"error {error.norm():.3g}, at most {allowed:.3g}"
 
 

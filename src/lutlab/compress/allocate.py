@@ -24,6 +24,7 @@ _LARGEST_COST = 1e6
 # Where the proof of optimality is given up, for hundreds of layers of equal shapes: the best answer by then stands.
 # A count of nodes, unlike a time, gives the same answer on every machine.
 _NODES = 5000
+_MOST_BITS = 1e9  # a weight, of a budget: far beyond what any takes, and within what a float counts
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,10 @@ def budget_bits(budget: float, weights: int) -> int:
     Raises:
         LutlabError: the budget is not a positive number.
     """
-    if isinstance(budget, bool) or not math.isfinite(budget) or budget <= 0:
-        raise LutlabError(f"budget={budget}: give a positive number of stored bits a weight")
+    if isinstance(budget, bool) or not 0 < budget <= _MOST_BITS:
+        raise LutlabError(
+            f"budget={budget}: give a positive number of stored bits a weight, as 3.5"
+        )
     bits = math.floor(budget * weights) + 1
     while bits / weights > budget:
         bits -= 1

@@ -220,8 +220,14 @@ def evaluation_seqlen(config: PreTrainedConfig) -> int:
 
 
 def decoder_blocks(model: PreTrainedModel) -> nn.ModuleList:
-    """The decoder blocks of a model, in forward order."""
-    return model.get_submodule(family_of(model.config).blocks)
+    """The decoder blocks of a model, in forward order. Raises LutlabError for a model without its family's head."""
+    path = family_of(model.config).blocks
+    try:
+        return model.get_submodule(path)
+    except AttributeError as error:
+        raise LutlabError(
+            f"a {type(model).__name__} has no blocks at {path}: load it with its head, as AutoModelForCausalLM does"
+        ) from error
 
 
 def kinds(config: PreTrainedConfig) -> dict[str, str]:

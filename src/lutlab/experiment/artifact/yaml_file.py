@@ -22,9 +22,8 @@ def read_yaml(path: Path) -> Any:
     """The content of a file: mappings, lists, texts, numbers, truths, dates, None.
 
     Raises:
-        LutlabError: it is no UTF-8 or no YAML, nested too deeply or larger than MOST_VALUES; a key stands twice, or a
-            text holds control characters, which would act on the reader's terminal.
-        OSError: as Path.read_text.
+        LutlabError: it cannot be read, is no UTF-8 or no YAML, nested too deeply or larger than MOST_VALUES; a key
+            stands twice, or a text holds control characters, which would act on the reader's terminal.
     """
     try:
         loader = yaml.SafeLoader(path.read_text(encoding="utf-8"))
@@ -34,6 +33,8 @@ def read_yaml(path: Path) -> Any:
         for mistake in _mistakes(root):
             raise LutlabError(f"{path}, {mistake}")
         return loader.construct_document(root)
+    except OSError as error:
+        raise LutlabError(f"{path} cannot be read ({error.strerror}): restore the file") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise LutlabError(f"{path} is not YAML in UTF-8: {error}") from error
     except RecursionError as error:
