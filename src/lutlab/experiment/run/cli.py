@@ -69,7 +69,7 @@ def _read(arguments: Sequence[str]) -> list[str] | None:
         raise LutlabError(f"{' and '.join(given)}: give one of them".replace("_", "-"))
     if asked.shell_completion and not any(map(_is_completion, asked.overrides)):
         raise LutlabError(
-            "-sc wants install=bash or uninstall=bash (or fish, zsh), as in 'lutlab -sc install=bash'; query= is the shell's"
+            "-sc wants install=bash or uninstall=bash (or fish, zsh); the shell itself asks by query="
         )
     if (
         asked.shell_completion or asked.config_name
