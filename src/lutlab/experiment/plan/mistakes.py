@@ -265,6 +265,10 @@ def _of_hydras(key: str, values: Sequence[Any]) -> Iterator[str]:
         yield "lutlab has a sweeper of its own, and rows run in no other: drop it"
     elif key.startswith("hydra.sweeper") or key.endswith("._target_"):
         yield "it would run other code in the place of lutlab's: drop it"
+    elif key == "hydra.searchpath":
+        paths = [str(path) for value in values if isinstance(value, list) for path in value]
+        lacking = [path for path in paths if "://" not in path and not Path(path).is_dir()]
+        yield from (f"there is no folder {path}" for path in lacking)
     elif key == "hydra.launcher.n_jobs" and 0 in values:
         yield "give a number of processes, or -1 for one a core"
     elif key in ("hydra", "local") or (None in values and "/" in key):

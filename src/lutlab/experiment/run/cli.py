@@ -69,9 +69,13 @@ def _read(arguments: Sequence[str]) -> list[str] | None:
 
         print(help_page.page(presets))
         return None
+    exclusive = ("multirun", "cfg", "info", "shell_completion")
+    given = [f"--{name}" for name in exclusive if getattr(asked, name)]
+    if len(given) > 1:
+        raise LutlabError(f"{' and '.join(given)}: give one of them".replace("_", "-"))
     if asked.shell_completion and not any(map(_is_completion, asked.overrides)):
         raise LutlabError(
-            "-sc wants one of install=bash, uninstall=bash, query=bash (or fish, zsh): as in 'lutlab -sc install=bash'"
+            "-sc wants install=bash or uninstall=bash (or fish, zsh); the shell itself asks by query="
         )
     if (
         asked.shell_completion or asked.config_name
@@ -92,7 +96,8 @@ def _read(arguments: Sequence[str]) -> list[str] | None:
 
 
 def _is_completion(override: str) -> bool:
-    return override.partition("=")[0] in ("install", "uninstall", "query")
+    asked = override.partition("=")[0]
+    return asked in ("install", "uninstall") or (asked == "query" and "COMP_LINE" in os.environ)
 
 
 def _without_use(asked: argparse.Namespace) -> list[str]:

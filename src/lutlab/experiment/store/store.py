@@ -78,10 +78,8 @@ class Store:
                 "results= folder, or publish with 'make publish' (results/README.md)"
             )
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            tempfile.TemporaryFile(
-                dir=self.folder
-            ).close()  # of a read-only one it is known only so
+            self.root.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=self.root).close()  # a read-only one is known only so
         except OSError as error:
             raise LutlabError(
                 f"results={self.root} cannot be written ({error.strerror or type(error).__name__}): give another folder"
