@@ -156,7 +156,7 @@ def perplexity(
 
     check_evaluated(model, tokenizer)
     arguments.text("text", text, "one string")
-    arguments.integer("seqlen", seqlen, 2, "the tokens of a window, at least 2")
+    arguments.instance("seqlen", seqlen, int, "the tokens of a window, at least 2")
     ids = torch.tensor(encode(tokenizer, text), dtype=torch.int64)
     if len(ids):
         arguments.token_ids("text", ids[None], model.config.vocab_size)
