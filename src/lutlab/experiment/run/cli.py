@@ -32,6 +32,7 @@ def run(main: Callable[[], None]) -> int:
 
 
 def _run(main: Callable[[], None]) -> None:
+    import yaml
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
@@ -43,6 +44,8 @@ def _run(main: Callable[[], None]) -> None:
             main()
     except (HydraException, OmegaConfBaseException) as error:
         raise LutlabError(_in_our_words(error)) from error
+    except yaml.YAMLError as error:  # of artifacts, yaml_file.py says so
+        raise LutlabError(f"a preset is not YAML: {error}") from error
 
 
 def _read(arguments: Sequence[str]) -> list[str] | None:
