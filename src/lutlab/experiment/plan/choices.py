@@ -9,6 +9,7 @@ from omegaconf import OmegaConf
 
 from lutlab import registry, sources
 from lutlab.experiment.artifact.catalog import artifact_groups, artifacts
+from lutlab.experiment.artifact.yaml_file import read_yaml
 
 
 def choices(config_dirs: Sequence[Path] = ()) -> dict[str, list[str]]:
@@ -21,6 +22,17 @@ def choices(config_dirs: Sequence[Path] = ()) -> dict[str, list[str]]:
     found["method"] = list(registry.classes("method"))
     found["exp"] = [*artifacts(), *artifact_groups()]
     return dict(sorted(found.items()))
+
+
+def check_presets(config_dirs: Sequence[Path] = ()) -> None:
+    """Read the user's own presets, of whose damage Hydra's message would not always name the file.
+
+    Raises:
+        LutlabError: as read_yaml.
+    """
+    for folder in (sources.folder("conf") / "local", *config_dirs):
+        for path in sorted(folder.glob("**/*.yaml")):
+            read_yaml(path)
 
 
 def default_choice(group: str) -> str:

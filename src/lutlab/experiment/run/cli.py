@@ -32,7 +32,6 @@ def run(main: Callable[[], None]) -> int:
 
 
 def _run(main: Callable[[], None]) -> None:
-    import yaml
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
@@ -44,8 +43,6 @@ def _run(main: Callable[[], None]) -> None:
             main()
     except (HydraException, OmegaConfBaseException) as error:
         raise LutlabError(_in_our_words(error)) from error
-    except yaml.YAMLError as error:  # of artifacts, yaml_file.py says so
-        raise LutlabError(f"a preset is not YAML: {error}") from error
 
 
 def _read(arguments: Sequence[str]) -> list[str] | None:
@@ -59,6 +56,7 @@ def _read(arguments: Sequence[str]) -> list[str] | None:
     from hydra._internal.utils import get_args_parser
 
     from lutlab.experiment.plan import mistakes
+    from lutlab.experiment.plan.choices import check_presets
 
     asked, rest = get_args_parser().parse_known_args(arguments)
     if asked.experimental_rerun is not None:
@@ -67,6 +65,7 @@ def _read(arguments: Sequence[str]) -> list[str] | None:
             "`lutlab results rerun <cell>` measures a cell again from its record"
         )
     presets = [Path(asked.config_dir)] if asked.config_dir else []
+    check_presets(presets)
     if asked.help:
         from lutlab.experiment.run import help_page
 
