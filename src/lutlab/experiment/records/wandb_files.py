@@ -55,9 +55,11 @@ def _inspect(path: Path) -> dict[str, Any]:
             "wandb 0.31 can: pip install -U wandb, or remove that folder where the run was killed"
         ) from error
     # a run that was killed, or whose file is damaged, has the state that it got to, and perhaps no id yet
-    if said["run_id"] and path.stem != f"run-{said['run_id']}":
+    folder, own = path.parent.name, said["run_id"]
+    strange = "run-" in folder and not folder.endswith(f"-{own}")
+    if own and (path.stem != f"run-{own}" or strange):
         raise LutlabError(
-            f"{path} holds run {said['run_id']}: a file was copied over another's name; fill the folder again by "
+            f"{path} holds run {own}: a file or folder was copied over another's name; fill the folder again by "
             "'python run.py mode=track', or remove it"
         )
     about = {"id": said["run_id"], "name": said["name"], "state": said["state"]}
