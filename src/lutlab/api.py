@@ -157,7 +157,8 @@ def quantize(
     _check_options(method, options, _ARGUMENTS)
     quantizer = make_method(method, **options)
     if tuning is not None:
-        check_tunable(arguments.instance("tuning", tuning, Tuning, "lutlab.Tuning(steps=…)"))
+        arguments.instance("tuning", tuning, Tuning, "lutlab.Tuning(steps=…)")
+        check_tunable(quantizer)
     if budget is None:
         _check_width(quantizer, q, g)
     own = _checked_widths(layers, quantizer)

@@ -145,8 +145,8 @@ def matrix(name: str, value: Any, axes: str) -> torch.Tensor:
     return found
 
 
-def model(value: Any) -> PreTrainedModel:
-    """A transformers model whose weights are there.
+def model(value: Any, *, streamed: bool = False) -> PreTrainedModel:
+    """A transformers model whose weights are there; of one whose blocks are streamed, those of its embeddings.
 
     Raises:
         LutlabError: anything else.
@@ -160,7 +160,8 @@ def model(value: Any) -> PreTrainedModel:
         "a transformers model, as AutoModelForCausalLM.from_pretrained makes it",
     )
     instance("model.config", value.config, PreTrainedConfig, "a transformers model with its config")
-    if any(parameter.is_meta for parameter in value.parameters()):
+    held = value.get_input_embeddings() if streamed else value
+    if any(parameter.is_meta for parameter in held.parameters()):
         raise LutlabError(
             "the model has parameters without values, on the meta device: load its weights"
         )

@@ -109,7 +109,7 @@ def _speaking_to(said: int) -> Iterator[None]:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     handler = logging.StreamHandler(sys.stderr)
     handler.setLevel(logging.WARNING)
-    logging.getLogger().addHandler(handler)
+    logging.getLogger().handlers = [handler]  # those of before may write to what is closed
     try:
         yield
     finally:

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import yaml
 
 from lutlab.data import load_text, tasks
+from lutlab.errors import LutlabError
 from lutlab.specs import TextSpec
 
 
@@ -46,5 +46,5 @@ def test_a_definition_names_functions_and_calls_none(folder: Path) -> None:
     path.write_text("task: trap\ndoc_to_text: !function trap.evil\ndataset_path: texts\n")
     assert tasks._read(path)[0]["doc_to_text"] == "trap.evil"
     path.write_text("task: !!python/object/apply:os.system [exit]\n")
-    with pytest.raises(yaml.YAMLError):
+    with pytest.raises(LutlabError, match="python/object/apply"):
         tasks._read(path)

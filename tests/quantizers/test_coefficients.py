@@ -79,7 +79,7 @@ def test_groups_of_several_widths_are_refused_where_float16_is_too_narrow(name):
             at(drawn(16, 32) * scale, name, {}, 2.5, 16)
 
 
-@pytest.mark.parametrize("scale", [1e-42, 1e-36, 1e38])
+@pytest.mark.parametrize("scale", [1e-42, 1e-36, 5e37])
 @pytest.mark.parametrize("name", ["rtn", "bcq"])
 def test_what_float32_cannot_hold_is_refused(name, scale):
     with pytest.raises(LutlabError, match="multiply the weights, whose largest should be between"):
@@ -92,7 +92,7 @@ def test_usual_weights_are_quantized_as_they_are(name, options, caplog):
     weight[1], weight[:, :16] = 1e-9, weight[:, :16] * 1e-7  # a dead row, and half of all groups
     method = make_method(name, **options)
     more = () if name != "awq" else (method.prepare(stats_of(drawn(64, 32))),)
-    for scale in (1.0, 0.01, 2.0**-10, 3e4):
+    for scale in (1.0, 0.01, 2.0**-10, 1e4):
         tensor, widened = quantized(method, weight * scale, 3, 16, *more)
         own = method.quantize(weight * scale, 3, 16, *more)
         assert not widened
@@ -113,7 +113,7 @@ def test_the_edges_need_no_second_try():
 @pytest.mark.parametrize("name", ["rtn", "awq"])
 def test_a_model_says_which_layers_were_widened(name, caplog):
     usual, tiny = tiny_opt().eval(), tiny_opt().eval()
-    layer = "model.decoder.layers.1.fc1"
+    layer = "model.decoder.layers.1.self_attn.q_proj"  # whose inputs are the same in both
     with torch.no_grad():
         for path, module in linear_layers(tiny):
             if "layers.1" in path:  # AWQ scales layers that share an input together

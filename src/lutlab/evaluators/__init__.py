@@ -72,7 +72,7 @@ def check_evaluated(model: Any, tokenizer: Any) -> None:
     Raises:
         LutlabError: of another kind or task, without weights or without a head.
     """
-    arguments.model(model)
+    arguments.model(model, streamed=True)
     arguments.tokenizer(tokenizer)
     check_task(model, "this", "causal_lm")
     if model.get_output_embeddings() is None:

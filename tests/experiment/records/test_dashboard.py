@@ -108,7 +108,7 @@ def test_the_command_draws_all_of_a_results_folder(command, folder):
     assert drawn.code == 0, drawn.err
     assert "dashboard.html" in drawn.out
     assert len(shown((command.results / "dashboard.html").read_text())) > 100
-    assert "leave out +exp" in command("mode=dashboard", "+exp=table4").err
+    assert "exp= says nothing to mode=dashboard" in command("mode=dashboard", "+exp=table4").err
 
 
 # ---- in a browser ----

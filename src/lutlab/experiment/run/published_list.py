@@ -41,10 +41,9 @@ def read_list(only: str = "*", path: Path = LIST) -> list[Variant]:
     Raises:
         LutlabError: no such file, it is not such a list, or no artifact of it matches.
     """
-    try:
-        content = read_yaml(path)
-    except FileNotFoundError as error:
-        raise LutlabError(f"no {path} here: run this at the top of a checkout of lutlab") from error
+    if not path.exists():
+        raise LutlabError(f"no {path} here: run this at the top of a checkout of lutlab")
+    content = read_yaml(path)
     found = [
         _variant(path, artifact, name, line)
         for artifact, variants in _mapping(path, "the file", content).items()
