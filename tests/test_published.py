@@ -64,7 +64,7 @@ def test_its_page_has_a_section_for_each_variant_of_the_list(folder: Path) -> No
 
 
 def test_files_are_those_of_their_sums() -> None:
-    """Published by hand or merged: `python -m lutlab.experiment.run.publish --render-only` writes the sums anew."""
+    """Publishing writes them; after a merge by hand, `seal` of report/published.py does."""
     for machine in {folder.parents[1] for folder in ARTIFACTS}:
         check_sums(machine, "render it again")
         said = (machine / "SHA256SUMS").read_text().splitlines()
