@@ -4,7 +4,7 @@ import os
 import time
 import uuid
 
-from lutlab.atomic import remove_leftovers, write_atomically
+from lutlab.atomic import draft_beside, remove_leftovers, write_atomically
 
 
 def test_only_old_leftovers_are_removed(tmp_path):
@@ -19,3 +19,16 @@ def test_only_old_leftovers_are_removed(tmp_path):
     assert remove_leftovers(tmp_path) == [old]
     assert sorted(tmp_path.iterdir()) == sorted(kept)
     assert remove_leftovers(tmp_path / "nowhere") == []
+
+
+def test_a_draft_is_gone_and_takes_older_ones_of_its_name_with_it(tmp_path):
+    killed, others = (tmp_path / f".{name}.{uuid.uuid4().hex}" for name in ("model", "other"))
+    for path in (killed, others):
+        path.mkdir()
+        (path / "config.json").write_text("half")
+        os.utime(path, (0, 0))
+    with draft_beside(tmp_path / "model") as draft:
+        assert not killed.exists()
+        assert draft.stat().st_mode & 0o777 == 0o700
+    assert list(tmp_path.iterdir()) == [others]
+    assert remove_leftovers(tmp_path.parent, f"{tmp_path.name}/.*") == [others]

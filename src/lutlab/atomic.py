@@ -6,13 +6,15 @@ import contextlib
 import errno
 import os
 import re
+import shutil
 import time
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 from lutlab.errors import LutlabError
 
-_LEFTOVER = re.compile(r"\..+\.[0-9a-f]{32}")  # as write_atomically names them
+_LEFTOVER = re.compile(r"\..+\.[0-9a-f]{32}")  # as drafts are named
 _HOUR = 3600.0
 
 
@@ -41,17 +43,44 @@ def write_atomically(path: Path, data: bytes) -> Path:
     return path
 
 
-def remove_leftovers(folder: Path, older_s: float = _HOUR) -> list[Path]:
-    """Remove what killed writers left in a folder: `.<name>.<uuid>` that nobody has written to for so long; the files.
+@contextlib.contextmanager
+def draft_beside(path: Path) -> Iterator[Path]:
+    """A private folder beside a path, in which to make what is to stand there; gone at the end, as are old ones of it.
 
-    A writer that is still at work, here or on another machine, touches its file far more often.
+    Raises:
+        OSError: it cannot be made.
     """
-    found = [p for p in folder.glob(".*") if _LEFTOVER.fullmatch(p.name)]
+    remove_leftovers(path.parent, f".{path.name}.*")
+    draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    draft.mkdir(mode=0o700, parents=True)
+    try:
+        yield draft
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def remove_leftovers(folder: Path, pattern: str = ".*", older_s: float = _HOUR) -> list[Path]:
+    """Remove what killed writers left below a folder, `.<name>.<uuid>` that nobody has written to for so long.
+
+    A writer that is still at work, here or on another machine, touches its file or folder far more often.
+
+    Args:
+        folder: in which to look.
+        pattern: of names, as Path.glob's; `**/.*` looks in its folders too.
+        older_s: seconds.
+
+    Returns:
+        the files and folders that are gone.
+    """
+    found = [p for p in folder.glob(pattern) if _LEFTOVER.fullmatch(p.name)]
     removed = []
     for path in found:
         with contextlib.suppress(FileNotFoundError):  # another process was faster
-            if time.time() - path.stat().st_mtime > older_s:
-                path.unlink()
+            if time.time() - path.lstat().st_mtime > older_s:
+                if path.is_dir():
+                    shutil.rmtree(path, ignore_errors=True)
+                else:
+                    path.unlink()
                 removed.append(path)
     return removed
 

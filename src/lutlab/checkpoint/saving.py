@@ -10,8 +10,6 @@ all. AutoModelForCausalLM.from_pretrained loads it as well, once lutlab is impor
 from __future__ import annotations
 
 import re
-import shutil
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError
 
 from lutlab import arguments
+from lutlab.atomic import draft_beside
 from lutlab.checkpoint.transformers import declare
 from lutlab.errors import LutlabError
 from lutlab.sums import write_sums
@@ -83,17 +82,16 @@ def new_folder(folder: str | Path) -> Iterator[Path]:
         raise LutlabError(
             f"{folder} is not empty: lutlab overwrites no model; give a new folder, or remove that one first"
         )
-    draft = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
     try:
-        draft.mkdir(parents=True)
-        yield draft
-        write_sums(draft)
-        if folder.is_dir():
-            folder.rmdir()
-        draft.rename(folder)
+        with draft_beside(folder) as beside:
+            draft = beside / folder.name  # beside is its user's alone, which the folder need not be
+            draft.mkdir()
+            yield draft
+            write_sums(draft)
+            if folder.is_dir():
+                folder.rmdir()
+            draft.rename(folder)
     except (OSError, SafetensorError) as error:
         raise LutlabError(
             f"cannot write {folder} ({type(error).__name__}: {error}): check the disk's space and permissions"
         ) from error
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)

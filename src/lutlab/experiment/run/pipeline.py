@@ -45,7 +45,7 @@ def sweep(arguments: Sequence[str], compose: Compose, launch: Launch) -> None:
         if common.mode is Mode.run:
             store = Store(common.results)
             store.check_writable()
-            remove_leftovers(store.folder)
+            remove_leftovers(common.results, "**/.*")
         logger = common.logger
         tracker = open_tracker(logger.mode, common.results / "wandb", logger.project)
         if common.mode is Mode.track:

@@ -12,13 +12,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from lutlab import caches
-from lutlab.atomic import set_aside, write_atomically
+from lutlab.atomic import draft_beside, set_aside, write_atomically
 from lutlab.digests import Damaged, sealed, sha256_of, unsealed
 from lutlab.errors import LutlabError
 
@@ -44,8 +43,8 @@ def take(
         return folder, about
     folder = caches.writable(cache) / name
     try:
-        with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=folder.parent) as beside:
-            inside = Path(beside) / "built"
+        with draft_beside(folder) as beside:
+            inside = beside / "built"
             inside.mkdir(mode=0o700)
             _seal(inside, name, make(inside))
             return folder, _put(inside, folder)
