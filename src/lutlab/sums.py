@@ -76,7 +76,7 @@ def _said(folder: Path, cure: str) -> dict[str, str]:
     try:
         for line in path.read_text(encoding="utf-8").splitlines():
             found = re.fullmatch(r"([0-9a-f]{64}) [ *]([^/\\].*)", line)
-            if found is None or ".." in found[2].split("/"):
+            if found is None or ".." in found[2].split("/") or "\0" in line:
                 raise ValueError(f"a line reads {line[:80]!r}")
             said[found[2]] = found[1]
     except (OSError, ValueError) as error:

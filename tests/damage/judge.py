@@ -51,7 +51,9 @@ def is_named(seen: Seen, whole: Seen, victims: Iterable[Path]) -> bool:
     """Whether one of the files, or its folder, is named in a line that was not said of the undamaged folder."""
     lines = set(seen.said.splitlines()) - set(whole.said.splitlines())
     return any(
-        victim.name in line or victim.parent.name in line for victim in victims for line in lines
+        victim.name in line or f"/{victim.parent.name}" in line
+        for victim in victims
+        for line in lines
     )
 
 

@@ -62,17 +62,21 @@ def model_of(model_class: Any, folder: Path, **how: Any) -> tuple[PreTrainedMode
 
     Raises:
         LutlabError: as config_of.
-        OSError, ValueError, RuntimeError, safetensors.SafetensorError: as transformers'.
+        OSError, ValueError, RuntimeError, safetensors.SafetensorError: as transformers'; a ValueError too where it
+            fails otherwise over a JSON file of the folder (generation_config.json among them).
     """
     check_folder(folder)
-    return model_class.from_pretrained(
-        folder,
-        use_safetensors=True,
-        local_files_only=True,
-        trust_remote_code=False,
-        output_loading_info=True,
-        **how,
-    )
+    try:
+        return model_class.from_pretrained(
+            folder,
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+            **how,
+        )
+    except (TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
 def tokenizer_of(source: str | Path, *, local: bool = True) -> PreTrainedTokenizerBase:
