@@ -9,6 +9,7 @@ fields of the configuration too: a job's overrides carry them to a launcher's wo
 from __future__ import annotations
 
 import importlib
+import itertools
 import sys
 import traceback
 from collections.abc import Iterable, Sequence
@@ -19,6 +20,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from lutlab import registry
 from lutlab.errors import LutlabError
 from lutlab.experiment.artifact import catalog
+
+_MOST = 100  # names of one key
 
 
 def add(plugins: Iterable[str], experiments: str | None) -> None:
@@ -63,7 +66,12 @@ def _values(argument: str) -> list[str]:
     """`plugins=a`, `plugins=a,b` and `plugins=[a,b]` -> the names; `plugins=null` -> none."""
     override = OverridesParser.create().parse_override(argument)
     if override.is_sweep_override():
-        return list(override.sweep_string_iterator())
+        names = list(itertools.islice(override.sweep_string_iterator(), _MOST + 1))
+        if len(names) > _MOST:
+            raise LutlabError(
+                f"{argument} names more than {_MOST} of them: name those that are meant"
+            )
+        return names
     value = override.value()
     if value is None:
         return []
