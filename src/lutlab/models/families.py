@@ -9,7 +9,9 @@ so that a group is always a run of *input* channels of one output.
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lutlab import registry
@@ -179,6 +181,21 @@ def model_class(config: PreTrainedConfig) -> Any:
     import transformers
 
     return getattr(transformers, TASKS[_task(family_of(config), config.architectures or ())])
+
+
+def family_written(path: Path) -> Family:
+    """The family of a config.json.
+
+    Raises:
+        LutlabError: no family has its model_type.
+        OSError, ValueError, KeyError, TypeError: it is no JSON mapping with a model_type.
+    """
+    written = json.loads(path.read_text(encoding="utf-8"))
+    model_type = written["model_type"]
+    try:
+        return family_named(model_type)
+    except LutlabError as error:
+        raise LutlabError(f"{path}: {error}") from error
 
 
 def task_of_config(config: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from lutlab.errors import LutlabError, nearest
 from lutlab.models import hub, streamed
-from lutlab.models.families import family_named, family_of, model_class, task_of_config
+from lutlab.models.families import family_of, family_written, model_class, task_of_config
 from lutlab.models.files import (
     QUANTIZATION_FILES,
     check_shipped,
@@ -165,8 +165,7 @@ def _config(folder: Path) -> PreTrainedConfig:
     """The config of a known family, of weights that are not quantized."""
     path = folder / "config.json"
     try:
-        written = json.loads(path.read_text(encoding="utf-8"))
-        family_named(written["model_type"])
+        family_written(path)
         check_heads(folder)
         config = config_of(folder)
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -18,8 +18,8 @@ from lutlab.models import hub
 from lutlab.models.contract import Family
 from lutlab.models.families import (
     evaluation_seqlen,
-    family_named,
     family_of,
+    family_written,
     linear_layers,
     model_class,
     weight_of,
@@ -85,7 +85,7 @@ def _read(spec: ModelSpec) -> tuple[ModelShape, Matrices]:
 def _from_files(folder: Path) -> tuple[ModelShape, Matrices] | None:
     """By the headers of the weights; None where config.json leaves a field to transformers' default."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    family = family_named(config["model_type"])
+    family = family_written(folder / "config.json")
     check_heads(folder)
     if not {"vocab_size", family.seqlen} <= config.keys():
         return None
