@@ -17,7 +17,7 @@ from lutlab.models.families import model_class
 from lutlab.models.files import quantization_of, weight_files
 from lutlab.models.heads import check_heads
 from lutlab.models.pretrained import config_of, model_of
-from lutlab.sums import check_sums, has_sums
+from lutlab.sums import check_file, check_sums, has_sums
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -51,6 +51,8 @@ def load(
     device = device_named(device)
     if not (folder / "config.json").is_file():
         raise LutlabError(f"no config.json in {folder}: give the folder of a quantized model")
+    if has_sums(folder):  # the other files are compared before a weight is read
+        check_file(folder, "config.json", CURE)
     quantization = quantization_of(folder)
     check_heads(folder)
     weight_files(folder)

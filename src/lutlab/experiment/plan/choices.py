@@ -8,6 +8,7 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from lutlab import registry, sources
+from lutlab.errors import LutlabError
 from lutlab.experiment.artifact.catalog import artifact_groups, artifacts
 from lutlab.experiment.artifact.yaml_file import read_yaml
 
@@ -28,11 +29,15 @@ def check_presets(config_dirs: Sequence[Path] = ()) -> None:
     """Read the user's own presets, of whose damage Hydra's message would not always name the file.
 
     Raises:
-        LutlabError: as read_yaml.
+        LutlabError: as read_yaml; or a file is empty.
     """
     for folder in (sources.folder("conf") / "local", *config_dirs):
         for path in sorted(folder.glob("**/*.yaml")):
             read_yaml(path)
+            if not path.stat().st_size:
+                raise LutlabError(
+                    f"{path} is empty: a preset sets a key or more; restore or remove it"
+                )
 
 
 def default_choice(group: str) -> str:
