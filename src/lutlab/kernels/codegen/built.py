@@ -10,6 +10,7 @@ renamed: of two processes that build at once, none sees half of it, and the seco
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 from collections.abc import Callable, Mapping
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from lutlab import caches
-from lutlab.atomic import draft_beside, set_aside, write_atomically
+from lutlab.atomic import draft_beside, remove_leftovers, set_aside, write_atomically
 from lutlab.digests import Damaged, sealed, sha256_of, unsealed
 from lutlab.errors import LutlabError
 
@@ -38,6 +39,7 @@ def take(
     Raises:
         LutlabError: no folder can be written.
     """
+    _tidy(cache)
     folder = cache / name
     if about := kept(folder):
         return folder, about
@@ -52,6 +54,13 @@ def take(
         raise LutlabError(
             f"cannot write {folder}: {error.strerror}; free some space, or set LUTLAB_CACHE to another folder"
         ) from error
+
+
+@functools.cache  # once a process
+def _tidy(cache: Path) -> None:
+    """Remove the drafts that killed processes left, where the cache can be written."""
+    with contextlib.suppress(OSError):
+        remove_leftovers(cache)
 
 
 def kept(folder: Path) -> dict[str, Any] | None:
