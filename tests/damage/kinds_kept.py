@@ -70,7 +70,15 @@ def framed(root: Path) -> dict[str, Any]:
 
 
 def _portable(row: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in row.items() if name != "folder"}
+    return {name: _spelled(value) for name, value in row.items() if name != "folder"}
+
+
+def _spelled(value: str) -> str:
+    """Numbers as floats: a whole column is made of them where one row of it has none."""
+    try:
+        return repr(float(value))
+    except ValueError:
+        return value
 
 
 def make_published(folder: Path) -> None:

@@ -32,6 +32,12 @@ def naive(weight: torch.Tensor, q: float, g: int) -> torch.Tensor:
     return out
 
 
+def signs(weight: torch.Tensor, q: float, g: int) -> torch.Tensor:
+    """The best code of one bit, alpha sign(w) with alpha = mean |w|, group by group: [N, K] -> [N, K] float64."""
+    parts = weight.double().split(weight.shape[1] if g == -1 else g, dim=1)
+    return torch.cat([part.sign() * part.abs().mean(1, keepdim=True) for part in parts], dim=1)
+
+
 def _straddles(weight: torch.Tensor, g: int) -> bool:
     """Whether every group has weights on both sides of 0."""
     step = weight.shape[1] if g == -1 else min(g, weight.shape[1])
@@ -48,7 +54,8 @@ def nearness(
         return f"{list(found.shape)}, finite: {bool(torch.isfinite(found).all())}"
     size = float(weight.abs().max()) or 1.0
     error, weight = (found - weight) / size, weight / size
-    reference = weight if method == "none" else naive(weight, q, g)
+    one_bit = int(q) == 1 and method in ("bcq", "gptq_bcq")
+    reference = weight if method == "none" else (signs if one_bit else naive)(weight, q, g)
     expected = reference - weight
     if isinstance(inputs, torch.Tensor) and method not in ("none", "rtn", "bcq"):
         x = inputs.detach().double()

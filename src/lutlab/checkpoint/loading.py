@@ -68,13 +68,13 @@ def load(
 
 def _dtype(given: Any) -> torch.dtype | str:
     """The argument `dtype`."""
-    if isinstance(given, torch.dtype) or given == "auto":
-        found = given
-    else:
-        found = DTYPES.get(
-            arguments.instance("dtype", given, str, "auto, float16, bfloat16 or float32")
-        )
-    if found != "auto" and found not in DTYPES.values():
+    named = given
+    if not isinstance(given, torch.dtype):
+        named = arguments.instance("dtype", given, str, "auto, float16, bfloat16 or float32")
+    if named == "auto":
+        return named
+    found = DTYPES.get(named, named)
+    if found not in DTYPES.values():
         raise LutlabError(
             f"dtype is {arguments.described(given)}: give auto, or one of {', '.join(DTYPES)}"
         )

@@ -104,7 +104,8 @@ def _wikitext_row(line: str) -> str:
 
 def _labelled(rows: list[str], path: Path) -> list[str]:
     """PIQA's records with the labels that are published in a file of their own."""
-    labels = read_rows(path.with_name(_LABELS), "label")
+    beside = path.with_name(_LABELS)
+    labels = each(_label, read_rows(beside, "label"), str(beside), "is no answer of piqa")
     if len(labels) != len(rows):
         raise LutlabError(
             f"{path} has {len(rows)} questions and {_LABELS} beside it {len(labels)} answers: they do not belong "
@@ -117,6 +118,12 @@ def _labelled(rows: list[str], path: Path) -> list[str]:
         str(path),
         "is no question of piqa",
     )
+
+
+def _label(row: str) -> str:
+    if row not in ("0", "1"):
+        raise ValueError(f"{row!r} is neither 0 nor 1")
+    return row
 
 
 _HUB_ROW: dict[str, Callable[[str], str]] = {

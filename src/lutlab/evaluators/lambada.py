@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from lutlab import arguments
 from lutlab.data.tokens import examples as rows_of
+from lutlab.errors import LutlabError
 from lutlab.evaluators import check_evaluated, harness, needed, text_facts
 from lutlab.evaluators.contract import Evaluator, Metric, Work
 from lutlab.registry import register
@@ -120,6 +121,10 @@ def lambada(
     """
     check_evaluated(model, tokenizer)
     rows = arguments.strings("examples", examples, 'a list of texts, as ["... the last word"]')
+    if blank := [at for at, row in enumerate(rows) if not row.rpartition(" ")[2].strip()]:
+        raise LutlabError(
+            f"examples[{blank[0]}] ends with a space: give texts that end with a word"
+        )
     arguments.instance("bos", bos, str, "tokenizer or none")
     if window is not None:
         arguments.integer("window", window, 2, "the tokens that the model sees at most, at least 2")

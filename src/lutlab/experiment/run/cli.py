@@ -43,7 +43,8 @@ def _run(main: Callable[[], None]) -> None:
             main()
     except (HydraException, OmegaConfBaseException) as error:
         raise LutlabError(_in_our_words(error)) from error
-    except ValueError as error:  # Hydra's own, where --config-name hands it a line that nobody else has read
+    except ValueError as error:
+        # Hydra's own, where --config-name hands it a line that nobody else has read
         if not str(error).startswith("Config group override"):
             raise
         raise LutlabError(f"{error}: give a group the name of one of its choices") from error
