@@ -49,7 +49,7 @@ with torch.no_grad():
 print(f"relative squared error of the logits: {error:.1e}")
 assert 0 < error < 0.05, error
 PYTHON
-find "$LUTLAB_CACHE" -name kernel.json | grep -q . || { echo "no kernel was built"; exit 1; }
+find "$LUTLAB_CACHE" -name kernel.sealed | grep -q . || { echo "no kernel was built"; exit 1; }
 
 echo "installed.sh: a table"
 table=(+exp=table4 'rows=[opt-30b/q3_g64]' data.limit=2 logger=none)
