@@ -56,7 +56,7 @@ def _inspect(path: Path) -> dict[str, Any]:
         ) from error
     # a run that was killed, or whose file is damaged, has the state that it got to, and perhaps no id yet
     folder, own = path.parent.name, said["run_id"]
-    strange = "run-" in folder and not folder.endswith(f"-{own}")
+    strange = "run-" in folder and f"-{own}" not in folder  # wandb may end it with a number
     if own and (path.stem != f"run-{own}" or strange):
         raise LutlabError(
             f"{path} holds run {own}: a file or folder was copied over another's name; fill the folder again by "
