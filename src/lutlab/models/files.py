@@ -71,6 +71,8 @@ def _shards(index: Path) -> list[str]:
     """The files that an index names, sorted."""
     try:
         named = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+        if not named:
+            raise ValueError("weight_map is empty")
         shards = sorted({PurePath(name) for name in named})
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise LutlabError(
