@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 # By kind of device, in the order in which they are tried.
-ENGINES = {"cpu": ("cpu_step", "transformers"), "cuda": ("transformers",)}
+ENGINES = {"cpu": ("cpu_step", "transformers"), "cuda": ("cuda_graph", "transformers")}
 CACHES = ("", "float32", "float16", "bfloat16")
 
 
