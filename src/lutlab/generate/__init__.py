@@ -1,10 +1,10 @@
 """The engine: a quantized model generates text, a token a call (contract.py).
 
-engine = lutlab.engine(model, batch=1, length=512)      the best that takes the model, which facts()["engine"] names
-logits = engine.prefill([ids]); logits = engine.step(logits.argmax(-1))
+    engine = lutlab.engine(model, batch=1, length=512)      the best that takes the model, which facts()["engine"] names
+    logits = engine.prefill([ids]); logits = engine.step(logits.argmax(-1))
 
-cpu     cpu_step (one call a step into generated C), else transformers
-cuda    cuda_graph (one graph a step), else transformers
+    cpu     cpu_step (one call a step into generated C), else transformers
+    cuda    cuda_graph (one graph a step), else transformers
 """
 
 from __future__ import annotations
