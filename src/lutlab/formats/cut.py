@@ -1,10 +1,10 @@
 """Parts of a packed weight [N, K], packed again: what one rank of a tensor-parallel model holds.
 
     rows(packed, spans)        W[n of the spans, :], one span below the other
-    columns(packed, span)      W[:, k of the span], of the stored columns: of a weight with an order, channels order[span]
+    columns(packed, span)      W[:, k of the span], of stored columns: of a weight with an order, channels order[span]
 
-Nothing is rounded: dequantized, a part is the part of the whole, bit for bit. A part owns its buffers, so that the whole
-may be a file's pages, of which only those of the part are read.
+Nothing is rounded: dequantized, a part is the part of the whole, bit for bit. A part owns its buffers, so that the
+whole may be a file's pages, of which only those of the part are read.
 
 Columns may begin inside a group. The part then has finer groups, each with the scale of the group that it is of:
 
@@ -66,9 +66,8 @@ def columns(packed: Format, span: range) -> Format:
 
 def _unknown(packed: Format) -> LutlabError:
     return LutlabError(
-        f"a {type(packed).__name__} cannot be cut: of the formats uniform, bcq and dense alone every part is a weight of "
-        "the same format (bands of rows, blocks and outliers of mixed groups cross a cut); quantize with another method, "
-        "or decode on one device"
+        f"a {type(packed).__name__} cannot be cut: lutlab cuts weights of the formats uniform, bcq and dense (bands of "
+        "rows, blocks and outliers of mixed groups cross a cut); quantize with another method, or decode on one device"
     )
 
 
