@@ -20,10 +20,14 @@ if TYPE_CHECKING:
     from lutlab.evaluators.lambada import lambada
     from lutlab.evaluators.perplexity import perplexity
     from lutlab.experiment.records.frame import results
+    from lutlab.generate import engine
+    from lutlab.generate.text import complete, stream
     from lutlab.specs import Tuning
 
 __all__ = [
     "Tuning",
+    "complete",
+    "engine",
     "export_compressed_tensors",
     "export_gptq",
     "lambada",
@@ -33,6 +37,7 @@ __all__ = [
     "quantize_tensor",
     "results",
     "save",
+    "stream",
 ]
 __version__ = "0.1.0"
 
@@ -43,6 +48,9 @@ _HOME = {
     "perplexity": "lutlab.evaluators.perplexity",
     "lambada": "lutlab.evaluators.lambada",
     "results": "lutlab.experiment.records.frame",  # the one function of the upper storey
+    "engine": "lutlab.generate",
+    "complete": "lutlab.generate.text",
+    "stream": "lutlab.generate.text",
     "save": "lutlab.checkpoint.saving",
     "load": "lutlab.checkpoint.loading",
     "export_gptq": "lutlab.checkpoint.gptq",

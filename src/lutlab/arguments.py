@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _FLOATS = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 _LOST = 2.0**-8  # of a float64 matrix, by its Frobenius norm
-_LONGEST = 60  # signs of a value in a message
+_LONGEST = 60  # characters of a value in a message
 _Kind = TypeVar("_Kind")
 
 
@@ -91,7 +91,7 @@ def text(name: str, value: Any, expected: str) -> str:
         value.encode()
     except UnicodeEncodeError as error:
         raise LutlabError(
-            f"{name} has signs that UTF-8 cannot spell, first at {error.start}: read the file again, with its own "
+            f"{name} has characters that UTF-8 cannot spell, first at {error.start}: read the file again, with its own "
             "encoding"
         ) from error
     return value

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-# C0 and C1 without tab and line feed, and the signs that turn the direction of what follows.
+# C0 and C1 without tab and line feed, and the characters that turn the direction of what follows.
 CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 

@@ -26,6 +26,7 @@ PACKAGES = {
     "kernel": "lutlab.kernels",
     "evaluator": "lutlab.evaluators",
     "family": "lutlab.models",
+    "engine": "lutlab.generate",
 }
 _CLASSES: dict[str, dict[str, Any]] = {group: {} for group in PACKAGES}
 _Registered = TypeVar("_Registered")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from lutlab.atomic import write_atomically
 
-_SHOWN = 600  # signs of what a finding said
+_SHOWN = 600  # characters of what a finding said
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,7 @@ class Ended:
         if self.code == 2 and not said:
             return "refused without a message"
         if self.code == 2 and (len(said.splitlines()) > 40 or len(said) > 6000):
-            return f"a message of {len(said.splitlines())} lines, {len(said)} signs"
+            return f"a message of {len(said.splitlines())} lines, {len(said)} characters"
         if self.code == 2 and not said.startswith(("lutlab: ", "usage: ")):
             return "a message that is not lutlab's"
         return ""

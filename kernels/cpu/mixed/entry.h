@@ -1,5 +1,7 @@
 enum { BATCH = 64 }; /* rows of x at most that share a reading of the weights: what is prepared of them fits L2 */
 
+{% include "rows/parts.h" %}
+
 /* y += blocks `first` .. `last`-1 of the groups of q bits times m rows of x, from the first of these columns on: sums of all
    units of a panel, then their scales, so that neither waits for the other. */
 static INLINE void add_section(int q, const float *x, long x_stride, long m, const uint8_t *stream, long all_units,
@@ -61,13 +63,27 @@ static void some_blocks(const float *x, long columns, long m, const uint8_t *str
         for (long i = 0; i < m; i++) add_outliers(outliers, block, x + i * columns, y + i * y_stride + block * ROWS, ahead);
 }
 
-/* x [m, x_stride] of k->channels, channels [stored columns], y [m, y_stride] of blocks * 32 rows, scratch m * stored columns
-   floats. Threads share out the blocks, and a row is computed by one of them: the result does not depend on their number.
-   Returns whether all of y is finite. */
-int gemv(const float *x, long x_stride, long m, const uint8_t *stream, const struct sections *k, const int32_t *channels,
-         long blocks, float *y, long y_stride, float *scratch, long ahead, int threads)
+/* As some_blocks, of all parts: each prepares x for itself, since parts that share an order of columns are rare. */
+static void some_blocks_of_parts(const float *x, long columns, long m, const struct part *parts, const struct sections *k,
+                                 long first, long last, float *y, long y_stride, long ahead)
+{
+    for (struct place at = place_of(parts, first); first < last;) {
+        const long left = at.part->blocks - at.block, count = last - first < left ? last - first : left;
+        some_blocks(x, columns, m, at.part->stream, k, at.part->blocks, at.block, at.block + count,
+                    y + (first - at.block) * ROWS, y_stride, ahead);
+        first += count;
+        at = (struct place){at.part + 1, 0};
+    }
+}
+
+/* x [m, x_stride] of k->channels, channels [stored columns], y [m, y_stride] of 32 rows a block, scratch m * stored columns
+   floats. Threads share out the blocks of all parts, and a row is computed by one of them: the result depends neither on
+   their number nor on what other parts there are. Returns whether all of y is finite. */
+int gemv(const float *x, long x_stride, long m, const struct part *parts, long count, const struct sections *k,
+         const int32_t *channels, float *y, long y_stride, float *scratch, long ahead, int threads)
 {
     int finite = 1;
+    const long blocks = blocks_of(parts, count);
     const long columns = (k->units[2] + k->units[3] + k->units[4]) * G;
     for (; m > 0; m -= BATCH, x += BATCH * x_stride, y += BATCH * y_stride) {
         const long rows = m < BATCH ? m : BATCH;
@@ -77,7 +93,7 @@ int gemv(const float *x, long x_stride, long m, const uint8_t *stream, const str
 #pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static, 1) reduction(& : finite)
         for (int thread = 0; thread < threads; thread++) {
             const long first = blocks * thread / threads, last = blocks * (thread + 1) / threads;
-            some_blocks(scratch, columns, rows, stream, k, blocks, first, last, y, y_stride, ahead);
+            some_blocks_of_parts(scratch, columns, rows, parts, k, first, last, y, y_stride, ahead);
             finite &= all_finite(y + first * ROWS, y_stride, rows, (last - first) * ROWS);
         }
         for (long i = 0; i < rows; i++)

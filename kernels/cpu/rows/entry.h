@@ -1,13 +1,15 @@
 enum { BATCH = 64 }; /* rows of x at most that share a reading of the weights: what is prepared of them fits L2 */
 
+{% include "rows/parts.h" %}
+
 {% include "rows/tile.h" %}
 
 /* Blocks `first` .. `last`-1 of all panels, for m <= BATCH rows of x as arrange() left them. */
-static void some_blocks(const float *x, long m, const uint8_t *stream, struct columns k, long blocks, long first, long last,
-                        float *y, long y_stride, long ahead)
+static void some_blocks(const float *x, long m, const struct part *parts, struct columns k, long first, long last, float *y,
+                        long y_stride, long ahead)
 {
     if (m >= TILE_FROM) {
-        some_blocks_by_tiles(x, m, stream, k, blocks, first, last, y, y_stride, ahead);
+        some_blocks_by_tiles(x, m, parts, k, first, last, y, y_stride, ahead);
         return;
     }
     const long most = k.units < k.panel_units ? k.units : k.panel_units;
@@ -21,8 +23,9 @@ static void some_blocks(const float *x, long m, const uint8_t *stream, struct co
         for (long i = 0; i < m; i++)
             prepare(x + (i * k.units + panel) * k.unit_words * WORD_COLUMNS, units, k.unit_words, ready + i * stride,
                     sums + i * sums_stride);
-        for (long block = first; block < last; block++) {
-            const uint8_t *at = stream + (blocks * panel + block * units) * unit_bytes;
+        struct place here = place_of(parts, first);
+        for (long block = first; block < last; block++, here = next_place(here)) {
+            const uint8_t *at = here.part->stream + (here.part->blocks * panel + here.block * units) * unit_bytes;
             long i = 0;
 {% for m in batches | reverse %}
             for (; i + {{ m }} <= m; i += {{ m }})
@@ -34,13 +37,14 @@ static void some_blocks(const float *x, long m, const uint8_t *stream, struct co
     }
 }
 
-/* x [m, x_stride] of k->channels, y [m, y_stride] of blocks * 32 rows, scratch m * stored columns floats.
-   Threads share out the blocks, and a row is computed by one of them: the result does not depend on their number.
-   Returns whether all of y is finite. */
-int gemv(const float *x, long x_stride, long m, const uint8_t *stream, const struct columns *k, const int32_t *channels,
-         long blocks, float *y, long y_stride, float *scratch, long ahead, int threads)
+/* x [m, x_stride] of k->channels, y [m, y_stride] of 32 rows a block, scratch m * stored columns floats.
+   Threads share out the blocks of all parts, and a row is computed by one of them: the result depends neither on their
+   number nor on what other parts there are. Returns whether all of y is finite. */
+int gemv(const float *x, long x_stride, long m, const struct part *parts, long count, const struct columns *k,
+         const int32_t *channels, float *y, long y_stride, float *scratch, long ahead, int threads)
 {
     int finite = 1;
+    const long blocks = blocks_of(parts, count);
     const long columns = k->units * k->unit_words * WORD_COLUMNS;
     for (; m > 0; m -= BATCH, x += BATCH * x_stride, y += BATCH * y_stride) {
         const long rows = m < BATCH ? m : BATCH;
@@ -50,7 +54,7 @@ int gemv(const float *x, long x_stride, long m, const uint8_t *stream, const str
 #pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static, 1) reduction(& : finite)
         for (int thread = 0; thread < threads; thread++) {
             const long first = blocks * thread / threads, last = blocks * (thread + 1) / threads;
-            some_blocks(scratch, rows, stream, *k, blocks, first, last, y, y_stride, ahead);
+            some_blocks(scratch, rows, parts, *k, first, last, y, y_stride, ahead);
             finite &= all_finite(y + first * ROWS, y_stride, rows, (last - first) * ROWS);
         }
         for (long i = 0; i < rows; i++)

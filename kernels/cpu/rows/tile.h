@@ -6,8 +6,8 @@ enum {
 
 {% include "rows/multiply.h" %}
 /* As some_blocks, for many rows of x: a tile of the weights becomes floats in L1, and all rows of x meet it. */
-static void some_blocks_by_tiles(const float *x, long m, const uint8_t *stream, struct columns k, long blocks, long first,
-                                 long last, float *y, long y_stride, long ahead)
+static void some_blocks_by_tiles(const float *x, long m, const struct part *weights, struct columns k, long first, long last,
+                                 float *y, long y_stride, long ahead)
 {
     static void (*const multiply[])(const float *, const float *, long, float *, long) = {
         0{% for m in range(1, tile_rows + 1) %}, multiply_{{ m }}{% endfor %}
@@ -27,9 +27,10 @@ static void some_blocks_by_tiles(const float *x, long m, const uint8_t *stream, 
                 for (long c = 0; c < columns; c++)
                     ready[from * columns + c * rows + i] = x[((from + i) * k.units + panel) * unit_columns + c];
         }
-        for (long block = first; block < last; block++)
+        struct place here = place_of(weights, first);
+        for (long block = first; block < last; block++, here = next_place(here))
             for (long u = 0; u < units; u++) {
-                const uint8_t *unit = stream + (blocks * panel + block * units + u) * unit_bytes;
+                const uint8_t *unit = here.part->stream + (here.part->blocks * panel + here.block * units + u) * unit_bytes;
                 for (long line = 0; line < unit_bytes; line += 64) prefetch(unit + ahead + line);
                 for (long word = 0; word < k.unit_words; word += TILE_COLUMNS / WORD_COLUMNS) {
                     const long left = k.unit_words - word;

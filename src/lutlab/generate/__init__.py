@@ -1,1 +1,83 @@
-"""The engine: a quantized model generates text, a token a call (contract.py)."""
+"""The engine: a quantized model generates text, a token a call (contract.py).
+
+engine = lutlab.engine(model, batch=1, length=512)      the best that takes the model, which facts()["engine"] names
+logits = engine.prefill([ids]); logits = engine.step(logits.argmax(-1))
+
+cpu     cpu_step (one call a step into generated C), else transformers
+cuda    cuda_graph (one graph a step), else transformers
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from lutlab import arguments, registry
+from lutlab.errors import LutlabError
+from lutlab.generate.contract import Engine
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+log = logging.getLogger(__name__)
+# By kind of device, in the order in which they are tried.
+ENGINES = {"cpu": ("transformers",), "cuda": ("transformers",)}
+CACHES = ("", "float32", "float16", "bfloat16")
+
+
+def engine(
+    model: PreTrainedModel,
+    batch: int = 1,
+    length: int | None = None,
+    cache: str = "",
+    name: str = "",
+) -> Engine:
+    """The best engine that takes a model; a warning says why a better one does not.
+
+    Args:
+        model: a causal language model of a known family, quantized or not, whose weights are in memory.
+        batch: rows, each a text of its own.
+        length: tokens of a row, prompt included; None: the model's context.
+        cache: of keys and values: `float32`, `float16` or `bfloat16`; empty: the engine's own choice.
+        name: of the engine, which must take the model then; empty: the best.
+
+    Raises:
+        LutlabError: the model is no causal language model, the cache is longer than its context, or the engine that was
+            named does not take it.
+    """
+    from lutlab.models.families import task_of
+
+    arguments.model(model)
+    if (task := task_of(model)) != "causal_lm":
+        raise LutlabError(
+            f"the model is for {task}, and only a causal language model generates text"
+        )
+    if cache not in CACHES:
+        raise LutlabError(f"cache={cache}: give one of {', '.join(CACHES[1:])}, or none")
+    batch = arguments.integer("batch", batch, 1, "rows of the cache, as 1")
+    length = _length(model, length)
+    names = (name,) if name else ENGINES[model.device.type]
+    reasons = []
+    for candidate in names:
+        found = registry.lookup("engine", candidate)
+        why = found.obstacle(model, cache)
+        if not why:
+            if reasons:
+                log.warning("decoding by engine %s: %s", candidate, "; ".join(reasons))
+            return found(model, batch, length, cache)
+        reasons.append(f"{candidate}: {why}")
+    raise LutlabError(f"no engine decodes this model: {'; '.join(reasons)}")
+
+
+def _length(model: PreTrainedModel, length: int | None) -> int:
+    from lutlab.models.families import family_of
+
+    context = getattr(model.config, family_of(model.config).seqlen)
+    if length is None:
+        return context
+    arguments.integer("length", length, 1, "tokens of a row of the cache, as 512")
+    if length > context:
+        raise LutlabError(
+            f"length={length}: the model's context is {context} tokens; give at most as many"
+        )
+    return length

@@ -4,7 +4,8 @@
     logits = engine.step(ids)               [B, V]: one token more in every row
     engine.rewind(tokens)                   every row forgets what came after its first `tokens`
 
-An engine owns the numbers of its cache and no text: sampling.py chooses tokens, text.py turns them into letters.
+An engine owns the numbers of its cache and no text: sampling.py chooses tokens, text.py turns them into letters. It is
+registered under `@register("engine", <name>)`; `generate.engine` chooses among them.
 """
 
 from __future__ import annotations
@@ -13,24 +14,41 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from lutlab.errors import LutlabError
+
 if TYPE_CHECKING:
     import torch
+    from transformers import PreTrainedModel
 
 
 class Engine(ABC):
     """A model, a cache for `batch` rows of `length` tokens, and how many tokens each row has.
 
+    Args of every engine's __init__, after `obstacle` was empty:
+        model: in evaluation mode; the engine keeps it, and its weights are not copied.
+        batch: rows.
+        length: tokens of a row.
+        cache: what keys and values are stored in, `float32`, `float16` or `bfloat16`; empty: the engine's own choice,
+            exact beside the model's own dtype.
+
     Attributes:
+        model: that decodes.
         batch: rows, each a text of its own.
         length: tokens that a row of the cache holds, prompt included.
         vocabulary: V, the logits of a row.
         positions: tokens that each row of the cache has now.
     """
 
+    model: PreTrainedModel
     batch: int
     length: int
     vocabulary: int
     positions: list[int]
+
+    @classmethod
+    @abstractmethod
+    def obstacle(cls, model: PreTrainedModel, cache: str) -> str:
+        """Reason for not decoding a model with such a cache; empty where it can."""
 
     @abstractmethod
     def prefill(self, prompts: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -69,4 +87,54 @@ class Engine(ABC):
     @abstractmethod
     def facts(self) -> dict[str, Any]:
         """For a record: `engine` (its name, and why it is no better one), `kernel` (names), `cache`, `head` (their
-        dtypes), `cache_bytes`, `threads`."""
+        dtypes), `cache_bytes`, `threads`.
+        """
+
+    # ---- checks that engines share ----
+
+    def check_prompts(self, prompts: Sequence[torch.Tensor]) -> None:
+        """Raises LutlabError as prefill says."""
+        if len(prompts) != self.batch:
+            raise LutlabError(
+                f"{len(prompts)} prompts for an engine of {self.batch} rows: give one a row, or make one of "
+                f"batch={len(prompts)}"
+            )
+        for row, ids in enumerate(prompts):
+            if not 1 <= len(ids) <= self.length:
+                raise LutlabError(
+                    f"prompt {row} has {len(ids)} tokens, and a row of the cache holds 1 to {self.length}: "
+                    + (
+                        "shorten it, or make the cache longer (length=)"
+                        if len(ids)
+                        else "give at least one token"
+                    )
+                )
+            self._check_ids(ids)
+
+    def check_step(self, ids: torch.Tensor) -> None:
+        """Raises LutlabError as step says."""
+        if ids.shape != (self.batch,):
+            raise LutlabError(
+                f"ids have shape {list(ids.shape)}: give one token a row, [{self.batch}]"
+            )
+        self._check_ids(ids)
+        if (fullest := max(self.positions)) >= self.length:
+            raise LutlabError(
+                f"the cache is full ({fullest} of {self.length} tokens in row {self.positions.index(fullest)}): make "
+                "one that is longer (length=), or rewind"
+            )
+
+    def check_rewind(self, tokens: int) -> None:
+        """Raises LutlabError as rewind says."""
+        if not 0 <= tokens <= min(self.positions):
+            raise LutlabError(
+                f"rewind to {tokens} tokens, and the rows have {self.positions}: give 0 to {min(self.positions)}"
+            )
+
+    def _check_ids(self, ids: torch.Tensor) -> None:
+        low, high = (int(one) for one in ids.aminmax())
+        if low < 0 or high >= self.vocabulary:
+            raise LutlabError(
+                f"token ids from {low} to {high}, and the vocabulary is 0 to {self.vocabulary - 1}: use the model's "
+                "own tokenizer"
+            )

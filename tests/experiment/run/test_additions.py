@@ -13,6 +13,9 @@ from pathlib import Path
 import pytest
 from tests.command_line import ROOT, records, start
 
+from lutlab.errors import LutlabError
+from lutlab.experiment.plan.choices import check_presets
+
 EXAMPLES = ROOT / "docs" / "examples"  # those of the documentation's pages
 
 
@@ -105,3 +108,15 @@ def test_help_lists_what_a_user_added(own: Path) -> None:
     assert "exp/my-paper: all, table1" in done.stdout
     choices = next(line for line in done.stdout.splitlines() if line.startswith("method: "))
     assert "shrunk" in choices.replace(",", "").split()
+
+
+def test_presets_are_read_and_other_files_of_their_folder_are_not(tmp_path: Path) -> None:
+    """`--config-dir=.` is of a folder that holds more."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / ".github").mkdir()
+    (tmp_path / ".github" / "ci.yaml").write_text("on: ${{ no yaml of ours }}: [")
+    (tmp_path / "model" / "mine.yaml").write_text("source: embedded\n")
+    check_presets([tmp_path])
+    (tmp_path / "model" / "mine.yaml").write_text("")
+    with pytest.raises(LutlabError, match=r"mine\.yaml is empty"):
+        check_presets([tmp_path])

@@ -102,7 +102,7 @@ MISTAKES = [
     ([f"seed={2**70}"], "at most 63 bits"),
     ([f"name={'x' * 5000}"], "name=x{200}.*at most 100"),
     ([f"results={'x' * 5000}"], "results=x{200}.*path of at most"),
-    (["name=\udcff"], "signs that are no text"),
+    (["name=\udcff"], "characters that are no text"),
     (["--run"], "--run: every call is a sweep"),
     (["--resolve"], "--resolve is read with --cfg=job only"),
     pytest.param(

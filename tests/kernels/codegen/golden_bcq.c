@@ -577,6 +577,34 @@ static void prepare(const float *x, long units, long unit_words, float *tables, 
 
 enum { BATCH = 64 }; /* rows of x at most that share a reading of the weights: what is prepared of them fits L2 */
 
+/* Weights of one geometry that multiply the same x in one call: the blocks of all are numbered one behind the other. */
+struct part {
+    const uint8_t *stream;
+    long blocks; /* at least 1 */
+};
+/* A block by its number among all, as its part and its number there. */
+struct place {
+    const struct part *part;
+    long block;
+};
+static INLINE struct place place_of(const struct part *part, long block)
+{
+    for (; block >= part->blocks; part++) block -= part->blocks;
+    return (struct place){part, block};
+}
+/* Behind the last block of all this is no place, and nobody looks at it. */
+static INLINE struct place next_place(struct place at)
+{
+    if (++at.block < at.part->blocks) return at;
+    return (struct place){at.part + 1, 0};
+}
+static INLINE long blocks_of(const struct part *parts, long count)
+{
+    long blocks = 0;
+    for (long i = 0; i < count; i++) blocks += parts[i].blocks;
+    return blocks;
+}
+
 enum {
     TILE_FROM = 3,      /* rows of x from which on weights become floats once for all of them */
     TILE_COLUMNS = 128, /* of W at a time: their floats fit L1 */
@@ -842,8 +870,8 @@ static void multiply_6(const float *tile, const float *x, long columns, float *y
 }
 
 /* As some_blocks, for many rows of x: a tile of the weights becomes floats in L1, and all rows of x meet it. */
-static void some_blocks_by_tiles(const float *x, long m, const uint8_t *stream, struct columns k, long blocks, long first,
-                                 long last, float *y, long y_stride, long ahead)
+static void some_blocks_by_tiles(const float *x, long m, const struct part *weights, struct columns k, long first, long last,
+                                 float *y, long y_stride, long ahead)
 {
     static void (*const multiply[])(const float *, const float *, long, float *, long) = {
         0, multiply_1, multiply_2, multiply_3, multiply_4, multiply_5, multiply_6
@@ -862,9 +890,10 @@ static void some_blocks_by_tiles(const float *x, long m, const uint8_t *stream, 
                 for (long c = 0; c < columns; c++)
                     ready[from * columns + c * rows + i] = x[((from + i) * k.units + panel) * unit_columns + c];
         }
-        for (long block = first; block < last; block++)
+        struct place here = place_of(weights, first);
+        for (long block = first; block < last; block++, here = next_place(here))
             for (long u = 0; u < units; u++) {
-                const uint8_t *unit = stream + (blocks * panel + block * units + u) * unit_bytes;
+                const uint8_t *unit = here.part->stream + (here.part->blocks * panel + here.block * units + u) * unit_bytes;
                 for (long line = 0; line < unit_bytes; line += 64) prefetch(unit + ahead + line);
                 for (long word = 0; word < k.unit_words; word += TILE_COLUMNS / WORD_COLUMNS) {
                     const long left = k.unit_words - word;
@@ -881,11 +910,11 @@ static void some_blocks_by_tiles(const float *x, long m, const uint8_t *stream, 
 }
 
 /* Blocks `first` .. `last`-1 of all panels, for m <= BATCH rows of x as arrange() left them. */
-static void some_blocks(const float *x, long m, const uint8_t *stream, struct columns k, long blocks, long first, long last,
-                        float *y, long y_stride, long ahead)
+static void some_blocks(const float *x, long m, const struct part *parts, struct columns k, long first, long last, float *y,
+                        long y_stride, long ahead)
 {
     if (m >= TILE_FROM) {
-        some_blocks_by_tiles(x, m, stream, k, blocks, first, last, y, y_stride, ahead);
+        some_blocks_by_tiles(x, m, parts, k, first, last, y, y_stride, ahead);
         return;
     }
     const long most = k.units < k.panel_units ? k.units : k.panel_units;
@@ -899,8 +928,9 @@ static void some_blocks(const float *x, long m, const uint8_t *stream, struct co
         for (long i = 0; i < m; i++)
             prepare(x + (i * k.units + panel) * k.unit_words * WORD_COLUMNS, units, k.unit_words, ready + i * stride,
                     sums + i * sums_stride);
-        for (long block = first; block < last; block++) {
-            const uint8_t *at = stream + (blocks * panel + block * units) * unit_bytes;
+        struct place here = place_of(parts, first);
+        for (long block = first; block < last; block++, here = next_place(here)) {
+            const uint8_t *at = here.part->stream + (here.part->blocks * panel + here.block * units) * unit_bytes;
             long i = 0;
             for (; i + 2 <= m; i += 2)
                 for (long u = 0; u < units; u++)
@@ -914,13 +944,14 @@ static void some_blocks(const float *x, long m, const uint8_t *stream, struct co
     }
 }
 
-/* x [m, x_stride] of k->channels, y [m, y_stride] of blocks * 32 rows, scratch m * stored columns floats.
-   Threads share out the blocks, and a row is computed by one of them: the result does not depend on their number.
-   Returns whether all of y is finite. */
-int gemv(const float *x, long x_stride, long m, const uint8_t *stream, const struct columns *k, const int32_t *channels,
-         long blocks, float *y, long y_stride, float *scratch, long ahead, int threads)
+/* x [m, x_stride] of k->channels, y [m, y_stride] of 32 rows a block, scratch m * stored columns floats.
+   Threads share out the blocks of all parts, and a row is computed by one of them: the result depends neither on their
+   number nor on what other parts there are. Returns whether all of y is finite. */
+int gemv(const float *x, long x_stride, long m, const struct part *parts, long count, const struct columns *k,
+         const int32_t *channels, float *y, long y_stride, float *scratch, long ahead, int threads)
 {
     int finite = 1;
+    const long blocks = blocks_of(parts, count);
     const long columns = k->units * k->unit_words * WORD_COLUMNS;
     for (; m > 0; m -= BATCH, x += BATCH * x_stride, y += BATCH * y_stride) {
         const long rows = m < BATCH ? m : BATCH;
@@ -930,7 +961,7 @@ int gemv(const float *x, long x_stride, long m, const uint8_t *stream, const str
 #pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static, 1) reduction(& : finite)
         for (int thread = 0; thread < threads; thread++) {
             const long first = blocks * thread / threads, last = blocks * (thread + 1) / threads;
-            some_blocks(scratch, rows, stream, *k, blocks, first, last, y, y_stride, ahead);
+            some_blocks(scratch, rows, parts, *k, first, last, y, y_stride, ahead);
             finite &= all_finite(y + first * ROWS, y_stride, rows, (last - first) * ROWS);
         }
         for (long i = 0; i < rows; i++)

@@ -193,8 +193,9 @@ ALL = """
 void all(const float *x, const uint8_t *stream, const struct sections *k, const int32_t *channels, float *y,
          float *scratch, float *dense)
 {
-    gemv(x, 333, 2, stream, k, channels, 2, y, 64, scratch, 4096, 2);
-    gemv(x + 2 * 333, 333, 21, stream, k, channels, 2, y + 2 * 64, 64, scratch, 4096, 2);
+    const struct part parts[] = {{stream, 2}, {stream, 2}};
+    gemv(x, 333, 2, parts, 2, k, channels, y, 128, scratch, 4096, 3); /* two parts of two blocks among three threads */
+    gemv(x + 2 * 333, 333, 21, parts, 2, k, channels, y + 2 * 128, 128, scratch, 4096, 2);
     dequantize(stream, k, channels, 37, dense, 2);
 }
 """
@@ -205,10 +206,11 @@ def test_sanitizers_find_nothing(name, tmp_path):
     tensor = mixed_tensor(37, 333, **KINDS["ladder"], outliers=50)
     weight, x = packed(tensor, ISAS[name]), inputs(23, 333)
     sections = torch.tensor(list(rows_gemv.columns_of(weight.geometry)), dtype=torch.int64)
-    room = torch.full((23, 64), torch.nan), torch.empty(21, weight.geometry.columns)
+    room = torch.full((23, 128), torch.nan), torch.empty(21, weight.geometry.columns)
     source = mixed_gemv.source(weight, ISAS[name]) + ALL
     arguments = (x, weight.stream, sections, weight.channels, *room, torch.empty(37, 333))
     slow = isa.Isa(name, (*ISAS[name].flags, "-O0"))  # built in a third of the time
     *_, y, _, dense = sanitized.call(source, "all", *arguments, isa=slow, folder=tmp_path)
     assert relative_error(y[:, :37], x, naive(tensor)) <= EXACT
+    assert torch.equal(y[:, :64], y[:, 64:])
     assert torch.equal(dense.double(), naive(tensor))

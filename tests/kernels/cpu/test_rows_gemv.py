@@ -131,6 +131,31 @@ def test_rows_of_x_do_not_see_each_other_and_threads_change_nothing(kind):
             assert torch.equal(k.gemv(x[:m], weight, threads=threads), y)
 
 
+def together(weights, x, threads):
+    """One call of all weights, which have one geometry: y of each."""
+    k, first = kernel(weights[0]), weights[0]
+    blocks = [-(-weight.shape[0] // 32) for weight in weights]
+    pairs = [(w.stream.data_ptr(), n) for w, n in zip(weights, blocks, strict=True)]
+    parts = (rows_gemv.Part * len(weights))(*pairs)
+    y, scratch = torch.empty(len(x), 32 * sum(blocks)), torch.empty(64, first.geometry.columns)
+    geometry, ahead = rows_gemv.columns_of(first.geometry), k.prefetch_bytes
+    where = y.data_ptr(), y.shape[1], scratch.data_ptr()
+    given = x.data_ptr(), x.shape[1], len(x), parts, len(weights), geometry, None
+    assert k.library.gemv(*given, *where, ahead, threads)
+    found = y.split([32 * n for n in blocks], dim=1)
+    return [part[:, : weight.shape[0]] for part, weight in zip(found, weights, strict=True)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_parts_in_one_call_are_their_own_products_to_the_last_bit(kind):
+    weights = [packed(n, 1100, **KINDS[kind], g=64, seed=n) for n in (97, 20, 64)]
+    x = inputs(13, 1100)
+    for m, threads in ((1, 1), (1, 4), (13, 2)):
+        found = together(weights, x[:m], threads)
+        for y, weight in zip(found, weights, strict=True):
+            assert torch.equal(y, kernel(weight).gemv(x[:m], weight, threads=1))
+
+
 @given(
     kind=st.sampled_from(list(KINDS)),
     rows=st.integers(8, 80),  # so many that their sums do not all cancel
@@ -329,6 +354,16 @@ def test_tables_of_16_bits_compile():
     assert (library.build(text, "compiled", isa.ISAS[0]) / "kernel.so").exists()
 
 
+TWICE = """
+void twice(const float *x, long m, const uint8_t *stream, const struct columns *k, const int32_t *channels, long blocks,
+           float *y, float *scratch)
+{
+    const struct part parts[] = {{stream, blocks}, {stream, blocks}};
+    gemv(x, k->channels, m, parts, 2, k, channels, y, 2 * blocks * ROWS, scratch, 8192, 3);
+}
+"""
+
+
 @pytest.mark.parametrize(
     ("name", "kind", "rows", "columns", "g", "m"),
     [
@@ -347,21 +382,19 @@ def test_sanitizers_find_nothing(name, kind, rows, columns, g, m, tmp_path):
     x, geo = inputs(m, columns), weight.geometry
     blocks = -(-rows // 32)
     after = sanitized.call(
-        module(weight).source(weight, ISAS[name]),
-        "gemv",
+        module(weight).source(weight, ISAS[name]) + TWICE,
+        "twice",
         x,
-        columns,
         m,
         weight.stream,
         torch.tensor(list(rows_gemv.columns_of(geo)), dtype=torch.int64),
         weight.channels,
         blocks,
-        torch.full((m, blocks * 32), torch.nan),
-        blocks * 32,
+        torch.full((m, 2 * blocks * 32), torch.nan),
         torch.empty(m, geo.columns),
-        8192,
-        2,
         isa=ISAS[name],
         folder=tmp_path,
     )
-    assert relative_error(after[4][:, :rows], x, weight.dequantize()) <= EXACT
+    y, again = after[4].split(blocks * 32, dim=1)
+    assert relative_error(y[:, :rows], x, weight.dequantize()) <= EXACT
+    assert torch.equal(y, again)

@@ -34,7 +34,7 @@ Numbers = Mapping[str, Mapping[str, Number | None]]  # row name -> column -> val
 Points = Mapping[str, Point | None]  # row name -> (x, y), None where one of them is missing
 NOISE = 2  # standard errors
 _DEEPEST = 50  # operations inside each other; the deepest of experiments/ has 11
-_LONGEST = 2000  # signs
+_LONGEST = 2000  # characters
 
 
 _BINARY = {
@@ -115,7 +115,9 @@ def parse(predicate: str) -> ast.expr:
     """
     shown = textwrap.shorten(predicate, 100, placeholder=" …")
     if len(predicate) > _LONGEST:
-        raise LutlabError(f"claim '{predicate[:100]} …' is longer than {_LONGEST} signs: split it")
+        raise LutlabError(
+            f"claim '{predicate[:100]} …' is longer than {_LONGEST} characters: split it"
+        )
     try:
         expression = ast.parse(predicate, mode="eval").body
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:

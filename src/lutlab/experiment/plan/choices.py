@@ -31,7 +31,9 @@ def check_presets(config_dirs: Sequence[Path] = ()) -> None:
     Raises:
         LutlabError: as read_yaml; or a file is empty.
     """
-    for folder in (sources.folder("conf") / "local", *config_dirs):
+    groups = [*choices(), "local", "hydra"]
+    own = [folder / group for folder in config_dirs for group in groups]  # and no other folders
+    for folder in (sources.folder("conf") / "local", *own):
         for path in sorted(folder.glob("**/*.yaml")):
             read_yaml(path)
             if not path.stat().st_size:

@@ -15,6 +15,7 @@ from pydantic import TypeAdapter
 
 from lutlab.experiment.plan.ids import inputs_id, quantized_id
 from lutlab.experiment.plan.plan import PlannedCell, PlannedRow, of_this_machine
+from lutlab.experiment.plan.resolve import cached_text
 from lutlab.experiment.plan.settings import Settings
 from lutlab.experiment.store.machine import machine
 from lutlab.specs import EvalSpec, ModelRun, RunSpec
@@ -91,6 +92,22 @@ def job_of(
         quantized=folder / "quantized" / quantized_id(run) if keep else None,
         inputs=folder / "calibration" / inputs_id(run) if calibration else None,
         calibration_sha256=row.texts.get(calibration.text) if calibration else None,
+    )
+
+
+def job_of_model(run: ModelRun, settings: Settings) -> Job:
+    """A job without cells: a model that is loaded and quantized, and kept as that of a table's row is."""
+    calibration = run.calibration
+    return Job(
+        run=run,
+        cells=(),
+        results=settings.results,
+        stream=False,
+        threads=settings.threads,
+        machine=None,
+        quantized=settings.results / "quantized" / quantized_id(run) if calibration else None,
+        inputs=settings.results / "calibration" / inputs_id(run) if calibration else None,
+        calibration_sha256=cached_text(calibration.text).sha256 if calibration else None,
     )
 
 

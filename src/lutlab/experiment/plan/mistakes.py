@@ -40,7 +40,7 @@ from lutlab.experiment.plan.together import Given
 _MOST = 1000  # values of one swept key
 _UNREAD = re.compile(
     r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]"
-)  # control signs, and bytes that were no UTF-8
+)  # control characters, and bytes that were no UTF-8
 _HYDRAS = ("hydra", "local")  # keys and groups that Hydra and a user's own preset decide
 _INTERNAL = {
     "artifact": "+exp=<artifact> sets it",
@@ -105,7 +105,7 @@ class _Line:
         """Keep the values of one argument, or say what is wrong with it."""
         if _UNREAD.search(argument):
             self.said.append(
-                f"{argument!a} has signs that are no text: give UTF-8 without control signs"
+                f"{argument!a} has characters that are no text: give UTF-8 without control characters"
             )
             return
         try:
@@ -201,7 +201,7 @@ class _Line:
         if equals:
             return (
                 f"{argument} cannot be read: several values are a sweep, as q=2,3; a list has brackets, as "
-                "rows=[a,b]; no blanks; quote an argument with other signs, as \"skip=['*.fc2']\""
+                "rows=[a,b]; no blanks; quote an argument with other characters, as \"skip=['*.fc2']\""
             )
         if colon:
             return f"{argument}: write {bare}={rest}"

@@ -15,7 +15,7 @@ from lutlab.groups import check_group_size
 DEVICES = ("auto", "cpu", "cuda", "spread")
 _MOST = 2**31 - 1  # of what is counted
 _THREADS = 4096
-_PATH, _NAME = 4000, 255  # signs of a path, bytes of each part: Linux's and macOS's limits
+_PATH, _NAME = 4000, 255  # characters of a path, bytes of each part: Linux's and macOS's limits
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 
 
@@ -46,7 +46,7 @@ def a_path(name: str, value: str | None) -> None:
         len(value) > _PATH or max(map(len, value.encode().split(b"/"))) > _NAME
     ):
         raise LutlabError(
-            f"{name}={value}: give a path of at most {_PATH} signs, each part of at most {_NAME}"
+            f"{name}={value}: give a path of at most {_PATH} characters, each part of at most {_NAME}"
         )
 
 

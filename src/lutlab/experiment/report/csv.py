@@ -16,7 +16,7 @@ from typing import Any
 from lutlab.escapes import visible
 from lutlab.experiment.artifact.outcome import ResultTable
 
-_FORMULA = re.compile(r"'*[=+\-@\t].")  # a lone sign is none
+_FORMULA = re.compile(r"'*[=+\-@\t].")  # a lone character is none
 
 
 def guarded(value: Any) -> Any:

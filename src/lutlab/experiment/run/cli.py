@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from lutlab import sources
 from lutlab.errors import LutlabError, Mistakes, nearest
 from lutlab.experiment.plan import additions
 from lutlab.experiment.plan.schema import register_configs
 from lutlab.experiment.run.ending import ended
+
+if TYPE_CHECKING:
+    from lutlab.experiment.plan.settings import Settings
 
 # Hydra's launchers that an extra of lutlab brings.
 _LAUNCHERS = {
@@ -31,16 +39,54 @@ def run(main: Callable[[], None]) -> int:
     return ended(lambda: _run(main))
 
 
-def _run(main: Callable[[], None]) -> None:
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
+def composed(arguments: Sequence[str], refused: Sequence[str]) -> Settings:
+    """The settings of one row, for a command that runs one.
 
-    try:
+    Args:
+        arguments: overrides, none of them swept.
+        refused: keys that such a command does not read.
+
+    Raises:
+        Mistakes: all among them.
+    """
+    from hydra import compose, initialize_config_dir
+
+    from lutlab.experiment.plan import mistakes
+    from lutlab.experiment.plan.settings import settings_of
+
+    with _words_of_ours():
+        overrides = mistakes.read(additions.read(arguments))
+        said = [
+            f"{one.input_line}: it is of a table or a sweep; drop it"
+            if one.key_or_group in refused
+            else f"{one.input_line}: one model is run; give one value"
+            for one in OverridesParser.create().parse_overrides(overrides)
+            if one.key_or_group in refused or one.is_sweep_override()
+        ]
+        if said:
+            raise Mistakes(said)
+        register_configs()
+        with initialize_config_dir(str(sources.folder("conf")), version_base="1.3"):
+            return settings_of(compose("config", overrides))
+
+
+def _run(main: Callable[[], None]) -> None:
+    with _words_of_ours():
         arguments = _read(additions.read(sys.argv[1:]))
         if arguments is not None:
             sys.argv[1:] = arguments
             register_configs()
             main()
+
+
+@contextlib.contextmanager
+def _words_of_ours() -> Iterator[None]:
+    """Hydra's errors as a LutlabError."""
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        yield
     except (HydraException, OmegaConfBaseException) as error:
         raise LutlabError(_in_our_words(error)) from error
     except ValueError as error:

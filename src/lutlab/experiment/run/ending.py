@@ -26,7 +26,7 @@ from lutlab.errors import LutlabError
 from lutlab.escapes import visible
 
 _KEPT = "finished cells are kept: the same command goes on from here"
-_LONGEST = 300  # signs of a word in a message: a value may be of any length
+_LONGEST = 300  # characters of a word in a message: a value may be of any length
 _MEMORY = (
     "cannot allocate memory",
     "failed to map segment",
@@ -105,7 +105,7 @@ def _terminable() -> Iterator[None]:
 
 
 def _replace_what_a_terminal_lacks() -> None:
-    """ASCII terminals and files get `?` for a sign that they lack, in place of an error."""
+    """ASCII terminals and files get `?` for a character that they lack, in place of an error."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="replace")

@@ -25,6 +25,10 @@ def main() -> int:
         from lutlab.experiment.run import results_command
 
         return results_command.main(sys.argv[2:])
+    if sys.argv[1:2] == ["generate"]:
+        from lutlab.experiment.run import generate_command
+
+        return generate_command.main(sys.argv[2:])
     if sys.argv[1:2] == ["workspaces"]:
         from lutlab.experiment.run import workspaces
 

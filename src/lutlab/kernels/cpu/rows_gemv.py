@@ -32,6 +32,12 @@ THREAD_BYTES = 2**18  # of weights that a thread is worth starting for, about 25
 PREFETCH_BYTES = {"avx512": 8192, "": 4096}
 
 
+class Part(ctypes.Structure):
+    """The C struct part of kernels/cpu/rows/parts.h: a stream of blocks; a call takes several of one geometry."""
+
+    _fields_ = (("stream", ctypes.c_void_p), ("blocks", ctypes.c_long))
+
+
 class Places(Protocol):
     """Places of a weight's columns in its stream."""
 
@@ -67,7 +73,7 @@ class Kernel:
         """Tell ctypes the arguments of kernels/cpu/rows/entry.h, which is faster than wrapping each in every call."""
         pointer, long, integer = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
         self.library.gemv.argtypes = [
-            *(pointer, long, long, pointer, pointer, pointer, long),
+            *(pointer, long, long, pointer, long, pointer, pointer),
             *(pointer, long, pointer, long, integer),
         ]
         self.library.dequantize.argtypes = [pointer, pointer, pointer, long, pointer, integer]
@@ -125,10 +131,10 @@ class Kernel:
             inputs.data_ptr(),
             in_features,
             m,
-            packed.stream.data_ptr(),
+            ctypes.byref(Part(packed.stream.data_ptr(), padded // ROWS)),
+            1,
             columns_of(geo),
             None if channels is None else channels.data_ptr(),
-            padded // ROWS,
             y.data_ptr(),
             padded,
             scratch.data_ptr(),

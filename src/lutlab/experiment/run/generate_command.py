@@ -1,0 +1,176 @@
+"""`lutlab generate`: a model, quantized as any row of a table is, continues a text on the terminal.
+
+    lutlab generate model=llama-embedded-m method=bcq q=3 g=128 prompt="def main("
+    lutlab generate model=folder model.id=my-model method=stored prompt="Once" prompt="Twice" temperature=0.8 seed=1
+
+What is not in the list below is a key of a sweep (--help): model, method, q, g, device, threads, seed and the others.
+The text goes to the standard output, and what was run, with its speed, to the standard error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from lutlab.errors import LutlabError
+from lutlab.escapes import visible
+from lutlab.experiment.run import cli
+from lutlab.experiment.run.ending import ended
+
+if TYPE_CHECKING:
+    from lutlab.experiment.plan.settings import Settings
+    from lutlab.generate.contract import Engine
+
+# Keys that say what a table measures, and nothing here.
+_OF_TABLES = ("exp", "rows", "evaluate", "mode", "name", "baseline", "alone", "stream")
+
+
+@dataclass(frozen=True)
+class Words:
+    """Words of the command's own.
+
+    Attributes:
+        prompt: the text to continue, or - for the standard input; given again, one more row of a batch.
+        tokens: to generate at most.
+        temperature: 0 takes the likeliest token; above, drawn with seed=.
+        top_k: draw from so many of the likeliest; 0: all.
+        top_p: draw from the likeliest that together have this probability.
+        length: tokens of a row of the cache; 0: prompt and tokens.
+        cache: of keys and values: float32, float16, bfloat16; empty: the engine's own choice.
+        engine: its name; empty: the best that takes the model.
+    """
+
+    prompt: tuple[str, ...] = ()
+    tokens: int = 128
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    length: int = 0
+    cache: str = ""
+    engine: str = ""
+
+
+_KINDS: dict[str, Callable[[str], Any]] = {
+    "tokens": int, "temperature": float, "top_k": int, "top_p": float, "length": int, "cache": str, "engine": str,
+}  # fmt: skip
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The command; returns the exit code: 0, 2 for a mistake, 130 where Ctrl-C ended the text."""
+    from lutlab.experiment.plan.keys import meanings
+
+    parser = argparse.ArgumentParser(
+        prog="lutlab generate",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="\n".join(f"  {name}=  {about}" for name, about in meanings(Words).items()),
+    )
+    parser.add_argument("words", nargs="*", metavar="<key>=<value>")
+    given = parser.parse_args(arguments)
+    return ended(lambda: _generate(given.words))
+
+
+def _generate(arguments: Sequence[str]) -> int:
+    words, rest = split(arguments)
+    prompts = [sys.stdin.read() if one == "-" else one for one in words.prompt]
+    if not prompts:
+        raise LutlabError('no prompt: give the text to continue, as prompt="Once upon a time"')
+    settings = cli.composed(rest, _OF_TABLES)
+    model, tokenizer = _prepared(settings)
+    from lutlab.generate import engine
+    from lutlab.generate.sampling import Sampling
+    from lutlab.generate.text import encoded, stream
+
+    sampling = Sampling(words.temperature, words.top_k, words.top_p, settings.seed)
+    longest = max(map(len, encoded(tokenizer, prompts)))
+    length = words.length or longest + words.tokens - 1
+    own = engine(model, len(prompts), length, words.cache, words.engine)
+    pieces = stream(own, tokenizer, prompts, words.tokens, **vars(sampling))
+    return _tell(pieces, own, prompts)
+
+
+def split(arguments: Sequence[str]) -> tuple[Words, list[str]]:
+    """The command's own words, and all others.
+
+    Raises:
+        LutlabError: a word of its own with a value of another kind, or given twice.
+    """
+    found: dict[str, Any] = {"prompt": ()}
+    rest = []
+    known = {field.name for field in fields(Words)}
+    for argument in arguments:
+        key, _, value = argument.partition("=")
+        if key not in known:
+            rest.append(argument)
+        elif key == "prompt":
+            found["prompt"] += (value,)
+        elif key in found:
+            raise LutlabError(f"{key}= is given twice: once is enough")
+        else:
+            try:
+                found[key] = _KINDS[key](value)
+            except ValueError as error:
+                raise LutlabError(
+                    f"{argument}: give a number, as {key}={getattr(Words, key)}"
+                ) from error
+    return Words(**found), rest
+
+
+def _prepared(settings: Settings) -> tuple[Any, Any]:
+    """The model that the settings ask for, quantized, and its tokenizer."""
+    import torch
+
+    from lutlab.experiment.plan.job import job_of_model
+    from lutlab.experiment.plan.runs import run_of
+    from lutlab.experiment.run.prepare import prepare
+    from lutlab.specs import ModelRun
+
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    run = run_of(settings)
+    if not isinstance(run, ModelRun):
+        raise LutlabError("model=product is one product of matrices, and no model: name a model")
+    prepared = prepare(job_of_model(run, settings))
+    if prepared.tokenizer is None:
+        raise LutlabError(
+            f"{run.name} came without a tokenizer, so no text can be read: copy the model's tokenizer.json beside its "
+            "config.json"
+        )
+    return prepared.model, prepared.tokenizer
+
+
+def _tell(pieces: Any, engine: Engine, prompts: Sequence[str]) -> int:
+    """Print texts as they grow, one row at once, several in the end; then what ran. Ctrl-C ends the text."""
+    texts, stamps, code = list(prompts), [time.perf_counter()], 0
+    try:
+        for piece in pieces:
+            if len(prompts) == 1:
+                begun = "" if len(stamps) > 1 else prompts[0]
+                print(visible(begun + piece.text), end="", flush=True)
+            stamps.append(time.perf_counter())
+            texts[piece.row] += piece.text
+    except KeyboardInterrupt:
+        code = 130
+    if len(prompts) > 1:
+        print("\n\n".join(map(visible, texts)), end="")
+    print(flush=True)
+    print(visible(_summary(engine, stamps)), file=sys.stderr)
+    return code
+
+
+def _summary(engine: Engine, stamps: Sequence[float]) -> str:
+    """Tokens, seconds, and what ran."""
+    tokens, facts = len(stamps) - 1, engine.facts()
+    said = f"{tokens} tokens"
+    if tokens > 1:
+        seconds = stamps[-1] - stamps[1]
+        said += f", the first after {stamps[1] - stamps[0]:.3g} s, then {(tokens - 1) / seconds:.4g} a second"
+    ran = "; ".join(facts["kernel"])
+    return (
+        f"\n{said}\nengine {facts['engine']}, {facts['threads']} threads; cache {facts['cache']}, "
+        f"{facts['cache_bytes'] / 1e6:.3g} MB; head {facts['head']}; {ran}"
+    )

@@ -1,0 +1,125 @@
+"""The engine by transformers' own modules: every family, every device, a row at a time. The others are checked by it.
+
+Its cache grows; the cost of a token is mostly Python's (0.85 ms of each layer of a small model on a CPU).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lutlab.generate.contract import Engine
+from lutlab.kernels import ran
+from lutlab.registry import register
+
+if TYPE_CHECKING:
+    from transformers import DynamicCache, PreTrainedModel
+
+
+@register("engine", "transformers")
+class Eager(Engine):
+    """The model's forward pass, with a cache of each row's own."""
+
+    def __init__(self, model: PreTrainedModel, batch: int, length: int, cache: str) -> None:
+        self.model, self.batch, self.length = model, batch, length
+        self.vocabulary = model.config.vocab_size
+        self._names: list[str] = []
+        self._empty()
+
+    @classmethod
+    def obstacle(cls, model: PreTrainedModel, cache: str) -> str:
+        """See Engine."""
+        own = str(model.dtype).removeprefix("torch.")
+        return (
+            "" if cache in ("", own) else f"its cache is of the model's dtype, {own}, not {cache}"
+        )
+
+    def _empty(self) -> None:
+        from transformers import DynamicCache
+
+        # without a config: layers whose window slides keep all tokens too, so that they can be rewound
+        self._rows: list[DynamicCache] = [DynamicCache() for _ in range(self.batch)]
+        self.positions = [0] * self.batch
+
+    def prefill(self, prompts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """See Engine."""
+        self.check_prompts(prompts)
+        self._empty()
+        return self._forward(prompts)
+
+    def step(self, ids: torch.Tensor) -> torch.Tensor:
+        """See Engine."""
+        self.check_step(ids)
+        return self._forward(ids[:, None])
+
+    def rewind(self, tokens: int = 0) -> None:
+        """See Engine."""
+        self.check_rewind(tokens)
+        if not tokens:
+            self._empty()
+            return
+        for row, position in zip(self._rows, self.positions, strict=True):
+            if position > tokens:
+                row.crop(tokens - position)  # negative: so many of the last
+        self.positions = [tokens] * self.batch
+
+    @torch.inference_mode()
+    def _forward(self, rows: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Read more tokens in every row; the logits after the last."""
+        ran.take()
+        found = []
+        for row, ids in enumerate(rows):
+            at = torch.arange(self.positions[row], self.positions[row] + len(ids))
+            out = self.model(
+                input_ids=ids[None].to(self.model.device),
+                position_ids=at[None].to(self.model.device),
+                past_key_values=self._rows[row],
+                use_cache=True,
+                logits_to_keep=1,
+            )
+            found.append(out.logits[0, -1].float())
+            self.positions[row] += len(ids)
+        self._names = ran.take() or ["torch matmul"]
+        return torch.stack(found)
+
+    def bytes_read(self, context: int) -> dict[str, int]:
+        """See Engine."""
+        from lutlab.models.families import linear_layers
+        from lutlab.modules import QuantLinear
+
+        weights = 0
+        for _, layer in linear_layers(self.model):
+            quantized = isinstance(layer, QuantLinear)
+            weights += (
+                layer.prepare(self.batch, self.model.dtype).bytes_read(self.batch, self.model.dtype)
+                if quantized
+                else layer.weight.nbytes
+            )
+        head = self.model.get_output_embeddings().weight.nbytes
+        return {
+            "weights": weights,
+            "head": head,
+            "cache": self.batch * self._token_bytes() * context,
+        }
+
+    def _token_bytes(self) -> int:
+        """Keys and values of a token of one row."""
+        config = self.model.config.get_text_config()
+        heads = config.num_attention_heads
+        kept = getattr(config, "num_key_value_heads", None) or heads
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+        return 2 * config.num_hidden_layers * kept * head_dim * self.model.dtype.itemsize
+
+    def facts(self) -> dict[str, Any]:
+        """See Engine."""
+        dtype = str(self.model.dtype).removeprefix("torch.")
+        return {
+            "engine": "transformers",
+            "kernel": self._names,
+            "cache": dtype,
+            "cache_bytes": self.batch * self.length * self._token_bytes(),
+            "head": dtype,
+            "threads": torch.get_num_threads(),
+        }

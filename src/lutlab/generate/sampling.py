@@ -1,0 +1,107 @@
+"""The next token of each row, by its logits: the largest, or drawn after transformers' own warpers.
+
+p = softmax(top_p(top_k(logits / temperature)))          in transformers' order
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+
+from lutlab.errors import LutlabError
+
+if TYPE_CHECKING:
+    from transformers import LogitsProcessorList
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Way to choose a token.
+
+    Attributes:
+        temperature: logits are divided by it; 0 takes the largest.
+        top_k: only so many of the most likely tokens; 0: all.
+        top_p: only the most likely tokens that together have this probability; 1: all.
+        seed: of all rows; each draws from a generator of its own, so that no row depends on the others.
+
+    Raises:
+        LutlabError: a value is out of range.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        numbers = (int, float)
+        for name, kind, fits, expected in (
+            (
+                "temperature",
+                numbers,
+                lambda v: 0 <= v < float("inf"),
+                "0, which takes the largest logit, or more",
+            ),
+            ("top_k", int, lambda v: v >= 0, "a number of tokens, or 0 for all"),
+            ("top_p", numbers, lambda v: 0 < v <= 1, "a probability above 0 and at most 1"),
+            ("seed", int, lambda v: -(2**63) <= v < 2**63, "an integer of 64 bits"),
+        ):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, kind) or not fits(value):
+                raise LutlabError(f"{name}={value}: give {expected}")
+
+    @cached_property
+    def _warpers(self) -> LogitsProcessorList:
+        from transformers import (
+            LogitsProcessorList,
+            TemperatureLogitsWarper,
+            TopKLogitsWarper,
+            TopPLogitsWarper,
+        )
+
+        found = LogitsProcessorList()
+        if self.temperature != 1:
+            found.append(TemperatureLogitsWarper(float(self.temperature)))
+        if self.top_k:
+            found.append(TopKLogitsWarper(self.top_k))
+        if self.top_p < 1:
+            found.append(TopPLogitsWarper(float(self.top_p)))
+        return found
+
+    def chooser(self, batch: int) -> Chooser:
+        """For one text in each of so many rows."""
+        return Chooser(self, batch)
+
+
+class Chooser:
+    """Tokens of a batch, one call a step; its generators advance."""
+
+    def __init__(self, sampling: Sampling, batch: int) -> None:
+        self._sampling = sampling
+        self._generators = [
+            torch.Generator().manual_seed(sampling.seed + row) for row in range(batch)
+        ]
+
+    def __call__(self, logits: torch.Tensor) -> torch.Tensor:
+        """Choose by float32 logits [B, V]: ids [B] int64 on the CPU.
+
+        Raises:
+            LutlabError: a row has NaN logits.
+        """
+        if not self._sampling.temperature:
+            ids = logits.argmax(-1).cpu()
+            self._check(logits.gather(1, ids[:, None].to(logits.device)))
+            return ids
+        self._check(logits)
+        shares = self._sampling._warpers(None, logits.float()).softmax(-1).cpu()
+        rows = zip(shares, self._generators, strict=True)
+        return torch.cat([torch.multinomial(row, 1, generator=one) for row, one in rows])
+
+    def _check(self, logits: torch.Tensor) -> None:
+        if logits.isnan().any():
+            raise LutlabError(
+                "the model's logits are NaN: it is broken, or quantized beyond use; no token can be chosen"
+            )

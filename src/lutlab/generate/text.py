@@ -1,0 +1,149 @@
+"""Texts in, texts out, as they grow: tokenizer, engine, choice of tokens, tokenizer again.
+
+for piece in lutlab.stream(model, tokenizer, "def main("): print(piece.text, end="")
+lutlab.complete(model, tokenizer, ["One", "Another"], tokens=64, temperature=0.8, seed=1)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from tokenizers.decoders import DecodeStream
+
+from lutlab import arguments
+from lutlab.errors import LutlabError
+from lutlab.generate import engine as make_engine
+from lutlab.generate.sampling import Sampling
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from lutlab.generate.contract import Engine
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Letters that one more token has completed; none where a letter takes several tokens.
+
+    Attributes:
+        row: of the prompts.
+        text: the letters.
+        id: the token.
+    """
+
+    row: int
+    text: str
+    id: int
+
+
+def stream(
+    model: PreTrainedModel | Engine,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: str | Sequence[str],
+    tokens: int = 128,
+    *,
+    temperature: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    seed: int = 0,
+    cache: str = "",
+) -> Iterator[Piece]:
+    """Continue texts, yielding each row's letters as they come; a row ends with the model's own end of text.
+
+    Args:
+        model: a causal language model, quantized or not, or an engine made of one (`lutlab.engine`).
+        tokenizer: the model's.
+        prompts: one, or one a row; none of them empty.
+        tokens: to generate at most, in each row.
+        temperature: see Sampling.
+        top_k: see Sampling.
+        top_p: see Sampling.
+        seed: see Sampling.
+        cache: dtype of keys and values, as of `lutlab.engine`.
+
+    Raises:
+        LutlabError: an argument is out of range, a prompt is empty, or prompt and tokens exceed the context or the
+            cache.
+    """
+    sampling = Sampling(temperature, top_k, top_p, seed)
+    arguments.integer("tokens", tokens, 1, "the tokens to generate, as 128")
+    ids = encoded(tokenizer, [prompts] if isinstance(prompts, str) else prompts)
+    if isinstance(model, torch.nn.Module):
+        model = make_engine(model, len(ids), max(map(len, ids)) + tokens - 1, cache)
+    return _pieces(model, tokenizer, ids, tokens, sampling)
+
+
+def complete(
+    model: PreTrainedModel | Engine,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: str | Sequence[str],
+    tokens: int = 128,
+    **options: Any,
+) -> str | list[str]:
+    """Continue texts; the continuations alone, one for one prompt, a list for several. Arguments, errors: `stream`."""
+    single = isinstance(prompts, str)
+    texts = [""] * (1 if single else len(prompts))
+    for piece in stream(model, tokenizer, prompts, tokens, **options):
+        texts[piece.row] += piece.text
+    return texts[0] if single else texts
+
+
+def encoded(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str]) -> list[torch.Tensor]:
+    """Token ids [T] int64 of each prompt, begun as the tokenizer begins texts.
+
+    Raises:
+        LutlabError: no prompt, an empty one, or a tokenizer without a fast form.
+    """
+    arguments.tokenizer(tokenizer)
+    if not tokenizer.is_fast:
+        raise LutlabError(
+            f"a {type(tokenizer).__name__} cannot decode a growing text: take the model's fast tokenizer "
+            "(tokenizer.json)"
+        )
+    found = []
+    for row, prompt in enumerate(arguments.strings("prompts", prompts, "texts, as ['Once']")):
+        ids = tokenizer(prompt, return_tensors="pt").input_ids[0].long() if prompt else []
+        if not len(ids):
+            raise LutlabError(f"prompt {row} is empty: give the text to continue")
+        found.append(ids)
+    if not found:
+        raise LutlabError("no prompt: give the text to continue")
+    return found
+
+
+def _pieces(
+    engine: Engine, tokenizer: Any, prompts: list[torch.Tensor], tokens: int, sampling: Sampling
+) -> Iterator[Piece]:
+    longest = max(map(len, prompts)) + tokens - 1  # the last token is chosen, and not read
+    if longest > engine.length:
+        raise LutlabError(
+            f"a prompt of {max(map(len, prompts))} tokens and {tokens} to generate take {longest}, and a row of the "
+            f"cache holds {engine.length}: give fewer tokens, or a longer cache"
+        )
+    choose, ends = sampling.chooser(engine.batch), _ends(engine.model)
+    decoders = [DecodeStream(ids.tolist(), skip_special_tokens=True) for ids in prompts]
+    growing = set(range(engine.batch))
+    logits = engine.prefill(prompts)
+    for left in reversed(range(tokens)):
+        ids = choose(logits)
+        for row, token in enumerate(ids.tolist()):
+            if row in growing and token in ends:
+                growing.remove(row)
+            elif row in growing:
+                text = decoders[row].step(tokenizer.backend_tokenizer, token)
+                yield Piece(row, text or "", token)
+        if not growing or not left:
+            return
+        logits = engine.step(ids)
+
+
+def _ends(model: PreTrainedModel) -> set[int]:
+    """Tokens that end a text."""
+    config = model.generation_config or model.config
+    found = config.eos_token_id
+    if found is None:
+        return set()
+    return set(found) if isinstance(found, list) else {found}

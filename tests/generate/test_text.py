@@ -1,0 +1,108 @@
+"""Texts grow as transformers grows them, letter by letter, whatever the batch; mistakes say what to do."""
+
+import pytest
+import torch
+from tests.models.architectures import make
+from tests.tiny_models import byte_tokenizer, one_thread  # noqa: F401, a fixture
+
+import lutlab
+from lutlab.errors import LutlabError
+from lutlab.generate.sampling import Sampling
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+PROMPTS = ["the other", "a näther ether", "e"]
+
+
+@pytest.fixture(scope="module")
+def model():
+    return make("llama-2")
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return byte_tokenizer()
+
+
+def transformers_tokens(model, tokenizer, prompt, tokens):
+    ids = tokenizer(prompt, return_tensors="pt").input_ids
+    out = model.generate(ids, max_new_tokens=tokens, do_sample=False, pad_token_id=0)
+    return out[0, ids.shape[1] :].tolist()
+
+
+def test_greedy_tokens_are_those_of_transformers(model, tokenizer):
+    pieces = list(lutlab.stream(model, tokenizer, PROMPTS, tokens=12))
+    for row, prompt in enumerate(PROMPTS):
+        expected = transformers_tokens(model, tokenizer, prompt, 12)
+        end = expected.index(0) if 0 in expected else len(expected)
+        assert [piece.id for piece in pieces if piece.row == row] == expected[:end]
+
+
+def test_letters_of_several_tokens_come_whole(model, tokenizer):
+    text = "ä–日本"
+    ids = tokenizer(text).input_ids[1:]
+
+    class Spells(lutlab.generate.contract.Engine):
+        """Says a text, whatever it is asked."""
+
+        def __init__(self):
+            self.model, self.batch, self.length, self.left = model, 1, 64, list(ids)
+
+        def step(self, _):
+            return torch.nn.functional.one_hot(torch.tensor([self.left.pop(0)]), 260).float()
+
+        prefill = step
+        obstacle = rewind = bytes_read = facts = None
+
+    pieces = list(lutlab.stream(Spells(), tokenizer, "e", tokens=len(ids)))
+    assert "".join(piece.text for piece in pieces) == text
+    assert [piece.text for piece in pieces if piece.text] == list(text)
+
+
+def test_a_row_ends_with_the_end_of_text(model, tokenizer):
+    texts = lutlab.complete(model, tokenizer, PROMPTS, tokens=30, temperature=1.5, seed=5)
+    alone = [
+        lutlab.complete(model, tokenizer, prompt, tokens=30, temperature=1.5, seed=5 + row)
+        for row, prompt in enumerate(PROMPTS)
+    ]
+    assert texts == alone  # its own generator: no row depends on the others
+    assert len({len(text) for text in texts}) > 1
+
+
+def test_sampling_draws_from_the_warped_distribution():
+    logits = torch.tensor([[2.0, 1.0, 0.0, -1.0, -9.0]])
+    for sampling, allowed in (
+        (Sampling(1.0), range(5)),
+        (Sampling(0.5, top_k=2), (0, 1)),
+        (Sampling(2.0, top_p=0.6), (0, 1)),
+    ):
+        chosen = sampling.chooser(1)
+        found = torch.cat([chosen(logits) for _ in range(4000)]).bincount(minlength=5) / 4000
+        kept = torch.full((5,), -torch.inf)
+        kept[list(allowed)] = logits[0, list(allowed)] / sampling.temperature
+        assert torch.allclose(found, kept.softmax(-1), atol=0.04)
+    assert Sampling().chooser(1)(logits).tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"prompts": ""}, "prompt 0 is empty"),
+        ({"prompts": []}, "no prompt"),
+        ({"prompts": [3]}, "strings only"),
+        ({"prompts": "e", "tokens": 0}, "tokens is 0"),
+        ({"prompts": "e", "tokens": 64}, "the model's context is 64"),
+        ({"prompts": "e" * 99}, "the model's context is 64"),
+        ({"prompts": "e", "temperature": -1}, "temperature=-1"),
+        ({"prompts": "e", "top_p": 0}, "top_p=0"),
+        ({"prompts": "e", "seed": 2**63}, "seed=9223372036854775808"),
+        ({"prompts": "e", "cache": "float8"}, "cache=float8"),
+    ],
+)
+def test_mistakes(model, tokenizer, arguments, message):
+    with pytest.raises(LutlabError, match=message):
+        lutlab.stream(model, tokenizer, **{"tokens": 4, **arguments})
+
+
+def test_nan_logits_are_refused():
+    with pytest.raises(LutlabError, match="NaN"):
+        Sampling().chooser(1)(torch.full((1, 4), torch.nan))
