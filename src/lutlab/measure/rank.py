@@ -39,6 +39,15 @@ class Rank:
     count: int
     device: str
 
+    @property
+    def exchange(self) -> str:
+        """What carries the tensors: `gloo`, or `nccl` with its version."""
+        import torch
+
+        if self.device == "cpu":
+            return "gloo"
+        return f"nccl {'.'.join(map(str, torch.cuda.nccl.version()))}"
+
     def largest(self, number: float) -> float:
         """The largest of what the ranks say, for all of them; each waits for all."""
         import torch
