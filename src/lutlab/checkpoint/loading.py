@@ -10,7 +10,8 @@ from safetensors import SafetensorError
 
 from lutlab import arguments
 from lutlab.checkpoint.foreign import load_foreign
-from lutlab.checkpoint.transformers import CURE, METHOD
+from lutlab.checkpoint.mapped import Mapped
+from lutlab.checkpoint.transformers import CURE, METHOD, LutlabConfig
 from lutlab.devices import device_named
 from lutlab.errors import LutlabError
 from lutlab.models.families import model_class
@@ -49,13 +50,7 @@ def load(
     """
     folder, dtype = arguments.path("folder", folder), _dtype(dtype)
     device = device_named(device)
-    if not (folder / "config.json").is_file():
-        raise LutlabError(f"no config.json in {folder}: give the folder of a quantized model")
-    if has_sums(folder):  # the other files are compared before a weight is read
-        check_file(folder, "config.json", CURE)
-    quantization = quantization_of(folder)
-    check_heads(folder)
-    weight_files(folder)
+    quantization = _quantization(folder)
     if (quantization or {}).get("quant_method") == METHOD:
         return _load_ours(folder, dtype).to(device).eval()
     if has_sums(folder):  # an export; or lutlab's own, whose config.json does not say so any more
@@ -64,6 +59,45 @@ def load(
     if isinstance(dtype, str):
         dtype = config.dtype or torch.float16  # that of the scales of all these layouts
     return load_foreign(folder, config, quantization, dtype, device)
+
+
+def load_mapped(folder: str | Path, dtype: torch.dtype | str = "auto") -> Mapped:
+    """A model whose blocks stay in their files until they are opened, and of which only what is looked at is read.
+
+    Files are not compared with SHA256SUMS, for which they would be read: check_sums, or one rank a file, does that.
+
+    Args:
+        folder: that lutlab.save wrote, or of a model in full precision; with config.json and safetensors.
+        dtype: as in `load`.
+
+    Raises:
+        LutlabError: as `load`; or the weights are quantized in another project's layout.
+    """
+    folder, dtype = arguments.path("folder", folder), _dtype(dtype)
+    quantization = _quantization(folder)
+    method = (quantization or {}).get("quant_method", METHOD)
+    if method != METHOD:
+        raise LutlabError(
+            f"{folder} is quantized in the layout of {method}, which is packed anew while it is loaded: "
+            "lutlab.save(lutlab.load(folder), <new folder>) once, and give that"
+        )
+    config = _config(folder)
+    if isinstance(dtype, str):
+        dtype = config.dtype or torch.float32
+    layers = LutlabConfig(**quantization).layers if quantization else {}
+    return Mapped(folder, config, layers, dtype)
+
+
+def _quantization(folder: Path) -> dict[str, Any] | None:
+    """The quantization config of a folder with the files of a model."""
+    if not (folder / "config.json").is_file():
+        raise LutlabError(f"no config.json in {folder}: give the folder of a quantized model")
+    if has_sums(folder):  # the other files are compared before a weight is read
+        check_file(folder, "config.json", CURE)
+    quantization = quantization_of(folder)
+    check_heads(folder)
+    weight_files(folder)
+    return quantization
 
 
 def _dtype(given: Any) -> torch.dtype | str:

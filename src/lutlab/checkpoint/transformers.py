@@ -12,7 +12,7 @@ their SHA256SUMS; transformers' own save_pretrained writes none, and such a fold
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -97,11 +97,7 @@ class LutlabQuantizer(HfQuantizer):
         """
         if checkpoint_files is not None:
             _check_sums([Path(path) for path in checkpoint_files])
-        for name, layout in self.quantization_config.layers.items():
-            try:
-                module = _skeleton(model, name, layout)
-            except LutlabError as error:
-                raise LutlabError(f"quantization_config, layer {name}: {error}") from error
+        for name, module in empty_layers(model, self.quantization_config.layers):
             # GPT-2 initializes the weight of every c_proj before it looks for missing ones: give it one to leave alone
             module.weight = torch.empty(0)
             module.weight._is_hf_initialized = True
@@ -146,6 +142,22 @@ def quantized_layers(model: PreTrainedModel) -> dict[str, QuantLinear]:
             "precision saves itself, with model.save_pretrained(folder)"
         )
     return layers
+
+
+def empty_layers(
+    model: PreTrainedModel, layers: Mapping[str, Mapping[str, Any]]
+) -> Iterator[tuple[str, QuantLinear]]:
+    """Layers on the meta device for the layouts of a config, each by its path; the model still has its own.
+
+    Raises:
+        LutlabError: a layout is damaged, or does not fit the model's layer.
+    """
+    for name, layout in layers.items():
+        try:
+            module = _skeleton(model, name, layout)
+        except LutlabError as error:
+            raise LutlabError(f"quantization_config, layer {name}: {error}") from error
+        yield name, module
 
 
 def _skeleton(model: PreTrainedModel, name: str, layout: Mapping[str, Any]) -> QuantLinear:

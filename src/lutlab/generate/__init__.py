@@ -45,17 +45,9 @@ def engine(
         LutlabError: the model is no causal language model, the cache is longer than its context, or the engine that was
             named does not take it.
     """
-    from lutlab.models.families import task_of
-
-    arguments.model(model)
-    if (task := task_of(model)) != "causal_lm":
-        raise LutlabError(
-            f"the model is for {task}, and only a causal language model generates text"
-        )
     if cache not in CACHES:
         raise LutlabError(f"cache={cache}: give one of {', '.join(CACHES[1:])}, or none")
-    batch = arguments.integer("batch", batch, 1, "rows of the cache, as 1")
-    length = _length(model, length)
+    batch, length = sizes(model, batch, length)
     names = (name,) if name else ENGINES[model.device.type]
     reasons = []
     for candidate in names:
@@ -67,6 +59,23 @@ def engine(
             return found(model, batch, length, cache)
         reasons.append(f"{candidate}: {why}")
     raise LutlabError(f"no engine decodes this model: {'; '.join(reasons)}")
+
+
+def sizes(model: PreTrainedModel, batch: int, length: int | None) -> tuple[int, int]:
+    """Rows of a cache and tokens of a row, checked.
+
+    Raises:
+        LutlabError: as engine.
+    """
+    from lutlab.models.families import task_of
+
+    arguments.model(model)
+    if (task := task_of(model)) != "causal_lm":
+        raise LutlabError(
+            f"the model is for {task}, and only a causal language model generates text"
+        )
+    batch = arguments.integer("batch", batch, 1, "rows of the cache, as 1")
+    return batch, _length(model, length)
 
 
 def _length(model: PreTrainedModel, length: int | None) -> int:

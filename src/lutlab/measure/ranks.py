@@ -2,9 +2,8 @@
 
     answer = run(job, 8, "cuda", (spec,))      job(rank, spec) in 8 processes; what rank 0 returns
 
-On GPUs tensors meet through NCCL, numbers through gloo on the CPU, where a rank that waits leaves its GPU idle; with
-device=cpu, which tests use, all is gloo's. Processes are spawned, meet in a file of a temporary folder, and end with
-`run`, whatever happens; the first that fails ends all others and says why.
+They exchange tensors and numbers by their Rank (rank.py). Processes are spawned, meet in a file of a temporary folder,
+and end with `run`, whatever happens; the first that fails ends all others and says why.
 """
 
 from __future__ import annotations
@@ -18,82 +17,20 @@ import signal
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lutlab.errors import LutlabError
+from lutlab.measure.rank import Rank, join
 
 if TYPE_CHECKING:
-    import torch
     from torch.multiprocessing import ProcessContext
 
 log = logging.getLogger(__name__)
 TIMEOUT_SECONDS = 900.0
-
-
-@dataclass(frozen=True)
-class Rank:
-    """One of `count` processes, and its device as torch names it."""
-
-    index: int
-    count: int
-    device: str
-
-    def largest(self, number: float) -> float:
-        """The largest of what the ranks say, for all of them; each waits for all."""
-        import torch
-        from torch import distributed
-
-        found = torch.tensor([number], dtype=torch.float64)
-        distributed.all_reduce(found, distributed.ReduceOp.MAX)
-        return float(found)
-
-    def first(self, number: float) -> float:
-        """The number of rank 0, given to all ranks."""
-        import torch
-        from torch import distributed
-
-        found = torch.tensor([number], dtype=torch.float64)
-        distributed.broadcast(found, 0)
-        return float(found)
-
-    def line_up(self) -> None:
-        """Work that a rank puts on its GPU's stream after this starts when the streams of all have come as far."""
-        import torch
-        from torch import distributed
-
-        self.largest(0.0)
-        if self.device != "cpu":
-            distributed.all_reduce(torch.zeros(1, device=self.device))
-
-    def lead(self, run: Callable[[], None], measure: Callable[[Callable[[], None]], Any]) -> Any:
-        """On rank 0 measure(run), in which every run is one of all ranks; on the others None.
-
-        The others wait for rank 0 on the CPU, so that what it does between runs meets idle GPUs.
-        """
-        if self.index:
-            while self.first(0.0):
-                run()
-            return None
-
-        def of_all() -> None:
-            self.first(1.0)
-            run()
-
-        found = measure(of_all)
-        self.first(0.0)
-        return found
-
-    def gather(self, whole: torch.Tensor, part: torch.Tensor) -> None:
-        """Parts [n, …] of all ranks, one below the other in the order of ranks, into `whole` [count n, …]."""
-        from torch import distributed
-
-        # the older name is deprecated where there is a newer one
-        one = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
-        one(whole, part)
+_GRACE_SECONDS = 1.0  # for the others to say why they end too, once a rank has failed
 
 
 def run(
@@ -102,6 +39,7 @@ def run(
     device: str,
     arguments: tuple[Any, ...] = (),
     seconds: float = TIMEOUT_SECONDS,
+    wait_seconds: float | None = None,
 ) -> Any:
     """Do a job in `count` processes.
 
@@ -111,6 +49,8 @@ def run(
         device: cuda, of which each rank has the GPU of its index, or cpu.
         arguments: that can be pickled.
         seconds: until all of them must be done.
+        wait_seconds: that a rank waits for the others where they meet; None: `seconds`. One that has ended ends all at
+            once; this is for one that hangs.
 
     Returns:
         What rank 0's job returns; it must be picklable.
@@ -123,12 +63,12 @@ def run(
 
     with tempfile.TemporaryDirectory(prefix="lutlab-ranks-") as name:
         folder = Path(name)
-        task = (count, device, folder, seconds, job, arguments)
+        task = (count, device, folder, wait_seconds or seconds, job, arguments)
         context = spawn(_begin, task, count, join=False, daemon=True)
         try:
             _wait(context, count, seconds)
         except ProcessExitedException as error:
-            _fail(folder, count, error)
+            _fail(folder, count, error, [one.exitcode for one in context.processes])
         finally:
             for process in context.processes:
                 process.kill()
@@ -139,7 +79,7 @@ def run(
 
 def _wait(context: ProcessContext, count: int, seconds: float) -> None:
     ends = time.monotonic() + seconds
-    while not context.join(max(0.0, ends - time.monotonic())):
+    while not context.join(max(0.0, ends - time.monotonic()), _GRACE_SECONDS):
         if time.monotonic() >= ends:
             raise LutlabError(
                 f"{count} processes that work together were not done in {seconds:g} s and were ended: "
@@ -147,16 +87,27 @@ def _wait(context: ProcessContext, count: int, seconds: float) -> None:
             )
 
 
-def _fail(folder: Path, count: int, error: Exception) -> None:
+def _fail(folder: Path, count: int, error: Exception, exits: Sequence[int | None] = ()) -> None:
     """Say why the first rank that failed did; the others' reasons are often no more than that it is gone."""
     import torch
 
     found = [json.loads(path.read_text()) for path in folder.glob("failure-*")]
-    if error.error_index not in {one["rank"] for one in found}:
+    silent = set(range(count)).difference(one["rank"] for one in found)
+    ended = (None, 0, -signal.SIGTERM)  # the last: by us, behind one that failed
+    killed = [rank for rank in silent if rank < len(exits) and exits[rank] not in ended]
+    if error.error_index in silent:
         raise LutlabError(f"of {count} processes that work together, {error}") from error
-    first = min(found, key=lambda one: one["at"])
+    if killed:
+        code = exits[killed[0]]
+        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        raise LutlabError(
+            f"of {count} processes that work together, process {killed[0]} terminated with {how}"
+        ) from error
+    first = min(found, key=lambda one: (one["kind"] == "Alone", one["at"]))
     where, reason = f"on rank {first['rank']} of {count}", first["reason"]
-    if first["kind"] == "LutlabError":
+    if first["kind"] == "Alone" and silent:
+        reason += f"; no word came from rank {', '.join(map(str, sorted(silent)))}"
+    if first["kind"] in ("LutlabError", "Alone"):
         raise LutlabError(f"{where}: {reason}") from error
     if first["kind"] == "OutOfMemoryError":
         raise torch.OutOfMemoryError(f"{where}: {reason}") from error
@@ -195,21 +146,11 @@ def _begin(
 
 
 def _meet(rank: Rank, folder: Path, seconds: float) -> None:
-    import torch
     from torch import distributed
 
-    torch.set_num_threads(1)  # the ranks share the processor, and only launch
-    if rank.device != "cpu":
-        torch.cuda.set_device(rank.device)
     store = distributed.FileStore(str(folder / "meeting"), rank.count)
     store.set_timeout(timedelta(seconds=seconds))
-    distributed.init_process_group(
-        "gloo" if rank.device == "cpu" else "cpu:gloo,cuda:nccl",
-        store=store,
-        rank=rank.index,
-        world_size=rank.count,
-        timeout=timedelta(seconds=seconds),
-    )
+    join(rank, seconds, {"store": store, "rank": rank.index, "world_size": rank.count})
 
 
 def _work(rank: Rank, folder: Path, job: Callable, arguments: tuple) -> None:

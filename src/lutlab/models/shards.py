@@ -103,9 +103,19 @@ class Shards:
         Raises:
             LutlabError: a file is damaged.
         """
+        return self.mapped(name).clone()
+
+    def mapped(self, name: str) -> torch.Tensor:
+        """As `as_stored`, and not read: its pages are the file's, which come into memory where they are looked at.
+
+        Nothing may write to the file while the tensor, or a view of it, is there.
+
+        Raises:
+            LutlabError: a file is damaged.
+        """
         stored = self._stored(name)
         with _open(self._file[stored]) as file:
-            return file.get_tensor(stored).clone()
+            return file.get_tensor(stored)
 
     def _stored(self, name: str) -> str | None:
         """The checkpoint's name of a weight."""

@@ -1,0 +1,212 @@
+"""Parts of a packed weight [N, K], packed again: what one rank of a tensor-parallel model holds.
+
+    rows(packed, spans)        W[n of the spans, :], one span below the other
+    columns(packed, span)      W[:, k of the span], of stored columns: of a weight with an order, channels order[span]
+
+Nothing is rounded: dequantized, a part is the part of the whole, bit for bit. A part owns its buffers, so that the
+whole may be a file's pages, of which only those of the part are read.
+
+Columns may begin inside a group. The part then has finer groups, each with the scale of the group that it is of:
+
+    g = 128, columns 64 ..   groups of gcd(128, 64) = 64: 0 | 1 1 | 2 2 | …        a span inside of one group: row-wise
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from lutlab.errors import LutlabError
+from lutlab.formats import bcq, code_words
+from lutlab.formats.bcq import PackedBCQ
+from lutlab.formats.dense import PackedDense
+from lutlab.formats.uniform import PackedUniform
+from lutlab.groups import group_length
+from lutlab.tensors import BCQTensor
+
+if TYPE_CHECKING:
+    import torch
+
+    from lutlab.formats.contract import Format
+
+WORD = code_words.WORD
+_LEAST = 8  # weights of a group, as groups.check_group_size has it
+
+
+@functools.singledispatch
+def rows(packed: Format, spans: Sequence[range]) -> Format:
+    """The weight of some rows.
+
+    Args:
+        packed: [N, K], of format uniform, bcq or dense.
+        spans: of rows, in the order in which they are stored.
+
+    Raises:
+        LutlabError: no such cut is known of the format.
+    """
+    raise _unknown(packed)
+
+
+@functools.singledispatch
+def columns(packed: Format, span: range) -> Format:
+    """The weight of some stored columns; it has no order.
+
+    Args:
+        packed: [N, K], of format uniform, bcq or dense.
+        span: of columns.
+
+    Raises:
+        LutlabError: the span begins inside a group, at no multiple of 8 weights; or no such cut is known of the format.
+    """
+    raise _unknown(packed)
+
+
+def _unknown(packed: Format) -> LutlabError:
+    return LutlabError(
+        f"a {type(packed).__name__} cannot be cut: lutlab cuts weights of the formats uniform, bcq and dense (bands of "
+        "rows, blocks and outliers of mixed groups cross a cut); quantize with another method, or decode on one device"
+    )
+
+
+def group_size(packed: Format) -> int:
+    """Weights along K that share a scale; -1: a row, or there are no scales."""
+    return packed.group_size if isinstance(packed, PackedUniform | PackedBCQ) else -1
+
+
+def order(packed: Format) -> torch.Tensor | None:
+    """[K] int32: stored column j holds input channel order[j]; None: channel j."""
+    return packed.order if isinstance(packed, PackedUniform | PackedBCQ) else None
+
+
+# ---- uniform ----
+
+
+@rows.register
+def _(packed: PackedUniform, spans: Sequence[range]) -> PackedUniform:
+    zero = packed.qzero
+    if zero.ndim == 1:
+        zero = code_words.pack_stream(_rows(packed.zero_point, spans), packed.bits)
+    else:
+        zero = _rows(zero, spans)
+    return replace(
+        packed,
+        qweight=_rows(packed.qweight, spans),
+        scale=_rows(packed.scale, spans),
+        qzero=zero,
+        shape=(sum(map(len, spans)), packed.shape[1]),
+        order=_copy(packed.order),
+    )
+
+
+@columns.register
+def _(packed: PackedUniform, span: range) -> PackedUniform:
+    q, (first, words) = packed.bits, _words(span)
+    held = packed.qweight[:, first // WORD * q : words * q]
+    if _misfits(span, packed.shape[1]):
+        codes = code_words.unpack_words(held, q, span.stop - first)
+        held = code_words.pack_words(codes[:, span.start - first :], q)
+    g, groups = _grouping(packed.group_size, packed.shape[1], span)
+    zero = packed.zero_point[:, groups]
+    return replace(
+        packed,
+        qweight=_copy(held),
+        scale=_copy(packed.scale[:, groups]),
+        qzero=code_words.pack_stream(zero, q) if packed.qzero.ndim == 1 else _copy(zero),
+        shape=(packed.shape[0], len(span)),
+        group_size=g,
+        order=None,
+    )
+
+
+# ---- bcq ----
+
+
+@rows.register
+def _(packed: PackedBCQ, spans: Sequence[range]) -> PackedBCQ:
+    return replace(
+        packed,
+        planes=_rows(packed.planes, spans, 1),
+        alpha=_rows(packed.alpha, spans, 1),
+        offset=None if packed.offset is None else _rows(packed.offset, spans),
+        shape=(sum(map(len, spans)), packed.shape[1]),
+        order=_copy(packed.order),
+    )
+
+
+@columns.register
+def _(packed: PackedBCQ, span: range) -> PackedBCQ:
+    first, words = _words(span)
+    planes = packed.planes[:, :, first // WORD : words]
+    g, groups = _grouping(packed.group_size, packed.shape[1], span)
+    part = replace(
+        packed,
+        alpha=_copy(packed.alpha[:, :, groups]),
+        offset=None if packed.offset is None else _copy(packed.offset[:, groups]),
+        shape=(packed.shape[0], len(span)),
+        group_size=g,
+        order=None,
+    )
+    if not _misfits(span, packed.shape[1]):
+        return replace(part, planes=_copy(planes))
+    codes = bcq.unpack(replace(part, planes=planes, shape=(packed.shape[0], span.stop - first)))
+    codes = codes.codes[:, span.start - first :]
+    return bcq.pack(BCQTensor(codes, part.alpha, part.offset, packed.bits, g))
+
+
+# ---- dense ----
+
+
+@rows.register
+def _(packed: PackedDense, spans: Sequence[range]) -> PackedDense:
+    return PackedDense(_rows(packed.weight, spans))
+
+
+@columns.register
+def _(packed: PackedDense, span: range) -> PackedDense:
+    return PackedDense(_copy(packed.weight[:, span.start : span.stop]))
+
+
+# ---- what they share ----
+
+
+def _rows(values: torch.Tensor, spans: Sequence[range], dim: int = 0) -> torch.Tensor:
+    import torch
+
+    return torch.cat([values.narrow(dim, s.start, len(s)) for s in spans], dim)
+
+
+def _copy(values: torch.Tensor | None) -> torch.Tensor | None:
+    """Contiguous, and of storage of its own: a view would keep the whole alive."""
+    import torch
+
+    return None if values is None else values.clone(memory_format=torch.contiguous_format)
+
+
+def _words(span: range) -> tuple[int, int]:
+    """The first column of the first word of 32 that a span touches, and the word behind its last."""
+    return span.start // WORD * WORD, -(-span.stop // WORD)
+
+
+def _misfits(span: range, in_features: int) -> bool:
+    """Whether a span does not begin and end with words: its codes must move to other bits."""
+    return bool(span.start % WORD or (span.stop % WORD and span.stop != in_features))
+
+
+def _grouping(g: int, in_features: int, span: range) -> tuple[int, slice | list[int]]:
+    """The group size of a part, and the groups of the whole that its own have their scales of."""
+    length = group_length(g, in_features)
+    first, last = span.start // length, (span.stop - 1) // length
+    if first == last:
+        return -1, slice(first, first + 1)
+    if span.start % length == 0:
+        return g, slice(first, last + 1)
+    finer = math.gcd(length, span.start)
+    if finer < _LEAST:
+        raise LutlabError(
+            f"columns from {span.start} on, of groups of {length}, cannot be cut out: groups of {finer} would be "
+            f"needed, and they have at least {_LEAST} weights; cut at a multiple of {_LEAST}"
+        )
+    return finer, [at // length for at in range(span.start, span.stop, finer)]

@@ -1,0 +1,156 @@
+"""Whole models that several ranks share (tensor parallelism): loaded part by part.
+
+with ranks.joined("cuda") as rank:                       started by torchrun
+    part = load("opt-3bit", rank)
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lutlab import arguments
+from lutlab.checkpoint.loading import load_mapped
+from lutlab.checkpoint.transformers import CURE
+from lutlab.generate import sizes
+from lutlab.generate.eager import Eager
+from lutlab.generate.shard import Part, share_out
+from lutlab.measure import ranks
+from lutlab.models.files import weight_files
+from lutlab.models.load import quiet
+from lutlab.sums import NAME, check_sums, has_sums
+
+if TYPE_CHECKING:
+    from lutlab.generate.contract import Engine
+    from lutlab.measure.rank import Rank
+
+log = logging.getLogger(__name__)
+LOAD_SECONDS = 3600.0  # that ranks wait for the one whose part took longest to load
+DECODE_SECONDS = 24 * 3600.0  # until ranks that lutlab starts must be done
+WAIT_SECONDS = 60.0  # that a rank waits for the others in a step
+
+
+def load(folder: str | Path, rank: Rank, dtype: torch.dtype | str = "auto") -> Part:
+    """A rank's part of a saved model: of every packed weight only that part is kept in memory.
+
+    All ranks call this. Each file is compared with SHA256SUMS by one of them, and nobody goes on before all have done
+    so. Parts by rows are read alone; of parts by columns the file's pages, which hold every rank's, are read and given
+    back.
+
+    Args:
+        folder: that lutlab.save wrote, or of a model in full precision.
+        rank: this process.
+        dtype: of all that is not quantized; `auto` is the one it was saved in.
+
+    Raises:
+        LutlabError: as checkpoint.loading.load_mapped and share_out; the ranks were given different models.
+    """
+    folder = arguments.path("folder", folder)
+    rank.agree(_identity(folder, rank, dtype))
+    if has_sums(folder):
+        used = ["config.json", *(path.name for path in weight_files(folder))]
+        check_sums(folder, CURE, used, slice(rank.index, None, rank.count))
+    elif not rank.index:
+        log.warning("%s has no %s, so that damage to its files would not be noticed", folder, NAME)
+    with quiet():
+        mapped = load_mapped(folder, dtype)
+    part = share_out(mapped.model, mapped, rank)
+    rank.arrive(LOAD_SECONDS)
+    return part
+
+
+def _identity(folder: Path, rank: Rank, dtype: torch.dtype | str) -> dict[str, str]:
+    """What ranks that share a model have alike, nothing of which takes reading weights."""
+    import lutlab
+
+    files = [path for path in weight_files(folder) if path.suffix == ".safetensors"]
+    said = [folder / "config.json", *([folder / NAME] if has_sums(folder) else [])]
+    return {
+        "number of ranks": str(rank.count),
+        "version of lutlab": lutlab.__version__,
+        "dtype": str(dtype).removeprefix("torch."),
+        **{path.name: path.read_text(encoding="utf-8", errors="replace") for path in said},
+        "weights": repr([(path.name, path.stat().st_size, _header(path)) for path in files]),
+    }
+
+
+def _header(path: Path) -> bytes:
+    """Names, dtypes and shapes, as they are written."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        return file.read(min(length, path.stat().st_size))
+
+
+class Shared(Eager):
+    """The engine of a rank; what it says of bytes is of its own part. All ranks call each function together."""
+
+    def __init__(self, part: Part, batch: int, length: int) -> None:
+        self.part = part
+        super().__init__(part.model, batch, length, "")
+
+    def _token_bytes(self) -> int:
+        kept = sum(len(share.key_values) * share.head_size for share in self.part.shares)
+        return 2 * kept * self.model.dtype.itemsize
+
+    def facts(self) -> dict[str, Any]:
+        """See Engine; `ranks`, and by what they exchange."""
+        rank = self.part.link.rank
+        return super().facts() | {"ranks": rank.count, "exchange": rank.exchange}
+
+
+def engine(part: Part, batch: int = 1, length: int | None = None) -> Engine:
+    """An engine on each rank.
+
+    Args:
+        part: of load or share_out.
+        batch: rows, each a text of its own.
+        length: tokens of a row, prompt included; None: the model's context.
+
+    Raises:
+        LutlabError: as generate.engine.
+    """
+    return Shared(part, *sizes(part.model, batch, length))
+
+
+def greedy(own: Engine, prompts: Sequence[Sequence[int]], tokens: int) -> torch.Tensor:
+    """The likeliest next tokens of each prompt, [B, tokens] int64; ends are passed over."""
+    logits = own.prefill([torch.tensor(ids) for ids in prompts])
+    chosen = [logits.argmax(-1)]
+    for _ in range(tokens - 1):
+        chosen.append(own.step(chosen[-1]).argmax(-1))
+    return torch.stack(chosen, 1).cpu()
+
+
+def decode(
+    folder: str | Path,
+    prompts: Sequence[Sequence[int]],
+    tokens: int,
+    gpus: int,
+    device: str = "cuda",
+    wait_seconds: float = WAIT_SECONDS,
+) -> list[list[int]]:
+    """Continue prompts greedily by as many processes, which load, decode and end.
+
+    Args:
+        folder: as in load.
+        prompts: token ids of each.
+        tokens: to add to each.
+        gpus: ranks.
+        device: cuda, a GPU each, or cpu.
+        wait_seconds: that a rank waits for the others in a step before it ends all. One that dies ends them at once.
+
+    Raises:
+        LutlabError: as load and Engine.prefill; or a rank died or hangs, which the message names.
+    """
+    task = (str(folder), [list(ids) for ids in prompts], tokens)
+    return ranks.run(_decode, gpus, device, task, DECODE_SECONDS, wait_seconds)
+
+
+def _decode(rank: Rank, folder: str, prompts: list[list[int]], tokens: int) -> list[list[int]]:
+    longest = max(map(len, prompts), default=0)
+    own = engine(load(folder, rank), len(prompts), longest + tokens - 1)
+    return greedy(own, prompts, tokens).tolist()

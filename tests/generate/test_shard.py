@@ -1,0 +1,100 @@
+"""Models that ranks share give what one rank gives, whatever the family, the format and the cut."""
+
+import copy
+
+import pytest
+import torch
+from tests.generate.thread_ranks import together
+from tests.models.architectures import CAUSAL, make, token_ids
+from tests.tiny_models import one_thread  # noqa: F401
+
+import lutlab
+from lutlab.errors import LutlabError
+from lutlab.formats import cut
+from lutlab.generate import parallel
+from lutlab.generate.shard import share_out
+from lutlab.models.families import linear_layers
+from lutlab.models.resident import Resident
+from lutlab.modules import QuantLinear
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+# Uneven: 48 intermediate channels are 3 groups of 16. Heads of 8 lie inside of groups of 16.
+METHODS = {"opt": ("bcq", 2, 16), "llama-2": ("rtn", 3, 16), "gpt2": ("rtn", 4, -1)}
+
+
+@torch.inference_mode()
+def logits_of(rank, model):
+    own = copy.deepcopy(model)
+    return share_out(own, Resident(own), rank).model(token_ids()).logits
+
+
+def near(found, expected):
+    return (found - expected).abs().max() < 1e-4 * expected.abs().max()
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_the_logits_are_those_of_one_rank(name):
+    model = make(name)
+    if name in METHODS:
+        method, q, g = METHODS[name]
+        lutlab.quantize(model, method, q, g, skip=["*.0.*"])
+    with torch.inference_mode():
+        expected = model(token_ids()).logits
+    for found in together(logits_of, 2, model):
+        assert near(found, expected)
+
+
+def test_columns_with_an_order_are_given_all_channels():
+    model = make("llama-2")
+    lutlab.quantize(
+        model, "gptq", 4, 16, calibration=token_ids(4), act_order=True, static_groups=False
+    )
+    assert all(cut.order(layer.packed) is not None for _, layer in linear_layers(model))
+    with torch.inference_mode():
+        expected = model(token_ids()).logits
+    for found in together(logits_of, 2, model):
+        assert near(found, expected)
+
+
+def loaded(rank, folders):
+    part = parallel.load(folders[rank.index], rank, torch.float32)
+    with torch.inference_mode():
+        return part.model(token_ids()).logits, part
+
+
+def bits(model):
+    quantized = (layer for _, layer in linear_layers(model) if isinstance(layer, QuantLinear))
+    return sum(layer.packed.bits_stored for layer in quantized)
+
+
+@pytest.mark.parametrize("name", ["opt-350m", "llama-3"])
+def test_a_saved_model_is_loaded_part_by_part(name, tmp_path):
+    model = make(name)
+    lutlab.quantize(model, "rtn", 3, 16, skip=["*.0.*"])
+    lutlab.save(model, tmp_path / "saved", max_shard_size="20KB")
+    with torch.inference_mode():
+        expected = model(token_ids()).logits
+    for found, part in together(loaded, 2, [tmp_path / "saved"] * 2):
+        assert near(found, expected)
+        assert bits(part.model) < 0.7 * bits(model)
+        assert not [n for n, p in part.model.named_parameters() if p.is_meta]
+
+
+def test_ranks_that_were_given_different_models_are_refused(tmp_path):
+    folders = [tmp_path / "a", tmp_path / "b"]
+    for q, folder in zip((3, 4), folders, strict=True):
+        model = make("opt")
+        lutlab.quantize(model, "rtn", q, 16)
+        lutlab.save(model, folder)
+    message = r"2 ranks do not have parts of one model, .* rank 1 in its config.json, rank 1 in .*SHA256SUMS"
+    with pytest.raises(LutlabError, match=message):
+        together(loaded, 2, folders)
+    weights = folders[0] / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\0")
+    with pytest.raises(LutlabError, match=r"model.safetensors is not the file"):
+        together(loaded, 2, folders[:1] * 2)
+
+
+def test_heads_that_cannot_be_shared_are_refused_with_the_numbers():
+    with pytest.raises(LutlabError, match=r"2 attention heads with 2 of .* shared by 4 ranks"):
+        together(logits_of, 4, make("opt"))
