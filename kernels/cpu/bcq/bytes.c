@@ -43,8 +43,11 @@ static __attribute__((noinline)) void add_plane(const uint8_t *unit, int plane, 
         const rows_b {{ i }}2 = low_nibbles(second{{ half }}), {{ i }}3 = high_nibbles(second{{ half }});
 {% for d in range(digits) %}
 {% set at = 4 * half * digits + d %}
-        sum = add_bytes(add_bytes(look_up_bytes(table + {{ 16 * at }}, {{ i }}0), look_up_bytes(table + {{ 16 * (at + digits) }}, {{ i }}1)),
-                        add_bytes(look_up_bytes(table + {{ 16 * (at + 2 * digits) }}, {{ i }}2), look_up_bytes(table + {{ 16 * (at + 3 * digits) }}, {{ i }}3)));
+        sum = look_up_bytes(table + {{ 16 * at }}, {{ i }}0);
+{% for j in range(1, 4) %}
+        sum = add_bytes(sum, look_up_bytes(table + {{ 16 * (at + j * digits) }}, {{ i }}{{ j }}));
+        KEEP_TABLE(sum);
+{% endfor %}
         both{{ d }} = add_halves(both{{ d }}, sum);
         odd{{ d }} = add_halves(odd{{ d }}, odd_bytes(sum));
         KEEP_TABLE(both{{ d }});
