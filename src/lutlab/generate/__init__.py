@@ -5,6 +5,8 @@
 
     cpu     cpu_step (one call a step into generated C), else transformers
     cuda    cuda_graph (one graph a step), else transformers
+
+Where the first does not take a model, a warning says why.
 """
 
 from __future__ import annotations
