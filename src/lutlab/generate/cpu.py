@@ -93,7 +93,8 @@ class CpuStep(Engine):
     def step(self, ids: torch.Tensor) -> torch.Tensor:
         """See Engine."""
         self.check_step(ids)
-        self._forward(ids.to(torch.int64), self._rows, torch.tensor(self.positions), self._rows)
+        ids = ids.to(torch.int64).contiguous()
+        self._forward(ids, self._rows, torch.tensor(self.positions), self._rows)
         self.positions = [position + 1 for position in self.positions]
         return self._logits[:, : self.vocabulary].clone()
 
