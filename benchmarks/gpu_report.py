@@ -4,6 +4,7 @@
 
     about       the machine: nvidia-smi, versions, clocks
     ceilings    gpu_ceilings.py: what memory, shared memory, tensor cores and atomics can do
+    engine-opt-30b, engine-opt-175b-q3, ...   bench_gpu_engine.py: whole models, their goals, breakdown of a step
     tests       every test that is marked gpu
     goals, batch, groups      bench_lut_gemv.py, part by part
     mixed       bench_mixed_gemv.py: 2/4/16-bit weights
@@ -12,11 +13,11 @@
     memcheck, racecheck                  tests of small shapes under compute-sanitizer, where it is installed
 
 A step writes <out>/<step>.log, and JSON where it has numbers; <out>/steps.json says how each ended. A step that ended
-well is not run again. One that would not end within the budget of seconds waits for the next call; one that is not done
-when the budget is spent is stopped, and begins again then, artifacts with the cells that they lack. --archive packs the
-folder into one file. Without a GPU nothing is run, and the exit status is 2. lutlab need not be installed: beside torch
-and CuPy for this CUDA it takes platformdirs; for tests and artifacts hydra-core, hydra-joblib-launcher, archspec and
-pydantic with what they need; for tests pytest and hypothesis.
+well is not run again. One that would not end within the budget of seconds waits for the next call; one that is not
+done when the budget is spent is stopped, and begins again then, artifacts with the cells that they lack. --archive
+packs the folder into one file. Without a GPU nothing is run, and the exit status is 2. lutlab need not be installed:
+beside torch and CuPy for this CUDA it takes platformdirs; for the engine transformers; for tests and artifacts
+hydra-core, hydra-joblib-launcher, archspec and pydantic with what they need; for tests pytest and hypothesis.
 """
 
 from __future__ import annotations
@@ -55,6 +56,11 @@ ARTIFACTS = (
     "lutlab/r0_knobs",
     "nuqmm/table5",  # the longest: whole layers
 )
+# Whole models: part of bench_gpu_engine.py -> seconds. Each draws its weights anew.
+ENGINE_PARTS = {
+    "opt-30b": 150,
+    **dict.fromkeys(("opt-175b-q3", "opt-175b-q1", "opt-175b-q2", "opt-175b-q4"), 240),
+}
 # Of the matrix that every variant passes, small shapes: the sanitizer is slow.
 SMALL_TESTS = "(1-32- or 129-97-) and 128 or mixed_gemv and 129-97"
 DONE, FAILED, STOPPED, ABSENT = "done", "failed", "stopped", "not run"
@@ -81,6 +87,7 @@ def steps(out: Path, rounds: int) -> list[Step]:
     python = sys.executable
     pytest = (python, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", "-W", "default")
     bench = (python, "benchmarks/bench_lut_gemv.py", "--rounds", str(rounds), "--out", str(out))
+    engine = (python, "benchmarks/bench_gpu_engine.py", "--out", str(out))
     sanitized = (python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "default", "-x")
     found = [
         Step("about", ("nvidia-smi", "-q"), 5, "nvidia-smi"),
@@ -88,6 +95,10 @@ def steps(out: Path, rounds: int) -> list[Step]:
             "ceilings",
             (python, "benchmarks/gpu_ceilings.py", "--out", str(out / "ceilings.json")),
             60,
+        ),
+        *(
+            Step(f"engine-{part}", (*engine, "--part", part), seconds)
+            for part, seconds in ENGINE_PARTS.items()
         ),
         Step("tests", (*pytest, *parallel(), "tests/kernels", "tests/evaluators"), 240),
         Step("goals", (*bench, "--part", "goals"), 90),

@@ -10,7 +10,8 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 import lutlab
 from lutlab.errors import LutlabError
-from lutlab.evaluators import llama_cpp
+from lutlab.evaluators import gguf_model, llama_cpp_decoder
+from lutlab.evaluators.gguf_model import Encoded
 from lutlab.evaluators.llama_cpp import LlamaCpp
 from lutlab.specs import Subject
 
@@ -40,7 +41,7 @@ def test_without_the_peer_measuring_says_so(absent):
 def test_every_weight_has_its_name_and_quantized_layers_are_dequantized():
     model = tiny_llama()
     lutlab.quantize(model, method="rtn", q=4, g=16)
-    found = dict(llama_cpp._tensors(model))
+    found = dict(gguf_model.tensors(model))
     assert len(found) == 3 + 2 * 9
     down = model.model.layers[1].mlp.down_proj
     assert torch.equal(found["blk.1.ffn_down.weight"], down.packed.dequantize())
@@ -61,54 +62,101 @@ def test_rows_of_q_are_in_the_order_that_llama_cpp_rotates():
     theirs, _ = apply_rotary_pos_emb(
         q, q, torch.cat((cos, cos))[None, None], torch.cat((sin, sin))[None, None]
     )
-    pairs = (llama_cpp._interleaved(weight, heads) @ x).view(heads, width // 2, 2)
+    reordered = gguf_model.interleaved(weight, heads)
+    pairs = (reordered @ x).view(heads, width // 2, 2)
     even, odd = pairs[..., 0], pairs[..., 1]
     rotated = torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=2)
     halves = rotated.transpose(1, 2).reshape(heads, width)
     assert torch.allclose(halves, theirs.view(heads, width), atol=1e-6)
+    assert torch.equal(gguf_model.rounded(Encoded(reordered.numpy(), "f32"), heads), weight)
 
 
 def test_the_file_holds_the_weights_and_the_numbers(tmp_path):
     gguf = pytest.importorskip("gguf")
     model = tiny_llama()
-    llama_cpp._write_gguf(model, tmp_path / "model.gguf")
+    encoded = gguf_model.encode(model, "f32", "f16", threads=1)
+    gguf_model.save(model.config, encoded, tmp_path / "model.gguf")
     reader = gguf.GGUFReader(tmp_path / "model.gguf")
     found = {tensor.name: torch.tensor(tensor.data) for tensor in reader.tensors}
-    for name, values in llama_cpp._tensors(model):
-        assert torch.equal(found[name].view(values.shape), values)
+    for name, values in gguf_model.tensors(model):
+        kept = values.half() if name == "output.weight" else values
+        assert torch.equal(found[name].view(values.shape), kept), name
     assert reader.fields["llama.attention.head_count_kv"].contents() == 1
     assert reader.fields["llama.vocab_size"].contents() == 260
 
 
-def test_decodes_what_the_model_decodes():
-    """Where the peer is installed, q4_0 is near enough; a model of other weights is noticed."""
+def test_the_width_of_a_row_names_the_type_and_its_cost():
+    assert [gguf_model.type_for(q) for q in (1, 2, 2.5, 3, 4, 8)] == [
+        "q2_K", "q2_K", "q3_K", "q3_K", "q4_0", "q8_0",
+    ]  # fmt: skip
+    with pytest.raises(LutlabError, match="did you mean 'q3_K'"):
+        LlamaCpp(type="q3_k")
+    with pytest.raises(LutlabError, match=r"evaluator\.llama_cpp\.cache=q8_0"):
+        LlamaCpp(cache="q8_0")
+
+
+def test_layers_that_a_type_does_not_divide_are_refused():
+    model = tiny_llama()
+    with pytest.raises(LutlabError, match=r"q3_K has blocks of 256 weights.* as q4_0"):
+        gguf_model.check_inputs(model, "q3_K", "f16")
+    with pytest.raises(LutlabError, match=r"q6_K .* the head .* as q8_0"):
+        gguf_model.check_inputs(model, "f16", "q6_K")
+
+
+@pytest.mark.parametrize("kind", ["q4_0", "q3_K", "q2_K"])
+def test_decodes_what_the_model_decodes(kind):
+    """Where the peer is installed; it rounds weights as far as the type says."""
     pytest.importorskip("llama_cpp")
     pytest.importorskip("gguf")
     config = LlamaConfig(
-        vocab_size=300, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
+        vocab_size=300, hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=64, bos_token_id=1, initializer_range=0.05,
     )  # fmt: skip
     torch.manual_seed(0)
     model = LlamaForCausalLM(config)
-    found = LlamaCpp(tokens=16, repeats=2).measure(subject(model))
+    found = LlamaCpp(tokens=16, repeats=2, type=kind, head="q6_K").measure(subject(model))
     assert found.values["tokens_per_s"] > 0
     assert len(found.samples) == 2
     (kernel,) = found.facts["kernel"]
-    assert "q4_0" in kernel
+    assert kind in kernel
+    assert (found.facts["head"], found.facts["cache"]) == ("q6_K", "f16")
+    encoded = gguf_model.encode(model, kind, "f16", threads=1)
+    for name, weight in gguf_model.tensors(model):
+        if encoded[name].type == kind:
+            error = (gguf_model.rounded(encoded[name]) - weight).norm() / weight.norm()
+            assert 0.02 < error < {"q4_0": 0.1, "q3_K": 0.2, "q2_K": 0.4}[kind]
 
 
-def test_other_logits_are_refused():
+class Seen:
+    """A decoder that gives prepared logits."""
+
+    def __init__(self, logits):
+        self.logits = logits
+
+    def rewind(self):
+        self.turn = iter(self.logits)
+
+    def step(self, token):
+        return next(self.turn)
+
+
+def test_the_check_takes_what_rounding_explains_and_nothing_more():
     model = tiny_llama()
-    ids = [1, 2, 3]
-    ours = model(input_ids=torch.tensor([ids])).logits[0].detach()
-    llama_cpp._check(model, ids, [*ours.numpy()])
-    with pytest.raises(LutlabError, match="cosine"):
-        llama_cpp._check(model, ids, [*ours.roll(1, dims=1).numpy()])
-    with pytest.raises(LutlabError, match="cosine of nan"):
-        llama_cpp._check(model, ids, [*(ours * float("nan")).numpy()])
+    encoded = gguf_model.encode(model, "f16", "f16", threads=1)
+    coarse = tiny_llama()
+    coarse.load_state_dict({k: v.half().float() for k, v in model.state_dict().items()})
+    ids = [1]
+    for _ in range(llama_cpp_decoder.CHECKED):
+        logits = coarse(input_ids=torch.tensor([ids])).logits[0].detach()
+        ids.append(int(logits[-1].argmax()))
+    found = llama_cpp_decoder.check(model, encoded, Seen([*logits.numpy()]), 1)
+    assert 0 <= found["logits_error"] <= 2 * found["logits_error_expected"] + 2**-10
+    assert found["logits_cosine"] > 0.999
+    for other in (logits.roll(1, dims=1), logits * 1.01, logits * float("nan")):
+        with pytest.raises(LutlabError, match="computes something else"):
+            llama_cpp_decoder.check(model, encoded, Seen([*other.numpy()]), 1)
 
 
-def test_other_families_are_refused(tmp_path):
-    pytest.importorskip("gguf")
+def test_other_families_are_refused():
     with pytest.raises(LutlabError, match="this one is 'opt'"):
-        llama_cpp._write_gguf(tiny_opt(), tmp_path / "model.gguf")
+        gguf_model.check_inputs(tiny_opt(), "q4_0", "f16")

@@ -1,4 +1,5 @@
 {% set bias = 2 ** (6 * digits - 1) %}
+{% set places = [0, 2, 1, 3] %}
 /* y[m, n] = sum_k x[m, k] W[n, k],  W[n, k] = sum_b alpha[b, n, group] B_b[n, k] + offset[n, group]
 
    Lookup tables in bytes, for AVX2: the 4 signs of a plane at neighbouring columns pick one of the 16 sums those
@@ -42,9 +43,12 @@ static __attribute__((noinline)) void add_plane(const uint8_t *unit, int plane, 
         const rows_b {{ i }}0 = low_nibbles(first{{ half }}), {{ i }}1 = high_nibbles(first{{ half }});
         const rows_b {{ i }}2 = low_nibbles(second{{ half }}), {{ i }}3 = high_nibbles(second{{ half }});
 {% for d in range(digits) %}
-{% set at = 4 * half * digits + d %}
-        sum = add_bytes(add_bytes(look_up_bytes(table + {{ 16 * at }}, {{ i }}0), look_up_bytes(table + {{ 16 * (at + digits) }}, {{ i }}1)),
-                        add_bytes(look_up_bytes(table + {{ 16 * (at + 2 * digits) }}, {{ i }}2), look_up_bytes(table + {{ 16 * (at + 3 * digits) }}, {{ i }}3)));
+{% set at = 4 * half * digits + places[d] %}
+        sum = look_up_bytes(table + {{ 16 * at }}, {{ i }}0);
+{% for j in range(1, 4) %}
+        sum = add_bytes(sum, look_up_bytes(table + {{ 16 * (at + j * digits) }}, {{ i }}{{ j }}));
+        KEEP_TABLE(sum);
+{% endfor %}
         both{{ d }} = add_halves(both{{ d }}, sum);
         odd{{ d }} = add_halves(odd{{ d }}, odd_bytes(sum));
         KEEP_TABLE(both{{ d }});
@@ -77,25 +81,6 @@ static INLINE void unit_1(const uint8_t *unit, long unit_words, const float *t, 
 {% endif %}
 }
 
-/* Tables, their scale, and sums of activations of `units` units of one row of x. A unit that holds inf or nan gets the
-   scale nan; one of nothing but tiny numbers is rounded to multiples of 2^-100 / BIAS (arrange() has lifted tiny rows). */
-static void prepare(const float *x, long units, long unit_words, float *ready, float *sums)
-{
-    uint8_t *tables = (uint8_t *)ready;
-    for (long u = 0; u < units; u++, sums += SUMS) {
-        const long span = unit_words * WORD_COLUMNS;
-        float largest = 0x1p-100f;
-        int finite = 1;
-        for (long j = 0; j < span; j += 4) {
-            const float most = fabsf(x[j]) + fabsf(x[j + 1]) + fabsf(x[j + 2]) + fabsf(x[j + 3]);
-            finite &= most <= FLT_MAX;
-            largest = most > largest ? most : largest;
-        }
-        sums[0] = finite ? largest / (BIAS - 8) : NAN;
-        sums[1] = sum_of(x, span);
-        const float inverse = finite ? 1 / sums[0] : 0;
-        for (long j = 0; j < span; j += 4, x += 4, tables += DIGITS * 16) build_byte_tables(tables, x, inverse, BIAS, DIGITS);
-    }
-}
+{% include "bcq/byte_tables.h" %}
 
 {% include "rows/entry.h" %}

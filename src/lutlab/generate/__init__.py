@@ -1,10 +1,12 @@
 """The engine: a quantized model generates text, a token a call (contract.py).
 
-engine = lutlab.engine(model, batch=1, length=512)      the best that takes the model, which facts()["engine"] names
-logits = engine.prefill([ids]); logits = engine.step(logits.argmax(-1))
+    engine = lutlab.engine(model, batch=1, length=512)      the best that takes the model, which facts()["engine"] names
+    logits = engine.prefill([ids]); logits = engine.step(logits.argmax(-1))
 
-cpu     cpu_step (one call a step into generated C), else transformers
-cuda    cuda_graph (one graph a step), else transformers
+    cpu     cpu_step (one call a step into generated C), else transformers
+    cuda    cuda_graph (one graph a step), else transformers
+
+Where the first does not take a model, a warning says why.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 # By kind of device, in the order in which they are tried.
-ENGINES = {"cpu": ("transformers",), "cuda": ("transformers",)}
+ENGINES = {"cpu": ("cpu_step", "transformers"), "cuda": ("cuda_graph", "transformers")}
 CACHES = ("", "float32", "float16", "bfloat16")
 
 

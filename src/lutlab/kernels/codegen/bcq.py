@@ -143,7 +143,11 @@ def integer_source(isa: Isa, *, q: int, alpha: str, offset: str | None, table_bi
         template, more = "bcq/halves.c", {"simd": "avx512", "sums": 2 if q == 1 else 1}
     else:
         planes = _planes(q, 1, alpha, offset, lane_bytes=1)
-        template, more = "bcq/bytes.c", {"simd": "avx2", "digits": table_bits // 6}
+        if offset == "i16" and table_bits == 24:
+            template, more = "bcq/digits.c", {"digit_bits": 8, "pairs": q // 2 * 2}
+        else:
+            template, more = "bcq/bytes.c", {"digit_bits": 6, "digits": table_bits // 6}
+        more["simd"] = "avx2"
     return templates.render(
         template, **planes, **more, batches=[1], **tiles(isa, INTEGER_TILE_FROM)
     )

@@ -1,0 +1,239 @@
+"""A LLaMA model as a GGUF file, every matrix in a named type of ggml, and the weights that such a file holds.
+
+    encode(model, "q3_K", "f16") -> {name: Encoded}     save(config, that, path)     rounded(encoded) -> [N, K] float32
+
+Linear weights (a quantized layer's, dequantized) are rounded by ggml's own quantizer, all to one type, none to a wider
+one, as llama.cpp's `--pure` does; the head has a type of its own. Embeddings, of which a token reads one row, are
+float16 where that is exact, else float32; norms are float32.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lutlab.errors import LutlabError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+# Type -> bits a weight as stored, scales included (ggml-common.h); narrowest first.
+BITS = {
+    "q2_K": 2.625, "q3_K": 3.4375, "q4_0": 4.5, "q5_0": 5.5, "q6_K": 6.5625, "q8_0": 8.5, "f16": 16, "f32": 32,
+}  # fmt: skip
+FLOATS = {"f16": "float16", "f32": "float32"}
+_CODE_BITS = {"q2_K": 2, "q3_K": 3, "q4_0": 4, "q5_0": 5, "q6_K": 6, "q8_0": 8, "f16": 16}
+# LLaMA's own name of a block's part -> GGUF's
+PARTS = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+_ROWS = 256  # of a matrix that a thread rounds at a time
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A tensor as the file has it: values (numbers, or the bytes [N, bytes of a row] of a type), the type's name."""
+
+    values: np.ndarray
+    type: str
+
+
+def type_for(q: float) -> str:
+    """The narrowest type of at least q bits a code.
+
+    >>> type_for(3), type_for(2.5), type_for(16)
+    ('q3_K', 'q3_K', 'f16')
+    """
+    return next(name for name, bits in _CODE_BITS.items() if bits >= q)
+
+
+def block_of(kind: str) -> int:
+    """Weights that share scales: the inputs of a layer must be a multiple."""
+    return 1 if kind in FLOATS else {"K": 256, "0": 32}[kind[-1]]
+
+
+def check_inputs(model: PreTrainedModel, linear: str, head: str) -> None:
+    """Raises LutlabError: no LLaMA, or a matrix with inputs that are no multiple of its type's block."""
+    config = model.config
+    if config.model_type != "llama":
+        raise LutlabError(
+            f"the llama.cpp column converts LLaMA models, this one is '{config.model_type}'"
+        )
+    if config.attention_bias or config.mlp_bias:
+        raise LutlabError(
+            "the llama.cpp column converts LLaMA models without biases, this one has some"
+        )
+    wanted = [("linear layers", linear, config.hidden_size), ("head", head, config.hidden_size)]
+    wanted.append(("mlp.down_proj", linear, config.intermediate_size))
+    for what, kind, inputs in wanted:
+        if inputs % block_of(kind):
+            raise LutlabError(
+                f"{kind} has blocks of {block_of(kind)} weights, and the {what} of this model have {inputs} inputs, no "
+                f"multiple of it: take a type with blocks of 32, as {'q8_0' if what == 'head' else 'q4_0'}"
+            )
+
+
+def encode(model: PreTrainedModel, linear: str, head: str, threads: int) -> dict[str, Encoded]:
+    """Every tensor of a LLaMA model by GGUF's name.
+
+    Args:
+        model: plain, or with quantized layers.
+        linear: type of the linear layers, a key of BITS.
+        head: type of the head, likewise.
+        threads: that round.
+
+    Raises:
+        LutlabError: see check_inputs.
+    """
+    check_inputs(model, linear, head)
+    found = {}
+    for name, weight in tensors(model):
+        weight = weight.detach().float().cpu().contiguous()
+        if name == "token_embd.weight":
+            kind = "f16" if bool((weight.half().float() == weight).all()) else "f32"
+        elif weight.dim() == 1:
+            kind = "f32"
+        else:
+            kind = head if name == "output.weight" else linear
+        found[name] = Encoded(_encoded(weight.numpy(), kind, threads), kind)
+    return found
+
+
+def _encoded(values: np.ndarray, kind: str, threads: int) -> np.ndarray:
+    """[N, K] float32 -> numbers, or the bytes [N, bytes of a row] of a quantized type."""
+    import numpy as np
+
+    if kind in FLOATS:
+        return values.astype(FLOATS[kind], copy=False)
+    rows, columns = values.shape
+    words = np.empty((rows, int(columns * BITS[kind]) // 8), dtype=np.uint8)
+    quantize, number = _quantize_chunk(), _number(kind)
+
+    def some(first: int) -> None:
+        here, there = values[first : first + _ROWS], words[first : first + _ROWS]
+        quantize(number, here.ctypes.data, there.ctypes.data, 0, len(here), columns, None)
+
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(some, range(0, rows, _ROWS)))
+    return words
+
+
+@functools.cache
+def _quantize_chunk() -> Any:
+    """ggml.h: size_t ggml_quantize_chunk(type, src, dst, start, nrows, n_per_row, imatrix), without the GIL."""
+    folder = Path(importlib.util.find_spec("llama_cpp").origin).parent / "lib"
+    (path, *_) = sorted(folder.glob("*ggml-base.*"))
+    function = ctypes.CDLL(str(path)).ggml_quantize_chunk
+    number, pointer = ctypes.c_int64, ctypes.c_void_p
+    function.argtypes = [ctypes.c_int, pointer, pointer, number, number, number, pointer]
+    function.restype = ctypes.c_size_t
+    return function
+
+
+def _number(kind: str) -> int:
+    import gguf
+
+    return int(gguf.GGMLQuantizationType[kind.upper()])
+
+
+def rounded(tensor: Encoded, heads: int | None = None) -> torch.Tensor:
+    """[N, K] float32, the weight that llama.cpp reads; heads: of q and k, whose rows go back to transformers' order."""
+    import torch
+
+    if tensor.type in FLOATS:
+        weight = torch.from_numpy(tensor.values).float()
+    else:
+        from gguf import GGMLQuantizationType, quants
+
+        kind = GGMLQuantizationType(_number(tensor.type))
+        weight = torch.from_numpy(quants.dequantize(tensor.values, kind))
+    return weight if heads is None else _halves(weight, heads)
+
+
+def save(config: PreTrainedConfig, found: Mapping[str, Encoded], path: Path) -> None:
+    """Write a file: tensors, and the numbers of the config; no vocabulary, as tokens go in and out by id.
+
+    Raises:
+        LutlabError: rotary embeddings that are not plain.
+    """
+    import gguf
+
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_tokenizer_model("none")
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_rope_freq_base(_rope_base(config))
+    for name, tensor in found.items():
+        floats = tensor.type in FLOATS
+        kind = None if floats else gguf.GGMLQuantizationType(_number(tensor.type))
+        writer.add_tensor(name, tensor.values, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _rope_base(config: PreTrainedConfig) -> float:
+    rope: dict[str, Any] = config.rope_parameters
+    if rope.get("rope_type", "default") != "default":
+        raise LutlabError(f"the llama.cpp column knows plain rotary embeddings, not {rope}")
+    return float(rope["rope_theta"])
+
+
+def tensors(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
+    """GGUF's name and the weight of every part; rows of q and k in llama.cpp's order."""
+    yield "token_embd.weight", model.get_input_embeddings().weight
+    yield "output_norm.weight", model.model.norm.weight
+    yield "output.weight", model.get_output_embeddings().weight
+    for index, block in enumerate(model.model.layers):
+        for ours, theirs in PARTS.items():
+            weight, heads = weight_of(block.get_submodule(ours)), heads_of(model.config, theirs)
+            weight = weight if heads is None else interleaved(weight, heads)
+            yield f"blk.{index}.{theirs}.weight", weight
+
+
+def heads_of(config: PreTrainedConfig, part: str) -> int | None:
+    """Heads of a part that is rotated, q or k; None of the others."""
+    return {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}.get(part)
+
+
+def weight_of(module: torch.nn.Module) -> torch.Tensor:
+    """[N, K], a quantized layer's dequantized."""
+    from lutlab.modules import QuantLinear
+
+    return module.packed.dequantize() if isinstance(module, QuantLinear) else module.weight
+
+
+def interleaved(weight: torch.Tensor, heads: int) -> torch.Tensor:
+    """Rows of q and k in llama.cpp's order: it rotates neighbours, transformers a head's first half with its second."""
+    rows = weight.view(heads, 2, -1, weight.shape[1])
+    return rows.transpose(1, 2).reshape(weight.shape)
+
+
+def _halves(weight: torch.Tensor, heads: int) -> torch.Tensor:
+    """The inverse of interleaved."""
+    rows = weight.view(heads, -1, 2, weight.shape[1])
+    return rows.transpose(1, 2).reshape(weight.shape)

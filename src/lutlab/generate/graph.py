@@ -1,0 +1,273 @@
+"""The engine of a GPU: transformers' modules over slots of fixed place, one CUDA graph a step, no Python in it.
+
+    a step     k, v -> slot position[b]; attention over slots 0 .. bucket-1, those after position[b] masked; logits;
+               ids = argmax; position += 1                                          all by numbers in device memory
+    bucket     the least of 128, 256, 512, ... that holds every row; each has a graph, captured when it is first used
+
+A graph reads a bucket of slots (slots.py) and not all of them, which at 2048 tokens of OPT-175B would be 9.7 GB a step.
+Prompts are read by the model's own forward pass, padded on the right, where what is padded is in no one's past.
+
+Replayed graphs run no Python: `greedy` decodes without waiting for the GPU. Elsewhere than on a GPU the same step runs
+without graphs, which is how it is tested.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lutlab.errors import LutlabError
+from lutlab.generate.contract import Engine
+from lutlab.generate.slots import Slots, check_room
+from lutlab.registry import register
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+BUCKETS = tuple(2**n for n in range(7, 20))  # slots that a graph's attention reads
+WARM_UP = 3  # steps before a capture: they compile, load and allocate
+# Their attention takes a mask as it is, and no number of it is made on the host. GPT-Neo's is (its causal table is cut
+# by lengths that Python knows), so that no graph could be replayed a token later.
+MODEL_TYPES = ("opt", "llama", "mistral", "qwen2", "qwen3", "glm", "gpt2")
+ATTENTIONS = ("sdpa", "eager")
+HOST_ROPES = ("dynamic", "longrope")  # choose frequencies by the length, on the host
+
+Run = Callable[[], None]
+Capture = Callable[[Run, Run], Run]  # a step, and what undoes it -> its replay
+
+
+class CudaGraphs:
+    """Captures steps on a GPU. The graphs share memory: one is replayed at a time, and what is kept lies outside."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, run: Run, undo: Run) -> Run:
+        """The replay of `run`, which has run and been undone before, on another stream, as capturing asks for."""
+        here, stream = torch.cuda.current_stream(), torch.cuda.Stream()
+        stream.wait_stream(here)
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UP):
+                run()
+                undo()
+        here.wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            run()
+        return graph.replay
+
+
+def no_graph(run: Run, undo: Run) -> Run:
+    """The step itself in the place of its graph."""
+    return run
+
+
+@register("engine", "cuda_graph")
+class GraphStep(Engine):
+    """Decodes by one graph a step. It keeps the layers' executions: a layer that is repacked needs a new engine.
+
+    Args of __init__ beside an engine's:
+        capture: makes the replay of a step; None: CUDA graphs on a GPU, elsewhere the step itself.
+
+    Raises:
+        LutlabError: the cache does not fit into what the GPU has free.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        batch: int,
+        length: int,
+        cache: str,
+        capture: Capture | None = None,
+    ) -> None:
+        self.model, self.batch, self.length = model, batch, length
+        self.vocabulary = model.config.vocab_size
+        self.positions = [0] * batch
+        on_gpu = model.device.type == "cuda"
+        self._capture = capture or (CudaGraphs() if on_gpu else no_graph)
+        self._replays: dict[int, Run] = {}
+        self._window = model.config.sliding_window if model.config.model_type == "mistral" else None
+        like = self._one_token()
+        if on_gpu:
+            check_room(like, batch, length)
+        self._slots = Slots(like, batch, length)
+        self._ids = torch.zeros(batch, 1, dtype=torch.int64, device=model.device)
+        self._logits = torch.zeros(batch, self.vocabulary, device=model.device)
+
+    @classmethod
+    def obstacle(cls, model: PreTrainedModel, cache: str) -> str:
+        """See Engine."""
+        own, config = str(model.dtype).removeprefix("torch."), model.config
+        rope = config.to_dict().get("rope_parameters") or {}
+        if model.device.type != "cuda":
+            return f"the model is on {model.device}, and CUDA graphs need a GPU"
+        if len({one.device for one in model.parameters()}) > 1:
+            return "the model is spread over several devices, and a graph is of one"
+        if config.model_type not in MODEL_TYPES:
+            return f"a graph decodes {', '.join(MODEL_TYPES)}, and not '{config.model_type}'"
+        if config._attn_implementation not in ATTENTIONS:
+            return f"attention '{config._attn_implementation}' takes no mask of slots: set {' or '.join(ATTENTIONS)}"
+        if rope.get("rope_type") in HOST_ROPES:
+            return f"rope_type '{rope['rope_type']}' chooses its frequencies on the host, by the length of the text"
+        return (
+            "" if cache in ("", own) else f"its cache is of the model's dtype, {own}, not {cache}"
+        )
+
+    # ---- Engine ----
+
+    @torch.inference_mode()
+    def prefill(self, prompts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """See Engine."""
+        self.check_prompts(prompts)
+        lengths = torch.tensor([len(ids) for ids in prompts])
+        padded = torch.nn.utils.rnn.pad_sequence(prompts, batch_first=True)
+        last, which = torch.unique(lengths - 1, return_inverse=True)
+        logits, layers = self._read(padded, last)
+        for kept, new in zip(self._slots.kept, layers, strict=True):
+            for slots, of_prompt in zip(kept, new, strict=True):
+                slots[:, :, : padded.shape[1]] = of_prompt
+        self._go_to(lengths)
+        return logits[torch.arange(self.batch), which.to(logits.device)].float()
+
+    def step(self, ids: torch.Tensor) -> torch.Tensor:
+        """See Engine."""
+        self.check_step(ids)
+        self._ids.copy_(ids[:, None])
+        self._replay()
+        return self._logits.clone()
+
+    def greedy(self, ids: torch.Tensor, tokens: int) -> torch.Tensor:
+        """Add a token to every row, and then the most likely one, again and again; the GPU is not waited for.
+
+        Args:
+            ids: [B] int64, of the first step.
+            tokens: steps.
+
+        Returns:
+            The tokens that the steps chose, [B, tokens] int64 on the model's device; the last is not in the cache.
+
+        Raises:
+            LutlabError: as step; the cache has no room for so many tokens.
+        """
+        self.check_step(ids)
+        if (room := self.length - max(self.positions)) < tokens:
+            raise LutlabError(
+                f"{tokens} tokens, and the cache has room for {room}: decode fewer, or make it longer (length=)"
+            )
+        self._ids.copy_(ids[:, None])
+        chosen = self._ids.new_empty(self.batch, tokens)
+        for at in range(tokens):
+            self._replay()
+            chosen[:, at] = self._ids[:, 0]
+        return chosen
+
+    def rewind(self, tokens: int = 0) -> None:
+        """See Engine."""
+        self.check_rewind(tokens)
+        self._go_to(torch.full((self.batch,), tokens))
+
+    def bytes_read(self, context: int) -> dict[str, int]:
+        """See Engine; of the cache the whole bucket."""
+        from lutlab.models.families import linear_layers
+        from lutlab.modules import QuantLinear
+
+        weights = sum(
+            layer.ready(self.batch, self.model.dtype).bytes_read(self.batch, self.model.dtype)
+            if isinstance(layer, QuantLinear)
+            else layer.weight.nbytes
+            for _, layer in linear_layers(self.model)
+        )
+        return {
+            "weights": weights,
+            "head": self.model.get_output_embeddings().weight.nbytes,
+            "cache": self._slots.nbytes * self._bucket(context) // self.length,
+        }
+
+    def facts(self) -> dict[str, Any]:
+        """See Engine; `buckets`: those whose step has been captured."""
+        from lutlab.modules import QuantLinear
+
+        layers = [m for m in self.model.modules() if isinstance(m, QuantLinear)]
+        dtype = str(self.model.dtype).removeprefix("torch.")
+        kernels = {layer.describe(self.batch, self.model.dtype) for layer in layers}
+        return {
+            "engine": "cuda_graph"
+            if self._capture is not no_graph
+            else "cuda_graph, without graphs",
+            "kernel": sorted(kernels) or ["torch matmul"],
+            "cache": dtype,
+            "cache_bytes": self._slots.nbytes,
+            "head": dtype,
+            "threads": torch.get_num_threads(),
+            "buckets": sorted(self._replays),
+        }
+
+    # ---- a step ----
+
+    def _replay(self) -> None:
+        """One token more in every row."""
+        bucket = self._bucket(max(self.positions) + 1)
+        if bucket not in self._replays:
+            self._replays[bucket] = self._captured(bucket)
+        self._replays[bucket]()
+        self.positions = [at + 1 for at in self.positions]
+
+    def _captured(self, bucket: int) -> Run:
+        """The replay of a step over a bucket; ids and positions are what they were before."""
+        slots, before = self._slots, (self._ids.clone(), self._slots.position.clone())
+
+        @torch.inference_mode()
+        def run() -> None:
+            slots.bucket = bucket
+            out = self.model(
+                input_ids=self._ids,
+                position_ids=slots.position[:, None],
+                attention_mask=slots.mask(self._window, self.model.dtype),
+                past_key_values=slots,
+                use_cache=True,
+            )
+            self._logits.copy_(out.logits[:, -1])
+            self._ids.copy_(self._logits.argmax(-1, keepdim=True))
+            slots.position.add_(1)
+
+        def undo() -> None:
+            self._ids.copy_(before[0])
+            slots.position.copy_(before[1])
+
+        return self._capture(run, undo)
+
+    def _bucket(self, context: int) -> int:
+        """Slots that the attention of a step reads, whose rows have so many tokens with it."""
+        return min(self.length, next(b for b in (*BUCKETS, self.length) if b >= context))
+
+    def _go_to(self, positions: torch.Tensor) -> None:
+        self.positions = positions.tolist()
+        self._slots.position.copy_(positions)
+
+    # ---- prompts ----
+
+    def _read(
+        self, ids: torch.Tensor, at: torch.Tensor
+    ) -> tuple[torch.Tensor, list[tuple[torch.Tensor, torch.Tensor]]]:
+        """Logits [B, len(at), V] after some tokens of ids [B, T]; keys and values of each layer, [B, heads, T, d]."""
+        from transformers import DynamicCache
+
+        device = self.model.device
+        cache = DynamicCache()  # without a config: layers whose window slides keep all tokens too
+        out = self.model(
+            input_ids=ids.to(device),
+            position_ids=torch.arange(ids.shape[1], device=device).expand_as(ids),
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=at.to(device),
+        )
+        return out.logits, [(layer.keys, layer.values) for layer in cache.layers]
+
+    @torch.inference_mode()
+    def _one_token(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Keys and values of a token: their shapes and dtypes, as the model has them."""
+        zero = torch.zeros(1, 1, dtype=torch.int64)
+        return self._read(zero, zero[0])[1]

@@ -1,0 +1,140 @@
+"""The step that a GPU replays, run without graphs: the logits that the model gives without a cache, row by row."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from tests.generate.test_eager import alone
+from tests.models.architectures import CAUSAL, make, token_ids
+from tests.models.architectures import config as config_of
+from tests.tiny_models import one_thread  # noqa: F401
+
+import lutlab
+from lutlab.errors import LutlabError
+from lutlab.generate import graph
+from lutlab.generate.graph import MODEL_TYPES, GraphStep
+from lutlab.generate.slots import check_room
+from lutlab.modules import QuantLinear
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+FAMILIES = tuple(name for name in CAUSAL if name != "gpt-neo")
+
+
+class Recorder:
+    """In the place of CUDA graphs: warms up as they do, and says what is captured and replayed."""
+
+    def __init__(self):
+        self.said = []
+
+    def __call__(self, run, undo):
+        for _ in range(graph.WARM_UP):
+            run()
+            undo()
+        self.said.append("captured")
+
+        def replay():
+            self.said.append("replayed")
+            run()
+
+        return replay
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_step_gives_the_logits_of_a_forward_without_a_cache(family, monkeypatch):
+    monkeypatch.setattr(graph, "BUCKETS", (8, 12))
+    model = make(family)
+    lutlab.quantize(model, "rtn", q=4, g=8)
+    rows = [token_ids(length=n)[0] for n in (7, 3, 9)]
+    for batch in (1, 3):
+        own = GraphStep(model, batch, 16, "", Recorder())
+        texts = rows[:batch]
+        logits = own.prefill(texts)
+        for _ in range(5):  # from a bucket into the next one
+            expected = torch.stack([alone(model, ids) for ids in texts])
+            torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
+            chosen = logits.argmax(-1)
+            texts = [torch.cat([ids, one[None]]) for ids, one in zip(texts, chosen, strict=True)]
+            logits = own.step(chosen)
+        assert own.positions == [len(ids) for ids in texts]
+
+
+def test_greedy_is_step_and_argmax_and_graphs_are_captured_once(monkeypatch):
+    monkeypatch.setattr(graph, "BUCKETS", (8,))
+    capture, model = Recorder(), make("llama-2")
+    own = GraphStep(model, 2, 12, "", capture)
+    prompts = [token_ids(length=6)[0], token_ids(length=3)[1]]
+    ids = first = own.prefill(prompts).argmax(-1)
+    expected = []
+    for _ in range(5):
+        ids = own.step(ids).argmax(-1)
+        expected.append(ids)
+    own.prefill(prompts)
+    assert torch.equal(own.greedy(first, 5), torch.stack(expected, 1))
+    assert own.positions == [11, 8]
+    assert own.facts()["buckets"] == [8, 12]
+    assert capture.said.count("captured") == 2
+    assert capture.said.count("replayed") == 10
+    with pytest.raises(LutlabError, match="2 tokens, and the cache has room for 1"):
+        own.greedy(first, 2)
+
+
+def test_a_rewound_row_goes_on_after_its_own_first_tokens():
+    model = make("opt")
+    own = GraphStep(model, 2, 12, "")
+    prompts = [token_ids(length=6)[0], token_ids(length=4)[1]]
+    own.prefill(prompts)
+    own.rewind(3)
+    logits = own.step(torch.stack([ids[3] for ids in prompts]))
+    expected = torch.stack([alone(model, ids[:4]) for ids in prompts])
+    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
+    own.rewind()
+    assert own.positions == [0, 0]
+
+
+def test_what_it_reads_and_what_it_refuses():
+    model = make("llama-2")
+    lutlab.quantize(model, "bcq", q=3, g=8)
+    own = GraphStep(model, 2, 256, "")
+    kept = (
+        2 * 2 * 256 * 2 * (2 * 8) * 4
+    )  # layers, rows, slots, keys and values, heads of 8, float32
+    assert own.facts()["cache_bytes"] == kept
+    assert own.bytes_read(100)["cache"] == kept // 2
+    assert own.bytes_read(129)["cache"] == kept
+    assert own.bytes_read(1)["head"] == model.lm_head.weight.nbytes
+    assert own.bytes_read(1)["weights"] == sum(
+        m.ready(2, torch.float32).bytes_read(2, torch.float32)
+        for m in model.modules()
+        if isinstance(m, QuantLinear)
+    )
+    assert {make(name).config.model_type for name in FAMILIES} == set(MODEL_TYPES)
+
+
+def test_why_a_model_has_no_graph(monkeypatch):
+    def obstacle(device="cuda", family="opt", cache="", **changed):
+        config = config_of(family)
+        for name, value in {"_attn_implementation": "sdpa", **changed}.items():
+            setattr(config, name, value)
+        parts = [SimpleNamespace(device=torch.device(one)) for one in device.split()]
+        first = parts[0].device
+        model = SimpleNamespace(
+            device=first, config=config, dtype=torch.float16, parameters=lambda: parts
+        )
+        return GraphStep.obstacle(model, cache)
+
+    assert obstacle() == obstacle(cache="float16") == ""
+    assert "the model is on cpu" in obstacle("cpu")
+    assert "over several devices" in obstacle("cuda:0 cuda:1")
+    assert "not 'gpt_neo'" in obstacle(family="gpt-neo")
+    assert "attention 'flex_attention'" in obstacle(_attn_implementation="flex_attention")
+    assert "'dynamic' chooses" in obstacle(
+        family="llama-1", rope_parameters={"rope_type": "dynamic"}
+    )
+    assert "float16, not float32" in obstacle(cache="float32")
+    sizes = {"memory_reserved": 3_000, "memory_allocated": 1_000, "mem_get_info": (6_000, 0)}
+    for name, size in sizes.items():
+        monkeypatch.setattr(torch.cuda, name, lambda size=size: size)
+    layer = (torch.zeros(1, 2, 1, 8),) * 2  # 128 bytes a token
+    check_room([layer], batch=2, length=31)
+    with pytest.raises(LutlabError, match="2 rows of 32 tokens take"):
+        check_room([layer], batch=2, length=32)
