@@ -14,6 +14,8 @@ import lutlab
 from lutlab.errors import LutlabError
 from lutlab.formats import cut
 from lutlab.generate import parallel, parallel_latency
+from lutlab.generate.cpu import CpuStep
+from lutlab.generate.graph import GraphStep
 from lutlab.generate.shard import share_out
 from lutlab.models.families import linear_layers
 from lutlab.models.resident import Resident
@@ -29,6 +31,14 @@ METHODS = {"opt": ("bcq", 2, 16), "llama-2": ("rtn", 3, 16), "gpt2": ("rtn", 4, 
 def logits_of(rank, model):
     own = copy.deepcopy(model)
     return share_out(own, Resident(own), rank).model(token_ids()).logits
+
+
+def steps_of(rank, model):
+    """Tokens by the engine of GPUs, without its graphs; and why that of CPUs does not take a part."""
+    own = copy.deepcopy(model)
+    part = share_out(own, Resident(own), rank)
+    step = parallel.Shared(GraphStep(part.model, 2, 24, ""), part)
+    return parallel.greedy(step, [[5, 6, 7], [8]], 9), CpuStep.obstacle(part.model, ""), step
 
 
 def near(found, expected):
@@ -77,6 +87,20 @@ def loaded(rank, folders):
         return part.model(token_ids()).logits, part
 
 
+def test_the_step_of_a_gpu_chooses_the_tokens_of_one_rank():
+    model = make("llama-2")
+    expected = parallel.greedy(
+        lutlab.engine(model, 2, 24, name="transformers"), [[5, 6, 7], [8]], 9
+    )
+    for tokens, why, step in together(steps_of, 2, model):
+        assert torch.equal(tokens, expected)
+        assert "its modules have hooks" in why
+        assert step.facts()["ranks"] == 2
+        assert (
+            step.facts()["cache_bytes"] == 2 * 2 * 1 * 8 * 24 * 2 * 4
+        )  # layers, k and v, one head of 8, rows
+
+
 def bits(model):
     quantized = (layer for _, layer in linear_layers(model) if isinstance(layer, QuantLinear))
     return sum(layer.packed.bits_stored for layer in quantized)
@@ -115,7 +139,7 @@ def test_ranks_that_were_given_different_models_are_refused(tmp_path):
 def timed_on(rank, model):
     own = copy.deepcopy(model)
     part = share_out(own, Resident(own), rank)
-    return parallel_latency.timed(parallel.engine(part, 1, 6), 6, 3), part.link.silent
+    return parallel_latency.timed(part, 6, 3), part.link.silent
 
 
 def test_decoding_is_timed_with_and_without_what_is_sent():

@@ -9,6 +9,7 @@ what ranks wait for each other counts as exchange, as in measure/tensor_parallel
 
 from __future__ import annotations
 
+import functools
 import statistics
 import time
 from collections.abc import Callable
@@ -86,7 +87,7 @@ def latency(run: ModelRun, gpus: int, tokens: int, repeats: int) -> Latency:
 
 
 def _of_rank(rank: Rank, run: ModelRun, tokens: int, repeats: int) -> Latency:
-    return timed(engine(part_of(rank, run), 1, tokens), tokens, repeats)
+    return timed(part_of(rank, run), tokens, repeats)
 
 
 def part_of(rank: Rank, run: ModelRun) -> Part:
@@ -107,26 +108,28 @@ def quantized(run: ModelRun) -> LoadedModel:
     return loaded
 
 
-def timed(own: Shared, tokens: int, repeats: int) -> Latency:
-    """Time an engine of which each rank has its part."""
-    link, config = own.part.link, own.model.config
-    prompt = [[getattr(config, "bos_token_id", None) or 0]]
+def timed(part: Part, tokens: int, repeats: int) -> Latency:
+    """Time a model of which each rank has its part.
 
-    def decode() -> None:
-        greedy(own, prompt, tokens)
+    By an engine for each kind of step: a CUDA graph holds what was sent when it was captured.
+    """
+    whole, apart = (engine(part, 1, tokens) for _ in range(2))
+    prompt = [[getattr(part.model.config, "bos_token_id", None) or 0]]
 
-    def apart() -> None:
-        link.silent = True
+    def decode(own: Shared) -> None:
+        part.link.silent = own is apart
         try:
-            decode()
+            greedy(own, prompt, tokens)
         finally:
-            link.silent = False
+            part.link.silent = False
 
-    decode()
-    pairs = [(_seconds(link.rank, decode), _seconds(link.rank, apart)) for _ in range(repeats)]
-    whole, alone = zip(*pairs, strict=True)
-    facts = own.facts() | {"prompt_tokens": 1, "bytes_read": own.bytes_read(tokens)}
-    return Latency(tokens, whole, alone, facts)
+    rounds = [
+        [_seconds(part.link.rank, functools.partial(decode, own)) for own in (whole, apart)]
+        for _ in range(1 + repeats)
+    ]
+    seconds, silent = zip(*rounds[1:], strict=True)  # behind one that prepares
+    facts = whole.facts() | {"prompt_tokens": 1, "bytes_read": whole.bytes_read(tokens)}
+    return Latency(tokens, seconds, silent, facts)
 
 
 def _seconds(rank: Rank, work: Callable[[], None]) -> float:
