@@ -159,7 +159,7 @@ class QuantLinear(nn.Module):
             _say_once(self._execution.describe(rows, dtype))
         if self._execution.replaces:
             for name in self._empty.buffers:
-                del self._buffers[name]
+                self._buffers.pop(name, None)  # gone already where it is prepared again
         return self._execution
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

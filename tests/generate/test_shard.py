@@ -1,6 +1,8 @@
 """Models that ranks share give what one rank gives, whatever the family, the format and the cut."""
 
 import copy
+import dataclasses
+import threading
 
 import pytest
 import torch
@@ -11,11 +13,14 @@ from tests.tiny_models import one_thread  # noqa: F401
 import lutlab
 from lutlab.errors import LutlabError
 from lutlab.formats import cut
-from lutlab.generate import parallel
+from lutlab.generate import parallel, parallel_latency
+from lutlab.generate.cpu import CpuStep
+from lutlab.generate.graph import GraphStep
 from lutlab.generate.shard import share_out
 from lutlab.models.families import linear_layers
 from lutlab.models.resident import Resident
 from lutlab.modules import QuantLinear
+from lutlab.specs import ModelRun, ModelSpec
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 # Uneven: 48 intermediate channels are 3 groups of 16. Heads of 8 lie inside of groups of 16.
@@ -26,6 +31,14 @@ METHODS = {"opt": ("bcq", 2, 16), "llama-2": ("rtn", 3, 16), "gpt2": ("rtn", 4, 
 def logits_of(rank, model):
     own = copy.deepcopy(model)
     return share_out(own, Resident(own), rank).model(token_ids()).logits
+
+
+def steps_of(rank, model):
+    """Tokens by the engine of GPUs, without its graphs; and why that of CPUs does not take a part."""
+    own = copy.deepcopy(model)
+    part = share_out(own, Resident(own), rank)
+    step = parallel.Shared(GraphStep(part.model, 2, 24, ""), part)
+    return parallel.greedy(step, [[5, 6, 7], [8]], 9), CpuStep.obstacle(part.model, ""), step
 
 
 def near(found, expected):
@@ -56,10 +69,36 @@ def test_columns_with_an_order_are_given_all_channels():
         assert near(found, expected)
 
 
+@pytest.fixture
+def in_turn(monkeypatch):
+    """Threads make their models in turn: transformers patches what it shares with all threads while it does."""
+    lock, load_mapped = threading.Lock(), parallel.load_mapped
+
+    def load(*arguments):
+        with lock:
+            return load_mapped(*arguments)
+
+    monkeypatch.setattr(parallel, "load_mapped", load)
+
+
 def loaded(rank, folders):
     part = parallel.load(folders[rank.index], rank, torch.float32)
     with torch.inference_mode():
         return part.model(token_ids()).logits, part
+
+
+def test_the_step_of_a_gpu_chooses_the_tokens_of_one_rank():
+    model = make("llama-2")
+    expected = parallel.greedy(
+        lutlab.engine(model, 2, 24, name="transformers"), [[5, 6, 7], [8]], 9
+    )
+    for tokens, why, step in together(steps_of, 2, model):
+        assert torch.equal(tokens, expected)
+        assert "its modules have hooks" in why
+        assert step.facts()["ranks"] == 2
+        assert (
+            step.facts()["cache_bytes"] == 2 * 2 * 1 * 8 * 24 * 2 * 4
+        )  # layers, k and v, one head of 8, rows
 
 
 def bits(model):
@@ -67,6 +106,7 @@ def bits(model):
     return sum(layer.packed.bits_stored for layer in quantized)
 
 
+@pytest.mark.usefixtures("in_turn")
 @pytest.mark.parametrize("name", ["opt-350m", "llama-3"])
 def test_a_saved_model_is_loaded_part_by_part(name, tmp_path):
     model = make(name)
@@ -80,6 +120,7 @@ def test_a_saved_model_is_loaded_part_by_part(name, tmp_path):
         assert not [n for n, p in part.model.named_parameters() if p.is_meta]
 
 
+@pytest.mark.usefixtures("in_turn")
 def test_ranks_that_were_given_different_models_are_refused(tmp_path):
     folders = [tmp_path / "a", tmp_path / "b"]
     for q, folder in zip((3, 4), folders, strict=True):
@@ -93,6 +134,27 @@ def test_ranks_that_were_given_different_models_are_refused(tmp_path):
     weights.write_bytes(weights.read_bytes()[:-1] + b"\0")
     with pytest.raises(LutlabError, match=r"model.safetensors is not the file"):
         together(loaded, 2, folders[:1] * 2)
+
+
+def timed_on(rank, model):
+    own = copy.deepcopy(model)
+    part = share_out(own, Resident(own), rank)
+    return parallel_latency.timed(part, 6, 3), part.link.silent
+
+
+def test_decoding_is_timed_with_and_without_what_is_sent():
+    run = ModelRun(ModelSpec("llama", "embedded", "llama-embedded-s"), "rtn", 3, 32)
+    (first, silent), (second, _) = together(timed_on, 2, parallel_latency.quantized(run).model)
+    assert not silent
+    assert first.seconds == second.seconds  # of the slowest
+    assert (first.tokens, len(first.seconds), len(first.apart)) == (6, 3, 3)
+    assert first.ms_per_token > 0
+    assert 0 <= first.communication < 1
+    assert (
+        first.facts["bytes_read"]["cache"] == 4 * 2 * 32 * 6 * 4
+    )  # layers, k and v, one head of 2
+    with pytest.raises(LutlabError, match=r"lutlab.save it, and measure the folder"):
+        parallel_latency.latency(dataclasses.replace(run, budget=3.0), 2, 6, 3)
 
 
 def test_heads_that_cannot_be_shared_are_refused_with_the_numbers():

@@ -29,6 +29,9 @@ class ThreadRank(Rank):
     def gather(self, whole, part):
         whole.copy_(self._all(part).flatten(0, 1))
 
+    def largest(self, number):
+        return float(self._all(torch.tensor([number], dtype=torch.float64)).max())
+
     def arrive(self, seconds=0.0):
         self.barrier.wait(timeout=60)
 

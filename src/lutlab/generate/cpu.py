@@ -66,6 +66,8 @@ class CpuStep(Engine):
         """See Engine."""
         if model.device.type != "cpu":
             return f"it runs on CPUs, and the model is on {model.device}"
+        if any(one._forward_hooks or one._forward_pre_hooks for one in model.modules()):
+            return "its modules have hooks (of a model that ranks share, of streamed blocks), which C would not call"
         if model.dtype not in step.TYPES:
             return f"it computes in float32, and the model is of {model.dtype}"
         try:

@@ -16,8 +16,10 @@ import torch
 from lutlab import arguments
 from lutlab.checkpoint.loading import load_mapped
 from lutlab.checkpoint.transformers import CURE
-from lutlab.generate import sizes
+from lutlab.generate import engine as engine_of
+from lutlab.generate.contract import Engine
 from lutlab.generate.eager import Eager
+from lutlab.generate.graph import GraphStep
 from lutlab.generate.shard import Part, share_out
 from lutlab.measure import ranks
 from lutlab.models.files import weight_files
@@ -25,7 +27,8 @@ from lutlab.models.load import quiet
 from lutlab.sums import NAME, check_sums, has_sums
 
 if TYPE_CHECKING:
-    from lutlab.generate.contract import Engine
+    from transformers import PreTrainedModel
+
     from lutlab.measure.rank import Rank
 
 log = logging.getLogger(__name__)
@@ -85,24 +88,63 @@ def _header(path: Path) -> bytes:
         return file.read(min(length, path.stat().st_size))
 
 
-class Shared(Eager):
-    """The engine of a rank; what it says of bytes is of its own part. All ranks call each function together."""
+class EagerPart(Eager):
+    """transformers' own modules, with a rank's heads of keys and values."""
 
     def __init__(self, part: Part, batch: int, length: int) -> None:
-        self.part = part
+        self._shares = part.shares
         super().__init__(part.model, batch, length, "")
 
     def _token_bytes(self) -> int:
-        kept = sum(len(share.key_values) * share.head_size for share in self.part.shares)
+        kept = sum(len(share.key_values) * share.head_size for share in self._shares)
         return 2 * kept * self.model.dtype.itemsize
 
+
+class Shared(Engine):
+    """The engine of one device, over a rank's part of a model; all ranks call each function together.
+
+    Args:
+        own: that decodes the rank's part, whose modules exchange what they lack.
+        part: of the model.
+    """
+
+    def __init__(self, own: Engine, part: Part) -> None:
+        self.own, self.part, self.model = own, part, own.model
+        self.batch, self.length, self.vocabulary = own.batch, own.length, own.vocabulary
+
+    @property
+    def positions(self) -> list[int]:
+        """See Engine."""
+        return self.own.positions
+
+    @classmethod
+    def obstacle(cls, model: PreTrainedModel, cache: str) -> str:
+        """See Engine: it is made of parts alone."""
+        return "it decodes a part of a model that ranks share (generate/parallel.py)"
+
+    def prefill(self, prompts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """See Engine."""
+        return self.own.prefill(prompts)
+
+    def step(self, ids: torch.Tensor) -> torch.Tensor:
+        """See Engine."""
+        return self.own.step(ids)
+
+    def rewind(self, tokens: int = 0) -> None:
+        """See Engine."""
+        self.own.rewind(tokens)
+
+    def bytes_read(self, context: int) -> dict[str, int]:
+        """See Engine; of the rank's part."""
+        return self.own.bytes_read(context)
+
     def facts(self) -> dict[str, Any]:
-        """See Engine; `ranks`, and by what they exchange."""
+        """See Engine, of the rank's part; and `ranks`, `exchange`: how many, and what carries tensors between them."""
         rank = self.part.link.rank
-        return super().facts() | {"ranks": rank.count, "exchange": rank.exchange}
+        return self.own.facts() | {"ranks": rank.count, "exchange": rank.exchange}
 
 
-def engine(part: Part, batch: int = 1, length: int | None = None) -> Engine:
+def engine(part: Part, batch: int = 1, length: int | None = None) -> Shared:
     """An engine on each rank.
 
     Args:
@@ -113,13 +155,23 @@ def engine(part: Part, batch: int = 1, length: int | None = None) -> Engine:
     Raises:
         LutlabError: as generate.engine.
     """
-    return Shared(part, *sizes(part.model, batch, length))
+    own = engine_of(part.model, batch, length)
+    if isinstance(own, Eager):
+        own = EagerPart(part, own.batch, own.length)
+    return Shared(own, part)
 
 
 def greedy(own: Engine, prompts: Sequence[Sequence[int]], tokens: int) -> torch.Tensor:
-    """The likeliest next tokens of each prompt, [B, tokens] int64; ends are passed over."""
-    logits = own.prefill([torch.tensor(ids) for ids in prompts])
-    chosen = [logits.argmax(-1)]
+    """The likeliest next tokens of each prompt, [B, tokens] int64; ends are passed over.
+
+    Raises:
+        LutlabError: as Engine.prefill and step.
+    """
+    arguments.integer("tokens", tokens, 1, "the tokens to add to each prompt, as 128")
+    chosen = [own.prefill([torch.tensor(ids) for ids in prompts]).argmax(-1)]
+    inside = own.own if isinstance(own, Shared) else own
+    if isinstance(inside, GraphStep):
+        return torch.cat((chosen[0][:, None], inside.greedy(chosen[0], tokens - 1)), 1).cpu()
     for _ in range(tokens - 1):
         chosen.append(own.step(chosen[-1]).argmax(-1))
     return torch.stack(chosen, 1).cpu()

@@ -203,7 +203,7 @@ def joined(device: str, wait_seconds: float = WAIT_SECONDS) -> Iterator[Rank]:
     if here != count:
         raise LutlabError(
             f"{here} of {count} ranks are on this machine: lutlab's ranks share one; beyond it, serve with an engine "
-            "made for that (docs/how-to/serve.md)"
+            "made for that (docs/how-to/parallel.md)"
         )
     rank = Rank(index, count, f"cuda:{index}" if device == "cuda" else "cpu")
     try:
