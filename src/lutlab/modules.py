@@ -103,11 +103,6 @@ class QuantLinear(nn.Module):
         self._hold({n: b if b is None else b.detach() for n, b in packed.buffers.items()})
 
     @property
-    def execution(self) -> Execution | None:
-        """The execution that multiplies; None before the first call, and after the weight was moved or replaced."""
-        return self._execution
-
-    @property
     def _replaced(self) -> bool:
         """Whether the execution holds the weight, and the layer does not."""
         return self._execution is not None and self._execution.replaces

@@ -52,7 +52,7 @@ def takes_panels(module: torch.nn.Module) -> bool:
     """Whether a layer's weight can be cut into panels: codes and planes can, of which a CPU kernel multiplies."""
     if not isinstance(module, QuantLinear):
         return False
-    execution = module.prepare() if module.execution is None else module.execution
+    execution = module.ready(1, torch.float32)
     return isinstance(execution, CpuLinear) and isinstance(
         execution.rows, PackedBCQRows | PackedUniformRows
     )
