@@ -3,9 +3,9 @@
     python benchmarks/bench_engine.py [--models llama-embedded-m llama-7b --formats uniform4 bcq3 --threads 1 2]
         [--context 32 --tokens 32 --rounds 5 --cache float16 --layers 8] [--out bench.json]
 
-    lutlab           the best engine that takes the model; `step / kernels` is its step over its products (breakdown)
-    llama.cpp        the type of the row's width (gguf_model.py), the engine's head and cache, attention plain and fused;
-                     where inputs of a layer are no multiple of 256 no K type takes them, and q4_0 runs instead
+    lutlab           the best engine that takes the model; `step / kernels`: its step over its products (breakdown)
+    llama.cpp        the type of the row's width (gguf_model.py), our head and cache, plain and fused attention; where
+                     inputs of a layer are no multiple of 256 no K type takes them, and q4_0 runs instead
     transformers     the model in float32, its own loop and cache; of a large one 1 and 3 layers, scaled to all
 
 A contestant decodes --tokens greedily behind a text of --context tokens, and all take turns, in one process. A time is

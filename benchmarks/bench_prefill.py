@@ -57,7 +57,7 @@ def contestants(linear: Execution, x: torch.Tensor, panel_rows: int) -> dict[str
     weight, panel, out = linear.dense(), torch.empty(panel_rows, k), torch.empty(len(x), n)
     found = {
         "kernel": lambda: linear.kernel.gemv(x, linear.rows, out=out),
-        "panels": lambda: by_panels(x, linear, None, panel),
+        "panels": lambda: by_panels(x, linear, panel),
         "whole": lambda: torch.mm(x, linear.dense().t()),
         "dense": lambda: torch.mm(x, weight.t(), out=out),
     }
