@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from lutlab.checkpoint.gptq import export_gptq
     from lutlab.checkpoint.loading import load
     from lutlab.checkpoint.saving import save
+    from lutlab.compress.synthetic import synthetic
     from lutlab.evaluators.lambada import lambada
     from lutlab.evaluators.perplexity import perplexity
     from lutlab.experiment.records.frame import results
@@ -33,6 +34,7 @@ __all__ = [
     "quantize_tensor",
     "results",
     "save",
+    "synthetic",
 ]
 __version__ = "0.1.0"
 
@@ -45,6 +47,7 @@ _HOME = {
     "results": "lutlab.experiment.records.frame",  # the one function of the upper storey
     "save": "lutlab.checkpoint.saving",
     "load": "lutlab.checkpoint.loading",
+    "synthetic": "lutlab.compress.synthetic",
     "export_gptq": "lutlab.checkpoint.gptq",
     "export_compressed_tensors": "lutlab.checkpoint.compressed_tensors",
 }
