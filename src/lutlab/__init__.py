@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from lutlab.checkpoint.gptq import export_gptq
     from lutlab.checkpoint.loading import load
     from lutlab.checkpoint.saving import save
+    from lutlab.compress.synthetic import synthetic
     from lutlab.evaluators.lambada import lambada
     from lutlab.evaluators.perplexity import perplexity
     from lutlab.experiment.records.frame import results
@@ -38,6 +39,7 @@ __all__ = [
     "results",
     "save",
     "stream",
+    "synthetic",
 ]
 __version__ = "0.1.0"
 
@@ -53,6 +55,7 @@ _HOME = {
     "stream": "lutlab.generate.text",
     "save": "lutlab.checkpoint.saving",
     "load": "lutlab.checkpoint.loading",
+    "synthetic": "lutlab.compress.synthetic",
     "export_gptq": "lutlab.checkpoint.gptq",
     "export_compressed_tensors": "lutlab.checkpoint.compressed_tensors",
 }

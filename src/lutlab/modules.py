@@ -151,7 +151,12 @@ class QuantLinear(nn.Module):
     # ---- the product ----
 
     def prepare(self, rows: int = 1, dtype: torch.dtype = torch.float32) -> Execution:
-        """Make the execution ready for so many rows of x of a dtype; else the first call does it."""
+        """Make the execution ready for so many rows of x of a dtype; else the first call does it.
+
+        One that holds the weight in its own layout stays: it takes any number of rows.
+        """
+        if self._replaced:
+            return self._execution
         packed = self.packed
         device = next(b.device for b in packed.buffers.values() if b is not None)
         self.hold(prepare(packed, device, rows, dtype))
