@@ -184,8 +184,11 @@ class QuantLinear(nn.Module):
 
     def describe(self, rows: int, dtype: torch.dtype) -> str:
         """Name of the kernel for so many rows of x of a dtype: variant, instruction set, threads, or torch and why."""
-        execution = self._execution or self.prepare(rows, dtype)
-        return execution.describe(rows, dtype)
+        return self.ready(rows, dtype).describe(rows, dtype)
+
+    def ready(self, rows: int, dtype: torch.dtype) -> Execution:
+        """The execution as it is; prepared for so many rows of x of a dtype where there is none."""
+        return self._execution or self.prepare(rows, dtype)
 
     def extra_repr(self) -> str:
         """The layout, as print(model) shows it."""

@@ -93,7 +93,7 @@ class Eager(Engine):
         for _, layer in linear_layers(self.model):
             quantized = isinstance(layer, QuantLinear)
             weights += (
-                layer.prepare(self.batch, self.model.dtype).bytes_read(self.batch, self.model.dtype)
+                layer.ready(self.batch, self.model.dtype).bytes_read(self.batch, self.model.dtype)
                 if quantized
                 else layer.weight.nbytes
             )
