@@ -25,7 +25,9 @@ class Clocked(Eager):
 
 
 def test_an_engine_that_times_itself_is_believed(monkeypatch):
-    monkeypatch.setattr(generate, "engine", lambda model, length, name: Clocked(model, 1, length, ""))
+    monkeypatch.setattr(
+        generate, "engine", lambda model, length, name: Clocked(model, 1, length, "")
+    )
     found = Breakdown(context=8, repeats=2).measure(Subject(tiny_llama(), None, (), None, 64))
     shares = {name: found.values[f"{name}_percent"] for name in ("matmul", "attention", "other")}
     assert shares == pytest.approx({"matmul": 600 / 9, "attention": 200 / 9, "other": 100 / 9})
@@ -72,7 +74,7 @@ def test_a_part_is_told_by_its_name(name, part):
 
 
 def test_what_cannot_be_measured_is_refused():
-    with pytest.raises(LutlabError, match="evaluator.breakdown.context=0: give 1 or more"):
+    with pytest.raises(LutlabError, match=r"evaluator\.breakdown\.context=0: give 1 or more"):
         Breakdown(context=0)
     with pytest.raises(LutlabError, match="context of 64 tokens cannot decode 65"):
         Breakdown(context=64).measure(Subject(tiny_llama(context=64), None, (), None, 64))

@@ -160,7 +160,8 @@ def test_opt_175b_latencies_are_the_papers(shared: Path, paper: str, table: str,
     assert [row[0] for row in rows] == ["1", "2", "4", "8"]
     printed = [[w if w in ("OOM", "N/A") else str(float(w)) for w in row[1:]] for row in rows]
     typed = [
-        [str(v) for v in row.values()] for row in load_artifact(f"{paper}/{name}").numbers().values()
+        [str(v) for v in row.values()]
+        for row in load_artifact(f"{paper}/{name}").numbers().values()
     ]
     assert [list(column) for column in zip(*printed, strict=True)] == typed
 
