@@ -93,16 +93,17 @@ def layers_of_7b(layers: int, q: int) -> LlamaForCausalLM:
 def shapes(model: LlamaForCausalLM, rounds: int, threads: int) -> dict[str, float]:
     """Seconds of a step without its head, of its launches alone, of attention, and of reading keys and values."""
     own = CpuStep(model, 1, LONG + 8, "float16")
-    none, one = torch.empty(0, dtype=torch.int64), torch.tensor([7])
-    own._keys.normal_()
-    own._values.normal_()
+    own._filled.keys.normal_()
+    own._filled.values.normal_()
+    token, row, position = (torch.tensor([number]) for number in (7, 0, SHORT))
 
-    def step(context: int) -> None:
-        own._forward(one, torch.tensor([0]), torch.tensor([context]), none)
+    def step() -> None:  # without logits
+        given = (one.data_ptr() for one in (token, row, position))
+        own._forward(1, *given, None, 0, None)
 
     found = least(
         rounds,
-        step=lambda: step(SHORT),
+        step=step,
         alone=lambda: own._library.products(ctypes.byref(own._c), 1),
     )
     reader = cpu_reader(READ, threads)
