@@ -246,3 +246,14 @@ int forward(const struct model *model, long m, const int64_t *token, const int64
     lap(model, MATMUL, &since);
     return held;
 }
+
+/* The products of the layers alone, of whatever stands in the buffers: what a step is compared with (benchmarks/bench_step.py). */
+void products(const struct model *model, long m)
+{
+    for (const struct layer *layer = model->layer; layer < model->layer + model->layers; layer++) {
+        multiply(model, &layer->attention, model->normed, model->hidden, m, model->mixed);
+        multiply(model, &layer->out, model->attended, model->heads * model->size, m, model->y);
+        multiply(model, &layer->up, model->normed, model->hidden, m, model->wide);
+        multiply(model, &layer->down, model->wide + layer->gate_at, layer->up.rows, m, model->y);
+    }
+}

@@ -94,7 +94,7 @@ class Model(ctypes.Structure):
 
 
 def load(isa: Isa) -> ctypes.CDLL:
-    """The library, built now or before; its function is `forward`.
+    """The library, built now or before: `forward` is a step, `products` those of its layers alone.
 
     Raises:
         NoCompiler: there is no C compiler.
@@ -102,6 +102,7 @@ def load(isa: Isa) -> ctypes.CDLL:
     built = library.load(codegen.source(isa), "step", isa)
     built.forward.argtypes = [c_void_p, c_long, *[c_void_p] * 4, c_long, c_void_p]
     built.forward.restype = c_int
+    built.products.argtypes = [c_void_p, c_long]
     return built
 
 
