@@ -7,7 +7,6 @@ the registers; where those are few, each gets several sums, since an FMA takes f
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 
 from lutlab.kernels.codegen import templates
@@ -98,7 +97,7 @@ def cuts(lut_bits: int, groups_in_unit: int) -> list[Cut]:
     return found
 
 
-@functools.cache
+@templates.kept
 def source(
     isa: Isa,
     *,
@@ -130,7 +129,7 @@ def source(
     )
 
 
-@functools.cache
+@templates.kept
 def integer_source(isa: Isa, *, q: int, alpha: str, offset: str | None, table_bits: int) -> str:
     """C source of tables of integers (kernels/cpu/bcq/bytes.c, halves.c): one group in a unit.
 

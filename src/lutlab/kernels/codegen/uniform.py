@@ -7,7 +7,6 @@ activation instead, for few rows of x: vpmaddubsw multiplies and adds four times
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -77,7 +76,7 @@ def integers(isa: Isa, bits: int) -> bool:
     return isa.name in EIGHTS and bits == 4
 
 
-@functools.cache
+@templates.kept
 def source(isa: Isa, *, bits: int, scale: str) -> str:
     """C source.
 
