@@ -161,7 +161,7 @@ class Rank:
         except RuntimeError as error:  # of gloo; NCCL's DistBackendError is one too
             cause = str(error).partition("\n")[0]
             raise Alone(
-                f"rank {self.index} of {self.count} waited for the others in vain: one of them ended or hangs ({cause})"
+                f"waited for the others in vain: one of them ended or hangs ({cause})"
             ) from error
 
 
