@@ -17,11 +17,15 @@ if TYPE_CHECKING:
     from lutlab.checkpoint.gptq import export_gptq
     from lutlab.checkpoint.loading import load
     from lutlab.checkpoint.saving import save
+    from lutlab.compress.synthetic import synthetic
     from lutlab.evaluators.lambada import lambada
     from lutlab.evaluators.perplexity import perplexity
     from lutlab.experiment.records.frame import results
     from lutlab.generate import engine
     from lutlab.generate.text import complete, stream
+    from lutlab.predict import gpus as predict_gpus
+    from lutlab.predict import latency as predict_latency
+    from lutlab.predict import memory as predict_memory
     from lutlab.specs import Tuning
 
 __all__ = [
@@ -33,11 +37,15 @@ __all__ = [
     "lambada",
     "load",
     "perplexity",
+    "predict_gpus",
+    "predict_latency",
+    "predict_memory",
     "quantize",
     "quantize_tensor",
     "results",
     "save",
     "stream",
+    "synthetic",
 ]
 __version__ = "0.1.0"
 
@@ -53,15 +61,19 @@ _HOME = {
     "stream": "lutlab.generate.text",
     "save": "lutlab.checkpoint.saving",
     "load": "lutlab.checkpoint.loading",
+    "synthetic": "lutlab.compress.synthetic",
     "export_gptq": "lutlab.checkpoint.gptq",
     "export_compressed_tensors": "lutlab.checkpoint.compressed_tensors",
+    **dict.fromkeys(("predict_latency", "predict_memory", "predict_gpus"), "lutlab.predict"),
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'lutlab' has no attribute '{name}'")
-    found = explained(getattr(importlib.import_module(_HOME[name]), name))
+    module = importlib.import_module(_HOME[name])
+    own = name.removeprefix("predict_") if _HOME[name] == "lutlab.predict" else name
+    found = explained(getattr(module, own))
     globals()[name] = found  # so that every use is the same object
     return found
 

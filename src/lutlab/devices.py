@@ -66,3 +66,10 @@ def gpu_name(device: str) -> str | None:
     if device == "cpu":
         return None
     return torch.cuda.get_device_name(None if device == "spread" else device)
+
+
+def gpus(device: str) -> int:
+    """Number of GPUs that a run on a device may share its model among: all, of a GPU; none, of the CPU."""
+    import torch
+
+    return 0 if device == "cpu" else torch.cuda.device_count()

@@ -151,16 +151,30 @@ class QuantLinear(nn.Module):
     # ---- the product ----
 
     def prepare(self, rows: int = 1, dtype: torch.dtype = torch.float32) -> Execution:
-        """Make the execution ready for so many rows of x of a dtype; else the first call does it."""
+        """Make the execution ready for so many rows of x of a dtype; else the first call does it.
+
+        One that holds the weight in its own layout stays: it takes any number of rows.
+        """
+        if self._replaced:
+            return self._execution
         packed = self.packed
         device = next(b.device for b in packed.buffers.values() if b is not None)
-        self._execution = prepare(packed, device, rows, dtype)
+        self.hold(prepare(packed, device, rows, dtype))
         if isinstance(self._execution, Dequantized):
             _say_once(self._execution.describe(rows, dtype))
-        if self._execution.replaces:
+        return self._execution
+
+    @property
+    def execution(self) -> Execution | None:
+        """The execution, None before the first call."""
+        return self._execution
+
+    def hold(self, execution: Execution) -> None:
+        """Multiply by an execution of the stored weight, of it alone or among others (kernels/joined.py)."""
+        self._execution = execution
+        if execution.replaces:
             for name in self._empty.buffers:
                 self._buffers.pop(name, None)  # gone already where it is prepared again
-        return self._execution
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Multiply x [..., K] -> [..., N] in x's dtype, one of float16, bfloat16, float32 and float64.

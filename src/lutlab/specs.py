@@ -21,13 +21,17 @@ TUNING_LOSSES = ("labels", "distribution")
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """Source of a model. `id` is a hub id, a folder, or an embedded name; `layers` cuts a synthetic model."""
+    """Source of a model. `id` is a hub id, a folder, or an embedded name; `layers` cuts a synthetic model.
+
+    packed: the linear layers of a synthetic model are drawn as the row's method stores them (compress/synthetic.py).
+    """
 
     name: str
     source: str  # hub | folder | embedded | synthetic
     id: str
     revision: str | None = None
     layers: int | None = None
+    packed: bool = False
 
 
 @dataclass(frozen=True)

@@ -83,17 +83,24 @@ def test_a_single_layer_and_noise_are_refused(tmp_path, monkeypatch):
 
 
 def test_decoding_is_scaled(tmp_path, monkeypatch):
-    """24 tokens take 4 s with two layers and 2 s with one: 400 s with 200."""
+    """24 steps take 4 s with two layers and 2 s with one: 400 s with 200."""
     clock = iter([0.0, 4.0, 10.0, 12.0])
     monkeypatch.setattr(generation.time, "perf_counter", lambda: next(clock))
-    found = Generation(tokens=24, repeats=1).measure(subject(tmp_path, tiny_llama(), whole=200))
+    own = Generation(tokens=25, repeats=1, engine="transformers")
+    found = own.measure(subject(tmp_path, tiny_llama(), whole=200))
     assert found.values["tokens_per_s"] == pytest.approx(24 / 400)
+    assert found.values["ms_per_token"] == pytest.approx(1e3 * 400 / 24)
+    (less, more), gb = found.facts["values_measured"], found.values["gb_per_token"]
+    a_layer = more["gb_per_token"] - less["gb_per_token"]
+    assert gb == pytest.approx(more["gb_per_token"] + 198 * a_layer)
+    assert found.values["bandwidth_gb_s"] == pytest.approx(gb * 24 / 400)
     assert found.samples == (4.0,)
 
 
 def test_a_table_says_that_the_model_was_cut(command, monkeypatch):
-    def timed(model, tokens, repeats):
-        return Measurement({"tokens_per_s": 1 / (1 + len(decoder_blocks(model)))}, n=1)
+    def timed(engine, texts, tokens, repeats):
+        layers = len(decoder_blocks(engine.model))
+        return Measurement({"tokens_per_s": 1 / (1 + layers)}, n=1)
 
     monkeypatch.setattr(generation, "timed", timed)
     outcome = command(

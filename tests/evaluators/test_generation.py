@@ -37,16 +37,35 @@ def test_measures_every_repeat_and_names_the_kernel(quantized, monkeypatch):
     model.train()
     if quantized:
         lutlab.quantize(model, method="rtn", q=4, g=16)
-    clock = iter([0.0, 4.0, 10.0, 11.0, 20.0, 22.0])  # seconds 4, 1, 2
+    clock = iter([0.0, 4.0, 10.0, 11.0, 20.0, 22.0])  # seconds 4, 1, 2, each of 11 steps
     monkeypatch.setattr(generation.time, "perf_counter", lambda: next(clock))
-    found = Generation(tokens=12, repeats=3).measure(subject(model))
-    assert found.values == {"tokens_per_s": 12 / 2}
+    found = Generation(tokens=12, repeats=3, engine="transformers").measure(subject(model))
+    read = found.facts["bytes_read"]
+    assert set(read) == {"weights", "head", "cache"}
+    assert found.values["tokens_per_s"] == pytest.approx(11 / 2)
+    assert found.values["ms_per_token"] == pytest.approx(2000 / 11)
+    assert found.values["bandwidth_gb_s"] == pytest.approx(sum(read.values()) / 1e9 * 11 / 2)
     assert (found.n, found.samples) == (3, (4.0, 1.0, 2.0))
-    assert found.facts["tokens"] == 12
-    assert found.facts["threads"] == 1
+    said = {"engine": "transformers", "tokens": 12, "prompt_tokens": 1, "batch": 1, "threads": 1}
+    said |= {"cache": "float32", "head": "float32"}
+    assert found.facts.items() >= said.items()
     ours = f"uniform convert, {detect().name}, 1 threads"
     assert found.facts["kernel"] == [ours if quantized else "torch matmul"]
     assert model.training
+
+
+def test_rows_of_a_batch_are_texts_of_their_own_behind_their_prompts():
+    model = tiny_llama()
+    found = Generation(tokens=6, repeats=1, prompt=5, batch=3).measure(subject(model))
+    assert (found.facts["prompt_tokens"], found.facts["batch"]) == (5, 3)
+    assert found.values["tokens_per_s"] == pytest.approx(3 * 1e3 / found.values["ms_per_token"])
+    texts = generation.prompts(model, 3, 5)
+    assert len({tuple(text.tolist()) for text in texts}) == 3
+    own = lutlab.engine(model.eval(), batch=3, length=10, name="transformers")
+    for ids in generation.decoded(own, texts, 6):
+        assert generation.first_difference(model, ids, 5) is None
+        ids[-1] = (ids[-1] + 1) % 260
+        assert generation.first_difference(model, ids, 5) == 5
 
 
 def test_a_context_too_short_is_refused():
@@ -56,46 +75,52 @@ def test_a_context_too_short_is_refused():
 
 def test_a_context_just_long_enough_is_used():
     for make in (tiny_opt, tiny_llama):
-        assert Generation(tokens=24, repeats=1).measure(subject(make(context=24))).n == 1
+        model = make(context=24)
+        assert Generation(tokens=20, repeats=1, prompt=5).measure(subject(model)).n == 1
 
 
-class Forgetful(torch.nn.Module):
-    """Chooses another token when it has a cache than when it has none."""
+def test_nothing_is_timed_that_a_cache_changes(monkeypatch):
+    model = tiny_llama()
+    forward = model.forward
 
-    def __init__(self, model):
-        super().__init__()
-        self.model, self.config, self.device, self.dtype = (
-            model,
-            model.config,
-            model.device,
-            model.dtype,
-        )
-
-    def forward(self, input_ids, past_key_values=None, use_cache=False):
-        out = self.model(input_ids=input_ids, past_key_values=past_key_values, use_cache=use_cache)
-        if use_cache and past_key_values is not None and past_key_values.get_seq_length() > 5:
-            out.logits = -out.logits
+    def forgetful(past_key_values=None, **given):
+        """Chooses another token when it has a longer cache than when it has none."""
+        kept = past_key_values.get_seq_length() if past_key_values is not None else 0
+        out = forward(past_key_values=past_key_values, **given)
+        out.logits = -out.logits if kept > 5 else out.logits
         return out
 
-
-def test_nothing_is_timed_that_a_cache_changes():
-    with pytest.raises(LutlabError, match="first at 5 of 12"):
-        Generation(tokens=12).measure(subject(Forgetful(tiny_llama())))
+    monkeypatch.setattr(model, "forward", forgetful)
+    with pytest.raises(LutlabError, match="first at 6 of 12"):
+        Generation(tokens=12, engine="transformers").measure(subject(model))
 
 
 def test_logits_that_are_no_numbers_are_refused():
     model = tiny_llama()
     model.lm_head.weight.data.fill_(float("nan"))
     with pytest.raises(LutlabError, match="first at 0 of 12"):
-        Generation(tokens=12).measure(subject(model))
+        Generation(tokens=12, engine="transformers").measure(subject(model))
 
 
 def test_attention_is_the_one_asked_for_and_put_back():
     model = tiny_llama()
     before, seen = model.config._attn_implementation, []
     model.register_forward_pre_hook(lambda m, _: seen.append(m.config._attn_implementation))
-    found = Generation(tokens=4, repeats=1, attention="eager").measure(subject(model))
+    own = Generation(tokens=4, repeats=1, engine="transformers", attention="eager")
+    found = own.measure(subject(model))
     assert (set(seen), found.facts["attention"]) == ({"eager"}, "eager")
     assert model.config._attn_implementation == before != "eager"
-    with pytest.raises(LutlabError, match="did you mean 'eager'"):
-        Generation(attention="eagre")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"attention": "eagre"}, "did you mean 'eager'"),
+        ({"attention": "sdpa"}, "set evaluator.generation.engine=transformers"),
+        ({"tokens": 1}, "evaluator.generation.tokens=1: give 2 or more"),
+        ({"batch": 0}, "evaluator.generation.batch=0"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(options, message):
+    with pytest.raises(LutlabError, match=message):
+        Generation(**options)

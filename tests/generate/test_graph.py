@@ -1,5 +1,6 @@
 """The step that a GPU replays, run without graphs: the logits that the model gives without a cache, row by row."""
 
+import copy
 from types import SimpleNamespace
 
 import pytest
@@ -12,8 +13,11 @@ from tests.tiny_models import one_thread  # noqa: F401
 import lutlab
 from lutlab.errors import LutlabError
 from lutlab.generate import graph
+from lutlab.generate.fuse import fuse
 from lutlab.generate.graph import MODEL_TYPES, GraphStep
 from lutlab.generate.slots import check_room
+from lutlab.kernels.joined import RowsOf, Whole
+from lutlab.models.families import linear_layers
 from lutlab.modules import QuantLinear
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -138,3 +142,48 @@ def test_why_a_model_has_no_graph(monkeypatch):
     check_room([layer], batch=2, length=31)
     with pytest.raises(LutlabError, match="2 rows of 32 tokens take"):
         check_room([layer], batch=2, length=32)
+
+
+@pytest.mark.parametrize(("family", "method", "q"), [("qwen2", "rtn", 4), ("llama-2", "bcq", 3)])
+def test_joined_layers_give_the_same_bits_and_stay_themselves(family, method, q):
+    model, ids = make(family), token_ids()[0]
+    lutlab.quantize(model, method, q=q, g=8)
+    before, expected = model.state_dict(), alone(model, ids)
+    for _ in range(2):  # again is no change
+        assert fuse(model, 1, torch.float32) == []
+        parts = [m.execution for _, m in linear_layers(model) if isinstance(m.execution, RowsOf)]
+        wholes = {one.whole for one in parts}
+        assert (len(parts), len(wholes)) == (2 * 5, 2 * 2)  # q, k, v and gate, up of two blocks
+    assert torch.equal(alone(model, ids), expected)
+    assert sum(one.bytes_read(1, torch.float32) for one in parts) == sum(
+        one.execution.bytes_read(1, torch.float32) for one in wholes
+    )
+    after = model.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
+    assert torch.equal(alone(copy.deepcopy(model), ids), expected)
+
+
+def test_a_product_serves_each_part_once():
+    calls = []
+
+    def multiply(x):
+        calls.append(x)
+        return torch.arange(5.0) * x
+
+    whole = Whole(multiply, (range(2), range(2, 5)))
+    one, other = torch.ones(1), torch.full((1,), 2.0)
+    assert whole.rows(range(2), one).tolist() == [0, 1]
+    assert whole.rows(range(2, 5), one).tolist() == [2, 3, 4]
+    assert whole.rows(range(2), one.mul_(3)).tolist() == [0, 3]  # the same tensor of other numbers
+    assert whole.rows(range(2), one).tolist() == [0, 3]  # a part that is called twice
+    assert whole.rows(range(2, 5), other).tolist() == [4, 6, 8]
+    assert len(calls) == 4
+
+
+def test_why_layers_are_not_joined():
+    model = make("llama-2")
+    lutlab.quantize(model, "rtn", q=4, g=8, skip=["*.up_proj"], layers={"*.k_proj": (3, 8)})
+    (why,) = fuse(model, 1, torch.float32)
+    assert "weights of other layouts cannot be joined" in why
+    assert GraphStep(model, 1, 8, "").facts()["not_joined"] == [why]

@@ -96,7 +96,7 @@ static void attend_{{ type }}(const float *q, long group, long size, long room, 
 }
 
 /* A key or a value into its place in the cache; whether it is finite there, as it was before. */
-static int keep_{{ type }}(const float *x, long size, long room, {{ T }} *place)
+static int hold_{{ type }}(const float *x, long size, long room, {{ T }} *place)
 {
     lanes_i lost = {0};
     for (long j = 0; j < room; j += LANES) {
@@ -110,11 +110,11 @@ static int keep_{{ type }}(const float *x, long size, long room, {{ T }} *place)
 }
 {% endfor %}
 
-static int keep(long type, const float *x, long size, long room, void *cache, long place)
+static int hold(long type, const float *x, long size, long room, void *cache, long place)
 {
     switch (type) {
 {% for type in types %}
-    case {{ loop.index0 }}: return keep_{{ type }}(x, size, room, ({{ "float" if type == "float32" else type }} *)cache + place);
+    case {{ loop.index0 }}: return hold_{{ type }}(x, size, room, ({{ "float" if type == "float32" else type }} *)cache + place);
 {% endfor %}
     }
     return 0;

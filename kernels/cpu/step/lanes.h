@@ -59,14 +59,14 @@ static INLINE void store_float16(float16 *p, lanes_f a)
     _mm_storeu_si128((void *)p, _mm256_cvtps_ph((__m256)a, _MM_FROUND_TO_NEAREST_INT));
 }
 {% else %}
-/* Finite halves: a half's exponent and mantissa, moved into a float's place, read 2^-112 of its value. */
+/* A half's exponent and mantissa, moved into a float's place, read 2^-112 of its value; inf and NaN get a float's exponent. */
 static INLINE lanes_f load_float16(const float16 *p)
 {
     lanes_h h;
     memcpy(&h, p, sizeof h);
     const lanes_i w = __builtin_convertvector(h, lanes_i);
     const lanes_f magnitude = (lanes_f)((w & 0x7fff) << 13) * 0x1p112f;
-    return (lanes_f)((lanes_i)magnitude | (w & 0x8000) << 16);
+    return (lanes_f)((lanes_i)magnitude | (w & 0x8000) << 16 | (((w & 0x7c00) == 0x7c00) & 0x7f800000));
 }
 /* To the nearest, ties to even: the addition of a power of two rounds a subnormal half, that of bits a normal one. */
 static INLINE void store_float16(float16 *p, lanes_f a)

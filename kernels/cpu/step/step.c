@@ -102,7 +102,7 @@ static void multiply(const struct model *model, const struct linear *linear, con
 }
 
 /* A token's queries, and its keys and values into the cache; whether the cache can hold them. */
-static int keep_token(const struct model *model, const struct layer *layer, long index, const int64_t *row, const int64_t *position,
+static int hold_token(const struct model *model, const struct layer *layer, long index, const int64_t *row, const int64_t *position,
                       long i)
 {
     float *mixed = model->mixed + i * layer->attention.rows;
@@ -120,8 +120,8 @@ static int keep_token(const struct model *model, const struct layer *layer, long
         const long place = (((index * model->batch + row[i]) * model->kv_heads + head) * model->length + position[i]) * room;
         if (layer->key_norm.kind) normalize(&layer->key_norm, key, size, key);
         rotate(key, model->rotary, model->neighbours, cosine, sine);
-        held &= keep(model->cache, key, size, room, model->keys, place);
-        held &= keep(model->cache, mixed + layer->value_at + head * size, size, room, model->values, place);
+        held &= hold(model->cache, key, size, room, model->keys, place);
+        held &= hold(model->cache, mixed + layer->value_at + head * size, size, room, model->values, place);
     }
     return held;
 }
@@ -180,7 +180,7 @@ static int run_layer(const struct model *model, long index, long m, const int64_
     lap(model, OTHER, since);
     multiply(model, &layer->attention, in, model->hidden, m, model->mixed);
     lap(model, MATMUL, since);
-    for (long i = 0; i < m; i++) held &= keep_token(model, layer, index, row, position, i);
+    for (long i = 0; i < m; i++) held &= hold_token(model, layer, index, row, position, i);
     lap(model, OTHER, since);
     attend_all(model, layer, index, m, row, position);
     lap(model, ATTENTION, since);

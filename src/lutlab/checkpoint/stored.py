@@ -113,7 +113,8 @@ def load_stored(
         loaded = LoadedModel(model, load_tokenizer(folder), Resident(model))
     widths = layer_widths(spec)
     layers = tuple(
-        _stats(name, module, widths.get(name, (16, -1))) for name, module in linear_layers(model)
+        stats_of_layer(name, module, widths.get(name, (16, -1)))
+        for name, module in linear_layers(model)
     )
     quantization = quantization_of(folder) or {}
     keys = ("quant_method", "checkpoint_format", "packing_format", "version", "format")
@@ -121,8 +122,11 @@ def load_stored(
     return loaded, layers, {"stored_as": said or "EfficientQAT, 3 bits"}
 
 
-def _stats(name: str, module: Any, width: Width) -> LayerStats:
-    """Of a layer in full precision its 16 bits are counted, as they are of one that lutlab leaves so."""
+def stats_of_layer(name: str, module: Any, width: Width) -> LayerStats:
+    """Sizes of a layer of which nobody has the weights in full precision: errors and norms are nan.
+
+    Of a layer in full precision its 16 bits are counted, as they are of one that lutlab leaves so.
+    """
     packed = module.packed if isinstance(module, QuantLinear) else None
     shape = packed.shape if packed else tuple(weight_of(module).shape)
     full = 16 * math.prod(shape)

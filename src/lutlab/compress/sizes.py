@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from lutlab.compress.allocate import budget_bits
 from lutlab.errors import LutlabError
 from lutlab.formats.contract import Format
-from lutlab.groups import Width
+from lutlab.groups import Bits, Width
 from lutlab.quantizers.contract import Calibrated, Method
 
 _SAMPLE = 64  # rows and columns that are quantized to learn a method's layout
@@ -58,18 +58,22 @@ def refuse_below(smallest: int, bits: int, weights: int) -> None:
 
 
 @functools.cache
-def stored_bits(method: Method, q: int, g: int, rows: int, columns: int) -> int:
+def stored_bits(method: Method, q: Bits, g: int, rows: int, columns: int) -> int:
     """Bits of every buffer of a weight [rows, columns], padding included, in the layout that a random weight gets.
 
     A weight whose zero points leave 0 .. 2^q - 1 takes more.
     """
+    return empty(method, q, g, rows, columns).bits_stored
+
+
+def empty(method: Method, q: Bits, g: int, rows: int, columns: int) -> Format:
+    """A weight [rows, columns] in the layout that a random one gets, on the meta device: sizes without numbers."""
     packed = _packed(method, q, g, min(rows, _SAMPLE), min(columns, _SAMPLE))
-    layout = method.resized(packed.layout(), rows, columns, q, g)
-    return packed.from_layout(layout, "meta").bits_stored
+    return packed.from_layout(method.resized(packed.layout(), rows, columns, q, g), "meta")
 
 
 @functools.cache
-def _packed(method: Method, q: int, g: int, rows: int, columns: int) -> Format:
+def _packed(method: Method, q: Bits, g: int, rows: int, columns: int) -> Format:
     import torch
 
     from lutlab.formats import pack

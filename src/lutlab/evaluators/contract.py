@@ -25,6 +25,7 @@ class Metric:
         title: of the column in a free sweep, after the text's name.
         quantized_only: weights in full precision have no such number.
         format: of weights stored in this format only; None: of any.
+        gpus: that share the model; where fewer are here, its cells are not run, and others of the evaluator are.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Metric:
     lower_is_better: bool = True
     quantized_only: bool = False
     format: str | None = None
+    gpus: int = 1
 
 
 @dataclass(frozen=True)

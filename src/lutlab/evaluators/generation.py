@@ -1,9 +1,12 @@
-"""Tokens a second of greedy decoding: a token at a time, batch 1, with a key-value cache (QIGen section 4).
+"""Tokens a second of greedy decoding by an engine, a token at a time, with a key-value cache (QIGen section 4).
 
-    tokens_per_s = tokens / median over the repeats of the seconds that decoding them took
+    ms_per_token   = median over the repeats of 1000 x seconds / steps      a step adds a token to each row
+    tokens_per_s   = batch x 1000 / ms_per_token
+    bandwidth_gb_s = gb_per_token / ms_per_token                            bytes that a step in the middle reads
 
-Decoding begins with the one token that begins a text, so every step is the product of a matrix and a vector. It is
-checked before it is timed: the model, seeing all tokens at once and without a cache, must choose the same ones.
+A text begins with its prompt, one token by default, which is read before the clock starts: `tokens` are chosen, the
+first by the prompt's logits and each other by a step. It is checked before it is timed: the model, seeing all tokens at
+once and without a cache, must choose the same ones.
 """
 
 from __future__ import annotations
@@ -11,11 +14,12 @@ from __future__ import annotations
 import dataclasses
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from lutlab import generate
 from lutlab.errors import LutlabError, nearest
 from lutlab.evaluators import check_task, context_length, evaluation_mode
 from lutlab.evaluators.contract import Evaluator, Metric, Work
@@ -27,57 +31,108 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
+    from lutlab.generate.contract import Engine
+
 ATTENTIONS = ("eager", "sdpa")
+TRANSFORMERS = "transformers"  # the engine that is the model's own forward pass
 # How far the chosen token's logit may lie below the largest, as a share of their range: rounding may differ between
 # one token at a time and all at once.
-_NEAR = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}
+NEAR = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}
 
 
 @register("evaluator", "generation")
 @dataclass(frozen=True)
 class Generation(Evaluator):
-    """Metric `tokens_per_s`, higher is better; samples are the seconds of each repeat.
+    """Metrics tokens_per_s, ms_per_token, bandwidth_gb_s and gb_per_token; samples are the seconds of each repeat.
 
     Attributes:
         tokens: to decode; QIGen's Table 3 says 128.
         repeats: timed, after one that is checked and not timed.
-        attention: of transformers: `eager`, in steps, or `sdpa`, torch's fused one, which is FlashAttention on a GPU in
-            16 bits. Empty: as the model was loaded.
+        prompt: tokens that the text begins with.
+        batch: texts at once, each with a row of the cache.
+        cache: of keys and values, `float32`, `float16` or `bfloat16`. Empty: the engine's own choice.
+        engine: by its name, as `cpu_step`, `cuda_graph` or `transformers`, the model's own forward pass. Empty: the
+            best that takes the model.
+        attention: of engine=transformers: `eager`, in steps, or `sdpa`, torch's fused one, which is FlashAttention on a
+            GPU in 16 bits. Empty: as the model was loaded.
 
     Raises:
-        LutlabError: no such attention.
+        LutlabError: a number out of range, no such attention, or an attention of another engine.
     """
 
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     task: ClassVar[str] = "causal_lm"
     metrics: ClassVar[tuple[Metric, ...]] = (
         Metric("tokens_per_s", "tokens/s", "decoding", lower_is_better=False),
+        Metric("ms_per_token", "ms/token", "decoding"),
+        Metric("bandwidth_gb_s", "GB/s", "read while decoding", lower_is_better=False),
+        Metric("gb_per_token", "GB", "read for a token"),
     )
     of_this_machine: ClassVar[bool] = True
     tokens: int = 128
     repeats: int = 5
+    prompt: int = 1
+    batch: int = 1
+    cache: str = ""
+    engine: str = ""
     attention: str = ""
 
     def __post_init__(self) -> None:
+        for name, least in (("tokens", 2), ("repeats", 1), ("prompt", 1), ("batch", 1)):
+            if getattr(self, name) < least:
+                raise LutlabError(
+                    f"evaluator.generation.{name}={getattr(self, name)}: give {least} or more"
+                )
         if self.attention not in ("", *ATTENTIONS):
             raise LutlabError(
                 f"evaluator.generation.attention={self.attention}: {nearest(self.attention, ATTENTIONS)}"
             )
+        if self.attention and self.engine != TRANSFORMERS:
+            raise LutlabError(
+                f"evaluator.generation.attention={self.attention} is how transformers attends, and other engines have "
+                f"an attention of their own: set evaluator.generation.engine={TRANSFORMERS}, or no attention"
+            )
 
     def work(self, run: RunSpec) -> Work:
         """A decoding that is checked, and the timed ones."""
-        return decoding(self.tokens, self.repeats)
+        read = self.prompt + self.tokens
+        return Work(
+            checked_tokens=(1 + self.repeats) * self.batch * self.prompt + self.batch * read,
+            decoded_tokens=(1 + self.repeats) * self.tokens,
+        )
 
-    @scaled_to_all_layers
     def measure(self, subject: Subject) -> Measurement:
         """Needs no text and no tokenizer.
 
         Raises:
-            LutlabError: the model's context is too short, or decoding with a cache chooses other tokens than without.
+            LutlabError: the model's context is too short, the engine that was named does not take the model, or
+                decoding chooses other tokens than the model does without a cache.
         """
-        with _attending(subject.model, self.attention) as said:
-            found = timed(subject.model, self.tokens, self.repeats)
-        return dataclasses.replace(found, facts={**found.facts, **said})
+        found = self._rates(subject)
+        ms = self.batch * 1e3 / found.values["tokens_per_s"]
+        values = {
+            **found.values,
+            "ms_per_token": ms,
+            "bandwidth_gb_s": 1e3 * found.values["gb_per_token"] / ms,
+        }
+        return dataclasses.replace(found, values=values)
+
+    @scaled_to_all_layers
+    def _rates(self, subject: Subject) -> Measurement:
+        """Of what a cut model scales exactly: tokens_per_s and gb_per_token."""
+        model = subject.model
+        check_context(model, self.prompt - 1 + self.tokens)
+        with evaluation_mode(model), _attending(model, self.attention) as said:
+            length = self.prompt - 1 + self.tokens
+            engine = generate.engine(model, self.batch, length, self.cache, self.engine)
+            texts = prompts(model, self.batch, self.prompt)
+            check_engine(engine, texts, self.tokens)
+            found = timed(engine, texts, self.tokens, self.repeats)
+        middle = self.prompt + self.tokens // 2
+        read = engine.bytes_read(middle)
+        values = {**found.values, "gb_per_token": sum(read.values()) / 1e9}
+        facts = {**found.facts, **said, "bytes_read": read, "bytes_read_at_context": middle}
+        return dataclasses.replace(found, values=values, facts=facts)
 
 
 @contextmanager
@@ -94,37 +149,77 @@ def _attending(model: PreTrainedModel, attention: str) -> Iterator[dict[str, str
         model.set_attn_implementation(before)
 
 
-def decoding(tokens: int, repeats: int) -> Work:
-    """The cost of `timed`."""
-    return Work(checked_tokens=tokens, decoded_tokens=(1 + repeats) * tokens)
-
-
-def timed(model: PreTrainedModel, tokens: int, repeats: int) -> Measurement:
-    """Decode, check, decode again and time it; arguments and errors are those of Generation."""
+def prompts(model: PreTrainedModel, rows: int, tokens: int) -> list[torch.Tensor]:
+    """A prompt a row, [tokens] int64: the token that begins a text, or one behind it in other rows, then drawn ones."""
     import torch
 
-    with evaluation_mode(model):
-        check_decoding(model, tokens)
-        kernels()  # of the check, which sees all tokens at once
-        seconds = []
-        for _ in range(repeats):
-            began = time.perf_counter()
-            decode(model, tokens)
-            seconds.append(time.perf_counter() - began)
+    first, vocabulary = _first(model), model.config.vocab_size
+    drawn = torch.Generator().manual_seed(0)
+    more = torch.randint(vocabulary, (rows, tokens - 1), generator=drawn)
+    return [
+        torch.cat([torch.tensor([(first + row) % vocabulary]), more[row]]) for row in range(rows)
+    ]
+
+
+def decoded(engine: Engine, texts: Sequence[torch.Tensor], tokens: int) -> list[torch.Tensor]:
+    """Greedy decoding behind the prompts: [prompt + tokens] int64 of each row. Ends are passed over."""
+    import torch
+
+    last = engine.prefill(texts).argmax(-1)
+    chosen = [last]
+    for _ in range(tokens - 1):
+        last = engine.step(last).argmax(-1)
+        chosen.append(last)
+    rows = torch.stack(chosen, dim=1).cpu()
+    return [torch.cat([text, row]) for text, row in zip(texts, rows, strict=True)]
+
+
+def check_engine(engine: Engine, texts: Sequence[torch.Tensor], tokens: int) -> None:
+    """Raises LutlabError unless the engine chooses the tokens that its model chooses without a cache."""
+    near = max(NEAR[engine.facts()["cache"]], _near(engine.model))
+    for ids, text in zip(decoded(engine, texts, tokens), texts, strict=True):
+        _refuse(first_difference(engine.model, ids, len(text), near), tokens)
+
+
+def timed(engine: Engine, texts: Sequence[torch.Tensor], tokens: int, repeats: int) -> Measurement:
+    """Metric tokens_per_s of the steps behind the prompts; samples are seconds."""
+    seconds = [_seconds(engine, texts, tokens) for _ in range(repeats)]
     facts = {
+        **engine.facts(),
         "tokens": tokens,
-        "prompt_tokens": 1,
-        "kernel": kernels(),
-        "threads": torch.get_num_threads(),
+        "prompt_tokens": len(texts[0]),
+        "batch": engine.batch,
     }
-    values = {"tokens_per_s": tokens / statistics.median(seconds)}
+    values = {"tokens_per_s": engine.batch * (tokens - 1) / statistics.median(seconds)}
     return Measurement(values=values, n=repeats, samples=tuple(seconds), facts=facts)
+
+
+def _seconds(engine: Engine, texts: Sequence[torch.Tensor], tokens: int) -> float:
+    """Of all steps of one decoding."""
+    last = engine.prefill(texts).argmax(-1)
+    wait(engine.model)
+    began = time.perf_counter()
+    for _ in range(tokens - 1):
+        last = engine.step(last).argmax(-1)
+    wait(engine.model)
+    return time.perf_counter() - began
+
+
+def wait(model: PreTrainedModel) -> None:
+    """Until a GPU has done what it was asked for; a CPU has."""
+    import torch
+
+    if model.device.type == "cuda":
+        torch.cuda.synchronize(model.device)
+
+
+# ---- the model's own loop, for what multiplies or is measured inside of its modules ----
 
 
 def check_decoding(model: PreTrainedModel, tokens: int) -> None:
     """Decode, and raise LutlabError unless the context is long enough and the choices are those without a cache."""
     check_context(model, tokens)
-    _check(model, decode(model, tokens))
+    _refuse(first_difference(model, decode(model, tokens)), tokens)
 
 
 def check_context(model: PreTrainedModel, tokens: int) -> None:
@@ -141,14 +236,17 @@ def decode(model: PreTrainedModel, tokens: int) -> torch.Tensor:
     """Greedy decoding from the token that begins a text: [1 + tokens] int64, that token first. Ends are passed over."""
     import torch
 
-    first = getattr(model.config, "bos_token_id", None) or 0
-    last = torch.full((1, 1), first, dtype=torch.int64, device=model.device)
+    last = torch.full((1, 1), _first(model), dtype=torch.int64, device=model.device)
     chosen, cache = [last], None
     for _ in range(tokens):
         out = model(input_ids=last, past_key_values=cache, use_cache=True)
         last, cache = out.logits[:, -1].argmax(-1, keepdim=True), out.past_key_values
         chosen.append(last)
     return torch.tensor(torch.cat(chosen, dim=1)[0].tolist())
+
+
+def _first(model: PreTrainedModel) -> int:
+    return getattr(model.config, "bos_token_id", None) or 0
 
 
 def kernels() -> list[str]:
@@ -158,25 +256,33 @@ def kernels() -> list[str]:
     return ran.take() or ["torch matmul"]
 
 
-def first_difference(model: PreTrainedModel, ids: torch.Tensor) -> int | None:
+def first_difference(
+    model: PreTrainedModel, ids: torch.Tensor, prompt: int = 1, near: float | None = None
+) -> int | None:
     """First decoded token that the model, seeing all at once and without a cache, would not choose; None: no one.
 
     Args:
         model: in evaluation mode.
-        ids: of `decode`, [1 + tokens].
+        ids: [prompt + tokens], the prompt first.
+        prompt: tokens of the prompt.
+        near: how far a chosen logit may lie below the largest, as a share of their range; None: by the model's dtype.
     """
-    logits = model(input_ids=ids[None, :-1].to(model.device), use_cache=False).logits[0].float()
+    seen, kept = ids[None, :-1].to(model.device), len(ids) - prompt
+    logits = model(input_ids=seen, use_cache=False, logits_to_keep=kept).logits[0].float()
     largest, smallest = logits.amax(1), logits.amin(1)
-    chosen = logits.gather(1, ids[1:, None].to(logits.device))[:, 0]
-    near = _NEAR[str(model.dtype).removeprefix("torch.")]
+    chosen = logits.gather(1, ids[prompt:, None].to(logits.device))[:, 0]
+    near = _near(model) if near is None else near
     wrong = ~(largest - chosen <= near * (largest - smallest))  # true for nan as well
     return int(wrong.nonzero()[0]) if wrong.any() else None
 
 
-def _check(model: PreTrainedModel, ids: torch.Tensor) -> None:
-    at = first_difference(model, ids)
+def _near(model: PreTrainedModel) -> float:
+    return NEAR[str(model.dtype).removeprefix("torch.")]
+
+
+def _refuse(at: int | None, tokens: int) -> None:
     if at is not None:
         raise LutlabError(
-            f"decoding with a cache and without choose other tokens, first at {at} of {len(ids) - 1}: the model is "
+            f"decoding with a cache and without choose other tokens, first at {at} of {tokens}: the model is "
             "broken, or quantized beyond use; its speed would say nothing"
         )

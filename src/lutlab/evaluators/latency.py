@@ -1,9 +1,9 @@
-"""Milliseconds a token of greedy decoding on one GPU: the end-to-end latency of LUT-GEMM's tables.
+"""Milliseconds a token of greedy decoding on so many GPUs: the end-to-end latency of LUT-GEMM's tables.
 
-    latency_1gpu_ms = 1000 / tokens_per_s
+    latency_<G>gpu_ms = ms_per_token of generation.py, batch 1, on the G GPUs that share the model
 
-Decoding and its check are generation.py's: batch 1, a key-value cache, from the one token that begins a text. The
-papers measure inside FasterTransformer; ours is transformers, whose own time a token is part of it.
+Decoding and its check are generation.py's, with the best engine. The papers measure inside FasterTransformer and state
+neither lengths nor sampling: 128 tokens behind one, the largest logit.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lutlab.evaluators.contract import Evaluator, Metric, Work
-from lutlab.evaluators.generation import Generation, decoding
+from lutlab.evaluators.generation import Generation
 from lutlab.registry import register
 from lutlab.specs import Measurement, RunSpec, Subject
 
@@ -21,21 +21,29 @@ from lutlab.specs import Measurement, RunSpec, Subject
 @register("evaluator", "latency")
 @dataclass(frozen=True)
 class Latency(Evaluator):
-    """Metric `latency_1gpu_ms`; samples are the seconds of each repeat.
+    """Metrics `latency_<G>gpu_ms`; samples are the seconds of each repeat on one GPU.
 
     Attributes:
         tokens: to decode.
         repeats: timed, after one that is checked and not timed.
+        prompt: tokens that the text begins with.
+        engine: by its name, as generation has it. Empty: the best.
     """
 
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     task: ClassVar[str] = "causal_lm"
     metrics: ClassVar[tuple[Metric, ...]] = (
         Metric("latency_1gpu_ms", "ms/token", "decoding on 1 GPU"),
+        *(
+            Metric(f"latency_{gpus}gpu_ms", "ms/token", f"decoding on {gpus} GPUs", gpus=gpus)
+            for gpus in (2, 4, 8)
+        ),
     )
     of_this_machine: ClassVar[bool] = True
     tokens: int = 128
     repeats: int = 5
+    prompt: int = 1
+    engine: str = ""
 
     @classmethod
     def obstacle(cls, run: RunSpec) -> str:
@@ -50,10 +58,12 @@ class Latency(Evaluator):
 
     def work(self, run: RunSpec) -> Work:
         """As Generation."""
-        return decoding(self.tokens, self.repeats)
+        return self._decoding().work(run)
 
     def measure(self, subject: Subject) -> Measurement:
         """Needs no text and no tokenizer. Raises LutlabError as Generation does."""
-        found = Generation(self.tokens, self.repeats).measure(subject)
-        speed = found.values["tokens_per_s"]
-        return dataclasses.replace(found, values={"latency_1gpu_ms": 1e3 / speed})
+        found = self._decoding().measure(subject)
+        return dataclasses.replace(found, values={"latency_1gpu_ms": found.values["ms_per_token"]})
+
+    def _decoding(self) -> Generation:
+        return Generation(self.tokens, self.repeats, self.prompt, engine=self.engine)

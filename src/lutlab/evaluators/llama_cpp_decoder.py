@@ -78,11 +78,11 @@ class Decoder:
     def __exit__(self, *_: object) -> None:
         self.llama.close()
 
-    def rewind(self) -> None:
-        """Empty the cache."""
+    def rewind(self, tokens: int = 0) -> None:
+        """Forget all tokens but the first `tokens`."""
         import llama_cpp
 
-        llama_cpp.llama_memory_clear(self._memory, False)
+        llama_cpp.llama_memory_seq_rm(self._memory, 0, tokens, -1)
 
     def step(self, token: int) -> np.ndarray:
         """The logits [V] float32 that follow one token more, valid until the next step.

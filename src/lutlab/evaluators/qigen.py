@@ -1,6 +1,7 @@
 """Tokens a second with QIGen's own kernels in the place of ours: the paper's idea on this machine (QIGen Figure 4).
 
-    tokens_per_s as generation.py measures it, while every quantized layer multiplies by kernels/cpu/qigen_gemv.py
+    tokens_per_s as generation.py measures it with engine=transformers, while every quantized layer multiplies by
+    kernels/cpu/qigen_gemv.py
 
 For uniform codes of 2, 3 or 4 bits (method=rtn, gptq) and float32 activations. Checked before it is timed: lutlab's
 own product, seeing all tokens at once, must choose the tokens that QIGen's kernels decoded.
@@ -15,11 +16,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from lutlab import generate
 from lutlab.errors import LutlabError
 from lutlab.evaluators import evaluation_mode
 from lutlab.evaluators.contract import Evaluator, Metric, Work
 from lutlab.evaluators.depth import scaled_to_all_layers
-from lutlab.evaluators.generation import check_context, decode, first_difference, timed
+from lutlab.evaluators.generation import (
+    TRANSFORMERS,
+    check_context,
+    decode,
+    first_difference,
+    prompts,
+    timed,
+)
 from lutlab.registry import register
 from lutlab.specs import Measurement, RunSpec, Subject
 
@@ -48,7 +57,7 @@ class QIGen(Evaluator):
         repeats: timed, after one that is not.
     """
 
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     task: ClassVar[str] = "causal_lm"
     metrics: ClassVar[tuple[Metric, ...]] = (
         Metric("tokens_per_s", "tokens/s", "QIGen", lower_is_better=False),
@@ -58,10 +67,10 @@ class QIGen(Evaluator):
     repeats: int = 5
 
     def work(self, run: RunSpec) -> Work:
-        """Two decodings that are checked, one to warm up, and the timed ones; all weights packed once more."""
+        """A decoding that is checked, and the timed ones; all weights packed once more."""
         return Work(
             checked_tokens=self.tokens,
-            decoded_tokens=(3 + self.repeats) * self.tokens,
+            decoded_tokens=(1 + self.repeats) * self.tokens,
             read_share=_READ_SHARE,
             packed_copies=1,
         )
@@ -89,8 +98,9 @@ class QIGen(Evaluator):
                 f"QIGen's kernels decode other tokens than lutlab's, first at {at} of {self.tokens}: the model is "
                 "broken, or the kernels are wrong; their speed would say nothing"
             )
-        with _multiplying(packed):
-            found = timed(model, self.tokens, self.repeats)
+        with _multiplying(packed), evaluation_mode(model):
+            engine = generate.engine(model, length=self.tokens, name=TRANSFORMERS)
+            found = timed(engine, prompts(model, 1, 1), self.tokens, self.repeats)
         facts = {
             "kernel": sorted({variant(weight) for weight in packed.values()}),
             "searched": all(

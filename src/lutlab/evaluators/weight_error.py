@@ -24,9 +24,13 @@ class WeightError(Evaluator):
     @classmethod
     def obstacle(cls, run: RunSpec) -> str:
         """Empty where the weights in full precision are known."""
-        if run.method != STORED:
-            return ""
-        return "a quantized checkpoint does not hold the weights in full precision that it would be compared with"
+        if run.method == STORED:
+            return "a quantized checkpoint does not hold the weights in full precision that it would be compared with"
+        return (
+            "weights drawn as they are stored were never in full precision"
+            if run.model.packed
+            else ""
+        )
 
     def work(self, run: RunSpec) -> Work:
         """No run of the model: the errors were taken when the layers were quantized."""

@@ -95,7 +95,8 @@ class CpuStep(Engine):
     def step(self, ids: torch.Tensor) -> torch.Tensor:
         """See Engine."""
         self.check_step(ids)
-        self._forward(ids.to(torch.int64), self._rows, torch.tensor(self.positions), self._rows)
+        ids = ids.to(torch.int64).contiguous()
+        self._forward(ids, self._rows, torch.tensor(self.positions), self._rows)
         self.positions = [position + 1 for position in self.positions]
         return self._logits[:, : self.vocabulary].clone()
 
@@ -103,6 +104,28 @@ class CpuStep(Engine):
         """See Engine."""
         self.check_rewind(tokens)
         self.positions = [tokens] * self.batch
+
+    def write(
+        self, layer: int, row: int, first: int, keys: torch.Tensor, values: torch.Tensor
+    ) -> None:
+        """Put keys and values that were computed elsewhere into the cache; whoever calls sets `positions`.
+
+        Args:
+            layer: of the model.
+            row: of the cache.
+            first: position of the first token.
+            keys: [kv heads, T, size], rotated as transformers keeps them.
+            values: [kv heads, T, size].
+
+        Raises:
+            LutlabError: one is larger than the cache can hold.
+        """
+        there = slice(first, first + keys.shape[1]), slice(0, keys.shape[2])
+        for cache, new in ((self._keys, keys), (self._values, values)):
+            kept = cache[(layer, row, slice(None), *there)]
+            kept.copy_(new)
+            if bool((kept.isinf() & new.isfinite()).any()):
+                raise self._too_large()
 
     def breakdown(self, context: int) -> dict[str, float]:
         """Seconds of `matmul`, `attention` and `other` of a step at a context: the quickest of five. Empties the cache.
@@ -182,10 +205,13 @@ class CpuStep(Engine):
             self._products.failed = None
             raise failed
         if not held:
-            raise LutlabError(
-                f"a key or value is larger than cache={str(self._dtype).removeprefix('torch.')} can hold: take "
-                "cache=float32"
-            )
+            raise self._too_large()
+
+    def _too_large(self) -> LutlabError:
+        return LutlabError(
+            f"a key or value is larger than cache={str(self._dtype).removeprefix('torch.')} can hold: take "
+            "cache=float32"
+        )
 
     # ---- the structs ----
 

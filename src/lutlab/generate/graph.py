@@ -4,8 +4,9 @@
                ids = argmax; position += 1                                          all by numbers in device memory
     bucket     the least of 128, 256, 512, ... that holds every row; each has a graph, captured when it is first used
 
-A graph reads a bucket of slots (slots.py) and not all of them, which at 2048 tokens of OPT-175B would be 9.7 GB a step.
-Prompts are read by the model's own forward pass, padded on the right, where what is padded is in no one's past.
+A graph reads a bucket of slots (slots.py) and not all of them, which at 2048 tokens of OPT-175B would be 9.7 GB a step;
+layers that read the same input are one launch (fuse.py). Prompts are read by the model's own forward pass, padded on
+the right, where what is padded is in no one's past.
 
 Replayed graphs run no Python: `greedy` decodes without waiting for the GPU. Elsewhere than on a GPU the same step runs
 without graphs, which is how it is tested.
@@ -20,6 +21,7 @@ import torch
 
 from lutlab.errors import LutlabError
 from lutlab.generate.contract import Engine
+from lutlab.generate.fuse import fuse
 from lutlab.generate.slots import Slots, check_room
 from lutlab.registry import register
 
@@ -90,6 +92,7 @@ class GraphStep(Engine):
         self._capture = capture or (CudaGraphs() if on_gpu else no_graph)
         self._replays: dict[int, Run] = {}
         self._window = model.config.sliding_window if model.config.model_type == "mistral" else None
+        self._apart = fuse(model, batch, model.dtype)
         like = self._one_token()
         if on_gpu:
             check_room(like, batch, length)
@@ -187,7 +190,9 @@ class GraphStep(Engine):
         }
 
     def facts(self) -> dict[str, Any]:
-        """See Engine; `buckets`: those whose step has been captured."""
+        """See Engine; `buckets`: those whose step has been captured; `not_joined`: why layers that read the same input
+        are products of their own, where they could be one.
+        """
         from lutlab.modules import QuantLinear
 
         layers = [m for m in self.model.modules() if isinstance(m, QuantLinear)]
@@ -203,6 +208,7 @@ class GraphStep(Engine):
             "head": dtype,
             "threads": torch.get_num_threads(),
             "buckets": sorted(self._replays),
+            **({"not_joined": self._apart} if self._apart else {}),
         }
 
     # ---- a step ----

@@ -33,7 +33,7 @@ class Execution(ABC):
     """
 
     device: torch.device
-    replaces: ClassVar[bool]
+    replaces: bool
 
     @property
     @abstractmethod

@@ -61,6 +61,7 @@ class Family:
         task: a key of TASKS, of all models of the family that `heads` does not tell apart.
         heads: pairs of an entry of `config.architectures` and its task, where one body carries several heads (BERT);
             a model of another head is refused then.
+        deviation: the config field of the deviation of random weights, as transformers initialises them.
         seqlen: the config field of the context; the evaluation window of the GPTQ protocol, at most `longest`.
         where: of the config, for all of this to be true; other models of the same type are refused.
 
@@ -75,6 +76,7 @@ class Family:
     kept: tuple[str, ...] = ()
     task: str = "causal_lm"
     heads: tuple[tuple[str, str], ...] = ()
+    deviation: str = "initializer_range"
     seqlen: str = "max_position_embeddings"
     longest: int = 2048
     where: Where = ()

@@ -50,6 +50,7 @@ declare(
             ),
         ),
         kept=("model.decoder.project_in", "model.decoder.project_out", "lm_head"),  # 350m projects
+        deviation="init_std",
     )
 )  # fmt: skip
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path, PurePath
 from typing import Any
 
+from lutlab import sources
 from lutlab.errors import LutlabError
 from lutlab.sums import check_sums
 
@@ -45,6 +46,12 @@ def _json(path: Path) -> dict[str, Any]:
     if not isinstance(written, dict):
         raise LutlabError(f"{path} is damaged (no mapping): copy the folder again")
     return written
+
+
+def shape_folders() -> dict[str, Path]:
+    """Name -> folder of the configs alone that ship with lutlab: the papers' models, for synthetic weights."""
+    found = sorted((sources.folder("conf") / "shapes").glob("*/config.json"))
+    return {path.parent.name: path.parent for path in found}
 
 
 def weight_files(folder: Path) -> list[Path]:

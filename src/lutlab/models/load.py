@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,10 +21,11 @@ from lutlab.models.files import (
     check_shipped,
     hash_of,
     quantization_of,
+    shape_folders,
     weight_files,
 )
 from lutlab.models.heads import check_heads
-from lutlab.models.pretrained import config_of, model_of, tokenizer_of
+from lutlab.models.pretrained import config_of, model_of, quiet, tokenizer_of
 from lutlab.models.resident import Blocks, Resident
 from lutlab.models.spread import spread
 
@@ -73,7 +73,10 @@ def folder_of(spec: ModelSpec) -> Path:
     if spec.source == "hub" or (spec.source == "synthetic" and hub.is_repository(spec.id)):
         return hub.download(spec.id, spec.revision, weights=spec.source == "hub")
     folder = EMBEDDED / spec.id if spec.id in embedded_names() else Path(spec.id).expanduser()
-    if not (folder / "config.json").is_file():
+    here = (folder / "config.json").is_file()
+    if not here and spec.source == "synthetic" and spec.id in (shapes := shape_folders()):
+        return shapes[spec.id]
+    if not here:
         raise LutlabError(
             f"no model in folder {folder}: expected config.json, *.safetensors and tokenizer.json there "
             "(model=folder model.id=<path>)"
@@ -119,10 +122,8 @@ def load_model(
     if spec.source == "hub":
         hub.check(folder)
     with quiet():
-        config = _config(folder)
         synthetic = spec.source == "synthetic"
-        if synthetic:
-            config.num_hidden_layers = _layers(config, spec.layers)
+        config = config_to_draw(spec) if synthetic else _config(folder)
         tokenizer = load_tokenizer(folder, required=not synthetic)
         if synthetic:
             model, blocks = streamed.synthetic(config, dtype, device, seed)
@@ -136,29 +137,6 @@ def load_model(
             model = spread(model) if spreading else model
             blocks = Resident(model)
     return LoadedModel(model, tokenizer, blocks)
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Without transformers' progress bars and reports: what is wrong with a model, an error of ours says."""
-    from huggingface_hub.utils import are_progress_bars_disabled, enable_progress_bars
-    from transformers.utils import logging
-
-    verbosity, bars, hub_bars = (
-        logging.get_verbosity(),
-        logging.is_progress_bar_enabled(),
-        not are_progress_bars_disabled(),
-    )
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()
-        if hub_bars:
-            enable_progress_bars()
 
 
 def _config(folder: Path) -> PreTrainedConfig:
@@ -186,14 +164,24 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0]
 
 
-def _layers(config: PreTrainedConfig, wanted: int | None) -> int:
-    """Number of layers of a synthetic model."""
+def config_to_draw(spec: ModelSpec) -> PreTrainedConfig:
+    """The config of a synthetic model, with the number of layers that is asked for.
+
+    Raises:
+        LutlabError: as load_model.
+    """
+    return cut(_config(folder_of(spec)), spec.layers)
+
+
+def cut(config: PreTrainedConfig, wanted: int | None) -> PreTrainedConfig:
+    """A config, in place, of so many layers; None: of all. Raises LutlabError: it has not so many."""
     available = config.num_hidden_layers
     if wanted is not None and not 1 <= wanted <= available:
         raise LutlabError(
             f"model.layers={wanted} of a model of {available} layers: give 1 to {available}, or null for all"
         )
-    return wanted or available
+    config.num_hidden_layers = wanted or available
+    return config
 
 
 def _pretrained(folder: Path, config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
@@ -292,5 +280,5 @@ def fingerprint(spec: ModelSpec) -> str:
         *(p for name in (*TOKENIZER_FILES, *QUANTIZATION_FILES) if (p := folder / name).is_file()),
     ]
     if spec.source == "synthetic":
-        return f"synthetic:{hash_of(texts)}:{spec.layers}"
+        return f"synthetic:{hash_of(texts)}:{spec.layers}{':packed' if spec.packed else ''}"
     return f"files:{hash_of([*texts, *weight_files(folder)])}"

@@ -16,6 +16,7 @@ import functools
 import json
 import logging
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,29 @@ _ATTENTION = (None, "eager", "sdpa")  # computed by torch itself
 _KERNEL_KEYS = (
     "attn_implementation", "_attn_implementation", "experts_implementation", "_experts_implementation",
 )  # fmt: skip
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without transformers' progress bars and reports: what is wrong with a model, an error of ours says."""
+    from huggingface_hub.utils import are_progress_bars_disabled, enable_progress_bars
+    from transformers.utils import logging
+
+    verbosity, bars, hub_bars = (
+        logging.get_verbosity(),
+        logging.is_progress_bar_enabled(),
+        not are_progress_bars_disabled(),
+    )
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+        if hub_bars:
+            enable_progress_bars()
 
 
 def config_of(folder: Path) -> PreTrainedConfig:

@@ -95,6 +95,15 @@ def return_freed_memory() -> None:
         libc.mallopt(_M_MMAP_THRESHOLD, 2**20)
 
 
+def trim_heap() -> None:
+    """Return the free pages of the heap: what is smaller than a map of its own, and stays between others."""
+    import ctypes
+    import sys
+
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
+        libc.malloc_trim(0)
+
+
 def skeleton(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
     """A model whose parameters are on the meta device; buffers that no checkpoint holds are computed.
 

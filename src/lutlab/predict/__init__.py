@@ -1,1 +1,37 @@
-"""Prediction of latency, memory and number of GPUs, judged against what papers print and what was measured here."""
+"""Latency, memory and number of GPUs of a decoder that was not run: from bytes, bandwidth, launches and links.
+
+    predict.latency("opt-30b", q=3, g=64, gpu="A100-80GB", gpus=2).ms_per_token
+    predict.memory("opt-175b", q=3, context=2048, gpus=8).each
+    predict.gpus("opt-175b", q=16, gpu="A100-80GB")
+
+shapes.py has the sizes of a model, devices.py those of GPUs, engines.py what an engine costs, as constants.json has it
+fitted to printed latencies (fit.py, experiment/run/fit_latency.py); per_token.py and footprint.py predict. torch is
+imported only where a method says how it stores a weight.
+"""
+
+from lutlab.predict.devices import DEVICES, Device, cpu, device
+from lutlab.predict.engines import ENGINES, Engine, Errors, Rates, engine
+from lutlab.predict.footprint import Memory, gpus, memory
+from lutlab.predict.per_token import Prediction, latency
+from lutlab.predict.shapes import Decoder, decoder
+from lutlab.predict.weights import PAPER
+
+__all__ = [
+    "DEVICES",
+    "ENGINES",
+    "PAPER",
+    "Decoder",
+    "Device",
+    "Engine",
+    "Errors",
+    "Memory",
+    "Prediction",
+    "Rates",
+    "cpu",
+    "decoder",
+    "device",
+    "engine",
+    "gpus",
+    "latency",
+    "memory",
+]

@@ -148,6 +148,24 @@ def test_opt_175b_numbers_are_the_papers(shared: Path) -> None:
     assert as_printed(found) == typed("lut-gemm-iclr2024/table9")
 
 
+@pytest.mark.parametrize(
+    ("paper", "table", "name"),
+    [("lut-gemm-v3", "Table 5:", "table5"), ("lut-gemm-iclr2024", "Table 4:", "table4")],
+)
+def test_opt_175b_latencies_are_the_papers(shared: Path, paper: str, table: str, name: str) -> None:
+    """The papers' rows are numbers of GPUs, ours its columns."""
+    lines = (shared / "papers" / f"{paper}.txt").read_text().splitlines()
+    lines = lines[next(i for i, line in enumerate(lines) if line.startswith(table)) :]
+    rows = [line.split() for line in lines if re.match(r"[1248]\s+(OOM|42\.4)\s", line)][:4]
+    assert [row[0] for row in rows] == ["1", "2", "4", "8"]
+    printed = [[w if w in ("OOM", "N/A") else str(float(w)) for w in row[1:]] for row in rows]
+    typed = [
+        [str(v) for v in row.values()]
+        for row in load_artifact(f"{paper}/{name}").numbers().values()
+    ]
+    assert [list(column) for column in zip(*printed, strict=True)] == typed
+
+
 def test_qigen_numbers_are_the_papers(shared: Path) -> None:
     lines = (shared / "papers" / "qigen.txt").read_text().splitlines()
     rows = [line.split("\t") for line in lines if re.match(r"(128|64|32|16)\t\d", line)]

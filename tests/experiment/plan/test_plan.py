@@ -24,6 +24,8 @@ def test_a_column_that_nobody_measures_says_why(tmp_path: Path) -> None:
     column = {"evaluator": "latency", "metric": "latency_2gpu_ms"}
     cell = planned(tmp_path, not_run="needs 2 GPUs", **column)
     assert (cell.missing, cell.cell_id) == ("needs 2 GPUs", None)
+    few = "needs 2 GPUs that share the model, here 0"
+    assert planned(tmp_path, **column).missing == few
     column["metric"] = "latency_1gpu_ms"
     assert "no CUDA device" in planned(tmp_path, **column).missing
 

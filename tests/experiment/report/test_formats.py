@@ -62,7 +62,7 @@ def test_csv_holds_every_cell_unrounded(written: dict[str, bytes]) -> None:
     rows = {(row["row"], row["column"]): row for row in reader}
     fields = (
         "artifact row labels column title metric lower_is_better unit protocol published cited_from measured "
-        "baseline difference_error error n measured_on model stand_in on_front"
+        "predicted baseline difference_error error n measured_on model stand_in on_front"
     )
     assert reader.fieldnames == [*fields.split(), "verdict", "note", "cell_id"]
     assert len(rows) == len(table.rows) * len(table.columns)

@@ -10,6 +10,7 @@ from tests.kernels.weights import bcq_tensor, relative_error, uniform_tensor
 from lutlab import modules
 from lutlab.errors import LutlabError
 from lutlab.formats import bcq
+from lutlab.formats.bcq import PackedBCQ
 from lutlab.formats.uniform import PackedUniform
 from lutlab.kernels import ran
 from lutlab.kernels.dispatch import prepare
@@ -85,7 +86,7 @@ def test_copies_share_no_weights(named_gpu, monkeypatch, kind, rows):
     expected = first(x)
     second = first.copy()
     read = [
-        one.planes if rows > 3 else one.products[F32, "float_sums"].weight
+        one.planes if rows > 3 and kind == "codes" else next(iter(one.weights.values()))
         for one in (first, second)
     ]
     assert read[0].planes.data_ptr() != read[1].planes.data_ptr()
@@ -206,11 +207,35 @@ def test_a_layer_on_a_gpu_takes_it(named_gpu, monkeypatch):
     ran.take()
     assert relative_error(layer(x).double() - 1, x, packed.dequantize()) < 1e-6
     assert ran.take()[0].startswith("lut_gemv half_bits")
-    assert layer.packed.qweight is packed.qweight, "the stored form stays"
+    assert layer.packed.qweight is packed.qweight, "the stored form of uniform codes stays"
     assert torch.equal(copy.deepcopy(layer)(x), layer(x))
     ran.take()
     assert layer.half()(x.half()).dtype == F16
     assert ran.take()[0].startswith("lut_gemv uniform_mma")
+
+
+def test_binary_codes_are_held_once(named_gpu, monkeypatch):
+    def few_are_two(case, *_):
+        return ("float_sums" if case.m < 3 else choice.DENSE), ""
+
+    monkeypatch.setattr(choice, "choose", few_are_two)
+    monkeypatch.setattr(PackedBCQ, "kernels", {"cpu": ("lut_gemv",)})
+    packed = WEIGHTS["planes"]()
+    wide = packed.with_buffers({"offset": packed.offset.double()})  # the layout has float32 for it
+    for stored, held in ((packed, 3), (wide, 7)):
+        layer = QuantLinear(stored, None)
+        execution = layer.prepare(1)
+        assert execution.replaces == (list(layer.buffers()) == []) == (held == 3)
+        assert len(execution.buffers) == held
+        for again in (layer.packed, copy.deepcopy(layer).packed, execution.copy().packed):
+            assert again.layout() == stored.layout()
+            assert all(torch.equal(b, stored.buffers[name]) for name, b in again.buffers.items())
+        for rows in (1, 40):
+            x = inputs(rows)
+            assert relative_error(layer(x), x, packed.dequantize()) < 1e-6
+        assert execution.bytes_read(40, F32) == sum(
+            b.nbytes for name, b in stored.buffers.items() if name != "order"
+        )
 
 
 def test_a_layer_without_a_kernel_says_so(monkeypatch, caplog):

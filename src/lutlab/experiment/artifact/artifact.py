@@ -16,7 +16,8 @@ from pydantic import Field, ValidationError, model_validator
 
 from lutlab.errors import LutlabError, nearest
 from lutlab.experiment.artifact.catalog import artifacts, long_name
-from lutlab.experiment.artifact.columns import ColumnSpec, Strict, as_value_error
+from lutlab.experiment.artifact.columns import ColumnSpec, PredictSpec, Strict, as_value_error
+from lutlab.experiment.artifact.predicted import Asked, asked
 from lutlab.experiment.artifact.references import cite
 from lutlab.experiment.artifact.rows import ArtifactRow, Axis, AxisEntry, Scale, row_of
 from lutlab.experiment.artifact.yaml_file import read_yaml
@@ -79,6 +80,7 @@ class Artifact(Strict):
     figure: CurveSpec | None = None
     one_axis: list[str] = Field(default_factory=list)  # columns of one unit that share panels
     notes: list[str] = Field(default_factory=list)
+    predict: PredictSpec | None = None  # the GPU and the engine of its predicted columns
 
     @model_validator(mode="after")
     def _published_cells_exist(self) -> Artifact:
@@ -132,6 +134,29 @@ class Artifact(Strict):
         if any(claim.fronts for claim in self.claims) and not (self.figure and self.figure.front):
             raise ValueError("a claim about fronts needs a figure")
         return self
+
+    @model_validator(mode="after")
+    def _predictions_can_be_made(self) -> Artifact:
+        with as_value_error():
+            for of in self.asked().values():
+                of.latency()
+        return self
+
+    def asked(self) -> dict[tuple[str, str], Asked]:
+        """(row key, column) -> what is predicted for it, of the paper's model.
+
+        Raises:
+            LutlabError: a column asks for a prediction that a row does not say all of.
+        """
+        wanted = {key: column.predict for key, column in self.columns.items() if column.predict}
+        if not wanted:
+            return {}
+        return {
+            (row.key, key): asked(row.overrides, self.predict, spec, *row.predict)
+            for row in self.rows("paper")
+            for key, spec in wanted.items()
+            if row.predict is not None and not row.mean_of
+        }
 
     def numbers(self) -> dict[str, dict[str, float | str]]:
         """Row key -> column -> published number."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from lutlab import registry
+from lutlab import predict, registry
 from lutlab.data.tasks import protocol_of
 from lutlab.errors import LutlabError, nearest
 from lutlab.evaluators.contract import Metric, metric_of
@@ -27,6 +27,31 @@ class Strict(BaseModel):
     """A part of an artifact's file: frozen, and a key that it does not have is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class PredictSpec(Strict):
+    """A part of what is to be predicted; what it leaves out is another's."""
+
+    gpu: str | None = None
+    engine: str | None = None
+    gpus: int | None = None
+    model: str | None = None  # of conf/shapes, where the row's own stands for it
+    context: int | None = None  # tokens in the cache; by default those of the engine's constants
+
+    @model_validator(mode="after")
+    def _is_known(self) -> PredictSpec:
+        with as_value_error():
+            if self.gpu is not None:
+                predict.device(self.gpu)
+            if self.engine is not None:
+                predict.engine(self.engine)
+            if self.model is not None:
+                predict.decoder(self.model)
+        return self
+
+    def given(self) -> dict[str, Any]:
+        """What it says."""
+        return self.model_dump(exclude_none=True)
 
 
 class ColumnSpec(Strict):
@@ -50,6 +75,7 @@ class ColumnSpec(Strict):
     not_run: str = ""  # why nobody measures it here
     absolute: bool = False  # a time or an energy: of other machines they are shown, not compared
     mean_of: list[str] = Field(default_factory=list)  # columns of this metric; nothing is run
+    predict: PredictSpec | None = None  # of cells that are not measured (predicted.py)
 
     @model_validator(mode="before")
     @classmethod

@@ -21,6 +21,8 @@ FRONT = "Pareto"  # label: the row's measured point is on the front
 class Cell:
     """One number of a table. `verdict` is never blank; `note` is its reason or the stand-in's name.
 
+    predicted: milliseconds a token, or `OOM`, of the paper's model on the paper's GPUs (predicted.py); never measured,
+    and in no claim. Its verdict is `predicted` where nothing was measured.
     n: what the measured number rests on, windows or examples; sources: its record and metric, of a mean those of all;
     shares: of its deviation by chance (store/noise.py), in the column's unit.
     """
@@ -38,6 +40,7 @@ class Cell:
     n: int | None = None
     sources: tuple[str, ...] = ()
     shares: Shares = field(default_factory=dict, repr=False)
+    predicted: float | str | None = None
 
     @property
     def number(self) -> Uncertain | None:
@@ -188,6 +191,7 @@ class ResultTable:
                 "published": row.cells[column.key].published,
                 "cited_from": column.cited,
                 "measured": row.cells[column.key].measured,
+                "predicted": row.cells[column.key].predicted,
                 "baseline": row.cells[column.key].baseline,
                 "difference_error": row.cells[column.key].difference_error,
                 "error": row.cells[column.key].error,

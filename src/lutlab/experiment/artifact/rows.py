@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from lutlab.experiment.artifact.columns import Strict
+from lutlab.experiment.artifact.columns import PredictSpec, Strict
 from lutlab.experiment.artifact.outcome import OURS
 from lutlab.experiment.artifact.references import cite
 
@@ -44,6 +44,7 @@ class AxisEntry(Strict):
     not_run: str = ""  # why nobody measures its rows here
     metrics: dict[str, str] = Field(default_factory=dict)  # column -> another metric than its own
     mean_of: list[str] = Field(default_factory=list)  # entries of the same axis; nothing is run
+    predict: PredictSpec | Literal[False] | None = None  # what differs in its rows; false: nothing
 
     @field_validator("overrides")
     @classmethod
@@ -93,6 +94,7 @@ class ArtifactRow:
         not_run: why nobody measures it here; empty where it is run.
         metrics: column -> the metric of this row, where it is not the column's.
         mean_of: keys of the rows whose mean it is; () where it is run itself.
+        predict: what its entries say of predictions, the later over the earlier; None: none is made.
     """
 
     key: str
@@ -103,6 +105,7 @@ class ArtifactRow:
     not_run: str = ""
     metrics: Mapping[str, str] = field(default_factory=dict)
     mean_of: tuple[str, ...] = ()
+    predict: tuple[PredictSpec, ...] | None = ()
 
     @property
     def first(self) -> str:
@@ -138,7 +141,14 @@ def row_of(combination: Sequence[tuple[str, AxisEntry]], scale: Scale) -> Artifa
             for i, entry in enumerate(entries)
             for other in entry.mean_of
         ),
+        predict=_predict(entries),
     )
+
+
+def _predict(entries: Sequence[AxisEntry]) -> tuple[PredictSpec, ...] | None:
+    if any(entry.predict is False for entry in entries):
+        return None
+    return tuple(entry.predict for entry in entries if entry.predict)
 
 
 def _not_run(entry: AxisEntry) -> str:

@@ -148,6 +148,8 @@ def _model(model: ModelSpec) -> Iterator[str]:
         yield f"model.revision={model.revision}"
     if model.layers:
         yield f"model.layers={model.layers}"
+    if model.packed:
+        yield "model.packed=true"
 
 
 @functools.cache

@@ -47,6 +47,7 @@ _TUNING_BYTES = 12  # a linear weight in float32, and Adam's two means
 _LAYER_SECONDS = 1e-3  # a layer and token of transformers' own work
 _PROCESS_SECONDS = 15.0  # until a fresh process has imported torch and transformers
 _DISK_RATE = 0.5e9  # bytes a second, written and read again
+_DRAWN_SECONDS = 0.005  # a million weights of a model, drawn and packed
 _DRAW_SECONDS = 1e-7  # a weight of a product, drawn and packed
 
 
@@ -126,6 +127,8 @@ def _width(run: ModelRun) -> int:
 def _model_bytes(run: ModelRun, shape: ModelShape) -> int:
     """The model in memory while it is quantized, and what calibration holds."""
     width = _width(run)
+    if run.model.packed:
+        return _drawn_bytes(run, shape)
     held = shape.parameters * width + shape.linear_parameters * (width if run.q < 16 else 0)
     if run.calibration:
         held += run.calibration.samples * _window(run, shape) * shape.hidden * width
@@ -133,6 +136,20 @@ def _model_bytes(run: ModelRun, shape: ModelShape) -> int:
     if run.tuning:
         held += _TUNING_BYTES * shape.linear_parameters
     return held
+
+
+def _drawn_bytes(run: ModelRun, shape: ModelShape) -> int:
+    """A model whose layers are drawn as they are stored, at q and g; all else in the model's dtype."""
+    from lutlab.compress.sizes import stored_bits
+    from lutlab.models.shape import linear_shapes
+    from lutlab.quantizers.contract import make_method
+
+    method = make_method(run.method, **dict(run.options))
+    if not method.quantizes:
+        return shape.parameters * _width(run)
+    sizes = linear_shapes(run.model).values()
+    packed = sum(stored_bits(method, run.q, run.g, *one) for one in sizes) // 8
+    return packed + (shape.parameters - shape.linear_parameters) * _width(run)
 
 
 def _packed_bytes(run: ModelRun, shape: ModelShape, work: Work) -> tuple[float, int]:
@@ -178,6 +195,7 @@ def quantize_seconds(run: RunSpec) -> float:
         return 0.0
     shape = shape_of(run.model)
     rate = {"none": 0.0, "stored": 0.0, "rtn": 0.03}.get(run.method, 0.1)
+    rate = _DRAWN_SECONDS if run.model.packed else rate
     tries = max(1, len(run.candidates))  # a search under a budget quantizes at every width
     seconds = rate * shape.linear_parameters / 1e6 + _calibration_seconds(run, shape)
     return _LOAD_SECONDS + tries * seconds + _tuning_seconds(run, shape, seconds)

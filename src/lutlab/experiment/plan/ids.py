@@ -89,6 +89,8 @@ def _components(spec: RunSpec) -> list[str]:
 
         formats = formats_of(spec.model)
         names[0] = "checkpoint"  # reads the layers; nothing drives a quantizer
+    elif spec.model.packed:
+        names[0] = "synthetic"  # draws them
     for name in formats:
         kernels = registry.lookup("format", name).kernels
         on_device = kernels.get("cpu" if spec.device == "cpu" else "cuda", ())

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 
 from lutlab import registry
 from lutlab.data import load_text
+from lutlab.devices import gpus
 from lutlab.errors import LutlabError, MissingTextError
+from lutlab.evaluators.contract import metric_of
 from lutlab.experiment.artifact.columns import ColumnSpec
 from lutlab.experiment.plan.runs import run_of, text_of
 from lutlab.experiment.plan.schema import Mode
@@ -60,7 +62,7 @@ def resolve(settings: Settings, columns: Mapping[str, ColumnSpec]) -> Resolved:
     missing = {
         name: reason
         for name, evaluation in evaluations.items()
-        if (reason := columns[name].reason or reasons[evaluation])
+        if (reason := columns[name].reason or _few_gpus(run, columns[name]) or reasons[evaluation])
     }
     runnable = {e for name, e in evaluations.items() if name not in missing}
     absent = {e for e in runnable if settings.mode is Mode.plan and _on_hub(run, e.text)}
@@ -98,6 +100,15 @@ def _missing(run: RunSpec, evaluation: EvalSpec) -> str:
     if isinstance(run, ModelRun) and (reason := _other_task(run, evaluator.task)):
         return reason
     return evaluator.obstacle(run)
+
+
+def _few_gpus(run: RunSpec, column: ColumnSpec) -> str:
+    """The reason why a metric of several GPUs cannot be measured here; empty where it can."""
+    wanted = metric_of(registry.lookup("evaluator", column.evaluator), column.metric).gpus
+    if wanted == 1:
+        return ""
+    here = gpus(run.device)
+    return "" if here >= wanted else f"needs {wanted} GPUs that share the model, here {here}"
 
 
 def _other_task(run: ModelRun, task: str) -> str:

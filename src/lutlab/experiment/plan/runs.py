@@ -59,7 +59,8 @@ def run_of(settings: Settings) -> RunSpec:
         raise LutlabError(f"{named} is of a single product: set model=product")
     candidates = _candidates(settings, quantizer)
     q, g = (max(q for q, _ in candidates), -1) if candidates else _width(settings, quantizer)
-    looks = candidates or isinstance(quantizer, Calibrated)
+    drawn = _is_drawn(settings)
+    looks = candidates or (isinstance(quantizer, Calibrated) and not drawn)
     return ModelRun(
         model=_model(settings.model),
         q=q,
@@ -73,6 +74,24 @@ def run_of(settings: Settings) -> RunSpec:
         tuning=_tuning(settings, quantizer),
         **asked,
     )
+
+
+def _is_drawn(settings: Settings) -> bool:
+    """Whether layers are drawn as they are stored, so that no quantizer sees a weight; refuses what needs one."""
+    if not settings.model.packed:
+        return False
+    asked = {
+        "budget": settings.budget is not None,
+        "tuning": settings.tuning is not None,
+        "stream": settings.stream,
+        "device=spread": settings.device == "spread",
+    }
+    if named := [key for key, is_asked in asked.items() if is_asked]:
+        raise LutlabError(
+            f"model.packed draws layers as they are stored, in the memory of one device, and has no weights to choose "
+            f"widths by or to train: drop {named[0]}, or model.packed"
+        )
+    return True
 
 
 def _product(settings: Settings, quantizer: Method, asked: dict[str, object]) -> ProductRun:
@@ -97,6 +116,7 @@ def _refuse_of_layers(settings: Settings) -> None:
         "tuning": asked.tuning is not None,
         "stream": asked.stream,
         "model.layers": model.layers is not None,
+        "model.packed": model.packed,
         "model.revision": model.revision is not None,
     }
     if named := [key for key, is_given in given.items() if is_given]:
@@ -129,6 +149,11 @@ def _model(given: ModelSettings) -> ModelSpec:
             f"model.layers={spec.layers} cuts synthetic models only, and {spec.name} is of source {spec.source}: give "
             f"model=synthetic model.id={spec.id}, or drop model.layers"
         )
+    if spec.packed and spec.source != "synthetic":
+        raise LutlabError(
+            f"model.packed=true draws the layers of synthetic models only, and {spec.name} is of source {spec.source}: "
+            f"give model=synthetic model.id={spec.id}, or drop model.packed"
+        )
     if spec.revision is not None and spec.source in ("embedded", "folder"):
         raise LutlabError(
             f"model.revision={spec.revision} is a commit on the hub, and {spec.name} is of source {spec.source}, whose "
@@ -138,7 +163,8 @@ def _model(given: ModelSettings) -> ModelSpec:
         return dataclasses.replace(spec, name=PurePath(spec.id).name)
     if spec.source == "synthetic" and spec.name == f"synthetic-{spec.id}":
         cut = f", {spec.layers} layers" if spec.layers else ""
-        return dataclasses.replace(spec, name=f"synthetic-{PurePath(spec.id).name}{cut}")
+        packed = ", packed" if spec.packed else ""
+        return dataclasses.replace(spec, name=f"synthetic-{PurePath(spec.id).name}{cut}{packed}")
     return spec
 
 

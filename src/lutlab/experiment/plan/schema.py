@@ -64,6 +64,7 @@ class ModelConfig:
         id: hub id, folder or embedded name; of a product its shapes, <N>x<K>.
         revision: commit on the hub.
         layers: cuts a synthetic model to its first so many; null: all.
+        packed: draws the linear layers of a synthetic model as the method stores them; nothing is quantized.
     """
 
     name: str = MISSING
@@ -71,6 +72,7 @@ class ModelConfig:
     id: str = setting(MISSING, check=a_path)
     revision: str | None = None
     layers: int | None = setting(None, check=at_least_one)
+    packed: bool = False
 
 
 @dataclass

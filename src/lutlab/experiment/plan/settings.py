@@ -32,6 +32,7 @@ class ModelSettings:
     id: str
     revision: str | None
     layers: int | None
+    packed: bool = False
 
 
 @dataclass(frozen=True)

@@ -40,12 +40,12 @@ if TYPE_CHECKING:
 # Columns that every frame has, in this order; the axes follow, sorted.
 COLUMNS = (
     "paper", "artifact", "variant", "row", "labels", "column", "title", "metric", "unit", "lower_is_better",
-    "text", "paper_text", "measured_on", "published", "measured", "delta", "baseline", "difference",
+    "text", "paper_text", "measured_on", "published", "measured", "predicted", "delta", "baseline", "difference",
     "difference_error", "error", "n", "stored_bits", "verdict", "note", "stand_in", "on_front", "cell_id",
     "status", "reason", "command", "citation", "source", "machine", "cpu", "cores", "threads", "gpu", "commit",
     "dirty", "measured_at", "seconds", "versions", "folder",
 )  # fmt: skip
-_NUMBERS = ("published", "measured", "baseline", "error", "difference_error")
+_NUMBERS = ("published", "measured", "baseline", "error", "difference_error", "predicted")
 _FLAGS = ("stand_in", "on_front", "lower_is_better")
 
 
@@ -77,8 +77,9 @@ def results(*folders: str | Path, samples: bool = False) -> pandas.DataFrame:
     Returns:
         COLUMNS, then every axis of the rows by its name on the command line (`q`, `method.offset`,
         `calibration.samples`, …), empty where a row does not have it. `delta` is measured / published - 1, only
-        where the two can be compared; `difference` is measured - baseline, the full-precision row of the same sweep,
-        `difference_error` its standard error over the same samples;
+        where the two can be compared; `predicted` is of the paper's model on the paper's GPUs, never measured, and
+        empty of one that does not fit, as its note says; `difference` is measured - baseline, the full-precision row
+        of the same sweep, `difference_error` its standard error over the same samples;
         `command` measures the one cell again; `source` is the place in the paper. `text` is the one that was read,
         `paper_text` the one that the published number is of; `stored_bits`, of a weight, are those of the cell's run,
         whichever of its records has them.

@@ -27,7 +27,10 @@ WIDEST = 13.0  # inches of a figure
 
 @dataclass(frozen=True)
 class Points:
-    """One series of one panel: x positions and values; None where there is only a `word` (OOM, failed)."""
+    """One series of one panel: x positions and values; None where there is only a `word` (OOM, failed).
+
+    guessed: nobody measured it; bars are hatched, lines dotted.
+    """
 
     name: str
     color: str
@@ -36,6 +39,17 @@ class Points:
     x: tuple[int, ...]
     y: tuple[float | None, ...]
     words: tuple[str, ...]
+    guessed: bool = False
+
+    @property
+    def hatch(self) -> str:
+        """Lines inside a bar."""
+        return "/////" if self.guessed else ""
+
+    @property
+    def dashes(self) -> str:
+        """Style of a line."""
+        return ":" if self.guessed else "-"
 
     @property
     def face(self) -> str:
@@ -143,8 +157,9 @@ def legend_handle(points: Points, as_line: bool) -> Any:
     from matplotlib.patches import Patch
 
     if not as_line:
-        return Patch(facecolor=points.face, edgecolor=points.color)
+        return Patch(facecolor=points.face, edgecolor=points.color, hatch=points.hatch)
     look = {"markerfacecolor": points.face, "markeredgecolor": points.color, "markersize": 5.5}
+    look["linestyle"] = points.dashes
     return Line2D([], [], color=points.color, linewidth=0.9, marker=points.marker, **look)
 
 
@@ -161,7 +176,8 @@ def _place(panel: Panel, points: Points, x: int) -> float:
 def _line(axis: Axes, points: Points) -> None:
     there = [(x, y) for x, y in zip(points.x, points.y, strict=True) if y is not None]
     xs, ys = zip(*there, strict=True) if there else ((), ())
-    axis.plot(xs, ys, linewidth=0.9, alpha=0.45, color=points.color, zorder=2)
+    style = {"linewidth": 0.9, "linestyle": points.dashes, "alpha": 0.45}
+    axis.plot(xs, ys, color=points.color, zorder=2, **style)
     look = {"facecolor": points.face, "edgecolor": points.color, "linewidth": 1.2}
     axis.scatter(xs, ys, s=26, marker=points.marker, zorder=3, **look)
 
@@ -174,7 +190,7 @@ def _bars(axis: Axes, points: Points, panel: Panel) -> None:
     ]
     xs, ys = zip(*there, strict=True) if there else ((), ())
     look = {"facecolor": points.face, "edgecolor": points.color, "linewidth": 0.9}
-    axis.bar(xs, ys, 0.9 * GROUP / panel.most, **look)
+    axis.bar(xs, ys, 0.9 * GROUP / panel.most, hatch=points.hatch, **look)
 
 
 def _scale(axis: Axes, values: Sequence[float]) -> None:

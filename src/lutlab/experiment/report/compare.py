@@ -27,7 +27,7 @@ from lutlab.experiment.artifact.outcome import (
 from lutlab.experiment.artifact.references import cite
 from lutlab.experiment.plan.commands import table_command
 from lutlab.experiment.plan.plan import PlannedCell, PlannedRow
-from lutlab.experiment.report import means, origins, ran
+from lutlab.experiment.report import means, origins, predictions, ran
 from lutlab.experiment.report.fronts import curve_of, mark_fronts
 from lutlab.experiment.store import noise
 from lutlab.experiment.store.record import Record
@@ -198,8 +198,13 @@ def row_of(artifact: Artifact | None, row: PlannedRow, scale: str) -> Row:
         scale == "paper" and _public(artifact)[row.key] and not _on_other_kernels(row)
     )
     published = artifact.numbers().get(row.key, {}) if artifact else {}
+    asked = artifact.asked() if artifact else {}
     cells = {
-        key: _cell(key, spec, row.cells[key], row, published.get(key), own_model)
+        key: predictions.with_prediction(
+            _cell(key, spec, row.cells[key], row, published.get(key), own_model),
+            asked.get((row.key, key)),
+            spec,
+        )
         for key, spec in row.columns.items()
     }
     records = [cell.record for cell in row.cells.values()]
@@ -227,7 +232,7 @@ def _cell(
     if cell.missing:
         return Cell(key, published, None, "not run", cell.missing)
     if cell.record is None:
-        return Cell(key, published, None, "not run", "not measured yet", cell.cell_id)
+        return Cell(key, published, None, "not run", predictions.NOT_YET, cell.cell_id)
     if cell.record.status != "done":
         verdict = "OOM" if cell.record.status == "oom" else "failed"
         return Cell(key, published, None, verdict, cell.record.reason, cell.cell_id)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from lutlab.escapes import mapped_texts, visible
 from lutlab.experiment.artifact.outcome import OURS, Cell, Column, ResultTable, Row
+from lutlab.experiment.artifact.predicted import VERDICT as PREDICTED
 from lutlab.experiment.report import bars, curve, frame
 from lutlab.experiment.report.bars import Panel, Points
 from lutlab.experiment.report.layout import lay_out
@@ -78,19 +79,21 @@ def _columns_as_bands(table: ResultTable, layout: Layout) -> list[list[Panel]]:
     ran, kernel = _kernels(table, ticks)
     bands = []
     for column in columns:
-        paper, ours = _series(table, column, ticks, layout)
+        paper, ours, guessed = _series(table, column, ticks, layout)
         name = _title(column, layout)
         own = column.machine.startswith(("on ", "over "))  # a time of the row's kernel
         place = " ".join(filter(None, (column.place, kernel if own else "")))
         if apart:
-            below = f"{place or 'ours'}{_unit(column)}"
             above = Panel(name, tuple(paper), names, in_order, named=False, side="paper")
-            whose = "measured on stand-ins"
-            bands.append([above, Panel(below, tuple(ours), ran, in_order, over=over, side=whose)])
+            below, whose = f"{place or 'ours'}{_unit(column)}", "measured on stand-ins"
+            if guessed and not ours:
+                below, whose = f"{PREDICTED}{_unit(column)}", "predicted, not measured"
+            shown = (*ours, *guessed)
+            bands.append([above, Panel(below, shown, ran, in_order, over=over, side=whose)])
         else:
             title = f"{name} {place}".rstrip() if ours else name
             shown = ran if ours else names
-            bands.append([Panel(title, (*paper, *ours), shown, in_order, over=over)])
+            bands.append([Panel(title, (*paper, *ours, *guessed), shown, in_order, over=over)])
     return bands
 
 
@@ -194,11 +197,14 @@ def _places(rows: Sequence[Row], ticks: dict[str, str]) -> tuple[int, ...]:
 
 def _series(
     table: ResultTable, column: Column, ticks: dict[str, str], layout: Layout
-) -> tuple[list[Points], list[Points]]:
-    """The paper's series and ours, one each per block of rows; a stand-in of several models is drawn once."""
+) -> tuple[list[Points], list[Points], list[Points]]:
+    """The paper's series, ours and the predicted ones, one each per block of rows; a stand-in of several models is
+    drawn once.
+    """
     rows = {row.key: row for row in table.rows}
     grid = layout.main if layout.main.heads else layout.reference
     paper: list[Points] = []
+    guessed: list[Points] = []
     ours: dict[tuple[object, ...], Points] = {}
     for i, block in enumerate(grid.blocks):
         members = [rows[line.key] for line in block.lines]
@@ -210,10 +216,23 @@ def _series(
             values = tuple(None if isinstance(c.published, str) else c.published for c in cells)
             name = f"paper: {_label(members[0])}"
             paper.append(Points(name, color, marker, False, x, values, words))
+        guessed += _predicted(members[0], cells, color, marker, x)
         points = _measured(f"ours: {_measured_name(members[0])}", cells, i, members, ticks)
         if any(value is not None for value in points.y):
             ours.setdefault((points.name, x, points.y), points)
-    return paper, list(ours.values())
+    return paper, list(ours.values()), guessed
+
+
+def _predicted(
+    first: Row, cells: Sequence[Cell], color: str, marker: str, x: tuple[int, ...]
+) -> list[Points]:
+    """The series of predicted cells of the paper's model, hatched; none where there are none."""
+    if not any(cell.verdict == PREDICTED for cell in cells):
+        return []
+    shown = [cell.predicted if cell.verdict == PREDICTED else None for cell in cells]
+    words = tuple(value if isinstance(value, str) else "" for value in shown)
+    values = tuple(None if isinstance(value, str) else value for value in shown)
+    return [Points(f"predicted: {_label(first)}", color, marker, False, x, values, words, True)]
 
 
 def _label(row: Row) -> str:

@@ -16,6 +16,8 @@ from collections.abc import Sequence
 
 from lutlab.escapes import mapped_texts, visible
 from lutlab.experiment.artifact.outcome import TRIED, Cell, Column, ResultTable, Row
+from lutlab.experiment.artifact.predicted import VERDICT
+from lutlab.experiment.report import predictions
 from lutlab.experiment.report.claims import view
 from lutlab.experiment.report.digits import (
     change,
@@ -133,7 +135,7 @@ def _check(table: ResultTable) -> None:
 
 def _in_main(table: ResultTable, column: Column) -> bool:
     cells = [row.cells[column.key] for row in table.rows]
-    tried = any(cell.measured is not None or cell.verdict in TRIED for cell in cells)
+    tried = any(cell.measured is not None or cell.verdict in (*TRIED, VERDICT) for cell in cells)
     return tried or all(cell.published in (None, "") for cell in cells)
 
 
@@ -202,6 +204,8 @@ def _head(table: ResultTable, column: Column) -> Head:
     counts = {cell.n for row in table.rows if (cell := row.cells[column.key]).n is not None}
     if column.proportion and counts:
         ours += f", n={' to '.join(map(str, sorted({min(counts), max(counts)})))}"
+    if predictions.is_all(row.cells[column.key] for row in table.rows):
+        ours = predictions.HEAD
     whose = "" if not column.published else "cited" if column.cited else "paper"
     return Head(column.key, column.title, unit, column.protocol, whose, ours, column.proportion)
 
@@ -213,9 +217,16 @@ def _printer(table: ResultTable, column: Column, foot: _Footnotes | None):
     ours = measured_decimals(
         column.unit,
         printed if column.published else None,
-        [cell.measured for cell in cells if cell.measured is not None],
+        [v for cell in cells for v in (cell.measured, cell.predicted) if _is_number(v)],
         [cell.error for cell in cells if cell.error] if column.proportion else [],
     )
+
+    def ours_of(cell: Cell) -> str:
+        if cell.measured is not None:
+            return _beside(cell, ours)
+        if cell.verdict == VERDICT:
+            return predictions.word(cell, ours)
+        return WORDS.get(cell.verdict, cell.verdict)
 
     def entry(row: Row, cell: Cell) -> Entry:
         paper = number(cell.published, printed) if _is_number(cell.published) else cell.published
@@ -224,7 +235,7 @@ def _printer(table: ResultTable, column: Column, foot: _Footnotes | None):
         comparable = measured and _is_number(cell.published) and cell.verdict in COMPARABLE
         return Entry(
             paper=paper or DASH,
-            ours=_beside(cell, ours) if measured else WORDS.get(cell.verdict, cell.verdict),
+            ours=ours_of(cell),
             mark=mark,
             foot=foot.mark(_reason(row, column, cell)) if foot else "",
             delta=change(cell.published, cell.measured) if comparable else "",
@@ -270,7 +281,10 @@ def _legend(grid: Grid) -> tuple[str, ...]:
     marks = {e.verdict for e in entries if e.measured and e.mark}
     lines = [f"{mark} {text}" for verdict, (mark, text) in MARKS.items() if verdict in marks]
     words = {e.ours for e in entries if not e.measured}
-    return (*lines, *(text for word, text in WORDS_MEANING.items() if word in words))
+    lines += [text for word, text in WORDS_MEANING.items() if word in words]
+    if any(e.verdict == VERDICT for e in entries):
+        lines.append(predictions.MEANING)
+    return tuple(lines)
 
 
 def _stand_ins(rows: Sequence[Row]) -> tuple[str, ...]:

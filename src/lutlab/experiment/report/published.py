@@ -25,8 +25,9 @@ from lutlab.errors import LutlabError
 from lutlab.experiment.artifact.artifact import Artifact, load_artifact
 from lutlab.experiment.artifact.columns import ColumnSpec
 from lutlab.experiment.artifact.outcome import Cell, ResultTable, Row
+from lutlab.experiment.artifact.predicted import VERDICT, reason_of
 from lutlab.experiment.artifact.rows import ArtifactRow
-from lutlab.experiment.report import compare, csv, markdown, means, origins, ran
+from lutlab.experiment.report import compare, csv, markdown, means, origins, predictions, ran
 from lutlab.experiment.report.layout import lay_out
 from lutlab.experiment.store import lines
 from lutlab.experiment.store.record import Record
@@ -170,7 +171,7 @@ def _row(
 ) -> Row:
     published = artifact.numbers().get(row.key, {})
     found = {cell["column"]: cell for cell in cells}
-    said = {}
+    said, asked = {}, artifact.asked()
     for key, spec in artifact.columns_of(row).items():
         if means.is_mean(row, spec):  # compare.assemble takes it again
             said[key] = Cell(key, published.get(key), None, "not run", row.not_run or spec.reason)
@@ -179,7 +180,8 @@ def _row(
         elif key in found:
             said[key] = _cell(artifact.name, spec, found[key], published.get(key), records)
         else:
-            said[key] = Cell(key, published.get(key), None, "not run", "not measured yet")
+            said[key] = Cell(key, published.get(key), None, "not run", predictions.NOT_YET)
+        said[key] = predictions.with_prediction(said[key], asked.get((row.key, key)), spec)
     measured = [records.get(cell["cell_id"]) for cell in cells]
     return Row(
         row.key,
@@ -213,6 +215,8 @@ def _cell(
             )
         of = compare.chance(record, spec)
     cell_id = cell["cell_id"] or None
+    if cell["verdict"] == VERDICT:  # made again, by the constants of today
+        return Cell(column, published, None, "not run", reason_of(cell["note"]))
     return Cell(column, published, measured, cell["verdict"], cell["note"], cell_id, **of)
 
 

@@ -32,6 +32,7 @@ STYLES = {
     "stand-in": "cyan",
     "synthetic weights": "cyan",
     "measured only": "cyan",
+    "predicted": "magenta",
     "failed": "bold red",
     "OOM": "bold red",
 }

@@ -41,6 +41,8 @@ def prepare(job: Job) -> Prepared:
         return Prepared(None, None, (), 0, {})
     if spec.method == STORED:
         return _stored(spec)
+    if spec.model.packed:
+        return _drawn(spec)
     loaded = load_model(
         spec.model, getattr(torch, spec.dtype), spec.device, spec.seed, stream=job.stream
     )
@@ -89,6 +91,18 @@ def _stored(spec: ModelRun) -> Prepared:
     from lutlab.models.families import evaluation_seqlen
 
     loaded, layers, facts = load_stored(spec.model, getattr(torch, spec.dtype), spec.device)
+    seqlen = evaluation_seqlen(loaded.model.config)
+    return Prepared(loaded.model, loaded.tokenizer, layers, seqlen, facts)
+
+
+def _drawn(spec: ModelRun) -> Prepared:
+    """A synthetic model whose layers are drawn as they are stored."""
+    from lutlab.compress.synthetic import load_packed
+    from lutlab.models.families import evaluation_seqlen
+
+    began = time.monotonic()
+    loaded, layers = load_packed(spec)
+    facts = {"weights": "drawn as stored", "draw_seconds": round(time.monotonic() - began, 3)}
     seqlen = evaluation_seqlen(loaded.model.config)
     return Prepared(loaded.model, loaded.tokenizer, layers, seqlen, facts)
 

@@ -73,6 +73,7 @@ def _of_model(run: ModelRun) -> Iterator[tuple[str, Any]]:
     yield "model.source", run.model.source
     yield "model.revision", run.model.revision
     yield "model.layers", run.model.layers
+    yield "model.packed", run.model.packed or None
     for one in run.sublayers:
         yield f"sublayers.{one.kind}.q", one.q
         yield f"sublayers.{one.kind}.g", one.g

@@ -64,6 +64,10 @@ _PARTS = {
     ),
     "search": _Part(compress.SEARCH_VERSION, ("compress/search.py", "compress/allocate.py")),
     "tuning": _Part(compress.TUNING_VERSION, ("compress/tuning.py",)),
+    "synthetic": _Part(
+        compress.SYNTHETIC_VERSION,
+        ("compress/synthetic.py", "compress/drawn.py", "compress/sizes.py"),
+    ),
     "checkpoint": _Part(
         checkpoint.VERSION,
         tuple(

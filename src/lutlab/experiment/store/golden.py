@@ -2,6 +2,7 @@
 
     method    tensors of a weight [16, 96] at two (q, g)         driver    a tiny OPT, by GPTQ and AWQ
     format    buffers of a tensor, and what they dequantize to   search    its widths under a budget
+    synthetic a tiny OPT, drawn as four methods store it
     protocol  token ids of a few rows                            models    weights as loaded and as drawn
     evaluator values on an embedded model                        tuning    its layers after two steps
     checkpoint weights [32, 64] out of words of each layout
@@ -94,6 +95,7 @@ def _maker(name: str) -> Callable[[], Any] | None:
         "search": _search,
         "tuning": _tuning,
         "models": _models,
+        "synthetic": _synthetic,
         "checkpoint": _checkpoint,
     }
     return rest.get(name)
@@ -253,6 +255,20 @@ def _models() -> Any:
             model = load_model(spec, torch.float32, "cpu", 0).model
             config = model.config
             found.append([model.state_dict(), kinds(config), evaluation_seqlen(config)])
+    return found
+
+
+def _synthetic() -> Any:
+    from lutlab.compress.synthetic import synthetic
+
+    config, found = inputs.tiny_opt().config, []
+    for method, q, g in (
+        ("rtn", 3, 16),
+        ("bcq", 2, -1),
+        ("mixed_2_4_16", 2.5, 16),
+        ("none", 16, -1),
+    ):
+        found.append(synthetic(config, method, q, g).state_dict())
     return found
 
 

@@ -1,8 +1,9 @@
 """A packed weight on a GPU as an execution: few rows of x by a variant, many by dequantizing and cuBLAS.
 
 An operation says by three methods what variants it has, which one is best for so many rows of x, and how its weights
-are dequantized. What has been made stays beside the stored form: a layout for each way of packing, a bound product for
-each dtype of x and variant.
+are dequantized. What has been made stays: a layout for each way of packing, a bound product for each dtype of x and
+variant. The first layout that gives the stored form back bit for bit takes its place; what else reads the stored form,
+as the product of many rows, makes it again for the call.
 
 torch.ops.lutlab.gpu_linear is what torch.compile and CUDA graphs see. It passes no gradients. What cannot run raises
 LutlabError before any launch; nothing takes its place.
@@ -11,6 +12,7 @@ LutlabError before any launch; nothing takes its place.
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import weakref
 from abc import abstractmethod
@@ -82,15 +84,14 @@ class GpuExecution(Execution):
     """A weight for the kernels of its GPU.
 
     Attributes:
-        stored: the weight as it was given.
+        stored: the weight as it was given; where a layout has taken its place, on the meta device, all but its order.
         variant: for every x; None: what is best for dtype and rows.
         knobs: of the variant, in the place of its defaults.
         chosen: by dtype and rows of x, a variant's name or choice.DENSE, and by what it was chosen.
         products: by dtype of x and variant.
         weights: packed, by what packs; variants share them.
+        recover: makes the stored form of the layout that has taken its place; None: nothing has.
     """
-
-    replaces: ClassVar[bool] = False
 
     stored: Format
     device: torch.device
@@ -100,6 +101,7 @@ class GpuExecution(Execution):
     chosen: dict[tuple[torch.dtype, int], tuple[str, str]] = field(default_factory=dict)
     products: dict[tuple[torch.dtype, str], launcher.Product] = field(default_factory=dict)
     weights: dict[Callable[..., Weight], Weight] = field(default_factory=dict)
+    recover: Callable[[], Format] | None = None
     number: int = field(default_factory=lambda: next(_NUMBERS))
 
     def __post_init__(self) -> None:
@@ -139,16 +141,32 @@ class GpuExecution(Execution):
     # ---- Execution ----
 
     @property
+    def replaces(self) -> bool:
+        """See Execution."""
+        return self.recover is not None
+
+    @property
     def packed(self) -> Format:
         """As it was given."""
-        return self.stored
+        return self.recover() if self.recover else self.stored
 
     def ready(self, rows: int, dtype: torch.dtype) -> Self:
         """Pack, compile and load for so many rows of x of a dtype; returns itself."""
         name, _ = self._choose(rows, dtype)
         if name != choice.DENSE:
             self._product(self.own(dtype), name).prepare(rows)
+            self._let_go(self.variant_of(name))
         return self
+
+    def _let_go(self, variant: Variant) -> None:
+        """Hold the weight in a variant's layout alone, where that gives the stored form back bit for bit."""
+        if self.recover or variant.unpack is None:
+            return
+        recover = functools.partial(variant.unpack, self.weight_of(variant))
+        if _same(recover(), self.stored):
+            empty = type(self.stored).from_layout(self.stored.layout(), "meta")
+            self.stored = empty.with_buffers({"order": self.stored.order})
+            self.recover = recover
 
     def takes(self, x: torch.Tensor) -> bool:
         """One in 16 or 32 bits on the GPU."""
@@ -156,11 +174,7 @@ class GpuExecution(Execution):
         return x.dtype in DTYPES and x.device == self.device and not gradients
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """The product.
-
-        Args:
-            x: [..., K] float16, bfloat16 or float32 on the weight's GPU.
-            bias: [N] in x's dtype.
+        """The product; x: [..., K] float16, bfloat16 or float32 on the weight's GPU, bias: [N] in x's dtype.
 
         Raises:
             LutlabError: x is not as above, no variant takes the weight here, or a graph is being captured and no such x
@@ -185,7 +199,7 @@ class GpuExecution(Execution):
 
     def dense(self) -> torch.Tensor:
         """See Execution."""
-        return self.stored.dequantize()
+        return self.packed.dequantize()
 
     def describe(self, rows: int, dtype: torch.dtype) -> str:
         """Variant, knobs and architecture, or cuBLAS, and by what it was chosen."""
@@ -207,8 +221,8 @@ class GpuExecution(Execution):
 
     @property
     def buffers(self) -> tuple[torch.Tensor, ...]:
-        """The stored form and every variant's layout."""
-        made = [self.stored, *self.weights.values()]
+        """The stored form, where no layout has taken its place, and every variant's layout."""
+        made = [*([] if self.recover else [self.stored]), *self.weights.values()]
         return tuple(b for one in made for b in one.buffers.values() if b is not None)
 
     def copy(self) -> Self:
@@ -218,6 +232,9 @@ class GpuExecution(Execution):
         other = type(self)(stored, self.device, self.gpu, self.variant, self.knobs)
         other.chosen = dict(self.chosen)
         other.weights = {pack: copy.deepcopy(weight) for pack, weight in self.weights.items()}
+        if self.recover:
+            (which,) = (p for p, weight in self.weights.items() if weight is self.recover.args[0])
+            other.recover = functools.partial(self.recover.func, other.weights[which])
         for (dtype, name), product in self.products.items():
             for rows in product.rows:
                 other._product(dtype, name).prepare(rows)
@@ -246,8 +263,16 @@ class GpuExecution(Execution):
     def weight_of(self, variant: Variant) -> Weight:
         """In the layout of a variant, packed when it is first asked for."""
         if variant.pack not in self.weights:
-            self.weights[variant.pack] = variant.packed(self.stored).to(self.device)
+            self.weights[variant.pack] = variant.packed(self.packed).to(self.device)
         return self.weights[variant.pack]
+
+
+def _same(one: Format, other: Format) -> bool:
+    """Whether two weights are the same bit for bit, and of one format: planes of uniform codes are not."""
+    buffers = other.buffers
+    return one.layout() == other.layout() and all(
+        b is None or torch.equal(b, buffers[name]) for name, b in one.buffers.items()
+    )
 
 
 def _readable(x: torch.Tensor) -> torch.Tensor:

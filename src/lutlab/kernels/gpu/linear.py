@@ -6,8 +6,8 @@
                      paper, which alone takes such groups, computes in the dtype of x, and not in bfloat16
 
 Uniform codes are read as they are by variants that take them; the others, and the dequantizer, read the planes of
-Eq. 5, which are made when they are first asked for. What has been made stays beside the stored form: many rows are
-dequantized from the plain planes, few are multiplied from a variant's own layout.
+Eq. 5, which are made when they are first asked for. Many rows are dequantized from the plain planes, few are multiplied
+from a variant's own layout; binary codes that are held in such a layout alone become plain planes for each such call.
 """
 
 from __future__ import annotations
@@ -38,9 +38,14 @@ class GpuLinear(GpuExecution):
 
     stored: Stored
 
-    @cached_property
+    @property
     def planes(self) -> PackedBCQ:
         """The plain planes, which the dequantizer reads."""
+        return self.packed if isinstance(self.stored, PackedBCQ) else self._planes
+
+    @cached_property
+    def _planes(self) -> PackedBCQ:
+        """Of uniform codes, by Eq. 5."""
         return self.stored.to_bcq()
 
     def variant_of(self, name: str) -> Variant:
@@ -60,8 +65,8 @@ class GpuLinear(GpuExecution):
 
     @property
     def read_dense(self) -> PackedBCQ:
-        """The planes."""
-        return self.planes
+        """The planes; on the meta device where a layout has taken their place."""
+        return self.stored if isinstance(self.stored, PackedBCQ) else self._planes
 
     def own(self, dtype: torch.dtype) -> torch.dtype:
         """See GpuExecution; the module says why."""
@@ -72,7 +77,7 @@ class GpuLinear(GpuExecution):
     @property
     def buffers(self) -> tuple[torch.Tensor, ...]:
         """The stored form, the planes where they were made, and every variant's layout."""
-        planes = self.planes.buffers.values() if "planes" in self.__dict__ else ()
+        planes = self._planes.buffers.values() if "_planes" in self.__dict__ else ()
         held = (*super().buffers, *(b for b in planes if b is not None))
         return tuple({id(b): b for b in held}.values())
 

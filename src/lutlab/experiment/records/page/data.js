@@ -49,7 +49,7 @@ function labelsOf(cell) {
 // ---- names of a cell's fields ----
 
 const PLACE = ["paper", "artifact", "variant", "row", "labels", "column", "title", "metric", "unit", "lower_is_better"];
-const MEASURED = ["text", "paper_text", "measured_on", "published", "measured", "delta", "baseline", "difference",
+const MEASURED = ["text", "paper_text", "measured_on", "published", "measured", "predicted", "delta", "baseline", "difference",
   "error", "n", "stored_bits", "verdict", "note", "stand_in", "on_front", "cell_id", "status", "reason"];
 const PROVENANCE = ["command", "citation", "source", "machine", "cpu", "cores", "threads", "gpu", "commit", "dirty",
   "measured_at", "seconds", "versions", "folder"];

@@ -42,7 +42,7 @@ function drawRecord(cell) {
     element("button", { type: "button", class: "close", "aria-label": "close the record", onclick: () => leaveRecord() }, "×")),
     element("p", { class: "value" }, badge(kindOf(cell)), " ",
       element("output", { id: "value" }, cell.measured === undefined ? "not measured" : `${cell.measured}${error}`)),
-    ...group("Number", fact("metric", cell.metric), fact("published", cell.published), fact("measured / published", cell.delta === undefined ? "" : percent(cell.delta)),
+    ...group("Number", fact("metric", cell.metric), fact("published", cell.published), fact("predicted, not measured", cell.predicted), fact("measured / published", cell.delta === undefined ? "" : percent(cell.delta)),
       fact("verdict", cell.verdict), fact("note", cell.note), fact("n", cell.n), fact("standard error", cell.error),
       fact("baseline", cell.baseline), fact("to baseline", cell.difference), fact("stored bits", cell.stored_bits),
       fact("on front", cell.on_front ? "yes" : ""), fact("status", cell.status), fact("reason", cell.reason)),

@@ -91,7 +91,7 @@ function toolbar(count, same) {
   });
   return element("div", { class: "tools" }, element("span", { class: "same" },
     said.length ? `all: ${said.join(" · ")}` : ""), element("span", { class: "legend" },
-    element("b", {}, "● measured"), element("i", {}, "○ paper")), columns);
+    element("b", {}, "● measured"), element("i", {}, "○ paper"), element("em", {}, "pred. not measured")), columns);
 }
 
 function headOf(key, text, small, note) {
@@ -165,11 +165,12 @@ function numberButton(cell) {
   if (!cell) return "";
   const error = typeof cell.error === "number" ? element("small", {}, ` ± ${digits(cell.error, "", "")}`) : "";
   const ours = cell.measured === undefined ? "" : element("b", {}, digits(cell.measured, cell.metric, cell.unit), error);
+  const guess = cell.verdict === "predicted" ? element("em", {}, `pred. ${digits(cell.predicted ?? "OOM", cell.metric, cell.unit)}`) : "";
   const theirs = cell.published === undefined ? "" : element("i", {}, digits(cell.published, cell.metric, cell.unit));
-  const none = ours || theirs ? "" : element("span", { class: "none" }, cell.verdict ?? "–");
+  const none = ours || theirs || guess ? "" : element("span", { class: "none" }, cell.verdict ?? "–");
   return element("button", { type: "button", class: `number ${kindOf(cell).replace(" ", "-")} ${verdictClass(cell)}`,
     "data-cell": addressOf(cell), title: `${cell.title ?? cell.metric}, ${kindOf(cell)}: ${cell.verdict ?? ""}${cell.note ? `, ${cell.note}` : ""}${cell.n ? `, n = ${cell.n}` : ""}`,
-    onclick: () => openRecord(cell) }, ours, theirs, none);
+    onclick: () => openRecord(cell) }, ours, guess, theirs, none);
 }
 
 const verdictClass = (cell) => `v-${(cell.verdict ?? "").toLowerCase().replace(/[^a-z]+/g, "-")}`;

@@ -193,6 +193,7 @@ VARIANT = Variant(
         "launches": AUTO,
     },
     pack=binary_tiles.pack,
+    unpack=binary_tiles.unpack,
     refuses=refuses,
     plan=plan,
     batch=cheap,

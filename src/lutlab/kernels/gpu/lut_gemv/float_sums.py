@@ -115,6 +115,7 @@ VARIANT = Variant(
     idea="float32 sums, 16-byte loads, slices of K, no atomics",
     knobs={"mu": 8, "slice": AUTO, "rows": AUTO, "threads": 256, "table": "float"},
     pack=lut_gemm.pack,
+    unpack=lut_gemm.unpack,
     refuses=refuses,
     plan=plan,
 )

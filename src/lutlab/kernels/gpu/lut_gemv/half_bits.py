@@ -197,6 +197,7 @@ VARIANT = Variant(
     idea="bits as halves where they stand, tensor cores, 16 rows of x at once",
     knobs={"slice": AUTO, "warps": AUTO, "turns": AUTO},
     pack=binary_tiles.pack,
+    unpack=binary_tiles.unpack,
     refuses=refuses,
     plan=plan,
     batch=most_at_once,

@@ -112,6 +112,7 @@ VARIANT = Variant(
     idea="every lane its own tables in its own bank: lookups without conflicts",
     knobs={"threads": AUTO, "tiles": AUTO, "table": "auto"},
     pack=bcq_lanes.pack,
+    unpack=bcq_lanes.unpack,
     refuses=refuses,
     plan=plan,
 )

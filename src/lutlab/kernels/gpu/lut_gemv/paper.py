@@ -73,6 +73,7 @@ VARIANT = Variant(
     # LUT-GEMM: mu = 8, t_h = 2048 "is a practical number"; l = 4 or 8, a tile of 32 or 64 columns, in the authors' code
     knobs={"mu": 8, "luts": 8, "rows": 2048, "threads": 256},
     pack=lut_gemm.pack,
+    unpack=lut_gemm.unpack,
     refuses=refuses,
     plan=plan,
     deterministic=False,

@@ -151,6 +151,7 @@ VARIANT = Variant(
     idea="tables of 128 bytes: lookups without conflicts, rows in lanes, few slices of K",
     knobs={"mu": AUTO, "threads": 512, "slices": AUTO, "table": "float"},
     pack=lut_gemm.pack,
+    unpack=lut_gemm.unpack,
     refuses=refuses,
     plan=plan,
 )

@@ -160,7 +160,8 @@ class Variant:
     """A kernel.
 
     name: as `paper`; idea: half a sentence for tables; knobs: what may be swept, with defaults; pack: from binary
-    codes, or, with `codes`, from uniform ones; refuses: why it cannot take a case with these knobs, a sentence with a
+    codes, or, with `codes`, from uniform ones; unpack: its inverse, or None where that takes far more memory than the
+    weight; refuses: why it cannot take a case with these knobs, a sentence with a
     cure, or None; plan: how it runs one; least_arch: 80 is sm_80; deterministic: whether y is the same to the last bit
     in every run; batch: rows of x that take, by the model, hardly longer than one reading of the weights, of a case
     with many; op: the operation that it is a variant of; case: of a weight and a dtype and rows of x.
@@ -176,6 +177,7 @@ class Variant:
     deterministic: bool = True
     batch: Callable[[Case], int] = lambda case: 1
     codes: bool = False
+    unpack: Callable[[Weight], PackedBCQ] | None = None
     op: str = "lut_gemv"
     case: Callable[..., Case] = case
 

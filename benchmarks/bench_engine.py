@@ -1,0 +1,262 @@
+"""Tokens a second of the engine beside llama.cpp of the same width, head and cache, and transformers in float32.
+
+    python benchmarks/bench_engine.py [--models llama-embedded-m llama-7b --formats uniform4 bcq3 --threads 1 2]
+        [--context 32 --tokens 32 --rounds 5 --cache float16 --layers 8] [--out bench.json]
+
+    lutlab           the best engine that takes the model; `step / kernels`: its step over its products (breakdown)
+    llama.cpp        the type of the row's width (gguf_model.py), our head and cache, plain and fused attention; where
+                     inputs of a layer are no multiple of 256 no K type takes them, and q4_0 runs instead
+    transformers     the model in float32, its own loop and cache; of a large one 1 and 3 layers, scaled to all
+
+A contestant decodes --tokens greedily behind a text of --context tokens, and all take turns, in one process. A time is
+the lower quartile of the tokens of a round, printed are medians over the rounds, ratios are taken round by round. Large
+models have drawn weights: llama.cpp's file then repeats the first block, in bytes of its own, as a speed does not
+depend on values. What llama.cpp computes is checked (llama_cpp_decoder.py) on a model of the first block.
+
+llama-cpp-python and gguf are no dependencies of lutlab: without them, there is no such row.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib.util
+import json
+import os
+import platform
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import lutlab
+from lutlab.errors import LutlabError
+from lutlab.evaluators import gguf_model, llama_cpp
+from lutlab.evaluators.llama_cpp_decoder import Decoder, check
+from lutlab.generate.contract import Engine
+from lutlab.measure.timing import RESIDENT, Contestant, CpuTimer, race
+from lutlab.models.load import embedded_names, load_model
+from lutlab.specs import ModelSpec
+
+GROUP = 128
+METHODS = {"uniform": "rtn", "bcq": "bcq", "none": "none"}
+GGML = {"float16": "f16", "float32": "f32"}
+DENSE_LAYERS = (1, 3)  # of a large model in float32
+
+
+class Model:
+    """A named model, quantized or not: embedded ones are what they are, others drawn in their size."""
+
+    def __init__(self, name: str, layers: int | None) -> None:
+        self.name, self.layers = name, layers
+        self.embedded = name in embedded_names()
+
+    def make(self, form: str, layers: int | None = None) -> Any:
+        """The model in float32, its linear layers in a format: `bcq3`, `uniform4`, `none`."""
+        method, q = METHODS[form.rstrip("0123456789")], int(form[-1]) if form[-1].isdigit() else 16
+        if not self.embedded:
+            return lutlab.synthetic(
+                self.name, method=method, q=q, g=GROUP, layers=layers or self.layers
+            )
+        spec = ModelSpec(self.name, "embedded", self.name)
+        model = load_model(spec, torch.float32, "cpu", seed=0).model
+        if method != "none":
+            lutlab.quantize(model, method=method, q=q, g=GROUP)
+        return model
+
+
+def of_engine(name: str, engine: Engine, args: argparse.Namespace) -> Contestant:
+    """Greedy steps of an engine behind the context."""
+    ids = torch.arange(args.context) % engine.vocabulary
+    engine.prefill([ids])
+    last = ids[-1:]
+
+    def run(i: int) -> None:
+        nonlocal last
+        if i == 0:  # is not timed
+            engine.rewind(args.context)
+        last = engine.step(last).argmax(-1)
+
+    size = sum(engine.bytes_read(args.context).values())
+    return Contestant(name, size, args.tokens + 1, run)
+
+
+def of_llama_cpp(name: str, decoder: Decoder, args: argparse.Namespace, size: int) -> Contestant:
+    """The same of llama.cpp."""
+    for token in range(args.context):
+        decoder.step(token)
+    last = args.context - 1
+
+    def run(i: int) -> None:
+        nonlocal last
+        if i == 0:
+            decoder.rewind(args.context)
+        last = int(decoder.step(last).argmax())
+
+    return Contestant(name, size, args.tokens + 1, run)
+
+
+def peers(
+    model: Model, quantized: Any, form: str, facts: dict, args: argparse.Namespace, stack: ExitStack
+) -> list[tuple[Contestant, dict]]:
+    """llama.cpp with plain and with fused attention, checked; nothing where it is not installed."""
+    if not all(map(importlib.util.find_spec, ("llama_cpp", "gguf"))):
+        print("  no llama.cpp: pip install llama-cpp-python gguf, in an environment of its own")
+        return []
+    threads, head, cache = torch.get_num_threads(), GGML[facts["head"]], GGML[facts["cache"]]
+    one = quantized if model.embedded else model.make(form, layers=1)
+    kind = gguf_model.type_for(int(form[-1]))
+    try:
+        gguf_model.check_inputs(one, kind, head)
+    except LutlabError as error:
+        print(f"  {error}")
+        kind = "q4_0"
+    encoded = gguf_model.encode(one, kind, head, threads)
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lutlab-")))
+    gguf_model.save(one.config, encoded, folder / "checked.gguf")
+    with Decoder(folder / "checked.gguf", args.length, threads, cache) as decoder:
+        said = check(one, encoded, decoder, 1)
+    blocks = quantized.config.num_hidden_layers
+    whole = encoded if one is quantized else gguf_model.repeated(encoded, blocks)
+    gguf_model.save(quantized.config, whole, folder / "model.gguf")
+    size = sum(t.values.nbytes for name, t in whole.items() if name != "token_embd.weight")
+    size += quantized_cache_bytes(quantized.config, args.context, facts["cache"])
+    found = []
+    for flash in (False, True):
+        decoder = Decoder(folder / "model.gguf", args.length, threads, cache, flash)
+        stack.enter_context(decoder)
+        attention = "fused" if flash else "plain"
+        name = f"{llama_cpp.name(kind)}, {attention} attention"
+        found.append(
+            (of_llama_cpp(name, decoder, args, size), {"head": head, "cache": cache, **said})
+        )
+    return found
+
+
+def quantized_cache_bytes(config: Any, context: int, dtype: str) -> int:
+    """Keys and values of a context."""
+    width = getattr(torch, dtype).itemsize
+    return (
+        2
+        * config.num_hidden_layers
+        * config.num_key_value_heads
+        * config.head_dim
+        * context
+        * width
+    )
+
+
+def measure(model: Model, form: str, threads: int, args: argparse.Namespace) -> dict:
+    torch.set_num_threads(threads)
+    with ExitStack() as stack:
+        quantized = model.make(form)
+        engine = lutlab.engine(quantized, length=args.length, cache=args.cache)
+        ours = of_engine("lutlab", engine, args)
+        facts = engine.facts()
+        others = peers(model, quantized, form, facts, args, stack)
+        dense = [] if args.no_dense else dense_ones(model, args)
+        everyone = [ours, *(one for one, _ in others), *(one for _, one in dense)]
+        parts: list[dict] = []
+        for _ in range(args.rounds):
+            race(everyone, CpuTimer(args.tokens), 1, (RESIDENT,))
+            if facts["engine"] == "cpu_step":
+                parts.append(engine.breakdown(args.context))
+                engine.prefill([torch.arange(args.context) % engine.vocabulary])
+        blocks = quantized.config.num_hidden_layers
+    rows = [row(ours, ours, facts)]
+    rows += [row(one, ours, said) for one, said in others]
+    if dense:
+        rows.append(row(scaled(dense, blocks), ours, {"head": "float32", "cache": "float32"}))
+    least = min(parts, key=lambda one: sum(one.values()), default=None)
+    result = {
+        "model": model.name, "drawn_weights": not model.embedded, "layers": blocks, "format": form, "group": GROUP,
+        "threads": threads, "context": args.context, "tokens": args.tokens, "rows": rows,
+        "parts_ms": least and {name: 1e3 * seconds for name, seconds in least.items()},
+        "step_over_kernels": least and sum(least.values()) / least["matmul"],
+    }  # fmt: skip
+    print(table(result), flush=True)
+    return result
+
+
+def dense_ones(model: Model, args: argparse.Namespace) -> list[tuple[int | None, Contestant]]:
+    """Transformers in float32: the whole of a small model, else few layers."""
+    found = []
+    for layers in (None,) if model.embedded else DENSE_LAYERS:
+        engine = lutlab.engine(model.make("none", layers), length=args.length, name="transformers")
+        found.append((layers, of_engine("transformers float32", engine, args)))
+    return found
+
+
+def scaled(dense: list[tuple[int | None, Contestant]], blocks: int) -> Contestant:
+    """The times of few layers as those of all, round by round."""
+    if len(dense) == 1:
+        return dense[0][1]
+    (few, less), (more, here) = dense
+    pairs = zip(less.rounds[RESIDENT], here.rounds[RESIDENT], strict=True)
+    rounds = [high + (blocks - more) * (high - low) / (more - few) for low, high in pairs]
+    size = here.bytes + (blocks - more) * (here.bytes - less.bytes) // (more - few)
+    name = f"{here.name}, scaled from {few} and {more} layers"
+    return Contestant(name, size, 1, here.run, {RESIDENT: rounds})
+
+
+def row(one: Contestant, ours: Contestant, facts: dict) -> dict:
+    low, high = one.spread(RESIDENT)
+    return {
+        "name": one.name, "tokens_per_s": 1 / one.seconds(RESIDENT), "ms": 1e3 * one.seconds(RESIDENT),
+        "ms_quartiles": [1e3 * low, 1e3 * high], "gb_read": one.bytes * 1e-9,
+        "gb_s": 1e-9 * one.bandwidth(RESIDENT), "lutlab_is_times_as_fast": ours.times(one, RESIDENT),
+        "facts": facts, "rounds_ms": [1e3 * s for s in one.rounds[RESIDENT]],
+    }  # fmt: skip
+
+
+def table(result: dict) -> str:
+    over = result["step_over_kernels"]
+    lines = [
+        f"{result['model']}, {result['layers']} layers, {result['format']} g={result['group']}, {result['threads']} "
+        f"thread(s), context {result['context']}-{result['context'] + result['tokens']}"
+        + (f", step / kernels {over:.3f}" if over else ""),
+        f"  {'':62} {'head':>8} {'cache':>8} {'tokens/s':>9} {'ms':>8} {'GB/s':>6} {'lutlab is':>10}",
+    ]
+    lines += [
+        f"  {r['name']:62} {r['facts']['head']:>8} {r['facts']['cache']:>8} {r['tokens_per_s']:9.1f} {r['ms']:8.2f} "
+        f"{r['gb_s']:6.1f} {r['lutlab_is_times_as_fast']:9.2f}x"
+        for r in result["rows"]
+    ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    models = ["llama-embedded-s", "llama-embedded-m", "llama-7b"]
+    parser.add_argument("--models", nargs="+", default=models)
+    formats = ["uniform4", "uniform3", "uniform2", "bcq3", "bcq2"]
+    parser.add_argument("--formats", nargs="+", default=formats, help="uniform or bcq, and q")
+    parser.add_argument(
+        "--layers", type=int, help="of models that are drawn; all, where memory allows"
+    )
+    parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
+    parser.add_argument(
+        "--context", type=int, default=32, help="tokens before those that are timed"
+    )
+    parser.add_argument("--tokens", type=int, default=32, help="timed a round")
+    parser.add_argument("--cache", default="float16", choices=GGML, help="of keys and values")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--no-dense", action="store_true", help="without transformers in float32")
+    parser.add_argument("--out", type=Path, help="write the numbers as JSON")
+    args = parser.parse_args()
+    args.length = args.context + args.tokens + 1
+    results = []
+    for name in args.models:
+        for form in args.formats:
+            for threads in args.threads:
+                results.append(measure(Model(name, args.layers), form, threads, args))
+                gc.collect()
+    if args.out:
+        about = {"processor": platform.processor(), "load_average": os.getloadavg()[0]}
+        args.out.write_text(json.dumps(about | {"results": results}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,166 @@
+"""Milliseconds of y = x W^T for many rows of x, W packed: the kernel, panels of floats, and dense float32; crossovers.
+
+    python benchmarks/bench_prefill.py [--shapes 11008x4096 --threads 1 2 --rows 1 4 16 64 256 512 --rounds 5]
+        [--formats uniform4 bcq3] [--panels 256] [--out bench.json --figure crossover.svg]
+
+    kernel           packed weights, one reading for up to 64 rows of x
+    panels           W dequantized by --panels rows into one buffer that stays in the cache, and torch.mm of each
+    panels, free     the same without dequantizing: no faster dequantizer can make panels cheaper than this
+    whole            W dequantized in one piece, and torch.mm: from `dense_rows` rows of x on, a layer does this
+    dense            torch.mm of W in float32
+
+Contestants take turns, and a time is the least of --rounds, as a busy machine only adds. A crossover is the first of
+--rows from which on the other way is faster than the kernel. `dense_rows` (kernels/cpu/rows_gemv.py) is to be no less.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from lutlab.formats.bcq import PackedBCQ
+from lutlab.formats.uniform import PackedUniform
+from lutlab.generate.prefill import PANEL_ROWS, by_panels
+from lutlab.kernels.codegen.isa import detect
+from lutlab.kernels.contract import Execution
+from lutlab.kernels.dispatch import prepare
+from lutlab.measure.drawn import relative_error
+from lutlab.tensors import BCQTensor, UniformTensor
+
+GROUP = 128
+WAYS = ("kernel", "panels", "panels, free", "whole", "dense")
+
+
+def drawn(name: str, shape: tuple[int, int]) -> Execution:
+    """`uniform4` or `bcq3`: drawn codes of 4 or 3 bits, a scale for 128 weights, ready for this CPU."""
+    kind, q = name.rstrip("0123456789"), int(name[-1])
+    draw = torch.Generator().manual_seed(0)
+    groups = (shape[0], shape[1] // GROUP)
+    codes = torch.randint(0, 2**q, shape, generator=draw, dtype=torch.uint8)
+    scale = (torch.rand(groups, generator=draw) + 0.5).half()
+    if kind == "uniform":
+        zero = torch.randint(0, 2**q, groups, generator=draw).short()
+        return prepare(PackedUniform.pack(UniformTensor(codes, scale, zero, q, GROUP)), "cpu")
+    alpha = torch.rand(q, *groups, generator=draw).half()
+    return prepare(PackedBCQ.pack(BCQTensor(codes, alpha, None, q, GROUP)), "cpu")
+
+
+def contestants(linear: Execution, x: torch.Tensor, panel_rows: int) -> dict[str, Callable]:
+    """The ways to multiply, each checked against float64."""
+    n, k = linear.rows.shape
+    weight, panel, out = linear.dense(), torch.empty(panel_rows, k), torch.empty(len(x), n)
+    found = {
+        "kernel": lambda: linear.kernel.gemv(x, linear.rows, out=out),
+        "panels": lambda: by_panels(x, linear, panel),
+        "whole": lambda: torch.mm(x, linear.dense().t()),
+        "dense": lambda: torch.mm(x, weight.t(), out=out),
+    }
+    for name, run in found.items():
+        error = relative_error(run(), x, weight)
+        assert error < 2e-6, (name, error)
+    transposed = torch.empty(n, len(x))
+
+    def free() -> None:
+        for first in range(0, n, panel_rows):
+            rows = min(panel_rows, n - first)
+            torch.mm(panel[:rows], x.t(), out=transposed[first : first + rows])
+
+    return found | {"panels, free": free}
+
+
+def least_ms(runs: dict[str, Callable], rounds: int) -> dict[str, float]:
+    """The least time of each; they take turns."""
+    least = dict.fromkeys(runs, float("inf"))
+    for _ in range(rounds):
+        for name, run in runs.items():
+            began = time.perf_counter()
+            run()
+            least[name] = min(least[name], 1e3 * (time.perf_counter() - began))
+    return least
+
+
+def crossover(rows: list[dict], way: str) -> int | None:
+    """The first number of rows of x from which on a way is faster than the kernel; None: it never is."""
+    first = None
+    for row in reversed(rows):
+        if row["ms"][way] >= row["ms"]["kernel"]:
+            break
+        first = row["rows"]
+    return first
+
+
+def measure(name: str, shape: tuple[int, int], threads: int, args: argparse.Namespace) -> dict:
+    torch.set_num_threads(threads)
+    linear, rows = drawn(name, shape), []
+    print(f"{name} {shape[0]}x{shape[1]}, {linear.describe(1, torch.float32)}")
+    print(f"{'rows':>6} " + " ".join(f"{way:>14}" for way in WAYS) + "   kernel / dense")
+    for m in args.rows:
+        x = torch.randn(m, shape[1], generator=torch.Generator().manual_seed(m))
+        ms = least_ms(contestants(linear, x, args.panels), args.rounds)
+        rows.append({"rows": m, "ms": ms})
+        ratio = ms["kernel"] / ms["dense"]
+        print(
+            f"{m:6} " + " ".join(f"{ms[way]:14.1f}" for way in WAYS) + f"   {ratio:.2f}", flush=True
+        )
+    crossed = {way: crossover(rows, way) for way in WAYS[1:-1]}
+    for way, first in crossed.items():
+        print(f"  {way}: faster than the kernel " + (f"from {first} rows on" if first else "never"))
+    about = {"format": name, "shape": list(shape), "threads": threads, "isa": detect().name}
+    return about | {"rows": rows, "crossover": crossed}
+
+
+def draw(results: list[dict], path: Path) -> None:
+    """Milliseconds a row against rows of x, a panel for each result."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5 * len(results), 4), layout="constrained")
+    for axes, result in zip(
+        figure.subplots(1, len(results), squeeze=False)[0], results, strict=True
+    ):
+        counts = [row["rows"] for row in result["rows"]]
+        for way in WAYS:
+            axes.plot(
+                counts, [row["ms"][way] / row["rows"] for row in result["rows"]], "o-", label=way
+            )
+        axes.set(xscale="log", yscale="log", xlabel="rows of x", ylabel="ms a row")
+        n, k = result["shape"]
+        axes.set_title(
+            f"{result['format']} {n}x{k}, {result['isa']}, {result['threads']} thread(s)"
+        )
+        axes.legend()
+    figure.savefig(path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shapes", nargs="+", default=["11008x4096"], help="NxK")
+    parser.add_argument("--formats", nargs="+", default=["uniform4", "bcq3", "bcq2"])
+    parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
+    rows = [1, 4, 16, 64, 256, 512, 1024, 2048]
+    parser.add_argument("--rows", nargs="+", type=int, default=rows, help="of x")
+    parser.add_argument("--panels", type=int, default=PANEL_ROWS, help="rows of W at a time")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--out", type=Path, help="write the numbers as JSON")
+    parser.add_argument("--figure", type=Path, help="draw them, as .svg or .png")
+    args = parser.parse_args()
+    results = [
+        measure(name, tuple(map(int, shape.split("x"))), threads, args)
+        for shape in args.shapes
+        for threads in args.threads
+        for name in args.formats
+    ]
+    if args.figure:
+        draw(results, args.figure)
+    if args.out:
+        about = {"load_average": os.getloadavg()[0], "panel_rows": args.panels}
+        args.out.write_text(json.dumps(about | {"results": results}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

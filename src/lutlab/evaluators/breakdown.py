@@ -1,0 +1,173 @@
+"""Shares of a token's time: products, attention, communication between GPUs, and all else (LUT-GEMM v3 Figure 4).
+
+    <part>_percent = 100 x seconds of the part / seconds of the step       ms_per_token = 1000 x seconds of the step
+
+An engine that times its own parts says them (`Timed`). Of another torch's profiler says them, of a step at the same
+context: operations of a CPU, or kernels of a GPU, by their names. Other is the rest of the step, which is timed without
+the profiler: norms, activations, positions, and what lies between operations, as Python and gaps between kernels.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import statistics
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
+
+from lutlab import generate
+from lutlab.errors import LutlabError
+from lutlab.evaluators import evaluation_mode
+from lutlab.evaluators.contract import Evaluator, Metric, Work
+from lutlab.evaluators.depth import scaled_to_all_layers
+from lutlab.evaluators.generation import check_context, prompts, wait
+from lutlab.registry import register
+from lutlab.specs import Measurement, RunSpec, Subject
+
+if TYPE_CHECKING:
+    import torch
+
+    from lutlab.generate.contract import Engine
+
+# Part -> what the name of its operations (CPU) or kernels (GPU) has; the first that fits counts, else it is `other`.
+PARTS = {
+    "communication": ("nccl", "all_reduce", "allreduce", "all_gather", "allgather"),
+    "attention": ("attention", "flash", "fmha", "softmax", "bmm"),
+    "matmul": ("gemm", "gemv", "mm", "linear", "cutlass", "cublas", "matmul", "lut", "dequant"),
+}
+
+
+@runtime_checkable
+class Timed(Protocol):
+    """An engine that times the parts of its step itself."""
+
+    def breakdown(self, context: int) -> dict[str, float]:
+        """Seconds of `other` and of those of PARTS that it has, in a step behind so many tokens."""
+
+
+@register("evaluator", "breakdown")
+@dataclass(frozen=True)
+class Breakdown(Evaluator):
+    """Metrics matmul_percent, attention_percent, communication_percent, other_percent and ms_per_token.
+
+    Attributes:
+        context: tokens before the one that is timed.
+        repeats: steps that are timed, and as many that are profiled.
+        engine: by its name, as generation has it. Empty: the best.
+    """
+
+    version: ClassVar[int] = 1
+    task: ClassVar[str] = "causal_lm"
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        Metric("matmul_percent", "%", "products", lower_is_better=False),
+        Metric("attention_percent", "%", "attention"),
+        Metric("communication_percent", "%", "communication"),
+        Metric("other_percent", "%", "other"),
+        Metric("ms_per_token", "ms/token", "a token"),
+    )
+    of_this_machine: ClassVar[bool] = True
+    context: int = 128
+    repeats: int = 20
+    engine: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("context", "repeats"):
+            if getattr(self, name) < 1:
+                raise LutlabError(
+                    f"evaluator.breakdown.{name}={getattr(self, name)}: give 1 or more"
+                )
+
+    def work(self, run: RunSpec) -> Work:
+        """The context read once, and steps behind it."""
+        return Work(checked_tokens=self.context, decoded_tokens=2 * self.repeats + 2)
+
+    def measure(self, subject: Subject) -> Measurement:
+        """Needs no text and no tokenizer.
+
+        Raises:
+            LutlabError: the model's context is too short, the engine that was named does not take the model, or the
+                machine is too busy to scale a cut model's parts.
+        """
+        found = self._seconds(subject)
+        parts = {name: found.values[f"{name}_s"] for name in (*PARTS, "other")}
+        if min(parts.values()) < 0:
+            raise LutlabError(
+                f"fewer layers took longer (seconds scaled to all: {parts}): the machine is too busy to scale this"
+            )
+        whole = sum(parts.values())
+        values = {f"{name}_percent": 100 * seconds / whole for name, seconds in parts.items()}
+        values["ms_per_token"] = 1e3 * found.values["step_s"]
+        return dataclasses.replace(found, values=values)
+
+    @scaled_to_all_layers
+    def _seconds(self, subject: Subject) -> Measurement:
+        """Seconds of every part, and of a step."""
+        model = subject.model
+        check_context(model, self.context + 1)
+        with evaluation_mode(model):
+            engine = generate.engine(model, length=self.context + 1, name=self.engine)
+            (text,) = prompts(model, 1, self.context)
+            last = engine.prefill([text]).argmax(-1)
+            engine.step(last)
+            steps = [_step(engine, last, self.context) for _ in range(self.repeats)]
+            step = statistics.median(steps)
+            if isinstance(engine, Timed):
+                parts, by = engine.breakdown(self.context), "the engine's own clock"
+            else:
+                parts, by = profiled(engine, last, self.context, self.repeats), "torch.profiler"
+                parts["other"] = max(0.0, step - sum(parts.values()))
+        values = {f"{name}_s": parts.get(name, 0.0) for name in (*PARTS, "other")}
+        values["step_s"] = step
+        facts = {**engine.facts(), "context": self.context, "parts_by": by}
+        return Measurement(values, n=self.repeats, samples=tuple(steps), facts=facts)
+
+
+def _step(engine: Engine, ids: torch.Tensor, context: int) -> float:
+    """Seconds of one step behind so many tokens."""
+    engine.rewind(context)
+    wait(engine.model)
+    began = time.perf_counter()
+    engine.step(ids)
+    wait(engine.model)
+    return time.perf_counter() - began
+
+
+def profiled(engine: Engine, ids: torch.Tensor, context: int, repeats: int) -> dict[str, float]:
+    """Seconds of each part's operations in a step, by torch's profiler: the mean of so many."""
+    import torch
+
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # else it reports its start and stop on stderr
+    on_gpu = engine.model.device.type == "cuda"
+    if on_gpu:
+        profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
+    else:
+        profiler = torch.autograd.profiler.profile(use_kineto=False)
+    with profiler as seen:
+        for _ in range(repeats):
+            _step(engine, ids, context)
+    own = (
+        (event.key, event.self_device_time_total if on_gpu else event.self_cpu_time_total)
+        for event in seen.key_averages()
+    )
+    return parts_of((name, 1e-6 * microseconds / repeats) for name, microseconds in own)
+
+
+def parts_of(operations: Iterable[tuple[str, float]]) -> dict[str, float]:
+    """Seconds of each part but `other`, of names and seconds of operations or kernels."""
+    parts = dict.fromkeys(PARTS, 0.0)
+    for name, seconds in operations:
+        if (part := part_of(name)) in parts:
+            parts[part] += seconds
+    return parts
+
+
+def part_of(operation: str) -> str:
+    """The part that an operation's or a kernel's name belongs to.
+
+    >>> part_of("aten::_scaled_dot_product_flash_attention_for_cpu"), part_of("aten::addmm"), part_of("aten::mul")
+    ('attention', 'matmul', 'other')
+    """
+    name = operation.lower()
+    return next((part for part, words in PARTS.items() if any(w in name for w in words)), "other")

@@ -1,0 +1,120 @@
+"""Cells that are predicted: what the paper's own model would take on the paper's GPUs, by lutlab.predict.
+
+    predict: {gpu: A100-80GB, engine: lut-gemm}       of the artifact: for all columns that say
+    predict: {gpus: 2}                                of a column
+    predict: {model: opt-175b, gpus: 8} | false       of an axis entry: what differs in its rows, or that none is
+
+The nearest one counts: entry over column over artifact. The model is the one of the row's overrides at scale=paper.
+A prediction stands beside the paper's number under its own verdict and is never a measured one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from lutlab import predict
+from lutlab.errors import LutlabError
+from lutlab.experiment.artifact.columns import PredictSpec
+
+VERDICT = "predicted"
+OOM = "OOM"  # as papers print it
+DOCUMENT = "docs/how-to/predict.md"
+_REASON = "; not measured: "  # in the note of a predicted cell, before why it is not measured
+# keys of a row's overrides that change what is read in a way that is not predicted
+_NOT_PREDICTED = ("sublayers", "layers", "budget", "candidates", "skip", "mu")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One cell to be predicted: the arguments of predict.latency."""
+
+    model: str
+    q: int | float
+    g: int
+    gpu: str
+    gpus: int
+    engine: str
+    context: int | None
+
+    def latency(self) -> predict.Prediction:
+        """The prediction; raises LutlabError as predict.latency."""
+        return predict.latency(
+            self.model,
+            self.q,
+            self.g,
+            gpu=self.gpu,
+            gpus=self.gpus,
+            engine=self.engine,
+            context=self.context,
+        )
+
+    def __str__(self) -> str:
+        several = "s" if self.gpus > 1 else ""
+        return f"{self.model} on {self.gpus} {self.gpu}{several}, engine {self.engine}"
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """A predicted cell: milliseconds a token, or `OOM`; `note` has what it is of and its stated error."""
+
+    value: float | str
+    note: str
+
+
+def asked(overrides: Sequence[str], *specs: PredictSpec | None) -> Asked:
+    """The prediction that specs ask for of a row, the last one first.
+
+    Args:
+        overrides: of the row at scale=paper.
+        specs: of the artifact, the column and the row's entries.
+
+    Raises:
+        LutlabError: a part is missing, or the row sets what is not predicted.
+    """
+    said = {key: value for spec in specs if spec for key, value in spec.given().items()}
+    row = dict(override.lstrip("+").split("=", 1) for override in overrides)
+    if unknown := [key for key in row if key.partition(".")[0] in _NOT_PREDICTED]:
+        raise LutlabError(f"a row with {unknown[0]}= is not predicted: give it predict: false")
+    said = {"model": _model(row)} | said
+    if missing := [key for key in ("gpu", "engine", "gpus") if key not in said]:
+        raise LutlabError(
+            f"predict says no {missing[0]}: give it, as gpu: A100-80GB, engine: lut-gemm, gpus: 1"
+        )
+    if not said["model"] or not {"q", "g"} <= row.keys():
+        raise LutlabError(
+            "a row that is predicted sets model, q and g: give the others predict: false"
+        )
+    q = float(row["q"])
+    return Asked(q=int(q) if q.is_integer() else q, g=int(row["g"]), **{"context": None} | said)
+
+
+def _model(row: Mapping[str, str]) -> str:
+    """`model=opt-30b` -> opt-30b; `model=synthetic model.id=conf/shapes/opt-175b` -> opt-175b."""
+    return PurePosixPath(row["model.id"]).name if "model.id" in row else row.get("model", "")
+
+
+def predicted(of: Asked, factor: float = 1) -> Predicted:
+    """The cell; of a model that is too large for its GPUs, the word.
+
+    Args:
+        of: what is asked.
+        factor: of the column: its unit over milliseconds.
+    """
+    found = of.latency()
+    known = "of an error that is not known: nothing was compared"
+    if found.errors:
+        known = f"{found.errors} of the {found.errors.rows} latencies it is fitted to"
+    note = f"for {of.gpu}, engine {of.engine}, {known} ({DOCUMENT})"
+    return Predicted(factor * found.ms_per_token if found.fits else OOM, note)
+
+
+def because(note: str, reason: str) -> str:
+    """The note of a predicted cell, and why it is not measured."""
+    return f"{note}{_REASON}{reason}"
+
+
+def reason_of(note: str) -> str:
+    """Why a predicted cell is not measured, from its note."""
+    return note.partition(_REASON)[2]

@@ -1,0 +1,116 @@
+"""Rates of an engine from latencies that somebody measured: least squares of relative errors, no constant below zero.
+
+    t = dense_bytes/(s B) + packed_bytes/(s' B) + L o + [packed] L o' + a L log2 G      five constants
+
+More do not pay: o in proportion to d lowers the worst error of what is fitted and not of a model left out, and a cost a
+weight takes the place of the bandwidth and misses a model left out by half.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from lutlab.errors import LutlabError
+from lutlab.groups import Bits
+from lutlab.predict.devices import Device
+from lutlab.predict.engines import Errors, Rates
+from lutlab.predict.per_token import Terms, parts, terms
+from lutlab.predict.shapes import Decoder
+from lutlab.predict.weights import PAPER
+
+CONTEXT = (
+    128  # tokens in the cache that printed latencies are taken to be of: the papers do not say
+)
+
+
+@dataclass(frozen=True)
+class Observed:
+    """A latency in milliseconds a token that was measured.
+
+    Attributes:
+        shape, q, g, gpus: of what, as latency's.
+        ms: milliseconds a token, batch 1.
+        where: the tables that print it.
+    """
+
+    shape: Decoder
+    q: Bits
+    g: int
+    gpus: int
+    ms: float
+    where: tuple[str, ...] = ()
+
+    def terms(self, to: Device) -> Terms:
+        """Its loads, at the context that is assumed."""
+        return terms(self.shape, self.q, self.g, PAPER, to, self.gpus, CONTEXT, 1)
+
+
+def fit(observed: Sequence[Observed], to: Device) -> Rates:
+    """Rates by the five constants.
+
+    Args:
+        observed: latencies on devices of one type, of full precision and quantized, on one and several.
+        to: that type.
+
+    Raises:
+        LutlabError: they do not decide all five constants.
+    """
+    from scipy.optimize import nnls
+
+    per_byte = 1e3 / to.bandwidth
+    loads = [one.terms(to) for one in observed]
+    columns = [
+        [per_byte * (of.dense + of.head + of.cache) for of in loads],
+        [per_byte * of.packed for of in loads],
+        [1e-3 * of.layers for of in loads],
+        [1e-3 * of.quantized_layers for of in loads],
+        [1e-3 * of.doublings for of in loads],
+    ]
+    times = np.array([one.ms for one in observed])
+    matrix = np.array(columns).T / times[:, None]
+    if np.linalg.matrix_rank(matrix) < len(columns):
+        raise LutlabError(
+            f"{len(observed)} latencies do not decide {len(columns)} constants: give those of several models, in full "
+            "precision and quantized, on one GPU and on several"
+        )
+    wanted = 1 - np.array([1e3 * of.sent_s for of in loads]) / times
+    dense, packed, layer, quantized, link = (float(x) for x in nnls(matrix, wanted)[0])
+    return Rates(1 / dense, 1 / packed, 1 / dense, layer, quantized, link_us=link)
+
+
+def fit_kernels(times: Sequence[tuple[float, float, float]]) -> tuple[float, float, Errors]:
+    """Share of the read bandwidth at which products read their weights, microseconds a product besides, their errors.
+
+    Args:
+        times: of each product, the bytes of its weights, the bandwidth in bytes a second, microseconds measured.
+    """
+    from scipy.optimize import nnls
+
+    size, bandwidth, us = np.array(times).T
+    matrix = np.stack([1e6 * size / bandwidth / us, 1 / us], axis=1)
+    (inverse, each), _ = nnls(matrix, np.ones(len(us)))
+    return 1 / float(inverse), float(each), _errors(matrix @ [inverse, each] - 1)
+
+
+def predicted(one: Observed, rates: Rates, to: Device) -> float:
+    """Milliseconds a token by these rates."""
+    return sum(parts(one.terms(to), rates, to).values())
+
+
+def off(one: Observed, rates: Rates, to: Device) -> float:
+    """Relative error of the prediction: below 0 where it is too fast."""
+    return predicted(one, rates, to) / one.ms - 1
+
+
+def errors(observed: Sequence[Observed], rates: Rates, to: Device) -> Errors:
+    """How far predictions by these rates are from what was measured."""
+    return _errors(np.array([off(one, rates, to) for one in observed]))
+
+
+def _errors(relative: np.ndarray) -> Errors:
+    sizes = np.abs(relative)
+    median, p90 = (float(np.quantile(sizes, share)) for share in (0.5, 0.9))
+    return Errors(len(sizes), median, p90, float(sizes.max()))

@@ -1,0 +1,133 @@
+"""Memory of a decoder on its devices: weights as stored, head, embeddings, the cache, scratch; the least devices.
+
+The scratch is one matrix of the largest product in 16 bits, which reading a prompt dequantizes into.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from lutlab.errors import LutlabError
+from lutlab.groups import Bits
+from lutlab.predict.devices import Device, device
+from lutlab.predict.shapes import Decoder, decoder
+from lutlab.predict.weights import FULL, PAPER, weight_bytes
+
+if TYPE_CHECKING:
+    from lutlab.quantizers.contract import Method
+
+MOST_GPUS = 1024
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of a model on `gpus` devices, by what takes them.
+
+    Attributes:
+        parts: of all devices together: weights, head, embeddings, cache, scratch.
+        gpus: that share them alike.
+    """
+
+    parts: Mapping[str, float]
+    gpus: int
+
+    @property
+    def total(self) -> float:
+        """Bytes of all devices."""
+        return sum(self.parts.values())
+
+    @property
+    def each(self) -> float:
+        """Bytes of one device."""
+        return self.total / self.gpus
+
+
+def check_asked(shape: Decoder, gpus: int, context: int, batch: int) -> None:
+    """Raise LutlabError unless the three are whole numbers in the range of a model."""
+    for name, value, least in (("gpus", gpus, 1), ("context", context, 0), ("batch", batch, 1)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise LutlabError(f"{name}={value!r}: give a whole number of at least {least}")
+    if gpus > shape.heads:
+        raise LutlabError(
+            f"gpus={gpus}: {shape.name} has {shape.heads} heads of attention, which cannot be shared by more devices"
+        )
+    if context > shape.positions:
+        raise LutlabError(
+            f"context={context}: {shape.name} has at most {shape.positions} positions; give no more"
+        )
+
+
+def cache_bytes(shape: Decoder, context: int, batch: int) -> int:
+    """Bytes of keys and values in 16 bits."""
+    return 2 * batch * context * shape.layers * shape.cached
+
+
+def memory(
+    shape: str | Decoder,
+    q: Bits = FULL,
+    g: int = -1,
+    *,
+    gpus: int = 1,
+    context: int | None = None,
+    batch: int = 1,
+    stored: str | Method = PAPER,
+) -> Memory:
+    """Predict the memory of a model that decodes; arguments as of latency.
+
+    Examples:
+        >>> round(memory("opt-175b", q=3, context=2048).total / 1e9, 1)
+        77.5
+
+    Args:
+        shape: a model of conf/shapes by its name, a folder with a config.json, or its sizes.
+        q: bits of a weight, 1 to 8; 16 is full precision.
+        g: group size, -1 row-wise.
+        gpus: that share it.
+        context: tokens that the cache holds in each row; None: the model's positions.
+        batch: rows.
+        stored: method whose layout the weights have, or `lut-gemm` as that paper counts.
+
+    Raises:
+        LutlabError: an unknown shape, or a number that is out of range.
+    """
+    shape = shape if isinstance(shape, Decoder) else decoder(shape)
+    context = shape.positions if context is None else context
+    check_asked(shape, gpus, context, batch)
+    parts = {
+        "weights": weight_bytes(shape, q, g, stored),
+        "head": 2.0 * shape.head,
+        "embeddings": 2.0 * shape.embedded,
+        "cache": float(cache_bytes(shape, context, batch)),
+        "scratch": 2.0 * max(rows * columns for rows, columns in shape.products),
+    }
+    return Memory(parts, gpus)
+
+
+def gpus(
+    shape: str | Decoder,
+    q: Bits = FULL,
+    g: int = -1,
+    *,
+    gpu: str | Device = "A100-80GB",
+    context: int | None = None,
+    batch: int = 1,
+    stored: str | Method = PAPER,
+) -> int | None:
+    """The least number of GPUs, of 1, 2, 4, 8, …, that hold a model; None where its heads cannot be shared by as many.
+
+    Examples:
+        >>> gpus("opt-175b", gpu="A100-80GB"), gpus("opt-175b", q=3, gpu="A100-80GB")
+        (8, 1)
+
+    Args and errors as of memory and latency.
+    """
+    shape, to = shape if isinstance(shape, Decoder) else decoder(shape), device(gpu)
+    count = 1
+    while count <= shape.heads:
+        found = memory(shape, q, g, gpus=count, context=context, batch=batch, stored=stored)
+        if found.each <= to.memory:
+            return count
+        count *= 2
+    return None
