@@ -162,7 +162,7 @@ def test_bad_arguments_are_named(arguments, said):
 
 def test_a_model_that_does_not_fit_is_refused_before_anything_is_drawn(monkeypatch):
     monkeypatch.setattr("lutlab.models.fits.available", lambda device: 24 * 10**9)
-    monkeypatch.setattr("lutlab.compress.synthetic.drawn", None)
+    monkeypatch.setattr("lutlab.compress.drawn_blocks.drawn", None)
     with pytest.raises(
         TooLargeError, match=r"needs 76.0 GB \(weights 73.4, embeddings 2.6\), and cpu has 24.0"
     ):

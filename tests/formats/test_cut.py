@@ -64,11 +64,27 @@ def test_parts_are_the_parts_of_the_whole_and_make_it(packed, data):
     assert torch.equal(torch.cat(parts, 1), whole[:, channels])
 
 
+@pytest.mark.parametrize(
+    ("aligned", "by_row", "outliers"), [(True, True, 60), (False, False, 40), (False, True, 0)]
+)
+def test_mixed_groups_are_cut_with_their_bands_and_outliers(aligned, by_row, outliers):
+    tensor = mixed_tensor(40, 150, by_row=by_row, outliers=outliers, aligned=aligned)
+    packed = formats.pack(tensor)
+    whole = packed.dequantize()
+    parts = [checked(cut.columns(packed, span)) for span in (range(96), range(96, 150))]
+    assert torch.equal(torch.cat(parts, 1), whole)
+    spans = [range(16, 32), range(32, 40)]
+    assert torch.equal(checked(cut.rows(packed, spans)), whole[16:])
+    for part, span in ((cut.columns, range(8, 64)), (cut.rows, [range(8, 16)])):
+        with pytest.raises(LutlabError, match=r" 8 to .* cannot be cut out: 16 of them share"):
+            part(packed, span)
+
+
 def test_a_cut_that_no_group_can_say_and_one_of_another_format_are_refused():
     packed = formats.pack(uniform_tensor(4, 64, 3, 16))
     with pytest.raises(LutlabError, match=r"from 20 on, of groups of 16, .* groups of 4 would be"):
         cut.columns(packed, range(20, 64))
     assert cut.columns(packed, range(20, 30)).group_size == -1  # inside one group
     for parts, span in ((cut.rows, [range(4)]), (cut.columns, range(16))):
-        with pytest.raises(LutlabError, match=r"PackedMixed cannot be cut: .* another method"):
-            parts(formats.pack(mixed_tensor(16, 64)), span)
+        with pytest.raises(LutlabError, match=r"a object cannot be cut: .* on one device"):
+            parts(object(), span)

@@ -11,6 +11,7 @@ from tests.models.architectures import CAUSAL, make, token_ids
 from tests.tiny_models import one_thread  # noqa: F401
 
 import lutlab
+from lutlab.compress import synthetic
 from lutlab.errors import LutlabError
 from lutlab.formats import cut
 from lutlab.generate import parallel, parallel_latency
@@ -24,7 +25,9 @@ from lutlab.specs import ModelRun, ModelSpec
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 # Uneven: 48 intermediate channels are 3 groups of 16. Heads of 8 lie inside of groups of 16.
-METHODS = {"opt": ("bcq", 2, 16), "llama-2": ("rtn", 3, 16), "gpt2": ("rtn", 4, -1)}
+METHODS = {
+    "opt": ("bcq", 2, 16), "llama-2": ("rtn", 3, 16), "gpt2": ("rtn", 4, -1), "gpt-neo": ("mixed_2_4_16", 2.5, 16),
+}  # fmt: skip
 
 
 @torch.inference_mode()
@@ -50,7 +53,7 @@ def test_the_logits_are_those_of_one_rank(name):
     model = make(name)
     if name in METHODS:
         method, q, g = METHODS[name]
-        lutlab.quantize(model, method, q, g, skip=["*.0.*"])
+        lutlab.quantize(model, method, q, g, skip=["*.0.*"], calibration=token_ids(4))
     with torch.inference_mode():
         expected = model(token_ids()).logits
     for found in together(logits_of, 2, model):
@@ -72,13 +75,17 @@ def test_columns_with_an_order_are_given_all_channels():
 @pytest.fixture
 def in_turn(monkeypatch):
     """Threads make their models in turn: transformers patches what it shares with all threads while it does."""
-    lock, load_mapped = threading.Lock(), parallel.load_mapped
+    lock = threading.Lock()
 
-    def load(*arguments):
-        with lock:
-            return load_mapped(*arguments)
+    def locked(function):
+        def call(*arguments):
+            with lock:
+                return function(*arguments)
 
-    monkeypatch.setattr(parallel, "load_mapped", load)
+        return call
+
+    for module, name in ((parallel, "load_mapped"), (synthetic, "drawn_blocks")):
+        monkeypatch.setattr(module, name, locked(getattr(module, name)))
 
 
 def loaded(rank, folders):
@@ -155,6 +162,24 @@ def test_decoding_is_timed_with_and_without_what_is_sent():
     )  # layers, k and v, one head of 2
     with pytest.raises(LutlabError, match=r"lutlab.save it, and measure the folder"):
         parallel_latency.latency(dataclasses.replace(run, budget=3.0), 2, 6, 3)
+
+
+def drawn_on(rank, run):
+    drawing = synthetic.drawn_blocks(run, "cpu", rank.count)
+    part = share_out(drawing.model, drawing, rank)
+    with torch.inference_mode():
+        return part.model(token_ids()).logits
+
+
+@pytest.mark.usefixtures("in_turn")
+def test_a_drawn_model_is_drawn_part_by_part():
+    spec = ModelSpec("llama", "synthetic", "llama-embedded-s", layers=2, packed=True)
+    run = ModelRun(spec, "bcq", 3, 32)
+    model = synthetic.load_packed(run)[0].model
+    with torch.inference_mode():
+        expected = model(token_ids()).logits
+    for found in together(drawn_on, 2, run):
+        assert near(found, expected)
 
 
 def test_heads_that_cannot_be_shared_are_refused_with_the_numbers():

@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import signal
+import socket
 import time
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 
 from lutlab.errors import LutlabError
 from lutlab.measure import ranks
+from lutlab.measure.rank import Rank
 
 
 def fail(rank, folder):
@@ -74,3 +76,44 @@ def test_a_process_that_could_say_nothing_is_told_by_its_end(tmp_path):
     (tmp_path / "failure-1").write_text(failure(1, 10, "RuntimeError", "connection closed by peer"))
     with pytest.raises(LutlabError, match="process 0 terminated with signal SIGKILL"):
         ranks._fail(tmp_path, 2, Ended("process 0 terminated with signal SIGKILL"))
+
+
+def test_who_was_killed_is_told_before_who_waited_for_it(tmp_path):
+    alone = "waited for the others in vain"
+    (tmp_path / "failure-0").write_text(failure(0, 20, "Alone", alone))
+    error = Ended()
+    error.error_index = 0
+    with pytest.raises(LutlabError, match="process 1 terminated with signal SIGKILL"):
+        ranks._fail(tmp_path, 2, error, [1, -signal.SIGKILL])
+    with pytest.raises(LutlabError, match=f"on rank 0 of 2: {alone}; no word came from rank 1$"):
+        ranks._fail(tmp_path, 2, error, [1, -signal.SIGTERM])  # it hung, and was ended by us
+    (tmp_path / "failure-1").write_text(failure(1, 30, "ValueError", "wrong"))
+    with pytest.raises(LutlabError, match="on rank 1 of 2: ValueError: wrong"):
+        ranks._fail(tmp_path, 2, error, [1, 1])
+
+
+def exchanged(rank):
+    tensor = torch.tensor([2.0])
+    rank.sum(tensor)
+    rank.agree({"model": "opt"})
+    rank.arrive(5.0)
+    return rank, tensor.item(), rank.exchange
+
+
+def test_a_process_of_torchrun_does_its_part(monkeypatch):
+    threads = torch.get_num_threads()
+    with pytest.raises(LutlabError, match=r"RANK, WORLD_SIZE, .* not set: .* torchrun"):
+        ranks.launched(exchanged, "cpu")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    said = {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1"}
+    for name, value in (said | {"MASTER_PORT": port}).items():
+        monkeypatch.setenv(name, str(value))
+    with pytest.raises(LutlabError, match=r"1 of 2 ranks are on this machine"):
+        ranks.launched(exchanged, "cpu")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    try:
+        assert ranks.launched(exchanged, "cpu") == (Rank(0, 1, "cpu"), 2.0, "gloo")
+    finally:
+        torch.set_num_threads(threads)

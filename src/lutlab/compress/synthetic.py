@@ -18,20 +18,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 from lutlab import arguments
 from lutlab.checkpoint.stored import stats_of_layer
 from lutlab.checkpoint.transformers import declare
-from lutlab.compress.drawn import Bits, dense, drawn
-from lutlab.compress.sizes import empty
+from lutlab.compress.drawn_blocks import FULL, Drawn
 from lutlab.compress.widths import widths
 from lutlab.devices import device_named
 from lutlab.errors import LutlabError
-from lutlab.formats.dense import PackedDense
 from lutlab.groups import Width
-from lutlab.models import fits, streamed
-from lutlab.models.families import family_of, kinds, linear_layers, weight_of
+from lutlab.models import streamed
+from lutlab.models.families import kinds
 from lutlab.models.files import check_shipped
 from lutlab.models.load import (
     EMBEDDED,
@@ -45,17 +42,13 @@ from lutlab.models.load import (
 from lutlab.models.resident import Resident
 from lutlab.modules import QuantLinear
 from lutlab.quantizers.contract import Method, make_method
-from lutlab.quantizers.none import NoQuantization
-from lutlab.quantizers.stored import STORED
 from lutlab.specs import LayerStats, ModelRun, ModelSpec
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
-    from lutlab.formats.contract import Format
 
 DTYPES = ("float32", "float16", "bfloat16")
-FULL: Width = (16, -1)
 
 
 def synthetic(
@@ -130,16 +123,32 @@ def load_packed(run: ModelRun) -> tuple[LoadedModel, tuple[LayerStats, ...]]:
         LutlabError: as synthetic.
         fits.TooLargeError: as synthetic.
     """
-    folder = folder_of(run.model)
-    check_shipped(folder, EMBEDDED)
+    drawing = drawn_blocks(run, run.device)
+    with quiet():
+        tokenizer = load_tokenizer(folder_of(run.model), required=False)
+    model, layers = _all_of(drawing)
+    return LoadedModel(model, tokenizer, Resident(model)), layers
+
+
+def drawn_blocks(run: ModelRun, device: str, ranks: int = 1) -> Drawn:
+    """The model of a row with model.packed=true, whose blocks are drawn one by one.
+
+    Args:
+        run: the row.
+        device: where it is drawn.
+        ranks: that share it; of the linear layers each keeps so much less.
+
+    Raises:
+        LutlabError: as synthetic.
+        fits.TooLargeError: as synthetic.
+    """
+    check_shipped(folder_of(run.model), EMBEDDED)
     with quiet():
         config = config_to_draw(run.model)
-        tokenizer = load_tokenizer(folder, required=False)
     quantizer = make_method(run.method, **dict(run.options))
     chosen = widths(kinds(config), run.q, run.g, run.sublayers, run.skip, run.layers)
     dtype = getattr(torch, run.dtype)
-    model, layers = build(config, quantizer, chosen, dtype, run.device, run.seed, run.name)
-    return LoadedModel(model, tokenizer, Resident(model)), layers
+    return Drawn(config, quantizer, chosen, dtype, device, run.seed, run.name, ranks)
 
 
 def build(
@@ -168,75 +177,16 @@ def build(
     Raises:
         LutlabError: as synthetic.
     """
-    if method == make_method(STORED):
-        raise LutlabError(
-            "method=stored is what a checkpoint holds, and nothing is stored of a drawn model: name another method"
-        )
-    streamed.return_freed_memory()
-    model = streamed.skeleton(config, dtype)
-    linears = dict(linear_layers(model))
-    plan = {
-        path: _empty(method, chosen[path], *weight_of(module).shape)
-        for path, module in linears.items()
-    }
-    weights = {"weights": sum(one.bits_stored for one in plan.values()) // 8}
-    fits.check(name or config.model_type, weights | fits.outside_parts(model), device)
-    deviation = getattr(config, family_of(config).deviation)
-    with torch.no_grad():
-        _draw_others(model, set(linears.values()), deviation, device, seed)
-        stats = []
-        for path, module in linears.items():
-            width = FULL if isinstance(plan[path], PackedDense) else chosen[path]
-            made = drawn(plan[path], deviation, Bits(seed, path), device)
-            layer = _layer(module, made, dtype, device)
-            model.set_submodule(path, layer)
-            stats.append(stats_of_layer(path, layer, width))
-            if isinstance(layer, QuantLinear) and device == "cpu":
-                layer.prepare(1, dtype)  # the kernel's layout replaces the stored one
-                streamed.trim_heap()
-    return streamed.finish(model, device), tuple(stats)
+    return _all_of(Drawn(config, method, chosen, dtype, device, seed, name))
 
 
-def _empty(method: Method, width: Width | None, rows: int, columns: int) -> Format:
-    """The layout of a layer, on the meta device."""
-    if width is None or not method.quantizes:
-        return empty(NoQuantization(), *FULL, rows, columns)
-    return empty(method, *width, rows, columns)
-
-
-def _layer(module: nn.Module, packed: Format, dtype: torch.dtype, device: str) -> nn.Module:
-    """The module that takes the place of one on the meta device; its bias is 0."""
-    bias = None
-    if module.bias is not None:
-        bias = torch.zeros(packed.shape[0], dtype=dtype, device=device)
-    if not isinstance(packed, PackedDense):
-        return QuantLinear(packed, bias)
-    weight = packed.weight.to(dtype)
-    transposed = weight_of(module).stride() != module.weight.stride()  # GPT-2 stores [K, N]
-    module.weight = nn.Parameter(
-        weight.T.contiguous() if transposed else weight, requires_grad=False
-    )
-    if bias is not None:
-        module.bias = nn.Parameter(bias, requires_grad=False)
-    return module
-
-
-def _draw_others(
-    model: PreTrainedModel, linears: set[nn.Module], deviation: float, device: str, seed: int
-) -> None:
-    """Embeddings and head as dense weights, the rest as the model initialises it; what is tied is drawn once."""
-    tied = model.all_tied_weights_keys
-    for path, module in model.named_modules():
-        own = module._parameters
-        if module in linears or not any(one is not None for one in own.values()):
-            continue
-        for key, meta in own.items():
-            if meta is None or f"{path}.{key}" in tied:
-                continue
-            if meta.dim() == 2:
-                made = dense(tuple(meta.shape), deviation, Bits(seed, f"{path}.{key}"), device)
-            else:
-                made = torch.zeros(meta.shape, device=device)
-            own[key] = nn.Parameter(made.to(meta.dtype), requires_grad=False)
-        if all(one is None or one.dim() < 2 for one in own.values()):
-            model._init_weights(module)  # norms
+def _all_of(drawing: Drawn) -> tuple[PreTrainedModel, tuple[LayerStats, ...]]:
+    """A model with all its layers, each made ready on a CPU, where its kernel's layout replaces the stored one."""
+    stats = []
+    for path in drawing.plan:
+        layer = drawing.draw(path)
+        stats.append(stats_of_layer(path, layer, drawing.width(path)))
+        if isinstance(layer, QuantLinear) and drawing.device == "cpu":
+            layer.prepare(1, drawing.dtype)
+            streamed.trim_heap()
+    return drawing.model, tuple(stats)

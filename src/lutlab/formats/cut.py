@@ -20,9 +20,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from lutlab.errors import LutlabError
-from lutlab.formats import bcq, code_words
+from lutlab.formats import bcq, code_words, mixed_parts
 from lutlab.formats.bcq import PackedBCQ
 from lutlab.formats.dense import PackedDense
+from lutlab.formats.mixed import PackedMixed
 from lutlab.formats.uniform import PackedUniform
 from lutlab.groups import group_length
 from lutlab.tensors import BCQTensor
@@ -41,11 +42,11 @@ def rows(packed: Format, spans: Sequence[range]) -> Format:
     """The weight of some rows.
 
     Args:
-        packed: [N, K], of format uniform, bcq or dense.
-        spans: of rows, in the order in which they are stored.
+        packed: [N, K], of format uniform, bcq, mixed or dense.
+        spans: of rows, one below the other in the part.
 
     Raises:
-        LutlabError: no such cut is known of the format.
+        LutlabError: the spans part bands of a mixed weight; or no cut is known of the format.
     """
     raise _unknown(packed)
 
@@ -55,25 +56,27 @@ def columns(packed: Format, span: range) -> Format:
     """The weight of some stored columns; it has no order.
 
     Args:
-        packed: [N, K], of format uniform, bcq or dense.
+        packed: [N, K], of format uniform, bcq, mixed or dense.
         span: of columns.
 
     Raises:
-        LutlabError: the span begins inside a group, at no multiple of 8 weights; or no such cut is known of the format.
+        LutlabError: the span begins inside a group, at no multiple of 8 weights, of a mixed weight inside any; or no
+            cut is known of the format.
     """
     raise _unknown(packed)
 
 
 def _unknown(packed: Format) -> LutlabError:
     return LutlabError(
-        f"a {type(packed).__name__} cannot be cut: lutlab cuts weights of the formats uniform, bcq and dense (bands of "
-        "rows, blocks and outliers of mixed groups cross a cut); quantize with another method, or decode on one device"
+        f"a {type(packed).__name__} cannot be cut: lutlab cuts weights of the formats uniform, bcq, mixed and dense "
+        "(rows.register and columns.register of formats/cut.py add one); decode on one device"
     )
 
 
 def group_size(packed: Format) -> int:
     """Weights along K that share a scale; -1: a row, or there are no scales."""
-    return packed.group_size if isinstance(packed, PackedUniform | PackedBCQ) else -1
+    grouped = isinstance(packed, PackedUniform | PackedBCQ | PackedMixed)
+    return packed.group_size if grouped else -1
 
 
 def order(packed: Format) -> torch.Tensor | None:
@@ -154,6 +157,24 @@ def _(packed: PackedBCQ, span: range) -> PackedBCQ:
     codes = bcq.unpack(replace(part, planes=planes, shape=(packed.shape[0], span.stop - first)))
     codes = codes.codes[:, span.start - first :]
     return bcq.pack(BCQTensor(codes, part.alpha, part.offset, packed.bits, g))
+
+
+# ---- mixed ----
+
+
+@rows.register
+def _(packed: PackedMixed, spans: Sequence[range]) -> PackedMixed:
+    return _owning(PackedMixed.pack(mixed_parts.rows(packed.unpack(), spans)))
+
+
+@columns.register
+def _(packed: PackedMixed, span: range) -> PackedMixed:
+    return _owning(PackedMixed.pack(mixed_parts.columns(packed.unpack(), span)))
+
+
+def _owning(packed: PackedMixed) -> PackedMixed:
+    """Packing keeps some of the whole's tensors as they are."""
+    return packed.with_buffers({name: _copy(buffer) for name, buffer in packed.buffers.items()})
 
 
 # ---- dense ----

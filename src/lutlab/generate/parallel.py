@@ -1,7 +1,9 @@
-"""Whole models that several ranks share (tensor parallelism): loaded part by part.
+"""Whole models that several ranks share (tensor parallelism): loaded part by part, and decoded together.
 
-with ranks.joined("cuda") as rank:                       started by torchrun
-    part = load("opt-3bit", rank)
+decode("opt-3bit", [ids], tokens=64, gpus=2)             greedy tokens, by processes that lutlab starts
+
+own = engine(load("opt-3bit", rank))                     in a job of measure/ranks.py, on every rank
+logits = own.prefill([ids])                              of the whole model, on each
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lutlab.compress.driver import quantize_model
+from lutlab.compress.synthetic import drawn_blocks
 from lutlab.compress.widths import widths
 from lutlab.errors import LutlabError
 from lutlab.generate.parallel import DECODE_SECONDS, LOAD_SECONDS, Shared, engine, greedy, load
@@ -68,8 +69,8 @@ def latency(run: ModelRun, gpus: int, tokens: int, repeats: int) -> Latency:
     """Decode with a row's model, shared by so many GPUs, or processes where the row's device is cpu.
 
     Args:
-        run: a row. A saved folder (method=stored) is read part by part; any other model is made whole in the memory of
-            each process before it is cut.
+        run: a row. A saved folder (method=stored) is read part by part, a drawn one (model.packed) drawn block by
+            block; any other model is made whole in the memory of each process before it is cut.
         gpus: ranks.
         tokens: to decode.
         repeats: timed, after one that is not.
@@ -94,8 +95,12 @@ def part_of(rank: Rank, run: ModelRun) -> Part:
     """A rank's part of a row's model."""
     if run.method == STORED:
         return load(folder_of(run.model), rank, getattr(torch, run.dtype))
-    whole = quantized(run)
-    part = share_out(whole.model, whole.blocks, rank)
+    if run.model.packed:
+        drawn = drawn_blocks(run, rank.device, rank.count)
+        part = share_out(drawn.model, drawn, rank)
+    else:
+        whole = quantized(run)
+        part = share_out(whole.model, whole.blocks, rank)
     rank.arrive(LOAD_SECONDS)
     return part
 

@@ -1,18 +1,12 @@
 """One of several processes that work together: what it exchanges with the others, and how it meets them.
 
 On GPUs tensors meet through NCCL, numbers through gloo on the CPU, where a rank that waits leaves its GPU idle; with
-device=cpu, which tests use, all is gloo's. ranks.py starts them; or torchrun does:
-
-    with joined("cuda") as rank: …
+device=cpu, which tests use, all is gloo's. ranks.py starts them, or torchrun does.
 """
 
 from __future__ import annotations
 
-import gc
 import hashlib
-import os
-import sys
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -161,7 +155,7 @@ class Rank:
         except RuntimeError as error:  # of gloo; NCCL's DistBackendError is one too
             cause = str(error).partition("\n")[0]
             raise Alone(
-                f"rank {self.index} of {self.count} waited for the others in vain: one of them ended or hangs ({cause})"
+                f"waited for the others in vain: one of them ended or hangs ({cause})"
             ) from error
 
 
@@ -175,44 +169,3 @@ def join(rank: Rank, seconds: float, where: Mapping[str, Any]) -> None:
         torch.cuda.set_device(rank.device)
     backend = "gloo" if rank.device == "cpu" else "cpu:gloo,cuda:nccl"
     distributed.init_process_group(backend, timeout=timedelta(seconds=seconds), **where)
-
-
-@contextmanager
-def joined(device: str, wait_seconds: float = WAIT_SECONDS) -> Iterator[Rank]:
-    """This process as one of those that torchrun started, all of them on this machine.
-
-    An error inside is printed and ends the process, with exit code 1: the others may be waiting for it. torchrun then
-    ends them.
-
-    Args:
-        device: cuda, of which each rank has the GPU of its index, or cpu.
-        wait_seconds: that a rank waits for the others where they meet.
-
-    Raises:
-        LutlabError: the process was not started by torchrun, or others run on other machines.
-    """
-    from torch import distributed
-
-    names = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
-    if missing := [name for name in names if name not in os.environ]:
-        raise LutlabError(
-            f"{', '.join(missing)} not set: start the ranks by torchrun --nproc-per-node=2 <script>, or call "
-            "lutlab.measure.ranks.run"
-        )
-    index, count, here = (int(os.environ[name]) for name in names)
-    if here != count:
-        raise LutlabError(
-            f"{here} of {count} ranks are on this machine: lutlab's ranks share one; beyond it, serve with an engine "
-            "made for that (docs/how-to/parallel.md)"
-        )
-    rank = Rank(index, count, f"cuda:{index}" if device == "cuda" else "cpu")
-    try:
-        join(rank, wait_seconds, {})
-        yield rank
-        rank.largest(0.0)
-        gc.collect()
-        distributed.destroy_process_group()
-    except BaseException as error:
-        said = str(error) if isinstance(error, LutlabError) else traceback.format_exc()
-        print(f"rank {index} of {count}: {said}", file=sys.stderr, flush=True)
-        os._exit(1)

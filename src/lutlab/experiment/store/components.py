@@ -66,7 +66,12 @@ _PARTS = {
     "tuning": _Part(compress.TUNING_VERSION, ("compress/tuning.py",)),
     "synthetic": _Part(
         compress.SYNTHETIC_VERSION,
-        ("compress/synthetic.py", "compress/drawn.py", "compress/sizes.py"),
+        (
+            "compress/synthetic.py",
+            "compress/drawn.py",
+            "compress/drawn_blocks.py",
+            "compress/sizes.py",
+        ),
     ),
     "checkpoint": _Part(
         checkpoint.VERSION,
