@@ -55,6 +55,7 @@ class Asked:
         by = predict.engine(self.engine)
         context = by.context if self.context is None else self.context
         of = {"gpu": self.gpu, "context": context, "stored": by.stored}
+        of["number_bytes"] = by.number_bytes
         return predict.gpus(self.model, self.q, self.g, **of)
 
     def __str__(self) -> str:
