@@ -154,8 +154,8 @@ def _buffers(c: step.Model, products: Products, most: int, threads: int) -> None
         "wide": most * max(layer.up.rows for layer in layers),
         "y": most * max(*outputs, c.project_in.rows, c.project_out.rows),
         "scratch": products.scratch,
-        "scores": threads * group * c.length,
-        "sums": threads * group * c.room,
+        "scores": threads * step.RUN * group * c.length,
+        "sums": threads * step.RUN * group * c.room,
     }
     for name, count in floats.items():
         setattr(c, name, products.keep(torch.zeros(count)))

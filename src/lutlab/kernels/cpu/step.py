@@ -17,6 +17,7 @@ from lutlab.kernels.cpu.rows_gemv import Part
 
 TYPES = {getattr(torch, name): number for number, name in enumerate(codegen.TYPES)}
 ROWS_AT_A_TIME = 1024  # of a dense weight that is narrowed
+RUN = 8  # tokens of a row whose attention reads the cache together: attention.h
 NO_NORM, RMS_NORM, LAYER_NORM = range(3)
 ACTIVATIONS = ("relu", "silu", "gelu", "gelu_tanh")  # by their numbers in rows.h
 
