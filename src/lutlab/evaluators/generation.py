@@ -172,9 +172,23 @@ def decoded(engine: Engine, texts: Sequence[torch.Tensor], tokens: int) -> list[
 
 def check_engine(engine: Engine, texts: Sequence[torch.Tensor], tokens: int) -> None:
     """Raises LutlabError unless the engine chooses the tokens that its model chooses without a cache."""
-    near = max(NEAR[engine.facts()["cache"]], _near(engine.model))
     for ids, text in zip(decoded(engine, texts, tokens), texts, strict=True):
-        _refuse(first_difference(engine.model, ids, len(text), near), tokens)
+        check_tokens(engine.model, ids.tolist(), len(text), engine.facts()["cache"])
+
+
+def check_tokens(model: PreTrainedModel, ids: list[int], prompt: int, cache: str) -> None:
+    """Raises LutlabError unless the model, without a cache, chooses the tokens that follow the prompt.
+
+    Args:
+        model: in evaluation mode.
+        ids: of the prompt and the tokens.
+        prompt: tokens of the prompt.
+        cache: the dtype of that which chose them.
+    """
+    import torch
+
+    near = max(NEAR[cache], _near(model))
+    _refuse(first_difference(model, torch.tensor(ids), prompt, near), len(ids) - prompt)
 
 
 def timed(engine: Engine, texts: Sequence[torch.Tensor], tokens: int, repeats: int) -> Measurement:
