@@ -180,7 +180,12 @@ def build(
         for path, module in linears.items()
     }
     weights = {"weights": sum(one.bits_stored for one in plan.values()) // 8}
-    fits.check(name or config.model_type, weights | fits.outside_parts(model), device)
+    # what a layer is packed or dequantized in: a matrix of 16 bits
+    scratch = {
+        "scratch": max(2 * rows * columns for rows, columns in (p.shape for p in plan.values()))
+    }
+    parts = weights | fits.outside_parts(model) | scratch
+    fits.check(name or config.model_type, parts, device)
     deviation = getattr(config, family_of(config).deviation)
     with torch.no_grad():
         _draw_others(model, set(linears.values()), deviation, device, seed)
