@@ -15,6 +15,11 @@ round; a time is the lower quartile inside a round, and what is printed are medi
 being taken round by round. Bytes are those stored, scales included; the bandwidth beside is that of reading 8 MB pieces
 of --cold-mb in the same round by the same number of threads. Who races: cpu_contestants.py, cpu_peers.py.
 
+In the end: who reaches the goal of the read bandwidth, and what 2, 4, 8 rows of x cost over one. Only that, in minutes:
+
+    python benchmarks/bench_cpu_gemv.py --own planes --threads 2
+    python benchmarks/bench_cpu_gemv.py --own planes --threads 1 --batch 1 2 4 8 --shapes 4096x4096
+
 Predicted and seen: kernels/README.md.
 """
 
@@ -32,6 +37,7 @@ from cpu_peers import KINDS, PEERS, Peer
 
 from lutlab.measure.timing import COLD, RESIDENT, Contestant, CpuTimer, cpu_reader, race
 
+GOAL = 0.8  # of the read bandwidth, AVX2, two threads, q = 2, 3, 4
 OWN = {"planes": ours, "mixed": mixed, "qigen": qigens}
 
 
@@ -96,6 +102,46 @@ def table(result: dict) -> str:
     return "\n".join(lines)
 
 
+def goals(results: list[dict]) -> str:
+    """The share of the read bandwidth with the most threads by shape, and what more rows of x cost, of our kernels."""
+    threads, fewest = (choose(r["threads"] for r in results) for choose in (max, min))
+    one = {tuple(r["shape"]): r["rows"] for r in results if (r["m"], r["threads"]) == (1, threads)}
+    alone = {
+        (*r["shape"], row["kernel"]): row["resident_us"]
+        for r in results
+        for row in r["rows"]
+        if (r["m"], r["threads"]) == (1, fewest)
+    }
+    lines = (
+        [f"{GOAL} of the read bandwidth, {threads} thread(s), one row of x, cold:"] if one else []
+    )
+    names = [row["kernel"] for rows in one.values() for row in rows]
+    for name in dict.fromkeys(name for name in names if name.startswith("lutlab ")):
+        by_shape = {
+            "x".join(map(str, shape)): row["fraction_of_read"]
+            for shape, rows in one.items()
+            for row in rows
+            if row["kernel"] == name
+        }
+        said = "  ".join(f"{shape} {fraction:.2f}" for shape, fraction in by_shape.items())
+        met = sum(fraction >= GOAL for fraction in by_shape.values())
+        lines.append(f"  {name:42} {said}  met at {met} of {len(by_shape)}")
+    many = [r for r in results if r["m"] > 1 and r["threads"] == fewest]
+    for r in many:
+        times = {
+            row["kernel"]: row["resident_us"] / alone[(*r["shape"], row["kernel"])]
+            for row in r["rows"]
+            if row["kernel"].startswith("lutlab ") and (*r["shape"], row["kernel"]) in alone
+        }
+        said = ", ".join(
+            f"{name.removeprefix('lutlab ')} {ratio:.2f}" for name, ratio in times.items()
+        )
+        lines.append(
+            f"{r['m']} rows of x over one, resident, {r['shape'][0]}x{r['shape'][1]}: {said}"
+        )
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     shapes = ["4096x4096", "11008x4096", "4096x11008", "12288x12288"]
@@ -121,6 +167,7 @@ def main() -> None:
             for threads in args.threads:
                 results.append(measure(tuple(map(int, shape.split("x"))), m, threads, args))
                 print(table(results[-1]), flush=True)
+    print(goals(results))
     if args.out:
         about = {"processor": platform.processor(), "load_average": os.getloadavg()[0]}
         args.out.write_text(json.dumps(about | {"results": results}, indent=1) + "\n")

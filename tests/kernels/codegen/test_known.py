@@ -11,7 +11,7 @@ from lutlab.kernels.codegen.known import known
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("LUTLAB_CACHE", str(tmp_path))
-    return tmp_path / "codegen" / "known"
+    return tmp_path / "known"
 
 
 def test_found_once_for_the_same_and_again_for_another(cache):

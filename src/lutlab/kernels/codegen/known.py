@@ -1,6 +1,6 @@
 """What was found out once, kept in the cache folder under all that decides it: sources, compilers, features of a CPU.
 
-    <cache>/codegen/known/<kind>-<key>.sealed        one JSON value; key = sha256 of what decides it
+    <cache>/known/<kind>-<key>.sealed        one JSON value; key = sha256 of what decides it
 
 The first product of a process then needs neither jinja2 nor archspec's tables, and runs no compiler. A file that is not
 as it was written is named, set aside and found out again.
@@ -33,7 +33,7 @@ def known(kind: str, decides: Sequence[Any], find: Callable[[], Any]) -> Any:
         LutlabError: others can change the cache folder, and the system's temporary folder too; the disk is full.
     """
     key = hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:32]
-    folder = caches.cache_folder("codegen") / "known"
+    folder = caches.cache_folder("known")
     path = folder / f"{kind}-{key}.sealed"
     if os.path.lexists(path):
         try:
