@@ -103,7 +103,11 @@ def steps(out: Path, rounds: int) -> list[Step]:
             for part, seconds in ENGINE_PARTS.items()
         ),
         artifact(WHOLE_MODELS, out, 120),
-        Step("tests", (*pytest, *parallel(), "tests/kernels", "tests/evaluators"), 240),
+        Step(
+            "tests",
+            (*pytest, *parallel(), "tests/kernels", "tests/generate", "tests/evaluators"),
+            270,
+        ),
         Step("goals", (*bench, "--part", "goals"), 90),
         Step("batch", (*bench, "--part", "batch"), 90),
         Step("choice", (python, "benchmarks/bench_gpu_choice.py", "--out", str(out)), 150),
