@@ -184,7 +184,7 @@ def said(what: str, value: float, must: float, stretch: float) -> str:
 
 
 def main() -> None:
-    run_parts(__doc__, PARTS, "gpu_engine")
+    run_parts(__doc__, PARTS, "gpu_engine", rounds=10)
 
 
 if __name__ == "__main__":

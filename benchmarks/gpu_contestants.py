@@ -54,17 +54,20 @@ def about() -> dict[str, Any]:
     return environment() | {"clocks": clocks_of(DEVICE)}
 
 
-def run_parts(doc: str, parts: Mapping[str, Callable[[int], Iterable[Any]]], name: str) -> None:
+def run_parts(
+    doc: str, parts: Mapping[str, Callable[[int], Iterable[Any]]], name: str, rounds: int = 200
+) -> None:
     """The command of a benchmark: its parts, each by a number of rounds, results kept as they come.
 
     Args:
         doc: the benchmark's, whose first line is the command's description.
         parts: part -> what yields its results.
         name: of the files, `<name>_<part>.json`.
+        rounds: where the command says none.
     """
     parser = argparse.ArgumentParser(description=doc.splitlines()[0])
     parser.add_argument("--part", nargs="+", choices=parts, default=list(parts))
-    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=rounds)
     parser.add_argument("--out", type=Path, help="folder: a JSON a part")
     args = parser.parse_args()
     try:

@@ -4,7 +4,8 @@
 
     about       the machine: nvidia-smi, versions, clocks
     ceilings    gpu_ceilings.py: what memory, shared memory, tensor cores and atomics can do
-    engine-opt-30b, engine-opt-175b-q3, ...   bench_gpu_engine.py: whole models, their goals, breakdown of a step
+    engine-opt-30b, engine-opt-175b-q3, ...   bench_gpu_engine.py: whole models, their goals, breakdown of a step; then
+                lut-gemm-v3/table5, their records
     tests       every test that is marked gpu
     goals, batch, groups      bench_lut_gemv.py, part by part
     mixed       bench_mixed_gemv.py: 2/4/16-bit weights
@@ -36,6 +37,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+WHOLE_MODELS = "lut-gemm-v3/table5"  # OPT-175B, drawn: no text and no weight is downloaded
 ARTIFACTS = (
     "lut-gemm-iclr2024/table1",
     "lut-gemm-iclr2024/table2",
@@ -100,22 +102,31 @@ def steps(out: Path, rounds: int) -> list[Step]:
             Step(f"engine-{part}", (*engine, "--part", part), seconds)
             for part, seconds in ENGINE_PARTS.items()
         ),
-        Step("tests", (*pytest, *parallel(), "tests/kernels", "tests/evaluators"), 240),
+        artifact(WHOLE_MODELS, out, 120),
+        Step(
+            "tests",
+            (*pytest, *parallel(), "tests/kernels", "tests/generate", "tests/evaluators"),
+            270,
+        ),
         Step("goals", (*bench, "--part", "goals"), 90),
         Step("batch", (*bench, "--part", "batch"), 90),
         Step("choice", (python, "benchmarks/bench_gpu_choice.py", "--out", str(out)), 150),
         Step("groups", (*bench, "--part", "groups"), 90),
         Step("mixed", (python, "benchmarks/bench_mixed_gemv.py", *bench[2:]), 120),
     ]
-    for name in ARTIFACTS:
-        run = (python, "run.py", f"+exp={name}", "scale=paper", "device=cuda", "logger=none")
-        command = (*run, f"results={out / 'results'}")
-        found.append(Step(name.replace("/", "-"), command, 40, goes_on=True))
+    found += [artifact(name, out, 40) for name in ARTIFACTS]
     for tool in ("memcheck", "racecheck"):
         command = ("compute-sanitizer", "--tool", tool, "--error-exitcode", "9")
         tests = ("-m", "gpu", "-k", SMALL_TESTS, "tests/kernels")
         found.append(Step(tool, (*command, *sanitized, *tests), 200, "compute-sanitizer"))
     return found
+
+
+def artifact(name: str, out: Path, seconds: int) -> Step:
+    """A paper's table or figure at scale=paper; its records are below `out`."""
+    run = (sys.executable, "run.py", f"+exp={name}", "scale=paper", "device=cuda", "logger=none")
+    command = (*run, f"results={out / 'results'}")
+    return Step(name.replace("/", "-"), command, seconds, goes_on=True)
 
 
 def parallel() -> tuple[str, ...]:

@@ -47,23 +47,46 @@ class Recorder:
         return replay
 
 
+def follows(own, model, near):
+    """Whether an engine over buckets of 8, 12 and 16 slots gives the logits of a model without a cache."""
+    texts = [token_ids(length=n)[0] for n in (7, 3, 9)][: own.batch]
+    logits = own.prefill(texts).cpu()
+    for _ in range(5):  # from a bucket into the next one
+        expected = torch.stack([alone(model, ids) for ids in texts])
+        torch.testing.assert_close(logits, expected, atol=near, rtol=near)
+        chosen = logits.argmax(-1)
+        texts = [torch.cat([ids, one[None]]) for ids, one in zip(texts, chosen, strict=True)]
+        logits = own.step(chosen).cpu()
+    assert own.positions == [len(ids) for ids in texts]
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_step_gives_the_logits_of_a_forward_without_a_cache(family, monkeypatch):
     monkeypatch.setattr(graph, "BUCKETS", (8, 12))
     model = make(family)
     lutlab.quantize(model, "rtn", q=4, g=8)
-    rows = [token_ids(length=n)[0] for n in (7, 3, 9)]
     for batch in (1, 3):
-        own = GraphStep(model, batch, 16, "", Recorder())
-        texts = rows[:batch]
-        logits = own.prefill(texts)
-        for _ in range(5):  # from a bucket into the next one
-            expected = torch.stack([alone(model, ids) for ids in texts])
-            torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
-            chosen = logits.argmax(-1)
-            texts = [torch.cat([ids, one[None]]) for ids, one in zip(texts, chosen, strict=True)]
-            logits = own.step(chosen)
-        assert own.positions == [len(ids) for ids in texts]
+        follows(GraphStep(model, batch, 16, "", Recorder()), model, 1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("method", ["rtn", "bcq"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_captured_graph_gives_them_too(family, method, monkeypatch):
+    monkeypatch.setattr(graph, "BUCKETS", (8, 12))
+    model = make(family)
+    lutlab.quantize(model, method, q=3, g=32)
+    there = copy.deepcopy(model).cuda()
+    for batch in (1, 3):
+        own = lutlab.engine(there, batch, 16, name="cuda_graph")
+        follows(own, model, 1e-3)
+        own.rewind(1)
+        first = torch.arange(batch)
+        chosen = own.greedy(first, 12)
+        own.rewind(1)
+        for at, ids in enumerate([first, *chosen.cpu().T[:-1]]):
+            assert torch.equal(own.step(ids).argmax(-1), chosen[:, at])
+        assert own.facts()["buckets"] == [8, 12, 16]
 
 
 def test_greedy_is_step_and_argmax_and_graphs_are_captured_once(monkeypatch):
@@ -88,9 +111,10 @@ def test_greedy_is_step_and_argmax_and_graphs_are_captured_once(monkeypatch):
 
 def test_a_rewound_row_goes_on_after_its_own_first_tokens():
     model = make("opt")
-    own = GraphStep(model, 2, 12, "")
     prompts = [token_ids(length=6)[0], token_ids(length=4)[1]]
-    own.prefill(prompts)
+    with torch.inference_mode():  # and is used outside of it
+        own = GraphStep(model, 2, 12, "")
+        own.prefill(prompts)
     own.rewind(3)
     logits = own.step(torch.stack([ids[3] for ids in prompts]))
     expected = torch.stack([alone(model, ids[:4]) for ids in prompts])

@@ -128,6 +128,12 @@ def test_a_fused_layer_multiplies_as_its_parts_do(
     expected = torch.cat([block.get_submodule(part)(x) for part in parts], -1)
     assert torch.equal(layer.quant_method.apply(layer, x), expected)
     assert torch.equal(layer.quant_method.apply(layer, x, bias), expected + bias)
+    compiled = torch.compile(
+        lambda x: layer.quant_method.apply(layer, x), backend="eager", fullgraph=True
+    )
+    assert torch.equal(compiled(x), expected)
+    with pytest.raises(LutlabError, match="is a layer of two models"):
+        filled(config_of(vllm, folder), folder, f"model.layers.0.{name}", sizes, columns)
 
 
 def test_what_is_not_quantized_is_vllms_own(vllm, saved):

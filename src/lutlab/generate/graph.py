@@ -97,9 +97,10 @@ class GraphStep(Engine):
         like = self._one_token()
         needed = batch * length * sum(t.nbytes for layer in like for t in layer)
         fits.check(f"a cache of {batch} x {length} tokens", {"cache": needed}, str(model.device))
-        self._slots = Slots(like, batch, length)
-        self._ids = torch.zeros(batch, 1, dtype=torch.int64, device=model.device)
-        self._logits = torch.zeros(batch, self.vocabulary, device=model.device)
+        with torch.inference_mode(False):  # an engine outlives the block it is made in
+            self._slots = Slots(like, batch, length)
+            self._ids = torch.zeros(batch, 1, dtype=torch.int64, device=model.device)
+            self._logits = torch.zeros(batch, self.vocabulary, device=model.device)
 
     @classmethod
     def obstacle(cls, model: PreTrainedModel, cache: str) -> str:

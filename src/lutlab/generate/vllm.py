@@ -5,11 +5,15 @@
 vLLM fuses q, k and v, and gate and up: their packed weights are joined (formats/joined.py), or, where their layouts
 differ, multiplied one after the other. One GPU a stage: what tensor parallelism would cut is refused, pipeline
 parallelism cuts between layers. vLLM's classes are imported in register() alone: it is no dependency.
+
+vLLM keeps compiled graphs on disk for later processes. Its graphs see one operation a layer, vllm_linear, which finds
+the layer by its name, and not by a number that another process may give to another one.
 """
 
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,6 +26,9 @@ from lutlab.formats.joined import joined
 from lutlab.modules import QuantLinear
 
 log = logging.getLogger(__name__)
+_LIBRARY = torch.library.Library("lutlab", "FRAGMENT")
+_LIBRARY.define("vllm_linear(Tensor x, Tensor? bias, str name, int rows) -> Tensor")
+_LAYERS: weakref.WeakValueDictionary[str, torch.nn.Module] = weakref.WeakValueDictionary()
 METHOD = "lutlab"
 ORDER = {"q": 0, "k": 1, "v": 2}  # vLLM numbers all other parts
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)  # of the GPU kernels
@@ -43,7 +50,7 @@ def register() -> None:
             if not isinstance(layer, linear.LinearBase):
                 return None
             parts = self.parts(prefix)
-            return method(parts) if parts else linear.UnquantizedLinearMethod()
+            return method(prefix, parts) if parts else linear.UnquantizedLinearMethod()
 
     quantization.register_quantization_config(METHOD)(LutlabConfig)
 
@@ -112,10 +119,12 @@ class LinearMethod:
     """The part of vLLM's LinearMethodBase that is lutlab's: of one fused layer, or of one that is not.
 
     Args:
+        name: of the layer in the model.
         layouts: of its parts, in vLLM's order.
     """
 
-    def __init__(self, layouts: Sequence[Mapping[str, Any]]) -> None:
+    def __init__(self, name: str, layouts: Sequence[Mapping[str, Any]]) -> None:
+        self.name = name
         self.empty = [_empty(layout) for layout in layouts]
 
     def create_weights(
@@ -131,7 +140,7 @@ class LinearMethod:
         """Give the layer a parameter for each buffer of the format; a loaded tensor is kept beside it, by its part.
 
         Raises:
-            LutlabError: tensor parallelism, or a checkpoint of other sizes.
+            LutlabError: tensor parallelism, a checkpoint of other sizes, or a second model with a layer of this name.
         """
         if (input_size_per_partition, sum(output_partition_sizes)) != (input_size, output_size):
             raise LutlabError(
@@ -143,6 +152,11 @@ class LinearMethod:
             raise LutlabError(
                 f"config.json has {sizes[0]} x {sizes[1]} for a layer of {output_size} x {input_size}: it belongs to "
                 "another model; copy the folder again"
+            )
+        if _LAYERS.setdefault(self.name, layer) is not layer:
+            raise LutlabError(
+                f"{self.name} is a layer of two models in this process: serve one that lutlab has quantized, and a "
+                "draft model in full precision"
             )
         layer.lutlab_dtype, layer.lutlab_loaded = params_dtype, {}
         for name in dict.fromkeys(
@@ -177,9 +191,22 @@ class LinearMethod:
         self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
         """The product x [..., K] -> [..., N], parts side by side."""
-        found = [one(x) for one in layer.lutlab_products]
-        y = found[0] if len(found) == 1 else torch.cat(found, -1)
-        return y if bias is None else y + bias
+        rows = sum(one.shape[0] for one in self.empty)
+        return torch.ops.lutlab.vllm_linear(x, bias, self.name, rows)
+
+
+@torch.library.impl(_LIBRARY, "vllm_linear", "CompositeExplicitAutograd")
+def _vllm_linear(x: torch.Tensor, bias: torch.Tensor | None, name: str, rows: int) -> torch.Tensor:
+    found = [one(x) for one in _LAYERS[name].lutlab_products]
+    y = found[0] if len(found) == 1 else torch.cat(found, -1)
+    return y if bias is None else y + bias
+
+
+@torch.library.register_fake("lutlab::vllm_linear")
+def _vllm_linear_shape(
+    x: torch.Tensor, bias: torch.Tensor | None, name: str, rows: int
+) -> torch.Tensor:
+    return x.new_empty(*x.shape[:-1], rows)
 
 
 def _empty(layout: Mapping[str, Any]) -> Format:
