@@ -4,8 +4,9 @@
         [--context 32 --tokens 32 --rounds 5 --cache float16 --layers 8] [--out bench.json]
 
     lutlab           the best engine that takes the model; `step / kernels`: its step over its products (breakdown)
-    llama.cpp        the type of the row's width (gguf_model.py), our head and cache, plain and fused attention; where
-                     inputs of a layer are no multiple of 256 no K type takes them, and q4_0 runs instead
+    llama.cpp        the type of the row's width (gguf_model.py), our head and cache, plain and fused attention, each a
+                     copy in memory (--attention plain: one); where inputs of a layer are no multiple of 256 no K type
+                     takes them, and q4_0 runs instead
     transformers     the model in float32, its own loop and cache; of a large one 1 and 3 layers, scaled to all
 
 A contestant decodes --tokens greedily behind a text of --context tokens, and all take turns, in one process. A time is
@@ -26,6 +27,7 @@ import os
 import platform
 import tempfile
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +36,7 @@ import torch
 import lutlab
 from lutlab.errors import LutlabError
 from lutlab.evaluators import gguf_model, llama_cpp
-from lutlab.evaluators.llama_cpp_decoder import Decoder, check
+from lutlab.evaluators.llama_cpp_decoder import CHECKED, Decoder, check
 from lutlab.generate.contract import Engine
 from lutlab.measure.timing import RESIDENT, Contestant, CpuTimer, race
 from lutlab.models.load import embedded_names, load_model
@@ -44,6 +46,7 @@ GROUP = 128
 METHODS = {"uniform": "rtn", "bcq": "bcq", "none": "none"}
 GGML = {"float16": "f16", "float32": "f32"}
 DENSE_LAYERS = (1, 3)  # of a large model in float32
+Dense = tuple[int | None, Engine]  # layers, None: all
 
 
 class Model:
@@ -69,7 +72,7 @@ class Model:
 
 def of_engine(name: str, engine: Engine, args: argparse.Namespace) -> Contestant:
     """Greedy steps of an engine behind the context."""
-    ids = torch.arange(args.context) % engine.vocabulary
+    ids = context_of(engine, args)
     engine.prefill([ids])
     last = ids[-1:]
 
@@ -81,6 +84,11 @@ def of_engine(name: str, engine: Engine, args: argparse.Namespace) -> Contestant
 
     size = sum(engine.bytes_read(args.context).values())
     return Contestant(name, size, args.tokens + 1, run)
+
+
+def context_of(engine: Engine, args: argparse.Namespace) -> torch.Tensor:
+    """The tokens before those that are timed."""
+    return torch.arange(args.context) % engine.vocabulary
 
 
 def of_llama_cpp(name: str, decoder: Decoder, args: argparse.Namespace, size: int) -> Contestant:
@@ -98,14 +106,23 @@ def of_llama_cpp(name: str, decoder: Decoder, args: argparse.Namespace, size: in
     return Contestant(name, size, args.tokens + 1, run)
 
 
-def peers(
-    model: Model, quantized: Any, form: str, facts: dict, args: argparse.Namespace, stack: ExitStack
-) -> list[tuple[Contestant, dict]]:
-    """llama.cpp with plain and with fused attention, checked; nothing where it is not installed."""
+@dataclass
+class Peer:
+    """A model as a file of llama.cpp: its type, head, bytes that a token reads of it, and what the check said."""
+
+    path: Path
+    kind: str
+    head: str
+    size: int
+    checked: dict[str, float]
+
+
+def peer(model: Model, quantized: Any, form: str, head: str, folder: Path) -> Peer | None:
+    """The file, checked; None where llama.cpp is not installed."""
     if not all(map(importlib.util.find_spec, ("llama_cpp", "gguf"))):
         print("  no llama.cpp: pip install llama-cpp-python gguf, in an environment of its own")
-        return []
-    threads, head, cache = torch.get_num_threads(), GGML[facts["head"]], GGML[facts["cache"]]
+        return None
+    threads, path = torch.get_num_threads(), folder / "model.gguf"
     one = quantized if model.embedded else model.make(form, layers=1)
     kind = gguf_model.type_for(int(form[-1]))
     try:
@@ -114,79 +131,90 @@ def peers(
         print(f"  {error}")
         kind = "q4_0"
     encoded = gguf_model.encode(one, kind, head, threads)
-    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lutlab-")))
-    gguf_model.save(one.config, encoded, folder / "checked.gguf")
-    with Decoder(folder / "checked.gguf", args.length, threads, cache) as decoder:
+    gguf_model.save(one.config, encoded, path)
+    with Decoder(path, CHECKED, threads) as decoder:
         said = check(one, encoded, decoder, 1)
-    blocks = quantized.config.num_hidden_layers
-    whole = encoded if one is quantized else gguf_model.repeated(encoded, blocks)
-    gguf_model.save(quantized.config, whole, folder / "model.gguf")
-    size = sum(t.values.nbytes for name, t in whole.items() if name != "token_embd.weight")
-    size += quantized_cache_bytes(quantized.config, args.context, facts["cache"])
+    if one is not quantized:
+        encoded = gguf_model.repeated(encoded, quantized.config.num_hidden_layers)
+        gguf_model.save(quantized.config, encoded, path)
+    size = sum(t.values.nbytes for name, t in encoded.items() if name != "token_embd.weight")
+    return Peer(path, kind, head, size, said)
+
+
+def measure(model: Model, form: str, dense: list[Dense], args: argparse.Namespace) -> list[dict]:
+    """A model in one format by every number of threads."""
     found = []
-    for flash in (False, True):
-        decoder = Decoder(folder / "model.gguf", args.length, threads, cache, flash)
-        stack.enter_context(decoder)
-        attention = "fused" if flash else "plain"
-        name = f"{llama_cpp.name(kind)}, {attention} attention"
-        found.append(
-            (of_llama_cpp(name, decoder, args, size), {"head": head, "cache": cache, **said})
-        )
+    with tempfile.TemporaryDirectory(prefix="lutlab-") as folder:
+        torch.set_num_threads(max(args.threads))
+        quantized = model.make(form)
+        engine = lutlab.engine(quantized, length=args.length, cache=args.cache)
+        head = GGML[engine.facts()["head"]]
+        cached = engine.bytes_read(args.context)["cache"]
+        there = peer(model, quantized, form, head, Path(folder))
+        for threads in args.threads:
+            torch.set_num_threads(threads)
+            with ExitStack() as stack:
+                others = [] if there is None else decoders(there, cached, stack, args)
+                result = raced(engine, others, dense, args)
+            about = {"model": model.name, "drawn_weights": not model.embedded, "format": form}
+            found.append(about | {"group": GROUP, "threads": threads} | result)
+            print(table(found[-1]), flush=True)
     return found
 
 
-def quantized_cache_bytes(config: Any, context: int, dtype: str) -> int:
-    """Keys and values of a context."""
-    width = getattr(torch, dtype).itemsize
-    return (
-        2
-        * config.num_hidden_layers
-        * config.num_key_value_heads
-        * config.head_dim
-        * context
-        * width
-    )
+def decoders(
+    there: Peer, cached: int, stack: ExitStack, args: argparse.Namespace
+) -> list[tuple[Contestant, dict]]:
+    """llama.cpp with each attention, behind a context of so many bytes."""
+    found = []
+    size = there.size + cached
+    cache = GGML[args.cache]
+    for attention in args.attention:
+        flash = attention == "fused"
+        decoder = Decoder(there.path, args.length, torch.get_num_threads(), cache, flash)
+        stack.enter_context(decoder)
+        name = f"{llama_cpp.name(there.kind)}, {attention} attention"
+        facts = {"head": there.head, "cache": cache, **there.checked}
+        found.append((of_llama_cpp(name, decoder, args, size), facts))
+    return found
 
 
-def measure(model: Model, form: str, threads: int, args: argparse.Namespace) -> dict:
-    torch.set_num_threads(threads)
-    with ExitStack() as stack:
-        quantized = model.make(form)
-        engine = lutlab.engine(quantized, length=args.length, cache=args.cache)
-        ours = of_engine("lutlab", engine, args)
-        facts = engine.facts()
-        others = peers(model, quantized, form, facts, args, stack)
-        dense = [] if args.no_dense else dense_ones(model, args)
-        everyone = [ours, *(one for one, _ in others), *(one for _, one in dense)]
-        parts: list[dict] = []
-        for _ in range(args.rounds):
-            race(everyone, CpuTimer(args.tokens), 1, (RESIDENT,))
-            if facts["engine"] == "cpu_step":
-                parts.append(engine.breakdown(args.context))
-                engine.prefill([torch.arange(args.context) % engine.vocabulary])
-        blocks = quantized.config.num_hidden_layers
-    rows = [row(ours, ours, facts)]
-    rows += [row(one, ours, said) for one, said in others]
-    if dense:
-        rows.append(row(scaled(dense, blocks), ours, {"head": "float32", "cache": "float32"}))
+def raced(
+    engine: Engine,
+    others: list[tuple[Contestant, dict]],
+    dense: list[Dense],
+    args: argparse.Namespace,
+) -> dict:
+    """All in turn."""
+    ours, facts = of_engine("lutlab", engine, args), engine.facts()
+    plain = [(layers, of_engine("transformers float32", one, args)) for layers, one in dense]
+    everyone = [ours, *(one for one, _ in others), *(one for _, one in plain)]
+    parts: list[dict] = []
+    for _ in range(args.rounds):
+        race(everyone, CpuTimer(args.tokens), 1, (RESIDENT,))
+        if facts["engine"] == "cpu_step":
+            parts.append(engine.breakdown(args.context))
+            engine.prefill([context_of(engine, args)])
+    blocks = engine.model.config.num_hidden_layers
+    rows = [row(ours, ours, facts)] + [row(one, ours, said) for one, said in others]
+    if plain:
+        rows.append(row(scaled(plain, blocks), ours, {"head": "float32", "cache": "float32"}))
     least = min(parts, key=lambda one: sum(one.values()), default=None)
-    result = {
-        "model": model.name, "drawn_weights": not model.embedded, "layers": blocks, "format": form, "group": GROUP,
-        "threads": threads, "context": args.context, "tokens": args.tokens, "rows": rows,
+    return {
+        "layers": blocks, "context": args.context, "tokens": args.tokens, "rows": rows,
         "parts_ms": least and {name: 1e3 * seconds for name, seconds in least.items()},
         "step_over_kernels": least and sum(least.values()) / least["matmul"],
     }  # fmt: skip
-    print(table(result), flush=True)
-    return result
 
 
-def dense_ones(model: Model, args: argparse.Namespace) -> list[tuple[int | None, Contestant]]:
+def dense_ones(model: Model, args: argparse.Namespace) -> list[Dense]:
     """Transformers in float32: the whole of a small model, else few layers."""
-    found = []
-    for layers in (None,) if model.embedded else DENSE_LAYERS:
-        engine = lutlab.engine(model.make("none", layers), length=args.length, name="transformers")
-        found.append((layers, of_engine("transformers float32", engine, args)))
-    return found
+    if args.no_dense:
+        return []
+    return [
+        (layers, lutlab.engine(model.make("none", layers), length=args.length, name="transformers"))
+        for layers in ((None,) if model.embedded else DENSE_LAYERS)
+    ]
 
 
 def scaled(dense: list[tuple[int | None, Contestant]], blocks: int) -> Contestant:
@@ -243,16 +271,19 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=32, help="timed a round")
     parser.add_argument("--cache", default="float16", choices=GGML, help="of keys and values")
     parser.add_argument("--rounds", type=int, default=5)
+    kinds = ["plain", "fused"]
+    parser.add_argument("--attention", nargs="+", default=kinds, choices=kinds, help="llama.cpp's")
     parser.add_argument("--no-dense", action="store_true", help="without transformers in float32")
     parser.add_argument("--out", type=Path, help="write the numbers as JSON")
     args = parser.parse_args()
     args.length = args.context + args.tokens + 1
     results = []
     for name in args.models:
+        model = Model(name, args.layers)
+        dense = dense_ones(model, args)
         for form in args.formats:
-            for threads in args.threads:
-                results.append(measure(Model(name, args.layers), form, threads, args))
-                gc.collect()
+            results += measure(model, form, dense, args)
+            gc.collect()
     if args.out:
         about = {"processor": platform.processor(), "load_average": os.getloadavg()[0]}
         args.out.write_text(json.dumps(about | {"results": results}, indent=1) + "\n")

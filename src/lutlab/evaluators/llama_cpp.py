@@ -43,8 +43,8 @@ class LlamaCpp(Evaluator):
             at 3, q2_K at 2). Types that end in K need layers whose inputs are a multiple of 256.
         head: its type: `f16`, or llama.cpp's own default `q6_K`, or `f32`.
         cache: of keys and values: `f16`, llama.cpp's default, or `f32`.
-        flash: attention by llama.cpp's fused kernel, its own default. Without it, as llama-cpp-python sets it, small
-            models decode 2 to 7 times as fast on a CPU (llama-embedded-m, 128 tokens, AVX2).
+        flash: attention by llama.cpp's fused kernel, its own default. llama-embedded-m on AVX2: faster than the plain
+            one, llama-cpp-python's default, up to 128 tokens, slower behind them, and 3 times slower with cache=f32.
 
     Raises:
         LutlabError: no such type.
