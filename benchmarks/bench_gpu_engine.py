@@ -21,7 +21,6 @@ from typing import Any
 import torch
 from gpu_ceilings import reader
 from gpu_contestants import DEVICE, cold_copies, l2_bytes, run_parts
-from transformers import OPTConfig
 
 import lutlab
 from lutlab.errors import LutlabError
@@ -30,8 +29,6 @@ from lutlab.generate.contract import Engine
 from lutlab.measure.gpu_breakdown import breakdown
 from lutlab.measure.timing import Contestant, GpuTimer, gpu_copier, race
 
-# Layers, width, heads.
-SIZES = {"opt-30b": (48, 7168, 56), "opt-175b": (96, 12288, 96)}
 LENGTH = 128  # tokens in the cache at the end
 STREAM = 1_200_000_000  # bytes of the read-only stream
 OF_BOUND = {"opt-30b q3": (0.60, 0.70), "opt-175b q3": (0.75, 0.82)}  # must, stretch
@@ -52,17 +49,6 @@ def timer(one: Contestant, kind: str) -> float:
     return before.elapsed_time(after) * 1e-3 / (LENGTH - 1)
 
 
-def config(name: str) -> OPTConfig:
-    layers, width, heads = SIZES[name]
-    return OPTConfig(
-        hidden_size=width,
-        word_embed_proj_dim=width,
-        ffn_dim=4 * width,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-    )
-
-
 def decode(own: Engine) -> None:
     """Greedy tokens after the first one, which is in the cache."""
     own.rewind(1)
@@ -79,7 +65,7 @@ def made(name: str, method: str, q: int, g: int) -> Engine:
     options = (
         {"offset": True} if method == "bcq" else {}
     )  # as the papers' kernels read uniform weights
-    model = lutlab.synthetic(config(name), method=method, q=q, g=g, device=DEVICE, **options)
+    model = lutlab.synthetic(name, method=method, q=q, g=g, device=DEVICE, **options)
     one = torch.zeros(1, dtype=torch.int64)
     found = []
     for kind in ("cuda_graph", "transformers"):

@@ -23,9 +23,8 @@ if TYPE_CHECKING:
     from lutlab.experiment.records.frame import results
     from lutlab.generate import engine
     from lutlab.generate.text import complete, stream
-    from lutlab.predict import gpus as predict_gpus
-    from lutlab.predict import latency as predict_latency
-    from lutlab.predict import memory as predict_memory
+    from lutlab.predict.footprint import predict_gpus, predict_memory
+    from lutlab.predict.per_token import predict_latency
     from lutlab.specs import Tuning
 
 __all__ = [
@@ -64,16 +63,16 @@ _HOME = {
     "synthetic": "lutlab.compress.synthetic",
     "export_gptq": "lutlab.checkpoint.gptq",
     "export_compressed_tensors": "lutlab.checkpoint.compressed_tensors",
-    **dict.fromkeys(("predict_latency", "predict_memory", "predict_gpus"), "lutlab.predict"),
+    "predict_latency": "lutlab.predict.per_token",
+    "predict_memory": "lutlab.predict.footprint",
+    "predict_gpus": "lutlab.predict.footprint",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'lutlab' has no attribute '{name}'")
-    module = importlib.import_module(_HOME[name])
-    own = name.removeprefix("predict_") if _HOME[name] == "lutlab.predict" else name
-    found = explained(getattr(module, own))
+    found = explained(getattr(importlib.import_module(_HOME[name]), name))
     globals()[name] = found  # so that every use is the same object
     return found
 

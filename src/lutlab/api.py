@@ -11,6 +11,8 @@
     model = lutlab.load(folder / "rtn")
     lutlab.export_gptq(model, folder / "gptq")                          # layouts of others, for uniform codes
     lutlab.export_compressed_tensors(model, folder / "compressed")
+    lutlab.predict_latency("opt-175b", q=3, gpu="A100-80GB").ms_per_token   # of what nobody runs here
+    lutlab.predict_memory("opt-175b", q=3).total, lutlab.predict_gpus("opt-175b", gpu="A100-80GB")
 
 Calibrated methods (`gptq`, `gptq_bcq`, `awq`, `mixed_2_4_16`, `group_widths`) take `calibration=<token ids>`; without
 it they read Python's documentation: `lutlab.quantize(model, method="gptq_bcq", q=3, g=128)`.

@@ -10,6 +10,7 @@ from tests.kernels.gpu import test_lut_gemv
 from tests.models.architectures import make
 
 import lutlab
+from lutlab import sources
 from lutlab.errors import LutlabError
 from lutlab.generate.graph import GraphStep
 
@@ -20,13 +21,14 @@ gpu = test_lut_gemv.gpu
 def small(gpu, monkeypatch, tmp_path):
     asked = []
 
-    def synthetic(config, method, q, g, device, **options):
+    def synthetic(name, method, q, g, device, **options):
         model = make("opt")
-        asked.append((config.num_hidden_layers, config.hidden_size, method, q, g, options))
+        assert (sources.folder("conf") / "shapes" / name).is_dir()
+        asked.append((name, method, q, g, options))
         return model if method == "none" else lutlab.quantize(model, "rtn", q=max(q, 2), g=8)
 
     stand_in(bench, monkeypatch)
-    monkeypatch.setattr(lutlab, "synthetic", synthetic, raising=False)
+    monkeypatch.setattr(lutlab, "synthetic", synthetic)
     monkeypatch.setattr(GraphStep, "obstacle", lambda model, cache: "")
     monkeypatch.setattr(bench, "LENGTH", 32)
     monkeypatch.setattr(bench, "timer", lambda one, kind: one.run(0) or one.bytes * 1e-9)
@@ -42,11 +44,13 @@ def small(gpu, monkeypatch, tmp_path):
 
 def test_rows_and_goals(small, monkeypatch, capsys):
     asked, folder = small
+    names = ("opt-30b", "opt-175b-q3")
+    monkeypatch.setattr(bench, "PARTS", {name: bench.PARTS[name] for name in names})
     bench.main()
     assert asked == [
-        (48, 7168, "none", 16, -1, {}),
-        (48, 7168, "bcq", 3, 128, {"offset": True}),
-        *((96, 12288, "bcq", q, -1, {"offset": True}) for q in (3, 1, 2, 4)),
+        ("opt-30b", "none", 16, -1, {}),
+        ("opt-30b", "bcq", 3, 128, {"offset": True}),
+        ("opt-175b", "bcq", 3, -1, {"offset": True}),
     ]
     rows = json.loads((folder / "gpu_engine_opt-30b.json").read_text())["results"]
     assert [row["model"] for row in rows] == ["opt-30b float16", "opt-30b q3"]

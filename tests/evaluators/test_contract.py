@@ -36,6 +36,7 @@ FEW = {
     "generation": {"tokens": 4, "repeats": 1},
     "latency": {"tokens": 4, "repeats": 1},
     "breakdown": {"context": 4, "repeats": 1},
+    "context": {"tokens": 4, "rounds": 1},
 }
 # measured in seconds on a tiny model; the others need a GPU, a C compiler, a peer or a fresh process
 CHEAP = [*TEXTS, *FEW, "weight_error", "output_error", "model_size", "group_range"]

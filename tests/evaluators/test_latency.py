@@ -1,10 +1,13 @@
-"""Latency is generation's speed, told in the papers' unit, on one GPU only."""
+"""Latency is generation's speed, told in the papers' unit, on one GPU, and on those that share the model."""
 
 import pytest
+from tests.generate.thread_ranks import ThreadRank, together
 from tests.tiny_models import one_thread, tiny_opt  # noqa: F401
 
-from lutlab.evaluators import generation
+import lutlab
+from lutlab.evaluators import generation, latency
 from lutlab.evaluators.latency import Latency
+from lutlab.measure import ranks
 from lutlab.specs import ModelRun, ModelSpec, Subject
 
 
@@ -30,3 +33,41 @@ def test_milliseconds_a_token_are_those_of_the_median_repeat(monkeypatch):
     assert found.values == {"latency_1gpu_ms": pytest.approx(200.0)}
     assert found.samples == (4.0, 1.0, 2.0)
     assert found.facts["tokens"] == 11
+
+
+@pytest.fixture
+def threads(monkeypatch):
+    """Ranks are threads of this process; the ids that the first says may be changed in `change`."""
+    change = []
+
+    def run(job, count, device, task, *limits):
+        ids, found = together(job, count, *task)[0]
+        return [*ids[:-1], *change] if change else ids, found
+
+    monkeypatch.setattr(ThreadRank, "agree", lambda rank, said: None, raising=False)
+    monkeypatch.setattr(ranks, "run", run)
+    return change
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_ranks_share_the_model_and_choose_its_tokens(threads):
+    model = tiny_opt().eval()
+    lutlab.quantize(model, "rtn", q=4, g=16)
+    own, counts = Latency(tokens=6, repeats=2, prompt=3), {"latency_2gpu_ms": 2}
+    values, facts, refused = own._shared(model, counts, "cpu")
+    assert refused == {}
+    assert facts["latency_2gpu_ms"]["ranks"] == 2
+    seconds = facts["latency_2gpu_ms"]["seconds"]
+    assert values == {"latency_2gpu_ms": pytest.approx(1e3 * sum(seconds) / 2 / 5)}
+    threads.append(259)
+    with pytest.raises(lutlab.errors.LutlabError, match="first at 5 of 6"):
+        own._shared(model, counts, "cpu")
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_gpus_that_cannot_share_a_model_say_why_beside_those_that_can(threads, monkeypatch):
+    monkeypatch.setattr(latency, "gpus", lambda device: 4)
+    subject = Subject(tiny_opt(), None, (), None, 64, row("cuda"))
+    found = Latency(tokens=4, repeats=1).measure(subject)
+    assert set(found.values) == {"latency_1gpu_ms", "latency_2gpu_ms"}
+    assert "4" in found.facts["not_measured"]["latency_4gpu_ms"]

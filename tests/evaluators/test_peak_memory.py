@@ -46,7 +46,7 @@ def test_a_quantized_model_is_loaded_quantized(tmp_path, capfd):
     """What the fresh process does, in this one."""
     model = tiny_llama()
     lutlab.quantize(model, method="rtn", q=3, g=16)
-    peak_memory._save(model, tmp_path / "model")
+    peak_memory.save(model, tmp_path / "model")
     peak_memory.run(str(tmp_path / "model"), type(model).__module__, "8", "1")
     out, err = capfd.readouterr()
     seen = json.loads(out.splitlines()[-1])

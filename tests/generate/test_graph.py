@@ -6,20 +6,24 @@ from types import SimpleNamespace
 import pytest
 import torch
 from tests.generate.test_eager import alone
+from tests.kernels.gpu import test_lut_gemv
 from tests.models.architectures import CAUSAL, make, token_ids
 from tests.models.architectures import config as config_of
 from tests.tiny_models import one_thread  # noqa: F401
 
 import lutlab
 from lutlab.errors import LutlabError
+from lutlab.formats.bcq import PackedBCQ
 from lutlab.generate import graph
 from lutlab.generate.fuse import fuse
 from lutlab.generate.graph import MODEL_TYPES, GraphStep
-from lutlab.generate.slots import check_room
+from lutlab.kernels.gpu import choice
 from lutlab.kernels.joined import RowsOf, Whole
+from lutlab.models import fits
 from lutlab.models.families import linear_layers
 from lutlab.modules import QuantLinear
 
+gpu = test_lut_gemv.gpu
 pytestmark = pytest.mark.usefixtures("one_thread")
 FAMILIES = tuple(name for name in CAUSAL if name != "gpt-neo")
 
@@ -114,7 +118,7 @@ def test_what_it_reads_and_what_it_refuses():
     assert {make(name).config.model_type for name in FAMILIES} == set(MODEL_TYPES)
 
 
-def test_why_a_model_has_no_graph(monkeypatch):
+def test_why_a_model_has_no_graph():
     def obstacle(device="cuda", family="opt", cache="", **changed):
         config = config_of(family)
         for name, value in {"_attn_implementation": "sdpa", **changed}.items():
@@ -135,13 +139,14 @@ def test_why_a_model_has_no_graph(monkeypatch):
         family="llama-1", rope_parameters={"rope_type": "dynamic"}
     )
     assert "float16, not float32" in obstacle(cache="float32")
-    sizes = {"memory_reserved": 3_000, "memory_allocated": 1_000, "mem_get_info": (6_000, 0)}
-    for name, size in sizes.items():
-        monkeypatch.setattr(torch.cuda, name, lambda size=size: size)
-    layer = (torch.zeros(1, 2, 1, 8),) * 2  # 128 bytes a token
-    check_room([layer], batch=2, length=31)
-    with pytest.raises(LutlabError, match="2 rows of 32 tokens take"):
-        check_room([layer], batch=2, length=32)
+
+
+def test_a_cache_that_does_not_fit_is_refused(monkeypatch):
+    monkeypatch.setattr(fits, "available", lambda device: 4_000)
+    model = make("llama-2")  # 256 bytes a token: 2 layers, keys and values, 2 heads of 8, float32
+    with pytest.raises(LutlabError, match=r"a cache of 2 x 8 tokens needs .* cache"):
+        GraphStep(model, 2, 8, "")
+    GraphStep(model, 1, 15, "")
 
 
 @pytest.mark.parametrize(("family", "method", "q"), [("qwen2", "rtn", 4), ("llama-2", "bcq", 3)])
@@ -187,3 +192,30 @@ def test_why_layers_are_not_joined():
     (why,) = fuse(model, 1, torch.float32)
     assert "weights of other layouts cannot be joined" in why
     assert GraphStep(model, 1, 8, "").facts()["not_joined"] == [why]
+
+
+def test_the_layers_of_a_gpu_are_joined_and_held_once(gpu, monkeypatch, tmp_path):
+    """The executions that a GPU has, their kernels as C++: one launch for q, k and v, in the kernel's layout alone."""
+    model = make("opt")
+    lutlab.quantize(model, "bcq", q=2, g=32, offset=True)
+    prompts = [token_ids(length=3)[0], token_ids(length=2)[1]]
+    expected = torch.stack([alone(model, ids) for ids in prompts])
+    alike = copy.deepcopy(model)
+    monkeypatch.setenv("LUTLAB_CACHE", str(tmp_path))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a stand-in")
+    monkeypatch.setattr(PackedBCQ, "kernels", {"cpu": ("lut_gemv",)})
+    monkeypatch.setattr(choice, "choose", lambda *_: ("float_sums", ""))
+    own = GraphStep(alike, 2, 8, "", Recorder())
+    torch.testing.assert_close(own.prefill(prompts), expected, atol=1e-4, rtol=1e-4)
+    chosen = expected.argmax(-1)
+    texts = [torch.cat([ids, one[None]]) for ids, one in zip(prompts, chosen, strict=True)]
+    expected = torch.stack([alone(model, ids) for ids in texts])
+    torch.testing.assert_close(own.step(chosen), expected, atol=1e-4, rtol=1e-4)
+    assert "float_sums" in own.facts()["kernel"][0]
+    layers = [layer for _, layer in linear_layers(alike)]
+    assert [isinstance(layer.execution, RowsOf) for layer in layers] == [True] * 3 + [False] * 3 + [
+        True
+    ] * 3 + [False] * 3
+    assert not any(list(layer.buffers()) for layer in layers)
+    before = model.state_dict()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in alike.state_dict().items())

@@ -1,11 +1,14 @@
 """The headers of a checkpoint say the same of a model as the model itself, for every family."""
 
+import json
+
 import pytest
 from tests.models.architectures import CONFIGS, make
 
 from lutlab.errors import LutlabError
 from lutlab.models import shape
 from lutlab.models.families import linear_layers, weight_of
+from lutlab.models.files import shape_folders
 from lutlab.models.load import embedded_names
 from lutlab.specs import ModelSpec
 
@@ -28,6 +31,23 @@ def test_a_synthetic_model_has_the_shape_of_its_config(tmp_path):
     found = shape.shape_of(ModelSpec("cut", "synthetic", str(tmp_path), layers=1))
     assert found.layers == 1
     assert 0 < found.linear_parameters < found.parameters
+
+
+# as their papers and repositories count them: OPT by its formula, whose biases and positions count; LLaMA exactly
+PARAMETERS = {
+    "opt-6.7b": 6_658_473_984, "opt-13b": 12_853_473_280, "opt-30b": 29_974_540_288, "opt-66b": 65_719_701_504,
+    "opt-175b": 174_604_468_224,
+    "llama-7b": 6_738_415_616, "llama-13b": 13_015_864_320, "llama-30b": 32_528_943_616, "llama-65b": 65_285_660_672,
+}  # fmt: skip
+
+
+def test_shapes_of_the_papers_models_have_their_parameters():
+    found = {}
+    for name, folder in shape_folders().items():
+        one, two = (shape.shape_of(ModelSpec(name, "synthetic", name, layers=n)) for n in (1, 2))
+        layers = json.loads((folder / "config.json").read_text())["num_hidden_layers"]
+        found[name] = one.parameters + (layers - 1) * (two.parameters - one.parameters)
+    assert found == PARAMETERS
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,8 @@ static __attribute__((noinline)) void add_plane(const uint8_t *unit, int plane, 
     const uint8_t *words = unit + WORDS_AT + plane * 128;
     const rows_h none = _mm256_setzero_si256(), of_odd = _mm256_set1_epi16(1 << 8);
     const rows_h less = less_bias(unit_words * WORD_LOOKUPS);
-    rows_h both0 = none, both1 = none, both2 = add_halves(less, _mm256_slli_epi16(less, 8)), odd0 = none, odd1 = none, odd2 = less;
+    rows_h both0 = none, both1 = none, both2 = add_halves(less, _mm256_slli_epi16(less, 8));
+    rows_h odd0 = none, odd1 = none, odd2 = less;
     for (long word = 0; word < unit_words; word++, words += WORD_BYTES, table += WORD_LOOKUPS * LOOKUP_BYTES) {
         rows_b bytes, index, found;
 {% for lookup in range(8) %}
@@ -57,7 +58,7 @@ static __attribute__((noinline)) void add_plane(const uint8_t *unit, int plane, 
 {% endif %}
         index = {{ "high" if lookup % 2 else "low" }}_nibbles(bytes);
 {% for d in range(3) %}
-        found = look_up_bytes(table + {{ lookup }} * LOOKUP_BYTES + {{ [0, 32, 16][d] }}, index);
+        found = look_up_bytes(table + {{ lookup }} * LOOKUP_BYTES + {{ [0, 2, 1][d] * 16 }}, index);
         both{{ d }} = add_halves(both{{ d }}, found);
         odd{{ d }} = add_halves(odd{{ d }}, _mm256_maddubs_epi16(found, of_odd));
         KEEP_TABLE(both{{ d }});
@@ -79,7 +80,8 @@ static __attribute__((noinline)) void add_pair(const uint8_t *unit, int plane, l
     const rows_h none = _mm256_setzero_si256(), weights = _mm256_set1_epi16(1 | 2 << 8);
     const rows_h less = less_bias(3 * count * WORD_LOOKUPS);
     rows_h low0 = none, low1 = none, low2 = less, high0 = none, high1 = none, high2 = less; /* rows of bytes 0-7, 8-15 of 16 */
-    for (table += word * WORD_LOOKUPS * LOOKUP_BYTES; count > 0; count--, words += WORD_BYTES, table += WORD_LOOKUPS * LOOKUP_BYTES) {
+    table += word * WORD_LOOKUPS * LOOKUP_BYTES;
+    for (; count > 0; count--, words += WORD_BYTES, table += WORD_LOOKUPS * LOOKUP_BYTES) {
         rows_b first, second, low, high, low_index, high_index, entries;
 {% for lookup in range(8) %}
 {% if lookup % 2 == 0 %}
@@ -87,9 +89,10 @@ static __attribute__((noinline)) void add_pair(const uint8_t *unit, int plane, l
         prefetch(words + ahead + {{ 32 * lookup }});
         low = _mm256_unpacklo_epi8(first, second), high = _mm256_unpackhi_epi8(first, second);
 {% endif %}
-        low_index = {{ "high" if lookup % 2 else "low" }}_nibbles(low), high_index = {{ "high" if lookup % 2 else "low" }}_nibbles(high);
+{% set nibbles = "high_nibbles" if lookup % 2 else "low_nibbles" %}
+        low_index = {{ nibbles }}(low), high_index = {{ nibbles }}(high);
 {% for d in range(3) %}
-        entries = load_byte_table(table + {{ lookup }} * LOOKUP_BYTES + {{ [0, 32, 16][d] }});
+        entries = load_byte_table(table + {{ lookup }} * LOOKUP_BYTES + {{ [0, 2, 1][d] * 16 }});
         low{{ d }} = add_halves(low{{ d }}, _mm256_maddubs_epi16(_mm256_shuffle_epi8(entries, low_index), weights));
         high{{ d }} = add_halves(high{{ d }}, _mm256_maddubs_epi16(_mm256_shuffle_epi8(entries, high_index), weights));
         KEEP_TABLE(low{{ d }});

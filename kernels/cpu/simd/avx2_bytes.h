@@ -72,6 +72,14 @@ static INLINE rows_f odd_floats(rows_f a, rows_f b)
     return BOTH(rows_f, _mm256_shuffle_ps(a.lo, a.hi, 0xdd), _mm256_shuffle_ps(b.lo, b.hi, 0xdd));
 }
 
+/* The largest of 8; nan where `finite` lacks a bit. */
+static INLINE float largest_lane(__m256 most, __m256 finite)
+{
+    float lanes[8];
+    _mm256_storeu_ps(lanes, most);
+    for (int lane = 1; lane < 8; lane++) lanes[0] = lanes[lane] > lanes[0] ? lanes[lane] : lanes[0];
+    return _mm256_movemask_ps(finite) == 255 ? lanes[0] : NAN;
+}
 /* The largest |x[j]| + |x[j + 1]| + |x[j + 2]| + |x[j + 3]|, at least `least`, of n floats, n a multiple of 32; nan where
    one is not finite. */
 static INLINE float largest_of_fours(const float *x, long n, float least)
@@ -89,10 +97,7 @@ static INLINE float largest_of_fours(const float *x, long n, float least)
         finite = _mm256_and_ps(finite, _mm256_cmp_ps(all, most_finite, _CMP_LE_OQ));
         most = _mm256_max_ps(all, most);
     }
-    float by_lane[8];
-    _mm256_storeu_ps(by_lane, most);
-    for (int lane = 1; lane < 8; lane++) by_lane[0] = by_lane[lane] > by_lane[0] ? by_lane[lane] : by_lane[0];
-    return _mm256_movemask_ps(finite) == 255 ? by_lane[0] : NAN;
+    return largest_lane(most, finite);
 }
 
 /* bias + round(inverse * sum over j of (bit j of i ? +x[j] : -x[j])): i = 0-3, 8-11 and 4-7, 12-15, as packing to bytes

@@ -49,6 +49,38 @@ static INLINE void build_digit_tables(uint8_t *tables, const float *x, float inv
         entries = shifted_down(entries, 8);
     }
 }
+/* The largest |x[j]|, at least `least`, of n floats, n a multiple of 8; nan where one is not finite. */
+static INLINE float largest_of(const float *x, long n, float least)
+{
+    const __m256 sign = _mm256_set1_ps(-0.0f), most_finite = _mm256_set1_ps(FLT_MAX);
+    __m256 most = _mm256_set1_ps(least), finite = _mm256_castsi256_ps(_mm256_set1_epi32(-1));
+    for (long j = 0; j < n; j += 8) {
+        const __m256 size = _mm256_andnot_ps(sign, _mm256_loadu_ps(x + j));
+        finite = _mm256_and_ps(finite, _mm256_cmp_ps(size, most_finite, _CMP_LE_OQ));
+        most = _mm256_max_ps(size, most);
+    }
+    return largest_lane(most, finite);
+}
+static INLINE int sum_of_words(__m256i words)
+{
+    int lanes[8], sum = 0;
+    _mm256_storeu_si256((__m256i *)lanes, words);
+    for (int lane = 0; lane < 8; lane++) sum += lanes[lane];
+    return sum;
+}
+/* The integers of 8 activations, and their signed digits: byte j of out[3 odd + digit] is of x[2 j + odd]. */
+static INLINE __m256i cut_activations(int32_t *out, const float *x, float inverse)
+{
+    const __m256i up = _mm256_set1_epi32(UP_DIGITS), even_first = _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7);
+    const __m256i by_digit = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
+    const __m256i all = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x), _mm256_set1_ps(inverse)));
+    __m256i digits = _mm256_xor_si256(_mm256_add_epi32(all, up), up);
+    digits = _mm256_shuffle_epi8(_mm256_permutevar8x32_epi32(digits, even_first), by_digit);
+    digits = _mm256_permutevar8x32_epi32(digits, _mm256_setr_epi32(0, 1, 2, 4, 5, 6, 3, 7));
+    _mm_storeu_si128((__m128i *)out, _mm256_castsi256_si128(digits));
+    _mm_storel_epi64((__m128i *)(out + 4), _mm256_extracti128_si256(digits, 1));
+    return all;
+}
 /* Signed digits of 8 activations: out[(3 odd + digit) * 32 + 4 r + j] is that of x[2 j + odd], the same for all 8 r. */
 static INLINE void build_activation_digits(uint8_t *out, const float *x, float inverse)
 {

@@ -1,11 +1,31 @@
-/* One token's attention over the keys and values of a row: softmax(q k / scale) v in two passes, scores between them.
+/* Attention of some tokens of a row, one behind the other, over its keys and values: softmax(scale q k) v in two passes,
+   scores between them.
 
-   keys, values [positions, room]: `room` is a head's size, padded by zeros to whole vectors. All query heads of
-   one key-value head (`group`) meet a tile of keys, and of values, while it is in L1: the cache is read once. */
+   keys, values [positions, room]: `room` is a head's size, padded by zeros to whole vectors. All tokens and all query heads
+   of one key-value head meet a tile of keys, and of values, while it is in L1: the cache is read once, and where several
+   meet it, it becomes floats once. A token's sums do not depend on what other tokens there are. */
 enum {
-    TILE = 32,    /* positions */
-    AHEAD = 4096  /* bytes that are fetched before they are read */
+    TILE = 16,   /* positions */
+    RUN = 8,     /* tokens at most */
+    AHEAD = 4096 /* bytes that are fetched before they are read */
 };
+/* Queries of `tokens` tokens from position `position` on, each `stride` floats behind the one before it, `group` heads of
+   `room` floats each; out likewise, of `size` floats and without padding, out_stride apart. */
+struct queries {
+    const float *q;
+    float *out;
+    long tokens, position, stride, out_stride, group, size, room, window;
+};
+/* Of a thread: scores [tokens * group, length], sums [tokens * group, room]. */
+struct workspace {
+    float *scores, *sums;
+    long length;
+};
+static INLINE long first_seen(const struct queries *some, long token)
+{
+    const long last = some->position + token + 1;
+    return last > some->window ? last - some->window : 0;
+}
 
 /* scores[0..n-1] become e^(score - the largest); their sum. */
 static float softmax_terms(float *scores, long n)
@@ -24,45 +44,38 @@ static float softmax_terms(float *scores, long n)
     }
     return sum_of_lanes(sum);
 }
-{% for type in types %}
+{% for type in types | reverse %}
 {% set T = "float" if type == "float32" else type %}
 
-/* scores[position] = q . k for positions first .. last-1, four at a time */
-static void scores_{{ type }}(const float *q, const {{ T }} *keys, long room, long first, long last, float *scores)
+/* scores[p] = q . k of n positions, eight at a time: as many sums as hide the latency of an FMA. */
+static void scores_{{ type }}(const float *q, const {{ T }} *keys, long room, long n, float *scores)
 {
-    for (long p = first; p < last; p += 4) {
-        const long left = last - p;
-        const {{ T }} *a = keys + p * room, *b = left > 1 ? a + room : a, *c = left > 2 ? b + room : a, *d = left > 3 ? c + room : a;
-        lanes_f sum_a = all(0), sum_b = sum_a, sum_c = sum_a, sum_d = sum_a;
+    for (long p = 0; p < n; p += 8) {
+        const {{ T }} *key[8]; /* behind the last one: the last one again */
+        lanes_f sum[8] = {0};
+        float eight[8];
+        for (int i = 0; i < 8; i++) key[i] = keys + (p + i < n ? p + i : n - 1) * room;
         for (long j = 0; j < room; j += LANES) {
             const lanes_f here = load_float32(q + j);
-            __builtin_prefetch((const char *)(a + j) + AHEAD);
-            __builtin_prefetch((const char *)(c + j) + AHEAD);
-            sum_a += load_{{ type }}(a + j) * here;
-            sum_b += load_{{ type }}(b + j) * here;
-            sum_c += load_{{ type }}(c + j) * here;
-            sum_d += load_{{ type }}(d + j) * here;
+            for (int i = 0; i < 8; i++) sum[i] += load_{{ type }}(key[i] + j) * here;
         }
-        float four[4];
-        four_sums(sum_a, sum_b, sum_c, sum_d, four);
-        memcpy(scores + p, four, (left < 4 ? left : 4) * sizeof *four);
+        four_sums(sum[0], sum[1], sum[2], sum[3], eight);
+        four_sums(sum[4], sum[5], sum[6], sum[7], eight + 4);
+        memcpy(scores + p, eight, (n - p < 8 ? n - p : 8) * sizeof *eight);
     }
 }
 
-/* out += sum of weight[position] v for positions first .. last-1 */
-static void add_values_{{ type }}(const float *weight, const {{ T }} *values, long room, long first, long last, float *out)
+/* out += sum of weight[p] v of n positions */
+static void add_values_{{ type }}(const float *weight, const {{ T }} *values, long room, long n, float *out)
 {
     long j = 0;
 {% for vectors in (8, 4, 2, 1) %}
     for (; j + {{ vectors }} * LANES <= room; j += {{ vectors }} * LANES) {
         lanes_f {% for v in range(vectors) %}sum{{ v }} = load_float32(out + j + {{ v }} * LANES){{ ";" if loop.last else ", " }}{% endfor %}
 
-        for (long p = first; p < last; p++) {
+        for (long p = 0; p < n; p++) {
             const {{ T }} *here = values + p * room + j;
             const float w = weight[p];
-{% for line in range(0, vectors, 4) %}
-            __builtin_prefetch((const char *)(here + {{ line }} * LANES) + AHEAD);
-{% endfor %}
 {% for v in range(vectors) %}
             sum{{ v }} += load_{{ type }}(here + {{ v }} * LANES) * w;
 {% endfor %}
@@ -74,25 +87,47 @@ static void add_values_{{ type }}(const float *weight, const {{ T }} *values, lo
 {% endfor %}
 }
 
-/* out [group, size] for q [group, room] and positions first .. last-1; scores [group, stride], sums [group, room] */
-static void attend_{{ type }}(const float *q, long group, long size, long room, const {{ T }} *keys, const {{ T }} *values, long first,
-                       long last, float *scores, long stride, float *sums, float *out)
+/* A tile as floats, for all that meet it. */
+static void widen_tile_{{ type }}(const {{ T }} *here, long n, float *tile)
 {
-    for (long tile = first; tile < last; tile += TILE) {
-        const long end = tile + TILE < last ? tile + TILE : last;
-        for (long head = 0; head < group; head++)
-            scores_{{ type }}(q + head * room, keys, room, tile, end, scores + head * stride);
+    for (long j = 0; j < n; j += LANES) store_float32(tile + j, load_{{ type }}(here + j));
+}
+
+static void attend_{{ type }}(const struct queries *some, const {{ T }} *keys, const {{ T }} *values, const struct workspace *room)
+{
+    const long first = first_seen(some, 0), last = some->position + some->tokens, rows = some->tokens * some->group;
+    const int widen = {{ "0" if type == "float32" else "rows > 1" }};
+    float tile[widen ? TILE * some->room : 1] __attribute__((aligned(64))), total[rows];
+    for (int pass = 0; pass < 2; pass++) {
+        for (long at = first; at < last; at += TILE) {
+            const long end = at + TILE < last ? at + TILE : last;
+            const {{ T }} *here = (pass ? values : keys) + at * some->room;
+            for (long line = 0; line < (end - at) * some->room * (long)sizeof *here; line += 64)
+                __builtin_prefetch((const char *)here + AHEAD + line);
+            if (widen) widen_tile_{{ type }}(here, (end - at) * some->room, tile);
+            for (long row = 0; row < rows; row++) {
+                const long token = row / some->group, head = row % some->group;
+                const long seen = first_seen(some, token), from = at > seen ? at : seen;
+                const long to = end < some->position + token + 1 ? end : some->position + token + 1, skip = (from - at) * some->room;
+                const float *q = some->q + token * some->stride + head * some->room;
+                float *scores = room->scores + row * room->length + from, *sums = room->sums + row * some->room;
+                if (from >= to) continue;
+                if (pass == 0 && widen) scores_float32(q, tile + skip, some->room, to - from, scores);
+                else if (pass == 0) scores_{{ type }}(q, here + skip, some->room, to - from, scores);
+                else if (widen) add_values_float32(scores, tile + skip, some->room, to - from, sums);
+                else add_values_{{ type }}(scores, here + skip, some->room, to - from, sums);
+            }
+        }
+        for (long row = 0; row < rows && pass == 0; row++) {
+            const long token = row / some->group, seen = first_seen(some, token);
+            total[row] = softmax_terms(room->scores + row * room->length + seen, some->position + token + 1 - seen);
+        }
+        if (pass == 0) memset(room->sums, 0, rows * some->room * sizeof *room->sums);
     }
-    float total[group];
-    for (long head = 0; head < group; head++) total[head] = softmax_terms(scores + head * stride + first, last - first);
-    memset(sums, 0, group * room * sizeof *sums);
-    for (long tile = first; tile < last; tile += TILE) {
-        const long end = tile + TILE < last ? tile + TILE : last;
-        for (long head = 0; head < group; head++)
-            add_values_{{ type }}(scores + head * stride, values, room, tile, end, sums + head * room);
+    for (long row = 0; row < rows; row++) {
+        float *out = some->out + row / some->group * some->out_stride + row % some->group * some->size;
+        for (long j = 0; j < some->size; j++) out[j] = room->sums[row * some->room + j] / total[row];
     }
-    for (long head = 0; head < group; head++)
-        for (long j = 0; j < size; j++) out[head * size + j] = sums[head * room + j] / total[head];
 }
 
 /* A key or a value into its place in the cache; whether it is finite there, as it was before. */
@@ -119,15 +154,13 @@ static int hold(long type, const float *x, long size, long room, void *cache, lo
     }
     return 0;
 }
-static void attend(long type, const float *q, long group, long size, long room, const void *keys, const void *values, long place,
-                   long first, long last, float *scores, long stride, float *sums, float *out)
+static void attend(long type, const struct queries *some, const void *keys, const void *values, long place,
+                   const struct workspace *room)
 {
     switch (type) {
 {% for type in types %}
 {% set T = "const float" if type == "float32" else "const " ~ type %}
-    case {{ loop.index0 }}:
-        attend_{{ type }}(q, group, size, room, ({{ T }} *)keys + place, ({{ T }} *)values + place, first, last, scores, stride, sums, out);
-        return;
+    case {{ loop.index0 }}: attend_{{ type }}(some, ({{ T }} *)keys + place, ({{ T }} *)values + place, room); return;
 {% endfor %}
     }
 }

@@ -1,25 +1,32 @@
 /* y[m, n] = sum_k x[m, k] W[n, k], W [rows, width] of {{ types | join(", ") }}: width is K, padded to whole vectors by zeros. */
 {% for type in types %}
 {% set T = "float" if type == "float32" else type %}
-/* Rows `first` .. `last`-1 of W for one row of x: one stream, four sums under way. */
+/* A row of W times one row of x, in lanes whose sum it is: one stream, four sums under way. `end` is what is left of x. */
+static INLINE lanes_f one_row_{{ type }}(const float *x, long k, const {{ T }} *w, lanes_f end)
+{
+    enum { WAYS = 4, FAR = 2048 / (int)sizeof *w };
+    const long whole = k / LANES * LANES, many = whole / (WAYS * LANES) * (WAYS * LANES);
+    lanes_f sum[WAYS] = {0};
+    long j = 0;
+    for (; j < many; j += WAYS * LANES) {
+        for (int line = 0; line < WAYS * LANES * (int)sizeof *w; line += 64) __builtin_prefetch((const char *)(w + j + FAR) + line);
+        for (int i = 0; i < WAYS; i++) sum[i] += load_{{ type }}(w + j + i * LANES) * load_float32(x + j + i * LANES);
+    }
+    for (; j < whole; j += LANES) sum[0] += load_{{ type }}(w + j) * load_float32(x + j);
+    if (whole < k) sum[1] += load_{{ type }}(w + whole) * end;
+    return (sum[0] + sum[1]) + (sum[2] + sum[3]);
+}
+/* Rows `first` .. `last`-1 of W for one row of x. */
 static void dense_row_{{ type }}(const float *x, long k, const {{ T }} *w, long width, long first, long last, float *y)
 {
-    enum { WAYS = 4, AHEAD = 2048 / (int)sizeof *w };
-    const long whole = k / LANES * LANES, many = whole / (WAYS * LANES) * (WAYS * LANES);
+    const long whole = k / LANES * LANES;
     const lanes_f end = load_some(x + whole, k - whole);
-    for (long row = first; row < last; row++) {
-        const {{ T }} *here = w + row * width;
-        lanes_f sum[WAYS] = {0};
-        long j = 0;
-        for (; j < many; j += WAYS * LANES) {
-            for (int line = 0; line < WAYS * LANES * (int)sizeof *w; line += 64)
-                __builtin_prefetch((const char *)(here + j + AHEAD) + line);
-            for (int i = 0; i < WAYS; i++)
-                sum[i] += load_{{ type }}(here + j + i * LANES) * load_float32(x + j + i * LANES);
-        }
-        for (; j < whole; j += LANES) sum[0] += load_{{ type }}(here + j) * load_float32(x + j);
-        if (whole < k) sum[1] += load_{{ type }}(here + whole) * end;
-        y[row] = sum_of_lanes((sum[0] + sum[1]) + (sum[2] + sum[3]));
+    for (long row = first; row < last; row += 4) {
+        lanes_f sum[4] = {0};
+        float four[4];
+        for (int i = 0; i < 4 && row + i < last; i++) sum[i] = one_row_{{ type }}(x, k, w + (row + i) * width, end);
+        four_sums(sum[0], sum[1], sum[2], sum[3], four);
+        memcpy(y + row, four, (last - row < 4 ? last - row : 4) * sizeof *four);
     }
 }
 /* As dense_row, for four rows of x: two rows of W at a time meet all four. */

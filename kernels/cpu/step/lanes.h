@@ -31,12 +31,19 @@ static INLINE void store_some(float *p, lanes_f a, long n)
     if (n >= LANES) store_float32(p, a);
     else memcpy(p, &a, n * sizeof *p);
 }
+{% if simd == "avx2" %}
+static INLINE lanes_f load_bfloat16(const bfloat16 *p) /* a conversion of vectors is slower here, by gcc 12 */
+{
+    return (lanes_f)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const void *)p)), 16);
+}
+{% else %}
 static INLINE lanes_f load_bfloat16(const bfloat16 *p)
 {
     lanes_h a;
     memcpy(&a, p, sizeof a);
     return (lanes_f)(__builtin_convertvector(a, lanes_i) << 16);
 }
+{% endif %}
 /* To the nearest, ties to even; NaN stays NaN. */
 static INLINE void store_bfloat16(bfloat16 *p, lanes_f a)
 {

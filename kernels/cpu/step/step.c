@@ -126,24 +126,41 @@ static int hold_token(const struct model *model, const struct layer *layer, long
     return held;
 }
 
-/* attended [m, heads * size]; threads share out pairs of a token and a key-value head */
+/* Tokens from i on that follow each other in one row of the cache, RUN at most. */
+static long run_at(const int64_t *row, const int64_t *position, long i, long m)
+{
+    long n = 1;
+    while (n < RUN && i + n < m && row[i + n] == row[i] && position[i + n] == position[i] + n) n++;
+    return n;
+}
+
+/* attended [m, heads * size]; threads share out pairs of a run of tokens and a key-value head */
 static void attend_all(const struct model *model, const struct layer *layer, long index, long m, const int64_t *row,
                        const int64_t *position)
 {
-    const long group = model->heads / model->kv_heads, room = model->room;
-    long seen = 0;
+    const long heads = model->kv_heads, group = model->heads / heads, room = model->room;
+    long seen = 0, runs = 0, start[m];
     for (long i = 0; i < m; i++) seen += position[i] + 1 < layer->window ? position[i] + 1 : layer->window;
-    const int threads = threads_for(model, seen * model->kv_heads * room * 4);
-    const long pairs = m * model->kv_heads;
+    for (long i = 0; i < m; i += run_at(row, position, i, m)) start[runs++] = i;
+    const int threads = threads_for(model, seen * heads * room * 4);
+    const long pairs = runs * heads;
 #pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static, 1)
-    for (int thread = 0; thread < threads; thread++)
+    for (int thread = 0; thread < threads; thread++) {
+        const struct workspace space = {model->scores + thread * RUN * group * model->length,
+                                        model->sums + thread * RUN * group * room, model->length};
         for (long pair = pairs * thread / threads; pair < pairs * (thread + 1) / threads; pair++) {
-            const long i = pair / model->kv_heads, head = pair % model->kv_heads, last = position[i] + 1;
-            const long place = ((index * model->batch + row[i]) * model->kv_heads + head) * model->length * room;
-            attend(model->cache, model->queries + pair * group * room, group, model->size, room, model->keys, model->values, place,
-                   last > layer->window ? last - layer->window : 0, last, model->scores + thread * group * model->length,
-                   model->length, model->sums + thread * group * room, model->attended + pair * group * model->size);
+            const long i = start[pair / heads], head = pair % heads;
+            const struct queries some = {
+                .q = model->queries + (i * heads + head) * group * room,
+                .out = model->attended + (i * heads + head) * group * model->size,
+                .tokens = run_at(row, position, i, m), .position = position[i],
+                .stride = model->heads * room, .out_stride = model->heads * model->size,
+                .group = group, .size = model->size, .room = room, .window = layer->window,
+            };
+            const long place = ((index * model->batch + row[i]) * heads + head) * model->length * room;
+            attend(model->cache, &some, model->keys, model->values, place, &space);
         }
+    }
 }
 
 /* Of a prompt: a row of numbers costs about as much as four times its bytes of weights. */
@@ -245,4 +262,15 @@ int forward(const struct model *model, long m, const int64_t *token, const int64
     if (count) multiply(model, &model->head, last, width, count, logits);
     lap(model, MATMUL, &since);
     return held;
+}
+
+/* The products of the layers alone, of whatever stands in the buffers: what a step is compared with (benchmarks/bench_step.py). */
+void products(const struct model *model, long m)
+{
+    for (const struct layer *layer = model->layer; layer < model->layer + model->layers; layer++) {
+        multiply(model, &layer->attention, model->normed, model->hidden, m, model->mixed);
+        multiply(model, &layer->out, model->attended, model->heads * model->size, m, model->y);
+        multiply(model, &layer->up, model->normed, model->hidden, m, model->wide);
+        multiply(model, &layer->down, model->wide + layer->gate_at, layer->up.rows, m, model->y);
+    }
 }

@@ -23,6 +23,7 @@ from lutlab.evaluators import evaluation_mode
 from lutlab.evaluators.contract import Evaluator, Metric, Work
 from lutlab.evaluators.depth import scaled_to_all_layers
 from lutlab.evaluators.generation import check_context, prompts, wait
+from lutlab.measure import gpu_breakdown
 from lutlab.registry import register
 from lutlab.specs import Measurement, RunSpec, Subject
 
@@ -31,11 +32,12 @@ if TYPE_CHECKING:
 
     from lutlab.generate.contract import Engine
 
-# Part -> what the name of its operations (CPU) or kernels (GPU) has; the first that fits counts, else it is `other`.
+# Part -> what the name of its operations on a CPU has; the first that fits counts, else it is `other`. Kernels of a GPU
+# are told apart in measure/gpu_breakdown.py.
 PARTS = {
-    "communication": ("nccl", "all_reduce", "allreduce", "all_gather", "allgather"),
-    "attention": ("attention", "flash", "fmha", "softmax", "bmm"),
-    "matmul": ("gemm", "gemv", "mm", "linear", "cutlass", "cublas", "matmul", "lut", "dequant"),
+    "communication": ("all_reduce", "allreduce", "all_gather", "allgather"),
+    "attention": ("attention", "softmax", "bmm"),
+    "matmul": ("gemv", "mm", "linear", "matmul", "dequant"),
 }
 
 
@@ -139,23 +141,18 @@ def profiled(engine: Engine, ids: torch.Tensor, context: int, repeats: int) -> d
     import torch
 
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # else it reports its start and stop on stderr
-    on_gpu = engine.model.device.type == "cuda"
-    if on_gpu:
-        profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
-    else:
-        profiler = torch.autograd.profiler.profile(use_kineto=False)
-    with profiler as seen:
+    if engine.model.device.type == "cuda":
+        kinds, _ = gpu_breakdown.breakdown(lambda: _step(engine, ids, context), repeats)
+        return {part: kinds[part] for part in PARTS}
+    with torch.autograd.profiler.profile(use_kineto=False) as seen:
         for _ in range(repeats):
             _step(engine, ids, context)
-    own = (
-        (event.key, event.self_device_time_total if on_gpu else event.self_cpu_time_total)
-        for event in seen.key_averages()
-    )
+    own = ((event.key, event.self_cpu_time_total) for event in seen.key_averages())
     return parts_of((name, 1e-6 * microseconds / repeats) for name, microseconds in own)
 
 
 def parts_of(operations: Iterable[tuple[str, float]]) -> dict[str, float]:
-    """Seconds of each part but `other`, of names and seconds of operations or kernels."""
+    """Seconds of each part but `other`, of names and seconds of operations."""
     parts = dict.fromkeys(PARTS, 0.0)
     for name, seconds in operations:
         if (part := part_of(name)) in parts:
@@ -164,7 +161,7 @@ def parts_of(operations: Iterable[tuple[str, float]]) -> dict[str, float]:
 
 
 def part_of(operation: str) -> str:
-    """The part that an operation's or a kernel's name belongs to.
+    """The part that an operation's name belongs to.
 
     >>> part_of("aten::_scaled_dot_product_flash_attention_for_cpu"), part_of("aten::addmm"), part_of("aten::mul")
     ('attention', 'matmul', 'other')

@@ -96,11 +96,11 @@ class Context(Evaluator):
 
 def _read(engine: Engine, texts: list[torch.Tensor], way: str) -> tuple[torch.Tensor, float]:
     """Logits [1, V] after the prompt, and the seconds that reading it took."""
-    from lutlab.generate.prefill import prefill
+    from lutlab.generate import prefill
 
     wait(engine.model)
     began = time.perf_counter()
-    logits = prefill(engine, engine.model, texts, way)
+    logits = prefill.prefill(engine, engine.model, texts, way)
     wait(engine.model)
     return logits, time.perf_counter() - began
 

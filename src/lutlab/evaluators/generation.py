@@ -165,20 +165,30 @@ def decoded(engine: Engine, texts: Sequence[torch.Tensor], tokens: int) -> list[
     """Greedy decoding behind the prompts: [prompt + tokens] int64 of each row. Ends are passed over."""
     import torch
 
-    last = engine.prefill(texts).argmax(-1)
-    chosen = [last]
-    for _ in range(tokens - 1):
-        last = engine.step(last).argmax(-1)
-        chosen.append(last)
-    rows = torch.stack(chosen, dim=1).cpu()
+    first = engine.prefill(texts).argmax(-1)
+    rows = torch.cat([first[:, None], engine.greedy(first, tokens - 1)], dim=1).cpu()
     return [torch.cat([text, row]) for text, row in zip(texts, rows, strict=True)]
 
 
 def check_engine(engine: Engine, texts: Sequence[torch.Tensor], tokens: int) -> None:
     """Raises LutlabError unless the engine chooses the tokens that its model chooses without a cache."""
-    near = max(NEAR[engine.facts()["cache"]], _near(engine.model))
     for ids, text in zip(decoded(engine, texts, tokens), texts, strict=True):
-        _refuse(first_difference(engine.model, ids, len(text), near), tokens)
+        check_tokens(engine.model, ids.tolist(), len(text), engine.facts()["cache"])
+
+
+def check_tokens(model: PreTrainedModel, ids: list[int], prompt: int, cache: str) -> None:
+    """Raises LutlabError unless the model, without a cache, chooses the tokens that follow the prompt.
+
+    Args:
+        model: in evaluation mode.
+        ids: of the prompt and the tokens.
+        prompt: tokens of the prompt.
+        cache: the dtype of that which chose them.
+    """
+    import torch
+
+    near = max(NEAR[cache], _near(model))
+    _refuse(first_difference(model, torch.tensor(ids), prompt, near), len(ids) - prompt)
 
 
 def timed(engine: Engine, texts: Sequence[torch.Tensor], tokens: int, repeats: int) -> Measurement:
@@ -196,11 +206,10 @@ def timed(engine: Engine, texts: Sequence[torch.Tensor], tokens: int, repeats: i
 
 def _seconds(engine: Engine, texts: Sequence[torch.Tensor], tokens: int) -> float:
     """Of all steps of one decoding."""
-    last = engine.prefill(texts).argmax(-1)
+    first = engine.prefill(texts).argmax(-1)
     wait(engine.model)
     began = time.perf_counter()
-    for _ in range(tokens - 1):
-        last = engine.step(last).argmax(-1)
+    engine.greedy(first, tokens - 1)
     wait(engine.model)
     return time.perf_counter() - began
 

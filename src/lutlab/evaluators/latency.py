@@ -2,20 +2,34 @@
 
     latency_<G>gpu_ms = ms_per_token of generation.py, batch 1, on the G GPUs that share the model
 
-Decoding and its check are generation.py's, with the best engine. The papers measure inside FasterTransformer and state
-neither lengths nor sampling: 128 tokens behind one, the largest logit.
+Decoding and its check are generation.py's, with the best engine; G GPUs are as many processes, each with its part of
+the model that this one has saved (generate/parallel.py). The papers measure inside FasterTransformer and state neither
+lengths nor sampling: 128 tokens behind one, the largest logit.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import tempfile
 from dataclasses import dataclass
-from typing import ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from lutlab.devices import gpus
+from lutlab.errors import LutlabError
+from lutlab.evaluators import evaluation_mode
 from lutlab.evaluators.contract import Evaluator, Metric, Work
-from lutlab.evaluators.generation import Generation
+from lutlab.evaluators.generation import Generation, check_tokens, decoded, prompts, timed
+from lutlab.evaluators.peak_memory import save
 from lutlab.registry import register
 from lutlab.specs import Measurement, RunSpec, Subject
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from lutlab.measure.rank import Rank
+
+_SEVERAL = {f"latency_{count}gpu_ms": count for count in (2, 4, 8)}
 
 
 @register("evaluator", "latency")
@@ -27,7 +41,7 @@ class Latency(Evaluator):
         tokens: to decode.
         repeats: timed, after one that is checked and not timed.
         prompt: tokens that the text begins with.
-        engine: by its name, as generation has it. Empty: the best.
+        engine: by its name, as generation has it, on one GPU. Empty: the best.
     """
 
     version: ClassVar[int] = 2
@@ -35,8 +49,8 @@ class Latency(Evaluator):
     metrics: ClassVar[tuple[Metric, ...]] = (
         Metric("latency_1gpu_ms", "ms/token", "decoding on 1 GPU"),
         *(
-            Metric(f"latency_{gpus}gpu_ms", "ms/token", f"decoding on {gpus} GPUs", gpus=gpus)
-            for gpus in (2, 4, 8)
+            Metric(name, "ms/token", f"decoding on {count} GPUs", gpus=count)
+            for name, count in _SEVERAL.items()
         ),
     )
     of_this_machine: ClassVar[bool] = True
@@ -61,9 +75,61 @@ class Latency(Evaluator):
         return self._decoding().work(run)
 
     def measure(self, subject: Subject) -> Measurement:
-        """Needs no text and no tokenizer. Raises LutlabError as Generation does."""
+        """Needs no text and no tokenizer; with more than one GPU, disk for the model in the temporary folder (TMPDIR).
+
+        The fact `not_measured` says of a metric why so many GPUs that are here cannot share the model.
+
+        Raises:
+            LutlabError: as Generation does; the GPUs choose other tokens than the model does without a cache.
+        """
         found = self._decoding().measure(subject)
-        return dataclasses.replace(found, values={"latency_1gpu_ms": found.values["ms_per_token"]})
+        values = {"latency_1gpu_ms": found.values["ms_per_token"]}
+        there = gpus(subject.run.device)
+        counts = {name: count for name, count in _SEVERAL.items() if count <= there}
+        if not counts:
+            return dataclasses.replace(found, values=values)
+        shared, facts, refused = self._shared(subject.model, counts, "cuda")
+        facts = {**found.facts, "shared": facts, "not_measured": refused}
+        return dataclasses.replace(found, values=values | shared, facts=facts)
 
     def _decoding(self) -> Generation:
         return Generation(self.tokens, self.repeats, self.prompt, engine=self.engine)
+
+    def _shared(
+        self, model: PreTrainedModel, counts: dict[str, int], device: str
+    ) -> tuple[dict[str, float], dict[str, Any], dict[str, str]]:
+        """By metric: milliseconds, facts, and why there are none."""
+        from lutlab.generate import parallel
+        from lutlab.measure import ranks
+
+        values, facts, refused = {}, {}, {}
+        with tempfile.TemporaryDirectory(prefix="lutlab-") as parent:
+            folder = Path(parent) / "model"
+            save(model, folder)
+            task = (str(folder), self.tokens, self.repeats, self.prompt)
+            for name, count in counts.items():
+                try:
+                    ids, found = ranks.run(
+                        of_rank, count, device, task, parallel.DECODE_SECONDS, parallel.WAIT_SECONDS
+                    )
+                except LutlabError as error:
+                    refused[name] = str(error)
+                    continue
+                with evaluation_mode(model):
+                    check_tokens(model, ids, self.prompt, found.facts["cache"])
+                values[name] = 1e3 / found.values["tokens_per_s"]
+                facts[name] = found.facts | {"seconds": found.samples}
+        return values, facts, refused
+
+
+def of_rank(
+    rank: Rank, folder: str, tokens: int, repeats: int, prompt: int
+) -> tuple[list[int], Measurement]:
+    """Work of each process: load its part, decode, time; the ids of prompt and tokens, and what `timed` found."""
+    from lutlab.generate import parallel
+
+    part = parallel.load(folder, rank)
+    engine = parallel.engine(part, 1, prompt - 1 + tokens)
+    texts = prompts(part.model, 1, prompt)
+    ids = decoded(engine, texts, tokens)[0].tolist()
+    return ids, timed(engine, texts, tokens, repeats)

@@ -75,7 +75,7 @@ class PeakMemory(Evaluator):
             )
         with tempfile.TemporaryDirectory(prefix="lutlab-") as parent:
             folder = Path(parent) / "model"
-            _save(model, folder)
+            save(model, folder)
             seen = _in_a_fresh_process(folder, type(model).__module__, self.tokens)
         values = {
             "peak_memory_gb": seen["peak"] / 1e9,
@@ -90,18 +90,22 @@ class PeakMemory(Evaluator):
         return Measurement(values=values, n=1, facts=facts)
 
 
-def _save(model: PreTrainedModel, folder: Path) -> None:
-    """Without transformers' progress bar, which would run through a table's own."""
+def save(model: PreTrainedModel, folder: Path) -> None:
+    """Write a model, quantized or not, without transformers' progress bar, which would run through a table's own.
+
+    Raises:
+        LutlabError: the disk is full, or the folder cannot be written.
+    """
     from transformers.utils import logging
 
-    from lutlab.checkpoint.saving import save
+    from lutlab.checkpoint import saving
     from lutlab.modules import QuantLinear
 
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
         if any(isinstance(module, QuantLinear) for module in model.modules()):
-            save(model, folder)
+            saving.save(model, folder)
         else:
             model.save_pretrained(folder)
     except OSError as error:

@@ -90,6 +90,25 @@ class Engine(ABC):
         dtypes), `cache_bytes`, `threads`.
         """
 
+    def greedy(self, ids: torch.Tensor, tokens: int) -> torch.Tensor:
+        """Add a token to every row, and then the likeliest one, again and again.
+
+        Args:
+            ids: [B] int64, of the first step.
+            tokens: steps.
+
+        Returns:
+            The tokens that the steps chose, [B, tokens] int64; the last one is not in the cache.
+
+        Raises:
+            LutlabError: as step.
+        """
+        chosen = ids.new_empty(len(ids), tokens)
+        for at in range(tokens):
+            ids = self.step(ids).argmax(-1)
+            chosen[:, at] = ids
+        return chosen
+
     # ---- checks that engines share ----
 
     def check_prompts(self, prompts: Sequence[torch.Tensor]) -> None:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lutlab.errors import LutlabError
-from lutlab.generate.architecture import Architecture, Block, architecture_of, obstacle
+from lutlab.generate.architecture import architecture_of, obstacle
 from lutlab.generate.contract import Engine
-from lutlab.generate.cpu_products import Products
+from lutlab.generate.cpu_model import filled
 from lutlab.kernels.codegen.compiler import NoCompiler
 from lutlab.kernels.codegen.isa import detect
 from lutlab.kernels.cpu import step
@@ -54,12 +54,12 @@ class CpuStep(Engine):
         self.positions = [0] * batch
         self._threads, self._most_threads = threads, threads or torch.get_num_threads()
         self._dtype = getattr(torch, cache) if cache else model.dtype
-        isa = detect()
-        self._library = step.load(isa)
-        with torch.no_grad():
-            self._products = Products(batch)
-            self._architecture = architecture_of(model)
-            self._c = self._filled(isa)
+        self._library = step.load(detect())
+        sizes = batch, length, max(CHUNK, batch), self._most_threads
+        self._filled = filled(model, architecture_of(model), self._dtype, *sizes)
+        self._c, self._products = self._filled.struct, self._filled.products
+        self._at = (ctypes.c_int64 * batch)()
+        self._every_row = (ctypes.c_int64 * batch)(*range(batch))
 
     @classmethod
     def obstacle(cls, model: PreTrainedModel, cache: str) -> str:
@@ -85,20 +85,23 @@ class CpuStep(Engine):
         ends = lengths.cumsum(0)
         rows = torch.repeat_interleave(torch.arange(self.batch), lengths)
         positions = torch.arange(len(ids)) - (ends - lengths)[rows]
+        logits, done = self._room(), 0
         for first in range(0, len(ids), CHUNK):
             some = slice(first, first + CHUNK)
             wanted = ends[(ends > first) & (ends <= first + CHUNK)] - 1 - first
-            self._forward(ids[some], rows[some], positions[some], wanted)
+            given = [one[some].data_ptr() for one in (ids, rows, positions)]
+            there = wanted.data_ptr(), len(wanted), logits.data_ptr() + done * logits.stride(0) * 4
+            self._forward(len(ids[some]), *given, *there)
+            done += len(wanted)
         self.positions = lengths.tolist()
-        return self._logits[:, : self.vocabulary].clone()
+        return logits[:, : self.vocabulary]
 
     def step(self, ids: torch.Tensor) -> torch.Tensor:
         """See Engine."""
         self.check_step(ids)
-        ids = ids.to(torch.int64).contiguous()
-        self._forward(ids, self._rows, torch.tensor(self.positions), self._rows)
+        logits = self._step(ids.to(torch.int64).contiguous(), self.positions)
         self.positions = [position + 1 for position in self.positions]
-        return self._logits[:, : self.vocabulary].clone()
+        return logits[:, : self.vocabulary]
 
     def rewind(self, tokens: int = 0) -> None:
         """See Engine."""
@@ -121,7 +124,7 @@ class CpuStep(Engine):
             LutlabError: one is larger than the cache can hold.
         """
         there = slice(first, first + keys.shape[1]), slice(0, keys.shape[2])
-        for cache, new in ((self._keys, keys), (self._values, values)):
+        for cache, new in ((self._filled.keys, keys), (self._filled.values, values)):
             kept = cache[(layer, row, slice(None), *there)]
             kept.copy_(new)
             if bool((kept.isinf() & new.isfinite()).any()):
@@ -137,14 +140,13 @@ class CpuStep(Engine):
             raise LutlabError(
                 f"context={context}: a step needs a place behind it, and the cache holds {self.length} tokens"
             )
-        at = torch.full((self.batch,), context)
-        found = []
+        ids, found = torch.zeros(self.batch, dtype=torch.int64), []
         self.positions = [0] * self.batch
         for _ in range(ROUNDS):
             seconds = (ctypes.c_double * len(PARTS))()
             self._c.seconds = seconds
             try:
-                self._forward(torch.zeros_like(at), self._rows, at, self._rows)
+                self._step(ids, [context] * self.batch)
             finally:
                 self._c.seconds = None
             found.append(list(seconds))
@@ -153,13 +155,14 @@ class CpuStep(Engine):
     def bytes_read(self, context: int) -> dict[str, int]:
         """See Engine."""
         launches = self._products.placed.values()
-        weights = sum(one.nbytes for many in launches for one in many) - self._head_bytes
-        windows = (block.window or context for block in self._architecture.blocks)
+        head = self._filled.head.nbytes
+        weights = sum(one.nbytes for many in launches for one in many) - head
+        windows = (block.window or context for block in self._filled.architecture.blocks)
         seen = sum(min(window, context) for window in windows)
         token = 2 * self._c.kv_heads * self._c.room * self._dtype.itemsize
         return {
             "weights": weights,
-            "head": self._head_bytes,
+            "head": head,
             "cache": self.batch * seen * token,
         }
 
@@ -172,8 +175,8 @@ class CpuStep(Engine):
             "engine": "cpu_step",
             "kernel": self._products.names(),
             "cache": str(self._dtype).removeprefix("torch."),
-            "cache_bytes": self._keys.nbytes + self._values.nbytes,
-            "head": self._head_dtype,
+            "cache_bytes": self._filled.keys.nbytes + self._filled.values.nbytes,
+            "head": self._filled.head.dtype,
             "threads": min(self._threads_now(), max(1, work // THREAD_BYTES)),
         }
 
@@ -181,26 +184,22 @@ class CpuStep(Engine):
         wanted = self._threads or torch.get_num_threads()
         return min(wanted, self._most_threads) if self._library.openmp else 1
 
-    def _forward(
-        self, ids: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor
-    ) -> None:
-        """One call: tokens into the cache, and the logits of those wanted into their rows.
+    def _room(self) -> torch.Tensor:
+        """For logits, and for the padding of a head that is packed."""
+        return torch.empty(self.batch, self._c.head.rows)
 
-        Args:
-            ids: [m] int64, contiguous, as the others.
-            rows: [m] of the cache.
-            positions: [m] in those rows.
-            wanted: indices of them, of rows that follow each other.
-        """
+    def _step(self, ids: torch.Tensor, positions: Sequence[int]) -> torch.Tensor:
+        """Logits of a token in every row; ids: [B] int64, contiguous."""
+        logits = self._room()
+        self._at[:] = positions
+        where = self._every_row, self._at, self._every_row
+        self._forward(self.batch, ids.data_ptr(), *where, self.batch, logits.data_ptr())
+        return logits
+
+    def _forward(self, m: int, *given: Any) -> None:
+        """One call: m tokens into the cache; the rest as kernels/cpu/step/step.c has it."""
         self._c.threads = self._threads_now()
-        first = int(rows[wanted[0]]) if len(wanted) else 0
-        held = self._library.forward(
-            ctypes.byref(self._c),
-            len(ids),
-            *(one.data_ptr() for one in (ids, rows, positions, wanted)),
-            len(wanted),
-            self._logits[first].data_ptr(),
-        )
+        held = self._library.forward(ctypes.byref(self._c), m, *given)
         if failed := self._products.failed:
             self._products.failed = None
             raise failed
@@ -212,117 +211,3 @@ class CpuStep(Engine):
             f"a key or value is larger than cache={str(self._dtype).removeprefix('torch.')} can hold: take "
             "cache=float32"
         )
-
-    # ---- the structs ----
-
-    def _filled(self, isa: Any) -> step.Model:
-        """The model's struct; all that it points to is kept."""
-        a, products, model = self._architecture, self._products, self.model
-        body = model.get_submodule
-        lanes = step.lanes(isa)
-        blocks = [self._layer(block) for block in a.blocks]
-        layers = (step.Layer * len(blocks))(*(layer for layer, _ in blocks))
-        products.keep(layers)
-        head, _ = products.linear([model.get_output_embeddings()])
-        last = products.placed[ctypes.addressof(head.products[0])]
-        self._head_bytes = sum(one.nbytes for one in last)
-        self._head_dtype = last[0].dtype
-        tokens, tokens_type, tokens_width = products.table(body(a.tokens))
-        c = step.Model(
-            layers=len(blocks),
-            hidden=a.hidden,
-            heads=a.heads,
-            kv_heads=a.kv_heads,
-            size=a.head_dim,
-            room=a.head_dim + -a.head_dim % lanes,
-            inner=blocks[0][1],
-            norm_first=a.norm_first,
-            activation=step.ACTIVATIONS.index(a.activation),
-            neighbours=a.neighbours,
-            layer=layers,
-            tokens=tokens,
-            tokens_type=tokens_type,
-            tokens_width=tokens_width,
-            positions_from=a.positions_from,
-            head=head,
-            last_norm=products.norm(body(a.last_norm) if a.last_norm else None, a.rms),
-            cache=step.TYPES[self._dtype],
-            batch=self.batch,
-            length=self.length,
-            thread_bytes=THREAD_BYTES,
-            mend=step.MEND(products.mend),
-        )
-        if a.positions:
-            c.positions, c.positions_type, _ = products.table(body(a.positions))
-        for name, path in (("project_in", a.project_in), ("project_out", a.project_out)):
-            if path:
-                setattr(c, name, products.linear([body(path)])[0])
-        if a.rotary:
-            self._rotations(c, a)
-        self._allocate(c)
-        return c
-
-    def _layer(self, block: Block) -> tuple[step.Layer, int]:
-        """The struct of a block, and how wide its feed-forward is."""
-        a, products, body = self._architecture, self._products, self.model.get_submodule
-        attention, starts = products.linear([body(path) for path in block.attention])
-        if len(starts) == 1:  # queries, keys and values of one layer
-            starts = [0, a.heads * a.head_dim, (a.heads + a.kv_heads) * a.head_dim]
-        up, wide = products.linear([body(path) for path in block.up])
-        down = body(block.down)
-        inner = products.channels(down)
-        if a.gated and len(wide) == 1:  # gate and up of one layer
-            wide = [0, inner]
-        norms = [products.norm(body(path), a.rms) for path in block.norms]
-        of_head = [products.norm(body(path), a.rms) for path in block.head_norms] or [
-            step.Norm()
-        ] * 2
-        layer = step.Layer(
-            *norms,
-            *of_head,
-            attention,
-            products.linear([body(block.out)])[0],
-            up,
-            products.linear([down])[0],
-            *starts,
-            wide[0],
-            wide[1] if a.gated else -1,
-            block.scale,
-            block.window or self.length,
-        )
-        return layer, inner
-
-    def _rotations(self, c: step.Model, a: Architecture) -> None:
-        """Cosines and sines of all positions, from the model's own module, which knows its scaling."""
-        positions = torch.arange(self.length)[None]
-        tables = self.model.get_submodule(a.rotary)(torch.zeros(1), positions)
-        cosine, sine = (t[0, :, : t.shape[-1] // 2].contiguous() for t in tables)
-        c.rotary = 2 * cosine.shape[1]
-        c.cosine, c.sine = self._products.keep(cosine), self._products.keep(sine)
-
-    def _allocate(self, c: step.Model) -> None:
-        """Cache, buffers, and the logits."""
-        most, a = max(CHUNK, self.batch), self._architecture
-        layers = [c.layer[index] for index in range(c.layers)]
-        shape = c.layers, self.batch, c.kv_heads, self.length, c.room
-        self._keys = torch.zeros(shape, dtype=self._dtype)
-        self._values = torch.zeros(shape, dtype=self._dtype)
-        group = a.heads // a.kv_heads
-        outputs = [one.rows for layer in layers for one in (layer.out, layer.down)]
-        floats = {
-            "x": most * a.hidden,
-            "normed": most * max(a.hidden, c.tokens_width),
-            "mixed": most * max(layer.attention.rows for layer in layers),
-            "queries": most * a.heads * c.room,
-            "attended": most * a.heads * a.head_dim,
-            "wide": most * max(layer.up.rows for layer in layers),
-            "y": most * max(*outputs, c.project_in.rows, c.project_out.rows),
-            "scratch": self._products.scratch,
-            "scores": self._most_threads * group * self.length,
-            "sums": self._most_threads * group * c.room,
-        }
-        for name, count in floats.items():
-            setattr(c, name, self._products.keep(torch.zeros(count)))
-        c.keys, c.values = self._keys.data_ptr(), self._values.data_ptr()
-        self._rows = torch.arange(self.batch)
-        self._logits = torch.empty(self.batch, c.head.rows)

@@ -22,7 +22,8 @@ import torch
 from lutlab.errors import LutlabError
 from lutlab.generate.contract import Engine
 from lutlab.generate.fuse import fuse
-from lutlab.generate.slots import Slots, check_room
+from lutlab.generate.slots import Slots
+from lutlab.models import fits
 from lutlab.registry import register
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ class GraphStep(Engine):
         capture: makes the replay of a step; None: CUDA graphs on a GPU, elsewhere the step itself.
 
     Raises:
-        LutlabError: the cache does not fit into what the GPU has free.
+        fits.TooLargeError: the cache does not fit into what the device has free beside the model.
     """
 
     def __init__(
@@ -94,8 +95,8 @@ class GraphStep(Engine):
         self._window = model.config.sliding_window if model.config.model_type == "mistral" else None
         self._apart = fuse(model, batch, model.dtype)
         like = self._one_token()
-        if on_gpu:
-            check_room(like, batch, length)
+        needed = batch * length * sum(t.nbytes for layer in like for t in layer)
+        fits.check(f"a cache of {batch} x {length} tokens", {"cache": needed}, str(model.device))
         self._slots = Slots(like, batch, length)
         self._ids = torch.zeros(batch, 1, dtype=torch.int64, device=model.device)
         self._logits = torch.zeros(batch, self.vocabulary, device=model.device)
@@ -133,7 +134,9 @@ class GraphStep(Engine):
             for slots, of_prompt in zip(kept, new, strict=True):
                 slots[:, :, : padded.shape[1]] = of_prompt
         self._go_to(lengths)
-        return logits[torch.arange(self.batch), which.to(logits.device)].float()
+        return torch.stack(
+            [row[at] for row, at in zip(logits, which.tolist(), strict=True)]
+        ).float()
 
     def step(self, ids: torch.Tensor) -> torch.Tensor:
         """See Engine."""
@@ -143,18 +146,13 @@ class GraphStep(Engine):
         return self._logits.clone()
 
     def greedy(self, ids: torch.Tensor, tokens: int) -> torch.Tensor:
-        """Add a token to every row, and then the most likely one, again and again; the GPU is not waited for.
-
-        Args:
-            ids: [B] int64, of the first step.
-            tokens: steps.
-
-        Returns:
-            The tokens that the steps chose, [B, tokens] int64 on the model's device; the last is not in the cache.
+        """See Engine; the GPU chooses, and is not waited for. The tokens are on the model's device.
 
         Raises:
-            LutlabError: as step; the cache has no room for so many tokens.
+            LutlabError: as step, and the cache has no room for so many tokens; before the first one is added.
         """
+        if not tokens:
+            return self._ids.new_empty(self.batch, 0)
         self.check_step(ids)
         if (room := self.length - max(self.positions)) < tokens:
             raise LutlabError(

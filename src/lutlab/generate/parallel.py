@@ -23,7 +23,6 @@ from lutlab.checkpoint.transformers import CURE
 from lutlab.generate import engine as engine_of
 from lutlab.generate.contract import Engine
 from lutlab.generate.eager import Eager
-from lutlab.generate.graph import GraphStep
 from lutlab.generate.shard import Part, share_of_block, share_out
 from lutlab.measure import ranks
 from lutlab.models.families import decoder_blocks
@@ -137,6 +136,10 @@ class Shared(Engine):
         """See Engine."""
         return self.own.step(ids)
 
+    def greedy(self, ids: torch.Tensor, tokens: int) -> torch.Tensor:
+        """See Engine."""
+        return self.own.greedy(ids, tokens)
+
     def rewind(self, tokens: int = 0) -> None:
         """See Engine."""
         self.own.rewind(tokens)
@@ -175,13 +178,8 @@ def greedy(own: Engine, prompts: Sequence[Sequence[int]], tokens: int) -> torch.
         LutlabError: as Engine.prefill and step.
     """
     arguments.integer("tokens", tokens, 1, "the tokens to add to each prompt, as 128")
-    chosen = [own.prefill([torch.tensor(ids) for ids in prompts]).argmax(-1)]
-    inside = own.own if isinstance(own, Shared) else own
-    if isinstance(inside, GraphStep):
-        return torch.cat((chosen[0][:, None], inside.greedy(chosen[0], tokens - 1)), 1).cpu()
-    for _ in range(tokens - 1):
-        chosen.append(own.step(chosen[-1]).argmax(-1))
-    return torch.stack(chosen, 1).cpu()
+    first = own.prefill([torch.tensor(ids) for ids in prompts]).argmax(-1)
+    return torch.cat((first[:, None], own.greedy(first, tokens - 1)), 1).cpu()
 
 
 def decode(

@@ -11,8 +11,6 @@ from typing import Any
 
 import torch
 
-from lutlab.errors import LutlabError
-
 Layers = Sequence[tuple[torch.Tensor, torch.Tensor]]  # keys and values of each, [B, heads, T, d]
 
 
@@ -61,15 +59,3 @@ class Slots:
     def nbytes(self) -> int:
         """Bytes of all slots."""
         return sum(t.nbytes for layer in self.kept for t in layer)
-
-
-def check_room(like: Layers, batch: int, length: int) -> None:
-    """Raises LutlabError: so many slots do not fit into what the GPU has free, torch's own free blocks counted."""
-    needed = batch * length * sum(t.nbytes for layer in like for t in layer)
-    cached = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
-    free = torch.cuda.mem_get_info()[0] + cached
-    if needed > free:
-        raise LutlabError(
-            f"keys and values of {batch} rows of {length} tokens take {needed / 1e9:.1f} GB, and the GPU has "
-            f"{free / 1e9:.1f} GB free beside the model: take fewer rows (batch=) or tokens (length=)"
-        )

@@ -11,8 +11,11 @@ imported only where a method says how it stores a weight.
 
 from lutlab.predict.devices import DEVICES, Device, cpu, device
 from lutlab.predict.engines import ENGINES, Engine, Errors, Rates, engine
-from lutlab.predict.footprint import Memory, gpus, memory
-from lutlab.predict.per_token import Prediction, latency
+from lutlab.predict.footprint import Memory
+from lutlab.predict.footprint import predict_gpus as gpus
+from lutlab.predict.footprint import predict_memory as memory
+from lutlab.predict.per_token import Prediction
+from lutlab.predict.per_token import predict_latency as latency
 from lutlab.predict.shapes import Decoder, decoder
 from lutlab.predict.weights import PAPER
 

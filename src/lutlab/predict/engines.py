@@ -69,6 +69,7 @@ class Engine:
         stored: how it stores quantized weights, unless it is told: PAPER or a method.
         gpu: the device that its errors are of; empty where nothing was compared.
         errors: of the numbers that its constants were fitted to; None where nothing was compared.
+        number_bytes: of a number that is not quantized: in the head, the cache, dense weights.
         longest_batch: rows that its constants are of.
         context: tokens in the cache that its constants are of.
     """
@@ -79,6 +80,7 @@ class Engine:
     stored: str
     gpu: str = ""
     errors: Errors | None = None
+    number_bytes: int = 2
     longest_batch: int = 16
     context: int = 128
 
@@ -96,7 +98,7 @@ def _fitted(name: str) -> tuple[Rates, Errors]:
 
 def _engines() -> dict[str, Engine]:
     paper, paper_errors = _fitted("lut-gemm")
-    kernels, kernel_errors = _fitted("lutlab-cpu")
+    kernels, _ = _fitted("lutlab-cpu")
     link = paper.link_us  # until ours is measured
     return {
         "lut-gemm": Engine(
@@ -118,11 +120,11 @@ def _engines() -> dict[str, Engine]:
         "lutlab-cpu": Engine(
             "lutlab-cpu",
             "lutlab's CPU kernels in one C call a step; the kernels' published times, and 210 us a layer besides "
-            "(LLaMA-7B's shapes on two threads at a context below 64)",
+            "(LLaMA-7B's shapes on two threads at a context below 64); float32 otherwise. Of whole tokens nothing was "
+            "compared",
             kernels,
             "bcq",
-            "CPU",
-            kernel_errors,
+            number_bytes=4,
         ),
     }
 

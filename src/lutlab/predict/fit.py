@@ -17,9 +17,9 @@ from lutlab.errors import LutlabError
 from lutlab.groups import Bits
 from lutlab.predict.devices import Device
 from lutlab.predict.engines import Errors, Rates
+from lutlab.predict.footprint import predict_memory
 from lutlab.predict.per_token import Terms, parts, terms
 from lutlab.predict.shapes import Decoder
-from lutlab.predict.weights import PAPER
 
 CONTEXT = (
     128  # tokens in the cache that printed latencies are taken to be of: the papers do not say
@@ -45,7 +45,8 @@ class Observed:
 
     def terms(self, to: Device) -> Terms:
         """Its loads, at the context that is assumed."""
-        return terms(self.shape, self.q, self.g, PAPER, to, self.gpus, CONTEXT, 1)
+        held = predict_memory(self.shape, self.q, self.g, gpus=self.gpus, context=CONTEXT)
+        return terms(self.shape, self.q, held, to, 1)
 
 
 def fit(observed: Sequence[Observed], to: Device) -> Rates:

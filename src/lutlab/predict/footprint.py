@@ -1,6 +1,6 @@
 """Memory of a decoder on its devices: weights as stored, head, embeddings, the cache, scratch; the least devices.
 
-The scratch is one matrix of the largest product in 16 bits, which reading a prompt dequantizes into.
+The scratch is one matrix of the largest product in full precision, which reading a prompt dequantizes into.
 """
 
 from __future__ import annotations
@@ -59,12 +59,7 @@ def check_asked(shape: Decoder, gpus: int, context: int, batch: int) -> None:
         )
 
 
-def cache_bytes(shape: Decoder, context: int, batch: int) -> int:
-    """Bytes of keys and values in 16 bits."""
-    return 2 * batch * context * shape.layers * shape.cached
-
-
-def memory(
+def predict_memory(
     shape: str | Decoder,
     q: Bits = FULL,
     g: int = -1,
@@ -73,12 +68,13 @@ def memory(
     context: int | None = None,
     batch: int = 1,
     stored: str | Method = PAPER,
+    number_bytes: int = 2,
 ) -> Memory:
-    """Predict the memory of a model that decodes; arguments as of latency.
+    """Predict the memory of a model that decodes; arguments as of predict_latency.
 
     Examples:
-        >>> round(memory("opt-175b", q=3, context=2048).total / 1e9, 1)
-        77.5
+        >>> round(predict_memory("opt-175b", q=3, context=2048).total / 1e9, 1)
+        77.4
 
     Args:
         shape: a model of conf/shapes by its name, a folder with a config.json, or its sizes.
@@ -88,6 +84,7 @@ def memory(
         context: tokens that the cache holds in each row; None: the model's positions.
         batch: rows.
         stored: method whose layout the weights have, or `lut-gemm` as that paper counts.
+        number_bytes: of a number that is not quantized: 2, or 4 of float32.
 
     Raises:
         LutlabError: an unknown shape, or a number that is out of range.
@@ -95,17 +92,18 @@ def memory(
     shape = shape if isinstance(shape, Decoder) else decoder(shape)
     context = shape.positions if context is None else context
     check_asked(shape, gpus, context, batch)
+    matrix = max(rows * columns for rows, columns in shape.products)
     parts = {
-        "weights": weight_bytes(shape, q, g, stored),
-        "head": 2.0 * shape.head,
-        "embeddings": 2.0 * shape.embedded,
-        "cache": float(cache_bytes(shape, context, batch)),
-        "scratch": 2.0 * max(rows * columns for rows, columns in shape.products),
+        "weights": weight_bytes(shape, q, g, stored) * (number_bytes / 2 if q == FULL else 1),
+        "head": float(number_bytes * shape.head),
+        "embeddings": float(number_bytes * shape.embedded),
+        "cache": float(number_bytes * batch * context * shape.layers * shape.cached),
+        "scratch": float(number_bytes * matrix),
     }
     return Memory(parts, gpus)
 
 
-def gpus(
+def predict_gpus(
     shape: str | Decoder,
     q: Bits = FULL,
     g: int = -1,
@@ -114,19 +112,21 @@ def gpus(
     context: int | None = None,
     batch: int = 1,
     stored: str | Method = PAPER,
+    number_bytes: int = 2,
 ) -> int | None:
     """The least number of GPUs, of 1, 2, 4, 8, …, that hold a model; None where its heads cannot be shared by as many.
 
     Examples:
-        >>> gpus("opt-175b", gpu="A100-80GB"), gpus("opt-175b", q=3, gpu="A100-80GB")
+        >>> predict_gpus("opt-175b", gpu="A100-80GB"), predict_gpus("opt-175b", q=3, gpu="A100-80GB")
         (8, 1)
 
-    Args and errors as of memory and latency.
+    Args and errors as of predict_memory and predict_latency.
     """
     shape, to = shape if isinstance(shape, Decoder) else decoder(shape), device(gpu)
     count = 1
     while count <= shape.heads:
-        found = memory(shape, q, g, gpus=count, context=context, batch=batch, stored=stored)
+        of = {"gpus": count, "context": context, "batch": batch, "number_bytes": number_bytes}
+        found = predict_memory(shape, q, g, stored=stored, **of)
         if found.each <= to.memory:
             return count
         count *= 2

@@ -15,9 +15,9 @@ from lutlab.groups import Bits
 from lutlab.predict import engines
 from lutlab.predict.devices import Device, device
 from lutlab.predict.engines import Engine, Errors, Rates
-from lutlab.predict.footprint import Memory, cache_bytes, check_asked, memory
+from lutlab.predict.footprint import Memory, check_asked, predict_memory
 from lutlab.predict.shapes import Decoder, decoder
-from lutlab.predict.weights import FULL, weight_bytes
+from lutlab.predict.weights import FULL
 
 if TYPE_CHECKING:
     from lutlab.quantizers.contract import Method
@@ -28,7 +28,7 @@ class Terms:
     """Loads of one step, a device's share of them.
 
     Attributes:
-        dense, packed, head, cache: bytes read, of weights in 16 bits, of quantized ones, of the head, of keys, values.
+        dense, packed, head, cache: bytes read, of full-precision weights, quantized ones, the head, keys and values.
         layers: L; quantized_layers: L where they are quantized, else 0.
         products: launched, P L.
         doublings: L log2 G.
@@ -72,25 +72,16 @@ class Prediction:
         return self.memory.each <= self.device.memory
 
 
-def terms(
-    shape: Decoder,
-    q: Bits,
-    g: int,
-    stored: str | Method,
-    to: Device,
-    gpus: int,
-    context: int,
-    batch: int,
-) -> Terms:
-    """What a device does in a step."""
-    weights = weight_bytes(shape, q, g, stored) / gpus
-    full = q == FULL
+def terms(shape: Decoder, q: Bits, held: Memory, to: Device, batch: int) -> Terms:
+    """The loads of a device, whose share of the model is `held`."""
+    full, gpus = q == FULL, held.gpus
+    share = {name: size / gpus for name, size in held.parts.items()}
     sent = 2 * 2 * (gpus - 1) / gpus * 2 * shape.hidden * batch  # two all-reduces of d halves
     return Terms(
-        dense=weights if full else 0.0,
-        packed=0.0 if full else weights,
-        head=2 * shape.head / gpus,
-        cache=cache_bytes(shape, context, batch) / gpus,
+        dense=share["weights"] if full else 0.0,
+        packed=0.0 if full else share["weights"],
+        head=share["head"],
+        cache=share["cache"],
         layers=shape.layers,
         quantized_layers=0 if full else shape.layers,
         products=shape.layers * len(shape.products),
@@ -116,7 +107,7 @@ def parts(of: Terms, rates: Rates, to: Device) -> dict[str, float]:
     }
 
 
-def latency(
+def predict_latency(
     shape: str | Decoder,
     q: Bits = FULL,
     g: int = -1,
@@ -131,9 +122,9 @@ def latency(
     """Predict milliseconds a token of decoding.
 
     Examples:
-        >>> found = latency("opt-30b", q=3, g=64, gpus=2)
+        >>> found = predict_latency("opt-30b", q=3, g=64, gpus=2)
         >>> round(found.ms_per_token), found.fits  # the paper prints 12.6
-        (13, True)
+        (12, True)
 
     Args:
         shape: a model of conf/shapes by its name, a folder with a config.json, or its sizes.
@@ -161,7 +152,8 @@ def latency(
         )
     if gpus > 1 and not to.link:
         raise LutlabError(f"gpus={gpus}: {to.name} has no link to another; give gpus=1, or a link")
-    held = memory(shape, q, g, gpus=gpus, context=context, batch=batch, stored=layout)
-    split = parts(terms(shape, q, g, layout, to, gpus, context, batch), by.rates, to)
+    of = {"gpus": gpus, "context": context, "batch": batch, "number_bytes": by.number_bytes}
+    held = predict_memory(shape, q, g, stored=layout, **of)
+    split = parts(terms(shape, q, held, to, batch), by.rates, to)
     errors = by.errors if to.name == by.gpu else None
     return Prediction(sum(split.values()), split, errors, held, to, gpus)

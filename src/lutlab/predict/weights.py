@@ -29,7 +29,6 @@ def check_width(q: Bits, g: int) -> None:
     check_group_size(g)
 
 
-@functools.cache
 def weight_bytes(decoder: Decoder, q: Bits, g: int, stored: str | Method) -> float:
     """Bytes of all linear weights of the layers, each stored once.
 
@@ -43,6 +42,11 @@ def weight_bytes(decoder: Decoder, q: Bits, g: int, stored: str | Method) -> flo
         LutlabError: q or g is out of range, or there is no such method.
     """
     check_width(q, g)
+    return _weight_bytes(decoder, q, g, stored)
+
+
+@functools.cache
+def _weight_bytes(decoder: Decoder, q: Bits, g: int, stored: str | Method) -> float:
     bits = sum(_bits(rows, columns, q, g, stored) for rows, columns in decoder.products)
     return decoder.layers * bits / 8
 

@@ -49,6 +49,7 @@ def test_what_is_asked_for_is_in_it() -> None:
         {"q": 3}, {"g": 32}, {"method": "bcq"}, {"options": (("variant", "awq"),)}, {"dtype": "float16"}, {"seed": 1},
         {"skip": ("*.0.*",)}, {"model": dataclasses.replace(MODEL, id="opt-embedded-m")},
         {"budget": 3.0, "candidates": ((2, -1), (4, -1))}, {"calibration": TRAIN},
+        {"model": ModelSpec("s", "synthetic", MODEL.id)}, {"model": ModelSpec("s", "synthetic", MODEL.id, packed=True)},
         {"tuning": Tuning(8)}, {"tuning": Tuning(8, loss="labels")},
     ]  # fmt: skip
     cells = [(ROW, ERROR), *((dataclasses.replace(ROW, **one), ERROR) for one in changes)]

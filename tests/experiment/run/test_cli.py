@@ -37,6 +37,8 @@ MISTAKES = [
     (["evaluate=ppl:ptb,weight_error"], r"give a list, as evaluate=\[ppl:ptb,weight_error\]"),
     (["rows=[opt-30b]"], "rows= chooses rows of a table: name it, as .exp=table4"),
     (["model.layers=2"], "cuts synthetic models only"),
+    (["model.packed=true"], "synthetic models only"),
+    (["model=opt-175b", "stream=true"], "drop stream, or model.packed"),
     (
         ["q=2,nine", "mode=plam", "metod=rtn", "g=7"],
         "^lutlab: 4 mistakes .*nine.*'plan'.*metod.*g=7",

@@ -18,6 +18,7 @@ from tests import wandb_offline
 from tests.command_line import QUICK, CommandLine, records, start
 from tests.experiment.store.test_store import RECORD
 
+from lutlab import predict
 from lutlab.evaluators.perplexity import Perplexity
 from lutlab.experiment.store.lines import write_lines
 from lutlab.experiment.store.store import Store
@@ -134,7 +135,9 @@ def test_table4_shows_published_beside_measured(command: CommandLine) -> None:
     assert cell["model"] == MODEL
     assert cell["measured_on"].startswith("topics")
     assert float(measured["opt-30b/q3_g64", "wiki2"]["measured"]) > float(cell["measured"])
-    assert measured["opt-30b/fp16", "latency_1gpu"]["verdict"] == "not run"
+    latency = measured["opt-30b/fp16", "latency_1gpu"]
+    assert (latency["verdict"], latency["measured"]) == ("predicted", "")
+    assert float(latency["predicted"]) == predict.latency("opt-30b").ms_per_token
     assert all(r["verdict"] for r in rows)
 
 
@@ -152,6 +155,8 @@ def test_plan_runs_nothing(command: CommandLine) -> None:
     assert outcome.code == 0, outcome.err
     assert not command.results.exists()
     assert "12 cells to measure" in outcome.out
+    assert f"opt-30b/fp16: {predict.latency('opt-30b').ms_per_token:.1f}, " in outcome.out
+    assert "ms/token on 1, 2, 4 GPU(s)" in outcome.out
     command(*TABLE)
     assert "0 cells to measure" in command("+exp=table4", "mode=plan", *SOME).out
 

@@ -67,8 +67,12 @@ def test_a_source_starts_with_its_parameters_and_has_no_template_left():
 def test_every_code_is_converted_and_multiplied_once(isa, bits):
     text = uniform.source(isa, bits=bits, scale="f16")
     loops = uniform.VECTORS.get(isa.name, uniform.PORTABLE_VECTORS)
+    integer = uniform.EIGHTS[isa.name] if uniform.integers(isa, bits) else {}
+    loops = [m for m in loops if not integer or m > uniform.INTEGER_ROWS]
     assert text.count("= fma_rows(code, activation") == sum(loops) * 2 * 32 // bits
     assert text.count("code = masked(") == len(loops) * 2 * (32 // bits - 1)
+    pairs_and_digits = sum(m * eights for m, eights in integer.items()) * 2 * 3
+    assert text.count("_mm256_maddubs_epi16(nibbles") == pairs_and_digits * 4  # words at a time
 
 
 if __name__ == "__main__":

@@ -73,6 +73,8 @@ def test_every_number_of_planes(q):
             options = {"offset": offset, "alpha": alpha, "lane_bytes": lane_bytes}
             check(packed(70, 300, "planes", q, g, **options), 2)
             check(packed(70, 300, "planes", q, g, **options), 13)
+            if q < 3:  # of uniform codes two planes are looked up at once
+                check(packed(70, 300, "uniform planes", q, g, lane_bytes=lane_bytes), 2)
 
 
 @pytest.mark.parametrize("bits", [1, 4, 5, 8])

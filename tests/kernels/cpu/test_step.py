@@ -91,7 +91,7 @@ void run(const float *weights, const uint16_t *halves, const float *numbers, uin
     /* each buffer of its own size, so that one float more is seen */
     float x[MOST * HIDDEN], normed[MOST * HIDDEN], mixed[MOST * 5 * SIZE], queries[MOST * HEADS * ROOM];
     float attended[MOST * HEADS * SIZE], wide[MOST * 2 * INNER], y[MOST * HIDDEN];
-    float scores[2 * HEADS * 5], sums[2 * HEADS * ROOM];
+    float scores[2 * RUN * HEADS * 5], sums[2 * RUN * HEADS * ROOM];
     const struct model model = {
         .layers = 1, .hidden = HIDDEN, .heads = HEADS, .kv_heads = 1, .size = SIZE, .room = ROOM, .inner = INNER,
         .norm_first = 1, .activation = GELU, .rotary = 4, .neighbours = 0, .layer = &layer,

@@ -50,6 +50,14 @@ class Asked:
             context=self.context,
         )
 
+    def least(self) -> int | None:
+        """The least number of its GPUs that hold the model, as predict.gpus says."""
+        by = predict.engine(self.engine)
+        context = by.context if self.context is None else self.context
+        of = {"gpu": self.gpu, "context": context, "stored": by.stored}
+        of["number_bytes"] = by.number_bytes
+        return predict.gpus(self.model, self.q, self.g, **of)
+
     def __str__(self) -> str:
         several = "s" if self.gpus > 1 else ""
         return f"{self.model} on {self.gpus} {self.gpu}{several}, engine {self.engine}"

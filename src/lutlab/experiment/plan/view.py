@@ -1,8 +1,11 @@
-"""mode=plan: every cell, measured or not, with its predicted time and memory, disk and downloads. Runs nothing."""
+"""mode=plan: every cell, measured or not, with its predicted time and memory, disk and downloads. Runs nothing.
+
+Of rows with predicted columns it says the latency, memory and least number of GPUs of the paper's model too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -10,6 +13,7 @@ from rich.table import Table
 
 from lutlab.errors import LutlabError
 from lutlab.experiment.artifact.artifact import Artifact
+from lutlab.experiment.artifact.predicted import OOM, predicted
 from lutlab.experiment.plan import cost
 from lutlab.experiment.plan.plan import PlannedCell, PlannedRow
 from lutlab.specs import EvalSpec, ModelRun, RunSpec
@@ -48,6 +52,30 @@ def print_plan(
     for reason in sorted(unknown):
         console.print(f"not predicted: {reason}", highlight=False)
     console.print(_summary(rows, planned, results), highlight=False)
+    for line in _per_token(artifact, rows) if artifact else ():
+        console.print(line, highlight=False, soft_wrap=True)
+
+
+def _per_token(artifact: Artifact, rows: Sequence[PlannedRow]) -> Iterator[str]:
+    """A line for each row with predicted columns: milliseconds, memory, the least GPUs that hold the model."""
+    asked = artifact.asked()
+    said = ""
+    for row in rows:
+        own = [of for (key, _), of in asked.items() if key == row.key]
+        if not own:
+            continue
+        found = [of.latency() for of in own]
+        note = predicted(own[0]).note
+        if note != said:
+            yield f"\npredicted, of the paper's models, {note}:"
+        said = note
+        times = ", ".join(f"{one.ms_per_token:.1f}" if one.fits else OOM for one in found)
+        sizes = ", ".join(f"{one.memory.each / 1e9:.1f}" for one in found)
+        gpus = ", ".join(str(of.gpus) for of in own)
+        least = (
+            f"{own[0].least()} GPU(s) hold it" if own[0].least() else "no number of GPUs holds it"
+        )
+        yield f"  {row.key}: {times} ms/token on {gpus} GPU(s); {sizes} GB each; {least}"
 
 
 def _predict(row: PlannedRow, cell: PlannedCell, unknown: set[str]) -> cost.Cost | None:

@@ -237,7 +237,8 @@ def _cell(
         verdict = "OOM" if cell.record.status == "oom" else "failed"
         return Cell(key, published, None, verdict, cell.record.reason, cell.cell_id)
     if spec.metric not in cell.record.values:
-        reason = f"its record has no {spec.metric}"
+        reason = cell.record.facts.get("not_measured", {}).get(spec.metric)
+        reason = reason or f"its record has no {spec.metric}"
         return Cell(key, published, None, "not run", reason, cell.cell_id)
     value = cell.record.values[spec.metric] * spec.factor
     verdict, note = _verdict(spec, cell, row, value, published, own_model)

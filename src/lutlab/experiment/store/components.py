@@ -103,6 +103,12 @@ _PARTS = {
     "kernel/qigen_gemv": _Part(
         cpu.VERSIONS["qigen_gemv"], ("kernels/cpu/qigen_gemv.py",), _OF_KERNELS, (_C / "qigen",)
     ),
+    "kernel/step": _Part(
+        cpu.VERSIONS["step"],
+        ("kernels/cpu/step.py", "generate/cpu*.py", "generate/architecture.py"),
+        ("kernels/codegen",),
+        (_C / "step", _C / "rows" / "parts.h"),
+    ),
     "kernel/lut_gemv": _Part(
         gpu.VERSIONS["lut_gemv"],
         ("kernels/gpu/linear.py",),

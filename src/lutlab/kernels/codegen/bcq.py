@@ -7,7 +7,6 @@ the registers; where those are few, each gets several sums, since an FMA takes f
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 
 from lutlab.kernels.codegen import templates
@@ -24,7 +23,10 @@ SUMS = {"avx512": 4, "avx2": 2}
 PORTABLE_SUMS = 1
 # Rows of x from which on weights become floats once for all: a lookup costs more than that and an FMA.
 TILE_FROM = {"avx512": 12, "avx2": 3, "portable": 2}
-INTEGER_TILE_FROM = {"avx2": 6, "avx512": 24}
+# The same of tables of integers: AVX-512; AVX2 by planes, the last number for more, and of planes looked up in pairs.
+INTEGER_TILE_FROM = {"avx512": 24}
+BYTES_TILE_FROM = {1: 48, 2: 24, 3: 10, 4: 8, 5: 6}
+PAIRS_TILE_FROM = {1: 48, 2: 65, 3: 16}
 # When sums are multiplied by alpha: "first", each term by an FMA; "last", once a group, which frees its registers.
 WEIGH = {"avx512": "first"}
 
@@ -95,7 +97,7 @@ def cuts(lut_bits: int, groups_in_unit: int) -> list[Cut]:
     return found
 
 
-@functools.cache
+@templates.kept
 def source(
     isa: Isa,
     *,
@@ -127,7 +129,7 @@ def source(
     )
 
 
-@functools.cache
+@templates.kept
 def integer_source(isa: Isa, *, q: int, alpha: str, offset: str | None, table_bits: int) -> str:
     """C source of tables of integers (kernels/cpu/bcq/bytes.c, halves.c): one group in a unit.
 
@@ -139,18 +141,17 @@ def integer_source(isa: Isa, *, q: int, alpha: str, offset: str | None, table_bi
         table_bits: of an entry: 24, as exact as float32, or 18, for AVX2; 16, for AVX-512.
     """
     if table_bits == 16:
-        planes = _planes(q, 1, alpha, offset, lane_bytes=2)
+        planes, tile_from = _planes(q, 1, alpha, offset, lane_bytes=2), INTEGER_TILE_FROM["avx512"]
         template, more = "bcq/halves.c", {"simd": "avx512", "sums": 2 if q == 1 else 1}
     else:
-        planes = _planes(q, 1, alpha, offset, lane_bytes=1)
+        planes, tile_from = _planes(q, 1, alpha, offset, lane_bytes=1), BYTES_TILE_FROM[min(q, 5)]
+        template, more = "bcq/bytes.c", {"digit_bits": 6, "digits": table_bits // 6}
         if offset == "i16" and table_bits == 24:
+            tile_from = PAIRS_TILE_FROM[min(q, 3)]
             template, more = "bcq/digits.c", {"digit_bits": 8, "pairs": q // 2 * 2}
-        else:
-            template, more = "bcq/bytes.c", {"digit_bits": 6, "digits": table_bits // 6}
         more["simd"] = "avx2"
-    return templates.render(
-        template, **planes, **more, batches=[1], **tiles(isa, INTEGER_TILE_FROM)
-    )
+    more |= tiles(isa, {isa.name: tile_from})
+    return templates.render(template, **planes, **more, batches=[1])
 
 
 def _planes(

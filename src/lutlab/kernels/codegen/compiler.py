@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -23,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lutlab.errors import LutlabError
+from lutlab.kernels.codegen.known import known
 
 FLAGS = (
     "-std=gnu11",
@@ -34,6 +36,8 @@ FLAGS = (
 OPENMP = ("-fopenmp",)
 LIBRARY = ("-fPIC", "-shared")
 _NAMES = ("cc", "gcc", "clang")
+# As x86_64-linux-gnu-gcc-12: a compiler's own file, which its size and time identify.
+_PLAIN = re.compile(r"([a-z0-9_]+-)*(gcc|clang)(-[0-9.]+)?")
 
 
 def sanitizing(sanitize: Sequence[str]) -> tuple[str, ...]:
@@ -114,6 +118,26 @@ def _installed(path: str) -> Compiler:
 
 
 def _identify(command: tuple[str, ...]) -> Compiler:
+    program = Path(command[0]).resolve()
+    if len(command) == 1 and _is_one_program(program):
+        found = program.stat()
+        decides = [command[0], str(program), found.st_size, found.st_mtime_ns, found.st_ino]
+        return Compiler(command, known("compiler", decides, lambda: _version(command)))
+    return Compiler(command, _version(command))
+
+
+def _is_one_program(program: Path) -> bool:
+    """Whether a compiler is its file: not a script, nor a cache or a wrapper that runs another, which may change."""
+    try:
+        with program.open("rb") as file:
+            binary = file.read(4) == b"\x7fELF"
+    except OSError:  # one may run what one may not read
+        return False
+    return binary and _PLAIN.fullmatch(program.name) is not None
+
+
+def _version(command: tuple[str, ...]) -> str:
+    """The first line that a compiler says of itself."""
     try:
         said = subprocess.run(
             [*command, "--version"], capture_output=True, text=True, check=True
@@ -122,4 +146,4 @@ def _identify(command: tuple[str, ...]) -> Compiler:
         raise NoCompiler(
             f"{shlex.join(command)} --version fails: {error}. Name a working C compiler in LUTLAB_CC"
         ) from error
-    return Compiler(command, said.partition("\n")[0].strip())
+    return said.partition("\n")[0].strip()

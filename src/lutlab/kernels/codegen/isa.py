@@ -13,12 +13,20 @@ LUTLAB_ISA=<name> asks for another one; what the CPU cannot run is refused, so n
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import platform
 from dataclasses import dataclass
+from pathlib import Path
 
 from lutlab.errors import LutlabError, nearest
+from lutlab.kernels.codegen.known import known
 
+_VARYING = (
+    "cpu MHz",
+    "bogomips",
+    "BogoMIPS",
+)  # of /proc/cpuinfo: from one boot, or moment, to the next
 _X86 = ("x86_64", "AMD64", "amd64")
 _ARM = ("aarch64", "arm64")
 # CPU feature, by its name in Linux's /proc/cpuinfo -> the flag of gcc and clang
@@ -51,9 +59,28 @@ ISAS = (
 @functools.cache
 def features() -> frozenset[str]:
     """Features that this CPU and its operating system offer, by the names of Linux's /proc/cpuinfo."""
+    import archspec
+
+    about = _of_first_cpu(Path("/proc/cpuinfo"))
+    if not about:
+        return frozenset(_detected())
+    decides = [archspec.__version__, platform.machine(), about]
+    return frozenset(known("features", decides, _detected))
+
+
+def _detected() -> list[str]:
     from archspec.cpu import detect
 
-    return frozenset(detect.detected_info().features)
+    return sorted(detect.detected_info().features)
+
+
+def _of_first_cpu(cpuinfo: Path) -> str:
+    """Linux's description of the first CPU, which archspec reads, without lines that vary; "": no such file."""
+    if not cpuinfo.exists():
+        return ""
+    with cpuinfo.open() as lines:
+        first = itertools.takewhile(str.strip, lines)
+        return "".join(line for line in first if not line.startswith(_VARYING))
 
 
 def buildable() -> tuple[Isa, ...]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 from lutlab.kernels.codegen import templates
 from lutlab.kernels.codegen.isa import Isa
 from lutlab.kernels.codegen.tiles import tiles
@@ -13,7 +11,7 @@ TILE_FROM = {"avx512": 12, "avx2": 20, "portable": 2}
 VECTORS = ("avx512", "avx2")
 
 
-@functools.cache
+@templates.kept
 def source(isa: Isa, *, widths: tuple[int, ...], group_size: int, row_scale: bool) -> str:
     """C source.
 

@@ -2,20 +2,57 @@
 
 A template includes another one with jinja's include, not C's: the source then holds everything that decides the
 library, and its hash too. Every source starts with what it was generated from and by which parameters.
+
+Sources are kept in the cache folder (known.py), by the arguments of who asks for them and by what templates and this
+folder's modules hold: an import of jinja2 and parsing take longer than all else that the first product does.
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ParamSpec
 
 from lutlab import sources
+from lutlab.kernels.codegen.known import known
 
 if TYPE_CHECKING:
     import jinja2
 
 ROOT = sources.folder("kernels") / "cpu"
+_Arguments = ParamSpec("_Arguments")
+
+
+def kept(source: Callable[_Arguments, str]) -> Callable[_Arguments, str]:
+    """Decorator of a function that renders a source, which its arguments, all hashable, decide.
+
+    It is called once for the same arguments, templates and modules of this folder; other processes read the text.
+    """
+
+    @functools.cache
+    @functools.wraps(source)
+    def text(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> str:
+        asked = (
+            f"{source.__module__}.{source.__qualname__}",
+            repr(args),
+            repr(sorted(kwargs.items())),
+        )
+        return known("source", [*asked, _generators(ROOT)], lambda: source(*args, **kwargs))
+
+    return text
+
+
+@functools.cache
+def _generators(root: Path) -> str:
+    """Hash of all templates, and of the modules that give them parameters."""
+    digest = hashlib.sha256()
+    for folder, pattern in ((root, "*/*.[ch]"), (Path(__file__).parent, "*.py")):
+        for path in sorted(folder.glob(pattern)):
+            data = path.read_bytes()
+            digest.update(f"{path.relative_to(folder)} {len(data)}\n".encode() + data)
+    return digest.hexdigest()
 
 
 def render(template: str, **parameters: object) -> str:

@@ -17,6 +17,7 @@ from lutlab.kernels.cpu.rows_gemv import Part
 
 TYPES = {getattr(torch, name): number for number, name in enumerate(codegen.TYPES)}
 ROWS_AT_A_TIME = 1024  # of a dense weight that is narrowed
+RUN = 8  # tokens of a row whose attention reads the cache together: attention.h
 NO_NORM, RMS_NORM, LAYER_NORM = range(3)
 ACTIVATIONS = ("relu", "silu", "gelu", "gelu_tanh")  # by their numbers in rows.h
 
@@ -94,7 +95,7 @@ class Model(ctypes.Structure):
 
 
 def load(isa: Isa) -> ctypes.CDLL:
-    """The library, built now or before; its function is `forward`.
+    """The library, built now or before: `forward` is a step, `products` those of its layers alone.
 
     Raises:
         NoCompiler: there is no C compiler.
@@ -102,6 +103,7 @@ def load(isa: Isa) -> ctypes.CDLL:
     built = library.load(codegen.source(isa), "step", isa)
     built.forward.argtypes = [c_void_p, c_long, *[c_void_p] * 4, c_long, c_void_p]
     built.forward.restype = c_int
+    built.products.argtypes = [c_void_p, c_long]
     return built
 
 

@@ -2,8 +2,11 @@
 
     y[m, n] = sum_groups scale ( sum_k codes[n, k] x[m, k]  -  zero_point sum_k x[m, k] )             QIGen Eq. 2
 
-fp32 throughout: no activation is quantized. A row of W is summed by one thread in a fixed order, so that y does not
-depend on the number of threads. Codes of 2 and 3 bits are faster as planes: formats/bcq_rows.pack_uniform.
+Codes become floats and meet float32 activations; codes of up to 4 bits on AVX2, for up to 3 rows of x, meet
+activations as integers of 24 bits with one scale for the columns of a unit, whose sums are exact: both are in error by
+what float32 rounds at the size of the largest activations. A row of W is summed by one thread in a fixed order, so that
+y does not depend on the number of threads; it does, in its last bits, on the number of rows of x. Codes of 2 and 3 bits
+are faster as planes: formats/bcq_rows.pack_uniform.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ if TYPE_CHECKING:
 
     from lutlab.formats.uniform_rows import PackedUniformRows
 
-VARIANT = "uniform convert"
+FLOATS, INTEGERS = "uniform convert", "uniform int24"
 
 
 def source(packed: PackedUniformRows, isa: Isa) -> str:
@@ -35,7 +38,8 @@ def kernel(packed: PackedUniformRows, isa: Isa | None = None) -> Kernel:
     """
     isa = isa or detect()
     built = library.load(source(packed, isa), f"uniform-{packed.field_bits}", isa)
-    return Kernel(built, VARIANT, isa.name, DENSE_ROWS, prefetch_bytes(isa))
+    variant = INTEGERS if uniform.integers(isa, packed.field_bits) else FLOATS
+    return Kernel(built, variant, isa.name, DENSE_ROWS, prefetch_bytes(isa))
 
 
 def gemv(

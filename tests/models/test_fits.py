@@ -1,0 +1,44 @@
+"""What a model takes, by its parts, against what transformers itself allocates; and who is refused."""
+
+import pytest
+import torch
+from tests.models.architectures import CAUSAL, make
+from transformers import DynamicCache
+
+from lutlab.errors import LutlabError
+from lutlab.models import fits
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in CAUSAL if name != "mistral"]
+)  # whose window slides
+def test_a_cache_has_the_bytes_of_transformers_own(name):
+    model, cache = make(name), DynamicCache()
+    with torch.no_grad():
+        model(torch.zeros(3, 10, dtype=torch.int64), past_key_values=cache)
+    held = sum(one.nbytes for layer in cache.layers for one in (layer.keys, layer.values))
+    assert fits.cache_bytes(model.config, 3, 10, 4) == held
+
+
+@pytest.mark.parametrize("name", ["opt-350m", "llama-2", "gpt2"])
+def test_embeddings_and_head_are_what_is_outside_of_blocks(name):
+    model = make(name)
+    blocks = {id(p) for path, p in model.named_parameters() if ".layers." in path or ".h." in path}
+    own = {id(p): p.nbytes for p in model.parameters() if id(p) not in blocks}
+    found = fits.outside_parts(model)
+    assert sum(found.values()) == sum(own.values())
+    assert found["head"] == (0 if name != "llama-2" else model.lm_head.weight.nbytes)
+
+
+def test_what_does_not_fit_is_refused_with_the_numbers():
+    parts = {"weights": 3 * 10**9, "head": 0, "cache": 10**9}
+    fits.check("a model", parts, "cpu", free=4 * 10**9)
+    said = r"a model needs 4.0 GB \(weights 3.0, cache 1.0\), and cpu has 3.9 GB free"
+    with pytest.raises(fits.TooLargeError, match=said) as refused:
+        fits.check("a model", parts, "cpu", free=39 * 10**8)
+    assert isinstance(refused.value, LutlabError)
+    assert isinstance(refused.value, MemoryError)  # a table says OOM
+
+
+def test_free_memory_is_some_and_not_all_the_world():
+    assert 2**26 < fits.available("cpu") < 2**50
