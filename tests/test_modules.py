@@ -337,6 +337,7 @@ def test_the_stored_weight_is_recovered_from_the_kernels_own_bit_for_bit(packed)
     module = QuantLinear(packed, None)
     module.prepare()
     module(torch.ones(packed.shape[1]))
+    module.prepare(rows=2)  # again, of what is held now
     assert list(module.buffers()) == [] or not module._execution.replaces
     again = module.packed
     assert again.layout() == packed.layout()

@@ -1,9 +1,11 @@
 """Whole models that several ranks share (tensor parallelism): loaded part by part, and decoded together.
 
-decode("opt-3bit", [ids], tokens=64, gpus=2)             greedy tokens, by processes that lutlab starts
+    decode("opt-3bit", [ids], tokens=64, gpus=2)             greedy tokens, by processes that lutlab starts
 
-own = engine(load("opt-3bit", rank))                     in a job of measure/ranks.py, on every rank
-logits = own.prefill([ids])                              of the whole model, on each
+    own = engine(load("opt-3bit", rank))                     in a job of measure/ranks.py, on every rank
+    logits = own.prefill([ids])                              of the whole model, on each
+
+What a rank computes says shard.py; the engine is that of one device, over the rank's part.
 """
 
 from __future__ import annotations
@@ -21,8 +23,9 @@ from lutlab.checkpoint.transformers import CURE
 from lutlab.generate import engine as engine_of
 from lutlab.generate.contract import Engine
 from lutlab.generate.eager import Eager
-from lutlab.generate.shard import Part, share_out
+from lutlab.generate.shard import Part, share_of_block, share_out
 from lutlab.measure import ranks
+from lutlab.models.families import decoder_blocks
 from lutlab.models.files import weight_files
 from lutlab.models.load import quiet
 from lutlab.sums import NAME, check_sums, has_sums
@@ -54,14 +57,16 @@ def load(folder: str | Path, rank: Rank, dtype: torch.dtype | str = "auto") -> P
         LutlabError: as checkpoint.loading.load_mapped and share_out; the ranks were given different models.
     """
     folder = arguments.path("folder", folder)
+    with quiet():
+        mapped = load_mapped(folder, dtype)
     rank.agree(_identity(folder, rank, dtype))
+    for block in decoder_blocks(mapped.model):  # refused before files are read for their sums
+        share_of_block(block, mapped.model.config, rank)
     if has_sums(folder):
         used = ["config.json", *(path.name for path in weight_files(folder))]
         check_sums(folder, CURE, used, slice(rank.index, None, rank.count))
     elif not rank.index:
         log.warning("%s has no %s, so that damage to its files would not be noticed", folder, NAME)
-    with quiet():
-        mapped = load_mapped(folder, dtype)
     part = share_out(mapped.model, mapped, rank)
     rank.arrive(LOAD_SECONDS)
     return part

@@ -27,7 +27,7 @@ from lutlab.models.streamed import assign
 from lutlab.modules import QuantLinear
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel
 
     from lutlab.formats.contract import Format
     from lutlab.measure.rank import Rank
@@ -76,14 +76,14 @@ def share_out(model: PreTrainedModel, blocks: Blocks, rank: Rank) -> Part:
         LutlabError: heads or channels cannot be shared by so many ranks, a weight cannot be cut where it has to be, or
             the family is not known here.
     """
-    family, link = family_of(model.config), Link(rank)
-    heads, shares = model.config.num_attention_heads, []
+    link, shares = Link(rank), []
     for index, own in enumerate(decoder_blocks(model)):
         with blocks.open(index) as block:
-            layers = {path: block.get_submodule(path) for path in family.linears}
-            widths = {path: _width(layer) for path, layer in layers.items()}
-            share = share_of(family, widths, heads, rank.index, rank.count)
-            parts = {path: _part(layers[path], one, link) for path, one in share.parts.items()}
+            share = share_of_block(block, model.config, rank)
+            parts = {
+                path: _part(block.get_submodule(path), one, link)
+                for path, one in share.parts.items()
+            }
             inside = tuple(f"{path}." for path in parts)
             state = block.state_dict()
             rest = {n: t.clone() for n, t in state.items() if not n.startswith(inside)}
@@ -94,6 +94,13 @@ def share_out(model: PreTrainedModel, blocks: Blocks, rank: Rank) -> Part:
         shares.append(share)
     _share_head(model, link)
     return Part(model.to(rank.device), link, tuple(shares))
+
+
+def share_of_block(block: nn.Module, config: PreTrainedConfig, rank: Rank) -> Share:
+    """What a rank has of a block, which may be on the meta device. Raises LutlabError: it cannot be shared so."""
+    family = family_of(config)
+    widths = {path: _width(block.get_submodule(path)) for path in family.linears}
+    return share_of(family, widths, config.num_attention_heads, rank.index, rank.count)
 
 
 def _width(layer: nn.Module) -> Width:
