@@ -69,6 +69,7 @@ def test_forward_multiplies_with_the_dequantized_weight(options, bias):
     assert torch.equal(module(x()), module(x()))
     assert module(x()[0, 0]).shape == (N,)
     assert module._execution.replaces, "a kernel needs no other weight"
+    assert module.prepare(8) is module._execution, "and is ready for any rows"
 
 
 def test_many_rows_are_multiplied_by_torch_and_nothing_dense_is_kept():

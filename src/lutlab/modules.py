@@ -153,10 +153,10 @@ class QuantLinear(nn.Module):
     def prepare(self, rows: int = 1, dtype: torch.dtype = torch.float32) -> Execution:
         """Make the execution ready for so many rows of x of a dtype; else the first call does it.
 
-        One that holds the weight in its own layout stays: it takes any number of rows.
+        One that holds the weight in its own layout stays, and is made ready for these rows too.
         """
         if self._replaced:
-            return self._execution
+            return self._execution.ready(rows, dtype)
         packed = self.packed
         device = next(b.device for b in packed.buffers.values() if b is not None)
         self.hold(prepare(packed, device, rows, dtype))

@@ -40,6 +40,10 @@ class Execution(ABC):
     def packed(self) -> Format:
         """The packed weight, bit for bit as it was given."""
 
+    def ready(self, rows: int, dtype: torch.dtype) -> Self:
+        """Itself, made ready for so many rows of x of a dtype; one that always is for any does nothing."""
+        return self
+
     @abstractmethod
     def takes(self, x: torch.Tensor) -> bool:
         """Whether a call multiplies such an x: its device, its dtype, and that it asks for no gradients."""

@@ -227,6 +227,9 @@ def test_binary_codes_are_held_once(named_gpu, monkeypatch):
         execution = layer.prepare(1)
         assert execution.replaces == (list(layer.buffers()) == []) == (held == 3)
         assert len(execution.buffers) == held
+        if execution.replaces:  # it stays, and is made ready for other rows
+            assert layer.prepare(2) is layer.prepare(2, torch.float64) is execution
+            assert execution.products[F32, "float_sums"].rows == (1, 2)
         for again in (layer.packed, copy.deepcopy(layer).packed, execution.copy().packed):
             assert again.layout() == stored.layout()
             assert all(torch.equal(b, stored.buffers[name]) for name, b in again.buffers.items())

@@ -76,7 +76,7 @@ class GpuOp(KernelOp):
         check_options(self.name, variant, knobs, options)
         device = launcher.device_of(device)
         made = self.execution(packed, device, launcher.gpu(device), variant, dict(knobs or {}))
-        return made.ready(rows, dtype) if dtype in DTYPES else made
+        return made.ready(rows, dtype)
 
 
 @dataclass(eq=False)
@@ -151,7 +151,9 @@ class GpuExecution(Execution):
         return self.recover() if self.recover else self.stored
 
     def ready(self, rows: int, dtype: torch.dtype) -> Self:
-        """Pack, compile and load for so many rows of x of a dtype; returns itself."""
+        """Pack, compile and load for so many rows of x of a dtype that it multiplies; returns itself."""
+        if dtype not in DTYPES:
+            return self
         name, _ = self._choose(rows, dtype)
         if name != choice.DENSE:
             self._product(self.own(dtype), name).prepare(rows)
