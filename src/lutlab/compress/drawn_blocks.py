@@ -5,6 +5,7 @@ Numbers follow from the seed and each layer's name alone (drawn.py), so that a b
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -62,7 +63,10 @@ class Drawn:
             for path, module in linears.items()
         }
         weights = {"weights": sum(one.bits_stored for one in self.plan.values()) // 8 // ranks}
-        fits.check(name or config.model_type, weights | fits.outside_parts(self.model), device)
+        largest = max(math.prod(one.shape) for one in self.plan.values())
+        # what a layer is packed, or dequantized to read a prompt in: 16 bits a weight
+        parts = weights | fits.outside_parts(self.model) | {"scratch": 2 * largest}
+        fits.check(name or config.model_type, parts, device)
         self._deviation = getattr(config, family_of(config).deviation)
         with torch.no_grad():
             _draw_others(self.model, set(linears.values()), self._deviation, device, seed)
