@@ -39,12 +39,24 @@ PRODUCT = ProductRun(((8, 16, 1), (4, 16, 2)), "rtn", 4, 8, kernel="optq", knobs
 
 
 @pytest.mark.parametrize(
-    "run", [FULL, PRODUCT, ModelRun(ModelSpec("m", "folder", "m"), "none", 16, -1)]
+    "run",
+    [
+        FULL,
+        PRODUCT,
+        ModelRun(ModelSpec("m", "folder", "m"), "none", 16, -1),
+        ModelRun(ModelSpec("m", "synthetic", "m", packed=True), "bcq", 3, 8),
+    ],
 )
 def test_a_run_comes_back_from_its_record(run):
     stored = asked.to_json(run)
     assert asked.run_from(stored) == run
     assert isinstance(stored["options"], dict)
+
+
+def test_what_came_later_is_in_records_of_rows_that_ask_for_it_alone():
+    """Else the folder of every named sweep would be another's (plan/free.py)."""
+    assert "packed" not in asked.to_json(FULL)["model"]
+    assert "model.packed" not in asked.axes(FULL)
 
 
 def test_a_record_of_an_earlier_version_has_the_defaults_of_what_came_later():

@@ -24,8 +24,13 @@ _EVALUATION: TypeAdapter[EvalSpec] = TypeAdapter(EvalSpec)
 
 
 def to_json(spec: RunSpec | EvalSpec) -> dict[str, Any]:
-    """The spec in JSON's types; options are a mapping."""
-    return json.loads(canonical(dataclasses.asdict(spec) | {"options": dict(spec.options)}))
+    """The spec in JSON's types; options are a mapping. What came later and is not asked for is left out, so that rows
+    of before have the records, and sweeps of before the folders, that they had.
+    """
+    said = dataclasses.asdict(spec) | {"options": dict(spec.options)}
+    if isinstance(spec, ModelRun) and not spec.model.packed:
+        del said["model"]["packed"]
+    return json.loads(canonical(said))
 
 
 def run_from(stored: Mapping[str, Any]) -> RunSpec:
