@@ -63,9 +63,9 @@ class Drawn:
             for path, module in linears.items()
         }
         weights = {"weights": sum(one.bits_stored for one in self.plan.values()) // 8 // ranks}
-        # what a layer is packed or dequantized in: a matrix of 16 bits
-        scratch = {"scratch": max(2 * math.prod(one.shape) for one in self.plan.values())}
-        parts = weights | fits.outside_parts(self.model) | scratch
+        largest = max(math.prod(one.shape) for one in self.plan.values())
+        # what a layer is packed, or dequantized to read a prompt in: 16 bits a weight
+        parts = weights | fits.outside_parts(self.model) | {"scratch": 2 * largest}
         fits.check(name or config.model_type, parts, device)
         self._deviation = getattr(config, family_of(config).deviation)
         with torch.no_grad():

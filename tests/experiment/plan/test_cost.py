@@ -75,3 +75,11 @@ def test_the_model_fits_into_the_memory_that_is_predicted(evaluator: str) -> Non
 
 def test_cells_that_only_look_at_statistics_stay_cheap() -> None:
     assert predicted("weight_error").seconds < 1
+
+
+def test_a_drawn_model_takes_what_it_stores_and_no_more() -> None:
+    """3.375 bits a linear weight: a sign in each of 3 planes, 3 float16 for 128; the rest in float32."""
+    drawn = ModelRun(ModelSpec("s", "synthetic", "llama-7b", packed=True), "bcq", 3, 128)
+    stored = SEVEN.linear_parameters * (3 + 3 * 16 / 128) / 8
+    others = 4 * (SEVEN.parameters - SEVEN.linear_parameters)
+    assert cost._model_bytes(drawn, SEVEN) == stored + others
