@@ -159,7 +159,7 @@ class QuantLinear(nn.Module):
             return self._execution.ready(rows, dtype)
         packed = self.packed
         device = next(b.device for b in packed.buffers.values() if b is not None)
-        self.hold(prepare(packed, device, rows, dtype))
+        self.adopt(prepare(packed, device, rows, dtype))
         if isinstance(self._execution, Dequantized):
             _say_once(self._execution.describe(rows, dtype))
         return self._execution
@@ -169,7 +169,7 @@ class QuantLinear(nn.Module):
         """The execution, None before the first call."""
         return self._execution
 
-    def hold(self, execution: Execution) -> None:
+    def adopt(self, execution: Execution) -> None:
         """Multiply by an execution of the stored weight, of it alone or among others (kernels/joined.py)."""
         self._execution = execution
         if execution.replaces:

@@ -3,8 +3,11 @@
 The stand-in does what vLLM's model loaders do: fused layers, whose parameters are filled part by part, in any order.
 """
 
+import importlib
 import json
+import re
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -155,6 +158,13 @@ def test_what_is_refused(vllm, saved):
     config.layers.pop("model.layers.0.self_attn.k_proj")
     with pytest.raises(LutlabError, match="only some are quantized"):
         LinearBase([32, 16, 16], 32, config, prefix)
+
+
+def test_vllm_finds_the_plug_in():
+    project = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
+    group = project.partition('[project.entry-points."vllm.general_plugins"]')[2]
+    module, name = re.search(r'^lutlab = "(.+):(.+)"$', group, re.MULTILINE).groups()
+    assert getattr(importlib.import_module(module), name) is register
 
 
 def test_the_real_vllm_takes_it():

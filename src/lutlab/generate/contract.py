@@ -103,11 +103,13 @@ class Engine(ABC):
         Raises:
             LutlabError: as step.
         """
-        chosen = ids.new_empty(len(ids), tokens)
-        for at in range(tokens):
+        import torch
+
+        chosen = []
+        for _ in range(tokens):
             ids = self.step(ids).argmax(-1)
-            chosen[:, at] = ids
-        return chosen
+            chosen.append(ids)
+        return torch.stack(chosen, 1) if chosen else ids.new_empty(len(ids), 0)
 
     # ---- checks that engines share ----
 

@@ -56,4 +56,4 @@ def _join(layers: list[QuantLinear], rows: int, dtype: torch.dtype) -> None:
     ends = accumulate((layer.out_features for layer in layers), initial=0)
     together = Whole(execution, tuple(range(*span) for span in pairwise(ends)))
     for layer, part in zip(layers, together.parts(), strict=True):
-        layer.hold(part)
+        layer.adopt(part)
