@@ -2,8 +2,8 @@
 
     <cache>/known/<kind>-<key>.sealed        one JSON value; key = sha256 of what decides it
 
-The first product of a process then needs neither jinja2 nor archspec's tables, and runs no compiler. A file that is not as
-it was written is named, set aside and found out again.
+The first product of a process then needs neither jinja2 nor archspec's tables, and runs no compiler. A file that is not
+as it was written is named, set aside and found out again.
 """
 
 from __future__ import annotations
