@@ -188,7 +188,7 @@ def test_dense_is_the_weight_to_the_last_bit(kind, name):
 def test_extreme_activations(kind, name):
     weight = packed(40, 256, **KINDS[kind], g=64)
     k, dense = kernel(weight, ISAS[name]), weight.dequantize()
-    x = inputs(4, 256)
+    x = inputs(3, 256)  # so few that integers are multiplied
     x[:, ::50] *= 1e4
     for rows in (x, x.repeat(5, 1)):
         assert relative_error(k.gemv(rows, weight), rows, dense) <= EXACT
