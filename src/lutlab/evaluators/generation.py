@@ -194,12 +194,8 @@ def check_tokens(model: PreTrainedModel, ids: list[int], prompt: int, cache: str
 def timed(engine: Engine, texts: Sequence[torch.Tensor], tokens: int, repeats: int) -> Measurement:
     """Metric tokens_per_s of the steps behind the prompts; samples are seconds."""
     seconds = [_seconds(engine, texts, tokens) for _ in range(repeats)]
-    facts = {
-        **engine.facts(),
-        "tokens": tokens,
-        "prompt_tokens": len(texts[0]),
-        "batch": engine.batch,
-    }
+    about = {"tokens": tokens, "prompt_tokens": len(texts[0]), "batch": engine.batch}
+    facts = engine.facts() | about
     values = {"tokens_per_s": engine.batch * (tokens - 1) / statistics.median(seconds)}
     return Measurement(values=values, n=repeats, samples=tuple(seconds), facts=facts)
 

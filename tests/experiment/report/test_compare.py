@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from lutlab.experiment.artifact.artifact import load_artifact
@@ -84,6 +86,12 @@ def test_what_was_not_measured_says_why_and_shows_no_number() -> None:
         assert cell.measured is None
         assert cell.note
     assert verdict_of(None, missing="no GPU").note == "no GPU"
+
+
+def test_a_metric_that_its_record_lacks_has_the_reason_that_the_record_gives() -> None:
+    lacking = dataclasses.replace(record(None), facts={"not_measured": {"ppl": "3 heads for 2"}})
+    assert verdict_of(lacking).note == "3 heads for 2"
+    assert verdict_of(record(None)).note == "its record has no ppl"
 
 
 def sweep_row(key: str, value: float, baseline: str = "") -> PlannedRow:
