@@ -153,6 +153,15 @@ def test_dense_weights_are_read_in_the_narrowest_exact_dtype(dtype, smallest):
     check(own, Eager(model, 1, 8, ""), [token_ids(length=4)[0]], 1)
 
 
+def test_a_model_of_16_bits_is_read_where_it_lies():
+    model = make("qwen2").to(torch.bfloat16)
+    own = CpuStep(model, 1, 8)
+    assert (own.facts()["head"], own.facts()["cache"]) == ("bfloat16", "bfloat16")
+    assert own._filled.head.weight.data_ptr() == model.lm_head.weight.data_ptr()
+    prompts = [token_ids(length=6)[0]]
+    assert error(own.prefill(prompts), Eager(model, 1, 8, "").prefill(prompts)) <= 2e-2
+
+
 @given(
     heads=st.sampled_from([(1, 1), (3, 1), (6, 3), (4, 4), (5, 5)]),
     size=st.sampled_from([2, 6, 8, 20, 32, 66]),

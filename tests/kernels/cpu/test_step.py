@@ -64,6 +64,12 @@ def test_functions_of_vectors(name):
             assert torch.equal(of(which, x), x.to(dtype).float())
 
 
+@pytest.mark.parametrize("name", [one.name for one in isa.buildable() if one.name not in ISAS])
+def test_other_instruction_sets_compile(name):
+    one = next(i for i in isa.ISAS if i.name == name)
+    assert (library.build(step.source(one), "compiled", one) / "kernel.so").exists()
+
+
 # A layer of 3 query heads over 1 of keys, sizes that fill no vector, two rows of a cache of float16.
 STEP = """
 static void none(const struct product *p, const float *x, long s, long m, float *y, long t)

@@ -106,7 +106,7 @@ _PARTS = {
     "kernel/step": _Part(
         cpu.VERSIONS["step"],
         ("kernels/cpu/step.py", "generate/cpu*.py", "generate/architecture.py"),
-        ("kernels/codegen",),
+        _OF_KERNELS,
         (_C / "step", _C / "rows" / "parts.h"),
     ),
     "kernel/lut_gemv": _Part(
@@ -132,6 +132,7 @@ _KERNELS = {
         "kernel/uniform_gemv",
         "kernel/mixed_gemv",
         "kernel/qigen_gemv",
+        "kernel/step",
     ),
     "gpu": ("kernel/lut_gemv", "kernel/mixed_gemv_gpu"),
 }

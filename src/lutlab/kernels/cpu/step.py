@@ -117,7 +117,9 @@ def dense_rows(weight: torch.Tensor, isa: Isa) -> torch.Tensor:
 
     The weight itself where it is that already: nothing is copied then.
     """
-    narrow = next((t for t in (torch.float16, torch.bfloat16) if _holds(weight, t)), torch.float32)
+    halves = (torch.float16, torch.bfloat16)
+    own = (weight.dtype,) if weight.dtype in halves else ()  # no narrower one is copied of it
+    narrow = next((dtype for dtype in (*own, *halves) if _holds(weight, dtype)), torch.float32)
     missing = -weight.shape[1] % lanes(isa)
     if weight.dtype == narrow and weight.is_contiguous() and not missing:
         return weight
