@@ -7,6 +7,7 @@ from tests.models.architectures import CAUSAL, make, token_ids
 import lutlab
 from lutlab.errors import LutlabError
 from lutlab.generate import engine
+from lutlab.models import fits
 
 
 def alone(model, ids):
@@ -66,6 +67,14 @@ def test_what_an_engine_refuses():
         own.step(torch.ones(2, dtype=torch.int64))
     with pytest.raises(LutlabError, match="only a causal language model"):
         engine(make("bert"))
+
+
+def test_a_cache_that_does_not_fit_is_refused_before_it_is_made(monkeypatch):
+    monkeypatch.setattr(fits, "available", lambda device: 10_000)
+    with pytest.raises(
+        fits.TooLargeError, match=r"a cache of 4 x 64 tokens needs .*cpu has 0\.0 GB"
+    ):
+        engine(make("opt"), batch=4)
 
 
 def test_bytes_of_a_step():

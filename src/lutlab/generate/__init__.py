@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from lutlab import arguments, registry
 from lutlab.errors import LutlabError
 from lutlab.generate.contract import Engine
+from lutlab.models import fits
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -46,6 +47,7 @@ def engine(
     Raises:
         LutlabError: the model is no causal language model, the cache is longer than its context, or the engine that was
             named does not take it.
+        fits.TooLargeError: the device has less memory free than the cache takes; said before it is made.
     """
     if cache not in CACHES:
         raise LutlabError(f"cache={cache}: give one of {', '.join(CACHES[1:])}, or none")
@@ -56,11 +58,21 @@ def engine(
         found = registry.lookup("engine", candidate)
         why = found.obstacle(model, cache)
         if not why:
+            _check_cache(model, batch, length, cache)
             if reasons:
                 log.warning("decoding by engine %s: %s", candidate, "; ".join(reasons))
             return found(model, batch, length, cache)
         reasons.append(f"{candidate}: {why}")
     raise LutlabError(f"no engine decodes this model: {'; '.join(reasons)}")
+
+
+def _check_cache(model: PreTrainedModel, batch: int, length: int, cache: str) -> None:
+    """Raises fits.TooLargeError for a cache that does not fit beside the model."""
+    import torch
+
+    dtype = getattr(torch, cache) if cache else model.dtype
+    needed = fits.cache_bytes(model.config, batch, length, dtype.itemsize)
+    fits.check(f"a cache of {batch} x {length} tokens", {"cache": needed}, str(model.device))
 
 
 def sizes(model: PreTrainedModel, batch: int, length: int | None) -> tuple[int, int]:

@@ -12,6 +12,7 @@ import torch
 
 from lutlab.generate.contract import Engine
 from lutlab.kernels import ran
+from lutlab.models import fits
 from lutlab.registry import register
 
 if TYPE_CHECKING:
@@ -106,11 +107,7 @@ class Eager(Engine):
 
     def _token_bytes(self) -> int:
         """Keys and values of a token of one row."""
-        config = self.model.config.get_text_config()
-        heads = config.num_attention_heads
-        kept = getattr(config, "num_key_value_heads", None) or heads
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-        return 2 * config.num_hidden_layers * kept * head_dim * self.model.dtype.itemsize
+        return fits.cache_bytes(self.model.config, 1, 1, self.model.dtype.itemsize)
 
     def facts(self) -> dict[str, Any]:
         """See Engine."""
