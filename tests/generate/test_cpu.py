@@ -106,11 +106,11 @@ def test_rewound_and_filled_caches():
     assert all(torch.equal(own.step(ids[:, at]), first[at - 8]) for at in range(12, 16))
 
 
-def test_threads_change_no_bit_and_half_a_cache_little(monkeypatch):
-    monkeypatch.setattr("lutlab.generate.cpu.THREAD_BYTES", 64)
+def test_threads_change_no_bit_and_half_a_cache_little():
     model, _ = quantized("llama-2", "rtn")
     prompts = [token_ids(length=13)[0], token_ids(length=5)[1]]
     alone, pair = (CpuStep(model, 2, 32, threads=threads) for threads in (1, 2))
+    pair._c.thread_bytes = 64  # so little that every part of a step gets two
     assert (alone.facts()["threads"], pair.facts()["threads"]) == (1, 2)
     expected = alone.prefill(prompts)
     assert torch.equal(pair.prefill(prompts), expected)

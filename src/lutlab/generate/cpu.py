@@ -20,7 +20,6 @@ from lutlab.generate.cpu_model import filled
 from lutlab.kernels.codegen.compiler import NoCompiler
 from lutlab.kernels.codegen.isa import detect
 from lutlab.kernels.cpu import step
-from lutlab.kernels.cpu.rows_gemv import THREAD_BYTES
 from lutlab.registry import register
 
 if TYPE_CHECKING:
@@ -34,6 +33,8 @@ PARTS = ("matmul", "attention", "other")
 @register("engine", "cpu_step")
 class CpuStep(Engine):
     """A decoder, its cache of keys and values, and the structs that C reads them by.
+
+    The weights are those that the model has when the engine is made: give a model that was changed another one.
 
     Args beside the contract's:
         threads: at most so many; None: torch.get_num_threads(), as it is at each call.
@@ -177,7 +178,7 @@ class CpuStep(Engine):
             "cache": str(self._dtype).removeprefix("torch."),
             "cache_bytes": self._filled.keys.nbytes + self._filled.values.nbytes,
             "head": self._filled.head.dtype,
-            "threads": min(self._threads_now(), max(1, work // THREAD_BYTES)),
+            "threads": min(self._threads_now(), max(1, work // self._c.thread_bytes)),
         }
 
     def _threads_now(self) -> int:
