@@ -11,6 +11,9 @@
     model = lutlab.load(folder / "rtn")
     lutlab.export_gptq(model, folder / "gptq")                          # layouts of others, for uniform codes
     lutlab.export_compressed_tensors(model, folder / "compressed")
+    lutlab.complete(model, tokenizer, "to be", tokens=9)                # the text goes on; lutlab.stream(…), by letters
+    lutlab.engine(model, batch=1, length=512)                           # a cache, and a token a call
+    lutlab.synthetic("opt-embedded-s", method="bcq", q=3, g=128)        # drawn as it is stored: a model of any size
     lutlab.predict_latency("opt-175b", q=3, gpu="A100-80GB").ms_per_token   # of what nobody runs here
     lutlab.predict_memory("opt-175b", q=3).total, lutlab.predict_gpus("opt-175b", gpu="A100-80GB")
 

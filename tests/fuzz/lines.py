@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import logging
 import os
 import random
 import shlex
@@ -182,6 +183,7 @@ def typed(line: Sequence[str]) -> Ended:
     stop = mock.Mock(side_effect=Stopped)
     with (
         mock.patch.object(sys, "argv", ["run.py", *line]),
+        mock.patch.object(logging.getLogger(), "handlers", []),  # a process of its own has none
         mock.patch.object(pipeline, "_measure", stop),
         mock.patch.object(pipeline, "_report", stop),
         mock.patch.object(pipeline, "open_tracker", mock.Mock()),

@@ -125,6 +125,10 @@ _PARTS = {
             *(_CUDA / "dequantize" / name for name in _DEQUANTIZE_MIXED),
         ),
     ),
+    "kernel/graph": _Part(
+        gpu.VERSIONS["graph"],
+        ("generate/graph.py", "generate/slots.py", "generate/fuse.py", "kernels/joined.py"),
+    ),
 }
 _KERNELS = {
     "cpu": (
@@ -134,7 +138,7 @@ _KERNELS = {
         "kernel/qigen_gemv",
         "kernel/step",
     ),
-    "gpu": ("kernel/lut_gemv", "kernel/mixed_gemv_gpu"),
+    "gpu": ("kernel/lut_gemv", "kernel/mixed_gemv_gpu", "kernel/graph"),
 }
 
 
