@@ -98,7 +98,7 @@ def test_a_cpu_is_as_fast_as_its_measured_bandwidth() -> None:
     share = predict.ENGINES["lutlab-cpu"].rates.packed
     weights = found.memory.parts["weights"]
     assert found.parts["weights"] == pytest.approx(1e3 * weights / (share * 25e9))
-    assert found.memory.parts["head"] == 4 * 32000 * 4096  # float32
+    assert found.memory.parts["head"] == 2 * 32000 * 4096  # of 16 bits
     assert found.errors is None
     with pytest.raises(LutlabError, match="no link"):
         predict.latency("llama-7b", gpu=here, gpus=2, engine="lutlab-cpu")

@@ -119,12 +119,10 @@ def _engines() -> dict[str, Engine]:
         ),
         "lutlab-cpu": Engine(
             "lutlab-cpu",
-            "lutlab's CPU kernels in one C call a step; the kernels' published times, and 210 us a layer besides "
-            "(LLaMA-7B's shapes on two threads at a context below 64); float32 otherwise. Of whole tokens nothing was "
-            "compared",
+            "lutlab's CPU kernels in one C call a step; the kernels' published times on two threads, and what a step "
+            "of LLaMA-7B's shapes takes besides, at a context below 64; head and cache in 16 bits",
             kernels,
             "bcq",
-            number_bytes=4,
         ),
     }
 

@@ -93,7 +93,7 @@ def fit_kernels(times: Sequence[tuple[float, float, float]]) -> tuple[float, flo
     size, bandwidth, us = np.array(times).T
     matrix = np.stack([1e6 * size / bandwidth / us, 1 / us], axis=1)
     (inverse, each), _ = nnls(matrix, np.ones(len(us)))
-    return 1 / float(inverse), float(each), _errors(matrix @ [inverse, each] - 1)
+    return 1 / float(inverse), float(each), relative_errors(matrix @ [inverse, each] - 1)
 
 
 def predicted(one: Observed, rates: Rates, to: Device) -> float:
@@ -108,10 +108,11 @@ def off(one: Observed, rates: Rates, to: Device) -> float:
 
 def errors(observed: Sequence[Observed], rates: Rates, to: Device) -> Errors:
     """How far predictions by these rates are from what was measured."""
-    return _errors(np.array([off(one, rates, to) for one in observed]))
+    return relative_errors(np.array([off(one, rates, to) for one in observed]))
 
 
-def _errors(relative: np.ndarray) -> Errors:
+def relative_errors(relative: Sequence[float] | np.ndarray) -> Errors:
+    """Sizes of relative errors, of either sign."""
     sizes = np.abs(relative)
     median, p90 = (float(np.quantile(sizes, share)) for share in (0.5, 0.9))
     return Errors(len(sizes), median, p90, float(sizes.max()))

@@ -150,6 +150,27 @@ def test_both_papers_tables_share_the_measured_cells(command: CommandLine) -> No
     assert "ICLR 2024" in outcome.out
 
 
+@pytest.mark.parametrize(
+    ("table", "row"),
+    [
+        ("lut-gemm-v3/table5", "opt-175b/q3"),
+        ("lut-gemm-v3/fig4", "opt-6.7b/q3_g128/c32"),
+        ("lut-gemm-v3/fig15", "opt-30b/q3/t8"),
+    ],
+)
+def test_latencies_of_whole_models_run_on_stand_ins(
+    command: CommandLine, table: str, row: str
+) -> None:
+    outcome = command(f"+exp={table}", f"rows=[{row}]", "threads=1", "logger=none")
+    assert outcome.code == 0, outcome.err
+    (path,) = command.results.glob(f"{table}/*/table.csv")
+    with path.open(newline="") as file:
+        cells = list(csv.DictReader(file))
+    assert {cell["verdict"] for cell in cells} <= {"measured only", "predicted"}
+    assert any(cell["measured"] for cell in cells)
+    assert all(cell["predicted"] for cell in cells if cell["verdict"] == "predicted")
+
+
 def test_plan_runs_nothing(command: CommandLine) -> None:
     outcome = command("+exp=table4", "mode=plan", *SOME)
     assert outcome.code == 0, outcome.err

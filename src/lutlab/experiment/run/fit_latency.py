@@ -1,10 +1,11 @@
 """Fit the predictor to printed latencies: `python -m lutlab.experiment.run.fit_latency [--check]`.
 
     experiments/*.yaml, columns with `predict:` ─▶ predict.fit ─▶ src/lutlab/predict/constants.json
-    a machine's benchmarks/cpu_gemv.json ────────┘             └▶ docs/how-to/predict.md, its tables of errors
+    a machine's benchmarks/*.json ───────────────┘             └▶ docs/how-to/predict.md, its tables of errors
 
 The papers' latencies decide engine `lut-gemm`: in sample, and with each table and each model left out. The published
-times of our CPU kernels decide `lutlab-cpu`. With --check nothing is written: exit code 1 where the files differ.
+times of our CPU kernels and of its step decide `lutlab-cpu`. With --check nothing is written: exit code 1 where the
+files differ.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import dataclasses
 import json
 import re
+import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -25,13 +27,21 @@ from lutlab.experiment.artifact.artifact import load_artifact
 from lutlab.experiment.artifact.catalog import LEAD_PAPER, artifact_groups
 from lutlab.experiment.run.ending import ended
 from lutlab.predict.engines import CONSTANTS, Errors
-from lutlab.predict.fit import CONTEXT, Observed, errors, fit, fit_kernels, off, predicted
+from lutlab.predict.fit import (
+    CONTEXT,
+    Observed,
+    errors,
+    fit,
+    fit_kernels,
+    off,
+    predicted,
+    relative_errors,
+)
 
 ENGINE, GPU = "lut-gemm", "A100-80GB"
-BENCHMARK = Path("results/published/amd-epyc-2cores/benchmarks/cpu_gemv.json")
-LAYER_US = (
-    210.0  # of a CPU: besides its products, LLaMA-7B's shapes, two threads, at a context below 64
-)
+BENCHMARKS = Path("results/published/amd-epyc-2cores/benchmarks")
+PRODUCTS, TOKENS = BENCHMARKS / "cpu_gemv_2_threads.json", BENCHMARKS / "engine_llama_7b.json"
+METHODS = {"uniform": "rtn", "bcq": "bcq"}  # of the formats of TOKENS
 PAGE = Path("docs/how-to/predict.md")
 BEGIN, END = "<!-- fitted -->", "<!-- /fitted -->"
 SHOWN = 8  # of the rows that are missed by most
@@ -110,10 +120,16 @@ def judged(rows: Sequence[Observed]) -> dict[str, Any]:
     }
 
 
-def kernels(benchmark: Mapping[str, Any]) -> dict[str, Any]:
-    """Rates of the CPU's kernels by their published times, at as many threads as the machine has cores."""
-    threads = max(run["threads"] for run in benchmark["results"])
-    runs = [r for r in benchmark["results"] if r["m"] == 1 and r["threads"] == threads]
+def of_cpu(products: Mapping[str, Any], tokens: Mapping[str, Any]) -> dict[str, Any]:
+    """Rates of our engine on a CPU, at as many threads as it has cores, and how far whole tokens are from them.
+
+    Args:
+        products: benchmarks/bench_cpu_gemv.py's times, which decide what weights cost.
+        tokens: benchmarks/bench_engine.py's, whose parts beside products decide what a layer costs.
+    """
+    threads = max(run["threads"] for run in products["results"])
+    runs = [r for r in products["results"] if r["m"] == 1 and r["threads"] == threads]
+    steps = [r for r in tokens["results"] if r["threads"] == threads]
     times = [
         (row["bits_per_weight"] * run["shape"][0] * run["shape"][1] / 8, run["read_gb_s"] * 1e9, row["cold_us"])
         for run in runs
@@ -121,8 +137,34 @@ def kernels(benchmark: Mapping[str, Any]) -> dict[str, Any]:
         if row["kernel"].startswith(("lutlab bcq q", "lutlab uniform q")) and "tables" not in row["kernel"]
     ]  # fmt: skip
     packed, product_us, found = fit_kernels(times)
-    rates = predict.Rates(1.0, packed, 1.0, layer_us=LAYER_US, product_us=product_us)
-    return {"threads": threads, "rates": _rounded(rates), "errors": _rounded(found)}
+    beside = [
+        1e3 * (one["parts_ms"]["attention"] + one["parts_ms"]["other"]) / one["layers"]
+        for one in steps
+    ]
+    layer_us = statistics.median(beside)
+    rates = predict.Rates(1.0, packed, 1.0, layer_us=layer_us, product_us=product_us)
+    read = statistics.median(run["read_gb_s"] for run in runs)
+    whole = relative_errors(
+        [_token_off(one, rates, predict.cpu(read * 1e9, 24e9)) for one in steps]
+    )
+    return {
+        "threads": threads,
+        "rates": _rounded(rates),
+        "errors": _rounded(found),
+        "tokens": _rounded(whole),
+    }
+
+
+def _token_off(step: Mapping[str, Any], rates: predict.Rates, to: predict.Device) -> float:
+    """Relative error of a whole token of bench_engine.py."""
+    by = dataclasses.replace(predict.ENGINES["lutlab-cpu"], rates=rates)
+    name, q = step["format"][:-1], int(step["format"][-1])
+    middle = step["context"] + step["tokens"] // 2
+    found = predict.latency(
+        step["model"], q, step["group"], gpu=to, engine=by, context=middle, stored=METHODS[name]
+    )
+    (ours,) = (row["ms"] for row in step["rows"] if row["name"] == "lutlab")
+    return found.ms_per_token / ours - 1
 
 
 def _rounded(values: Any) -> dict[str, float]:
@@ -139,7 +181,9 @@ def constants() -> dict[str, Any]:
     """
     return {
         ENGINE: judged(observed()),
-        "lutlab-cpu": kernels(json.loads(BENCHMARK.read_text(encoding="utf-8"))),
+        "lutlab-cpu": of_cpu(
+            *(json.loads(path.read_text(encoding="utf-8")) for path in (PRODUCTS, TOKENS))
+        ),
     }
 
 
@@ -179,8 +223,11 @@ def tables(found: Mapping[str, Any], rows: Sequence[Observed]) -> str:
         _table(lines, "rows", "of them", "median", "90 %", "worst"),
         _table(misses, "model", "q", "g", "GPUs", "table", "printed", "predicted", "error"),
         f"`lutlab-cpu`: our kernels read {cpu['rates']['packed']:.0%} of the read bandwidth and take "
-        f"{cpu['rates']['product_us']:.0f} µs a product besides, by {cpu['errors']['rows']} published times on "
-        f"{cpu['threads']} threads: median error {cpu['errors']['median']:.0%}, worst {cpu['errors']['worst']:.0%}.",
+        f"{cpu['rates']['product_us']:.0f} µs a product besides, by {cpu['errors']['rows']} published times "
+        f"on {cpu['threads']} threads: median error {cpu['errors']['median']:.0%}, worst "
+        f"{cpu['errors']['worst']:.0%}; a layer takes {cpu['rates']['layer_us']:.0f} µs more. Whole tokens of "
+        f"LLaMA-7B's shapes, {cpu['tokens']['rows']} formats on as many threads: median error "
+        f"{cpu['tokens']['median']:.0%}, worst {cpu['tokens']['worst']:.0%}.",
     ]
     return re.sub(r"(?<=\d)%", " %", "\n\n".join(parts))
 
