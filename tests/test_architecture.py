@@ -24,6 +24,7 @@ FLOORS = [
     "modules measure",
     "checkpoint",
     "compress",
+    "tuning",
     "generate predict",
     "api evaluators",
     "embedded",

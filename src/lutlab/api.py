@@ -39,7 +39,6 @@ from lutlab.checkpoint.transformers import declare
 from lutlab.compress.calibrate import Windows, check_windows, stats_of
 from lutlab.compress.driver import quantize_model
 from lutlab.compress.search import search_widths
-from lutlab.compress.tuning import check_tunable, tune
 from lutlab.compress.widths import layer_widths, widths
 from lutlab.data import calibration_inputs, load_text
 from lutlab.errors import OTHER_NAMES, LutlabError, arguments_of, nearest
@@ -51,6 +50,7 @@ from lutlab.models.pretrained import tokenizer_of
 from lutlab.quantizers.coefficients import quantized
 from lutlab.quantizers.contract import Calibrated, Method, make_method
 from lutlab.specs import LayerWidth, TextSpec, Tuning
+from lutlab.tuning.stages import check_tunable, tune
 
 log = logging.getLogger(__name__)
 # What quantize calibrates on where it is given nothing: text that is present with every Python.
@@ -145,8 +145,8 @@ def quantize(
             not looked at. Takes the memory of a second copy of the model.
         candidates: (q, g) that a layer may have under a budget. None: 2 to 5 bits in groups of 32, 64, 128 and a row.
         tuning: `lutlab.Tuning(steps=…)`: fine-tune the weights for their stored form on the calibration windows, under
-            methods whose groups differ in width (compress/tuning.py). Takes the memory of a float32 copy of the model
-            and of Adam's state.
+            methods whose groups differ in width; or with `trains="scales"` the scales of binary or uniform codes, which
+            stay (tuning/). Takes the memory of a float32 copy of the model and of Adam's state.
         **options: as in quantize_tensor.
 
     Returns:
@@ -163,7 +163,7 @@ def quantize(
     quantizer = make_method(method, **options)
     if tuning is not None:
         arguments.instance("tuning", tuning, Tuning, "lutlab.Tuning(steps=…)")
-        check_tunable(quantizer)
+        check_tunable(quantizer, tuning)
     if budget is None:
         _check_width(quantizer, q, g)
     own = _checked_widths(layers, quantizer)
@@ -171,7 +171,7 @@ def quantize(
     if own and budget is not None:
         raise LutlabError("budget chooses the widths of all layers: drop layers or the budget")
     candidates = _checked_candidates(budget, candidates, quantizer)
-    looks = budget is not None or isinstance(quantizer, Calibrated)
+    looks = budget is not None or tuning is not None or isinstance(quantizer, Calibrated)
     if looks and calibration is None:
         calibration = _default_calibration(model)
     if calibration is not None:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 TUNING_LOSSES = ("labels", "distribution")
+TRAINED = ("weights", "scales")
+_TUNING_OF_BEFORE = 5  # fields of the first Tuning, of which published records say all
 
 
 @dataclass(frozen=True)
@@ -67,28 +69,38 @@ class CalibrationSpec:
 
 @dataclass(frozen=True)
 class Tuning:
-    """Quantization-aware fine-tuning of a quantized model's linear weights (compress/tuning.py).
+    """Tuning of a quantized model by gradients (tuning/): block by block, then end to end.
 
     Attributes:
-        steps: of the optimizer, at least 1.
-        learning_rate: AdamW's, at its peak. Of 1e-3, 2e-3 and 4e-3 for 100 steps, the first had the least held-out loss
-            on opt-embedded-m and llama-embedded-m; the last never improved them.
+        steps: of the optimizer, end to end; 0 where blocks alone are tuned.
+        learning_rate: AdamW's, at its peak, of the end-to-end steps. Of weights and 1e-3, 2e-3 and 4e-3 for 100 steps,
+            the first had the least held-out loss on opt-embedded-m and llama-embedded-m; the last never improved them.
         batch: calibration windows a step.
         loss: `labels` (the text's next token) or `distribution` (that of the full-precision model).
         seed: of the order of the windows.
+        trains: `weights`, rounded in every pass (of methods whose groups differ in width), or `scales`, the alphas and
+            offsets of binary codes or the scales of uniform ones, under codes that stay.
+        weight_decay: AdamW's.
+        block_steps: steps on each block against its full-precision outputs, before the end-to-end ones; 0: none.
+        block_learning_rate: AdamW's, at its peak, of those.
 
     Raises:
-        LutlabError: a value is out of range.
+        LutlabError: a value is out of range, or nothing is asked for.
     """
 
-    steps: int
+    steps: int = 0
     learning_rate: float = 1e-3
     batch: int = 8
     loss: str = "distribution"
     seed: int = 0
+    trains: str = "weights"
+    weight_decay: float = 0.0
+    block_steps: int = 0
+    block_learning_rate: float = 1e-3
 
     def __post_init__(self) -> None:
-        for name, least in (("steps", 1), ("batch", 1), ("seed", -(2**63))):
+        least_of = {"steps": 0, "block_steps": 0, "batch": 1, "seed": -(2**63)}
+        for name, least in least_of.items():
             number = getattr(self, name)
             if (
                 isinstance(number, bool)
@@ -96,20 +108,35 @@ class Tuning:
                 or not least <= number < 2**63
             ):
                 raise LutlabError(f"tuning.{name}={number!r}: give an integer of at least {least}")
-        rate = self.learning_rate
-        if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 < rate < 1:
+        if not self.steps and not self.block_steps:
             raise LutlabError(
-                f"tuning.learning_rate={rate!r}: give a number above 0 and below 1, as {Tuning.learning_rate:g}"
+                "tuning.steps=0 and tuning.block_steps=0: give one of them, or drop tuning"
             )
-        if not isinstance(self.loss, str) or self.loss not in TUNING_LOSSES:
+        for name in ("learning_rate", "block_learning_rate", "weight_decay"):
+            self._check_rate(name)
+        for name, known in (("loss", TUNING_LOSSES), ("trains", TRAINED)):
+            word = getattr(self, name)
+            if not isinstance(word, str) or word not in known:
+                raise LutlabError(f"unknown tuning.{name} '{word}': {nearest(word, known)}")
+
+    def _check_rate(self, name: str) -> None:
+        rate, default = getattr(self, name), getattr(Tuning, name)
+        number = isinstance(rate, (int, float)) and not isinstance(rate, bool)
+        if not number or not (0 < rate < 1 or rate == default):
             raise LutlabError(
-                f"unknown tuning.loss '{self.loss}': {nearest(self.loss, TUNING_LOSSES)}"
+                f"tuning.{name}={rate!r}: give a number above 0 and below 1, as {default:g}"
             )
 
     def changed(self) -> dict[str, Any]:
         """The steps, and what else is not at its default, by name."""
         found = {field.name: getattr(self, field.name) for field in fields(self)}
         return {k: v for k, v in found.items() if k == "steps" or v != getattr(Tuning, k)}
+
+    def asked(self) -> dict[str, Any]:
+        """All by name, without what came later and is at its default: rows of before say what they said."""
+        changed, later = self.changed(), fields(self)[_TUNING_OF_BEFORE:]
+        left_out = {field.name for field in later} - changed.keys()
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in left_out}
 
 
 @dataclass(frozen=True)

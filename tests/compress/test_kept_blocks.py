@@ -15,7 +15,7 @@ from tests.models.architectures import CONFIGS, make, token_ids, uniform
 
 from lutlab.compress.calibrate import capture, observe
 from lutlab.compress.driver import quantize_model
-from lutlab.compress.kept_blocks import BlockStore, StatsStore, _sha256
+from lutlab.compress.kept_blocks import BlockStore, StatsStore, content_sha256
 from lutlab.errors import LutlabError
 from lutlab.models.families import decoder_blocks, family_of
 from lutlab.models.streamed import release
@@ -47,7 +47,7 @@ def rewrite(path, change_tensors=lambda t: t, change_facts=lambda f: f):
         content = json.loads(file.metadata()["lutlab"].partition("\n")[2])
     content["facts"] = change_facts(content["facts"])
     header, tensors = json.dumps(content), change_tensors(load_file(path))
-    save_file(tensors, path, {"lutlab": f"{_sha256(header, tensors)}\n{header}"})
+    save_file(tensors, path, {"lutlab": f"{content_sha256(header, tensors)}\n{header}"})
 
 
 # ---- blocks ----
@@ -128,7 +128,7 @@ def damages(path, other):
         None,
         {},
         {"lutlab": '{"of": "some-id"}'},
-        {"lutlab": f"{_sha256('[]', tensors)}\n[]"},
+        {"lutlab": f"{content_sha256('[]', tensors)}\n[]"},
     ):
         yield save(tensors, said), r"its digest|\w+Error: "
 

@@ -1,4 +1,4 @@
-"""A model quantized block by block: calibration, rescaling, widths, search, fine-tuning; or drawn.
+"""A model quantized block by block: calibration, rescaling, widths, search; or drawn.
 
 Versions are part of ids (experiment/store/components.py) and stand here so that a plan reads them without torch.
 """
@@ -9,7 +9,5 @@ from __future__ import annotations
 DRIVER_VERSION = 1
 # Raised by whoever changes the widths that search.py and allocate.py find under a budget.
 SEARCH_VERSION = 1
-# Raised by whoever changes the weights that tuning.py finds, defaults of specs.Tuning included.
-TUNING_VERSION = 1
 # Raised by whoever changes the numbers that synthetic.py and drawn.py draw, or the layouts that sizes.py finds.
 SYNTHETIC_VERSION = 1

@@ -61,7 +61,7 @@ def quantize_model(
         blocks: where blocks come from and go to; None: all are in memory.
         kept: finished blocks are kept there, and those it holds intact are not quantized again.
         seen: statistics of full-precision inputs, kept there too.
-        packed: layer name -> its weight, where it is quantized already, as by tuning.py; the method is not asked.
+        packed: layer name -> its weight, where it is quantized already, as by tuning/; the method is not asked.
 
     Returns:
         Errors, norms, widths and stored bits of each layer, in forward order.

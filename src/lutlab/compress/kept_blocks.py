@@ -35,14 +35,15 @@ from lutlab.tensors import CalibStats
 log = logging.getLogger(__name__)
 
 
-class _Files:
-    """Numbered safetensors files of one folder."""
+class KeptFiles:
+    """Safetensors files of one folder, by the numbers of blocks or by names."""
 
     def __init__(self, folder: Path, kind: str) -> None:
         self.folder, self.kind = Path(folder), kind
 
-    def _path(self, index: int) -> Path:
-        return self.folder / f"{self.kind}-{index:04}.safetensors"
+    def _path(self, index: int | str) -> Path:
+        which = f"{index:04}" if isinstance(index, int) else index
+        return self.folder / f"{self.kind}-{which}.safetensors"
 
     def has(self, index: int) -> bool:
         """Whether the file of a block is there and intact; it is read whole to say so.
@@ -52,14 +53,16 @@ class _Files:
         """
         return self._intact(index) is not None
 
-    def _write(self, index: int, tensors: Mapping[str, torch.Tensor], facts: Any) -> None:
+    def _write(self, index: int | str, tensors: Mapping[str, torch.Tensor], facts: Any) -> None:
         path = self._path(index)
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
         header = json.dumps({"file": path.name, "of": self.folder.name, "facts": facts})
         # one entry: safetensors writes several in any order, and the same block is to be the same bytes
-        write_atomically(path, save(tensors, {"lutlab": f"{_sha256(header, tensors)}\n{header}"}))
+        write_atomically(
+            path, save(tensors, {"lutlab": f"{content_sha256(header, tensors)}\n{header}"})
+        )
 
-    def _intact(self, index: int) -> tuple[dict[str, torch.Tensor], Any] | None:
+    def _intact(self, index: int | str) -> tuple[dict[str, torch.Tensor], Any] | None:
         """Tensors and facts of a file; None where there is none, or none any more since it was damaged."""
         path = self._path(index)
         if not path.exists():
@@ -88,7 +91,7 @@ class _Files:
 
 
 def _read(path: Path) -> tuple[dict[str, torch.Tensor], Any]:
-    """Tensors, in memory of their own, and facts of a file that _Files wrote.
+    """Tensors, in memory of their own, and facts of a file that KeptFiles wrote.
 
     Raises:
         Damaged: it is not intact, or was written under another name or for another folder.
@@ -98,7 +101,7 @@ def _read(path: Path) -> tuple[dict[str, torch.Tensor], Any]:
             digest, _, header = file.metadata()["lutlab"].partition("\n")
             # copies: what was checked stays so, whatever happens to the file
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
-        if _sha256(header, tensors) != digest:
+        if content_sha256(header, tensors) != digest:
             raise Damaged("its digest is not that of its content")
         content = json.loads(header)
         own, owner, facts = content["file"], content["of"], content["facts"]
@@ -111,7 +114,8 @@ def _read(path: Path) -> tuple[dict[str, torch.Tensor], Any]:
     return tensors, facts
 
 
-def _sha256(header: str, tensors: Mapping[str, torch.Tensor]) -> str:
+def content_sha256(header: str, tensors: Mapping[str, torch.Tensor]) -> str:
+    """Digest of a text and of named tensors in main memory: their names, dtypes, shapes and bytes."""
     digest = hashlib.sha256(header.encode())
     for name, tensor in sorted(tensors.items()):
         digest.update(f"\n{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
@@ -119,7 +123,7 @@ def _sha256(header: str, tensors: Mapping[str, torch.Tensor]) -> str:
     return digest.hexdigest()
 
 
-class BlockStore(_Files):
+class BlockStore(KeptFiles):
     """Quantized blocks under a folder."""
 
     def __init__(self, folder: Path) -> None:
@@ -192,7 +196,7 @@ class BlockStore(_Files):
                 ) from error
 
 
-class StatsStore(_Files):
+class StatsStore(KeptFiles):
     """Statistics of the full-precision model's linear inputs under a folder."""
 
     def __init__(self, folder: Path) -> None:

@@ -28,7 +28,7 @@ from lutlab.experiment.store.machine import machine
 from lutlab.experiment.store.provenance import libraries
 from lutlab.experiment.store.record import canonical, content_id
 from lutlab.quantizers.stored import STORED
-from lutlab.specs import EvalSpec, ModelRun, ProductRun, RunSpec
+from lutlab.specs import EvalSpec, ModelRun, ProductRun, RunSpec, Tuning
 
 
 def cell_id(spec: RunSpec, evaluation: EvalSpec, threads: int | None) -> str:
@@ -100,8 +100,15 @@ def _components(spec: RunSpec) -> list[str]:
     if spec.budget is not None:
         names.append("search")
     if spec.tuning:
-        names.append("tuning")
+        names += _stages(spec.tuning)
     return names
+
+
+def _stages(tuning: Tuning) -> list[str]:
+    """The components of a tuning's stages."""
+    found = ["tuning/blocks"] if tuning.block_steps else []
+    end_to_end = "tuning" if tuning.trains == "weights" else f"tuning/{tuning.trains}"
+    return [*found, end_to_end] if tuning.steps else found
 
 
 def _run_identity(spec: RunSpec) -> dict[str, Any]:

@@ -6,6 +6,7 @@ nothing is left behind on a disk.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +44,7 @@ class Job:
         threads: of torch; None: its own choice.
         machine: that a speed or a memory peak is planned for; None where none is measured.
         quantized: folder of the kept blocks; None keeps none.
+        untuned: of a tuned row, folder of the kept blocks that tuning starts from; None: it has no tuning.
         inputs: folder of what calibration sees of the full-precision model; None without calibration.
         calibration_sha256: hash of the calibration text.
     """
@@ -54,6 +56,7 @@ class Job:
     threads: int | None
     machine: dict[str, Any] | None
     quantized: Path | None
+    untuned: Path | None
     inputs: Path | None
     calibration_sha256: str | None
 
@@ -90,6 +93,7 @@ def job_of(
         threads=threads,
         machine=machine(run.device, threads) if speed else None,
         quantized=folder / "quantized" / quantized_id(run) if keep else None,
+        untuned=_untuned(run, folder),
         inputs=folder / "calibration" / inputs_id(run) if calibration else None,
         calibration_sha256=row.texts.get(calibration.text) if calibration else None,
     )
@@ -106,9 +110,17 @@ def job_of_model(run: ModelRun, settings: Settings) -> Job:
         threads=settings.threads,
         machine=None,
         quantized=settings.results / "quantized" / quantized_id(run) if calibration else None,
+        untuned=_untuned(run, settings.results),
         inputs=settings.results / "calibration" / inputs_id(run) if calibration else None,
         calibration_sha256=cached_text(calibration.text).sha256 if calibration else None,
     )
+
+
+def _untuned(run: RunSpec, results: Path) -> Path | None:
+    """Where the same row without tuning keeps its blocks."""
+    if not isinstance(run, ModelRun) or not run.tuning:
+        return None
+    return results / "quantized" / quantized_id(dataclasses.replace(run, tuning=None))
 
 
 def override_of(job: Job) -> str:

@@ -60,7 +60,7 @@ def run_of(settings: Settings) -> RunSpec:
     candidates = _candidates(settings, quantizer)
     q, g = (max(q for q, _ in candidates), -1) if candidates else _width(settings, quantizer)
     drawn = _is_drawn(settings)
-    looks = candidates or (isinstance(quantizer, Calibrated) and not drawn)
+    looks = candidates or settings.tuning or (isinstance(quantizer, Calibrated) and not drawn)
     return ModelRun(
         model=_model(settings.model),
         q=q,
@@ -212,9 +212,9 @@ def _candidates(settings: Settings, quantizer: Method) -> tuple[Width, ...]:
 def _tuning(settings: Settings, quantizer: Method) -> Tuning | None:
     if settings.tuning is None:
         return None
-    from lutlab.compress.tuning import check_tunable
+    from lutlab.tuning.stages import check_tunable
 
-    check_tunable(quantizer)
+    check_tunable(quantizer, settings.tuning)
     if settings.stream:
         raise LutlabError("tuning moves all weights of the model at once: drop stream=true")
     return settings.tuning

@@ -31,7 +31,7 @@ from lutlab.experiment.plan.setting import (
     threads,
 )
 from lutlab.groups import CANDIDATE_BITS, CANDIDATE_GROUP_SIZES
-from lutlab.specs import TUNING_LOSSES, Tuning
+from lutlab.specs import TRAINED, TUNING_LOSSES, Tuning
 
 MODEL_SOURCES = ("hub", "folder", "embedded", "synthetic", "product")
 LOGGERS = ("none", "offline", "online")
@@ -145,21 +145,29 @@ class CandidatesConfig:
 
 @dataclass
 class TuningConfig:
-    """Quantization-aware fine-tuning, see specs.Tuning.
+    """Tuning by gradients, see specs.Tuning.
 
     Attributes:
-        steps: of the optimizer; 0: none.
+        steps: of the optimizer, end to end; 0: none.
         learning_rate: AdamW's, at its peak.
         batch: calibration windows a step.
         loss: the text's next token, or the full-precision model's distribution of it.
         seed: of the order of the windows.
+        trains: the weights, rounded in every pass, or the scales alone, under codes that stay.
+        weight_decay: AdamW's.
+        block_steps: steps on each block against its full-precision outputs, before those end to end; 0: none.
+        block_learning_rate: AdamW's, at its peak, of those.
     """
 
-    steps: int = 0
+    steps: int = Tuning.steps
     learning_rate: float = Tuning.learning_rate
     batch: int = setting(Tuning.batch, check=at_least_one)
     loss: str = setting(Tuning.loss, values=TUNING_LOSSES)
     seed: int = setting(Tuning.seed, check=a_seed)
+    trains: str = setting(Tuning.trains, values=TRAINED)
+    weight_decay: float = Tuning.weight_decay
+    block_steps: int = Tuning.block_steps
+    block_learning_rate: float = Tuning.block_learning_rate
 
 
 @dataclass

@@ -151,7 +151,7 @@ def settings_of(config: DictConfig) -> Settings:
         candidates=(tuple(map(whole, config.candidates.q)), tuple(config.candidates.g)),
         skip=tuple(config.skip),
         calibration=CalibrationSettings(**calibration),
-        tuning=Tuning(**_plain(config.tuning)) if config.tuning.steps else None,
+        tuning=_tuning(config.tuning),
         data=DataSettings(**data),
         evaluate=tuple(config.evaluate),
         evaluators=_evaluators(_plain(config.evaluator)),
@@ -159,6 +159,12 @@ def settings_of(config: DictConfig) -> Settings:
         results=Path(config.results),
         dashboard=_dashboard(config.dashboard, Path(config.results)),
     )
+
+
+def _tuning(config: DictConfig) -> Tuning | None:
+    """None where it is asked for no steps."""
+    given = _plain(config)
+    return Tuning(**given) if given["steps"] or given["block_steps"] else None
 
 
 def _dashboard(config: DictConfig, results: Path) -> DashboardSettings:

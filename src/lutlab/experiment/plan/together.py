@@ -24,6 +24,9 @@ _OF_A_CALL = ("mode", "results", "name", "baseline", "alone", "logger", "dashboa
 _OF_A_MODE = {"dashboard": Mode.dashboard, "logger.records": Mode.track}
 _OF_THE_PAGE = ("mode", "results", "dashboard", "logger", "plugins", "experiments", "hydra")
 
+# groups of keys that are read beside one of some others only
+_OWNERS = {"candidates": ("budget",), "tuning": ("tuning.steps", "tuning.block_steps")}
+
 
 @dataclass(frozen=True)
 class Given:
@@ -77,9 +80,10 @@ class Given:
             yield "skip=[*] keeps every layer in full precision: write method=none"
         if "exp" in given or self.presets:
             return  # the rows, or the user's own preset, may set what these belong to
-        for group, owner in (("candidates", "budget"), ("tuning", "tuning.steps")):
+        for group, owners in _OWNERS.items():
             named = [key for key in given if is_one_of(key, (group,))]
-            if named and owner not in given:
+            if named and not any(owner in given for owner in owners):
+                owner = "= or ".join(owners)
                 yield f"{named[0]}= is read with {owner}= only: give it too, or drop {named[0]}"
 
     # ---- texts ----

@@ -35,6 +35,7 @@ def prepare(job: Job) -> Prepared:
     from lutlab.models.families import evaluation_seqlen, kinds, task_of
     from lutlab.models.load import load_model
     from lutlab.quantizers.contract import make_method
+    from lutlab.tuning.loop import TuningStore
 
     spec = job.run
     if not isinstance(spec, ModelRun):  # of a product, its evaluator draws the weights
@@ -65,16 +66,24 @@ def prepare(job: Job) -> Prepared:
         )
         chosen, facts["budget"] = found.widths, found.facts
     packed = None
-    # A tuned model is a calibrated one, whose blocks are kept; all of them are of one tuning.
+    # A tuned model has calibration text, and so its blocks are kept; all of them are of one tuning.
+    states = TuningStore(job.quantized) if spec.tuning else None
     if spec.tuning and not all(kept.has(index) for index in range(len(loaded.blocks))):
-        from lutlab.compress.tuning import tune
+        from lutlab.tuning.stages import tune
 
         kept.forget_from(0)
-        tuned = tune(model, quantizer, chosen, windows, spec.tuning, seen=seen)
+        tuned = tune(
+            *(model, quantizer, chosen, windows, spec.tuning),
+            seen=seen,
+            untuned=BlockStore(job.untuned),
+            kept=states,
+        )
         packed, facts["tuning"] = tuned.layers, tuned.facts
     layers = quantize_model(
         model, quantizer, chosen, windows, blocks=loaded.blocks, kept=kept, seen=seen, packed=packed
     )
+    if states:
+        states.forget()
     if job.stream:
         loaded.blocks.serve(kept.serve)
     if widened := [layer.name for layer in layers if layer.widened]:

@@ -30,6 +30,8 @@ def to_json(spec: RunSpec | EvalSpec) -> dict[str, Any]:
     said = dataclasses.asdict(spec) | {"options": dict(spec.options)}
     if isinstance(spec, ModelRun) and not spec.model.packed:
         del said["model"]["packed"]
+    if isinstance(spec, ModelRun) and spec.tuning:
+        said["tuning"] = spec.tuning.asked()
     return json.loads(canonical(said))
 
 
@@ -89,7 +91,7 @@ def _of_model(run: ModelRun) -> Iterator[tuple[str, Any]]:
     if run.calibration:
         yield from _of_calibration(run.calibration)
     if run.tuning:
-        for name, value in dataclasses.asdict(run.tuning).items():
+        for name, value in run.tuning.asked().items():
             yield f"tuning.{name}", value
 
 

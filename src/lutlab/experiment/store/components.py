@@ -16,7 +16,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from lutlab import checkpoint, compress, measure, models, registry
+from lutlab import checkpoint, compress, measure, models, registry, tuning
 from lutlab.data.protocols import PROTOCOLS, protocol
 from lutlab.errors import LutlabError
 from lutlab.experiment.store.fingerprint import PACKAGE, fingerprint, with_imports
@@ -63,7 +63,12 @@ _PARTS = {
         ("compress", "modules", "groups", "tensors"),
     ),
     "search": _Part(compress.SEARCH_VERSION, ("compress/search.py", "compress/allocate.py")),
-    "tuning": _Part(compress.TUNING_VERSION, ("compress/tuning.py",)),
+    "tuning": _Part(
+        tuning.WEIGHTS_VERSION, ("tuning/weights.py", "tuning/loop.py", "tuning/losses.py")
+    ),
+    "tuning/scales": _Part(
+        tuning.SCALES_VERSION, ("tuning/scales.py", "tuning/loop.py", "tuning/losses.py")
+    ),
     "synthetic": _Part(
         compress.SYNTHETIC_VERSION,
         (

@@ -94,6 +94,7 @@ def _maker(name: str) -> Callable[[], Any] | None:
         "driver": _driver,
         "search": _search,
         "tuning": _tuning,
+        "tuning/scales": _tuned_scales,
         "models": _models,
         "synthetic": _synthetic,
         "checkpoint": _checkpoint,
@@ -227,16 +228,27 @@ def _search() -> Any:
 
 
 def _tuning() -> Any:
-    from lutlab.compress.tuning import tune
+    return [_tuned("mixed_2_4_16", loss=loss) for loss in TUNING_LOSSES]
+
+
+def _tuned_scales() -> Any:
+    return [_tuned(name, trains="scales") for name in ("rtn", "gptq_bcq")]
+
+
+def _tuned(method: str, **options: Any) -> Any:
+    """Layers after two steps, and what was asked and judged; the curve of the steps came later."""
     from lutlab.compress.widths import widths
     from lutlab.models.families import kinds
     from lutlab.quantizers.contract import make_method
     from lutlab.specs import Tuning
+    from lutlab.tuning.stages import tune
 
-    model, method = inputs.tiny_opt(), make_method("mixed_2_4_16")
+    model = inputs.tiny_opt()
     chosen = widths(kinds(model.config), 3, 8)
-    windows, options = inputs.windows(), [Tuning(2, loss=loss) for loss in TUNING_LOSSES]
-    return [tune(model, method, chosen, windows, tuning) for tuning in options]
+    tuning = Tuning(2, **options)
+    found = tune(model, make_method(method), chosen, inputs.windows(), tuning)
+    judged = {name: found.facts[name] for name in ("held_out", "kept_step")}
+    return [found.layers, tuning.asked() | judged]
 
 
 def _models() -> Any:

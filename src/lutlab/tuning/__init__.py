@@ -1,0 +1,14 @@
+"""A quantized model moved by gradients: its weights, its scales, or its codes, stage after stage (stages.py).
+
+    start (a quantized copy), full (the model as it came)  ── a stage ──▶  start, whose layers are stored as before
+
+Versions are part of ids (experiment/store/components.py) and stand here so that a plan reads them without torch. A
+default of specs.Tuning is part of no id, so that whoever changes one raises the versions of the stages that read it.
+"""
+
+from __future__ import annotations
+
+# Raised by whoever changes the weights that weights.py finds, or the order, the rates or the choice of loop.py.
+WEIGHTS_VERSION = 1
+# Raised by whoever changes the scales that scales.py finds; a change of loop.py raises it too.
+SCALES_VERSION = 1

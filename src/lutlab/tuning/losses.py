@@ -1,0 +1,76 @@
+"""Losses that a model is tuned by, and what makes a model ready to be trained.
+
+    loss=labels         cross entropy of the next token
+    loss=distribution   Kullback-Leibler divergence from the full-precision model's next token to the tuned one's
+
+Both are means over the next tokens of windows, in nats.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+
+from lutlab.models.families import decoder_blocks
+
+# Of so many windows one is held out.
+HELD_OUT = 8
+
+
+@dataclass(frozen=True)
+class NextTokens:
+    """Mean loss of a model's next tokens, in nats, on windows [B, S] int64; `full` is the full-precision model."""
+
+    full: PreTrainedModel
+    kind: str
+
+    def __call__(self, model: PreTrainedModel, windows: torch.Tensor) -> torch.Tensor:
+        """A scalar, with the graph of its gradients."""
+        windows = windows.to(model.device)
+        logits = _next_tokens(model, windows)
+        if self.kind == "labels":
+            return functional.cross_entropy(logits, windows[:, 1:].flatten())
+        with torch.no_grad():
+            wanted = _next_tokens(self.full, windows).log_softmax(-1)
+        found = logits.log_softmax(-1)
+        return functional.kl_div(found, wanted, reduction="batchmean", log_target=True)
+
+    def mean(self, model: PreTrainedModel, batches: Sequence[torch.Tensor]) -> float:
+        """Mean over all windows of some batches, without gradients."""
+        with torch.no_grad():
+            total = sum(self(model, batch).item() * len(batch) for batch in batches)
+        return total / sum(map(len, batches))
+
+
+def _next_tokens(model: PreTrainedModel, windows: torch.Tensor) -> torch.Tensor:
+    """Logits [B * (S - 1), V] float32."""
+    return model(input_ids=windows, use_cache=False).logits[:, :-1].flatten(0, 1).float()
+
+
+def divided(windows: torch.Tensor, batch: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Windows [M, S] as those to train on, and those that are held out, in batches: the first of every eight."""
+    held = torch.arange(len(windows)) % HELD_OUT == 0
+    return windows[~held], [*windows[held].split(batch)]
+
+
+def trainable(model: PreTrainedModel) -> PreTrainedModel:
+    """The model in float32, where nothing asks for gradients; on a GPU with products in bfloat16, and no activations
+    of blocks kept.
+    """
+    model.float().requires_grad_(False)
+    if model.device.type == "cuda":
+        model.forward = torch.autocast("cuda", torch.bfloat16)(model.forward)
+        keep_no_activations(model)
+    return model
+
+
+def keep_no_activations(model: PreTrainedModel) -> None:
+    """Compute blocks again when gradients are due; transformers' own switch wants training mode, and so dropout."""
+    for block in decoder_blocks(model):
+        block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)

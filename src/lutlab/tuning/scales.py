@@ -1,0 +1,173 @@
+"""End-to-end tuning of scales alone: codes stay, so do bits, layout and kernels; one set of planes serves many tasks.
+
+    bcq       W = sum_b alpha_b B_b + z     dL/dalpha_b = sum_group B_b dL/dW     dL/dz = sum_group dL/dW
+    uniform   W = s (codes - zero_point)    dL/ds = sum_group (codes - zero_point) dL/dW
+
+Kwon et al., "AlphaTuning" (EMNLP 2022 Findings), train alpha of binary codes so; here every offset moves too, and of
+uniform codes the scale, whose zero points stay. Adam's masters are float32 (float64 where what is stored is), and every
+forward pass multiplies by the weight as it would be stored: masters rounded to the stored dtype, decoded by the format.
+So there is no gap between what was trained and what is saved; the rounding passes gradients straight through.
+
+Memory: the model as it came, which teaches, a float32 copy whose linear weights are decoded in each pass, and a byte a
+weight of its codes. What Adam holds is (q + 1) / g of the weights.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from transformers import PreTrainedModel
+
+from lutlab.errors import LutlabError
+from lutlab.formats.bcq import PackedBCQ
+from lutlab.formats.contract import Format
+from lutlab.formats.uniform import PackedUniform
+from lutlab.groups import group_length
+from lutlab.models.families import linear_layers
+from lutlab.modules import QuantLinear
+from lutlab.quantizers.contract import Method
+from lutlab.specs import Tuning
+from lutlab.tuning.loop import Pace, Progress, TuningStore, fit
+from lutlab.tuning.losses import NextTokens, divided, trainable
+
+# Format -> the buffers that are trained.
+SCALES: dict[type[Format], tuple[str, ...]] = {
+    PackedBCQ: ("alpha", "offset"),
+    PackedUniform: ("scale",),
+}
+
+
+def check_tunable(quantizer: Method) -> None:
+    """Raise LutlabError unless a method gives weights whose scales can be trained."""
+    if not quantizer.quantizes or quantizer.format not in ("bcq", "uniform"):
+        raise LutlabError(
+            "tuning.trains=scales moves the scales of binary or uniform codes, which this method does not give: take "
+            "gptq_bcq, bcq, gptq or rtn; mixed groups are tuned by tuning.trains=weights"
+        )
+
+
+def tune_scales(
+    start: PreTrainedModel,
+    full: PreTrainedModel,
+    quantizer: Method,
+    windows: torch.Tensor,
+    tuning: Tuning,
+    *,
+    kept: TuningStore | None = None,
+    report: Callable[[Progress], None] | None = None,
+) -> dict[str, Any]:
+    """Train the scales of a quantized model end to end, in place.
+
+    Args:
+        start: quantized; its layers have, afterwards, the same codes under other scales.
+        full: the model in full precision.
+        quantizer: that quantized it.
+        windows: token ids [samples, S] int64.
+        tuning: how long, how fast, towards what.
+        kept: where the state is kept.
+        report: told after every step.
+
+    Returns:
+        The curve's facts.
+
+    Raises:
+        LutlabError: the loss is inf or nan before the first step.
+    """
+    loss = NextTokens(full, tuning.loss)
+    trained, held = divided(windows, tuning.batch)
+    model = trainable(start)
+    layers = scaled_layers(model)
+    curve = fit(
+        "scales",
+        {
+            f"{name}.{key}": one
+            for name, layer in layers.items()
+            for key, one in layer.scales.items()
+        },
+        lambda indices: loss(model, trained[indices]),
+        len(trained),
+        Pace.of(tuning),
+        held_out=lambda: loss.mean(model, held),
+        kept=kept,
+        report=report,
+    )
+    for name, layer in layers.items():
+        start.set_submodule(name, QuantLinear(layer.rounded(), layer.bias))
+    return dataclasses.asdict(curve)
+
+
+def scaled_layers(model: nn.Module) -> dict[str, ScaledLinear]:
+    """Every quantized linear layer of a model, by name, replaced by one whose scales can be trained."""
+    found = {n: m for n, m in linear_layers(model) if isinstance(m, QuantLinear)}
+    layers = {name: ScaledLinear(module.packed, module.bias) for name, module in found.items()}
+    for name, layer in layers.items():
+        model.set_submodule(name, layer)
+    return layers
+
+
+class ScaledLinear(nn.Module):
+    """A linear layer of fixed codes; the scales [.., N, G] of a packed weight are its parameters.
+
+    Attributes:
+        scales: by the names of the packed weight's buffers, in float32, or float64 where that is stored.
+    """
+
+    def __init__(self, packed: PackedBCQ | PackedUniform, bias: torch.Tensor | None) -> None:
+        super().__init__()
+        stored = {
+            n: packed.buffers[n] for n in SCALES[type(packed)] if packed.buffers[n] is not None
+        }
+        masters = {n: b if b.dtype == torch.float64 else b.float() for n, b in stored.items()}
+        self.scales = nn.ParameterDict({n: nn.Parameter(m.clone()) for n, m in masters.items()})
+        self.packed, self.bias = packed, bias
+        self.codes = packed.unpack().codes
+
+    def rounded(self) -> PackedBCQ | PackedUniform:
+        """The weight as it would be stored now: the same codes, and scales of the same dtypes."""
+        stored = self.packed.buffers
+        found = {n: one.detach().to(stored[n].dtype) for n, one in self.scales.items()}
+        return self.packed.with_buffers(stored | found)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Multiply x [..., K] -> [..., N] by the rounded weight."""
+        weight = _Decoded.apply(self, *self.scales.values())
+        return functional.linear(x, weight.to(x.dtype), self.bias)
+
+    def gradients(self, gradient: torch.Tensor) -> list[torch.Tensor]:
+        """dL/dW [N, K] -> dL/d of each of the scales: sums over groups of columns."""
+        rows, columns = self.packed.shape
+        if self.packed.order is not None:
+            gradient = gradient[:, self.packed.order.long()]
+        length = group_length(self.packed.group_size, columns)
+        width = -(-columns // length) * length
+
+        def by_group(values: torch.Tensor) -> torch.Tensor:
+            padded = functional.pad(values, (0, width - columns))
+            return padded.view(rows, -1, length).sum(2)
+
+        total = by_group(gradient)
+        if isinstance(self.packed, PackedUniform):
+            return [by_group(gradient * self.codes) - self.packed.zero_point * total]
+        bits = range(self.packed.bits)
+        ones = torch.stack([by_group(gradient * (self.codes >> b & 1)) for b in bits])
+        found = {"alpha": 2 * ones - total, "offset": total}
+        return [found[name] for name in self.scales]
+
+
+class _Decoded(torch.autograd.Function):
+    """The weight [N, K] float32 of a ScaledLinear's rounded scales, whose gradient goes to the masters."""
+
+    @staticmethod
+    def forward(ctx: Any, layer: ScaledLinear, *scales: torch.Tensor) -> torch.Tensor:
+        ctx.layer = layer
+        return layer.rounded().dequantize()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        found = ctx.layer.gradients(gradient)
+        return None, *(g.to(m.dtype) for g, m in zip(found, ctx.layer.scales.values(), strict=True))

@@ -1,0 +1,110 @@
+"""Tuning of a quantized model, stage after stage, each of which leaves the layers stored as they were.
+
+    method's own result ─▶ block after block (block_steps) ─▶ end to end (steps): scales, or weights ─▶ packed layers
+
+It happens in a copy: the model as it came is what the copy learns from, and the packed layers that come out go through
+`quantize_model(packed=…)`, as if the method had found them.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from lutlab.compress.driver import quantize_model
+from lutlab.compress.kept_blocks import BlockStore, StatsStore
+from lutlab.errors import LutlabError
+from lutlab.formats.contract import Format
+from lutlab.groups import Width
+from lutlab.models.families import linear_layers, task_of
+from lutlab.modules import QuantLinear
+from lutlab.quantizers.contract import Method
+from lutlab.specs import Tuning
+from lutlab.tuning import scales, weights
+from lutlab.tuning.loop import Progress, TuningStore
+
+log = logging.getLogger(__name__)
+Report = Callable[[Progress], None]
+_CHECKS = {"weights": weights.check_tunable, "scales": scales.check_tunable}
+_END_TO_END = {"weights": weights.tune_weights, "scales": scales.tune_scales}
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """Layer name -> its weight, tuned and packed; and how it came about, in JSON's types."""
+
+    layers: dict[str, Format]
+    facts: dict[str, Any]
+
+
+def check_tunable(quantizer: Method, tuning: Tuning) -> None:
+    """Raise LutlabError unless what a method gives can be tuned so."""
+    if tuning.block_steps:
+        raise LutlabError("tuning.block_steps: this version tunes end to end only: give steps")
+    if tuning.steps:
+        _CHECKS[tuning.trains](quantizer)
+
+
+def tune(
+    model: PreTrainedModel,
+    quantizer: Method,
+    widths: Mapping[str, Width | None],
+    calibration: torch.Tensor,
+    tuning: Tuning,
+    *,
+    seen: StatsStore | None = None,
+    untuned: BlockStore | None = None,
+    kept: TuningStore | None = None,
+    report: Report | None = None,
+) -> Tuned:
+    """Quantize and tune a copy of a model; the model stays as it is.
+
+    Args:
+        model: in evaluation mode (dropout stays off) and full precision, all of it in memory.
+        quantizer: of the method.
+        widths: layer name -> (q, g), or None where a layer stays in full precision and as it is.
+        calibration: token ids [samples, S] int64: those that the method calibrates on are also trained on, in a new
+            order each time all were read.
+        tuning: what moves, how long, how fast, towards what.
+        seen: statistics of full-precision inputs, for the method.
+        untuned: finished blocks of the method's own result.
+        kept: states of unfinished stages, which go on from there.
+        report: told after every step.
+
+    Raises:
+        LutlabError: the method's result cannot be tuned so, the model is streamed or no causal language model, there
+            are less than two windows, the loss is inf or nan before anything was tuned; or as quantize_model.
+    """
+    check_tunable(quantizer, tuning)
+    _check(model, calibration)
+    start = copy.deepcopy(model)
+    quantize_model(start, quantizer, widths, calibration, kept=untuned, seen=seen)
+    if not any(isinstance(module, QuantLinear) for _, module in linear_layers(start)):
+        raise LutlabError("tuning finds no quantized layer: skip names all of them; drop tuning")
+    facts = tuning.asked()
+    if tuning.steps:
+        stage = _END_TO_END[tuning.trains]
+        facts |= stage(start, model, quantizer, calibration, tuning, kept=kept, report=report)
+    layers = {n: m.packed for n, m in linear_layers(start) if isinstance(m, QuantLinear)}
+    return Tuned(layers, facts)
+
+
+def _check(model: PreTrainedModel, calibration: torch.Tensor) -> None:
+    if (task := task_of(model)) != "causal_lm":
+        raise LutlabError(
+            f"tuning learns the next token, and this model's task is {task}: drop tuning"
+        )
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise LutlabError(
+            "tuning needs the whole model in memory, and this one is streamed: drop stream=true"
+        )
+    if len(calibration) < 2:
+        raise LutlabError(
+            "tuning trains on one calibration window and holds another out: give at least 2"
+        )
