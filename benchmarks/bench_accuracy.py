@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import copy
 import itertools
-import json
 import math
 import statistics
 import subprocess
@@ -293,13 +292,15 @@ def main() -> None:
     if args.as_peer:
         be_peer(args)
         return
+    import origin  # imports lutlab, which the peer's environment need not have
+
     result = {key: getattr(args, key) for key in ("samples", "seqlen", "threads")}
     result |= {"torch": torch.__version__, "ours": {k: v[1] for k, v in OURS.items()}}
     result["models"] = []
     for name, seed in itertools.product(args.models, args.seeds):
         result["models"].append(measure_model(name, seed, args))
         if args.out:  # after each model: a run of hours may be cut short
-            args.out.write_text(json.dumps(result, indent=1) + "\n")
+            origin.write(args.out, result)
     print(table(result))
 
 

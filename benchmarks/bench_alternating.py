@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import os
 import platform
 import resource
@@ -25,6 +24,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import origin
 import torch
 
 from lutlab.quantizers import alternating
@@ -185,7 +185,7 @@ def main() -> None:
     result = measure(args)
     print(table(result))
     if args.out:
-        args.out.write_text(json.dumps(result, indent=1) + "\n")
+        origin.write(args.out, result)
 
 
 if __name__ == "__main__":

@@ -27,11 +27,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
-import os
-import platform
 from pathlib import Path
 
+import origin
 from cpu_contestants import Entrant, mixed, ours, qigens, torches
 from cpu_peers import KINDS, PEERS, Peer
 
@@ -169,8 +167,7 @@ def main() -> None:
                 print(table(results[-1]), flush=True)
     print(goals(results))
     if args.out:
-        about = {"processor": platform.processor(), "load_average": os.getloadavg()[0]}
-        args.out.write_text(json.dumps(about | {"results": results}, indent=1) + "\n")
+        origin.write(args.out, {"results": results})
 
 
 if __name__ == "__main__":

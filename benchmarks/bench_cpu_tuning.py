@@ -9,12 +9,12 @@ they are what runs when nobody asks for tuning. Tunings are kept in a folder of 
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
 import tempfile
 import time
 from pathlib import Path
+
+import origin
 
 PANELS = (256, 512, 1024, 2048)
 DISTANCES = (0, 1024, 2048, 4096, 8192, 16384, 32768)
@@ -93,8 +93,7 @@ def main() -> None:
                     rows[-1] |= compare(name, pack, op, threads, args.seconds)
                     print(line(rows[-1]), flush=True)
     if args.out:
-        about = {"processor": platform.processor(), "load_average": os.getloadavg()[0]}
-        args.out.write_text(json.dumps(about | {"results": rows}, indent=1) + "\n")
+        origin.write(args.out, {"results": rows})
 
 
 def line(row: dict) -> str:

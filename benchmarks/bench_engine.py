@@ -22,15 +22,13 @@ from __future__ import annotations
 import argparse
 import gc
 import importlib.util
-import json
-import os
-import platform
 import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import origin
 import torch
 
 import lutlab
@@ -285,8 +283,7 @@ def main() -> None:
             results += measure(model, form, dense, args)
             gc.collect()
     if args.out:
-        about = {"processor": platform.processor(), "load_average": os.getloadavg()[0]}
-        args.out.write_text(json.dumps(about | {"results": results}, indent=1) + "\n")
+        origin.write(args.out, {"results": results})
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
 import subprocess
 import sys
@@ -18,6 +17,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import origin
 
 METHODS = {"bcq q3": 3, "uniform q3": 3, "uniform q4": 4}
 
@@ -87,8 +88,7 @@ def main() -> None:
             medians = statistics.median(clock), min(clock), statistics.median(processor)
             print("  {:26} {:8.2f} {:8.2f} {:8.2f}".format(part, *medians), flush=True)
     if args.out:
-        about = {"processor": platform.processor(), "shape": args.shape}
-        args.out.write_text(json.dumps(about | {"results": results}, indent=1) + "\n")
+        origin.write(args.out, {"shape": args.shape, "results": results})
 
 
 if __name__ == "__main__":

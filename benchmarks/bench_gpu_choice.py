@@ -16,13 +16,13 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
+import origin
 import torch
 from gpu_contestants import (
     DEVICE,
     LARGE,
     SMALL,
     Entrant,
-    about,
     activations,
     checked,
     cold_copies,
@@ -37,6 +37,7 @@ from lutlab.kernels.gpu import choice, lut_gemv
 from lutlab.kernels.gpu.choice import Race
 from lutlab.kernels.gpu.lut_gemv import launcher
 from lutlab.kernels.gpu.lut_gemv.variant import case
+from lutlab.measure.energy import clocks_of
 from lutlab.measure.gpu_contestants import cold_products
 from lutlab.measure.timing import GpuTimer, race
 
@@ -110,9 +111,8 @@ def main() -> None:
             choice.keep(races[-1:])
             print(json.dumps(asdict(races[-1])), flush=True)
     if args.out:
-        args.out.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(about() | {"races": [asdict(one) for one in races]}, indent=1)
-        (args.out / "gpu_choice.json").write_text(text + "\n")
+        found = {"clocks": clocks_of(DEVICE), "races": [asdict(one) for one in races]}
+        origin.write(args.out / "gpu_choice.json", found)
 
 
 if __name__ == "__main__":

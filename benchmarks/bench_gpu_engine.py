@@ -62,9 +62,8 @@ def made(name: str, method: str, q: int, g: int) -> Engine:
     Raises:
         LutlabError: the model does not fit, there is no graph of it, or its logits are others.
     """
-    options = (
-        {"offset": True} if method == "bcq" else {}
-    )  # as the papers' kernels read uniform weights
+    # With an offset, as the papers' kernels read uniform weights.
+    options = {"offset": True} if method == "bcq" else {}
     model = lutlab.synthetic(name, method=method, q=q, g=g, device=DEVICE, **options)
     one = torch.zeros(1, dtype=torch.int64)
     found = []

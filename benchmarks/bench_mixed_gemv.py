@@ -52,11 +52,8 @@ WIDTHS = {
     "2, 3, 4 bits": (2, 3, 2, 4, 2, 3),
 }
 BY_BYTES = 1.05
-FUSED = {
-    0.001: 0.05,
-    0.002: 0.05,
-    0.005: 0.05,
-}  # most that fused outliers may cost; the paper pays about 20 %
+# Most that fused outliers may cost; the paper pays about 20 %.
+FUSED = {0.001: 0.05, 0.002: 0.05, 0.005: 0.05}
 
 
 def entrants(

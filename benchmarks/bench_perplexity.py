@@ -9,11 +9,11 @@ Both sides run the same windows in the same batches, alternately, so that a busy
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from pathlib import Path
 
+import origin
 import torch
 from transformers import AutoModelForCausalLM, OPTConfig
 
@@ -83,7 +83,7 @@ def main() -> None:
             "ratio": ratio,
             "ratios": [b / a for a, b in pairs],
         }
-        options.out.write_text(json.dumps(facts, indent=1) + "\n")
+        origin.write(options.out, facts)
 
 
 if __name__ == "__main__":

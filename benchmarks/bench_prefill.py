@@ -20,12 +20,11 @@ Contestants take turns, and a time is the least of --rounds, as a busy machine o
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import origin
 import torch
 
 import lutlab
@@ -210,8 +209,7 @@ def main() -> None:
     if args.figure:
         draw(results, args.figure)
     if args.out:
-        machine = {"load_average": os.getloadavg()[0], "panel_rows": args.panels}
-        args.out.write_text(json.dumps(machine | {"results": results}, indent=1) + "\n")
+        origin.write(args.out, {"panel_rows": args.panels, "results": results})
 
 
 if __name__ == "__main__":

@@ -15,13 +15,12 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import json
-import platform
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import origin
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
@@ -129,7 +128,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path)
     args = parser.parse_args(argv)
     torch.set_num_threads(args.threads)
-    found: dict[str, Any] = {"machine": platform.processor(), "threads": args.threads}
+    found: dict[str, Any] = {"threads": args.threads}
     for name in EMBEDDED_MODELS:
         seconds = found[name] = embedded(name, args.rounds)
         for label in METHODS:
@@ -150,7 +149,7 @@ def main(argv: list[str] | None = None) -> None:
         f"{seconds['attention'] / seconds['read']:.2f} x reading the cache"
     )
     if args.out:
-        args.out.write_text(json.dumps(found, indent=1) + "\n")
+        origin.write(args.out, found)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ after the imports, so that a leak ends the run instead of swapping.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import resource
@@ -19,6 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import origin
 import torch
 from transformers import LlamaConfig
 
@@ -130,7 +130,7 @@ def main() -> None:
     verdict = "met" if facts["peak_gb"] <= arguments.limit_gb else "MISSED"
     print(f"weights are {ratio:.1f} times the peak; goal of {arguments.limit_gb} GB {verdict}")
     if arguments.out:
-        arguments.out.write_text(json.dumps(facts, indent=1) + "\n")
+        origin.write(arguments.out, facts)
 
 
 if __name__ == "__main__":

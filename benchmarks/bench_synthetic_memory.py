@@ -10,12 +10,10 @@ is counted from the imports on; the whole process, interpreter and libraries inc
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
 import time
 from pathlib import Path
 
+import origin
 import torch
 import transformers.models.llama.modeling_llama  # imported before memory is looked at
 import transformers.models.opt.modeling_opt  # noqa: F401
@@ -72,8 +70,7 @@ def main() -> None:
     print("  ".join(f"{name} {value:.3f}" for name, value in found.items()))
     if arguments.out:
         asked = {key: value for key, value in vars(arguments).items() if key != "out"}
-        where = {"machine": platform.machine(), "cores": os.cpu_count(), "torch": torch.__version__}
-        arguments.out.write_text(json.dumps(asked | where | found, indent=1) + "\n")
+        origin.write(arguments.out, asked | found)
 
 
 if __name__ == "__main__":

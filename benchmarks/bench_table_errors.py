@@ -9,9 +9,9 @@ W: 256 x 4096, Gaussian, method bcq, q = 4, g = 128 and one scale a row. x: one 
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
+import origin
 import torch
 
 import lutlab
@@ -56,7 +56,7 @@ def main() -> None:
             found = ", ".join(f"{k} {v:.1e}" for k, v in results[-1]["relative_errors"].items())
             print(f"g={g} {results[-1]['variant']} ({isa.name}): {found}")
     if args.out:
-        args.out.write_text(json.dumps({"bits": BITS, "results": results}, indent=1) + "\n")
+        origin.write(args.out, {"bits": BITS, "results": results})
 
 
 if __name__ == "__main__":

@@ -16,8 +16,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import origin
+
 from lutlab.data.files import read_rows
-from lutlab.experiment.store.provenance import environment
 
 # file -> (builder of `datasets`, column that lutlab reads; None: whole lines, decoded later)
 FILES = {
@@ -67,10 +68,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as cache:  # datasets' imports and first use, once
         through_datasets(given.data / "wikitext2/wiki.test.raw", "text", cache)
     rows = [row(given.data / name, *how) for name, how in FILES.items()]
-    about = environment() | {"datasets": importlib.metadata.version("datasets"), "rows": rows}
     print(json.dumps(rows, indent=1))
     if given.out:
-        given.out.write_text(json.dumps(about, indent=1) + "\n")
+        origin.write(given.out, {"datasets": importlib.metadata.version("datasets"), "rows": rows})
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import origin
 import torch
 from gpu_contestants import cold_copies
 
@@ -140,7 +141,7 @@ def main() -> None:
     found = measure()
     print(json.dumps(found, indent=1))
     if args.out:
-        args.out.write_text(json.dumps(found, indent=1) + "\n")
+        origin.write(args.out, found)
 
 
 if __name__ == "__main__":

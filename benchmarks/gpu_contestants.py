@@ -9,17 +9,16 @@ from __future__ import annotations
 import argparse
 import copy
 import importlib.util
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import origin
 import torch
 
 from lutlab import formats
 from lutlab.errors import LutlabError
-from lutlab.experiment.store.provenance import environment
 from lutlab.formats.bcq import PackedBCQ
 from lutlab.formats.contract import Format
 from lutlab.formats.mixed import PackedMixed
@@ -49,11 +48,6 @@ class Entrant(Contestant):
     error: float = 0.0
 
 
-def about() -> dict[str, Any]:
-    """Environment and clocks, on which the numbers depend beside the code."""
-    return environment() | {"clocks": clocks_of(DEVICE)}
-
-
 def run_parts(
     doc: str, parts: Mapping[str, Callable[[int], Iterable[Any]]], name: str, rounds: int = 200
 ) -> None:
@@ -80,10 +74,8 @@ def run_parts(
             for result in parts[part](args.rounds):
                 results.append(result)
                 if args.out:
-                    args.out.mkdir(parents=True, exist_ok=True)
-                    found = about() | {"rounds": args.rounds, "results": results}
-                    text = json.dumps(found, indent=1) + "\n"
-                    (args.out / f"{name}_{part}.json").write_text(text)
+                    about = {"clocks": clocks_of(DEVICE), "rounds": args.rounds}
+                    origin.write(args.out / f"{name}_{part}.json", about | {"results": results})
 
 
 # ---- weights ----

@@ -164,9 +164,7 @@ OPENED = {
     "data/tasks.py": {"yaml.load"},  # by a safe loader of its own
     "embedded/export.py": {"np.load", "torch.load"},  # made by embedded/train.py, weights_only=True
     "embedded/train.py": {"np.load", "torch.load"},
-    "evaluators/peak_memory.py": {
-        "import_module"
-    },  # of the class of a model that is loaded already
+    "evaluators/peak_memory.py": {"import_module"},  # of a loaded model's class
     "experiment/plan/additions.py": {"import_module"},  # plugins=
     "measure/ranks.py": {"pickle.loads"},  # of our own child, in a folder that is this user's alone
     "models/pretrained.py": {"from_pretrained"},  # always with trust_remote_code=False

@@ -16,10 +16,8 @@ from typing import Any
 
 BLOCK, HEADER = 32768, 7
 WHOLE, FIRST, LAST = 1, 2, 4
-READABLE = (
-    (0, 22),
-    (0, 31),
-)  # versions of wandb whose files this reader was written for, first and last tried
+# Versions of wandb whose files this reader was written for, first and last tried.
+READABLE = ((0, 22), (0, 31))
 
 
 @dataclass
@@ -37,9 +35,8 @@ class OfflineRun:
     summary: dict[str, Any] = field(default_factory=dict)
     steps: dict[str, str] = field(default_factory=dict)  # pattern of metrics -> their step metric
     history: list[dict[str, Any]] = field(default_factory=list)
-    files: dict[str, str] = field(
-        default_factory=dict
-    )  # of artifacts other than tables -> where they lie
+    # Artifacts other than tables -> where they lie.
+    files: dict[str, str] = field(default_factory=dict)
     tables: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 

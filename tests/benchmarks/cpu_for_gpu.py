@@ -18,7 +18,6 @@ def memory(name):
 def stand_in(bench, monkeypatch):
     """Lets the benchmark `bench` run without a GPU."""
     monkeypatch.setattr(gpu_contestants, "DEVICE", "cpu")
-    monkeypatch.setattr(gpu_contestants, "environment", lambda: {"gpu": "none"})
     monkeypatch.setattr(gpu_contestants, "clocks_of", lambda device: {})
     for module in (bench, gpu_contestants):
         monkeypatch.setattr(module, "l2_bytes", lambda: 1)

@@ -21,7 +21,7 @@ def small(gpu, monkeypatch, tmp_path):
         monkeypatch.setattr(module, "DEVICE", "cpu")
     monkeypatch.setattr(bench, "products", lambda: iter([((48, 256), 3, 128, False, F16)]))
     monkeypatch.setattr(bench, "ROWS", (1, 3))
-    monkeypatch.setattr(bench, "about", dict)
+    monkeypatch.setattr(bench, "clocks_of", lambda device: {})
     monkeypatch.setattr(gpu_contestants, "l2_bytes", lambda: 1)
     monkeypatch.setattr(lut_gemv, "PREFERENCE", ("bit_planes", "float_sums", "paper"))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "a stand-in")

@@ -328,10 +328,8 @@ def test_a_row_is_called_by_the_mean_width(tmp_path):
     groups = lutlab.quantize(plain(), "mixed_2_4_16", 2.5, 16, calibration=token_ids())
     lutlab.save(groups, tmp_path / "groups")
     q, g = row_width(ModelSpec("groups", "folder", str(tmp_path / "groups")))
-    assert (q, g) == (
-        pytest.approx(2.5, abs=0.05),
-        16,
-    )  # of 6 groups a quarter has 4 bits, in whole groups
+    # Of 6 groups a quarter has 4 bits, in whole groups.
+    assert (q, g) == (pytest.approx(2.5, abs=0.05), 16)
 
 
 # ---- GPTQModel, in its own environment ----

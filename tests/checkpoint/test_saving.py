@@ -196,9 +196,8 @@ def test_any_change_of_a_saved_folder_is_refused(tmp_path):
         damaged = data[:at] + bytes([data[at] ^ 1 << chance.randrange(7)]) + data[at + 1 :]
         path.write_bytes(damaged)
         loader = (load, AutoModelForCausalLM.from_pretrained)[number % 2]
-        if (
-            path.name == "config.json"
-        ):  # of which transformers reads first what it may not understand any more
+        # transformers first reads the part of a config that it may not understand any more.
+        if path.name == "config.json":
             loader = load
         with pytest.raises(LutlabError, match=r"copy|is damaged|fetch"):
             loader(folder)
@@ -209,9 +208,8 @@ def test_any_change_of_a_saved_folder_is_refused(tmp_path):
     refused(folder, rf"{shards[0].name} is not the file that SHA256SUMS names: .*sha256sum \*")
     for path in shards:
         path.write_bytes(whole[path])
-    (folder / "model.safetensors").write_bytes(
-        whole[shards[0]]
-    )  # transformers prefers it to the shards
+    # transformers prefers one whole file to the shards.
+    (folder / "model.safetensors").write_bytes(whole[shards[0]])
     refused(folder, r"model\.safetensors is not named in SHA256SUMS")
     (folder / "model.safetensors").unlink()
     (folder / "SHA256SUMS").write_bytes(b"")

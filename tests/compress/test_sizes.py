@@ -27,9 +27,8 @@ def test_sizes_are_those_of_packed_weights(name, q, g):
         if isinstance(method, Calibrated):
             prepared = (method.prepare(CalibStats(torch.eye(columns), torch.ones(columns), 1)),)
         packed = pack(method.quantize(weight, q, g, *prepared))
-        if (
-            name == "group_widths"
-        ):  # where a weight decides on 3 or 4 bits, up to the words that streams are filled to
+        if name == "group_widths":
+            # A weight decides on 3 or 4 bits, up to the words that streams are filled to.
             found = stored_bits(method, q, g, rows, columns)
             assert abs(found - packed.bits_stored) <= 32 * (3 * rows + 8), (rows, columns)
             continue

@@ -102,10 +102,8 @@ def test_only_texts_of_examples_and_of_items_have_records():
 def test_tasks_are_found_by_their_name_without_lm_evals_index():
     found = definition("boolq")  # in a folder and a file of other names
     assert (found.dataset, found.metrics) == ("aps/super_glue", ("acc",))
-    assert definition("arc_challenge").metrics == (
-        "acc",
-        "acc_norm",
-    )  # of the file that it includes
+    # Metrics of the file that it includes.
+    assert definition("arc_challenge").metrics == ("acc", "acc_norm")
     assert definition("arc_challenge").sha256 != definition("arc_easy").sha256
     assert metrics_of("wikitext") == ("word_perplexity", "byte_perplexity", "bits_per_byte")
     with pytest.raises(LutlabError, match="lm-eval has no task 'bolq': did you mean 'boolq'"):

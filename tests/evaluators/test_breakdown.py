@@ -7,7 +7,7 @@ from tests.tiny_models import one_thread, tiny_llama, tiny_opt  # noqa: F401
 import lutlab
 from lutlab import generate
 from lutlab.errors import LutlabError
-from lutlab.evaluators.breakdown import Breakdown, Timed, part_of, profiled
+from lutlab.evaluators.breakdown import Breakdown, Timed, profiled
 from lutlab.evaluators.generation import prompts
 from lutlab.generate.eager import Eager
 from lutlab.specs import Subject
@@ -54,21 +54,6 @@ def test_operations_of_a_model_are_told_apart(make, capfd):
     shares = [v for name, v in found.values.items() if name.endswith("_percent")]
     assert sum(shares) == pytest.approx(100)
     assert found.facts["parts_by"] == "torch.profiler"
-
-
-@pytest.mark.parametrize(
-    ("name", "part"),
-    [
-        ("lutlab::rows_gemv", "matmul"),
-        ("aten::addmm", "matmul"),
-        ("aten::_softmax", "attention"),
-        ("aten::bmm", "attention"),
-        ("c10d::allreduce_", "communication"),
-        ("aten::native_layer_norm", "other"),
-    ],
-)
-def test_a_part_is_told_by_its_name(name, part):
-    assert part_of(name) == part
 
 
 def test_what_cannot_be_measured_is_refused():

@@ -28,16 +28,8 @@ def test_ways_take_turns_and_gains_are_of_a_round(monkeypatch):
         return own(engine, model, prompts, way)
 
     monkeypatch.setattr(prefill, "prefill", noted)
-    seconds = [
-        1.0,
-        1.0,
-        2.0,
-        4.0,
-        6.0,
-        3.0,
-        1.0,
-        4.0,
-    ]  # kernel, dequantized; the first round compares
+    # Kernel, dequantized; the first round compares.
+    seconds = [1.0, 1.0, 2.0, 4.0, 6.0, 3.0, 1.0, 4.0]
     ends = iter(end for one in seconds for end in (0.0, one))
     monkeypatch.setattr(context.time, "perf_counter", lambda: next(ends))
     found = Context(tokens=12, rounds=3).measure(subject())

@@ -119,9 +119,8 @@ def test_outliers_take_32_bits_and_their_share_of_row_counts():
 
 
 def test_a_group_beyond_the_columns_decodes_to_nothing():
-    tensor = mixed_tensor(
-        5, 172, aligned=True
-    )  # 11 groups; blocks hold 12, the last of 16 columns has 12
+    # 11 groups; blocks hold 12, the last of 16 columns has 12.
+    tensor = mixed_tensor(5, 172, aligned=True)
     packed = PackedMixed.pack(tensor)
     narrow, wide = mixed_blocks.unpack_codes(packed.blocks, packed.apart)
     zero, scale_code = mixed_blocks.unpack_meta(packed.meta)

@@ -37,9 +37,8 @@ from lutlab import registry
 from lutlab.errors import LutlabError
 from lutlab.modules import QuantLinear
 
-Pools = Mapping[
-    str, list[values.Maker]
-]  # argument -> hostile values of its own; ANYTHING is tried beside them
+# Argument -> hostile values of its own; ANYTHING is tried beside them.
+Pools = Mapping[str, list[values.Maker]]
 LONGEST = 120  # seconds of a case, on a busy machine; what is meant to be refused takes none
 TEXT = hostile.TEXT
 METHODS = ("rtn", "rtn", "bcq", "none", "gptq", "gptq_bcq", "awq", "mixed_2_4_16", "group_widths")
@@ -135,9 +134,8 @@ def quantize_tensor(draw: random.Random) -> Case:
     weight = given["weight"]
     plain = isinstance(weight, torch.Tensor) and not weight.is_nested and weight.ndim == 2
     if plain and inputs is not None and given["inputs"] is inputs:
-        given["inputs"] = drawn(
-            64, weight.shape[1], seed=1
-        )  # so that odd weights are quantized too
+        # Inputs of the weight's columns, so that odd weights are quantized too.
+        given["inputs"] = drawn(64, weight.shape[1], seed=1)
     return Case(
         "quantize_tensor", lutlab.quantize_tensor, given | _options(draw, method), oracles.of_tensor
     )

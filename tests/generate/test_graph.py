@@ -127,9 +127,8 @@ def test_what_it_reads_and_what_it_refuses():
     model = make("llama-2")
     lutlab.quantize(model, "bcq", q=3, g=8)
     own = GraphStep(model, 2, 256, "")
-    kept = (
-        2 * 2 * 256 * 2 * (2 * 8) * 4
-    )  # layers, rows, slots, keys and values, heads of 8, float32
+    # Layers, rows, slots, keys and values, heads of 8, float32.
+    kept = 2 * 2 * 256 * 2 * (2 * 8) * 4
     assert own.facts()["cache_bytes"] == kept
     assert own.bytes_read(100)["cache"] == kept // 2
     assert own.bytes_read(129)["cache"] == kept

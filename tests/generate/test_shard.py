@@ -103,9 +103,8 @@ def test_the_step_of_a_gpu_chooses_the_tokens_of_one_rank():
         assert torch.equal(tokens, expected)
         assert "its modules have hooks" in why
         assert step.facts()["ranks"] == 2
-        assert (
-            step.facts()["cache_bytes"] == 2 * 2 * 1 * 8 * 24 * 2 * 4
-        )  # layers, k and v, one head of 8, rows
+        # Layers, k and v, one head of 8, rows.
+        assert step.facts()["cache_bytes"] == 2 * 2 * 1 * 8 * 24 * 2 * 4
 
 
 def bits(model):
@@ -157,9 +156,8 @@ def test_decoding_is_timed_with_and_without_what_is_sent():
     assert (first.tokens, len(first.seconds), len(first.apart)) == (6, 3, 3)
     assert first.ms_per_token > 0
     assert 0 <= first.communication < 1
-    assert (
-        first.facts["bytes_read"]["cache"] == 4 * 2 * 32 * 6 * 4
-    )  # layers, k and v, one head of 2
+    # Layers, k and v, one head of 2.
+    assert first.facts["bytes_read"]["cache"] == 4 * 2 * 32 * 6 * 4
     with pytest.raises(LutlabError, match=r"lutlab.save it, and measure the folder"):
         parallel_latency.latency(dataclasses.replace(run, budget=3.0), 2, 6, 3)
 

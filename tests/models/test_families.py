@@ -237,6 +237,7 @@ def test_a_window_that_slides_in_some_blocks_only_is_refused():
         family_of(sliding)
 
 
+# One norm feeds attention and feed-forward alike: it carries no scale.
 PHI = Family(
     model_types=("phi",),
     blocks="model.layers",
@@ -247,7 +248,7 @@ PHI = Family(
         SharedInput("feed_forward", ("mlp.fc2",)),  # GELU
     ),
     kept=("lm_head",),
-)  # one norm feeds attention and feed-forward alike: it carries no scale
+)
 
 
 @pytest.fixture

@@ -9,9 +9,8 @@ from lutlab.errors import LutlabError
 from lutlab.models import fits
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in CAUSAL if name != "mistral"]
-)  # whose window slides
+# mistral's window slides.
+@pytest.mark.parametrize("name", [name for name in CAUSAL if name != "mistral"])
 def test_a_cache_has_the_bytes_of_transformers_own(name):
     model, cache = make(name), DynamicCache()
     with torch.no_grad():

@@ -121,9 +121,8 @@ def test_a_known_architecture_loads_by_transformers_own_code(
     assert all(
         torch.equal(a, b) for a, b in zip(mine.parameters(), theirs.parameters(), strict=True)
     )
-    assert (
-        caplog.text.count("lutlab never runs") == 2
-    )  # the config's and the tokenizer's, once each
+    # The config's code and the tokenizer's, named once each.
+    assert caplog.text.count("lutlab never runs") == 2
     assert not hasattr(mine.config, "auto_map")
     load.load_model(of(folder), torch.float32, "cpu", 0, stream=True)
     synthetic = ModelSpec("trapped", "synthetic", str(folder))

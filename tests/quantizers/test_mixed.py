@@ -35,9 +35,8 @@ def output_error(w, tensor, hessian):
 def test_average_bits_are_the_printed_ones():
     """Tables 1, 2, 4; those that no natural reading gives are errata (docs/errata.md)."""
     assert round(mixed_average.average(0.75, 16, 16), 2) == 2.84  # Table 1, Our
-    assert (
-        round(mixed_average.average(0.75, 16, 16) + 12 / 1024, 2) == 2.85
-    )  # zeros padded from 4 bits to 8
+    # The same with zeros padded from 4 bits to 8.
+    assert round(mixed_average.average(0.75, 16, 16) + 12 / 1024, 2) == 2.85
     assert round(mixed_average.average(0.75, 16, 16, 0.002), 2) == 2.90  # where Table 1 prints 2.91
     assert round(mixed_average.second_order(2, 8, 16), 2) == 2.91  # Greenbit: 2 bits, g1 = 8
     assert round(mixed_average.average(231 / 256, 16, 16), 2) == 2.60  # Table 4: 25 of 256 groups
@@ -111,9 +110,8 @@ def test_the_sweep_is_naive_gptq_with_second_order_grids(q):
     tensor = method.quantize(w, q, 16, method.prepare(stats(128)))
     naive = naive_gptq(w, stats(128).hessian, 16, naive_books(tensor.widths))
     equal = (tensor.codes == naive.codes).all(dim=1)
-    for row in (
-        (~equal).nonzero().flatten().tolist()
-    ):  # parted rows part at a tie, or for a scale at one
+    # Rows that part do so at a tie, or for a scale at one.
+    for row in (~equal).nonzero().flatten().tolist():
         first = int((tensor.codes[row] != naive.codes[row]).nonzero()[0])
         assert naive.margin[row, first] < 1e-3
     assert equal.float().mean() > 0.8

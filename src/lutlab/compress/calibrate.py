@@ -29,9 +29,8 @@ Windows = torch.Tensor | Mapping[str, torch.Tensor]
 Call = tuple[tuple[Any, ...], Mapping[str, Any]]  # arguments of a block behind the hidden states
 # Tokens that go through a block at once: enough to fill a matmul, few enough that activations stay small.
 BATCH_TOKENS = 4096
-TINIEST = (
-    2.0**-100
-)  # of the largest sum of squares of a channel: below it most channels would be taken for dead
+# Least sum of squares of a layer's loudest channel: below it most channels would be taken for dead.
+TINIEST = 2.0**-100
 
 
 class _Stop(Exception):

@@ -48,9 +48,8 @@ class Bits:
         import numpy as np
 
         key = hashlib.sha256(f"{seed}:{name}".encode()).digest()
-        self._generator = np.random.SFC64(
-            np.random.SeedSequence(int.from_bytes(key, "little"))
-        )  # whose stream numpy keeps as it is
+        # Of numpy's generators one whose stream stays as it is.
+        self._generator = np.random.SFC64(np.random.SeedSequence(int.from_bytes(key, "little")))
 
     def of(self, dtype: torch.dtype, *shape: int) -> torch.Tensor:
         """A tensor of integers, all bits random."""

@@ -216,9 +216,8 @@ class _Run:
         except LutlabError as error:
             raise LutlabError(f"{name}: {error}") from error
         self.layers.append(_layer_stats(name, weight, packed, width, stats, widened))
-        if isinstance(
-            packed, PackedDense
-        ):  # the layer stays, its weight rounded to the stored dtype
+        if isinstance(packed, PackedDense):
+            # The layer stays, its weight rounded to the stored dtype.
             weight_of(module).copy_(packed.dequantize())
         else:
             block.set_submodule(layer, QuantLinear(packed, module.bias))

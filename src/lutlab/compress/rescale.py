@@ -59,9 +59,8 @@ def rescale_input(
         scale = search.scales(comparable, widths, stats)
     except LutlabError as error:
         raise LutlabError(f"{', '.join(shared.layers)}: {error}") from error
-    rows = (
-        source.weight.detach() if source.weight.ndim == 1 else weight_of(source).T
-    )  # [K] or [.., K]
+    # [K] or [.., K]
+    rows = source.weight.detach() if source.weight.ndim == 1 else weight_of(source).T
     bias = [p.detach() for name, p in source.named_parameters(recurse=False) if name == "bias"]
     # In place, torch computes in the wider of two dtypes: s is not rounded where weights are float16.
     for weight in weights:

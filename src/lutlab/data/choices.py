@@ -79,9 +79,8 @@ def _piqa(record: Mapping[str, Any]) -> str:
 
 
 def _hellaswag(record: Mapping[str, Any]) -> str:
-    if (
-        "query" in record
-    ):  # a file that lm-eval's process_docs need not clean: it went through that already
+    if "query" in record:
+        # A file that lm-eval's process_docs need not clean: it went through that already.
         _check([record["query"]])
         _check(record["choices"], at_least=2)
         done = {**record, "label": record["gold"]}

@@ -88,9 +88,8 @@ def calibration_pairs(
 def _mnli(record: Mapping[str, Any]) -> Pair:
     label = record["label"]  # the hub has the index, files have the word
     index = MNLI_LABELS.index(label) if label in MNLI_LABELS else label
-    if type(index) is not int or index not in range(
-        len(MNLI_LABELS)
-    ):  # -1: the test split hides its own
+    # The test split hides its labels: they are -1.
+    if type(index) is not int or index not in range(len(MNLI_LABELS)):
         raise ValueError(f"label {label}")
     return Pair(text_of(record, "premise"), text_of(record, "hypothesis"), index)
 

@@ -41,13 +41,8 @@ _SKIPPED_FOLDERS = {
 }
 _BUCKETS = ((12, "heldout"), (40, "passages"), (100, "train"))  # upper percent of each, exclusive
 _PASSAGE_WORDS = range(16, 121)
-_STATEMENT_LISTS = (
-    "body",
-    "cases",
-    "handlers",
-    "orelse",
-    "finalbody",
-)  # where a definition can stand
+# Where a definition can stand.
+_STATEMENT_LISTS = ("body", "cases", "handlers", "orelse", "finalbody")
 
 
 def bucket(name: str) -> str:

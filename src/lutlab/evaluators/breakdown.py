@@ -13,7 +13,6 @@ import dataclasses
 import os
 import statistics
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
@@ -24,6 +23,7 @@ from lutlab.evaluators.contract import Evaluator, Metric, Work
 from lutlab.evaluators.depth import scaled_to_all_layers
 from lutlab.evaluators.generation import check_context, prompts, wait
 from lutlab.measure import gpu_breakdown
+from lutlab.measure.step_parts import OTHER, PARTS, by_part
 from lutlab.registry import register
 from lutlab.specs import Measurement, RunSpec, Subject
 
@@ -32,21 +32,13 @@ if TYPE_CHECKING:
 
     from lutlab.generate.contract import Engine
 
-# Part -> what the name of its operations on a CPU has; the first that fits counts, else it is `other`. Kernels of a GPU
-# are told apart in measure/gpu_breakdown.py.
-PARTS = {
-    "communication": ("all_reduce", "allreduce", "all_gather", "allgather"),
-    "attention": ("attention", "softmax", "bmm"),
-    "matmul": ("gemv", "mm", "linear", "matmul", "dequant"),
-}
-
 
 @runtime_checkable
 class Timed(Protocol):
     """An engine that times the parts of its step itself."""
 
     def breakdown(self, context: int) -> dict[str, float]:
-        """Seconds of `other` and of those of PARTS that it has, in a step behind so many tokens."""
+        """Seconds of those of PARTS that it has, `other` among them, in a step behind so many tokens."""
 
 
 @register("evaluator", "breakdown")
@@ -93,7 +85,7 @@ class Breakdown(Evaluator):
                 machine is too busy to scale a cut model's parts.
         """
         found = self._seconds(subject)
-        parts = {name: found.values[f"{name}_s"] for name in (*PARTS, "other")}
+        parts = {name: found.values[f"{name}_s"] for name in PARTS}
         if min(parts.values()) < 0:
             raise LutlabError(
                 f"fewer layers took longer (seconds scaled to all: {parts}): the machine is too busy to scale this"
@@ -119,8 +111,8 @@ class Breakdown(Evaluator):
                 parts, by = engine.breakdown(self.context), "the engine's own clock"
             else:
                 parts, by = profiled(engine, last, self.context, self.repeats), "torch.profiler"
-                parts["other"] = max(0.0, step - sum(parts.values()))
-        values = {f"{name}_s": parts.get(name, 0.0) for name in (*PARTS, "other")}
+                parts[OTHER] = max(0.0, step - sum(parts.values()))
+        values = {f"{name}_s": parts.get(name, 0.0) for name in PARTS}
         values["step_s"] = step
         facts = {**engine.facts(), "context": self.context, "parts_by": by}
         return Measurement(values, n=self.repeats, samples=tuple(steps), facts=facts)
@@ -137,34 +129,16 @@ def _step(engine: Engine, ids: torch.Tensor, context: int) -> float:
 
 
 def profiled(engine: Engine, ids: torch.Tensor, context: int, repeats: int) -> dict[str, float]:
-    """Seconds of each part's operations in a step, by torch's profiler: the mean of so many."""
+    """Seconds of the operations of each part but `other` in a step, by torch's profiler: the mean of so many."""
     import torch
 
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # else it reports its start and stop on stderr
     if engine.model.device.type == "cuda":
-        kinds, _ = gpu_breakdown.breakdown(lambda: _step(engine, ids, context), repeats)
-        return {part: kinds[part] for part in PARTS}
-    with torch.autograd.profiler.profile(use_kineto=False) as seen:
-        for _ in range(repeats):
-            _step(engine, ids, context)
-    own = ((event.key, event.self_cpu_time_total) for event in seen.key_averages())
-    return parts_of((name, 1e-6 * microseconds / repeats) for name, microseconds in own)
-
-
-def parts_of(operations: Iterable[tuple[str, float]]) -> dict[str, float]:
-    """Seconds of each part but `other`, of names and seconds of operations."""
-    parts = dict.fromkeys(PARTS, 0.0)
-    for name, seconds in operations:
-        if (part := part_of(name)) in parts:
-            parts[part] += seconds
-    return parts
-
-
-def part_of(operation: str) -> str:
-    """The part that an operation's name belongs to.
-
-    >>> part_of("aten::_scaled_dot_product_flash_attention_for_cpu"), part_of("aten::addmm"), part_of("aten::mul")
-    ('attention', 'matmul', 'other')
-    """
-    name = operation.lower()
-    return next((part for part, words in PARTS.items() if any(w in name for w in words)), "other")
+        parts, _ = gpu_breakdown.breakdown(lambda: _step(engine, ids, context), repeats)
+    else:
+        with torch.autograd.profiler.profile(use_kineto=False) as seen:
+            for _ in range(repeats):
+                _step(engine, ids, context)
+        own = ((event.key, event.self_cpu_time_total) for event in seen.key_averages())
+        parts = by_part((name, 1e-6 * microseconds / repeats) for name, microseconds in own)
+    return {part: seconds for part, seconds in parts.items() if part != OTHER}

@@ -31,9 +31,8 @@ from lutlab.tensors import MIXED_WIDTHS, SCALE_BITS, MixedTensor
 if TYPE_CHECKING:
     import torch
 
-_WIDE = MIXED_WIDTHS[
-    -1
-]  # bits of the codes, and so of the zero points, of groups with a scale a row
+# Bits of the codes, and so of the zero points, of groups that have a scale a row.
+_WIDE = MIXED_WIDTHS[-1]
 MAX_COLUMNS = 2**16  # that 16 bits can name
 _NAMES = (
     *(

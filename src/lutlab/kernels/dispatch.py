@@ -49,10 +49,8 @@ def prepare(
         LutlabError: there is no operation of that name, it does not take the weight here, or it has no such option.
     """
     device = torch.device(device)
-    with (
-        torch.inference_mode(False),
-        torch.no_grad(),
-    ):  # layers outlive the block they are first called in
+    # Layers outlive the block they are first called in.
+    with torch.inference_mode(False), torch.no_grad():
         if op is not None:
             chosen = _operation(op)
             if why := chosen.takes(packed, device):

@@ -189,9 +189,8 @@ def _begin(
         }  # fmt: skip
         (folder / f"part-{index}").write_text(json.dumps(failure))
         (folder / f"part-{index}").rename(folder / f"failure-{index}")
-        os._exit(
-            1
-        )  # a process group is left in company, and the others may be waiting for this rank
+        # A process group is left in company, and the others may be waiting for this rank.
+        os._exit(1)
 
 
 def _meet(rank: Rank, folder: Path, seconds: float) -> None:

@@ -170,9 +170,8 @@ class CpuTimer:
             contestant.run(i % copies)
             seconds.append(self.clock() - began)
         own = sorted(seconds[1:])
-        return own[
-            (len(own) - 1) // 4
-        ]  # one that was measured: between few of them nothing is made up
+        # One that was measured: between few of them nothing is made up.
+        return own[(len(own) - 1) // 4]
 
 
 @dataclass

@@ -30,9 +30,8 @@ from lutlab.models.load import folder_of
 from lutlab.models.pretrained import config_of
 from lutlab.specs import ModelSpec
 
-Matrices = dict[
-    str, tuple[int, int]
-]  # path of a linear layer that is quantized -> (N, K), in forward order
+# Path of a linear layer that is quantized -> (N, K), in forward order.
+Matrices = dict[str, tuple[int, int]]
 
 
 @dataclass(frozen=True)

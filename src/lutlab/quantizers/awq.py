@@ -178,9 +178,8 @@ def group_errors(difference: torch.Tensor, hessian: torch.Tensor, g: int) -> tor
     for columns, groups, block in blocks(difference, g):
         count, length = block.shape[1:]
         squares = hessian[columns, columns].unflatten(1, (count, length))
-        own = squares.unflatten(0, (count, length)).diagonal(
-            dim1=0, dim2=2
-        )  # [length, length, count]
+        # [length, length, count]
+        own = squares.unflatten(0, (count, length)).diagonal(dim1=0, dim2=2)
         rows = block.transpose(0, 1)  # [count, N, length]
         errors[:, groups] = (rows @ own.permute(2, 0, 1)).mul_(rows).sum(2).T
     return errors

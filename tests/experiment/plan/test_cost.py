@@ -61,9 +61,8 @@ def test_evaluators_cost_what_they_do() -> None:
     assert predicted("qigen").seconds > 1.5 * predicted("generation").seconds
     assert predicted("llama_cpp").seconds < 3 * predicted("generation").seconds
     assert predicted("peak_memory").seconds < predicted("generation").seconds  # decodes once
-    assert (
-        predicted("peak_memory", "tiny").seconds > predicted("generation", "tiny").seconds
-    )  # a process
+    # A tiny model decodes faster than a process starts.
+    assert predicted("peak_memory", "tiny").seconds > predicted("generation", "tiny").seconds
 
 
 @pytest.mark.parametrize("evaluator", DECODERS)

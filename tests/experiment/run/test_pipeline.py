@@ -89,9 +89,8 @@ def test_a_sweep_stands_beside_full_precision_and_is_never_written_over(
 def test_a_record_tells_where_its_number_comes_from(command: CommandLine) -> None:
     command(*QUICK, "method=none", "q=4")
     (record,) = [r for r in command.records().values() if "ppl" in r["values"]]
-    assert (
-        record["run"]["q"] == 16
-    )  # none ignores q and g, so that rows of full precision are one cell
+    # method=none ignores q and g, so that rows of full precision are one cell.
+    assert record["run"]["q"] == 16
     assert record["evaluation"]["text"]["protocol"] == "passages-joined"
     assert len(record["samples"]) == record["n"] > 10
     assert {"token_sha256", "text_sha256", "seqlen", "bos", "loss_dtype"} <= set(record["facts"])
@@ -236,9 +235,8 @@ def test_a_failed_row_is_recorded_and_the_others_go_on(
     assert "NaN" in reason
     assert "fc1" in reason
 
-    shutil.copy(
-        EMBEDDED / MODEL / "model.safetensors", broken
-    )  # mended: another cell, measured now
+    # Mended it is another cell, measured now.
+    shutil.copy(EMBEDDED / MODEL / "model.safetensors", broken)
     assert command(*QUICK, "model=folder", f"model.id={broken}").code == 0
     named = {r["run"]["model"]["name"] for r in command.records().values()}
     assert named == {broken.name, MODEL}

@@ -112,9 +112,8 @@ def test_a_patch_release_says_nothing(version: str, said: str) -> None:
 def test_git_that_cannot_tell_is_no_error(repository: Path, monkeypatch, tmp_path: Path) -> None:
     """A repository of another user, broken, without a commit; git that is missing or cannot be run."""
     nothing = {"git_commit": None, "git_dirty": None}
-    monkeypatch.setenv(
-        "GIT_TEST_ASSUME_DIFFERENT_OWNER", "1"
-    )  # git's own switch for safe.directory
+    # Git's own switch for safe.directory.
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
     assert git_state(repository) == nothing
     monkeypatch.delenv("GIT_TEST_ASSUME_DIFFERENT_OWNER")
     assert git_state(repository)["git_commit"]

@@ -87,16 +87,10 @@ def test_sums_are_cut_off_below_the_largest(text):
     )
     a[0, :2], b[:2, 0] = (1, 2**-12), (1, 2**-13)  # 1 + 2^-25
     a[1, :2], b[:2, 1] = (1, -(2**-12)), (1, 2**-12)  # 1 - 2^-24: still there, and all of 24 bits
-    a[2, 0], b[0, 2], c[2, 2] = (
-        2**-24,
-        2**14,
-        1.5 * 2**-30,
-    )  # a subnormal counts as 2^-14: less is left of c
-    a[3, [0, 8]], b[[0, 8], 3], c[3, 3] = (
-        (2**-12, 1),
-        (2**-12, 1),
-        1,
-    )  # 2^-24 is lost before the 1 makes it 2
+    # A subnormal counts as 2^-14: less is left of c.
+    a[2, 0], b[0, 2], c[2, 2] = 2**-24, 2**14, 1.5 * 2**-30
+    # 2^-24 is lost before the 1 makes it 2.
+    a[3, [0, 8]], b[[0, 8], 3], c[3, 3] = (2**-12, 1), (2**-12, 1), 1
     d = on_the_host(text, a, b, c)
     assert d[0, 0] == 1
     assert d[1, 1] == 1 - 2**-24

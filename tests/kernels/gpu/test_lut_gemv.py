@@ -42,9 +42,8 @@ def test_reference_is_the_dense_product(rows, columns, q, g, mu, m, offset, orde
     packed = weight(rows, columns, q, g, alpha="f32", offset=offset, ordered=ordered)
     x = inputs(m, columns, F32).double().numpy()
     y = reference.gemv(lut_gemm.pack(packed), x, mu)
-    assert (
-        error(torch.from_numpy(y), packed, torch.from_numpy(x)) <= 1e-7
-    )  # dequantize() is float32
+    found = error(torch.from_numpy(y), packed, torch.from_numpy(x))
+    assert found <= 1e-7  # dequantize() is float32
 
 
 def test_reference_of_uniform_codes():

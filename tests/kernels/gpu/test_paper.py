@@ -63,9 +63,9 @@ def test_resources(gpu, dtype):
 
 def test_grids():
     matrix.check_grids(VARIANT)
-    assert VARIANT.plan_for(Case(1, 12288, 12288, 3, -1, F16, F16, None), H200, {"luts": 4}).steps[
-        0
-    ].grid == (6, 384, 1)  # ceil(N / t_h), K / (l mu): LUT-GEMM v3, section 3.3
+    case = Case(1, 12288, 12288, 3, -1, F16, F16, None)
+    (step, *_) = VARIANT.plan_for(case, H200, {"luts": 4}).steps
+    assert step.grid == (6, 384, 1)  # ceil(N / t_h), K / (l mu): LUT-GEMM v3, section 3.3
 
 
 @pytest.mark.parametrize(

@@ -114,8 +114,7 @@ class CountingLM(HFLM):
         if not 1 <= len(ids) <= self.max_length or not (context or self._begins):
             self.unfit.add(document)
             return False
-        if (
-            len(context_ids) + len(ids) > self.max_length + 1
-        ):  # the last id is predicted, never read
+        # The last id is predicted, never read.
+        if len(context_ids) + len(ids) > self.max_length + 1:
             self.cut.add(document)
         return True

@@ -73,9 +73,8 @@ class Artifact(Strict):
     axes: list[Axis] = Field(default_factory=list)
     blocks: list[list[Axis]] = Field(default_factory=list)  # where the rows are not one product
     columns: dict[str, ColumnSpec]
-    published: dict[str, Any] = Field(
-        default_factory=dict
-    )  # row key, part by part -> column -> number
+    # Row key, part by part -> column -> number.
+    published: dict[str, Any] = Field(default_factory=dict)
     claims: list[Claim] = Field(default_factory=list)
     figure: CurveSpec | None = None
     one_axis: list[str] = Field(default_factory=list)  # columns of one unit that share panels

@@ -268,9 +268,8 @@ def _count(name: str, patterns: Sequence[str], scope: Scope) -> Uncertain:
     if name == "dominated":
         worse = [points[row] for row in chosen[0]]
         rivals = [points[row] for row in chosen[1]]
-        best = [
-            rivals[i] for i in front(rivals, scope.larger)
-        ]  # what another dominates, one of them does
+        # What any rival dominates, one of the best does.
+        best = [rivals[i] for i in front(rivals, scope.larger)]
         return Uncertain(sum(any(dominates(b, w, scope.larger) for b in best) for w in worse))
     rows = list(points) if name == "on_front" else chosen[0]
     found = {rows[i] for i in front([points[row] for row in rows], scope.larger)}

@@ -52,9 +52,8 @@ def cell_identity(spec: RunSpec, evaluation: EvalSpec, threads: int | None) -> d
     identity = {"run": _run_identity(spec), "libraries": libraries(*evaluator.libraries)}
     if evaluation.text:
         text = cached_text(evaluation.text)
-        if (
-            text.protocol in PROTOCOLS
-        ):  # a task of lm-eval is the hash of its definition, and lm-eval's version
+        # Another text is a task of lm-eval: the hash of its definition, and lm-eval's version.
+        if text.protocol in PROTOCOLS:
             names.append(f"protocol/{text.protocol}")
         identity["text"] = {"sha256": text.sha256, "limit": text.limit}
     if evaluation.options:

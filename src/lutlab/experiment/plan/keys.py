@@ -70,9 +70,8 @@ class Key:
         if value == "" and self.default != "":
             raise LutlabError(f"{shown}: the value is missing: give {self._expected(value)}")
         if _bare(self.type) is bool and isinstance(value, int | float) and value not in (0, 1):
-            raise LutlabError(
-                f"{shown}: give {self._expected(value)}"
-            )  # OmegaConf takes it for true
+            # OmegaConf takes any other number for true.
+            raise LutlabError(f"{shown}: give {self._expected(value)}")
         holder = dataclasses.make_dataclass("Holder", [("value", self.type, MISSING)])
         config = OmegaConf.structured(holder)
         try:

@@ -38,9 +38,8 @@ from lutlab.experiment.plan.schema import Mode
 from lutlab.experiment.plan.together import Given
 
 _MOST = 1000  # values of one swept key
-_UNREAD = re.compile(
-    r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]"
-)  # control characters, and bytes that were no UTF-8
+# Control characters, and bytes that were no UTF-8.
+_UNREAD = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _HYDRAS = ("hydra", "local")  # keys and groups that Hydra and a user's own preset decide
 _INTERNAL = {
     "artifact": "+exp=<artifact> sets it",

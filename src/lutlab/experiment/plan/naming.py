@@ -18,13 +18,8 @@ from lutlab.experiment.store.asked import axes, differing
 from lutlab.specs import ModelRun, RunSpec
 
 _ALWAYS = ("model", "method", "q", "g")
-_SAID = (
-    "budget",
-    "candidates",
-    "model.id",
-    "model.source",
-    "model.revision",
-)  # by q or by the model's name
+# Keys that q or the model's name says already.
+_SAID = ("budget", "candidates", "model.id", "model.source", "model.revision")
 _NAME = re.compile(r"[\w][\w.+=-]*")
 _LONGEST_GIVEN = 100  # of one that is given: a folder's name has 255 bytes
 _LONGEST = 60  # characters of a name that is made of axes

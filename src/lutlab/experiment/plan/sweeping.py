@@ -21,9 +21,8 @@ from lutlab.experiment.artifact.rows import ArtifactRow
 from lutlab.experiment.plan.commands import NOT_ASKED, is_one_of
 from lutlab.experiment.plan.settings import Settings
 
-_SELECTABLE = {
-    "model"
-}  # an axis the command line may replace: the rows are then measured on that model
+# Axes that the command line may replace: the rows are then measured on that model.
+_SELECTABLE = {"model"}
 
 
 # Settings of the weights: a row in full precision has none of them.

@@ -7,13 +7,8 @@ from collections.abc import Iterable
 
 COMPACT_FROM = 1e4  # a measured perplexity of 1.3e4 says as much as 13021.42 and fits its column
 LARGEST_WHOLE = 1e7  # whole numbers (parameters, bytes) are printed in full up to here
-DECIMALS_BELOW = (
-    (0.1, 5),
-    (1, 4),
-    (10, 3),
-    (100, 2),
-    (1000, 1),
-)  # largest value of a column -> decimals
+# Largest value of a column -> decimals.
+DECIMALS_BELOW = ((0.1, 5), (1, 4), (10, 3), (100, 2), (1000, 1))
 
 
 def printed_decimals(values: Iterable[float | str | None]) -> int:

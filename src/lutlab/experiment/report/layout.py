@@ -48,10 +48,8 @@ MARKS = {
     "measured only": ("", ""),
 }
 COMPARABLE = ("match", "within tolerance", "deviates")
-WORDS = {
-    "published only": DASH,
-    "cited by the paper": "cited",
-}  # shorter words for "no number of ours"
+# Shorter words for "no number of ours".
+WORDS = {"published only": DASH, "cited by the paper": "cited"}
 WORDS_MEANING = {
     DASH: f"{DASH} published only: nothing to measure here",
     "cited": "cited: by the paper",
@@ -91,9 +89,8 @@ def lay_out(table: ResultTable) -> Layout:
     main_grid = _grid(table, main, axes, headed, foot)
     reference_grid = _grid(table, reference, axes, headed, grid)
     reasons = grid.lines()
-    if len(reasons) == 1 and _all_marked(
-        reference_grid
-    ):  # one reason for all: say it once, without marks
+    if len(reasons) == 1 and _all_marked(reference_grid):
+        # One reason for all: say it once, without marks.
         reasons = (grid.texts[0],)
         reference_grid = _grid(table, reference, axes, headed, None)
     from_paper = bool(table.citation) or any(column.published for column in table.columns)
@@ -120,9 +117,8 @@ def lay_out(table: ResultTable) -> Layout:
         origins=table.origins,
         provenance=tuple(table.provenance.items()),
     )
-    return mapped_texts(
-        laid_out, visible
-    )  # reasons and labels are whatever a record or a file says
+    # Reasons and labels are whatever a record or a file says.
+    return mapped_texts(laid_out, visible)
 
 
 def _check(table: ResultTable) -> None:

@@ -116,6 +116,5 @@ def _code(text: str) -> str:
 def _escape(text: str) -> str:
     """Keep a text on one line and from being read as markup."""
     plain = re.sub(r"([\\`*<>|])", r"\\\1", " ".join(text.split()))
-    return re.sub(
-        r"\](?=[(:\[])", r"\]", plain
-    )  # no link: [text](address), [text][name], [name]: address
+    # None of these is a link: [text](address), [text][name], [name]: address.
+    return re.sub(r"\](?=[(:\[])", r"\]", plain)

@@ -15,9 +15,8 @@ from lutlab.experiment.store.record import Record
 
 RATIOS = ("speedup_", "best_speedup_")  # metrics of kernel_latency that are over the dense product
 DENSE = ("baseline_fp16_us", "baseline_fp32_us")  # and those that are its own
-COUNTED = re.compile(
-    r"megabytes_|ratio_|bits_per_weight|group_size|.*_mb$"
-)  # the same on every machine
+# Metrics that are the same on every machine.
+COUNTED = re.compile(r"megabytes_|ratio_|bits_per_weight|group_size|.*_mb$")
 
 
 def device(records: Iterable[Record | None]) -> str:

@@ -147,9 +147,8 @@ def _print_grid(layout: Layout, grid: Grid, console: Console, measured: bool) ->
     lines = [line for block in grid.blocks for line in block.lines]
     axes = _axes(layout, lines, len(layout.axes), measured)
     tables = _fit(grid, lines, axes, console.width, measured)
-    if len(tables) > 1 and layout.telling < len(
-        layout.axes
-    ):  # better without the axes that tell nothing more
+    # Too wide: better without the axes that tell nothing more.
+    if len(tables) > 1 and layout.telling < len(layout.axes):
         axes = _axes(layout, lines, layout.telling, measured)
         tables = _fit(grid, lines, axes, console.width, measured)
     for plans in tables:

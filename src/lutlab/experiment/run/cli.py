@@ -130,9 +130,8 @@ def _read(arguments: Sequence[str]) -> list[str] | None:
         raise LutlabError(
             "-sc wants install=bash or uninstall=bash (or fish, zsh); the shell itself asks by query="
         )
-    if (
-        asked.shell_completion or asked.config_name
-    ):  # a line not complete yet, or a user's own schema
+    # A line not complete yet, or a user's own schema.
+    if asked.shell_completion or asked.config_name:
         return list(arguments)
     overrides = [*asked.overrides, *(argument for argument in rest if not argument.startswith("-"))]
     options = [argument for argument in arguments if argument not in overrides]

@@ -144,9 +144,8 @@ def _weight(row: PlannedRow, cell: PlannedCell) -> float:
 
     try:
         return cost.predict(row.spec, cell).seconds
-    except (
-        LutlabError
-    ):  # of the model's files: the row fails by itself when it is loaded, and the others go on
+    except LutlabError:
+        # The model's files: the row fails by itself when it is loaded, and the others go on.
         return 1.0
 
 

@@ -30,14 +30,8 @@ from lutlab.experiment.store.record import Record
 if TYPE_CHECKING:
     from rich.console import Console
 
-_READ = (
-    "mode",
-    "logger",
-    "results",
-    "hydra",
-    "plugins",
-    "experiments",
-)  # all that mode=track reads
+# All that mode=track reads.
+_READ = ("mode", "logger", "results", "hydra", "plugins", "experiments")
 
 
 def copy(

@@ -62,9 +62,8 @@ def golden_cells() -> dict[str, str]:
     Raises:
         subprocess.CalledProcessError: one of them fails; the process has said why.
     """
-    with (
-        tempfile.TemporaryDirectory() as cache
-    ):  # an empty one: no library that a compiler built before
+    # An empty cache: no library that a compiler built before.
+    with tempfile.TemporaryDirectory() as cache:
         done = subprocess.run(
             children.python(f"from {__name__} import print_cells; print_cells()"),
             env={**os.environ, **PINNED, "LUTLAB_CACHE": cache},

@@ -8,6 +8,7 @@ import importlib.metadata
 import os
 import platform
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from lutlab.experiment.store import git
 from lutlab.kernels.codegen import compiler, isa
 
 # Folders of a checkout whose files can decide a number.
-_DECIDING = ("src", "kernels", "experiments", "conf")
+DECIDING = ("src", "kernels", "experiments", "conf")
 _LIBRARIES = (
     "torch",
     "transformers",
@@ -67,19 +68,20 @@ def repository() -> Path | None:
     return root if root and (root / ".git").exists() else None
 
 
-def git_state(root: Path | None) -> dict[str, Any]:
+def git_state(root: Path | None, folders: Sequence[str] = DECIDING) -> dict[str, Any]:
     """git_commit, and git_dirty: whether a file that can decide a number differs from that commit.
 
-    Such are the files below src, kernels, experiments and conf, new ones that git does not ignore included: a module
-    nobody added yet can be what measured.
+    Such are the files below the folders, new ones that git does not ignore included: a module nobody added yet can be
+    what measured.
 
     Args:
         root: top of a checkout; None, and both are None, as they are where git cannot tell or nothing is committed.
+        folders: of the checkout; those that decide a record's number by default.
     """
     unknown = {"git_commit": None, "git_dirty": None}
     if root is None:
         return unknown
-    command = ("status", "--porcelain=v2", "--branch", "--untracked-files=all", "--", *_DECIDING)
+    command = ("status", "--porcelain=v2", "--branch", "--untracked-files=all", "--", *folders)
     try:
         said = git.ask(*command, root=root).decode(errors="replace").splitlines()
     except git.NoAnswer:
@@ -96,7 +98,7 @@ def sources_digest() -> str:
     are the same.
     """
     package = Path(lutlab.__file__).parent
-    roots = {"src": package, **{name: sources.folder(name) for name in _DECIDING[1:]}}
+    roots = {"src": package, **{name: sources.folder(name) for name in DECIDING[1:]}}
     digest = hashlib.sha256()
     for name, root in roots.items():
         inside = ((path.relative_to(root), path) for path in sorted(root.rglob("*")))

@@ -80,9 +80,8 @@ def kept(folder: Path) -> dict[str, Any] | None:
 def set_damaged_aside(path: Path, why: Exception) -> None:
     """Name in a warning what is damaged, and rename it, where it can be, so that it is made again."""
     log.warning("%s is damaged (%s): it is set aside, to be made again", path, why)
-    with contextlib.suppress(
-        LutlabError
-    ):  # a cache that can only be read, or another process was quicker
+    # The cache can only be read, or another process was quicker.
+    with contextlib.suppress(LutlabError):
         set_aside(path)
 
 

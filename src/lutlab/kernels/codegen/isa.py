@@ -22,11 +22,8 @@ from pathlib import Path
 from lutlab.errors import LutlabError, nearest
 from lutlab.kernels.codegen.known import known
 
-_VARYING = (
-    "cpu MHz",
-    "bogomips",
-    "BogoMIPS",
-)  # of /proc/cpuinfo: from one boot, or moment, to the next
+# Fields of /proc/cpuinfo that vary from one boot, or moment, to the next.
+_VARYING = ("cpu MHz", "bogomips", "BogoMIPS")
 _X86 = ("x86_64", "AMD64", "amd64")
 _ARM = ("aarch64", "arm64")
 # CPU feature, by its name in Linux's /proc/cpuinfo -> the flag of gcc and clang

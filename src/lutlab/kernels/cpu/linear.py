@@ -43,9 +43,8 @@ from lutlab.kernels.cpu.rows_ops import Rows, kernel_of, layout_of, name_of
 from lutlab.registry import register
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-_NOTHING = torch.empty(
-    0, dtype=torch.uint8
-)  # the stream of a record that only says what there is to build
+# The stream of a record that only says what there is to build.
+_NOTHING = torch.empty(0, dtype=torch.uint8)
 
 
 @register("kernel", "uniform_gemv")

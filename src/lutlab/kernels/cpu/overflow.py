@@ -24,8 +24,7 @@ def mend(y: torch.Tensor, x: torch.Tensor, dense: torch.Tensor) -> bool:
     lost = (~y.isfinite()).any(-1)
     if not lost.any():
         return False
-    again = torch.nn.functional.linear(
-        x, dense.to(x.dtype)
-    )  # all rows: sums are as torch orders them
+    # All rows at once: sums are as torch orders them.
+    again = torch.nn.functional.linear(x, dense.to(x.dtype))
     y[lost] = again[lost].float()
     return True

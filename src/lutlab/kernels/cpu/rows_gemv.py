@@ -2,7 +2,7 @@
 
 y[M, N] = x[M, K] W[N, K]^T for M rows of x at once; the weights are read once for up to 64 rows. x may be float16,
 bfloat16 or float32 and is computed on in float32; rows that are not contiguous are copied. From `dense_rows` rows of x
-on it is faster to call `dense` and multiply with torch. Rows that are not finite are put right (overflow.py).
+on a layer calls `dense` and multiplies with torch. Rows that are not finite are put right (overflow.py).
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
 C_NAMES = {torch.float16: "f16", torch.float32: "f32", torch.int16: "i16"}
 BATCH = 64  # rows of x that share one reading of the weights
-# Rows of x from which on dequantizing all of W and a product by torch are faster: 4096x4096, AVX2, one thread of a
-# Zen 3, whatever the format and its bits.
+# Rows of x from which on all of W is dequantized and torch multiplies. That is no longer faster: today's kernels are
+# ahead up to 1,024 rows and more (AVX2, bench_prefill.py's way `whole`). It stays, since the two ways round
+# differently: another number would change the last bits of published perplexities.
 DENSE_ROWS = 768
 THREAD_BYTES = 2**18  # of weights that a thread is worth starting for, about 25 us
 # How far ahead the stream is fetched, by instruction set ("": all others); rows_tuning.py finds better ones.
@@ -66,7 +67,7 @@ class Kernel:
     library: ctypes.CDLL
     variant: str
     isa: str
-    dense_rows: int  # rows of x from which on dense() and a product by torch are faster
+    dense_rows: int  # rows of x from which on dense() and a product by torch take over
     prefetch_bytes: int
 
     def __post_init__(self) -> None:

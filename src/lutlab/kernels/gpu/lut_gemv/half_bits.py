@@ -179,9 +179,8 @@ def _cost(case: Case, gpu: Gpu, cut: _Cut) -> float:
     layout = binary_tiles.cut(case.group_size, case.columns)
     at_once, rows = _at_once(case, layout.parts), 32 * cut.warps * cut.turns
     weights = cut.warps * _stage_bytes(case, layout.parts)  # of a block of columns
-    of_x = (
-        OF_X * binary_tiles.COLUMNS * case.x.itemsize * cut.slice + 8 * rows
-    )  # partial sums are written and read
+    # Partial sums are written and read: 8 bytes a row.
+    of_x = OF_X * binary_tiles.COLUMNS * case.x.itemsize * cut.slice + 8 * rows
     moved = cut.slice * cut.turns * weights + at_once * of_x
     slices, passes = -(-layout.blocks // cut.slice), -(-case.m // at_once)
     each = -(-(-(-case.rows // rows) * slices * passes) // gpu.sms)
