@@ -42,7 +42,17 @@ Pools = Mapping[
 ]  # argument -> hostile values of its own; ANYTHING is tried beside them
 LONGEST = 120  # seconds of a case, on a busy machine; what is meant to be refused takes none
 TEXT = hostile.TEXT
-METHODS = ("rtn", "rtn", "bcq", "none", "gptq", "gptq_bcq", "awq", "mixed_2_4_16", "group_widths")
+METHODS = (
+    "rtn",
+    "rtn",
+    "bcq",
+    "none",
+    "gptq",
+    "hessian_bcq",
+    "awq",
+    "mixed_2_4_16",
+    "group_widths",
+)
 
 
 @dataclass(frozen=True)
