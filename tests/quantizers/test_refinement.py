@@ -169,7 +169,7 @@ def test_blocks_of_rows_change_nothing(monkeypatch):
     for method in (HessianBCQ(), GPTQ(sweeps=2)):
         whole = formats.dequantize(quantize(method, weight, 2, 16, hessian))
         with monkeypatch.context() as patched:
-            patched.setattr("lutlab.quantizers.refinement.BLOCK_FLOATS", 3 * 16)
+            patched.setattr("lutlab.quantizers.refinement.BLOCK_FLOATS", 3 * 8 * 16)
             cut = formats.dequantize(quantize(method, weight, 2, 16, hessian))
         assert torch.allclose(whole, cut, rtol=1e-3, atol=1e-6)
 

@@ -48,8 +48,12 @@ class Columns(ABC):
     def pass_on(self, first: int, middle: int, last: int) -> None:
         """Bring the changes of columns first .. middle-1 to columns middle .. last-1."""
         if middle < last:
-            weights = self.feedback[middle:last, first:middle]
+            weights = self.weights(slice(middle, last), slice(first, middle))
             self.current[middle:last].addmm_(weights, self.changes[first:middle])
+
+    def weights(self, later: slice, earlier: slice) -> torch.Tensor:
+        """Feedback from columns to later ones, of which only this much is wanted at once."""
+        return self.feedback[later, earlier]
 
     def _round(self, k: int) -> None:
         import torch

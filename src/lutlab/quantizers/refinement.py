@@ -11,8 +11,8 @@ row. H is not damped here, so that the error is that of the outputs; least squar
 alone, and a column that no input reaches is rounded to 0.
 
 A sweep takes 2 N K^2 operations for H E, and (2 q + 3) N K g for what happens within groups: with one group a row, some
-q + 3 times as many. Rows do not know of each other: they are taken in blocks of which
-a temporary of a group has 32 MiB, so that at K = 11008 all that is held beside W and H is below half a gigabyte.
+q + 3 times as many. Rows do not know of each other: they are taken in blocks of
+BLOCK_FLOATS, so that at K = 11008 what is held beside W and H stays below half a gigabyte, one group a row or many.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PIVOT = 1e-6  # of B^T H B, by its mean diagonal: below, float32 cannot tell a p
 NOISE = (
     1e-6  # of the sum that is the fall of an error: below, float32 cannot tell a fall from a rise
 )
-BLOCK_FLOATS = 2**23  # of a group's values in a block of rows: 32 MiB
+BLOCK_FLOATS = 2**25  # of E in a block of rows, or eight times of a group: 128 MiB
 
 
 class Books(Protocol):
@@ -84,15 +84,16 @@ def refined(
     """
     import torch
 
-    weight, hessian = finite(weight).masked_fill(factored.dead, 0.0), factored.hessian
+    weight, hessian, out = finite(weight), factored.hessian, torch.empty_like(codes)
     if order is not None:
-        weight = weight.index_select(1, order)
         hessian = hessian.index_select(0, order).index_select(1, order)
-    length, out = group_length(g, len(hessian)), torch.empty_like(codes)
-    block = max(1, BLOCK_FLOATS // length)
+    length = group_length(g, len(hessian))
+    block = max(1, BLOCK_FLOATS // max(len(hessian), 8 * length))
     for first in range(0, len(weight), block):
         rows = slice(first, first + block)
-        state = _Refinement(weight[rows], codes[rows], books_of(rows), hessian, length)
+        wanted = weight[rows].masked_fill(factored.dead, 0.0)
+        wanted = wanted if order is None else wanted.index_select(1, order)
+        state = _Refinement(wanted, codes[rows], books_of(rows), hessian, length)
         for _ in range(sweeps):
             state.sweep()
         out[rows] = state.codes.t()
@@ -149,18 +150,17 @@ class _Refinement:
         after, step = self._fitted(before, planes, pushed, pull)
         books.store(group, after)
 
-        start = _combined(planes, before)
-        value = start + _combined(planes, step)
+        moved = _combined(planes, step)
+        value = _combined(planes, before).add_(moved)
         wanted = (pull - _combined(pushed, step)).mul_(inverse).add_(value)
         wanted.masked_fill_(inverse == 0, 0.0)
-        descent = _Descent(hessian * inverse, wanted, value, books, group)
+        descent = _Descent(hessian, inverse, wanted, value, books, group)
         levels = descent.run()
 
-        # Of all that happened to the group: start - end = -(step of values) + what rounding took from them.
-        change = descent.changes.sub_(_combined(planes, step))
+        change = descent.changes.sub_(moved)  # what rounding took, less what least squares gave
         terms = (hessian @ change).add_(pull, alpha=2.0).mul_(change)
         with one_thread():  # the order of a sum goes by how threads share the rows
-            falls = terms.sum(dim=0) < -NOISE * terms.abs_().sum(dim=0)
+            falls = terms.sum(dim=0) < -NOISE * terms.abs().sum(dim=0)
         codes = books.codes(levels, torch.full((len(levels),), group, device=levels.device))
         self.codes[at] = torch.where(falls, codes, self.codes[at])
         books.store(group, torch.where(falls, after, before))
@@ -191,18 +191,22 @@ class _Refinement:
 
 
 class _Descent(Columns):
-    """Coordinate descent on the codes of one group. wanted: W_hat + (H E) / H_jj; value: W_hat."""
+    """Coordinate descent on the codes of one group. inverse: 1 / H_jj; wanted: W_hat + (H E) / H_jj; value: W_hat."""
 
     def __init__(
         self,
-        feedback: torch.Tensor,
+        hessian: torch.Tensor,
+        inverse: torch.Tensor,
         wanted: torch.Tensor,
         value: torch.Tensor,
         books: Books,
         group: int,
     ) -> None:
-        super().__init__(feedback, wanted, value)
-        self.books, self.group = books, group
+        super().__init__(hessian, wanted, value)
+        self.inverse, self.books, self.group = inverse, books, group
+
+    def weights(self, later: slice, earlier: slice) -> torch.Tensor:
+        return super().weights(later, earlier) * self.inverse[later]
 
     def nearest(self, k: int) -> tuple[torch.Tensor, torch.Tensor]:
         return self.books.round(self.group, self.columns[k])
