@@ -10,7 +10,8 @@ of what it returns is computed here. On a shared machine read the processor time
 
 Predicted for the sizes above: one Cholesky factor of each of four inputs is 68 GFLOP and errors passed on are
 N K^2 = 146 GFLOP, both near the speed of a matrix product; the GPTQ repository's three factorisations of each layer
-are 300 GFLOP. The solver inside gptq_bcq should add no more than all of that.
+are 300 GFLOP. The solver inside gptq_bcq should add no more than all of that. A sweep of hessian_bcq is 2 N K^2 = 292
+GFLOP; with two of them it should take at most 4 times GPTQ's time (last column).
 """
 
 from __future__ import annotations
@@ -78,6 +79,7 @@ def ours(args: argparse.Namespace, weights: dict, inputs: dict) -> tuple[dict, d
     from lutlab import formats
     from lutlab.quantizers.gptq import GPTQ
     from lutlab.quantizers.gptq_bcq import GPTQBCQ
+    from lutlab.quantizers.hessian_bcq import HessianBCQ
     from lutlab.tensors import CalibStats
 
     clock, out = Clock(), {}
@@ -104,6 +106,8 @@ def ours(args: argparse.Namespace, weights: dict, inputs: dict) -> tuple[dict, d
         "gptq static_groups": GPTQ(static_groups=True),
         "gptq_bcq": GPTQBCQ(),
         "gptq_bcq offset=false": GPTQBCQ(offset=False),
+        "gptq sweeps=2": GPTQ(sweeps=2),
+        "hessian_bcq": HessianBCQ(),
     }
     for _ in range(args.repeats):
         stats = clock.time("accumulate", accumulate)
@@ -247,16 +251,18 @@ def table(result: dict) -> str:
     lines = [
         f"LLaMA block, hidden {result['hidden']}, intermediate {result['intermediate']}, {result['tokens']} tokens, "
         f"q={result['q']} g={result['g']}, {result['threads']} threads, load average {result['load_average']:.1f}",
-        f"  {'':15} {'':24} {'wall s':>8} {'processor s':>12} {'ours / it':>10} {'output error':>13}",
+        f"  {'':15} {'':24} {'wall s':>8} {'processor s':>12} {'ours / it':>10} {'output error':>13} "
+        f"{'x gptq, wall':>13}",
     ]
     for row in result["rows"]:
-        ratio = error = ""
+        ratio = error = slower = ""
         if "relative_output_error" in row:
             ratio = f"{base['processor_s'] / row['processor_s']:.2f}"
             error = f"{row['relative_output_error']:.5f}"
+            slower = f"{row['wall_s'] / base['wall_s']:.2f}"
         lines.append(
             f"  {row['implementation']:15} {row['what']:24} {row['wall_s']:8.2f} {row['processor_s']:12.2f} "
-            f"{ratio:>10} {error:>13}"
+            f"{ratio:>10} {error:>13} {slower:>13}"
         )
     return "\n".join([*lines, "  ours / it: processor seconds of our gptq over those of the row"])
 

@@ -54,7 +54,7 @@ def nearness(
         return f"{list(found.shape)}, finite: {bool(torch.isfinite(found).all())}"
     size = float(weight.abs().max()) or 1.0
     error, weight = (found - weight) / size, weight / size
-    one_bit = int(q) == 1 and method in ("bcq", "gptq_bcq")
+    one_bit = int(q) == 1 and method in ("bcq", "gptq_bcq", "hessian_bcq")
     reference = weight if method == "none" else (signs if one_bit else naive)(weight, q, g)
     expected = reference - weight
     if isinstance(inputs, torch.Tensor) and method not in ("none", "rtn", "bcq"):

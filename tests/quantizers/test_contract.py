@@ -54,7 +54,7 @@ def same(a, b):
 
 
 def test_the_methods_of_this_version_are_there():
-    assert {"none", "rtn", "bcq", "gptq", "gptq_bcq"} <= set(METHODS)
+    assert {"none", "rtn", "bcq", "gptq", "gptq_bcq", "hessian_bcq"} <= set(METHODS)
 
 
 def test_listing_methods_does_not_import_torch():

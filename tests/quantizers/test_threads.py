@@ -39,7 +39,7 @@ def test_the_second_moments_and_their_factor_are(on_threads) -> None:
         assert torch.equal(one, two)
 
 
-@pytest.mark.parametrize("method", ["rtn", "bcq", "gptq", "gptq_bcq", "awq", "mixed_2_4_16"])
+@pytest.mark.parametrize("method", ["rtn", "bcq", "gptq", "hessian_bcq", "awq", "mixed_2_4_16"])
 def test_what_is_stored_is(method, on_threads) -> None:
     weight, x = drawn(96, 512), drawn(700, 512)
 

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING
 from lutlab.groups import blocks, group_count
 from lutlab.quantizers.one_thread import one_thread
 from lutlab.quantizers.sorted_groups import (
+    SINGULAR,
     SortedGroups,
     edges_at,
     least_squares,
@@ -198,7 +199,7 @@ def alternate(
     for number in range(rounds):
         if number:
             gram, rhs = normal_equations(data, row, current, folded)
-        fitted = least_squares(gram, rhs, current, data.length)
+        fitted = least_squares(gram, rhs, current, SINGULAR * data.length)
         found = squared_error(square, gram, rhs, fitted)
         falls = found < error - NOISE * square
         moving = falls.nonzero().squeeze(1)

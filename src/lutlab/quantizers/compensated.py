@@ -85,3 +85,11 @@ def refuse_other_than_bool(options: Calibrated, *names: str) -> None:
     for name in names:
         if not isinstance(getattr(options, name), bool):
             raise LutlabError(f"{name}={getattr(options, name)!r}: give true or false")
+
+
+def check_sweeps(sweeps: object) -> None:
+    """Raise LutlabError unless it is a number of sweeps of the refinement: an integer, 0 or more."""
+    if isinstance(sweeps, bool) or not isinstance(sweeps, int) or sweeps < 0:
+        raise LutlabError(
+            f"sweeps={sweeps!r}: give an integer of at least 0; 3 are most of what there is to gain"
+        )

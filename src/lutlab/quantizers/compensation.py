@@ -20,8 +20,7 @@ group G that is about to begin is moved there by one small triangular solve, W_G
 
 Columns that no input reaches (diagonal 0) count for nothing: they are set to 0 and rounded with the rest.
 
-W [N, K] is worked on as [K, N]: a column is contiguous. A block of columns is halved again and again: the left half is
-rounded, one product brings its errors to the right half. After a block one product reaches all columns after it.
+W [N, K] is worked on as [K, N], block by block (columns.py). After a block one product reaches all columns after it.
 """
 
 from __future__ import annotations
@@ -33,6 +32,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from lutlab.errors import LutlabError
 from lutlab.groups import check_bits, check_group_size, group_length
+from lutlab.quantizers.columns import Columns
 from lutlab.quantizers.one_thread import one_thread
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ class Factored:
     feedback: [K, K] float32, (I + A)^T: row j weighs the errors of the columns before j; lower triangular.
     pivots: [K] float32, D: what a squared error of column j costs once later columns have made up for it.
     dead: [K] bool, by channel; damp: what was used, in means of the diagonal.
+    hessian: [K, K] float32, H itself, by channel and not damped; no copy.
     """
 
     feedback: torch.Tensor
@@ -58,6 +59,7 @@ class Factored:
     order: torch.Tensor
     dead: torch.Tensor
     damp: float
+    hessian: torch.Tensor
 
 
 def factor(hessian: torch.Tensor, damp: float, order: torch.Tensor | None = None) -> Factored:
@@ -94,7 +96,7 @@ def factor(hessian: torch.Tensor, damp: float, order: torch.Tensor | None = None
     del reverse, undamped  # of the size of H: at K = 11008 half a gigabyte that the next copy needs
     roots = lower.diagonal().clone()
     feedback = lower.div_(roots).t().flip(0, 1)
-    return Factored(feedback, roots.square().flip(0), order, dead, damp)
+    return Factored(feedback, roots.square().flip(0), order, dead, damp, hessian)
 
 
 class CodeBooks(Protocol):
@@ -182,8 +184,11 @@ def compensate(
     return codes, order.to(torch.int32)
 
 
-class _Sweep:
-    """One pass over the columns of a weight. length: of the groups to fit on the way; None: all are fitted."""
+class _Sweep(Columns):
+    """One pass over the columns of a weight. length: of the groups to fit on the way; None: all are fitted.
+
+    `changes` is W where a column waits and E where it is rounded: nothing reads W of a rounded column again.
+    """
 
     def __init__(
         self,
@@ -193,13 +198,10 @@ class _Sweep:
         groups: torch.Tensor,
         length: int | None,
     ) -> None:
-
-        self.factored, self.books, self.length = factored, books, length
+        original = weight.t().index_select(0, factored.order)  # W [K, N]
+        super().__init__(factored.feedback, original.clone(), original)
+        self.books, self.length = books, length
         self.groups, self.group_of = groups, groups.tolist()
-        self.original = weight.t().index_select(0, factored.order)  # W [K, N]
-        self.current = self.original.clone()  # W'
-        self.columns = self.current.unbind(0)
-        self.levels: list[torch.Tensor] = []
 
     def run(self, block_size: int) -> torch.Tensor:
         """Codes [N, K] in the order of the columns."""
@@ -209,11 +211,14 @@ class _Sweep:
         codes = torch.empty(rows, in_features, dtype=torch.uint8, device=self.current.device)
         for first, last in _blocks(in_features, self.length or 1, block_size):
             self._groups(first, last)
-            self._pass_on(first, last, in_features)
+            self.pass_on(first, last, in_features)
             at = slice(first, last)
             codes[:, at] = self.books.codes(torch.stack(self.levels), self.groups[at]).t()
             self.levels.clear()
         return codes
+
+    def nearest(self, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.books.round(self.group_of[k], self.columns[k])
 
     def _groups(self, first: int, last: int) -> None:
         """Round columns first .. last-1, which have the errors of all columns before them.
@@ -224,49 +229,22 @@ class _Sweep:
         if self.length and last - first > self.length:
             middle = first + self.length * max(1, (last - first) // self.length // 2)
             self._groups(first, middle)
-            self._pass_on(first, middle, last)
+            self.pass_on(first, middle, last)
             self._groups(middle, last)
             return
         if self.length and first % self.length == 0:
             at = slice(first, first + self.length)
             self.books.fit(self.group_of[first], self._optimum(at))
         with one_thread():
-            self._halve(first, last)
-
-    def _halve(self, first: int, last: int) -> None:
-        """Round columns first .. last-1 of one group, whose book is fitted.
-
-        E takes the place of W in `original`: nothing reads W of a rounded column again.
-        """
-        if last - first == 1:
-            self._round(first)
-            return
-        middle = first + (last - first) // 2
-        self._halve(first, middle)
-        self._pass_on(first, middle, last)
-        self._halve(middle, last)
-
-    def _pass_on(self, first: int, middle: int, last: int) -> None:
-        """Bring the errors of columns first .. middle-1 to columns middle .. last-1."""
-        if middle < last:
-            weights = self.factored.feedback[middle:last, first:middle]
-            self.current[middle:last].addmm_(weights, self.original[first:middle])
-
-    def _round(self, k: int) -> None:
-        import torch
-
-        level, value = self.books.round(self.group_of[k], self.columns[k])
-        self.levels.append(level)
-        error = self.original[k]
-        torch.sub(error, value, out=error)
+            self.halve(first, last)
 
     def _optimum(self, at: slice) -> torch.Tensor:
         """Weights [length, N] of a group, moved to where the errors of the columns before it are made up for best."""
         import torch
 
-        original = self.original[at]
+        original = self.changes[at]
         moved = torch.linalg.solve_triangular(
-            self.factored.feedback[at, at],
+            self.feedback[at, at],
             self.current[at] - original,
             upper=False,
             unitriangular=True,

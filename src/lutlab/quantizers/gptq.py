@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from lutlab.groups import group_count
-from lutlab.quantizers.compensated import Compensated
+from lutlab.quantizers.compensated import Compensated, check_sweeps
 from lutlab.quantizers.compensation import Factored, checked, compensate
-from lutlab.quantizers.grid import Grid
+from lutlab.quantizers.grid import SMALLEST, Grid
+from lutlab.quantizers.refinement import refined, solved
 from lutlab.registry import register
 from lutlab.tensors import UniformTensor
 
@@ -32,6 +33,8 @@ class GPTQ(Compensated):
     Attributes:
         variant: gptq | awq, the rule by which a grid is made (grid.py).
         scale_dtype: fp16 | fp32 (grid.py).
+        sweeps: passes over all groups after that, each of which fits scale, zero point and codes to the layer's outputs
+            (refinement.py); 0 is GPTQ.
     """
 
     version: ClassVar[int] = 1
@@ -39,9 +42,11 @@ class GPTQ(Compensated):
 
     variant: str = "gptq"
     scale_dtype: str = "fp16"
+    sweeps: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_sweeps(self.sweeps)
         Grid(self.variant, self.scale_dtype)  # refuses unknown options
 
     def quantize(self, weight: torch.Tensor, q: int, g: int, prepared: Factored) -> UniformTensor:
@@ -53,6 +58,8 @@ class GPTQ(Compensated):
         weight = checked(weight, q, g)
         grids = _Grids(weight, q, g, Grid(self.variant, self.scale_dtype))
         codes, order = compensate(weight, g, prepared, grids, self.block_size, self.static_groups)
+        if self.sweeps:
+            codes = refined(weight, codes, order, grids.at, prepared, g, self.sweeps)
         return UniformTensor(codes, *grids.stored(), q, g, order)
 
 
@@ -64,6 +71,10 @@ class _Grids:
         self.q, self.grid = q, grid
         self.step = weight.new_empty(group_count(g, in_features), rows)
         self.lowest, self.highest = self.step.clone(), self.step.clone()
+
+    def at(self, rows: slice) -> _Refinable:
+        """The same grids of some rows."""
+        return _Refinable(self, rows)
 
     def fit(self, group: int, values: torch.Tensor) -> None:
         step, zero = self.grid.fit(values.amin(dim=0), values.amax(dim=0), self.q)
@@ -87,3 +98,48 @@ class _Grids:
 
         scale = self.step.t().to(self.grid.dtype).contiguous()
         return scale, -self.lowest.t().to(torch.int16).contiguous()
+
+
+class _Refinable(_Grids):
+    """Grids of some rows as refinement.Books, of planes codes and 1: a = (step, -step zero), changed in place."""
+
+    def __init__(self, grids: _Grids, rows: slice) -> None:
+        self.q, self.grid = grids.q, grids.grid
+        self.step = grids.step[:, rows]
+        self.lowest, self.highest = grids.lowest[:, rows], grids.highest[:, rows]
+
+    def planes(self, codes: torch.Tensor) -> list[torch.Tensor]:
+        values = codes.float()
+        return [values, values.new_ones(len(values), 1)]
+
+    def coefficients(self, group: int) -> torch.Tensor:
+        import torch
+
+        step = self.step[group].double()
+        return torch.stack((step, step * self.lowest[group]))
+
+    def fitted(self, before: torch.Tensor, gram: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
+        """Of zero points beside the real optimum and the present one, each with the best scale for it, the best."""
+        import torch
+
+        wanted = (gram * before).sum(dim=1) + rhs
+        free = before + solved(gram, rhs)
+        near = torch.round(-free[1] / free[0]).nan_to_num(0.0, 0.0, 0.0)
+        zeros = torch.stack((near - 1, near, near + 1)).clamp(0, 2**self.q - 1)
+        zeros = torch.cat((zeros, torch.round(-before[1] / before[0]).unsqueeze(0)))
+        square = gram[0, 0] - zeros * (2 * gram[0, 1] - zeros * gram[1, 1])
+        scale = (wanted[0] - zeros * wanted[1]) / square
+        scale = scale.to(self.grid.dtype).double().clamp(min=SMALLEST[self.grid.scale_dtype])
+        tried = torch.stack((scale, -scale * zeros), dim=1)  # [candidates, 2, N]
+        step = tried - before
+        rises = (step * ((gram * step.unsqueeze(1)).sum(dim=2) - 2 * rhs)).sum(dim=1)
+        best = rises.nan_to_num(torch.inf, torch.inf).argmin(dim=0)
+        return tried.gather(0, best.expand(1, 2, -1))[0]
+
+    def store(self, group: int, coefficients: torch.Tensor) -> None:
+        import torch
+
+        step = coefficients[0]
+        self.step[group] = step
+        self.lowest[group] = torch.round(coefficients[1] / step)
+        self.highest[group] = self.lowest[group] + (2**self.q - 1)

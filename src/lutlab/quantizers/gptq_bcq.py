@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, ClassVar
 from lutlab.errors import LutlabError
 from lutlab.groups import group_count
 from lutlab.quantizers.bcq import BCQ
+from lutlab.quantizers.codewords import Codewords
 from lutlab.quantizers.compensated import Compensated
 from lutlab.quantizers.compensation import Factored, checked, compensate
 from lutlab.quantizers.from_grid import solve_from_grid
-from lutlab.quantizers.sorted_groups import ceil32
 from lutlab.registry import register
 from lutlab.tensors import BCQTensor
 
@@ -67,12 +67,8 @@ class GPTQBCQ(Compensated):
         return BCQTensor(codes, books.alpha, books.offset, q, g, order)
 
 
-class _Codewords:
-    """The binary codes of all groups: alpha [q, N, G], offset [N, G] or None, and by group their sorted codewords.
-
-    words: [2^q * N] float32, ascending along 2^q; cuts: [2^q - 1, N] float32, what is at or above cut j is nearer to
-    word j + 1; code_of: [2^q * N] uint8. A level is the index into words and code_of: j * N + n, int32.
-    """
+class _Codewords(Codewords):
+    """Codewords of a weight [N, K], fitted group by group."""
 
     def __init__(self, weight: torch.Tensor, q: int, g: int, options: GPTQBCQ) -> None:
         import torch
@@ -80,14 +76,10 @@ class _Codewords:
         rows, in_features = weight.shape
         groups = group_count(g, in_features)
         dtype = torch.float16 if options.alpha_dtype == "fp16" else torch.float32
-        self.q, self.options = q, options
-        self.alpha = weight.new_empty(q, rows, groups, dtype=dtype)
-        self.offset = weight.new_empty(rows, groups, dtype=dtype) if options.offset else None
-        self.words: dict[int, torch.Tensor] = {}
-        self.cuts: dict[int, torch.Tensor] = {}
-        self.code_of: dict[int, torch.Tensor] = {}
-        self.row = torch.arange(rows, dtype=torch.int32, device=weight.device)
-        self.above = weight.new_empty(2**q - 1, rows)
+        alpha = weight.new_empty(q, rows, groups, dtype=dtype)
+        offset = weight.new_empty(rows, groups, dtype=dtype) if options.offset else None
+        super().__init__(alpha, offset)
+        self.options = options
 
     def fit(self, group: int, values: torch.Tensor) -> None:
         import torch
@@ -100,39 +92,10 @@ class _Codewords:
             offset=self.options.offset,
             dtype=self.alpha.dtype,
         )
-        words = weights.new_zeros(1, len(weights), dtype=torch.float64)
         for coefficient in (alpha,) if offset is None else (alpha, offset):
             if not torch.isfinite(coefficient).all():
                 raise LutlabError(
                     f"weights up to {float(weights.abs().max()):.3g} need coefficients beyond "
                     f"{self.options.alpha_dtype}: use alpha_dtype=fp32 or rescale the weights"
                 )
-        self.alpha[:, :, group] = alpha
-        if offset is not None:
-            self.offset[:, group] = offset
-            words += offset.double()
-        # Bit b of a code is plane b: the words of a later plane have the higher bit.
-        for step in alpha.double():
-            words = torch.cat((words - step, words + step))
-        words, code_of = torch.sort(words, dim=0)
-        self.words[group] = words.float().view(-1)
-        self.cuts[group] = ceil32((words[1:] + words[:-1]) / 2)
-        self.code_of[group] = code_of.to(torch.uint8).view(-1)
-
-    def round(self, group: int, column: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        import torch
-
-        # 0.0 and 1.0, and sums of them: torch compares into and adds float32 several times faster than bool.
-        torch.le(self.cuts[group], column, out=self.above)
-        level = self.above.sum(dim=0).int().mul_(len(column)).add_(self.row)
-        return level, self.words[group].index_select(0, level)
-
-    def codes(self, levels: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
-        import torch
-
-        out = torch.empty_like(levels, dtype=torch.uint8)
-        for group in groups.unique().tolist():
-            at = (groups == group).nonzero().squeeze(1)
-            some = levels[at]
-            out[at] = self.code_of[group].index_select(0, some.view(-1)).view_as(some)
-        return out
+        self.take(group, alpha, offset)

@@ -176,9 +176,11 @@ def _dot(rows: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
 
 
 def least_squares(
-    gram: torch.Tensor, rhs: torch.Tensor, a: torch.Tensor, length: int
+    gram: torch.Tensor, rhs: torch.Tensor, a: torch.Tensor, least: float
 ) -> torch.Tensor:
     """The minimiser [1+k, n] of ||w - B a||^2 by L D L^T, elementwise over groups.
+
+    A plane whose pivot is not above `least` depends on the others.
 
     Where planes depend on each other (more codewords than weights, constant weights) minimisers form a subspace; a
     dependent plane then keeps its present coefficient. A minimum-norm choice would be as good now, but would make two
@@ -191,7 +193,7 @@ def least_squares(
     scaled = []  # columns of L below the diagonal
     for b in range(len(a)):
         pivot = schur[b, b]
-        inverse = torch.where(pivot > SINGULAR * length, pivot.reciprocal(), 0.0)
+        inverse = torch.where(pivot > least, pivot.reciprocal(), 0.0)
         column = schur[b + 1 :, b] * inverse
         schur[b + 1 :, b + 1 :] -= column.unsqueeze(1) * schur[b, b + 1 :]
         step[b + 1 :] -= column * step[b]

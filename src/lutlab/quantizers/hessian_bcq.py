@@ -1,0 +1,88 @@
+"""Hessian BCQ: the binary codes of GPTQ, whose codes and coefficients are then refined for the layer's outputs.
+
+    minimise tr((W - W_hat) H (W - W_hat)^T),  W_hat = sum_b alpha_b B_b (+ z),  H = X^T X / M
+
+Inside GPTQ (gptq_bcq.py) a group's coefficients are fitted once, to the weights alone, before its codes are known.
+From there on refinement.py goes over the groups a few times, and an output never errs more than before. The stored form
+is that of gptq_bcq: the same planes, the same bits, the same kernels.
+
+W [N, K] -> codes [N, K] uint8, alpha [q, N, G] >= 0 and descending, z [N, G] or None; with act_order also order [K].
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from lutlab.quantizers.codewords import Codewords
+from lutlab.quantizers.compensated import check_sweeps
+from lutlab.quantizers.compensation import Factored
+from lutlab.quantizers.gptq_bcq import GPTQBCQ
+from lutlab.quantizers.refinement import refined, solved
+from lutlab.registry import register
+from lutlab.tensors import BCQTensor
+
+if TYPE_CHECKING:
+    import torch
+
+
+@register("method", "hessian_bcq")
+@dataclass(frozen=True)
+class HessianBCQ(GPTQBCQ):
+    """Options of the refinement; the others are in gptq_bcq.py and compensated.py.
+
+    Attributes:
+        sweeps: passes over all groups, each of which fits coefficients and codes to the layer's outputs.
+    """
+
+    version: ClassVar[int] = 1
+    format: ClassVar[str] = "bcq"
+
+    sweeps: int = 3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_sweeps(self.sweeps)
+
+    def quantize(self, weight: torch.Tensor, q: int, g: int, prepared: Factored) -> BCQTensor:
+        """[N, K] float and the factored inputs -> BCQTensor with G = ceil(K / g) groups a row.
+
+        Raises:
+            LutlabError: q or g out of range; a weight is inf or nan; a coefficient is beyond alpha_dtype's range.
+        """
+        start = super().quantize(weight, q, g, prepared)
+
+        def books(rows: slice) -> _Books:
+            return _Books(start.alpha[:, rows], None if offset is None else offset[rows])
+
+        offset = start.offset
+        codes = refined(weight, start.codes, start.order, books, prepared, g, self.sweeps)
+        return dataclasses.replace(start, codes=codes)
+
+
+class _Books(Codewords):
+    """Codewords whose coefficients are there: alpha [q, N, G], offset [N, G] or None, changed in place."""
+
+    def planes(self, codes: torch.Tensor) -> list[torch.Tensor]:
+        planes = [((codes >> b) & 1).float().mul_(2.0).sub_(1.0) for b in range(self.q)]
+        return planes if self.offset is None else [*planes, planes[0].new_ones(len(codes), 1)]
+
+    def coefficients(self, group: int) -> torch.Tensor:
+        import torch
+
+        alpha = self.alpha[:, :, group].double()
+        if self.offset is None:
+            return alpha
+        return torch.cat((alpha, self.offset[:, group].double().unsqueeze(0)))
+
+    def fitted(self, before: torch.Tensor, gram: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
+        return (before + solved(gram, rhs)).to(self.alpha.dtype).double()
+
+    def store(self, group: int, coefficients: torch.Tensor) -> None:
+        for kept in (self.words, self.cuts, self.code_of):
+            kept.clear()  # of the group before: at q = 8 all of them would outweigh the layer
+        # The same codewords: codes are taken from these coefficients later, whatever their signs and order were.
+        alpha = coefficients[: self.q].abs().sort(dim=0, descending=True).values
+        offset = None if self.offset is None else coefficients[self.q].to(self.offset.dtype)
+        self.take(group, alpha.to(self.alpha.dtype), offset)

@@ -1,0 +1,241 @@
+"""Refinement: a quantized weight moved, group by group, to where its outputs err less; never to where they err more.
+
+    minimise tr(E H E^T),  E = W - W_hat,  W_hat = sum_p a_p B_p in a group     B_p [length] by the group's codes
+    coefficients   (B^T H_gg B) step = B^T (H E)_g, rounded as stored; taken where the error falls with them
+    codes          one column after another: W_hat_j = nearest(W_hat_j + (H E)_j / H_jj), with (H E) brought up to date
+
+A sweep does both for every group, given everything else. Each is a step of coordinate descent on the one error of a
+row, with the coefficients as they are stored; a row keeps a group as it was unless its error falls. Least squares in H
+and coordinate descent on codes are those of LNQ (Kim et al., "GuidedQuant", ICML 2025), there with a free code book a
+row. H is not damped here, so that the error is that of the outputs; least squares leave directions that no input has
+alone, and a column that no input reaches is rounded to 0.
+
+A sweep takes 2 N K^2 operations for H E, and (2 q + 3) N K g for what happens within groups: with one group a row, some
+q + 3 times as many. Rows do not know of each other: they are taken in blocks of
+BLOCK_FLOATS, so that at K = 11008 what is held beside W and H stays below half a gigabyte, one group a row or many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from lutlab.groups import group_length
+from lutlab.quantizers.columns import Columns
+from lutlab.quantizers.compensation import Factored, finite
+from lutlab.quantizers.one_thread import one_thread
+from lutlab.quantizers.sorted_groups import least_squares
+
+if TYPE_CHECKING:
+    import torch
+
+SPAN = 128  # columns after which H E is made anew, at least; groups of fewer share one product
+PIVOT = 1e-6  # of B^T H B, by its mean diagonal: below, float32 cannot tell a plane from the others
+NOISE = (
+    1e-6  # of the sum that is the fall of an error: below, float32 cannot tell a fall from a rise
+)
+BLOCK_FLOATS = 2**25  # of E in a block of rows, or eight times of a group: 128 MiB
+
+
+class Books(Protocol):
+    """Coefficients of the groups of N rows, p of them in a group, and how columns are rounded to them."""
+
+    def planes(self, codes: torch.Tensor) -> list[torch.Tensor]:
+        """B of codes [length, N] uint8: p of [length, N] float32, or [length, 1] where all rows have the same."""
+
+    def coefficients(self, group: int) -> torch.Tensor:
+        """Coefficients a [p, N] float64 of a group, as stored."""
+
+    def fitted(self, before: torch.Tensor, gram: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
+        """Coefficients a [p, N] float64 as they can be stored, near before + step, gram step = rhs."""
+
+    def store(self, group: int, coefficients: torch.Tensor) -> None:
+        """Take a [p, N] float64, of `fitted`, as the group's; columns are rounded to it from now on."""
+
+    def round(self, group: int, column: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """As of compensation.CodeBooks."""
+
+    def codes(self, levels: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
+        """As of compensation.CodeBooks."""
+
+
+def refined(
+    weight: torch.Tensor,
+    codes: torch.Tensor,
+    order: torch.Tensor | None,
+    books_of: Callable[[slice], Books],
+    factored: Factored,
+    g: int,
+    sweeps: int,
+) -> torch.Tensor:
+    """Codes [N, K] uint8 after some sweeps; the coefficients are changed in place with them.
+
+    Args:
+        weight: [N, K] floats.
+        codes: [N, K] uint8, of the coefficients as they are.
+        order: [K], channels of the columns of codes, of which groups are then; None: as they are.
+        books_of: the coefficients of some rows.
+        factored: of the inputs.
+        g: weights of a group; -1 = all of K.
+        sweeps: passes over all groups.
+
+    Raises:
+        LutlabError: a weight is inf or nan.
+    """
+    import torch
+
+    weight, hessian, out = finite(weight), factored.hessian, torch.empty_like(codes)
+    if order is not None:
+        hessian = hessian.index_select(0, order).index_select(1, order)
+    length = group_length(g, len(hessian))
+    block = max(1, BLOCK_FLOATS // max(len(hessian), 8 * length))
+    for first in range(0, len(weight), block):
+        rows = slice(first, first + block)
+        wanted = weight[rows].masked_fill(factored.dead, 0.0)
+        wanted = wanted if order is None else wanted.index_select(1, order)
+        state = _Refinement(wanted, codes[rows], books_of(rows), hessian, length)
+        for _ in range(sweeps):
+            state.sweep()
+        out[rows] = state.codes.t()
+    return out
+
+
+class _Refinement:
+    """codes [K, N] uint8; error [K, N] float32, E; both kept up to date."""
+
+    def __init__(
+        self,
+        weight: torch.Tensor,
+        codes: torch.Tensor,
+        books: Books,
+        hessian: torch.Tensor,
+        length: int,
+    ) -> None:
+        self.books, self.hessian, self.length = books, hessian, length
+        self.codes = codes.t().contiguous()
+        self.error = weight.t().contiguous()
+        for group, at in self._groups(0, len(hessian)):
+            self.error[at] -= _combined(books.planes(self.codes[at]), books.coefficients(group))
+        diagonal = hessian.diagonal()
+        self.inverse = diagonal.reciprocal().masked_fill(diagonal == 0, 0.0).unsqueeze(1)
+
+    def sweep(self) -> None:
+        """Refine every group once."""
+        in_features = len(self.hessian)
+        span = max(self.length, SPAN // self.length * self.length)
+        for first in range(0, in_features, span):
+            last = min(first + span, in_features)
+            pull = self.hessian[first:last] @ self.error
+            for group, at in self._groups(first, last):
+                change = self._refined(group, at, pull[at.start - first : at.stop - first])
+                self.error[at] += change
+                if at.stop < last:
+                    later = self.hessian[at.stop : last, at]
+                    pull[at.stop - first :].addmm_(later, change)
+
+    def _groups(self, first: int, last: int) -> list[tuple[int, slice]]:
+        starts = range(first, last, self.length)
+        return [
+            (at // self.length, slice(at, min(at + self.length, len(self.hessian))))
+            for at in starts
+        ]
+
+    def _refined(self, group: int, at: slice, pull: torch.Tensor) -> torch.Tensor:
+        """Refine a group, of which pull [length, N] is H E: its value before less that after, [length, N]."""
+        import torch
+
+        books, hessian, inverse = self.books, self.hessian[at, at], self.inverse[at]
+        planes, before = books.planes(self.codes[at]), books.coefficients(group)
+        pushed = [hessian @ plane for plane in planes]
+        after, step = self._fitted(before, planes, pushed, pull)
+        books.store(group, after)
+
+        moved = _combined(planes, step)
+        value = _combined(planes, before).add_(moved)
+        wanted = (pull - _combined(pushed, step)).mul_(inverse).add_(value)
+        wanted.masked_fill_(inverse == 0, 0.0)
+        descent = _Descent(hessian, inverse, wanted, value, books, group)
+        levels = descent.run()
+
+        change = descent.changes.sub_(moved)  # what rounding took, less what least squares gave
+        terms = (hessian @ change).add_(pull, alpha=2.0).mul_(change)
+        with one_thread():  # the order of a sum goes by how threads share the rows
+            falls = terms.sum(dim=0) < -NOISE * terms.abs().sum(dim=0)
+        codes = books.codes(levels, torch.full((len(levels),), group, device=levels.device))
+        self.codes[at] = torch.where(falls, codes, self.codes[at])
+        books.store(group, torch.where(falls, after, before))
+        return change.mul_(falls)
+
+    def _fitted(
+        self,
+        before: torch.Tensor,
+        planes: list[torch.Tensor],
+        pushed: list[torch.Tensor],
+        pull: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Coefficients [p, N] float64 and the step to them, 0 in rows where the error would not fall."""
+        import torch
+
+        gram = before.new_empty(len(planes), *before.shape)
+        rhs = torch.empty_like(before)
+        with one_thread():
+            for p, plane in enumerate(planes):
+                rhs[p] = (plane * pull).sum(dim=0)
+                for r in range(p, len(planes)):
+                    gram[p, r] = gram[r, p] = (plane * pushed[r]).sum(dim=0)
+        after = self.books.fitted(before, gram, rhs)
+        step = after - before
+        rises = (step * ((gram * step).sum(dim=1) - 2 * rhs)).sum(dim=0)
+        keeps = ~(rises < 0)
+        return torch.where(keeps, before, after), step.masked_fill_(keeps, 0.0)
+
+
+class _Descent(Columns):
+    """Coordinate descent on the codes of one group. inverse: 1 / H_jj; wanted: W_hat + (H E) / H_jj; value: W_hat."""
+
+    def __init__(
+        self,
+        hessian: torch.Tensor,
+        inverse: torch.Tensor,
+        wanted: torch.Tensor,
+        value: torch.Tensor,
+        books: Books,
+        group: int,
+    ) -> None:
+        super().__init__(hessian, wanted, value)
+        self.inverse, self.books, self.group = inverse, books, group
+
+    def weights(self, later: slice, earlier: slice) -> torch.Tensor:
+        return super().weights(later, earlier) * self.inverse[later]
+
+    def nearest(self, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.books.round(self.group, self.columns[k])
+
+    def run(self) -> torch.Tensor:
+        """Levels [length, N]."""
+        import torch
+
+        length = len(self.current)
+        for first in range(0, length, SPAN):
+            last = min(first + SPAN, length)
+            with one_thread():
+                self.halve(first, last)
+            self.pass_on(first, last, length)
+        return torch.stack(self.levels)
+
+
+def solved(gram: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
+    """The step [p, N] of gram step = rhs; 0 along planes that depend on others."""
+    import torch
+
+    size = gram.diagonal().mean(dim=1)
+    scale = torch.where(size > 0, size.reciprocal(), 0.0)
+    return least_squares(gram * scale, rhs * scale, torch.zeros_like(rhs), PIVOT)
+
+
+def _combined(planes: list[torch.Tensor], coefficients: torch.Tensor) -> torch.Tensor:
+    """sum_p a_p B_p, [length, N] float32."""
+    total = planes[0] * coefficients[0].float()
+    for plane, coefficient in zip(planes[1:], coefficients[1:], strict=True):
+        total.addcmul_(plane, coefficient.float())
+    return total
