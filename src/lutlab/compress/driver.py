@@ -6,6 +6,9 @@ activations these are:
     quantized   of the model as quantized so far, so that a layer makes up for the errors before it (GPTQ, section 3);
                 with true_sequential also for those of the layers before it in its own block
     full        of the full-precision model: one pass serves every method, q and g, and is kept on disk (StatsStore)
+
+Where its `target` is not the weights, the method is given others that make up for the errors of the layers before
+(target.py); the full-precision model then goes beside the quantized one, block by block (beside.py).
 """
 
 from __future__ import annotations
@@ -17,25 +20,26 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from lutlab.compress.beside import Beside
 from lutlab.compress.calibrate import BlockInputs, Windows, advance, capture, observe
 from lutlab.compress.kept_blocks import BlockStore, StatsStore
+from lutlab.compress.layer_errors import layer_stats
 from lutlab.compress.rescale import rescale_input
+from lutlab.compress.target import Target
 from lutlab.errors import LutlabError
-from lutlab.formats import name_of, pack
+from lutlab.formats import pack
 from lutlab.formats.contract import Format
 from lutlab.formats.dense import PackedDense
 from lutlab.groups import Width
 from lutlab.models.families import Family, SharedInput, family_of, weight_of
 from lutlab.models.resident import Blocks, Resident
 from lutlab.modules import QuantLinear
-from lutlab.quantizers.coefficients import exponent, quantized, times_power
+from lutlab.quantizers.coefficients import quantized
 from lutlab.quantizers.contract import Calibrated, Method, Rescaling
 from lutlab.quantizers.none import NoQuantization
 from lutlab.specs import LayerStats
 from lutlab.tensors import CalibStats
 
-# Weights whose norms are taken at a time: bounds the float64 temporaries at some 10 MB.
-_CHUNK_WEIGHTS = 2**20
 Seen = Mapping[SharedInput, CalibStats]
 
 
@@ -112,17 +116,33 @@ class _Run:
 
     def with_quantized_inputs(self, windows: Windows) -> tuple[LayerStats, ...]:
         inputs = capture(self.model, windows)
+        beside = self._beside(inputs)
         for index in range(len(self.blocks)):
             with self.blocks.open(index) as block:
+                if beside:
+                    beside.enter(block)
                 if not self._restore(index, block):
                     if self.kept:
                         self.kept.forget_from(index + 1)  # they saw what this block gave before
                     for shared in self._rounds():
-                        self._quantize(index, block, shared, observe(block, inputs, shared))
+                        if beside:
+                            self._quantize(
+                                index, block, shared, *beside.observe(block, inputs, shared)
+                            )
+                        else:
+                            self._quantize(index, block, shared, observe(block, inputs, shared))
                     self._keep(index, block)
                 if index + 1 < len(self.blocks):
                     advance(block, inputs)
+                    if beside:
+                        beside.leave()
         return tuple(self.layers)
+
+    def _beside(self, inputs: BlockInputs) -> Beside | None:
+        target = self.quantizer.target
+        if target == "weights":
+            return None
+        return Beside(self.model.config, inputs, stream=target == "stream")
 
     def _rounds(self) -> list[tuple[SharedInput, ...]]:
         """The shared inputs that are observed in one pass."""
@@ -183,9 +203,14 @@ class _Run:
         return f"{self.family.blocks}.{index}.{layer}"
 
     def _quantize(
-        self, index: int, block: nn.Module, inputs: tuple[SharedInput, ...], seen: Seen
+        self,
+        index: int,
+        block: nn.Module,
+        inputs: tuple[SharedInput, ...],
+        seen: Seen,
+        targets: Mapping[SharedInput, Target] | None = None,
     ) -> None:
-        """Quantize the layers of some shared inputs of a block."""
+        """Quantize the layers of some shared inputs of a block; targets None: those of their own weights."""
         stats = dict(seen)
         if isinstance(self.quantizer, Rescaling):
             for shared in inputs:
@@ -198,11 +223,19 @@ class _Run:
             prepared = None
             if one and isinstance(self.quantizer, Calibrated):
                 prepared = self.quantizer.prepare(one)
+            target = targets[shared] if targets else None
             for layer in shared.layers:
-                self._quantize_layer(self._path(index, layer), block, layer, one, prepared)
+                name = self._path(index, layer)
+                self._quantize_layer(name, block, layer, one, prepared, target)
 
     def _quantize_layer(
-        self, name: str, block: nn.Module, layer: str, stats: CalibStats | None, prepared: Any
+        self,
+        name: str,
+        block: nn.Module,
+        layer: str,
+        stats: CalibStats | None,
+        prepared: Any,
+        target: Target | None,
     ) -> None:
         module = block.get_submodule(layer)
         if isinstance(module, QuantLinear):
@@ -212,10 +245,10 @@ class _Run:
         weight = weight_of(module).float().contiguous()
         width = self.widths[name] or (16, -1)
         try:
-            packed, widened = self._packed(name, weight, prepared)
+            packed, widened = self._packed(name, weight, prepared, target)
         except LutlabError as error:
             raise LutlabError(f"{name}: {error}") from error
-        self.layers.append(_layer_stats(name, weight, packed, width, stats, widened))
+        self.layers.append(layer_stats(name, weight, packed, width, stats, widened))
         if isinstance(
             packed, PackedDense
         ):  # the layer stays, its weight rounded to the stored dtype
@@ -223,7 +256,9 @@ class _Run:
         else:
             block.set_submodule(layer, QuantLinear(packed, module.bias))
 
-    def _packed(self, name: str, weight: torch.Tensor, prepared: Any) -> tuple[Format, bool]:
+    def _packed(
+        self, name: str, weight: torch.Tensor, prepared: Any, target: Target | None
+    ) -> tuple[Format, bool]:
         """The weight by the method, or as it is where it stays in full precision; and whether it had to be widened."""
         if name in self.packed:
             return self.packed[name], False
@@ -232,46 +267,6 @@ class _Run:
             found, widened = quantized(NoQuantization(), weight, 16, -1, name=name)
         else:
             more = () if prepared is None else (prepared,)
+            weight = target(weight) if target else weight
             found, widened = quantized(self.quantizer, weight, *width, *more, name=name)
         return pack(found), widened
-
-
-def _layer_stats(
-    name: str,
-    weight: torch.Tensor,
-    packed: Format,
-    width: Width,
-    stats: CalibStats | None,
-    widened: bool,
-) -> LayerStats:
-    found = packed.dequantize()
-    power = exponent(weight)  # so that the squares of outputs stay in float32's range
-    sums = dict.fromkeys(("squared_error", "squared_norm"), 0.0)
-    if stats is not None:
-        sums |= dict.fromkeys(("output_error", "output_norm"), 0.0)
-    rows = max(1, _CHUNK_WEIGHTS // weight.shape[1])
-    for before, after in zip(weight.split(rows), found.split(rows), strict=True):
-        error = after.double() - before.double()
-        sums["squared_error"] += error.square().sum().item()
-        sums["squared_norm"] += before.double().square().sum().item()
-        if stats is not None:
-            sums["output_error"] += _weighted(error.float(), stats.hessian, power)
-            sums["output_norm"] += _weighted(before, stats.hessian, power)
-    return LayerStats(
-        name,
-        *packed.shape,
-        bits_stored=packed.bits_stored,
-        q=width[0],
-        g=width[1],
-        format=name_of(packed),
-        bits_bcq=packed.bcq_bits,
-        bits_average=packed.bits_average,
-        widened=widened,
-        **sums,
-    )
-
-
-def _weighted(rows: torch.Tensor, hessian: torch.Tensor, power: int) -> float:
-    """tr(D H D^T) of D [N, K], taken of 2^-power D: the mean over calibration tokens of the squared norm of D x."""
-    rows = times_power(rows, -power)
-    return (rows @ hessian).mul_(rows).sum(dtype=torch.float64).item() * 4.0**power

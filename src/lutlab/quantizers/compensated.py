@@ -11,6 +11,7 @@ from lutlab.quantizers.contract import Calibrated
 from lutlab.tensors import CalibStats
 
 INPUTS = ("quantized", "full")
+TARGETS = ("weights", "outputs", "stream")
 
 
 @dataclass(frozen=True)
@@ -22,12 +23,15 @@ class Compensating(Calibrated):
         block_size: columns after which all later ones are brought up to date, at most; speed only.
         inputs: full | quantized: whose activations H is of (compress/driver.py).
         true_sequential: with inputs=quantized, those behind the layers of the same block quantized so far.
+        target: weights | outputs | stream: what a layer comes near to, its own weight, what it puts out in the
+            full-precision model, or that and what the residual stream lacks of it (compress/target.py).
     """
 
     damp: float = 0.01
     block_size: int = 128
     inputs: str = "quantized"
     true_sequential: bool = False
+    target: str = "weights"
 
     def __post_init__(self) -> None:
         if isinstance(self.damp, bool) or not isinstance(self.damp, (int, float)):
@@ -46,6 +50,13 @@ class Compensating(Calibrated):
         if self.true_sequential and self.inputs == "full":
             raise LutlabError(
                 "true_sequential follows the layers quantized so far, inputs=full none: use inputs=quantized"
+            )
+        if self.target not in TARGETS:
+            raise LutlabError(f"unknown target '{self.target}': {nearest(self.target, TARGETS)}")
+        if self.target != "weights" and self.inputs == "full":
+            raise LutlabError(
+                f"target={self.target} makes up for errors of the layers before, which inputs=full has none of: use "
+                "inputs=quantized"
             )
 
 

@@ -65,10 +65,13 @@ class Calibrated(Method):
     Attributes:
         inputs: `quantized` (of the model as quantized so far) or `full` (of the full-precision model).
         true_sequential: with inputs=quantized, those behind the layers of the same block quantized so far.
+        target: `weights`, or with inputs=quantized `outputs` or `stream`: the driver then hands `quantize` a weight
+            that makes up for the errors of the layers before (compress/target.py).
     """
 
     inputs: str
     true_sequential: bool
+    target: str = "weights"
 
     @abstractmethod
     def prepare(self, stats: CalibStats) -> Any:
