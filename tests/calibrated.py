@@ -25,6 +25,7 @@ class Fake(Calibrated):
     stop_after: int | None = None
     seen: list[CalibStats] = field(default_factory=list)  # one a shared input
     quantized: int = 0
+    target: str = "weights"
 
     def prepare(self, stats: CalibStats) -> torch.Tensor:
         self.seen.append(stats)

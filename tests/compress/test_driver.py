@@ -261,7 +261,13 @@ def test_what_was_not_seen_is_made_up_for(lost, passes, tmp_path):
 
 @pytest.mark.parametrize("stop", [0, 5, 6, 9])
 @pytest.mark.parametrize(
-    "method", [Fake("quantized", True), Fake("quantized", False), Fake("full"), FakeScaling()]
+    "method",
+    [
+        Fake("quantized", True, target="stream"),
+        Fake("quantized", False),
+        Fake("full"),
+        FakeScaling(),
+    ],
 )
 @pytest.mark.parametrize("name", ["opt", "llama-1"])
 def test_a_killed_run_goes_on_where_it_was(name, method, stop, tmp_path):

@@ -6,7 +6,8 @@ A layer whose outputs move by e = D x (D: the error of its weight, x: its input)
 
 with the Fisher information G in the place of the loss's second derivative. The errors of different outputs are
 rounded apart, so G's diagonal is what counts; one number a layer is kept of it. tr(D H D^T) is what the driver states
-of a layer (specs.LayerStats, output_error) when the model is quantized at one width, once for every candidate.
+of a layer (specs.LayerStats, output_error) when the model is quantized at one width, once for every candidate, with the
+weights as targets: under another (target.py) D has what a layer does on purpose.
 
 The estimate adds layers up as if errors did not meet. So the answer of the integer program (allocate.py) is quantized
 and its loss measured beside that of grid points (one width, or one for attention and one for feed-forward) that fit
@@ -16,6 +17,7 @@ into the same budget, and the lowest loss wins.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import itertools
 import logging
 import math
@@ -36,7 +38,7 @@ from lutlab.compress.widths import widths
 from lutlab.errors import LutlabError
 from lutlab.groups import Width
 from lutlab.models.families import kinds, linear_layers, task_of
-from lutlab.quantizers.contract import Method
+from lutlab.quantizers.contract import Calibrated, Method
 from lutlab.specs import LayerStats
 
 log = logging.getLogger(__name__)
@@ -161,23 +163,26 @@ class _Trial:
         """Layer name -> size and estimated increase of the loss at every width tried."""
         matters = loss_curvature(self.model, self.calibration[:GRADIENT_WINDOWS])
         options: dict[str, list[Option]] = {name: [] for name in matters}
+        plain = self.quantizer
+        if isinstance(plain, Calibrated) and plain.target != "weights":
+            plain = dataclasses.replace(plain, target="weights")
         for chosen in uniform:
-            for layer in self.quantized(chosen)[1]:
+            for layer in self.quantized(chosen, plain)[1]:
                 cost = matters[layer.name] * layer.output_error
                 options[layer.name].append(Option(chosen[layer.name], layer.bits_stored, cost))
         return options
 
     def quantized(
-        self, chosen: Mapping[str, Width | None]
+        self, chosen: Mapping[str, Width | None], quantizer: Method
     ) -> tuple[PreTrainedModel, tuple[LayerStats, ...]]:
         """A quantized copy."""
         model = copy.deepcopy(self.model)
-        layers = quantize_model(model, self.quantizer, chosen, self.calibration, seen=self.seen)
+        layers = quantize_model(model, quantizer, chosen, self.calibration, seen=self.seen)
         return model, layers
 
     def measure(self, chosen: Mapping[str, Width | None]) -> tuple[float, int]:
         """Loss in nats a token, and stored bits."""
-        model, layers = self.quantized(chosen)
+        model, layers = self.quantized(chosen, self.quantizer)
         return self.loss(model), sum(layer.bits_stored for layer in layers)
 
     def loss(self, model: PreTrainedModel) -> float:

@@ -277,6 +277,11 @@ def linear_layers(model: PreTrainedModel) -> Iterator[tuple[str, nn.Module]]:
             yield f"{family.blocks}.{index}.{name}", block.get_submodule(name)
 
 
+def stream_of(config: PreTrainedConfig, shared: SharedInput) -> str | None:
+    """Path inside a block of the module that reads the stream which layers add to (SharedInput); None: to none."""
+    return next((path for path, where in shared.adds_to if holds(where, config)), None)
+
+
 def weight_of(module: nn.Module) -> torch.Tensor:
     """The weight of a linear layer as [N, K], a view: Conv1D's [K, N] is transposed."""
     from transformers.pytorch_utils import Conv1D

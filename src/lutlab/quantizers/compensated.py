@@ -23,8 +23,9 @@ class Compensating(Calibrated):
         block_size: columns after which all later ones are brought up to date, at most; speed only.
         inputs: full | quantized: whose activations H is of (compress/driver.py).
         true_sequential: with inputs=quantized, those behind the layers of the same block quantized so far.
-        target: weights | outputs | stream: what a layer comes near to, its own weight, what it puts out in the
-            full-precision model, or that and what the residual stream lacks of it (compress/target.py).
+        target: weights | outputs | stream: what a layer comes near to: its own weight; what it puts out in the
+            full-precision model; that, and what the residual stream lacks of it. The latter two need
+            inputs=quantized and true_sequential (compress/target.py).
     """
 
     damp: float = 0.01
@@ -53,10 +54,17 @@ class Compensating(Calibrated):
             )
         if self.target not in TARGETS:
             raise LutlabError(f"unknown target '{self.target}': {nearest(self.target, TARGETS)}")
-        if self.target != "weights" and self.inputs == "full":
+        if self.target == "weights":
+            return
+        if self.inputs == "full":
             raise LutlabError(
                 f"target={self.target} makes up for errors of the layers before, which inputs=full has none of: use "
-                "inputs=quantized"
+                "inputs=quantized true_sequential=true"
+            )
+        if not self.true_sequential:
+            raise LutlabError(
+                f"target={self.target} makes up for the errors of every layer before, those of the same block among "
+                "them: give true_sequential=true"
             )
 
 
