@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.optimize import lsq_linear
 from tests.calibrated import Fake
 from tests.compress.test_encoders import padded
 from tests.models.architectures import make, token_ids, uniform
@@ -23,18 +24,23 @@ from lutlab.models.families import decoder_blocks, family_of, kinds, stream_of, 
 from lutlab.quantizers.gptq import GPTQ
 
 
-def naive(weight, x, wanted, held):
-    """W* by the module's equations in float64: x [M, K]; wanted y* [M, N]; held [M] bool."""
-    weight, x, wanted = weight.double(), x.double(), wanted.double()
-    lack, hessian = wanted - x @ weight.T, x.T @ x / len(x)
+def naive(weight, x, ahead, stream, held):
+    """W* by the module's equations in float64: x, ahead = x_full - x [M, K]; stream [M, N] or None; held [M] bool."""
+    weight, x, ahead = weight.double(), x.double(), ahead.double()
+    lacks = [ahead @ weight.T] + ([] if stream is None else [stream.double()])
+    hessian = x.T @ x / len(x)
     ridge = hessian + DAMP * hessian.diagonal().mean() * torch.eye(len(hessian))
-    step, without = (
-        torch.linalg.solve(ridge, x[rows].T @ lack[rows] / int(rows.sum())).T
-        for rows in (torch.ones_like(held), ~held)
-    )
-    said = x[held] @ without.T
-    strength = ((lack[held] * said).sum() / said.square().sum()).nan_to_num().clamp(0, 1)
-    return weight + strength * step
+
+    def steps(rows):
+        return [
+            torch.linalg.solve(ridge, x[rows].T @ lack[rows] / int(rows.sum())) for lack in lacks
+        ]
+
+    said = torch.stack([(x[held] @ step).flatten() for step in steps(~held)], dim=1)
+    wanted = sum(lacks)[held].flatten()
+    strengths = lsq_linear(said.numpy(), wanted.numpy(), (0, 1), tol=1e-14).x
+    every = steps(torch.ones_like(held))
+    return weight + sum(float(t) * step.T for t, step in zip(strengths, every, strict=True))
 
 
 def moments(x, ahead, stream, rows):
@@ -44,23 +50,24 @@ def moments(x, ahead, stream, rows):
 
 
 @settings(max_examples=25, deadline=None)
-@given(seed=st.integers(0, 2**20), tokens=st.integers(12, 80), stream=st.booleans())
-def test_is_the_ridge_regression_and_no_worse_than_the_weight(seed, tokens, stream):
+@given(seed=st.integers(0, 2**20), tokens=st.integers(12, 80), streamed=st.booleans())
+def test_is_the_ridge_regression_and_no_worse_than_the_weight(seed, tokens, streamed):
     draw = torch.Generator().manual_seed(seed)
-    x, ahead, lack, weight = (
+    x, ahead, stream, weight = (
         torch.randn(rows, columns, generator=draw)
         for rows, columns in ((tokens, 10), (tokens, 10), (tokens, 6), (6, 10))
     )
     held = torch.arange(tokens) % HELD_OUT == 0
-    lack = 0.5 * x[:, :6] + lack if stream else None
     ahead = 0.3 * x.roll(1, 1) + 0.3 * ahead
+    stream = 0.5 * x[:, :6] + stream if streamed else None
     everything = torch.ones_like(held)
-    target = Target(moments(x, ahead, lack, everything), moments(x, ahead, lack, held))
-    wanted = (x + ahead) @ weight.T + (0 if lack is None else lack)
+    target = Target(moments(x, ahead, stream, everything), moments(x, ahead, stream, held))
     moved = target(weight)
-    assert torch.allclose(moved.double(), naive(weight, x, wanted, held), atol=1e-4)
-    before, after = ((wanted - x @ w.T).double().square().sum() for w in (weight, moved))
-    assert after <= before * (1 + 1e-6)
+    assert torch.allclose(moved.double(), naive(weight, x, ahead, stream, held), atol=1e-3)
+    if not streamed:  # with both, what is held out decides, not the error on all
+        wanted = (x + ahead) @ weight.T
+        before, after = ((wanted - x @ w.T).double().square().sum() for w in (weight, moved))
+        assert after <= before * (1 + 1e-6)
 
 
 @dataclass
@@ -93,8 +100,10 @@ def reading(model, windows, paths):
     return {path: torch.cat(some) for path, some in found.items()}, mask.sum(1)
 
 
-@pytest.mark.parametrize("target", ["outputs", "stream"])
-@pytest.mark.parametrize("name", ["opt", "opt-350m", "llama-2", "gpt2", "bert"])
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [("opt", "outputs"), *((n, "stream") for n in ("opt-350m", "llama-2", "gpt2", "bert"))],
+)
 def test_targets_are_those_of_whole_forward_passes(name, target, monkeypatch):
     """Of every layer of the second block, in a model whose layers before it are quantized one by one."""
     monkeypatch.setattr(calibrate, "BATCH_TOKENS", 32)
@@ -111,12 +120,10 @@ def test_targets_are_those_of_whole_forward_passes(name, target, monkeypatch):
             now, counts = reading(by_hand, windows, paths)
             before, _ = reading(full, windows, paths)
             held = (torch.arange(len(counts)) % HELD_OUT == 0).repeat_interleave(counts)
+            ahead = [before[path] - now[path] for path in paths] + [None]
             for layer in shared.layers:
                 weight = weight_of(block.get_submodule(layer))
-                wanted = before[paths[0]] @ weight.T
-                if stream is not None:
-                    wanted = wanted + before[paths[1]] - now[paths[1]]
-                expected = naive(weight, now[paths[0]], wanted, held)
+                expected = naive(weight, now[paths[0]], *ahead[:2], held)
                 found = method.weights[layers.index(f"{index}.{layer}")]
                 moved = (expected - weight).norm()
                 assert (found - expected).norm() <= 2e-3 * moved + 1e-6, (index, layer)
@@ -148,7 +155,7 @@ def test_a_budget_is_searched_with_targets():
     model, windows = make("opt"), token_ids(4, 16)
     plain, method = GPTQ(true_sequential=True), GPTQ(true_sequential=True, target="stream")
     found, expected = (
-        search_widths(model, one, [(2, 16), (4, 16)], 6.0, windows) for one in (method, plain)
+        search_widths(model, one, [(3, 16)], 6.0, windows) for one in (method, plain)
     )
     first, other = (one.facts["contenders"] for one in (found, expected))
     assert [c["estimated_increase"] for c in first] == [c["estimated_increase"] for c in other]
@@ -163,5 +170,5 @@ def test_one_window_is_too_few():
 
 def test_one_weight_has_no_layers_before_it():
     options = {"target": "stream", "true_sequential": True, "inputs": torch.ones(3, 8)}
-    with pytest.raises(LutlabError, match=r"makes up for the errors of other layers"):
+    with pytest.raises(LutlabError, match=r"are of a model, and this is one weight"):
         lutlab.quantize_tensor(torch.ones(2, 8), method="gptq", q=3, g=8, **options)

@@ -8,12 +8,14 @@ activations these are:
     full        of the full-precision model: one pass serves every method, q and g, and is kept on disk (StatsStore)
 
 Where its `target` is not the weights, the method is given others that make up for the errors of the layers before
-(target.py); the full-precision model then goes beside the quantized one, block by block (beside.py).
+(target.py); the full-precision model then goes beside the quantized one, block by block (beside.py). Where its
+`hessian` is by gradients, tokens count by the end loss (gradients.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +24,7 @@ from transformers import PreTrainedModel
 
 from lutlab.compress.beside import Beside
 from lutlab.compress.calibrate import BlockInputs, Windows, advance, capture, observe
+from lutlab.compress.gradients import Weights, quantized_rows, token_weights, weighted
 from lutlab.compress.kept_blocks import BlockStore, StatsStore
 from lutlab.compress.layer_errors import layer_stats
 from lutlab.compress.rescale import rescale_input
@@ -41,6 +44,7 @@ from lutlab.specs import LayerStats
 from lutlab.tensors import CalibStats
 
 Seen = Mapping[SharedInput, CalibStats]
+_NONE: Mapping[Any, Any] = {}
 
 
 def quantize_model(
@@ -105,6 +109,7 @@ class _Run:
         self.blocks, self.kept, self.packed = blocks, kept, packed
         self.family: Family = family_of(model.config)
         self.layers: list[LayerStats] = []
+        self.weights: Weights = {}  # of tokens, where H is weighted by gradients
 
     def without_inputs(self) -> tuple[LayerStats, ...]:
         for index in range(len(self.blocks)):
@@ -115,8 +120,12 @@ class _Run:
         return tuple(self.layers)
 
     def with_quantized_inputs(self, windows: Windows) -> tuple[LayerStats, ...]:
+        method, beside = self.quantizer, None
+        if method.hessian == "gradients":
+            self.weights = token_weights(self.model, windows, method.output_groups)
         inputs = capture(self.model, windows)
-        beside = self._beside(inputs)
+        if method.target != "weights":
+            beside = Beside(self.model.config, inputs, stream=method.target == "stream")
         for index in range(len(self.blocks)):
             with self.blocks.open(index) as block:
                 if beside:
@@ -125,12 +134,7 @@ class _Run:
                     if self.kept:
                         self.kept.forget_from(index + 1)  # they saw what this block gave before
                     for shared in self._rounds():
-                        if beside:
-                            self._quantize(
-                                index, block, shared, *beside.observe(block, inputs, shared)
-                            )
-                        else:
-                            self._quantize(index, block, shared, observe(block, inputs, shared))
+                        self._observe_and_quantize(index, block, inputs, shared, beside)
                     self._keep(index, block)
                 if index + 1 < len(self.blocks):
                     advance(block, inputs)
@@ -138,11 +142,21 @@ class _Run:
                         beside.leave()
         return tuple(self.layers)
 
-    def _beside(self, inputs: BlockInputs) -> Beside | None:
-        target = self.quantizer.target
-        if target == "weights":
-            return None
-        return Beside(self.model.config, inputs, stream=target == "stream")
+    def _observe_and_quantize(
+        self,
+        index: int,
+        block: nn.Module,
+        inputs: BlockInputs,
+        shared: tuple[SharedInput, ...],
+        beside: Beside | None,
+    ) -> None:
+        if beside:
+            stats, targets = beside.observe(block, inputs, shared)
+        else:
+            stats, targets = observe(block, inputs, shared), {}
+        path = functools.partial(self._path, index)
+        guided = weighted(block, inputs, stats, self.weights, path) if self.weights else {}
+        self._quantize(index, block, shared, stats, targets, guided)
 
     def _rounds(self) -> list[tuple[SharedInput, ...]]:
         """The shared inputs that are observed in one pass."""
@@ -208,9 +222,19 @@ class _Run:
         block: nn.Module,
         inputs: tuple[SharedInput, ...],
         seen: Seen,
-        targets: Mapping[SharedInput, Target] | None = None,
+        targets: Mapping[SharedInput, Target] = _NONE,
+        guided: Mapping[str, Sequence[CalibStats]] = _NONE,
     ) -> None:
-        """Quantize the layers of some shared inputs of a block; targets None: those of their own weights."""
+        """Quantize the layers of some shared inputs of a block.
+
+        Args:
+            index: of the block.
+            block: as it is now.
+            inputs: of the layers that are quantized.
+            seen: statistics of them.
+            targets: of the layers of an input; none: their own weights.
+            guided: layer -> statistics of each group of its outputs; none: `seen` for all.
+        """
         stats = dict(seen)
         if isinstance(self.quantizer, Rescaling):
             for shared in inputs:
@@ -220,13 +244,14 @@ class _Run:
                 )
         for shared in inputs:
             one = stats.get(shared)
-            prepared = None
-            if one and isinstance(self.quantizer, Calibrated):
-                prepared = self.quantizer.prepare(one)
-            target = targets[shared] if targets else None
+            prepared: list[Any] = []
+            if one and isinstance(self.quantizer, Calibrated) and not guided:
+                prepared = [self.quantizer.prepare(one)]
             for layer in shared.layers:
+                if guided:
+                    prepared = [self.quantizer.prepare(group) for group in guided[layer]]
                 name = self._path(index, layer)
-                self._quantize_layer(name, block, layer, one, prepared, target)
+                self._quantize_layer(name, block, layer, one, prepared, targets.get(shared))
 
     def _quantize_layer(
         self,
@@ -234,7 +259,7 @@ class _Run:
         block: nn.Module,
         layer: str,
         stats: CalibStats | None,
-        prepared: Any,
+        prepared: Sequence[Any],
         target: Target | None,
     ) -> None:
         module = block.get_submodule(layer)
@@ -257,7 +282,7 @@ class _Run:
             block.set_submodule(layer, QuantLinear(packed, module.bias))
 
     def _packed(
-        self, name: str, weight: torch.Tensor, prepared: Any, target: Target | None
+        self, name: str, weight: torch.Tensor, prepared: Sequence[Any], target: Target | None
     ) -> tuple[Format, bool]:
         """The weight by the method, or as it is where it stays in full precision; and whether it had to be widened."""
         if name in self.packed:
@@ -266,7 +291,6 @@ class _Run:
         if width is None:
             found, widened = quantized(NoQuantization(), weight, 16, -1, name=name)
         else:
-            more = () if prepared is None else (prepared,)
             weight = target(weight) if target else weight
-            found, widened = quantized(self.quantizer, weight, *width, *more, name=name)
+            found, widened = quantized_rows(self.quantizer, weight, *width, prepared, name=name)
         return pack(found), widened

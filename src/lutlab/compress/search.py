@@ -32,6 +32,7 @@ from transformers import PreTrainedModel
 
 from lutlab.compress.allocate import Option, allocate, budget_bits
 from lutlab.compress.driver import quantize_model
+from lutlab.compress.gradients import batches, output_gradients
 from lutlab.compress.kept_blocks import StatsStore
 from lutlab.compress.sizes import refuse_below
 from lutlab.compress.widths import widths
@@ -44,9 +45,7 @@ from lutlab.specs import LayerStats
 log = logging.getLogger(__name__)
 # Grid points whose loss is measured beside the integer program's answer, those of the lowest estimate.
 GRID_POINTS = 3
-# Windows that gradients are taken on, and tokens whose logits are in memory at once.
-GRADIENT_WINDOWS = 16
-BATCH_TOKENS = 2048
+GRADIENT_WINDOWS = 16  # that gradients are taken on
 
 
 @dataclass(frozen=True)
@@ -189,7 +188,7 @@ class _Trial:
         """Mean over the calibration windows, in nats a token."""
         total = 0.0
         with torch.no_grad():
-            for batch in _batches(model, self.calibration):
+            for batch in batches(model, self.calibration):
                 total += model(input_ids=batch, labels=batch, use_cache=False).loss.item() * len(
                     batch
                 )
@@ -200,39 +199,16 @@ def loss_curvature(model: PreTrainedModel, windows: torch.Tensor) -> dict[str, f
     """Layer name -> 1/2 mean_n(G_nn) of the module's equation, on windows [samples, S] int64."""
     squares = dict.fromkeys((name for name, _ in linear_layers(model)), 0.0)
 
-    def watch(name: str) -> Any:
-        def backward(gradient: torch.Tensor) -> None:
-            squares[name] += gradient.float().square().mean(-1).sum().item()
+    def see(name: str, gradient: torch.Tensor) -> None:
+        squares[name] += gradient.float().square().mean(-1).sum().item()
 
-        def forward(_: object, inputs: object, output: torch.Tensor) -> None:
-            output.register_hook(backward)
-
-        return forward
-
-    hooks = [module.register_forward_hook(watch(name)) for name, module in linear_layers(model)]
-    try:
-        with torch.enable_grad():
-            for batch in _batches(model, windows):
-                embedded = model.get_input_embeddings()(batch).detach().requires_grad_()
-                logits = model(inputs_embeds=embedded, use_cache=False).logits[:, :-1]
-                loss = torch.nn.functional.cross_entropy(
-                    logits.flatten(0, 1).float(), batch[:, 1:].flatten(), reduction="sum"
-                )
-                torch.autograd.grad(loss, embedded)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    output_gradients(model, windows, see)
     for name, square in squares.items():
         if not math.isfinite(square):
             raise LutlabError(
                 f"calibration: the gradients of {name} are inf or nan: load the model with dtype=float32"
             )
     return {name: square / 2 / windows.numel() for name, square in squares.items()}
-
-
-def _batches(model: PreTrainedModel, windows: torch.Tensor) -> list[torch.Tensor]:
-    size = max(1, BATCH_TOKENS // windows.shape[1])
-    return [batch.to(model.device) for batch in windows.split(size)]
 
 
 def _solve(options: Mapping[str, Sequence[Option]], bits: int, weights: int) -> dict[str, Option]:

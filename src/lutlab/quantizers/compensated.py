@@ -12,6 +12,7 @@ from lutlab.tensors import CalibStats
 
 INPUTS = ("quantized", "full")
 TARGETS = ("weights", "outputs", "stream")
+HESSIANS = ("inputs", "gradients")
 
 
 @dataclass(frozen=True)
@@ -75,14 +76,39 @@ class Compensated(Compensating):
     Attributes:
         act_order: columns in the order of falling diagonal of H.
         static_groups: groups of neighbouring columns, whose grids are made before the first column is rounded.
+        hessian: inputs | gradients: whether every token counts the same in H, or by the squared gradient of the end
+            loss, for each group of outputs on its own (compress/gradients.py); needs inputs=quantized.
+        output_groups: of hessian=gradients: groups of outputs that have an H of their own.
     """
 
     act_order: bool = False
     static_groups: bool = False
+    hessian: str = "inputs"
+    output_groups: int = 4
 
     def __post_init__(self) -> None:
         super().__post_init__()
         refuse_other_than_bool(self, "act_order", "static_groups")
+        if self.hessian not in HESSIANS:
+            raise LutlabError(
+                f"unknown hessian '{self.hessian}': {nearest(self.hessian, HESSIANS)}"
+            )
+        groups = self.output_groups
+        if isinstance(groups, bool) or not isinstance(groups, int) or groups < 1:
+            raise LutlabError(
+                f"output_groups={groups!r}: give the groups of outputs that have an H of their own, at least 1"
+            )
+        if self.hessian == "inputs":
+            return
+        if self.inputs == "full":
+            raise LutlabError(
+                "hessian=gradients weights what the layers quantized so far are seen with: use inputs=quantized"
+            )
+        if self.act_order:
+            raise LutlabError(
+                "hessian=gradients gives each group of outputs an H, and act_order the columns of a layer one order: "
+                "drop one of them"
+            )
 
     def prepare(self, stats: CalibStats) -> Factored:
         """Factor H, once for all layers that share an input, and for every q and g.
