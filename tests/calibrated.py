@@ -25,6 +25,9 @@ class Fake(Calibrated):
     stop_after: int | None = None
     seen: list[CalibStats] = field(default_factory=list)  # one a shared input
     quantized: int = 0
+    target: str = "weights"
+    hessian: str = "inputs"
+    output_groups: int = 4
 
     def prepare(self, stats: CalibStats) -> torch.Tensor:
         self.seen.append(stats)

@@ -6,6 +6,8 @@ run.
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -134,3 +136,17 @@ class MixedTensor:
 
 
 QuantizedTensor = DenseTensor | UniformTensor | BCQTensor | MixedTensor
+
+
+def stacked(parts: Sequence[UniformTensor | BCQTensor]) -> UniformTensor | BCQTensor:
+    """Tensors of the rows of one weight, one below the other; all of one class, bits, groups and order."""
+    import torch
+
+    first = parts[0]
+    rows = {"codes": 0, "scale": 0, "zero_point": 0, "alpha": 1, "offset": 0}
+    joined = {
+        name: torch.cat([getattr(part, name) for part in parts], dim)
+        for name, dim in rows.items()
+        if name in vars(first) and getattr(first, name) is not None
+    }
+    return dataclasses.replace(first, **joined)

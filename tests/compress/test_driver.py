@@ -16,8 +16,7 @@ from tests.models.architectures import CONFIGS, make, token_ids, uniform
 from tests.tiny_models import byte_tokenizer
 
 from lutlab import registry
-from lutlab.compress import calibrate
-from lutlab.compress import driver as apply
+from lutlab.compress import calibrate, layer_errors
 from lutlab.compress.driver import quantize_model
 from lutlab.compress.kept_blocks import BlockStore, StatsStore
 from lutlab.errors import LutlabError
@@ -195,7 +194,7 @@ def test_output_error_is_that_of_the_outputs():
 def test_sums_over_chunks_of_rows_are_the_sums(monkeypatch):
     windows, found = token_ids(2, 16), []
     for chunk in (2**20, 33):
-        monkeypatch.setattr(apply, "_CHUNK_WEIGHTS", chunk)
+        monkeypatch.setattr(layer_errors, "_CHUNK_WEIGHTS", chunk)
         model = make("opt")
         found.append(quantize_model(model, RTN(), uniform(model, 3, 16), windows))
     for whole, parts in zip(*found, strict=True):
@@ -262,7 +261,13 @@ def test_what_was_not_seen_is_made_up_for(lost, passes, tmp_path):
 
 @pytest.mark.parametrize("stop", [0, 5, 6, 9])
 @pytest.mark.parametrize(
-    "method", [Fake("quantized", True), Fake("quantized", False), Fake("full"), FakeScaling()]
+    "method",
+    [
+        Fake("quantized", True, target="stream"),
+        Fake("quantized", False),
+        Fake("full"),
+        FakeScaling(),
+    ],
 )
 @pytest.mark.parametrize("name", ["opt", "llama-1"])
 def test_a_killed_run_goes_on_where_it_was(name, method, stop, tmp_path):

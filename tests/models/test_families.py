@@ -32,6 +32,7 @@ from lutlab.models.families import (
     family_of,
     linear_layers,
     model_class,
+    stream_of,
     weight_of,
 )
 from lutlab.quantizers.awq import AWQ
@@ -108,6 +109,7 @@ def test_every_kept_layer_exists_in_some_model(family):
 def test_config_fields_that_a_family_names_exist(name):
     family = family_of(config(name))
     named = [field for shared in family.inputs for field, _ in shared.scaled_where]
+    named += [f for s in family.inputs for _, where in s.adds_to for f, _ in where]
     named += [family.seqlen, *(field for field, _ in family.where)]
     assert all(hasattr(config(name), field) for field in named)
 
@@ -121,6 +123,33 @@ def test_a_model_is_of_the_class_of_its_task(name):
 def test_shared_inputs_are_shared_and_what_carries_a_scale_feeds_nothing_else(name):
     model = make(name)
     assert misread(model) == []
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_layers_add_to_the_stream_that_a_family_names(name):
+    """What the named module reads and the layer puts out is in sum what something reads, or the block puts out."""
+    model = make(name)
+    block, read, written = decoder_blocks(model)[0], {}, {}
+
+    def watch(path, module):
+        def keep(_, x, kwargs, y):
+            read[path] = x[0] if x else kwargs.get("hidden_states")
+            written[path] = y[0] if isinstance(y, tuple) else y
+
+        module.register_forward_hook(keep, with_kwargs=True)
+
+    for path, module in block.named_modules():
+        watch(path, module)
+    with torch.no_grad():
+        model(token_ids(), use_cache=False)
+    adding = {shared: stream_of(model.config, shared) for shared in family_of(model.config).inputs}
+    streams = {shared: path for shared, path in adding.items() if path is not None}
+    assert [shared.kind for shared in streams] == ["attention", "feed_forward"]
+    for shared, path in streams.items():
+        (layer,) = shared.layers
+        total = (read[path].flatten(0, -2) + written[layer].flatten(0, -2)).flatten()
+        after = [x.flatten() for x in (*read.values(), written[""]) if x is not None]
+        assert any(x.shape == total.shape and torch.equal(x, total) for x in after), layer
 
 
 @pytest.mark.parametrize("name", CONFIGS)

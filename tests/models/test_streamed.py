@@ -78,7 +78,7 @@ def test_quantized_and_evaluated_as_in_memory(name, inputs, tmp_path):
     )
     memory, streamed = loaded(folder, stream=False), loaded(folder)
     assert_empty(streamed.model)
-    fake = Fake(inputs=inputs)
+    fake = Fake(inputs, target="stream" if inputs == "quantized" else "weights")
     expected = quantize_model(memory.model, fake, uniform(memory.model, 3, 16), calibration)
     kept = BlockStore(tmp_path / "kept" / "id")
     found = quantize_model(

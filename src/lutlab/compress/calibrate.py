@@ -154,6 +154,38 @@ def advance(
     return inputs, seen.stats()
 
 
+def read(
+    block: nn.Module, inputs: BlockInputs, index: int, paths: Sequence[str]
+) -> dict[str, torch.Tensor]:
+    """Inputs of modules of a block in one batch, by path: [m, K] float32 without padding. The pass ends at the last."""
+    found: dict[str, torch.Tensor] = {}
+
+    def watch(path: str) -> Any:
+        def see(_: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
+            found[path] = rows(args[0], inputs.tokens[index])
+            if path == paths[-1]:
+                raise _Stop
+
+        return block.get_submodule(path).register_forward_pre_hook(see)
+
+    hooks = [watch(path) for path in paths]
+    try:
+        with suppress(_Stop):
+            inputs.run(block, index)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found
+
+
+def rows(x: torch.Tensor, tokens: torch.Tensor | None) -> torch.Tensor:
+    """Rows [m, K] float32 of x [..., K]: those of `tokens` [B, S] bool; None: all."""
+    x = x.detach()
+    x = x.flatten(0, -2)  # OPT's second layers read [B * S, K] already
+    x = x if tokens is None else x[tokens.to(x.device).flatten()]
+    return x.float()
+
+
 def stats_of(x: torch.Tensor) -> CalibStats:
     """Statistics of one layer's inputs X [M, K].
 
@@ -161,12 +193,12 @@ def stats_of(x: torch.Tensor) -> CalibStats:
         LutlabError: X is inf or nan.
     """
     layer = SharedInput("", ("the layer",))
-    sums = _Sums()
+    sums = Sums()
     sums.add(layer, x)
     return sums.stats()[layer]
 
 
-class _Sums:
+class Sums:
     """Running sums over the inputs X of each shared input; `tokens` [B, S] bool says which rows of a batch count."""
 
     def __init__(self) -> None:
@@ -177,10 +209,7 @@ class _Sums:
 
     def add(self, shared: SharedInput, x: torch.Tensor) -> None:
         """x: [..., K]."""
-        x = x.detach()
-        x = x.flatten(0, -2)  # OPT's second layers read [B * S, K] already
-        x = x if self.tokens is None else x[self.tokens.to(x.device).flatten()]
-        x = x.float()
+        x = rows(x, self.tokens)
         if shared not in self.hessian:
             self.hessian[shared] = x.new_zeros(x.shape[1], x.shape[1])
             self.absolute[shared] = x.new_zeros(x.shape[1])
@@ -210,9 +239,9 @@ class _Sums:
 
 
 @contextmanager
-def _observing(block: nn.Module, shared: Sequence[SharedInput], *, stop: bool) -> Iterator[_Sums]:
+def _observing(block: nn.Module, shared: Sequence[SharedInput], *, stop: bool) -> Iterator[Sums]:
     """Collect sums in front of the first layer of each shared input; `stop` leaves the pass at the last one."""
-    sums = _Sums()
+    sums = Sums()
 
     def watch(one: SharedInput, last: bool) -> Any:
         def see(_: nn.Module, args: tuple[torch.Tensor, ...]) -> None:

@@ -6,37 +6,45 @@ activations these are:
     quantized   of the model as quantized so far, so that a layer makes up for the errors before it (GPTQ, section 3);
                 with true_sequential also for those of the layers before it in its own block
     full        of the full-precision model: one pass serves every method, q and g, and is kept on disk (StatsStore)
+
+Where its `target` is not the weights, the method is given others that make up for the errors of the layers before
+(target.py); the full-precision model then goes beside the quantized one, block by block (beside.py). Where its
+`hessian` is by gradients, tokens count by the end loss (gradients.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from lutlab.compress.beside import Beside
 from lutlab.compress.calibrate import BlockInputs, Windows, advance, capture, observe
+from lutlab.compress.gradients import Weights, quantized_rows, token_weights, weighted
 from lutlab.compress.kept_blocks import BlockStore, StatsStore
+from lutlab.compress.layer_errors import layer_stats
 from lutlab.compress.rescale import rescale_input
+from lutlab.compress.target import Target
 from lutlab.errors import LutlabError
-from lutlab.formats import name_of, pack
+from lutlab.formats import pack
 from lutlab.formats.contract import Format
 from lutlab.formats.dense import PackedDense
 from lutlab.groups import Width
 from lutlab.models.families import Family, SharedInput, family_of, weight_of
 from lutlab.models.resident import Blocks, Resident
 from lutlab.modules import QuantLinear
-from lutlab.quantizers.coefficients import exponent, quantized, times_power
+from lutlab.quantizers.coefficients import quantized
 from lutlab.quantizers.contract import Calibrated, Method, Rescaling
 from lutlab.quantizers.none import NoQuantization
 from lutlab.specs import LayerStats
 from lutlab.tensors import CalibStats
 
-# Weights whose norms are taken at a time: bounds the float64 temporaries at some 10 MB.
-_CHUNK_WEIGHTS = 2**20
 Seen = Mapping[SharedInput, CalibStats]
+_NONE: Mapping[Any, Any] = {}
 
 
 def quantize_model(
@@ -101,6 +109,7 @@ class _Run:
         self.blocks, self.kept, self.packed = blocks, kept, packed
         self.family: Family = family_of(model.config)
         self.layers: list[LayerStats] = []
+        self.weights: Weights = {}  # of tokens, where H is weighted by gradients
 
     def without_inputs(self) -> tuple[LayerStats, ...]:
         for index in range(len(self.blocks)):
@@ -111,18 +120,43 @@ class _Run:
         return tuple(self.layers)
 
     def with_quantized_inputs(self, windows: Windows) -> tuple[LayerStats, ...]:
+        method, beside = self.quantizer, None
+        if method.hessian == "gradients":
+            self.weights = token_weights(self.model, windows, method.output_groups)
         inputs = capture(self.model, windows)
+        if method.target != "weights":
+            beside = Beside(self.model.config, inputs, stream=method.target == "stream")
         for index in range(len(self.blocks)):
             with self.blocks.open(index) as block:
+                if beside:
+                    beside.enter(block)
                 if not self._restore(index, block):
                     if self.kept:
                         self.kept.forget_from(index + 1)  # they saw what this block gave before
                     for shared in self._rounds():
-                        self._quantize(index, block, shared, observe(block, inputs, shared))
+                        self._observe_and_quantize(index, block, inputs, shared, beside)
                     self._keep(index, block)
                 if index + 1 < len(self.blocks):
                     advance(block, inputs)
+                    if beside:
+                        beside.leave()
         return tuple(self.layers)
+
+    def _observe_and_quantize(
+        self,
+        index: int,
+        block: nn.Module,
+        inputs: BlockInputs,
+        shared: tuple[SharedInput, ...],
+        beside: Beside | None,
+    ) -> None:
+        if beside:
+            stats, targets = beside.observe(block, inputs, shared)
+        else:
+            stats, targets = observe(block, inputs, shared), {}
+        path = functools.partial(self._path, index)
+        guided = weighted(block, inputs, stats, self.weights, path) if self.weights else {}
+        self._quantize(index, block, shared, stats, targets, guided)
 
     def _rounds(self) -> list[tuple[SharedInput, ...]]:
         """The shared inputs that are observed in one pass."""
@@ -183,9 +217,24 @@ class _Run:
         return f"{self.family.blocks}.{index}.{layer}"
 
     def _quantize(
-        self, index: int, block: nn.Module, inputs: tuple[SharedInput, ...], seen: Seen
+        self,
+        index: int,
+        block: nn.Module,
+        inputs: tuple[SharedInput, ...],
+        seen: Seen,
+        targets: Mapping[SharedInput, Target] = _NONE,
+        guided: Mapping[str, Sequence[CalibStats]] = _NONE,
     ) -> None:
-        """Quantize the layers of some shared inputs of a block."""
+        """Quantize the layers of some shared inputs of a block.
+
+        Args:
+            index: of the block.
+            block: as it is now.
+            inputs: of the layers that are quantized.
+            seen: statistics of them.
+            targets: of the layers of an input; none: their own weights.
+            guided: layer -> statistics of each group of its outputs; none: `seen` for all.
+        """
         stats = dict(seen)
         if isinstance(self.quantizer, Rescaling):
             for shared in inputs:
@@ -195,14 +244,23 @@ class _Run:
                 )
         for shared in inputs:
             one = stats.get(shared)
-            prepared = None
-            if one and isinstance(self.quantizer, Calibrated):
-                prepared = self.quantizer.prepare(one)
+            prepared: list[Any] = []
+            if one and isinstance(self.quantizer, Calibrated) and not guided:
+                prepared = [self.quantizer.prepare(one)]
             for layer in shared.layers:
-                self._quantize_layer(self._path(index, layer), block, layer, one, prepared)
+                if guided:
+                    prepared = [self.quantizer.prepare(group) for group in guided[layer]]
+                name = self._path(index, layer)
+                self._quantize_layer(name, block, layer, one, prepared, targets.get(shared))
 
     def _quantize_layer(
-        self, name: str, block: nn.Module, layer: str, stats: CalibStats | None, prepared: Any
+        self,
+        name: str,
+        block: nn.Module,
+        layer: str,
+        stats: CalibStats | None,
+        prepared: Sequence[Any],
+        target: Target | None,
     ) -> None:
         module = block.get_submodule(layer)
         if isinstance(module, QuantLinear):
@@ -212,17 +270,19 @@ class _Run:
         weight = weight_of(module).float().contiguous()
         width = self.widths[name] or (16, -1)
         try:
-            packed, widened = self._packed(name, weight, prepared)
+            packed, widened = self._packed(name, weight, prepared, target)
         except LutlabError as error:
             raise LutlabError(f"{name}: {error}") from error
-        self.layers.append(_layer_stats(name, weight, packed, width, stats, widened))
+        self.layers.append(layer_stats(name, weight, packed, width, stats, widened))
         if isinstance(packed, PackedDense):
             # The layer stays, its weight rounded to the stored dtype.
             weight_of(module).copy_(packed.dequantize())
         else:
             block.set_submodule(layer, QuantLinear(packed, module.bias))
 
-    def _packed(self, name: str, weight: torch.Tensor, prepared: Any) -> tuple[Format, bool]:
+    def _packed(
+        self, name: str, weight: torch.Tensor, prepared: Sequence[Any], target: Target | None
+    ) -> tuple[Format, bool]:
         """The weight by the method, or as it is where it stays in full precision; and whether it had to be widened."""
         if name in self.packed:
             return self.packed[name], False
@@ -230,47 +290,6 @@ class _Run:
         if width is None:
             found, widened = quantized(NoQuantization(), weight, 16, -1, name=name)
         else:
-            more = () if prepared is None else (prepared,)
-            found, widened = quantized(self.quantizer, weight, *width, *more, name=name)
+            weight = target(weight) if target else weight
+            found, widened = quantized_rows(self.quantizer, weight, *width, prepared, name=name)
         return pack(found), widened
-
-
-def _layer_stats(
-    name: str,
-    weight: torch.Tensor,
-    packed: Format,
-    width: Width,
-    stats: CalibStats | None,
-    widened: bool,
-) -> LayerStats:
-    found = packed.dequantize()
-    power = exponent(weight)  # so that the squares of outputs stay in float32's range
-    sums = dict.fromkeys(("squared_error", "squared_norm"), 0.0)
-    if stats is not None:
-        sums |= dict.fromkeys(("output_error", "output_norm"), 0.0)
-    rows = max(1, _CHUNK_WEIGHTS // weight.shape[1])
-    for before, after in zip(weight.split(rows), found.split(rows), strict=True):
-        error = after.double() - before.double()
-        sums["squared_error"] += error.square().sum().item()
-        sums["squared_norm"] += before.double().square().sum().item()
-        if stats is not None:
-            sums["output_error"] += _weighted(error.float(), stats.hessian, power)
-            sums["output_norm"] += _weighted(before, stats.hessian, power)
-    return LayerStats(
-        name,
-        *packed.shape,
-        bits_stored=packed.bits_stored,
-        q=width[0],
-        g=width[1],
-        format=name_of(packed),
-        bits_bcq=packed.bcq_bits,
-        bits_average=packed.bits_average,
-        widened=widened,
-        **sums,
-    )
-
-
-def _weighted(rows: torch.Tensor, hessian: torch.Tensor, power: int) -> float:
-    """tr(D H D^T) of D [N, K], taken of 2^-power D: the mean over calibration tokens of the squared norm of D x."""
-    rows = times_power(rows, -power)
-    return (rows @ hessian).mul_(rows).sum(dtype=torch.float64).item() * 4.0**power

@@ -6,7 +6,8 @@ A layer whose outputs move by e = D x (D: the error of its weight, x: its input)
 
 with the Fisher information G in the place of the loss's second derivative. The errors of different outputs are
 rounded apart, so G's diagonal is what counts; one number a layer is kept of it. tr(D H D^T) is what the driver states
-of a layer (specs.LayerStats, output_error) when the model is quantized at one width, once for every candidate.
+of a layer (specs.LayerStats, output_error) when the model is quantized at one width, once for every candidate, with the
+weights as targets: under another (target.py) D has what a layer does on purpose.
 
 The estimate adds layers up as if errors did not meet. So the answer of the integer program (allocate.py) is quantized
 and its loss measured beside that of grid points (one width, or one for attention and one for feed-forward) that fit
@@ -16,6 +17,7 @@ into the same budget, and the lowest loss wins.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import itertools
 import logging
 import math
@@ -30,21 +32,20 @@ from transformers import PreTrainedModel
 
 from lutlab.compress.allocate import Option, allocate, budget_bits
 from lutlab.compress.driver import quantize_model
+from lutlab.compress.gradients import batches, output_gradients
 from lutlab.compress.kept_blocks import StatsStore
 from lutlab.compress.sizes import refuse_below
 from lutlab.compress.widths import widths
 from lutlab.errors import LutlabError
 from lutlab.groups import Width
 from lutlab.models.families import kinds, linear_layers, task_of
-from lutlab.quantizers.contract import Method
+from lutlab.quantizers.contract import Calibrated, Method
 from lutlab.specs import LayerStats
 
 log = logging.getLogger(__name__)
 # Grid points whose loss is measured beside the integer program's answer, those of the lowest estimate.
 GRID_POINTS = 3
-# Windows that gradients are taken on, and tokens whose logits are in memory at once.
-GRADIENT_WINDOWS = 16
-BATCH_TOKENS = 2048
+GRADIENT_WINDOWS = 16  # that gradients are taken on
 
 
 @dataclass(frozen=True)
@@ -161,30 +162,33 @@ class _Trial:
         """Layer name -> size and estimated increase of the loss at every width tried."""
         matters = loss_curvature(self.model, self.calibration[:GRADIENT_WINDOWS])
         options: dict[str, list[Option]] = {name: [] for name in matters}
+        plain = self.quantizer
+        if isinstance(plain, Calibrated) and plain.target != "weights":
+            plain = dataclasses.replace(plain, target="weights")
         for chosen in uniform:
-            for layer in self.quantized(chosen)[1]:
+            for layer in self.quantized(chosen, plain)[1]:
                 cost = matters[layer.name] * layer.output_error
                 options[layer.name].append(Option(chosen[layer.name], layer.bits_stored, cost))
         return options
 
     def quantized(
-        self, chosen: Mapping[str, Width | None]
+        self, chosen: Mapping[str, Width | None], quantizer: Method
     ) -> tuple[PreTrainedModel, tuple[LayerStats, ...]]:
         """A quantized copy."""
         model = copy.deepcopy(self.model)
-        layers = quantize_model(model, self.quantizer, chosen, self.calibration, seen=self.seen)
+        layers = quantize_model(model, quantizer, chosen, self.calibration, seen=self.seen)
         return model, layers
 
     def measure(self, chosen: Mapping[str, Width | None]) -> tuple[float, int]:
         """Loss in nats a token, and stored bits."""
-        model, layers = self.quantized(chosen)
+        model, layers = self.quantized(chosen, self.quantizer)
         return self.loss(model), sum(layer.bits_stored for layer in layers)
 
     def loss(self, model: PreTrainedModel) -> float:
         """Mean over the calibration windows, in nats a token."""
         total = 0.0
         with torch.no_grad():
-            for batch in _batches(model, self.calibration):
+            for batch in batches(model, self.calibration):
                 total += model(input_ids=batch, labels=batch, use_cache=False).loss.item() * len(
                     batch
                 )
@@ -195,39 +199,16 @@ def loss_curvature(model: PreTrainedModel, windows: torch.Tensor) -> dict[str, f
     """Layer name -> 1/2 mean_n(G_nn) of the module's equation, on windows [samples, S] int64."""
     squares = dict.fromkeys((name for name, _ in linear_layers(model)), 0.0)
 
-    def watch(name: str) -> Any:
-        def backward(gradient: torch.Tensor) -> None:
-            squares[name] += gradient.float().square().mean(-1).sum().item()
+    def see(name: str, gradient: torch.Tensor) -> None:
+        squares[name] += gradient.float().square().mean(-1).sum().item()
 
-        def forward(_: object, inputs: object, output: torch.Tensor) -> None:
-            output.register_hook(backward)
-
-        return forward
-
-    hooks = [module.register_forward_hook(watch(name)) for name, module in linear_layers(model)]
-    try:
-        with torch.enable_grad():
-            for batch in _batches(model, windows):
-                embedded = model.get_input_embeddings()(batch).detach().requires_grad_()
-                logits = model(inputs_embeds=embedded, use_cache=False).logits[:, :-1]
-                loss = torch.nn.functional.cross_entropy(
-                    logits.flatten(0, 1).float(), batch[:, 1:].flatten(), reduction="sum"
-                )
-                torch.autograd.grad(loss, embedded)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    output_gradients(model, windows, see)
     for name, square in squares.items():
         if not math.isfinite(square):
             raise LutlabError(
                 f"calibration: the gradients of {name} are inf or nan: load the model with dtype=float32"
             )
     return {name: square / 2 / windows.numel() for name, square in squares.items()}
-
-
-def _batches(model: PreTrainedModel, windows: torch.Tensor) -> list[torch.Tensor]:
-    size = max(1, BATCH_TOKENS // windows.shape[1])
-    return [batch.to(model.device) for batch in windows.split(size)]
 
 
 def _solve(options: Mapping[str, Sequence[Option]], bits: int, weights: int) -> dict[str, Option]:

@@ -41,12 +41,16 @@ class SharedInput:
             a scale per channel does not pass through (a norm; v_proj through the attention's weights; fc1 through
             ReLU; up_proj through the gate's product), and whose output nothing else reads. None where there is none.
         scaled_where: of the config, for `scaled_by` to be true.
+        adds_to: where the outputs are added to the residual stream: pairs of a module whose input is the stream in
+            front of that sum (an empty path: the block), and of the config, for this to be true; the first that is
+            true counts. Empty where outputs go elsewhere.
     """
 
     kind: str
     layers: tuple[str, ...]
     scaled_by: str | None = None
     scaled_where: Where = ()
+    adds_to: tuple[tuple[str, Where], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ def _feed_forward(*layers: str, **scaling: Any) -> SharedInput:
     return SharedInput("feed_forward", layers, **scaling)
 
 
+_BLOCK = (("", ()),)  # what a block reads is the residual stream
 _BEFORE = (("do_layer_norm_before", True),)  # 350m: a norm's output is the residual stream as well
 
 declare(
@@ -43,10 +44,11 @@ declare(
                 "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",
                 scaled_by="self_attn_layer_norm", scaled_where=_BEFORE,
             ),
-            _attention("self_attn.out_proj", scaled_by="self_attn.v_proj"),
+            _attention("self_attn.out_proj", scaled_by="self_attn.v_proj", adds_to=_BLOCK),
             _feed_forward("fc1", scaled_by="final_layer_norm", scaled_where=_BEFORE),
             _feed_forward(
-                "fc2", scaled_by="fc1", scaled_where=(("activation_function", "relu"),)
+                "fc2", scaled_by="fc1", scaled_where=(("activation_function", "relu"),),
+                adds_to=(("final_layer_norm", _BEFORE), ("fc1", ())),
             ),
         ),
         kept=("model.decoder.project_in", "model.decoder.project_out", "lm_head"),  # 350m projects
@@ -63,9 +65,12 @@ _LLAMA = declare(
                 "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",
                 scaled_by="input_layernorm",
             ),
-            _attention("self_attn.o_proj", scaled_by="self_attn.v_proj"),
+            _attention("self_attn.o_proj", scaled_by="self_attn.v_proj", adds_to=_BLOCK),
             _feed_forward("mlp.gate_proj", "mlp.up_proj", scaled_by="post_attention_layernorm"),
-            _feed_forward("mlp.down_proj", scaled_by="mlp.up_proj"),
+            _feed_forward(
+                "mlp.down_proj", scaled_by="mlp.up_proj",
+                adds_to=(("post_attention_layernorm", ()),),
+            ),
         ),
         kept=("lm_head",),
     )
@@ -88,9 +93,10 @@ declare(
                 "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",
                 scaled_by="input_layernorm",
             ),
-            _attention("self_attn.o_proj", scaled_by="self_attn.v_proj"),
+            _attention("self_attn.o_proj", scaled_by="self_attn.v_proj", adds_to=_BLOCK),
             _feed_forward("mlp.gate_up_proj", scaled_by="post_attention_layernorm"),
-            _feed_forward("mlp.down_proj"),  # its channels are half of gate_up_proj's
+            # its channels are half of gate_up_proj's
+            _feed_forward("mlp.down_proj", adds_to=(("post_attention_layernorm", ()),)),
         ),
         kept=("lm_head",),
     )
@@ -102,9 +108,9 @@ declare(
         blocks="transformer.h",
         inputs=(
             _attention("attn.c_attn", scaled_by="ln_1"),
-            _attention("attn.c_proj"),  # its channels are a third of c_attn's
+            _attention("attn.c_proj", adds_to=_BLOCK),  # its channels are a third of c_attn's
             _feed_forward("mlp.c_fc", scaled_by="ln_2"),
-            _feed_forward("mlp.c_proj"),  # GELU lets no scale through
+            _feed_forward("mlp.c_proj", adds_to=(("ln_2", ()),)),  # GELU lets no scale through
         ),
         kept=("lm_head",),
         seqlen="n_positions",
@@ -121,9 +127,11 @@ declare(
                 "attn.attention.q_proj", "attn.attention.k_proj", "attn.attention.v_proj",
                 scaled_by="ln_1",
             ),
-            _attention("attn.attention.out_proj", scaled_by="attn.attention.v_proj"),
+            _attention(
+                "attn.attention.out_proj", scaled_by="attn.attention.v_proj", adds_to=_BLOCK
+            ),
             _feed_forward("mlp.c_fc", scaled_by="ln_2"),
-            _feed_forward("mlp.c_proj"),
+            _feed_forward("mlp.c_proj", adds_to=(("ln_2", ()),)),
         ),
         kept=("lm_head",),
     )
@@ -136,9 +144,11 @@ declare(
         blocks="bert.encoder.layer",
         inputs=(
             _attention("attention.self.query", "attention.self.key", "attention.self.value"),
-            _attention("attention.output.dense", scaled_by="attention.self.value"),
+            _attention(
+                "attention.output.dense", scaled_by="attention.self.value", adds_to=_BLOCK
+            ),
             _feed_forward("intermediate.dense"),
-            _feed_forward("output.dense"),
+            _feed_forward("output.dense", adds_to=(("intermediate.dense", ()),)),
         ),
         kept=(
             "bert.pooler.dense", "classifier",
@@ -265,6 +275,11 @@ def linear_layers(model: PreTrainedModel) -> Iterator[tuple[str, nn.Module]]:
     for index, block in enumerate(model.get_submodule(family.blocks)):
         for name in family.linears:
             yield f"{family.blocks}.{index}.{name}", block.get_submodule(name)
+
+
+def stream_of(config: PreTrainedConfig, shared: SharedInput) -> str | None:
+    """Path inside a block of the module that reads the stream which layers add to (SharedInput); None: to none."""
+    return next((path for path, where in shared.adds_to if holds(where, config)), None)
 
 
 def weight_of(module: nn.Module) -> torch.Tensor:

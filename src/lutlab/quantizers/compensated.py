@@ -11,6 +11,8 @@ from lutlab.quantizers.contract import Calibrated
 from lutlab.tensors import CalibStats
 
 INPUTS = ("quantized", "full")
+TARGETS = ("weights", "outputs", "stream")
+HESSIANS = ("inputs", "gradients")
 
 
 @dataclass(frozen=True)
@@ -22,12 +24,16 @@ class Compensating(Calibrated):
         block_size: columns after which all later ones are brought up to date, at most; speed only.
         inputs: full | quantized: whose activations H is of (compress/driver.py).
         true_sequential: with inputs=quantized, those behind the layers of the same block quantized so far.
+        target: weights | outputs | stream: what a layer comes near to: its own weight; what it puts out in the
+            full-precision model; that, and what the residual stream lacks of it. The latter two need
+            inputs=quantized and true_sequential (compress/target.py).
     """
 
     damp: float = 0.01
     block_size: int = 128
     inputs: str = "quantized"
     true_sequential: bool = False
+    target: str = "weights"
 
     def __post_init__(self) -> None:
         if isinstance(self.damp, bool) or not isinstance(self.damp, (int, float)):
@@ -47,6 +53,20 @@ class Compensating(Calibrated):
             raise LutlabError(
                 "true_sequential follows the layers quantized so far, inputs=full none: use inputs=quantized"
             )
+        if self.target not in TARGETS:
+            raise LutlabError(f"unknown target '{self.target}': {nearest(self.target, TARGETS)}")
+        if self.target == "weights":
+            return
+        if self.inputs == "full":
+            raise LutlabError(
+                f"target={self.target} makes up for errors of the layers before, which inputs=full has none of: use "
+                "inputs=quantized true_sequential=true"
+            )
+        if not self.true_sequential:
+            raise LutlabError(
+                f"target={self.target} makes up for the errors of every layer before, those of the same block among "
+                "them: give true_sequential=true"
+            )
 
 
 @dataclass(frozen=True)
@@ -56,14 +76,39 @@ class Compensated(Compensating):
     Attributes:
         act_order: columns in the order of falling diagonal of H.
         static_groups: groups of neighbouring columns, whose grids are made before the first column is rounded.
+        hessian: inputs | gradients: whether every token counts the same in H, or by the squared gradient of the end
+            loss, for each group of outputs on its own (compress/gradients.py); needs inputs=quantized.
+        output_groups: of hessian=gradients: groups of outputs that have an H of their own.
     """
 
     act_order: bool = False
     static_groups: bool = False
+    hessian: str = "inputs"
+    output_groups: int = 4
 
     def __post_init__(self) -> None:
         super().__post_init__()
         refuse_other_than_bool(self, "act_order", "static_groups")
+        if self.hessian not in HESSIANS:
+            raise LutlabError(
+                f"unknown hessian '{self.hessian}': {nearest(self.hessian, HESSIANS)}"
+            )
+        groups = self.output_groups
+        if isinstance(groups, bool) or not isinstance(groups, int) or groups < 1:
+            raise LutlabError(
+                f"output_groups={groups!r}: give the groups of outputs that have an H of their own, at least 1"
+            )
+        if self.hessian == "inputs":
+            return
+        if self.inputs == "full":
+            raise LutlabError(
+                "hessian=gradients weights what the layers quantized so far are seen with: use inputs=quantized"
+            )
+        if self.act_order:
+            raise LutlabError(
+                "hessian=gradients gives each group of outputs an H, and act_order the columns of a layer one order: "
+                "drop one of them"
+            )
 
     def prepare(self, stats: CalibStats) -> Factored:
         """Factor H, once for all layers that share an input, and for every q and g.

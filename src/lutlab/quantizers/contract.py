@@ -65,10 +65,18 @@ class Calibrated(Method):
     Attributes:
         inputs: `quantized` (of the model as quantized so far) or `full` (of the full-precision model).
         true_sequential: with inputs=quantized, those behind the layers of the same block quantized so far.
+        target: `weights`, or with inputs=quantized `outputs` or `stream`: the driver then hands `quantize` a weight
+            that makes up for the errors of the layers before (compress/target.py).
+        hessian: `inputs`, or with inputs=quantized `gradients`: `prepare` and `quantize` are then called for the rows
+            of each of `output_groups` groups of outputs, with tokens weighted by gradients (compress/gradients.py).
+        output_groups: into how many groups the outputs of a layer are divided then.
     """
 
     inputs: str
     true_sequential: bool
+    target: str = "weights"
+    hessian: str = "inputs"
+    output_groups: int = 4
 
     @abstractmethod
     def prepare(self, stats: CalibStats) -> Any:

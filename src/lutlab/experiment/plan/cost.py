@@ -4,8 +4,10 @@ An evaluator says what it does in units of no machine (evaluators/contract.py, W
 moment. Seconds: 2 * parameters * tokens floating-point operations of a forward pass plus 4 * layers * hidden * seqlen a
 token of attention, at half of the matmul rate. Memory: the weights, and one batch of logits with its float32 copy.
 Calibration adds its forward passes, M K^2 a Hessian and N K^2 a linear layer, and holds the hidden states of all
-windows and the Hessians of a block. Tuning adds passes forward and back. A decoded token reads the linear weights, as
-stored, and the head, at a share of the rate at which memory is read here, and costs transformers' own work.
+windows and the Hessians of a block. A target of the full-precision model (compress/target.py) doubles passes and hidden
+states, and holds a second block and cross moments. Tuning adds passes forward and back. A decoded token reads the
+linear weights, as stored, and the head, at a share of the rate at which memory is read here, and costs transformers'
+own work.
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ _EFFICIENCY = 0.5  # of the large-matmul rate that a whole forward pass reaches
 _LOAD_SECONDS = 1.0
 _LEAST_SECONDS = 0.1  # of any cell: what is not modelled
 _CALIBRATION_PASSES = 2  # through a block: to see what its layers read, and on to the next block
+_TARGET_MOMENTS = 3  # as large as a Hessian: D, and H and D of the windows held out
 _TUNING_PASSES = 4  # forward, backward (twice that), and the full-precision model's
 _ROUNDING_SECONDS = 5e-8  # a weight rounded, packed and decoded on one core
 _TUNING_BYTES = 12  # a linear weight in float32, and Adam's two means
@@ -131,8 +134,12 @@ def _model_bytes(run: ModelRun, shape: ModelShape) -> int:
         return _drawn_bytes(run, shape)
     held = shape.parameters * width + shape.linear_parameters * (width if run.q < 16 else 0)
     if run.calibration:
-        held += run.calibration.samples * _window(run, shape) * shape.hidden * width
-        held += 4 * sum(columns**2 for columns, _ in shape.inputs)
+        states = run.calibration.samples * _window(run, shape) * shape.hidden * width
+        held += states + 4 * sum(columns**2 for columns, _ in shape.inputs)
+        if _beside(run):
+            largest = max(columns for columns, _ in shape.inputs)
+            held += states + 4 * _TARGET_MOMENTS * largest**2
+            held += shape.linear_parameters // shape.layers * width
     if run.tuning:
         held += _TUNING_BYTES * shape.linear_parameters
     return held
@@ -214,16 +221,22 @@ def _window(run: ModelRun, shape: ModelShape) -> int:
     return run.calibration.seqlen or shape.seqlen
 
 
+def _beside(run: ModelRun) -> bool:
+    """Whether the full-precision model goes beside the quantized one."""
+    return dict(run.options).get("target", "weights") != "weights"
+
+
 def _calibration_seconds(run: ModelRun, shape: ModelShape) -> float:
     if not run.calibration:
         return 0.0
     tokens = run.calibration.samples * _window(run, shape)
     forward = tokens * (2 * shape.parameters + 4 * shape.layers * shape.hidden * shape.seqlen)
+    beside = _beside(run)
     solve = sum(
-        2 * tokens * columns**2 + (2 * columns + 4 * rows) * columns**2
+        2 * (1 + beside) * tokens * columns**2 + (2 * columns + 4 * rows) * columns**2
         for columns, rows in shape.inputs
     )
-    operations = _CALIBRATION_PASSES * forward + shape.layers * solve
+    operations = (1 + beside) * _CALIBRATION_PASSES * forward + shape.layers * solve
     return operations / (matmul_rate(run.device, run.dtype) * _EFFICIENCY)
 
 
