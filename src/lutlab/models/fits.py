@@ -21,13 +21,24 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
 _MEMORY = Path("/proc/meminfo")
+_CURE = (
+    "store it in fewer bits or larger groups, shorten the cache, cut a synthetic model (model.layers), or take a "
+    "larger device"
+)
 
 
 class TooLargeError(LutlabError, MemoryError):
     """A model that its device does not hold: a MemoryError too, which a table prints as OOM."""
 
 
-def check(what: str, parts: Mapping[str, int], device: str, *, free: int | None = None) -> None:
+def check(
+    what: str,
+    parts: Mapping[str, int],
+    device: str,
+    *,
+    free: int | None = None,
+    cure: str = _CURE,
+) -> None:
     """Refuse what does not fit.
 
     Args:
@@ -35,6 +46,7 @@ def check(what: str, parts: Mapping[str, int], device: str, *, free: int | None 
         parts: name -> bytes that are still to be allocated.
         device: as torch names it.
         free: bytes that the device has; None: looked up.
+        cure: end of the message: how to need less.
 
     Raises:
         TooLargeError: the parts together are more than is free; the message has the numbers.
@@ -44,8 +56,7 @@ def check(what: str, parts: Mapping[str, int], device: str, *, free: int | None 
         return
     named = ", ".join(f"{name} {size / 1e9:.1f}" for name, size in parts.items() if size)
     raise TooLargeError(
-        f"{what} needs {needed / 1e9:.1f} GB ({named}), and {device} has {free / 1e9:.1f} GB free: store it in fewer "
-        "bits or larger groups, shorten the cache, cut a synthetic model (model.layers), or take a larger device"
+        f"{what} needs {needed / 1e9:.1f} GB ({named}), and {device} has {free / 1e9:.1f} GB free: {cure}"
     )
 
 

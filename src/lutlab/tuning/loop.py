@@ -18,114 +18,26 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import json
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import nn
 
-from lutlab.compress.kept_blocks import KeptFiles, content_sha256
+from lutlab.compress.kept_blocks import content_sha256
 from lutlab.errors import LutlabError
-from lutlab.specs import Tuning
+from lutlab.tuning.course import Curve, Pace, Progress, means
+from lutlab.tuning.states import TuningStore
 
 log = logging.getLogger(__name__)
 EVALUATIONS = 10  # times that the held-out loss is taken on the way
-WARM_UP = 0.1  # of all steps
 BETAS = (0.9, 0.95)
-POINTS = 100  # of a curve of losses, each the mean of so many steps as there must be
 # A state is written so often, and where writing takes long, in a twentieth of the time at most.
 _KEEP_SECONDS, _KEEP_SHARE = 5.0, 0.05
-
-
-@dataclass(frozen=True)
-class Pace:
-    """How long and how fast a loop runs.
-
-    Attributes:
-        steps: of the optimizer.
-        learning_rate: AdamW's, at its peak.
-        weight_decay: AdamW's.
-        batch: samples a step.
-        seed: of the order of samples.
-    """
-
-    steps: int
-    learning_rate: float
-    weight_decay: float
-    batch: int
-    seed: int
-
-    @classmethod
-    def of(cls, tuning: Tuning) -> Pace:
-        """The pace of the end-to-end steps."""
-        return cls(**{f.name: getattr(tuning, f.name) for f in dataclasses.fields(cls)})
-
-
-@dataclass(frozen=True)
-class Curve:
-    """The course of a loop, in JSON's types.
-
-    Attributes:
-        losses: [step, mean loss of the steps since the point before].
-        held_out: [step, loss], of step 0 too.
-        kept_step: whose parameters stay; 0: those that it began with.
-        diverged: whether a loss that is not finite ended it.
-    """
-
-    losses: list[list[float]]
-    held_out: list[list[float]]
-    kept_step: int
-    diverged: bool
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Where a loop is; str() is a line for a reader."""
-
-    name: str
-    step: int
-    steps: int
-    loss: float
-    seconds_left: float
-
-    def __str__(self) -> str:
-        seconds = self.seconds_left
-        left = f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
-        return f"tuning {self.name} {self.step}/{self.steps}, loss {self.loss:.4g}, {left} left"
-
-
-class TuningStore(KeptFiles):
-    """States of loops under a folder, one file for each name; damaged ones are set aside."""
-
-    def __init__(self, folder: Any) -> None:
-        super().__init__(folder, "tuning")
-
-    def save(self, name: str, tensors: Mapping[str, torch.Tensor], facts: Any) -> None:
-        """Keep a state, in the place of the one before.
-
-        Raises:
-            LutlabError: the disk is full or the folder cannot be written.
-        """
-        self._write(name, tensors, facts)
-
-    def load(self, name: str) -> tuple[dict[str, torch.Tensor], Any] | None:
-        """Tensors and facts as they were kept; None where nothing intact is.
-
-        Raises:
-            LutlabError: a state is damaged, and the folder cannot be written.
-        """
-        return self._intact(name)
-
-    def forget(self) -> None:
-        """Remove all states: what they led to is kept elsewhere."""
-        for path in self.folder.glob(f"{self.kind}-*.safetensors"):
-            path.unlink(missing_ok=True)
 
 
 def fit(
@@ -165,7 +77,7 @@ def fit(
     seconds = _Seconds(run.state.step, pace.steps)
     devices = {p.device for p in parameters.values() if p.device.type == "cuda"}
     with torch.enable_grad(), torch.random.fork_rng([*devices]), run.moving():
-        for step, batch in enumerate(_batches(samples, pace), start=1):
+        for step, batch in enumerate(pace.batches(samples), start=1):
             if step <= run.state.step:
                 continue
             if run.state.diverged:
@@ -234,9 +146,8 @@ class _Loop:
         self, step: int, loss: Callable[[torch.Tensor], torch.Tensor], batch: torch.Tensor
     ) -> float:
         """One step; its loss."""
-        rate = self.pace.learning_rate * _share_of_rate(step - 1, self.pace.steps)
         for optimizer in self.optimizers.values():
-            optimizer.param_groups[0]["lr"] = rate
+            optimizer.param_groups[0]["lr"] = self.pace.rate(step)
         found = loss(batch)
         value = found.item()
         if not math.isfinite(value):
@@ -300,7 +211,7 @@ class _Loop:
                 self.name,
                 self.pace.learning_rate,
             )
-        return Curve(_means(state.losses), state.held_out, state.kept_step, state.diverged)
+        return Curve(means(state.losses), state.held_out, state.kept_step, state.diverged)
 
     def _copies(self) -> dict[str, torch.Tensor]:
         return {key: one.detach().to("cpu", copy=True) for key, one in self.parameters.items()}
@@ -392,30 +303,3 @@ class _Seconds:
         """After a step."""
         each = (time.monotonic() - self.began) / max(1, step - self.done)
         return (self.steps - step) * each
-
-
-def _share_of_rate(step: int, steps: int) -> float:
-    """Of the peak rate, at a step from 0: linear warm-up, then half a cosine."""
-    warm = WARM_UP * steps
-    if step < warm:
-        return min(1.0, (step + 1) / warm)
-    return (1 + math.cos(math.pi * (step - warm) / (steps - warm))) / 2
-
-
-def _batches(samples: int, pace: Pace) -> Iterator[torch.Tensor]:
-    """Indices [B] of a batch, one a step: all samples in a drawn order, then again in another."""
-    draw = torch.Generator().manual_seed(pace.seed)
-    waiting = torch.arange(0)
-    for _ in range(pace.steps):
-        while len(waiting) < pace.batch:
-            waiting = torch.cat([waiting, torch.randperm(samples, generator=draw)])
-        yield waiting[: pace.batch]
-        waiting = waiting[pace.batch :]
-
-
-def _means(losses: list[float]) -> list[list[float]]:
-    """Losses of steps 1 … n as at most POINTS pairs: the last step of a span, and its mean."""
-    width = max(1, math.ceil(len(losses) / POINTS))
-    spans = itertools.zip_longest(*[iter(enumerate(losses, 1))] * width)
-    found = [[one for one in span if one] for span in spans]
-    return [[span[-1][0], math.fsum(v for _, v in span) / len(span)] for span in found]

@@ -32,8 +32,10 @@ from lutlab.models.families import linear_layers
 from lutlab.modules import QuantLinear
 from lutlab.quantizers.contract import Method
 from lutlab.specs import Tuning
-from lutlab.tuning.loop import Pace, Progress, TuningStore, fit
+from lutlab.tuning.course import Pace, Progress
+from lutlab.tuning.loop import fit
 from lutlab.tuning.losses import NextTokens, divided, trainable
+from lutlab.tuning.states import TuningStore
 
 # Format -> the buffers that are trained.
 SCALES: dict[type[Format], tuple[str, ...]] = {

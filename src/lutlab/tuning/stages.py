@@ -22,12 +22,14 @@ from lutlab.compress.kept_blocks import BlockStore, StatsStore
 from lutlab.errors import LutlabError
 from lutlab.formats.contract import Format
 from lutlab.groups import Width
-from lutlab.models.families import linear_layers, task_of
+from lutlab.models import fits
+from lutlab.models.families import decoder_blocks, linear_layers, task_of, weight_of
 from lutlab.modules import QuantLinear
 from lutlab.quantizers.contract import Method
 from lutlab.specs import Tuning
 from lutlab.tuning import scales, weights
-from lutlab.tuning.loop import Progress, TuningStore
+from lutlab.tuning.course import Progress
+from lutlab.tuning.states import TuningStore
 
 log = logging.getLogger(__name__)
 Report = Callable[[Progress], None]
@@ -83,6 +85,7 @@ def tune(
     """
     check_tunable(quantizer, tuning)
     _check(model, calibration)
+    _check_memory(model, calibration, tuning)
     start = copy.deepcopy(model)
     quantize_model(start, quantizer, widths, calibration, kept=untuned, seen=seen)
     if not any(isinstance(module, QuantLinear) for _, module in linear_layers(start)):
@@ -108,3 +111,26 @@ def _check(model: PreTrainedModel, calibration: torch.Tensor) -> None:
         raise LutlabError(
             "tuning trains on one calibration window and holds another out: give at least 2"
         )
+
+
+def _check_memory(model: PreTrainedModel, calibration: torch.Tensor, tuning: Tuning) -> None:
+    """Say what tuning takes, and refuse what the device does not hold."""
+    modules = [m for _, m in linear_layers(model) if not isinstance(m, QuantLinear)]
+    linear = [weight_of(module) for module in modules]
+    weights = sum(one.numel() for one in linear)
+    moves = tuning.steps and tuning.trains == "weights"
+    blocks = 1 if model.device.type == "cuda" else len(decoder_blocks(model))
+    inner = sum(sum(one.shape) for one in linear) // len(decoder_blocks(model)) * blocks
+    tokens = min(tuning.batch, len(calibration)) * calibration.shape[1]
+    parts = {
+        "a float32 copy": 4 * sum(one.numel() for one in model.parameters()),
+        "Adam and the best weights": 12 * weights if moves else 0,
+        "codes and decoded weights": 0
+        if moves
+        else 5 * weights * blocks // len(decoder_blocks(model)),
+        "activations": 4 * tokens * (2 * inner + 4 * model.config.vocab_size),
+    }
+    said = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in parts.items() if size)
+    log.info("tuning takes some %.2f GB: %s", sum(parts.values()) / 1e9, said)
+    cure = "lower tuning.batch, or calibration.seqlen, or take a larger device"
+    fits.check("tuning this model", parts, f"{model.device}", cure=cure)

@@ -36,8 +36,10 @@ from lutlab.quantizers.contract import Method
 from lutlab.quantizers.mixed import Mixed
 from lutlab.specs import Tuning
 from lutlab.tensors import MixedTensor
-from lutlab.tuning.loop import Pace, Progress, TuningStore, fit
+from lutlab.tuning.course import Pace, Progress
+from lutlab.tuning.loop import fit
 from lutlab.tuning.losses import NextTokens, divided, trainable
+from lutlab.tuning.states import TuningStore
 
 
 def check_tunable(quantizer: Method) -> None:

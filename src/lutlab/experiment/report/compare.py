@@ -57,6 +57,7 @@ def told_of(rows: Sequence[PlannedRow]) -> dict[str, list[str]]:
                 cell.evaluation.options_named,
                 troubled(cell.record),
                 *other_texts(cell.record),
+                tuned_badly(cell.record),
             )
         ]
         for row in rows
@@ -149,6 +150,15 @@ def other_texts(record: Record | None) -> list[str]:
         for name, what in kinds.items()
         if name in facts
     ]
+
+
+def tuned_badly(record: Record | None) -> str:
+    """A tuning that diverged or improved nothing, as a note says it; empty where it did neither."""
+    tuning = (record.facts if record else {}).get("tuning", {})
+    step = tuning.get("kept_step")
+    if tuning.get("diverged"):
+        return f"a tuning that diverged, of which step {step} of {tuning['steps']} is kept"
+    return "a tuning that improved nothing, so that it is as without" if step == 0 else ""
 
 
 def column_of(

@@ -155,6 +155,7 @@ def _table(
                 _options(record),
                 compare.troubled(record),
                 *compare.other_texts(record),
+                compare.tuned_badly(record),
             )
         ]
         for key, some in by_row.items()

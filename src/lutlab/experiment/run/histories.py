@@ -3,7 +3,7 @@
     layer/weight_relative_mse, layer/bits_per_weight     by linear layer, in forward order, from 0
     window/<text>/ppl                                    perplexity of the first so many windows
     round/<evaluator>_s                                  seconds of each round of a timing, from 1
-    tuning_step/held_out_loss                            where the weights were fine-tuned
+    tuning_step/held_out_loss, tuning_step/loss          of a tuning's end-to-end steps; the loss, mean of some steps
 
 A name's part before the first stroke is its step.
 """
@@ -42,8 +42,10 @@ def _charts(record: Record, key: str) -> Iterator[tuple[str, Points]]:
         yield f"window/{key}/ppl", _thin(running_perplexity(samples, facts["seqlen"]))
     if bits := facts.get("bits_by_layer"):
         yield "layer/bits_per_weight", list(enumerate(bits))
-    if tuning := facts.get("tuning"):
-        yield "tuning_step/held_out_loss", [(step, loss) for step, loss in tuning["held_out"]]
+    tuning = facts.get("tuning", {})
+    for name, chart in (("held_out", "held_out_loss"), ("losses", "loss")):
+        if points := tuning.get(name):
+            yield f"tuning_step/{chart}", [(step, loss) for step, loss in points]
 
 
 def running_perplexity(nll: Sequence[float], seqlen: int) -> list[tuple[int, float]]:

@@ -10,6 +10,7 @@ from typing import Any
 from lutlab.errors import LutlabError
 from lutlab.experiment.plan.job import Job
 from lutlab.experiment.plan.resolve import cached_text, planned_text
+from lutlab.experiment.store.store import Store
 from lutlab.quantizers.stored import STORED
 from lutlab.specs import LayerStats, ModelRun
 
@@ -35,7 +36,7 @@ def prepare(job: Job) -> Prepared:
     from lutlab.models.families import evaluation_seqlen, kinds, task_of
     from lutlab.models.load import load_model
     from lutlab.quantizers.contract import make_method
-    from lutlab.tuning.loop import TuningStore
+    from lutlab.tuning.states import TuningStore
 
     spec = job.run
     if not isinstance(spec, ModelRun):  # of a product, its evaluator draws the weights
@@ -69,27 +70,41 @@ def prepare(job: Job) -> Prepared:
     # A tuned model has calibration text, and so its blocks are kept; all of them are of one tuning.
     states = TuningStore(job.quantized) if spec.tuning else None
     if spec.tuning and not all(kept.has(index) for index in range(len(loaded.blocks))):
-        from lutlab.tuning.stages import tune
-
         kept.forget_from(0)
-        tuned = tune(
-            *(model, quantizer, chosen, windows, spec.tuning),
-            seen=seen,
-            untuned=BlockStore(job.untuned),
-            kept=states,
-        )
-        packed, facts["tuning"] = tuned.layers, tuned.facts
+        packed = _tuned(job, model, quantizer, chosen, windows, seen, states)
     layers = quantize_model(
         model, quantizer, chosen, windows, blocks=loaded.blocks, kept=kept, seen=seen, packed=packed
     )
     if states:
-        states.forget()
+        states.forget()  # what they led to is in the blocks
+        if said := states.facts():
+            facts["tuning"] = said
     if job.stream:
         loaded.blocks.serve(kept.serve)
     if widened := [layer.name for layer in layers if layer.widened]:
         facts["float32_coefficients"] = widened
     facts["quantize_seconds"] = round(time.monotonic() - began, 3)
     return Prepared(model, loaded.tokenizer, layers, seqlen, facts)
+
+
+def _tuned(
+    job: Job, model: Any, quantizer: Any, chosen: Any, windows: Any, seen: Any, states: Any
+) -> Any:
+    """The packed layers of a tuned model; how they came about stays in the store."""
+    from lutlab.compress.kept_blocks import BlockStore
+    from lutlab.experiment.run.progress import telling
+    from lutlab.tuning.stages import tune
+
+    with telling(Store(job.results), [cell.cell_id for cell in job.cells]) as tell:
+        tuned = tune(
+            *(model, quantizer, chosen, windows, job.run.tuning),
+            seen=seen,
+            untuned=BlockStore(job.untuned),
+            kept=states,
+            report=tell,
+        )
+    states.note(tuned.facts)
+    return tuned.layers
 
 
 def _stored(spec: ModelRun) -> Prepared:

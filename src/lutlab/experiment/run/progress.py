@@ -1,23 +1,28 @@
 """Progress of a run, read from the store: it works for every launcher, because finished cells are files.
 
 On a terminal a bar with the time that remains; elsewhere one line a finished cell. Where a line is too narrow, the
-cell's name is shortened, never the count or the time.
+cell's name is shortened, never the count or the time. Work before the first cell that takes long, as tuning, says where
+it is in a file beside the records (`telling`): in the bar, elsewhere a line of it now and then.
 """
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from lutlab.atomic import write_atomically
 from lutlab.experiment.store.store import Store
 
 _POLL_SECONDS = 0.3
+_TELL_SECONDS = 1.0  # between two words on the stage of some cells
+_STAGE_SECONDS = 30.0  # between two lines of stages, where there is no bar
 _BAR = 12  # characters
 
 
@@ -60,15 +65,46 @@ def _lines(
     stop: threading.Event,
 ) -> None:
     total, began = len(cells), time.monotonic()
+    since, said = time.time(), began
     last = False
     while not last:
         last = stop.wait(_POLL_SECONDS)  # one more look after the end
+        if time.monotonic() >= said + _STAGE_SECONDS and (stage := _stage(store, cells, since)):
+            console.print(shorten(stage, console.width), highlight=False, markup=False)
+            said = time.monotonic()
         for cell in _new(store, cells, earlier):
             name, _ = cells.pop(cell)
             done = total - len(cells)
             count, took = f"[{done}/{total}] ", f"  {time.monotonic() - began:.0f} s"
             name = shorten(name, console.width - len(count) - len(took))
             console.print(f"{count}{name}{took}", highlight=False, markup=False)
+
+
+@contextmanager
+def telling(store: Store, cells: Collection[str]) -> Iterator[Callable[[object], None]]:
+    """A function that says how far the work on some cells is, to whoever watches them; str() of it is the line."""
+    path, told = store.stage(next(iter(cells), "none")), 0.0
+
+    def tell(stage: object) -> None:
+        nonlocal told
+        if time.monotonic() >= told + _TELL_SECONDS:
+            write_atomically(path, f"{stage}".encode())
+            told = time.monotonic()
+
+    try:
+        yield tell
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _stage(store: Store, waiting: Collection[str], began: float) -> str:
+    """What was told last of a cell that is waited for; empty where nothing was, since the run began."""
+    found = []
+    for path in map(store.stage, waiting):
+        with contextlib.suppress(FileNotFoundError):  # it is gone when its work is done
+            at = path.stat().st_mtime
+            found += [(at, path.read_text(encoding="utf-8"))] if at >= began else []
+    return max(found, default=(0.0, ""))[1]
 
 
 def shorten(name: str, room: int) -> str:
@@ -97,10 +133,12 @@ def _bar(
     others = len(f" {len(cells)}/{len(cells)} 0:00:00 about {predicted:.0f}0 s left ") + _BAR + 1
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("measuring", total=len(cells), eta="")
-        finished, began = 0.0, time.monotonic()
+        finished, began, since = 0.0, time.monotonic(), time.time()
         last = False
         while not last:
             last = stop.wait(_POLL_SECONDS)
+            if stage := _stage(store, cells, since):
+                progress.update(task, description=shorten(stage, console.width - others))
             for cell in _new(store, cells, earlier):
                 name, seconds = cells.pop(cell)
                 finished += seconds

@@ -66,7 +66,9 @@ def accuracy(project: Project, texts: Sequence[str] = TEXTS) -> ws.Workspace:
         )
     ]
     tuning = wr.LinePlot(
-        title="held-out loss", x=wr.Metric("tuning_step"), y=["tuning_step/held_out_loss"]
+        title="tuning loss",
+        x=wr.Metric("tuning_step"),
+        y=["tuning_step/held_out_loss", "tuning_step/loss"],
     )
     sections = [
         *map(of, texts),

@@ -56,6 +56,7 @@ _C, _CUDA = templates.ROOT, cuda.ROOT
 # Of every operation: their imports are of both devices, and are not followed.
 _DISPATCH = tuple(PACKAGE / "kernels" / name for name in ("dispatch.py", "dequantized.py"))
 _DEQUANTIZE_MIXED = ("mixed.cu", "mixed_chunks.cu", "sixteen.cuh")
+_LOOP = tuple(f"tuning/{name}.py" for name in ("loop", "course", "losses"))
 _PARTS = {
     "driver": _Part(
         compress.DRIVER_VERSION,
@@ -63,12 +64,8 @@ _PARTS = {
         ("compress", "modules", "groups", "tensors"),
     ),
     "search": _Part(compress.SEARCH_VERSION, ("compress/search.py", "compress/allocate.py")),
-    "tuning": _Part(
-        tuning.WEIGHTS_VERSION, ("tuning/weights.py", "tuning/loop.py", "tuning/losses.py")
-    ),
-    "tuning/scales": _Part(
-        tuning.SCALES_VERSION, ("tuning/scales.py", "tuning/loop.py", "tuning/losses.py")
-    ),
+    "tuning": _Part(tuning.WEIGHTS_VERSION, ("tuning/weights.py", *_LOOP)),
+    "tuning/scales": _Part(tuning.SCALES_VERSION, ("tuning/scales.py", *_LOOP)),
     "synthetic": _Part(
         compress.SYNTHETIC_VERSION,
         (

@@ -44,6 +44,10 @@ class Store:
         """The file of a cell."""
         return self.folder / f"{cell_id}.json"
 
+    def stage(self, cell_id: str) -> Path:
+        """Where a worker says how far it is with a cell, while it is at it."""
+        return self.folder / f"{cell_id}.stage"
+
     def load(self, cell_id: str) -> Record | None:
         """The record of a cell, None where there is none, or none any more since it was damaged.
 

@@ -1,0 +1,121 @@
+"""The training loop: a killed run ends byte for byte as another, the best state stays, what diverges is stopped."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from lutlab.errors import LutlabError
+from lutlab.tuning import loop
+from lutlab.tuning.course import Curve, Pace, Progress
+from lutlab.tuning.loop import fit
+from lutlab.tuning.states import TuningStore
+
+PACE = Pace(steps=12, learning_rate=0.1, weight_decay=0.01, batch=3, seed=5)
+
+
+class Killed(Exception):
+    """The process ends."""
+
+
+def kill_after(steps: int):
+    """A report that ends the run after so many steps of this process."""
+    count = itertools.count(1)
+
+    def report(progress: Progress) -> None:
+        if next(count) == steps:
+            raise Killed
+
+    return report
+
+
+class Toy:
+    """Two parameters that learn targets, with noise that the loss itself draws."""
+
+    def __init__(self, broken_at: int = -1) -> None:
+        self.parameters = {"a.x": nn.Parameter(torch.zeros(4)), "b": nn.Parameter(torch.ones(2, 4))}
+        self.targets = torch.randn(7, 4, generator=torch.Generator().manual_seed(1))
+        self.broken_at, self.seen = broken_at, []
+
+    def loss(self, indices: torch.Tensor) -> torch.Tensor:
+        self.seen.append(indices.tolist())
+        noise = 0.01 * torch.rand(4)
+        found = self.parameters["a.x"] * self.parameters["b"].sum(0) + noise
+        error = (found - self.targets[indices]).square().mean()
+        return error * (torch.nan if len(self.seen) == self.broken_at else 1.0)
+
+    def judged(self) -> float:
+        a, b = self.parameters.values()
+        return (a * b.sum(0) - self.targets[0]).square().mean().item()
+
+    def fit(self, **options) -> Curve:
+        held_out = options.pop("held_out", self.judged)
+        return fit("toy", self.parameters, self.loss, 7, PACE, held_out=held_out, **options)
+
+    def state(self) -> list[list[float]]:
+        return [one.detach().flatten().tolist() for one in self.parameters.values()]
+
+
+@pytest.mark.parametrize("judges", [True, False])
+def test_a_killed_run_ends_byte_for_byte_as_another(judges, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(loop, "_KEEP_SECONDS", 0.0)
+    monkeypatch.setattr(loop, "_KEEP_SHARE", float("inf"))
+    more = {} if judges else {"held_out": None}
+    whole = Toy()
+    curve = whole.fit(**more)
+    for steps in (1, 5):
+        store = TuningStore(tmp_path / f"{steps}")
+        for _ in range(12 // steps):
+            with pytest.raises(Killed):
+                Toy().fit(kept=store, report=kill_after(steps), **more)
+        again = Toy()
+        assert (again.fit(kept=store, **more), again.state()) == (curve, whole.state())
+        assert len(again.seen) == 12 % steps
+    other = Toy()  # it begins elsewhere, so that no step of the one before is its own
+    with torch.no_grad():
+        other.parameters["b"].add_(1.0)
+    other.fit(kept=store, **more)
+    assert len(other.seen) == 12
+
+
+def test_every_sample_is_read_before_one_is_read_again():
+    toy = Toy()
+    toy.fit()
+    order = [one for batch in toy.seen for one in batch]
+    assert sorted(order[:7]) == sorted(order[7:14]) == [*range(7)] != order[:7]
+    assert order[:7] != order[7:14]
+
+
+def test_the_best_stays_and_what_diverges_says_so(caplog):
+    toy = Toy(broken_at=9)
+    curve = toy.fit()
+    assert curve.diverged
+    assert [step for step, _ in curve.losses] == [*range(1, 9)]
+    assert toy.judged() == min(loss for _, loss in curve.held_out) < curve.held_out[0][1]
+    assert "at step 9 of 12: stopped" in caplog.text
+    blind = Toy(broken_at=9)
+    assert blind.fit(held_out=None).kept_step == 0
+    assert blind.state() == Toy().state()
+    assert not any(one.requires_grad and one.grad is not None for one in blind.parameters.values())
+    worse = Toy()
+    values = itertools.count()
+    assert worse.fit(held_out=lambda: float(next(values))).kept_step == 0
+    assert worse.state() == Toy().state()
+    assert "no step lowered the held-out loss" in caplog.text
+
+
+def test_what_is_broken_from_the_beginning_is_refused():
+    with pytest.raises(LutlabError, match="inf before the first step"):
+        Toy().fit(held_out=lambda: torch.inf)
+    with pytest.raises(LutlabError, match="nan at step 1"):
+        Toy(broken_at=1).fit(held_out=None)
+
+
+def test_a_line_of_progress():
+    assert f"{Progress('scales', 120, 400, 3.2149, 130.0)}" == (
+        "tuning scales 120/400, loss 3.215, 2 min left"
+    )
