@@ -21,8 +21,9 @@ from lutlab.tensors import BCQTensor, UniformTensor
 from lutlab.tuning import loop
 from lutlab.tuning.blocks import tune_blocks
 from lutlab.tuning.coded import CodedLinear
-from lutlab.tuning.loop import Pace, TuningStore
+from lutlab.tuning.course import Pace
 from lutlab.tuning.losses import HELD_OUT
+from lutlab.tuning.states import TuningStore
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 WINDOWS = torch.randint(1, 9, (9, 16), generator=torch.Generator().manual_seed(2))
@@ -55,7 +56,7 @@ def test_a_coded_layer_is_the_naive_one(seed, uniform, q, g, ordered):
     """Weight, choice and gradients against autograd in float64; what is stored is what was multiplied by."""
     draw = torch.Generator().manual_seed(seed)
     tensor = tensors(draw, uniform, q, g, ordered)
-    layer = CodedLinear(pack(tensor), None, torch.randn(6, 20, generator=draw))
+    layer = CodedLinear(pack(tensor), None)
     assert torch.equal(layer.weight(), layer.packed.dequantize()), "step 0 is the layer as it came"
     with torch.no_grad():
         for move in layer.moves.values():
@@ -159,10 +160,10 @@ def test_a_killed_run_ends_byte_for_byte_the_same(tmp_path, monkeypatch):
 
 
 def test_what_does_not_fit_is_refused_before_it_starts(monkeypatch):
-    full, start = quantized("opt", "rtn", 3)
     monkeypatch.setattr(fits, "available", lambda device: 1000)
-    with pytest.raises(fits.TooLargeError, match=r"hidden states .* windows"):
-        tune_blocks(start, full, WINDOWS, PACE)
+    tuning = lutlab.Tuning(block_steps=2)
+    with pytest.raises(fits.TooLargeError, match=r"block by block .* windows"):
+        lutlab.quantize(make("opt"), "rtn", 3, 8, calibration=WINDOWS, tuning=tuning)
 
 
 def test_block_steps_are_asked_for_by_tuning():

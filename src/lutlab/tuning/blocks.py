@@ -3,10 +3,8 @@
     loss = mean (block(x) - y)^2 / mean (y - mean of y)^2      x from the quantized blocks before, already tuned
                                                                y of the full-precision model, on its own inputs
 
-Codes are trained straight through (coded.py). A latent weight begins where its layer's output error is least if it
-alone moves, as in cyclic coordinate descent, so that the closest decisions are taken again first:
-
-    V = W^ + ((W - W^) H)_k / H_kk        H = X^T X / M of the layer's inputs, W in full precision
+Codes are trained straight through latent weights, which begin at the stored ones (coded.py says why), and scales beside
+them, at one rate.
 
 Every eighth window is held out, and of each block the state of least loss on those is kept, its first one included.
 
@@ -28,12 +26,12 @@ from torch import nn
 from torch.utils._pytree import tree_map
 from transformers import PreTrainedModel
 
-from lutlab.compress.calibrate import BATCH_TOKENS, BlockInputs, Call, capture, observe
+from lutlab.compress.calibrate import BATCH_TOKENS, BlockInputs, Call, capture
 from lutlab.compress.kept_blocks import content_sha256
 from lutlab.errors import LutlabError
 from lutlab.formats.contract import Format
 from lutlab.models import fits
-from lutlab.models.families import decoder_blocks, family_of, linear_layers, weight_of, weight_of
+from lutlab.models.families import decoder_blocks, family_of, linear_layers, weight_of
 from lutlab.modules import QuantLinear
 from lutlab.quantizers.contract import Method
 from lutlab.specs import Tuning
@@ -46,8 +44,6 @@ from lutlab.tuning.states import TuningStore
 # Bytes a weight while its block is trained: where the latent weight began, its move, gradient, two moments of Adam's
 # and the best move in float32, the decoded weight; the code, where it lies among codewords (int64), the packed one.
 _BYTES_A_WEIGHT = 7 * 4 + 1 + 8 + 1
-# Of a layer's largest second derivative: an input that is (nearly) always zero has no say in where V begins.
-_LEAST_CURVATURE = 1e-6
 _CURE = "give fewer or shorter calibration windows, lower tuning.batch, or take a larger device"
 log = logging.getLogger(__name__)
 Report = Callable[[Progress], None]
@@ -120,7 +116,7 @@ def tune_blocks(
         teacher = copy.deepcopy(decoder_blocks(full)[index]).float()
         run.advance(teacher, wanted)
         block.float()
-        facts.append(run.tune(f"block-{index:04}", block, teacher, quantized, wanted))
+        facts.append(run.tune(f"block-{index:04}", block, quantized, wanted))
         run.advance(block, quantized)
         block.to(dtype)
     return {"blocks": facts}
@@ -157,15 +153,12 @@ class _Run:
             self.calls[windows] = tree_map(_in_float32, call)
         return self.calls[windows]
 
-    def inputs(self, hidden: torch.Tensor) -> BlockInputs:
-        """Hidden states as the batches that go through a block at once; views."""
-        parts = [*hidden.split(self.size)]
-        return BlockInputs(parts, [self._call(len(part)) for part in parts], [None] * len(parts))
-
     def through(self, block: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
         """[B, S, D] -> [B, S, D]."""
-        inputs = self.inputs(hidden)
-        return torch.cat([inputs.run(block, index) for index in range(len(inputs.hidden))])
+        parts = [*hidden.split(self.size)]
+        calls = [self._call(len(part)) for part in parts]
+        inputs = BlockInputs(parts, calls, [None] * len(parts))
+        return torch.cat([inputs.run(block, index) for index in range(len(parts))])
 
     def advance(self, block: nn.Module, hidden: torch.Tensor) -> None:
         """Overwrite the inputs of a block by its outputs."""
@@ -176,7 +169,6 @@ class _Run:
         self,
         name: str,
         block: nn.Module,
-        teacher: nn.Module,
         hidden: torch.Tensor,
         targets: torch.Tensor,
     ) -> dict[str, Any]:
@@ -188,8 +180,7 @@ class _Run:
         of = content_sha256(said, _buffers(packed))
         facts = self._restored(name, of, packed)
         if facts is None:
-            latents = self._latents(block, teacher, packed, self.inputs(hidden))
-            layers = {n: CodedLinear(packed[n], m.bias, latents[n]) for n, m in modules.items()}
+            layers = {n: CodedLinear(packed[n], m.bias) for n, m in modules.items()}
             put(block, layers)
             facts = self._fitted(name, block, layers, hidden, targets)
             if facts["kept_step"]:
@@ -210,24 +201,6 @@ class _Run:
             device = next(b.device for b in one.buffers.values() if b is not None)
             packed[layer] = one.with_buffers(found).to(device)
         return facts["facts"]
-
-    def _latents(
-        self,
-        block: nn.Module,
-        teacher: nn.Module,
-        packed: Mapping[str, Format],
-        inputs: BlockInputs,
-    ) -> dict[str, torch.Tensor]:
-        """Layer -> V [N, K] float32, where each latent weight begins."""
-        found = {}
-        for shared, stats in observe(block, inputs, self.family.inputs).items():
-            curvature = stats.hessian.diagonal()
-            curvature = curvature.clamp_min(_LEAST_CURVATURE * curvature.max())
-            for layer in packed.keys() & shared.layers:
-                weight = packed[layer].dequantize()
-                error = weight_of(teacher.get_submodule(layer)) - weight
-                found[layer] = weight.addcdiv_(error @ stats.hessian, curvature)
-        return found
 
     def _fitted(
         self,

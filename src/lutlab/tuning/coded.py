@@ -4,8 +4,9 @@
 
 Scales move as in scales.py. V and scales are what they began as plus a move in units of the deviation of their group's
 codewords (a uniform scale: in units of itself), so that one rate of AdamW fits every layer, width and model, and codes
-and scales alike. Where V begins decides which codes change first; it is put inside of the cell of the stored code, so
-that step 0 is the layer as it came.
+and scales alike. V begins at the stored weight, so that step 0 is the layer as it came. It does not begin at the weight
+in full precision, nor where coordinate descent would put each weight, r_k / H_kk from the stored one: both lie at or
+behind the edges of most cells, where the first steps turn many codes at once (measured: docs).
 """
 
 from __future__ import annotations
@@ -24,9 +25,6 @@ from lutlab.groups import group_length
 from lutlab.tensors import BCQTensor, UniformTensor
 from lutlab.tuning.scales import ScaledLinear
 
-# How far from the edges of its cell a latent weight begins at least, in cells; the outermost cells end so many gaps
-# behind their codewords.
-_INSIDE, _OUTERMOST = 1e-3, 1.0
 _LEAST_GROUP = 8  # that a format stores
 
 
@@ -36,27 +34,19 @@ class CodedLinear(ScaledLinear):
     Args:
         packed: the weight [N, K].
         bias: [N] or None.
-        latent: [N, K] float32, where V begins; None: at the stored weight.
 
     Attributes:
         moves: parameters, all 0 at first: of each of the scales, by its name, and `latent` [N, G, g].
     """
 
-    def __init__(
-        self,
-        packed: PackedBCQ | PackedUniform,
-        bias: torch.Tensor | None,
-        latent: torch.Tensor | None = None,
-    ) -> None:
+    def __init__(self, packed: PackedBCQ | PackedUniform, bias: torch.Tensor | None) -> None:
         super().__init__(packed, bias)
         self.scales.requires_grad_(False)
         self.tensor = packed.unpack()
-        words = codewords(self.tensor)
-        deviation = words.std(2, correction=0)
+        deviation = codewords(self.tensor).std(2, correction=0)
         self.units = {n: s if n == "scale" else deviation for n, s in self.scales.items()}
         self.units["latent"] = deviation.unsqueeze(2)
-        latent = packed.dequantize() if latent is None else latent
-        self.latent = _inside(words, self._grouped(self.codes).long(), self._by_group(latent))
+        self.latent = self._by_group(packed.dequantize())
         began = {**self.scales, "latent": self.latent}
         self.moves = nn.ParameterDict(
             {name: nn.Parameter(torch.zeros_like(one)) for name, one in began.items()}
@@ -81,7 +71,8 @@ class CodedLinear(ScaledLinear):
         scales = {n: self._moved(n, one).to(stored[n].dtype) for n, one in self.scales.items()}
         tensor = dataclasses.replace(self.tensor, **scales)
         words, code_of = codewords(tensor).sort(2)
-        level = torch.searchsorted(_cuts(words), self._moved("latent", self.latent))
+        edges = (words[..., 1:] + words[..., :-1]) / 2
+        level = torch.searchsorted(edges, self._moved("latent", self.latent))
         self.codes = self._columns(code_of.gather(2, level)).to(torch.uint8)
         weight = self._columns(words.gather(2, level))
         if tensor.order is not None:
@@ -137,20 +128,3 @@ def codewords(tensor: BCQTensor | UniformTensor) -> torch.Tensor:
         tensor, codes=codes.repeat(rows, groups), group_size=length, order=None
     )
     return pack(each).dequantize().view(rows, groups, length)[..., :levels]
-
-
-def _cuts(words: torch.Tensor) -> torch.Tensor:
-    """[N, G, 2^q] ascending -> the edges [N, G, 2^q - 1] of their cells; an edge belongs to the cell below."""
-    return (words[..., 1:] + words[..., :-1]) / 2
-
-
-def _inside(words: torch.Tensor, codes: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """Values [N, G, g] moved into the cells of their codes, where they are outside."""
-    words, code_of = words.sort(2)
-    level = code_of.argsort(2).gather(2, codes)
-    cuts = _cuts(words)
-    gap = _OUTERMOST * (words[..., -1:] - words[..., :1]) / (words.shape[2] - 1)
-    edges = torch.cat((words[..., :1] - gap, cuts, words[..., -1:] + gap), 2)
-    low, high = edges.gather(2, level), edges.gather(2, level + 1)
-    margin = _INSIDE * (high - low)
-    return values.clamp(low + margin, high - margin)
