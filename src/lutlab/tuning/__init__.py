@@ -12,3 +12,5 @@ from __future__ import annotations
 WEIGHTS_VERSION = 1
 # Raised by whoever changes the scales that scales.py finds; a change of loop.py raises it too.
 SCALES_VERSION = 1
+# Raised by whoever changes what blocks.py finds; a change of loop.py raises it too.
+BLOCKS_VERSION = 1

@@ -27,7 +27,7 @@ from lutlab.models.families import decoder_blocks, linear_layers, task_of, weigh
 from lutlab.modules import QuantLinear
 from lutlab.quantizers.contract import Method
 from lutlab.specs import Tuning
-from lutlab.tuning import scales, weights
+from lutlab.tuning import blocks, scales, weights
 from lutlab.tuning.course import Progress
 from lutlab.tuning.states import TuningStore
 
@@ -48,7 +48,7 @@ class Tuned:
 def check_tunable(quantizer: Method, tuning: Tuning) -> None:
     """Raise LutlabError unless what a method gives can be tuned so."""
     if tuning.block_steps:
-        raise LutlabError("tuning.block_steps: this version tunes end to end only: give steps")
+        blocks.check_tunable(quantizer)
     if tuning.steps:
         _CHECKS[tuning.trains](quantizer)
 
@@ -85,12 +85,19 @@ def tune(
     """
     check_tunable(quantizer, tuning)
     _check(model, calibration)
-    _check_memory(model, calibration, tuning)
+    if tuning.block_steps:
+        blocks.check_memory(model, calibration, tuning)
+    if tuning.steps:
+        _check_memory(model, calibration, tuning)
     start = copy.deepcopy(model)
     quantize_model(start, quantizer, widths, calibration, kept=untuned, seen=seen)
     if not any(isinstance(module, QuantLinear) for _, module in linear_layers(start)):
         raise LutlabError("tuning finds no quantized layer: skip names all of them; drop tuning")
     facts = tuning.asked()
+    if tuning.block_steps:
+        facts |= blocks.tune_blocks(
+            *(start, model, calibration, blocks.pace_of(tuning)), kept=kept, report=report
+        )
     if tuning.steps:
         stage = _END_TO_END[tuning.trains]
         facts |= stage(start, model, quantizer, calibration, tuning, kept=kept, report=report)
@@ -119,15 +126,15 @@ def _check_memory(model: PreTrainedModel, calibration: torch.Tensor, tuning: Tun
     linear = [weight_of(module) for module in modules]
     weights = sum(one.numel() for one in linear)
     moves = tuning.steps and tuning.trains == "weights"
-    blocks = 1 if model.device.type == "cuda" else len(decoder_blocks(model))
-    inner = sum(sum(one.shape) for one in linear) // len(decoder_blocks(model)) * blocks
+    at_once = 1 if model.device.type == "cuda" else len(decoder_blocks(model))
+    inner = sum(sum(one.shape) for one in linear) // len(decoder_blocks(model)) * at_once
     tokens = min(tuning.batch, len(calibration)) * calibration.shape[1]
     parts = {
         "a float32 copy": 4 * sum(one.numel() for one in model.parameters()),
         "Adam and the best weights": 12 * weights if moves else 0,
         "codes and decoded weights": 0
         if moves
-        else 5 * weights * blocks // len(decoder_blocks(model)),
+        else 5 * weights * at_once // len(decoder_blocks(model)),
         "activations": 4 * tokens * (2 * inner + 4 * model.config.vocab_size),
     }
     said = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in parts.items() if size)

@@ -4,6 +4,7 @@
     window/<text>/ppl                                    perplexity of the first so many windows
     round/<evaluator>_s                                  seconds of each round of a timing, from 1
     tuning_step/held_out_loss, tuning_step/loss          of a tuning's end-to-end steps; the loss, mean of some steps
+    tuning_block_step/<index>/held_out_error             where its blocks were tuned
 
 A name's part before the first stroke is its step.
 """
@@ -46,6 +47,10 @@ def _charts(record: Record, key: str) -> Iterator[tuple[str, Points]]:
     for name, chart in (("held_out", "held_out_loss"), ("losses", "loss")):
         if points := tuning.get(name):
             yield f"tuning_step/{chart}", [(step, loss) for step, loss in points]
+    for index, curve in enumerate(tuning.get("blocks", ())):
+        if curve:
+            points = [(step, loss) for step, loss in curve["held_out"]]
+            yield f"tuning_block_step/{index}/held_out_error", points
 
 
 def running_perplexity(nll: Sequence[float], seqlen: int) -> list[tuple[int, float]]:

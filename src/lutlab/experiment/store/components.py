@@ -66,6 +66,7 @@ _PARTS = {
     "search": _Part(compress.SEARCH_VERSION, ("compress/search.py", "compress/allocate.py")),
     "tuning": _Part(tuning.WEIGHTS_VERSION, ("tuning/weights.py", *_LOOP)),
     "tuning/scales": _Part(tuning.SCALES_VERSION, ("tuning/scales.py", *_LOOP)),
+    "tuning/blocks": _Part(tuning.BLOCKS_VERSION, ("tuning/blocks.py", "tuning/coded.py", *_LOOP)),
     "synthetic": _Part(
         compress.SYNTHETIC_VERSION,
         (

@@ -94,6 +94,7 @@ def _maker(name: str) -> Callable[[], Any] | None:
         "search": _search,
         "tuning": _tuning,
         "tuning/scales": _tuned_scales,
+        "tuning/blocks": _tuned_blocks,
         "models": _models,
         "synthetic": _synthetic,
         "checkpoint": _checkpoint,
@@ -234,6 +235,10 @@ def _tuned_scales() -> Any:
     return [_tuned(name, trains="scales") for name in ("rtn", "gptq_bcq")]
 
 
+def _tuned_blocks() -> Any:
+    return [_tuned(name, steps=0, block_steps=2) for name in ("rtn", "gptq_bcq")]
+
+
 def _tuned(method: str, **options: Any) -> Any:
     """Layers after two steps, and what was asked and judged; the curve of the steps came later."""
     from lutlab.compress.widths import widths
@@ -244,10 +249,11 @@ def _tuned(method: str, **options: Any) -> Any:
 
     model = inputs.tiny_opt()
     chosen = widths(kinds(model.config), 3, 8)
-    tuning = Tuning(2, **options)
+    tuning = Tuning(**{"steps": 2} | options)
     found = tune(model, make_method(method), chosen, inputs.windows(), tuning)
-    judged = {name: found.facts[name] for name in ("held_out", "kept_step")}
-    return [found.layers, tuning.asked() | judged]
+    curves = found.facts.get("blocks", [found.facts])
+    judged = [{name: curve[name] for name in ("held_out", "kept_step")} for curve in curves]
+    return [found.layers, *(tuning.asked() | one for one in judged)]
 
 
 def _models() -> Any:

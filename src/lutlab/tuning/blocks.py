@@ -1,0 +1,260 @@
+"""Tuning block by block: scales and codes of one block, towards what the full-precision block gives.
+
+    loss = mean (block(x) - y)^2 / mean (y - mean of y)^2      x from the quantized blocks before, already tuned
+                                                               y of the full-precision model, on its own inputs
+
+Codes are trained straight through latent weights, which begin at the stored ones (coded.py says why), and scales beside
+them, at one rate.
+
+Every eighth window is held out, and of each block the state of least loss on those is kept, its first one included.
+
+Memory: of one block some 30 bytes a weight, of all windows the hidden states of both models, in float32. Products and
+moves are in float32 whatever the model's dtype, and a block goes back to that.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map
+from transformers import PreTrainedModel
+
+from lutlab.compress.calibrate import BATCH_TOKENS, BlockInputs, Call, capture
+from lutlab.compress.kept_blocks import content_sha256
+from lutlab.errors import LutlabError
+from lutlab.formats.contract import Format
+from lutlab.models import fits
+from lutlab.models.families import decoder_blocks, family_of, linear_layers, weight_of
+from lutlab.modules import QuantLinear
+from lutlab.quantizers.contract import Method
+from lutlab.specs import Tuning
+from lutlab.tuning.coded import CodedLinear
+from lutlab.tuning.course import Pace, Progress
+from lutlab.tuning.loop import fit
+from lutlab.tuning.losses import HELD_OUT
+from lutlab.tuning.states import TuningStore
+
+# Bytes a weight while its block is trained: where the latent weight began, its move, gradient, two moments of Adam's
+# and the best move in float32, the decoded weight; the code, where it lies among codewords (int64), the packed one.
+_BYTES_A_WEIGHT = 7 * 4 + 1 + 8 + 1
+_CURE = "give fewer or shorter calibration windows, lower tuning.batch, or take a larger device"
+log = logging.getLogger(__name__)
+Report = Callable[[Progress], None]
+
+
+def check_tunable(quantizer: Method) -> None:
+    """Raise LutlabError unless a method gives weights whose codes can be trained."""
+    if not quantizer.quantizes or quantizer.format not in ("bcq", "uniform"):
+        raise LutlabError(
+            "tuning.block_steps moves binary or uniform codes and their scales, which this method does not give: take "
+            "gptq_bcq, bcq, gptq or rtn, or drop block_steps"
+        )
+
+
+def check_memory(model: PreTrainedModel, windows: torch.Tensor, tuning: Tuning) -> None:
+    """Say what tuning a full-precision model takes; raise TooLargeError where the device does not hold it."""
+    blocks = decoder_blocks(model)
+    linears = [weight_of(module) for _, module in linear_layers(model)]
+    weights = sum(one.numel() for one in linears) // len(blocks)
+    ends = sum(sum(one.shape) for one in linears) // len(blocks)
+    tokens = min(tuning.batch, len(windows)) * windows.shape[1]
+    parts = {
+        "a copy of the model": sum(one.nbytes for one in model.parameters()),
+        "hidden states": 2 * 4 * windows.numel() * model.config.hidden_size,
+        "a block": _BYTES_A_WEIGHT * weights,
+        "its activations": 2 * 4 * tokens * ends,  # and their gradients, roughly
+    }
+    said = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in parts.items())
+    log.info("tuning block by block takes some %.2f GB: %s", sum(parts.values()) / 1e9, said)
+    fits.check("tuning block by block", parts, f"{model.device}", cure=_CURE)
+
+
+def pace_of(tuning: Tuning) -> Pace:
+    """The pace of each block."""
+    return dataclasses.replace(
+        Pace.of(tuning), steps=tuning.block_steps, learning_rate=tuning.block_learning_rate
+    )
+
+
+@torch.no_grad()
+def tune_blocks(
+    start: PreTrainedModel,
+    full: PreTrainedModel,
+    windows: torch.Tensor,
+    pace: Pace,
+    *,
+    kept: TuningStore | None = None,
+    report: Report | None = None,
+) -> dict[str, Any]:
+    """Train the quantized layers of a model block by block, in place.
+
+    Args:
+        start: quantized, in evaluation mode; its layers have, afterwards, other codes and scales of the same layout.
+        full: the model in full precision.
+        windows: token ids [samples, S] int64, at least 2.
+        pace: of each block.
+        kept: where finished blocks and the state of the one that is being trained are kept.
+        report: told after every step.
+
+    Returns:
+        The curve of each block, and the share of its codes that changed.
+
+    Raises:
+        LutlabError: the error of a block is inf or nan before anything was trained.
+    """
+    run = _Run(full, windows, pace, kept, report)
+    quantized, wanted, facts = run.hidden(start), run.hidden(full), []
+    for index, block in enumerate(decoder_blocks(start)):
+        dtype = next(block.parameters()).dtype
+        teacher = copy.deepcopy(decoder_blocks(full)[index]).float()
+        run.advance(teacher, wanted)
+        block.float()
+        facts.append(run.tune(f"block-{index:04}", block, quantized, wanted))
+        run.advance(block, quantized)
+        block.to(dtype)
+    return {"blocks": facts}
+
+
+class _Run:
+    """Windows on their way through two models; hidden states are [samples, S, D] float32."""
+
+    def __init__(
+        self,
+        full: PreTrainedModel,
+        windows: torch.Tensor,
+        pace: Pace,
+        kept: TuningStore | None,
+        report: Report | None,
+    ) -> None:
+        self.full, self.windows, self.pace = full, windows, pace
+        self.kept, self.report = kept, report
+        self.family = family_of(full.config)
+        self.size = max(1, BATCH_TOKENS // windows.shape[1])  # windows at once, as capture has it
+        held = torch.arange(len(windows)) % HELD_OUT == 0
+        self.trained, self.held = (~held).nonzero().squeeze(1), held.nonzero().squeeze(1)
+        self.calls: dict[int, Call] = {}
+        self.before = ""  # digest of the blocks so far
+
+    def hidden(self, model: PreTrainedModel) -> torch.Tensor:
+        """In front of the first block."""
+        return torch.cat(capture(model, self.windows).hidden).float()
+
+    def _call(self, windows: int) -> Call:
+        """A block's arguments beside the hidden states of so many windows."""
+        if windows not in self.calls:
+            call = capture(self.full, self.windows[:windows]).calls[0]
+            self.calls[windows] = tree_map(_in_float32, call)
+        return self.calls[windows]
+
+    def through(self, block: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
+        """[B, S, D] -> [B, S, D]."""
+        parts = [*hidden.split(self.size)]
+        calls = [self._call(len(part)) for part in parts]
+        inputs = BlockInputs(parts, calls, [None] * len(parts))
+        return torch.cat([inputs.run(block, index) for index in range(len(parts))])
+
+    def advance(self, block: nn.Module, hidden: torch.Tensor) -> None:
+        """Overwrite the inputs of a block by its outputs."""
+        for part in hidden.split(self.size):
+            part.copy_(self.through(block, part))
+
+    def tune(
+        self,
+        name: str,
+        block: nn.Module,
+        hidden: torch.Tensor,
+        targets: torch.Tensor,
+    ) -> dict[str, Any]:
+        """Train the quantized layers of a block, or take what is kept of it; its facts."""
+        modules = {layer: block.get_submodule(layer) for layer in self.family.linears}
+        modules = {n: m for n, m in modules.items() if isinstance(m, QuantLinear)}
+        packed = {layer: module.packed for layer, module in modules.items()}
+        said = json.dumps([name, dataclasses.asdict(self.pace), len(self.windows), self.before])
+        of = content_sha256(said, _buffers(packed))
+        facts = self._restored(name, of, packed)
+        if facts is None:
+            layers = {n: CodedLinear(packed[n], m.bias) for n, m in modules.items()}
+            put(block, layers)
+            facts = self._fitted(name, block, layers, hidden, targets)
+            if facts["kept_step"]:
+                packed |= {layer: module.rounded() for layer, module in layers.items()}
+            if self.kept:
+                self.kept.save(name, _buffers(packed), {"tuned": of, "facts": facts})
+        self.before = content_sha256(of, _buffers(packed))
+        put(block, {n: QuantLinear(packed[n], m.bias) for n, m in modules.items()})
+        return facts
+
+    def _restored(self, name: str, of: str, packed: dict[str, Format]) -> dict[str, Any] | None:
+        """Facts of a block that was finished from this very beginning, whose weights replace those of `packed`."""
+        tensors, facts = (self.kept and self.kept.load(name)) or ({}, {})
+        if facts.get("tuned") != of:
+            return None
+        for layer, one in packed.items():
+            found = {n: tensors.get(f"{layer}.{n}") for n in one.buffers}
+            device = next(b.device for b in one.buffers.values() if b is not None)
+            packed[layer] = one.with_buffers(found).to(device)
+        return facts["facts"]
+
+    def _fitted(
+        self,
+        name: str,
+        block: nn.Module,
+        layers: Mapping[str, CodedLinear],
+        hidden: torch.Tensor,
+        targets: torch.Tensor,
+    ) -> dict[str, Any]:
+        """Train a block's layers; the curve, and the share of codes that changed."""
+        spread = targets.var((0, 1), correction=0).mean()
+
+        def error(samples: torch.Tensor) -> torch.Tensor:
+            difference = self.through(block, hidden[samples]) - targets[samples]
+            return difference.square().mean() / spread
+
+        def held_out() -> float:
+            batches = self.held.split(self.pace.batch)
+            return sum(error(b).item() * len(b) for b in batches) / len(self.held)
+
+        before = {layer: module.rounded().unpack().codes for layer, module in layers.items()}
+        curve = fit(
+            name,
+            {f"{layer}.{n}": p for layer, m in layers.items() for n, p in m.moves.items()},
+            lambda indices: error(self.trained[indices]),
+            len(self.trained),
+            self.pace,
+            held_out=held_out,
+            kept=self.kept,
+            report=self.report,
+        )
+        after = {layer: module.rounded().unpack().codes for layer, module in layers.items()}
+        changed = sum(int((after[layer] != codes).sum()) for layer, codes in before.items())
+        weights = sum(codes.numel() for codes in before.values())
+        return {**dataclasses.asdict(curve), "codes_changed": changed / max(1, weights)}
+
+
+def put(block: nn.Module, layers: Mapping[str, nn.Module]) -> None:
+    """Put layers in the places of a block's."""
+    for name, layer in layers.items():
+        block.set_submodule(name, layer)
+
+
+def _buffers(packed: Mapping[str, Format]) -> dict[str, torch.Tensor]:
+    """All that is stored of some layers, in main memory."""
+    return {
+        f"{layer}.{name}": buffer.cpu()
+        for layer, one in packed.items()
+        for name, buffer in one.buffers.items()
+        if buffer is not None
+    }
+
+
+def _in_float32(value: Any) -> Any:
+    """An argument of a block: floating point tensors in float32, all else as it is."""
+    floating = isinstance(value, torch.Tensor) and value.is_floating_point()
+    return value.float() if floating else value
