@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 from lutlab import registry
 from lutlab.errors import LutlabError, nearest
-from lutlab.models.contract import TASKS, Family, SharedInput, declare, holds
+from lutlab.models.contract import (
+    CLASSIFIER,
+    CLASSIFIES,
+    TASKS,
+    Family,
+    SharedInput,
+    declare,
+    holds,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -32,6 +40,7 @@ def _feed_forward(*layers: str, **scaling: Any) -> SharedInput:
     return SharedInput("feed_forward", layers, **scaling)
 
 
+_HEADS = ("lm_head", "score")  # of the next token; of classes
 _BEFORE = (("do_layer_norm_before", True),)  # 350m: a norm's output is the residual stream as well
 
 declare(
@@ -49,7 +58,7 @@ declare(
                 "fc2", scaled_by="fc1", scaled_where=(("activation_function", "relu"),)
             ),
         ),
-        kept=("model.decoder.project_in", "model.decoder.project_out", "lm_head"),  # 350m projects
+        kept=("model.decoder.project_in", "model.decoder.project_out", *_HEADS),  # 350m projects
         deviation="init_std",
     )
 )  # fmt: skip
@@ -67,7 +76,7 @@ _LLAMA = declare(
             _feed_forward("mlp.gate_proj", "mlp.up_proj", scaled_by="post_attention_layernorm"),
             _feed_forward("mlp.down_proj", scaled_by="mlp.up_proj"),
         ),
-        kept=("lm_head",),
+        kept=_HEADS,
     )
 )  # fmt: skip
 
@@ -92,7 +101,7 @@ declare(
             _feed_forward("mlp.gate_up_proj", scaled_by="post_attention_layernorm"),
             _feed_forward("mlp.down_proj"),  # its channels are half of gate_up_proj's
         ),
-        kept=("lm_head",),
+        kept=_HEADS,
     )
 )  # fmt: skip
 
@@ -106,7 +115,7 @@ declare(
             _feed_forward("mlp.c_fc", scaled_by="ln_2"),
             _feed_forward("mlp.c_proj"),  # GELU lets no scale through
         ),
-        kept=("lm_head",),
+        kept=_HEADS,
         seqlen="n_positions",
         longest=1024,
     )
@@ -125,7 +134,7 @@ declare(
             _feed_forward("mlp.c_fc", scaled_by="ln_2"),
             _feed_forward("mlp.c_proj"),
         ),
-        kept=("lm_head",),
+        kept=_HEADS,
     )
 )  # fmt: skip
 
@@ -220,7 +229,8 @@ def task_of(model: PreTrainedModel) -> str:
 def _task(family: Family, architectures: Sequence[str]) -> str:
     """The task of a family's model with the first head of `architectures` that it knows."""
     if not family.heads:
-        return family.task
+        classifies = any(name.endswith(CLASSIFIER) for name in architectures)
+        return CLASSIFIES if classifies else family.task
     known = dict(family.heads)
     for architecture in architectures:
         if architecture in known:

@@ -118,6 +118,7 @@ def _refuse_of_layers(settings: Settings) -> None:
         "model.layers": model.layers is not None,
         "model.packed": model.packed,
         "model.revision": model.revision is not None,
+        "model.task": model.task is not None,
     }
     if named := [key for key, is_given in given.items() if is_given]:
         raise LutlabError(
