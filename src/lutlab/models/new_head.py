@@ -22,7 +22,12 @@ if TYPE_CHECKING:
 
     from lutlab.specs import ModelSpec
 
-HEAD = "score"  # transformers' name of it on every decoder
+HEADS = ("score", "classifier")  # transformers' names: of decoders, of BERT
+
+
+def head_of(model: PreTrainedModel) -> str:
+    """The path of a classifier's last layer."""
+    return next(name for name in HEADS if hasattr(model, name))
 
 
 @dataclass(frozen=True)
@@ -78,9 +83,10 @@ class NewHead:
         """Draw the head's weight, the same on every machine; the names of the weights drawn."""
         import torch
 
-        weight = model.get_submodule(HEAD).weight
+        name = head_of(model)
+        weight = model.get_submodule(name).weight
         deviation = getattr(model.config, family_of(model.config).deviation)
         numbers = torch.randn(weight.shape, generator=torch.Generator().manual_seed(self.seed))
         with torch.no_grad():
             weight.copy_(numbers * deviation)
-        return {f"{HEAD}.weight"}
+        return {f"{name}.weight"}

@@ -22,24 +22,41 @@ from lutlab.compress.kept_blocks import BlockStore, StatsStore
 from lutlab.errors import LutlabError
 from lutlab.formats.contract import Format
 from lutlab.groups import Width
+from lutlab.models.contract import CLASSIFIES
 from lutlab.models.families import linear_layers, task_of
 from lutlab.modules import QuantLinear
 from lutlab.quantizers.contract import Method
 from lutlab.specs import Tuning
-from lutlab.tuning import scales, weights
+from lutlab.tuning import scales, weights, whole
+from lutlab.tuning.labels import Labelled, check_labels, head_parameters
 from lutlab.tuning.loop import Progress, TuningStore
 
 log = logging.getLogger(__name__)
 Report = Callable[[Progress], None]
-_CHECKS = {"weights": weights.check_tunable, "scales": scales.check_tunable}
-_END_TO_END = {"weights": weights.tune_weights, "scales": scales.tune_scales}
+_CHECKS = {
+    "weights": weights.check_tunable,
+    "scales": scales.check_tunable,
+    "whole": whole.check_tunable,
+}
+_END_TO_END = {
+    "weights": weights.tune_weights,
+    "scales": scales.tune_scales,
+    "whole": whole.tune_whole,
+}
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """Layer name -> its weight, tuned and packed; and how it came about, in JSON's types."""
+    """Layers that are quantized and parameters that are not, tuned, by name; and how they came about.
+
+    Attributes:
+        layers: packed weights.
+        parameters: a classifier's head, or all of a model that is not quantized; in float32.
+        facts: in JSON's types.
+    """
 
     layers: dict[str, Format]
+    parameters: dict[str, torch.Tensor]
     facts: dict[str, Any]
 
 
@@ -48,14 +65,19 @@ def check_tunable(quantizer: Method, tuning: Tuning) -> None:
     if tuning.block_steps:
         raise LutlabError("tuning.block_steps: this version tunes end to end only: give steps")
     if tuning.steps:
-        _CHECKS[tuning.trains](quantizer)
+        _CHECKS[_stage(quantizer, tuning)](quantizer)
+
+
+def _stage(quantizer: Method, tuning: Tuning) -> str:
+    """The end-to-end stage: weights that are not quantized are tuned with all the rest."""
+    return tuning.trains if quantizer.quantizes or tuning.trains != "weights" else "whole"
 
 
 def tune(
     model: PreTrainedModel,
     quantizer: Method,
     widths: Mapping[str, Width | None],
-    calibration: torch.Tensor,
+    calibration: torch.Tensor | Labelled,
     tuning: Tuning,
     *,
     seen: StatsStore | None = None,
@@ -70,7 +92,7 @@ def tune(
         quantizer: of the method.
         widths: layer name -> (q, g), or None where a layer stays in full precision and as it is.
         calibration: token ids [samples, S] int64: those that the method calibrates on are also trained on, in a new
-            order each time all were read.
+            order each time all were read. Of a classifier, labelled pairs.
         tuning: what moves, how long, how fast, towards what.
         seen: statistics of full-precision inputs, for the method.
         untuned: finished blocks of the method's own result.
@@ -83,22 +105,45 @@ def tune(
     """
     check_tunable(quantizer, tuning)
     _check(model, calibration)
+    labelled = isinstance(calibration, Labelled)
     start = copy.deepcopy(model)
-    quantize_model(start, quantizer, widths, calibration, kept=untuned, seen=seen)
-    if not any(isinstance(module, QuantLinear) for _, module in linear_layers(start)):
+    if quantizer.quantizes:
+        inputs = calibration.inputs if labelled else calibration
+        quantize_model(start, quantizer, widths, inputs, kept=untuned, seen=seen)
+    some = any(isinstance(module, QuantLinear) for _, module in linear_layers(start))
+    if quantizer.quantizes and not some:
         raise LutlabError("tuning finds no quantized layer: skip names all of them; drop tuning")
     facts = tuning.asked()
     if tuning.steps:
-        stage = _END_TO_END[tuning.trains]
+        stage = _END_TO_END[_stage(quantizer, tuning)]
         facts |= stage(start, model, quantizer, calibration, tuning, kept=kept, report=report)
     layers = {n: m.packed for n, m in linear_layers(start) if isinstance(m, QuantLinear)}
-    return Tuned(layers, facts)
+    rest = head_parameters(start) if labelled else {}
+    if not quantizer.quantizes:
+        rest = dict(start.named_parameters())
+    return Tuned(layers, {name: one.detach() for name, one in rest.items()}, facts)
 
 
-def _check(model: PreTrainedModel, calibration: torch.Tensor) -> None:
-    if (task := task_of(model)) != "causal_lm":
+def put(model: PreTrainedModel, parameters: Mapping[str, torch.Tensor]) -> None:
+    """Bring tuned parameters into a model, in its dtype."""
+    own = dict(model.named_parameters())
+    with torch.no_grad():
+        for name, tensor in parameters.items():
+            own[name].copy_(tensor)
+
+
+def _check(model: PreTrainedModel, calibration: torch.Tensor | Labelled) -> None:
+    task, labelled = task_of(model), isinstance(calibration, Labelled)
+    if task == CLASSIFIES:
+        if not labelled:
+            raise LutlabError(
+                "a classifier is tuned on labelled texts: give labels beside calibration"
+            )
+        check_labels(calibration, model.config.num_labels)
+    elif task != "causal_lm" or labelled:
         raise LutlabError(
-            f"tuning learns the next token, and this model's task is {task}: drop tuning"
+            f"tuning learns the next token, or classes of labelled texts, and this model's task is {task}"
+            f"{' and has no labels' if labelled else ''}: drop {'the labels' if labelled else 'tuning'}"
         )
     if any(parameter.is_meta for parameter in model.parameters()):
         raise LutlabError(

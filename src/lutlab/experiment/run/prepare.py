@@ -11,7 +11,7 @@ from lutlab.errors import LutlabError
 from lutlab.experiment.plan.job import Job
 from lutlab.experiment.plan.resolve import cached_text, planned_text
 from lutlab.quantizers.stored import STORED
-from lutlab.specs import LayerStats, ModelRun
+from lutlab.specs import CalibrationSpec, LayerStats, ModelRun, Text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,12 +30,14 @@ def prepare(job: Job) -> Prepared:
     import torch
 
     from lutlab.compress.driver import quantize_model
-    from lutlab.compress.kept_blocks import BlockStore, StatsStore
+    from lutlab.compress.kept_blocks import BlockStore, RestStore, StatsStore
     from lutlab.compress.widths import widths
+    from lutlab.models.contract import CLASSIFIES
     from lutlab.models.families import evaluation_seqlen, kinds, task_of
     from lutlab.models.load import load_model
     from lutlab.quantizers.contract import make_method
     from lutlab.tuning.loop import TuningStore
+    from lutlab.tuning.stages import put, tune
 
     spec = job.run
     if not isinstance(spec, ModelRun):  # of a product, its evaluator draws the weights
@@ -52,7 +54,8 @@ def prepare(job: Job) -> Prepared:
     kept = BlockStore(job.quantized) if job.quantized else None
     seen = StatsStore(job.inputs) if job.inputs else None
     quantizer = make_method(spec.method, **dict(spec.options))
-    windows = spec.calibration and _windows(job, loaded.tokenizer, task_of(model), seqlen)
+    task = task_of(model)
+    windows = spec.calibration and _windows(job, loaded.tokenizer, task, seqlen)
     facts: dict[str, Any] = {}
     if spec.calibration and (differs := cached_text(spec.calibration.text).differs):
         facts["calibration_text_differs"] = differs
@@ -68,17 +71,23 @@ def prepare(job: Job) -> Prepared:
     packed = None
     # A tuned model has calibration text, and so its blocks are kept; all of them are of one tuning.
     states = TuningStore(job.quantized) if spec.tuning else None
-    if spec.tuning and not all(kept.has(index) for index in range(len(loaded.blocks))):
-        from lutlab.tuning.stages import tune
-
+    more = task == CLASSIFIES or not quantizer.quantizes  # is tuned than quantized layers
+    rest = RestStore(job.quantized) if spec.tuning and more else None
+    finished = rest is None or rest.has(0)
+    if spec.tuning and not (finished and all(map(kept.has, range(len(loaded.blocks))))):
         kept.forget_from(0)
+        samples = _labelled(job, loaded.tokenizer, seqlen) if task == CLASSIFIES else windows
         tuned = tune(
-            *(model, quantizer, chosen, windows, spec.tuning),
+            *(model, quantizer, chosen, samples, spec.tuning),
             seen=seen,
             untuned=BlockStore(job.untuned),
             kept=states,
         )
         packed, facts["tuning"] = tuned.layers, tuned.facts
+        if rest:
+            rest.save(tuned.parameters)
+    if rest:
+        put(model, rest.load())
     layers = quantize_model(
         model, quantizer, chosen, windows, blocks=loaded.blocks, kept=kept, seen=seen, packed=packed
     )
@@ -120,12 +129,28 @@ def _windows(job: Job, tokenizer: Any, task: str, seqlen: int) -> Any:
     """What calibration looks at."""
     from lutlab.data import calibration_inputs
 
+    text, chosen = _calibration(job, tokenizer)
+    return calibration_inputs(
+        task, text, tokenizer, chosen.samples, chosen.seqlen or seqlen, chosen.seed
+    )
+
+
+def _labelled(job: Job, tokenizer: Any, seqlen: int) -> Any:
+    """The same pairs with their labels, which tuning trains on."""
+    from lutlab.data.pairs import labelled_pairs
+    from lutlab.tuning.labels import Labelled
+
+    text, chosen = _calibration(job, tokenizer)
+    return Labelled(
+        *labelled_pairs(text, tokenizer, chosen.samples, chosen.seqlen or seqlen, chosen.seed)
+    )
+
+
+def _calibration(job: Job, tokenizer: Any) -> tuple[Text, CalibrationSpec]:
+    """The text to calibrate on, and how it is drawn from."""
     if tokenizer is None:
         raise LutlabError(
             f"{job.run.name} came without a tokenizer, so it cannot be calibrated on a text"
         )
     chosen = job.run.calibration
-    text = planned_text(chosen.text, job.calibration_sha256)
-    return calibration_inputs(
-        task, text, tokenizer, chosen.samples, chosen.seqlen or seqlen, chosen.seed
-    )
+    return planned_text(chosen.text, job.calibration_sha256), chosen
