@@ -51,7 +51,8 @@ from lutlab.models.pretrained import tokenizer_of
 from lutlab.quantizers.coefficients import quantized
 from lutlab.quantizers.contract import Calibrated, Method, make_method
 from lutlab.specs import LayerWidth, TextSpec, Tuning
-from lutlab.tuning.stages import check_tunable, tune
+from lutlab.tuning.labels import Labelled
+from lutlab.tuning.stages import check_tunable, put, tune
 
 log = logging.getLogger(__name__)
 # What quantize calibrates on where it is given nothing: text that is present with every Python.
@@ -131,6 +132,7 @@ def quantize(
     budget: float | None = None,
     candidates: Sequence[Width] | None = None,
     tuning: Tuning | None = None,
+    labels: torch.Tensor | None = None,
     **options: Any,
 ) -> PreTrainedModel:
     """Quantize the linear layers of every decoder block, in place; embeddings and head stay as they are.
@@ -154,6 +156,8 @@ def quantize(
         tuning: `lutlab.Tuning(steps=…)`: fine-tune the weights for their stored form on the calibration windows, under
             methods whose groups differ in width; or with `trains="scales"` the scales of binary or uniform codes, which
             stay (tuning/). Takes the memory of a float32 copy of the model and of Adam's state.
+        labels: [samples] int64, the class of each text of `calibration`, which a classifier is tuned on; its head is
+            trained too, and stays in full precision.
         **options: as in quantize_tensor.
 
     Returns:
@@ -183,6 +187,16 @@ def quantize(
         calibration = _default_calibration(model)
     if calibration is not None:
         check_windows(model, calibration)
+    samples = calibration
+    if labels is not None:
+        if tuning is None or not isinstance(calibration, Mapping):
+            raise LutlabError(
+                "labels are what tuning trains a classifier on: give tuning=lutlab.Tuning(…) and "
+                "calibration=tokenizer(firsts, seconds, padding=True, return_tensors='pt') beside them"
+            )
+        samples = Labelled(
+            calibration, arguments.instance("labels", labels, torch.Tensor, "a tensor")
+        )
     training = model.training
     model.eval()
     try:
@@ -191,7 +205,11 @@ def quantize(
         else:
             found = search_widths(model, quantizer, candidates, budget, calibration, skip=skip)
             chosen = found.widths
-        packed = tuning and tune(model, quantizer, chosen, calibration, tuning).layers
+        packed = None
+        if tuning is not None:
+            tuned = tune(model, quantizer, chosen, samples, tuning)
+            packed = tuned.layers
+            put(model, tuned.parameters)
         stats = quantize_model(model, quantizer, chosen, calibration, packed=packed)
     finally:
         model.train(training)

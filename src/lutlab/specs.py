@@ -19,12 +19,15 @@ if TYPE_CHECKING:
 TUNING_LOSSES = ("labels", "distribution")
 TRAINED = ("weights", "scales")
 _TUNING_OF_BEFORE = 5  # fields of the first Tuning, of which published records say all
+MNLI_LABELS = ("entailment", "neutral", "contradiction")  # as GLUE numbers them
 
 
 @dataclass(frozen=True)
 class ModelSpec:
     """Source of a model. `id` is a hub id, a folder, or an embedded name; `layers` cuts a synthetic model.
 
+    task: that it is loaded for, where it is not its checkpoint's own: a new head, drawn by the seed of the run
+    (models/new_head.py).
     packed: the linear layers of a synthetic model are drawn as the row's method stores them (compress/synthetic.py).
     """
 
@@ -34,6 +37,7 @@ class ModelSpec:
     revision: str | None = None
     layers: int | None = None
     packed: bool = False
+    task: str | None = None
 
 
 @dataclass(frozen=True)

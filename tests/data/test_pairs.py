@@ -1,13 +1,16 @@
 """Pairs of GLUE: the hub's records and the files give the same rows; draws and damage."""
 
+import dataclasses
 import json
 
 import pytest
+import torch
 from tests.tiny_models import word_tokenizer
 
-from lutlab.data import calibration_inputs, load_text
+from lutlab.data import calibration_inputs, load_text, pydocs
 from lutlab.data.choices import item_rows
-from lutlab.data.pairs import Pair, encoded, pairs
+from lutlab.data.missing_word import WORDS
+from lutlab.data.pairs import Pair, encoded, labelled_pairs, pairs
 from lutlab.errors import LutlabError
 from lutlab.specs import Text, TextSpec
 
@@ -70,8 +73,39 @@ def test_pairs_are_padded_and_cut_and_drawn_without_repetition():
         calibration_inputs(task, text, word_tokenizer(), samples=51, seqlen=64, seed=0)
 
 
+def test_trained_labels_belong_to_the_calibration_pairs_and_are_in_range():
+    records = tuple(Pair(f"w{i}", "w0", i % 3).row() for i in range(20))
+    text = Text("mnli-train", records, "", "here")
+    inputs, labels = labelled_pairs(text, word_tokenizer(), 12, 64, seed=3)
+    alone = calibration_inputs("sequence_classification", text, word_tokenizer(), 12, 64, seed=3)
+    assert torch.equal(inputs["input_ids"], alone["input_ids"])
+    ids = {word_tokenizer()(f"w{i}").input_ids[0]: i % 3 for i in range(20)}
+    assert labels.tolist() == [ids[first] for first in inputs["input_ids"][:, 0].tolist()]
+    hidden = dataclasses.replace(text, rows=(Pair("w1", "w2", -1).row(),))
+    with pytest.raises(LutlabError, match=r"1 of 1 pairs.*label out of range, first -1 of 'w1'"):
+        labelled_pairs(hidden, word_tokenizer(), 1, 64, 0)
+    with pytest.raises(LutlabError, match="similarities"):
+        labelled_pairs(dataclasses.replace(text, protocol="stsb-train"), word_tokenizer(), 1, 64, 0)
+
+
+def test_missing_words_are_held_out_balanced_and_true():
+    texts = {n: load_text(TextSpec(n, "embedded")) for n in ("missing-word", "missing-word-train")}
+    found, trained = (text.rows for text in texts.values())
+    assert len(found) > 900
+    assert len(trained) > 2000
+    assert set(found).isdisjoint(trained)
+    prose = " ".join(" ".join(pydocs.documents("docstrings", "heldout")).split())
+    some = [Pair(**json.loads(row)) for row in found]
+    counts = [sum(pair.label == label for pair in some) for label in range(3)]
+    assert counts == [len(some) // 3] * 3
+    true = [f"{pair.first} {WORDS[pair.label]} {pair.second}" in prose for pair in some]
+    assert sum(true) > len(some) / 3, "the rest is of the passages' bucket"
+
+
 def test_a_classifier_is_not_calibrated_on_a_text_nor_on_what_is_evaluated():
     for name in ("c4-train", "stsb"):
         text = Text(name, ("{}",), "", "here")
-        with pytest.raises(LutlabError, match="take one of: mnli-train, mnli-train-subset, stsb-t"):
+        with pytest.raises(
+            LutlabError, match="take one of: mnli-train, mnli-train-subset, missing"
+        ):
             calibration_inputs("sequence_classification", text, word_tokenizer(), 1, 8, 0)

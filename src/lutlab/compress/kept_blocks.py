@@ -196,6 +196,32 @@ class BlockStore(KeptFiles):
                 ) from error
 
 
+class RestStore(KeptFiles):
+    """Parameters outside of quantized layers that a tuning found, under a folder: all of them or none."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, "rest")
+
+    def save(self, parameters: Mapping[str, torch.Tensor]) -> None:
+        """Keep them.
+
+        Raises:
+            LutlabError: the disk is full or the folder cannot be written.
+        """
+        self._write(0, parameters, {})
+
+    def load(self) -> dict[str, torch.Tensor]:
+        """What was kept.
+
+        Raises:
+            LutlabError: it is gone, or was damaged since.
+        """
+        found = self._intact(0)
+        if found is None:
+            raise self._gone(0)
+        return found[0]
+
+
 class StatsStore(KeptFiles):
     """Statistics of the full-precision model's linear inputs under a folder."""
 

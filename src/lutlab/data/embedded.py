@@ -6,13 +6,16 @@ import functools
 import platform
 from collections.abc import Callable
 
-from lutlab.data import continuations, pydocs
+from lutlab.data import continuations, missing_word, pydocs
 
 # data set -> its rows
 READERS: dict[str, Callable[[], list[str]]] = {
     **{name: functools.partial(pydocs.heldout, name) for name in pydocs.SLICES},
     "pydocs-train": pydocs.train_documents,
     "continuations": continuations.rows,
+    "missing-word": functools.partial(missing_word.evaluated, "docstrings"),
+    "missing-word-mismatched": functools.partial(missing_word.evaluated, "topics"),
+    "missing-word-train": missing_word.trained,
 }
 
 

@@ -35,6 +35,7 @@ FILES = {
     ("arc-easy", "test"): ("arc/ARC-Easy-Test.jsonl",),
     ("arc-challenge", "test"): ("arc/ARC-Challenge-Test.jsonl",),
     ("mnli", "validation-matched"): ("glue/mnli_dev_matched.jsonl",),
+    ("mnli", "validation-mismatched"): ("glue/mnli_dev_mismatched.jsonl",),
     ("mnli", "train"): ("glue/mnli_train.jsonl",),
     ("mnli", "train-subset"): ("glue/mnli_train_subset.jsonl",),
     ("stsb", "validation"): ("glue/STS-B/dev.tsv",),

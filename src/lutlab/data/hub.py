@@ -110,6 +110,7 @@ LOCATIONS = {
     ("arc-easy", "test"): _arc("Easy"),
     ("arc-challenge", "test"): _arc("Challenge"),
     ("mnli", "validation-matched"): _glue("mnli/validation_matched"),
+    ("mnli", "validation-mismatched"): _glue("mnli/validation_mismatched"),
     ("mnli", "train"): _glue("mnli/train"),
     ("stsb", "validation"): _glue("stsb/validation"),
     ("stsb", "train"): _glue("stsb/train"),

@@ -62,6 +62,7 @@ _KNOWN = {
     ("arc-challenge", "test"): _Known(1172),
     ("hellaswag", "validation"): _Known(10_042),  # published in two forms
     ("mnli", "validation-matched"): _Known(9815),
+    ("mnli", "validation-mismatched"): _Known(9832),
     ("mnli", "train"): _Known(392_702),
     ("stsb", "validation"): _Known(1500),  # the hub's scores are rounded to float32
     ("stsb", "train"): _Known(5749),

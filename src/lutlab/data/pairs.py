@@ -4,7 +4,8 @@ A text of kind `pairs` holds one a row, as JSON:
 
     {"first": "A man rides.", "second": "Somebody rides.", "label": 0}
 
-Labels: of MNLI the index in MNLI_LABELS, as GLUE numbers them; of STS-B the similarity, 0 to 5.
+Labels: of MNLI the index in MNLI_LABELS, as GLUE numbers them, and of missing_word.py likewise; of STS-B the
+similarity, 0 to 5.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from typing import TYPE_CHECKING, Any
 from lutlab.data.files import text_of
 from lutlab.data.protocols import KINDS, PROTOCOLS, protocol
 from lutlab.errors import LutlabError
-from lutlab.specs import Text
+from lutlab.specs import MNLI_LABELS, Text
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerBase
 
-MNLI_LABELS = ("entailment", "neutral", "contradiction")
+SCORED = ("stsb", "stsb-train")  # protocols of pairs with a similarity; the others have labels
 
 
 @dataclass(frozen=True)
@@ -56,13 +57,38 @@ def pairs(text: Text, kind: str = "pairs") -> tuple[Pair, ...]:
     return tuple(Pair(**json.loads(row)) for row in text.rows[: text.limit])
 
 
+def labels_of(some: Sequence[Pair]) -> list[int]:
+    """The labels of pairs, each an index in MNLI_LABELS.
+
+    Raises:
+        LutlabError: a label is none.
+    """
+    known = range(len(MNLI_LABELS))
+    wrong = [pair for pair in some if pair.label not in known]
+    if wrong:
+        raise LutlabError(
+            f"{len(wrong)} of {len(some)} pairs have a label out of range, first {wrong[0].label!r} of "
+            f"{wrong[0].first[:40]!r}: labels are 0 to {len(MNLI_LABELS) - 1} ({', '.join(MNLI_LABELS)}); the hidden "
+            "labels of a test split are -1, so take training or development pairs"
+        )
+    return [int(pair.label) for pair in some]
+
+
 def encoded(
     tokenizer: PreTrainedTokenizerBase, some: Sequence[Pair], window: int
 ) -> dict[str, torch.Tensor]:
-    """Pairs as an encoder reads them: input_ids, attention_mask, … [n, S] int64, padded to the longest.
+    """Pairs as the tokenizer joins two texts: input_ids, attention_mask, … [n, S] int64, padded to the longest.
 
     Longer ones are cut to `window` tokens, always from the longer of the two sentences.
+
+    Raises:
+        LutlabError: the tokenizer has no token to pad with.
     """
+    if tokenizer.pad_token is None:
+        raise LutlabError(
+            "the tokenizer has no padding token, and pairs differ in length: set tokenizer.pad_token, and the id of "
+            "the same token as the model's config.pad_token_id"
+        )
     firsts, seconds = [pair.first for pair in some], [pair.second for pair in some]
     options = {"padding": True, "truncation": True, "max_length": window, "return_tensors": "pt"}
     return dict(tokenizer(firsts, seconds, **options))
@@ -76,13 +102,40 @@ def calibration_pairs(
     Raises:
         LutlabError: a protocol of another kind, or fewer pairs than asked for.
     """
+    return encoded(tokenizer, drawn_pairs(text, samples, seed), window)
+
+
+def labelled_pairs(
+    text: Text, tokenizer: PreTrainedTokenizerBase, samples: int, window: int, seed: int
+) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """The same pairs as calibration_pairs, and their labels [samples] int64, to be trained on.
+
+    Raises:
+        LutlabError: as calibration_pairs; the pairs have similarities, or a label is out of range.
+    """
+    import torch
+
+    if text.protocol in SCORED:
+        raise LutlabError(
+            f"'{text.protocol}' has similarities, and labels are trained on: take calibration.text=mnli-train"
+        )
+    some = drawn_pairs(text, samples, seed)
+    return encoded(tokenizer, some, window), torch.tensor(labels_of(some))
+
+
+def drawn_pairs(text: Text, samples: int, seed: int) -> list[Pair]:
+    """`samples` different pairs of a text of kind `calibration-pairs`, drawn with `seed`.
+
+    Raises:
+        LutlabError: a protocol of another kind, or fewer pairs than asked for.
+    """
     known = pairs(text, "calibration-pairs")
     if not 1 <= samples <= len(known):
         raise LutlabError(
             f"calibration.samples={samples}, and '{text.protocol}' has {len(known)} pairs ({text.origin}): give 1 to "
             f"{len(known)}"
         )
-    return encoded(tokenizer, random.Random(seed).sample(known, samples), window)
+    return random.Random(seed).sample(known, samples)
 
 
 def _mnli(record: Mapping[str, Any]) -> Pair:

@@ -142,6 +142,18 @@ PROTOCOLS = {
         "mnli", "validation-matched", "pairs", None, True,
         f"MNLI: does the second sentence follow from the first; development pairs of the training genres [{GLUE}]",
     ),
+    "mnli-mismatched": Protocol(
+        "mnli", "validation-mismatched", "pairs", None, True,
+        f"as mnli, development pairs of genres that were not trained on [{GLUE}]",
+    ),
+    "missing-word": Protocol(
+        "missing-word", "heldout", "pairs", None, True,
+        "held-out docstrings: which of three words stood between two parts? [lutlab, data/missing_word.py]",
+    ),
+    "missing-word-mismatched": Protocol(
+        "missing-word-mismatched", "heldout", "pairs", None, True,
+        "as missing-word, of the language reference, which is not trained on [lutlab, data/missing_word.py]",
+    ),
     "stsb": Protocol(
         "stsb", "validation", "pairs", None, True,
         f"STS-B: how similar are two sentences, from 0 to 5; development pairs [{GLUE}]",
@@ -152,6 +164,10 @@ PROTOCOLS = {
     "mnli-train-subset": Protocol(
         "mnli", "train-subset", "calibration-pairs", None, True,
         "as mnli-train, of the pairs that a file has: other draws [lutlab]",
+    ),
+    "missing-word-train": Protocol(
+        "missing-word-train", "train", "calibration-pairs", None, True,
+        "training pairs of missing-word, docstrings of other modules [lutlab, data/missing_word.py]",
     ),
     "stsb-train": Protocol(
         "stsb", "train", "calibration-pairs", None, True, f"training pairs of STS-B [{GLUE}]",

@@ -140,7 +140,7 @@ def heldout(slice_name: str) -> list[str]:
         LutlabError: this Python ships no documentation.
     """
     if slice_name == "topics":
-        return [text for name, text in topics().items() if bucket(name) == "heldout"]
+        return documents("topics", "heldout")
     if slice_name == "docstrings":
         return [
             text
@@ -151,18 +151,25 @@ def heldout(slice_name: str) -> list[str]:
     return list(_passages(_bucket_texts("passages")))
 
 
-def train_documents() -> list[str]:
-    """Training documents: the train bucket, less every paragraph that overlaps a held-out document."""
+def train_documents(genre: str | None = None) -> list[str]:
+    """Training documents of a genre, None: of both: the train bucket, less every paragraph that overlaps a held-out
+    document.
+    """
     held = shingles([*_bucket_texts("heldout"), *_bucket_texts("passages")])
-    kept = (without_overlap(text, held) for text in _bucket_texts("train"))
+    texts = _bucket_texts("train") if genre is None else documents(genre, "train")
+    kept = (without_overlap(text, held) for text in texts)
     return [text for text in kept if text]
 
 
+def documents(genre: str, wanted: str) -> list[str]:
+    """The documents of a bucket, of a genre: `topics`, or `docstrings`, those of a module as one document."""
+    if genre == "topics":
+        return [text for name, text in topics().items() if bucket(name) == wanted]
+    return ["\n\n".join(texts) for name, texts in docstrings().items() if bucket(name) == wanted]
+
+
 def _bucket_texts(wanted: str) -> list[str]:
-    chosen = [text for name, text in topics().items() if bucket(name) == wanted]
-    return chosen + [
-        "\n\n".join(texts) for name, texts in docstrings().items() if bucket(name) == wanted
-    ]
+    return [*documents("topics", wanted), *documents("docstrings", wanted)]
 
 
 def _passages(texts: Iterable[str]) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """GLUE's pairs of sentences (Wang et al. 2018): accuracy of a classifier, correlations of a regression.
 
-    glue              MNLI: share of pairs whose most likely label is the right one
+    glue              MNLI and the like: share of pairs whose most likely label is the right one
     glue_correlation  STS-B: Pearson's r and Spearman's rho of predicted and given similarity, both by scipy
 
 A pair is encoded as the model's tokenizer encodes two texts, and cut to the model's context.
@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from lutlab.data.pairs import MNLI_LABELS, Pair, encoded, pairs
+from lutlab.data.pairs import SCORED, Pair, encoded, labels_of, pairs
 from lutlab.errors import LutlabError
 from lutlab.evaluators import check_task, context_length, evaluation_mode, needed, text_facts
 from lutlab.evaluators.contract import Evaluator, Metric, Work
 from lutlab.registry import register
-from lutlab.specs import Measurement, RunSpec, Subject
+from lutlab.specs import MNLI_LABELS, Measurement, RunSpec, Subject
 
 if TYPE_CHECKING:
     import torch
@@ -62,15 +62,16 @@ class Glue(Evaluator):
 
         Raises:
             LutlabError: no text or tokenizer, no pairs with labels, a model of another task or without MNLI's three
-                labels, or scores that are not finite.
+                labels, a label out of range, or scores that are not finite.
         """
         text, tokenizer = needed(subject, "glue")
         some = _pairs(subject, "glue", labelled=True)
+        labels = labels_of(some)
         order = _label_order(subject.model, self.labels)
         log_p = scores(subject.model, tokenizer, some).log_softmax(-1)[:, order]
         margins = []
-        for row, pair in zip(log_p.tolist(), some, strict=True):
-            right = row.pop(int(pair.label))
+        for row, label in zip(log_p.tolist(), labels, strict=True):
+            right = row.pop(label)
             margins.append(right - max(row))
         accuracy, n = sum(margin > 0 for margin in margins) / len(margins), len(margins)
         stderr = math.sqrt(accuracy * (1 - accuracy) / max(1, n - 1))
@@ -134,10 +135,10 @@ class GlueCorrelation(Evaluator):
 
 
 def _pairs(subject: Subject, evaluator: str, *, labelled: bool) -> tuple[Pair, ...]:
-    """The pairs of a subject whose model classifies; labelled: of MNLI, else of STS-B."""
+    """The pairs of a subject whose model classifies; labelled: with labels, else with similarities."""
     check_task(subject.model, evaluator, "sequence_classification")
     some = pairs(subject.text)
-    if (subject.text.protocol == "mnli") != labelled:
+    if (subject.text.protocol in SCORED) == labelled:
         raise LutlabError(
             f"'{subject.text.protocol}' has {'no labels' if labelled else 'labels, no similarities'}: evaluate "
             "glue:mnli or glue_correlation:stsb"

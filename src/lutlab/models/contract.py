@@ -22,6 +22,8 @@ TASKS = {
     "masked_lm": "AutoModelForMaskedLM",
     "sequence_classification": "AutoModelForSequenceClassification",
 }
+# The task of a decoder whose class ends so: transformers puts the same head on each, over the last token of a text.
+CLASSIFIES, CLASSIFIER = "sequence_classification", "ForSequenceClassification"
 Where = tuple[tuple[str, Any], ...]  # config fields and the values that they must have
 
 
@@ -62,7 +64,8 @@ class Family:
         blocks: path of the decoder's ModuleList.
         inputs: the linear layers of a block, in the order of the forward pass.
         kept: linear layers outside the blocks, which the papers keep in full precision (some models lack them).
-        task: a key of TASKS, of all models of the family that `heads` does not tell apart.
+        task: a key of TASKS, of all models of the family that `heads` does not tell apart; without `heads` those that
+            transformers calls …ForSequenceClassification classify.
         heads: pairs of an entry of `config.architectures` and its task, where one body carries several heads (BERT);
             a model of another head is refused then.
         deviation: the config field of the deviation of random weights, as transformers initialises them.

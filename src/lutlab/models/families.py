@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 from lutlab import registry
 from lutlab.errors import LutlabError, nearest
-from lutlab.models.contract import TASKS, Family, SharedInput, declare, holds
+from lutlab.models.contract import (
+    CLASSIFIER,
+    CLASSIFIES,
+    TASKS,
+    Family,
+    SharedInput,
+    declare,
+    holds,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -33,6 +41,7 @@ def _feed_forward(*layers: str, **scaling: Any) -> SharedInput:
 
 
 _BLOCK = (("", ()),)  # what a block reads is the residual stream
+_HEADS = ("lm_head", "score")  # of the next token; of classes
 _BEFORE = (("do_layer_norm_before", True),)  # 350m: a norm's output is the residual stream as well
 
 declare(
@@ -51,7 +60,7 @@ declare(
                 adds_to=(("final_layer_norm", _BEFORE), ("fc1", ())),
             ),
         ),
-        kept=("model.decoder.project_in", "model.decoder.project_out", "lm_head"),  # 350m projects
+        kept=("model.decoder.project_in", "model.decoder.project_out", *_HEADS),  # 350m projects
         deviation="init_std",
     )
 )  # fmt: skip
@@ -72,7 +81,7 @@ _LLAMA = declare(
                 adds_to=(("post_attention_layernorm", ()),),
             ),
         ),
-        kept=("lm_head",),
+        kept=_HEADS,
     )
 )  # fmt: skip
 
@@ -98,7 +107,7 @@ declare(
             # its channels are half of gate_up_proj's
             _feed_forward("mlp.down_proj", adds_to=(("post_attention_layernorm", ()),)),
         ),
-        kept=("lm_head",),
+        kept=_HEADS,
     )
 )  # fmt: skip
 
@@ -112,7 +121,7 @@ declare(
             _feed_forward("mlp.c_fc", scaled_by="ln_2"),
             _feed_forward("mlp.c_proj", adds_to=(("ln_2", ()),)),  # GELU lets no scale through
         ),
-        kept=("lm_head",),
+        kept=_HEADS,
         seqlen="n_positions",
         longest=1024,
     )
@@ -133,7 +142,7 @@ declare(
             _feed_forward("mlp.c_fc", scaled_by="ln_2"),
             _feed_forward("mlp.c_proj", adds_to=(("ln_2", ()),)),
         ),
-        kept=("lm_head",),
+        kept=_HEADS,
     )
 )  # fmt: skip
 
@@ -230,7 +239,8 @@ def task_of(model: PreTrainedModel) -> str:
 def _task(family: Family, architectures: Sequence[str]) -> str:
     """The task of a family's model with the first head of `architectures` that it knows."""
     if not family.heads:
-        return family.task
+        classifies = any(name.endswith(CLASSIFIER) for name in architectures)
+        return CLASSIFIES if classifies else family.task
     known = dict(family.heads)
     for architecture in architectures:
         if architecture in known:

@@ -25,6 +25,7 @@ from lutlab.models.files import (
     weight_files,
 )
 from lutlab.models.heads import check_heads
+from lutlab.models.new_head import NewHead
 from lutlab.models.pretrained import config_of, model_of, quiet, tokenizer_of
 from lutlab.models.resident import Blocks, Resident
 from lutlab.models.spread import spread
@@ -85,7 +86,11 @@ def folder_of(spec: ModelSpec) -> Path:
 
 
 def task_here(spec: ModelSpec) -> str:
-    """The task of a model whose config.json is here; empty where it is not, or where loading the model will fail."""
+    """The task of a model whose config.json is here, or that asks for one; empty where neither is, or where loading
+    the model will fail.
+    """
+    if spec.task:
+        return spec.task
     if spec.source not in ("embedded", "folder"):
         return ""
     try:
@@ -104,13 +109,16 @@ def load_model(
         spec: the model.
         dtype: of its weights.
         device: as torch names it, or `spread`, over all GPUs (spread.py).
-        seed: of the weights of a synthetic model.
+        seed: of the weights of a synthetic model, or of a new head.
         stream: blocks stay where they are until they are opened (streamed.py).
 
     Raises:
         LutlabError: files missing, truncated or only pickled; weights missing, superfluous or not finite; unknown
-            architecture; a model quantized already.
+            architecture; a model quantized already; a new head for what cannot have one.
     """
+    head = NewHead(seed) if spec.task else None
+    if head:
+        head.check(spec, stream=stream)
     spreading = device == "spread"
     if spreading and stream:
         raise LutlabError("device=spread holds the whole model, stream=true one block: take one")
@@ -125,12 +133,14 @@ def load_model(
         synthetic = spec.source == "synthetic"
         config = config_to_draw(spec) if synthetic else _config(folder)
         tokenizer = load_tokenizer(folder, required=not synthetic)
+        if head:
+            head.declare(config, tokenizer)
         if synthetic:
             model, blocks = streamed.synthetic(config, dtype, device, seed)
         elif stream:
             model, blocks = streamed.from_shards(folder, config, dtype, device)
         else:
-            model = _pretrained(folder, config, dtype).to(device).eval()
+            model = _pretrained(folder, config, dtype, head).to(device).eval()
         if not stream:
             if synthetic:
                 blocks.fill()  # the weights that stream=True draws, so that both give the same numbers
@@ -184,7 +194,9 @@ def cut(config: PreTrainedConfig, wanted: int | None) -> PreTrainedConfig:
     return config
 
 
-def _pretrained(folder: Path, config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+def _pretrained(
+    folder: Path, config: PreTrainedConfig, dtype: torch.dtype, head: NewHead | None = None
+) -> PreTrainedModel:
     from safetensors import SafetensorError
 
     weight_files(folder)
@@ -201,6 +213,8 @@ def _pretrained(folder: Path, config: PreTrainedConfig, dtype: torch.dtype) -> P
             f"cannot load the weights in {folder}: {_first_line(error)}; the file is damaged or truncated: "
             "fetch it again"
         ) from error
+    drawn = head.draw(model) if head else set()
+    info["missing_keys"] = set(info["missing_keys"]) - drawn
     _check_keys(info, folder, family_of(config).blocks.rpartition(".")[2])
     _check_finite(model, folder)
     return model
@@ -271,6 +285,11 @@ def fingerprint(spec: ModelSpec) -> str:
     Raises:
         LutlabError: as folder_of; files of the weights are missing; files of an embedded model are damaged.
     """
+    found = _files_fingerprint(spec)
+    return f"{found}:{spec.task}" if spec.task else found
+
+
+def _files_fingerprint(spec: ModelSpec) -> str:
     if spec.source == "hub":
         return f"hub:{spec.id}@{hub.commit_of(spec.id, spec.revision)}"
     folder = folder_of(spec)

@@ -9,8 +9,10 @@ Both are means over the next tokens of windows, in nats.
 from __future__ import annotations
 
 import functools
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 from torch.nn import functional
@@ -21,14 +23,30 @@ from lutlab.models.families import decoder_blocks
 
 # Of so many windows one is held out.
 HELD_OUT = 8
+Samples = TypeVar("Samples")
 
 
 @dataclass(frozen=True)
-class NextTokens:
-    """Mean loss of a model's next tokens, in nats, on windows [B, S] int64; `full` is the full-precision model."""
+class Loss(ABC):
+    """Mean loss of a model on samples, in nats; `full` is the full-precision model, `kind` one of TUNING_LOSSES."""
 
     full: PreTrainedModel
     kind: str
+
+    @abstractmethod
+    def __call__(self, model: PreTrainedModel, samples: Any) -> torch.Tensor:
+        """The mean over a batch of samples, a scalar."""
+
+    def mean(self, model: PreTrainedModel, batches: Sequence[Any]) -> float:
+        """Mean over all samples of some batches, without gradients."""
+        with torch.no_grad():
+            total = sum(self(model, batch).item() * len(batch) for batch in batches)
+        return total / sum(map(len, batches))
+
+
+@dataclass(frozen=True)
+class NextTokens(Loss):
+    """Mean loss of a model's next tokens on windows [B, S] int64."""
 
     def __call__(self, model: PreTrainedModel, windows: torch.Tensor) -> torch.Tensor:
         """A scalar, with the graph of its gradients."""
@@ -41,20 +59,16 @@ class NextTokens:
         found = logits.log_softmax(-1)
         return functional.kl_div(found, wanted, reduction="batchmean", log_target=True)
 
-    def mean(self, model: PreTrainedModel, batches: Sequence[torch.Tensor]) -> float:
-        """Mean over all windows of some batches, without gradients."""
-        with torch.no_grad():
-            total = sum(self(model, batch).item() * len(batch) for batch in batches)
-        return total / sum(map(len, batches))
-
 
 def _next_tokens(model: PreTrainedModel, windows: torch.Tensor) -> torch.Tensor:
     """Logits [B * (S - 1), V] float32."""
     return model(input_ids=windows, use_cache=False).logits[:, :-1].flatten(0, 1).float()
 
 
-def divided(windows: torch.Tensor, batch: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Windows [M, S] as those to train on, and those that are held out, in batches: the first of every eight."""
+def divided(windows: Samples, batch: int) -> tuple[Samples, list[Samples]]:
+    """Windows [M, S], or labelled pairs, as those to train on, and those that are held out, in batches: the first of
+    every eight.
+    """
     held = torch.arange(len(windows)) % HELD_OUT == 0
     return windows[~held], [*windows[held].split(batch)]
 

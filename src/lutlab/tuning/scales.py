@@ -33,8 +33,9 @@ from lutlab.modules import QuantLinear
 from lutlab.quantizers.contract import Method
 from lutlab.specs import Tuning
 from lutlab.tuning.course import Pace, Progress
+from lutlab.tuning.labels import Labelled, head_parameters, loss_of
 from lutlab.tuning.loop import fit
-from lutlab.tuning.losses import NextTokens, divided, trainable
+from lutlab.tuning.losses import divided, trainable
 from lutlab.tuning.states import TuningStore
 
 # Format -> the buffers that are trained.
@@ -57,7 +58,7 @@ def tune_scales(
     start: PreTrainedModel,
     full: PreTrainedModel,
     quantizer: Method,
-    windows: torch.Tensor,
+    windows: torch.Tensor | Labelled,
     tuning: Tuning,
     *,
     kept: TuningStore | None = None,
@@ -66,10 +67,11 @@ def tune_scales(
     """Train the scales of a quantized model end to end, in place.
 
     Args:
-        start: quantized; its layers have, afterwards, the same codes under other scales.
+        start: quantized; its layers have, afterwards, the same codes under other scales. A classifier's head is
+            trained too.
         full: the model in full precision.
         quantizer: that quantized it.
-        windows: token ids [samples, S] int64.
+        windows: token ids [samples, S] int64, or labelled pairs.
         tuning: how long, how fast, towards what.
         kept: where the state is kept.
         report: told after every step.
@@ -80,17 +82,17 @@ def tune_scales(
     Raises:
         LutlabError: the loss is inf or nan before the first step.
     """
-    loss = NextTokens(full, tuning.loss)
+    loss = loss_of(full, tuning.loss, windows)
     trained, held = divided(windows, tuning.batch)
     model = trainable(start)
     layers = scaled_layers(model)
+    head = head_parameters(model) if isinstance(windows, Labelled) else {}
+    scales = {
+        f"{name}.{key}": one for name, layer in layers.items() for key, one in layer.scales.items()
+    }
     curve = fit(
         "scales",
-        {
-            f"{name}.{key}": one
-            for name, layer in layers.items()
-            for key, one in layer.scales.items()
-        },
+        scales | head,
         lambda indices: loss(model, trained[indices]),
         len(trained),
         Pace.of(tuning),

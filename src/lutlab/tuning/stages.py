@@ -23,25 +23,42 @@ from lutlab.errors import LutlabError
 from lutlab.formats.contract import Format
 from lutlab.groups import Width
 from lutlab.models import fits
+from lutlab.models.contract import CLASSIFIES
 from lutlab.models.families import decoder_blocks, linear_layers, task_of, weight_of
 from lutlab.modules import QuantLinear
 from lutlab.quantizers.contract import Method
 from lutlab.specs import Tuning
-from lutlab.tuning import blocks, scales, weights
+from lutlab.tuning import blocks, scales, weights, whole
 from lutlab.tuning.course import Progress
+from lutlab.tuning.labels import Labelled, check_labels, head_parameters
 from lutlab.tuning.states import TuningStore
 
 log = logging.getLogger(__name__)
 Report = Callable[[Progress], None]
-_CHECKS = {"weights": weights.check_tunable, "scales": scales.check_tunable}
-_END_TO_END = {"weights": weights.tune_weights, "scales": scales.tune_scales}
+_CHECKS = {
+    "weights": weights.check_tunable,
+    "scales": scales.check_tunable,
+    "whole": whole.check_tunable,
+}
+_END_TO_END = {
+    "weights": weights.tune_weights,
+    "scales": scales.tune_scales,
+    "whole": whole.tune_whole,
+}
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """Layer name -> its weight, tuned and packed; and how it came about, in JSON's types."""
+    """Layers that are quantized and parameters that are not, tuned, by name; and how they came about.
+
+    Attributes:
+        layers: packed weights.
+        parameters: a classifier's head, or all of a model that is not quantized; in float32.
+        facts: in JSON's types.
+    """
 
     layers: dict[str, Format]
+    parameters: dict[str, torch.Tensor]
     facts: dict[str, Any]
 
 
@@ -50,14 +67,19 @@ def check_tunable(quantizer: Method, tuning: Tuning) -> None:
     if tuning.block_steps:
         blocks.check_tunable(quantizer)
     if tuning.steps:
-        _CHECKS[tuning.trains](quantizer)
+        _CHECKS[_stage(quantizer, tuning)](quantizer)
+
+
+def _stage(quantizer: Method, tuning: Tuning) -> str:
+    """The end-to-end stage: weights that are not quantized are tuned with all the rest."""
+    return tuning.trains if quantizer.quantizes or tuning.trains != "weights" else "whole"
 
 
 def tune(
     model: PreTrainedModel,
     quantizer: Method,
     widths: Mapping[str, Width | None],
-    calibration: torch.Tensor,
+    calibration: torch.Tensor | Labelled,
     tuning: Tuning,
     *,
     seen: StatsStore | None = None,
@@ -72,7 +94,7 @@ def tune(
         quantizer: of the method.
         widths: layer name -> (q, g), or None where a layer stays in full precision and as it is.
         calibration: token ids [samples, S] int64: those that the method calibrates on are also trained on, in a new
-            order each time all were read.
+            order each time all were read. Of a classifier, labelled pairs.
         tuning: what moves, how long, how fast, towards what.
         seen: statistics of full-precision inputs, for the method.
         untuned: finished blocks of the method's own result.
@@ -85,13 +107,22 @@ def tune(
     """
     check_tunable(quantizer, tuning)
     _check(model, calibration)
+    labelled = isinstance(calibration, Labelled)
+    if tuning.block_steps and (labelled or not quantizer.quantizes):
+        raise LutlabError(
+            "tuning.block_steps brings quantized blocks of a language model near to its own: drop it of a classifier, "
+            "and of method=none"
+        )
     if tuning.block_steps:
         blocks.check_memory(model, calibration, tuning)
     if tuning.steps:
         _check_memory(model, calibration, tuning)
     start = copy.deepcopy(model)
-    quantize_model(start, quantizer, widths, calibration, kept=untuned, seen=seen)
-    if not any(isinstance(module, QuantLinear) for _, module in linear_layers(start)):
+    if quantizer.quantizes:
+        inputs = calibration.inputs if labelled else calibration
+        quantize_model(start, quantizer, widths, inputs, kept=untuned, seen=seen)
+    some = any(isinstance(module, QuantLinear) for _, module in linear_layers(start))
+    if quantizer.quantizes and not some:
         raise LutlabError("tuning finds no quantized layer: skip names all of them; drop tuning")
     facts = tuning.asked()
     if tuning.block_steps:
@@ -99,16 +130,35 @@ def tune(
             *(start, model, calibration, blocks.pace_of(tuning)), kept=kept, report=report
         )
     if tuning.steps:
-        stage = _END_TO_END[tuning.trains]
+        stage = _END_TO_END[_stage(quantizer, tuning)]
         facts |= stage(start, model, quantizer, calibration, tuning, kept=kept, report=report)
     layers = {n: m.packed for n, m in linear_layers(start) if isinstance(m, QuantLinear)}
-    return Tuned(layers, facts)
+    rest = head_parameters(start) if labelled else {}
+    if not quantizer.quantizes:
+        rest = dict(start.named_parameters())
+    return Tuned(layers, {name: one.detach() for name, one in rest.items()}, facts)
 
 
-def _check(model: PreTrainedModel, calibration: torch.Tensor) -> None:
-    if (task := task_of(model)) != "causal_lm":
+def put(model: PreTrainedModel, parameters: Mapping[str, torch.Tensor]) -> None:
+    """Bring tuned parameters into a model, in its dtype."""
+    own = dict(model.named_parameters())
+    with torch.no_grad():
+        for name, tensor in parameters.items():
+            own[name].copy_(tensor)
+
+
+def _check(model: PreTrainedModel, calibration: torch.Tensor | Labelled) -> None:
+    task, labelled = task_of(model), isinstance(calibration, Labelled)
+    if task == CLASSIFIES:
+        if not labelled:
+            raise LutlabError(
+                "a classifier is tuned on labelled texts: give labels beside calibration"
+            )
+        check_labels(calibration, model.config.num_labels)
+    elif task != "causal_lm" or labelled:
         raise LutlabError(
-            f"tuning learns the next token, and this model's task is {task}: drop tuning"
+            f"tuning learns the next token, or classes of labelled texts, and this model's task is {task}"
+            f"{' and has no labels' if labelled else ''}: drop {'the labels' if labelled else 'tuning'}"
         )
     if any(parameter.is_meta for parameter in model.parameters()):
         raise LutlabError(
@@ -120,7 +170,9 @@ def _check(model: PreTrainedModel, calibration: torch.Tensor) -> None:
         )
 
 
-def _check_memory(model: PreTrainedModel, calibration: torch.Tensor, tuning: Tuning) -> None:
+def _check_memory(
+    model: PreTrainedModel, calibration: torch.Tensor | Labelled, tuning: Tuning
+) -> None:
     """Say what tuning takes, and refuse what the device does not hold."""
     modules = [m for _, m in linear_layers(model) if not isinstance(m, QuantLinear)]
     linear = [weight_of(module) for module in modules]
@@ -128,7 +180,8 @@ def _check_memory(model: PreTrainedModel, calibration: torch.Tensor, tuning: Tun
     moves = tuning.steps and tuning.trains == "weights"
     at_once = 1 if model.device.type == "cuda" else len(decoder_blocks(model))
     inner = sum(sum(one.shape) for one in linear) // len(decoder_blocks(model)) * at_once
-    tokens = min(tuning.batch, len(calibration)) * calibration.shape[1]
+    windows = calibration.inputs["input_ids"] if isinstance(calibration, Labelled) else calibration
+    tokens = min(tuning.batch, len(windows)) * windows.shape[1]
     parts = {
         "a float32 copy": 4 * sum(one.numel() for one in model.parameters()),
         "Adam and the best weights": 12 * weights if moves else 0,

@@ -37,8 +37,9 @@ from lutlab.quantizers.mixed import Mixed
 from lutlab.specs import Tuning
 from lutlab.tensors import MixedTensor
 from lutlab.tuning.course import Pace, Progress
+from lutlab.tuning.labels import Labelled, head_parameters, loss_of
 from lutlab.tuning.loop import fit
-from lutlab.tuning.losses import NextTokens, divided, trainable
+from lutlab.tuning.losses import divided, trainable
 from lutlab.tuning.states import TuningStore
 
 
@@ -56,7 +57,7 @@ def tune_weights(
     start: PreTrainedModel,
     full: PreTrainedModel,
     quantizer: Mixed,
-    windows: torch.Tensor,
+    windows: torch.Tensor | Labelled,
     tuning: Tuning,
     *,
     kept: TuningStore | None = None,
@@ -68,7 +69,7 @@ def tune_weights(
         start: quantized by the method; its quantized layers are, afterwards, of the weights that were found.
         full: the model in full precision.
         quantizer: of the method.
-        windows: token ids [samples, S] int64.
+        windows: token ids [samples, S] int64, or labelled pairs; a classifier's head is trained too.
         tuning: how long, how fast, towards what.
         kept: where the state is kept.
         report: told after every step.
@@ -79,7 +80,7 @@ def tune_weights(
     Raises:
         LutlabError: the loss is inf or nan before the first step.
     """
-    loss = NextTokens(full, tuning.loss)
+    loss = loss_of(full, tuning.loss, windows)
     trained, held = divided(windows, tuning.batch)
     first = loss.mean(start, held)
     quantized = {n: m for n, m in linear_layers(start) if isinstance(m, QuantLinear)}
@@ -88,9 +89,10 @@ def tune_weights(
     for name, layer in layers.items():
         start.set_submodule(name, layer)
     model = trainable(start)
+    head = head_parameters(model) if isinstance(windows, Labelled) else {}
     curve = fit(
         "weights",
-        {name: layer.weight for name, layer in layers.items()},
+        {name: layer.weight for name, layer in layers.items()} | head,
         lambda indices: loss(model, trained[indices]),
         len(trained),
         Pace.of(tuning),

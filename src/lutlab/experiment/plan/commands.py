@@ -138,6 +138,8 @@ def _model(model: ModelSpec) -> Iterator[str]:
     known = _preset(preset)
     if known and (known["id"], known.get("revision")) == (model.id, model.revision):
         yield f"model={model.name}"
+        if model.task:
+            yield f"model.task={model.task}"
         return
     yield f"model={'synthetic' if model.source == 'synthetic' else 'folder'}"
     yield f"model.id={_value(model.id)}"
@@ -150,6 +152,8 @@ def _model(model: ModelSpec) -> Iterator[str]:
         yield f"model.layers={model.layers}"
     if model.packed:
         yield "model.packed=true"
+    if model.task:
+        yield f"model.task={model.task}"
 
 
 @functools.cache

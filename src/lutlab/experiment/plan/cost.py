@@ -33,7 +33,7 @@ HUB_TOKENS = {
     "lambada": 435_382, "lambada-standard": 424_558, "lambada-joined": 440_534,
     # every ending with its context; ARC-Challenge without its last two questions
     "piqa": 133_904, "hellaswag": 3_173_195, "winogrande": 55_875, "arc-easy": 303_946, "arc-challenge": 173_821,
-    "mnli": 352_915, "stsb": 42_414,
+    "mnli": 352_915, "mnli-mismatched": 370_000, "stsb": 42_414,
 }  # fmt: skip
 # of a task whose rows lm-eval fetches: a guess, which is known when it is loaded
 TASK_EXAMPLES, TASK_TOKENS = 2000, 100

@@ -118,6 +118,7 @@ def _refuse_of_layers(settings: Settings) -> None:
         "model.layers": model.layers is not None,
         "model.packed": model.packed,
         "model.revision": model.revision is not None,
+        "model.task": model.task is not None,
     }
     if named := [key for key, is_given in given.items() if is_given]:
         raise LutlabError(
@@ -217,6 +218,11 @@ def _tuning(settings: Settings, quantizer: Method) -> Tuning | None:
     check_tunable(quantizer, settings.tuning)
     if settings.stream:
         raise LutlabError("tuning moves all weights of the model at once: drop stream=true")
+    if settings.model.task and settings.tuning.loss != "labels":
+        raise LutlabError(
+            f"tuning.loss={settings.tuning.loss} learns from the full-precision model's classes, and its head is drawn "
+            "(model.task): give tuning.loss=labels"
+        )
     return settings.tuning
 
 

@@ -31,6 +31,7 @@ from lutlab.experiment.plan.setting import (
     threads,
 )
 from lutlab.groups import CANDIDATE_BITS, CANDIDATE_GROUP_SIZES
+from lutlab.models.contract import CLASSIFIES
 from lutlab.specs import TRAINED, TUNING_LOSSES, Tuning
 
 MODEL_SOURCES = ("hub", "folder", "embedded", "synthetic", "product")
@@ -65,6 +66,7 @@ class ModelConfig:
         revision: commit on the hub.
         layers: cuts a synthetic model to its first so many; null: all.
         packed: draws the linear layers of a synthetic model as the method stores them; nothing is quantized.
+        task: a new head of three classes on a causal model, to be fine-tuned; null: the checkpoint's own task.
     """
 
     name: str = MISSING
@@ -73,6 +75,7 @@ class ModelConfig:
     revision: str | None = None
     layers: int | None = setting(None, check=at_least_one)
     packed: bool = False
+    task: str | None = setting(None, values=(CLASSIFIES,))
 
 
 @dataclass

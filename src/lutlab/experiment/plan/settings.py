@@ -33,6 +33,7 @@ class ModelSettings:
     revision: str | None
     layers: int | None
     packed: bool = False
+    task: str | None = None
 
 
 @dataclass(frozen=True)

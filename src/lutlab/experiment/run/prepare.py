@@ -12,7 +12,7 @@ from lutlab.experiment.plan.job import Job
 from lutlab.experiment.plan.resolve import cached_text, planned_text
 from lutlab.experiment.store.store import Store
 from lutlab.quantizers.stored import STORED
-from lutlab.specs import LayerStats, ModelRun
+from lutlab.specs import CalibrationSpec, LayerStats, ModelRun, Text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,11 +31,13 @@ def prepare(job: Job) -> Prepared:
     import torch
 
     from lutlab.compress.driver import quantize_model
-    from lutlab.compress.kept_blocks import BlockStore, StatsStore
+    from lutlab.compress.kept_blocks import BlockStore, RestStore, StatsStore
     from lutlab.compress.widths import widths
+    from lutlab.models.contract import CLASSIFIES
     from lutlab.models.families import evaluation_seqlen, kinds, task_of
     from lutlab.models.load import load_model
     from lutlab.quantizers.contract import make_method
+    from lutlab.tuning.stages import put
     from lutlab.tuning.states import TuningStore
 
     spec = job.run
@@ -53,7 +55,8 @@ def prepare(job: Job) -> Prepared:
     kept = BlockStore(job.quantized) if job.quantized else None
     seen = StatsStore(job.inputs) if job.inputs else None
     quantizer = make_method(spec.method, **dict(spec.options))
-    windows = spec.calibration and _windows(job, loaded.tokenizer, task_of(model), seqlen)
+    task = task_of(model)
+    windows = spec.calibration and _windows(job, loaded.tokenizer, task, seqlen)
     facts: dict[str, Any] = {}
     if spec.calibration and (differs := cached_text(spec.calibration.text).differs):
         facts["calibration_text_differs"] = differs
@@ -69,9 +72,18 @@ def prepare(job: Job) -> Prepared:
     packed = None
     # A tuned model has calibration text, and so its blocks are kept; all of them are of one tuning.
     states = TuningStore(job.quantized) if spec.tuning else None
-    if spec.tuning and not all(kept.has(index) for index in range(len(loaded.blocks))):
+    more = task == CLASSIFIES or not quantizer.quantizes  # is tuned than quantized layers
+    rest = RestStore(job.quantized) if spec.tuning and more else None
+    finished = rest is None or rest.has(0)
+    if spec.tuning and not (finished and all(map(kept.has, range(len(loaded.blocks))))):
         kept.forget_from(0)
-        packed = _tuned(job, model, quantizer, chosen, windows, seen, states)
+        samples = _labelled(job, loaded.tokenizer, seqlen) if task == CLASSIFIES else windows
+        tuned = _tuned(job, model, quantizer, chosen, samples, seen, states)
+        packed = tuned.layers
+        if rest:
+            rest.save(tuned.parameters)
+    if rest:
+        put(model, rest.load())
     layers = quantize_model(
         model, quantizer, chosen, windows, blocks=loaded.blocks, kept=kept, seen=seen, packed=packed
     )
@@ -88,23 +100,23 @@ def prepare(job: Job) -> Prepared:
 
 
 def _tuned(
-    job: Job, model: Any, quantizer: Any, chosen: Any, windows: Any, seen: Any, states: Any
+    job: Job, model: Any, quantizer: Any, chosen: Any, samples: Any, seen: Any, states: Any
 ) -> Any:
-    """The packed layers of a tuned model; how they came about stays in the store."""
+    """A tuned model's layers and parameters; how they came about stays in the store."""
     from lutlab.compress.kept_blocks import BlockStore
     from lutlab.experiment.run.progress import telling
     from lutlab.tuning.stages import tune
 
     with telling(Store(job.results), [cell.cell_id for cell in job.cells]) as tell:
         tuned = tune(
-            *(model, quantizer, chosen, windows, job.run.tuning),
+            *(model, quantizer, chosen, samples, job.run.tuning),
             seen=seen,
             untuned=BlockStore(job.untuned),
             kept=states,
             report=tell,
         )
     states.note(tuned.facts)
-    return tuned.layers
+    return tuned
 
 
 def _stored(spec: ModelRun) -> Prepared:
@@ -135,12 +147,28 @@ def _windows(job: Job, tokenizer: Any, task: str, seqlen: int) -> Any:
     """What calibration looks at."""
     from lutlab.data import calibration_inputs
 
+    text, chosen = _calibration(job, tokenizer)
+    return calibration_inputs(
+        task, text, tokenizer, chosen.samples, chosen.seqlen or seqlen, chosen.seed
+    )
+
+
+def _labelled(job: Job, tokenizer: Any, seqlen: int) -> Any:
+    """The same pairs with their labels, which tuning trains on."""
+    from lutlab.data.pairs import labelled_pairs
+    from lutlab.tuning.labels import Labelled
+
+    text, chosen = _calibration(job, tokenizer)
+    return Labelled(
+        *labelled_pairs(text, tokenizer, chosen.samples, chosen.seqlen or seqlen, chosen.seed)
+    )
+
+
+def _calibration(job: Job, tokenizer: Any) -> tuple[Text, CalibrationSpec]:
+    """The text to calibrate on, and how it is drawn from."""
     if tokenizer is None:
         raise LutlabError(
             f"{job.run.name} came without a tokenizer, so it cannot be calibrated on a text"
         )
     chosen = job.run.calibration
-    text = planned_text(chosen.text, job.calibration_sha256)
-    return calibration_inputs(
-        task, text, tokenizer, chosen.samples, chosen.seqlen or seqlen, chosen.seed
-    )
+    return planned_text(chosen.text, job.calibration_sha256), chosen
