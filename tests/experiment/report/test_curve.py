@@ -174,6 +174,16 @@ def test_a_long_table_shows_its_front_and_the_csv_all(mixed: ResultTable) -> Non
     assert len(csv.render(mixed).splitlines()) == 1 + 162 * len(mixed.columns)
 
 
+def test_a_long_table_shows_what_papers_print(mixed: ResultTable) -> None:
+    hidden = next(row for row in mixed.rows if not row.on_front and row.key != "gpt-neo-1.3b/fp16")
+    cells = {k: dataclasses.replace(cell, published=6.0) for k, cell in hidden.cells.items()}
+    cited = dataclasses.replace(hidden, cells=cells)
+    rows = tuple(cited if row is hidden else row for row in mixed.rows)
+    layout = lay_out(dataclasses.replace(mixed, rows=rows))
+    assert cited.key in {line.key for block in layout.main.blocks for line in block.lines}
+    assert "and what failed or stands in a paper; " in layout.left_out
+
+
 def test_what_a_row_really_ran_stays_in_a_narrow_terminal(mixed: ResultTable) -> None:
     console = Console(width=80, record=True, file=None, quiet=False)
     with console.capture() as capture:

@@ -63,12 +63,18 @@ def shortened(table: ResultTable) -> tuple[ResultTable, str]:
         return table, ""
     baseline = table.curve.baseline
     shown = tuple(row for row in table.rows if row.on_front or _must_show(row, baseline))
+    printed = " or stands in a paper" if any(map(_is_printed, table.rows)) else ""
     sentence = (
-        f"{len(shown)} of {len(table.rows)} rows shown: full precision, the Pareto front, and what failed; "
+        f"{len(shown)} of {len(table.rows)} rows shown: full precision, the Pareto front, and what failed{printed}; "
         "table.csv has all"
     )
     return dataclasses.replace(table, rows=shown), sentence
 
 
 def _must_show(row: Row, baseline: str) -> bool:
-    return fnmatchcase(row.key, baseline) or any(c.verdict in TRIED for c in row.cells.values())
+    tried = any(cell.verdict in TRIED for cell in row.cells.values())
+    return fnmatchcase(row.key, baseline) or tried or _is_printed(row)
+
+
+def _is_printed(row: Row) -> bool:
+    return any(cell.published is not None for cell in row.cells.values())
