@@ -3,32 +3,30 @@
     python benchmarks/bench_accuracy.py [--models llama-embedded-s opt-embedded-s --q 4 3 --g 32 64 128 --seeds 0 1 2]
         [--out a.json] --peer-python <python of an environment that has llmcompressor>
 
-Each peer quantizes end to end, through its public entry point, in a process of its own, and saves the whole model with
-dequantized weights, in float32. Those are loaded into the plain model here, and all perplexities are of one evaluator
-in one process, on held-out text. A peer that fails at a setting is a row with its reason.
+Each peer quantizes in an environment of its own (accuracy_peers.py). All perplexities are of one evaluator in one
+process, on held-out text. A peer that fails at a setting is a row with its reason.
 
 Like is set beside like (PAIRS): asymmetric grids, damping 0.01 of the mean diagonal, no act order unless named, H of
-the model quantized so far and of whole blocks at a time. llm-compressor's GPTQ knows only grids of the original
-weights, our static_groups; its AWQ does not clip, and has no mapping for OPT: it is given the AWQ repository's. Scales
-are float16 in ours unless named, float32 in llm-compressor.
+the model quantized so far and of whole blocks at a time (peer_llmcompressor.py). Scales are float16 in ours unless
+named, float32 in llm-compressor. Methods at their best settings, at 2 bits too: bench_accuracy_peers.py.
 """
 
 from __future__ import annotations
 
 import argparse
-import copy
 import itertools
 import math
 import statistics
-import subprocess
 import sys
 import tempfile
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
+import origin
 import torch
-from safetensors.torch import load_file, save_file
+from accuracy_peers import Material, ask, with_weights
+
+import lutlab
 
 # row name -> method and options
 OURS = {
@@ -54,170 +52,36 @@ PAIRS = {
 }
 
 
-def settings(args: argparse.Namespace) -> Iterator[tuple[int, int]]:
-    for q in args.q:
-        for g in args.g:
-            yield q, g
-
-
-def llmcompressor(
-    folder: str, method: str, q: int, g: int, ids: torch.Tensor
-) -> dict[str, torch.Tensor]:
-    """Call oneshot on a float32 model; ids [samples, S] -> state dict."""
-    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
-    from compressed_tensors.quantization.lifecycle.forward import fake_quantize
-    from datasets import Dataset
-    from llmcompressor import oneshot
-    from llmcompressor.modifiers.gptq import GPTQModifier
-    from llmcompressor.modifiers.quantization import QuantizationModifier
-    from llmcompressor.modifiers.transform.awq import AWQMapping, AWQModifier
-    from transformers import AutoModelForCausalLM
-
-    # 0.14 pins memory without asking whether there is an accelerator, which raises where there is none.
-    if not torch.accelerator.is_available():
-        torch.Tensor.pin_memory = lambda tensor, *_: tensor
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    options = QuantizationArgs(num_bits=q, group_size=g, symmetric=False, strategy="group")
-    scheme = {
-        "config_groups": {"all": QuantizationScheme(targets=["Linear"], weights=options)},
-        "ignore": ["lm_head"],
-    }
-    mappings = None
-    if model.config.model_type == "opt":
-        mappings = [
-            AWQMapping("re:.*self_attn_layer_norm$", [f"re:.*{x}_proj$" for x in "qkv"]),
-            AWQMapping("re:.*v_proj$", ["re:.*out_proj$"]),
-            AWQMapping("re:.*layers.*final_layer_norm$", ["re:.*fc1$"]),
-            AWQMapping("re:.*fc1$", ["re:.*fc2$"]),
-        ]
-    order = "static" if "actorder" in method else None
-    recipe = {
-        "rtn": lambda: [QuantizationModifier(**scheme)],
-        "gptq": lambda: [GPTQModifier(**scheme, dampening_frac=0.01, actorder=order)],
-        "awq": lambda: [AWQModifier(mappings=mappings), QuantizationModifier(**scheme)],
-    }[method.split()[0]]()
-    ones = torch.ones_like(ids)
-    rows = Dataset.from_dict({"input_ids": ids.tolist(), "attention_mask": ones.tolist()})
-    calibration = {} if method == "rtn" else {"dataset": rows}
-    oneshot(
-        model=model,
-        recipe=recipe,
-        num_calibration_samples=len(ids),
-        max_seq_length=ids.shape[1],
-        shuffle_calibration_samples=False,
-        **calibration,
-    )
-    dense = {name: value.detach() for name, value in model.state_dict().items()}
-    for name, layer in model.named_modules():
-        if hasattr(layer, "weight_scale"):
-            dense[f"{name}.weight"] = fake_quantize(
-                layer.weight.detach(), layer.weight_scale, layer.weight_zero_point, options
-            ).detach()
-    return dense
-
-
-PEERS: dict[str, Callable] = {"llmcompressor": llmcompressor}
-
-
-def be_peer(args: argparse.Namespace) -> None:
-    """Write <method>-<q>-<g>.safetensors, or .txt with the reason why not, into args.answers."""
-    ids = load_file(args.answers / "calibration.safetensors")["ids"]
-    for q, g in settings(args):
-        for method in args.methods:
-            path = args.answers / f"{method}-{q}-{g}.safetensors"
-            try:
-                dense = PEERS[args.as_peer](args.models[0], method, q, g, ids)
-            except Exception as error:  # whatever it raises is the result at this setting
-                traceback.print_exc()
-                reason = str(error).strip().partition("\n")[0]
-                path.with_suffix(".txt").write_text(f"{type(error).__name__}: {reason}")
-                continue
-            save_file({k: v.float().contiguous().clone() for k, v in dense.items()}, path)
-
-
-def ask_peer(
-    peer: str, folder: Path, ids: torch.Tensor, args: argparse.Namespace
-) -> Iterator[tuple[str, int, int, dict[str, torch.Tensor] | str]]:
-    """Yield method, q, g and a state dict or the reason why there is none; the peer need not have lutlab."""
-    methods = [method for method in PAIRS[peer] if method not in args.without]
-    with tempfile.TemporaryDirectory() as answers:
-        save_file({"ids": ids}, Path(answers) / "calibration.safetensors")
-        command = [args.peer_python, __file__, "--as-peer", peer, "--answers", answers]
-        command += ["--models", str(folder), "--threads", str(args.threads), "--methods", *methods]
-        command += ["--q", *map(str, args.q), "--g", *map(str, args.g)]
-        code = subprocess.run(command, check=False, stdout=sys.stderr).returncode
-        for q, g in settings(args):
-            for method in methods:
-                path = Path(answers) / f"{method}-{q}-{g}.safetensors"
-                if path.exists():
-                    yield method, q, g, load_file(path)
-                elif path.with_suffix(".txt").exists():
-                    yield method, q, g, path.with_suffix(".txt").read_text()
-                else:
-                    yield method, q, g, f"its process ended with status {code}"
-
-
 def measure_model(name: str, seed: int, args: argparse.Namespace) -> dict:
     """Rows of one model, an embedded one's name or a folder, on the calibration windows of one seed."""
-    import lutlab
-    from lutlab.data import load_text
-    from lutlab.data.calibration import calibration_windows
-    from lutlab.data.tokens import token_sha256, token_stream
-    from lutlab.evaluators.perplexity import window_nll
-    from lutlab.models.load import embedded_names, folder_of, load_model
-    from lutlab.specs import ModelSpec, TextSpec
-
-    source = "embedded" if name in embedded_names() else "folder"
-    spec = ModelSpec(name, source, name)
-    loaded = load_model(spec, torch.float32, "cpu", 0)
-    tokenizer = loaded.tokenizer
-    text = load_text(TextSpec("pydocs-train", "embedded"))
-    ids = calibration_windows(text, tokenizer, args.samples, args.seqlen, seed)
-    held_out = token_stream(load_text(TextSpec("topics", "embedded")), tokenizer, args.seqlen)
-
-    def fresh() -> torch.nn.Module:
-        return copy.deepcopy(loaded.model)
-
-    def perplexity(model: torch.nn.Module) -> float:
-        nll = window_nll(model, held_out, args.seqlen)
-        return math.exp(sum(nll) / (len(nll) * args.seqlen))
-
-    full, rows = perplexity(fresh()), []
+    material = Material(name, args.samples, args.seqlen, seed)
+    rows = []
 
     def add(who: str, method: str, q: int, g: int, found: dict) -> None:
         row = {"implementation": who, "method": method, "q": q, "g": g, **found}
         rows.append(row)
         print(name, row, file=sys.stderr, flush=True)
 
-    for q, g in settings(args):
+    for q, g in itertools.product(args.q, args.g):
         for method, (registered, options) in OURS.items():
             if method in args.without:
                 continue
-            model = lutlab.quantize(fresh(), registered, q, g, calibration=ids, **options)
-            add("lutlab", method, q, g, {"ppl": perplexity(model)})
+            model = lutlab.quantize(
+                material.fresh(), registered, q, g, calibration=material.ids, **options
+            )
+            add("lutlab", method, q, g, {"ppl": material.perplexity(model)})
     for peer in args.peers if args.peer_python else ():
-        for method, q, g, dense in ask_peer(peer, folder_of(spec), ids, args):
-            if isinstance(dense, str):
-                add(peer, method, q, g, {"not_run": dense})
-                continue
-            add(peer, method, q, g, {"ppl": perplexity(with_weights(fresh(), dense))})
-    return {
-        "model": name if source == "embedded" else Path(name).name,
-        "seed": seed,
-        "full_precision_ppl": full,
-        "calibration_sha256": token_sha256(ids.flatten()),
-        "held_out_sha256": token_sha256(held_out),
-        "rows": rows,
-    }
-
-
-def with_weights(model: torch.nn.Module, dense: dict[str, torch.Tensor]) -> torch.nn.Module:
-    """The model with a peer's tensors; all of its own must be there, those of codes and scales are left out."""
-    own = model.state_dict()
-    if missing := [name for name in own if name not in dense]:
-        raise KeyError(f"the peer saved no {missing[0]} and {len(missing) - 1} more")
-    model.load_state_dict({key: dense[key] for key in own})
-    return model
+        methods = [method for method in PAIRS[peer] if method not in args.without]
+        wanted = [(m, q, g) for q in args.q for g in args.g for m in methods]
+        with tempfile.TemporaryDirectory() as work:
+            asked = (args.peer_python, material.folder, material.ids, wanted, Path(work))
+            for method, q, g, facts, dense in ask(peer, *asked, args.threads):
+                if dense is None:
+                    add(peer, method, q, g, {"not_run": facts["not_run"]})
+                    continue
+                model = with_weights(material.fresh(), dense)
+                add(peer, method, q, g, {"ppl": material.perplexity(model)})
+    return material.facts() | {"rows": rows}
 
 
 def comparisons(models: list[dict]) -> Iterator[tuple[str, str, str, list[float]]]:
@@ -281,19 +145,11 @@ def main() -> None:
     )
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--peer-python", help="python of the environment that has the peers")
-    parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS))
+    parser.add_argument("--peers", nargs="+", choices=PAIRS, default=list(PAIRS))
     parser.add_argument("--without", nargs="+", default=[], help="rows to leave out")
     parser.add_argument("--out", type=Path, help="write the numbers as JSON")
-    parser.add_argument("--as-peer", choices=PEERS, help=argparse.SUPPRESS)
-    parser.add_argument("--methods", nargs="+", help=argparse.SUPPRESS)
-    parser.add_argument("--answers", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    if args.as_peer:
-        be_peer(args)
-        return
-    import origin  # imports lutlab, which the peer's environment need not have
-
     result = {key: getattr(args, key) for key in ("samples", "seqlen", "threads")}
     result |= {"torch": torch.__version__, "ours": {k: v[1] for k, v in OURS.items()}}
     result["models"] = []

@@ -1,0 +1,211 @@
+"""Public quantizers, each in a process of the environment that has it: what its driver runs, and how it is asked.
+
+    parent   ask("gptqmodel", python, folder, ids, …)          child   python peer_gptqmodel.py <job, as JSON>
+
+A peer quantizes end to end, through its public entry point, and its driver (peer_<name>.py) saves the whole model with
+dequantized weights, in float32. What was asked before, of the same versions and on the same tokens, is not run again.
+A driver needs torch and safetensors and no lutlab; lutlab stands on the parent's side.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import importlib
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+HERE = Path(__file__).parent
+CALIBRATION = "calibration.safetensors"
+
+
+@dataclass(frozen=True)
+class Way:
+    """A method of a peer.
+
+    Attributes:
+        options: what its entry point is given beside q and g.
+        gradient: whether it goes backward through the model, or a block.
+    """
+
+    options: Mapping[str, Any] = field(default_factory=dict)
+    gradient: bool = False
+
+
+# model folder, options of a Way, q, g, ids [samples, S] -> state dict with dequantized weights
+Quantizer = Callable[[str, Mapping[str, Any], int, int, torch.Tensor], dict[str, torch.Tensor]]
+
+
+def serve(ways: Mapping[str, Way], quantize: Quantizer, version: str) -> None:
+    """The child's side: a .safetensors and a .json for each row; the latter alone, with a reason, where it fails."""
+    job = json.loads(sys.argv[1])
+    work = Path(job["work"])
+    torch.set_num_threads(job["threads"])
+    ids = load_file(work / CALIBRATION)["ids"]
+    driver = digest(Path(sys.argv[0]))
+    for method, q, g in job["rows"]:
+        way, path = ways[method], work / row_file(method, q, g)
+        facts = {"version": version, "options": dict(way.options), "gradient": way.gradient}
+        facts |= {"asked": job["asked"], "driver": driver}
+        kept = json.loads(path.read_text()) if path.exists() else {}
+        if "not_run" not in kept and facts.items() <= kept.items():
+            continue
+        start = time.perf_counter()
+        try:
+            dense = quantize(job["model"], way.options, q, g, ids)
+        except Exception as error:  # whatever it raises is the result at this setting
+            traceback.print_exc()
+            reason = str(error).strip().partition("\n")[0]
+            facts["not_run"] = f"{type(error).__name__}: {reason}"
+        else:
+            facts["seconds"] = time.perf_counter() - start
+            dense = {name: value.detach().float().contiguous() for name, value in dense.items()}
+            save_file(
+                {name: value.clone() for name, value in dense.items()},
+                path.with_suffix(".safetensors"),
+            )
+        with path.open("w") as file:
+            json.dump(facts, file, indent=1)
+
+
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def row_file(method: str, q: int, g: int) -> str:
+    return f"{method.replace(' ', '_').replace('=', '-')}-q{q}-g{g}.json"
+
+
+def ways_of(peer: str) -> Mapping[str, Way]:
+    return importlib.import_module(f"peer_{peer}").WAYS
+
+
+def ask(
+    peer: str,
+    python: str,
+    folder: Path,
+    ids: torch.Tensor,
+    rows: Sequence[tuple[str, int, int]],
+    work: Path,
+    threads: int,
+) -> Iterator[tuple[str, int, int, dict[str, Any], dict[str, torch.Tensor] | None]]:
+    """Yield method, q, g, facts, state dict; None and the fact `not_run` where there is none.
+
+    Args:
+        peer: of peer_<name>.py.
+        python: of an environment that has it.
+        folder: of the model.
+        ids: [samples, S], the calibration windows.
+        rows: method, q, g of each.
+        work: where the answers are kept; of this model, these windows and this peer alone.
+        threads: of the peer's torch.
+    """
+    work.mkdir(parents=True, exist_ok=True)
+    save_file({"ids": ids}, work / CALIBRATION)
+    asked = [digest(path) for path in (work / CALIBRATION, *sorted(folder.glob("*.safetensors")))]
+    job = {"model": str(folder), "work": str(work), "threads": threads, "rows": list(rows)}
+    command = [python, str(HERE / f"peer_{peer}.py"), json.dumps(job | {"asked": asked})]
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": ""}
+    environment["HF_HUB_OFFLINE"] = "1"  # some look there for files that the folder lacks
+    code = subprocess.run(command, check=False, stdout=sys.stderr, env=environment).returncode
+    for method, q, g in rows:
+        path = work / row_file(method, q, g)
+        facts = json.loads(path.read_text()) if path.exists() else {}
+        if facts.get("asked") != asked:
+            facts = {"not_run": f"its process ended with status {code}"}
+        dense = None if "not_run" in facts else load_file(path.with_suffix(".safetensors"))
+        yield method, q, g, {k: v for k, v in facts.items() if k not in ("asked", "driver")}, dense
+
+
+class Material:
+    """A model in full precision, the windows it is calibrated on, and the text it is judged by."""
+
+    def __init__(
+        self,
+        name: str,
+        samples: int,
+        seqlen: int,
+        seed: int,
+        texts: tuple[Path, Path] | None = None,
+    ) -> None:
+        """Args:
+        name: an embedded model's, or a folder.
+        samples: calibration windows.
+        seqlen: their tokens, and those of an evaluated window.
+        seed: of the draw.
+        texts: files to calibrate on and to evaluate; None takes Python's documentation.
+        """
+        from lutlab.data import load_text
+        from lutlab.data.calibration import calibration_windows
+        from lutlab.data.tokens import token_stream
+        from lutlab.models.load import embedded_names, folder_of, load_model
+        from lutlab.specs import ModelSpec, Text, TextSpec
+
+        spec = ModelSpec(name, "embedded" if name in embedded_names() else "folder", name)
+        loaded = load_model(spec, torch.float32, "cpu", 0)
+        self.name, self.seqlen, self.seed = Path(name).name, seqlen, seed
+        self.folder, self.model = folder_of(spec), loaded.model
+        both = []
+        for protocol, path in zip(("pydocs-train", "topics"), texts or (None, None), strict=True):
+            if path is None:
+                both.append(load_text(TextSpec(protocol, "embedded")))
+            else:  # one row, tokenized as that protocol is
+                row = path.read_text(encoding="utf-8")
+                both.append(Text(protocol, (row,), digest(path), path.name))
+        self.texts = [text.origin for text in both]
+        self.ids = calibration_windows(both[0], loaded.tokenizer, samples, seqlen, seed)
+        self.held_out = token_stream(both[1], loaded.tokenizer, seqlen)
+
+    def fresh(self) -> torch.nn.Module:
+        """A copy of the model."""
+        return copy.deepcopy(self.model)
+
+    def perplexity(self, model: torch.nn.Module) -> float:
+        """Of the held-out text in windows of seqlen tokens, by the GPTQ protocol."""
+        from lutlab.evaluators.perplexity import window_nll
+
+        nll = window_nll(model, self.held_out, self.seqlen)
+        return math.exp(sum(nll) / (len(nll) * self.seqlen))
+
+    def facts(self) -> dict[str, Any]:
+        """For the record: names, hashes, and the perplexity in full precision."""
+        from lutlab.data.tokens import token_sha256
+
+        return {
+            "model": self.name,
+            "seed": self.seed,
+            "texts": self.texts,
+            "full_precision_ppl": self.perplexity(self.model),
+            "calibration_sha256": token_sha256(self.ids.flatten()),
+            "held_out_sha256": token_sha256(self.held_out),
+        }
+
+
+def with_weights(model: torch.nn.Module, dense: dict[str, torch.Tensor]) -> torch.nn.Module:
+    """The model with a peer's tensors; all of its own must be there, those of codes and scales are left out."""
+    own = model.state_dict()
+    if missing := [name for name in own if name not in dense]:
+        raise KeyError(f"the peer saved no {missing[0]} and {len(missing) - 1} more")
+    model.load_state_dict({key: dense[key] for key in own})
+    return model
+
+
+def levels(weight: torch.Tensor, g: int) -> int:
+    """The most distinct values that a group of g weights of a row of [N, K] holds."""
+    most = 0
+    for group in weight.split(g, dim=1):
+        ordered = group.sort(dim=1).values
+        most = max(most, 1 + int((ordered[:, 1:] != ordered[:, :-1]).sum(1).max()))
+    return most
