@@ -59,6 +59,10 @@ def test_no_rows_error_ever_rises(
     rounding = 1e-5 * errors[0] + 1e-9 * ((weight.double() @ hessian.double()) * weight).sum(dim=1)
     assert (errors[1] <= errors[0] + rounding).all()
     assert (errors[2] <= errors[1] + rounding).all()
+    if method == "hessian_bcq":
+        joint = quantize(refining(method, 1, joint=True, **options), weight, q, g, hessian)
+        after = row_errors(weight * (scale > 0), joint, hessian)
+        assert (after <= errors[1] + rounding).all()
 
 
 def signs(codes, q):
@@ -134,6 +138,23 @@ def test_binary_codes_are_of_gptq_bcqs_form(alpha_dtype):
     assert (tensor.alpha.diff(dim=0) <= 0).all()
 
 
+@pytest.mark.parametrize(("q", "g", "offset"), [(2, 16, True), (3, 20, False)])
+def test_joint_least_squares_are_those_of_float64(q, g, offset):
+    """No coefficients of a row err less with its codes, but for what float16 takes of them."""
+    weight, hessian = random_weight(6, 72), correlated(72)
+    method = HessianBCQ(joint=True, sweeps=1, offset=offset, alpha_dtype="fp32")
+    tensor = quantize(method, weight, q, g, hessian)
+    ours = row_errors(weight, tensor, hessian)
+    for row, w in enumerate(weight.double()):
+        planes = signs(tensor.codes[row].tolist(), q)
+        planes = torch.cat((planes, torch.ones(72, 1).double()), 1) if offset else planes
+        b = torch.block_diag(*planes.split(g))
+        a = torch.linalg.solve(b.t() @ hessian.double() @ b, b.t() @ hessian.double() @ w)
+        assert float(ours[row]) == pytest.approx(
+            float((w - b @ a) @ hessian.double() @ (w - b @ a)), rel=1e-3
+        )
+
+
 def test_uniform_codes_take_no_more_bits():
     """A zero point outside of the codes would be stored in 16 bits."""
     weight, hessian = random_weight(16, 96) + 0.5, correlated(96)
@@ -166,7 +187,7 @@ def test_one_group_a_row_beats_gptq_and_gptq_bcq_at_2_bits():
 
 def test_blocks_of_rows_change_nothing(monkeypatch):
     weight, hessian = random_weight(7, 40), correlated(40)
-    for method in (HessianBCQ(), GPTQ(sweeps=2)):
+    for method in (HessianBCQ(joint=True), GPTQ(sweeps=2)):
         whole = formats.dequantize(quantize(method, weight, 2, 16, hessian))
         with monkeypatch.context() as patched:
             patched.setattr("lutlab.quantizers.refinement.BLOCK_FLOATS", 3 * 8 * 16)
@@ -179,3 +200,5 @@ def test_refuses_sweeps_out_of_range(sweeps):
     for method in (HessianBCQ, GPTQ):
         with pytest.raises(LutlabError, match=f"sweeps={sweeps}"):
             method(sweeps=sweeps)
+    with pytest.raises(LutlabError, match="joint='no'"):
+        HessianBCQ(joint="no")

@@ -58,8 +58,11 @@ class Codewords:
         """[columns, N] uint8 of levels [columns, N] of groups [columns] (compensation.CodeBooks)."""
         import torch
 
+        several = groups.unique().tolist()
+        if len(several) == 1:
+            return self.code_of[several[0]].index_select(0, levels.view(-1)).view_as(levels)
         out = torch.empty_like(levels, dtype=torch.uint8)
-        for group in groups.unique().tolist():
+        for group in several:
             at = (groups == group).nonzero().squeeze(1)
             some = levels[at]
             out[at] = self.code_of[group].index_select(0, some.view(-1)).view_as(some)

@@ -136,5 +136,5 @@ def check_sweeps(sweeps: object) -> None:
     """Raise LutlabError unless it is a number of sweeps of the refinement: an integer, 0 or more."""
     if isinstance(sweeps, bool) or not isinstance(sweeps, int) or sweeps < 0:
         raise LutlabError(
-            f"sweeps={sweeps!r}: give an integer of at least 0; 3 are most of what there is to gain"
+            f"sweeps={sweeps!r}: give an integer of at least 0; 2 are most of what there is to gain"
         )

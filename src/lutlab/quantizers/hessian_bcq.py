@@ -3,8 +3,9 @@
     minimise tr((W - W_hat) H (W - W_hat)^T),  W_hat = sum_b alpha_b B_b (+ z),  H = X^T X / M
 
 Inside GPTQ (gptq_bcq.py) a group's coefficients are fitted once, to the weights alone, before its codes are known.
-From there on refinement.py goes over the groups a few times, and an output never errs more than before. The stored form
-is that of gptq_bcq: the same planes, the same bits, the same kernels.
+From there on refinement.py goes over the groups a few times, and a row of outputs never errs more than before. The
+stored form is that of gptq_bcq: the same planes, the same bits, the same kernels. Layers of opt-embedded-s at q = 2,
+g = 128 err 12 to 27 % less after two sweeps, another 1 to 2 % with a third; two take 4 times as long as GPTQ.
 
 W [N, K] -> codes [N, K] uint8, alpha [q, N, G] >= 0 and descending, z [N, G] or None; with act_order also order [K].
 """
@@ -15,8 +16,9 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from lutlab.groups import group_length
 from lutlab.quantizers.codewords import Codewords
-from lutlab.quantizers.compensated import check_sweeps
+from lutlab.quantizers.compensated import check_sweeps, refuse_other_than_bool
 from lutlab.quantizers.compensation import Factored
 from lutlab.quantizers.gptq_bcq import GPTQBCQ
 from lutlab.quantizers.refinement import refined, solved
@@ -34,16 +36,19 @@ class HessianBCQ(GPTQBCQ):
 
     Attributes:
         sweeps: passes over all groups, each of which fits coefficients and codes to the layer's outputs.
+        joint: end with least squares of all coefficients of a row at once (joint.py); for small groups.
     """
 
     version: ClassVar[int] = 1
     format: ClassVar[str] = "bcq"
 
-    sweeps: int = 3
+    sweeps: int = 2
+    joint: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_sweeps(self.sweeps)
+        refuse_other_than_bool(self, "joint")
 
     def quantize(self, weight: torch.Tensor, q: int, g: int, prepared: Factored) -> BCQTensor:
         """[N, K] float and the factored inputs -> BCQTensor with G = ceil(K / g) groups a row.
@@ -57,8 +62,28 @@ class HessianBCQ(GPTQBCQ):
             return _Books(start.alpha[:, rows], None if offset is None else offset[rows])
 
         offset = start.offset
-        codes = refined(weight, start.codes, start.order, books, prepared, g, self.sweeps)
-        return dataclasses.replace(start, codes=codes)
+        codes = refined(
+            weight, start.codes, start.order, books, prepared, g, self.sweeps, self.joint
+        )
+        return dataclasses.replace(start, codes=_canonical(codes, start.alpha, g))
+
+
+def _canonical(codes: torch.Tensor, alpha: torch.Tensor, g: int) -> torch.Tensor:
+    """Codes [N, K] of the same values once alpha [q, N, G] is >= 0 and descending, as which it is written back."""
+    import torch
+
+    length = group_length(g, codes.shape[1])
+
+    def spread(of_groups: torch.Tensor) -> torch.Tensor:
+        return of_groups.repeat_interleave(length, dim=1)[:, : codes.shape[1]]
+
+    falling, plane = alpha.abs().sort(dim=0, descending=True, stable=True)
+    flipped = (alpha < 0).to(torch.uint8).gather(0, plane)
+    out = torch.zeros_like(codes)
+    for bit, (source, flip) in enumerate(zip(plane.to(torch.uint8), flipped, strict=True)):
+        out |= ((codes >> spread(source)) & 1 ^ spread(flip)) << bit
+    alpha.copy_(falling)
+    return out
 
 
 class _Books(Codewords):
@@ -77,12 +102,13 @@ class _Books(Codewords):
         return torch.cat((alpha, self.offset[:, group].double().unsqueeze(0)))
 
     def fitted(self, before: torch.Tensor, gram: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
-        return (before + solved(gram, rhs)).to(self.alpha.dtype).double()
+        return self.rounded(before + solved(gram, rhs))
+
+    def rounded(self, coefficients: torch.Tensor) -> torch.Tensor:
+        return coefficients.to(self.alpha.dtype).double()
 
     def store(self, group: int, coefficients: torch.Tensor) -> None:
         for kept in (self.words, self.cuts, self.code_of):
             kept.clear()  # of the group before: at q = 8 all of them would outweigh the layer
-        # The same codewords: codes are taken from these coefficients later, whatever their signs and order were.
-        alpha = coefficients[: self.q].abs().sort(dim=0, descending=True).values
         offset = None if self.offset is None else coefficients[self.q].to(self.offset.dtype)
-        self.take(group, alpha.to(self.alpha.dtype), offset)
+        self.take(group, coefficients[: self.q].to(self.alpha.dtype), offset)

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Protocol
 from lutlab.groups import group_length
 from lutlab.quantizers.columns import Columns
 from lutlab.quantizers.compensation import Factored, finite
+from lutlab.quantizers.joint import falls, joint_step
 from lutlab.quantizers.one_thread import one_thread
 from lutlab.quantizers.sorted_groups import least_squares
 
@@ -52,6 +53,9 @@ class Books(Protocol):
     def store(self, group: int, coefficients: torch.Tensor) -> None:
         """Take a [p, N] float64, of `fitted`, as the group's; columns are rounded to it from now on."""
 
+    def rounded(self, coefficients: torch.Tensor) -> torch.Tensor:
+        """Coefficients a [p, N] float64 as stored; only of books for which joint least squares are asked."""
+
     def round(self, group: int, column: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """As of compensation.CodeBooks."""
 
@@ -67,6 +71,7 @@ def refined(
     factored: Factored,
     g: int,
     sweeps: int,
+    joint: bool = False,
 ) -> torch.Tensor:
     """Codes [N, K] uint8 after some sweeps; the coefficients are changed in place with them.
 
@@ -78,6 +83,7 @@ def refined(
         factored: of the inputs.
         g: weights of a group; -1 = all of K.
         sweeps: passes over all groups.
+        joint: end with all coefficients of a row at once (joint.py).
 
     Raises:
         LutlabError: a weight is inf or nan.
@@ -96,6 +102,8 @@ def refined(
         state = _Refinement(wanted, codes[rows], books_of(rows), hessian, length)
         for _ in range(sweeps):
             state.sweep()
+        if joint:
+            state.join()
         out[rows] = state.codes.t()
     return out
 
@@ -133,6 +141,40 @@ class _Refinement:
                     later = self.hessian[at.stop : last, at]
                     pull[at.stop - first :].addmm_(later, change)
 
+    def join(self) -> None:
+        """Fit all coefficients of a row at once."""
+        import torch
+
+        groups, books = self._groups(0, len(self.hessian)), self.books
+        before = torch.stack([books.coefficients(group) for group, _ in groups])  # [G, p, N]
+        after, p = before.clone(), before.shape[1]
+        # B, H B of a group and copies of them; four of [P, P] float64
+        floats = 4 * p * len(self.hessian) + 8 * (p * len(groups)) ** 2
+        block = max(1, BLOCK_FLOATS // floats)
+        for first in range(0, before.shape[2], block):
+            rows = slice(first, first + block)
+            pull = (self.hessian @ self.error[:, rows]).t()
+            planes = self._planes(rows, p)
+            now = before[:, :, rows].flatten(0, 1).t()
+            step, gram, rhs = joint_step(planes, self.hessian, pull)
+            stored = books.rounded(now + step)
+            taken = falls(stored - now, gram, rhs).unsqueeze(1)
+            after[:, :, rows] = torch.where(taken, stored, now).t().unflatten(0, (-1, p))
+        for group, at in groups:
+            step = after[group] - before[group]
+            self.error[at] -= _combined(books.planes(self.codes[at]), step)
+            books.store(group, after[group])
+
+    def _planes(self, rows: slice, p: int) -> torch.Tensor:
+        """B of some rows: [n, G, p, length] float32, filled with zeros."""
+        groups = self._groups(0, len(self.hessian))
+        count = self.error[:, rows].shape[1]
+        out = self.error.new_zeros(count, len(groups), p, self.length)
+        for group, at in groups:
+            for index, plane in enumerate(self.books.planes(self.codes[at, rows])):
+                out[:, group, index, : len(plane)] = plane.t()
+        return out
+
     def _groups(self, first: int, last: int) -> list[tuple[int, slice]]:
         starts = range(first, last, self.length)
         return [
@@ -160,11 +202,11 @@ class _Refinement:
         change = descent.changes.sub_(moved)  # what rounding took, less what least squares gave
         terms = (hessian @ change).add_(pull, alpha=2.0).mul_(change)
         with one_thread():  # the order of a sum goes by how threads share the rows
-            falls = terms.sum(dim=0) < -NOISE * terms.abs().sum(dim=0)
+            better = terms.sum(dim=0) < -NOISE * terms.abs().sum(dim=0)
         codes = books.codes(levels, torch.full((len(levels),), group, device=levels.device))
-        self.codes[at] = torch.where(falls, codes, self.codes[at])
-        books.store(group, torch.where(falls, after, before))
-        return change.mul_(falls)
+        self.codes[at] = torch.where(better, codes, self.codes[at])
+        books.store(group, torch.where(better, after, before))
+        return change.mul_(better)
 
     def _fitted(
         self,
