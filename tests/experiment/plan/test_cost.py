@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from lutlab.experiment.plan import cost
@@ -98,3 +100,7 @@ def test_a_target_takes_the_full_precision_model_along() -> None:
     more = cost._model_bytes(beside, SEVEN) - cost._model_bytes(plain, SEVEN)
     assert more == states + block + 4 * 4 * 11008**2
     assert cost.quantize_seconds(beside) > 1.5 * cost.quantize_seconds(plain)
+    guided = dataclasses.replace(plain, options=(("hessian", "gradients"), ("output_groups", 2)))
+    squares = sum(columns**2 for columns, _ in SEVEN.inputs)
+    assert cost._model_bytes(guided, SEVEN) == cost._model_bytes(plain, SEVEN) + 2 * 4 * squares
+    assert cost.quantize_seconds(guided) > 1.5 * cost.quantize_seconds(plain)
