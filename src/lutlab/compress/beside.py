@@ -69,7 +69,7 @@ class Beside:
 
 
 def _held_out(inputs: BlockInputs) -> Iterator[torch.Tensor]:
-    """Of each batch, which of its rows [m] are of windows held out: bool."""
+    """Of each batch, which of its rows [m] are of windows held out: bool, on the CPU, wherever the block is."""
     windows = sum(map(len, inputs.hidden))
     if windows < 2:
         raise LutlabError(
@@ -77,10 +77,10 @@ def _held_out(inputs: BlockInputs) -> Iterator[torch.Tensor]:
         )
     start = 0
     for hidden, tokens in zip(inputs.hidden, inputs.tokens, strict=True):
-        held = torch.arange(start, start + len(hidden), device=hidden.device) % HELD_OUT == 0
+        held = torch.arange(start, start + len(hidden)) % HELD_OUT == 0
         start += len(hidden)
         each = held.repeat_interleave(hidden.shape[1])
-        yield each if tokens is None else each[tokens.flatten().to(each.device)]
+        yield each if tokens is None else each[tokens.flatten().cpu()]
 
 
 class _Sums:

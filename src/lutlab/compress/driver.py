@@ -291,5 +291,8 @@ class _Run:
             found, widened = quantized(NoQuantization(), weight, 16, -1, name=name)
         else:
             weight = target(weight) if target else weight
-            found, widened = quantized_rows(self.quantizer, weight, *width, prepared, name=name)
+            if len(prepared) > 1:
+                found, widened = quantized_rows(self.quantizer, weight, *width, prepared, name=name)
+            else:
+                found, widened = quantized(self.quantizer, weight, *width, *prepared, name=name)
         return pack(found), widened

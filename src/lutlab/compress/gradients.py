@@ -144,8 +144,6 @@ def quantized_rows(
     method: Method, weight: torch.Tensor, q: Bits, g: int, prepared: Sequence[Any], *, name: str
 ) -> tuple[QuantizedTensor, bool]:
     """As coefficients.quantized, of rows in as many groups as there are factors in `prepared`."""
-    if len(prepared) < 2:
-        return quantized(method, weight, q, g, *prepared, name=name)
     groups = zip(weight.tensor_split(len(prepared)), prepared, strict=True)
     parts = [quantized(method, rows, q, g, one, name=name) for rows, one in groups]
     return stacked([tensor for tensor, _ in parts]), any(widened for _, widened in parts)

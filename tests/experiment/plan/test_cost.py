@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from lutlab.experiment.plan import cost
 from lutlab.experiment.plan.cost import predict
 from lutlab.experiment.plan.plan import PlannedCell
 from lutlab.models.shape import ModelShape
-from lutlab.specs import EvalSpec, ModelRun, ModelSpec
+from lutlab.specs import CalibrationSpec, EvalSpec, ModelRun, ModelSpec, TextSpec
 
 GB = 1e9
 # LLaMA-7B's, from its config
@@ -82,3 +84,22 @@ def test_a_drawn_model_takes_what_it_stores_and_no_more() -> None:
     stored = SEVEN.linear_parameters * (3 + 3 * 16 / 128) / 8
     others = 4 * (SEVEN.parameters - SEVEN.linear_parameters)
     assert cost._model_bytes(drawn, SEVEN) == stored + others
+
+
+def test_a_target_takes_the_full_precision_model_along() -> None:
+    """Its block, its hidden states, and cross moments as large as the widest Hessian."""
+    text = TextSpec("pydocs-train", "embedded")
+    calibration = CalibrationSpec(text, samples=128, seqlen=2048, seed=0)
+    asked = {"q": 2, "g": 128, "calibration": calibration}
+    plain, beside = (
+        ModelRun(ModelSpec("7b", "folder", "7b"), "gptq", options=options, **asked)
+        for options in ((), (("target", "stream"), ("true_sequential", True)))
+    )
+    states, block = 128 * 2048 * 4096 * 4, SEVEN.linear_parameters // 32 * 4
+    more = cost._model_bytes(beside, SEVEN) - cost._model_bytes(plain, SEVEN)
+    assert more == states + block + 4 * 4 * 11008**2
+    assert cost.quantize_seconds(beside) > 1.5 * cost.quantize_seconds(plain)
+    guided = dataclasses.replace(plain, options=(("hessian", "gradients"), ("output_groups", 2)))
+    squares = sum(columns**2 for columns, _ in SEVEN.inputs)
+    assert cost._model_bytes(guided, SEVEN) == cost._model_bytes(plain, SEVEN) + 2 * 4 * squares
+    assert cost.quantize_seconds(guided) > 1.5 * cost.quantize_seconds(plain)

@@ -5,7 +5,8 @@ moment. Seconds: 2 * parameters * tokens floating-point operations of a forward 
 token of attention, at half of the matmul rate. Memory: the weights, and one batch of logits with its float32 copy.
 Calibration adds its forward passes, M K^2 a Hessian and N K^2 a linear layer, and holds the hidden states of all
 windows and the Hessians of a block. A target of the full-precision model (compress/target.py) doubles passes and hidden
-states, and holds a second block and cross moments. Tuning adds passes forward and back. A decoded token reads the
+states, and holds a second block and cross moments; hessian=gradients adds a pass forward and back and another through
+every block, and Hessians of every group of outputs. Tuning adds passes forward and back. A decoded token reads the
 linear weights, as stored, and the head, at a share of the rate at which memory is read here, and costs transformers'
 own work.
 """
@@ -43,7 +44,8 @@ _EFFICIENCY = 0.5  # of the large-matmul rate that a whole forward pass reaches
 _LOAD_SECONDS = 1.0
 _LEAST_SECONDS = 0.1  # of any cell: what is not modelled
 _CALIBRATION_PASSES = 2  # through a block: to see what its layers read, and on to the next block
-_TARGET_MOMENTS = 3  # as large as a Hessian: D, and H and D of the windows held out
+_GRADIENT_PASSES = 4  # forward, backward (twice that), and once more to weigh tokens
+_TARGET_MOMENTS = 4  # as large as a Hessian: its factor, D, and H and D of the windows held out
 _TUNING_PASSES = 4  # forward, backward (twice that), and the full-precision model's
 _ROUNDING_SECONDS = 5e-8  # a weight rounded, packed and decoded on one core
 _TUNING_BYTES = 12  # a linear weight in float32, and Adam's two means
@@ -136,6 +138,7 @@ def _model_bytes(run: ModelRun, shape: ModelShape) -> int:
     if run.calibration:
         states = run.calibration.samples * _window(run, shape) * shape.hidden * width
         held += states + 4 * sum(columns**2 for columns, _ in shape.inputs)
+        held += 4 * _groups(run) * sum(columns**2 for columns, _ in shape.inputs)
         if _beside(run):
             largest = max(columns for columns, _ in shape.inputs)
             held += states + 4 * _TARGET_MOMENTS * largest**2
@@ -226,17 +229,26 @@ def _beside(run: ModelRun) -> bool:
     return dict(run.options).get("target", "weights") != "weights"
 
 
+def _groups(run: ModelRun) -> int:
+    """Groups of outputs that have a Hessian of their own; 0 where all tokens count the same."""
+    options = dict(run.options)
+    if options.get("hessian", "inputs") == "inputs":
+        return 0
+    return options.get("output_groups", registry.lookup("method", run.method).output_groups)
+
+
 def _calibration_seconds(run: ModelRun, shape: ModelShape) -> float:
     if not run.calibration:
         return 0.0
     tokens = run.calibration.samples * _window(run, shape)
     forward = tokens * (2 * shape.parameters + 4 * shape.layers * shape.hidden * shape.seqlen)
-    beside = _beside(run)
+    beside, groups = _beside(run), _groups(run)
     solve = sum(
         2 * (1 + beside) * tokens * columns**2 + (2 * columns + 4 * rows) * columns**2
         for columns, rows in shape.inputs
     )
-    operations = (1 + beside) * _CALIBRATION_PASSES * forward + shape.layers * solve
+    passes = (1 + beside) * _CALIBRATION_PASSES + (_GRADIENT_PASSES if groups else 0)
+    operations = passes * forward + (1 + groups) * shape.layers * solve
     return operations / (matmul_rate(run.device, run.dtype) * _EFFICIENCY)
 
 
