@@ -8,7 +8,7 @@ them, at one rate.
 
 Every eighth window is held out, and of each block the state of least loss on those is kept, its first one included.
 
-Memory: of one block some 30 bytes a weight, of all windows the hidden states of both models, in float32. Products and
+Memory: of one block some 40 bytes a weight, of all windows the hidden states of both models, in float32. Products and
 moves are in float32 whatever the model's dtype, and a block goes back to that.
 """
 
