@@ -112,13 +112,13 @@ def tune_blocks(
     run = _Run(full, windows, pace, kept, report)
     quantized, wanted, facts = run.hidden(start), run.hidden(full), []
     for index, block in enumerate(decoder_blocks(start)):
-        dtype = next(block.parameters()).dtype
-        teacher = copy.deepcopy(decoder_blocks(full)[index]).float()
-        run.advance(teacher, wanted)
+        run.advance(copy.deepcopy(decoder_blocks(full)[index]).float(), wanted)
+        dtypes = {name: one.dtype for name, one in block.named_parameters()}
         block.float()
         facts.append(run.tune(f"block-{index:04}", block, quantized, wanted))
         run.advance(block, quantized)
-        block.to(dtype)
+        for name, one in block.named_parameters():
+            one.data = one.data.to(dtypes[name])
     return {"blocks": facts}
 
 
