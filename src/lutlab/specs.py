@@ -86,7 +86,8 @@ class Tuning:
             offsets of binary codes or the scales of uniform ones, under codes that stay.
         weight_decay: AdamW's.
         block_steps: steps on each block against its full-precision outputs, before the end-to-end ones; 0: none.
-        block_learning_rate: AdamW's, at its peak, of those.
+        block_learning_rate: AdamW's, at its peak, of those; a move of 1 is the deviation of a group's codewords. At
+            3e-2 the held-out error of a block of opt-embedded-s rose, whose codes coordinate descent had found.
 
     Raises:
         LutlabError: a value is out of range, or nothing is asked for.
@@ -100,7 +101,7 @@ class Tuning:
     trains: str = "weights"
     weight_decay: float = 0.0
     block_steps: int = 0
-    block_learning_rate: float = 1e-3
+    block_learning_rate: float = 1e-2
 
     def __post_init__(self) -> None:
         least_of = {"steps": 0, "block_steps": 0, "batch": 1, "seed": -(2**63)}

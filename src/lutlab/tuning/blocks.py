@@ -8,7 +8,7 @@ them, at one rate.
 
 Every eighth window is held out, and of each block the state of least loss on those is kept, its first one included.
 
-Memory: of one block some 30 bytes a weight, of all windows the hidden states of both models, in float32. Products and
+Memory: of one block some 40 bytes a weight, of all windows the hidden states of both models, in float32. Products and
 moves are in float32 whatever the model's dtype, and a block goes back to that.
 """
 
@@ -112,13 +112,13 @@ def tune_blocks(
     run = _Run(full, windows, pace, kept, report)
     quantized, wanted, facts = run.hidden(start), run.hidden(full), []
     for index, block in enumerate(decoder_blocks(start)):
-        dtype = next(block.parameters()).dtype
-        teacher = copy.deepcopy(decoder_blocks(full)[index]).float()
-        run.advance(teacher, wanted)
+        run.advance(copy.deepcopy(decoder_blocks(full)[index]).float(), wanted)
+        dtypes = {name: one.dtype for name, one in block.named_parameters()}
         block.float()
         facts.append(run.tune(f"block-{index:04}", block, quantized, wanted))
         run.advance(block, quantized)
-        block.to(dtype)
+        for name, one in block.named_parameters():
+            one.data = one.data.to(dtypes[name])
     return {"blocks": facts}
 
 

@@ -6,7 +6,7 @@ Scales move as in scales.py. V and scales are what they began as plus a move in 
 codewords (a uniform scale: in units of itself), so that one rate of AdamW fits every layer, width and model, and codes
 and scales alike. V begins at the stored weight, so that step 0 is the layer as it came. It does not begin at the weight
 in full precision, nor where coordinate descent would put each weight, r_k / H_kk from the stored one: both lie at or
-behind the edges of most cells, where the first steps turn many codes at once (measured: docs).
+behind the edges of most cells, where the first steps turn many codes at once (docs/how-to/tune.md has by how much).
 """
 
 from __future__ import annotations

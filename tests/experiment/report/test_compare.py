@@ -10,7 +10,7 @@ from lutlab.experiment.artifact.artifact import load_artifact
 from lutlab.experiment.artifact.columns import free_columns
 from lutlab.experiment.artifact.outcome import Cell, ResultTable
 from lutlab.experiment.plan.plan import PlannedCell, PlannedRow
-from lutlab.experiment.report.compare import tabulate
+from lutlab.experiment.report.compare import tabulate, tuned_badly
 from lutlab.experiment.report.layout import lay_out
 from lutlab.experiment.report.sweep import tabulate_sweep
 from lutlab.experiment.store.record import Record
@@ -241,3 +241,18 @@ def test_a_product_says_what_ran_and_a_claim_on_a_gpu_is_of_gpus_alone(
     layout = lay_out(table)
     assert {claim.ours for claim in layout.claims} == {ours}
     assert f"ours: {machine}" in {head.ours for head in layout.main.heads}
+
+
+@pytest.mark.parametrize(
+    ("tuning", "note"),
+    [
+        ({"kept_step": 4, "diverged": False}, ""),
+        ({"kept_step": 4, "diverged": True, "steps": 9}, "of which step 4 of 9"),
+        ({"blocks": [{"kept_step": 0, "diverged": False}, {}]}, "improved nothing"),
+        ({"blocks": [{"kept_step": 0, "diverged": False}], "kept_step": 2, "diverged": False}, ""),
+        ({"blocks": [{"kept_step": 3, "diverged": True}, {}]}, "diverged in 1 of 1 blocks"),
+    ],
+)
+def test_a_tuning_that_went_badly_is_noted(tuning: dict, note: str) -> None:
+    tuned = dataclasses.replace(record(9.0), facts={"tuning": tuning})
+    assert tuned_badly(tuned) == "" if not note else note in tuned_badly(tuned)

@@ -155,10 +155,15 @@ def other_texts(record: Record | None) -> list[str]:
 def tuned_badly(record: Record | None) -> str:
     """A tuning that diverged or improved nothing, as a note says it; empty where it did neither."""
     tuning = (record.facts if record else {}).get("tuning", {})
-    step = tuning.get("kept_step")
+    blocks = [curve for curve in tuning.get("blocks", ()) if curve]  # empty of one left unquantized
+    kept = [curve["kept_step"] for curve in (tuning, *blocks) if "kept_step" in curve]
     if tuning.get("diverged"):
-        return f"a tuning that diverged, of which step {step} of {tuning['steps']} is kept"
-    return "a tuning that improved nothing, so that it is as without" if step == 0 else ""
+        return f"a tuning that diverged, of which step {kept[0]} of {tuning['steps']} is kept"
+    if diverged := sum(curve["diverged"] for curve in blocks):
+        return f"a tuning that diverged in {diverged} of {len(blocks)} blocks, whose best states are kept"
+    return (
+        "a tuning that improved nothing, so that it is as without" if kept and not any(kept) else ""
+    )
 
 
 def column_of(
