@@ -13,6 +13,7 @@ from lutlab.errors import explained
 
 if TYPE_CHECKING:
     from lutlab.api import quantize, quantize_tensor
+    from lutlab.checkpoint.adapter import load_adapter, save_adapter
     from lutlab.checkpoint.compressed_tensors import export_compressed_tensors
     from lutlab.checkpoint.gptq import export_gptq
     from lutlab.checkpoint.loading import load
@@ -35,6 +36,7 @@ __all__ = [
     "export_gptq",
     "lambada",
     "load",
+    "load_adapter",
     "perplexity",
     "predict_gpus",
     "predict_latency",
@@ -43,6 +45,7 @@ __all__ = [
     "quantize_tensor",
     "results",
     "save",
+    "save_adapter",
     "stream",
     "synthetic",
 ]
@@ -60,6 +63,8 @@ _HOME = {
     "stream": "lutlab.generate.text",
     "save": "lutlab.checkpoint.saving",
     "load": "lutlab.checkpoint.loading",
+    "save_adapter": "lutlab.checkpoint.adapter",
+    "load_adapter": "lutlab.checkpoint.adapter",
     "synthetic": "lutlab.compress.synthetic",
     "export_gptq": "lutlab.checkpoint.gptq",
     "export_compressed_tensors": "lutlab.checkpoint.compressed_tensors",

@@ -9,6 +9,8 @@
     lutlab.lambada(model, tokenizer, ["... the last word"])
     lutlab.save(model, folder / "rtn", tokenizer)                       # a transformers folder, bit for bit
     model = lutlab.load(folder / "rtn")
+    lutlab.save_adapter(model, folder / "mnli")                         # scales and head alone, over the same planes
+    model = lutlab.load_adapter(model, folder / "mnli")
     lutlab.export_gptq(model, folder / "gptq")                          # layouts of others, for uniform codes
     lutlab.export_compressed_tensors(model, folder / "compressed")
     lutlab.complete(model, tokenizer, "to be", tokens=9)                # the text goes on; lutlab.stream(…), by letters

@@ -58,6 +58,7 @@ class PackedBCQ(Format):
         "cpu": ("bcq_gemv",),
         "cuda": ("lut_gemv",),
     }
+    scales: ClassVar[tuple[str, ...]] = ("alpha", "offset")
 
     planes: torch.Tensor
     alpha: torch.Tensor

@@ -29,12 +29,14 @@ class Format(ABC):
         tensor: the quantized tensor that it packs.
         kernels: device type -> names of the kernel operations that multiply by it, in the order in which they are
             tried; where none takes it, it is dequantized.
+        scales: buffers that the weight is linear in under codes that stay; none where they are no numbers of their own.
         shape: (N, K).
     """
 
     version: ClassVar[int]
     tensor: ClassVar[type]
     kernels: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    scales: ClassVar[tuple[str, ...]] = ()
     shape: tuple[int, int]
 
     @classmethod

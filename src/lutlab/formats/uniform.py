@@ -46,6 +46,7 @@ class PackedUniform(Format):
         "cpu": ("uniform_gemv", "bcq_gemv"),
         "cuda": ("lut_gemv",),
     }
+    scales: ClassVar[tuple[str, ...]] = ("scale",)
 
     qweight: torch.Tensor
     scale: torch.Tensor

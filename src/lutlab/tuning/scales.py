@@ -25,7 +25,6 @@ from transformers import PreTrainedModel
 
 from lutlab.errors import LutlabError
 from lutlab.formats.bcq import PackedBCQ
-from lutlab.formats.contract import Format
 from lutlab.formats.uniform import PackedUniform
 from lutlab.groups import group_length
 from lutlab.models.families import linear_layers
@@ -37,12 +36,6 @@ from lutlab.tuning.labels import Labelled, head_parameters, loss_of
 from lutlab.tuning.loop import fit
 from lutlab.tuning.losses import divided, trainable
 from lutlab.tuning.states import TuningStore
-
-# Format -> the buffers that are trained.
-SCALES: dict[type[Format], tuple[str, ...]] = {
-    PackedBCQ: ("alpha", "offset"),
-    PackedUniform: ("scale",),
-}
 
 
 def check_tunable(quantizer: Method) -> None:
@@ -123,9 +116,7 @@ class ScaledLinear(nn.Module):
 
     def __init__(self, packed: PackedBCQ | PackedUniform, bias: torch.Tensor | None) -> None:
         super().__init__()
-        stored = {
-            n: packed.buffers[n] for n in SCALES[type(packed)] if packed.buffers[n] is not None
-        }
+        stored = {n: packed.buffers[n] for n in packed.scales if packed.buffers[n] is not None}
         masters = {n: b if b.dtype == torch.float64 else b.float() for n, b in stored.items()}
         self.scales = nn.ParameterDict({n: nn.Parameter(m.clone()) for n, m in masters.items()})
         self.packed, self.bias = packed, bias

@@ -134,6 +134,13 @@ def test_iclr_llama_numbers_are_the_papers(shared: Path) -> None:
     assert as_printed(printed(shared, paper, "Table 3:", row, 6)) == typed(table3)
 
 
+def test_table_8_is_that_of_both_versions(shared: Path) -> None:
+    v3 = printed(shared, "lut-gemm-v3", "Table 8:", r".*?(\d\d\.\d\t\d\d\.\d)$", 13)
+    row = r"(?:Full fine-tune -|\d+) (\d\d\.\d \d\d\.\d)$"
+    iclr = printed(shared, "lut-gemm-iclr2024", "Table 8:", row, 13)
+    assert as_printed(v3) == as_printed(iclr) == typed("lut-gemm-iclr2024/table8")
+
+
 def test_opt_175b_numbers_are_the_papers(shared: Path) -> None:
     lines = (shared / "papers" / "lut-gemm-v3.txt").read_text().splitlines()
     at = next(i for i, line in enumerate(lines) if line.startswith("Table 6:"))

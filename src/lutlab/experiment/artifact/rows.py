@@ -27,6 +27,8 @@ _GROUPS = ("model", "method", "data")  # whose value names a preset, a file
 _OVERRIDE = re.compile(
     r"(?P<key>(?:\+(?=knobs\.))?[a-z]\w*(?:\.\w+)*)=(?P<value>[^$\\]*)", re.DOTALL
 )
+# What differs of these from the paper's is no width: models are named, and notes say how long and how fast was tuned.
+_UNSAID = ("model", "calibration.", "tuning.")
 _PRESET = re.compile(r"\w[\w.-]*(?:/\w[\w.-]*)*")
 
 
@@ -124,7 +126,7 @@ def row_of(combination: Sequence[tuple[str, AxisEntry]], scale: Scale) -> Artifa
     labels = {k: v for entry in entries for k, v in entry.labels.items()}
     overrides = [o for entry in entries for o in entry.at(scale)]
     asked = {o for entry in entries for o in entry.at("paper") or []}
-    differing = [o for o in overrides if o not in asked and not o.startswith("model")]
+    differing = [o for o in overrides if o not in asked and not o.startswith(_UNSAID)]
     if differing:
         labels[OURS] = " ".join(map(_short, differing))
     names = [name for name, _ in combination]

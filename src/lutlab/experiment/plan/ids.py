@@ -28,7 +28,7 @@ from lutlab.experiment.store.machine import machine
 from lutlab.experiment.store.provenance import libraries
 from lutlab.experiment.store.record import canonical, content_id
 from lutlab.quantizers.stored import STORED
-from lutlab.specs import EvalSpec, ModelRun, ProductRun, RunSpec, Tuning
+from lutlab.specs import EvalSpec, ModelRun, ProductRun, RunSpec
 
 
 def cell_id(spec: RunSpec, evaluation: EvalSpec, threads: int | None) -> str:
@@ -99,14 +99,22 @@ def _components(spec: RunSpec) -> list[str]:
     if spec.budget is not None:
         names.append("search")
     if spec.tuning:
-        names += _stages(spec.tuning)
+        names += _stages(spec)
     return names
 
 
-def _stages(tuning: Tuning) -> list[str]:
-    """The components of a tuning's stages."""
+def _stages(spec: ModelRun) -> list[str]:
+    """The components of a tuning's stages, and of its loss where a classifier learns."""
+    tuning = spec.tuning
     found = ["tuning/blocks"] if tuning.block_steps else []
+    found += (
+        ["tuning/labels"]
+        if PROTOCOLS[cached_text(spec.calibration.text).protocol].kind == "calibration-pairs"
+        else []
+    )
     end_to_end = "tuning" if tuning.trains == "weights" else f"tuning/{tuning.trains}"
+    if not registry.lookup("method", spec.method).quantizes:
+        end_to_end = "tuning/whole"
     return [*found, end_to_end] if tuning.steps else found
 
 

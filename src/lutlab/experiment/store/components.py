@@ -67,6 +67,8 @@ _PARTS = {
     "tuning": _Part(tuning.WEIGHTS_VERSION, ("tuning/weights.py", *_LOOP)),
     "tuning/scales": _Part(tuning.SCALES_VERSION, ("tuning/scales.py", *_LOOP)),
     "tuning/blocks": _Part(tuning.BLOCKS_VERSION, ("tuning/blocks.py", "tuning/coded.py", *_LOOP)),
+    "tuning/whole": _Part(tuning.WHOLE_VERSION, ("tuning/whole.py", *_LOOP)),
+    "tuning/labels": _Part(tuning.LABELS_VERSION, ("tuning/labels.py",)),
     "synthetic": _Part(
         compress.SYNTHETIC_VERSION,
         (

@@ -95,6 +95,8 @@ def _maker(name: str) -> Callable[[], Any] | None:
         "tuning": _tuning,
         "tuning/scales": _tuned_scales,
         "tuning/blocks": _tuned_blocks,
+        "tuning/whole": lambda: [_tuned("none", loss="labels")],
+        "tuning/labels": _tuned_labels,
         "models": _models,
         "synthetic": _synthetic,
         "checkpoint": _checkpoint,
@@ -239,6 +241,22 @@ def _tuned_blocks() -> Any:
     return [_tuned(name, steps=0, block_steps=2) for name in ("rtn", "gptq_bcq")]
 
 
+def _tuned_labels() -> Any:
+    """Losses of a classifier's pairs, and the names of what is trained of its head."""
+    import torch
+
+    from lutlab.data.pairs import labelled_pairs
+    from lutlab.models.contract import CLASSIFIES
+    from lutlab.tuning.labels import Classes, Labelled, head_parameters
+
+    loaded = inputs.loaded(dataclasses.replace(inputs.MODEL, task=CLASSIFIES))
+    text = inputs.text_of("missing-word-train")
+    samples = Labelled(*labelled_pairs(text, loaded.tokenizer, 12, 64, 0))
+    with torch.no_grad():
+        losses = [Classes(loaded.model, kind)(loaded.model, samples) for kind in TUNING_LOSSES]
+    return [losses, list(head_parameters(loaded.model))]
+
+
 def _tuned(method: str, **options: Any) -> Any:
     """Layers after two steps, and what was asked and judged; the curve of the steps came later."""
     from lutlab.compress.widths import widths
@@ -253,7 +271,8 @@ def _tuned(method: str, **options: Any) -> Any:
     found = tune(model, make_method(method), chosen, inputs.windows(), tuning)
     curves = found.facts.get("blocks", [found.facts])
     judged = [{name: curve[name] for name in ("held_out", "kept_step")} for curve in curves]
-    return [found.layers, *(tuning.asked() | one for one in judged)]
+    whole = [found.parameters] if found.parameters else []
+    return [found.layers, *whole, *(tuning.asked() | one for one in judged)]
 
 
 def _models() -> Any:
