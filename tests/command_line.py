@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,9 +42,7 @@ class CommandLine:
         self._capfd = capfd
 
     def __call__(self, *arguments: str) -> Outcome:
-        GlobalHydra.instance().clear()
-        self._monkeypatch.setattr(sys, "argv", ["run.py", *arguments, f"results={self.results}"])
-        code = main()
+        code = _run(arguments, self.results, self._monkeypatch)
         captured = self._capfd.readouterr()
         return Outcome(code, captured.out, captured.err)
 
@@ -54,6 +55,19 @@ def records(results: Path) -> dict[str, dict[str, Any]]:
     """Cell id -> stored record of a results folder."""
     files = sorted((results / "records").glob("*.json"))
     return {f.stem: json.loads(f.read_text())["record"] for f in files}
+
+
+def printed(*arguments: str, results: Path) -> str:
+    """Text that a run in this process prints: one for many tests, which `command` cannot be."""
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as out:
+        assert _run(arguments, results, patch) == 0
+    return out.getvalue()
+
+
+def _run(arguments: Sequence[str], results: Path, patch: pytest.MonkeyPatch) -> int:
+    GlobalHydra.instance().clear()
+    patch.setattr(sys, "argv", ["run.py", *arguments, f"results={results}"])
+    return main()
 
 
 def start(*arguments: str, results: Path) -> subprocess.Popen[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,17 @@ def trapped(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monkey
         (folder / f"{name}.py").write_text("raise SystemExit('the trap was imported')\n")
     monkeypatch.chdir(folder)
     return folder
+
+
+@pytest.fixture
+def no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A machine that can build no kernel for the CPU: torch multiplies."""
+    from lutlab.kernels.cpu import rows_ops
+
+    monkeypatch.setenv("LUTLAB_CC", str(tmp_path / "none"))
+    rows_ops.kernel_of.cache_clear()
+    yield
+    rows_ops.kernel_of.cache_clear()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.kernels.codegen import sanitized
-from tests.kernels.cpu.test_rows_gemv import BEST, EXACT, ISAS, emulated, inputs
+from tests.kernels.cpu.rows_products import BEST, EXACT, ISAS, emulated, inputs
 from tests.kernels.weights import relative_error
 from tests.mixed_weights import mixed_tensor
 

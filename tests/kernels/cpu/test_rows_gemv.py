@@ -1,122 +1,19 @@
-"""The kernels over blocks of rows against float64: every width, grouping, shape, batch, input and instruction set.
-
-A library is built for each (instruction set, planes, groups in a word, dtypes), so that tests share few of these.
-"""
-
-import ctypes
-from pathlib import Path
+"""Calls of the kernels over blocks of rows against float64: batches, threads, dtypes, strides, inputs of any value."""
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from tests.kernels.codegen import sanitized
+from tests.kernels.cpu.rows_products import (
+    EXACT,
+    ISAS,
+    KINDS,
+    RUN,
+    inputs,
+    kernel,
+)
 from tests.kernels.weights import packed, relative_error
 
 from lutlab.errors import LutlabError
-from lutlab.formats.bcq_rows import PackedBCQRows
-from lutlab.kernels.codegen import isa, library
-from lutlab.kernels.cpu import bcq_gemv, rows_gemv, uniform_gemv
-from lutlab.kernels.cpu.rows_gemv import Kernel
-
-ISAS = {one.name: one for one in isa.runnable()}
-BEST = next(iter(ISAS.values()))
-EMULATED = Path(__file__).with_name("avx512_emulated.h")
-# fp32 sums of Gaussian inputs; the hard limit is 1e-5.
-EXACT = 1e-6
-# What tables of 16 bits may be off.
-INEXACT = 1e-4
-
-KINDS = {
-    "planes, offset": {"kind": "planes", "q": 3, "offset": "f32"},
-    "uniform planes": {"kind": "uniform planes", "q": 3},
-    "codes": {"kind": "codes", "q": 4},
-}
-if "avx2" in ISAS:
-    KINDS |= {
-        "planes in bytes": {"kind": "planes", "q": 3, "offset": "f32", "lane_bytes": 1},
-        "uniform planes in bytes": {"kind": "uniform planes", "q": 3, "lane_bytes": 1},
-    }
-# Kinds and the instruction sets that run them.
-ROUNDED = [kind for kind in KINDS if "uniform" not in kind]
-RUN = [(kind, name) for kind in KINDS for name in ISAS if "in bytes" not in kind or name == "avx2"]
-
-
-def module(weight):
-    return bcq_gemv if isinstance(weight, PackedBCQRows) else uniform_gemv
-
-
-def best(weight) -> isa.Isa:
-    return ISAS["avx2"] if getattr(weight, "lane_bytes", 4) == 1 else BEST
-
-
-def kernel(weight, on=None) -> Kernel:
-    return module(weight).kernel(weight, on or best(weight))
-
-
-def inputs(m, k, seed=1):
-    return torch.randn(m, k, generator=torch.Generator().manual_seed(seed))
-
-
-def check(weight, m, on=None, dense=None):
-    x = inputs(m, weight.shape[1])
-    y = torch.full((m, weight.shape[0]), torch.nan)
-    kernel(weight, on).gemv(x, weight, out=y)
-    assert relative_error(y, x, weight.dequantize() if dense is None else dense) <= EXACT
-
-
-@pytest.mark.parametrize("q", range(1, 9))
-def test_every_number_of_planes(q):
-    offset, alpha = (None, "f16", "f32")[q % 3], ("f16", "f32")[q // 4 % 2]
-    for g in (32, 64, 128, -1):
-        for lane_bytes in (4, 1) if "avx2" in ISAS else (4,):
-            options = {"offset": offset, "alpha": alpha, "lane_bytes": lane_bytes}
-            check(packed(70, 300, "planes", q, g, **options), 2)
-            check(packed(70, 300, "planes", q, g, **options), 13)
-            if q < 3:  # of uniform codes two planes are looked up at once
-                check(packed(70, 300, "uniform planes", q, g, lane_bytes=lane_bytes), 2)
-
-
-@pytest.mark.parametrize("bits", [1, 4, 5, 8])
-def test_every_number_of_code_bits(bits):
-    for g in (8, 16, 32, 64, 128, -1):
-        check(packed(70, 300, "codes", bits, g), 1)
-
-
-@pytest.mark.parametrize("name", ISAS)
-@pytest.mark.parametrize(
-    ("kind", "g"),
-    [
-        ("planes, offset", 8),
-        ("planes, offset", 16),
-        ("planes, offset", 32),
-        ("uniform planes", 32),
-        ("codes", 32),
-    ],
-)
-def test_every_instruction_set_and_grouping_of_a_word(kind, g, name):
-    weight = packed(33, 200, **KINDS[kind], g=g, ordered=True)
-    for m in (1, 14):
-        check(weight, m, ISAS[name])
-
-
-@pytest.mark.parametrize("g", [24, 40, 64, 1000, 1056, 2000])
-@pytest.mark.parametrize("kind", KINDS)
-def test_groups_that_are_no_whole_words_and_long_ones(kind, g):
-    check(packed(70, 2100, **KINDS[kind], g=g), 2)
-
-
-@pytest.mark.parametrize("kind", ROUNDED)
-@pytest.mark.parametrize("rows", [1, 31, 32, 33, 63, 65, 129])
-def test_rows_around_a_block(kind, rows):
-    check(packed(rows, 131, **KINDS[kind], g=32), 1)
-
-
-@pytest.mark.parametrize("kind", ROUNDED)
-@pytest.mark.parametrize("columns", [1, 2, 3, 5, 31, 33, 500, 511, 513, 1025, 1537])
-def test_columns_around_a_word_and_a_panel(kind, columns):
-    for g in (32, -1):
-        check(packed(70, columns, **KINDS[kind], g=g), 1)
+from lutlab.kernels.cpu import rows_gemv
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -156,20 +53,6 @@ def test_parts_in_one_call_are_their_own_products_to_the_last_bit(kind):
         found = together(weights, x[:m], threads)
         for y, weight in zip(found, weights, strict=True):
             assert torch.equal(y, kernel(weight).gemv(x[:m], weight, threads=1))
-
-
-@given(
-    kind=st.sampled_from(list(KINDS)),
-    rows=st.integers(8, 80),  # so many that their sums do not all cancel
-    columns=st.integers(16, 400),
-    g=st.sampled_from([-1, 32, 40, 64, 96]),
-    m=st.integers(1, 18),
-    ordered=st.booleans(),
-    seed=st.integers(0, 2**31),
-)
-@settings(deadline=None, max_examples=30)
-def test_any_shape(kind, rows, columns, g, m, ordered, seed):
-    check(packed(rows, columns, **KINDS[kind], g=g, ordered=ordered, seed=seed), m)
 
 
 @pytest.mark.parametrize(("kind", "name"), RUN)
@@ -271,132 +154,3 @@ def test_wrong_inputs_are_refused_in_words():
 def test_the_record_names_what_ran():
     weight = packed(40, 96, **KINDS["codes"], g=32)
     assert kernel(weight, ISAS["portable"]).describe(2) == "uniform convert, portable, 2 threads"
-
-
-# ---- what this CPU does not run, and what a sanitizer sees ----
-
-
-def emulated(text: str) -> Kernel:
-    """avx512.h itself, its intrinsics replaced by loops: the algorithm, the cuts and the constants of AVX-512 run."""
-    assert '__asm__ volatile("" : "+v"(value))' in text
-    text = text.replace("#include <immintrin.h>", "#include <stdlib.h>\n" + EMULATED.read_text())
-    text = text.replace('__asm__ volatile("" : "+v"(value))', "((void)0)")
-    slow = isa.Isa("portable", ("-O1",))  # built in a third of the time
-    built = ctypes.CDLL(str(library.build(text, "emulated", slow) / "kernel.so"))
-    return Kernel(built, "emulated", "avx512", 768, 8192)
-
-
-@pytest.mark.parametrize(
-    ("kind", "g"), [("planes, offset", 16), ("uniform planes", 32), ("codes", 32)]
-)
-def test_avx512_emulated_gives_the_same(kind, g):
-    weight = packed(40, 200, **KINDS[kind], g=g, ordered=True)
-    same, x = emulated(module(weight).source(weight, isa.ISAS[0])), inputs(27, 200)
-    for m in (1, 7, 27):
-        assert relative_error(same.gemv(x[:m], weight), x[:m], weight.dequantize()) <= EXACT
-    torch.testing.assert_close(same.dense(weight), weight.dequantize(), rtol=0, atol=0)
-
-
-# ---- tables of fewer bits, by name only ----
-
-
-@pytest.mark.parametrize("vnni", [True, False])
-def test_tables_of_16_bits_with_avx512_emulated(vnni):
-    weight = packed(40, 400, "planes", 4, 64, offset="f32", ordered=True, lane_bytes=2)
-    text = bcq_gemv.source(weight, isa.ISAS[0], bcq_gemv.INT16)
-    quick = emulated(("#define __AVX512VNNI__ 1\n" if vnni else "") + text)
-    dense, x = weight.dequantize(), inputs(27, 400)
-    for m in (1, 5):
-        assert EXACT < relative_error(quick.gemv(x[:m], weight), x[:m], dense) < INEXACT
-    assert relative_error(quick.gemv(x, weight), x, dense) <= EXACT, "many rows meet floats"
-    torch.testing.assert_close(quick.dense(weight), dense, rtol=0, atol=0)
-    same_sign = torch.full((1, 400), 3.0)  # the largest sums there are
-    same_sign[0, 7] = 1e4
-    assert relative_error(quick.gemv(same_sign, weight), same_sign, dense) < INEXACT
-    assert torch.equal(quick.gemv(x[:1] * 0, weight), torch.zeros(1, 40))
-    plain = packed(40, 400, "planes", 4, 64, lane_bytes=2)
-    alone = emulated(bcq_gemv.source(plain, isa.ISAS[0], bcq_gemv.INT16))
-    for bad in (torch.nan, torch.inf):
-        x[0, 399] = bad
-        assert not torch.isfinite(alone.gemv(x[:1], plain)).any()
-
-
-@pytest.mark.skipif("avx2" not in ISAS, reason="these tables are AVX2's")
-@pytest.mark.parametrize("q", [1, 2, 4, 7])
-@pytest.mark.parametrize("g", [32, 40, 128, -1])
-def test_tables_of_18_bits(q, g):
-    weight = packed(70, 1500, "planes", q, g, offset="f16", lane_bytes=1)
-    quick = bcq_gemv.kernel(weight, ISAS["avx2"], bcq_gemv.INT16)
-    x, dense = inputs(3, 1500), weight.dequantize()
-    assert quick.variant == "bcq lut int18"
-    assert EXACT < relative_error(quick.gemv(x, weight), x, dense) < INEXACT
-    x[:, ::250] *= 30
-    assert relative_error(quick.gemv(x, weight), x, dense) < INEXACT
-
-
-def test_a_layout_of_other_tables_is_refused():
-    weight = packed(40, 96, "planes", 3, 32, lane_bytes=2)
-    with pytest.raises(LutlabError, match="lane_bytes=2 have no kernel for portable"):
-        bcq_gemv.kernel(weight, ISAS["portable"])
-
-
-@pytest.mark.parametrize("kind", ["planes, offset", "codes"])
-@pytest.mark.parametrize("name", [one.name for one in isa.buildable() if one.name not in ISAS])
-def test_other_instruction_sets_compile(kind, name):
-    weight = packed(1, 64, **KINDS[kind], g=32)
-    one = next(i for i in isa.ISAS if i.name == name)
-    built = library.build(module(weight).source(weight, one), "compiled", one)
-    assert (built / "kernel.so").exists()
-
-
-@pytest.mark.skipif(isa.ISAS[0] not in isa.buildable(), reason="the compiler is for another CPU")
-def test_tables_of_16_bits_compile():
-    weight = packed(1, 64, "planes", 3, 32, lane_bytes=2)
-    text = bcq_gemv.source(weight, isa.ISAS[0], bcq_gemv.INT16)
-    assert (library.build(text, "compiled", isa.ISAS[0]) / "kernel.so").exists()
-
-
-TWICE = """
-void twice(const float *x, long m, const uint8_t *stream, const struct columns *k, const int32_t *channels, long blocks,
-           float *y, float *scratch)
-{
-    const struct part parts[] = {{stream, blocks}, {stream, blocks}};
-    gemv(x, k->channels, m, parts, 2, k, channels, y, 2 * blocks * ROWS, scratch, 8192, 3);
-}
-"""
-
-
-@pytest.mark.parametrize(
-    ("name", "kind", "rows", "columns", "g", "m"),
-    [
-        (BEST.name, "planes, offset", 33, 70, 16, 3),
-        (BEST.name, "codes", 65, 610, 40, 5),
-        ("portable", "uniform planes", 1, 1, -1, 1),
-        *(
-            ("avx2", "planes in bytes", 33, 170, g, m)
-            for g, m in ((40, 3), (-1, 9))
-            if "avx2" in ISAS
-        ),
-    ],
-)
-def test_sanitizers_find_nothing(name, kind, rows, columns, g, m, tmp_path):
-    weight = packed(rows, columns, **KINDS[kind], g=g, ordered=True)
-    x, geo = inputs(m, columns), weight.geometry
-    blocks = -(-rows // 32)
-    after = sanitized.call(
-        module(weight).source(weight, ISAS[name]) + TWICE,
-        "twice",
-        x,
-        m,
-        weight.stream,
-        torch.tensor(list(rows_gemv.columns_of(geo)), dtype=torch.int64),
-        weight.channels,
-        blocks,
-        torch.full((m, 2 * blocks * 32), torch.nan),
-        torch.empty(m, geo.columns),
-        isa=ISAS[name],
-        folder=tmp_path,
-    )
-    y, again = after[4].split(blocks * 32, dim=1)
-    assert relative_error(y[:, :rows], x, weight.dequantize()) <= EXACT
-    assert torch.equal(y, again)

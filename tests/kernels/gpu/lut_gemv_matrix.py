@@ -112,6 +112,16 @@ def check_range(variant, sizes=(1e-38, 1e38), make=weight, dtypes=(BF16, F32), *
 SHAPES = ((49152, 12288), (12288, 12288), (4096, 4096), (1, 33))
 
 
+def in_turn(cases, gpus=GPUS):
+    """(GPU, *case): GPUs take turns over the cases, as compilations are slow; each has all of them where a GPU is."""
+    here = torch.cuda.is_available()
+    return [
+        (gpu, *case)
+        for at, case in enumerate(cases)
+        for gpu in (gpus if here else gpus[at % len(gpus) :][:1])
+    ]
+
+
 def resources(variant, case, gpu, knobs=None):
     """Compile a case's plan for a GPU; what its kernels take, and the plan."""
     plan = variant.plan_for(case, gpu, knobs)

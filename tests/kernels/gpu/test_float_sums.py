@@ -6,17 +6,18 @@ from tests.kernels.gpu.cuda_on_host import needs_nvrtc
 from tests.kernels.gpu.lut_gemv_matrix import BF16, F16, F32, check, inputs, weight
 
 from lutlab.kernels.gpu.lut_gemv.float_sums import VARIANT
-from lutlab.kernels.gpu.lut_gemv.variant import A100, GPUS, H200, Case
+from lutlab.kernels.gpu.lut_gemv.variant import A100, H200, Case
 
 SMALL = {"slice": 64, "rows": 128, "threads": 32}
 
 
 @pytest.mark.parametrize("q", range(1, 9))
 def test_every_q(q):
+    """Each with a type of x and a shape in turn: neither changes what a plane is."""
     dtype = (F16, BF16, F32)[q % 3]
-    for rows, columns, g in ((70, 200, 32), (128, 64, -1), (129, 65, 96)):
-        packed = weight(rows, columns, q, g, alpha="f16", offset="f16")
-        check(VARIANT, packed, inputs(1, columns, dtype), knobs=SMALL)
+    rows, columns, g = ((70, 200, 32), (128, 64, -1), (129, 65, 96))[q // 3]
+    packed = weight(rows, columns, q, g, alpha="f16", offset="f16")
+    check(VARIANT, packed, inputs(1, columns, dtype), knobs=SMALL)
 
 
 @pytest.mark.parametrize("dtype", [F16, F32], ids=["half", "float"])
@@ -91,11 +92,12 @@ def test_workspace_serves_many_launches():
 
 
 @needs_nvrtc
-@pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.arch)
-@pytest.mark.parametrize("dtype", [F16, BF16, F32], ids=str)
-def test_resources(gpu, dtype):
-    for rows, q in ((49152, 3), (4096, 8)):
-        matrix.check_resources(VARIANT, Case(1, rows, 4096, q, 128, dtype, F16, F16), gpu)
+@pytest.mark.parametrize(
+    ("gpu", "rows", "q", "dtype"),
+    matrix.in_turn((*shape, x) for shape in ((49152, 3), (4096, 8)) for x in (F16, BF16, F32)),
+)
+def test_resources(gpu, rows, q, dtype):
+    matrix.check_resources(VARIANT, Case(1, rows, 4096, q, 128, dtype, F16, F16), gpu)
 
 
 def test_grids_and_workspace():

@@ -10,7 +10,7 @@ from lutlab.formats import code_streams
 from lutlab.formats.uniform import PackedUniform
 from lutlab.kernels.gpu import lut_gemv
 from lutlab.kernels.gpu.lut_gemv.optq import VARIANT
-from lutlab.kernels.gpu.lut_gemv.variant import GPUS, H200, Case
+from lutlab.kernels.gpu.lut_gemv.variant import H200, Case
 
 SMALL = {"columns": 64, "threads": 64}
 
@@ -48,10 +48,9 @@ def a_case(q=3, g=128, x=F16, uniform=True):
     return Case(1, 49152, 12288, q, g, x, F16, None, uniform)
 
 
-@pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.arch)
-def test_resources(gpu):
-    for q in (2, 3, 4):
-        matrix.check_resources(VARIANT, a_case(q=q), gpu)
+@pytest.mark.parametrize(("gpu", "q"), matrix.in_turn((q,) for q in (2, 3, 4)))
+def test_resources(gpu, q):
+    matrix.check_resources(VARIANT, a_case(q=q), gpu)
 
 
 def test_it_is_a_baseline():

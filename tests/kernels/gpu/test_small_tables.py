@@ -9,7 +9,7 @@ from tests.kernels.gpu.lut_gemv_matrix import BF16, F16, F32, check, inputs, wei
 
 from lutlab.kernels.codegen import cuda
 from lutlab.kernels.gpu.lut_gemv.small_tables import VARIANT
-from lutlab.kernels.gpu.lut_gemv.variant import A100, GPUS, H200, Case, Gpu
+from lutlab.kernels.gpu.lut_gemv.variant import A100, H200, Case, Gpu
 
 ONE_SM = Gpu("sm_90", 1, 232_448, 233_472)  # a block does all rows, in several passes
 SMALL = {"threads": 128}
@@ -17,10 +17,11 @@ SMALL = {"threads": 128}
 
 @pytest.mark.parametrize("q", range(1, 9))
 def test_every_q(q):
+    """Each with a type of x and a shape in turn: neither changes what a plane is."""
     dtype = (F16, BF16, F32)[q % 3]
-    for rows, columns, g in ((70, 600, 32), (128, 64, -1), (129, 65, 96)):
-        packed = weight(rows, columns, q, g, alpha="f16", offset="f16")
-        check(VARIANT, packed, inputs(1, columns, dtype), knobs=SMALL)
+    rows, columns, g = ((70, 600, 32), (128, 64, -1), (129, 65, 96))[q // 3]
+    packed = weight(rows, columns, q, g, alpha="f16", offset="f16")
+    check(VARIANT, packed, inputs(1, columns, dtype), knobs=SMALL)
 
 
 @pytest.mark.parametrize(
@@ -156,8 +157,10 @@ def test_tables_of_a_word_lie_side_by_side(table, size):
 
 
 @needs_nvrtc
-@pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.arch)
-@pytest.mark.parametrize(("q", "dtype"), [(1, F16), (3, F16), (3, BF16), (3, F32), (8, F32)])
+@pytest.mark.parametrize(
+    ("gpu", "q", "dtype"),
+    matrix.in_turn([(1, F16), (3, F16), (3, BF16), (3, F32), (8, F32)]),
+)
 def test_resources(gpu, q, dtype):
     scales = F32 if dtype == F32 else F16
     case = Case(1, 49152, 12288, q, 128, dtype, scales, scales)

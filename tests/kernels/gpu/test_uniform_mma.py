@@ -9,7 +9,7 @@ from tests.kernels.weights import uniform_tensor
 
 from lutlab.formats.uniform import PackedUniform
 from lutlab.kernels.gpu.lut_gemv.uniform_mma import VARIANT
-from lutlab.kernels.gpu.lut_gemv.variant import A100, GPUS, H200, Case
+from lutlab.kernels.gpu.lut_gemv.variant import A100, H200, Case
 
 SMALL = {"slice": 512, "warps": 2}
 
@@ -32,10 +32,10 @@ def test_every_group(g):
         check(VARIANT, codes(rows, columns, 3, g), inputs(1, columns, F16), knobs=SMALL)
 
 
-@pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
 @pytest.mark.parametrize("m", [2, 7, 8, 9, 16, 17, 35])
-def test_many_rows_of_x(m, dtype):
-    packed, x = codes(21, 600, 4, 128, ordered=True), inputs(m, 600, dtype)
+def test_many_rows_of_x(m):
+    """Odd numbers of halves, even ones of bfloat16: the tiles of rows are the same."""
+    packed, x = codes(21, 600, 4, 128, ordered=True), inputs(m, 600, (BF16, F16)[m % 2])
     y = check(VARIANT, packed, x, knobs=SMALL)
     alone = check(VARIANT, packed, x[:1], knobs=SMALL)
     assert torch.equal(y[:1], alone)
@@ -110,12 +110,22 @@ def a_case(m=1, rows=49152, q=3, g=128, x=F16, scale=F16, uniform=True):
     return Case(m, rows, 12288, q, g, x, scale, F32, uniform)
 
 
-@pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.arch)
-@pytest.mark.parametrize("q", [2, 3, 4, 8])
-def test_resources(gpu, q):
-    for m, g, scale in ((1, 128, F16), (16, 128, F16), (1, 32, F16), (16, 32, F32)):
-        matrix.check_resources(VARIANT, a_case(m=m, q=q, g=g, scale=scale), gpu)
-    matrix.check_resources(VARIANT, a_case(m=16, q=q, x=BF16), gpu)
+@pytest.mark.parametrize(
+    ("gpu", "q", "options"),
+    matrix.in_turn(
+        (q, {"m": m, "g": g, "scale": scale, "x": x})
+        for q in (2, 3, 4, 8)
+        for m, g, scale, x in (
+            (1, 128, F16, F16),
+            (16, 128, F16, F16),
+            (1, 32, F16, F16),
+            (16, 32, F32, F16),
+            (16, 128, F16, BF16),
+        )
+    ),
+)
+def test_resources(gpu, q, options):
+    matrix.check_resources(VARIANT, a_case(q=q, **options), gpu)
 
 
 def test_enough_loads_are_under_way_for_one_row():

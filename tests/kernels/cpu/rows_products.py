@@ -1,0 +1,70 @@
+"""Kinds of weights in blocks of rows, the kernels of this CPU for them, and the product that they have to give.
+
+A library is built for each (instruction set, planes, groups in a word, dtypes), so that tests share few of these.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+import torch
+from tests.kernels.weights import relative_error
+
+from lutlab.formats.bcq_rows import PackedBCQRows
+from lutlab.kernels.codegen import isa, library
+from lutlab.kernels.cpu import bcq_gemv, uniform_gemv
+from lutlab.kernels.cpu.rows_gemv import Kernel
+
+ISAS = {one.name: one for one in isa.runnable()}
+BEST = next(iter(ISAS.values()))
+EMULATED = Path(__file__).with_name("avx512_emulated.h")
+# fp32 sums of Gaussian inputs; the hard limit is 1e-5.
+EXACT = 1e-6
+
+KINDS = {
+    "planes, offset": {"kind": "planes", "q": 3, "offset": "f32"},
+    "uniform planes": {"kind": "uniform planes", "q": 3},
+    "codes": {"kind": "codes", "q": 4},
+}
+if "avx2" in ISAS:
+    KINDS |= {
+        "planes in bytes": {"kind": "planes", "q": 3, "offset": "f32", "lane_bytes": 1},
+        "uniform planes in bytes": {"kind": "uniform planes", "q": 3, "lane_bytes": 1},
+    }
+# Kinds and the instruction sets that run them.
+ROUNDED = [kind for kind in KINDS if "uniform" not in kind]
+RUN = [(kind, name) for kind in KINDS for name in ISAS if "in bytes" not in kind or name == "avx2"]
+
+
+def module(weight):
+    return bcq_gemv if isinstance(weight, PackedBCQRows) else uniform_gemv
+
+
+def best(weight) -> isa.Isa:
+    return ISAS["avx2"] if getattr(weight, "lane_bytes", 4) == 1 else BEST
+
+
+def kernel(weight, on=None) -> Kernel:
+    return module(weight).kernel(weight, on or best(weight))
+
+
+def inputs(m, k, seed=1):
+    return torch.randn(m, k, generator=torch.Generator().manual_seed(seed))
+
+
+def check(weight, m, on=None, dense=None):
+    x = inputs(m, weight.shape[1])
+    y = torch.full((m, weight.shape[0]), torch.nan)
+    kernel(weight, on).gemv(x, weight, out=y)
+    assert relative_error(y, x, weight.dequantize() if dense is None else dense) <= EXACT
+
+
+def emulated(text: str) -> Kernel:
+    """avx512.h itself, its intrinsics replaced by loops: the algorithm, the cuts and the constants of AVX-512 run."""
+    assert '__asm__ volatile("" : "+v"(value))' in text
+    text = text.replace("#include <immintrin.h>", "#include <stdlib.h>\n" + EMULATED.read_text())
+    text = text.replace('__asm__ volatile("" : "+v"(value))', "((void)0)")
+    slow = isa.Isa("portable", ("-O1",))  # built in a third of the time
+    built = ctypes.CDLL(str(library.build(text, "emulated", slow) / "kernel.so"))
+    return Kernel(built, "emulated", "avx512", 768, 8192)
