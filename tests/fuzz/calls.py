@@ -230,7 +230,7 @@ def tuning(draw: random.Random) -> Case:
     """The record of a tuning."""
     pools = {
         "steps": values.BITS, "learning_rate": hostile.NUMBERS, "batch": values.BITS, "loss": values.METHODS,
-        "seed": values.BITS,
+        "seed": values.BITS, "trains": values.METHODS, "weight_decay": hostile.NUMBERS,
     }  # fmt: skip
     return Case("Tuning", lutlab.Tuning, _spoil(draw, {"steps": 3}, pools), oracles.of_tuning)
 

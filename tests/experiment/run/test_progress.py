@@ -43,3 +43,27 @@ def test_a_short_name_is_whole_and_a_long_one_keeps_both_ends() -> None:
     assert len(short) == 30
     assert short.startswith("synthetic")
     assert short.endswith("ked_lm on wikitext2")
+
+
+@pytest.mark.parametrize("follow", [progress._lines, progress._bar])
+def test_a_stage_is_shown_while_its_cell_is_waited_for(
+    follow: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "_STAGE_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "time", Clock())
+    store, stop, file = Store(tmp_path), threading.Event(), io.StringIO()
+    stop.set()
+    console = Console(file=file, width=80, force_terminal=follow is progress._bar)
+    with progress.telling(store, ["0" * 16, "1" * 16]) as tell:
+        tell("tuning scales 120/400, loss 3.215, 2 min left")
+        tell("too soon to be told")
+        follow(console, store, {"0" * 16: (NAME, 9.0)}, {}, stop)
+    assert "tuning scales 120/400, loss 3.215" in file.getvalue()
+    assert not [*tmp_path.rglob("*.stage")]
+
+
+class Clock:
+    """Time that stands still, before every file was made."""
+
+    monotonic = staticmethod(lambda: 100.0)
+    time = staticmethod(lambda: 100.0)

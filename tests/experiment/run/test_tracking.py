@@ -19,6 +19,7 @@ from lutlab.experiment.plan import sweeping
 from lutlab.experiment.plan.runs import run_of
 from lutlab.experiment.records import wandb_files
 from lutlab.experiment.records.frame import Shelf, shelves
+from lutlab.experiment.report.compare import tuned_badly
 from lutlab.experiment.report.published import Published
 from lutlab.experiment.run.histories import LONGEST, histories, log_rows
 from lutlab.experiment.run.tracked import TrackedRun, axes_of, runs_of
@@ -186,6 +187,11 @@ def test_charts_are_of_the_samples() -> None:
     charts = [histories(r, "topics") for r in tuned if "tuning" in r.facts]
     assert charts
     assert all(one["tuning_step/held_out_loss"][0][0] == 0 for one in charts)
+    tuning = {"losses": [[2, 1.5]], "held_out": [[0, 2.0], [2, 1.0]], "steps": 9, "kept_step": 2}
+    curves = dataclasses.replace(record, samples=(), facts={"tuning": tuning | {"diverged": True}})
+    assert histories(curves, "topics")["tuning_step/loss"] == [(2, 1.5)]
+    assert tuned_badly(curves) == "a tuning that diverged, of which step 2 of 9 is kept"
+    assert not tuned_badly(dataclasses.replace(curves, facts={"tuning": tuning}))
     many = dataclasses.replace(
         record,
         values={"ppl": 1.0},

@@ -48,7 +48,8 @@ _GRADIENT_PASSES = 4  # forward, backward (twice that), and once more to weigh t
 _TARGET_MOMENTS = 4  # as large as a Hessian: its factor, D, and H and D of the windows held out
 _TUNING_PASSES = 4  # forward, backward (twice that), and the full-precision model's
 _ROUNDING_SECONDS = 5e-8  # a weight rounded, packed and decoded on one core
-_TUNING_BYTES = 12  # a linear weight in float32, and Adam's two means
+# a linear weight in float32, and Adam's two means; or decoded, and its code
+_TUNING_BYTES = {"weights": 12, "scales": 5}
 _LAYER_SECONDS = 1e-3  # a layer and token of transformers' own work
 _PROCESS_SECONDS = 15.0  # until a fresh process has imported torch and transformers
 _DISK_RATE = 0.5e9  # bytes a second, written and read again
@@ -144,7 +145,7 @@ def _model_bytes(run: ModelRun, shape: ModelShape) -> int:
             held += states + 4 * _TARGET_MOMENTS * largest**2
             held += shape.linear_parameters // shape.layers * width
     if run.tuning:
-        held += _TUNING_BYTES * shape.linear_parameters
+        held += _TUNING_BYTES[run.tuning.trains] * shape.linear_parameters
     return held
 
 
@@ -253,11 +254,12 @@ def _calibration_seconds(run: ModelRun, shape: ModelShape) -> float:
 
 
 def disk_bytes(run: RunSpec) -> int:
-    """Bytes kept of a calibrated row: its quantized blocks, and the statistics of its linear inputs."""
+    """Bytes kept of a calibrated row: its quantized blocks, those before tuning, the statistics of its inputs."""
     if not isinstance(run, ModelRun) or not run.calibration:
         return 0
     shape = shape_of(run.model)
     packed = int(shape.linear_parameters * min(run.q + 2, 16) / 8)
+    packed *= 2 if run.tuning else 1
     return packed + 4 * shape.layers * sum(columns**2 for columns, _ in shape.inputs)
 
 

@@ -83,7 +83,10 @@ def _lines(
 @contextmanager
 def telling(store: Store, cells: Collection[str]) -> Iterator[Callable[[object], None]]:
     """A function that says how far the work on some cells is, to whoever watches them; str() of it is the line."""
-    path, told = store.stage(next(iter(cells), "none")), 0.0
+    if not cells:
+        yield lambda _: None  # nobody watches
+        return
+    path, told = store.stage(next(iter(cells))), 0.0
 
     def tell(stage: object) -> None:
         nonlocal told
@@ -130,7 +133,8 @@ def _bar(
         TimeElapsedColumn(),
         TextColumn("{task.fields[eta]}"),
     )
-    others = len(f" {len(cells)}/{len(cells)} 0:00:00 about {predicted:.0f}0 s left ") + _BAR + 1
+    beside = len(f" {len(cells)}/{len(cells)} 0:00:00 ") + _BAR + 1
+    others = beside + len(f"about {predicted:.0f}0 s left ")
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("measuring", total=len(cells), eta="")
         finished, began, since = 0.0, time.monotonic(), time.time()
@@ -138,7 +142,8 @@ def _bar(
         while not last:
             last = stop.wait(_POLL_SECONDS)
             if stage := _stage(store, cells, since):
-                progress.update(task, description=shorten(stage, console.width - others))
+                room = console.width - beside  # it has a time of its own
+                progress.update(task, description=shorten(stage, room), eta="")
             for cell in _new(store, cells, earlier):
                 name, seconds = cells.pop(cell)
                 finished += seconds
