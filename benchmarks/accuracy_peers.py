@@ -15,6 +15,7 @@ import importlib
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -27,7 +28,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).resolve().parent
 CALIBRATION = "calibration.safetensors"
 
 
@@ -112,19 +113,28 @@ def ask(
         work: where the answers are kept; of this model, these windows and this peer alone.
         threads: of the peer's torch.
     """
+    work = work.resolve()
     work.mkdir(parents=True, exist_ok=True)
     save_file({"ids": ids}, work / CALIBRATION)
     asked = [digest(path) for path in (work / CALIBRATION, *sorted(folder.glob("*.safetensors")))]
-    job = {"model": str(folder), "work": str(work), "threads": threads, "rows": list(rows)}
+    job = {
+        "model": str(folder.resolve()),
+        "work": str(work),
+        "threads": threads,
+        "rows": list(rows),
+    }
+    # its absolute path, links kept, by which it knows its environment
+    python = os.path.abspath(shutil.which(python) or python)
     command = [python, str(HERE / f"peer_{peer}.py"), json.dumps(job | {"asked": asked})]
     environment = os.environ | {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": ""}
     environment["HF_HUB_OFFLINE"] = "1"  # some look there for files that the folder lacks
-    code = subprocess.run(command, check=False, stdout=sys.stderr, env=environment).returncode
+    # in that folder, for some write logs where they run
+    run = subprocess.run(command, check=False, stdout=sys.stderr, env=environment, cwd=work)
     for method, q, g in rows:
         path = work / row_file(method, q, g)
         facts = json.loads(path.read_text()) if path.exists() else {}
         if facts.get("asked") != asked:
-            facts = {"not_run": f"its process ended with status {code}"}
+            facts = {"not_run": f"its process ended with status {run.returncode}"}
         dense = None if "not_run" in facts else load_file(path.with_suffix(".safetensors"))
         yield method, q, g, {k: v for k, v in facts.items() if k not in ("asked", "driver")}, dense
 
