@@ -156,6 +156,9 @@ def tuned_badly(record: Record | None) -> str:
     """A tuning that diverged or improved nothing, as a note says it; empty where it did neither."""
     tuning = (record.facts if record else {}).get("tuning", {})
     step = tuning.get("kept_step")
+    blocks = enumerate(tuning.get("blocks", ()))
+    if broken := [f"{index}" for index, curve in blocks if curve and curve["diverged"]]:
+        return f"a tuning that diverged in block {', '.join(broken)}, of which the best is kept"
     if tuning.get("diverged"):
         return f"a tuning that diverged, of which step {step} of {tuning['steps']} is kept"
     return "a tuning that improved nothing, so that it is as without" if step == 0 else ""
