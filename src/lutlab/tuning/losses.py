@@ -74,12 +74,12 @@ def divided(windows: Samples, batch: int) -> tuple[Samples, list[Samples]]:
 
 
 def trainable(model: PreTrainedModel) -> PreTrainedModel:
-    """The model in float32, where nothing asks for gradients; on a GPU with products in bfloat16, and no activations
-    of blocks kept.
+    """The model in float32, where nothing asks for gradients; on a GPU no activations of blocks are kept.
+
+    Products stay in float32 there too: that bfloat16 is not worse was not shown.
     """
     model.float().requires_grad_(False)
     if model.device.type == "cuda":
-        model.forward = torch.autocast("cuda", torch.bfloat16)(model.forward)
         keep_no_activations(model)
     return model
 

@@ -12,8 +12,8 @@ AdamW moves the weights of linear layers alone, in float32 (loop.py), by the los
 calibration windows is never trained on; the loss on those is at step 0 that of the method's own model.
 
 Memory: the model as it came, which teaches, a float32 copy, 8 bytes a linear weight of Adam's, and in main memory the
-best weights. On a GPU a block is computed again for its gradients instead of keeping its activations, and products are
-in bfloat16: 7 billion weights take some 100 GB. That was not run yet.
+best weights. On a GPU a block is computed again for its gradients instead of keeping its activations: 7 billion weights
+take some 100 GB. That was not run yet.
 """
 
 from __future__ import annotations

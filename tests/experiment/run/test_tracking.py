@@ -191,7 +191,10 @@ def test_charts_are_of_the_samples() -> None:
     curves = dataclasses.replace(record, samples=(), facts={"tuning": tuning | {"diverged": True}})
     assert histories(curves, "topics")["tuning_step/loss"] == [(2, 1.5)]
     assert tuned_badly(curves) == "a tuning that diverged, of which step 2 of 9 is kept"
+    tuning["blocks"] = [{}, {"diverged": False}]
     assert not tuned_badly(dataclasses.replace(curves, facts={"tuning": tuning}))
+    tuning["blocks"][1]["diverged"] = True
+    assert "block 1," in tuned_badly(dataclasses.replace(curves, facts={"tuning": tuning}))
     many = dataclasses.replace(
         record,
         values={"ppl": 1.0},
