@@ -32,6 +32,7 @@ from lutlab.specs import (
 MODEL = ModelSpec("opt-embedded-s", "embedded", "opt-embedded-s")
 TRAIN = CalibrationSpec(TextSpec("pydocs-train", "embedded"), 2, 32, 0)
 ROW = ModelRun(MODEL, "rtn", 4, 128)
+PAIRS = CalibrationSpec(TextSpec("missing-word-train", "embedded"), 2, 32, 0)
 GPTQ = ModelRun(MODEL, "gptq", 4, 128, calibration=TRAIN)
 PRODUCT = ProductRun(((96, 64, 1),), "rtn", 4, 32)
 PPL = EvalSpec("ppl", TextSpec("passages-joined", "embedded"))
@@ -49,6 +50,7 @@ def test_what_is_asked_for_is_in_it() -> None:
         {"q": 3}, {"g": 32}, {"method": "bcq"}, {"options": (("variant", "awq"),)}, {"dtype": "float16"}, {"seed": 1},
         {"skip": ("*.0.*",)}, {"model": dataclasses.replace(MODEL, id="opt-embedded-m")},
         {"budget": 3.0, "candidates": ((2, -1), (4, -1))}, {"calibration": TRAIN},
+        {"model": dataclasses.replace(MODEL, task="sequence_classification")},
         {"model": ModelSpec("s", "synthetic", MODEL.id)}, {"model": ModelSpec("s", "synthetic", MODEL.id, packed=True)},
         {"tuning": Tuning(8)}, {"tuning": Tuning(8, loss="labels")},
     ]  # fmt: skip
@@ -145,6 +147,8 @@ def test_a_raised_version_makes_the_cells_new_that_rest_on_it(name, monkeypatch)
 @pytest.mark.parametrize(("name", "rests"), [
     ("search", {"budget": 3.0, "candidates": ((2, -1), (4, -1)), "calibration": TRAIN}),
     ("tuning", {"tuning": Tuning(8), "calibration": TRAIN}),
+    ("tuning/whole", {"method": "none", "q": 16, "g": -1, "tuning": Tuning(8), "calibration": TRAIN}),
+    ("tuning/labels", {"method": "bcq", "tuning": Tuning(8, trains="scales"), "calibration": PAIRS}),
 ])  # fmt: skip
 def test_a_raised_search_or_tuning_makes_its_rows_new(name, rests, monkeypatch) -> None:
     row = dataclasses.replace(ROW, **rests)

@@ -104,14 +104,11 @@ def _components(spec: RunSpec) -> list[str]:
 
 
 def _stages(spec: ModelRun) -> list[str]:
-    """The components of a tuning's stages, and of its loss where a classifier learns."""
-    tuning = spec.tuning
+    """The components of a tuning's stages, and of its loss where labelled pairs are learnt."""
+    tuning, text = spec.tuning, spec.calibration and spec.calibration.text
     found = ["tuning/blocks"] if tuning.block_steps else []
-    found += (
-        ["tuning/labels"]
-        if PROTOCOLS[cached_text(spec.calibration.text).protocol].kind == "calibration-pairs"
-        else []
-    )
+    if text and PROTOCOLS[text.protocol].kind == "calibration-pairs":
+        found.append("tuning/labels")
     end_to_end = "tuning" if tuning.trains == "weights" else f"tuning/{tuning.trains}"
     if not registry.lookup("method", spec.method).quantizes:
         end_to_end = "tuning/whole"
