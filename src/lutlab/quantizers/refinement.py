@@ -35,7 +35,7 @@ PIVOT = 1e-6  # of B^T H B, by its mean diagonal: below, float32 cannot tell a p
 NOISE = (
     1e-6  # of the sum that is the fall of an error: below, float32 cannot tell a fall from a rise
 )
-BLOCK_FLOATS = 2**25  # of E in a block of rows, or eight times of a group: 128 MiB
+BLOCK_FLOATS = 2**24  # of E in a block of rows, or eight times of a group: 64 MiB
 
 
 class Books(Protocol):

@@ -29,7 +29,10 @@ MISTAKES = [
     (["evaluator.ppl.los=x"], "did you mean 'evaluator.ppl.loss_dtype'"),
     (["calibration={sample:2}"], "did you mean 'calibration.samples'"),
     (["bits=4"], "no key 'bits': it is q here"),
-    (["method=rtn,bcq", "method.rounds=5"], "method=rtn has no such option, bcq, gptq_bcq has"),
+    (
+        ["method=rtn,bcq", "method.rounds=5"],
+        "method=rtn has no such option, bcq, gptq_bcq, hessian_bcq has",
+    ),
     (["method=[rtn,bcq]"], "give one method; a sweep over several has no brackets: method=rtn,bcq"),
     (["q=[2,3]"], "a sweep over several has no brackets: q=2,3"),
     (["q=2,,3"], "q=2,,3 cannot be read: several values are a sweep, as q=2,3"),
