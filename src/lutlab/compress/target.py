@@ -26,8 +26,7 @@ The target of `outputs`: Li et al., "GPTAQ: Efficient Finetuning-Free Quantizati
 2025), Zhang et al., "Qronos: Correcting the Past by Shaping the Future... in Post-Training Quantization" (ICLR 2026);
 U in closed form, with a fixed t: Arai and Ichikawa, "Quantization Error Propagation: Revisiting Layer-Wise
 Post-Training Quantization" (arXiv 2504.09629). The stream in a target: Lin and Wan, "LoaQ: Layer-wise Output
-Approximation Quantization" (arXiv 2509.06297). Choosing t and s by
-windows held out is ours.
+Approximation Quantization" (arXiv 2509.06297). Choosing t and s by windows held out is ours.
 """
 
 from __future__ import annotations
