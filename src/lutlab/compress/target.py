@@ -15,9 +15,9 @@ far have D = 0, S = 0 and W* = W. d is DAMP times the mean of H's diagonal.
 
 U and V fit what is chance in these windows too, the more so the fewer they are. So one of HELD_OUT windows is left out
 of them, and t and s are what lowers the error on those windows most, a quadratic of two numbers. By gptq_bcq at q = 2,
-g = 128 and 32 windows opt-embedded-s and llama-embedded-s lose 3.35 and 5.58 of perplexity so; with t = s chosen 3.48
-and 5.82, with t = s = 1 3.40 and 6.13, with t = 1 and s = 1/2 3.60 and 6.01. At 128 windows t = s = 1 is as good: 2.56
-and 5.17, and 2.70 and 5.22 with t and s chosen. Rounding noise, sums in another order, moves such a number by 0.2.
+g = 128 and 32 windows opt-embedded-s and llama-embedded-s lose 3.35 (summed in another order: 3.58) and 5.58 (5.26) of
+perplexity so; with t = s chosen 3.48 and 5.82, with t = s = 1 3.40 and 6.13, with t = 1 and s = 1/2 3.60 and 6.01. At
+128 windows t = s = 1 is as good: 2.56 and 5.17, and 2.70 and 5.22 with t and s chosen.
 
 The layers before are those of the same block too (true_sequential): else q, k and v and what reads their outputs make
 up for the same error twice (`outputs` at 128 windows: 10.2 for 3.6, and 7.1 without a target).
@@ -40,8 +40,8 @@ from lutlab.errors import LutlabError
 from lutlab.quantizers.coefficients import exponent, times_power
 from lutlab.quantizers.compensation import Factored, factor
 
-DAMP = 0.01
-HELD_OUT = 8
+DAMP = 0.01  # GPTQ's own
+HELD_OUT = 8  # as many as tuning.py holds out
 _ROUNDS = 100  # of two coordinates: a correlation of 0.9 then counts for 0.81^100
 
 
