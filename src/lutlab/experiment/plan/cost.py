@@ -216,8 +216,10 @@ def _tuning_seconds(run: ModelRun, shape: ModelShape, quantizing: float) -> floa
     """A model quantized once more, the passes of its steps, and every weight rounded in each; quantizing: seconds."""
     if not run.tuning:
         return 0.0
-    tokens = run.tuning.steps * run.tuning.batch * _window(run, shape)
-    rounded = run.tuning.steps * _ROUNDING_SECONDS * shape.linear_parameters
+    # a step on each of the blocks is one on the model, but for its head
+    steps = run.tuning.steps + run.tuning.block_steps
+    tokens = steps * run.tuning.batch * _window(run, shape)
+    rounded = steps * _ROUNDING_SECONDS * shape.linear_parameters
     return quantizing + _TUNING_PASSES * _forward_seconds(run, shape, tokens) + rounded
 
 
