@@ -1,7 +1,7 @@
 """Perplexity at 2 to 4 bits by lutlab's methods, beside public code: same model, calibration windows, evaluator.
 
     python benchmarks/bench_accuracy_peers.py --work a-folder [--models opt-embedded-s llama-embedded-s --q 2 3 4]
-        [--g 32 128 --methods rtn gptq gptq_bcq hessian_bcq:target=outputs] [--out a.json]
+        [--g 32 128 --methods rtn gptq hessian_bcq:target=stream,true_sequential=true] [--out a.json]
         --peer gptqmodel=<python of its environment> --peer llmcompressor=… --peer auto_round=… --peer efficientqat=…
 
 A peer runs in its own environment, by its driver peer_<name>.py, which states its settings, and hands over dequantized
@@ -35,7 +35,13 @@ from lutlab.errors import LutlabError
 from lutlab.modules import QuantLinear
 
 PEERS = ("gptqmodel", "llmcompressor", "auto_round", "efficientqat")
-METHODS = ("rtn", "gptq", "gptq_bcq", "hessian_bcq")
+METHODS = (
+    "rtn",
+    "gptq",
+    "gptq_bcq",
+    "hessian_bcq",
+    "hessian_bcq:target=stream,true_sequential=true",
+)
 # What is not asked of a peer unless named: of other settings than the others, for bench_accuracy.py.
 UNASKED = {"llmcompressor": ("rtn", "awq")}
 
@@ -184,10 +190,10 @@ def table(result: dict[str, Any]) -> str:
         for q, g in dict.fromkeys((row["q"], row["g"]) for row in rows):
             lines += [
                 f"{model['model']}, q={q} g={g}, full precision {model['full_precision_ppl']:.4f}",
-                f"  {'':14} {'':10} {'':34} {'bits':>6} {'ppl':>9} {'excess':>8} {'seconds':>8}  gradients",
+                f"  {'':14} {'':10} {'':46} {'bits':>6} {'ppl':>9} {'excess':>8} {'seconds':>8}  gradients",
             ]
             for row in (row for row in rows if (row["q"], row["g"]) == (q, g)):
-                who = f"  {row['implementation']:14} {row.get('version', ''):10} {row['method']:34}"
+                who = f"  {row['implementation']:14} {row.get('version', ''):10} {row['method']:46}"
                 if "not_run" in row:
                     lines += [f"{who} not run: {row['not_run']}"]
                     continue
@@ -200,7 +206,7 @@ def table(result: dict[str, Any]) -> str:
     whole = {key: found for key, found in excess.items() if len(found) == len(result["models"])}
     lines += [f"mean excess over {len(result['models'])} models"]
     for (q, g, who, method), found in whole.items():
-        lines += [f"  q={q} g={g:<4} {who:14} {method:34} {statistics.mean(found):8.4f}"]
+        lines += [f"  q={q} g={g:<4} {who:14} {method:46} {statistics.mean(found):8.4f}"]
     return "\n".join(lines)
 
 

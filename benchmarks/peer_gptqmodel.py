@@ -36,6 +36,7 @@ def quantize(
     # It asks for two workers and finds one on machines of two cores.
     os.environ.setdefault("GPTQMODEL_CPU_WORKERS", "2")
     from gptqmodel import GPTQModel, QuantizeConfig
+    from gptqmodel.utils.model import convert_gptq_v1_to_v2_format_module
 
     config = QuantizeConfig(bits=q, group_size=g, offload_to_disk=False, device="cpu", **options)
     loaded = GPTQModel.load(folder, config, dtype=torch.float32)
@@ -45,6 +46,10 @@ def quantize(
     dense = {name: value.detach() for name, value in loaded.model.state_dict().items()}
     for name, layer in loaded.model.named_modules():
         if hasattr(layer, "qweight"):
+            if (
+                layer.qzero_format() == 1
+            ):  # it holds zero points less one, and dequantizes them as they are
+                convert_gptq_v1_to_v2_format_module(layer, q, layer.pack_dtype)
             dense[f"{name}.weight"] = layer.dequantize_weight().detach().t()
     return dense
 
