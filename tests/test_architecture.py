@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import ast
 import graphlib
-import json
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
+from types import FrameType
 
 import pytest
+from tests.models.architectures import make
+
+from lutlab.api import quantize
 
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "lutlab"
 # The order of the folders; `experiment` has an order of its own. A string is a floor: its rooms do not know each other.
@@ -125,28 +126,20 @@ def test_a_weight_takes_the_modules_of_its_tour() -> None:
     page = (SOURCE.parents[1] / "docs" / "architecture.md").read_text(encoding="utf-8")
     tour = page.partition("## A tour: one weight")[2].partition("\n## ")[0]
     stations = re.findall(r"^\d\. `([\w/]+\.py)`", tour, re.MULTILINE)
-    program = (
-        "import json, sys\n"
-        "from tests.models.architectures import make\n"
-        "from lutlab.api import quantize\n"
-        "model, entered = make('opt'), {}\n"
-        "quantize(make('opt'), method='rtn', q=3, g=16)\n"
-        "def note(frame, event, _):\n"
-        "    if event == 'call' and frame.f_code.co_filename.startswith(sys.argv[1]):\n"
-        "        entered[frame.f_code.co_filename.removeprefix(sys.argv[1] + '/')] = None\n"
-        "sys.setprofile(note)\n"
-        "quantize(model, method='rtn', q=3, g=16)\n"
-        "sys.setprofile(None)\n"
-        "print(json.dumps(list(entered)))\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(SOURCE)],
-        env=os.environ | {"PYTHONPATH": f"{SOURCE.parent}{os.pathsep}{SOURCE.parents[1]}"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    entered = set(json.loads(done.stdout.splitlines()[-1]))
+    model, entered = make("opt"), set()
+    quantize(make("opt"), method="rtn", q=3, g=16)  # what is done once a process
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        path = frame.f_code.co_filename
+        if event == "call" and path.startswith(f"{SOURCE}/"):
+            entered.add(path.removeprefix(f"{SOURCE}/"))
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        quantize(model, method="rtn", q=3, g=16)
+    finally:
+        sys.setprofile(before)
     assert len(stations) <= 8
     assert set(stations) <= entered
     assert entered <= set(re.findall(r"`([\w/]+\.py)`", tour))

@@ -53,9 +53,10 @@ def rewrite(path, change_tensors=lambda t: t, change_facts=lambda f: f):
 # ---- blocks ----
 
 
-@pytest.mark.parametrize("quantizer", [RTN(), RTN(scale_dtype="fp32"), BCQ()])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_blocks_come_back_bit_for_bit(name, quantizer, tmp_path):
+def test_blocks_come_back_bit_for_bit(name, tmp_path):
+    """Formats take turns: what a file holds of a layer does not depend on the family."""
+    quantizer = (RTN(), RTN(scale_dtype="fp32"), BCQ())[list(CONFIGS).index(name) % 3]
     model, store = make(name), BlockStore(tmp_path / "id")
     stats = quantize_model(model, quantizer, uniform(model, 3, -1), kept=store)
     fresh = make(name)

@@ -21,6 +21,8 @@ from lutlab.experiment.store.store import Store
 from lutlab.models.load import EMBEDDED
 
 MODEL = "opt-embedded-s"
+# Two windows: none of these numbers is looked at.
+SHORT = [*QUICK, "data.limit=2"]
 
 
 def test_a_failed_row_is_recorded_and_the_others_go_on(
@@ -31,7 +33,7 @@ def test_a_failed_row_is_recorded_and_the_others_go_on(
     weights = load_file(broken / "model.safetensors")
     weights["model.decoder.layers.0.fc1.weight"][0, 0] = torch.nan
     save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
-    outcome = command(*QUICK, "model=folder", f"model.id={broken},{EMBEDDED / MODEL}")
+    outcome = command(*SHORT, "model=folder", f"model.id={broken},{EMBEDDED / MODEL}")
     assert outcome.code == 1
     assert "failed" in outcome.err
     states = sorted((r["status"], r["run"]["model"]["id"]) for r in command.records().values())
@@ -42,7 +44,7 @@ def test_a_failed_row_is_recorded_and_the_others_go_on(
 
     # Mended it is another cell, measured now.
     shutil.copy(EMBEDDED / MODEL / "model.safetensors", broken)
-    assert command(*QUICK, "model=folder", f"model.id={broken}").code == 0
+    assert command(*SHORT, "model=folder", f"model.id={broken}").code == 0
     named = {r["run"]["model"]["name"] for r in command.records().values()}
     assert named == {broken.name, MODEL}
 
@@ -57,7 +59,7 @@ def test_a_row_with_a_damaged_config_fails_alone(command: CommandLine, tmp_path:
         '{"model_type": "opt", "vocab_size": "x", "max_position_embeddings": 8}',
     ):
         (broken / "config.json").write_text(text)
-        outcome = command(*line, *QUICK[1:])
+        outcome = command(*line, *SHORT[1:])
         assert outcome.code == 1, outcome.err
         assert "Traceback" not in outcome.err
         own = {r["run"]["model"]["id"]: r for r in command.records().values()}
@@ -74,11 +76,11 @@ def test_out_of_memory_is_recorded_and_tried_again(
 
     with monkeypatch.context() as patch:
         patch.setattr(Perplexity, "measure", exhausted)
-        outcome = command(*QUICK)
+        outcome = command(*SHORT)
     assert outcome.code == 1
     assert "OOM" in outcome.out
     assert sorted(r["status"] for r in command.records().values()) == ["done", "oom"]
-    assert command(*QUICK).code == 0
+    assert command(*SHORT).code == 0
     assert {r["status"] for r in command.records().values()} == {"done"}
 
 
@@ -92,7 +94,7 @@ def test_a_signal_keeps_what_is_measured(
     def interrupted(*_: object) -> None:
         signal.raise_signal(sent)
 
-    arguments = ["evaluate=[weight_error,ppl:lambada-joined]", *QUICK[1:]]
+    arguments = ["evaluate=[weight_error,ppl:lambada-joined]", *SHORT[1:]]
     with monkeypatch.context() as patch:
         patch.setattr(Perplexity, "measure", interrupted)
         outcome = command(*arguments)
@@ -117,20 +119,20 @@ def test_a_full_disk_ends_the_run_and_keeps_the_rest(
 
     with monkeypatch.context() as patch:
         patch.setattr(atomic.os, "fsync", full)
-        outcome = command(*QUICK)
+        outcome = command(*SHORT)
     assert outcome.code == 2
     assert "the disk is full" in outcome.err
     assert "Traceback" not in outcome.err
     assert len(command.records()) == 1
-    assert command(*QUICK).code == 0
+    assert command(*SHORT).code == 0
 
 
 def test_a_damaged_record_is_named_and_measured_again(command: CommandLine) -> None:
-    command(*QUICK)
+    command(*SHORT)
     before = {cell: record["values"] for cell, record in command.records().items()}
     victim = next(Store(command.results).folder.iterdir())
     victim.write_text(victim.read_text()[:100])
-    outcome = command(*QUICK)
+    outcome = command(*SHORT)
     assert outcome.code == 0
     assert f"{victim.name} is damaged" in outcome.err
     victim.with_name(f"{victim.name}.damaged").unlink()
@@ -139,7 +141,7 @@ def test_a_damaged_record_is_named_and_measured_again(command: CommandLine) -> N
 
 def test_a_run_never_writes_into_what_is_published(command: CommandLine) -> None:
     published = write_lines(command.results / "paper/table1/records.jsonl", [RECORD])
-    outcome = command(*QUICK)
+    outcome = command(*SHORT)
     assert outcome.code == 2
     assert "holds published artifacts" in outcome.err
     assert [p for p in command.results.rglob("*") if p.is_file()] == [published]

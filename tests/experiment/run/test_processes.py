@@ -38,7 +38,7 @@ def test_a_killed_run_resumes_and_gives_the_same_table(
     assert kept == whole
 
 
-SWEEP = [*QUICK, "method=rtn", "q=3,4", "g=64"]
+SWEEP = [*QUICK, "data.limit=2", "method=rtn", "q=3,4", "g=64"]
 LAUNCHERS = {
     "joblib": ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"],
     "ray": ["hydra/launcher=ray", "+hydra.launcher.ray.init.num_cpus=2"],
