@@ -108,10 +108,11 @@ def quantize_tensor(
         inputs = arguments.matrix("inputs", inputs, f"[M, {weight.shape[1]}]")
     if not isinstance(quantizer, Calibrated):
         return pack(quantized(quantizer, weight, q, g)[0])
-    if quantizer.target != "weights" or quantizer.hessian != "inputs":
+    # Nothing is before one weight whose errors it could make up for: every target is the weight itself.
+    if quantizer.hessian != "inputs":
         raise LutlabError(
-            f"target={quantizer.target} hessian={quantizer.hessian}: other layers' errors and the end loss are of a "
-            "model, and this is one weight: use target=weights hessian=inputs, or quantize a model"
+            f"hessian={quantizer.hessian}: the end loss is of a model, and this is one weight: use hessian=inputs, or "
+            "quantize a model"
         )
     if inputs is None or inputs.shape[1] != weight.shape[1] or inputs.device != weight.device:
         got = None if inputs is None else f"{list(inputs.shape)} on {inputs.device}"

@@ -16,7 +16,12 @@ from tests.models.architectures import (
 )
 from torch import nn
 from torch.nn import functional
-from transformers import AutoModelForCausalLM, BloomConfig, PhiConfig
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    BloomConfig,
+    PhiConfig,
+)
 from transformers.pytorch_utils import Conv1D
 
 from lutlab import registry
@@ -102,6 +107,12 @@ def test_no_linear_layer_is_forgotten(name):
 def test_every_kept_layer_exists_in_some_model(family):
     models = [make(name) for name in CONFIGS if config(name).model_type in family.model_types]
     found = set().union(*map(all_linears, models))
+    if "score" in family.kept:
+        configs = [
+            config(name) for name in CONFIGS if config(name).model_type in family.model_types
+        ]
+        classifier = AutoModelForSequenceClassification.from_config(configs[0])
+        found |= set(all_linears(classifier))
     assert set(family.kept) <= found
 
 

@@ -95,9 +95,11 @@ def test_a_signal_keeps_what_is_measured(
         signal.raise_signal(sent)
 
     arguments = ["evaluate=[weight_error,ppl:lambada-joined]", *SHORT[1:]]
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored behind a shell's &
     with monkeypatch.context() as patch:
         patch.setattr(Perplexity, "measure", interrupted)
         outcome = command(*arguments)
+    signal.signal(signal.SIGINT, before)
     assert outcome.code == code
     assert said in outcome.err
     assert "Traceback" not in outcome.err

@@ -194,7 +194,7 @@ def test_charts_are_of_the_samples() -> None:
     tuning["blocks"] = [{}, {"diverged": False}]
     assert not tuned_badly(dataclasses.replace(curves, facts={"tuning": tuning}))
     tuning["blocks"][1]["diverged"] = True
-    assert "block 1," in tuned_badly(dataclasses.replace(curves, facts={"tuning": tuning}))
+    assert "in 1 of 1 blocks" in tuned_badly(dataclasses.replace(curves, facts={"tuning": tuning}))
     many = dataclasses.replace(
         record,
         values={"ppl": 1.0},

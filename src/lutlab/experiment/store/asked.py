@@ -15,6 +15,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from lutlab import registry
 from lutlab.experiment.store.record import canonical
 from lutlab.specs import CalibrationSpec, EvalSpec, ModelRun, ProductRun, RunSpec
 
@@ -36,9 +37,13 @@ def to_json(spec: RunSpec | EvalSpec) -> dict[str, Any]:
 
 
 def run_from(stored: Mapping[str, Any]) -> RunSpec:
-    """The run that `to_json` wrote, today's or an earlier version's, whose missing fields are at their defaults."""
+    """The run that `to_json` wrote, today's or an earlier version's: what it does not say is at its default."""
     kind = _MODEL_RUN if "model" in stored else _PRODUCT_RUN
-    return kind.validate_python(_with_pairs(stored))
+    options = stored.get("options", {})
+    known = registry.classes("method").get(stored.get("method"))
+    if options and known:  # a record says all that the method had then
+        options = {f.name: f.default for f in dataclasses.fields(known)} | options
+    return kind.validate_python(_with_pairs({**stored, "options": options}))
 
 
 def evaluation_from(stored: Mapping[str, Any]) -> EvalSpec:
