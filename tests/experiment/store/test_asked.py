@@ -25,7 +25,7 @@ FULL = ModelRun(
     "bcq",
     2.5,
     8,
-    options=(("offset", True), ("rounds", 3)),
+    options=(("alpha_dtype", "fp16"), ("offset", True), ("rounds", 3), ("solver", "alternating")),
     calibration=CalibrationSpec(TEXT, 4, 16, 1),
     sublayers=(Sublayer("attention", 3, 8),),
     budget=3.25,
@@ -51,6 +51,12 @@ def test_a_run_comes_back_from_its_record(run):
     stored = asked.to_json(run)
     assert asked.run_from(stored) == run
     assert isinstance(stored["options"], dict)
+
+
+def test_options_that_came_later_are_at_their_defaults():
+    stored = asked.to_json(FULL)
+    del stored["options"]["alpha_dtype"]
+    assert asked.run_from(stored) == FULL
 
 
 def test_what_came_later_is_in_records_of_rows_that_ask_for_it_alone():
