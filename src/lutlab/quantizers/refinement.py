@@ -5,7 +5,9 @@
     codes          one column after another: W_hat_j = nearest(W_hat_j + (H E)_j / H_jj), with (H E) brought up to date
 
 A sweep does both for every group, given everything else. Each is a step of coordinate descent on the one error of a
-row, with the coefficients as they are stored; a row keeps a group as it was unless its error falls. Least squares in H
+row, with the coefficients as they are stored; a row keeps a group as it was unless its error falls, as far as float32
+tells: the sums behind a fall are of |E| |H| |E|, which is millions of times tr(E H E^T) where inputs are few and
+weights large. Least squares in H
 and coordinate descent on codes are those of LNQ (Kim et al., "GuidedQuant", ICML 2025), there with a free code book a
 row. H is not damped here, so that the error is that of the outputs; least squares leave directions that no input has
 alone, and a column that no input reaches is rounded to 0.
