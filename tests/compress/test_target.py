@@ -1,6 +1,7 @@
 """Full-precision targets: the weight that a method is given, against a naive regression; where they change nothing."""
 
 import copy
+import functools
 from dataclasses import dataclass, field
 
 import pytest
@@ -169,6 +170,11 @@ def test_one_window_is_too_few():
 
 
 def test_one_weight_has_no_layers_before_it():
-    options = {"target": "stream", "true_sequential": True, "inputs": torch.ones(3, 8)}
-    with pytest.raises(LutlabError, match=r"are of a model, and this is one weight"):
-        lutlab.quantize_tensor(torch.ones(2, 8), method="gptq", q=3, g=8, **options)
+    """So that its target is its own weight, whatever is asked; the end loss it has none of."""
+    draw = torch.Generator().manual_seed(0)
+    weight, inputs = torch.randn(2, 8, generator=draw), torch.randn(9, 8, generator=draw)
+    found = functools.partial(lutlab.quantize_tensor, weight, "gptq", q=3, g=8, inputs=inputs)
+    stream = found(target="stream", true_sequential=True)
+    assert torch.equal(stream.dequantize(), found().dequantize())
+    with pytest.raises(LutlabError, match=r"the end loss is of a model, and this is one weight"):
+        found(hessian="gradients")
