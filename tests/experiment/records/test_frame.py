@@ -10,6 +10,7 @@ import lutlab
 from lutlab.errors import LutlabError
 from lutlab.experiment.records import frame
 from lutlab.experiment.run.published_list import PUBLISHED
+from lutlab.experiment.store import lines
 
 TABLE4 = "lut-gemm-v3/table4"
 
@@ -28,6 +29,14 @@ def test_every_published_cell_is_a_row_with_the_number_of_its_record(published):
     paper = mine[(mine.row == "opt-30b/q4_g32") & (mine.column == "wiki2")]
     assert set(paper.published) == {9.71}
     assert set(paper.source) == {"LUT-GEMM v3, Table 4"} or paper.source.notna().all()
+
+
+def test_a_cell_of_two_artifacts_has_in_each_the_record_published_with_it(published):
+    measured = published[published.commit.notna()]
+    assert (measured.groupby("cell_id").commit.nunique() > 1).any()
+    for name, rows in measured.groupby(["machine", "paper", "artifact"]):
+        own = lines.read_lines(PUBLISHED.joinpath(*name) / lines.NAME)
+        assert [own[cell].provenance["git_commit"] for cell in rows.cell_id] == list(rows.commit)
 
 
 def test_rows_are_told_apart_by_their_axes(published):

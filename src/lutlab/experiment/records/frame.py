@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,13 +57,20 @@ class Shelf:
         folder: its path.
         machine: the name of a published machine's folder; empty of a working store.
         cells: rows of its tables, by the names of their headers, with their variant.
-        records: cell id -> record.
+        records: cell id -> record; of a cell that several published artifacts hold, that of one of them.
+        published: artifact -> cell id -> record, as it was published with that artifact: two may have measured the
+            same cell at different commits.
     """
 
     folder: Path
     machine: str
     cells: tuple[Mapping[str, str], ...]
     records: Mapping[str, Record]
+    published: Mapping[str, Mapping[str, Record]] = field(default_factory=dict)
+
+    def records_of(self, artifact: str) -> Mapping[str, Record]:
+        """Cell id -> record of one artifact's tables."""
+        return self.published.get(artifact, self.records)
 
 
 def results(*folders: str | Path, samples: bool = False) -> pandas.DataFrame:
@@ -123,7 +130,12 @@ def shelves(*folders: str | Path) -> list[Shelf]:
 
 
 def _shelf(root: Path, machine: str) -> Shelf:
-    return Shelf(root, machine, tuple(cells_of(root, bool(machine))), Store(root).all())
+    store = Store(root)
+    cells = tuple(cells_of(root, bool(machine)))
+    published = {
+        path.parent.relative_to(root).as_posix(): lines.read_lines(path) for path in store.published
+    }
+    return Shelf(root, machine, cells, store.all(), published)
 
 
 def rows_of(shelf: Shelf, samples: bool = False) -> Iterator[dict[str, Any]]:
@@ -131,7 +143,7 @@ def rows_of(shelf: Shelf, samples: bool = False) -> Iterator[dict[str, Any]]:
     placed = set()
     bits = _stored_bits(shelf)
     for cell in shelf.cells:
-        record = shelf.records.get(cell["cell_id"])
+        record = shelf.records_of(cell["artifact"]).get(cell["cell_id"])
         placed.add(cell["cell_id"])
         yield _of_cell(cell) | _of_record(record, samples, bits) | _of_shelf(shelf)
     for record in shelf.records.values():
@@ -274,7 +286,7 @@ def _claims(shelf: Shelf) -> Iterator[dict[str, Any]]:
     for name, variants in by_artifact.items():
         if _artifact(name) is None:
             continue
-        for variant, table in Published(name, variants, shelf.records).tables({}).items():
+        for variant, table in Published(name, variants, shelf.records_of(name)).tables({}).items():
             paper, _, artifact = name.partition("/")
             for claim in table.claims:
                 yield {

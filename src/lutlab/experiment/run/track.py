@@ -109,9 +109,10 @@ def _tables(shelf: Shelf, artifact: str | None) -> Iterator[Shelf]:
     for cell in shelf.cells:
         if artifact in (None, cell["artifact"]):
             tables.setdefault((cell["artifact"], cell["variant"]), []).append(cell)
-    for cells in tables.values():
-        known = {cell["cell_id"] for cell in cells} & shelf.records.keys()
-        records = {cell: shelf.records[cell] for cell in sorted(known)}
+    for (of, _), cells in tables.items():
+        own = shelf.records_of(of)
+        known = {cell["cell_id"] for cell in cells} & own.keys()
+        records = {cell: own[cell] for cell in sorted(known)}
         yield dataclasses.replace(shelf, cells=tuple(cells), records=records)
 
 

@@ -58,7 +58,8 @@ def _tables(records: Path) -> Iterator[tuple[str, ResultTable]]:
         for cell in shelf.cells:
             found.setdefault(cell["artifact"], {}).setdefault(cell["variant"], []).append(cell)
         for artifact in sorted(found.keys() & artifacts().keys()):
-            tables = Published(artifact, found[artifact], shelf.records).tables(commands(artifact))
+            own = Published(artifact, found[artifact], shelf.records_of(artifact))
+            tables = own.tables(commands(artifact))
             for variant, table in tables.items():
                 yield " ".join(filter(None, [artifact, variant, shelf.machine])), table
 
