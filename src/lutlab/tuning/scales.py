@@ -14,8 +14,6 @@ weight of its codes. What Adam holds is (q + 1) / g of the weights.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -30,81 +28,36 @@ from lutlab.groups import group_length
 from lutlab.models.families import linear_layers
 from lutlab.modules import QuantLinear
 from lutlab.quantizers.contract import Method
-from lutlab.specs import Tuning
-from lutlab.tuning.course import Pace, Progress
-from lutlab.tuning.labels import Labelled, head_parameters, loss_of
-from lutlab.tuning.loop import fit
-from lutlab.tuning.losses import divided, trainable
-from lutlab.tuning.states import TuningStore
+from lutlab.tuning.end_to_end import Stage
 
 
-def check_tunable(quantizer: Method) -> None:
-    """Raise LutlabError unless a method gives weights whose scales can be trained."""
-    if not quantizer.quantizes or quantizer.format not in ("bcq", "uniform"):
-        raise LutlabError(
-            "tuning.trains=scales moves the scales of binary or uniform codes, which this method does not give: take "
-            "gptq_bcq, bcq, gptq or rtn; mixed groups are tuned by tuning.trains=weights"
-        )
+class Scales(Stage):
+    """The scales of every quantized layer, under codes that stay."""
 
+    name = "scales"
 
-def tune_scales(
-    start: PreTrainedModel,
-    full: PreTrainedModel,
-    quantizer: Method,
-    windows: torch.Tensor | Labelled,
-    tuning: Tuning,
-    *,
-    kept: TuningStore | None = None,
-    report: Callable[[Progress], None] | None = None,
-) -> dict[str, Any]:
-    """Train the scales of a quantized model end to end, in place.
+    def __init__(self, model: PreTrainedModel, quantizer: Method) -> None:
+        found = {n: m for n, m in linear_layers(model) if isinstance(m, QuantLinear)}
+        self.model = model
+        self.layers = {n: ScaledLinear(module.packed, module.bias) for n, module in found.items()}
+        self.parameters = {}
+        for name, layer in self.layers.items():
+            model.set_submodule(name, layer)
+            self.parameters |= {f"{name}.{key}": one for key, one in layer.scales.items()}
 
-    Args:
-        start: quantized; its layers have, afterwards, the same codes under other scales. A classifier's head is
-            trained too.
-        full: the model in full precision.
-        quantizer: that quantized it.
-        windows: token ids [samples, S] int64, or labelled pairs.
-        tuning: how long, how fast, towards what.
-        kept: where the state is kept.
-        report: told after every step.
+    @staticmethod
+    def check_tunable(quantizer: Method) -> None:
+        """Raise LutlabError unless a method gives weights whose scales can be trained."""
+        if not quantizer.quantizes or quantizer.format not in ("bcq", "uniform"):
+            raise LutlabError(
+                "tuning.trains=scales moves the scales of binary or uniform codes, which this method does not give: "
+                "take gptq_bcq, bcq, gptq or rtn; mixed groups are tuned by tuning.trains=weights"
+            )
 
-    Returns:
-        The curve's facts.
-
-    Raises:
-        LutlabError: the loss is inf or nan before the first step.
-    """
-    loss = loss_of(full, tuning.loss, windows)
-    trained, held = divided(windows, tuning.batch)
-    model = trainable(start)
-    layers = scaled_layers(model)
-    head = head_parameters(model) if isinstance(windows, Labelled) else {}
-    scales = {
-        f"{name}.{key}": one for name, layer in layers.items() for key, one in layer.scales.items()
-    }
-    curve = fit(
-        "scales",
-        scales | head,
-        lambda indices: loss(model, trained[indices]),
-        len(trained),
-        Pace.of(tuning),
-        held_out=lambda: loss.mean(model, held),
-        kept=kept,
-        report=report,
-    )
-    for name, layer in layers.items():
-        start.set_submodule(name, QuantLinear(layer.rounded(), layer.bias))
-    return dataclasses.asdict(curve)
-
-
-def scaled_layers(model: nn.Module) -> dict[str, ScaledLinear]:
-    """Every quantized linear layer of a model, by name, replaced by one whose scales can be trained."""
-    found = {n: m for n, m in linear_layers(model) if isinstance(m, QuantLinear)}
-    layers = {name: ScaledLinear(module.packed, module.bias) for name, module in found.items()}
-    for name, layer in layers.items():
-        model.set_submodule(name, layer)
-    return layers
+    def store(self, kept_step: int) -> None:
+        """The same codes, under the scales as they are now."""
+        for name, layer in self.layers.items():
+            self.model.set_submodule(name, QuantLinear(layer.rounded(), layer.bias))
 
 
 class ScaledLinear(nn.Module):

@@ -28,23 +28,18 @@ from lutlab.models.families import decoder_blocks, linear_layers, task_of, weigh
 from lutlab.modules import QuantLinear
 from lutlab.quantizers.contract import Method
 from lutlab.specs import Tuning
-from lutlab.tuning import blocks, scales, weights, whole
+from lutlab.tuning import blocks
 from lutlab.tuning.course import Progress
+from lutlab.tuning.end_to_end import Stage, tune_end_to_end
 from lutlab.tuning.labels import Labelled, check_labels, head_parameters
+from lutlab.tuning.scales import Scales
 from lutlab.tuning.states import TuningStore
+from lutlab.tuning.weights import Weights
+from lutlab.tuning.whole import Whole
 
 log = logging.getLogger(__name__)
 Report = Callable[[Progress], None]
-_CHECKS = {
-    "weights": weights.check_tunable,
-    "scales": scales.check_tunable,
-    "whole": whole.check_tunable,
-}
-_END_TO_END = {
-    "weights": weights.tune_weights,
-    "scales": scales.tune_scales,
-    "whole": whole.tune_whole,
-}
+_END_TO_END: dict[str, type[Stage]] = {kind.name: kind for kind in (Weights, Scales, Whole)}
 
 
 @dataclass(frozen=True)
@@ -67,12 +62,13 @@ def check_tunable(quantizer: Method, tuning: Tuning) -> None:
     if tuning.block_steps:
         blocks.check_tunable(quantizer)
     if tuning.steps:
-        _CHECKS[_stage(quantizer, tuning)](quantizer)
+        _stage(quantizer, tuning).check_tunable(quantizer)
 
 
-def _stage(quantizer: Method, tuning: Tuning) -> str:
+def _stage(quantizer: Method, tuning: Tuning) -> type[Stage]:
     """The end-to-end stage: weights that are not quantized are tuned with all the rest."""
-    return tuning.trains if quantizer.quantizes or tuning.trains != "weights" else "whole"
+    trains = tuning.trains if quantizer.quantizes or tuning.trains != "weights" else "whole"
+    return _END_TO_END[trains]
 
 
 def tune(
@@ -130,8 +126,10 @@ def tune(
             *(start, model, calibration, blocks.pace_of(tuning)), kept=kept, report=report
         )
     if tuning.steps:
-        stage = _END_TO_END[_stage(quantizer, tuning)]
-        facts |= stage(start, model, quantizer, calibration, tuning, kept=kept, report=report)
+        stage = _stage(quantizer, tuning)
+        facts |= tune_end_to_end(
+            *(stage, start, model, quantizer, calibration, tuning), kept=kept, report=report
+        )
     layers = {n: m.packed for n, m in linear_layers(start) if isinstance(m, QuantLinear)}
     rest = head_parameters(start) if labelled else {}
     if not quantizer.quantizes:

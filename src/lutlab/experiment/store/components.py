@@ -57,6 +57,7 @@ _C, _CUDA = templates.ROOT, cuda.ROOT
 _DISPATCH = tuple(PACKAGE / "kernels" / name for name in ("dispatch.py", "dequantized.py"))
 _DEQUANTIZE_MIXED = ("mixed.cu", "mixed_chunks.cu", "sixteen.cuh")
 _LOOP = tuple(f"tuning/{name}.py" for name in ("loop", "course", "losses"))
+_END_TO_END = ("tuning/end_to_end.py", *_LOOP)
 _PARTS = {
     "driver": _Part(
         compress.DRIVER_VERSION,
@@ -64,10 +65,10 @@ _PARTS = {
         ("compress", "modules", "groups", "tensors"),
     ),
     "search": _Part(compress.SEARCH_VERSION, ("compress/search.py", "compress/allocate.py")),
-    "tuning": _Part(tuning.WEIGHTS_VERSION, ("tuning/weights.py", *_LOOP)),
-    "tuning/scales": _Part(tuning.SCALES_VERSION, ("tuning/scales.py", *_LOOP)),
+    "tuning": _Part(tuning.WEIGHTS_VERSION, ("tuning/weights.py", *_END_TO_END)),
+    "tuning/scales": _Part(tuning.SCALES_VERSION, ("tuning/scales.py", *_END_TO_END)),
     "tuning/blocks": _Part(tuning.BLOCKS_VERSION, ("tuning/blocks.py", "tuning/coded.py", *_LOOP)),
-    "tuning/whole": _Part(tuning.WHOLE_VERSION, ("tuning/whole.py", *_LOOP)),
+    "tuning/whole": _Part(tuning.WHOLE_VERSION, ("tuning/whole.py", *_END_TO_END)),
     "tuning/labels": _Part(tuning.LABELS_VERSION, ("tuning/labels.py",)),
     "synthetic": _Part(
         compress.SYNTHETIC_VERSION,
