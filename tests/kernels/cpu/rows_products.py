@@ -53,7 +53,7 @@ def inputs(m, k, seed=1):
     return torch.randn(m, k, generator=torch.Generator().manual_seed(seed))
 
 
-def check(weight, m, on=None, dense=None):
+def assert_near_float64(weight, m, on=None, dense=None):
     x = inputs(m, weight.shape[1])
     y = torch.full((m, weight.shape[0]), torch.nan)
     kernel(weight, on).gemv(x, weight, out=y)

@@ -54,7 +54,7 @@ def packed(tensor, on=BEST):
     return mixed_rows.pack(tensor, mixed_gemv.interleaved(on))
 
 
-def check(tensor, m, on=BEST):
+def assert_near_float64(tensor, m, on=BEST):
     weight, x = packed(tensor, on), inputs(m, tensor.codes.shape[1])
     y = torch.full((m, weight.shape[0]), torch.nan)
     mixed_gemv.kernel(weight, on).gemv(x, weight, out=y)
@@ -71,17 +71,19 @@ def check(tensor, m, on=BEST):
 )
 @settings(deadline=None, max_examples=30)
 def test_any_shape(kind, rows, columns, outliers, m, seed):
-    check(mixed_tensor(rows, columns, **KINDS[kind], outliers=outliers, seed=seed), m)
+    assert_near_float64(mixed_tensor(rows, columns, **KINDS[kind], outliers=outliers, seed=seed), m)
 
 
 def test_aligned_and_several_panels():
-    check(mixed_tensor(70, 2600, aligned=True, outliers=900), 1)
-    check(mixed_tensor(70, 2600, aligned=True), 3)
+    assert_near_float64(mixed_tensor(70, 2600, aligned=True, outliers=900), 1)
+    assert_near_float64(mixed_tensor(70, 2600, aligned=True), 3)
 
 
 def test_plain_c():
     for m in (1, 5):
-        check(mixed_tensor(33, 300, **KINDS["ladder"], outliers=50), m, ISAS["portable"])
+        assert_near_float64(
+            mixed_tensor(33, 300, **KINDS["ladder"], outliers=50), m, ISAS["portable"]
+        )
 
 
 @pytest.mark.parametrize(
@@ -102,7 +104,7 @@ def test_outliers_all_in_one_row_and_none_in_others():
     codes[33, narrow], count[33] = tensor.zero_point[33, narrow // 16], len(narrow)
     value = torch.randn(len(narrow), generator=torch.Generator().manual_seed(3)).half()
     moved = {"outlier_count": count, "outlier_column": narrow.int(), "outlier_value": value}
-    check(dataclasses.replace(tensor, codes=codes, **moved), 2)
+    assert_near_float64(dataclasses.replace(tensor, codes=codes, **moved), 2)
 
 
 @pytest.mark.parametrize("kind", KINDS)
