@@ -67,9 +67,9 @@ def joint_step(
 
 
 def falls(step: torch.Tensor, gram: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
-    """Whether the error of each of n rows falls with a step [n, P]: [n] bool."""
+    """The fall of the error of each of n rows with a step [n, P], 0 where float32 cannot tell one: [n] float64."""
     size = step.abs().unsqueeze(2)
     quadratic = (gram @ step.unsqueeze(2)).squeeze(2)
-    change = (step * (quadratic - 2 * rhs)).sum(dim=1)
+    fall = (step * (2 * rhs - quadratic)).sum(dim=1)
     terms = (size.squeeze(2) * ((gram.abs() @ size).squeeze(2) + 2 * rhs.abs())).sum(dim=1)
-    return change < -NOISE * terms
+    return fall.masked_fill_(~(fall > NOISE * terms), 0.0)

@@ -5,16 +5,17 @@
     codes          one column after another: W_hat_j = nearest(W_hat_j + (H E)_j / H_jj), with (H E) brought up to date
 
 A sweep does both for every group, given everything else. Each is a step of coordinate descent on the one error of a
-row, with the coefficients as they are stored; a row keeps a group as it was unless its error falls, as far as float32
-tells: the sums behind a fall are of |E| |H| |E|, which is millions of times tr(E H E^T) where inputs are few and
-weights large. Least squares in H
-and coordinate descent on codes are those of LNQ (Kim et al., "GuidedQuant", ICML 2025), there with a free code book a
-row. H is not damped here, so that the error is that of the outputs; least squares leave directions that no input has
-alone, and a column that no input reaches is rounded to 0.
+row, with the coefficients as they are stored; a row keeps a group as it was unless its error falls, as float32 finds
+it. The sums behind a fall are of |E| |H| |E|, millions of times E H E^T where inputs are few and weights large: a row
+that a sweep has lowered by next to nothing is looked at again in float64, and taken back if it rose.
+
+Least squares in H and coordinate descent on codes are those of LNQ (Kim et al., "GuidedQuant", ICML 2025), there with a
+free code book a row. H is not damped here, so that the error is that of the outputs; least squares leave directions
+that no input has alone, and a column that no input reaches is rounded to 0.
 
 A sweep takes 2 N K^2 operations for H E, and (2 q + 3) N K g for what happens within groups: with one group a row, some
-q + 3 times as many. Rows do not know of each other: they are taken in blocks of
-BLOCK_FLOATS, so that at K = 11008 what is held beside W and H stays below half a gigabyte, one group a row or many.
+q + 3 times as many. Rows do not know of each other: they are taken in blocks of BLOCK_FLOATS, so that at K = 11008 what
+is held beside W and H stays below half a gigabyte, one group a row or many.
 """
 
 from __future__ import annotations
@@ -34,9 +35,8 @@ if TYPE_CHECKING:
 
 SPAN = 128  # columns after which H E is made anew, at least; groups of fewer share one product
 PIVOT = 1e-6  # of B^T H B, by its mean diagonal: below, float32 cannot tell a plane from the others
-NOISE = (
-    1e-6  # of the sum that is the fall of an error: below, float32 cannot tell a fall from a rise
-)
+NOISE = 1e-6  # of the sum that is the fall of an error: below, float32 cannot tell it from a rise
+DOUBT = 2**-14  # of sum_j H_jj E_j^2: below, the fall of a row is looked at again in float64
 BLOCK_FLOATS = 2**24  # of E in a block of rows, or eight times of a group: 64 MiB
 
 
@@ -121,35 +121,92 @@ class _Refinement:
         hessian: torch.Tensor,
         length: int,
     ) -> None:
+        import torch
+
         self.books, self.hessian, self.length = books, hessian, length
-        self.codes = codes.t().contiguous()
-        self.error = weight.t().contiguous()
+        self.weight, self.codes = weight.t(), codes.t().contiguous()
+        self.error = self.weight.clone(memory_format=torch.contiguous_format)
         for group, at in self._groups(0, len(hessian)):
             self.error[at] -= _combined(books.planes(self.codes[at]), books.coefficients(group))
-        diagonal = hessian.diagonal()
-        self.inverse = diagonal.reciprocal().masked_fill(diagonal == 0, 0.0).unsqueeze(1)
+        self.diagonal = hessian.diagonal().unsqueeze(1)
+        self.inverse = self.diagonal.reciprocal().masked_fill(self.diagonal == 0, 0.0)
 
     def sweep(self) -> None:
         """Refine every group once."""
+        self._checked(self._sweep)
+
+    def join(self) -> None:
+        """Fit all coefficients of a row at once."""
+        self._checked(self._join)
+
+    def _checked(self, move: Callable[[], torch.Tensor]) -> None:
+        """Take rows back that rise; `move` gives the fall of each row's error as float32 finds it, [N]."""
+        codes, coefficients, size = self.codes.clone(), self._coefficients(), self._size()
+        fall = move()
+        small = (fall > 0) & (fall < DOUBT * (size + self._size()))
+        rows = small.nonzero().squeeze(1)
+        if len(rows):
+            now = self._exact(rows, self.codes, self._coefficients())
+            rows = rows[now > self._exact(rows, codes, coefficients)]
+        if not len(rows):
+            return
+        self.codes[:, rows] = codes[:, rows]
+        for group, at in self._groups(0, len(self.hessian)):
+            kept = self.books.coefficients(group)
+            kept[:, rows] = coefficients[group][:, rows]
+            self.books.store(group, kept)
+            self.error[at] = self.weight[at] - _combined(self.books.planes(self.codes[at]), kept)
+
+    def _coefficients(self) -> torch.Tensor:
+        """[G, p, N] float64."""
+        import torch
+
+        groups = self._groups(0, len(self.hessian))
+        return torch.stack([self.books.coefficients(group) for group, _ in groups])
+
+    def _size(self) -> torch.Tensor:
+        """sum_j H_jj E_j^2 of each row, [N]."""
+        with one_thread():
+            return (self.error.square() * self.diagonal).sum(dim=0)
+
+    def _exact(
+        self, rows: torch.Tensor, codes: torch.Tensor, coefficients: torch.Tensor
+    ) -> torch.Tensor:
+        """E H E^T of some rows in float64, [n]."""
+        error = self.weight[:, rows].double()
+        for group, at in self._groups(0, len(error)):
+            planes = self.books.planes(codes[at][:, rows])
+            for plane, a in zip(planes, coefficients[group][:, rows], strict=True):
+                error[at] -= plane.double() * a
+        total = error.new_zeros(len(rows))
+        for first in range(0, len(error), SPAN):
+            span = slice(first, first + SPAN)
+            total += ((self.hessian[span].double() @ error) * error[span]).sum(dim=0)
+        return total
+
+    def _sweep(self) -> torch.Tensor:
         in_features = len(self.hessian)
+        fallen = self.error.new_zeros(self.error.shape[1])
         span = max(self.length, SPAN // self.length * self.length)
         for first in range(0, in_features, span):
             last = min(first + span, in_features)
             pull = self.hessian[first:last] @ self.error
             for group, at in self._groups(first, last):
-                change = self._refined(group, at, pull[at.start - first : at.stop - first])
+                change, fall = self._refined(group, at, pull[at.start - first : at.stop - first])
                 self.error[at] += change
+                fallen += fall
                 if at.stop < last:
                     later = self.hessian[at.stop : last, at]
                     pull[at.stop - first :].addmm_(later, change)
+        return fallen
 
-    def join(self) -> None:
-        """Fit all coefficients of a row at once."""
+    def _join(self) -> torch.Tensor:
         import torch
 
         groups, books = self._groups(0, len(self.hessian)), self.books
-        before = torch.stack([books.coefficients(group) for group, _ in groups])  # [G, p, N]
+        before = self._coefficients()
         after, p = before.clone(), before.shape[1]
+        fallen = self.error.new_zeros(before.shape[2])
         # B, H B of a group and copies of them; four of [P, P] float64
         floats = 4 * p * len(self.hessian) + 8 * (p * len(groups)) ** 2
         block = max(1, BLOCK_FLOATS // floats)
@@ -160,12 +217,14 @@ class _Refinement:
             now = before[:, :, rows].flatten(0, 1).t()
             step, gram, rhs = joint_step(planes, self.hessian, pull)
             stored = books.rounded(now + step)
-            taken = falls(stored - now, gram, rhs).unsqueeze(1)
+            fallen[rows] = fall = falls(stored - now, gram, rhs)
+            taken = (fall > 0).unsqueeze(1)
             after[:, :, rows] = torch.where(taken, stored, now).t().unflatten(0, (-1, p))
         for group, at in groups:
             step = after[group] - before[group]
             self.error[at] -= _combined(books.planes(self.codes[at]), step)
             books.store(group, after[group])
+        return fallen
 
     def _planes(self, rows: slice, p: int) -> torch.Tensor:
         """B of some rows: [n, G, p, length] float32, filled with zeros."""
@@ -184,8 +243,13 @@ class _Refinement:
             for at in starts
         ]
 
-    def _refined(self, group: int, at: slice, pull: torch.Tensor) -> torch.Tensor:
-        """Refine a group, of which pull [length, N] is H E: its value before less that after, [length, N]."""
+    def _refined(
+        self, group: int, at: slice, pull: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Refine a group, of which pull [length, N] is H E.
+
+        Its value before less that after, [length, N], and the fall of each row's error, [N].
+        """
         import torch
 
         books, hessian, inverse = self.books, self.hessian[at, at], self.inverse[at]
@@ -204,11 +268,12 @@ class _Refinement:
         change = descent.changes.sub_(moved)  # what rounding took, less what least squares gave
         terms = (hessian @ change).add_(pull, alpha=2.0).mul_(change)
         with one_thread():  # the order of a sum goes by how threads share the rows
-            better = terms.sum(dim=0) < -NOISE * terms.abs().sum(dim=0)
+            fall = -terms.sum(dim=0)
+            better = fall > NOISE * terms.abs().sum(dim=0)
         codes = books.codes(levels, torch.full((len(levels),), group, device=levels.device))
         self.codes[at] = torch.where(better, codes, self.codes[at])
         books.store(group, torch.where(better, after, before))
-        return change.mul_(better)
+        return change.mul_(better), fall.mul_(better)
 
     def _fitted(
         self,
