@@ -166,8 +166,11 @@ class _Refinement:
 
     def _size(self) -> torch.Tensor:
         """sum_j H_jj E_j^2 of each row, [N]."""
+        total = self.error.new_zeros(self.error.shape[1])
         with one_thread():
-            return (self.error.square() * self.diagonal).sum(dim=0)
+            for error, size in zip(self.error.split(SPAN), self.diagonal.split(SPAN), strict=True):
+                total += (error * error).mul_(size).sum(dim=0)  # of what the cache holds
+        return total
 
     def _exact(
         self, rows: torch.Tensor, codes: torch.Tensor, coefficients: torch.Tensor
