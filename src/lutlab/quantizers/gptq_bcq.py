@@ -30,6 +30,8 @@ from lutlab.tensors import BCQTensor
 if TYPE_CHECKING:
     import torch
 
+FIT_FLOATS = 2**22  # weights of rows that are fitted at once: the solver holds some 20 bytes each
+
 
 @register("method", "gptq_bcq")
 @dataclass(frozen=True)
@@ -84,18 +86,23 @@ class _Codewords(Codewords):
     def fit(self, group: int, values: torch.Tensor) -> None:
         import torch
 
-        weights = values.t().contiguous()
-        alpha, offset = solve_from_grid(
-            weights,
-            self.q,
-            rounds=self.options.rounds,
-            offset=self.options.offset,
-            dtype=self.alpha.dtype,
-        )
+        options = self.options
+        parts = [
+            solve_from_grid(
+                rows.t().contiguous(),
+                self.q,
+                rounds=options.rounds,
+                offset=options.offset,
+                dtype=self.alpha.dtype,
+            )
+            for rows in values.split(max(1, FIT_FLOATS // len(values)), dim=1)
+        ]
+        alpha = torch.cat([part[0] for part in parts], dim=1)
+        offset = torch.cat([part[1] for part in parts]) if options.offset else None
         for coefficient in (alpha,) if offset is None else (alpha, offset):
             if not torch.isfinite(coefficient).all():
                 raise LutlabError(
-                    f"weights up to {float(weights.abs().max()):.3g} need coefficients beyond "
+                    f"weights up to {float(values.abs().max()):.3g} need coefficients beyond "
                     f"{self.options.alpha_dtype}: use alpha_dtype=fp32 or rescale the weights"
                 )
         self.take(group, alpha, offset)
