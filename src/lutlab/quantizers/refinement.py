@@ -20,12 +20,13 @@ is held beside W and H stays below half a gigabyte, one group a row or many.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from lutlab.groups import group_length
-from lutlab.quantizers.columns import Columns
 from lutlab.quantizers.compensation import Factored, finite
+from lutlab.quantizers.descent import SPAN, Descent
 from lutlab.quantizers.joint import falls, joint_step
 from lutlab.quantizers.one_thread import one_thread
 from lutlab.quantizers.sorted_groups import least_squares
@@ -33,7 +34,6 @@ from lutlab.quantizers.sorted_groups import least_squares
 if TYPE_CHECKING:
     import torch
 
-SPAN = 128  # columns after which H E is made anew, at least; groups of fewer share one product
 PIVOT = 1e-6  # of B^T H B, by its mean diagonal: below, float32 cannot tell a plane from the others
 NOISE = 1e-6  # of the sum that is the fall of an error: below, float32 cannot tell it from a rise
 DOUBT = 2**-14  # of sum_j H_jj E_j^2: below, the fall of a row is looked at again in float64
@@ -265,7 +265,8 @@ class _Refinement:
         value = _combined(planes, before).add_(moved)
         wanted = (pull - _combined(pushed, step)).mul_(inverse).add_(value)
         wanted.masked_fill_(inverse == 0, 0.0)
-        descent = _Descent(hessian, inverse, wanted, value, books, group)
+        nearest = functools.partial(books.round, group)
+        descent = Descent(hessian, inverse, wanted, value, nearest)
         levels = descent.run()
 
         change = descent.changes.sub_(moved)  # what rounding took, less what least squares gave
@@ -300,40 +301,6 @@ class _Refinement:
         rises = (step * ((gram * step).sum(dim=1) - 2 * rhs)).sum(dim=0)
         keeps = ~(rises < 0)
         return torch.where(keeps, before, after), step.masked_fill_(keeps, 0.0)
-
-
-class _Descent(Columns):
-    """Coordinate descent on the codes of one group. inverse: 1 / H_jj; wanted: W_hat + (H E) / H_jj; value: W_hat."""
-
-    def __init__(
-        self,
-        hessian: torch.Tensor,
-        inverse: torch.Tensor,
-        wanted: torch.Tensor,
-        value: torch.Tensor,
-        books: Books,
-        group: int,
-    ) -> None:
-        super().__init__(hessian, wanted, value)
-        self.inverse, self.books, self.group = inverse, books, group
-
-    def weights(self, later: slice, earlier: slice) -> torch.Tensor:
-        return super().weights(later, earlier) * self.inverse[later]
-
-    def nearest(self, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.books.round(self.group, self.columns[k])
-
-    def run(self) -> torch.Tensor:
-        """Levels [length, N]."""
-        import torch
-
-        length = len(self.current)
-        for first in range(0, length, SPAN):
-            last = min(first + SPAN, length)
-            with one_thread():
-                self.halve(first, last)
-            self.pass_on(first, last, length)
-        return torch.stack(self.levels)
 
 
 def solved(gram: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
