@@ -56,6 +56,14 @@ def no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
     rows_ops.kernel_of.cache_clear()
 
 
+def pytest_configure() -> None:
+    """See tests/kernels/simde.py."""
+    if "LUTLAB_ISA" in os.environ:
+        from tests.kernels import simde
+
+        simde.emulate()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip, and say so, what needs a GPU where there is none."""
     import torch

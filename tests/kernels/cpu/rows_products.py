@@ -5,20 +5,16 @@ A library is built for each (instruction set, planes, groups in a word, dtypes),
 
 from __future__ import annotations
 
-import ctypes
-from pathlib import Path
-
 import torch
 from tests.kernels.weights import relative_error
 
 from lutlab.formats.bcq_rows import PackedBCQRows
-from lutlab.kernels.codegen import isa, library
+from lutlab.kernels.codegen import isa
 from lutlab.kernels.cpu import bcq_gemv, uniform_gemv
 from lutlab.kernels.cpu.rows_gemv import Kernel
 
 ISAS = {one.name: one for one in isa.runnable()}
 BEST = next(iter(ISAS.values()))
-EMULATED = Path(__file__).with_name("avx512_emulated.h")
 # fp32 sums of Gaussian inputs; the hard limit is 1e-5.
 EXACT = 1e-6
 
@@ -58,13 +54,3 @@ def assert_near_float64(weight, m, on=None, dense=None):
     y = torch.full((m, weight.shape[0]), torch.nan)
     kernel(weight, on).gemv(x, weight, out=y)
     assert relative_error(y, x, weight.dequantize() if dense is None else dense) <= EXACT
-
-
-def emulated(text: str) -> Kernel:
-    """avx512.h itself, its intrinsics replaced by loops: the algorithm, the cuts and the constants of AVX-512 run."""
-    assert '__asm__ volatile("" : "+v"(value))' in text
-    text = text.replace("#include <immintrin.h>", "#include <stdlib.h>\n" + EMULATED.read_text())
-    text = text.replace('__asm__ volatile("" : "+v"(value))', "((void)0)")
-    slow = isa.Isa("portable", ("-O1",))  # built in a third of the time
-    built = ctypes.CDLL(str(library.build(text, "emulated", slow) / "kernel.so"))
-    return Kernel(built, "emulated", "avx512", 768, 8192)

@@ -10,19 +10,21 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.kernels.codegen import sanitized
-from tests.kernels.cpu.rows_products import BEST, EXACT, ISAS, emulated, inputs
+from tests.kernels.cpu.rows_products import EXACT, ISAS, inputs
 from tests.kernels.weights import relative_error
 from tests.mixed_weights import mixed_tensor
 
 from lutlab.errors import LutlabError
 from lutlab.formats import mixed_rows, pack
 from lutlab.formats.mixed import PackedMixed
-from lutlab.kernels.codegen import isa, library
+from lutlab.kernels.codegen import isa
+from lutlab.kernels.codegen.mixed import TILE_FROM
 from lutlab.kernels.cpu import mixed_gemv, rows_gemv
 from lutlab.kernels.dequantized import Dequantized
 from lutlab.kernels.dispatch import prepare
 from lutlab.tensors import DenseTensor
 
+BEST = mixed_gemv.instructions()
 KINDS = {
     "paper": {"widths": (2, 2, 2, 4)},
     "ladder": {"widths": (2, 3, 4), "g": 8, "by_row": False},
@@ -55,10 +57,11 @@ def packed(tensor, on=BEST):
 
 
 def assert_near_float64(tensor, m, on=BEST):
-    weight, x = packed(tensor, on), inputs(m, tensor.codes.shape[1])
+    weight, x, dense = packed(tensor, on), inputs(m, tensor.codes.shape[1]), naive(tensor)
     y = torch.full((m, weight.shape[0]), torch.nan)
     mixed_gemv.kernel(weight, on).gemv(x, weight, out=y)
-    assert relative_error(y, x, naive(tensor)) <= EXACT
+    error = (y.double() - x.double() @ dense.t()).norm()
+    assert error <= EXACT * m**0.5 * dense.norm()  # the size of y on average: a y of few numbers may be near zero
 
 
 @given(
@@ -116,7 +119,8 @@ def test_rows_of_x_do_not_see_each_other_and_threads_change_nothing(kind):
     for m in (1, 2, 19, 20, 70):
         y = kernel.gemv(x[:m], weight, threads=1)
         assert relative_error(y, x[:m], dense) <= EXACT
-        assert m > 19 or torch.equal(y, alone[:m])
+        # Plain C makes floats of the weights from the second row of x on.
+        assert m >= TILE_FROM.get(BEST.name, 2) or torch.equal(y, alone[:m])
         for threads in (2, 5):
             assert torch.equal(kernel.gemv(x[:m], weight, threads=threads), y)
 
@@ -171,24 +175,12 @@ def test_groups_without_a_kernel_are_dequantized_and_the_name_says_why():
     assert relative_error(chosen(x), x, stored.dequantize()) < EXACT
 
 
-# ---- what this CPU does not run, and what a sanitizer sees ----
-
-
-def test_avx512_emulated_gives_the_same():
-    on = isa.ISAS[0]
-    tensor = mixed_tensor(40, 200, **KINDS["ladder"], outliers=40)
-    weight, x = packed(tensor, on), inputs(14, 200)
-    same = emulated(mixed_gemv.source(weight, on))
-    for m in (1, 14):
-        assert relative_error(same.gemv(x[:m], weight), x[:m], naive(tensor)) <= EXACT
-    assert torch.equal(same.dense(weight), PackedMixed.pack(tensor).dequantize())
-
-
-@pytest.mark.parametrize("name", [one.name for one in isa.buildable() if one.name not in ISAS])
-def test_other_instruction_sets_compile(name):
-    one = next(i for i in isa.ISAS if i.name == name)
-    source = mixed_gemv.source(packed(mixed_tensor(32, 64), one), one)
-    assert (library.build(source, "compiled", one) / "kernel.so").exists()
+def test_a_cpu_with_avx512_runs_avx2s(monkeypatch):
+    both = (isa.Isa("avx512", ("-mavx512f",)), isa.Isa("avx2", ()), isa.Isa("portable", ()))
+    monkeypatch.setattr(isa, "runnable", lambda: both)
+    for wanted, found in (("", "avx2"), ("avx512", "avx2"), ("portable", "portable")):
+        monkeypatch.setenv("LUTLAB_ISA", wanted)
+        assert mixed_gemv.instructions().name == found
 
 
 ALL = """

@@ -1,5 +1,8 @@
 """The kernels over blocks of rows that this CPU does not run, those of less exact tables, and sanitizers' findings."""
 
+import ctypes
+import dataclasses
+
 import pytest
 import torch
 from tests.kernels.codegen import sanitized
@@ -8,7 +11,6 @@ from tests.kernels.cpu.rows_products import (
     EXACT,
     ISAS,
     KINDS,
-    emulated,
     inputs,
     module,
 )
@@ -22,22 +24,21 @@ from lutlab.kernels.cpu import bcq_gemv, rows_gemv
 INEXACT = 1e-4
 
 
-@pytest.mark.parametrize(
-    ("kind", "g"), [("planes, offset", 16), ("uniform planes", 32), ("codes", 32)]
-)
-def test_avx512_emulated_gives_the_same(kind, g):
-    weight = packed(40, 200, **KINDS[kind], g=g, ordered=True)
-    same, x = emulated(module(weight).source(weight, isa.ISAS[0])), inputs(27, 200)
-    for m in (1, 7, 27):
-        assert relative_error(same.gemv(x[:m], weight), x[:m], weight.dequantize()) <= EXACT
-    torch.testing.assert_close(same.dense(weight), weight.dequantize(), rtol=0, atol=0)
+def without_vnni(weight):
+    """A kernel of tables of 16 bits for the AVX-512 CPUs that have no VNNI."""
+    flags = (flag for flag in ISAS["avx512"].flags if "vnni" not in flag)
+    plain = isa.Isa("avx512", (*flags, "-DWITHOUT_VNNI"))  # which tests/kernels/simde.py reads
+    text = bcq_gemv.source(weight, plain, bcq_gemv.INT16)
+    built = ctypes.CDLL(str(library.build(text, "without-vnni", plain) / "kernel.so"))
+    with_vnni = bcq_gemv.kernel(weight, ISAS["avx512"], bcq_gemv.INT16)
+    return dataclasses.replace(with_vnni, library=built)
 
 
+@pytest.mark.skipif("avx512" not in ISAS, reason="these tables are AVX-512's (tests/kernels/simde.py)")
 @pytest.mark.parametrize("vnni", [True, False])
-def test_tables_of_16_bits_with_avx512_emulated(vnni):
+def test_tables_of_16_bits(vnni):
     weight = packed(40, 400, "planes", 4, 64, offset="f32", ordered=True, lane_bytes=2)
-    text = bcq_gemv.source(weight, isa.ISAS[0], bcq_gemv.INT16)
-    quick = emulated(("#define __AVX512VNNI__ 1\n" if vnni else "") + text)
+    quick = bcq_gemv.kernel(weight, ISAS["avx512"], bcq_gemv.INT16) if vnni else without_vnni(weight)
     dense, x = weight.dequantize(), inputs(27, 400)
     for m in (1, 5):
         assert EXACT < relative_error(quick.gemv(x[:m], weight), x[:m], dense) < INEXACT
@@ -48,7 +49,7 @@ def test_tables_of_16_bits_with_avx512_emulated(vnni):
     assert relative_error(quick.gemv(same_sign, weight), same_sign, dense) < INEXACT
     assert torch.equal(quick.gemv(x[:1] * 0, weight), torch.zeros(1, 40))
     plain = packed(40, 400, "planes", 4, 64, lane_bytes=2)
-    alone = emulated(bcq_gemv.source(plain, isa.ISAS[0], bcq_gemv.INT16))
+    alone = bcq_gemv.kernel(plain, ISAS["avx512"], bcq_gemv.INT16)
     for bad in (torch.nan, torch.inf):
         x[0, 399] = bad
         assert not torch.isfinite(alone.gemv(x[:1], plain)).any()

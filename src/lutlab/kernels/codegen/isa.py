@@ -98,16 +98,18 @@ def runnable() -> tuple[Isa, ...]:
     )
 
 
-def detect() -> Isa:
+def detect(*, without: str = "") -> Isa:
     """The best that this CPU runs, or the one that LUTLAB_ISA names.
+
+    Args:
+        without: name of an instruction set that a kernel is not written in; the next best one takes its place.
 
     Raises:
         LutlabError: LUTLAB_ISA names none, or one that this CPU cannot run.
     """
-    can = {isa.name: isa for isa in runnable()}
-    wanted = os.environ.get("LUTLAB_ISA")
-    if not wanted:
-        return next(iter(can.values()))
+    found = runnable()
+    can = [isa.name for isa in found]
+    wanted = os.environ.get("LUTLAB_ISA") or can[0]
     known = [isa.name for isa in ISAS]
     if wanted not in known:
         raise LutlabError(f"LUTLAB_ISA={wanted}: no such instruction set; {nearest(wanted, known)}")
@@ -116,4 +118,4 @@ def detect() -> Isa:
             f"LUTLAB_ISA={wanted}: this CPU cannot run it; it runs {', '.join(can)}. "
             "Name one of these, or unset LUTLAB_ISA to have the best"
         )
-    return can[wanted]
+    return next(isa for isa in found[can.index(wanted) :] if isa.name != without)

@@ -142,7 +142,7 @@ class MixedGemv(KernelOp):
     ) -> CpuLinear:
         """See KernelOp; there are no options."""
         _check_options("mixed_gemv", options, ())
-        weight = mixed_rows.pack(packed.unpack(), mixed_gemv.interleaved(detect()))
+        weight = mixed_rows.pack(packed.unpack(), mixed_gemv.interleaved(mixed_gemv.instructions()))
         layout = layout_of(weight, bcq_gemv.EXACT, None)
         return CpuLinear(weight, weight.channels, kernel_of(layout), layout)
 
@@ -158,7 +158,7 @@ class MixedGemv(KernelOp):
             packed.row_scale is not None,
             outliers,
             packed.aligned,
-            mixed_gemv.interleaved(detect()),
+            mixed_gemv.interleaved(mixed_gemv.instructions()),
         )
 
 

@@ -30,7 +30,7 @@ from lutlab.formats.qigen import LANES, Blocks, PackedQIGen
 from lutlab.groups import group_length
 from lutlab.kernels import tuned
 from lutlab.kernels.codegen import library, qigen_model
-from lutlab.kernels.codegen.isa import Isa, detect, features, runnable
+from lutlab.kernels.codegen.isa import Isa, detect, features
 from lutlab.kernels.codegen.qigen import MicroKernel, groups_in_unit, micro_kernels, source
 from lutlab.kernels.cpu.overflow import mend
 from lutlab.tensors import UniformTensor
@@ -176,8 +176,7 @@ def variant(packed: PackedQIGen, threads: int | None = None) -> str:
 
 def instructions() -> Isa:
     """AVX2 where it runs and nothing else is asked for (LUTLAB_ISA), also on CPUs with AVX-512; else plain C."""
-    best = detect()
-    return next(isa for isa in runnable() if isa.name == "avx2") if best.name == "avx512" else best
+    return detect(without="avx512")
 
 
 def search(bits: int) -> dict[MicroKernel, float]:

@@ -1,0 +1,31 @@
+"""AVX-512 without an AVX-512 CPU, for tests: LUTLAB_ISA=avx512 on a machine that has AVX2 and SIMDe's headers.
+
+    LUTLAB_ISA=avx512 python -m pytest tests/kernels/cpu tests/generate
+
+The same sources are compiled with avx512_by_simde/ in front, whose immintrin.h computes AVX-512's intrinsics by AVX2's
+(SIMDe, Debian's libsimde-dev), and kernels, layouts and lanes are those that an AVX-512 CPU gets. A test of the compile
+alone, with isa.ISAS[0], is still one of AVX-512 itself.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from lutlab.kernels.codegen import isa
+
+FOLDER = Path(__file__).with_name("avx512_by_simde")
+HEADER = Path("/usr/include/simde/x86/avx512.h")
+
+
+def emulate() -> None:
+    """Let this process take its CPU for one with AVX-512, where LUTLAB_ISA asks for that and the CPU has none."""
+    names = [one.name for one in isa.runnable()]
+    if os.environ.get("LUTLAB_ISA") != "avx512" or "avx512" in names:
+        return
+    if "avx2" not in names or not HEADER.exists():
+        pytest.exit(f"LUTLAB_ISA=avx512: this CPU runs {', '.join(names)}, and {HEADER} needs AVX2", 0)
+    isa._AVX512 = isa._AVX2 | {"sse2": f"-isystem{FOLDER}", "sse": "-O1", "mmx": "-Wno-psabi"}
+    isa._AVX512_EXTRA = {}
