@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -110,13 +109,8 @@ MISTAKES = [
     (["name=\udcff"], "characters that are no text"),
     (["--run"], "--run: every call is a sweep"),
     (["--resolve"], "--resolve is read with --cfg=job only"),
-    pytest.param(
-        ["hydra/launcher=ray"],
-        r"hydra/launcher=ray is not installed: pip install 'lutlab\[ray\]'",
-        marks=pytest.mark.skipif(
-            find_spec("hydra_plugins.hydra_ray_launcher") is not None, reason="it is installed"
-        ),
-    ),
+    (["hydra/launcher=ray", "+hydra.launcher.ray.inti.x=2"], "write hydra.launcher.ray.init"),
+    (["hydra.launcher.ray.init.num_cpus=2"], "of the launcher chosen here"),
     (
         ["q=3,4", "hydra.launcher.jobs=2"],
         "no key 'hydra.launcher.jobs' of the launcher chosen here",
@@ -139,6 +133,15 @@ def test_a_mistake_is_explained(command: CommandLine, arguments: list[str], mess
     flat = " ".join(outcome.err.split())
     assert re.search(message, flat), flat
     assert command.records() == {}
+
+
+def test_a_launcher_without_its_package_names_the_extra(
+    command: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)  # as where it is not installed
+    outcome = command("q=3", "hydra/launcher=ray")
+    assert outcome.code == 2
+    assert outcome.err == "lutlab: hydra/launcher=ray is not installed: pip install 'lutlab[ray]'\n"
 
 
 def test_what_a_later_value_replaces_is_said(command: CommandLine) -> None:

@@ -41,6 +41,7 @@ _MOST = 1000  # values of one swept key
 # Control characters, and bytes that were no UTF-8.
 _UNREAD = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _HYDRAS = ("hydra", "local")  # keys and groups that Hydra and a user's own preset decide
+_OF_RAY = ("hydra.launcher.ray.init.", "hydra.launcher.ray.remote.")  # Ray knows their keys
 _INTERNAL = {
     "artifact": "+exp=<artifact> sets it",
     "job": "lutlab sets it itself",
@@ -238,7 +239,8 @@ class _Line:
         if key in self.of_methods and "," not in bare and "(" not in bare:
             # Hydra composes what is not swept before our sweeper sees which rows it is of
             return bare.replace("=", "=choice(", 1) + ")"
-        if any(key == opened or key.startswith(f"{opened}.") for opened in self.opened):
+        of_ray = key.startswith(_OF_RAY) and self.values.get("hydra/launcher") == ["ray"]
+        if of_ray or any(key == opened or key.startswith(f"{opened}.") for opened in self.opened):
             return f"++{bare}"
         ours = key in self.keys or key in self.groups or key in self.of_methods
         return bare if ours else argument
@@ -268,6 +270,8 @@ def _of_hydras(key: str, values: Sequence[Any]) -> Iterator[str]:
         paths = [str(path) for value in values if isinstance(value, list) for path in value]
         lacking = [path for path in paths if "://" not in path and not Path(path).is_dir()]
         yield from (f"there is no folder {path}" for path in lacking)
+    elif key.startswith("hydra.launcher.ray") and not key.startswith(_OF_RAY):
+        yield "write hydra.launcher.ray.init.<argument of ray.init>, or .remote.<option of a task>"
     elif key == "hydra.launcher.n_jobs" and 0 in values:
         yield "give a number of processes, or -1 for one a core"
     elif key in ("hydra", "local") or (None in values and "/" in key):

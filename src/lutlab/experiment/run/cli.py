@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 # Hydra's launchers that an extra of lutlab brings.
 _LAUNCHERS = {
-    "hydra/launcher/ray": "ray",
     "hydra/launcher/submitit_local": "submitit",
     "hydra/launcher/submitit_slurm": "submitit",
 }

@@ -1,0 +1,1 @@
+"""Hydra launcher of lutlab on Ray."""
