@@ -9,7 +9,7 @@ CASES ?= 10000
 SEED ?= 0
 KIND ?=
 
-.PHONY: help env lint format lock test test-gpu attack installed table bench report dashboard publish notebooks docs gpu-report
+.PHONY: help env lint format lock test test-isa test-gpu attack installed table bench report dashboard publish notebooks docs gpu-report
 
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -34,6 +34,9 @@ lock: env ## check versions against sources and golden cells, and lock them (UNC
 
 test: env ## all tests that need no GPU
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not gpu"
+
+test-isa: env ## those of CPU kernels by the other instruction set: AVX-512 by SIMDe (libsimde-dev), or AVX2 beside AVX-512
+	tests/other_isa.sh $(BIN)/python
 
 test-gpu: env ## the tests that need one
 	$(BIN)/python -m pytest -m gpu

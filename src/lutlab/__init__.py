@@ -6,6 +6,8 @@ The public functions (see lutlab.api) are imported on first use, so that `import
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 from lutlab.checkpoint.hook import register_with_transformers
@@ -72,6 +74,12 @@ _HOME = {
     "predict_memory": "lutlab.predict.footprint",
     "predict_gpus": "lutlab.predict.footprint",
 }
+
+# A thread of GNU's OpenMP that waits for another one spins 3 ms and more, and so keeps a core from the thread that it
+# waits for where others are busy. 5000 rounds, some 0.1 ms, bridge the gaps between our products. OpenMP reads this
+# when torch loads it, and never again. What the user says in either variable stands.
+if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "5000")
 
 
 def __getattr__(name: str) -> Any:

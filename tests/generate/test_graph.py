@@ -174,7 +174,7 @@ def test_a_cache_that_does_not_fit_is_refused(monkeypatch):
 
 @pytest.mark.parametrize(("family", "method", "q"), [("qwen2", "rtn", 4), ("llama-2", "bcq", 3)])
 def test_joined_layers_give_the_same_bits_and_stay_themselves(family, method, q):
-    """The products do. Logits need not: torch takes the last 48 % 32 numbers of a row one by one where AVX-512 takes 32."""
+    """Products do. Logits need not: torch's silu takes the last 48 % 32 numbers of a row one by one with AVX-512."""
     model, ids = make(family), token_ids()[0]
     lutlab.quantize(model, method, q=q, g=8)
     x = torch.randn(5, model.config.hidden_size, generator=torch.Generator().manual_seed(0))

@@ -61,7 +61,9 @@ def assert_near_float64(tensor, m, on=BEST):
     y = torch.full((m, weight.shape[0]), torch.nan)
     mixed_gemv.kernel(weight, on).gemv(x, weight, out=y)
     error = (y.double() - x.double() @ dense.t()).norm()
-    assert error <= EXACT * m**0.5 * dense.norm()  # the size of y on average: a y of few numbers may be near zero
+    assert (
+        error <= EXACT * m**0.5 * dense.norm()
+    )  # the size of y on average: a y of few numbers may be near zero
 
 
 @given(

@@ -34,11 +34,15 @@ def without_vnni(weight):
     return dataclasses.replace(with_vnni, library=built)
 
 
-@pytest.mark.skipif("avx512" not in ISAS, reason="these tables are AVX-512's (tests/kernels/simde.py)")
+@pytest.mark.skipif(
+    "avx512" not in ISAS, reason="these tables are AVX-512's (tests/kernels/simde.py)"
+)
 @pytest.mark.parametrize("vnni", [True, False])
 def test_tables_of_16_bits(vnni):
     weight = packed(40, 400, "planes", 4, 64, offset="f32", ordered=True, lane_bytes=2)
-    quick = bcq_gemv.kernel(weight, ISAS["avx512"], bcq_gemv.INT16) if vnni else without_vnni(weight)
+    quick = (
+        bcq_gemv.kernel(weight, ISAS["avx512"], bcq_gemv.INT16) if vnni else without_vnni(weight)
+    )
     dense, x = weight.dequantize(), inputs(27, 400)
     for m in (1, 5):
         assert EXACT < relative_error(quick.gemv(x[:m], weight), x[:m], dense) < INEXACT
