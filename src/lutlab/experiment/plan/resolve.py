@@ -67,7 +67,8 @@ def resolve(settings: Settings, columns: Mapping[str, ColumnSpec]) -> Resolved:
     runnable = {e for name, e in evaluations.items() if name not in missing}
     absent = {e for e in runnable if settings.mode is Mode.plan and _on_hub(run, e.text)}
     here = {e.text for e in runnable - absent if e.text}
-    texts = {text: cached_text(text).sha256 for text in here if readable(text)}
+    in_order = dict.fromkeys(e.text for e in evaluations.values() if e.text in here)
+    texts = {text: cached_text(text).sha256 for text in in_order if readable(text)}
     for name, evaluation in evaluations.items():
         if evaluation.text in here - texts.keys():
             text = evaluation.text

@@ -1,0 +1,138 @@
+"""Ids, axes and commands of published records, the page of --help, messages of mistaken lines: as text, to compare.
+
+python -m tests.gate.hold            writes the files beside this one anew; git diff then shows what moved
+python -m tests.gate.hold --whole F  writes every record's axes and command to F, to compare two commits by diff
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from tests.conftest import ROOT
+from tests.fuzz import lines
+
+from lutlab.experiment.plan import ids
+from lutlab.experiment.plan.commands import overrides_of
+from lutlab.experiment.run import help_page
+from lutlab.experiment.store.asked import axes, evaluation_from, run_from
+from lutlab.experiment.store.lines import read_lines
+from lutlab.experiment.store.record import Record, canonical, content_id
+from lutlab.specs import Text
+
+HERE = Path(__file__).parent
+PUBLISHED = ROOT / "results" / "published"
+ROWS, HELP, MISTAKES = HERE / "rows.txt", HERE / "help.txt", HERE / "mistakes.txt"
+
+
+def records() -> Iterator[tuple[str, list[Record]]]:
+    """Folder below results/published and its records."""
+    for path in sorted(PUBLISHED.glob("*/*/*/records.jsonl")):
+        yield path.parent.relative_to(PUBLISHED).as_posix(), list(read_lines(path).values())
+
+
+def recomputed(record: Record) -> dict[str, Any]:
+    """What today's code would hash for a record's row: hashes, versions and machine are those that the record names.
+
+    So only the rule is compared: which fields, components and defaults make an id.
+    """
+    run, evaluation = run_from(record.run), evaluation_from(record.evaluation)
+    known = record.provenance["identity"]
+    speed = known.get("speed", {})
+    calibration = known["run"].get("calibration")
+
+    def text(spec: Any) -> Text:
+        own = evaluation.text is spec or spec == evaluation.text
+        sha256 = known["text"]["sha256"] if own else calibration["text"]
+        return Text(spec.protocol, (), sha256, "", spec.limit)
+
+    components = known["components"]
+    formats = tuple(name.partition("/")[2] for name in components if name.startswith("format/"))
+    known_to = {
+        "model_sha256": known["run"].get("model"),
+        "libraries": known["libraries"],
+        "machine": speed.get("machine"),
+        "kernels_fingerprint": speed.get("kernels"),
+        "_chosen": speed.get("chosen"),
+    }
+    with contextlib.ExitStack() as stack:
+        for name, value in known_to.items():
+            stack.enter_context(mock.patch.object(ids, name, return_value=value))
+        patches = (
+            mock.patch.object(ids, "cached_text", text),
+            mock.patch.object(
+                ids, "versions", lambda *names: {n: components.get(n) for n in names}
+            ),
+            mock.patch("lutlab.checkpoint.stored.formats_of", return_value=formats),
+        )
+        for patch in patches:
+            stack.enter_context(patch)
+        return ids.cell_identity(run, evaluation, record.provenance.get("threads"))
+
+
+def held(record: Record) -> dict[str, Any]:
+    """A record's id by today's rule, its axes, and the command that its page prints."""
+    run, evaluation = run_from(record.run), evaluation_from(record.evaluation)
+    return {
+        "cell": record.cell_id,
+        "axes": axes(run, evaluation),
+        "command": overrides_of(run, evaluation, record.provenance.get("threads")),
+    }
+
+
+def rows() -> str:
+    """A line a published artifact: how many records, digests of their axes and of their commands."""
+    found = []
+    for folder, own in records():
+        rows = [held(record) for record in own]
+        digests = (content_id([row[name] for row in rows]) for name in ("axes", "command"))
+        found.append(f"{folder} {len(own)} {' '.join(digests)}\n")
+    return "".join(found)
+
+
+def help_text() -> str:
+    """The page of --help, 120 columns wide."""
+    with mock.patch.dict(os.environ, {"COLUMNS": "120"}):
+        return help_page.page() + "\n"
+
+
+def mistaken() -> list[str]:
+    """The command lines of mistakes.txt."""
+    text = MISTAKES.read_text(encoding="utf-8")
+    return [line.removeprefix("$ ") for line in text.splitlines() if line.startswith("$ ")]
+
+
+def message(line: str) -> str:
+    """How a line ends: its exit code, what it says; the current directory is called here."""
+    ended = lines.typed(json.loads(f"[{line}]"))
+    text = ended.err.replace(str(Path.cwd()), "<here>").replace(str(ROOT), "<checkout>")
+    return f"{ended.code}\n" + re.sub(r"(?m)^", "    ", text.rstrip()) + "\n"
+
+
+def mistakes() -> str:
+    """Every line of mistakes.txt with its message."""
+    with lines.scratch():
+        return "".join(f"$ {line}\n{message(line)}" for line in mistaken())
+
+
+def _command() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--whole", type=Path)
+    given = parser.parse_args()
+    if given.whole:
+        found = [held(record) for _, own in records() for record in own]
+        given.whole.write_text("".join(canonical(one) + "\n" for one in found), encoding="utf-8")
+        return
+    for path, text in ((ROWS, rows()), (HELP, help_text()), (MISTAKES, mistakes())):
+        path.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    _command()
