@@ -18,7 +18,9 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / "lutlab"
 # The order of the folders; `experiment` has an order of its own. A string is a floor: its rooms do not know each other.
 FLOORS = [
     "errors",
-    "arguments atomic caches children devices digests escapes groups registry sources specs tensors",
+    "arguments atomic caches children devices digests escapes groups registry sources tensors",
+    "limits",
+    "specs",
     "sums",
     "data models quantizers formats",
     "kernels",
@@ -30,7 +32,7 @@ FLOORS = [
     "api evaluators",
     "embedded",
 ]
-EXPERIMENT = ["store", "artifact", "plan", "report", "records", "run"]
+EXPERIMENT = ["store", "artifact", "row", "plan", "report", "records", "run"]
 RANK = {room: rank for rank, floor in enumerate(FLOORS) for room in floor.split()}
 RANK |= {f"experiment.{room}": len(FLOORS) + rank for rank, room in enumerate(EXPERIMENT)}
 RANK["__main__"] = len(RANK)  # `python -m lutlab`: the roof of both storeys
@@ -158,7 +160,7 @@ OPENED = {
     "embedded/export.py": {"np.load", "torch.load"},  # made by embedded/train.py, weights_only=True
     "embedded/train.py": {"np.load", "torch.load"},
     "evaluators/peak_memory.py": {"import_module"},  # of a loaded model's class
-    "experiment/plan/additions.py": {"import_module"},  # plugins=
+    "experiment/run/additions.py": {"import_module"},  # plugins=
     "measure/ranks.py": {"pickle.loads"},  # of our own child, in a folder that is this user's alone
     "models/pretrained.py": {"from_pretrained"},  # always with trust_remote_code=False
     "registry.py": {"import_module"},

@@ -9,8 +9,8 @@ from tests.command_line import CommandLine
 from lutlab.checkpoint.loading import load
 from lutlab.devices import device_named
 from lutlab.errors import LutlabError
-from lutlab.experiment.plan.runs import _device, _dtype
-from lutlab.experiment.plan.setting import a_device
+from lutlab.experiment.row.run import _device, _dtype
+from lutlab.limits import a_device
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from lutlab.errors import LutlabError
 if TYPE_CHECKING:
     import torch
 
-Bits = int | float  # a fraction is the mean width of groups that differ in it
+Bits = float | int  # a fraction is the mean width of groups that differ in it
 Width = tuple[Bits, int]  # (q, g)
 # What a budget chooses from for each layer, unless it is told: every q with every g.
 CANDIDATE_BITS = (2, 3, 4, 5)

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from lutlab.errors import LutlabError, nearest
+from lutlab.limits import a_path, a_seed, at_least_one
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -24,20 +25,25 @@ MNLI_LABELS = ("entailment", "neutral", "contradiction")  # as GLUE numbers them
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """Source of a model. `id` is a hub id, a folder, or an embedded name; `layers` cuts a synthetic model.
+    """Source of a model.
 
-    task: that it is loaded for, where it is not its checkpoint's own: a new head, drawn by the seed of the run
-    (models/new_head.py).
-    packed: the linear layers of a synthetic model are drawn as the row's method stores them (compress/synthetic.py).
+    Attributes:
+        name: how tables call it.
+        source: where its files are; of `product`, a single product of matrices, there are none.
+        id: hub id, folder or embedded name; of a product its shapes, <N>x<K>.
+        revision: commit on the hub.
+        layers: cuts a synthetic model to its first so many; null: all.
+        packed: draws the linear layers of a synthetic model as the method stores them; nothing is quantized.
+        task: a new head of three classes on a causal model, to be fine-tuned; null: the checkpoint's own task.
     """
 
     name: str
-    source: str  # hub | folder | embedded | synthetic
-    id: str
+    source: Literal["hub", "folder", "embedded", "synthetic", "product"]
+    id: Annotated[str, a_path]
     revision: str | None = None
-    layers: int | None = None
+    layers: Annotated[int | None, at_least_one] = None
     packed: bool = False
-    task: str | None = None
+    task: Literal["sequence_classification"] | None = None
 
 
 @dataclass(frozen=True)
@@ -76,31 +82,32 @@ class Tuning:
     """Tuning of a quantized model by gradients (tuning/): block by block, then end to end.
 
     Attributes:
-        steps: of the optimizer, end to end; 0 where blocks alone are tuned.
-        learning_rate: AdamW's, at its peak, of the end-to-end steps. Of weights and 1e-3, 2e-3 and 4e-3 for 100 steps,
-            the first had the least held-out loss on opt-embedded-m and llama-embedded-m; the last never improved them.
+        steps: of the optimizer, end to end; 0: none.
+        learning_rate: AdamW's, at its peak.
         batch: calibration windows a step.
-        loss: `labels` (the text's next token) or `distribution` (that of the full-precision model).
+        loss: the text's next token, or the full-precision model's distribution of it.
         seed: of the order of the windows.
-        trains: `weights`, rounded in every pass (of methods whose groups differ in width), or `scales`, the alphas and
-            offsets of binary codes or the scales of uniform ones, under codes that stay.
+        trains: the weights, rounded in every pass, or the scales alone, under codes that stay.
         weight_decay: AdamW's.
-        block_steps: steps on each block against its full-precision outputs, before the end-to-end ones; 0: none.
-        block_learning_rate: AdamW's, at its peak, of those; a move of 1 is the deviation of a group's codewords. At
-            3e-2 the held-out error of a block of opt-embedded-s rose, whose codes coordinate descent had found.
+        block_steps: steps on each block against its full-precision outputs, before those end to end; 0: none.
+        block_learning_rate: AdamW's, at its peak, of those.
 
     Raises:
         LutlabError: a value is out of range, or nothing is asked for.
     """
 
     steps: int = 0
+    # Of weights and 1e-3, 2e-3 and 4e-3 for 100 steps, the first had the least held-out loss on opt-embedded-m and
+    # llama-embedded-m; the last never improved them.
     learning_rate: float = 1e-3
-    batch: int = 8
-    loss: str = "distribution"
-    seed: int = 0
-    trains: str = "weights"
+    batch: Annotated[int, at_least_one] = 8
+    loss: Literal["labels", "distribution"] = "distribution"
+    seed: Annotated[int, a_seed] = 0
+    trains: Literal["weights", "scales"] = "weights"
     weight_decay: float = 0.0
     block_steps: int = 0
+    # A move of 1 is the deviation of a group's codewords. At 3e-2 the held-out error of a block of opt-embedded-s rose,
+    # whose codes coordinate descent had found.
     block_learning_rate: float = 1e-2
 
     def __post_init__(self) -> None:

@@ -14,8 +14,8 @@ import pytest
 from benchmarks.gpu_report import ARTIFACTS, ROOT, Step, go, steps
 
 from benchmarks import gpu_report
-from lutlab.experiment.plan import sweeping
-from lutlab.experiment.plan.schema import Config
+from lutlab.experiment.row import sweeping
+from lutlab.experiment.row.row import Config
 
 
 def python(code):

@@ -14,9 +14,10 @@ from lutlab.errors import LutlabError
 from lutlab.evaluators.harness import scores
 from lutlab.experiment.artifact.columns import free_columns
 from lutlab.experiment.plan.ids import cell_identity
-from lutlab.experiment.plan.runs import text_of as source_of
-from lutlab.experiment.plan.settings import DataSettings
+from lutlab.experiment.plan.resolve import Resolved
 from lutlab.experiment.report.compare import troubled
+from lutlab.experiment.row.row import Data
+from lutlab.experiment.row.run import text_of as source_of
 from lutlab.specs import EvalSpec, ModelRun, ModelSpec, Subject, TextSpec
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -79,9 +80,7 @@ def test_columns_and_sources_of_tasks():
     assert [c.lower_is_better for c in columns.values()] == [False, True, True]
     with pytest.raises(LutlabError, match="name one, as"):
         free_columns(["lm_eval"])
-    data = DataSettings(
-        source="embedded", root=None, limit=None, stand_in={"piqa": "continuations"}
-    )
+    data = Data(source="embedded", root=None, limit=None, stand_in={"piqa": "continuations"})
     for name, spec in {
         "piqa": TextSpec("continuations", "embedded"),
         "lambada_openai": TextSpec("lambada", "embedded"),
@@ -103,8 +102,10 @@ def test_ids_hold_the_exact_version_of_lm_eval_where_it_measures():
     run = ModelRun(ModelSpec("s", "embedded", "opt-embedded-s"), "rtn", 4, 128)
     asked = {"zero_shot": "continuations", "ppl": "topics"}
     found = {
-        name: cell_identity(run, EvalSpec(name, TextSpec(text, "embedded")), None)["libraries"]
+        name: cell_identity(row, one)["libraries"]
         for name, text in asked.items()
+        for one in [EvalSpec(name, TextSpec(text, "embedded"))]
+        for row in [Resolved(run, {"": one}, texts={one.text: ""}, formats=("uniform",))]
     }
     assert found["zero_shot"] == found["ppl"] | {"lm-eval": importlib.metadata.version("lm-eval")}
 

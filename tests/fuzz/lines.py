@@ -28,8 +28,9 @@ from unittest import mock
 from hydra.core.global_hydra import GlobalHydra
 
 from lutlab import registry
-from lutlab.experiment.plan.choices import choices
-from lutlab.experiment.plan.keys import config_keys, evaluator_keys, method_keys, spelled
+from lutlab.experiment.row.choices import choices
+from lutlab.experiment.row.keys import evaluator_keys, method_keys, spelled
+from lutlab.experiment.row.row import row_keys
 from lutlab.experiment.run import pipeline, results_command
 from lutlab.experiment.run.main import main
 
@@ -121,7 +122,7 @@ class Generator:
     def __init__(self, seed: int) -> None:
         self.draw = random.Random(seed)
         self.groups = {name: list(found) for name, found in choices([]).items()}
-        keys = config_keys() | evaluator_keys()
+        keys = row_keys() | evaluator_keys()
         for name in registry.classes("method"):
             keys |= method_keys(name)
         # what a key takes, beside what no key should: half of the lines get as far as the plan

@@ -4,7 +4,7 @@ from unittest import mock
 
 from tests.fuzz.lines import broken, scratch, typed
 
-from lutlab.experiment.plan import mistakes
+from lutlab.experiment.row import mistakes
 
 
 def test_hostile_lines_end_as_documented():

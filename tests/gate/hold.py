@@ -7,7 +7,6 @@ python -m tests.gate.hold --whole F  writes every record's axes and command to F
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import re
@@ -19,13 +18,14 @@ from unittest import mock
 from tests.conftest import ROOT
 from tests.fuzz import lines
 
+from lutlab.data.protocols import protocol
 from lutlab.experiment.plan import ids
-from lutlab.experiment.plan.commands import overrides_of
+from lutlab.experiment.plan.resolve import LABELLED, Resolved
+from lutlab.experiment.row.axes import axes, evaluation_from, run_from
+from lutlab.experiment.row.commands import overrides_of
 from lutlab.experiment.run import help_page
-from lutlab.experiment.store.asked import axes, evaluation_from, run_from
 from lutlab.experiment.store.lines import read_lines
 from lutlab.experiment.store.record import Record, canonical, content_id
-from lutlab.specs import Text
 
 HERE = Path(__file__).parent
 PUBLISHED = ROOT / "results" / "published"
@@ -45,36 +45,25 @@ def recomputed(record: Record) -> dict[str, Any]:
     """
     run, evaluation = run_from(record.run), evaluation_from(record.evaluation)
     known = record.provenance["identity"]
-    speed = known.get("speed", {})
-    calibration = known["run"].get("calibration")
-
-    def text(spec: Any) -> Text:
-        own = evaluation.text is spec or spec == evaluation.text
-        sha256 = known["text"]["sha256"] if own else calibration["text"]
-        return Text(spec.protocol, (), sha256, "", spec.limit)
-
-    components = known["components"]
-    formats = tuple(name.partition("/")[2] for name in components if name.startswith("format/"))
-    known_to = {
-        "model_sha256": known["run"].get("model"),
-        "libraries": known["libraries"],
-        "machine": speed.get("machine"),
-        "kernels_fingerprint": speed.get("kernels"),
-        "_chosen": speed.get("chosen"),
-    }
-    with contextlib.ExitStack() as stack:
-        for name, value in known_to.items():
-            stack.enter_context(mock.patch.object(ids, name, return_value=value))
-        patches = (
-            mock.patch.object(ids, "cached_text", text),
-            mock.patch.object(
-                ids, "versions", lambda *names: {n: components.get(n) for n in names}
-            ),
-            mock.patch("lutlab.checkpoint.stored.formats_of", return_value=formats),
-        )
-        for patch in patches:
-            stack.enter_context(patch)
-        return ids.cell_identity(run, evaluation, record.provenance.get("threads"))
+    components, said = known["components"], known["run"]
+    texts = {evaluation.text: known["text"]["sha256"]} if evaluation.text else {}
+    calibration = getattr(run, "calibration", None)
+    if calibration:
+        texts[calibration.text] = said["calibration"]["text"]
+    row = Resolved(
+        run,
+        {"only": evaluation},
+        texts=texts,
+        model=said.get("model", ""),
+        formats=tuple(n.partition("/")[2] for n in components if n.startswith("format/")),
+        speeds={evaluation: known["speed"]} if "speed" in known else {},
+        labelled=bool(calibration) and protocol(calibration.text.protocol).kind == LABELLED,
+    )
+    with (
+        mock.patch.object(ids, "libraries", return_value=known["libraries"]),
+        mock.patch.object(ids, "versions", lambda *names: {n: components.get(n) for n in names}),
+    ):
+        return ids.cell_identity(row, evaluation)
 
 
 def held(record: Record) -> dict[str, Any]:

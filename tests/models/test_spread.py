@@ -10,8 +10,8 @@ from tests.models.architectures import CAUSAL, make, token_ids, uniform
 from lutlab.compress.driver import quantize_model
 from lutlab.errors import LutlabError
 from lutlab.evaluators.perplexity import window_nll
-from lutlab.experiment.plan.runs import _device
-from lutlab.experiment.plan.setting import a_device
+from lutlab.experiment.row.run import _device
+from lutlab.limits import a_device
 from lutlab.models.families import decoder_blocks, family_of
 from lutlab.models.load import load_model
 from lutlab.models.spread import spread

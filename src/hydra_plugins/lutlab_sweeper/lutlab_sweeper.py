@@ -35,12 +35,12 @@ class LutlabSweeper(Sweeper):
 
     def sweep(self, arguments: list[str]) -> None:
         """Hydra's entry: run everything the command line asks for."""
-        from lutlab.experiment.plan.settings import Settings, settings_of
+        from lutlab.experiment.row.row import Row
         from lutlab.experiment.run import pipeline
 
-        def compose(overrides: Sequence[str]) -> Settings:
+        def compose(overrides: Sequence[str]) -> Row:
             loader = self.hydra_context.config_loader
-            return settings_of(loader.load_sweep_config(self.config, list(overrides)))
+            return Row.of(loader.load_sweep_config(self.config, list(overrides)))
 
         pipeline.sweep(arguments, compose=compose, launch=self._launch)
 

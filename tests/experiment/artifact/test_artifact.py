@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.experiment.plan.composing import settings
+from tests.experiment.row.composing import settings
 
 from lutlab import registry, sources
 from lutlab.data.protocols import PROTOCOLS
@@ -17,8 +17,8 @@ from lutlab.experiment.artifact.artifact import Artifact, load_artifact
 from lutlab.experiment.artifact.catalog import EXPERIMENTS, artifacts
 from lutlab.experiment.artifact.claims import judge
 from lutlab.experiment.artifact.outcome import OURS
-from lutlab.experiment.plan.runs import run_of
 from lutlab.experiment.report import compare, fronts
+from lutlab.experiment.row.run import run_of
 
 LONG_NAMES = [name for name in artifacts() if "/" in name]
 

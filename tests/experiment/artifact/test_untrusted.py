@@ -16,7 +16,7 @@ from lutlab.experiment.artifact.artifact import load_artifact
 from lutlab.experiment.artifact.predicates import Scope, Truth, evaluate, truth
 from lutlab.experiment.artifact.rows import ROW_KEYS, AxisEntry
 from lutlab.experiment.artifact.yaml_file import read_yaml
-from lutlab.experiment.plan.schema import Config
+from lutlab.experiment.row.row import Config
 
 TABLE = """
 title: A table

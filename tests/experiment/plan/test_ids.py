@@ -5,14 +5,16 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import json
+from typing import Any
 
 import pytest
 from tests.command_line import CommandLine
 
 from lutlab import registry
 from lutlab.data import protocols
-from lutlab.experiment.plan import ids
-from lutlab.experiment.plan.ids import cell_id, cell_identity, inputs_id, quantized_id
+from lutlab.experiment.plan import resolve
+from lutlab.experiment.plan.ids import cell_identity, inputs_id, quantized_id
+from lutlab.experiment.plan.resolve import Files, Resolved, look
 from lutlab.experiment.store import components
 from lutlab.experiment.store.record import content_id
 from lutlab.kernels.cpu import qigen_gemv, rows_tuning
@@ -37,12 +39,24 @@ GPTQ = ModelRun(MODEL, "gptq", 4, 128, calibration=TRAIN)
 PRODUCT = ProductRun(((96, 64, 1),), "rtn", 4, 32)
 PPL = EvalSpec("ppl", TextSpec("passages-joined", "embedded"))
 ERROR, SPEED, LATENCY = EvalSpec("weight_error"), EvalSpec("generation"), EvalSpec("kernel_latency")
+FILES = Files()
 TUNED = {"panel_columns": 512, "prefetch_bytes": 4096}
 
 
 def ids_of(*cells: tuple[RunSpec, EvalSpec]) -> list[str]:
     """Ids with two threads, in order."""
-    return [cell_id(spec, evaluation, 2) for spec, evaluation in cells]
+    return [content_id(identity(spec, evaluation)) for spec, evaluation in cells]
+
+
+def resolved(spec: RunSpec, evaluation: EvalSpec = ERROR, threads: int | None = 2) -> Resolved:
+    """A row of one cell with its hashes; files are read once for all tests."""
+    text = evaluation.text
+    texts = {text: FILES.text(text).sha256} if text else {}
+    return look(Resolved(spec, {"only": evaluation}, texts=texts), threads, FILES)
+
+
+def identity(spec: RunSpec, evaluation: EvalSpec) -> dict[str, Any]:
+    return cell_identity(resolved(spec, evaluation), evaluation)
 
 
 def test_what_is_asked_for_is_in_it() -> None:
@@ -90,7 +104,7 @@ def test_a_minor_version_of_a_library_is_in_it_and_a_patch_is_not(name, monkeypa
         monkeypatch.setattr(
             importlib.metadata, "version", lambda n: version if n == name else installed(n)
         )
-        return cell_id(ROW, ERROR, None), quantized_id(GPTQ), inputs_id(GPTQ)
+        return *ids_of((ROW, ERROR)), quantized_id(resolved(GPTQ)), inputs_id(resolved(GPTQ))
 
     before, patch, minor = map(ids_with, ("7.1.0", "7.1.4+cpu", "7.2.0"))
     assert before == patch
@@ -136,7 +150,7 @@ def test_a_raised_version_makes_the_cells_new_that_rest_on_it(name, monkeypatch)
     def every() -> dict[str, str]:
         cells = ids_of((ROW, ERROR), (ROW, PPL), (GPTQ, ERROR), (PRODUCT, LATENCY))
         found = dict(zip(("row", "ppl", "gptq", "product"), cells, strict=True))
-        return found | {"kept": quantized_id(GPTQ), "inputs": inputs_id(GPTQ)}
+        return found | {"kept": quantized_id(resolved(GPTQ)), "inputs": inputs_id(resolved(GPTQ))}
 
     before = every()
     raised(monkeypatch, name)
@@ -168,7 +182,7 @@ def test_full_precision_does_not_rest_on_kernels(monkeypatch) -> None:
 def test_only_speeds_hold_the_fingerprint_of_kernels(monkeypatch) -> None:
     cells = [(ROW, ERROR), (ROW, PPL), (ROW, SPEED), (PRODUCT, LATENCY)]
     before = ids_of(*cells)
-    monkeypatch.setattr(ids, "kernels_fingerprint", lambda device: f"another {device}")
+    monkeypatch.setattr(resolve, "kernels_fingerprint", lambda device: f"another {device}")
     assert [a == b for a, b in zip(before, ids_of(*cells), strict=True)] == [
         True,
         True,
@@ -255,5 +269,5 @@ def test_an_id_can_be_computed_from_its_record(command: CommandLine) -> None:
 
 def test_an_identity_is_json() -> None:
     for cell in ((ROW, PPL), (GPTQ, ERROR), (PRODUCT, LATENCY), (ROW, SPEED)):
-        identity = cell_identity(*cell, 2)
-        assert json.loads(json.dumps(identity)) == identity
+        found = identity(*cell)
+        assert json.loads(json.dumps(found)) == found

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from tests.experiment.plan.composing import settings
+from tests.experiment.row.composing import settings
 
 from lutlab.errors import LutlabError
 from lutlab.experiment.artifact.columns import free_columns
 from lutlab.experiment.plan import plan
 from lutlab.experiment.plan.job import Job, job_from, job_of, override_of
-from lutlab.experiment.plan.resolve import planned_text, resolve
+from lutlab.experiment.plan.resolve import Files, resolve
 from lutlab.experiment.run import worker
 from lutlab.experiment.store.store import Store
 from lutlab.specs import ModelRun, TextSpec
@@ -25,7 +25,7 @@ ODD = r"""it's "$HOME" ${q} \' \\ {a: [b], c=d} # é"""
 def job(results: Path, *overrides: str) -> Job:
     asked = settings(f"results='{results}'", *overrides)
     columns = free_columns(asked.evaluate)
-    row = plan.plan_row("", {}, columns, resolve(asked, columns), asked.threads, Store(results))
+    row = plan.plan_row("", {}, columns, resolve(asked, columns, Files()), Store(results))
     return job_of(row, row.todo, asked, asked.threads)
 
 
@@ -62,7 +62,7 @@ def test_a_job_names_what_is_kept_and_with_which_texts(tmp_path: Path) -> None:
 def test_another_text_at_the_worker_is_refused() -> None:
     spec = TextSpec("topics", "embedded")
     with pytest.raises(LutlabError, match="another text here than where the run was planned"):
-        planned_text(spec, "0" * 64)
+        Files().planned_text(spec, "0" * 64)
 
 
 def test_a_speed_planned_for_another_machine_is_not_measured(tmp_path: Path) -> None:

@@ -5,19 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.experiment.plan.composing import settings
+from tests.experiment.row.composing import settings
 
 from lutlab.errors import LutlabError
 from lutlab.experiment.artifact.columns import ColumnSpec, free_columns
 from lutlab.experiment.plan import plan
-from lutlab.experiment.plan.resolve import resolve
+from lutlab.experiment.plan.resolve import Files, resolve
 from lutlab.experiment.store.store import Store
 
 
 def planned(tmp_path: Path, *overrides: str, **column: str) -> plan.PlannedCell:
     columns = {"only": ColumnSpec(title="a", unit="b", **column)}
-    resolved = resolve(settings(*overrides), columns)
-    return plan.plan_row("", {}, columns, resolved, None, Store(tmp_path)).cells["only"]
+    resolved = resolve(settings(*overrides), columns, Files())
+    return plan.plan_row("", {}, columns, resolved, Store(tmp_path)).cells["only"]
 
 
 def test_a_column_that_nobody_measures_says_why(tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ import pytest
 from tests.command_line import QUICK, ROOT, CommandLine
 
 from lutlab import registry
-from lutlab.experiment.plan.keys import config_keys, evaluator_keys, method_keys
+from lutlab.experiment.row.keys import evaluator_keys, method_keys
+from lutlab.experiment.row.row import row_keys
 
 MISTAKES = [
     (["q=0"], "q=0 is not a number of bits.*1 to 8"),
@@ -184,7 +185,7 @@ def test_tab_completion_lists_the_methods(
 
 def test_help_says_what_every_key_means(command: CommandLine) -> None:
     methods = [key for name in registry.classes("method") for key in method_keys(name).values()]
-    keys = [*config_keys().values(), *evaluator_keys().values(), *methods]
+    keys = [*row_keys().values(), *evaluator_keys().values(), *methods]
     assert [key.name for key in keys if not key.about] == []
     shown = command("--help").out
     assert [key.name for key in keys if f"  {key.name}=" not in shown] == []

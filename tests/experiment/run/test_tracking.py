@@ -10,21 +10,21 @@ from pathlib import Path
 
 import pytest
 from tests.command_line import ROOT, CommandLine
-from tests.experiment.plan.composing import settings
+from tests.experiment.row.composing import settings
 from tests.wandb_offline import OfflineRun, read_run, read_runs, readable
 
 from lutlab.errors import LutlabError
 from lutlab.experiment.artifact.artifact import load_artifact
-from lutlab.experiment.plan import sweeping
-from lutlab.experiment.plan.runs import run_of
 from lutlab.experiment.records import wandb_files
 from lutlab.experiment.records.frame import Shelf, shelves
 from lutlab.experiment.report.compare import tuned_badly
 from lutlab.experiment.report.published import Published
+from lutlab.experiment.row import sweeping
+from lutlab.experiment.row.axes import axes
+from lutlab.experiment.row.run import run_of
 from lutlab.experiment.run.histories import LONGEST, histories, log_rows
 from lutlab.experiment.run.tracked import TrackedRun, axes_of, runs_of
 from lutlab.experiment.run.tracking import WandbTracker, open_tracker
-from lutlab.experiment.store.asked import axes
 from lutlab.experiment.store.record import canonical
 
 PUBLISHED = ROOT / "results" / "published" / "amd-epyc-2cores"

@@ -23,7 +23,7 @@ from lutlab.data import tasks
 from lutlab.data.protocols import PROTOCOLS
 from lutlab.evaluators.contract import Work
 from lutlab.experiment.plan.plan import PlannedCell
-from lutlab.experiment.plan.resolve import cached_text
+from lutlab.experiment.plan.resolve import Files
 from lutlab.models import hub
 from lutlab.models.shape import ModelShape, shape_of
 from lutlab.specs import EvalSpec, ModelRun, ModelSpec, RunSpec, TextSpec
@@ -94,7 +94,7 @@ def read_rate(device: str) -> float:
     return values.nbytes / best
 
 
-def predict(run: RunSpec, cell: PlannedCell) -> Cost:
+def predict(run: RunSpec, cell: PlannedCell, files: Files) -> Cost:
     """Predicted seconds and peak bytes of one cell, loading and quantizing not included in the seconds."""
     evaluation = cell.evaluation
     work = _work(run, evaluation)
@@ -105,7 +105,7 @@ def predict(run: RunSpec, cell: PlannedCell) -> Cost:
     held = _model_bytes(run, shape) + work.held_bytes
     tokens = float(work.checked_tokens)
     if evaluation.text and work.passes:
-        tokens += work.passes * _tokens(evaluation.text, shape.seqlen)
+        tokens += work.passes * _tokens(evaluation.text, shape.seqlen, files)
         held += 2048 * shape.vocabulary * (_width(run) + 4)
     codes, head = _packed_bytes(run, shape, work)
     seconds = _LEAST_SECONDS if not tokens else _forward_seconds(run, shape, tokens)
@@ -187,12 +187,12 @@ def _forward_seconds(run: ModelRun, shape: ModelShape, tokens: float) -> float:
     return operations / (matmul_rate(run.device, run.dtype) * _EFFICIENCY)
 
 
-def _tokens(text: TextSpec, seqlen: int) -> float:
+def _tokens(text: TextSpec, seqlen: int, files: Files) -> float:
     if text.source == tasks.SOURCE:
         return (text.limit or TASK_EXAMPLES) * TASK_TOKENS
     rule = PROTOCOLS[text.protocol]
     if text.source != "hub":
-        rows = cached_text(text).rows
+        rows = files.text(text).rows
         kept = rows if rule.kind == "stream" else rows[: text.limit]
         tokens = sum(map(len, kept)) / CHARACTERS_PER_TOKEN
     else:

@@ -16,13 +16,15 @@ from lutlab.atomic import set_aside, write_atomically
 from lutlab.errors import LutlabError
 from lutlab.experiment.artifact.columns import SIZE, asks_for_quality, free_columns
 from lutlab.experiment.artifact.rows import ArtifactRow
-from lutlab.experiment.plan.naming import labels_of, row_key, sweep_name
-from lutlab.experiment.plan.plan import PlannedRow, planned
-from lutlab.experiment.plan.runs import run_of
-from lutlab.experiment.plan.settings import Settings
-from lutlab.experiment.plan.sweeping import baseline_of
-from lutlab.experiment.store.asked import to_json
+from lutlab.experiment.plan.plan import PlannedRow, plan_row
+from lutlab.experiment.plan.resolve import Files, resolve
+from lutlab.experiment.row.axes import to_json
+from lutlab.experiment.row.naming import labels_of, row_key, sweep_name
+from lutlab.experiment.row.row import Row
+from lutlab.experiment.row.run import run_of
+from lutlab.experiment.row.sweeping import baseline_of
 from lutlab.experiment.store.record import content_id
+from lutlab.experiment.store.store import Store
 from lutlab.quantizers.stored import STORED
 
 log = logging.getLogger(__name__)
@@ -34,12 +36,12 @@ class AskedRow:
     """One row of a request: its overrides, what they are composed to, and in a sweep its row in full precision."""
 
     row: ArtifactRow
-    settings: Settings
-    baseline: Settings | None = None
+    settings: Row
+    baseline: Row | None = None
 
 
 def beside_full_precision(
-    asked: Sequence[AskedRow], compose: Callable[[Sequence[str]], Settings]
+    asked: Sequence[AskedRow], compose: Callable[[Sequence[str]], Row]
 ) -> list[AskedRow]:
     """The rows of a sweep, model by model, after the model in full precision where quality is asked for."""
     found: dict[str, dict[tuple[str, ...], AskedRow]] = {}
@@ -54,11 +56,11 @@ def beside_full_precision(
     return [one for rows in found.values() for one in rows.values()]
 
 
-def plan_sweep(asked: Sequence[AskedRow]) -> tuple[list[PlannedRow], list[AskedRow]]:
+def plan_sweep(asked: Sequence[AskedRow], files: Files) -> tuple[list[PlannedRow], list[AskedRow]]:
     """The rows planned, each that is asked for twice once, and what was asked for by each.
 
     Raises:
-        LutlabError: as plan.planned.
+        LutlabError: as resolve; a stored record is damaged.
     """
     distinct = {_identity(one.settings): one for one in reversed(asked)}
     rows = list(reversed(distinct.values()))
@@ -69,11 +71,12 @@ def plan_sweep(asked: Sequence[AskedRow]) -> tuple[list[PlannedRow], list[AskedR
         size = [SIZE] if _shows_size(one.settings) else []
         columns = free_columns([*dict.fromkeys([*one.settings.evaluate, *size])])
         beside = keys[_identity(one.baseline)] if one.baseline else ""
-        found.append(planned(row_key(own), own, columns, one.settings, beside))
+        resolved, store = resolve(one.settings, columns, files), Store(one.settings.results)
+        found.append(plan_row(row_key(own), own, columns, resolved, store, beside))
     return found, rows
 
 
-def folder_of(rows: Sequence[PlannedRow], asked: Sequence[AskedRow], common: Settings) -> Path:
+def folder_of(rows: Sequence[PlannedRow], asked: Sequence[AskedRow], common: Row) -> Path:
     """The folder of the sweep's report, which bears its name; no other sweep is written over.
 
     Raises:
@@ -114,17 +117,17 @@ def mark(folder: Path, rows: Sequence[PlannedRow], command: str) -> Path:
     return write_atomically(folder / MARK, (json.dumps(said, indent=1) + "\n").encode())
 
 
-def _shows_size(settings: Settings) -> bool:
+def _shows_size(settings: Row) -> bool:
     is_model = settings.model.source != "product"
     return settings.baseline and is_model and asks_for_quality(settings.evaluate)
 
 
-def _wants_baseline(settings: Settings) -> bool:
+def _wants_baseline(settings: Row) -> bool:
     """Whether full precision belongs beside a row; a folder that is quantized already has none."""
     return _shows_size(settings) and settings.method != STORED
 
 
-def _identity(settings: Settings) -> Hashable:
+def _identity(settings: Row) -> Hashable:
     """All that tells two rows of a sweep apart."""
     return run_of(settings), settings.threads, repr(sorted(settings.evaluators.items()))
 

@@ -14,10 +14,12 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from lutlab.errors import LutlabError
 from lutlab.experiment.plan.ids import inputs_id, quantized_id
-from lutlab.experiment.plan.plan import PlannedCell, PlannedRow, of_this_machine
-from lutlab.experiment.plan.resolve import cached_text
-from lutlab.experiment.plan.settings import Settings
+from lutlab.experiment.plan.plan import PlannedCell, PlannedRow
+from lutlab.experiment.plan.resolve import Files, Resolved, look
+from lutlab.experiment.row.row import Row
+from lutlab.experiment.row.run import run_of
 from lutlab.experiment.store.machine import machine
 from lutlab.specs import EvalSpec, ModelRun, RunSpec
 
@@ -65,62 +67,67 @@ _JOBS: TypeAdapter[Job] = TypeAdapter(Job)
 
 
 def job_of(
-    row: PlannedRow,
-    cells: Mapping[str, PlannedCell],
-    settings: Settings,
-    threads: int | None,
+    row: PlannedRow, cells: Mapping[str, PlannedCell], asked: Row, threads: int | None
 ) -> Job:
     """The job that measures some cells of a row.
 
     Args:
-        row: as planned.
+        row: the plan of it.
         cells: its cells to measure, by id.
-        settings: of the row.
+        asked: the row on the command line.
         threads: of torch.
     """
-    run, folder = row.spec, settings.results
-    calibration = run.calibration if isinstance(run, ModelRun) else None
-    keep = calibration or (settings.stream and isinstance(run, ModelRun))
-    speed = any(of_this_machine(cell.evaluation) for cell in cells.values())
+    texts = row.resolved.texts
+    speed = any(cell.evaluation in row.resolved.speeds for cell in cells.values())
+    measured = tuple(
+        JobCell(i, dict(c.identity), c.evaluation, texts.get(c.evaluation.text))
+        for i, c in cells.items()
+    )
+    known = machine(row.spec.device, threads) if speed else None
+    return _job(row.resolved, measured, asked, threads, known, keep=asked.stream)
+
+
+def job_of_model(asked: Row, files: Files) -> Job:
+    """A job without cells: a model that is loaded and quantized, and kept as that of a table's row is.
+
+    Raises:
+        LutlabError: as run_of; no such model or text; or it is a product.
+    """
+    run = run_of(asked)
+    if not isinstance(run, ModelRun):
+        raise LutlabError("model=product is one product of matrices, and no model: name a model")
+    row = look(Resolved(run, {}), asked.threads, files)
+    return dataclasses.replace(_job(row, (), asked, asked.threads, None), stream=False)
+
+
+def _job(
+    row: Resolved,
+    cells: tuple[JobCell, ...],
+    asked: Row,
+    threads: int | None,
+    known: dict[str, Any] | None,
+    *,
+    keep: bool = False,
+) -> Job:
+    run, folder = row.run, asked.results
+    is_model = isinstance(run, ModelRun)
+    calibration = run.calibration if is_model else None
+    untuned = dataclasses.replace(run, tuning=None) if is_model and run.tuning else None
+    quantized = folder / "quantized"
     return Job(
         run=run,
-        cells=tuple(
-            JobCell(i, dict(c.identity), c.evaluation, row.texts.get(c.evaluation.text))
-            for i, c in cells.items()
-        ),
+        cells=cells,
         results=folder,
-        stream=settings.stream,
+        stream=asked.stream,
         threads=threads,
-        machine=machine(run.device, threads) if speed else None,
-        quantized=folder / "quantized" / quantized_id(run) if keep else None,
-        untuned=_untuned(run, folder),
-        inputs=folder / "calibration" / inputs_id(run) if calibration else None,
+        machine=known,
+        quantized=quantized / quantized_id(row) if calibration or (keep and is_model) else None,
+        untuned=quantized / quantized_id(dataclasses.replace(row, run=untuned))
+        if untuned
+        else None,
+        inputs=folder / "calibration" / inputs_id(row) if calibration else None,
         calibration_sha256=row.texts.get(calibration.text) if calibration else None,
     )
-
-
-def job_of_model(run: ModelRun, settings: Settings) -> Job:
-    """A job without cells: a model that is loaded and quantized, and kept as that of a table's row is."""
-    calibration = run.calibration
-    return Job(
-        run=run,
-        cells=(),
-        results=settings.results,
-        stream=False,
-        threads=settings.threads,
-        machine=None,
-        quantized=settings.results / "quantized" / quantized_id(run) if calibration else None,
-        untuned=_untuned(run, settings.results),
-        inputs=settings.results / "calibration" / inputs_id(run) if calibration else None,
-        calibration_sha256=cached_text(calibration.text).sha256 if calibration else None,
-    )
-
-
-def _untuned(run: RunSpec, results: Path) -> Path | None:
-    """Where the same row without tuning keeps its blocks."""
-    if not isinstance(run, ModelRun) or not run.tuning:
-        return None
-    return results / "quantized" / quantized_id(dataclasses.replace(run, tuning=None))
 
 
 def override_of(job: Job) -> str:

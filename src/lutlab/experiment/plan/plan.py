@@ -1,4 +1,4 @@
-"""Resolved settings and what the store holds of them -> rows of cells to measure: pure data, and the jobs' order.
+"""Resolved rows and what the store holds of them -> rows of cells to measure: pure data, and the jobs' order.
 
 A column is one metric of one evaluation; several columns may read the same evaluation, which is measured once.
 """
@@ -10,14 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lutlab import registry
 from lutlab.experiment.artifact.columns import ColumnSpec
 from lutlab.experiment.plan.ids import cell_identity
-from lutlab.experiment.plan.resolve import Resolved, resolve
-from lutlab.experiment.plan.settings import Settings
+from lutlab.experiment.plan.resolve import Resolved, of_this_machine
 from lutlab.experiment.store.record import Record, content_id
 from lutlab.experiment.store.store import Store
-from lutlab.specs import EvalSpec, ModelRun, RunSpec, TextSpec
+from lutlab.specs import EvalSpec, ModelRun, RunSpec
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,7 @@ class PlannedRow:
     """One row: what to run and its cells by column.
 
     Attributes:
-        texts: hash of every text that the cells read.
+        resolved: all that is known of its files; None of a row that is only reported.
         baseline: key of the same model's row in full precision, of the same sweep; empty where there is none.
     """
 
@@ -54,7 +52,7 @@ class PlannedRow:
     spec: RunSpec
     columns: Mapping[str, ColumnSpec]
     cells: Mapping[str, PlannedCell]
-    texts: Mapping[TextSpec, str] = dataclasses.field(default_factory=dict)
+    resolved: Resolved | None = None
     baseline: str = ""
 
     @property
@@ -68,33 +66,11 @@ class PlannedRow:
         return any(of_this_machine(cell.evaluation) for cell in self.todo.values())
 
 
-def of_this_machine(evaluation: EvalSpec) -> bool:
-    """Whether an evaluation measures speed or memory."""
-    return registry.lookup("evaluator", evaluation.evaluator).of_this_machine
-
-
-def planned(
-    key: str,
-    labels: Mapping[str, str],
-    columns: Mapping[str, ColumnSpec],
-    settings: Settings,
-    baseline: str = "",
-) -> PlannedRow:
-    """One row of settings, its files looked at, its cells with their records.
-
-    Raises:
-        LutlabError: as resolve; a stored record is damaged.
-    """
-    resolved, store = resolve(settings, columns), Store(settings.results)
-    return plan_row(key, labels, columns, resolved, settings.threads, store, baseline)
-
-
 def plan_row(
     key: str,
     labels: Mapping[str, str],
     columns: Mapping[str, ColumnSpec],
     resolved: Resolved,
-    threads: int | None,
     store: Store,
     baseline: str = "",
 ) -> PlannedRow:
@@ -103,15 +79,14 @@ def plan_row(
     Raises:
         LutlabError: a stored record is damaged.
     """
-    runnable = {e for name, e in resolved.evaluations.items() if name not in resolved.missing}
-    known = {e: cell_identity(resolved.run, e, threads) for e in runnable - resolved.absent}
+    known = {evaluation: cell_identity(resolved, evaluation) for evaluation in resolved.runnable}
     cells = {}
     for name, evaluation in resolved.evaluations.items():
         missing = resolved.missing.get(name, "")
         identity = None if missing else known.get(evaluation)
         cell_id = identity and content_id(identity)
         cells[name] = PlannedCell(evaluation, cell_id, missing=missing, identity=identity)
-    row = PlannedRow(key, labels, resolved.run, columns, cells, resolved.texts, baseline)
+    row = PlannedRow(key, labels, resolved.run, columns, cells, resolved, baseline)
     return with_records(row, store)
 
 

@@ -1,27 +1,31 @@
-"""Texts and models that a plan rests on and settings only name: found, downloaded, hashed, once a process.
+"""Files and machine that a row rests on: found, downloaded, hashed, so that all after this only computes.
 
-resolve: Settings, columns -> Resolved      the row's run, its evaluations by column, hashes, and what is missing
+resolve: Row, columns -> Resolved      the row's run, its evaluations by column, hashes, and what is missing
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from lutlab import registry
 from lutlab.data import load_text
+from lutlab.data.protocols import protocol
 from lutlab.devices import gpus
 from lutlab.errors import LutlabError, MissingTextError
 from lutlab.evaluators.contract import metric_of
 from lutlab.experiment.artifact.columns import ColumnSpec
-from lutlab.experiment.plan.runs import run_of, text_of
-from lutlab.experiment.plan.schema import Mode
-from lutlab.experiment.plan.settings import Settings
+from lutlab.experiment.row.row import Mode, Row
+from lutlab.experiment.row.run import run_of, text_of
+from lutlab.experiment.store.components import kernels_fingerprint
+from lutlab.experiment.store.machine import machine
 from lutlab.models.load import fingerprint, task_here
+from lutlab.quantizers.stored import STORED
 from lutlab.specs import EvalSpec, ModelRun, ModelSpec, ProductRun, RunSpec, Text, TextSpec
 
+LABELLED = "calibration-pairs"  # a kind of text
 # kind of row that an evaluator measures -> why it cannot measure the other kind
 _OTHER_KIND = {
     ModelRun: "it is measured on a model, and a product is none: kernel_latency is for those",
@@ -29,9 +33,47 @@ _OTHER_KIND = {
 }
 
 
+class Files:
+    """Texts and models that are here: each is read and hashed once."""
+
+    def __init__(self) -> None:
+        self._texts: dict[TextSpec, Text] = {}
+        self._models: dict[ModelSpec, str] = {}
+
+    def text(self, spec: TextSpec) -> Text:
+        """A text, loaded or downloaded.
+
+        Raises:
+            LutlabError: as data.load_text.
+        """
+        if spec not in self._texts:
+            self._texts[spec] = load_text(spec)
+        return self._texts[spec]
+
+    def model_sha256(self, spec: ModelSpec) -> str:
+        """Hash of a model's files."""
+        if spec not in self._models:
+            self._models[spec] = fingerprint(spec)
+        return self._models[spec]
+
+    def planned_text(self, spec: TextSpec, sha256: str | None) -> Text:
+        """The text that a job was planned with, of that hash.
+
+        Raises:
+            LutlabError: another text is found here under its name.
+        """
+        text = self.text(spec)
+        if text.sha256 != sha256:
+            raise LutlabError(
+                f"{spec.protocol} from data.source={spec.source} is another text here than where the run was planned "
+                f"({text.origin}): let both read the same files, as with data.root=<folder that both see>"
+            )
+        return text
+
+
 @dataclass(frozen=True)
 class Resolved:
-    """All that a plan needs to know of files.
+    """A row with all that its ids and its job need to know of files and of this machine.
 
     Attributes:
         run: the row's.
@@ -39,57 +81,146 @@ class Resolved:
         missing: column -> why it cannot be measured.
         absent: evaluations whose files must be downloaded first, which mode=plan does not.
         texts: hash of every text that is here.
+        model: hash of the model's files; empty of a product, or where it is not here yet.
+        formats: names of the formats that its layers are stored in.
+        speeds: evaluation of speed or memory -> what its number depends on beside the row.
+        labelled: whether it is calibrated on pairs with labels, which tuning then learns.
     """
 
     run: RunSpec
     evaluations: Mapping[str, EvalSpec]
-    missing: Mapping[str, str]
-    absent: frozenset[EvalSpec]
-    texts: Mapping[TextSpec, str]
+    missing: Mapping[str, str] = field(default_factory=dict)
+    absent: frozenset[EvalSpec] = frozenset()
+    texts: Mapping[TextSpec, str] = field(default_factory=dict)
+    model: str = ""
+    formats: tuple[str, ...] = ()
+    speeds: Mapping[EvalSpec, Mapping[str, Any]] = field(default_factory=dict)
+    labelled: bool = False
+
+    @property
+    def runnable(self) -> list[EvalSpec]:
+        """Evaluations with an id, each once: measured or to be measured."""
+        wanted = dict.fromkeys(
+            e for name, e in self.evaluations.items() if name not in self.missing
+        )
+        return [evaluation for evaluation in wanted if evaluation not in self.absent]
 
 
-def resolve(settings: Settings, columns: Mapping[str, ColumnSpec]) -> Resolved:
+def resolve(row: Row, columns: Mapping[str, ColumnSpec], files: Files) -> Resolved:
     """Look at every file that decides a row's cells; in mode=plan nothing is downloaded.
 
     Raises:
-        LutlabError: the settings ask for what does not exist, or for a budget that no width meets; all texts or the
+        LutlabError: the row asks for what does not exist, or for a budget that no width meets; all texts or the
             model are missing.
     """
-    run = run_of(settings)
-    _check_budget(run, settings)
-    evaluations = {name: evaluation_of(column, settings) for name, column in columns.items()}
+    run = run_of(row)
+    _check_budget(run, row)
+    evaluations = {name: evaluation_of(column, row) for name, column in columns.items()}
     reasons = {evaluation: _missing(run, evaluation) for evaluation in evaluations.values()}
     missing = {
         name: reason
         for name, evaluation in evaluations.items()
         if (reason := columns[name].reason or _few_gpus(run, columns[name]) or reasons[evaluation])
     }
-    runnable = {e for name, e in evaluations.items() if name not in missing}
-    absent = {e for e in runnable if settings.mode is Mode.plan and _on_hub(run, e.text)}
-    here = {e.text for e in runnable - absent if e.text}
-    in_order = dict.fromkeys(e.text for e in evaluations.values() if e.text in here)
-    texts = {text: cached_text(text).sha256 for text in in_order if readable(text)}
+    own = {e for name, e in evaluations.items() if name not in missing}
+    absent = frozenset(e for e in own if row.mode is Mode.plan and _on_hub(run, e.text))
+    here = dict.fromkeys(e.text for e in evaluations.values() if e.text and e in own - absent)
+    texts, lacking = {}, {}
+    for text in here:
+        try:
+            texts[text] = files.text(text).sha256
+        except MissingTextError as error:
+            lacking[text] = error
     for name, evaluation in evaluations.items():
-        if evaluation.text in here - texts.keys():
-            text = evaluation.text
+        if text := evaluation.text if evaluation.text in lacking else None:
             missing.setdefault(name, f"no text '{text.protocol}' under data.root={text.root}")
-    wanted = [name for name, evaluation in evaluations.items() if evaluation.text]
-    if here and all(name in missing for name in wanted):  # the folder has none of the texts
-        cached_text(next(e.text for e in evaluations.values() if e.text in here))
-    calibration = run.calibration if isinstance(run, ModelRun) else None
-    if calibration and runnable - absent:
-        texts[calibration.text] = cached_text(calibration.text).sha256
-    return Resolved(run, evaluations, missing, frozenset(absent), texts)
+    if here and all(name in missing for name, e in evaluations.items() if e.text):
+        raise lacking[next(iter(here))]  # the folder has none of the texts
+    return look(Resolved(run, evaluations, missing, absent, texts), row.threads, files)
 
 
-def evaluation_of(column: ColumnSpec, settings: Settings) -> EvalSpec:
-    """The evaluation of a column: its text from where the settings have texts, its evaluator's own fields."""
+def look(resolved: Resolved, threads: int | None, files: Files) -> Resolved:
+    """The same with hashes of its model and its calibration text, formats, and the machine's part of speeds.
+
+    Args:
+        resolved: run, evaluations and texts are known.
+        threads: of the CPU; None: torch's own. Only speeds depend on them.
+        files: texts and models that are here.
+
+    Raises:
+        LutlabError: no such model or text.
+    """
+    run, texts = resolved.run, dict(resolved.texts)
+    measured = resolved.runnable
+    if not measured and resolved.evaluations:
+        return resolved
+    if isinstance(run, ProductRun):
+        model, formats, labelled = "", (), False
+    else:
+        calibration = run.calibration and run.calibration.text
+        labelled = bool(calibration) and protocol(calibration.protocol).kind == LABELLED
+        if calibration:
+            texts[calibration] = files.text(calibration).sha256
+        model = files.model_sha256(run.model)
+        formats = _formats(run)
+    speeds = {e: _speed(run, e, threads) for e in measured if of_this_machine(e)}
+    return dataclasses.replace(
+        resolved, texts=texts, model=model, formats=formats, speeds=speeds, labelled=labelled
+    )
+
+
+def of_this_machine(evaluation: EvalSpec) -> bool:
+    """Whether an evaluation measures speed or memory."""
+    return registry.lookup("evaluator", evaluation.evaluator).of_this_machine
+
+
+def _formats(run: ModelRun) -> tuple[str, ...]:
+    if run.method != STORED:
+        return (registry.lookup("method", run.method).format,)
+    from lutlab.checkpoint.stored import formats_of
+
+    return formats_of(run.model)
+
+
+def _speed(run: RunSpec, evaluation: EvalSpec, threads: int | None) -> dict[str, Any]:
+    known = machine(run.device, threads)
+    return {
+        "machine": known,
+        "kernels": kernels_fingerprint(run.device.partition(":")[0]),
+        "chosen": _chosen(run, evaluation, known),
+    }
+
+
+def _chosen(run: RunSpec, evaluation: EvalSpec, known: dict[str, Any]) -> Any:
+    """Decisions of tuning and races on this machine on the kernels that a row may call."""
+    bits, shapes, kernel = {run.q}, None, ""
+    if isinstance(run, ProductRun):
+        shapes, kernel = {(rows, columns) for rows, columns, _ in run.shapes}, run.kernel
+    else:
+        bits |= {width.q for width in (*run.sublayers, *run.layers)}
+        bits |= {q for q, _ in run.candidates}
+    if not run.device.startswith("cpu"):
+        from lutlab.kernels.gpu import choice
+
+        return choice.decisions(known["gpu"], run.dtype, bits)
+    from lutlab.kernels.cpu import qigen_gemv, rows_tuning
+
+    found: dict[str, Any] = {"rows": rows_tuning.decisions(bits, known["threads"], shapes)}
+    if rows_tuning.asked():  # the answer comes with the measurement: it is no untuned one
+        found["tunes"] = True
+    if evaluation.evaluator == "qigen" or kernel == "optq":  # on a CPU they are one kernel
+        found["qigen"] = qigen_gemv.decisions(bits)
+    return found
+
+
+def evaluation_of(column: ColumnSpec, row: Row) -> EvalSpec:
+    """The evaluation of a column: its text from where the row has texts, its evaluator's own fields."""
     text = None
     if column.text:
         tasks = registry.lookup("evaluator", column.evaluator).reads_tasks
-        text = text_of(column.text, settings.data, tasks=tasks)
-        text = dataclasses.replace(text, limit=settings.data.limit)
-    return EvalSpec(column.evaluator, text, settings.evaluators.get(column.evaluator, ()))
+        text = text_of(column.text, row.data, tasks=tasks)
+        text = dataclasses.replace(text, limit=row.data.limit)
+    return EvalSpec(column.evaluator, text, row.evaluators.get(column.evaluator, ()))
 
 
 def _missing(run: RunSpec, evaluation: EvalSpec) -> str:
@@ -130,11 +261,11 @@ def _on_hub(run: RunSpec, text: TextSpec | None) -> bool:
     return "hub" in sources
 
 
-def _check_budget(run: RunSpec, settings: Settings) -> None:
+def _check_budget(run: RunSpec, row: Row) -> None:
     """Refuse a budget that the narrowest widths exceed, where the model's config is here or may be fetched."""
     if not isinstance(run, ModelRun) or run.budget is None:
         return
-    if settings.mode is Mode.plan and run.model.source == "hub":
+    if row.mode is Mode.plan and run.model.source == "hub":
         return
     from lutlab.compress.sizes import check_budget
     from lutlab.models.shape import linear_shapes
@@ -142,42 +273,3 @@ def _check_budget(run: RunSpec, settings: Settings) -> None:
 
     method = make_method(run.method, **dict(run.options))
     check_budget(run.budget, linear_shapes(run.model), method, run.candidates, run.skip)
-
-
-# ---- once a process ----
-
-
-@functools.cache
-def cached_text(spec: TextSpec) -> Text:
-    """A text, loaded once a process."""
-    return load_text(spec)
-
-
-def planned_text(spec: TextSpec, sha256: str | None) -> Text:
-    """The text that a job was planned with, of that hash.
-
-    Raises:
-        LutlabError: another text is found here under its name.
-    """
-    text = cached_text(spec)
-    if text.sha256 != sha256:
-        raise LutlabError(
-            f"{spec.protocol} from data.source={spec.source} is another text here than where the run was planned "
-            f"({text.origin}): let both read the same files, as with data.root=<folder that both see>"
-        )
-    return text
-
-
-def readable(spec: TextSpec) -> bool:
-    """False where a folder lacks this one text; other errors are raised."""
-    try:
-        cached_text(spec)
-    except MissingTextError:
-        return False
-    return True
-
-
-@functools.cache
-def model_sha256(spec: ModelSpec) -> str:
-    """Hash of a model's files."""
-    return fingerprint(spec)

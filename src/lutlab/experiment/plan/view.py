@@ -16,11 +16,16 @@ from lutlab.experiment.artifact.artifact import Artifact
 from lutlab.experiment.artifact.predicted import OOM, predicted
 from lutlab.experiment.plan import cost
 from lutlab.experiment.plan.plan import PlannedCell, PlannedRow
+from lutlab.experiment.plan.resolve import Files
 from lutlab.specs import EvalSpec, ModelRun, RunSpec
 
 
 def print_plan(
-    artifact: Artifact | None, rows: Sequence[PlannedRow], results: Path, console: Console
+    artifact: Artifact | None,
+    rows: Sequence[PlannedRow],
+    results: Path,
+    console: Console,
+    files: Files,
 ) -> None:
     """Print the plan of an artifact or a sweep."""
     console.print(f"plan: {artifact.name if artifact else 'sweep'} (predictions; nothing is run)\n")
@@ -34,7 +39,7 @@ def print_plan(
     for row in rows:
         for evaluation, cell in {c.evaluation: c for c in row.cells.values()}.items():
             state, wanted = _state(cell)
-            predicted = _predict(row, cell, unknown) if wanted else None
+            predicted = _predict(row, cell, unknown, files) if wanted else None
             if wanted:
                 planned[row.spec, evaluation] = predicted
             text = f" on {evaluation.text.name}" if evaluation.text else ""
@@ -78,10 +83,12 @@ def _per_token(artifact: Artifact, rows: Sequence[PlannedRow]) -> Iterator[str]:
         yield f"  {row.key}: {times} ms/token on {gpus} GPU(s); {sizes} GB each; {least}"
 
 
-def _predict(row: PlannedRow, cell: PlannedCell, unknown: set[str]) -> cost.Cost | None:
+def _predict(
+    row: PlannedRow, cell: PlannedCell, unknown: set[str], files: Files
+) -> cost.Cost | None:
     """The cell's cost; None, and why, where the model's config is not here and the hub cannot be asked."""
     try:
-        return cost.predict(row.spec, cell)
+        return cost.predict(row.spec, cell, files)
     except LutlabError as error:
         unknown.add(str(error))
         return None

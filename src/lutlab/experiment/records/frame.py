@@ -23,12 +23,12 @@ from lutlab.evaluators.contract import metric_of
 from lutlab.experiment.artifact.artifact import Artifact, load_artifact
 from lutlab.experiment.artifact.catalog import artifacts
 from lutlab.experiment.artifact.references import cite
-from lutlab.experiment.plan.commands import overrides_of, shell
 from lutlab.experiment.records.tables import cells_of, is_original
 from lutlab.experiment.report.layout import COMPARABLE
 from lutlab.experiment.report.published import Published
+from lutlab.experiment.row.axes import axes, evaluation_from, run_from, to_json
+from lutlab.experiment.row.commands import overrides_of, shell
 from lutlab.experiment.store import lines
-from lutlab.experiment.store.asked import axes, evaluation_from, run_from, to_json
 from lutlab.experiment.store.noise import error_of
 from lutlab.experiment.store.record import Record, canonical
 from lutlab.experiment.store.store import Store

@@ -16,12 +16,12 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from lutlab import sources
 from lutlab.errors import LutlabError, Mistakes, nearest
-from lutlab.experiment.plan import additions
-from lutlab.experiment.plan.schema import register_configs
+from lutlab.experiment.row.choices import register_choices
+from lutlab.experiment.run import additions
 from lutlab.experiment.run.ending import ended
 
 if TYPE_CHECKING:
-    from lutlab.experiment.plan.settings import Settings
+    from lutlab.experiment.row.row import Row
 
 # Hydra's launchers that an extra of lutlab brings.
 _LAUNCHERS = {
@@ -38,7 +38,7 @@ def run(main: Callable[[], None]) -> int:
     return ended(lambda: _run(main))
 
 
-def composed(arguments: Sequence[str], refused: Sequence[str]) -> Settings:
+def composed(arguments: Sequence[str], refused: Sequence[str]) -> Row:
     """The settings of one row, for a command that runs one.
 
     Args:
@@ -50,8 +50,8 @@ def composed(arguments: Sequence[str], refused: Sequence[str]) -> Settings:
     """
     from hydra import compose, initialize_config_dir
 
-    from lutlab.experiment.plan import mistakes
-    from lutlab.experiment.plan.settings import settings_of
+    from lutlab.experiment.row import mistakes
+    from lutlab.experiment.row.row import Row
 
     with _words_of_ours():
         overrides = mistakes.read(additions.read(arguments))
@@ -64,9 +64,9 @@ def composed(arguments: Sequence[str], refused: Sequence[str]) -> Settings:
         ]
         if said:
             raise Mistakes(said)
-        register_configs()
+        register_choices()
         with initialize_config_dir(str(sources.folder("conf")), version_base="1.3"):
-            return settings_of(compose("config", overrides))
+            return Row.of(compose("config", overrides))
 
 
 def _run(main: Callable[[], None]) -> None:
@@ -74,7 +74,7 @@ def _run(main: Callable[[], None]) -> None:
         arguments = _read(additions.read(sys.argv[1:]))
         if arguments is not None:
             sys.argv[1:] = arguments
-            register_configs()
+            register_choices()
             main()
 
 
@@ -105,8 +105,8 @@ def _read(arguments: Sequence[str]) -> list[str] | None:
     # Hydra's own parser: it alone knows which of its options take a value
     from hydra._internal.utils import get_args_parser
 
-    from lutlab.experiment.plan import mistakes
-    from lutlab.experiment.plan.choices import check_presets
+    from lutlab.experiment.row import mistakes
+    from lutlab.experiment.row.choices import check_presets
 
     asked, rest = get_args_parser().parse_known_args(arguments)
     if asked.experimental_rerun is not None:

@@ -22,7 +22,7 @@ from lutlab.experiment.run import cli
 from lutlab.experiment.run.ending import ended
 
 if TYPE_CHECKING:
-    from lutlab.experiment.plan.settings import Settings
+    from lutlab.experiment.row.row import Row
     from lutlab.generate.contract import Engine
 
 # Keys that say what a table measures, and nothing here.
@@ -61,7 +61,7 @@ _KINDS: dict[str, Callable[[str], Any]] = {
 
 def main(arguments: Sequence[str]) -> int:
     """The command; returns the exit code: 0, 2 for a mistake, 130 where Ctrl-C ended the text."""
-    from lutlab.experiment.plan.keys import meanings
+    from lutlab.experiment.row.keys import meanings
 
     parser = argparse.ArgumentParser(
         prog="lutlab generate",
@@ -120,25 +120,23 @@ def split(arguments: Sequence[str]) -> tuple[Words, list[str]]:
     return Words(**found), rest
 
 
-def _prepared(settings: Settings) -> tuple[Any, Any]:
+def _prepared(settings: Row) -> tuple[Any, Any]:
     """The model that the settings ask for, quantized, and its tokenizer."""
     import torch
 
     from lutlab.experiment.plan.job import job_of_model
-    from lutlab.experiment.plan.runs import run_of
+    from lutlab.experiment.plan.resolve import Files
     from lutlab.experiment.run.prepare import prepare
-    from lutlab.specs import ModelRun
 
     if settings.threads:
         torch.set_num_threads(settings.threads)
-    run = run_of(settings)
-    if not isinstance(run, ModelRun):
-        raise LutlabError("model=product is one product of matrices, and no model: name a model")
-    prepared = prepare(job_of_model(run, settings))
+    files = Files()
+    job = job_of_model(settings, files)
+    prepared = prepare(job, files)
     if prepared.tokenizer is None:
         raise LutlabError(
-            f"{run.name} came without a tokenizer, so no text can be read: copy the model's tokenizer.json beside its "
-            "config.json"
+            f"{job.run.name} came without a tokenizer, so no text can be read: copy the model's tokenizer.json beside "
+            "its config.json"
         )
     return prepared.model, prepared.tokenizer
 

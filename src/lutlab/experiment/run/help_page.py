@@ -14,8 +14,9 @@ from pathlib import Path
 from omegaconf import MISSING, OmegaConf
 
 from lutlab import registry, sources
-from lutlab.experiment.plan.choices import choices, default_choice
-from lutlab.experiment.plan.keys import Key, config_keys, evaluator_keys, method_keys, spelled
+from lutlab.experiment.row.choices import choices, default_choice
+from lutlab.experiment.row.keys import Key, evaluator_keys, method_keys, spelled
+from lutlab.experiment.row.row import row_keys
 
 _WIDEST = 120
 
@@ -31,7 +32,7 @@ def page(config_dirs: Sequence[Path] = ()) -> str:
         "",
         "== Keys: <key>=<value>, here with the value they have unless a preset sets another ==",
     ]
-    lines += _listed(config_keys().values(), width)
+    lines += _listed(row_keys().values(), width)
     for name, cls in registry.classes("method").items():
         chosen = " (unless you choose another)" if name == default_choice("method") else ""
         lines += ["", *textwrap.wrap(f"method={name}{chosen}: {_first_line(cls)}", width)]

@@ -11,21 +11,22 @@ from rich.console import Console
 
 from lutlab.atomic import remove_leftovers
 from lutlab.errors import LutlabError
-from lutlab.experiment.plan import free, plan, sweeping
-from lutlab.experiment.plan.commands import table_command
+from lutlab.experiment.plan import free, plan
 from lutlab.experiment.plan.free import AskedRow
 from lutlab.experiment.plan.job import Job, job_of, override_of
 from lutlab.experiment.plan.plan import PlannedCell, PlannedRow
-from lutlab.experiment.plan.schema import Mode
-from lutlab.experiment.plan.settings import Settings
+from lutlab.experiment.plan.resolve import Files, resolve
 from lutlab.experiment.report import compare
 from lutlab.experiment.report.sweep import tabulate_sweep
+from lutlab.experiment.row import sweeping
+from lutlab.experiment.row.commands import table_command
+from lutlab.experiment.row.row import Mode, Row
 from lutlab.experiment.run import track
 from lutlab.experiment.run.ending import RowsFailed
 from lutlab.experiment.run.tracking import Tracker, open_tracker
 from lutlab.experiment.store.store import Store
 
-Compose = Callable[[Sequence[str]], Settings]
+Compose = Callable[[Sequence[str]], Row]
 Launch = Callable[[Sequence[Sequence[str]]], list[Any]]
 
 
@@ -36,7 +37,7 @@ def sweep(arguments: Sequence[str], compose: Compose, launch: Launch) -> None:
         LutlabError: a mistake or a limit the user can act on; nothing measured is lost.
         RowsFailed: some rows failed, after everything else was measured and reported.
     """
-    failed = 0
+    failed, files = 0, Files()
     for request in sweeping.parse(arguments):
         common = compose(request.arguments)
         if common.mode is Mode.dashboard:
@@ -51,14 +52,14 @@ def sweep(arguments: Sequence[str], compose: Compose, launch: Launch) -> None:
         if common.mode is Mode.track:
             track.fill(tracker, logger, common.results, request, Console())
             continue
-        planned, asked, folder = _plan(request, common, compose)
+        planned, asked, folder = _plan(request, common, compose, files)
         if common.mode is Mode.plan:
             from lutlab.experiment.plan.view import print_plan
 
-            print_plan(request.artifact, planned, common.results, Console())
+            print_plan(request.artifact, planned, common.results, Console(), files)
             continue
         if common.mode is Mode.run:
-            _measure(planned, asked, common, launch)
+            _measure(planned, asked, common, launch, files)
             store = Store(common.results)
             planned = [plan.with_records(row, store) for row in planned]
         failed += _report(request, planned, common, folder, tracker)
@@ -66,7 +67,7 @@ def sweep(arguments: Sequence[str], compose: Compose, launch: Launch) -> None:
         raise RowsFailed(f"{failed} cells failed; the table says why; run again to try them again")
 
 
-def _draw(request: sweeping.Request, common: Settings) -> None:
+def _draw(request: sweeping.Request, common: Row) -> None:
     """mode=dashboard: one page of all that was measured, whichever table it stands in."""
     from lutlab.experiment.records import dashboard
 
@@ -75,8 +76,9 @@ def _draw(request: sweeping.Request, common: Settings) -> None:
             "mode=dashboard draws all that was measured, and its page has filters: leave out +exp and swept values"
         )
     asked = common.dashboard
-    data = dashboard.of_tracked(asked.tracked) if asked.tracked else dashboard.of_records(*asked.of)
-    path = dashboard.write(data, asked.output)
+    folders = map(Path, asked.of or [common.results])
+    data = dashboard.of_tracked(asked.tracked) if asked.tracked else dashboard.of_records(*folders)
+    path = dashboard.write(data, asked.output or common.results / "dashboard.html")
     size = path.stat().st_size / 1e6
     Console().print(
         f"{len(data.cells)} cells, {len(data.claims)} claims: {path} ({size:.1f} MB), which any browser opens",
@@ -86,27 +88,32 @@ def _draw(request: sweeping.Request, common: Settings) -> None:
 
 
 def _plan(
-    request: sweeping.Request, common: Settings, compose: Compose
+    request: sweeping.Request, common: Row, compose: Compose, files: Files
 ) -> tuple[list[PlannedRow], list[AskedRow], Path]:
     """The rows planned, what was asked for by each, and the folder of their report."""
     rows = sweeping.rows_of(request, common)
     asked = [AskedRow(row, compose(row.overrides)) for row in rows]
     if request.artifact is None:
         asked = free.beside_full_precision(asked, compose)
-        planned, asked = free.plan_sweep(asked)
+        planned, asked = free.plan_sweep(asked, files)
         return planned, asked, free.folder_of(planned, asked, common)
     if common.name is not None:
         raise LutlabError(f"name={common.name} is of a sweep of your own: drop it, or +exp")
     artifact = request.artifact
-    planned = [
-        plan.planned(one.row.key, one.row.labels, artifact.columns_of(one.row), one.settings)
-        for one in asked
-    ]
+    store, planned = Store(common.results), []
+    for one in asked:
+        columns = artifact.columns_of(one.row)
+        resolved = resolve(one.settings, columns, files)
+        planned.append(plan.plan_row(one.row.key, one.row.labels, columns, resolved, store))
     return planned, asked, common.results / artifact.name / sweeping.variant(request, common)
 
 
 def _measure(
-    rows: Sequence[PlannedRow], asked: Sequence[AskedRow], common: Settings, launch: Launch
+    rows: Sequence[PlannedRow],
+    asked: Sequence[AskedRow],
+    common: Row,
+    launch: Launch,
+    files: Files,
 ) -> None:
     """Launch a job for each row that misses a cell and that `alone` selects; a cell that several rows ask for is
     measured once.
@@ -122,7 +129,8 @@ def _measure(
         chosen = alone if row.alone else together
         chosen.append([*one.row.overrides, override_of(job)])
         waiting |= {
-            i: (plan.cell_name(row.spec, c.evaluation), _weight(row, c)) for i, c in cells.items()
+            i: (plan.cell_name(row.spec, c.evaluation), _weight(row, c, files))
+            for i, c in cells.items()
         }
     if waiting:
         from lutlab.experiment.run import progress
@@ -132,18 +140,18 @@ def _measure(
                 launch(jobs)
 
 
-def _job(row: PlannedRow, cells: dict[str, PlannedCell], settings: Settings) -> Job:
+def _job(row: PlannedRow, cells: dict[str, PlannedCell], settings: Row) -> Job:
     import torch
 
     threads = torch.get_num_threads() if row.alone and not settings.threads else settings.threads
     return job_of(row, cells, settings, threads)
 
 
-def _weight(row: PlannedRow, cell: PlannedCell) -> float:
+def _weight(row: PlannedRow, cell: PlannedCell, files: Files) -> float:
     from lutlab.experiment.plan import cost
 
     try:
-        return cost.predict(row.spec, cell).seconds
+        return cost.predict(row.spec, cell, files).seconds
     except LutlabError:
         # The model's files: the row fails by itself when it is loaded, and the others go on.
         return 1.0
@@ -152,7 +160,7 @@ def _weight(row: PlannedRow, cell: PlannedCell) -> float:
 def _report(
     request: sweeping.Request,
     rows: Sequence[PlannedRow],
-    common: Settings,
+    common: Row,
     folder: Path,
     tracker: Tracker,
 ) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 
 from lutlab.errors import LutlabError
 from lutlab.experiment.plan.job import Job
-from lutlab.experiment.plan.resolve import cached_text, planned_text
+from lutlab.experiment.plan.resolve import Files
 from lutlab.experiment.store.store import Store
 from lutlab.quantizers.stored import STORED
 from lutlab.specs import CalibrationSpec, LayerStats, ModelRun, Text
@@ -26,8 +26,13 @@ class Prepared:
     facts: Mapping[str, Any]
 
 
-def prepare(job: Job) -> Prepared:
-    """Load and quantize. Calibrated and streamed models are kept block by block, so that nothing is done twice."""
+def prepare(job: Job, files: Files) -> Prepared:
+    """Load and quantize. Calibrated and streamed models are kept block by block, so that nothing is done twice.
+
+    Args:
+        job: the row; its cells are not looked at.
+        files: the texts that this process has read.
+    """
     import torch
 
     from lutlab.compress.driver import quantize_model
@@ -56,9 +61,9 @@ def prepare(job: Job) -> Prepared:
     seen = StatsStore(job.inputs) if job.inputs else None
     quantizer = make_method(spec.method, **dict(spec.options))
     task = task_of(model)
-    windows = spec.calibration and _windows(job, loaded.tokenizer, task, seqlen)
+    windows = spec.calibration and _windows(job, files, loaded.tokenizer, task, seqlen)
     facts: dict[str, Any] = {}
-    if spec.calibration and (differs := cached_text(spec.calibration.text).differs):
+    if spec.calibration and (differs := files.text(spec.calibration.text).differs):
         facts["calibration_text_differs"] = differs
     if spec.budget is None:
         chosen = widths(kinds(model.config), spec.q, spec.g, spec.sublayers, spec.skip, spec.layers)
@@ -77,7 +82,7 @@ def prepare(job: Job) -> Prepared:
     finished = rest is None or rest.has(0)
     if spec.tuning and not (finished and all(map(kept.has, range(len(loaded.blocks))))):
         kept.forget_from(0)
-        samples = _labelled(job, loaded.tokenizer, seqlen) if task == CLASSIFIES else windows
+        samples = _labelled(job, files, loaded.tokenizer, seqlen) if task == CLASSIFIES else windows
         tuned = _tuned(job, model, quantizer, chosen, samples, seen, states)
         packed = tuned.layers
         if rest:
@@ -143,32 +148,32 @@ def _drawn(spec: ModelRun) -> Prepared:
     return Prepared(loaded.model, loaded.tokenizer, layers, seqlen, facts)
 
 
-def _windows(job: Job, tokenizer: Any, task: str, seqlen: int) -> Any:
+def _windows(job: Job, files: Files, tokenizer: Any, task: str, seqlen: int) -> Any:
     """What calibration looks at."""
     from lutlab.data import calibration_inputs
 
-    text, chosen = _calibration(job, tokenizer)
+    text, chosen = _calibration(job, files, tokenizer)
     return calibration_inputs(
         task, text, tokenizer, chosen.samples, chosen.seqlen or seqlen, chosen.seed
     )
 
 
-def _labelled(job: Job, tokenizer: Any, seqlen: int) -> Any:
+def _labelled(job: Job, files: Files, tokenizer: Any, seqlen: int) -> Any:
     """The same pairs with their labels, which tuning trains on."""
     from lutlab.data.pairs import labelled_pairs
     from lutlab.tuning.labels import Labelled
 
-    text, chosen = _calibration(job, tokenizer)
+    text, chosen = _calibration(job, files, tokenizer)
     return Labelled(
         *labelled_pairs(text, tokenizer, chosen.samples, chosen.seqlen or seqlen, chosen.seed)
     )
 
 
-def _calibration(job: Job, tokenizer: Any) -> tuple[Text, CalibrationSpec]:
+def _calibration(job: Job, files: Files, tokenizer: Any) -> tuple[Text, CalibrationSpec]:
     """The text to calibrate on, and how it is drawn from."""
     if tokenizer is None:
         raise LutlabError(
             f"{job.run.name} came without a tokenizer, so it cannot be calibrated on a text"
         )
     chosen = job.run.calibration
-    return planned_text(chosen.text, job.calibration_sha256), chosen
+    return files.planned_text(chosen.text, job.calibration_sha256), chosen

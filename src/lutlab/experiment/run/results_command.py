@@ -24,12 +24,12 @@ from typing import Any
 from lutlab import children
 from lutlab.errors import LutlabError
 from lutlab.escapes import visible
-from lutlab.experiment.plan.commands import overrides_of, shell
 from lutlab.experiment.records import differ, frame, prune, stale
 from lutlab.experiment.report import csv
 from lutlab.experiment.report.origins import flatten
+from lutlab.experiment.row.axes import axes, evaluation_from, run_from
+from lutlab.experiment.row.commands import overrides_of, shell
 from lutlab.experiment.run.ending import ended
-from lutlab.experiment.store.asked import axes, evaluation_from, run_from
 from lutlab.experiment.store.record import Record
 from lutlab.experiment.store.store import Store
 

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING
 from lutlab.errors import LutlabError
 from lutlab.experiment.artifact.catalog import artifacts
 from lutlab.experiment.artifact.outcome import ResultTable
-from lutlab.experiment.plan.settings import LoggerSettings
-from lutlab.experiment.plan.sweeping import Request
 from lutlab.experiment.records.frame import Shelf, shelves
 from lutlab.experiment.report import figure
 from lutlab.experiment.report.published import Published
+from lutlab.experiment.row.row import Logger
+from lutlab.experiment.row.sweeping import Request
 from lutlab.experiment.run.tracked import TrackedRun, runs_of, shelf_of
 from lutlab.experiment.run.tracking import NullTracker, Tracker
 from lutlab.experiment.store.record import Record
@@ -60,7 +60,7 @@ def copy(
 
 def fill(
     tracker: Tracker,
-    logger: LoggerSettings,
+    logger: Logger,
     results: Path,
     request: Request,
     console: Console,

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from lutlab.errors import LutlabError, nearest
-from lutlab.experiment.plan.schema import LOGGERS
+from lutlab.experiment.row.row import LOGGERS
 from lutlab.experiment.run.histories import log_rows
 from lutlab.experiment.run.tracked import TrackedRun
 from lutlab.experiment.store import lines

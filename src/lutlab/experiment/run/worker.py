@@ -10,12 +10,12 @@ from omegaconf import DictConfig
 
 from lutlab import registry
 from lutlab.errors import LutlabError
-from lutlab.experiment.plan import additions
 from lutlab.experiment.plan.job import Job, JobCell, job_from
 from lutlab.experiment.plan.plan import cell_name
-from lutlab.experiment.plan.resolve import planned_text
+from lutlab.experiment.plan.resolve import Files
+from lutlab.experiment.row.axes import to_json
+from lutlab.experiment.run import additions
 from lutlab.experiment.run.prepare import Prepared, prepare
-from lutlab.experiment.store.asked import to_json
 from lutlab.experiment.store.machine import machine
 from lutlab.experiment.store.provenance import environment
 from lutlab.experiment.store.record import Record
@@ -23,6 +23,7 @@ from lutlab.experiment.store.store import Store
 from lutlab.specs import Measurement, Subject
 
 log = logging.getLogger(__name__)
+_FILES = Files()  # a process may execute the jobs of many rows
 
 
 def measure_row(config: DictConfig) -> None:
@@ -51,7 +52,7 @@ def execute(job: Job) -> None:
     began = time.monotonic()
     try:
         _check_machine(job)
-        prepared = prepare(job)
+        prepared = prepare(job, _FILES)
     except Exception as error:
         for cell in job.cells:
             store.save(_failure(job, cell, error, time.monotonic() - began))
@@ -80,7 +81,7 @@ def _measure(job: Job, cell: JobCell, prepared: Prepared) -> Record:
     began = time.monotonic()
     model, evaluation = prepared.model, cell.evaluation
     try:
-        text = planned_text(evaluation.text, cell.text_sha256) if evaluation.text else None
+        text = _FILES.planned_text(evaluation.text, cell.text_sha256) if evaluation.text else None
         if text and prepared.tokenizer is None:
             raise LutlabError(
                 f"{job.run.name} came without a tokenizer, so no text can be evaluated on it"

@@ -13,8 +13,8 @@ from typing import Any
 
 from lutlab import registry
 from lutlab.errors import LutlabError
-from lutlab.experiment.plan.settings import Settings
-from lutlab.experiment.store.asked import axes, differing
+from lutlab.experiment.row.axes import axes, differing
+from lutlab.experiment.row.row import Row
 from lutlab.specs import ModelRun, RunSpec
 
 _ALWAYS = ("model", "method", "q", "g")
@@ -25,7 +25,7 @@ _LONGEST_GIVEN = 100  # of one that is given: a folder's name has 255 bytes
 _LONGEST = 60  # characters of a name that is made of axes
 
 
-def row_axes(run: RunSpec, settings: Settings) -> dict[str, Any]:
+def row_axes(run: RunSpec, settings: Row) -> dict[str, Any]:
     """The axes of a row: those of its run, its evaluators' fields, its threads where they are given."""
     found = axes(run)
     for evaluator, options in settings.evaluators.items():
@@ -50,7 +50,7 @@ def varied(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     )
 
 
-def labels_of(rows: Sequence[tuple[RunSpec, Settings]]) -> list[dict[str, str]]:
+def labels_of(rows: Sequence[tuple[RunSpec, Row]]) -> list[dict[str, str]]:
     """Labels of the rows of a sweep: model, method, q, g, and every axis that is not the same in all of them."""
     own = [row_axes(run, settings) for run, settings in rows]
     more = [name for name in varied(own) if name not in _ALWAYS]
@@ -65,7 +65,7 @@ def row_key(labels: Mapping[str, str]) -> str:
 
 
 def _labelled(
-    rows: Sequence[tuple[RunSpec, Settings]], own: Sequence[Mapping[str, Any]], shown: list[str]
+    rows: Sequence[tuple[RunSpec, Row]], own: Sequence[Mapping[str, Any]], shown: list[str]
 ) -> list[dict[str, str]]:
     found = []
     for (run, _), row in zip(rows, own, strict=True):
@@ -80,7 +80,7 @@ def _labelled(
     return found
 
 
-def sweep_name(rows: Sequence[tuple[RunSpec, Settings]], own: str, given: str | None) -> str:
+def sweep_name(rows: Sequence[tuple[RunSpec, Row]], own: str, given: str | None) -> str:
     """The name of a sweep: the one that is given, or its varied axes and 8 digits of its id.
 
     Args:

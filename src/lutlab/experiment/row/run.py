@@ -1,4 +1,4 @@
-"""Settings -> the run they ask for: a model quantized one way, or a product; every value in range, or refused."""
+"""Row -> the run that it asks for: a model quantized one way, or a product; every value in range, or refused."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from lutlab.data import tasks as lm_eval
 from lutlab.data.protocols import PROTOCOLS
 from lutlab.devices import device_named
 from lutlab.errors import LutlabError, nearest
-from lutlab.experiment.plan.settings import DataSettings, ModelSettings, Settings
-from lutlab.groups import Width
+from lutlab.experiment.row.row import Data, Row, Sublayers
+from lutlab.groups import Width, whole
 from lutlab.kernels.gpu.short_names import full_name
 from lutlab.measure import products
 from lutlab.quantizers.contract import Calibrated, Method
@@ -30,61 +30,61 @@ from lutlab.specs import (
 )
 
 
-def run_of(settings: Settings) -> RunSpec:
-    """The run that settings ask for.
+def run_of(row: Row) -> RunSpec:
+    """The run that a row asks for.
 
     Raises:
         LutlabError: q or g out of range, no such device here, a budget for what has no widths to choose, tuning of
             what cannot be tuned, layers cut of a model that is not synthetic, a commit of one that is not on the hub,
             or what is said of layers to a product.
     """
-    quantizer = registry.lookup("method", settings.method)(**dict(settings.options))  # refuses
-    device = _device(settings.device)
+    quantizer = registry.lookup("method", row.method)(**dict(row.options))  # refuses
+    device = _device(row.device)
     asked = {
-        "method": settings.method,
-        "options": settings.options,
+        "method": row.method,
+        "options": row.options,
         "device": device,
-        "dtype": _dtype(settings.dtype, device),
-        "seed": settings.seed,
+        "dtype": _dtype(row.dtype, device),
+        "seed": row.seed,
     }
-    if not settings.model.id:
+    if not row.model.id:
         raise LutlabError(
             f"model.id is not given: name a model or its folder, of a product its shape (source "
-            f"{settings.model.source})"
+            f"{row.model.source})"
         )
-    if settings.model.source == "product":
-        return _product(settings, quantizer, asked)
-    if settings.kernel != "auto" or settings.knobs:
-        named = f"kernel={settings.kernel}" if settings.kernel != "auto" else settings.knobs[0][0]
+    if row.model.source == "product":
+        return _product(row, quantizer, asked)
+    if row.kernel != "auto" or row.all_knobs:
+        named = f"kernel={row.kernel}" if row.kernel != "auto" else row.all_knobs[0][0]
         raise LutlabError(f"{named} is of a single product: set model=product")
-    candidates = _candidates(settings, quantizer)
-    q, g = (max(q for q, _ in candidates), -1) if candidates else _width(settings, quantizer)
-    drawn = _is_drawn(settings)
-    looks = candidates or settings.tuning or (isinstance(quantizer, Calibrated) and not drawn)
+    candidates = _candidates(row, quantizer)
+    q, g = (max(q for q, _ in candidates), -1) if candidates else _width(row, quantizer)
+    drawn = _is_drawn(row)
+    looks = candidates or row.tuning or (isinstance(quantizer, Calibrated) and not drawn)
     return ModelRun(
-        model=_model(settings.model),
+        model=_model(row.model),
         q=q,
         g=g,
-        calibration=_calibration(settings) if looks else None,
-        sublayers=_sublayers(settings, quantizer) if quantizer.quantizes else (),
-        budget=settings.budget,
+        calibration=_calibration(row) if looks else None,
+        sublayers=_sublayers(row, quantizer) if quantizer.quantizes else (),
+        budget=row.budget,
         candidates=candidates,
-        skip=settings.skip if quantizer.quantizes else (),
-        layers=layer_widths(settings.layers, quantizer) if quantizer.quantizes else (),
-        tuning=_tuning(settings, quantizer),
+        skip=row.skip if quantizer.quantizes else (),
+        layers=layer_widths(row.layers or {}, quantizer) if quantizer.quantizes else (),
+        tuning=_tuning(row, quantizer),
         **asked,
     )
 
 
-def _is_drawn(settings: Settings) -> bool:
+def _is_drawn(row: Row) -> bool:
     """Whether layers are drawn as they are stored, so that no quantizer sees a weight; refuses what needs one."""
-    if not settings.model.packed:
+    if not row.model.packed:
         return False
     asked = {
-        "budget": settings.budget is not None,
-        "tuning": settings.tuning is not None,
-        "stream": settings.stream,
-        "device=spread": settings.device == "spread",
+        "budget": row.budget is not None,
+        "tuning": row.tuning is not None,
+        "stream": row.stream,
+        "device=spread": row.device == "spread",
     }
     if named := [key for key, is_asked in asked.items() if is_asked]:
         raise LutlabError(
@@ -94,25 +94,24 @@ def _is_drawn(settings: Settings) -> bool:
     return True
 
 
-def _product(settings: Settings, quantizer: Method, asked: dict[str, object]) -> ProductRun:
+def _product(row: Row, quantizer: Method, asked: dict[str, object]) -> ProductRun:
     """A product has one weight, and nothing to calibrate on."""
-    _refuse_of_layers(settings)
-    q, g = _width(settings, quantizer)
-    shapes = products.parse_shapes(settings.model.id)
+    _refuse_of_layers(row)
+    q, g = _width(row, quantizer)
+    shapes = products.parse_shapes(row.model.id)
     return ProductRun(
-        shapes=shapes, q=q, g=g, kernel=full_name(settings.kernel), knobs=settings.knobs, **asked
+        shapes=shapes, q=q, g=g, kernel=full_name(row.kernel), knobs=row.all_knobs, **asked
     )
 
 
-def _refuse_of_layers(settings: Settings) -> None:
+def _refuse_of_layers(row: Row) -> None:
     """Raise LutlabError for what is said of a model's layers, which a product does not have."""
-    model, asked = settings.model, settings
-    own = [kind for kind, (q, g) in asked.sublayers.items() if q is not None or g is not None]
+    model, asked = row.model, row
     given = {
         "budget": asked.budget is not None,
         "layers": bool(asked.layers),
         "skip": bool(asked.skip),
-        "sublayers": bool(own),
+        "sublayers": asked.sublayers != Sublayers(),
         "tuning": asked.tuning is not None,
         "stream": asked.stream,
         "model.layers": model.layers is not None,
@@ -126,25 +125,24 @@ def _refuse_of_layers(settings: Settings) -> None:
         )
 
 
-def _width(settings: Settings, quantizer: Method) -> Width:
+def _width(row: Row, quantizer: Method) -> Width:
     """Full precision is 16 bits whatever is asked for, so that it is one row; a quantized folder has its own."""
-    if settings.method == STORED:
-        return _stored_width(settings)
-    return quantizer.check_width(settings.q, settings.g) if quantizer.quantizes else (16, -1)
+    if row.method == STORED:
+        return _stored_width(row)
+    return quantizer.check_width(row.q, row.g) if quantizer.quantizes else (16, -1)
 
 
-def _stored_width(settings: Settings) -> Width:
+def _stored_width(row: Row) -> Width:
     from lutlab.checkpoint.stored import row_width
 
-    if settings.stream or settings.device == "spread":
-        asked = "stream=true" if settings.stream else "device=spread"
+    if row.stream or row.device == "spread":
+        asked = "stream=true" if row.stream else "device=spread"
         raise LutlabError(f"method=stored holds the whole model on one device: drop {asked}")
-    return row_width(_model(settings.model))
+    return row_width(_model(row.model))
 
 
-def _model(given: ModelSettings) -> ModelSpec:
+def _model(spec: ModelSpec) -> ModelSpec:
     """A folder is named by its last part, as whole paths do not fit a table; a cut model says to how many layers."""
-    spec = ModelSpec(**dataclasses.asdict(given))
     if spec.layers and spec.source != "synthetic":
         raise LutlabError(
             f"model.layers={spec.layers} cuts synthetic models only, and {spec.name} is of source {spec.source}: give "
@@ -169,40 +167,40 @@ def _model(given: ModelSettings) -> ModelSpec:
     return spec
 
 
-def _calibration(settings: Settings) -> CalibrationSpec:
-    chosen = settings.calibration
-    text = text_of(chosen.text, settings.data)
+def _calibration(row: Row) -> CalibrationSpec:
+    chosen = row.calibration
+    text = text_of(chosen.text, row.data)
     return CalibrationSpec(text, chosen.samples, chosen.seqlen, chosen.seed)
 
 
-def _sublayers(settings: Settings, quantizer: Method) -> tuple[Sublayer, ...]:
+def _sublayers(row: Row, quantizer: Method) -> tuple[Sublayer, ...]:
     """Kinds of sub-layer that have a width of their own."""
     own = []
-    for kind, (own_q, own_g) in sorted(settings.sublayers.items()):
-        q = settings.q if own_q is None else own_q
-        g = settings.g if own_g is None else own_g
-        if (q, g) != (settings.q, settings.g):
+    for kind, width in sorted(vars(row.sublayers).items()):
+        q = row.q if width.q is None else width.q
+        g = row.g if width.g is None else width.g
+        if (q, g) != (row.q, row.g):
             own.append(Sublayer(kind, *quantizer.check_width(q, g)))
     return tuple(own)
 
 
-def _candidates(settings: Settings, quantizer: Method) -> tuple[Width, ...]:
+def _candidates(row: Row, quantizer: Method) -> tuple[Width, ...]:
     """The widths that a budget may choose from for each layer; () without one."""
-    budget = settings.budget
+    budget = row.budget
     if budget is None:
         return ()
     if not quantizer.quantizes:
-        raise LutlabError(f"method={settings.method} has no widths to choose: drop budget={budget}")
-    if settings.stream:
+        raise LutlabError(f"method={row.method} has no widths to choose: drop budget={budget}")
+    if row.stream:
         raise LutlabError("budget tries widths out on copies of the model: drop stream=true")
-    if own := _sublayers(settings, quantizer):
+    if own := _sublayers(row, quantizer):
         raise LutlabError(
             f"budget chooses the widths of all layers: drop sublayers.{own[0].kind} or the budget"
         )
-    if settings.layers:
+    if row.layers:
         raise LutlabError("budget chooses the widths of all layers: drop layers or the budget")
-    bits, sizes = settings.candidates
-    found = [quantizer.check_width(q, g) for q in bits for g in sizes]
+    bits = map(whole, row.candidates.q)
+    found = [quantizer.check_width(q, g) for q in bits for g in row.candidates.g]
     if not found:
         raise LutlabError(
             "budget needs widths to choose from: candidates.q or candidates.g is empty"
@@ -210,20 +208,20 @@ def _candidates(settings: Settings, quantizer: Method) -> tuple[Width, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _tuning(settings: Settings, quantizer: Method) -> Tuning | None:
-    if settings.tuning is None:
+def _tuning(row: Row, quantizer: Method) -> Tuning | None:
+    if row.tuning is None:
         return None
     from lutlab.tuning.stages import check_tunable
 
-    check_tunable(quantizer, settings.tuning)
-    if settings.stream:
+    check_tunable(quantizer, row.tuning)
+    if row.stream:
         raise LutlabError("tuning moves all weights of the model at once: drop stream=true")
-    if settings.model.task and settings.tuning.loss != "labels":
+    if row.model.task and row.tuning.loss != "labels":
         raise LutlabError(
-            f"tuning.loss={settings.tuning.loss} learns from the full-precision model's classes, and its head is drawn "
+            f"tuning.loss={row.tuning.loss} learns from the full-precision model's classes, and its head is drawn "
             "(model.task): give tuning.loss=labels"
         )
-    return settings.tuning
+    return row.tuning
 
 
 def _device(wanted: str) -> str:
@@ -246,7 +244,7 @@ def _dtype(wanted: str, device: str) -> str:
     return wanted
 
 
-def text_of(protocol: str, data: DataSettings, *, tasks: bool = False) -> TextSpec:
+def text_of(protocol: str, data: Data, *, tasks: bool = False) -> TextSpec:
     """Source of a column's text: the folder data.root if given, else the preset, which may name a stand-in.
 
     tasks: the name may be that of a task of lm-eval; one without rows of ours is its own source.

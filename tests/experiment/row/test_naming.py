@@ -3,11 +3,11 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.experiment.plan.composing import settings
+from tests.experiment.row.composing import settings
 
 from lutlab.errors import LutlabError
-from lutlab.experiment.plan.naming import labels_of, row_key, sweep_name, varied
-from lutlab.experiment.plan.runs import run_of
+from lutlab.experiment.row.naming import labels_of, row_key, sweep_name, varied
+from lutlab.experiment.row.run import run_of
 
 
 def rows(*lines: str):

@@ -11,11 +11,10 @@ from lutlab.data.protocols import KINDS, protocol
 from lutlab.errors import LutlabError, nearest
 from lutlab.evaluators.contract import Evaluator
 from lutlab.experiment.artifact.columns import free_columns
-from lutlab.experiment.plan.choices import default_choice
-from lutlab.experiment.plan.commands import is_one_of
-from lutlab.experiment.plan.keys import Key, method_keys, spelled
-from lutlab.experiment.plan.refusals import refusals
-from lutlab.experiment.plan.schema import Config, Mode
+from lutlab.experiment.row.choices import default_choice
+from lutlab.experiment.row.commands import is_one_of
+from lutlab.experiment.row.keys import Key, method_keys, spelled
+from lutlab.experiment.row.row import Mode, Row
 from lutlab.groups import whole
 
 # of a whole call, which has one value of them whatever its rows are
@@ -120,7 +119,7 @@ class Given:
             yield from refusals(cls, {o: v for o, v in options.items() if o in known})
             if "budget" not in self.values and cls.quantizes:
                 method, asked = cls(), map(whole, self.values.get("q", ()))
-                yield from _refused(lambda q, m=method: m.check_width(q, Config.g), asked)
+                yield from _refused(lambda q, m=method: m.check_width(q, Row.g), asked)
 
     def _options(self, prefix: str) -> dict[str, Sequence[Any]]:
         found = {k: v for k, v in self.values.items() if k.startswith(prefix) and k in self.keys}
@@ -157,3 +156,31 @@ def _refused(check: Callable[[Any], object], values: Iterable[Any]) -> list[str]
         except LutlabError as error:
             said.append(str(error))
     return said
+
+
+def refusals(cls: type, options: Mapping[str, Sequence[Any]]) -> list[str]:
+    """All that a class has against options of its own, each with one or several values."""
+    first = {option: values[0] for option, values in options.items()}
+    found = []
+    for option, values in options.items():
+        for value in values[1:]:
+            found += _refusal(cls, first | {option: value})
+    return [*_each_refusal(cls, first), *found]
+
+
+def _each_refusal(cls: type, options: dict[str, Any]) -> list[str]:
+    """A class refuses one option at a time: leave the culprit out and ask again."""
+    found = []
+    while said := _refusal(cls, options):
+        found += said
+        without = ({k: v for k, v in options.items() if k != option} for option in options)
+        options = next((rest for rest in without if _refusal(cls, rest) != said), {})
+    return found
+
+
+def _refusal(cls: type, options: Mapping[str, Any]) -> list[str]:
+    try:
+        cls(**options)
+    except LutlabError as error:
+        return [str(error)]
+    return []

@@ -10,7 +10,7 @@ import pytest
 from lutlab.errors import LutlabError
 from lutlab.experiment.artifact import catalog
 from lutlab.experiment.artifact.artifact import load_artifact
-from lutlab.experiment.plan import additions
+from lutlab.experiment.run import additions
 
 
 @pytest.fixture(autouse=True)

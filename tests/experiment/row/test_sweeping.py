@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.experiment.plan.composing import settings
+from tests.experiment.row.composing import settings
 
 from lutlab.errors import LutlabError
 from lutlab.experiment.artifact.rows import ArtifactRow
-from lutlab.experiment.plan.settings import ModelSettings
-from lutlab.experiment.plan.sweeping import baseline_of, parse, rows_of, variant
+from lutlab.experiment.row.row import ModelSpec
+from lutlab.experiment.row.sweeping import baseline_of, parse, rows_of, variant
 
 
 def rows(*arguments: str, selected: tuple[str, ...] = ()) -> list[str]:
@@ -72,5 +72,5 @@ def test_full_precision_has_nothing_of_the_weights() -> None:
 def test_another_models_report_has_a_folder_that_names_it(source, name, folder) -> None:
     (request,) = parse(["+exp=qigen/fig4", "model=any"])
     model = {"source": source, "name": name, "id": "any", "revision": None, "layers": None}
-    asked = replace(settings("logger=none"), model=ModelSettings(**model))
+    asked = replace(settings("logger=none"), model=ModelSpec(**model))
     assert variant(request, asked) == folder

@@ -6,14 +6,16 @@ from dataclasses import replace
 
 import pytest
 from tests.command_line import CommandLine
-from tests.experiment.plan.composing import settings
+from tests.experiment.row.composing import settings
 
 from lutlab.evaluators import kernel_latency
 from lutlab.evaluators.kernel_latency import KernelLatency
 from lutlab.experiment.plan import cost
-from lutlab.experiment.plan.ids import cell_id
+from lutlab.experiment.plan.ids import cell_identity
 from lutlab.experiment.plan.plan import PlannedCell
-from lutlab.experiment.plan.runs import run_of
+from lutlab.experiment.plan.resolve import Files, Resolved, look
+from lutlab.experiment.row.run import run_of
+from lutlab.experiment.store.record import content_id
 from lutlab.measure import products
 from lutlab.specs import EvalSpec, ProductRun
 
@@ -77,7 +79,7 @@ def test_a_plan_predicts_products(command: CommandLine) -> None:
 def test_a_large_product_costs_more_than_a_small_one() -> None:
     cell = PlannedCell(EvalSpec("kernel_latency"), None)
     small, large = (
-        cost.predict(ProductRun(products.parse_shapes(shape), "bcq", 3, 128), cell)
+        cost.predict(ProductRun(products.parse_shapes(shape), "bcq", 3, 128), cell, Files())
         for shape in ("4096x4096", "49152x12288")
     )
     assert small.seconds < large.seconds
@@ -129,4 +131,5 @@ def test_the_choice_of_a_kernel_names_a_cell_and_a_short_name_is_the_same() -> N
     assert optq == replace(auto, kernel="optq")
     assert short == paper == replace(auto, kernel="paper", knobs=(("luts", 4), ("mu", 4)))
     evaluation = EvalSpec("kernel_latency")
-    assert len({cell_id(run, evaluation, None) for run in runs}) == 3
+    rows = [look(Resolved(run, {"only": evaluation}), None, Files()) for run in runs]
+    assert len({content_id(cell_identity(row, evaluation)) for row in rows}) == 3

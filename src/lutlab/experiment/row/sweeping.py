@@ -18,8 +18,8 @@ from lutlab.errors import LutlabError, nearest
 from lutlab.experiment.artifact.artifact import Artifact, load_artifact
 from lutlab.experiment.artifact.catalog import artifact_groups, artifacts
 from lutlab.experiment.artifact.rows import ArtifactRow
-from lutlab.experiment.plan.commands import NOT_ASKED, is_one_of
-from lutlab.experiment.plan.settings import Settings
+from lutlab.experiment.row.commands import NOT_ASKED, is_one_of
+from lutlab.experiment.row.row import Row
 
 # Axes that the command line may replace: the rows are then measured on that model.
 _SELECTABLE = {"model"}
@@ -112,7 +112,7 @@ def _artifact_names(override: Override) -> list[str]:
     return names
 
 
-def variant(request: Request, settings: Settings) -> str:
+def variant(request: Request, settings: Row) -> str:
     """The folder of a report: other scales, texts, models and options than the default ones stand beside them."""
     parts, model = [settings.scale], settings.model
     if settings.data.root:
@@ -127,7 +127,7 @@ def variant(request: Request, settings: Settings) -> str:
     return "-".join(parts)
 
 
-def rows_of(request: Request, settings: Settings) -> list[ArtifactRow]:
+def rows_of(request: Request, settings: Row) -> list[ArtifactRow]:
     """The rows of a request with their complete overrides, command line last so that it wins.
 
     Args:

@@ -4,14 +4,14 @@ import functools
 import shlex
 
 import pytest
-from tests.experiment.plan.composing import settings
+from tests.experiment.row.composing import settings
 
 from lutlab.experiment.artifact.columns import free_columns
-from lutlab.experiment.plan.commands import overrides_of, shell
 from lutlab.experiment.plan.resolve import evaluation_of
-from lutlab.experiment.plan.runs import run_of
+from lutlab.experiment.row.axes import axes, evaluation_from, run_from
+from lutlab.experiment.row.commands import overrides_of, shell
+from lutlab.experiment.row.run import run_of
 from lutlab.experiment.run.published_list import PUBLISHED
-from lutlab.experiment.store.asked import axes, evaluation_from, run_from
 from lutlab.experiment.store.store import Store
 
 SAMPLE = 10

@@ -26,16 +26,10 @@ from hydra.errors import HydraException
 
 from lutlab import registry
 from lutlab.errors import OTHER_NAMES, LutlabError, Mistakes, nearest
-from lutlab.experiment.plan.choices import choices
-from lutlab.experiment.plan.keys import (
-    Key,
-    config_keys,
-    evaluator_keys,
-    method_keys,
-    spelled,
-)
-from lutlab.experiment.plan.schema import Mode
-from lutlab.experiment.plan.together import Given
+from lutlab.experiment.row.choices import choices
+from lutlab.experiment.row.keys import Key, evaluator_keys, method_keys, spelled
+from lutlab.experiment.row.row import Mode, row_keys
+from lutlab.experiment.row.together import Given
 
 _MOST = 1000  # values of one swept key
 # Control characters, and bytes that were no UTF-8.
@@ -86,7 +80,7 @@ class _Line:
     groups: Mapping[str, Sequence[str]]
     said: list[str] = field(default_factory=list)
     values: dict[str, list[Any]] = field(default_factory=dict)
-    keys: dict[str, Key] = field(default_factory=lambda: config_keys() | evaluator_keys())
+    keys: dict[str, Key] = field(default_factory=lambda: row_keys() | evaluator_keys())
     overrides: list[Override] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -163,13 +157,11 @@ class _Line:
             self.said.append(self._unknown(name))
         elif not (isinstance(value, str) and "${" in value):
             try:
-                converted = key.convert(value)
-                if key.check:
-                    key.check(name, converted)
+                found = key.read(value)
             except LutlabError as error:
                 self.said.append(str(error))
             else:
-                self.values.setdefault(name, []).append(converted)
+                self.values.setdefault(name, []).append(found)
 
     def _unknown(self, name: str) -> str:
         """The key that was most likely meant: by its whole name, or by its last part, which stands elsewhere."""

@@ -1,6 +1,6 @@
 """Command lines that give a number again: of a table as it was asked for, of a cell by what its record keeps.
 
-The second is settings.py backwards.
+The second is row.py and run.py backwards.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import yaml
 
 from lutlab import registry, sources
 from lutlab.experiment.artifact.catalog import program, short_name
-from lutlab.experiment.plan.plan import of_this_machine
 from lutlab.specs import CalibrationSpec, EvalSpec, ModelRun, ModelSpec, ProductRun, RunSpec
 
 # Settings of how and where a run works: they change no number, so that a table's command goes without them.
@@ -95,7 +94,7 @@ def overrides_of(run: RunSpec, evaluation: EvalSpec, threads: int | None = None)
         found += [f"data.root={_value(read.root)}"] if read.root else []
     if text and text.limit:
         found.append(f"data.limit={text.limit}")
-    if threads and of_this_machine(evaluation):
+    if threads and registry.lookup("evaluator", evaluation.evaluator).of_this_machine:
         found.append(f"threads={threads}")
     return found
 

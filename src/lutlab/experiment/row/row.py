@@ -1,0 +1,333 @@
+"""A row as conf/ and the command line ask for it: each field once, with its type, default, limit and meaning.
+
+    conf/, command line -> DictConfig -> Row.of: every value read by its key (keys.py)    no file after this one sees a
+                                                                                          DictConfig
+What a row asks for, a model quantized one way or a product of matrices, run.py says.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from omegaconf import MISSING, DictConfig, OmegaConf
+
+from lutlab.data import check_limit
+from lutlab.errors import LutlabError, Mistakes, nearest
+from lutlab.experiment.row.keys import (
+    Key,
+    evaluator_keys,
+    keys_of,
+    method_keys,
+    nested,
+)
+from lutlab.groups import CANDIDATE_BITS, CANDIDATE_GROUP_SIZES, Bits
+from lutlab.limits import (
+    DEVICES,
+    a_budget,
+    a_device,
+    a_group_size,
+    a_path,
+    a_seed,
+    a_thread_count,
+    at_least_one,
+)
+from lutlab.specs import ModelSpec, Tuning
+
+LOGGERS = ("none", "offline", "online")
+Options = tuple[tuple[str, Any], ...]  # names and values, sorted by name
+_OF_GROUPS = ("method", "options", "evaluators")  # set by keys of their own classes
+_ELSEWHERE = ("scale", "artifact", "job")
+# The fixed part of a sweep may lack what its rows give.
+_EMPTY = {ModelSpec: {"id": "", "name": ""}}
+
+
+class Mode(Enum):
+    """run: measure what is missing, then report. plan: say what would run. report: render what is measured. dashboard:
+    draw all that was measured on one page. track: copy what is measured to Weights & Biases, from tables and records
+    alone.
+    """
+
+    run = "run"
+    plan = "plan"
+    report = "report"
+    dashboard = "dashboard"
+    track = "track"
+
+    def __str__(self) -> str:
+        """As the command line has it."""
+        return self.value
+
+
+def _a_limit(name: str, value: int) -> None:
+    check_limit(value)
+
+
+def _widths_by_pattern(name: str, value: Any) -> None:
+    """Patterns of layers with [q, g]; compress/widths.py checks the widths."""
+    if not isinstance(value, Mapping):
+        raise LutlabError(
+            f'layers={value}: give patterns of layer names with [q, g], as "layers={{*.layers.0.*: [4, 128]}}"'
+        )
+
+
+@dataclass(frozen=True)
+class Data:
+    """Source of texts.
+
+    Attributes:
+        source: where texts come from.
+        root: folder of texts as files (docs/data-layout.md), whatever the source.
+        limit: evaluate only the first so many windows or examples of each text; every table names it.
+        stand_in: the paper's protocol -> the one evaluated instead.
+    """
+
+    source: Literal["embedded", "folder", "hub"]
+    root: Annotated[str | None, a_path] = None
+    limit: Annotated[int | None, _a_limit] = None
+    stand_in: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Windows for calibrated methods, see specs.CalibrationSpec.
+
+    Attributes:
+        text: protocol of the text.
+        samples: windows.
+        seqlen: tokens of a window; null: the model's evaluation window.
+        seed: of the windows' places.
+    """
+
+    text: str = "c4-train"
+    samples: Annotated[int, at_least_one] = 128
+    seqlen: Annotated[int | None, at_least_one] = None
+    seed: Annotated[int, a_seed] = 0
+
+
+@dataclass(frozen=True)
+class OwnWidth:
+    """Width of one kind of sub-layer.
+
+    Attributes:
+        q: bits; null: the model's.
+        g: group size; null: the model's.
+    """
+
+    q: Bits | None = None
+    g: Annotated[int | None, a_group_size] = None
+
+
+@dataclass(frozen=True)
+class Sublayers:
+    """Widths by kind of sub-layer (LUT-GEMM Appendix A.2)."""
+
+    attention: OwnWidth = OwnWidth()
+    feed_forward: OwnWidth = OwnWidth()
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Widths that a budget chooses from for each layer: every q with every g.
+
+    Attributes:
+        q: numbers of bits a budget chooses from.
+        g: group sizes a budget chooses from.
+    """
+
+    q: tuple[float, ...] = CANDIDATE_BITS
+    g: tuple[int, ...] = CANDIDATE_GROUP_SIZES
+
+
+@dataclass(frozen=True)
+class Logger:
+    """Weights & Biases.
+
+    Attributes:
+        mode: where runs go: nowhere, into files, or to the service.
+        project: of Weights & Biases.
+        records: folder that mode=track copies; null: `results`.
+    """
+
+    mode: Literal[LOGGERS]
+    project: str = "lutlab"
+    records: Annotated[str | None, a_path] = None
+
+
+@dataclass(frozen=True)
+class Dashboard:
+    """The page of mode=dashboard.
+
+    Attributes:
+        of: results folders or published ones; none: that of `results`.
+        tracked: a folder of offline Weights & Biases runs, read instead of records.
+        output: the file; null: dashboard.html in `results`.
+    """
+
+    of: tuple[str, ...] = ()
+    tracked: Annotated[Path | None, a_path] = None
+    output: Annotated[Path | None, a_path] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """Everything a run depends on; `artifact` is set by +exp, `scale` by its preset, `job` by the sweeper (job.py).
+
+    `method` is the name of a method and `options` are its fields, sorted by name; `evaluators` has of each evaluator
+    the fields that are not at their defaults.
+
+    Attributes:
+        rows: rows of a table, by name or pattern: "rows=[opt-30b/*]"; [] is all.
+        name: of a sweep of one's own, and of its folder; null: made of its axes.
+        baseline: full precision and stored size beside each row of a sweep of one's own.
+        mode: measure what is missing and report, say what would run, render what is measured, draw all of it on one
+            page, or copy it to Weights & Biases.
+        q: bits of a code, 1 to 8; of some methods a mean width, as 2.5.
+        g: weights along K that share a scale, at least 8; -1: one scale a row.
+        mu: bits of x that index a lookup table, of a single product (model=product).
+        kernel: which kernel multiplies, of a single product; auto: the best of lutlab's.
+        knobs: of the GPU kernel's variant that `kernel` names (kernels/README.md): knobs.luts=4.
+        layers: patterns of layer names -> [q, g]: "layers={*.layers.0.*: [4, 128]}".
+        budget: stored bits a weight, of all layers together, which then have widths of their own.
+        skip: patterns of layer names that stay in full precision: skip=[*.fc2].
+        stream: one block in memory at a time.
+        evaluate: evaluators of a sweep, each with its text if it reads one: evaluate=[ppl:wikitext2,weight_error].
+        device: where models run; spread: over several GPUs.
+        dtype: of what is not quantized; auto: float32 on a CPU, float16 on a GPU.
+        threads: of torch; null: its own choice.
+        alone: true: only rows that measure speed or memory; false: only the others; null: all.
+        seed: of all that is drawn.
+        results: folder of records and reports.
+        plugins: modules of yours: plugins=my_methods,my_metrics.
+        experiments: folder of tables of yours, <paper>/<artifact>.yaml.
+    """
+
+    artifact: str = ""
+    job: str = ""
+    name: str | None = None
+    baseline: bool = True
+    rows: tuple[str, ...] = ()
+    mode: Mode = Mode.run
+    scale: str
+    model: ModelSpec
+    method: str
+    options: Options = ()
+    q: Bits = 4
+    g: Annotated[int, a_group_size] = 128
+    mu: Annotated[int, at_least_one] = 8
+    kernel: str = "auto"
+    knobs: dict[str, Any] = field(default_factory=dict)
+    sublayers: Sublayers = Sublayers()
+    layers: Annotated[Any, _widths_by_pattern] = None
+    budget: Annotated[float | None, a_budget] = None
+    candidates: Candidates = Candidates()
+    skip: tuple[str, ...] = ()
+    calibration: Calibration = Calibration()
+    tuning: Tuning | None = None
+    stream: bool = False
+    data: Data
+    evaluate: tuple[str, ...] = ()
+    evaluators: Mapping[str, Options] = field(default_factory=dict)
+    device: Annotated[str, DEVICES, a_device] = "auto"
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
+    threads: Annotated[int | None, a_thread_count] = None
+    alone: bool | None = None
+    seed: Annotated[int, a_seed] = 0
+    logger: Logger
+    results: Annotated[Path, a_path] = Path("results")
+    dashboard: Dashboard = Dashboard()
+    plugins: tuple[str, ...] = ()
+    experiments: Annotated[str | None, a_path] = None
+
+    @classmethod
+    def of(cls, config: DictConfig) -> Row:
+        """The row of a composed configuration. Presets and artifacts set values too, which no command line has.
+
+        Raises:
+            Mistakes: keys that do not exist, values that their keys refuse.
+            LutlabError: tuning out of range.
+        """
+        given = {name: _value(config, name) for name in config if name != "hydra"}
+        method = given["method"].pop("name")
+        keys = all_row_keys() | method_keys(method) | evaluator_keys()
+        said, flat = [], {}
+        for name, value in _leaves(given, keys):
+            try:
+                flat[name] = keys[name].read(value) if name in keys else _refuse(name, keys)
+            except LutlabError as error:
+                said.append(str(error))
+        if said:
+            raise Mistakes(said)
+        found = _built(cls, "", flat | {"method": method})
+        evaluators = {
+            name: _changed(f"evaluator.{name}.", flat, keys) for name in given["evaluator"]
+        }
+        options = _sorted({key.rpartition(".")[2]: flat[key] for key in method_keys(method)})
+        own = {name: _sorted(changed) for name, changed in evaluators.items() if changed}
+        return dataclasses.replace(found, options=options, evaluators=own)
+
+    @property
+    def all_knobs(self) -> Options:
+        """Knobs of the kernel, mu among them where it is not the default."""
+        return _sorted(self.knobs | ({"mu": self.mu} if self.mu != Row.mu else {}))
+
+
+@functools.cache
+def all_row_keys() -> dict[str, Key]:
+    """Keys of a row's own fields, those among them that lutlab sets itself."""
+    return {key.name: key for key in keys_of(Row) if key.name not in _OF_GROUPS}
+
+
+def row_keys() -> dict[str, Key]:
+    """The keys that every command line may have, those of methods and evaluators left out."""
+    return {name: key for name, key in all_row_keys().items() if name not in _ELSEWHERE}
+
+
+def _value(config: DictConfig, name: str) -> Any:
+    """A key's value as Python has it. A sweep's fixed part may lack a model's id, and so its name, made of it."""
+    if name == "model" and OmegaConf.is_missing(config.model, "id"):
+        return OmegaConf.to_container(config.model) | {"id": MISSING, "name": MISSING}
+    value = MISSING if OmegaConf.is_missing(config, name) else config[name]
+    return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+
+
+def _leaves(given: Mapping[str, Any], keys: Mapping[str, Key], above: str = "") -> Iterator[Any]:
+    """(dotted name, value) of what is given: a mapping is a value where a key holds one."""
+    for name, value in given.items():
+        name = f"{above}{name}"
+        if name not in keys and isinstance(value, dict):
+            yield from _leaves(value, keys, f"{name}.")
+        elif value != MISSING:
+            yield name, value
+
+
+def _refuse(name: str, keys: Mapping[str, Key]) -> None:
+    raise LutlabError(f"no key '{name}': {nearest(name, keys)}")
+
+
+def _built(cls: type, above: str, flat: Mapping[str, Any]) -> Any:
+    """An instance of a row's class, or of one within it, by dotted names; tuning of no steps is None."""
+    found = {}
+    for one in dataclasses.fields(cls):
+        if inner := nested(cls, one):
+            found[one.name] = _built(inner, f"{above}{one.name}.", flat)
+        elif (name := f"{above}{one.name}") in flat:
+            found[one.name] = flat[name]
+    if cls is Tuning and not (found["steps"] or found["block_steps"]):
+        return None
+    return cls(**_EMPTY.get(cls, {}) | found)
+
+
+def _changed(above: str, flat: Mapping[str, Any], keys: Mapping[str, Key]) -> dict[str, Any]:
+    """Field -> value, of the keys below `above` that are not at their defaults."""
+    own = {name: value for name, value in flat.items() if name.startswith(above)}
+    return {n.removeprefix(above): v for n, v in own.items() if v != keys[n].default}
+
+
+def _sorted(values: Mapping[str, Any]) -> Options:
+    return tuple(sorted(values.items()))
