@@ -17,7 +17,7 @@ from lutlab.api import quantize
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "lutlab"
 # The order of the folders; `experiment` has an order of its own. A string is a floor: its rooms do not know each other.
 FLOORS = [
-    "errors",
+    "errors lazy",
     "arguments atomic caches children devices digests escapes groups registry sources tensors",
     "limits",
     "specs",
@@ -161,6 +161,7 @@ OPENED = {
     "embedded/train.py": {"np.load", "torch.load"},
     "evaluators/peak_memory.py": {"import_module"},  # of a loaded model's class
     "experiment/run/additions.py": {"import_module"},  # plugins=
+    "lazy.py": {"import_module"},  # libraries that it names itself
     "measure/ranks.py": {"pickle.loads"},  # of our own child, in a folder that is this user's alone
     "models/pretrained.py": {"from_pretrained"},  # always with trust_remote_code=False
     "registry.py": {"import_module"},

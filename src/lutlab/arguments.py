@@ -8,13 +8,10 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from lutlab.errors import LutlabError
-
-if TYPE_CHECKING:
-    import torch
-    from transformers import PreTrainedModel
+from lutlab.lazy import PreTrainedModel, torch, transformers
 
 _FLOATS = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 _LOST = 2.0**-8  # of a float64 matrix, by its Frobenius norm
@@ -29,8 +26,6 @@ def described(value: Any) -> str:
         >>> described(2.5), described(object())
         ('2.5', 'object')
     """
-    import torch
-
     if isinstance(value, torch.Tensor):
         if value.is_nested:
             return f"nested {value.dtype}"
@@ -125,8 +120,6 @@ def matrix(name: str, value: Any, axes: str) -> torch.Tensor:
     Raises:
         LutlabError: anything else; or float64 numbers that float32 cannot hold.
     """
-    import torch
-
     plain = (
         isinstance(value, torch.Tensor) and value.layout == torch.strided and not value.is_nested
     )
@@ -151,15 +144,18 @@ def model(value: Any, *, streamed: bool = False) -> PreTrainedModel:
     Raises:
         LutlabError: anything else.
     """
-    from transformers import PreTrainedConfig, PreTrainedModel
-
     instance(
         "model",
         value,
-        PreTrainedModel,
+        transformers.PreTrainedModel,
         "a transformers model, as AutoModelForCausalLM.from_pretrained makes it",
     )
-    instance("model.config", value.config, PreTrainedConfig, "a transformers model with its config")
+    instance(
+        "model.config",
+        value.config,
+        transformers.PreTrainedConfig,
+        "a transformers model with its config",
+    )
     held = value.get_input_embeddings() if streamed else value
     if any(parameter.is_meta for parameter in held.parameters()):
         raise LutlabError(
@@ -174,10 +170,8 @@ def tokenizer(value: Any) -> Any:
     Raises:
         LutlabError: anything else.
     """
-    from transformers import PreTrainedTokenizerBase
-
     expected = "a transformers tokenizer, as AutoTokenizer.from_pretrained makes it"
-    return instance("tokenizer", value, PreTrainedTokenizerBase, expected)
+    return instance("tokenizer", value, transformers.PreTrainedTokenizerBase, expected)
 
 
 def token_ids(name: str, value: Any, vocabulary: int) -> torch.Tensor:
@@ -186,8 +180,6 @@ def token_ids(name: str, value: Any, vocabulary: int) -> torch.Tensor:
     Raises:
         LutlabError: anything but a dense int64 or int32 matrix, or an id outside of the vocabulary.
     """
-    import torch
-
     plain = (
         isinstance(value, torch.Tensor) and value.layout == torch.strided and not value.is_nested
     )

@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 
 from lutlab.errors import LutlabError, nearest
+from lutlab.lazy import torch
 
 KINDS = ("cpu", "cuda")
 _NAME = re.compile(rf"({'|'.join(KINDS)})(?::(0|[1-9]\d*))?", re.ASCII)
@@ -48,8 +49,6 @@ def device_named(name: object) -> str:
     Raises:
         LutlabError: no device has this name, or it is not here; the message says what is.
     """
-    import torch
-
     kind, index = kind_and_index(name)
     gpus = torch.cuda.device_count()
     if index >= (1 if kind == "cpu" else gpus):
@@ -61,8 +60,6 @@ def device_named(name: object) -> str:
 
 def gpu_name(device: str) -> str | None:
     """The model of a device's GPU, of `spread` that of the first; None of a CPU."""
-    import torch
-
     if device == "cpu":
         return None
     return torch.cuda.get_device_name(None if device == "spread" else device)
@@ -70,6 +67,4 @@ def gpu_name(device: str) -> str | None:
 
 def gpus(device: str) -> int:
     """Number of GPUs that a run on a device may share its model among: all, of a GPU; none, of the CPU."""
-    import torch
-
     return 0 if device == "cpu" else torch.cuda.device_count()

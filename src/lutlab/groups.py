@@ -6,12 +6,9 @@ Group j of a row holds columns j*g .. min((j+1)*g, K)-1; g = -1 is one group of 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from lutlab.errors import LutlabError
-
-if TYPE_CHECKING:
-    import torch
+from lutlab.lazy import torch
 
 Bits = float | int  # a fraction is the mean width of groups that differ in it
 Width = tuple[Bits, int]  # (q, g)

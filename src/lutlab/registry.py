@@ -6,8 +6,8 @@
 
 Families of models are data: their group holds instances, by `config.model_type` (models/contract.py).
 
-A group's modules are imported on first use, so that a new file in its package is found by being there. They import
-torch inside their functions: `python run.py --help` lists them without paying for it.
+A group's modules are imported on first use, so that a new file in its package is found by being there. They take
+torch from lutlab.lazy: `python run.py --help` lists them without paying for it.
 """
 
 from __future__ import annotations

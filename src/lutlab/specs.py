@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from lutlab.errors import LutlabError, nearest
+from lutlab.lazy import PreTrainedModel, PreTrainedTokenizerBase
 from lutlab.limits import a_path, a_seed, at_least_one
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 TUNING_LOSSES = ("labels", "distribution")
 TRAINED = ("weights", "scales")

@@ -9,10 +9,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import torch
+from lutlab.lazy import torch
 
 
 @dataclass(frozen=True)
@@ -140,8 +138,6 @@ QuantizedTensor = DenseTensor | UniformTensor | BCQTensor | MixedTensor
 
 def stacked(parts: Sequence[UniformTensor | BCQTensor]) -> UniformTensor | BCQTensor:
     """Tensors of the rows of one weight, one below the other; all of one class, bits, groups and order."""
-    import torch
-
     first = parts[0]
     rows = {"codes": 0, "scale": 0, "zero_point": 0, "alpha": 1, "offset": 0}
     joined = {

@@ -19,7 +19,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -30,14 +30,12 @@ from lutlab.checkpoint.saving import new_folder
 from lutlab.checkpoint.transformers import quantized_layers
 from lutlab.errors import LutlabError
 from lutlab.formats import name_of
+from lutlab.lazy import PreTrainedModel
 from lutlab.models.contract import CLASSIFIES
 from lutlab.models.families import task_of
 from lutlab.models.new_head import head_of
 from lutlab.modules import QuantLinear
 from lutlab.sums import check_sums
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 FORMAT = 1
 _FACTS, _TENSORS = "adapter.json", "adapter.safetensors"

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -27,11 +27,8 @@ from lutlab.checkpoint.transformers import quantized_layers
 from lutlab.checkpoint.uniform import uniform_of, write
 from lutlab.errors import LutlabError, nearest
 from lutlab.formats.code_words import pack_words
+from lutlab.lazy import PreTrainedModel, PreTrainedTokenizerBase
 from lutlab.tensors import UniformTensor
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
 
 log = logging.getLogger(__name__)
 PACKED, BYTES = "pack-quantized", "int-quantized"

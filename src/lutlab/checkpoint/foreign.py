@@ -19,16 +19,13 @@ from lutlab.checkpoint.read_compressed_tensors import compressed_tensors_layout
 from lutlab.checkpoint.read_gptq import FIELD, TENS, GPTQLayout, auto_round_layout, gptq_layout
 from lutlab.errors import LutlabError
 from lutlab.formats import pack
+from lutlab.lazy import PreTrainedConfig, PreTrainedModel, nn, torch
 from lutlab.models.families import family_of, weight_of
 from lutlab.models.shards import Shards
 from lutlab.models.streamed import assign, finish, skeleton
 from lutlab.modules import QuantLinear
 
 if TYPE_CHECKING:
-    import torch
-    from torch import nn
-    from transformers import PreTrainedConfig, PreTrainedModel
-
     from lutlab.tensors import UniformTensor
 
 READ = "gptq, awq, auto-round and compressed-tensors"
@@ -105,7 +102,6 @@ def load_foreign(
 
 def _sizes(model: PreTrainedModel) -> dict[str, tuple[int, int]]:
     """Path of every linear layer, the head's too -> (N, K)."""
-    from torch import nn
     from transformers.pytorch_utils import Conv1D
 
     return {
@@ -175,8 +171,6 @@ def _read(
 
 def _bias(name: str, module: nn.Module, shards: Shards) -> torch.Tensor | None:
     """An empty bias where the architecture has one, or the files do (AutoGPTQ once gave every layer one)."""
-    import torch
-
     if getattr(module, "bias", None) is None and f"{name}.bias" not in shards:
         return None
     return torch.empty(len(weight_of(module)), dtype=module.weight.dtype, device="meta")

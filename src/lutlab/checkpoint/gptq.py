@@ -13,7 +13,6 @@ reads g of -1, 16, 32, 64, … 1024 only.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -23,11 +22,9 @@ from lutlab.checkpoint.uniform import uniform_of, write
 from lutlab.errors import LutlabError
 from lutlab.formats.code_words import WORD, pack_words
 from lutlab.groups import group_length
+from lutlab.lazy import PreTrainedModel, PreTrainedTokenizerBase
 from lutlab.models.families import kinds
 from lutlab.tensors import UniformTensor
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 BITS = (2, 3, 4, 8)
 

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from lutlab.errors import LutlabError
 from lutlab.groups import Width, group_count
+from lutlab.lazy import torch
 from lutlab.tensors import UniformTensor
-
-if TYPE_CHECKING:
-    import torch
 
 Shapes = Mapping[str, tuple[int, ...]]  # suffix of a tensor -> its shape, of one layer
 
@@ -89,8 +87,6 @@ def int32(tensors: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
     Raises:
         LutlabError: they are not of 32 bits.
     """
-    import torch
-
     if tensors[name].dtype != torch.int32:
         raise LutlabError(
             f"{name} is {tensors[name].dtype}, and lutlab reads words of 32 bits: write the checkpoint with "
@@ -105,8 +101,6 @@ def exact_scale(scale: torch.Tensor) -> torch.Tensor:
     Raises:
         LutlabError: another dtype.
     """
-    import torch
-
     if scale.dtype not in (torch.float16, torch.bfloat16, torch.float32):
         raise LutlabError(
             f"scales are {scale.dtype}, and lutlab reads float16, bfloat16 and float32: write the checkpoint in one "

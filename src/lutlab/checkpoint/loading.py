@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -14,15 +14,12 @@ from lutlab.checkpoint.mapped import Mapped
 from lutlab.checkpoint.transformers import CURE, METHOD, LutlabConfig
 from lutlab.devices import device_named
 from lutlab.errors import LutlabError
+from lutlab.lazy import PreTrainedConfig, PreTrainedModel
 from lutlab.models.families import model_class
 from lutlab.models.files import quantization_of, weight_files
 from lutlab.models.heads import check_heads
 from lutlab.models.pretrained import config_of, model_of
 from lutlab.sums import check_file, check_sums, has_sums
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel
-
 
 DTYPES = {
     str(one).removeprefix("torch."): one

@@ -9,18 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lutlab.checkpoint.transformers import empty_layers
 from lutlab.errors import LutlabError
+from lutlab.lazy import PreTrainedConfig, nn, torch
 from lutlab.models.families import decoder_blocks, family_of
 from lutlab.models.shards import Shards
 from lutlab.models.streamed import assign, finish, outside, release, skeleton
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
-    from transformers import PreTrainedConfig
 
 
 class Mapped:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from lutlab.checkpoint.layout import (
     Layout,
@@ -27,10 +27,8 @@ from lutlab.checkpoint.layout import (
 from lutlab.errors import LutlabError
 from lutlab.formats.code_words import WORD, unpack_words
 from lutlab.groups import Width
+from lutlab.lazy import torch
 from lutlab.tensors import UniformTensor
-
-if TYPE_CHECKING:
-    import torch
 
 BITS = (2, 3, 4, 8)
 FIELD_OF_COLUMN = (0, 4, 1, 5, 2, 6, 3, 7)  # column 8 w + i is in field FIELD_OF_COLUMN[i]

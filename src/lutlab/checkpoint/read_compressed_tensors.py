@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from lutlab.checkpoint.layout import (
     Layout,
@@ -24,10 +24,8 @@ from lutlab.checkpoint.layout import (
 from lutlab.errors import LutlabError
 from lutlab.formats.code_words import WORD, unpack_words
 from lutlab.groups import Width
+from lutlab.lazy import torch
 from lutlab.tensors import UniformTensor
-
-if TYPE_CHECKING:
-    import torch
 
 PACKED, PLAIN = "pack-quantized", ("int-quantized", "naive-quantized")
 
@@ -43,8 +41,6 @@ class _CompressedTensors(Layout):
         self, codes: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None, width: Width
     ) -> UniformTensor:
         """Codes [N, K] and zero points [N, G], or None, from 0 on."""
-        import torch
-
         (rows, columns), (q, g) = codes.shape, width
         if scale.numel() == 1:  # of the whole weight
             scale = scale.expand(rows, 1)
@@ -119,8 +115,6 @@ class IntQuantized(_CompressedTensors):
 
     def read(self, tensors: Mapping[str, torch.Tensor], rows: int, columns: int) -> UniformTensor:
         """The weight; see Layout."""
-        import torch
-
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         q, g = self.width(shapes, rows, columns)
         signed = [tensors[name] for name in ("weight", "weight_zero_point") if name in tensors]

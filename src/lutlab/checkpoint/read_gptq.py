@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from lutlab.checkpoint.gptq import BITS
 from lutlab.checkpoint.layout import (
@@ -29,10 +29,8 @@ from lutlab.checkpoint.layout import (
 from lutlab.errors import LutlabError
 from lutlab.formats.code_words import WORD, unpack_words
 from lutlab.groups import Width, group_length
+from lutlab.lazy import torch
 from lutlab.tensors import UniformTensor
-
-if TYPE_CHECKING:
-    import torch
 
 TENS = 10  # codes of 3 bits in a word of EfficientQAT's
 FIELD, WORDS, PLUS_ONE = "field", "words", "plus_one"  # of z, in the order of the table above
@@ -135,8 +133,6 @@ def _order(tensors: Mapping[str, torch.Tensor], g: int, columns: int) -> torch.T
 
     By g_idx alone: what a config says under desc_act is also true of sorted groups (static_groups).
     """
-    import torch
-
     if "g_idx" not in tensors:
         return None
     of_channel = check_shape(tensors, "g_idx", columns).long()
@@ -152,8 +148,6 @@ def _order(tensors: Mapping[str, torch.Tensor], g: int, columns: int) -> torch.T
 
 def _unpack_tens(words: torch.Tensor, q: int, columns: int) -> torch.Tensor:
     """[rows, ceil(columns / 10)] int32 -> [rows, columns] uint8 of 3 bits."""
-    import torch
-
     shifts = torch.arange(0, q * TENS, q, dtype=torch.int32)
     values = (words.unsqueeze(2) >> shifts) & (2**q - 1)
     return values.flatten(1)[:, :columns].to(torch.uint8)

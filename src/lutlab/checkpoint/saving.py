@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from safetensors import SafetensorError
 
@@ -21,11 +21,8 @@ from lutlab import arguments
 from lutlab.atomic import draft_beside
 from lutlab.checkpoint.transformers import declare
 from lutlab.errors import LutlabError
+from lutlab.lazy import PreTrainedModel, PreTrainedTokenizerBase
 from lutlab.sums import write_sums
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
 
 _SIZE = re.compile(r"[1-9]\d*(\.\d+)?[KMGT]i?B")  # as huggingface_hub reads it
 

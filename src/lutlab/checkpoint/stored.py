@@ -10,7 +10,7 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lutlab.checkpoint.foreign import layout_in, quantized_names
 from lutlab.checkpoint.loading import load
@@ -18,6 +18,7 @@ from lutlab.checkpoint.transformers import CURE, METHOD
 from lutlab.errors import LutlabError
 from lutlab.formats import name_of
 from lutlab.groups import Width, group_count, whole
+from lutlab.lazy import torch
 from lutlab.models.families import linear_layers, weight_of
 from lutlab.models.files import quantization_of
 from lutlab.models.load import LoadedModel, folder_of, load_tokenizer, quiet
@@ -27,9 +28,6 @@ from lutlab.models.shards import Shards
 from lutlab.modules import QuantLinear
 from lutlab.specs import LayerStats, ModelSpec
 from lutlab.sums import check_file, has_sums
-
-if TYPE_CHECKING:
-    import torch
 
 
 @functools.cache

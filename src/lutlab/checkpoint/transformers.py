@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -24,12 +24,10 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from lutlab.errors import LutlabError
+from lutlab.lazy import PreTrainedModel
 from lutlab.models.families import weight_of
 from lutlab.modules import QuantLinear
 from lutlab.sums import NAME, check_sums, has_sums
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 log = logging.getLogger(__name__)
 METHOD = "lutlab"

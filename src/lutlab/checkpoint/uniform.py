@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lutlab.checkpoint.saving import new_folder
 from lutlab.checkpoint.transformers import quantized_layers
@@ -12,12 +12,9 @@ from lutlab.errors import LutlabError
 from lutlab.formats import name_of
 from lutlab.formats.bcq import PackedBCQ
 from lutlab.formats.uniform import PackedUniform, to_uniform
+from lutlab.lazy import PreTrainedModel, PreTrainedTokenizerBase, torch
 from lutlab.modules import QuantLinear
 from lutlab.tensors import UniformTensor
-
-if TYPE_CHECKING:
-    import torch
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 def uniform_of(name: str, layer: QuantLinear) -> UniformTensor:

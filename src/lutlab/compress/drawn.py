@@ -28,11 +28,10 @@ from lutlab.formats.dense import PackedDense
 from lutlab.formats.mixed import PackedMixed
 from lutlab.formats.mixed_groups import second_order
 from lutlab.formats.uniform import PackedUniform
+from lutlab.lazy import np, torch
 from lutlab.tensors import BLOCK_SCALE_BITS, SCALE_BITS, MixedTensor
 
 if TYPE_CHECKING:
-    import torch
-
     from lutlab.formats.contract import Format
 
 CHUNK_WEIGHTS = 2**20  # dense weights drawn at a time: bounds the float32 temporaries
@@ -45,30 +44,22 @@ class Bits:
     """Random bits of a name under a seed."""
 
     def __init__(self, seed: int, name: str) -> None:
-        import numpy as np
-
         key = hashlib.sha256(f"{seed}:{name}".encode()).digest()
         # Of numpy's generators one whose stream stays as it is.
         self._generator = np.random.SFC64(np.random.SeedSequence(int.from_bytes(key, "little")))
 
     def of(self, dtype: torch.dtype, *shape: int) -> torch.Tensor:
         """A tensor of integers, all bits random."""
-        import torch
-
         size = math.prod(shape) * dtype.itemsize
         octets = self._generator.random_raw(-(-size // 8)).view("uint8")[:size]
         return torch.from_numpy(octets).view(dtype).view(shape)
 
     def coins(self, *shape: int) -> torch.Tensor:
         """0 or 1, uint8."""
-        import torch
-
         return self.of(torch.uint8, *shape) & 1
 
     def factors(self, *shape: int) -> torch.Tensor:
         """Float32 between 1/2 and 3/2, of 256 values."""
-        import torch
-
         return self.of(torch.uint8, *shape).float().add_(0.5).div_(256).add_(0.5)
 
 
@@ -108,8 +99,6 @@ def uniform_step(q: int, deviation: float) -> float:
 def _uniform(
     empty: PackedUniform, deviation: float, bits: Bits, device: torch.device | str
 ) -> PackedUniform:
-    import torch
-
     q, (_, columns), shape = empty.bits, empty.shape, tuple(empty.scale.shape)
     codes = _without_padding(bits.of(torch.int32, *empty.qweight.shape), columns * q)
     scale = bits.factors(*shape).mul_(uniform_step(q, deviation)).to(empty.scale.dtype)
@@ -122,8 +111,6 @@ def _uniform(
 
 
 def _bcq(empty: PackedBCQ, deviation: float, bits: Bits, device: torch.device | str) -> PackedBCQ:
-    import torch
-
     q, (_, columns) = empty.bits, empty.shape
     planes = _without_padding(bits.of(torch.int32, *empty.planes.shape), columns)
     least = (4**q - 1) / 3 + (empty.offset is not None)  # mean square of the weights at a = 1
@@ -149,8 +136,6 @@ def dense(
     shape: tuple[int, ...], deviation: float, bits: Bits, device: torch.device | str = "cpu"
 ) -> torch.Tensor:
     """A tensor of float16 of mean 0, uniform between -sqrt(3) and sqrt(3) deviations."""
-    import torch
-
     out = torch.empty(shape, dtype=torch.float16, device=device)
     step, rows = deviation * math.sqrt(3) / 2**15, max(1, CHUNK_WEIGHTS // math.prod(shape[1:]))
     for some in out.split(rows):  # float32 of a few rows at a time
@@ -167,8 +152,6 @@ def _without_padding(words: torch.Tensor, used: int) -> torch.Tensor:
 
 def _order(bits: Bits, columns: int) -> torch.Tensor:
     """A permutation [K] int32."""
-    import torch
-
     return bits.of(torch.int64, columns).argsort(stable=True).int()
 
 
@@ -179,8 +162,6 @@ def _mixed(
     empty: PackedMixed, deviation: float, bits: Bits, device: torch.device | str
 ) -> PackedMixed:
     """By way of a tensor of one byte a code: places of widths, outliers and blocks are the format's to pack."""
-    import torch
-
     rows, columns = empty.shape
     widths = _widths(empty, bits)
     by_row, bands = empty.row_scale is not None, len(empty.scale_step)
@@ -215,8 +196,6 @@ def _mixed(
 
 def _widths(empty: PackedMixed, bits: Bits) -> torch.Tensor:
     """[G] uint8: groups of each width in drawn places."""
-    import torch
-
     counts = torch.tensor(empty.of_width)
     some = torch.tensor([2, 3, 4], dtype=torch.uint8).repeat_interleave(counts)
     return some[_order(bits, len(some)).long()]
@@ -226,8 +205,6 @@ def _scale_codes(
     empty: PackedMixed, widths: torch.Tensor, second: torch.Tensor, bits: Bits, rows: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Codes [N, G] uint8 of scales of second order, 0 where there are none, and [G], the mean square of code + zero."""
-    import torch
-
     wide = torch.full((len(widths),), SCALE_BITS)
     if empty.aligned:
         narrow = widths == 2
@@ -243,8 +220,6 @@ def _outliers(
     count: int, rows: int, narrow: torch.Tensor, deviation: float, bits: Bits
 ) -> dict[str, torch.Tensor]:
     """As many in each row, one in each stretch of the columns of 2 bits, ascending."""
-    import torch
-
     of_row = torch.full((rows,), count // rows, dtype=torch.int32)
     of_row[: count % rows] += 1
     first = torch.cumsum(of_row, 0, dtype=torch.int64) - of_row

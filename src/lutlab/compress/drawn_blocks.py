@@ -18,6 +18,7 @@ from lutlab.compress.sizes import empty
 from lutlab.errors import LutlabError
 from lutlab.formats.dense import PackedDense
 from lutlab.groups import Width
+from lutlab.lazy import PreTrainedConfig, PreTrainedModel
 from lutlab.models import fits, streamed
 from lutlab.models.families import decoder_blocks, family_of, linear_layers, weight_of
 from lutlab.modules import QuantLinear
@@ -26,8 +27,6 @@ from lutlab.quantizers.none import NoQuantization
 from lutlab.quantizers.stored import STORED
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel
-
     from lutlab.formats.contract import Format
 
 FULL: Width = (16, -1)

@@ -14,6 +14,7 @@ from lutlab.compress.allocate import budget_bits
 from lutlab.errors import LutlabError
 from lutlab.formats.contract import Format
 from lutlab.groups import Bits, Width
+from lutlab.lazy import torch
 from lutlab.quantizers.contract import Calibrated, Method
 
 _SAMPLE = 64  # rows and columns that are quantized to learn a method's layout
@@ -74,8 +75,6 @@ def empty(method: Method, q: Bits, g: int, rows: int, columns: int) -> Format:
 
 @functools.cache
 def _packed(method: Method, q: Bits, g: int, rows: int, columns: int) -> Format:
-    import torch
-
     from lutlab.formats import pack
     from lutlab.tensors import CalibStats
 

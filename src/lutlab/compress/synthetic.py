@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -27,6 +27,7 @@ from lutlab.compress.widths import widths
 from lutlab.devices import device_named
 from lutlab.errors import LutlabError
 from lutlab.groups import Width
+from lutlab.lazy import PreTrainedConfig, PreTrainedModel, transformers
 from lutlab.models import streamed
 from lutlab.models.families import kinds
 from lutlab.models.files import check_shipped
@@ -43,10 +44,6 @@ from lutlab.models.resident import Resident
 from lutlab.modules import QuantLinear
 from lutlab.quantizers.contract import Method, make_method
 from lutlab.specs import LayerStats, ModelRun, ModelSpec
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel
-
 
 DTYPES = ("float32", "float16", "bfloat16")
 
@@ -107,9 +104,7 @@ def synthetic(
 
 
 def _config(given: PreTrainedConfig | str | Path, layers: int | None) -> PreTrainedConfig:
-    from transformers import PreTrainedConfig
-
-    if isinstance(given, PreTrainedConfig):
+    if isinstance(given, transformers.PreTrainedConfig):
         return cut(copy.deepcopy(given), layers)
     expected = "a config of transformers, a model's name or its folder"
     name = str(arguments.instance("config", given, (str, Path), expected))

@@ -15,7 +15,6 @@ import hashlib
 import logging
 import sys
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
 
 from lutlab.data import embedded, folder, hub, tasks
 from lutlab.data.calibration import calibration_windows
@@ -27,11 +26,8 @@ from lutlab.data.pairs import calibration_pairs
 from lutlab.data.protocols import PROTOCOLS, protocol
 from lutlab.data.tokens import examples, token_sha256, token_stream, tokenizer_sha256
 from lutlab.errors import LutlabError, nearest
+from lutlab.lazy import PreTrainedTokenizerBase, torch
 from lutlab.specs import Text, TextSpec
-
-if TYPE_CHECKING:
-    import torch
-    from transformers import PreTrainedTokenizerBase
 
 __all__ = [
     "calibration_inputs",

@@ -10,16 +10,12 @@ BOS stands once before the text, or before each document, so a window holds it o
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
 
 from lutlab.data.protocols import KINDS, PROTOCOLS, protocol
 from lutlab.data.tokens import crops, joined_ids
 from lutlab.errors import LutlabError
+from lutlab.lazy import PreTrainedTokenizerBase, torch
 from lutlab.specs import Text
-
-if TYPE_CHECKING:
-    import torch
-    from transformers import PreTrainedTokenizerBase
 
 
 def calibration_windows(
@@ -41,8 +37,6 @@ def calibration_windows(
         LutlabError: samples or seqlen below 1, a text of another kind (calibrating on what is evaluated would flatter
             the result), or one that is too short.
     """
-    import torch
-
     if samples < 1 or seqlen < 1:
         raise LutlabError(
             f"calibration takes at least 1 sample of at least 1 token, not {samples} of {seqlen}"
@@ -70,8 +64,6 @@ def _stretches(text: Text, ids: torch.Tensor, samples: int, seqlen: int, seed: i
             f"'{text.protocol}' has {len(ids)} tokens, calibration draws windows of {seqlen} out of at least "
             f"{seqlen + 1} ({text.origin}): take a longer text or calibration.seqlen={len(ids) - 1} or less"
         )
-    import torch
-
     draw = random.Random(seed)
     starts = [draw.randint(0, len(ids) - seqlen - 1) for _ in range(samples)]
     return torch.cat([ids[start : start + seqlen] for start in starts])

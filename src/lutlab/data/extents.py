@@ -14,15 +14,11 @@ from __future__ import annotations
 import functools
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from lutlab.data.protocols import protocol
 from lutlab.data.tokens import begin_id, crop_places, tokenizer_sha256
+from lutlab.lazy import PreTrainedTokenizerBase, np, torch
 from lutlab.specs import Text
-
-if TYPE_CHECKING:
-    import torch
-    from transformers import PreTrainedTokenizerBase
 
 
 def stream_extents(text: Text, tokenizer: PreTrainedTokenizerBase, seqlen: int) -> torch.Tensor:
@@ -34,8 +30,6 @@ def stream_extents(text: Text, tokenizer: PreTrainedTokenizerBase, seqlen: int) 
     Raises:
         LutlabError: as token_stream.
     """
-    import torch
-
     rule = protocol(text.protocol)
     if rule.crops:
         places = crop_places(text, tokenizer, seqlen, rule.windows, seed=0)
@@ -72,9 +66,6 @@ def _joined_extents(same: _Same, text: str) -> torch.Tensor:
 
 def _extents(tokenizer: PreTrainedTokenizerBase, text: str) -> torch.Tensor:
     """Bytes and words [2, T] of the tokens of one text."""
-    import numpy as np
-    import torch
-
     spans = tokenizer(text, return_offsets_mapping=True, verbose=False).offset_mapping
     # special tokens have the span (0, 0), so the largest end so far is where the text is read to
     ends = np.maximum.accumulate(np.array([end for _, end in spans], dtype=np.int64))

@@ -11,17 +11,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from lutlab.data.calibration import calibration_windows
 from lutlab.data.extents import stream_extents
 from lutlab.data.tokens import token_stream
 from lutlab.errors import LutlabError
+from lutlab.lazy import PreTrainedTokenizerBase, torch
 from lutlab.specs import Text
-
-if TYPE_CHECKING:
-    import torch
-    from transformers import PreTrainedTokenizerBase
 
 CHOSEN = 0.15  # share of the tokens
 MASKED, RANDOM = 0.8, 0.1  # shares of the chosen ones
@@ -84,8 +80,6 @@ def corrupted(
     Returns:
         ids of the same shape, and a bool mask of that shape, true where a token is to be named.
     """
-    import torch
-
     draw = torch.Generator().manual_seed(seed)
     chosen = torch.rand(ids.shape, generator=draw) < CHOSEN
     chosen &= ~torch.isin(ids, torch.tensor(vocabulary.special))
@@ -103,8 +97,6 @@ def masked_stream(
     Raises:
         LutlabError: as token_stream and vocabulary_of; or a window shorter than 3 tokens.
     """
-    import torch
-
     vocabulary = vocabulary_of(tokenizer)
     inside = _inside(seqlen)
     whole = dataclasses.replace(text, limit=None)
@@ -145,8 +137,6 @@ def _inside(seqlen: int) -> int:
 
 def _framed(windows: torch.Tensor, begin: int, end: int) -> torch.Tensor:
     """[n, S - 2] -> [n, S]."""
-    import torch
-
     framed = torch.nn.functional.pad(windows, (1, 1), value=begin)
     framed[:, -1] = end
     return framed

@@ -15,16 +15,13 @@ import json
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lutlab.data.files import text_of
 from lutlab.data.protocols import KINDS, PROTOCOLS, protocol
 from lutlab.errors import LutlabError
+from lutlab.lazy import PreTrainedTokenizerBase, torch
 from lutlab.specs import MNLI_LABELS, Text
-
-if TYPE_CHECKING:
-    import torch
-    from transformers import PreTrainedTokenizerBase
 
 SCORED = ("stsb", "stsb-train")  # protocols of pairs with a similarity; the others have labels
 
@@ -113,8 +110,6 @@ def labelled_pairs(
     Raises:
         LutlabError: as calibration_pairs; the pairs have similarities, or a label is out of range.
     """
-    import torch
-
     if text.protocol in SCORED:
         raise LutlabError(
             f"'{text.protocol}' has similarities, and labels are trained on: take calibration.text=mnli-train"

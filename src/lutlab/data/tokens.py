@@ -10,15 +10,11 @@ import json
 import random
 from collections import OrderedDict
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from lutlab.data.protocols import KINDS, PROTOCOLS, protocol
 from lutlab.errors import LutlabError
+from lutlab.lazy import PreTrainedTokenizerBase, torch
 from lutlab.specs import Text
-
-if TYPE_CHECKING:
-    import torch
-    from transformers import PreTrainedTokenizerBase
 
 _KEPT_TEXTS = 8  # of joined_ids: the texts of a table; GPTQ's longest is 20 MB of ids
 _kept: OrderedDict[tuple[int | None, str, bool, str], torch.Tensor] = OrderedDict()
@@ -39,8 +35,6 @@ def token_stream(text: Text, tokenizer: PreTrainedTokenizerBase, seqlen: int) ->
         LutlabError: a protocol of examples, a text shorter than one window, or a tokenizer that promises BOS and
             does not set it.
     """
-    import torch
-
     rule = protocol(text.protocol)
     if rule.kind != "stream":
         streams = [n for n, p in PROTOCOLS.items() if p.kind == "stream"]
@@ -138,8 +132,6 @@ def joined_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> torch.Tensor:
     Raises:
         LutlabError: as encode and tokenizer_sha256.
     """
-    import torch
-
     key = (
         begin_id(tokenizer),  # checked of every tokenizer
         tokenizer_sha256(tokenizer),

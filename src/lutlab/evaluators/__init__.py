@@ -5,16 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lutlab import arguments, registry
 from lutlab.data.tokens import tokenizer_sha256
 from lutlab.errors import LutlabError
+from lutlab.lazy import PreTrainedModel, PreTrainedTokenizerBase, torch
 from lutlab.models.families import task_of
 from lutlab.specs import Subject, Text
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 # task -> evaluators for it, in the words of a message
 _FOR_TASK = {
@@ -30,8 +28,6 @@ LARGEST_NLL = 700.0  # nats; exp of more is beyond a float
 @contextmanager
 def evaluation_mode(model: PreTrainedModel) -> Iterator[None]:
     """Dropout off and no autograd inside; the model's mode is put back (`from_config` makes training models)."""
-    import torch
-
     training = model.training
     model.eval()
     try:

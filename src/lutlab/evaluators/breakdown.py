@@ -22,14 +22,13 @@ from lutlab.evaluators import evaluation_mode
 from lutlab.evaluators.contract import Evaluator, Metric, Work
 from lutlab.evaluators.depth import scaled_to_all_layers
 from lutlab.evaluators.generation import check_context, prompts, wait
+from lutlab.lazy import torch
 from lutlab.measure import gpu_breakdown
 from lutlab.measure.step_parts import OTHER, PARTS, by_part
 from lutlab.registry import register
 from lutlab.specs import Measurement, RunSpec, Subject
 
 if TYPE_CHECKING:
-    import torch
-
     from lutlab.generate.contract import Engine
 
 
@@ -130,8 +129,6 @@ def _step(engine: Engine, ids: torch.Tensor, context: int) -> float:
 
 def profiled(engine: Engine, ids: torch.Tensor, context: int, repeats: int) -> dict[str, float]:
     """Seconds of the operations of each part but `other` in a step, by torch's profiler: the mean of so many."""
-    import torch
-
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # else it reports its start and stop on stderr
     if engine.model.device.type == "cuda":
         parts, _ = gpu_breakdown.breakdown(lambda: _step(engine, ids, context), repeats)

@@ -19,12 +19,11 @@ from lutlab.errors import LutlabError
 from lutlab.evaluators import evaluation_mode
 from lutlab.evaluators.contract import Evaluator, Metric, Work
 from lutlab.evaluators.generation import NEAR, check_context, prompts, wait
+from lutlab.lazy import torch
 from lutlab.registry import register
 from lutlab.specs import Measurement, ModelRun, Subject
 
 if TYPE_CHECKING:
-    import torch
-
     from lutlab.generate.contract import Engine
 
 WAYS = ("kernel", "dequantize")

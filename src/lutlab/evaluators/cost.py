@@ -15,14 +15,13 @@ from lutlab.errors import LutlabError
 from lutlab.evaluators import evaluation_mode
 from lutlab.evaluators.contract import Evaluator, Metric, Work
 from lutlab.evaluators.generation import check_decoding, decode, kernels
+from lutlab.lazy import PreTrainedModel, torch
 from lutlab.measure import cost
 from lutlab.measure.energy import Energy, Nvml, energy_of, idle_watts, missing_library
 from lutlab.registry import register
 from lutlab.specs import Measurement, ModelRun, Subject
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
     from lutlab.measure.energy import Counter
 
 
@@ -85,8 +84,6 @@ class Cost(Evaluator):
             LutlabError: no price of the GPU is known, no NVML or no counter, or decoding with a cache chooses other
                 tokens than without.
         """
-        import torch
-
         run = subject.run
         price = self.price_usd or cost.price_usd(torch.cuda.get_device_name(run.device))
         counter = Nvml(torch.device(run.device).index or 0)
@@ -144,8 +141,6 @@ def decoding_energy(
 
 
 def _in_full_precision(run: ModelRun) -> PreTrainedModel:
-    import torch
-
     from lutlab.models.load import load_model
 
     return load_model(run.model, getattr(torch, run.dtype), run.device, run.seed).model

@@ -13,15 +13,13 @@ import functools
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lutlab.errors import LutlabError
+from lutlab.lazy import PreTrainedModel
 from lutlab.models.families import decoder_blocks, family_of
 from lutlab.models.load import folder_of
 from lutlab.specs import Measurement, Subject
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 Measure = Callable[[Any, Subject], Measurement]
 

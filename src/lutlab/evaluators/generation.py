@@ -24,13 +24,11 @@ from lutlab.errors import LutlabError, nearest
 from lutlab.evaluators import check_task, context_length, evaluation_mode
 from lutlab.evaluators.contract import Evaluator, Metric, Work
 from lutlab.evaluators.depth import scaled_to_all_layers
+from lutlab.lazy import PreTrainedModel, torch
 from lutlab.registry import register
 from lutlab.specs import Measurement, RunSpec, Subject
 
 if TYPE_CHECKING:
-    import torch
-    from transformers import PreTrainedModel
-
     from lutlab.generate.contract import Engine
 
 ATTENTIONS = ("eager", "sdpa")
@@ -151,8 +149,6 @@ def _attending(model: PreTrainedModel, attention: str) -> Iterator[dict[str, str
 
 def prompts(model: PreTrainedModel, rows: int, tokens: int) -> list[torch.Tensor]:
     """A prompt a row, [tokens] int64: the token that begins a text, or one behind it in other rows, then drawn ones."""
-    import torch
-
     first, vocabulary = _first(model), model.config.vocab_size
     drawn = torch.Generator().manual_seed(0)
     more = torch.randint(vocabulary, (rows, tokens - 1), generator=drawn)
@@ -163,8 +159,6 @@ def prompts(model: PreTrainedModel, rows: int, tokens: int) -> list[torch.Tensor
 
 def decoded(engine: Engine, texts: Sequence[torch.Tensor], tokens: int) -> list[torch.Tensor]:
     """Greedy decoding behind the prompts: [prompt + tokens] int64 of each row. Ends are passed over."""
-    import torch
-
     first = engine.prefill(texts).argmax(-1)
     rows = torch.cat([first[:, None], engine.greedy(first, tokens - 1)], dim=1).cpu()
     return [torch.cat([text, row]) for text, row in zip(texts, rows, strict=True)]
@@ -185,8 +179,6 @@ def check_tokens(model: PreTrainedModel, ids: list[int], prompt: int, cache: str
         prompt: tokens of the prompt.
         cache: the dtype of that which chose them.
     """
-    import torch
-
     near = max(NEAR[cache], _near(model))
     _refuse(first_difference(model, torch.tensor(ids), prompt, near), len(ids) - prompt)
 
@@ -212,8 +204,6 @@ def _seconds(engine: Engine, texts: Sequence[torch.Tensor], tokens: int) -> floa
 
 def wait(model: PreTrainedModel) -> None:
     """Until a GPU has done what it was asked for; a CPU has."""
-    import torch
-
     if model.device.type == "cuda":
         torch.cuda.synchronize(model.device)
 
@@ -239,8 +229,6 @@ def check_context(model: PreTrainedModel, tokens: int) -> None:
 
 def decode(model: PreTrainedModel, tokens: int) -> torch.Tensor:
     """Greedy decoding from the token that begins a text: [1 + tokens] int64, that token first. Ends are passed over."""
-    import torch
-
     last = torch.full((1, 1), _first(model), dtype=torch.int64, device=model.device)
     chosen, cache = [last], None
     for _ in range(tokens):

@@ -16,14 +16,10 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lutlab.errors import LutlabError
-
-if TYPE_CHECKING:
-    import numpy as np
-    import torch
-    from transformers import PreTrainedConfig, PreTrainedModel
+from lutlab.lazy import PreTrainedConfig, PreTrainedModel, np, torch
 
 # Type -> bits a weight as stored, scales included (ggml-common.h); narrowest first.
 BITS = {
@@ -117,8 +113,6 @@ def encode(model: PreTrainedModel, linear: str, head: str, threads: int) -> dict
 
 def _encoded(values: np.ndarray, kind: str, threads: int) -> np.ndarray:
     """[N, K] float32 -> numbers, or the bytes [N, bytes of a row] of a quantized type."""
-    import numpy as np
-
     if kind in FLOATS:
         return values.astype(FLOATS[kind], copy=False)
     rows, columns = values.shape
@@ -154,8 +148,6 @@ def _number(kind: str) -> int:
 
 def rounded(tensor: Encoded, heads: int | None = None) -> torch.Tensor:
     """[N, K] float32, the weight that llama.cpp reads; heads: of q and k, whose rows go back to transformers' order."""
-    import torch
-
     if tensor.type in FLOATS:
         weight = torch.from_numpy(tensor.values).float()
     else:

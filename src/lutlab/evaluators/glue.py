@@ -11,18 +11,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from lutlab.data.pairs import SCORED, Pair, encoded, labels_of, pairs
 from lutlab.errors import LutlabError
 from lutlab.evaluators import check_task, context_length, evaluation_mode, needed, text_facts
 from lutlab.evaluators.contract import Evaluator, Metric, Work
+from lutlab.lazy import PreTrainedModel, PreTrainedTokenizerBase, torch
 from lutlab.registry import register
 from lutlab.specs import MNLI_LABELS, Measurement, RunSpec, Subject
-
-if TYPE_CHECKING:
-    import torch
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 BATCH_PAIRS = 32  # of like length, so that little is padded
 
@@ -175,8 +172,6 @@ def scores(
     Raises:
         LutlabError: a score that is not finite.
     """
-    import torch
-
     window = context_length(model) or 512
     order = sorted(range(len(some)), key=lambda i: -len(some[i].first) - len(some[i].second))
     found = torch.empty(len(some), model.config.num_labels)

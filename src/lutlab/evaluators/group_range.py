@@ -11,16 +11,14 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from lutlab.errors import LutlabError
 from lutlab.evaluators.contract import Evaluator, Metric, Work
 from lutlab.groups import blocks, check_group_size
+from lutlab.lazy import torch
 from lutlab.registry import register
 from lutlab.specs import Measurement, RunSpec, Subject
-
-if TYPE_CHECKING:
-    import torch
 
 
 @register("evaluator", "group_range")
@@ -89,8 +87,6 @@ class GroupRange(Evaluator):
 
 def merged_ranges(weight: torch.Tensor, g: int) -> torch.Tensor:
     """Sum of squared ranges of each group over the rows of a weight [N, K]: [G], of float64."""
-    import torch
-
     found = [
         (part.amax(2) - part.amin(2)).double().square().sum(0) for *_, part in blocks(weight, g)
     ]

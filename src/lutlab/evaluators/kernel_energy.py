@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from lutlab.evaluators.contract import Evaluator, Metric, Work
 from lutlab.evaluators.kernel_latency import ROUNDS, work_of
+from lutlab.lazy import torch
 from lutlab.measure import contestants, products, ranks, tensor_parallel
 from lutlab.measure.energy import Energy, Nvml, Several, energy_of, idle_watts, missing_library
 from lutlab.measure.timing import COLD, GpuTimer
@@ -104,8 +105,6 @@ class KernelEnergy(Evaluator):
 
 
 def _of_one(spec: ProductRun) -> Energies:
-    import torch
-
     entered = contestants.enter(spec)
     counter = Nvml(torch.device(spec.device).index or 0)
     timer, idle = GpuTimer(), idle_watts(counter)
@@ -119,8 +118,6 @@ def _of_one(spec: ProductRun) -> Energies:
 
 
 def _energy(one: Contestant, timer: GpuTimer, counter: Counter, idle: float) -> Energy:
-    import torch
-
     graph, calls = timer.graph(one, COLD)
 
     def run() -> None:
@@ -132,8 +129,6 @@ def _energy(one: Contestant, timer: GpuTimer, counter: Counter, idle: float) -> 
 
 def _of_rank(rank: Rank, spec: ProductRun) -> Energies | None:
     """The dense products of rank 0's GPU alone, then the shared one; None but of rank 0."""
-    import torch
-
     beside = None if rank.index else _of_one(tensor_parallel.alone(spec, rank))
     rank.largest(0.0)  # with idle GPUs until then
     shared, facts = tensor_parallel.share(spec, rank)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, ClassVar
 from lutlab.errors import LutlabError, nearest
 from lutlab.evaluators.contract import Evaluator, Metric, Work
 from lutlab.groups import group_count, group_length
+from lutlab.lazy import torch
 from lutlab.measure import contestants, products, tensor_parallel
 from lutlab.measure.energy import clocks_of
 from lutlab.measure.timing import CALLS, COLD, RESIDENT, CpuTimer, GpuTimer, race
@@ -119,8 +120,6 @@ class KernelLatency(Evaluator):
             LutlabError: a contestant's product is wrong, or there is no kernel for the row, or of GPUs that share
                 a product one failed.
         """
-        import torch
-
         spec = subject.run
         rounds = self.rounds or ROUNDS[spec.device.partition(":")[0]]
         if products.gpus_of(spec) > 1:
@@ -158,8 +157,6 @@ def work_of(run: ProductRun, rounds: int) -> Work:
 
 def _timed(spec: ProductRun, rounds: int, kind: str) -> Entrants:
     """The contestants of one device, after their race."""
-    import torch
-
     entered = contestants.enter(spec, kind)
     timer = CpuTimer() if spec.device == "cpu" else GpuTimer()
     memory, *others = entered.all()

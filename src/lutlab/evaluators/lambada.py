@@ -10,18 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from lutlab import arguments
 from lutlab.data.tokens import examples as rows_of
 from lutlab.errors import LutlabError
 from lutlab.evaluators import check_evaluated, harness, needed, text_facts
 from lutlab.evaluators.contract import Evaluator, Metric, Work
+from lutlab.lazy import PreTrainedModel, PreTrainedTokenizerBase
 from lutlab.registry import register
 from lutlab.specs import Measurement, RunSpec, Subject, Text
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True)

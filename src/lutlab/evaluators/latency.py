@@ -21,12 +21,11 @@ from lutlab.evaluators import evaluation_mode
 from lutlab.evaluators.contract import Evaluator, Metric, Work
 from lutlab.evaluators.generation import Generation, check_tokens, decoded, prompts, timed
 from lutlab.evaluators.peak_memory import save
+from lutlab.lazy import PreTrainedModel
 from lutlab.registry import register
 from lutlab.specs import Measurement, RunSpec, Subject
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
     from lutlab.measure.rank import Rank
 
 _SEVERAL = {f"latency_{count}gpu_ms": count for count in (2, 4, 8)}

@@ -25,6 +25,7 @@ from lutlab.evaluators.depth import scaled_to_all_layers
 from lutlab.evaluators.generation import check_context
 from lutlab.evaluators.gguf_model import BITS
 from lutlab.evaluators.llama_cpp_decoder import CACHES, CHECKED, Decoder, check
+from lutlab.lazy import torch
 from lutlab.registry import register
 from lutlab.specs import Measurement, RunSpec, Subject
 
@@ -93,8 +94,6 @@ class LlamaCpp(Evaluator):
             LutlabError: a peer is not installed, the model is no LLaMA, has too short a context or layers that the type
                 does not take, or llama.cpp refuses it or computes something else.
         """
-        import torch
-
         if absent := _lacking():
             raise LutlabError(absent)
         model = subject.model

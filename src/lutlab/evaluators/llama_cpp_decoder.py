@@ -14,16 +14,12 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lutlab.errors import LutlabError
 from lutlab.evaluators import evaluation_mode, gguf_model
 from lutlab.evaluators.gguf_model import PARTS, Encoded
-
-if TYPE_CHECKING:
-    import numpy as np
-    import torch
-    from transformers import PreTrainedModel
+from lutlab.lazy import PreTrainedModel, np, torch
 
 CACHES = ("f16", "f32")
 CHECKED = 8  # tokens whose logits are checked
@@ -91,7 +87,6 @@ class Decoder:
             LutlabError: llama.cpp refuses, as where its cache is full.
         """
         import llama_cpp
-        import numpy as np
 
         self._token[0] = token
         if failed := llama_cpp.llama_decode(self.llama.ctx, self._batch):
@@ -116,9 +111,6 @@ def check(
     `logits_error`: |its logits - those of exact activations| / |those|, both with the weights of the file;
     `logits_error_expected`: the same of transformers with activations of 8 bits; `logits_cosine`: its with the model's.
     """
-    import numpy as np
-    import torch
-
     decoder.rewind()
     ids, seen = [first], []
     for _ in range(CHECKED):
@@ -166,8 +158,6 @@ def _product(
     tensor: Encoded, heads: int | None, module: torch.nn.Module, args: Any, output: torch.Tensor
 ) -> torch.Tensor:
     """[2, T, K] -> [2, T, N] by a weight of the file, in the place of the module's output."""
-    import torch
-
     (x,) = args
     weight = gguf_model.rounded(tensor, heads).to(x)
     return torch.stack((x[0], _as_rounded(x[1], tensor.type))) @ weight.t()

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from lutlab.data.masking import MaskedWindows, masked_stream
 from lutlab.data.tokens import token_sha256
@@ -32,12 +32,9 @@ from lutlab.evaluators import (
 )
 from lutlab.evaluators.contract import Evaluator, Metric, Work
 from lutlab.evaluators.noise import ratio_error
+from lutlab.lazy import PreTrainedModel, torch
 from lutlab.registry import register
 from lutlab.specs import Measurement, ModelRun, RunSpec, Subject
-
-if TYPE_CHECKING:
-    import torch
-    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)
@@ -130,8 +127,6 @@ def _summary(
 
 def _full_precision(run: RunSpec | None) -> PreTrainedModel:
     """The model of a row before it is quantized."""
-    import torch
-
     from lutlab.models.load import load_model
 
     if not isinstance(run, ModelRun):

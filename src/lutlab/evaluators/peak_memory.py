@@ -18,18 +18,16 @@ import subprocess
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from lutlab import children
 from lutlab.errors import LutlabError
 from lutlab.evaluators.contract import Evaluator, Metric, Work
 from lutlab.evaluators.depth import scaled_to_all_layers
 from lutlab.evaluators.generation import check_context, decode, kernels
+from lutlab.lazy import PreTrainedModel, torch, transformers
 from lutlab.registry import register
 from lutlab.specs import Measurement, RunSpec, Subject
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 _STATUS = Path("/proc/self/status")
 
@@ -118,8 +116,6 @@ def save(model: PreTrainedModel, folder: Path) -> None:
 
 
 def _in_a_fresh_process(folder: Path, modeling: str, tokens: int) -> dict[str, Any]:
-    import torch
-
     code = "from lutlab.evaluators import peak_memory; peak_memory.run(*sys.argv[1:])"
     arguments = (str(folder), modeling, str(tokens), str(torch.get_num_threads()))
     done = subprocess.run(
@@ -148,16 +144,13 @@ def run(folder: str, modeling: str, tokens: str, threads: str) -> None:
     """
     import importlib
 
-    import torch
-    from transformers import AutoModelForCausalLM
-
     from lutlab.models.pretrained import model_of
 
     importlib.import_module("lutlab.checkpoint.transformers")
     importlib.import_module(modeling)
     torch.set_num_threads(int(threads))
     before = _resident("VmRSS")
-    model, _ = model_of(AutoModelForCausalLM, Path(folder), dtype="auto")
+    model, _ = model_of(transformers.AutoModelForCausalLM, Path(folder), dtype="auto")
     model.eval()
     with torch.inference_mode():
         decode(model, int(tokens))

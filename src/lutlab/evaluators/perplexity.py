@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from lutlab import arguments
 from lutlab.data.extents import stream_extents
@@ -39,12 +39,9 @@ from lutlab.evaluators import (
 )
 from lutlab.evaluators.contract import Evaluator, Metric, Work
 from lutlab.evaluators.noise import ratio_error
+from lutlab.lazy import PreTrainedModel, PreTrainedTokenizerBase, torch
 from lutlab.registry import register
 from lutlab.specs import Measurement, RunSpec, Subject
-
-if TYPE_CHECKING:
-    import torch
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 LOSS_DTYPES = ("float32", "float16")
 # Float32 logits of one cross entropy: stays in a CPU's cache, a fraction of the batch's own.
@@ -152,8 +149,6 @@ def perplexity(
         LutlabError: seqlen exceeds the model's context, the text is shorter than one window, the tokenizer promises
             BOS but does not set it, or a loss is not finite.
     """
-    import torch
-
     check_evaluated(model, tokenizer)
     arguments.text("text", text, "one string")
     arguments.instance("seqlen", seqlen, int, "the tokens of a window, at least 2")
@@ -218,8 +213,6 @@ def _mean_loss(logits: torch.Tensor, ids: torch.Tensor, loss_dtype: str) -> torc
 
     Rows run over all windows at once: slicing off each window's last position would copy the logits.
     """
-    import torch
-
     dtype = getattr(torch, loss_dtype)
     # -100 is cross_entropy's ignore_index: a last position predicts nothing
     targets = torch.full_like(ids, -100)

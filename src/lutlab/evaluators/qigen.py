@@ -29,13 +29,11 @@ from lutlab.evaluators.generation import (
     prompts,
     timed,
 )
+from lutlab.lazy import PreTrainedModel, torch
 from lutlab.registry import register
 from lutlab.specs import Measurement, RunSpec, Subject
 
 if TYPE_CHECKING:
-    import torch
-    from transformers import PreTrainedModel
-
     from lutlab.formats.qigen import PackedQIGen
     from lutlab.modules import QuantLinear
 
@@ -112,8 +110,6 @@ class QIGen(Evaluator):
 
 def _packed(model: PreTrainedModel) -> dict[QuantLinear, PackedQIGen]:
     """Every quantized layer's weight in QIGen's layout."""
-    import torch
-
     from lutlab.formats.uniform import PackedUniform
     from lutlab.kernels.cpu import qigen_gemv
     from lutlab.modules import QuantLinear

@@ -12,15 +12,12 @@ Where the first does not take a model, a warning says why.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
 
 from lutlab import arguments, registry
 from lutlab.errors import LutlabError
 from lutlab.generate.contract import Engine
+from lutlab.lazy import PreTrainedModel, torch
 from lutlab.models import fits
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 log = logging.getLogger(__name__)
 # By kind of device, in the order in which they are tried.
@@ -68,8 +65,6 @@ def engine(
 
 def _check_cache(model: PreTrainedModel, batch: int, length: int, cache: str) -> None:
     """Raises fits.TooLargeError for a cache that does not fit beside the model."""
-    import torch
-
     dtype = getattr(torch, cache) if cache else model.dtype
     needed = fits.cache_bytes(model.config, batch, length, dtype.itemsize)
     fits.check(f"a cache of {batch} x {length} tokens", {"cache": needed}, str(model.device))

@@ -9,13 +9,11 @@ widens; what narrows). A `Decoder` says the rest of a family, once, by paths of 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lutlab.errors import LutlabError
+from lutlab.lazy import PreTrainedConfig, PreTrainedModel
 from lutlab.models.families import family_of
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel
 
 # transformers' names of activations -> those of kernels/cpu/step/rows.h
 ACTIVATIONS = {

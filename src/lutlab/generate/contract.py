@@ -12,13 +12,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lutlab.errors import LutlabError
-
-if TYPE_CHECKING:
-    import torch
-    from transformers import PreTrainedModel
+from lutlab.lazy import PreTrainedModel, torch
 
 
 class Engine(ABC):
@@ -103,8 +100,6 @@ class Engine(ABC):
         Raises:
             LutlabError: as step.
         """
-        import torch
-
         chosen = []
         for _ in range(tokens):
             ids = self.step(ids).argmax(-1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -20,10 +20,8 @@ from lutlab.generate.cpu_model import filled
 from lutlab.kernels.codegen.compiler import NoCompiler
 from lutlab.kernels.codegen.isa import detect
 from lutlab.kernels.cpu import step
+from lutlab.lazy import PreTrainedModel
 from lutlab.registry import register
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 CHUNK = 64  # tokens of prompts that share one reading of the weights
 ROUNDS = 5  # of steps whose time is taken apart

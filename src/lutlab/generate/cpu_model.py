@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -12,9 +11,7 @@ from lutlab.generate.architecture import Architecture, Block
 from lutlab.generate.cpu_products import Placed, Products
 from lutlab.kernels.cpu import step
 from lutlab.kernels.cpu.rows_gemv import THREAD_BYTES
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+from lutlab.lazy import PreTrainedModel
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -22,11 +21,9 @@ from lutlab.kernels.cpu import step
 from lutlab.kernels.cpu.linear import CpuLinear
 from lutlab.kernels.cpu.overflow import mend
 from lutlab.kernels.cpu.rows_gemv import BATCH, Part, columns_of
+from lutlab.lazy import nn
 from lutlab.models.families import weight_of
 from lutlab.modules import QuantLinear
-
-if TYPE_CHECKING:
-    from torch import nn
 
 
 @dataclass(frozen=True)

@@ -6,17 +6,15 @@ Its cache grows; the cost of a token is mostly Python's (0.85 ms of each layer o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from lutlab.generate.contract import Engine
 from lutlab.kernels import ran
+from lutlab.lazy import PreTrainedModel, transformers
 from lutlab.models import fits
 from lutlab.registry import register
-
-if TYPE_CHECKING:
-    from transformers import DynamicCache, PreTrainedModel
 
 
 @register("engine", "transformers")
@@ -38,10 +36,10 @@ class Eager(Engine):
         )
 
     def _empty(self) -> None:
-        from transformers import DynamicCache
-
         # without a config: layers whose window slides keep all tokens too, so that they can be rewound
-        self._rows: list[DynamicCache] = [DynamicCache() for _ in range(self.batch)]
+        self._rows: list[transformers.DynamicCache] = [
+            transformers.DynamicCache() for _ in range(self.batch)
+        ]
         self.positions = [0] * self.batch
 
     def prefill(self, prompts: Sequence[torch.Tensor]) -> torch.Tensor:

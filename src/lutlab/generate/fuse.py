@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING
 
 from lutlab.errors import LutlabError
 from lutlab.formats.joined import joined
 from lutlab.kernels.dequantized import Dequantized
 from lutlab.kernels.dispatch import prepare
 from lutlab.kernels.joined import RowsOf, Whole
+from lutlab.lazy import PreTrainedModel, torch
 from lutlab.models.families import decoder_blocks, family_of
 from lutlab.modules import QuantLinear
-
-if TYPE_CHECKING:
-    import torch
-    from transformers import PreTrainedModel
 
 
 def fuse(model: PreTrainedModel, rows: int, dtype: torch.dtype) -> list[str]:

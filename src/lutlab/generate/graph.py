@@ -15,7 +15,7 @@ without graphs, which is how it is tested.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -23,11 +23,9 @@ from lutlab.errors import LutlabError
 from lutlab.generate.contract import Engine
 from lutlab.generate.fuse import fuse
 from lutlab.generate.slots import Slots
+from lutlab.lazy import PreTrainedModel, transformers
 from lutlab.models import fits
 from lutlab.registry import register
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 BUCKETS = tuple(2**n for n in range(7, 20))  # slots that a graph's attention reads
 WARM_UP = 3  # steps before a capture: they compile, load and allocate
@@ -258,10 +256,9 @@ class GraphStep(Engine):
         self, ids: torch.Tensor, at: torch.Tensor
     ) -> tuple[torch.Tensor, list[tuple[torch.Tensor, torch.Tensor]]]:
         """Logits [B, len(at), V] after some tokens of ids [B, T]; keys and values of each layer, [B, heads, T, d]."""
-        from transformers import DynamicCache
-
         device = self.model.device
-        cache = DynamicCache()  # without a config: layers whose window slides keep all tokens too
+        # without a config: layers whose window slides keep all tokens too
+        cache = transformers.DynamicCache()
         out = self.model(
             input_ids=ids.to(device),
             position_ids=torch.arange(ids.shape[1], device=device).expand_as(ids),

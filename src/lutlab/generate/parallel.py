@@ -24,6 +24,7 @@ from lutlab.generate import engine as engine_of
 from lutlab.generate.contract import Engine
 from lutlab.generate.eager import Eager
 from lutlab.generate.shard import Part, share_of_block, share_out
+from lutlab.lazy import PreTrainedModel
 from lutlab.measure import ranks
 from lutlab.models.families import decoder_blocks
 from lutlab.models.files import weight_files
@@ -31,8 +32,6 @@ from lutlab.models.load import quiet
 from lutlab.sums import NAME, check_sums, has_sums
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
     from lutlab.measure.rank import Rank
 
 log = logging.getLogger(__name__)

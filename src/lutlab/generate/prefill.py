@@ -32,11 +32,10 @@ from lutlab.kernels import tuned
 from lutlab.kernels.codegen import library
 from lutlab.kernels.codegen.isa import features
 from lutlab.kernels.cpu.linear import CpuLinear
+from lutlab.lazy import PreTrainedModel, transformers
 from lutlab.modules import QuantLinear
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
     from lutlab.generate.contract import Engine
 
 KERNEL, DEQUANTIZE, RACE = WAYS = ("kernel", "dequantize", "race")
@@ -77,13 +76,12 @@ def _through_the_model(
     engine: CpuStep, model: PreTrainedModel, prompts: Sequence[torch.Tensor]
 ) -> torch.Tensor:
     """The model's own modules read the prompts; their keys and values become the engine's."""
-    from transformers import DynamicCache
-
     engine.check_prompts(prompts)
     engine.positions = [0] * engine.batch
     logits = []
     for row, ids in enumerate(prompts):
-        cache = DynamicCache()  # without a config: layers whose window slides keep all tokens too
+        # without a config: layers whose window slides keep all tokens too
+        cache = transformers.DynamicCache()
         out = model(input_ids=ids[None], past_key_values=cache, use_cache=True, logits_to_keep=1)
         logits.append(out.logits[0, -1].float())
         for layer, kept in enumerate(cache.layers):

@@ -7,14 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import torch
 
 from lutlab.errors import LutlabError
-
-if TYPE_CHECKING:
-    from transformers import LogitsProcessorList
+from lutlab.lazy import transformers
 
 
 @dataclass(frozen=True)
@@ -54,21 +51,14 @@ class Sampling:
                 raise LutlabError(f"{name}={value}: give {expected}")
 
     @cached_property
-    def _warpers(self) -> LogitsProcessorList:
-        from transformers import (
-            LogitsProcessorList,
-            TemperatureLogitsWarper,
-            TopKLogitsWarper,
-            TopPLogitsWarper,
-        )
-
-        found = LogitsProcessorList()
+    def _warpers(self) -> transformers.LogitsProcessorList:
+        found = transformers.LogitsProcessorList()
         if self.temperature != 1:
-            found.append(TemperatureLogitsWarper(float(self.temperature)))
+            found.append(transformers.TemperatureLogitsWarper(float(self.temperature)))
         if self.top_k:
-            found.append(TopKLogitsWarper(self.top_k))
+            found.append(transformers.TopKLogitsWarper(self.top_k))
         if self.top_p < 1:
-            found.append(TopPLogitsWarper(float(self.top_p)))
+            found.append(transformers.TopPLogitsWarper(float(self.top_p)))
         return found
 
     def chooser(self, batch: int) -> Chooser:

@@ -21,14 +21,13 @@ from torch.nn.functional import pad
 from lutlab.errors import LutlabError
 from lutlab.formats import cut
 from lutlab.formats.dense import PackedDense
+from lutlab.lazy import PreTrainedConfig, PreTrainedModel
 from lutlab.models.families import decoder_blocks, family_of, weight_of
 from lutlab.models.share import Columns, Rows, Share, Width, even, share_of
 from lutlab.models.streamed import assign
 from lutlab.modules import QuantLinear
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel
-
     from lutlab.formats.contract import Format
     from lutlab.measure.rank import Rank
     from lutlab.models.resident import Blocks

@@ -17,10 +17,9 @@ from lutlab import arguments
 from lutlab.errors import LutlabError
 from lutlab.generate import engine as make_engine
 from lutlab.generate.sampling import Sampling
+from lutlab.lazy import PreTrainedModel, PreTrainedTokenizerBase
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
     from lutlab.generate.contract import Engine
 
 

@@ -12,17 +12,15 @@ cpu_contestants.py, gpu_contestants.py, dense_contestants.py.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from lutlab.lazy import torch
 from lutlab.measure import cpu_contestants, gpu_contestants
 from lutlab.measure.dense_contestants import dense, int8
 from lutlab.measure.drawn import MIXED, draw, operands
 from lutlab.measure.timed_row import TimedRow, cold_bytes
 from lutlab.measure.timing import COLD, Contestant, cpu_reader, gpu_copier, together
 from lutlab.specs import ProductRun, Shape
-
-if TYPE_CHECKING:
-    import torch
 
 
 @dataclass(frozen=True)
@@ -92,8 +90,6 @@ def _quantized(
     row: TimedRow, x: torch.Tensor, shape: Shape, g: int, kernel: str
 ) -> tuple[Contestant, torch.Tensor]:
     """A kernel with groups of g, and the matrix [N, K] float32 that it multiplies by."""
-    import torch
-
     from lutlab import formats
 
     drawn = draw(row.spec, shape, g)
@@ -113,6 +109,4 @@ def _quantized(
 
 def _memory(row: TimedRow) -> Contestant:
     """Reading by a CPU's threads, or copying by a GPU: the bandwidth that others are fractions of."""
-    import torch
-
     return cpu_reader(row.cold, torch.get_num_threads()) if row.cpu else gpu_copier(row.cold)

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
 
+from lutlab.lazy import torch
 from lutlab.measure.timed_row import TimedRow
 from lutlab.measure.timing import Contestant, GpuTimer, race
-
-if TYPE_CHECKING:
-    import torch
 
 _CHOOSING_ROUNDS = 20  # of the race between cuBLAS's layouts
 
@@ -31,8 +28,6 @@ def dense(row: TimedRow, weight: torch.Tensor, x: torch.Tensor) -> Contestant:
 
 def _by_torch(row: TimedRow, name: str, weight: torch.Tensor, x: torch.Tensor) -> Contestant:
     """The product with W [N, K] as it is stored, rows or columns first."""
-    import torch
-
     copies = _copies(row, weight)
     one = Contestant(name, weight.nbytes, len(copies), lambda i: torch.mm(x, copies[i].t()))
     return row.checked(one, x, weight)
@@ -43,8 +38,6 @@ def int8(row: TimedRow, x: torch.Tensor, codes: torch.Tensor) -> tuple[Contestan
 
     On a GPU cuBLAS takes no fewer than 17 rows of x: there are 32 then.
     """
-    import torch
-
     weight = (codes.int() - 128).to(torch.int8)
     rows = len(x) if row.cpu else max(32, len(x))
     few = torch.zeros(rows, x.shape[1], dtype=torch.int8, device=x.device)

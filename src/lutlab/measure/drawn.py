@@ -7,15 +7,11 @@ of method=mixed_2_4_16: a normal W rounded to groups in drawn places, its larges
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from lutlab.groups import check_group_size, group_count, group_length
+from lutlab.lazy import torch
 from lutlab.specs import ProductRun, Shape
 from lutlab.tensors import BCQTensor, MixedTensor, UniformTensor
-
-if TYPE_CHECKING:
-    import torch
-
 
 MIXED = "mixed_2_4_16"
 _CHECKED_WEIGHTS = 2**22  # at a time, in float64
@@ -31,16 +27,12 @@ def operands(spec: ProductRun, shape: Shape) -> tuple[torch.Tensor, torch.Tensor
 
 def _normal(spec: ProductRun, seed: int) -> Callable[..., torch.Tensor]:
     """A source of normal tensors of any size on the row's device."""
-    import torch
-
     generator = torch.Generator(spec.device).manual_seed(seed)
     return lambda *size: torch.randn(size, generator=generator, device=spec.device)
 
 
 def draw(spec: ProductRun, shape: Shape, g: int) -> UniformTensor | BCQTensor | MixedTensor:
     """Codes and scales of the row's method, drawn from its seed, with groups of g."""
-    import torch
-
     if spec.method == MIXED:
         return _mixed(spec, shape, g)
     rows, columns, _ = shape
@@ -82,8 +74,6 @@ def _mixed(spec: ProductRun, shape: Shape, g: int) -> MixedTensor:
 
 def exact_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """The product x [M, K], weight [N, K] -> [M, N] in float64, some rows of the weight at a time."""
-    import torch
-
     step = max(1, _CHECKED_WEIGHTS // weight.shape[1])
     return torch.cat([x.double() @ part.double().t() for part in weight.split(step)], dim=1)
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from lutlab.errors import LutlabError
+from lutlab.lazy import torch
 
 WINDOW_SECONDS = 1.0
 _SAMPLE_SECONDS = 0.1
@@ -78,8 +79,6 @@ class Nvml:
     """
 
     def __init__(self, index: int = 0) -> None:
-        import torch
-
         if reason := missing_library():
             raise LutlabError(reason)
         import pynvml
@@ -115,8 +114,6 @@ class Nvml:
 
 def clocks_of(device: str) -> dict[str, Any]:
     """Nvml.facts of a device right now, or why they are not known: a time can be measured without them."""
-    import torch
-
     try:
         return Nvml(torch.device(device).index or 0).facts()
     except LutlabError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from lutlab.lazy import torch
 from lutlab.measure.step_parts import by_part
 
 
@@ -14,7 +15,6 @@ def breakdown(run: Callable[[], object], calls: int) -> tuple[dict[str, float], 
         run: the call, as a step of an engine; it has run before, so that nothing is compiled in it.
         calls: of it.
     """
-    import torch
     from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile
 

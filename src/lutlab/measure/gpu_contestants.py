@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from lutlab.lazy import torch
 from lutlab.measure import products
 from lutlab.measure.timed_row import TimedRow
 from lutlab.measure.timing import Contestant
 
 if TYPE_CHECKING:
-    import torch
-
     from lutlab.formats.bcq import PackedBCQ
     from lutlab.formats.contract import Format
     from lutlab.formats.uniform import PackedUniform

@@ -20,6 +20,7 @@ import re
 
 from lutlab.errors import LutlabError, nearest
 from lutlab.kernels.gpu.short_names import full_name
+from lutlab.lazy import torch
 from lutlab.measure.drawn import MIXED
 from lutlab.specs import ProductRun, Shape
 
@@ -127,8 +128,6 @@ def gpus_of(spec: ProductRun) -> int:
 
 
 def _on_gpus(spec: ProductRun) -> str:
-    import torch
-
     gpus, kernel = gpus_of(spec), f"kernel={spec.kernel}"
     if spec.method != "none":
         raise LutlabError(f"{kernel} multiplies dense weights only: set method=none")

@@ -11,12 +11,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lutlab.errors import LutlabError
-
-if TYPE_CHECKING:
-    import torch
+from lutlab.lazy import distributed, torch
 
 WAIT_SECONDS = 900.0
 
@@ -36,17 +34,12 @@ class Rank:
     @property
     def exchange(self) -> str:
         """What carries the tensors: `gloo`, or `nccl` with its version."""
-        import torch
-
         if self.device == "cpu":
             return "gloo"
         return f"nccl {'.'.join(map(str, torch.cuda.nccl.version()))}"
 
     def largest(self, number: float) -> float:
         """The largest of what the ranks say, for all of them; each waits for all."""
-        import torch
-        from torch import distributed
-
         found = torch.tensor([number], dtype=torch.float64)
         with self._in_company():
             distributed.all_reduce(found, distributed.ReduceOp.MAX)
@@ -54,9 +47,6 @@ class Rank:
 
     def first(self, number: float) -> float:
         """The number of rank 0, given to all ranks."""
-        import torch
-        from torch import distributed
-
         found = torch.tensor([number], dtype=torch.float64)
         with self._in_company():
             distributed.broadcast(found, 0)
@@ -64,9 +54,6 @@ class Rank:
 
     def line_up(self) -> None:
         """Work that a rank puts on its GPU's stream after this starts when the streams of all have come as far."""
-        import torch
-        from torch import distributed
-
         self.largest(0.0)
         if self.device != "cpu":
             distributed.all_reduce(torch.zeros(1, device=self.device))
@@ -91,8 +78,6 @@ class Rank:
 
     def gather(self, whole: torch.Tensor, part: torch.Tensor) -> None:
         """Parts [n, …] of all ranks, one below the other in the order of ranks, into `whole` [count n, …]."""
-        from torch import distributed
-
         # the older name is deprecated where there is a newer one
         one = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
         with self._in_company():
@@ -100,8 +85,6 @@ class Rank:
 
     def sum(self, tensor: torch.Tensor) -> None:
         """Put the sum of the ranks' tensors, which are alike, in the place of each; all get the same bits."""
-        from torch import distributed
-
         with self._in_company():
             distributed.all_reduce(tensor)
 
@@ -114,8 +97,6 @@ class Rank:
         Raises:
             LutlabError: a rank has another text than rank 0. All ranks raise it.
         """
-        import torch
-
         digests = [hashlib.sha256(text.encode()).digest() for text in facts.values()]
         own = torch.tensor([list(one) for one in digests], dtype=torch.uint8)
         found = own.new_empty(self.count * len(own), own.shape[1])
@@ -136,8 +117,6 @@ class Rank:
         Raises:
             LutlabError: a rank did not come; rank 0 says which.
         """
-        from torch import distributed
-
         patience = timedelta(seconds=seconds)
         with self._in_company():
             group = distributed.new_group(backend="gloo", timeout=patience)
@@ -146,8 +125,6 @@ class Rank:
 
     @contextmanager
     def _in_company(self) -> Iterator[None]:
-        import torch
-
         try:
             yield
         except torch.OutOfMemoryError:
@@ -161,9 +138,6 @@ class Rank:
 
 def join(rank: Rank, seconds: float, where: Mapping[str, Any]) -> None:
     """Meet the other ranks, at the place that init_process_group is told by further arguments."""
-    import torch
-    from torch import distributed
-
     torch.set_num_threads(1)  # the ranks share the processor, and only launch
     if rank.device != "cpu":
         torch.cuda.set_device(rank.device)

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lutlab.errors import LutlabError
+from lutlab.lazy import distributed, torch
 from lutlab.measure.rank import Rank, join
 
 if TYPE_CHECKING:
@@ -138,8 +139,6 @@ def _wait(context: ProcessContext, count: int, seconds: float) -> None:
 
 def _fail(folder: Path, count: int, error: Exception, exits: Sequence[int | None] = ()) -> None:
     """Say why the first rank that failed did; the others' reasons are often no more than that it is gone."""
-    import torch
-
     found = [json.loads(path.read_text()) for path in folder.glob("failure-*")]
     silent = set(range(count)).difference(one["rank"] for one in found)
     ended = (None, 0, -signal.SIGTERM)  # the last: by us, behind one that failed
@@ -194,8 +193,6 @@ def _begin(
 
 
 def _meet(rank: Rank, folder: Path, seconds: float) -> None:
-    from torch import distributed
-
     store = distributed.FileStore(str(folder / "meeting"), rank.count)
     store.set_timeout(timedelta(seconds=seconds))
     join(rank, seconds, {"store": store, "rank": rank.index, "world_size": rank.count})
@@ -214,8 +211,6 @@ def _rank(index: int, count: int, device: str) -> Rank:
 
 def _leave(rank: Rank) -> None:
     """End in company."""
-    from torch import distributed
-
     rank.largest(0.0)
     gc.collect()  # CUDA graphs that hold a collective: NCCL's communicator would wait for their end
     distributed.destroy_process_group()

@@ -16,6 +16,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from lutlab.lazy import torch
 from lutlab.measure import contestants, drawn, products, ranks
 from lutlab.measure.contestants import Entrants
 from lutlab.measure.timed_row import TimedRow, cold_bytes
@@ -23,8 +24,6 @@ from lutlab.measure.timing import COLD, Contestant, CpuTimer, GpuTimer, race, to
 from lutlab.specs import ProductRun, Shape
 
 if TYPE_CHECKING:
-    import torch
-
     from lutlab.measure.ranks import Rank
     from lutlab.measure.timing import Timer
 
@@ -69,8 +68,6 @@ def timed(spec: ProductRun, rounds: int, kind: str = COLD) -> tuple[Entrants, fl
 
 def time_on(rank: Rank, spec: ProductRun, rounds: int, kind: str) -> tuple[Entrants, float] | None:
     """The part of one rank; None but of rank 0."""
-    import torch
-
     entered = None if rank.index else contestants.enter(alone(spec, rank), kind)
     rank.largest(0.0)  # with idle GPUs until then
     shared, facts = share(spec, rank, kind)
@@ -120,8 +117,6 @@ def _fastest(row: TimedRow, rank: Rank, shape: Shape, kind: str) -> Shared:
 
 
 def _part(row: TimedRow, rank: Rank, shape: Shape, layout: str) -> Shared:
-    import torch
-
     x, weight = (t.to(getattr(torch, row.spec.dtype)) for t in drawn.operands(row.spec, shape))
     mine = weight.chunk(rank.count)[rank.index]
     if layout == "[K, N]":
@@ -146,8 +141,6 @@ def _part(row: TimedRow, rank: Rank, shape: Shape, layout: str) -> Shared:
 
 def _connection(rank: Rank) -> dict[str, Any]:
     """Facts on the connection that carries the gathering."""
-    import torch
-
     if rank.device == "cpu":
         return {"devices": rank.count}
     others = range(1, rank.count)

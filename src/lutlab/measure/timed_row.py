@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lutlab.errors import LutlabError
+from lutlab.lazy import torch
 from lutlab.measure import products
 from lutlab.measure.drawn import relative_error
 from lutlab.measure.timing import COLD, Contestant, copies_for
 from lutlab.specs import ProductRun
 
 if TYPE_CHECKING:
-    import torch
-
     from lutlab.kernels.contract import Execution
 
 # |y - x W^T| / |x W^T| beyond which a product is wrong; in 16 bits it may be summed in 16 bits, as LUT-GEMM does.
@@ -99,8 +98,6 @@ def cold_bytes(device: str) -> tuple[int, dict[str, Any]]:
 
         cache, times = caches().l3, products.CPU_CACHES
     else:
-        import torch
-
         cache = torch.cuda.get_device_properties(device).L2_cache_size
         times = products.GPU_CACHES
     cold = min(times * cache, products.COLD_LIMIT)

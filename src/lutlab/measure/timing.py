@@ -18,12 +18,9 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from lutlab.errors import LutlabError
-
-if TYPE_CHECKING:
-    import torch
+from lutlab.lazy import torch
 
 COLD, RESIDENT = "cold", "resident"
 # Calls of a round on a CPU, and of a graph on a GPU: at least so many, and at least one of each copy.
@@ -187,8 +184,6 @@ class GpuTimer:
 
     def __call__(self, contestant: Contestant, kind: str) -> float:
         """One replay."""
-        import torch
-
         graph, calls = self.graph(contestant, kind)
         if kind == RESIDENT:
             graph.replay()  # brings back into the cache what others drove out
@@ -207,8 +202,6 @@ class GpuTimer:
         return self.graphs[key]
 
     def _capture(self, contestant: Contestant, kind: str) -> tuple[torch.cuda.CUDAGraph, int]:
-        import torch
-
         copies = contestant.copies if kind == COLD else 1
         calls = copies * -(-self.calls // copies)
         stream = torch.cuda.Stream()
@@ -235,8 +228,6 @@ def cpu_reader(cold_bytes: int, threads: int) -> Contestant:
     Raises:
         NoCompiler: there is no C compiler.
     """
-    import torch
-
     from lutlab.kernels.codegen import isa, library
 
     reader = library.load(_READ, "read", isa.runnable()[0])
@@ -252,8 +243,6 @@ def cpu_reader(cold_bytes: int, threads: int) -> Contestant:
 
 def gpu_copier(cold_bytes: int) -> Contestant:
     """Copying from one half of `cold_bytes` to the other by torch; a call moves twice what it copies."""
-    import torch
-
     half = torch.ones(2, cold_bytes // 2, dtype=torch.uint8, device="cuda")
 
     def run(i: int) -> None:

@@ -8,12 +8,10 @@ A family is a `Family` declared for the model types it fits, as config.json has 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from lutlab.lazy import PreTrainedConfig
 from lutlab.registry import register
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
 
 KINDS = ("attention", "feed_forward")  # of sub-layers, LUT-GEMM Fig. 13
 # task -> transformers' class that makes and loads its models

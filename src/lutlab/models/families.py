@@ -12,10 +12,11 @@ import dataclasses
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lutlab import registry
 from lutlab.errors import LutlabError, nearest
+from lutlab.lazy import PreTrainedConfig, PreTrainedModel, nn, torch, transformers
 from lutlab.models.contract import (
     CLASSIFIER,
     CLASSIFIES,
@@ -25,11 +26,6 @@ from lutlab.models.contract import (
     declare,
     holds,
 )
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
-    from transformers import PreTrainedConfig, PreTrainedModel
 
 
 def _attention(*layers: str, **scaling: Any) -> SharedInput:
@@ -198,8 +194,6 @@ def family_named(model_type: str) -> Family:
 
 def model_class(config: PreTrainedConfig) -> Any:
     """The class of transformers that makes and loads models of this config, by the task of the head that it names."""
-    import transformers
-
     return getattr(transformers, TASKS[_task(family_of(config), config.architectures or ())])
 
 

@@ -12,13 +12,10 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from lutlab.errors import LutlabError
+from lutlab.lazy import PreTrainedConfig, PreTrainedModel, torch
 from lutlab.models.streamed import outside
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel
 
 _MEMORY = Path("/proc/meminfo")
 _CURE = (
@@ -64,8 +61,6 @@ def available(device: str) -> int:
     """Bytes that a process can still allocate: on a GPU what is free and what torch keeps unused, on a CPU what Linux
     calls MemAvailable, elsewhere all of the memory. A limit of a container is not looked at.
     """
-    import torch
-
     if torch.device(device).type == "cuda":
         kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + kept

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lutlab.errors import LutlabError, nearest
+from lutlab.lazy import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, torch
 from lutlab.models import hub, streamed
 from lutlab.models.families import family_of, family_written, model_class, task_of_config
 from lutlab.models.files import (
@@ -31,9 +32,6 @@ from lutlab.models.resident import Blocks, Resident
 from lutlab.models.spread import spread
 
 if TYPE_CHECKING:
-    import torch
-    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
-
     from lutlab.specs import ModelSpec
 
 EMBEDDED = Path(__file__).parent / "embedded"
@@ -243,8 +241,6 @@ def _check_keys(info: Mapping[str, Collection[Any]], folder: Path, blocks: str) 
 
 
 def _check_finite(model: PreTrainedModel, folder: Path) -> None:
-    import torch
-
     for name, parameter in model.named_parameters():
         if not torch.isfinite(parameter).all():
             raise LutlabError(

@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lutlab.errors import LutlabError
+from lutlab.lazy import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, torch
 from lutlab.models.contract import CLASSIFIES
 from lutlab.models.families import family_of
 from lutlab.specs import MNLI_LABELS
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
-
     from lutlab.specs import ModelSpec
 
 HEADS = ("score", "classifier")  # transformers' names: of decoders, of BERT
@@ -81,8 +80,6 @@ class NewHead:
 
     def draw(self, model: PreTrainedModel) -> set[str]:
         """Draw the head's weight, the same on every machine; the names of the weights drawn."""
-        import torch
-
         name = head_of(model)
         weight = model.get_submodule(name).weight
         deviation = getattr(model.config, family_of(model.config).deviation)

@@ -18,12 +18,10 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lutlab.errors import LutlabError
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from lutlab.lazy import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, transformers
 
 log = logging.getLogger(__name__)
 
@@ -64,11 +62,12 @@ def config_of(folder: Path) -> PreTrainedConfig:
         OSError, ValueError: as transformers': it is missing, damaged, or of an architecture unknown to it.
     """
     from huggingface_hub.errors import StrictDataclassError
-    from transformers import AutoConfig
 
     check_folder(folder)
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        config = transformers.AutoConfig.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
     except StrictDataclassError as error:  # of a value of another type, and no ValueError
         raise ValueError(str(error)) from error
     # from_config asks for it, and a model saved again has no such code beside it
@@ -113,11 +112,11 @@ def tokenizer_of(source: str | Path, *, local: bool = True) -> PreTrainedTokeniz
     Raises:
         Exception: of many kinds, the Rust tokenizers' own is a bare one.
     """
-    from transformers import AutoTokenizer
-
     if Path(source).is_dir():
         check_folder(Path(source))
-    return AutoTokenizer.from_pretrained(source, local_files_only=local, trust_remote_code=False)
+    return transformers.AutoTokenizer.from_pretrained(
+        source, local_files_only=local, trust_remote_code=False
+    )
 
 
 def check_folder(folder: Path) -> None:
@@ -151,9 +150,7 @@ def check_folder(folder: Path) -> None:
 
 @functools.cache  # once a process: a plan, its rows and their evaluations all read the folder
 def _own_code(folder: Path, name: str, model_type: str) -> None:
-    from transformers import CONFIG_MAPPING
-
-    if model_type not in CONFIG_MAPPING:
+    if model_type not in transformers.CONFIG_MAPPING:
         raise LutlabError(
             f"{folder / name} asks for code of its repository (auto_map), which lutlab never runs, and transformers "
             f"has no architecture '{model_type}' of its own: take a model that transformers knows"

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
+from lutlab.lazy import PreTrainedModel, nn
 from lutlab.models.families import decoder_blocks
-
-if TYPE_CHECKING:
-    from torch import nn
-    from transformers import PreTrainedModel
 
 
 class Blocks(Protocol):

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lutlab.errors import LutlabError
+from lutlab.lazy import torch
 from lutlab.models import hub
 from lutlab.models.contract import Family
 from lutlab.models.families import (
@@ -159,8 +160,6 @@ def _matrix(sizes: dict[str, tuple[int, ...]], path: str) -> tuple[int, int] | N
 
 def _from_config(folder: Path, layers: int | None) -> tuple[ModelShape, Matrices]:
     """By the model on the meta device, cut to its first layers if a number is given."""
-    import torch
-
     config: Any = config_of(folder)
     if layers is not None:
         config.num_hidden_layers = layers

@@ -6,13 +6,11 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lutlab.errors import LutlabError
+from lutlab.lazy import torch
 from lutlab.models.files import weight_files
-
-if TYPE_CHECKING:
-    import torch
 
 
 class Shards:
@@ -139,8 +137,6 @@ def _open(path: Path) -> Iterator[Any]:
 
 
 def _check(tensor: torch.Tensor, expected: torch.Size, what: str) -> None:
-    import torch
-
     if tensor.shape != expected:
         raise LutlabError(
             f"{what} holds {list(tensor.shape)} instead of {list(expected)}: the checkpoint belongs to another config"

@@ -7,13 +7,10 @@ they do on one device.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from lutlab.errors import LutlabError
+from lutlab.lazy import PreTrainedModel
 from lutlab.models.families import decoder_blocks
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 
 def spread(

@@ -11,16 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from lutlab.errors import LutlabError
+from lutlab.lazy import PreTrainedConfig, PreTrainedModel, nn, torch
 from lutlab.models.families import decoder_blocks, family_of, model_class
 from lutlab.models.shards import Shards
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
-    from transformers import PreTrainedConfig, PreTrainedModel
 
 _M_MMAP_THRESHOLD = -3  # malloc.h
 Fill = Callable[["nn.Module", str], None]  # gives a module on the meta device its weights
@@ -71,8 +66,6 @@ def release(block: nn.Module) -> None:
 
     By way of `_apply`, as `.to()` does it, so that a layer drops what it made of them (QuantLinear's execution).
     """
-    import torch
-
     computed = {
         id(buffer)
         for module in block.modules()
@@ -109,8 +102,6 @@ def skeleton(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
 
     By the model's `_init_weights`, which knows these buffers since transformers 5: its own loading rests on that too.
     """
-    import torch
-
     with torch.device("meta"):
         model = model_class(config).from_config(config, dtype=dtype)
     for module in model.modules():
@@ -182,9 +173,6 @@ def synthetic(
 def _draw(model: PreTrainedModel, modules: Iterable[nn.Module], seed: str, device: str) -> None:
     """Random weights as the model's own initialisation gives them."""
     import zlib
-
-    import torch
-    from torch import nn
 
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(zlib.crc32(seed.encode()))

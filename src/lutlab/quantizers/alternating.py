@@ -23,9 +23,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
 from lutlab.groups import blocks, group_count
+from lutlab.lazy import torch
 from lutlab.quantizers.one_thread import one_thread
 from lutlab.quantizers.sorted_groups import (
     SINGULAR,
@@ -38,9 +38,6 @@ from lutlab.quantizers.sorted_groups import (
     sort_groups,
     squared_error,
 )
-
-if TYPE_CHECKING:
-    import torch
 
 # Weights solved at a time: a batch must amortise the interpreter over its slowest groups, and still fit the memory of
 # a small machine once per thread (about 40 bytes a weight).
@@ -122,8 +119,6 @@ def _in_chunks(
     chunk_weights: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Codes [N, K] by `assign` from coefficients [planes, N, G] by `fit`, rounded to dtype."""
-    import torch
-
     rows, in_features = weight.shape
     codes = torch.empty(rows, in_features, dtype=torch.uint8, device=weight.device)
     coefficients = weight.new_empty(planes, rows, group_count(g, in_features), dtype=dtype)
@@ -163,8 +158,6 @@ def for_each(work: Callable, pieces: Iterator, device: torch.device) -> None:
 
 def _canonical(a: torch.Tensor, folded: bool) -> torch.Tensor:
     """[1+k, n] -> [1+k, n]: alphas >= 0, descending. Flipping or renaming planes does not change the codewords."""
-    import torch
-
     fixed = 0 if folded else 1  # the offset is no alpha: it keeps its sign and its place
     alpha = list(a[fixed:].abs().unbind(0))
     for last in range(len(alpha) - 1, 0, -1):
@@ -190,8 +183,6 @@ def alternate(
         coefficients [1+k, n] and their error [n] with nearest codes (an upper bound of it after a last round); never
         above that of start.
     """
-    import torch
-
     gram, rhs = normal_equations(data, row, start, folded)
     square = data.square[row]
     best, least = start.clone(), squared_error(square, gram, rhs, start)
@@ -217,8 +208,6 @@ def alternate(
 
 def _fit(values: torch.Tensor, q: int, rounds: int, offset: bool) -> torch.Tensor:
     """[n, length] float32 -> coefficients [q, n] float64, or with offset [1+q, n], the offset first."""
-    import torch
-
     row = torch.arange(len(values), device=values.device)
     data = sort_groups(values.abs())
     start = _canonical(_greedy(data, q), folded=True)
@@ -240,8 +229,6 @@ def _greedy(data: SortedGroups, q: int) -> torch.Tensor:
     The codes so far cut |w| into 2^(b-1) intervals, each with one centre c, and r = |w| - c: so B_b cuts each interval
     at its centre, and sum |r| follows from prefix sums.
     """
-    import torch
-
     row = torch.arange(len(data.square), device=data.square.device)
     edges = torch.stack((row * data.length, row * data.length + data.length)).int()
     centres = torch.zeros(1, len(row), dtype=torch.float64, device=row.device)
@@ -264,8 +251,6 @@ def _greedy(data: SortedGroups, q: int) -> torch.Tensor:
 
 def _successive_signs(values: torch.Tensor, coefficients: torch.Tensor) -> torch.Tensor:
     """[n, length] float32, [q, n] float64 -> codes [n, length] uint8: B_b = sign(r), r -= alpha_b B_b, sign(0) = +1."""
-    import torch
-
     rest = values.double()
     codes = torch.zeros_like(values, dtype=torch.uint8)
     for b, alpha in enumerate(coefficients.unsqueeze(2)):
@@ -277,8 +262,6 @@ def _successive_signs(values: torch.Tensor, coefficients: torch.Tensor) -> torch
 
 def _min_max_grid(data: SortedGroups, q: int) -> torch.Tensor:
     """The uniform grid from the smallest to the largest weight as coefficients: LUT-GEMM Eq. 5."""
-    import torch
-
     ends = data.ascending.view(-1, data.length)[:, [0, -1]].double()
     scale = (ends[:, 1] - ends[:, 0]) / (2**q - 1)
     planes = [scale * 2.0 ** (b - 1) for b in reversed(range(q))]

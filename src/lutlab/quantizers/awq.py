@@ -28,14 +28,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 from lutlab.errors import LutlabError, nearest
 from lutlab.groups import blocks, expand, group_count
+from lutlab.lazy import torch
 from lutlab.quantizers.contract import Rescaling
 from lutlab.quantizers.rtn import RTN
 from lutlab.registry import register
 from lutlab.tensors import CalibStats, UniformTensor
 
 if TYPE_CHECKING:
-    import torch
-
     from lutlab.groups import Width
 
 INPUTS = ("full", "quantized")
@@ -135,8 +134,6 @@ class AWQ(Rescaling):
 
     def _clipped(self, weight: torch.Tensor, q: int, g: int, hessian: torch.Tensor) -> torch.Tensor:
         """The weight with each group limited to the c of its own; the larger c where two are equal."""
-        import torch
-
         largest = largest_of_groups(weight.abs(), g)
         limit = largest
         least = group_errors(self._rounded(weight, q, g) - weight, hessian, g)
@@ -164,8 +161,6 @@ def channel_scales(mean_abs: torch.Tensor, exponent: float) -> torch.Tensor:
 
 def output_error(difference: torch.Tensor, hessian: torch.Tensor) -> float:
     """tr(D H D^T) of D [N, K]: the mean over calibration tokens of the squared norm of D x."""
-    import torch
-
     return float((difference @ hessian).mul_(difference).sum(dtype=torch.float64))
 
 
@@ -201,8 +196,6 @@ def _limited(weight: torch.Tensor, limit: torch.Tensor, g: int) -> torch.Tensor:
 
 def _check(stats: CalibStats) -> None:
     """Raise LutlabError unless the statistics are finite."""
-    import torch
-
     if not (torch.isfinite(stats.hessian).all() and torch.isfinite(stats.mean_abs).all()):
         raise LutlabError(
             "the statistics of a layer's inputs are inf or nan: activations overflow in this dtype; use dtype=float32 "

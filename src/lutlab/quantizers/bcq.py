@@ -11,17 +11,15 @@ W [N, K] -> codes [N, K] uint8 (bit b: B_b = +1), alpha [q, N, G], z [N, G] or N
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from lutlab.errors import LutlabError, nearest
 from lutlab.groups import check_bits, check_group_size
+from lutlab.lazy import torch
 from lutlab.quantizers import alternating
 from lutlab.quantizers.contract import Method
 from lutlab.registry import register
 from lutlab.tensors import BCQTensor
-
-if TYPE_CHECKING:
-    import torch
 
 SOLVERS = ("greedy", "alternating")
 ALPHA_DTYPES = ("fp16", "fp32")
@@ -71,8 +69,6 @@ class BCQ(Method):
         Raises:
             LutlabError: q or g out of range; a weight is inf or nan; a coefficient is beyond alpha_dtype's range.
         """
-        import torch
-
         check_bits(q)
         check_group_size(g)
         weight = weight.detach().float().contiguous()

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from lutlab.lazy import torch
 from lutlab.quantizers.sorted_groups import ceil32
-
-if TYPE_CHECKING:
-    import torch
 
 
 class Codewords:
@@ -18,8 +14,6 @@ class Codewords:
     """
 
     def __init__(self, alpha: torch.Tensor, offset: torch.Tensor | None) -> None:
-        import torch
-
         self.alpha, self.offset = alpha, offset
         self.q, rows, _ = alpha.shape
         self.words: dict[int, torch.Tensor] = {}
@@ -30,8 +24,6 @@ class Codewords:
 
     def take(self, group: int, alpha: torch.Tensor, offset: torch.Tensor | None) -> None:
         """Take alpha [q, N] and offset [N] or None as a group's; columns are rounded to them from now on."""
-        import torch
-
         self.alpha[:, :, group] = alpha
         words = alpha.new_zeros(1, alpha.shape[1], dtype=torch.float64)
         if offset is not None:
@@ -47,8 +39,6 @@ class Codewords:
 
     def round(self, group: int, column: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Level and nearest codeword of a column [N] (compensation.CodeBooks)."""
-        import torch
-
         # 0.0 and 1.0, and sums of them: torch compares into and adds float32 several times faster than bool.
         torch.le(self.cuts[group], column, out=self.above)
         level = self.above.sum(dim=0).int().mul_(len(column)).add_(self.row)
@@ -56,8 +46,6 @@ class Codewords:
 
     def codes(self, levels: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
         """[columns, N] uint8 of levels [columns, N] of groups [columns] (compensation.CodeBooks)."""
-        import torch
-
         several = groups.unique().tolist()
         if len(several) == 1:
             return self.code_of[several[0]].index_select(0, levels.view(-1)).view_as(levels)

@@ -17,15 +17,13 @@ import dataclasses
 import logging
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lutlab.errors import LutlabError
 from lutlab.groups import Bits
+from lutlab.lazy import torch
 from lutlab.quantizers.contract import Method
 from lutlab.tensors import BCQTensor, DenseTensor, QuantizedTensor, UniformTensor
-
-if TYPE_CHECKING:
-    import torch
 
 log = logging.getLogger(__name__)
 

@@ -9,10 +9,8 @@ changes to the right half. So most of the arithmetic is in products, and not in 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import torch
+from lutlab.lazy import torch
 
 
 class Columns(ABC):
@@ -56,8 +54,6 @@ class Columns(ABC):
         return self.feedback[later, earlier]
 
     def _round(self, k: int) -> None:
-        import torch
-
         level, value = self.nearest(k)
         self.levels.append(level)
         change = self.changes[k]

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from lutlab.errors import LutlabError, nearest
+from lutlab.lazy import torch
 from lutlab.quantizers.compensation import Factored, factor
 from lutlab.quantizers.contract import Calibrated
 from lutlab.tensors import CalibStats
@@ -116,8 +117,6 @@ class Compensated(Compensating):
         Raises:
             LutlabError: H is not finite or has a negative diagonal.
         """
-        import torch
-
         if not self.act_order:
             return factor(stats.hessian, self.damp)
         # A stable sort leaves channels of equal diagonal in their own order on every machine.

@@ -28,15 +28,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from lutlab.errors import LutlabError
 from lutlab.groups import check_bits, check_group_size, group_length
+from lutlab.lazy import torch
 from lutlab.quantizers.columns import Columns
 from lutlab.quantizers.one_thread import one_thread
-
-if TYPE_CHECKING:
-    import torch
 
 log = logging.getLogger(__name__)
 
@@ -68,8 +66,6 @@ def factor(hessian: torch.Tensor, damp: float, order: torch.Tensor | None = None
     Raises:
         LutlabError: H is not finite or has a negative diagonal.
     """
-    import torch
-
     diagonal = hessian.diagonal()
     if not torch.isfinite(hessian).all() or bool((diagonal < 0).any()):
         raise LutlabError(
@@ -129,8 +125,6 @@ def finite(weight: torch.Tensor) -> torch.Tensor:
     Raises:
         LutlabError: a weight is inf or nan.
     """
-    import torch
-
     weight = weight.detach().float()
     if not torch.isfinite(weight).all():
         raise LutlabError(
@@ -161,8 +155,6 @@ def compensate(
     Returns:
         codes [N, K] uint8, and the channel of each of their columns, [K] int32, or None where column k is channel k.
     """
-    import torch
-
     in_features = weight.shape[1]
     length = group_length(g, in_features)
     order = factored.order
@@ -205,8 +197,6 @@ class _Sweep(Columns):
 
     def run(self, block_size: int) -> torch.Tensor:
         """Codes [N, K] in the order of the columns."""
-        import torch
-
         in_features, rows = self.current.shape
         codes = torch.empty(rows, in_features, dtype=torch.uint8, device=self.current.device)
         for first, last in _blocks(in_features, self.length or 1, block_size):
@@ -240,8 +230,6 @@ class _Sweep(Columns):
 
     def _optimum(self, at: slice) -> torch.Tensor:
         """Weights [length, N] of a group, moved to where the errors of the columns before it are made up for best."""
-        import torch
-
         original = self.changes[at]
         moved = torch.linalg.solve_triangular(
             self.feedback[at, at],

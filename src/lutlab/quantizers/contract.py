@@ -8,15 +8,13 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from lutlab import registry
 from lutlab.errors import LutlabError, nearest
 from lutlab.groups import Bits, Width, check_bits, check_group_size
+from lutlab.lazy import torch
 from lutlab.tensors import CalibStats, QuantizedTensor
-
-if TYPE_CHECKING:
-    import torch
 
 
 class Method(ABC):

@@ -6,13 +6,10 @@ H E is brought up to date with every column that moved: small products within SP
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+from lutlab.lazy import torch
 from lutlab.quantizers.columns import Columns
 from lutlab.quantizers.one_thread import one_thread
-
-if TYPE_CHECKING:
-    import torch
 
 SPAN = 128  # columns after which H E is made anew, at least; groups of fewer share one product
 
@@ -45,8 +42,6 @@ class Descent(Columns):
 
     def run(self) -> torch.Tensor:
         """Levels [length, N]."""
-        import torch
-
         length = len(self.current)
         for first in range(0, length, SPAN):
             last = min(first + SPAN, length)

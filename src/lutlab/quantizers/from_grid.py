@@ -8,13 +8,9 @@ the start is already near: at q = 3, g = 128 and with offset, five rounds inside
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from lutlab.lazy import torch
 from lutlab.quantizers.alternating import alternate
 from lutlab.quantizers.sorted_groups import SortedGroups, sort_groups
-
-if TYPE_CHECKING:
-    import torch
 
 # Step of the uniform grid of 2^q levels that errs least on Gaussian weights of deviation 1 (Max 1960), for q = 1 .. 8.
 GAUSSIAN_STEP = (1.596, 0.9957, 0.5860, 0.3352, 0.1881, 0.1041, 0.0569, 0.0308)
@@ -35,8 +31,6 @@ def solve_from_grid(
     Returns:
         alpha [q, n] >= 0 and descending along q, z [n] or None.
     """
-    import torch
-
     data = sort_groups(values if offset else values.abs())
     row = torch.arange(len(values), device=values.device)
     start = _gaussian_grid(data, q, offset)
@@ -46,8 +40,6 @@ def solve_from_grid(
 
 def _gaussian_grid(data: SortedGroups, q: int, offset: bool) -> torch.Tensor:
     """The best uniform grid of Gaussian weights of a group's deviation, or the min-max grid where that is narrower."""
-    import torch
-
     ascending = data.ascending.view(-1, data.length)
     high = ascending[:, -1].double()
     low = ascending[:, 0].double() if offset else -high

@@ -11,18 +11,16 @@ W [N, K] -> codes [N, K] uint8, scale [N, G], zero_point [N, G] int16; with act_
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from lutlab.groups import group_count
+from lutlab.lazy import torch
 from lutlab.quantizers.compensated import Compensated, check_sweeps
 from lutlab.quantizers.compensation import Factored, checked, compensate
 from lutlab.quantizers.grid import SMALLEST, Grid
 from lutlab.quantizers.refinement import refined, solved
 from lutlab.registry import register
 from lutlab.tensors import UniformTensor
-
-if TYPE_CHECKING:
-    import torch
 
 
 @register("method", "gptq")
@@ -88,14 +86,10 @@ class _Grids:
         return level, level * step
 
     def codes(self, levels: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
-        import torch
-
         return (levels - self.lowest.index_select(0, groups)).to(torch.uint8)
 
     def stored(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Scale [N, G] and zero point [N, G] int16."""
-        import torch
-
         scale = self.step.t().to(self.grid.dtype).contiguous()
         return scale, -self.lowest.t().to(torch.int16).contiguous()
 
@@ -113,15 +107,11 @@ class _Refinable(_Grids):
         return [values, values.new_ones(len(values), 1)]
 
     def coefficients(self, group: int) -> torch.Tensor:
-        import torch
-
         step = self.step[group].double()
         return torch.stack((step, step * self.lowest[group]))
 
     def fitted(self, before: torch.Tensor, gram: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
         """Of zero points beside the real optimum and the present one, each with the best scale for it, the best."""
-        import torch
-
         wanted = (gram * before).sum(dim=1) + rhs
         free = before + solved(gram, rhs)
         near = torch.round(-free[1] / free[0]).nan_to_num(0.0, 0.0, 0.0)
@@ -137,8 +127,6 @@ class _Refinable(_Grids):
         return tried.gather(0, best.expand(1, 2, -1))[0]
 
     def store(self, group: int, coefficients: torch.Tensor) -> None:
-        import torch
-
         step = coefficients[0]
         self.step[group] = step
         self.lowest[group] = torch.round(coefficients[1] / step)

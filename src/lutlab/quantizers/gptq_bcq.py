@@ -15,10 +15,11 @@ W [N, K] -> codes [N, K] uint8, alpha [q, N, G], z [N, G] or None; with act_orde
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from lutlab.errors import LutlabError
 from lutlab.groups import group_count
+from lutlab.lazy import torch
 from lutlab.quantizers.bcq import BCQ
 from lutlab.quantizers.codewords import Codewords
 from lutlab.quantizers.compensated import Compensated
@@ -26,9 +27,6 @@ from lutlab.quantizers.compensation import Factored, checked, compensate
 from lutlab.quantizers.from_grid import solve_from_grid
 from lutlab.registry import register
 from lutlab.tensors import BCQTensor
-
-if TYPE_CHECKING:
-    import torch
 
 FIT_FLOATS = 2**22  # weights of rows that are fitted at once: the solver holds some 20 bytes each
 
@@ -73,8 +71,6 @@ class _Codewords(Codewords):
     """Codewords of a weight [N, K], fitted group by group."""
 
     def __init__(self, weight: torch.Tensor, q: int, g: int, options: GPTQBCQ) -> None:
-        import torch
-
         rows, in_features = weight.shape
         groups = group_count(g, in_features)
         dtype = torch.float16 if options.alpha_dtype == "fp16" else torch.float32
@@ -84,8 +80,6 @@ class _Codewords(Codewords):
         self.options = options
 
     def fit(self, group: int, values: torch.Tensor) -> None:
-        import torch
-
         options = self.options
         parts = [
             solve_from_grid(

@@ -14,12 +14,9 @@ repositories compute with.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from lutlab.errors import LutlabError, nearest
-
-if TYPE_CHECKING:
-    import torch
+from lutlab.lazy import torch
 
 VARIANTS = ("gptq", "awq")
 # Smallest scale stored, so that a group of tiny weights does not divide by zero: float16's smallest number; and for
@@ -47,8 +44,6 @@ class Grid:
     @property
     def dtype(self) -> torch.dtype:
         """Dtype of stored scales."""
-        import torch
-
         return torch.float16 if self.scale_dtype == "fp16" else torch.float32
 
     def fit(
@@ -59,8 +54,6 @@ class Grid:
         Raises:
             LutlabError: a scale is beyond scale_dtype's range.
         """
-        import torch
-
         top = 2**q - 1
         if self.variant == "gptq":
             low, high = low.clamp(max=0), high.clamp(min=0)

@@ -21,19 +21,17 @@ W [N, K], g -> MixedTensor; mixed.py has the sweep and its options.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from lutlab.errors import LutlabError
 from lutlab.groups import Bits, Width
+from lutlab.lazy import torch
 from lutlab.quantizers import second_order
 from lutlab.quantizers.compensated import refuse_other_than_bool
 from lutlab.quantizers.mixed import Inputs, Mixed
 from lutlab.quantizers.mixed_books import NARROW, WIDE
 from lutlab.registry import register
 from lutlab.tensors import MIXED_WIDTHS, SCALE_BITS
-
-if TYPE_CHECKING:
-    import torch
 
 
 @register("method", "group_widths")
@@ -67,8 +65,6 @@ class GroupWidths(Mixed):
 
     def choose(self, weight: torch.Tensor, q: Bits, g: int, inputs: Inputs) -> torch.Tensor:
         """Widths of 2, 3 and 4 bits of the groups, of mean at most q; see Mixed."""
-        import torch
-
         if not self.by_group:
             groups = weight.shape[1] // g
             return torch.full((groups,), q, dtype=torch.uint8, device=weight.device)

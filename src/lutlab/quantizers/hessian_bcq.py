@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from lutlab.groups import group_length
+from lutlab.lazy import torch
 from lutlab.quantizers.codewords import Codewords
 from lutlab.quantizers.compensated import check_sweeps, refuse_other_than_bool
 from lutlab.quantizers.compensation import Factored
@@ -24,9 +25,6 @@ from lutlab.quantizers.gptq_bcq import GPTQBCQ
 from lutlab.quantizers.refinement import refined, solved
 from lutlab.registry import register
 from lutlab.tensors import BCQTensor
-
-if TYPE_CHECKING:
-    import torch
 
 
 @register("method", "hessian_bcq")
@@ -77,8 +75,6 @@ class HessianBCQ(GPTQBCQ):
 
 def _canonical(codes: torch.Tensor, alpha: torch.Tensor, g: int) -> torch.Tensor:
     """Codes [N, K] of the same values once alpha [q, N, G] is >= 0 and descending, as which it is written back."""
-    import torch
-
     length = group_length(g, codes.shape[1])
 
     def spread(of_groups: torch.Tensor) -> torch.Tensor:
@@ -101,8 +97,6 @@ class _Books(Codewords):
         return planes if self.offset is None else [*planes, planes[0].new_ones(len(codes), 1)]
 
     def coefficients(self, group: int) -> torch.Tensor:
-        import torch
-
         alpha = self.alpha[:, :, group].double()
         if self.offset is None:
             return alpha

@@ -13,12 +13,8 @@ float64 a row, 0.5 MB at K = 11008, q = 2, g = 128: rows are taken in blocks, as
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from lutlab.lazy import torch
 from lutlab.quantizers.one_thread import one_thread
-
-if TYPE_CHECKING:
-    import torch
 
 RIDGE = (
     1e-6  # of B^T H B, by its mean diagonal: steps along planes that depend on others stay near 0
@@ -39,8 +35,6 @@ def joint_step(
     Returns:
         step [n, P], B^T H B [n, P, P], B^T H E [n, P], float64, by group and in it by plane.
     """
-    import torch
-
     count, groups, p, length = planes.shape
     in_features, size = len(hessian), groups * p
     gram = planes.new_zeros(count, groups, p, groups, p, dtype=torch.float64)

@@ -20,17 +20,15 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from lutlab.errors import LutlabError, nearest
 from lutlab.groups import Bits, Width, check_group_size, group_length
+from lutlab.lazy import torch
 from lutlab.quantizers.compensated import Compensating, refuse_other_than_bool
 from lutlab.quantizers.compensation import Factored, compensate, factor, finite
 from lutlab.quantizers.mixed_books import NARROW, WIDE, MixedBooks
 from lutlab.tensors import BLOCK_GROUP, CalibStats, MixedTensor, fill_blocks
-
-if TYPE_CHECKING:
-    import torch
 
 MOST_OUTLIERS = 0.05
 WIDE_SCALES = ("row", "group")
@@ -104,8 +102,6 @@ class Mixed(Compensating):
         self, layout: Mapping[str, Any], rows: int, columns: int, q: Bits, g: int
     ) -> dict[str, Any]:
         """As of a Method: numbers of groups and of outliers follow from the shape."""
-        import torch
-
         length = group_length(g, columns)
         groups = -(-columns // length)
         three, wide = self.count(groups, q)
@@ -153,8 +149,6 @@ class Mixed(Compensating):
         Raises:
             LutlabError: as quantize.
         """
-        import torch
-
         columns = weight.shape[1]
         length = group_length(check_group_size(g), columns)
         filled = torch.nn.functional.pad(finite(weight), (0, -columns % length))
@@ -164,8 +158,6 @@ class Mixed(Compensating):
         self, weight: torch.Tensor, g: int, prepared: Inputs
     ) -> tuple[torch.Tensor, Inputs, int]:
         """Weight and inputs with whole groups, and the length of a group."""
-        import torch
-
         weight, columns = finite(weight), weight.shape[1]
         length = group_length(check_group_size(g), columns)
         missing = -columns % length
@@ -184,8 +176,6 @@ class Mixed(Compensating):
         inputs: Inputs | None,
     ) -> MixedTensor:
         """The weight [N, G * g], of which `columns` are real, at these widths; inputs None: nothing is compensated."""
-        import torch
-
         kept = self._outliers(weight[:, :columns], widths, g)
         books = MixedBooks(
             weight,
@@ -212,8 +202,6 @@ class Mixed(Compensating):
 
     def _order(self, widths: torch.Tensor, g: int) -> torch.Tensor | None:
         """The channel of each column of the sweep, [G * g] int64; None where it is its own."""
-        import torch
-
         if not self.wide_last:
             return None
         groups = torch.sort(widths, stable=True).indices
@@ -221,8 +209,6 @@ class Mixed(Compensating):
 
     def _outliers(self, weight: torch.Tensor, widths: torch.Tensor, g: int) -> torch.Tensor | None:
         """[N, K] bool: the largest |w| of groups of 2 bits; None where there are none."""
-        import torch
-
         count = int(self.outliers * weight.numel())
         if not count:
             return None

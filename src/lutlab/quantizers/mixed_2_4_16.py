@@ -23,17 +23,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from lutlab.errors import LutlabError, nearest
 from lutlab.groups import Bits
+from lutlab.lazy import torch
 from lutlab.quantizers.compensated import refuse_other_than_bool
 from lutlab.quantizers.mixed import Inputs, Mixed
 from lutlab.quantizers.mixed_books import NARROW, WIDE
 from lutlab.registry import register
-
-if TYPE_CHECKING:
-    import torch
 
 SENSITIVITIES = ("cholesky", "inverse", "diagonal", "range", "random", "last")
 _BLOCK = 4  # groups, of which one is wide at 25 %
@@ -73,8 +71,6 @@ class Mixed2416(Mixed):
         Raises:
             LutlabError: q is not 2.5 with neighbours.
         """
-        import torch
-
         groups = weight.shape[1] // g
         if self.neighbours and q != _QUARTER:
             raise LutlabError(
@@ -99,8 +95,6 @@ class Mixed2416(Mixed):
 
     def sensitivities(self, weight: torch.Tensor, g: int, inputs: Inputs) -> torch.Tensor:
         """S [G] of a weight [N, G * g] float32."""
-        import torch
-
         groups = weight.shape[1] // g
         if self.sensitivity == "random":
             draw = torch.Generator().manual_seed(self.seed)
@@ -120,8 +114,6 @@ class Mixed2416(Mixed):
 
 def _diagonal_of_inverse(inputs: Inputs) -> torch.Tensor:
     """[K] diagonal of the damped H's inverse: H = F^T D F with F of compensation.py, so F^-1 D^-1 F^-T."""
-    import torch
-
     unit = torch.eye(len(inputs.hessian), device=inputs.hessian.device)
     inverse = torch.linalg.solve_triangular(
         inputs.factored.feedback, unit, upper=False, unitriangular=True

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from lutlab.lazy import torch
 from lutlab.quantizers import second_order
 from lutlab.tensors import BLOCK_SCALE_BITS, SCALE_BITS, MixedTensor
-
-if TYPE_CHECKING:
-    import torch
 
 NARROW, WIDE = 2, 4
 
@@ -32,8 +28,6 @@ class MixedBooks:
         aligned: bool,
         search_ranges: bool,
     ) -> None:
-        import torch
-
         rows, groups = len(weight), len(widths)
         self.weight, self.widths, self.g = weight, widths, g
         self.scale_group, self.aligned = scale_group, aligned
@@ -85,8 +79,6 @@ class MixedBooks:
 
     def round(self, group: int, column: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Level and value [N] of the sweep's next column [N]."""
-        import torch
-
         channel = self.channels[self.next]
         self.next += 1
         at = channel // self.g
@@ -102,15 +94,11 @@ class MixedBooks:
 
     def codes(self, levels: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
         """[columns, N] uint8 of levels of the sweep's groups [columns]."""
-        import torch
-
         first = torch.tensor(self.channels[:: self.g], device=groups.device) // self.g
         return (levels + self.zero.index_select(0, first[groups])).to(torch.uint8)
 
     def round_all(self) -> torch.Tensor:
         """Codes [N, G * g] of every weight, each group at the nearest values of its own grid."""
-        import torch
-
         values = self.weight.t().contiguous()
         if self.kept is not None:
             values = values.masked_fill(self.kept, 0.0)
@@ -127,7 +115,6 @@ class MixedBooks:
 
     def tensor(self, codes: torch.Tensor) -> MixedTensor:
         """The weight of these codes [N, K]."""
-        import torch
 
         def of_rows(values: torch.Tensor) -> torch.Tensor:
             return values.t().to(torch.uint8).contiguous()

@@ -6,15 +6,13 @@ W [N, K] -> float16 [N, K]; q and g do not matter.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from lutlab.errors import LutlabError
+from lutlab.lazy import torch
 from lutlab.quantizers.contract import Method
 from lutlab.registry import register
 from lutlab.tensors import DenseTensor
-
-if TYPE_CHECKING:
-    import torch
 
 
 @register("method", "none")
@@ -32,8 +30,6 @@ class NoQuantization(Method):
         Raises:
             LutlabError: a weight is inf, nan or beyond float16's 65504.
         """
-        import torch
-
         half = weight.detach().half()
         if not torch.isfinite(half).all():
             raise LutlabError(

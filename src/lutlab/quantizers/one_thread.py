@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
+from lutlab.lazy import torch
+
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[int]:
     """Inside, torch computes on one thread; gives the number of threads outside, which is restored on errors too."""
-    import torch
-
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

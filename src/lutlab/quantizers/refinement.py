@@ -22,17 +22,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from lutlab.groups import group_length
+from lutlab.lazy import torch
 from lutlab.quantizers.compensation import Factored, finite
 from lutlab.quantizers.descent import SPAN, Descent
 from lutlab.quantizers.joint import falls, joint_step
 from lutlab.quantizers.one_thread import one_thread
 from lutlab.quantizers.sorted_groups import least_squares
-
-if TYPE_CHECKING:
-    import torch
 
 PIVOT = 1e-6  # of B^T H B, by its mean diagonal: below, float32 cannot tell a plane from the others
 NOISE = 1e-6  # of the sum that is the fall of an error: below, float32 cannot tell it from a rise
@@ -90,8 +88,6 @@ def refined(
     Raises:
         LutlabError: a weight is inf or nan.
     """
-    import torch
-
     weight, hessian, out = finite(weight), factored.hessian, torch.empty_like(codes)
     if order is not None:
         hessian = hessian.index_select(0, order).index_select(1, order)
@@ -121,8 +117,6 @@ class _Refinement:
         hessian: torch.Tensor,
         length: int,
     ) -> None:
-        import torch
-
         self.books, self.hessian, self.length = books, hessian, length
         self.weight, self.codes = weight.t(), codes.t().contiguous()
         self.error = self.weight.clone(memory_format=torch.contiguous_format)
@@ -159,8 +153,6 @@ class _Refinement:
 
     def _coefficients(self) -> torch.Tensor:
         """[G, p, N] float64."""
-        import torch
-
         groups = self._groups(0, len(self.hessian))
         return torch.stack([self.books.coefficients(group) for group, _ in groups])
 
@@ -204,8 +196,6 @@ class _Refinement:
         return fallen
 
     def _join(self) -> torch.Tensor:
-        import torch
-
         groups, books = self._groups(0, len(self.hessian)), self.books
         before = self._coefficients()
         after, p = before.clone(), before.shape[1]
@@ -253,8 +243,6 @@ class _Refinement:
 
         Its value before less that after, [length, N], and the fall of each row's error, [N].
         """
-        import torch
-
         books, hessian, inverse = self.books, self.hessian[at, at], self.inverse[at]
         planes, before = books.planes(self.codes[at]), books.coefficients(group)
         pushed = [hessian @ plane for plane in planes]
@@ -287,8 +275,6 @@ class _Refinement:
         pull: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Coefficients [p, N] float64 and the step to them, 0 in rows where the error would not fall."""
-        import torch
-
         gram = before.new_empty(len(planes), *before.shape)
         rhs = torch.empty_like(before)
         with one_thread():
@@ -305,8 +291,6 @@ class _Refinement:
 
 def solved(gram: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
     """The step [p, N] of gram step = rhs; 0 along planes that depend on others."""
-    import torch
-
     size = gram.diagonal().mean(dim=1)
     scale = torch.where(size > 0, size.reciprocal(), 0.0)
     return least_squares(gram * scale, rhs * scale, torch.zeros_like(rhs), PIVOT)

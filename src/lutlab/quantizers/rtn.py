@@ -10,17 +10,15 @@ W [N, K] -> codes [N, K] uint8, scale [N, G], zero_point [N, G] int16.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from lutlab.errors import LutlabError
 from lutlab.groups import blocks, check_bits, check_group_size, group_count
+from lutlab.lazy import torch
 from lutlab.quantizers.contract import Method
 from lutlab.quantizers.grid import Grid
 from lutlab.registry import register
 from lutlab.tensors import UniformTensor
-
-if TYPE_CHECKING:
-    import torch
 
 
 @register("method", "rtn")
@@ -48,8 +46,6 @@ class RTN(Method):
         Raises:
             LutlabError: q or g out of range; a weight is inf or nan; a scale is beyond scale_dtype's range.
         """
-        import torch
-
         top = 2 ** check_bits(q) - 1
         check_group_size(g)
         weight = weight.detach().float()

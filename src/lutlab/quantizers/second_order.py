@@ -16,12 +16,9 @@ Values are [..., g, N]: the weights of a group, for N rows; the axes before are 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from lutlab.errors import LutlabError
-
-if TYPE_CHECKING:
-    import torch
+from lutlab.lazy import torch
 
 SCALE_ZERO_TOP = 15
 SHRINK = tuple(1 - 0.05 * i for i in range(13))
@@ -49,8 +46,6 @@ def low_high(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def searched(values: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The range of SHRINK times low_high that errs least, of values [..., g, N] on a grid of so many bits."""
-    import torch
-
     low, high = low_high(values)
     best, chosen = torch.full_like(low, torch.inf), torch.ones_like(low)
     for factor in SHRINK:
@@ -78,8 +73,6 @@ def fit(
     Raises:
         LutlabError: a step is beyond float16.
     """
-    import torch
-
     rows = low.shape[-1]
     scale = (high - low) / (2**bits - 1)
     padded = torch.nn.functional.pad(scale, (0, -rows % scale_group), mode="constant", value=-1)
@@ -122,8 +115,6 @@ def _refined(
     values: torch.Tensor, grids: Grids, bits: int, scale_bits: int, scale_group: int
 ) -> Grids:
     """The scale code and zero point of each row, under the steps of `grids`, that err least."""
-    import torch
-
     rows, top = values.shape[-1], 2**bits - 1
     step = _by_row(grids.scale_step, scale_group, rows)
     least = _by_row(grids.scale_zero, scale_group, rows)
@@ -152,8 +143,6 @@ def fit_rows(values: torch.Tensor, bits: int, *, search: bool) -> tuple[torch.Te
     Raises:
         LutlabError: a scale is beyond float16.
     """
-    import torch
-
     low, high = searched(values, bits) if search else low_high(values)
     scale = ((high - low) / (2**bits - 1)).half().float()
     if not torch.isfinite(scale).all():
@@ -167,8 +156,6 @@ def fit_rows(values: torch.Tensor, bits: int, *, search: bool) -> tuple[torch.Te
 
 def levels(values: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor, top: int) -> torch.Tensor:
     """Nearest code - zero, float32, of values on grids 0..top of a shape that broadcasts; 0 where there is no scale."""
-    import torch
-
     divisor = torch.where(scale > 0, scale, torch.inf)
     return torch.minimum(torch.maximum((values / divisor).round_(), -zero), top - zero)
 
@@ -179,8 +166,6 @@ def _by_row(of_bands: torch.Tensor, scale_group: int, rows: int) -> torch.Tensor
 
 
 def _zero(low: torch.Tensor, scale: torch.Tensor, bits: int) -> torch.Tensor:
-    import torch
-
     return (-low / torch.where(scale > 0, scale, torch.inf)).round_().clamp_(0, 2**bits - 1)
 
 

@@ -14,10 +14,8 @@ Groups are the last axis of all that is small: an operation is then a few long v
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import torch
+from lutlab.lazy import np, torch
 
 # B^T B holds integers; a pivot below this share of its diagonal g is a plane that depends on the others.
 SINGULAR = 1e-9
@@ -35,9 +33,6 @@ class SortedGroups:
 
 def sort_groups(values: torch.Tensor) -> SortedGroups:
     """Sort the rows of [n, length] float32."""
-    import numpy as np
-    import torch
-
     n, length = values.shape
     if values.device.type == "cpu":
         # numpy sorts short float32 rows with vector instructions, some 50 times faster than torch.sort.
@@ -52,8 +47,6 @@ def sort_groups(values: torch.Tensor) -> SortedGroups:
 
 def ceil32(values: torch.Tensor) -> torch.Tensor:
     """The smallest float32 at or above each float64: a float32 is below the one exactly if it is below the other."""
-    import torch
-
     rounded = values.float()
     up = torch.nextafter(rounded, torch.full_like(rounded, torch.inf))
     return torch.where(rounded.double() < values, up, rounded)
@@ -64,8 +57,6 @@ def edges_at(data: SortedGroups, row: torch.Tensor, thresholds: torch.Tensor) ->
 
     Branchless: all searches take the same steps. Four operations a step, 32-bit indices: this is half of a round.
     """
-    import torch
-
     wanted = ceil32(thresholds).view(-1)
     first = (row * data.length).to(torch.int32)
     at = first.repeat(len(thresholds))
@@ -85,8 +76,6 @@ def prefix_sums(data: SortedGroups, row: torch.Tensor, edges: torch.Tensor) -> t
 
 def codewords(coefficients: torch.Tensor) -> torch.Tensor:
     """[1+k, n] -> [2^k, n]: constant + all signed sums of the free planes, in natural order."""
-    import torch
-
     words = coefficients[:1]
     for plane in coefficients[1:].unbind(0):
         words = torch.stack((words - plane, words + plane), dim=1).flatten(0, 1)
@@ -103,8 +92,6 @@ def ordered(
         smaller ones): which, the natural index of their levels [L, m] int64, and -1 where a level is the opposite of
         its codeword [L, m].
     """
-    import torch
-
     irregular = (words[1:] < words[:-1]).any(dim=0)
     if folded:
         irregular |= words[0] < 0
@@ -122,8 +109,6 @@ def normal_equations(
     data: SortedGroups, row: torch.Tensor, coefficients: torch.Tensor, folded: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """B^T B [1+k, 1+k, n] and B^T w [1+k, n] of the nearest codes."""
-    import torch
-
     levels, which, order, signs = ordered(codewords(coefficients), folded)
     count, n = levels.shape
     edges = torch.empty(count + 1, n, dtype=torch.int32, device=levels.device)
@@ -149,8 +134,6 @@ def normal_equations(
 
 def _walsh(values: torch.Tensor) -> torch.Tensor:
     """[2^k, ...] -> [2^k, ...]: out[m] = sum_j values[j] * product over bits b of m of (+1 if bit b of j else -1)."""
-    import torch
-
     count, *rest = values.shape
     half = 1
     while half < count:
@@ -186,8 +169,6 @@ def least_squares(
     dependent plane then keeps its present coefficient. A minimum-norm choice would be as good now, but would make two
     equal planes of equal size, which no later round can tell apart.
     """
-    import torch
-
     step = rhs - _dot(gram, a)
     schur = gram.clone()
     scaled = []  # columns of L below the diagonal
@@ -216,8 +197,6 @@ def nearest_codes(values: torch.Tensor, coefficients: torch.Tensor, folded: bool
     Returns:
         [n, length] uint8.
     """
-    import torch
-
     levels, which, order, signs = ordered(codewords(coefficients), folded)
     count, free = len(levels), len(coefficients) - 1
     natural = torch.arange(count, device=values.device)

@@ -6,14 +6,12 @@ Nothing is quantized. checkpoint/stored.py reads the folder; q and g of a row ar
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NoReturn
+from typing import ClassVar, NoReturn
 
 from lutlab.errors import LutlabError
+from lutlab.lazy import torch
 from lutlab.quantizers.contract import Method
 from lutlab.registry import register
-
-if TYPE_CHECKING:
-    import torch
 
 STORED = "stored"
 

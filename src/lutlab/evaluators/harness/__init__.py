@@ -21,16 +21,14 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lutlab.data import tasks
 from lutlab.data.tokens import begin_id
 from lutlab.errors import LutlabError
 from lutlab.evaluators import check_task, context_length, evaluation_mode
+from lutlab.lazy import PreTrainedModel, PreTrainedTokenizerBase, np, torch
 from lutlab.specs import Subject, Text
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 BOS = ("tokenizer", "none")
 BATCH_SIZE = 16  # requests; likelihoods of two sizes differ by rounding: it is in ids and records
@@ -140,19 +138,16 @@ def _samples(lm: Any, task: Any, text: Text) -> list[dict[str, Any]]:
 @contextmanager
 def _seeded() -> Iterator[None]:
     """The generators as simple_evaluate seeds them, since a task may draw; their states are put back."""
-    import numpy
-    import torch
-
-    states = random.getstate(), numpy.random.get_state()
+    states = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng():
             random.seed(_SEED)
-            numpy.random.seed(_ARRAY_SEED)
+            np.random.seed(_ARRAY_SEED)
             torch.manual_seed(_ARRAY_SEED)
             yield
     finally:
         random.setstate(states[0])
-        numpy.random.set_state(states[1])
+        np.random.set_state(states[1])
 
 
 @contextmanager

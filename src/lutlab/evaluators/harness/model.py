@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from lm_eval.models.huggingface import HFLM
 
+from lutlab.lazy import PreTrainedModel, PreTrainedTokenizerBase, torch
+
 if TYPE_CHECKING:
-    import torch
     from lm_eval.api.instance import Instance
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 # ((context, continuation), ids of the context, ids of the continuation)
 Request = tuple[tuple[str, str], list[int], list[int]]

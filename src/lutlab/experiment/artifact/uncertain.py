@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from lutlab.evaluators.noise import standard_error
 from lutlab.experiment.store.noise import Shares
+from lutlab.lazy import np
 
 DRAWS = 200
 Name = TypeVar("Name", bound=Hashable)
@@ -74,8 +75,6 @@ def drawn(numbers: Mapping[Name, Uncertain]) -> Iterator[dict[Name, float]]:
 
     Each share is multiplied by a normal variate of its sample, which moves all numbers of that sample together.
     """
-    import numpy as np
-
     normal = np.random.default_rng(0)
     variates: dict[str, np.ndarray] = {}
     moved = {}

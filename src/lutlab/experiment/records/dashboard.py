@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lutlab import registry
 from lutlab.atomic import write_atomically
@@ -21,9 +21,7 @@ from lutlab.data.protocols import PROTOCOLS
 from lutlab.errors import LutlabError
 from lutlab.experiment.records import frame
 from lutlab.experiment.report.style import SERIES
-
-if TYPE_CHECKING:
-    import pandas
+from lutlab.lazy import pandas
 
 # One script, in this order.
 SCRIPTS = ("data", "filters", "runs", "compare", "plots", "claims", "record", "page")

@@ -8,14 +8,11 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from lutlab.errors import LutlabError
 from lutlab.experiment.records.frame import results
 from lutlab.experiment.store import git
-
-if TYPE_CHECKING:
-    import pandas
+from lutlab.lazy import pandas
 
 # A cell of a table, whatever folder it lies in.
 PLACE = ["paper", "artifact", "variant", "row", "column", "metric"]

@@ -15,7 +15,7 @@ import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lutlab import arguments, registry
 from lutlab.errors import LutlabError
@@ -32,10 +32,8 @@ from lutlab.experiment.store import lines
 from lutlab.experiment.store.noise import error_of
 from lutlab.experiment.store.record import Record, canonical
 from lutlab.experiment.store.store import Store
+from lutlab.lazy import pandas
 from lutlab.specs import RunSpec
-
-if TYPE_CHECKING:
-    import pandas
 
 # Columns that every frame has, in this order; the axes follow, sorted.
 COLUMNS = (
@@ -94,8 +92,6 @@ def results(*folders: str | Path, samples: bool = False) -> pandas.DataFrame:
     Raises:
         LutlabError: no such folder, nothing measured in it, or a damaged record.
     """
-    import pandas
-
     arguments.instance("samples", samples, bool, "true or false")
     found = [row for shelf in shelves(*folders) for row in rows_of(shelf, samples)]
     if not found:
@@ -274,8 +270,6 @@ def claims(*folders: str | Path) -> pandas.DataFrame:
     Raises:
         LutlabError: as of results; a table is not of the artifact as it is today.
     """
-    import pandas
-
     return pandas.DataFrame([row for shelf in shelves(*folders) for row in _claims(shelf)])
 
 

@@ -20,6 +20,7 @@ from lutlab.errors import LutlabError
 from lutlab.escapes import visible
 from lutlab.experiment.run import cli
 from lutlab.experiment.run.ending import ended
+from lutlab.lazy import torch
 
 if TYPE_CHECKING:
     from lutlab.experiment.row.row import Row
@@ -122,8 +123,6 @@ def split(arguments: Sequence[str]) -> tuple[Words, list[str]]:
 
 def _prepared(settings: Row) -> tuple[Any, Any]:
     """The model that the settings ask for, quantized, and its tokenizer."""
-    import torch
-
     from lutlab.experiment.plan.job import job_of_model
     from lutlab.experiment.plan.resolve import Files
     from lutlab.experiment.run.prepare import prepare

@@ -25,6 +25,7 @@ from lutlab.experiment.run import track
 from lutlab.experiment.run.ending import RowsFailed
 from lutlab.experiment.run.tracking import Tracker, open_tracker
 from lutlab.experiment.store.store import Store
+from lutlab.lazy import torch
 
 Compose = Callable[[Sequence[str]], Row]
 Launch = Callable[[Sequence[Sequence[str]]], list[Any]]
@@ -141,8 +142,6 @@ def _measure(
 
 
 def _job(row: PlannedRow, cells: dict[str, PlannedCell], settings: Row) -> Job:
-    import torch
-
     threads = torch.get_num_threads() if row.alone and not settings.threads else settings.threads
     return job_of(row, cells, settings, threads)
 

@@ -11,6 +11,7 @@ from lutlab.errors import LutlabError
 from lutlab.experiment.plan.job import Job
 from lutlab.experiment.plan.resolve import Files
 from lutlab.experiment.store.store import Store
+from lutlab.lazy import torch
 from lutlab.quantizers.stored import STORED
 from lutlab.specs import CalibrationSpec, LayerStats, ModelRun, Text
 
@@ -33,8 +34,6 @@ def prepare(job: Job, files: Files) -> Prepared:
         job: the row; its cells are not looked at.
         files: the texts that this process has read.
     """
-    import torch
-
     from lutlab.compress.driver import quantize_model
     from lutlab.compress.kept_blocks import BlockStore, RestStore, StatsStore
     from lutlab.compress.widths import widths
@@ -126,8 +125,6 @@ def _tuned(
 
 def _stored(spec: ModelRun) -> Prepared:
     """A model that is quantized already."""
-    import torch
-
     from lutlab.checkpoint.stored import load_stored
     from lutlab.models.families import evaluation_seqlen
 

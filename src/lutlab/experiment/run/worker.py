@@ -20,6 +20,7 @@ from lutlab.experiment.store.machine import machine
 from lutlab.experiment.store.provenance import environment
 from lutlab.experiment.store.record import Record
 from lutlab.experiment.store.store import Store
+from lutlab.lazy import torch
 from lutlab.specs import Measurement, Subject
 
 log = logging.getLogger(__name__)
@@ -43,8 +44,6 @@ def execute(job: Job) -> None:
 
     A failure is recorded in every cell it leaves unmeasured; only errors of the store itself are raised.
     """
-    import torch
-
     if job.threads:
         torch.set_num_threads(job.threads)
     environment()  # noted now: the checkout may move on while this runs
@@ -106,8 +105,6 @@ def _measure(job: Job, cell: JobCell, prepared: Prepared) -> Record:
 
 
 def _failure(job: Job, cell: JobCell, error: Exception, seconds: float) -> Record:
-    import torch
-
     out_of_memory = isinstance(error, MemoryError | torch.OutOfMemoryError) or (
         isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
     )
@@ -127,8 +124,6 @@ def _record(
     seconds: float,
     reason: str = "",
 ) -> Record:
-    import torch
-
     run, evaluation = job.run, cell.evaluation
     return Record(
         cell_id=cell.cell_id,

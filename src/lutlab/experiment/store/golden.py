@@ -30,6 +30,7 @@ from lutlab.data.protocols import protocol
 from lutlab.experiment.store import golden_inputs as inputs
 from lutlab.experiment.store.components import every_name
 from lutlab.experiment.store.provenance import libraries
+from lutlab.lazy import torch
 from lutlab.specs import TUNING_LOSSES, LayerStats, ModelRun, ModelSpec, Subject
 
 # torch, MKL and oneDNN compute as on a machine without AVX; without a C compiler torch multiplies.
@@ -110,8 +111,6 @@ def _hash(value: Any) -> str:
 
 def _said(value: Any) -> Any:
     """Bits of everything, in JSON's types; as in ids, a field at its default is left out, so that one can be added."""
-    import torch
-
     if isinstance(value, torch.Tensor):
         data = hashlib.sha256(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
         return [str(value.dtype), list(value.shape), data.hexdigest()]
@@ -149,8 +148,6 @@ def _method(name: str) -> Any:
 
 
 def _format(name: str) -> Any:
-    import torch
-
     from lutlab.tensors import BCQTensor, DenseTensor, MixedTensor, UniformTensor
 
     weight, groups = inputs.drawn(16, 96, seed=0), 3
@@ -243,8 +240,6 @@ def _tuned_blocks() -> Any:
 
 def _tuned_labels() -> Any:
     """Losses of a classifier's pairs, and the names of what is trained of its head."""
-    import torch
-
     from lutlab.data.pairs import labelled_pairs
     from lutlab.models.contract import CLASSIFIES
     from lutlab.tuning.labels import Classes, Labelled, head_parameters
@@ -276,8 +271,6 @@ def _tuned(method: str, **options: Any) -> Any:
 
 
 def _models() -> Any:
-    import torch
-
     from lutlab.models.families import evaluation_seqlen, kinds
     from lutlab.models.load import embedded_names, load_model
 
@@ -309,8 +302,6 @@ def _synthetic() -> Any:
 
 
 def _checkpoint() -> Any:
-    import torch
-
     from lutlab.checkpoint.foreign import layout_of
 
     def words(*shape: int) -> torch.Tensor:

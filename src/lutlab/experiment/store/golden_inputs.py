@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 from lutlab.data.choices import choice_row
 from lutlab.data.pairs import Pair
 from lutlab.data.protocols import protocol
+from lutlab.lazy import torch, transformers
 from lutlab.specs import ModelSpec, Text
 
 if TYPE_CHECKING:
-    import torch
-
     from lutlab.models.load import LoadedModel
 
 MODEL = ModelSpec("opt-embedded-s", "embedded", "opt-embedded-s")
@@ -24,8 +23,6 @@ SENTENCE = (
 
 def drawn(*shape: int, seed: int, scale: float = 2**-12) -> torch.Tensor:
     """Float32, of the bell's shape, exact: sums of four whole numbers below 2^11."""
-    import torch
-
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(-(2**11), 2**11, (4, *shape), generator=generator).sum(0).float() * scale
 
@@ -50,8 +47,6 @@ def text_of(name: str) -> Text:
 
 def loaded(spec: ModelSpec = MODEL) -> LoadedModel:
     """An embedded model in float32."""
-    import torch
-
     from lutlab.models.load import load_model
 
     return load_model(spec, torch.float32, "cpu", 0)
@@ -59,30 +54,24 @@ def loaded(spec: ModelSpec = MODEL) -> LoadedModel:
 
 def tiny_opt() -> Any:
     """OPT of 2 blocks, hidden 32, whose weights are exact."""
-    from transformers import OPTConfig, OPTForCausalLM
-
-    config = OPTConfig(
+    config = transformers.OPTConfig(
         vocab_size=64, hidden_size=32, word_embed_proj_dim=32, ffn_dim=64, num_hidden_layers=2, num_attention_heads=2,
         max_position_embeddings=32, bos_token_id=0, eos_token_id=0, pad_token_id=0,
     )  # fmt: skip
-    return exact(OPTForCausalLM(config))
+    return exact(transformers.OPTForCausalLM(config))
 
 
 def classifier(labels: int) -> Any:
     """BERT of 2 blocks with a head for pairs, whose weights are exact."""
-    from transformers import BertConfig, BertForSequenceClassification
-
-    config = BertConfig(
+    config = transformers.BertConfig(
         vocab_size=2048, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
         num_labels=labels,
     )  # fmt: skip
-    return exact(BertForSequenceClassification(config))
+    return exact(transformers.BertForSequenceClassification(config))
 
 
 def exact(model: Any) -> Any:
     """The model with drawn weights."""
-    import torch
-
     with torch.no_grad():
         for seed, parameter in enumerate(model.parameters()):
             parameter.copy_(drawn(*parameter.shape, seed=seed))
@@ -91,15 +80,11 @@ def exact(model: Any) -> Any:
 
 def windows() -> torch.Tensor:
     """Token ids [4, 16]."""
-    import torch
-
     return torch.randint(0, 64, (4, 16), generator=torch.Generator().manual_seed(0))
 
 
 def mixed(weight: torch.Tensor, **options: Any) -> Any:
     """Groups of 4 and 2 bits with outliers, of either layout."""
-    import torch
-
     from lutlab.quantizers.contract import make_method
 
     method = make_method("mixed_2_4_16", outliers=0.01, **options)

@@ -12,6 +12,7 @@ from lutlab.devices import gpu_name
 from lutlab.errors import LutlabError
 from lutlab.experiment.store.provenance import environment
 from lutlab.kernels.codegen.isa import detect
+from lutlab.lazy import torch
 
 
 def machine(device: str, threads: int | None = None) -> dict[str, Any]:
@@ -24,8 +25,6 @@ def machine(device: str, threads: int | None = None) -> dict[str, Any]:
     Raises:
         LutlabError: threads is less than 1, or LUTLAB_ISA names what this CPU cannot run.
     """
-    import torch
-
     if threads is not None and threads < 1:
         raise LutlabError(f"threads={threads}: give at least 1, or null for torch's own choice")
     about = environment()

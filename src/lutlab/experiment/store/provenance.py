@@ -18,6 +18,7 @@ from lutlab.digests import sha256_of
 from lutlab.errors import LutlabError
 from lutlab.experiment.store import git
 from lutlab.kernels.codegen import compiler, isa
+from lutlab.lazy import torch
 
 # Folders of a checkout whose files can decide a number.
 DECIDING = ("src", "kernels", "experiments", "conf")
@@ -42,8 +43,6 @@ def environment() -> dict[str, Any]:
     None is what cannot be known here: the commit of a wheel or of another user's repository, a compiler that is not
     installed.
     """
-    import torch
-
     cuda = torch.cuda.is_available()
     return git_state(repository()) | {
         "python": platform.python_version(),
