@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lutlab.checkpoint.layout import Layout
 from lutlab.checkpoint.read_awq import awq_layout
@@ -24,9 +24,7 @@ from lutlab.models.families import family_of, weight_of
 from lutlab.models.shards import Shards
 from lutlab.models.streamed import assign, finish, skeleton
 from lutlab.modules import QuantLinear
-
-if TYPE_CHECKING:
-    from lutlab.tensors import UniformTensor
+from lutlab.tensors import UniformTensor
 
 READ = "gptq, awq, auto-round and compressed-tensors"
 

@@ -18,21 +18,18 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from lutlab.errors import LutlabError
 from lutlab.formats import name_of
 from lutlab.formats.bcq import WORD, PackedBCQ
 from lutlab.formats.code_words import pack_stream
+from lutlab.formats.contract import Format
 from lutlab.formats.dense import PackedDense
 from lutlab.formats.mixed import PackedMixed
 from lutlab.formats.mixed_groups import second_order
 from lutlab.formats.uniform import PackedUniform
 from lutlab.lazy import np, torch
 from lutlab.tensors import BLOCK_SCALE_BITS, SCALE_BITS, MixedTensor
-
-if TYPE_CHECKING:
-    from lutlab.formats.contract import Format
 
 CHUNK_WEIGHTS = 2**20  # dense weights drawn at a time: bounds the float32 temporaries
 SPREAD = 13 / 12  # mean square of the factor of a scale, uniform between 1/2 and 3/2

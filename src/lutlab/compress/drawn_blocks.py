@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -16,6 +15,7 @@ from torch import nn
 from lutlab.compress.drawn import Bits, dense, drawn
 from lutlab.compress.sizes import empty
 from lutlab.errors import LutlabError
+from lutlab.formats.contract import Format
 from lutlab.formats.dense import PackedDense
 from lutlab.groups import Width
 from lutlab.lazy import PreTrainedConfig, PreTrainedModel
@@ -25,9 +25,6 @@ from lutlab.modules import QuantLinear
 from lutlab.quantizers.contract import Method, make_method
 from lutlab.quantizers.none import NoQuantization
 from lutlab.quantizers.stored import STORED
-
-if TYPE_CHECKING:
-    from lutlab.formats.contract import Format
 
 FULL: Width = (16, -1)
 

@@ -12,10 +12,12 @@ from fnmatch import fnmatchcase
 
 from lutlab.compress.allocate import budget_bits
 from lutlab.errors import LutlabError
+from lutlab.formats import pack
 from lutlab.formats.contract import Format
 from lutlab.groups import Bits, Width
 from lutlab.lazy import torch
 from lutlab.quantizers.contract import Calibrated, Method
+from lutlab.tensors import CalibStats
 
 _SAMPLE = 64  # rows and columns that are quantized to learn a method's layout
 
@@ -75,9 +77,6 @@ def empty(method: Method, q: Bits, g: int, rows: int, columns: int) -> Format:
 
 @functools.cache
 def _packed(method: Method, q: Bits, g: int, rows: int, columns: int) -> Format:
-    from lutlab.formats import pack
-    from lutlab.tensors import CalibStats
-
     weight = torch.randn(rows, columns, generator=torch.Generator().manual_seed(0))
     if not isinstance(method, Calibrated):
         return pack(method.quantize(weight, q, g))

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lutlab.errors import LutlabError, nearest
 from lutlab.groups import Bits, Width, whole
+from lutlab.quantizers.contract import Method
 from lutlab.specs import LayerWidth, Sublayer
-
-if TYPE_CHECKING:
-    from lutlab.quantizers.contract import Method
 
 
 def widths(

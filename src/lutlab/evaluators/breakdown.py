@@ -14,7 +14,7 @@ import os
 import statistics
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 from lutlab import generate
 from lutlab.errors import LutlabError
@@ -22,14 +22,12 @@ from lutlab.evaluators import evaluation_mode
 from lutlab.evaluators.contract import Evaluator, Metric, Work
 from lutlab.evaluators.depth import scaled_to_all_layers
 from lutlab.evaluators.generation import check_context, prompts, wait
+from lutlab.generate.contract import Engine
 from lutlab.lazy import torch
 from lutlab.measure import gpu_breakdown
 from lutlab.measure.step_parts import OTHER, PARTS, by_part
 from lutlab.registry import register
 from lutlab.specs import Measurement, RunSpec, Subject
-
-if TYPE_CHECKING:
-    from lutlab.generate.contract import Engine
 
 
 @runtime_checkable

@@ -12,19 +12,17 @@ from __future__ import annotations
 import statistics
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from lutlab import generate
 from lutlab.errors import LutlabError
 from lutlab.evaluators import evaluation_mode
 from lutlab.evaluators.contract import Evaluator, Metric, Work
 from lutlab.evaluators.generation import NEAR, check_context, prompts, wait
+from lutlab.generate.contract import Engine
 from lutlab.lazy import torch
 from lutlab.registry import register
 from lutlab.specs import Measurement, ModelRun, Subject
-
-if TYPE_CHECKING:
-    from lutlab.generate.contract import Engine
 
 WAYS = ("kernel", "dequantize")
 

@@ -7,12 +7,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from lutlab.specs import ModelRun
-
-if TYPE_CHECKING:
-    from lutlab.specs import Measurement, RunSpec, Subject
+from lutlab.specs import Measurement, ModelRun, RunSpec, Subject
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from lutlab.errors import LutlabError
 from lutlab.evaluators import evaluation_mode
@@ -17,12 +17,10 @@ from lutlab.evaluators.contract import Evaluator, Metric, Work
 from lutlab.evaluators.generation import check_decoding, decode, kernels
 from lutlab.lazy import PreTrainedModel, torch
 from lutlab.measure import cost
-from lutlab.measure.energy import Energy, Nvml, energy_of, idle_watts, missing_library
+from lutlab.measure.energy import Counter, Energy, Nvml, energy_of, idle_watts, missing_library
+from lutlab.models.load import load_model
 from lutlab.registry import register
 from lutlab.specs import Measurement, ModelRun, Subject
-
-if TYPE_CHECKING:
-    from lutlab.measure.energy import Counter
 
 
 @register("evaluator", "cost")
@@ -141,6 +139,4 @@ def decoding_energy(
 
 
 def _in_full_precision(run: ModelRun) -> PreTrainedModel:
-    from lutlab.models.load import load_model
-
     return load_model(run.model, getattr(torch, run.dtype), run.device, run.seed).model

@@ -17,19 +17,18 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from lutlab import generate
 from lutlab.errors import LutlabError, nearest
 from lutlab.evaluators import check_task, context_length, evaluation_mode
 from lutlab.evaluators.contract import Evaluator, Metric, Work
 from lutlab.evaluators.depth import scaled_to_all_layers
+from lutlab.generate.contract import Engine
+from lutlab.kernels import ran
 from lutlab.lazy import PreTrainedModel, torch
 from lutlab.registry import register
 from lutlab.specs import Measurement, RunSpec, Subject
-
-if TYPE_CHECKING:
-    from lutlab.generate.contract import Engine
 
 ATTENTIONS = ("eager", "sdpa")
 TRANSFORMERS = "transformers"  # the engine that is the model's own forward pass
@@ -244,8 +243,6 @@ def _first(model: PreTrainedModel) -> int:
 
 def kernels() -> list[str]:
     """Names of the kernels that have multiplied since the last call, the fact `kernel`; torch, if none is quantized."""
-    from lutlab.kernels import ran
-
     return ran.take() or ["torch matmul"]
 
 

@@ -17,6 +17,7 @@ from lutlab.errors import LutlabError
 from lutlab.evaluators.contract import Evaluator, Metric, Work
 from lutlab.groups import blocks, check_group_size
 from lutlab.lazy import torch
+from lutlab.models.families import linear_layers, weight_of
 from lutlab.registry import register
 from lutlab.specs import Measurement, RunSpec, Subject
 
@@ -57,7 +58,6 @@ class GroupRange(Evaluator):
         Raises:
             LutlabError: the blocks are not in memory, or a layer has less than two groups.
         """
-        from lutlab.models.families import linear_layers, weight_of
         from lutlab.modules import QuantLinear
 
         found = {}

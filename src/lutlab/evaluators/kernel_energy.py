@@ -17,17 +17,23 @@ from lutlab.evaluators.contract import Evaluator, Metric, Work
 from lutlab.evaluators.kernel_latency import ROUNDS, work_of
 from lutlab.lazy import torch
 from lutlab.measure import contestants, products, ranks, tensor_parallel
-from lutlab.measure.energy import Energy, Nvml, Several, energy_of, idle_watts, missing_library
-from lutlab.measure.timing import COLD, GpuTimer
+from lutlab.measure.energy import (
+    Counter,
+    Energy,
+    Nvml,
+    Several,
+    energy_of,
+    idle_watts,
+    missing_library,
+)
+from lutlab.measure.ranks import Rank
+from lutlab.measure.timing import COLD, Contestant, GpuTimer
 from lutlab.registry import register
 from lutlab.specs import Measurement, ProductRun, Subject
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from lutlab.measure.energy import Counter
-    from lutlab.measure.ranks import Rank
-    from lutlab.measure.timing import Contestant
 
 # Replays between two looks at a clock, while which all ranks run on their own.
 _RUN_SECONDS = 0.1

@@ -12,20 +12,18 @@ dense products are torch's float32 one, which stands in for cuBLAS.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from lutlab.errors import LutlabError, nearest
 from lutlab.evaluators.contract import Evaluator, Metric, Work
 from lutlab.groups import group_count, group_length
 from lutlab.lazy import torch
 from lutlab.measure import contestants, products, tensor_parallel
+from lutlab.measure.contestants import Entrants
 from lutlab.measure.energy import clocks_of
 from lutlab.measure.timing import CALLS, COLD, RESIDENT, CpuTimer, GpuTimer, race
 from lutlab.registry import register
 from lutlab.specs import Measurement, ProductRun, Subject
-
-if TYPE_CHECKING:
-    from lutlab.measure.contestants import Entrants
 
 # On a CPU so many that a second in which the machine does something else is no more than a few of them.
 ROUNDS = {"cpu": 25, "cuda": 200}

@@ -13,7 +13,7 @@ import dataclasses
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from lutlab.devices import gpus
 from lutlab.errors import LutlabError
@@ -22,11 +22,10 @@ from lutlab.evaluators.contract import Evaluator, Metric, Work
 from lutlab.evaluators.generation import Generation, check_tokens, decoded, prompts, timed
 from lutlab.evaluators.peak_memory import save
 from lutlab.lazy import PreTrainedModel
+from lutlab.measure import ranks
+from lutlab.measure.rank import Rank
 from lutlab.registry import register
 from lutlab.specs import Measurement, RunSpec, Subject
-
-if TYPE_CHECKING:
-    from lutlab.measure.rank import Rank
 
 _SEVERAL = {f"latency_{count}gpu_ms": count for count in (2, 4, 8)}
 
@@ -99,7 +98,6 @@ class Latency(Evaluator):
     ) -> tuple[dict[str, float], dict[str, Any], dict[str, str]]:
         """By metric: milliseconds, facts, and why there are none."""
         from lutlab.generate import parallel
-        from lutlab.measure import ranks
 
         values, facts, refused = {}, {}, {}
         with tempfile.TemporaryDirectory(prefix="lutlab-") as parent:

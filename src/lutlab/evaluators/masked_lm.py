@@ -33,6 +33,7 @@ from lutlab.evaluators import (
 from lutlab.evaluators.contract import Evaluator, Metric, Work
 from lutlab.evaluators.noise import ratio_error
 from lutlab.lazy import PreTrainedModel, torch
+from lutlab.models.load import load_model
 from lutlab.registry import register
 from lutlab.specs import Measurement, ModelRun, RunSpec, Subject
 
@@ -127,8 +128,6 @@ def _summary(
 
 def _full_precision(run: RunSpec | None) -> PreTrainedModel:
     """The model of a row before it is quantized."""
-    from lutlab.models.load import load_model
-
     if not isinstance(run, ModelRun):
         raise LutlabError(
             "masked_lm compares with the full-precision model, and this subject has no run that names it"

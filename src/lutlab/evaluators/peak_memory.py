@@ -26,6 +26,7 @@ from lutlab.evaluators.contract import Evaluator, Metric, Work
 from lutlab.evaluators.depth import scaled_to_all_layers
 from lutlab.evaluators.generation import check_context, decode, kernels
 from lutlab.lazy import PreTrainedModel, torch, transformers
+from lutlab.models.pretrained import model_of
 from lutlab.registry import register
 from lutlab.specs import Measurement, RunSpec, Subject
 
@@ -143,8 +144,6 @@ def run(folder: str, modeling: str, tokens: str, threads: str) -> None:
         threads: of torch.
     """
     import importlib
-
-    from lutlab.models.pretrained import model_of
 
     importlib.import_module("lutlab.checkpoint.transformers")
     importlib.import_module(modeling)

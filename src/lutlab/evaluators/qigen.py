@@ -29,12 +29,13 @@ from lutlab.evaluators.generation import (
     prompts,
     timed,
 )
+from lutlab.formats.qigen import PackedQIGen
+from lutlab.formats.uniform import PackedUniform
 from lutlab.lazy import PreTrainedModel, torch
 from lutlab.registry import register
 from lutlab.specs import Measurement, RunSpec, Subject
 
 if TYPE_CHECKING:
-    from lutlab.formats.qigen import PackedQIGen
     from lutlab.modules import QuantLinear
 
 
@@ -110,7 +111,6 @@ class QIGen(Evaluator):
 
 def _packed(model: PreTrainedModel) -> dict[QuantLinear, PackedQIGen]:
     """Every quantized layer's weight in QIGen's layout."""
-    from lutlab.formats.uniform import PackedUniform
     from lutlab.kernels.cpu import qigen_gemv
     from lutlab.modules import QuantLinear
 

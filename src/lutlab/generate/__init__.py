@@ -18,6 +18,7 @@ from lutlab.errors import LutlabError
 from lutlab.generate.contract import Engine
 from lutlab.lazy import PreTrainedModel, torch
 from lutlab.models import fits
+from lutlab.models.families import family_of, task_of
 
 log = logging.getLogger(__name__)
 # By kind of device, in the order in which they are tried.
@@ -76,8 +77,6 @@ def sizes(model: PreTrainedModel, batch: int, length: int | None) -> tuple[int, 
     Raises:
         LutlabError: as engine.
     """
-    from lutlab.models.families import task_of
-
     arguments.model(model)
     if (task := task_of(model)) != "causal_lm":
         raise LutlabError(
@@ -88,8 +87,6 @@ def sizes(model: PreTrainedModel, batch: int, length: int | None) -> tuple[int, 
 
 
 def _length(model: PreTrainedModel, length: int | None) -> int:
-    from lutlab.models.families import family_of
-
     context = getattr(model.config, family_of(model.config).seqlen)
     if length is None:
         return context

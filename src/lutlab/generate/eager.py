@@ -14,6 +14,7 @@ from lutlab.generate.contract import Engine
 from lutlab.kernels import ran
 from lutlab.lazy import PreTrainedModel, transformers
 from lutlab.models import fits
+from lutlab.models.families import linear_layers
 from lutlab.registry import register
 
 
@@ -85,7 +86,6 @@ class Eager(Engine):
 
     def bytes_read(self, context: int) -> dict[str, int]:
         """See Engine."""
-        from lutlab.models.families import linear_layers
         from lutlab.modules import QuantLinear
 
         weights = 0

@@ -25,6 +25,8 @@ from lutlab.generate.fuse import fuse
 from lutlab.generate.slots import Slots
 from lutlab.lazy import PreTrainedModel, transformers
 from lutlab.models import fits
+from lutlab.models.families import linear_layers
+from lutlab.modules import QuantLinear
 from lutlab.registry import register
 
 BUCKETS = tuple(2**n for n in range(7, 20))  # slots that a graph's attention reads
@@ -171,9 +173,6 @@ class GraphStep(Engine):
 
     def bytes_read(self, context: int) -> dict[str, int]:
         """See Engine; of the cache the whole bucket."""
-        from lutlab.models.families import linear_layers
-        from lutlab.modules import QuantLinear
-
         weights = sum(
             layer.ready(self.batch, self.model.dtype).bytes_read(self.batch, self.model.dtype)
             if isinstance(layer, QuantLinear)
@@ -190,8 +189,6 @@ class GraphStep(Engine):
         """See Engine; `buckets`: those whose step has been captured; `not_joined`: why layers that read the same input
         are products of their own, where they could be one.
         """
-        from lutlab.modules import QuantLinear
-
         layers = [m for m in self.model.modules() if isinstance(m, QuantLinear)]
         dtype = str(self.model.dtype).removeprefix("torch.")
         kernels = {layer.describe(self.batch, self.model.dtype) for layer in layers}

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -26,13 +26,11 @@ from lutlab.generate.eager import Eager
 from lutlab.generate.shard import Part, share_of_block, share_out
 from lutlab.lazy import PreTrainedModel
 from lutlab.measure import ranks
+from lutlab.measure.rank import Rank
 from lutlab.models.families import decoder_blocks
 from lutlab.models.files import weight_files
 from lutlab.models.load import quiet
 from lutlab.sums import NAME, check_sums, has_sums
-
-if TYPE_CHECKING:
-    from lutlab.measure.rank import Rank
 
 log = logging.getLogger(__name__)
 LOAD_SECONDS = 3600.0  # that ranks wait for the one whose part took longest to load

@@ -14,7 +14,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -23,18 +23,14 @@ from lutlab.compress.synthetic import drawn_blocks
 from lutlab.compress.widths import widths
 from lutlab.errors import LutlabError
 from lutlab.generate.parallel import DECODE_SECONDS, LOAD_SECONDS, Shared, engine, greedy, load
-from lutlab.generate.shard import share_out
+from lutlab.generate.shard import Part, share_out
 from lutlab.measure import ranks
+from lutlab.measure.rank import Rank
 from lutlab.models.families import kinds
-from lutlab.models.load import folder_of, load_model
+from lutlab.models.load import LoadedModel, folder_of, load_model
 from lutlab.quantizers.contract import make_method
 from lutlab.quantizers.stored import STORED
-
-if TYPE_CHECKING:
-    from lutlab.generate.shard import Part
-    from lutlab.measure.rank import Rank
-    from lutlab.models.load import LoadedModel
-    from lutlab.specs import ModelRun
+from lutlab.specs import ModelRun
 
 
 @dataclass(frozen=True)

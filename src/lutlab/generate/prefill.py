@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.nn import functional
@@ -27,6 +27,7 @@ from lutlab.errors import LutlabError, nearest
 from lutlab.formats.bcq_rows import PackedBCQRows
 from lutlab.formats.row_blocks import ROWS, blocks_of
 from lutlab.formats.uniform_rows import PackedUniformRows
+from lutlab.generate.contract import Engine
 from lutlab.generate.cpu import CpuStep
 from lutlab.kernels import tuned
 from lutlab.kernels.codegen import library
@@ -34,9 +35,6 @@ from lutlab.kernels.codegen.isa import features
 from lutlab.kernels.cpu.linear import CpuLinear
 from lutlab.lazy import PreTrainedModel, transformers
 from lutlab.modules import QuantLinear
-
-if TYPE_CHECKING:
-    from lutlab.generate.contract import Engine
 
 KERNEL, DEQUANTIZE, RACE = WAYS = ("kernel", "dequantize", "race")
 # Rows of W a panel: fewer slow torch's product down, more do not speed it up (bench_prefill.py --panels).

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,17 +20,15 @@ from torch.nn.functional import pad
 
 from lutlab.errors import LutlabError
 from lutlab.formats import cut
+from lutlab.formats.contract import Format
 from lutlab.formats.dense import PackedDense
 from lutlab.lazy import PreTrainedConfig, PreTrainedModel
+from lutlab.measure.rank import Rank
 from lutlab.models.families import decoder_blocks, family_of, weight_of
+from lutlab.models.resident import Blocks
 from lutlab.models.share import Columns, Rows, Share, Width, even, share_of
 from lutlab.models.streamed import assign
 from lutlab.modules import QuantLinear
-
-if TYPE_CHECKING:
-    from lutlab.formats.contract import Format
-    from lutlab.measure.rank import Rank
-    from lutlab.models.resident import Blocks
 
 
 class Link:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from tokenizers.decoders import DecodeStream
@@ -16,11 +16,9 @@ from tokenizers.decoders import DecodeStream
 from lutlab import arguments
 from lutlab.errors import LutlabError
 from lutlab.generate import engine as make_engine
+from lutlab.generate.contract import Engine
 from lutlab.generate.sampling import Sampling
 from lutlab.lazy import PreTrainedModel, PreTrainedTokenizerBase
-
-if TYPE_CHECKING:
-    from lutlab.generate.contract import Engine
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from lutlab import formats
 from lutlab.lazy import torch
 from lutlab.measure import cpu_contestants, gpu_contestants
 from lutlab.measure.dense_contestants import dense, int8
@@ -90,8 +91,6 @@ def _quantized(
     row: TimedRow, x: torch.Tensor, shape: Shape, g: int, kernel: str
 ) -> tuple[Contestant, torch.Tensor]:
     """A kernel with groups of g, and the matrix [N, K] float32 that it multiplies by."""
-    from lutlab import formats
-
     drawn = draw(row.spec, shape, g)
     if kernel == "int8":
         return int8(row, x, drawn.codes)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
 
+from lutlab.formats.contract import Format
+from lutlab.formats.qigen import PackedQIGen
 from lutlab.lazy import torch
 from lutlab.measure.timed_row import TimedRow
 from lutlab.measure.timing import Contestant
 from lutlab.tensors import UniformTensor
-
-if TYPE_CHECKING:
-    from lutlab.formats.contract import Format
-    from lutlab.formats.qigen import PackedQIGen
 
 
 def quantized(row: TimedRow, x: torch.Tensor, packed: Format, kernel: str) -> Contestant:

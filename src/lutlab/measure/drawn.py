@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from lutlab.groups import check_group_size, group_count, group_length
 from lutlab.lazy import torch
+from lutlab.quantizers.mixed_2_4_16 import Mixed2416
 from lutlab.specs import ProductRun, Shape
 from lutlab.tensors import BCQTensor, MixedTensor, UniformTensor
 
@@ -61,8 +62,6 @@ def draw(spec: ProductRun, shape: Shape, g: int) -> UniformTensor | BCQTensor | 
 
 def _mixed(spec: ProductRun, shape: Shape, g: int) -> MixedTensor:
     """Groups of 2 and 4 bits; those of 4 are drawn, since which they are decides no speed."""
-    from lutlab.quantizers.mixed_2_4_16 import Mixed2416
-
     rows, columns, _ = shape
     options = dict(spec.options) | {"sensitivity": "random", "neighbours": False}
     method = Mixed2416(**options)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from lutlab.formats.bcq import PackedBCQ
+from lutlab.formats.contract import Format
+from lutlab.formats.uniform import PackedUniform
 from lutlab.lazy import torch
 from lutlab.measure import products
 from lutlab.measure.timed_row import TimedRow
 from lutlab.measure.timing import Contestant
 
 if TYPE_CHECKING:
-    from lutlab.formats.bcq import PackedBCQ
-    from lutlab.formats.contract import Format
-    from lutlab.formats.uniform import PackedUniform
     from lutlab.kernels.gpu.lut_gemv.launcher import Product
     from lutlab.kernels.gpu.lut_gemv.variant import Knobs
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 import re
 
 from lutlab.errors import LutlabError, nearest
+from lutlab.kernels.codegen import compiler
 from lutlab.kernels.gpu.short_names import full_name
 from lutlab.lazy import torch
 from lutlab.measure.drawn import MIXED
@@ -149,8 +150,6 @@ def _on_gpus(spec: ProductRun) -> str:
 
 
 def _on_a_cpu(spec: ProductRun) -> str:
-    from lutlab.kernels.codegen import compiler
-
     if spec.dtype != "float32":
         raise LutlabError(f"dtype={spec.dtype}: on a CPU a product is timed in float32")
     if spec.kernel not in KERNELS or spec.knobs:

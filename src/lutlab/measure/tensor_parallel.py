@@ -14,18 +14,15 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lutlab.lazy import torch
 from lutlab.measure import contestants, drawn, products, ranks
 from lutlab.measure.contestants import Entrants
+from lutlab.measure.ranks import Rank
 from lutlab.measure.timed_row import TimedRow, cold_bytes
-from lutlab.measure.timing import COLD, Contestant, CpuTimer, GpuTimer, race, together
+from lutlab.measure.timing import COLD, Contestant, CpuTimer, GpuTimer, Timer, race, together
 from lutlab.specs import ProductRun, Shape
-
-if TYPE_CHECKING:
-    from lutlab.measure.ranks import Rank
-    from lutlab.measure.timing import Timer
 
 # Calls of a graph that ranks begin together: they do so within some ten microseconds, which many calls share.
 CALLS = 100

@@ -7,17 +7,15 @@ Copies of the weights are so many that together they are in no cache when their 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lutlab.errors import LutlabError
+from lutlab.kernels.contract import Execution
 from lutlab.lazy import torch
 from lutlab.measure import products
 from lutlab.measure.drawn import relative_error
 from lutlab.measure.timing import COLD, Contestant, copies_for
 from lutlab.specs import ProductRun
-
-if TYPE_CHECKING:
-    from lutlab.kernels.contract import Execution
 
 # |y - x W^T| / |x W^T| beyond which a product is wrong; in 16 bits it may be summed in 16 bits, as LUT-GEMM does.
 _ERRORS = {"int8": 0.0, "float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}

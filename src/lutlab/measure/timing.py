@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from lutlab.errors import LutlabError
+from lutlab.kernels.codegen import isa, library
 from lutlab.lazy import torch
 
 COLD, RESIDENT = "cold", "resident"
@@ -228,8 +229,6 @@ def cpu_reader(cold_bytes: int, threads: int) -> Contestant:
     Raises:
         NoCompiler: there is no C compiler.
     """
-    from lutlab.kernels.codegen import isa, library
-
     reader = library.load(_READ, "read", isa.runnable()[0])
     pieces = max(2, cold_bytes // READ_BYTES)
     buffer = torch.ones(pieces, READ_BYTES // 8, dtype=torch.int64)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lutlab.errors import LutlabError, nearest
 from lutlab.lazy import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, torch
@@ -30,9 +30,7 @@ from lutlab.models.new_head import NewHead
 from lutlab.models.pretrained import config_of, model_of, quiet, tokenizer_of
 from lutlab.models.resident import Blocks, Resident
 from lutlab.models.spread import spread
-
-if TYPE_CHECKING:
-    from lutlab.specs import ModelSpec
+from lutlab.specs import ModelSpec
 
 EMBEDDED = Path(__file__).parent / "embedded"
 # Every file a tokenizer may be made of, and those that alone suffice.

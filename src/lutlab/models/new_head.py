@@ -10,16 +10,12 @@ without one (LLaMA's) pads with its end of text, which no pair holds.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from lutlab.errors import LutlabError
 from lutlab.lazy import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, torch
 from lutlab.models.contract import CLASSIFIES
 from lutlab.models.families import family_of
-from lutlab.specs import MNLI_LABELS
-
-if TYPE_CHECKING:
-    from lutlab.specs import ModelSpec
+from lutlab.specs import MNLI_LABELS, ModelSpec
 
 HEADS = ("score", "classifier")  # transformers' names: of decoders, of BERT
 

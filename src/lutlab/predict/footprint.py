@@ -7,16 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from lutlab.errors import LutlabError
 from lutlab.groups import Bits
 from lutlab.predict.devices import Device, device
 from lutlab.predict.shapes import Decoder, decoder
 from lutlab.predict.weights import FULL, PAPER, weight_bytes
-
-if TYPE_CHECKING:
-    from lutlab.quantizers.contract import Method
+from lutlab.quantizers.contract import Method
 
 MOST_GPUS = 1024
 

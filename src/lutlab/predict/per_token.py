@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from lutlab.errors import LutlabError
 from lutlab.groups import Bits
@@ -18,9 +17,7 @@ from lutlab.predict.engines import Engine, Errors, Rates
 from lutlab.predict.footprint import Memory, check_asked, predict_memory
 from lutlab.predict.shapes import Decoder, decoder
 from lutlab.predict.weights import FULL
-
-if TYPE_CHECKING:
-    from lutlab.quantizers.contract import Method
+from lutlab.quantizers.contract import Method
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import TYPE_CHECKING
 
 from lutlab.errors import LutlabError
 from lutlab.groups import Bits, check_group_size, group_count
 from lutlab.predict.shapes import Decoder
-
-if TYPE_CHECKING:
-    from lutlab.quantizers.contract import Method
+from lutlab.quantizers.contract import Method, make_method
 
 PAPER = (
     "lut-gemm"  # one scale and one offset of 16 bits a group, which LUT-GEMM's model sizes follow
@@ -57,7 +54,6 @@ def _bits(rows: int, columns: int, q: Bits, g: int, stored: str | Method) -> flo
     if stored == PAPER:
         return rows * (q * columns + 2 * 16 * group_count(g, columns))
     from lutlab.compress.sizes import stored_bits
-    from lutlab.quantizers.contract import make_method
 
     method = make_method(stored) if isinstance(stored, str) else stored
     return stored_bits(method, q, g, rows, columns)

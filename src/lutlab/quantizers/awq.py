@@ -24,18 +24,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from lutlab.errors import LutlabError, nearest
-from lutlab.groups import blocks, expand, group_count
+from lutlab.groups import Width, blocks, expand, group_count
 from lutlab.lazy import torch
 from lutlab.quantizers.contract import Rescaling
 from lutlab.quantizers.rtn import RTN
 from lutlab.registry import register
 from lutlab.tensors import CalibStats, UniformTensor
-
-if TYPE_CHECKING:
-    from lutlab.groups import Width
 
 INPUTS = ("full", "quantized")
 # The repository's: n_grid 20 and max_shrink 0.5 of auto_clip_layer, and the clamp of auto_scale_block.

@@ -19,7 +19,7 @@ from lutlab import registry
 from lutlab.atomic import write_atomically
 from lutlab.data.protocols import PROTOCOLS
 from lutlab.errors import LutlabError
-from lutlab.experiment.records import frame
+from lutlab.experiment.records import frame, wandb_files
 from lutlab.experiment.report.style import SERIES
 from lutlab.lazy import pandas
 
@@ -62,8 +62,6 @@ def of_tracked(folder: str | Path) -> PageData:
     Raises:
         LutlabError: no run of a row in the folder, or one that cannot be read.
     """
-    from lutlab.experiment.records import wandb_files
-
     cells = [cell for run in wandb_files.read(folder) for cell in _cells_of(run)]
     if not cells:
         raise LutlabError(

@@ -10,18 +10,16 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from lutlab import sources
 from lutlab.errors import LutlabError, Mistakes, nearest
-from lutlab.experiment.row.choices import register_choices
-from lutlab.experiment.run import additions
+from lutlab.experiment.row import mistakes
+from lutlab.experiment.row.choices import check_presets, register_choices
+from lutlab.experiment.row.row import Row
+from lutlab.experiment.run import additions, help_page
 from lutlab.experiment.run.ending import ended
-
-if TYPE_CHECKING:
-    from lutlab.experiment.row.row import Row
 
 # Hydra's launchers that an extra of lutlab brings.
 _LAUNCHERS = {
@@ -49,9 +47,6 @@ def composed(arguments: Sequence[str], refused: Sequence[str]) -> Row:
         Mistakes: all among them.
     """
     from hydra import compose, initialize_config_dir
-
-    from lutlab.experiment.row import mistakes
-    from lutlab.experiment.row.row import Row
 
     with _words_of_ours():
         overrides = mistakes.read(additions.read(arguments))
@@ -105,9 +100,6 @@ def _read(arguments: Sequence[str]) -> list[str] | None:
     # Hydra's own parser: it alone knows which of its options take a value
     from hydra._internal.utils import get_args_parser
 
-    from lutlab.experiment.row import mistakes
-    from lutlab.experiment.row.choices import check_presets
-
     asked, rest = get_args_parser().parse_known_args(arguments)
     if asked.experimental_rerun is not None:
         raise LutlabError(
@@ -117,8 +109,6 @@ def _read(arguments: Sequence[str]) -> list[str] | None:
     presets = [Path(asked.config_dir)] if asked.config_dir else []
     check_presets(presets)
     if asked.help:
-        from lutlab.experiment.run import help_page
-
         print(help_page.page(presets))
         return None
     exclusive = ("multirun", "cfg", "info", "shell_completion")

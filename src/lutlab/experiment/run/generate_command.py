@@ -14,17 +14,19 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lutlab.errors import LutlabError
 from lutlab.escapes import visible
+from lutlab.experiment.plan.job import job_of_model
+from lutlab.experiment.plan.resolve import Files
+from lutlab.experiment.row.keys import meanings
+from lutlab.experiment.row.row import Row
 from lutlab.experiment.run import cli
 from lutlab.experiment.run.ending import ended
+from lutlab.experiment.run.prepare import prepare
+from lutlab.generate.contract import Engine
 from lutlab.lazy import torch
-
-if TYPE_CHECKING:
-    from lutlab.experiment.row.row import Row
-    from lutlab.generate.contract import Engine
 
 # Keys that say what a table measures, and nothing here.
 _OF_TABLES = ("exp", "rows", "evaluate", "mode", "name", "baseline", "alone", "stream")
@@ -62,8 +64,6 @@ _KINDS: dict[str, Callable[[str], Any]] = {
 
 def main(arguments: Sequence[str]) -> int:
     """The command; returns the exit code: 0, 2 for a mistake, 130 where Ctrl-C ended the text."""
-    from lutlab.experiment.row.keys import meanings
-
     parser = argparse.ArgumentParser(
         prog="lutlab generate",
         description=__doc__,
@@ -123,10 +123,6 @@ def split(arguments: Sequence[str]) -> tuple[Words, list[str]]:
 
 def _prepared(settings: Row) -> tuple[Any, Any]:
     """The model that the settings ask for, quantized, and its tokenizer."""
-    from lutlab.experiment.plan.job import job_of_model
-    from lutlab.experiment.plan.resolve import Files
-    from lutlab.experiment.run.prepare import prepare
-
     if settings.threads:
         torch.set_num_threads(settings.threads)
     files = Files()

@@ -11,17 +11,19 @@ from rich.console import Console
 
 from lutlab.atomic import remove_leftovers
 from lutlab.errors import LutlabError
-from lutlab.experiment.plan import free, plan
+from lutlab.experiment.plan import cost, free, plan
 from lutlab.experiment.plan.free import AskedRow
 from lutlab.experiment.plan.job import Job, job_of, override_of
 from lutlab.experiment.plan.plan import PlannedCell, PlannedRow
 from lutlab.experiment.plan.resolve import Files, resolve
-from lutlab.experiment.report import compare
+from lutlab.experiment.plan.view import print_plan
+from lutlab.experiment.records import dashboard
+from lutlab.experiment.report import compare, print_table, write_report
 from lutlab.experiment.report.sweep import tabulate_sweep
 from lutlab.experiment.row import sweeping
 from lutlab.experiment.row.commands import table_command
 from lutlab.experiment.row.row import Mode, Row
-from lutlab.experiment.run import track
+from lutlab.experiment.run import progress, track
 from lutlab.experiment.run.ending import RowsFailed
 from lutlab.experiment.run.tracking import Tracker, open_tracker
 from lutlab.experiment.store.store import Store
@@ -55,8 +57,6 @@ def sweep(arguments: Sequence[str], compose: Compose, launch: Launch) -> None:
             continue
         planned, asked, folder = _plan(request, common, compose, files)
         if common.mode is Mode.plan:
-            from lutlab.experiment.plan.view import print_plan
-
             print_plan(request.artifact, planned, common.results, Console(), files)
             continue
         if common.mode is Mode.run:
@@ -70,8 +70,6 @@ def sweep(arguments: Sequence[str], compose: Compose, launch: Launch) -> None:
 
 def _draw(request: sweeping.Request, common: Row) -> None:
     """mode=dashboard: one page of all that was measured, whichever table it stands in."""
-    from lutlab.experiment.records import dashboard
-
     if request.artifact or request.sweeps or request.of_methods:
         raise LutlabError(
             "mode=dashboard draws all that was measured, and its page has filters: leave out +exp and swept values"
@@ -134,8 +132,6 @@ def _measure(
             for i, c in cells.items()
         }
     if waiting:
-        from lutlab.experiment.run import progress
-
         with progress.watch(Store(common.results), waiting):
             for jobs in filter(None, [together, *([job] for job in alone)]):
                 launch(jobs)
@@ -147,8 +143,6 @@ def _job(row: PlannedRow, cells: dict[str, PlannedCell], settings: Row) -> Job:
 
 
 def _weight(row: PlannedRow, cell: PlannedCell, files: Files) -> float:
-    from lutlab.experiment.plan import cost
-
     try:
         return cost.predict(row.spec, cell, files).seconds
     except LutlabError:
@@ -164,8 +158,6 @@ def _report(
     tracker: Tracker,
 ) -> int:
     """Render the table, print it, track it; returns how many cells failed."""
-    from lutlab.experiment.report import print_table, write_report
-
     scale, artifact = common.scale, request.artifact
     command = table_command(artifact.name if artifact else "", request.asked)
     if artifact:

@@ -7,11 +7,19 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from lutlab.compress.widths import widths
+from lutlab.data import calibration_inputs
+from lutlab.data.pairs import labelled_pairs
 from lutlab.errors import LutlabError
 from lutlab.experiment.plan.job import Job
 from lutlab.experiment.plan.resolve import Files
+from lutlab.experiment.run.progress import telling
 from lutlab.experiment.store.store import Store
 from lutlab.lazy import torch
+from lutlab.models.contract import CLASSIFIES
+from lutlab.models.families import evaluation_seqlen, kinds, task_of
+from lutlab.models.load import load_model
+from lutlab.quantizers.contract import make_method
 from lutlab.quantizers.stored import STORED
 from lutlab.specs import CalibrationSpec, LayerStats, ModelRun, Text
 
@@ -36,11 +44,6 @@ def prepare(job: Job, files: Files) -> Prepared:
     """
     from lutlab.compress.driver import quantize_model
     from lutlab.compress.kept_blocks import BlockStore, RestStore, StatsStore
-    from lutlab.compress.widths import widths
-    from lutlab.models.contract import CLASSIFIES
-    from lutlab.models.families import evaluation_seqlen, kinds, task_of
-    from lutlab.models.load import load_model
-    from lutlab.quantizers.contract import make_method
     from lutlab.tuning.stages import put
     from lutlab.tuning.states import TuningStore
 
@@ -108,7 +111,6 @@ def _tuned(
 ) -> Any:
     """A tuned model's layers and parameters; how they came about stays in the store."""
     from lutlab.compress.kept_blocks import BlockStore
-    from lutlab.experiment.run.progress import telling
     from lutlab.tuning.stages import tune
 
     with telling(Store(job.results), [cell.cell_id for cell in job.cells]) as tell:
@@ -126,7 +128,6 @@ def _tuned(
 def _stored(spec: ModelRun) -> Prepared:
     """A model that is quantized already."""
     from lutlab.checkpoint.stored import load_stored
-    from lutlab.models.families import evaluation_seqlen
 
     loaded, layers, facts = load_stored(spec.model, getattr(torch, spec.dtype), spec.device)
     seqlen = evaluation_seqlen(loaded.model.config)
@@ -136,7 +137,6 @@ def _stored(spec: ModelRun) -> Prepared:
 def _drawn(spec: ModelRun) -> Prepared:
     """A synthetic model whose layers are drawn as they are stored."""
     from lutlab.compress.synthetic import load_packed
-    from lutlab.models.families import evaluation_seqlen
 
     began = time.monotonic()
     loaded, layers = load_packed(spec)
@@ -147,8 +147,6 @@ def _drawn(spec: ModelRun) -> Prepared:
 
 def _windows(job: Job, files: Files, tokenizer: Any, task: str, seqlen: int) -> Any:
     """What calibration looks at."""
-    from lutlab.data import calibration_inputs
-
     text, chosen = _calibration(job, files, tokenizer)
     return calibration_inputs(
         task, text, tokenizer, chosen.samples, chosen.seqlen or seqlen, chosen.seed
@@ -157,7 +155,6 @@ def _windows(job: Job, files: Files, tokenizer: Any, task: str, seqlen: int) -> 
 
 def _labelled(job: Job, files: Files, tokenizer: Any, seqlen: int) -> Any:
     """The same pairs with their labels, which tuning trains on."""
-    from lutlab.data.pairs import labelled_pairs
     from lutlab.tuning.labels import Labelled
 
     text, chosen = _calibration(job, files, tokenizer)

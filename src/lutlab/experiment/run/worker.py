@@ -20,6 +20,7 @@ from lutlab.experiment.store.machine import machine
 from lutlab.experiment.store.provenance import environment
 from lutlab.experiment.store.record import Record
 from lutlab.experiment.store.store import Store
+from lutlab.kernels import ran
 from lutlab.lazy import torch
 from lutlab.specs import Measurement, Subject
 
@@ -75,8 +76,6 @@ def _check_machine(job: Job) -> None:
 
 
 def _measure(job: Job, cell: JobCell, prepared: Prepared) -> Record:
-    from lutlab.kernels import ran
-
     began = time.monotonic()
     model, evaluation = prepared.model, cell.evaluation
     try:

@@ -26,12 +26,20 @@ from collections.abc import Callable
 from typing import Any
 
 from lutlab import children, registry
+from lutlab.compress.widths import widths
+from lutlab.data import pairs
+from lutlab.data.pairs import labelled_pairs
 from lutlab.data.protocols import protocol
 from lutlab.experiment.store import golden_inputs as inputs
 from lutlab.experiment.store.components import every_name
 from lutlab.experiment.store.provenance import libraries
 from lutlab.lazy import torch
-from lutlab.specs import TUNING_LOSSES, LayerStats, ModelRun, ModelSpec, Subject
+from lutlab.models.contract import CLASSIFIES
+from lutlab.models.families import evaluation_seqlen, kinds
+from lutlab.models.load import embedded_names, load_model
+from lutlab.quantizers.contract import Calibrated, Rescaling, make_method
+from lutlab.specs import TUNING_LOSSES, LayerStats, ModelRun, ModelSpec, Subject, Sublayer, Tuning
+from lutlab.tensors import BCQTensor, CalibStats, DenseTensor, MixedTensor, UniformTensor
 
 # torch, MKL and oneDNN compute as on a machine without AVX; without a C compiler torch multiplies.
 PINNED = {
@@ -129,9 +137,6 @@ def _said(value: Any) -> Any:
 
 
 def _method(name: str) -> Any:
-    from lutlab.quantizers.contract import Calibrated, Rescaling, make_method
-    from lutlab.tensors import CalibStats
-
     method = make_method(name)
     if not method.quantizes:
         return method.quantize(inputs.drawn(16, 96, seed=0), 16, -1)
@@ -148,8 +153,6 @@ def _method(name: str) -> Any:
 
 
 def _format(name: str) -> Any:
-    from lutlab.tensors import BCQTensor, DenseTensor, MixedTensor, UniformTensor
-
     weight, groups = inputs.drawn(16, 96, seed=0), 3
     codes = (weight * 8).round().clamp(0, 7).to(torch.uint8)
     scale = inputs.drawn(4, 16, groups, seed=1).abs() + 2**-6
@@ -169,7 +172,6 @@ def _format(name: str) -> Any:
 
 def _protocol(name: str) -> Any:
     from lutlab import data
-    from lutlab.data import pairs
 
     text, tokenizer = inputs.text_of(name), inputs.loaded().tokenizer
     made = {
@@ -202,10 +204,6 @@ def _evaluator(name: str) -> Any:
 
 def _driver() -> Any:
     from lutlab.compress.driver import quantize_model
-    from lutlab.compress.widths import widths
-    from lutlab.models.families import kinds
-    from lutlab.quantizers.contract import make_method
-    from lutlab.specs import Sublayer
 
     found = []
     for name in ("rtn", "gptq", "awq"):
@@ -220,7 +218,6 @@ def _driver() -> Any:
 
 def _search() -> Any:
     from lutlab.compress.search import search_widths
-    from lutlab.quantizers.contract import make_method
 
     method, candidates = make_method("rtn"), [(2, -1), (3, 16), (4, -1)]
     return search_widths(inputs.tiny_opt(), method, candidates, 5.0, inputs.windows())
@@ -240,8 +237,6 @@ def _tuned_blocks() -> Any:
 
 def _tuned_labels() -> Any:
     """Losses of a classifier's pairs, and the names of what is trained of its head."""
-    from lutlab.data.pairs import labelled_pairs
-    from lutlab.models.contract import CLASSIFIES
     from lutlab.tuning.labels import Classes, Labelled, head_parameters
 
     loaded = inputs.loaded(dataclasses.replace(inputs.MODEL, task=CLASSIFIES))
@@ -254,10 +249,6 @@ def _tuned_labels() -> Any:
 
 def _tuned(method: str, **options: Any) -> Any:
     """Layers after two steps, and what was asked and judged; the curve of the steps came later."""
-    from lutlab.compress.widths import widths
-    from lutlab.models.families import kinds
-    from lutlab.quantizers.contract import make_method
-    from lutlab.specs import Tuning
     from lutlab.tuning.stages import tune
 
     model = inputs.tiny_opt()
@@ -271,9 +262,6 @@ def _tuned(method: str, **options: Any) -> Any:
 
 
 def _models() -> Any:
-    from lutlab.models.families import evaluation_seqlen, kinds
-    from lutlab.models.load import embedded_names, load_model
-
     found = []
     # The encoder came later, and has its cells in masked_lm and glue: without it this one is what it was before.
     for name in embedded_names():

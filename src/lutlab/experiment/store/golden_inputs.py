@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lutlab.data.choices import choice_row
 from lutlab.data.pairs import Pair
 from lutlab.data.protocols import protocol
 from lutlab.lazy import torch, transformers
+from lutlab.models.load import LoadedModel, load_model
+from lutlab.quantizers.contract import make_method
 from lutlab.specs import ModelSpec, Text
-
-if TYPE_CHECKING:
-    from lutlab.models.load import LoadedModel
 
 MODEL = ModelSpec("opt-embedded-s", "embedded", "opt-embedded-s")
 ENCODER = ModelSpec("bert-embedded-s", "embedded", "bert-embedded-s")
@@ -47,8 +46,6 @@ def text_of(name: str) -> Text:
 
 def loaded(spec: ModelSpec = MODEL) -> LoadedModel:
     """An embedded model in float32."""
-    from lutlab.models.load import load_model
-
     return load_model(spec, torch.float32, "cpu", 0)
 
 
@@ -85,8 +82,6 @@ def windows() -> torch.Tensor:
 
 def mixed(weight: torch.Tensor, **options: Any) -> Any:
     """Groups of 4 and 2 bits with outliers, of either layout."""
-    from lutlab.quantizers.contract import make_method
-
     method = make_method("mixed_2_4_16", outliers=0.01, **options)
     widths = torch.tensor((4, 2, 2, 2, 4, 2), dtype=torch.uint8)
     return method.round_to(weight, widths, 16)
