@@ -24,8 +24,10 @@ from lutlab.data.protocols import PROTOCOLS
 from lutlab.evaluators.contract import Work
 from lutlab.experiment.plan.plan import PlannedCell
 from lutlab.experiment.plan.resolve import Files
+from lutlab.lazy import torch
 from lutlab.models import hub
-from lutlab.models.shape import ModelShape, shape_of
+from lutlab.models.shape import ModelShape, linear_shapes, shape_of
+from lutlab.quantizers.contract import make_method
 from lutlab.specs import EvalSpec, ModelRun, ModelSpec, RunSpec, TextSpec
 
 # tokens of the texts not looked at before they are downloaded, by GPT-2's tokenizer
@@ -68,8 +70,6 @@ class Cost:
 @functools.cache
 def matmul_rate(device: str, dtype: str) -> float:
     """Floating-point operations a second of a 1024^3 matmul here, the best of five."""
-    import torch
-
     place = "cuda" if device == "spread" else device
     a = torch.randn(1024, 1024, device=place, dtype=getattr(torch, dtype))
     best = float("inf")
@@ -83,8 +83,6 @@ def matmul_rate(device: str, dtype: str) -> float:
 @functools.cache
 def read_rate(device: str) -> float:
     """Bytes a second that a sum over 256 MB reads here, the best of five."""
-    import torch
-
     values = torch.ones(2**26, device="cuda" if device == "spread" else device)
     best = float("inf")
     for _ in range(5):
@@ -152,8 +150,6 @@ def _model_bytes(run: ModelRun, shape: ModelShape) -> int:
 def _drawn_bytes(run: ModelRun, shape: ModelShape) -> int:
     """A model whose layers are drawn as they are stored, at q and g; all else in the model's dtype."""
     from lutlab.compress.sizes import stored_bits
-    from lutlab.models.shape import linear_shapes
-    from lutlab.quantizers.contract import make_method
 
     method = make_method(run.method, **dict(run.options))
     if not method.quantizes:

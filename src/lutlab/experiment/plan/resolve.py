@@ -22,6 +22,8 @@ from lutlab.experiment.row.run import run_of, text_of
 from lutlab.experiment.store.components import kernels_fingerprint
 from lutlab.experiment.store.machine import machine
 from lutlab.models.load import fingerprint, task_here
+from lutlab.models.shape import linear_shapes
+from lutlab.quantizers.contract import make_method
 from lutlab.quantizers.stored import STORED
 from lutlab.specs import EvalSpec, ModelRun, ModelSpec, ProductRun, RunSpec, Text, TextSpec
 
@@ -268,8 +270,6 @@ def _check_budget(run: RunSpec, row: Row) -> None:
     if row.mode is Mode.plan and run.model.source == "hub":
         return
     from lutlab.compress.sizes import check_budget
-    from lutlab.models.shape import linear_shapes
-    from lutlab.quantizers.contract import make_method
 
     method = make_method(run.method, **dict(run.options))
     check_budget(run.budget, linear_shapes(run.model), method, run.candidates, run.skip)

@@ -15,6 +15,7 @@ from lutlab.errors import LutlabError, nearest
 from lutlab.experiment.row.row import Data, Row, Sublayers
 from lutlab.groups import Width, whole
 from lutlab.kernels.gpu.short_names import full_name
+from lutlab.lazy import torch
 from lutlab.measure import products
 from lutlab.quantizers.contract import Calibrated, Method
 from lutlab.quantizers.stored import STORED
@@ -225,8 +226,6 @@ def _tuning(row: Row, quantizer: Method) -> Tuning | None:
 
 
 def _device(wanted: str) -> str:
-    import torch
-
     if wanted == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if wanted != "spread":
