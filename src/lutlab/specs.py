@@ -43,6 +43,11 @@ class ModelSpec:
     packed: bool = False
     task: Literal["sequence_classification"] | None = None
 
+    def changed(self) -> dict[str, Any]:
+        """What is not at its default, by name."""
+        later = fields(self)[3:]  # name, source and id have none
+        return {f.name: v for f in later if (v := getattr(self, f.name)) != f.default}
+
 
 @dataclass(frozen=True)
 class TextSpec:

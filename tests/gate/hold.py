@@ -21,8 +21,7 @@ from tests.fuzz import lines
 from lutlab.data.protocols import protocol
 from lutlab.experiment.plan import ids
 from lutlab.experiment.plan.resolve import LABELLED, Resolved
-from lutlab.experiment.row.axes import axes, evaluation_from, run_from
-from lutlab.experiment.row.commands import overrides_of
+from lutlab.experiment.row.spelling import axes, evaluation_from, overrides_of, run_from
 from lutlab.experiment.run import help_page
 from lutlab.experiment.store.lines import read_lines
 from lutlab.experiment.store.record import Record, canonical, content_id

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lutlab.experiment.row import axes as asked
+from lutlab.experiment.row import spelling as asked
 from lutlab.specs import (
     CalibrationSpec,
     EvalSpec,

@@ -8,9 +8,8 @@ from tests.experiment.row.composing import settings
 
 from lutlab.experiment.artifact.columns import free_columns
 from lutlab.experiment.plan.resolve import evaluation_of
-from lutlab.experiment.row.axes import axes, evaluation_from, run_from
-from lutlab.experiment.row.commands import overrides_of, shell
 from lutlab.experiment.row.run import run_of
+from lutlab.experiment.row.spelling import axes, evaluation_from, overrides_of, run_from, shell
 from lutlab.experiment.run.published_list import PUBLISHED
 from lutlab.experiment.store.store import Store
 

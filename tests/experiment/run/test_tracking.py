@@ -20,8 +20,8 @@ from lutlab.experiment.records.frame import Shelf, shelves
 from lutlab.experiment.report.compare import tuned_badly
 from lutlab.experiment.report.published import Published
 from lutlab.experiment.row import sweeping
-from lutlab.experiment.row.axes import axes
 from lutlab.experiment.row.run import run_of
+from lutlab.experiment.row.spelling import axes
 from lutlab.experiment.run.histories import LONGEST, histories, log_rows
 from lutlab.experiment.run.tracked import TrackedRun, axes_of, runs_of
 from lutlab.experiment.run.tracking import WandbTracker, open_tracker

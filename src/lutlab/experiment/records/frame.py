@@ -26,8 +26,14 @@ from lutlab.experiment.artifact.references import cite
 from lutlab.experiment.records.tables import cells_of, is_original
 from lutlab.experiment.report.layout import COMPARABLE
 from lutlab.experiment.report.published import Published
-from lutlab.experiment.row.axes import axes, evaluation_from, run_from, to_json
-from lutlab.experiment.row.commands import overrides_of, shell
+from lutlab.experiment.row.spelling import (
+    axes,
+    evaluation_from,
+    overrides_of,
+    run_from,
+    shell,
+    to_json,
+)
 from lutlab.experiment.store import lines
 from lutlab.experiment.store.noise import error_of
 from lutlab.experiment.store.record import Record, canonical

@@ -28,7 +28,7 @@ from lutlab.experiment.artifact.references import cite
 from lutlab.experiment.plan.plan import PlannedCell, PlannedRow
 from lutlab.experiment.report import means, origins, predictions, ran
 from lutlab.experiment.report.fronts import curve_of, mark_fronts
-from lutlab.experiment.row.commands import table_command
+from lutlab.experiment.row.spelling import table_command
 from lutlab.experiment.store import noise
 from lutlab.experiment.store.record import Record
 from lutlab.specs import ModelRun, ProductRun

@@ -12,7 +12,8 @@ from lutlab.data import tasks as lm_eval
 from lutlab.data.protocols import PROTOCOLS
 from lutlab.devices import device_named
 from lutlab.errors import LutlabError, nearest
-from lutlab.experiment.row.row import Data, Row, Sublayers
+from lutlab.experiment.row.keys import default_of
+from lutlab.experiment.row.row import Data, Row
 from lutlab.groups import Width, whole
 from lutlab.kernels.gpu.short_names import full_name
 from lutlab.lazy import torch
@@ -29,6 +30,9 @@ from lutlab.specs import (
     TextSpec,
     Tuning,
 )
+
+# Fields of a row that a product of matrices does not read.
+_OF_LAYERS = ("budget", "layers", "skip", "sublayers", "tuning", "stream")
 
 
 def run_of(row: Row) -> RunSpec:
@@ -107,22 +111,11 @@ def _product(row: Row, quantizer: Method, asked: dict[str, object]) -> ProductRu
 
 def _refuse_of_layers(row: Row) -> None:
     """Raise LutlabError for what is said of a model's layers, which a product does not have."""
-    model, asked = row.model, row
-    given = {
-        "budget": asked.budget is not None,
-        "layers": bool(asked.layers),
-        "skip": bool(asked.skip),
-        "sublayers": asked.sublayers != Sublayers(),
-        "tuning": asked.tuning is not None,
-        "stream": asked.stream,
-        "model.layers": model.layers is not None,
-        "model.packed": model.packed,
-        "model.revision": model.revision is not None,
-        "model.task": model.task is not None,
-    }
-    if named := [key for key, is_given in given.items() if is_given]:
+    default = {field.name: default_of(field) for field in dataclasses.fields(Row)}
+    given = [name for name in _OF_LAYERS if getattr(row, name) != default[name]]
+    if named := [*given, *(f"model.{name}" for name in row.model.changed())]:
         raise LutlabError(
-            f"{named[0]}= is of a model, and {model.id} is a single product (model=product): drop it"
+            f"{named[0]}= is of a model, and {row.model.id} is a single product (model=product): drop it"
         )
 
 

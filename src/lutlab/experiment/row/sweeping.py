@@ -18,8 +18,8 @@ from lutlab.errors import LutlabError, nearest
 from lutlab.experiment.artifact.artifact import Artifact, load_artifact
 from lutlab.experiment.artifact.catalog import artifact_groups, artifacts
 from lutlab.experiment.artifact.rows import ArtifactRow
-from lutlab.experiment.row.commands import NOT_ASKED, is_one_of
 from lutlab.experiment.row.row import Row
+from lutlab.experiment.row.spelling import NOT_ASKED, is_one_of
 
 # Axes that the command line may replace: the rows are then measured on that model.
 _SELECTABLE = {"model"}

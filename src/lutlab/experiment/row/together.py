@@ -12,9 +12,9 @@ from lutlab.errors import LutlabError, nearest
 from lutlab.evaluators.contract import Evaluator
 from lutlab.experiment.artifact.columns import free_columns
 from lutlab.experiment.row.choices import default_choice
-from lutlab.experiment.row.commands import is_one_of
 from lutlab.experiment.row.keys import Key, method_keys, spelled
 from lutlab.experiment.row.row import Mode, Row
+from lutlab.experiment.row.spelling import is_one_of
 from lutlab.groups import whole
 
 # of a whole call, which has one value of them whatever its rows are

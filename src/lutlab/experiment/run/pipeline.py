@@ -21,8 +21,8 @@ from lutlab.experiment.records import dashboard
 from lutlab.experiment.report import compare, print_table, write_report
 from lutlab.experiment.report.sweep import tabulate_sweep
 from lutlab.experiment.row import sweeping
-from lutlab.experiment.row.commands import table_command
 from lutlab.experiment.row.row import Mode, Row
+from lutlab.experiment.row.spelling import table_command
 from lutlab.experiment.run import progress, track
 from lutlab.experiment.run.ending import RowsFailed
 from lutlab.experiment.run.tracking import Tracker, open_tracker

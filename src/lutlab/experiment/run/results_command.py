@@ -27,8 +27,7 @@ from lutlab.escapes import visible
 from lutlab.experiment.records import differ, frame, prune, stale
 from lutlab.experiment.report import csv
 from lutlab.experiment.report.origins import flatten
-from lutlab.experiment.row.axes import axes, evaluation_from, run_from
-from lutlab.experiment.row.commands import overrides_of, shell
+from lutlab.experiment.row.spelling import axes, evaluation_from, overrides_of, run_from, shell
 from lutlab.experiment.run.ending import ended
 from lutlab.experiment.store.record import Record
 from lutlab.experiment.store.store import Store

@@ -13,7 +13,7 @@ from lutlab.errors import LutlabError
 from lutlab.experiment.plan.job import Job, JobCell, job_from
 from lutlab.experiment.plan.plan import cell_name
 from lutlab.experiment.plan.resolve import Files
-from lutlab.experiment.row.axes import to_json
+from lutlab.experiment.row.spelling import to_json
 from lutlab.experiment.run import additions
 from lutlab.experiment.run.prepare import Prepared, prepare
 from lutlab.experiment.store.machine import machine

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tests.experiment.row.composing import settings
 
 from lutlab.errors import LutlabError
-from lutlab.experiment.row.naming import labels_of, row_key, sweep_name, varied
+from lutlab.experiment.plan.free import labels_of, row_key, sweep_name, varied
 from lutlab.experiment.row.run import run_of
 
 
