@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from pathlib import Path
+from types import FrameType
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from tests.experiment.row.composing import settings
+from tests.test_architecture import RANK, SOURCE, module_of, room_of
 
 from lutlab.errors import LutlabError
 from lutlab.experiment.artifact.columns import free_columns
@@ -46,6 +49,37 @@ def test_a_job_is_the_same_after_its_way(tmp_path: Path, overrides: list[str]) -
     assert override.key_or_group == "job"
     assert not override.is_sweep_override()
     assert job_from(override.value()) == made
+
+
+def test_a_job_is_made_of_what_was_resolved(tmp_path: Path) -> None:
+    """Its ids are computed from hashes, so that no text, model or checkpoint is opened on the way."""
+    asked = settings(f"results='{tmp_path}'", "method=gptq", QUICK)
+    columns = free_columns(asked.evaluate)
+    row = plan.plan_row("", {}, columns, resolve(asked, columns, Files()), Store(tmp_path))
+    entered, climbs = set(), 0
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        nonlocal climbs
+        rooms = [room_of_file(at.f_code.co_filename) for at in (frame, frame.f_back) if at]
+        if event == "call" and rooms[0]:
+            entered.add(frame.f_code.co_filename)
+            climbs += bool(rooms[-1]) and RANK[rooms[0]] > RANK[rooms[-1]]
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        job_of(row, row.todo, asked, None)
+    finally:
+        sys.setprofile(before)
+    assert len(entered) <= 10
+    assert climbs == 0
+    opened = {room_of_file(name) for name in entered} & {"models", "checkpoint", "data"}
+    assert opened <= {"data"}  # the version of a protocol
+
+
+def room_of_file(name: str) -> str:
+    path = Path(name)
+    return room_of(module_of(path)) if path.is_relative_to(SOURCE) else ""
 
 
 def test_a_job_names_what_is_kept_and_with_which_texts(tmp_path: Path) -> None:
