@@ -41,6 +41,8 @@ class Protocol:
         windows: the stream ends after so many windows; None keeps all full windows.
         crops: the windows are random crops of documents, not of the rows joined.
         documents: rows the data set has, where the draws depend on it; another number is refused.
+        tokens: of the text by GPT-2's tokenizer, every ending with its context, for predictions before a download;
+            ARC-Challenge's without the last two questions.
         version: raised by whoever changes the token ids that the same rows become; part of the ids of its cells.
     """
 
@@ -55,20 +57,24 @@ class Protocol:
     crops: bool = False
     documents: int | None = None
     version: int = 1
+    tokens: int | None = None
 
 
 PROTOCOLS = {
     "wikitext2": Protocol(
         "wikitext2", "test", "stream", "\n\n", True,
         f"wikitext-2-raw-v1 rows joined by two newlines, one tokenisation [{GPTQ}]",
+        tokens=287_644,
     ),
     "ptb": Protocol(
         "ptb", "validation", "stream", "\n\n", True,
         f"Penn Treebank as the papers' 'PTB': validation sentences joined by two newlines [{GPTQ}, get_ptb]",
+        tokens=93_212,
     ),
     "ptb-new": Protocol(
         "ptb", "test", "stream", " ", True,
         f"Penn Treebank test sentences joined by a space [{GPTQ}, get_ptb_new; --new-eval]",
+        tokens=97_721,
     ),
     "c4": Protocol(
         "c4", "validation", "stream", None, True,
@@ -83,39 +89,42 @@ PROTOCOLS = {
     "lambada": Protocol(
         "lambada", "test", "examples", None, True,
         "OpenAI's LAMBADA, last word [lm-evaluation-harness, task lambada_openai]",
+        tokens=435_382,
     ),
     "lambada-standard": Protocol(
         "lambada-standard", "test", "examples", None, True,
         "the original tokenised lower-case LAMBADA, last word [lm-evaluation-harness, task lambada_standard]",
+        tokens=424_558,
     ),
     "lambada-joined": Protocol(
         "lambada", "test", "stream", "\n\n", False,
         "OpenAI's LAMBADA as one text: LUT-GEMM's 'LAMBADA ppl' is too high for last words; its text is not stated",
+        tokens=440_534,
     ),
     "piqa": Protocol(
         "piqa", "validation", "choices", None, True,
         f"PIQA: which of two solutions reaches the goal [{HARNESS}, task piqa]",
-        version=2,
+        version=2, tokens=133_904,
     ),
     "hellaswag": Protocol(
         "hellaswag", "validation", "choices", None, True,
         f"HellaSwag: which of four endings continues the scene [{HARNESS}, task hellaswag]",
-        version=2,
+        version=2, tokens=3_173_195,
     ),
     "winogrande": Protocol(
         "winogrande", "validation", "choices", None, True,
         f"WinoGrande XL: which of two names fills the blank, judged by what follows it [{HARNESS}, task winogrande]",
-        version=2,
+        version=2, tokens=55_875,
     ),
     "arc-easy": Protocol(
         "arc-easy", "test", "choices", None, True,
         f"ARC-Easy: school science, mostly four answers [{HARNESS}, task arc_easy]",
-        version=2,
+        version=2, tokens=303_946,
     ),
     "arc-challenge": Protocol(
         "arc-challenge", "test", "choices", None, True,
         f"ARC-Challenge: the questions that retrieval and co-occurrence miss [{HARNESS}, task arc_challenge]",
-        version=2,
+        version=2, tokens=173_821,
     ),
     "topics": Protocol(
         "topics", "heldout", "stream", "\n\n", True,
@@ -141,10 +150,12 @@ PROTOCOLS = {
     "mnli": Protocol(
         "mnli", "validation-matched", "pairs", None, True,
         f"MNLI: does the second sentence follow from the first; development pairs of the training genres [{GLUE}]",
+        tokens=352_915,
     ),
     "mnli-mismatched": Protocol(
         "mnli", "validation-mismatched", "pairs", None, True,
         f"as mnli, development pairs of genres that were not trained on [{GLUE}]",
+        tokens=370_000,
     ),
     "missing-word": Protocol(
         "missing-word", "heldout", "pairs", None, True,
@@ -157,6 +168,7 @@ PROTOCOLS = {
     "stsb": Protocol(
         "stsb", "validation", "pairs", None, True,
         f"STS-B: how similar are two sentences, from 0 to 5; development pairs [{GLUE}]",
+        tokens=42_414,
     ),
     "mnli-train": Protocol(
         "mnli", "train", "calibration-pairs", None, True, f"training pairs of MNLI [{GLUE}]",

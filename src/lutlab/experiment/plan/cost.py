@@ -30,14 +30,6 @@ from lutlab.models.shape import ModelShape, linear_shapes, shape_of
 from lutlab.quantizers.contract import make_method
 from lutlab.specs import EvalSpec, ModelRun, ModelSpec, RunSpec, TextSpec
 
-# tokens of the texts not looked at before they are downloaded, by GPT-2's tokenizer
-HUB_TOKENS = {
-    "wikitext2": 287_644, "ptb": 93_212, "ptb-new": 97_721,
-    "lambada": 435_382, "lambada-standard": 424_558, "lambada-joined": 440_534,
-    # every ending with its context; ARC-Challenge without its last two questions
-    "piqa": 133_904, "hellaswag": 3_173_195, "winogrande": 55_875, "arc-easy": 303_946, "arc-challenge": 173_821,
-    "mnli": 352_915, "mnli-mismatched": 370_000, "stsb": 42_414,
-}  # fmt: skip
 # of a task whose rows lm-eval fetches: a guess, which is known when it is loaded
 TASK_EXAMPLES, TASK_TOKENS = 2000, 100
 CHARACTERS_PER_TOKEN = 3.3  # of the embedded tokenizer; larger vocabularies need fewer tokens
@@ -192,7 +184,7 @@ def _tokens(text: TextSpec, seqlen: int, files: Files) -> float:
         kept = rows if rule.kind == "stream" else rows[: text.limit]
         tokens = sum(map(len, kept)) / CHARACTERS_PER_TOKEN
     else:
-        tokens = rule.windows * seqlen if rule.windows else HUB_TOKENS[text.protocol]
+        tokens = rule.windows * seqlen if rule.windows else rule.tokens
     return min(tokens, text.limit * seqlen) if text.limit and rule.kind == "stream" else tokens
 
 

@@ -30,6 +30,7 @@ _ROOMS = {
     "format": ("formats", "groups", "tensors"),
     "evaluator": ("evaluators", "groups"),
 }
+_OF_NO_NUMBER = ("description", "attested", "version", "tokens")  # of a protocol
 _PROTOCOL_FILES = tuple(
     f"data/{name}.py" for name in ("tokens", "choices", "pairs", "calibration", "masking")
 )
@@ -213,7 +214,7 @@ def fingerprint_of(name: str) -> str:
         return fingerprint(with_imports([source], _ROOMS[group]))
     if group == "protocol":
         rule = dataclasses.asdict(protocol(key))
-        said = {k: v for k, v in rule.items() if k not in ("description", "attested", "version")}
+        said = {k: v for k, v in rule.items() if k not in _OF_NO_NUMBER}
         return fingerprint([PACKAGE / file for file in _PROTOCOL_FILES], json.dumps(said))
     return fingerprint(_PARTS[name].files())
 
