@@ -13,8 +13,7 @@ from lutlab.data import load_text
 from lutlab.errors import LutlabError
 from lutlab.evaluators.harness import scores
 from lutlab.experiment.artifact.columns import free_columns
-from lutlab.experiment.plan.ids import cell_identity
-from lutlab.experiment.plan.resolve import Resolved
+from lutlab.experiment.plan.ids import Resolved, cell_identity
 from lutlab.experiment.report.compare import troubled
 from lutlab.experiment.row.row import Data
 from lutlab.experiment.row.run import text_of as source_of

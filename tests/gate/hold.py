@@ -20,7 +20,8 @@ from tests.fuzz import lines
 
 from lutlab.data.protocols import protocol
 from lutlab.experiment.plan import ids
-from lutlab.experiment.plan.resolve import LABELLED, Resolved
+from lutlab.experiment.plan.ids import Resolved
+from lutlab.experiment.plan.resolve import LABELLED
 from lutlab.experiment.row.spelling import axes, evaluation_from, overrides_of, run_from
 from lutlab.experiment.run import help_page
 from lutlab.experiment.store.lines import read_lines

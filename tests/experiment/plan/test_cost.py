@@ -8,7 +8,6 @@ import pytest
 
 from lutlab.experiment.plan import cost
 from lutlab.experiment.plan.cost import predict
-from lutlab.experiment.plan.plan import PlannedCell
 from lutlab.experiment.plan.resolve import Files
 from lutlab.models.shape import ModelShape
 from lutlab.specs import CalibrationSpec, EvalSpec, ModelRun, ModelSpec, TextSpec
@@ -36,7 +35,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def predicted(evaluator: str, model: str = "7b", **options) -> cost.Cost:
     spec = ModelRun(ModelSpec(model, "folder", model), "rtn", **{"q": 4, "g": 128} | options)
-    return predict(spec, PlannedCell(EvalSpec(evaluator), None), Files())
+    return predict(spec, EvalSpec(evaluator), Files())
 
 
 def test_a_large_model_is_bound_by_what_it_reads() -> None:

@@ -13,8 +13,8 @@ from tests.command_line import CommandLine
 from lutlab import registry
 from lutlab.data import protocols
 from lutlab.experiment.plan import resolve
-from lutlab.experiment.plan.ids import cell_identity, inputs_id, quantized_id
-from lutlab.experiment.plan.resolve import Files, Resolved, look
+from lutlab.experiment.plan.ids import Resolved, cell_identity, inputs_id, quantized_id
+from lutlab.experiment.plan.resolve import Files, look
 from lutlab.experiment.store import components
 from lutlab.experiment.store.record import content_id
 from lutlab.kernels.cpu import qigen_gemv, rows_tuning

@@ -11,9 +11,8 @@ from tests.experiment.row.composing import settings
 from lutlab.evaluators import kernel_latency
 from lutlab.evaluators.kernel_latency import KernelLatency
 from lutlab.experiment.plan import cost
-from lutlab.experiment.plan.ids import cell_identity
-from lutlab.experiment.plan.plan import PlannedCell
-from lutlab.experiment.plan.resolve import Files, Resolved, look
+from lutlab.experiment.plan.ids import Resolved, cell_identity
+from lutlab.experiment.plan.resolve import Files, look
 from lutlab.experiment.row.run import run_of
 from lutlab.experiment.store.record import content_id
 from lutlab.measure import products
@@ -77,7 +76,7 @@ def test_a_plan_predicts_products(command: CommandLine) -> None:
 
 
 def test_a_large_product_costs_more_than_a_small_one() -> None:
-    cell = PlannedCell(EvalSpec("kernel_latency"), None)
+    cell = EvalSpec("kernel_latency")
     small, large = (
         cost.predict(ProductRun(products.parse_shapes(shape), "bcq", 3, 128), cell, Files())
         for shape in ("4096x4096", "49152x12288")

@@ -22,7 +22,6 @@ from lutlab import registry
 from lutlab.data import tasks
 from lutlab.data.protocols import PROTOCOLS
 from lutlab.evaluators.contract import Work
-from lutlab.experiment.plan.plan import PlannedCell
 from lutlab.experiment.plan.resolve import Files
 from lutlab.lazy import torch
 from lutlab.models import hub
@@ -84,9 +83,8 @@ def read_rate(device: str) -> float:
     return values.nbytes / best
 
 
-def predict(run: RunSpec, cell: PlannedCell, files: Files) -> Cost:
+def predict(run: RunSpec, evaluation: EvalSpec, files: Files) -> Cost:
     """Predicted seconds and peak bytes of one cell, loading and quantizing not included in the seconds."""
-    evaluation = cell.evaluation
     work = _work(run, evaluation)
     if not isinstance(run, ModelRun):
         reading = work.streamed_bytes / (work.read_share * read_rate(run.device))

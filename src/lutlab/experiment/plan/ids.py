@@ -15,16 +15,57 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from lutlab import registry
 from lutlab.data import tasks
-from lutlab.experiment.plan.resolve import Resolved
 from lutlab.experiment.store.components import versions
 from lutlab.experiment.store.provenance import libraries
 from lutlab.experiment.store.record import canonical, content_id
 from lutlab.quantizers.stored import STORED
-from lutlab.specs import EvalSpec, ProductRun, TextSpec
+from lutlab.specs import EvalSpec, ProductRun, RunSpec, TextSpec
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A row with all that its ids and its job need to know of files and of this machine.
+
+    Attributes:
+        run: the row's.
+        evaluations: by column.
+        missing: column -> why it cannot be measured.
+        absent: evaluations whose files must be downloaded first, which mode=plan does not.
+        texts: hash of every text that is here.
+        model: hash of the model's files; empty of a product, or where it is not here yet.
+        formats: names of the formats that its layers are stored in.
+        speeds: evaluation of speed or memory -> what its number depends on beside the row.
+        labelled: whether it is calibrated on pairs with labels, which tuning then learns.
+    """
+
+    run: RunSpec
+    evaluations: Mapping[str, EvalSpec]
+    missing: Mapping[str, str] = field(default_factory=dict)
+    absent: frozenset[EvalSpec] = frozenset()
+    texts: Mapping[TextSpec, str] = field(default_factory=dict)
+    model: str = ""
+    formats: tuple[str, ...] = ()
+    speeds: Mapping[EvalSpec, Mapping[str, Any]] = field(default_factory=dict)
+    labelled: bool = False
+
+    @property
+    def runnable(self) -> list[EvalSpec]:
+        """Evaluations with an id, each once: measured or to be measured."""
+        wanted = dict.fromkeys(
+            e for name, e in self.evaluations.items() if name not in self.missing
+        )
+        return [evaluation for evaluation in wanted if evaluation not in self.absent]
+
+
+def of_this_machine(evaluation: EvalSpec) -> bool:
+    """Whether an evaluation measures speed or memory."""
+    return registry.lookup("evaluator", evaluation.evaluator).of_this_machine
 
 
 def cell_identity(row: Resolved, evaluation: EvalSpec) -> dict[str, Any]:

@@ -15,9 +15,9 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from lutlab.errors import LutlabError
-from lutlab.experiment.plan.ids import inputs_id, quantized_id
+from lutlab.experiment.plan.ids import Resolved, inputs_id, quantized_id
 from lutlab.experiment.plan.plan import PlannedCell, PlannedRow
-from lutlab.experiment.plan.resolve import Files, Resolved, look
+from lutlab.experiment.plan.resolve import Files, look
 from lutlab.experiment.row.row import Row
 from lutlab.experiment.row.run import run_of
 from lutlab.experiment.store.machine import machine

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lutlab.experiment.artifact.columns import ColumnSpec
-from lutlab.experiment.plan.ids import cell_identity
-from lutlab.experiment.plan.resolve import Resolved, of_this_machine
+from lutlab.experiment.plan.ids import Resolved, cell_identity, of_this_machine
 from lutlab.experiment.store.record import Record, content_id
 from lutlab.experiment.store.store import Store
 from lutlab.specs import EvalSpec, ModelRun, RunSpec

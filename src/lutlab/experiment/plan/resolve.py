@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from lutlab import registry
@@ -17,6 +16,7 @@ from lutlab.devices import gpus
 from lutlab.errors import LutlabError, MissingTextError
 from lutlab.evaluators.contract import metric_of
 from lutlab.experiment.artifact.columns import ColumnSpec
+from lutlab.experiment.plan.ids import Resolved, of_this_machine
 from lutlab.experiment.row.row import Mode, Row
 from lutlab.experiment.row.run import run_of, text_of
 from lutlab.experiment.store.components import kernels_fingerprint
@@ -71,41 +71,6 @@ class Files:
                 f"({text.origin}): let both read the same files, as with data.root=<folder that both see>"
             )
         return text
-
-
-@dataclass(frozen=True)
-class Resolved:
-    """A row with all that its ids and its job need to know of files and of this machine.
-
-    Attributes:
-        run: the row's.
-        evaluations: by column.
-        missing: column -> why it cannot be measured.
-        absent: evaluations whose files must be downloaded first, which mode=plan does not.
-        texts: hash of every text that is here.
-        model: hash of the model's files; empty of a product, or where it is not here yet.
-        formats: names of the formats that its layers are stored in.
-        speeds: evaluation of speed or memory -> what its number depends on beside the row.
-        labelled: whether it is calibrated on pairs with labels, which tuning then learns.
-    """
-
-    run: RunSpec
-    evaluations: Mapping[str, EvalSpec]
-    missing: Mapping[str, str] = field(default_factory=dict)
-    absent: frozenset[EvalSpec] = frozenset()
-    texts: Mapping[TextSpec, str] = field(default_factory=dict)
-    model: str = ""
-    formats: tuple[str, ...] = ()
-    speeds: Mapping[EvalSpec, Mapping[str, Any]] = field(default_factory=dict)
-    labelled: bool = False
-
-    @property
-    def runnable(self) -> list[EvalSpec]:
-        """Evaluations with an id, each once: measured or to be measured."""
-        wanted = dict.fromkeys(
-            e for name, e in self.evaluations.items() if name not in self.missing
-        )
-        return [evaluation for evaluation in wanted if evaluation not in self.absent]
 
 
 def resolve(row: Row, columns: Mapping[str, ColumnSpec], files: Files) -> Resolved:
@@ -169,11 +134,6 @@ def look(resolved: Resolved, threads: int | None, files: Files) -> Resolved:
     return dataclasses.replace(
         resolved, texts=texts, model=model, formats=formats, speeds=speeds, labelled=labelled
     )
-
-
-def of_this_machine(evaluation: EvalSpec) -> bool:
-    """Whether an evaluation measures speed or memory."""
-    return registry.lookup("evaluator", evaluation.evaluator).of_this_machine
 
 
 def _formats(run: ModelRun) -> tuple[str, ...]:

@@ -88,7 +88,7 @@ def _predict(
 ) -> cost.Cost | None:
     """The cell's cost; None, and why, where the model's config is not here and the hub cannot be asked."""
     try:
-        return cost.predict(row.spec, cell, files)
+        return cost.predict(row.spec, cell.evaluation, files)
     except LutlabError as error:
         unknown.add(str(error))
         return None

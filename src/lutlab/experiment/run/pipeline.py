@@ -144,7 +144,7 @@ def _job(row: PlannedRow, cells: dict[str, PlannedCell], settings: Row) -> Job:
 
 def _weight(row: PlannedRow, cell: PlannedCell, files: Files) -> float:
     try:
-        return cost.predict(row.spec, cell, files).seconds
+        return cost.predict(row.spec, cell.evaluation, files).seconds
     except LutlabError:
         # The model's files: the row fails by itself when it is loaded, and the others go on.
         return 1.0
