@@ -22,6 +22,9 @@ LOADS = re.compile(
 )
 # For which the theme would load a library from elsewhere.
 NEEDS_A_LIBRARY = re.compile(r'class="[^"]*\b(mermaid|glightbox|pyodide)\b')
+SNIPPET = re.compile(r'--8<-- "([^":]+)(?::([a-z]+))?"')
+# A line of a page that shows something, however a formatter has spaced it.
+SHOWS = re.compile(r"^\s*-\s*-\s*8\s*<.*$", re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +36,29 @@ def site() -> Path:
         )
         assert done.returncode == 0, done.stdout + done.stderr
     return ROOT / "site"
+
+
+def shown(page: str) -> list[tuple[str, str]]:
+    """File and part of each snippet of a page; a line that is no well-formed one is an error."""
+    lines = [line.strip() for line in SHOWS.findall(page)]
+    found = [SNIPPET.fullmatch(line) for line in lines]
+    assert None not in found, f"not a snippet: {lines[found.index(None)]}"
+    return [(one[1], one[2]) for one in found]
+
+
+def test_every_snippet_of_a_page_is_there() -> None:
+    pages = [page.read_text(encoding="utf-8") for page in (ROOT / "docs").rglob("*.md")]
+    snippets = [one for page in pages for one in shown(page)]
+    assert len(snippets) > 6
+    for path, part in snippets:
+        text = (ROOT / path).read_text(encoding="utf-8")
+        if part:
+            (shown_part,) = re.findall(
+                rf"--8<-- \[start:{part}\][^\n]*\n(.*?)--8<-- \[end:{part}\]", text, re.DOTALL
+            )
+            assert shown_part.count("\n") > 2, f"{path}:{part}"
+    with pytest.raises(AssertionError, match="not a snippet"):
+        shown('```python\n--8 < --"docs/examples/my_lab.py:method"\n```')
 
 
 def test_a_page_loads_nothing_from_elsewhere(site: Path) -> None:
