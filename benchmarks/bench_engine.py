@@ -34,6 +34,7 @@ import torch
 import lutlab
 from lutlab.errors import LutlabError
 from lutlab.evaluators import gguf_model, llama_cpp
+from lutlab.evaluators.gguf_model import Encoded
 from lutlab.evaluators.llama_cpp_decoder import CHECKED, Decoder, check
 from lutlab.generate.contract import Engine
 from lutlab.measure.timing import RESIDENT, Contestant, CpuTimer, race
@@ -115,6 +116,16 @@ class Peer:
     checked: dict[str, float]
 
 
+def repeated(found: dict[str, Encoded], blocks: int) -> dict[str, Encoded]:
+    """A model of so many blocks, all as the first."""
+    whole = {name: tensor for name, tensor in found.items() if not name.startswith("blk.")}
+    for name, tensor in found.items():
+        if name.startswith("blk.0."):
+            rest = name.removeprefix("blk.0.")
+            whole |= {f"blk.{index}.{rest}": tensor for index in range(blocks)}
+    return whole
+
+
 def peer(model: Model, quantized: Any, form: str, head: str, folder: Path) -> Peer | None:
     """The file, checked; None where llama.cpp is not installed."""
     if not all(map(importlib.util.find_spec, ("llama_cpp", "gguf"))):
@@ -132,8 +143,8 @@ def peer(model: Model, quantized: Any, form: str, head: str, folder: Path) -> Pe
     gguf_model.save(one.config, encoded, path)
     with Decoder(path, CHECKED, threads) as decoder:
         said = check(one, encoded, decoder, 1)
-    if one is not quantized:
-        encoded = gguf_model.repeated(encoded, quantized.config.num_hidden_layers)
+    if one is not quantized:  # drawn weights, whose speed is that of any others
+        encoded = repeated(encoded, quantized.config.num_hidden_layers)
         gguf_model.save(quantized.config, encoded, path)
     size = sum(t.values.nbytes for name, t in encoded.items() if name != "token_embd.weight")
     return Peer(path, kind, head, size, said)

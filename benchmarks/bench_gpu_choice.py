@@ -25,7 +25,7 @@ from gpu_contestants import (
     Entrant,
     activations,
     checked,
-    cold_copies,
+    cold_products,
     draw,
     through_dense,
 )
@@ -38,7 +38,6 @@ from lutlab.kernels.gpu.choice import Race
 from lutlab.kernels.gpu.lut_gemv import launcher
 from lutlab.kernels.gpu.lut_gemv.variant import case
 from lutlab.measure.energy import clocks_of
-from lutlab.measure.gpu_contestants import cold_products
 from lutlab.measure.timing import GpuTimer, race
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -67,7 +66,7 @@ def bound(
         variant = lut_gemv.variant(name)
         if variant.why_not(case(packed, dtype), here):
             continue
-        found[name], _ = cold_products(packed, dtype, DEVICE, name, cold_copies)
+        found[name], _ = cold_products(packed, dtype, name)
     return found
 
 

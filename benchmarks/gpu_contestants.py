@@ -30,7 +30,6 @@ from lutlab.kernels.gpu.lut_gemv import launcher
 from lutlab.kernels.gpu.lut_gemv.variant import case
 from lutlab.measure import drawn
 from lutlab.measure.energy import clocks_of
-from lutlab.measure.gpu_contestants import cold_products, stored_bytes
 from lutlab.measure.timing import Contestant, copies_for
 from lutlab.quantizers.mixed_2_4_16 import Mixed2416
 from lutlab.specs import ProductRun
@@ -120,6 +119,19 @@ def cold_copies(size: int) -> int:
     return max(4, copies_for(size, 4 * l2_bytes()))
 
 
+def cold_products(
+    packed: PackedBCQ | PackedUniform, dtype: torch.dtype, variant: str
+) -> tuple[list[launcher.Product], int]:
+    """A variant's product with as many copies of its weights as are cold, and the bytes of one copy, scales included.
+
+    Raises:
+        LutlabError: as launcher.bind.
+    """
+    first = launcher.bind(packed, dtype, DEVICE, variant)
+    size = sum(buffer.nbytes for buffer in first.weight.buffers.values() if buffer is not None)
+    return [first, *(first.copy() for _ in range(cold_copies(size) - 1))], size
+
+
 def checked(one: Entrant, x: torch.Tensor, weight: torch.Tensor) -> Entrant:
     """Its error against float64.
 
@@ -145,7 +157,7 @@ def ours(
     variant = lut_gemv.variant(name)
     if variant.why_not(case(packed, x.dtype, len(x)), here):
         return None
-    products, size = cold_products(packed, x.dtype, DEVICE, name, cold_copies)
+    products, size = cold_products(packed, x.dtype, name)
     for product in products:
         product.prepare(len(x))
     return Entrant(f"{name} {kind}", size, len(products), lambda i: products[i](x), kind=kind)
@@ -163,11 +175,13 @@ def executed(packed: Format, x: torch.Tensor, name: str, kind: str, **options: A
 def through_dense(packed: PackedBCQ | PackedUniform, x: torch.Tensor, kind: str) -> Entrant:
     """Dequantizing and cuBLAS, as QuantLinear multiplies many rows of x."""
     planes = packed.to_bcq()
+    read = (planes.planes, planes.alpha, planes.offset)
+    size = sum(buffer.nbytes for buffer in read if buffer is not None)
 
     def run(i: int) -> torch.Tensor:
         return torch.nn.functional.linear(x, dequantize(planes, x.dtype))
 
-    return Entrant(f"dequantize {kind}", stored_bytes(planes), 1, run, kind="through dense")
+    return Entrant(f"dequantize {kind}", size, 1, run, kind="through dense")
 
 
 # ---- cuBLAS and peers ----

@@ -4,7 +4,6 @@ import json
 import multiprocessing
 import os
 import signal
-import socket
 import time
 
 import pytest
@@ -12,7 +11,6 @@ import torch
 
 from lutlab.errors import LutlabError
 from lutlab.measure import ranks
-from lutlab.measure.rank import Rank
 
 
 def fail(rank, folder):
@@ -90,30 +88,3 @@ def test_who_was_killed_is_told_before_who_waited_for_it(tmp_path):
     (tmp_path / "failure-1").write_text(failure(1, 30, "ValueError", "wrong"))
     with pytest.raises(LutlabError, match="on rank 1 of 2: ValueError: wrong"):
         ranks._fail(tmp_path, 2, error, [1, 1])
-
-
-def exchanged(rank):
-    tensor = torch.tensor([2.0])
-    rank.sum(tensor)
-    rank.agree({"model": "opt"})
-    rank.arrive(5.0)
-    return rank, tensor.item(), rank.exchange
-
-
-def test_a_process_of_torchrun_does_its_part(monkeypatch):
-    threads = torch.get_num_threads()
-    with pytest.raises(LutlabError, match=r"RANK, WORLD_SIZE, .* not set: .* torchrun"):
-        ranks.launched(exchanged, "cpu")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    said = {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1"}
-    for name, value in (said | {"MASTER_PORT": port}).items():
-        monkeypatch.setenv(name, str(value))
-    with pytest.raises(LutlabError, match=r"1 of 2 ranks are on this machine"):
-        ranks.launched(exchanged, "cpu")
-    monkeypatch.setenv("WORLD_SIZE", "1")
-    try:
-        assert ranks.launched(exchanged, "cpu") == (Rank(0, 1, "cpu"), 2.0, "gloo")
-    finally:
-        torch.set_num_threads(threads)

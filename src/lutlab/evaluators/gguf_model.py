@@ -188,16 +188,6 @@ def save(config: PreTrainedConfig, found: Mapping[str, Encoded], path: Path) -> 
     writer.close()
 
 
-def repeated(found: Mapping[str, Encoded], blocks: int) -> dict[str, Encoded]:
-    """A model of so many blocks, all as the first: for speeds of models whose weights are drawn."""
-    whole = {name: tensor for name, tensor in found.items() if not name.startswith("blk.")}
-    for name, tensor in found.items():
-        if name.startswith("blk.0."):
-            rest = name.removeprefix("blk.0.")
-            whole |= {f"blk.{index}.{rest}": tensor for index in range(blocks)}
-    return whole
-
-
 def _rope_base(config: PreTrainedConfig) -> float:
     rope: dict[str, Any] = config.rope_parameters
     if rope.get("rope_type", "default") != "default":

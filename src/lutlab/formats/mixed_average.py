@@ -1,7 +1,6 @@
-"""Average bits of a weight as the 2/4/16-bit paper counts them, scales and zero points included (Eq. 6, 7, 10).
+"""Average bits of a weight as the 2/4/16-bit paper counts them, scales and zero points included (Eq. 6, 10).
 
-    n + (n + 16) / g1                                    first order, Eq. 6:  a float16 scale and an n-bit zero a group
-    n + (n + Ns) / g1 + (Ns + 16) / (g1 g2)              second order, Eq. 6's other branch, which the text calls (7)
+    n + (n + Ns) / g1 + (Ns + 16) / (g1 g2)              second order, Eq. 6's branch that the text calls (7)
     a (second order of 2 bits) + (1 - a) 4               Eq. 10: a is the share of 2-bit groups
     + (16 + 16 - 2) r                                    section 4.2: a share r of outliers, in CSR
 
@@ -10,15 +9,6 @@ is stored here and counted in bits_per_weight, not in this average.
 """
 
 from __future__ import annotations
-
-
-def first_order(n: int, g1: int) -> float:
-    """Bits a weight of n-bit groups of g1.
-
-    >>> first_order(2, 16)
-    3.125
-    """
-    return n + (n + 16) / g1
 
 
 def second_order(n: int, g1: int, g2: int, scale_bits: int = 4) -> float:

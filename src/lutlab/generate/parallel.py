@@ -1,9 +1,7 @@
 """Whole models that several ranks share (tensor parallelism): loaded part by part, and decoded together.
 
-    decode("opt-3bit", [ids], tokens=64, gpus=2)             greedy tokens, by processes that lutlab starts
-
-    own = engine(load("opt-3bit", rank))                     in a job of measure/ranks.py, on every rank
-    logits = own.prefill([ids])                              of the whole model, on each
+    own = engine(load("opt-3bit", rank))    in a job of measure/ranks.py, on every rank
+    logits = own.prefill([ids])             of the whole model, on each
 
 What a rank computes says shard.py; the engine is that of one device, over the rank's part.
 """
@@ -25,7 +23,6 @@ from lutlab.generate.contract import Engine
 from lutlab.generate.eager import Eager
 from lutlab.generate.shard import Part, share_of_block, share_out
 from lutlab.lazy import PreTrainedModel
-from lutlab.measure import ranks
 from lutlab.measure.rank import Rank
 from lutlab.models.families import decoder_blocks
 from lutlab.models.files import weight_files
@@ -33,9 +30,9 @@ from lutlab.models.load import quiet
 from lutlab.sums import NAME, check_sums, has_sums
 
 log = logging.getLogger(__name__)
+WAIT_SECONDS = 60.0  # that a rank waits for the others in a step
 LOAD_SECONDS = 3600.0  # that ranks wait for the one whose part took longest to load
 DECODE_SECONDS = 24 * 3600.0  # until ranks that lutlab starts must be done
-WAIT_SECONDS = 60.0  # that a rank waits for the others in a step
 
 
 def load(folder: str | Path, rank: Rank, dtype: torch.dtype | str = "auto") -> Part:
@@ -177,34 +174,3 @@ def greedy(own: Engine, prompts: Sequence[Sequence[int]], tokens: int) -> torch.
     arguments.integer("tokens", tokens, 1, "the tokens to add to each prompt, as 128")
     first = own.prefill([torch.tensor(ids) for ids in prompts]).argmax(-1)
     return torch.cat((first[:, None], own.greedy(first, tokens - 1)), 1).cpu()
-
-
-def decode(
-    folder: str | Path,
-    prompts: Sequence[Sequence[int]],
-    tokens: int,
-    gpus: int,
-    device: str = "cuda",
-    wait_seconds: float = WAIT_SECONDS,
-) -> list[list[int]]:
-    """Continue prompts greedily by as many processes, which load, decode and end.
-
-    Args:
-        folder: as in load.
-        prompts: token ids of each.
-        tokens: to add to each.
-        gpus: ranks.
-        device: cuda, a GPU each, or cpu.
-        wait_seconds: that a rank waits for the others in a step before it ends all. One that dies ends them at once.
-
-    Raises:
-        LutlabError: as load and Engine.prefill; or a rank died or hangs, which the message names.
-    """
-    task = (str(folder), [list(ids) for ids in prompts], tokens)
-    return ranks.run(_decode, gpus, device, task, DECODE_SECONDS, wait_seconds)
-
-
-def _decode(rank: Rank, folder: str, prompts: list[list[int]], tokens: int) -> list[list[int]]:
-    longest = max(map(len, prompts), default=0)
-    own = engine(load(folder, rank), len(prompts), longest + tokens - 1)
-    return greedy(own, prompts, tokens).tolist()

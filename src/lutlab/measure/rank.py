@@ -1,7 +1,7 @@
 """One of several processes that work together: what it exchanges with the others, and how it meets them.
 
 On GPUs tensors meet through NCCL, numbers through gloo on the CPU, where a rank that waits leaves its GPU idle; with
-device=cpu, which tests use, all is gloo's. ranks.py starts them, or torchrun does.
+device=cpu, which tests use, all is gloo's. ranks.py starts them.
 """
 
 from __future__ import annotations

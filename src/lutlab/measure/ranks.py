@@ -1,7 +1,6 @@
 """Processes that do one job together, each on a GPU of its own: the ranks of a process group.
 
-    answer = run(job, 8, "cuda", (spec,))      job(rank, spec) in 8 processes; what rank 0 returns
-    answer = launched(job, "cuda", (spec,))    the same in each process that torchrun started; what its rank returns
+    answer = run(job, 8, "cuda", (spec,))    job(rank, spec) in 8 processes; what rank 0 returns
 
 They exchange tensors and numbers by their Rank (rank.py). Processes are spawned, meet in a file of a temporary folder,
 and end with `run`, whatever happens; the first that fails ends all others and says why.
@@ -15,7 +14,6 @@ import logging
 import os
 import pickle
 import signal
-import sys
 import tempfile
 import time
 import traceback
@@ -78,53 +76,6 @@ def run(
                 process.join()
         # our own child's, in a folder that TemporaryDirectory made for this user alone (0700)
         return pickle.loads((folder / "answer").read_bytes())
-
-
-def launched(
-    job: Callable[..., Any],
-    device: str,
-    arguments: tuple[Any, ...] = (),
-    wait_seconds: float = TIMEOUT_SECONDS,
-) -> Any:
-    """Do a job in this process, as one of those that torchrun started on this machine.
-
-    What fails is printed and ends the process with exit code 1, since the others may be waiting for it; torchrun then
-    ends them.
-
-    Args:
-        job: a function, called with its Rank and the arguments. What it makes of the GPU is to end with it.
-        device: cuda, of which each rank has the GPU of its index, or cpu.
-        arguments: of the job.
-        wait_seconds: that a rank waits for the others where they meet.
-
-    Returns:
-        What this rank's job returns.
-
-    Raises:
-        LutlabError: the process was not started by torchrun, or others run on other machines.
-    """
-    names = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
-    if missing := [name for name in names if name not in os.environ]:
-        raise LutlabError(
-            f"{', '.join(missing)} not set: start the ranks by torchrun --nproc-per-node=2 <script>, or call "
-            "lutlab.measure.ranks.run"
-        )
-    index, count, here = (int(os.environ[name]) for name in names)
-    if here != count:
-        raise LutlabError(
-            f"{here} of {count} ranks are on this machine: lutlab's ranks share one; beyond it, serve with an engine "
-            "made for that (docs/how-to/parallel.md)"
-        )
-    rank = _rank(index, count, device)
-    try:
-        join(rank, wait_seconds, {})
-        answer = job(rank, *arguments)
-        _leave(rank)
-    except BaseException as error:
-        said = str(error) if isinstance(error, LutlabError) else traceback.format_exc()
-        print(f"rank {index} of {count}: {said}", file=sys.stderr, flush=True)
-        os._exit(1)
-    return answer
 
 
 def _wait(context: ProcessContext, count: int, seconds: float) -> None:

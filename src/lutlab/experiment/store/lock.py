@@ -125,17 +125,6 @@ def _refusal(name: str, old: Locked, new: Locked, same_place: bool, raised: bool
     return "its numbers moved and its source did not: what it rests on did; raise the version of that, or its own"
 
 
-def outdated(old: Lock, new: Lock) -> dict[str, str]:
-    """Component -> why the lock has to be written again, though nothing forbids it."""
-    found = dict.fromkeys(new.components.keys() - old.components.keys(), "it is not in the lock")
-    found |= dict.fromkeys(old.components.keys() - new.components.keys(), "it is in the lock only")
-    for name in old.components.keys() & new.components.keys():
-        before, after = old.components[name].version, new.components[name].version
-        if before < after:
-            found[name] = f"its version is {after}, in the lock {before}"
-    return {name: f"{reason}: run {COMMAND}" for name, reason in sorted(found.items())}
-
-
 def write(file: Path, lock: Lock) -> None:
     """Write the lock down.
 
