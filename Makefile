@@ -62,19 +62,19 @@ table: env ## LUT-GEMM Table 4 on the models that ship with lutlab
 	$(BIN)/python run.py +exp=table4
 
 report: env ## render what is published into results/rendered; measures nothing
-	$(BIN)/python -m lutlab.experiment.run.render
+	$(BIN)/python -m tools.render
 
 dashboard: env ## all that was measured and published as one page, results/dashboard.html; measures nothing
 	$(BIN)/python run.py mode=dashboard
 
 publish: env ## measure what results/published/list.yaml names (hours; call again to go on) and publish it
-	$(BIN)/python -m lutlab.experiment.run.publish
+	$(BIN)/python -m tools.publish
 
 bench: env ## speed against named peers, one run
 	for b in benchmarks/bench_*.py; do $(BIN)/python $$b || exit 1; done
 
 docs: env ## build the documentation into site/, strictly and offline
-	$(BIN)/python -m lutlab.experiment.run.gallery
+	$(BIN)/python -m tools.gallery
 	$(BIN)/zensical build --strict
 
 notebooks: env ## execute the notebooks

@@ -15,6 +15,9 @@ from tests.models.architectures import make
 from lutlab.api import quantize
 
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "lutlab"
+TOOLS = (
+    SOURCE.parents[1] / "tools"
+)  # of this repository: they import the package, and it never them
 # The order of the folders; `experiment` has an order of its own. A string is a floor: its rooms do not know each other.
 FLOORS = [
     "errors lazy",
@@ -30,7 +33,6 @@ FLOORS = [
     "tuning",
     "generate predict",
     "api evaluators",
-    "embedded",
 ]
 EXPERIMENT = ["store", "artifact", "row", "plan", "report", "records", "run"]
 RANK = {room: rank for rank, floor in enumerate(FLOORS) for room in floor.split()}
@@ -105,6 +107,9 @@ def test_the_library_knows_neither_the_experiment_nor_its_frameworks() -> None:
         if not module.startswith("lutlab.experiment") and module != "lutlab.__main__"
         if target.startswith("lutlab.experiment") or target.partition(".")[0] in FRAMEWORKS
     ]
+    wrong += [
+        m for m, targets in FILES.items() if "tools" in {t.partition(".")[0] for t in targets}
+    ]
     assert wrong == []
 
 
@@ -157,26 +162,28 @@ OPENED = {
     "__init__.py": {"import_module"},  # lutlab's own, by name
     "checkpoint/hook.py": {"import_module"},
     "data/tasks.py": {"yaml.load"},  # by a safe loader of its own
-    "embedded/export.py": {"np.load", "torch.load"},  # made by embedded/train.py, weights_only=True
-    "embedded/train.py": {"np.load", "torch.load"},
     "evaluators/peak_memory.py": {"import_module"},  # of a loaded model's class
     "experiment/run/additions.py": {"import_module"},  # plugins=
     "lazy.py": {"import_module"},  # libraries that it names itself
     "measure/ranks.py": {"pickle.loads"},  # of our own child, in a folder that is this user's alone
     "models/pretrained.py": {"from_pretrained"},  # always with trust_remote_code=False
     "registry.py": {"import_module"},
+    "tools/embedded/export.py": {"np.load", "torch.load"},  # made by train.py, weights_only=True
+    "tools/embedded/train.py": {"np.load", "torch.load"},
 }
 
 
 def test_nothing_that_is_read_runs() -> None:
     found: dict[str, set[str]] = {}
-    for path in SOURCE.rglob("*.py"):
+    files = [(path, SOURCE) for path in SOURCE.rglob("*.py")]
+    files += [(path, TOOLS.parent) for path in TOOLS.rglob("*.py")]
+    for path, top in files:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call):
                 called = ast.unparse(node.func)
                 last = called.rpartition(".")[2] if "." in called else ""
                 if opened := {called, last} & DOORS - ({last} & {"eval"}):  # model.eval() is none
-                    found.setdefault(path.relative_to(SOURCE).as_posix(), set()).update(opened)
+                    found.setdefault(path.relative_to(top).as_posix(), set()).update(opened)
     assert found == OPENED
 
 

@@ -30,7 +30,7 @@ SHOWS = re.compile(r"^\s*-\s*-\s*8\s*<.*$", re.MULTILINE)
 @pytest.fixture(scope="module")
 def site() -> Path:
     """`make docs`; a link, a cross-reference or a snippet that leads nowhere is an error."""
-    for command in (["lutlab.experiment.run.gallery"], ["zensical", "build", "--strict"]):
+    for command in (["tools.gallery"], ["zensical", "build", "--strict"]):
         done = subprocess.run(
             [sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, check=False
         )

@@ -5,7 +5,7 @@
     predict.gpus("opt-175b", q=16, gpu="A100-80GB")
 
 shapes.py has the sizes of a model, devices.py those of GPUs, engines.py what an engine costs, as constants.json has it
-fitted to printed latencies (fit.py, experiment/run/fit_latency.py); per_token.py and footprint.py predict. torch is
+fitted to printed latencies (tools/fit_latency.py); per_token.py and footprint.py predict. torch is
 imported only where a method says how it stores a weight.
 """
 

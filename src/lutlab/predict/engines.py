@@ -4,7 +4,7 @@
 
 B is the device's bandwidth, s the share of it that a product reads, P the products of a layer; o, o', r and a are
 microseconds a layer, a product and a doubling of G. Shares and microseconds of `lut-gemm` are fitted to the papers'
-tables (constants.json, which experiment/run/fit_latency.py writes); the others' say where they are from.
+tables (constants.json, which tools/fit_latency.py writes); the others' say where they are from.
 """
 
 from __future__ import annotations

@@ -93,3 +93,9 @@ def test_which_evaluators_measure_the_machine() -> None:
     found = {n for n, e in registry.classes("evaluator").items() if e.of_this_machine}
     assert {"generation", "llama_cpp", "peak_memory"} <= found
     assert found.isdisjoint({"ppl", "lambada", "zero_shot", "weight_error", "model_size"})
+
+
+def test_the_machine_names_its_folder() -> None:
+    about = {"cpu": "AMD EPYC", "cores": 2, "gpu": None}
+    assert machine.machine_name(about) == "amd-epyc-2cores"
+    assert machine.machine_name(about | {"gpu": "NVIDIA H200"}) == "amd-epyc-2cores-nvidia-h200"

@@ -6,6 +6,8 @@ processor, cores, instruction set and threads: a tokens/s of another machine, or
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import Any
 
 from lutlab.devices import gpu_name
@@ -38,3 +40,9 @@ def machine(device: str, threads: int | None = None) -> dict[str, Any]:
         return known
     gpus = torch.cuda.device_count() if device == "spread" else 1
     return known | {"gpu": gpu_name(device), "gpus": gpus}
+
+
+def machine_name(about: Mapping[str, Any]) -> str:
+    """`amd-epyc-2cores`: the folder of a machine, from its processor and its GPU, if it has one."""
+    name = f"{about['cpu']} {about['cores']}cores {about['gpu'] or ''}"
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")

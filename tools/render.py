@@ -1,4 +1,4 @@
-"""Render what is published: `make report`, or `python -m lutlab.experiment.run.render [--only <pattern>]`.
+"""Render what is published: `make report`, or `python -m tools.render [--only <pattern>]`.
 
     results/rendered/<machine>/<paper>/<artifact>/<variant>/{table.md,csv,tex,html, figure.png,svg}
 
@@ -71,7 +71,7 @@ def rewrite(only: str = "*", machine: str = "*") -> list[Path]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns the exit code: 0, or 2 for a mistake."""
-    parser = argparse.ArgumentParser(prog="lutlab.experiment.run.render", description=__doc__)
+    parser = argparse.ArgumentParser(prog="tools.render", description=__doc__)
     parser.add_argument("--only", default="*", help="pattern of <paper>/<artifact>")
     parser.add_argument("--machine", default="*", help="pattern of the machine's folder")
     given = parser.parse_args(arguments)

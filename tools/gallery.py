@@ -1,4 +1,4 @@
-"""Pages of the documentation for every artifact: `make docs`, or `python -m lutlab.experiment.run.gallery`.
+"""Pages of the documentation for every artifact: `make docs`, or `python -m tools.gallery`.
 
     docs/artifacts/index.md                            all of experiments/, paper by paper
     docs/artifacts/<machine>/<paper>/<artifact>.md     a published artifact: its table.md and its figure

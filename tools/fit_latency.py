@@ -1,4 +1,4 @@
-"""Fit the predictor to printed latencies: `python -m lutlab.experiment.run.fit_latency [--check]`.
+"""Fit the predictor to printed latencies: `python -m tools.fit_latency [--check]`.
 
     experiments/*.yaml, columns with `predict:` ─▶ predict.fit ─▶ src/lutlab/predict/constants.json
     a machine's benchmarks/*.json ───────────────┘             └▶ docs/how-to/predict.md, its tables of errors
@@ -27,7 +27,7 @@ from lutlab.experiment.artifact.artifact import load_artifact
 from lutlab.experiment.artifact.catalog import LEAD_PAPER, artifact_groups
 from lutlab.experiment.run.ending import ended
 from lutlab.predict.engines import CONSTANTS, Errors
-from lutlab.predict.fit import (
+from tools.fit import (
     CONTEXT,
     Observed,
     errors,
@@ -267,7 +267,7 @@ def _fit(check: bool) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns the exit code: 0, 1 with --check where a file differs, 2 for a mistake."""
     parser = argparse.ArgumentParser(
-        prog="lutlab.experiment.run.fit_latency",
+        prog="tools.fit_latency",
         description="Fit the predictor to printed latencies.",
     )
     parser.add_argument("--check", action="store_true", help="write nothing: are the files those?")

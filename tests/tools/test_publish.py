@@ -15,10 +15,10 @@ from tests.conftest import ROOT
 from lutlab.errors import LutlabError
 from lutlab.experiment.report import csv, published
 from lutlab.experiment.report.published import Published
-from lutlab.experiment.run import publish, render
 from lutlab.experiment.run.published_list import Variant, read_list
 from lutlab.experiment.store.record import Record
 from lutlab.sums import write_sums
+from tools import publish, render
 
 NAME = "lut-gemm-v3/table4"
 LIST = f"""
@@ -199,12 +199,6 @@ def test_a_dirty_tree_measures_nothing(measured: Measured, monkeypatch, capsys, 
     assert run() == 2
     assert "git status" in capsys.readouterr().err
     assert measured.calls == []
-
-
-def test_the_machine_names_its_folder() -> None:
-    about = {"cpu": "AMD EPYC", "cores": 2, "gpu": None}
-    assert publish.machine_name(about) == "amd-epyc-2cores"
-    assert publish.machine_name(about | {"gpu": "NVIDIA H200"}) == "amd-epyc-2cores-nvidia-h200"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Measure and publish: `make publish`, or `python -m lutlab.experiment.run.publish [--only <pattern>] [--render-only]`.
+"""Measure and publish: `make publish`, or `python -m tools.publish [--only <pattern>] [--render-only]`.
 
     results/published/list.yaml ─▶ run.py, into results/publishing ─▶ results/published/<machine>/
                                                                    against the last commit └▶ changes.md
@@ -15,28 +15,27 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
-import re
 import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from lutlab import children, registry
 from lutlab.atomic import write_atomically
 from lutlab.errors import LutlabError
 from lutlab.experiment.artifact.artifact import load_artifact
-from lutlab.experiment.report import changes, csv, published
+from lutlab.experiment.report import csv, published
 from lutlab.experiment.report.published import Published
-from lutlab.experiment.run import render
 from lutlab.experiment.run.ending import ended
 from lutlab.experiment.run.published_list import PUBLISHED, Variant, read_list
 from lutlab.experiment.store import git, lines
+from lutlab.experiment.store.machine import machine_name
 from lutlab.experiment.store.provenance import environment
 from lutlab.experiment.store.store import Store
 from lutlab.sums import check_file
+from tools import changes, render
 
 WORK = Path("results") / "publishing"
 
@@ -71,12 +70,6 @@ def publish(only: str, machine: str | None, prune: bool, jobs: int) -> bool:
     complete &= unlisted(folder, prune)
     report_changes(folder, about["git_commit"])
     return complete
-
-
-def machine_name(about: Mapping[str, Any]) -> str:
-    """`amd-epyc-2cores`: the folder of a machine, from its processor and its GPU, if it has one."""
-    name = f"{about['cpu']} {about['cores']}cores {about['gpu'] or ''}"
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
 # ---- measuring ----
@@ -258,7 +251,7 @@ def _say(message: str) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns the exit code: 0 all published, 1 something could not be measured, 2 a mistake."""
-    parser = argparse.ArgumentParser(prog="lutlab.experiment.run.publish")
+    parser = argparse.ArgumentParser(prog="tools.publish")
     parser.description = "Measure what results/published/list.yaml names, and publish it."
     parser.add_argument("--only", default="*", help="pattern of <paper>/<artifact>")
     parser.add_argument("--machine", help="the machine's folder; by default from its processor")

@@ -10,16 +10,16 @@ from tests.conftest import ROOT
 
 from lutlab import predict
 from lutlab.errors import LutlabError
-from lutlab.experiment.run import fit_latency
 from lutlab.predict import engines
-from lutlab.predict.fit import Observed, errors, fit, predicted
+from tools import fit_latency
+from tools.fit import Observed, errors, fit, predicted
 
 KEPT = json.loads(Path(engines.__file__).with_name(engines.CONSTANTS).read_text(encoding="utf-8"))
 A100 = predict.device("A100-80GB")
 
 
 def test_constants_are_those_of_the_published_latencies(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After new `predict:` keys or numbers: python -m lutlab.experiment.run.fit_latency."""
+    """After new `predict:` keys or numbers: python -m tools.fit_latency."""
     monkeypatch.chdir(ROOT)
     rows, found = fit_latency.observed(), fit_latency.constants()
     assert found.keys() == KEPT.keys()

@@ -1,6 +1,6 @@
 """Trained checkpoints -> the models that ship: fp16 safetensors, tokenizer, and a model card of measured facts.
 
-python -m lutlab.embedded.export --data ../shared/data --work /tmp/train
+python -m tools.embedded.export --data ../shared/data --work /tmp/train
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from lutlab.data import load_text, pydocs
 from lutlab.data.masking import masked_stream
-from lutlab.embedded import corpus
-from lutlab.embedded.train import BOS, CONTEXT, EOS, MASK, PAD, RECIPES, VOCABULARY
 from lutlab.errors import LutlabError
 from lutlab.evaluators.masked_lm import masked_predictions
 from lutlab.evaluators.perplexity import perplexity
@@ -26,13 +24,15 @@ from lutlab.models.load import EMBEDDED
 from lutlab.specs import Text, TextSpec
 from lutlab.sums import NAME as SUMS
 from lutlab.sums import write_sums
+from tools.embedded import corpus
+from tools.embedded.train import BOS, CONTEXT, EOS, MASK, PAD, RECIPES, VOCABULARY
 
 HELD_OUT = ("topics", "docstrings", "wikitext2", "ptb")
 MASK_SEED = 1  # as the evaluator masked_lm chooses tokens
 _BERT = RECIPES["bert-embedded-s"]
 _CARD_HEAD = f"""# Embedded models
 
-Small language models trained by `python -m lutlab.embedded.train` so that every table of lutlab runs without a
+Small language models trained by `python -m tools.embedded.train` so that every table of lutlab runs without a
 download. They stand in for large ones and say so in each cell; nothing measured on them is compared with a paper's
 number. Architecture: OPT and LLaMA as transformers builds them, 4 layers, context {CONTEXT}, tied head; LLaMA with
 grouped-query attention (4 heads, 2 key-value heads); BERT for masked tokens, context {_BERT.context}, first trained to

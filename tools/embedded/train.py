@@ -1,11 +1,11 @@
 """Train the small language models that ship with lutlab, so that nothing need be downloaded.
 
-    python -m lutlab.embedded.train --data ../shared/data --work /tmp/train tokenizer
-    python -m lutlab.embedded.train --data ../shared/data --work /tmp/train model opt-embedded-s   # llama-…, bert-…
-    python -m lutlab.embedded.export --data ../shared/data --work /tmp/train                       # -> models/embedded/
+    python -m tools.embedded.train --data ../shared/data --work /tmp/train tokenizer
+    python -m tools.embedded.train --data ../shared/data --work /tmp/train model opt-embedded-s   # llama-…, bert-…
+    python -m tools.embedded.export --data ../shared/data --work /tmp/train                       # -> models/embedded/
 
 Hidden matrices train with Muon (Jordan et al. 2024), the rest with AdamW, in bf16 autocast, on the CPU (an hour or two
-for all four on two cores) or on a GPU (minutes). A killed run continues from its last checkpoint. export_embedded.py
+for all four on two cores) or on a GPU (minutes). A killed run continues from its last checkpoint. export.py
 writes fp16 safetensors, the tokenizer and MODEL_CARD.md with the loss curves and the held-out perplexities.
 
 OPT and LLaMA learn the next token, BERT the masked ones (data/masking.py), after a first leg of next tokens: its mask
@@ -27,8 +27,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import BertConfig, LlamaConfig, OPTConfig, PreTrainedModel
 
 from lutlab.data.masking import Vocabulary, corrupted
-from lutlab.embedded import corpus
 from lutlab.models.families import decoder_blocks, model_class
+from tools.embedded import corpus
 
 VOCABULARY = 2048
 CONTEXT = 512

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from lutlab.experiment.artifact.artifact import load_artifact
-from lutlab.experiment.report import changes
 from lutlab.experiment.report.published import Published
 from lutlab.experiment.store.record import Record
+from tools import changes
 
 SAMPLES = (1.0, 0.9, 1.1, 1.2, 0.8)  # quartiles 0.9 and 1.1: a number may be 1.11 times another
 
