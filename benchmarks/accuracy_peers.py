@@ -1,17 +1,16 @@
 """Public quantizers, each in a process of the environment that has it: what its driver runs, and how it is asked.
 
-    parent   ask("gptqmodel", python, folder, ids, …)          child   python peer_gptqmodel.py <job, as JSON>
+    parent   ask("gptqmodel", python, folder, ids, …)          child   python accuracy_peers.py <job, as JSON>
 
-A peer quantizes end to end, through its public entry point, and its driver (peer_<name>.py) saves the whole model with
+A peer (lutlab/peers) quantizes end to end, through its public entry point; the child saves the whole model with
 dequantized weights, in float32. What was asked before, of the same versions and on the same tokens, is not run again.
-A driver needs torch and safetensors and no lutlab; lutlab stands on the parent's side.
+The child needs torch and safetensors; the rest of lutlab's dependencies are on the parent's side.
 """
 
 from __future__ import annotations
 
 import copy
 import hashlib
-import importlib
 import json
 import math
 import os
@@ -20,52 +19,38 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 
-HERE = Path(__file__).resolve().parent
+from lutlab import registry
+from lutlab.peers.contract import surroundings
+
 CALIBRATION = "calibration.safetensors"
 
 
-@dataclass(frozen=True)
-class Way:
-    """A method of a peer.
-
-    Attributes:
-        options: what its entry point is given beside q and g.
-        gradient: whether it goes backward through the model, or a block.
-    """
-
-    options: Mapping[str, Any] = field(default_factory=dict)
-    gradient: bool = False
-
-
-# model folder, options of a Way, q, g, ids [samples, S] -> state dict with dequantized weights
-Quantizer = Callable[[str, Mapping[str, Any], int, int, torch.Tensor], dict[str, torch.Tensor]]
-
-
-def serve(ways: Mapping[str, Way], quantize: Quantizer, version: str) -> None:
+def serve(job: dict[str, Any]) -> None:
     """The child's side: a .safetensors and a .json for each row; the latter alone, with a reason, where it fails."""
-    job = json.loads(sys.argv[1])
+    peer = registry.lookup("peer", job["peer"])
+    if lacking := peer.lacking():
+        raise SystemExit(lacking)
     work = Path(job["work"])
     torch.set_num_threads(job["threads"])
     ids = load_file(work / CALIBRATION)["ids"]
-    driver = digest(Path(sys.argv[0]))
+    driver = digest(Path(sys.modules[peer.__module__].__file__))
     for method, q, g in job["rows"]:
-        way, path = ways[method], work / row_file(method, q, g)
-        facts = {"version": version, "options": dict(way.options), "gradient": way.gradient}
+        way, path = peer.ways[method], work / row_file(method, q, g)
+        facts = {"version": peer.version(), "options": dict(way.options), "gradient": way.gradient}
         facts |= {"asked": job["asked"], "driver": driver}
         kept = json.loads(path.read_text()) if path.exists() else {}
         if "not_run" not in kept and facts.items() <= kept.items():
             continue
         start = time.perf_counter()
         try:
-            dense = quantize(job["model"], way.options, q, g, ids)
+            dense = peer.quantize(job["model"], way.options, q, g, ids)
         except Exception as error:  # whatever it raises is the result at this setting
             traceback.print_exc()
             reason = str(error).strip().partition("\n")[0]
@@ -89,10 +74,6 @@ def row_file(method: str, q: int, g: int) -> str:
     return f"{method.replace(' ', '_').replace('=', '-')}-q{q}-g{g}.json"
 
 
-def ways_of(peer: str) -> Mapping[str, Way]:
-    return importlib.import_module(f"peer_{peer}").WAYS
-
-
 def ask(
     peer: str,
     python: str,
@@ -105,7 +86,7 @@ def ask(
     """Yield method, q, g, facts, state dict; None and the fact `not_run` where there is none.
 
     Args:
-        peer: of peer_<name>.py.
+        peer: its registered name.
         python: of an environment that has it.
         folder: of the model.
         ids: [samples, S], the calibration windows.
@@ -118,6 +99,7 @@ def ask(
     save_file({"ids": ids}, work / CALIBRATION)
     asked = [digest(path) for path in (work / CALIBRATION, *sorted(folder.glob("*.safetensors")))]
     job = {
+        "peer": peer,
         "model": str(folder.resolve()),
         "work": str(work),
         "threads": threads,
@@ -125,8 +107,8 @@ def ask(
     }
     # its absolute path, links kept, by which it knows its environment
     python = os.path.abspath(shutil.which(python) or python)
-    command = [python, str(HERE / f"peer_{peer}.py"), json.dumps(job | {"asked": asked})]
-    environment = os.environ | {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": ""}
+    command = [python, __file__, json.dumps(job | {"asked": asked})]
+    environment = surroundings(threads)
     environment["HF_HUB_OFFLINE"] = "1"  # some look there for files that the folder lacks
     # in that folder, for some write logs where they run
     run = subprocess.run(command, check=False, stdout=sys.stderr, env=environment, cwd=work)
@@ -219,3 +201,7 @@ def levels(weight: torch.Tensor, g: int) -> int:
         ordered = group.sort(dim=1).values
         most = max(most, 1 + int((ordered[:, 1:] != ordered[:, :-1]).sum(1).max()))
     return most
+
+
+if __name__ == "__main__":
+    serve(json.loads(sys.argv[1]))

@@ -7,7 +7,7 @@ Each peer quantizes in an environment of its own (accuracy_peers.py). All perple
 process, on held-out text. A peer that fails at a setting is a row with its reason.
 
 Like is set beside like (PAIRS): asymmetric grids, damping 0.01 of the mean diagonal, no act order unless named, H of
-the model quantized so far and of whole blocks at a time (peer_llmcompressor.py). Scales are float16 in ours unless
+the model quantized so far and of whole blocks at a time (peers/llmcompressor.py). Scales are float16 in ours unless
 named, float32 in llm-compressor. Methods at their best settings, at 2 bits too: bench_accuracy_peers.py.
 """
 

@@ -4,7 +4,7 @@
         [--g 32 128 --methods rtn gptq hessian_bcq:target=stream,true_sequential=true] [--out a.json]
         --peer gptqmodel=<python of its environment> --peer llmcompressor=… --peer auto_round=… --peer efficientqat=…
 
-A peer runs in its own environment, by its driver peer_<name>.py, which states its settings, and hands over dequantized
+A peer runs in its own environment, by its file of lutlab/peers, which states its settings, and hands over dequantized
 weights in float32. They are loaded into the plain model here, so all perplexities are of one evaluator. A row says
 where a peer left layers that lutlab quantizes, changed anything else, or gave a group more than 2^q values. A method
 that fails is a row with its reason. How environments are made: benchmarks/README.md.
@@ -28,13 +28,14 @@ from typing import Any
 
 import origin
 import torch
-from accuracy_peers import Material, ask, levels, ways_of, with_weights
+from accuracy_peers import Material, ask, levels, with_weights
 
 import lutlab
 from lutlab.errors import LutlabError
 from lutlab.modules import QuantLinear
+from lutlab.peers.contract import able
 
-PEERS = ("gptqmodel", "llmcompressor", "auto_round", "efficientqat")
+PEERS = able("quantize")
 METHODS = (
     "rtn",
     "gptq",
@@ -133,7 +134,9 @@ def peer_rows(
 ) -> Iterator[dict[str, Any]]:
     left_out = {*UNASKED.get(name, ())} - {*args.ways}
     ways = [
-        way for way in ways_of(name) if way in args.ways or (not args.ways and way not in left_out)
+        way
+        for way in PEERS[name].ways
+        if way in args.ways or (not args.ways and way not in left_out)
     ]
     rows = [(way, q, g) for q in args.q for g in args.g for way in ways]
     work = args.work / f"{material.name}-seed{material.seed}-{len(material.ids)}" / name

@@ -27,16 +27,20 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 from pathlib import Path
 
 import origin
-from cpu_contestants import Entrant, mixed, ours, qigens, torches
-from cpu_peers import KINDS, PEERS, Peer
+from cpu_contestants import GROUP, copies, mixed, ours, qigens
+from cpu_peers import KINDS, Peer
 
 from lutlab.measure.timing import COLD, RESIDENT, Contestant, CpuTimer, cpu_reader, race
+from lutlab.peers.contract import Product, able
+from lutlab.peers.torch import Torch
 
 GOAL = 0.8  # of the read bandwidth, AVX2, two threads, q = 2, 3, 4
 OWN = {"planes": ours, "mixed": mixed, "qigen": qigens}
+PEERS = [name for name, peer in able("cpu_products").items() if peer is not Torch]
 
 
 def measure(shape: tuple[int, int], m: int, threads: int, args: argparse.Namespace) -> dict:
@@ -44,7 +48,8 @@ def measure(shape: tuple[int, int], m: int, threads: int, args: argparse.Namespa
 
     torch.set_num_threads(threads)
     here = [c for name in args.own for c in OWN[name](shape, m, args)]
-    here += torches(shape, m, args)
+    cold = functools.partial(copies, args=args)
+    here += Torch.cpu_products(shape, m, GROUP, threads, cold)
     names = args.peers if args.peer_python else []
     read = cpu_reader(args.cold_mb * 2**20, threads)
     with contextlib.ExitStack() as stack:
@@ -60,7 +65,7 @@ def measure(shape: tuple[int, int], m: int, threads: int, args: argparse.Namespa
     return report(shape, m, threads, read, contestants)
 
 
-def report(shape, m: int, threads: int, read: Contestant, contestants: list[Entrant]) -> dict:
+def report(shape, m: int, threads: int, read: Contestant, contestants: list[Product]) -> dict:
     """Medians over rounds; ratios round by round."""
     base = next(c for c in contestants if c.name == "torch fp32")
     rows = []
@@ -155,7 +160,7 @@ def main() -> None:
     )
     parser.add_argument("--cold-mb", type=int, default=320)
     parser.add_argument("--peer-python", help="python of the environment that has the peers")
-    parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS))
+    parser.add_argument("--peers", nargs="+", choices=PEERS, default=PEERS)
     parser.add_argument("--search", action="store_true", help="QIGen's micro kernel, by time")
     parser.add_argument("--out", type=Path, help="write the numbers as JSON")
     args = parser.parse_args()

@@ -12,7 +12,7 @@
 A contestant decodes --tokens greedily behind a text of --context tokens, and all take turns, in one process. A time is
 the lower quartile of the tokens of a round, printed are medians over the rounds, ratios are taken round by round. Large
 models have drawn weights: llama.cpp's file then repeats the first block, in bytes of its own, as a speed does not
-depend on values. What llama.cpp computes is checked (llama_cpp_decoder.py) on a model of the first block.
+depend on values. What llama.cpp computes is checked (evaluators/llama_cpp.py) on a model of the first block.
 
 llama-cpp-python and gguf are no dependencies of lutlab: without them, there is no such row.
 """
@@ -33,12 +33,14 @@ import torch
 
 import lutlab
 from lutlab.errors import LutlabError
-from lutlab.evaluators import gguf_model, llama_cpp
-from lutlab.evaluators.gguf_model import Encoded
-from lutlab.evaluators.llama_cpp_decoder import CHECKED, Decoder, check
+from lutlab.evaluators import llama_cpp
+from lutlab.evaluators.llama_cpp import CHECKED, check
 from lutlab.generate.contract import Engine
 from lutlab.measure.timing import RESIDENT, Contestant, CpuTimer, race
 from lutlab.models.load import embedded_names, load_model
+from lutlab.peers.llama_cpp import gguf_model
+from lutlab.peers.llama_cpp.decoder import Decoder
+from lutlab.peers.llama_cpp.gguf_model import Encoded
 from lutlab.specs import ModelSpec
 
 GROUP = 128

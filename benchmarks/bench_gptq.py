@@ -28,6 +28,9 @@ from typing import Any
 
 import torch
 
+from lutlab.peers.contract import Block, able, surroundings
+
+PEERS = able("gptq")
 INPUTS = {"qkv": ("q", "k", "v"), "o": ("o",), "mlp": ("gate", "up"), "down": ("down",)}
 BATCH = 512
 FACTORS = 256
@@ -117,90 +120,13 @@ def ours(args: argparse.Namespace, weights: dict, inputs: dict) -> tuple[dict, d
     return clock.best, out
 
 
-def llmcompressor(args: argparse.Namespace, weights: dict, inputs: dict) -> tuple[dict, dict]:
-    """Its pure functions, without its lifecycle; grids of the original weights (its only way)."""
-    from compressed_tensors.quantization import QuantizationArgs
-    from compressed_tensors.quantization.utils import calculate_qparams
-    from llmcompressor.modifiers.gptq.gptq_quantize import quantize_weight
-    from llmcompressor.modifiers.gptq.helpers import accumulate_hessian
-
-    clock, out = Clock(), {}
-    options = QuantizationArgs(
-        num_bits=args.q, group_size=args.g, symmetric=False, strategy="group"
-    )
-
-    def accumulate() -> dict:
-        found = {}
-        for name, x in inputs.items():
-            module = torch.nn.Linear(x.shape[1], 1, bias=False)
-            hessian, count = torch.zeros(x.shape[1], x.shape[1]), torch.zeros(())
-            for batch in x.split(BATCH):
-                hessian, count = accumulate_hessian(batch, module, hessian, count)
-            found[name] = hessian.div_(count)
-        return found
-
-    def block() -> dict:
-        dense = {}
-        for name, layers in INPUTS.items():
-            for layer in layers:
-                w = weights[layer].clone()
-                cut = w.view(len(w), -1, args.g)
-                scale, zero = calculate_qparams(cut.amin(-1), cut.amax(-1), options)
-                hessian = hessians[name].clone()[None]
-                found, _, fell_back = quantize_weight(
-                    w[None], hessian, scale[None], zero[None], None, options
-                )
-                assert not fell_back.any()
-                dense[layer] = found[0]
-        return dense
-
+def as_peer(name: str, args: argparse.Namespace) -> tuple[dict, dict]:
+    """Times, and dequantized weights by layer: in the environment that has it."""
+    weights, inputs = material(args)
+    block, clock, out = Block(weights, inputs, INPUTS, args.q, args.g, BATCH), Clock(), {}
     for _ in range(args.repeats):
-        hessians = clock.time("accumulate", accumulate)
-        out["llmcompressor"] = clock.time("llmcompressor", block)
+        out[name] = PEERS[name].gptq(block, clock.time)
     return clock.best, out
-
-
-def gptqmodel(args: argparse.Namespace, weights: dict, inputs: dict) -> tuple[dict, dict]:
-    """Its class for one layer; every layer accumulates its own H, timed once an input."""
-    from gptqmodel.quantization import QuantizeConfig
-    from gptqmodel.quantization.gptq import GPTQ
-
-    clock, out = Clock(), {}
-    config = QuantizeConfig(
-        bits=args.q, group_size=args.g, sym=False, desc_act=False, damp_percent=0.01
-    )
-
-    def accumulate() -> dict:
-        found = {}
-        for layers in INPUTS.values():
-            found |= tasks_of(layers[:1])
-        return found
-
-    def block(tasks: dict) -> dict:
-        return {name: task.quantize()[0] for name, task in tasks.items()}
-
-    def tasks_of(layers: tuple[str, ...]) -> dict:
-        tasks = {}
-        for layer in layers:
-            x = next(inputs[name] for name, group in INPUTS.items() if layer in group)
-            linear = torch.nn.Linear(x.shape[1], len(weights[layer]), bias=False)
-            linear.weight.data.copy_(weights[layer])
-            task = tasks[layer] = GPTQ(linear, config)
-            task.quantizer.configure(perchannel=True)
-            for index, batch in enumerate(x.split(BATCH)):
-                task.add_batch(batch[None], None, batch_index=index)
-        return tasks
-
-    for _ in range(args.repeats):
-        tasks = clock.time("accumulate", accumulate)
-        for layers in INPUTS.values():
-            tasks |= tasks_of(layers[1:])
-        found = clock.time("gptqmodel", lambda tasks=tasks: block(tasks))
-        out["gptqmodel"] = {name: w.float() for name, w in found.items()}
-    return clock.best, out
-
-
-PEERS = {"llmcompressor": llmcompressor, "gptqmodel": gptqmodel}
 
 
 def ask_peer(name: str, args: argparse.Namespace) -> tuple[dict, dict]:
@@ -210,7 +136,8 @@ def ask_peer(name: str, args: argparse.Namespace) -> tuple[dict, dict]:
         command = [args.peer_python, __file__, "--as-peer", name, "--answer", str(answer)]
         for option in ("hidden", "intermediate", "tokens", "q", "g", "repeats", "seed", "threads"):
             command += [f"--{option}", str(getattr(args, option))]
-        subprocess.run(command, check=True, stdout=sys.stderr)
+        environment = surroundings(args.threads)
+        subprocess.run(command, check=True, stdout=sys.stderr, env=environment)
         return tuple(torch.load(answer))
 
 
@@ -286,7 +213,7 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     with torch.no_grad():
         if args.as_peer:
-            torch.save(PEERS[args.as_peer](args, *material(args)), args.answer)
+            torch.save(as_peer(args.as_peer, args), args.answer)
             return
         result = measure(args)
     print(table(result))

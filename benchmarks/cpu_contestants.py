@@ -1,32 +1,24 @@
-"""Contestants of the CPU benchmark in this process: lutlab's kernels, our QIGen, and torch; rotated copies of weights.
+"""Contestants of the CPU benchmark in this process: lutlab's kernels and our QIGen; rotated copies of weights.
 
-Every output is checked against float64 before it is timed. Nothing but the timer is imported with this module: peers
-run it in environments of their own.
+Every output is checked against float64 before it is timed. Nothing but the timer is imported with this module, which
+runs in the peers' environments too.
 """
 
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
 
-from lutlab.measure.timing import Contestant, copies_for
+from lutlab.measure.timing import copies_for
+from lutlab.peers.contract import Product
 
 GROUP = 128
-
-
-@dataclass
-class Entrant(Contestant):
-    """A contestant with what the table says beside its times."""
-
-    error: float = 0.0
-    activations: str = "fp32"
 
 
 def copies(size: int, args: argparse.Namespace) -> int:
     return copies_for(size, args.cold_mb * 2**20)
 
 
-def ours(shape: tuple[int, int], m: int, args: argparse.Namespace) -> list[Entrant]:
+def ours(shape: tuple[int, int], m: int, args: argparse.Namespace) -> list[Product]:
     """BCQ planes and uniform codes; rotated copies hold the same bytes at other addresses."""
     import torch
 
@@ -85,7 +77,7 @@ def ours(shape: tuple[int, int], m: int, args: argparse.Namespace) -> list[Entra
             size = packed.stream.numel()
             named = f"lutlab {name} ({on.name})"
             found.append(
-                Entrant(named, size, len(streams), run, error=error, activations=activations)
+                Product(named, size, len(streams), run, error=error, activations=activations)
             )
             if m > 1 and name.endswith("q4"):
                 room = torch.empty(shape)
@@ -95,7 +87,7 @@ def ours(shape: tuple[int, int], m: int, args: argparse.Namespace) -> list[Entra
                     torch.nn.functional.linear(x, kernel.dense(packed, out=room))
 
                 named = f"lutlab {name} dense + torch mm"
-                found.append(Entrant(named, size, len(streams), dense_gemm))
+                found.append(Product(named, size, len(streams), dense_gemm))
     return found
 
 
@@ -110,7 +102,7 @@ MIXES = {
 }
 
 
-def mixed(shape: tuple[int, int], m: int, args: argparse.Namespace) -> list[Entrant]:
+def mixed(shape: tuple[int, int], m: int, args: argparse.Namespace) -> list[Product]:
     """Mixed column groups with second-order scales, alone and with outliers."""
     import torch
 
@@ -135,7 +127,7 @@ def mixed(shape: tuple[int, int], m: int, args: argparse.Namespace) -> list[Entr
             kernel.gemv(x, packed)
 
         named = f"lutlab mixed {name} ({on.name})"
-        found.append(Entrant(named, size, len(streams), run, error=error))
+        found.append(Product(named, size, len(streams), run, error=error))
     return found
 
 
@@ -173,7 +165,7 @@ def drawn_mixed(shape: tuple[int, int], widths: tuple[int, ...], by_row: bool, s
     return MixedTensor(codes, width, *second, g, 16, **of_rows)
 
 
-def qigens(shape: tuple[int, int], m: int, args: argparse.Namespace) -> list[Entrant]:
+def qigens(shape: tuple[int, int], m: int, args: argparse.Namespace) -> list[Product]:
     """QIGen's own kernels, generated as its paper says: a scale for 128 weights, and one a column."""
     import torch
 
@@ -205,46 +197,5 @@ def qigens(shape: tuple[int, int], m: int, args: argparse.Namespace) -> list[Ent
 
             wide = f"g{group}" if group > 0 else "columns"
             name = f"QIGen q{q} {wide} ({qigen_gemv.instructions().name})"
-            found.append(Entrant(name, size, len(weights), run, error=error))
-    return found
-
-
-def torches(shape: tuple[int, int], m: int, args: argparse.Namespace) -> list[Entrant]:
-    """Full precision by matrix-vector product, and aten's weight-only int4 (bfloat16 activations)."""
-    import torch
-
-    from lutlab.measure.drawn import relative_error
-
-    rows, columns = shape
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(m, columns, generator=generator)
-    weight = torch.randn(shape, generator=generator)
-    full = [weight.clone() for _ in range(copies(weight.numel() * 4, args))]
-    error = relative_error(x @ weight.t(), x, weight)
-    found = [
-        Entrant(
-            "torch fp32",
-            weight.numel() * 4,
-            len(full),
-            lambda i: torch.mm(x, full[i].t()),
-            error=error,
-        )
-    ]
-    if hasattr(torch.ops.aten, "_convert_weight_to_int4pack_for_cpu"):
-        codes = torch.randint(0, 16, shape, generator=generator, dtype=torch.int32)
-        scales = torch.rand(columns // GROUP, rows, 2, generator=generator).bfloat16()
-        words = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1)
-        size = words.nbytes + scales.nbytes
-        packs = [words.clone() for _ in range(copies(size, args))]
-        half = x.bfloat16()
-
-        def run(i: int) -> torch.Tensor:
-            return torch.ops.aten._weight_int4pack_mm_for_cpu(half, packs[i], GROUP, scales)
-
-        wide = scales.double().repeat_interleave(GROUP, dim=0)
-        dense = ((codes.t().double() - 8) * wide[..., 0] + wide[..., 1]).t()
-        error = relative_error(run(0), half, dense)
-        assert error < 1e-2, error
-        named = "torch int4 g128"
-        found.append(Entrant(named, size, len(packs), run, error=error, activations="bf16"))
+            found.append(Product(name, size, len(weights), run, error=error))
     return found

@@ -1,4 +1,4 @@
-"""Contestants of the GPU benchmarks: variants of y = x W^T with low-bit W, cuBLAS, torch's int4, and installed peers.
+"""Contestants of the GPU benchmarks: variants of y = x W^T with low-bit W, cuBLAS, and installed peers.
 
 Every contestant's product is checked against float64 before it is timed. Weights are random, and cold: at least four
 copies, together at least 4 times the L2 cache. Bytes are those stored, scales included.
@@ -7,8 +7,6 @@ copies, together at least 4 times the L2 cache. Bytes are those stored, scales i
 from __future__ import annotations
 
 import argparse
-import copy
-import importlib.util
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +29,7 @@ from lutlab.kernels.gpu.lut_gemv.variant import case
 from lutlab.measure import drawn
 from lutlab.measure.energy import clocks_of
 from lutlab.measure.timing import Contestant, copies_for
+from lutlab.peers.contract import able
 from lutlab.quantizers.mixed_2_4_16 import Mixed2416
 from lutlab.specs import ProductRun
 
@@ -203,79 +202,19 @@ def cublas(shape: tuple[int, int], x: torch.Tensor) -> list[Entrant]:
     ]
 
 
-def torch_int4(shape: tuple[int, int], m: int, g: int) -> Entrant:
-    """Aten's weight-only int4 product, bfloat16."""
-    rows, columns = shape
-    x = activations(m, columns, torch.bfloat16)
-    codes = torch.randint(0, 16, shape, device=DEVICE, dtype=torch.int32)
-    scales = 0.01 * (0.5 + torch.rand(columns // g, rows, 2, device=DEVICE)).bfloat16()
-    octets = (codes[:, ::2] << 4 | codes[:, 1::2]).to(torch.uint8)
-    words = torch.ops.aten._convert_weight_to_int4pack(octets, 8)
-    packs = [words.clone() for _ in range(cold_copies(words.nbytes))]
-    wide = scales.float().repeat_interleave(g, dim=0)
-    weight = ((codes.t().float() - 8) * wide[..., 0] + wide[..., 1]).t()
-    run = lambda i: torch.ops.aten._weight_int4pack_mm(x, packs[i], g, scales)  # noqa: E731
-    size = words.nbytes + scales.nbytes
-    return checked(Entrant("torch int4", size, len(packs), run, kind="peer"), x, weight)
-
-
-def gemlite_peer(shape: tuple[int, int], q: int, g: int, x: torch.Tensor) -> Entrant:
-    """Gemlite's best kernel for the shape, tuned by itself before it is timed."""
-    from gemlite.core import DType, GemLiteLinear
-
-    rows, columns = shape
-    codes = torch.randint(0, 2**q, shape, device=DEVICE, dtype=torch.uint8)
-    scale = 0.01 * (0.5 + torch.rand(rows, columns // g, device=DEVICE)).half()
-    zero = torch.full_like(scale, 2 ** (q - 1))
-    layers = []
-    for _ in range(cold_copies(rows * columns * q // 8)):
-        half = DType.FP16
-        layer = GemLiteLinear(q, g, columns, rows, input_dtype=half, output_dtype=half)
-        layer.pack(codes.view(rows, columns), scale.view(-1, 1), zero.view(-1, 1), None)
-        layers.append(layer)
-    wide = [t.float().repeat_interleave(g, dim=1) for t in (scale, zero)]
-    weight = (codes.float() - wide[1]) * wide[0]
-    size = rows * columns * q // 8 + 2 * scale.nbytes
-    one = Entrant(f"gemlite W{q}", size, len(layers), lambda i: layers[i](x), kind="peer")
-    return checked(one, x, weight)
-
-
-def marlin_peer(shape: tuple[int, int], g: int, x: torch.Tensor) -> Entrant:
-    """Marlin's int4 product, symmetric; its workspace is zeroed by itself."""
-    import marlin
-
-    rows, columns = shape
-    scale = 0.01 * (0.5 + torch.rand(rows, columns // g, device=DEVICE)).half()
-    codes = torch.randint(0, 16, shape, device=DEVICE)
-    weight = (codes - 8).half() * scale.repeat_interleave(g, dim=1)
-    dense = torch.nn.Linear(columns, rows, bias=False, device=DEVICE, dtype=torch.float16)
-    dense.weight.data = weight
-    layer = marlin.Layer(columns, rows, g).cuda()
-    layer.pack(dense, scale)
-    size = layer.B.nbytes + layer.s.nbytes
-    layers = [layer, *(copy.deepcopy(layer) for _ in range(cold_copies(size) - 1))]
-    one = Entrant("Marlin int4", size, len(layers), lambda i: layers[i](x), kind="peer")
-    return checked(one, x, weight)
-
-
 def peers(shape: tuple[int, int], q: int, g: int, x: torch.Tensor) -> tuple[list[Entrant], dict]:
     """Installed peers that take q, and the reasons of the others by name."""
-    makers: dict[str, Callable[[], Entrant]] = {}
-    absent = {}
-    if q == 4:
-        makers["torch int4"] = lambda: torch_int4(shape, len(x), g)
-    for name, bits, make in (
-        ("gemlite", (1, 2, 4, 8), lambda: gemlite_peer(shape, q, g, x)),
-        ("marlin", (3, 4), lambda: marlin_peer(shape, g, x)),
-    ):
-        if q in bits and importlib.util.find_spec(name) is None:
+    found, absent = [], {}
+    for name, peer in able("gpu_product").items():
+        if q not in peer.gpu_bits:
+            continue
+        if peer.lacking():
             absent[name] = "not installed"
-        elif q in bits:
-            makers[name] = make
-    found = []
-    for name, make in makers.items():
+            continue
         try:
-            found.append(make())
+            one, given, weight = peer.gpu_product(shape, q, g, x, cold_copies)
+            one = Entrant(one.name, one.bytes, one.copies, one.run, kind="peer")
+            found.append(checked(one, given, weight))
         except Exception as error:  # a peer that fails must not end the run; the table says so
             absent[name] = f"{type(error).__name__}: {error}".splitlines()[0]
     return found, absent

@@ -27,6 +27,7 @@ PACKAGES = {
     "evaluator": "lutlab.evaluators",
     "family": "lutlab.models",
     "engine": "lutlab.generate",
+    "peer": "lutlab.peers",
 }
 _CLASSES: dict[str, dict[str, Any]] = {group: {} for group in PACKAGES}
 _Registered = TypeVar("_Registered")

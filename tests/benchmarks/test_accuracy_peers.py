@@ -1,18 +1,20 @@
 """The comparison with public quantizers, from end to end on a peer of our own; the peers themselves are not here."""
 
 import argparse
-import sys
+import json
 import types
+from typing import ClassVar
 
 import accuracy_peers
 import bench_accuracy_peers as bench
-import peer_efficientqat
 import pytest
 import torch
-from accuracy_peers import Way
 from safetensors.torch import load_file
 
 import lutlab
+from lutlab import registry
+from lutlab.peers import efficientqat
+from lutlab.peers.contract import Peer, Way
 
 FIRST = "model.decoder.layers.0."
 NORM = "model.decoder.final_layer_norm.bias"
@@ -40,12 +42,18 @@ def peer(monkeypatch, tmp_path):
         counted.append(given[2])
         return quantized(*given)
 
-    ways = {"best": Way({"by": 2}, gradient=True), "other": Way()}
-    monkeypatch.setitem(sys.modules, "peer_gptqmodel", types.SimpleNamespace(WAYS=ways))
+    class Own(Peer):
+        modules = ()
+        ways: ClassVar = {"best": Way({"by": 2}, gradient=True), "other": Way()}
+        quantize = staticmethod(counting)
+        version = staticmethod(lambda: "7.1")
+
+    monkeypatch.setitem(registry._CLASSES["peer"], "gptqmodel", Own)
+    monkeypatch.setitem(bench.PEERS, "gptqmodel", Own)
 
     def run(command, **_):
-        monkeypatch.setattr(sys, "argv", command[1:])
-        accuracy_peers.serve(ways, counting, "7.1")
+        assert command[1].endswith("accuracy_peers.py")
+        accuracy_peers.serve(json.loads(command[2]))
         return types.SimpleNamespace(returncode=0)
 
     monkeypatch.setattr(accuracy_peers.subprocess, "run", run)
@@ -94,9 +102,9 @@ def test_unpacked_gives_the_codes_back(bits):
     each = 32 // bits
     padded = torch.nn.functional.pad(codes, (0, 0, 0, -50 % each)).view(-1, each, 50)
     words = (padded << (torch.arange(each) * bits)[:, None]).sum(1).to(torch.int32)
-    found = peer_efficientqat.unpacked(words, bits, 2**bits - 1, 50, 50, dim=0)
+    found = efficientqat.unpacked(words, bits, 2**bits - 1, 50, 50, dim=0)
     assert torch.equal(found, codes.float())
-    found = peer_efficientqat.unpacked(words.t(), bits, 2**bits - 1, 50, 50, dim=1)
+    found = efficientqat.unpacked(words.t(), bits, 2**bits - 1, 50, 50, dim=1)
     assert torch.equal(found, codes.t().float())
 
 

@@ -3,13 +3,16 @@
 import json
 import shlex
 import sys
+import types
 
 import bench_cpu_gemv as bench
 import cpu_peers
 import pytest
 import torch
 
+from lutlab import registry
 from lutlab.kernels.codegen import compiler
+from lutlab.peers.contract import Product
 
 SMALL = shlex.split("--shapes 64x256 --threads 1 --bits 4 --rounds 2 --calls 2 --cold-mb 1")
 PEER = """#!{python}
@@ -75,8 +78,9 @@ def test_a_peer_answers_from_its_own_process(run, tmp_path):
 
 def test_a_child_times_what_it_has(monkeypatch, capsys):
     """The other side of the same talk, in this process."""
-    one = cpu_peers.Entrant("one", 8, 1, lambda i: sum(range(1000)), error=0.5, activations="int8")
-    monkeypatch.setitem(cpu_peers.PEERS, "fake", lambda shape, m, threads, args: [one])
+    one = Product("one", 8, 1, lambda i: sum(range(1000)), error=0.5, activations="int8")
+    fake = types.SimpleNamespace(cpu_products=lambda *_: [one])
+    monkeypatch.setitem(registry._CLASSES["peer"], "fake", fake)
     monkeypatch.setattr("sys.stdin", iter(["go\n", "go\n"]))
     wanted = {"name": "fake", "shape": [4, 4], "m": 1, "threads": 1, "cold_mb": 1, "calls": 2}
     cpu_peers.serve(cpu_peers.argparse.Namespace(**wanted))

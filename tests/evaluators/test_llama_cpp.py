@@ -10,9 +10,10 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 import lutlab
 from lutlab.errors import LutlabError
-from lutlab.evaluators import gguf_model, llama_cpp_decoder
-from lutlab.evaluators.gguf_model import Encoded
+from lutlab.evaluators import llama_cpp
 from lutlab.evaluators.llama_cpp import LlamaCpp
+from lutlab.peers.llama_cpp import gguf_model
+from lutlab.peers.llama_cpp.gguf_model import Encoded
 from lutlab.specs import Subject
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -146,15 +147,15 @@ def test_the_check_takes_what_rounding_explains_and_nothing_more():
     coarse = tiny_llama()
     coarse.load_state_dict({k: v.half().float() for k, v in model.state_dict().items()})
     ids = [1]
-    for _ in range(llama_cpp_decoder.CHECKED):
+    for _ in range(llama_cpp.CHECKED):
         logits = coarse(input_ids=torch.tensor([ids])).logits[0].detach()
         ids.append(int(logits[-1].argmax()))
-    found = llama_cpp_decoder.check(model, encoded, Seen([*logits.numpy()]), 1)
+    found = llama_cpp.check(model, encoded, Seen([*logits.numpy()]), 1)
     assert 0 <= found["logits_error"] <= 2 * found["logits_error_expected"] + 2**-10
     assert found["logits_cosine"] > 0.999
     for other in (logits.roll(1, dims=1), logits * 1.01, logits * float("nan")):
         with pytest.raises(LutlabError, match="computes something else"):
-            llama_cpp_decoder.check(model, encoded, Seen([*other.numpy()]), 1)
+            llama_cpp.check(model, encoded, Seen([*other.numpy()]), 1)
 
 
 def test_other_families_are_refused():

@@ -4,32 +4,41 @@
 
 llama.cpp is no dependency of lutlab: the column is measured where llama-cpp-python and gguf are installed, and says so
 where they are not. All linear layers have one type, the head and the key-value cache the formats that are named
-(gguf_model.py); the facts have all three. Decoding is that of generation.py, with as many threads, and is checked
-before it is timed (llama_cpp_decoder.py).
+(peers/llama_cpp/gguf_model.py); the facts have all three. Decoding is that of generation.py, with as many threads, and
+is checked before it is timed.
+
+llama.cpp multiplies rounded weights by activations that it rounds to 8 bits. The check has transformers multiply by the
+weights that the file holds: llama.cpp's logits may be at most twice as far from its logits as rounding the activations
+to 8 bits takes them, and what float16 keys and values add.
 """
 
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
+import functools
 import statistics
 import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from lutlab.errors import LutlabError, nearest
-from lutlab.evaluators import gguf_model
+from lutlab.evaluators import evaluation_mode
 from lutlab.evaluators.contract import Evaluator, Metric, Work
 from lutlab.evaluators.depth import scaled_to_all_layers
 from lutlab.evaluators.generation import check_context
-from lutlab.evaluators.gguf_model import BITS
-from lutlab.evaluators.llama_cpp_decoder import CACHES, CHECKED, Decoder, check
-from lutlab.lazy import torch
+from lutlab.lazy import PreTrainedModel, np, torch
+from lutlab.peers.llama_cpp import LlamaCpp as Peer
+from lutlab.peers.llama_cpp import gguf_model
+from lutlab.peers.llama_cpp.decoder import CACHES, Decoder
+from lutlab.peers.llama_cpp.gguf_model import BITS, PARTS, Encoded
 from lutlab.registry import register
 from lutlab.specs import Measurement, RunSpec, Subject
 
-_PEERS = ("llama_cpp", "gguf")
+CHECKED = 8  # tokens whose logits are checked
+_ROOM = 2.0
+_FLOAT16 = 2.0**-10  # of float16 keys and values, and of sums in another order
 
 
 @register("evaluator", "llama_cpp")
@@ -74,7 +83,7 @@ class LlamaCpp(Evaluator):
     @classmethod
     def obstacle(cls, run: RunSpec) -> str:
         """The peers that are not installed; empty where all are."""
-        return _lacking()
+        return Peer.lacking()
 
     def work(self, run: RunSpec) -> Work:
         """A decoding that is checked and the timed ones, of a file of the type."""
@@ -94,7 +103,7 @@ class LlamaCpp(Evaluator):
             LutlabError: a peer is not installed, the model is no LLaMA, has too short a context or layers that the type
                 does not take, or llama.cpp refuses it or computes something else.
         """
-        if absent := _lacking():
+        if absent := Peer.lacking():
             raise LutlabError(absent)
         model = subject.model
         check_context(model, self.tokens)
@@ -125,12 +134,73 @@ class LlamaCpp(Evaluator):
 
 def name(kind: str) -> str:
     """A type's kernels for a record, with the version."""
-    version = importlib.metadata.version("llama-cpp-python")
-    return f"llama.cpp {kind}, llama-cpp-python {version}"
+    return f"llama.cpp {kind}, llama-cpp-python {Peer.version()}"
 
 
-def _lacking() -> str:
-    absent = [name for name in _PEERS if importlib.util.find_spec(name) is None]
-    if not absent:
-        return ""
-    return f"{' and '.join(absent)} not installed: pip install llama-cpp-python gguf"
+def check(
+    model: PreTrainedModel, encoded: Mapping[str, Encoded], decoder: Decoder, first: int
+) -> dict[str, float]:
+    """Raises LutlabError unless llama.cpp computes the model of the file; how far rounding took it, for a record.
+
+    `logits_error`: |its logits - those of exact activations| / |those|, both with the weights of the file;
+    `logits_error_expected`: the same of transformers with activations of 8 bits; `logits_cosine`: its with the model's.
+    """
+    decoder.rewind()
+    ids, seen = [first], []
+    for _ in range(CHECKED):
+        seen.append(decoder.step(ids[-1]).copy())
+        ids.append(int(seen[-1].argmax()))
+    theirs = torch.from_numpy(np.stack(seen)).double()
+    tokens = torch.tensor([ids[:-1]], device=model.device)
+    with evaluation_mode(model):
+        ours = model(input_ids=tokens, use_cache=False).logits[0].double().cpu()
+        with _multiplying(model, encoded):
+            both = model(input_ids=tokens.repeat(2, 1), use_cache=False).logits.double().cpu()
+    exact, coarse = both
+    error, expected = ((one - exact).norm() / exact.norm() for one in (theirs, coarse))
+    if not error <= _ROOM * expected + _FLOAT16:
+        raise LutlabError(
+            f"llama.cpp's logits are {error:.1e} from those of its own weights, and rounding activations to 8 bits "
+            f"explains {expected:.1e}: it computes something else; its speed would say nothing"
+        )
+    cosine = torch.nn.functional.cosine_similarity(ours.flatten(), theirs.flatten(), dim=0)
+    found = {"logits_error": error, "logits_error_expected": expected, "logits_cosine": cosine}
+    return {name: float(value) for name, value in found.items()}
+
+
+@contextmanager
+def _multiplying(model: PreTrainedModel, encoded: Mapping[str, Encoded]) -> Iterator[None]:
+    """Every product inside is by the weights of the file, the second text's with activations that are rounded."""
+    with ExitStack() as stack:
+        for name, module, heads in _products(model):
+            hook = functools.partial(_product, encoded[name], heads)
+            stack.callback(module.register_forward_hook(hook).remove)
+        yield
+
+
+def _products(model: PreTrainedModel) -> Iterator[tuple[str, torch.nn.Module, int | None]]:
+    """GGUF's name, module and heads of every product."""
+    yield "output.weight", model.get_output_embeddings(), None
+    for index, block in enumerate(model.model.layers):
+        for ours, theirs in PARTS.items():
+            if not theirs.endswith("norm"):
+                heads = gguf_model.heads_of(model.config, theirs)
+                yield f"blk.{index}.{theirs}.weight", block.get_submodule(ours), heads
+
+
+def _product(
+    tensor: Encoded, heads: int | None, module: torch.nn.Module, args: Any, output: torch.Tensor
+) -> torch.Tensor:
+    """[2, T, K] -> [2, T, N] by a weight of the file, in the place of the module's output."""
+    (x,) = args
+    weight = gguf_model.rounded(tensor, heads).to(x)
+    return torch.stack((x[0], _as_rounded(x[1], tensor.type))) @ weight.t()
+
+
+def _as_rounded(x: torch.Tensor, kind: str) -> torch.Tensor:
+    """Activations as ggml rounds them for a type: to 8 bits, a scale for each block of the type's; f16: to float16."""
+    if kind in gguf_model.FLOATS:
+        return x.half().to(x) if kind == "f16" else x
+    blocks = x.unflatten(-1, (-1, gguf_model.block_of(kind)))
+    step = blocks.abs().amax(-1, keepdim=True).clamp(min=1e-30) / 127
+    return ((blocks / step).round() * step).flatten(-2)

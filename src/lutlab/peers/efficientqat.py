@@ -18,10 +18,11 @@ import types
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-import torch
-from accuracy_peers import Way, serve
+from lutlab.lazy import torch
+from lutlab.peers.contract import Peer, Tensors, Way
+from lutlab.registry import register
 
 PUBLISHED = {"epochs": 2, "quant_lr": 1e-4, "weight_lr": {2: 2e-5, 3: 1e-5, 4: 1e-5}}
 E2E = {"e2e_epochs": 1, "e2e_lr": {2: 2e-5, 3: 1e-5, 4: 1e-5}, "e2e_batch": 32}
@@ -57,55 +58,6 @@ def stand_ins() -> None:
     torch.Tensor.cuda = lambda tensor, *_: tensor
 
 
-def quantize(
-    folder: str, options: Mapping[str, Any], q: int, g: int, ids: torch.Tensor
-) -> dict[str, torch.Tensor]:
-    """Quantize on ids [samples, S]; give the state dict."""
-    stand_ins()
-    from quantize import block_ap
-    from quantize.int_linear_real import QuantLinear
-    from transformers import AutoModelForCausalLM
-
-    plain = block_ap.BlockTrainDataset
-    block_ap.BlockTrainDataset = lambda size, seqlen, hidden, batch, dtype, **rest: plain(
-        size, seqlen, hidden, batch, torch.float32, **rest
-    )
-    torch.manual_seed(2)  # its own default
-    model = AutoModelForCausalLM.from_pretrained(folder, torch_dtype=torch.float32)
-    model.requires_grad_(False)
-    windows = [(row[None], row[None]) for row in ids]
-    settings = argparse.Namespace(
-        wbits=q,
-        group_size=g,
-        train_size=len(ids),
-        val_size=2,  # looked at and not acted on, as early_stop is 0
-        training_seqlen=ids.shape[1],
-        batch_size=2,
-        epochs=options["epochs"],
-        quant_lr=options["quant_lr"],
-        weight_lr=options["weight_lr"][q],
-        min_lr_factor=20,
-        wd=0,
-        early_stop=0,
-        off_load_to_disk=False,
-        real_quant=True,
-    )
-    try:
-        block_ap.block_ap(model, settings, windows, windows[:2], logging.getLogger("block_ap"))
-    finally:
-        block_ap.BlockTrainDataset = plain
-    layers = {name: m for name, m in model.named_modules() if isinstance(m, QuantLinear)}
-    for layer in layers.values():
-        layer.scales = torch.nn.Parameter(layer.scales.float())
-    if options["e2e_epochs"]:
-        train_scales(model, [layer.scales for layer in layers.values()], options, q, ids)
-    dense = dict(model.state_dict())
-    for name, layer in layers.items():
-        layer.use_fake_quantization(transpose=True)
-        dense[f"{name}.weight"] = layer.weight
-    return dense
-
-
 def train_scales(
     model: torch.nn.Module,
     scales: list[torch.nn.Parameter],
@@ -133,17 +85,74 @@ def train_scales(
     model.eval()
 
 
-def commit() -> str:
-    """Of the folder that its package `quantize` lies in."""
-    found = find_spec("quantize")
-    if found is None:
-        raise SystemExit(
-            "no EfficientQAT here: write its folder into a .pth file of the environment"
+@register("peer", "efficientqat")
+class EfficientQAT(Peer):
+    """See the top of this file."""
+
+    modules: ClassVar[tuple[str, ...]] = ("quantize",)
+    ways: ClassVar[Mapping[str, Way]] = WAYS
+
+    @classmethod
+    def lacking(cls) -> str:
+        """See Peer."""
+        if find_spec("quantize"):
+            return ""
+        return "no EfficientQAT here: write its folder into a .pth file of the environment"
+
+    @classmethod
+    def version(cls) -> str:
+        """Commit of the folder that its package `quantize` lies in."""
+        folder = str(Path(find_spec("quantize").origin).parents[1])
+        command = ["git", "-C", folder, "rev-parse", "--short=8", "HEAD"]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    @staticmethod
+    def quantize(
+        folder: str, options: Mapping[str, Any], q: int, g: int, ids: torch.Tensor
+    ) -> Tensors:
+        """See Peer."""
+        stand_ins()
+        from quantize import block_ap
+        from quantize.int_linear_real import QuantLinear
+        from transformers import AutoModelForCausalLM
+
+        plain = block_ap.BlockTrainDataset
+        block_ap.BlockTrainDataset = lambda size, seqlen, hidden, batch, dtype, **rest: plain(
+            size, seqlen, hidden, batch, torch.float32, **rest
         )
-    folder = str(Path(found.origin).parents[1])
-    command = ["git", "-C", folder, "rev-parse", "--short=8", "HEAD"]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-
-
-if __name__ == "__main__":
-    serve(WAYS, quantize, commit())
+        torch.manual_seed(2)  # its own default
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, trust_remote_code=False, torch_dtype=torch.float32
+        )
+        model.requires_grad_(False)
+        windows = [(row[None], row[None]) for row in ids]
+        settings = argparse.Namespace(
+            wbits=q,
+            group_size=g,
+            train_size=len(ids),
+            val_size=2,  # looked at and not acted on, as early_stop is 0
+            training_seqlen=ids.shape[1],
+            batch_size=2,
+            epochs=options["epochs"],
+            quant_lr=options["quant_lr"],
+            weight_lr=options["weight_lr"][q],
+            min_lr_factor=20,
+            wd=0,
+            early_stop=0,
+            off_load_to_disk=False,
+            real_quant=True,
+        )
+        try:
+            block_ap.block_ap(model, settings, windows, windows[:2], logging.getLogger("block_ap"))
+        finally:
+            block_ap.BlockTrainDataset = plain
+        layers = {name: m for name, m in model.named_modules() if isinstance(m, QuantLinear)}
+        for layer in layers.values():
+            layer.scales = torch.nn.Parameter(layer.scales.float())
+        if options["e2e_epochs"]:
+            train_scales(model, [layer.scales for layer in layers.values()], options, q, ids)
+        dense = dict(model.state_dict())
+        for name, layer in layers.items():
+            layer.use_fake_quantization(transpose=True)
+            dense[f"{name}.weight"] = layer.weight
+        return dense

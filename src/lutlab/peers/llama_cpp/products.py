@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import sys
+from collections.abc import Callable
 from ctypes import POINTER, c_bool, c_char_p, c_int, c_int64, c_size_t, c_void_p
 from pathlib import Path
 
@@ -86,11 +87,13 @@ class Products:
         error: |y - x W^T| / |x W^T|, W as dequantized, in float64.
     """
 
-    def __init__(self, kind: str, shape: tuple[int, int], m: int, threads: int, cold: int) -> None:
+    def __init__(
+        self, kind: str, shape: tuple[int, int], m: int, threads: int, copies: Callable[[int], int]
+    ) -> None:
         self.ggml, (rows, columns) = _library(), shape
         ggml, number = self.ggml, TYPES[kind]
         self.bytes = ggml["row_size"](number, columns) * rows
-        self.copies = max(2, -(-cold // self.bytes))
+        self.copies = max(2, copies(self.bytes))
         self.backend = ggml["backend_cpu_init"]()
         ggml["backend_cpu_set_n_threads"](self.backend, threads)
         random = np.random.default_rng(0)

@@ -1,0 +1,175 @@
+"""What a peer is: public code in an environment that has it, and what lutlab compares with it.
+
+    @register("peer", "gptqmodel")
+    class GPTQModel(Peer): ...
+
+A peer has what it can be compared in, and is found by it: `able("quantize")`. Its environment need not have lutlab,
+whose sources it reads by `surroundings`: at the top of a peer's file stands nothing beyond the standard library, numpy
+and torch are imported by the functions that call the peer.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from lutlab import registry
+from lutlab.lazy import torch
+from lutlab.measure.timing import Contestant
+
+Tensors = dict[str, "torch.Tensor"]
+
+
+@dataclass(frozen=True)
+class Way:
+    """A method of a peer that quantizes models.
+
+    Attributes:
+        options: what its entry point is given beside q and g.
+        gradient: whether it goes backward through the model, or a block.
+    """
+
+    options: Mapping[str, Any] = field(default_factory=dict)
+    gradient: bool = False
+
+
+@dataclass
+class Product(Contestant):
+    """A contestant with what a table says beside its times.
+
+    Attributes:
+        error: of the product, relative to one in float64.
+        activations: the type that it rounds them to.
+    """
+
+    error: float = 0.0
+    activations: str = "fp32"
+
+
+@dataclass(frozen=True)
+class Block:
+    """The linear layers of one block, for a peer that quantizes them one by one.
+
+    Attributes:
+        weights: layer -> [N, K] float32.
+        inputs: name -> [tokens, K] float32.
+        readers: name of an input -> the layers that read it.
+        q: bits.
+        g: group size.
+        batch: tokens that are accumulated at a time.
+    """
+
+    weights: Mapping[str, torch.Tensor]
+    inputs: Mapping[str, torch.Tensor]
+    readers: Mapping[str, tuple[str, ...]]
+    q: int
+    g: int
+    batch: int
+
+
+class Peer:
+    """Public code, never instantiated; a peer overrides the functions that it can be compared in.
+
+    Attributes:
+        modules: what is imported of it.
+        install: what pip installs.
+        ways: name -> Way, of a peer that quantizes models.
+        gpu_bits: q that its product on a GPU takes.
+    """
+
+    modules: ClassVar[tuple[str, ...]]
+    install: ClassVar[str]
+    ways: ClassVar[Mapping[str, Way]] = {}
+    gpu_bits: ClassVar[tuple[int, ...]] = ()
+
+    @classmethod
+    def lacking(cls) -> str:
+        """Why it cannot be called in this environment; empty where it can."""
+        absent = [name for name in cls.modules if importlib.util.find_spec(name) is None]
+        return (absent and f"{' and '.join(absent)} not installed: pip install {cls.install}") or ""
+
+    @classmethod
+    def version(cls) -> str:
+        """Version of the first package that is installed for it."""
+        return importlib.metadata.version(cls.install.partition(" ")[0])
+
+    @staticmethod
+    def quantize(
+        folder: str, options: Mapping[str, Any], q: int, g: int, ids: torch.Tensor
+    ) -> Tensors:
+        """Quantize a model by its public entry point.
+
+        Args:
+            folder: model in full precision.
+            options: those of a Way.
+            q: bits.
+            g: group size.
+            ids: calibration windows, [samples, S] int64.
+
+        Returns:
+            The state dict, with dequantized weights.
+        """
+        raise NotImplementedError
+
+    @staticmethod
+    def gptq(block: Block, time: Callable[[str, Callable[[], Any]], Any]) -> Tensors:
+        """Quantize a block's layers by GPTQ alone, timing `accumulate` and, under the peer's name, the way to codes.
+
+        Args:
+            block: layers and their inputs.
+            time: calls a function under a name, and returns what it returns.
+
+        Returns:
+            Layer -> dequantized weight [N, K].
+        """
+        raise NotImplementedError
+
+    @staticmethod
+    def cpu_products(
+        shape: tuple[int, int], m: int, g: int, threads: int, copies: Callable[[int], int]
+    ) -> list[Product]:
+        """Its low-bit products y [m, N] = x [m, K] W [N, K]^T on a CPU, checked.
+
+        Args:
+            shape: (N, K).
+            m: rows of x.
+            g: group size of formats that leave it open.
+            threads: number of threads.
+            copies: bytes of a weight -> the number of copies that are cold.
+        """
+        raise NotImplementedError
+
+    @staticmethod
+    def gpu_product(
+        shape: tuple[int, int], q: int, g: int, x: torch.Tensor, copies: Callable[[int], int]
+    ) -> tuple[Contestant, torch.Tensor, torch.Tensor]:
+        """Its low-bit product on the GPU of x [m, K].
+
+        Args:
+            shape: (N, K).
+            q: bits.
+            g: group size.
+            x: activations in float16.
+            copies: bytes of a weight -> the number of copies that are cold.
+
+        Returns:
+            The product, the x that it multiplies, and the dequantized weight [N, K], by which it is checked.
+        """
+        raise NotImplementedError
+
+
+def able(what: str) -> dict[str, type[Peer]]:
+    """Name -> peer, of those that have a function of Peer."""
+    found = registry.classes("peer").items()
+    return {name: cls for name, cls in found if getattr(cls, what) is not getattr(Peer, what)}
+
+
+def surroundings(threads: int) -> dict[str, str]:
+    """Environment variables of a peer's process: so many threads, and lutlab's sources, of which it imports these."""
+    sources = Path(__file__).resolve().parents[2]
+    return os.environ | {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(sources)}
