@@ -15,16 +15,14 @@ from tests.models.architectures import make
 from lutlab.api import quantize
 
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "lutlab"
-TOOLS = (
-    SOURCE.parents[1] / "tools"
-)  # of this repository: they import the package, and it never them
+# Of this repository: they import the package, and it never them.
+TOOLS = SOURCE.parents[1] / "tools"
 # The order of the folders; `experiment` has an order of its own. A string is a floor: its rooms do not know each other.
 FLOORS = [
     "errors lazy",
-    "arguments atomic caches children devices digests escapes groups registry sources tensors",
+    "arguments children devices escapes groups kept registry sources tensors",
     "limits",
     "specs",
-    "sums",
     "data models quantizers formats",
     "kernels",
     "modules measure",

@@ -23,7 +23,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lutlab import children, registry
-from lutlab.atomic import write_atomically
 from lutlab.errors import LutlabError
 from lutlab.experiment.artifact.artifact import load_artifact
 from lutlab.experiment.report import csv, published
@@ -34,7 +33,8 @@ from lutlab.experiment.store import git, lines
 from lutlab.experiment.store.machine import machine_name
 from lutlab.experiment.store.provenance import environment
 from lutlab.experiment.store.store import Store
-from lutlab.sums import check_file
+from lutlab.kept.files import write_atomically
+from lutlab.kept.sums import check_file
 from tools import changes, render
 
 WORK = Path("results") / "publishing"

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from lutlab.atomic import write_atomically
+from lutlab.kept.files import write_atomically
 
 _SHOWN = 600  # characters of what a finding said
 

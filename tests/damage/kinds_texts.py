@@ -14,7 +14,7 @@ from tests.damage.kinds import Kind
 
 from lutlab.data import load_text
 from lutlab.data.hub import LOCATIONS
-from lutlab.data.kept import recall
+from lutlab.kept.findings import recall
 from lutlab.specs import TextSpec
 
 WORDS = [f"word{i}" for i in range(40)]

@@ -19,8 +19,8 @@ from tests.damage.damages import ALL
 from tests.damage.judge import FINDINGS, FINE, NOTICED, OTHER_INPUT, SAME, SILENT, UNHEALED, UNNAMED
 from tests.damage.kinds import Kind
 
-from lutlab.digests import Damaged, sealed, unsealed
 from lutlab.errors import LutlabError
+from lutlab.kept.files import Damaged, sealed, unsealed
 
 # One of each way of reading; the others take longer to make, and `make attack` has them all.
 SAMPLED = (

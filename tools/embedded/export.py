@@ -19,11 +19,11 @@ from lutlab.data.masking import masked_stream
 from lutlab.errors import LutlabError
 from lutlab.evaluators.masked_lm import masked_predictions
 from lutlab.evaluators.perplexity import perplexity
+from lutlab.kept.sums import NAME as SUMS
+from lutlab.kept.sums import write_sums
 from lutlab.models.families import model_class
 from lutlab.models.load import EMBEDDED
 from lutlab.specs import Text, TextSpec
-from lutlab.sums import NAME as SUMS
-from lutlab.sums import write_sums
 from tools.embedded import corpus
 from tools.embedded.train import BOS, CONTEXT, EOS, MASK, PAD, RECIPES, VOCABULARY
 

@@ -30,12 +30,12 @@ from lutlab.checkpoint.saving import new_folder
 from lutlab.checkpoint.transformers import quantized_layers
 from lutlab.errors import LutlabError
 from lutlab.formats import name_of
+from lutlab.kept.sums import check_sums
 from lutlab.lazy import PreTrainedModel
 from lutlab.models.contract import CLASSIFIES
 from lutlab.models.families import task_of
 from lutlab.models.new_head import head_of
 from lutlab.modules import QuantLinear
-from lutlab.sums import check_sums
 
 FORMAT = 1
 _FACTS, _TENSORS = "adapter.json", "adapter.safetensors"

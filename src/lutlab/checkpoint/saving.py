@@ -18,11 +18,11 @@ from typing import Any
 from safetensors import SafetensorError
 
 from lutlab import arguments
-from lutlab.atomic import draft_beside
 from lutlab.checkpoint.transformers import declare
 from lutlab.errors import LutlabError
+from lutlab.kept.files import draft_beside
+from lutlab.kept.sums import write_sums
 from lutlab.lazy import PreTrainedModel, PreTrainedTokenizerBase
-from lutlab.sums import write_sums
 
 _SIZE = re.compile(r"[1-9]\d*(\.\d+)?[KMGT]i?B")  # as huggingface_hub reads it
 

@@ -18,6 +18,7 @@ from lutlab.checkpoint.transformers import CURE, METHOD
 from lutlab.errors import LutlabError
 from lutlab.formats import name_of
 from lutlab.groups import Width, group_count, whole
+from lutlab.kept.sums import check_file, has_sums
 from lutlab.lazy import torch
 from lutlab.models.families import linear_layers, weight_of
 from lutlab.models.files import quantization_of
@@ -27,7 +28,6 @@ from lutlab.models.shape import linear_shapes
 from lutlab.models.shards import Shards
 from lutlab.modules import QuantLinear
 from lutlab.specs import LayerStats, ModelSpec
-from lutlab.sums import check_file, has_sums
 
 
 @functools.cache

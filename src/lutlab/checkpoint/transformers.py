@@ -24,10 +24,10 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from lutlab.errors import LutlabError
+from lutlab.kept.sums import NAME, check_sums, has_sums
 from lutlab.lazy import PreTrainedModel
 from lutlab.models.families import weight_of
 from lutlab.modules import QuantLinear
-from lutlab.sums import NAME, check_sums, has_sums
 
 log = logging.getLogger(__name__)
 METHOD = "lutlab"

@@ -24,9 +24,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import nn
 
-from lutlab.atomic import set_aside, write_atomically
-from lutlab.digests import Damaged
 from lutlab.errors import LutlabError
+from lutlab.kept.files import Damaged, set_aside, write_atomically
 from lutlab.models.contract import SharedInput
 from lutlab.modules import QuantLinear
 from lutlab.specs import LayerStats

@@ -12,10 +12,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from lutlab.atomic import set_aside
 from lutlab.data.files import read_rows
-from lutlab.digests import sha256_of
 from lutlab.errors import LutlabError
+from lutlab.kept.files import set_aside, sha256_of
 
 log = logging.getLogger(__name__)
 

@@ -22,12 +22,12 @@ from lutlab.generate import engine as engine_of
 from lutlab.generate.contract import Engine
 from lutlab.generate.eager import Eager
 from lutlab.generate.shard import Part, share_of_block, share_out
+from lutlab.kept.sums import NAME, check_sums, has_sums
 from lutlab.lazy import PreTrainedModel
 from lutlab.measure.rank import Rank
 from lutlab.models.families import decoder_blocks
 from lutlab.models.files import weight_files
 from lutlab.models.load import quiet
-from lutlab.sums import NAME, check_sums, has_sums
 
 log = logging.getLogger(__name__)
 WAIT_SECONDS = 60.0  # that a rank waits for the others in a step

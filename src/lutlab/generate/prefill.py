@@ -2,7 +2,7 @@
 
     kernel       the engine's own: packed weights are read once for up to 64 tokens (kernels/cpu/rows/tile.h)
     dequantize   W[first : last] -> one buffer of PANEL_ROWS rows, which stays in the cache;  y[:, first : last] = x W^T
-    race         both once for a model, a length of prompt and a machine; the faster is kept (kernels/tuned.py)
+    race         both once for a model, a length of prompt and a machine; the faster is kept (kept/findings.py)
 
 On the CPU seen the kernel is as fast as torch's product alone, so that dequantizing does not pay up to 2048 tokens
 (benchmarks/bench_prefill.py). The two sum in different orders: logits agree within rounding, not bit for bit.
@@ -29,7 +29,7 @@ from lutlab.formats.row_blocks import ROWS, blocks_of
 from lutlab.formats.uniform_rows import PackedUniformRows
 from lutlab.generate.contract import Engine
 from lutlab.generate.cpu import CpuStep
-from lutlab.kernels import tuned
+from lutlab.kept import findings
 from lutlab.kernels.codegen import library
 from lutlab.kernels.codegen.isa import features
 from lutlab.kernels.cpu.linear import CpuLinear
@@ -169,7 +169,7 @@ def _winner(engine: Engine, model: PreTrainedModel, prompts: Sequence[torch.Tens
         return kept
     seconds = {way: _seconds(engine, model, prompts, way) for way in (KERNEL, DEQUANTIZE)}
     best = min(seconds, key=seconds.__getitem__)
-    tuned.keep(_file(model), lambda: _read(model) | {key: best})
+    findings.keep(_file(model), lambda: _read(model) | {key: best})
     return best
 
 
@@ -204,7 +204,7 @@ def _file(model: PreTrainedModel) -> Path:
 
 
 def _read(model: PreTrainedModel) -> dict[str, str]:
-    return tuned.kept(_file(model), _checked, {})
+    return findings.kept(_file(model), _checked, {})
 
 
 def _checked(found: dict[str, Any]) -> dict[str, str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from lutlab import sources
 from lutlab.errors import LutlabError
-from lutlab.sums import check_sums
+from lutlab.kept.sums import check_sums
 
 # Beside a config.json without it: AutoGPTQ's and AutoAWQ's own files, neither of which names its method.
 QUANTIZATION_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}

@@ -14,9 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
-from lutlab.atomic import write_atomically
-from lutlab.digests import Damaged, sha256_of
 from lutlab.errors import LutlabError
+from lutlab.kept.files import Damaged, sha256_of, write_atomically
 
 _TEXT_FILES = ["*.json", "*.model", "merges.txt", "vocab.txt"]
 _WEIGHT_FILES = ["*.safetensors", "*.safetensors.index.json"]

@@ -14,10 +14,10 @@ from safetensors.torch import load_file, save_file
 from tests.command_line import QUICK, CommandLine
 from tests.experiment.store.test_store import RECORD
 
-from lutlab import atomic
 from lutlab.evaluators.perplexity import Perplexity
 from lutlab.experiment.store.lines import write_lines
 from lutlab.experiment.store.store import Store
+from lutlab.kept import files
 from lutlab.models.load import EMBEDDED
 
 MODEL = "opt-embedded-s"
@@ -120,7 +120,7 @@ def test_a_full_disk_ends_the_run_and_keeps_the_rest(
         real(descriptor)
 
     with monkeypatch.context() as patch:
-        patch.setattr(atomic.os, "fsync", full)
+        patch.setattr(files.os, "fsync", full)
         outcome = command(*SHORT)
     assert outcome.code == 2
     assert "the disk is full" in outcome.err

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from lutlab import atomic
 from lutlab.errors import LutlabError
 from lutlab.experiment.store.lines import write_lines
 from lutlab.experiment.store.record import Record, canonical, content_id
 from lutlab.experiment.store.store import Store
+from lutlab.kept import files
 
 RECORD = Record(
     cell_id="0123456789abcdef",
@@ -116,7 +116,7 @@ def test_full_disk_keeps_the_old_record_and_leaves_nothing_behind(
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(atomic.os, "fsync", full)
+    monkeypatch.setattr(files.os, "fsync", full)
     with pytest.raises(LutlabError, match="the disk is full"):
         store.save(dataclasses.replace(RECORD, n=99))
     assert store.load(RECORD.cell_id) == RECORD

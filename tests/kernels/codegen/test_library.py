@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from lutlab import caches
 from lutlab.errors import LutlabError
-from lutlab.kernels.codegen import built, compiler, isa, library
+from lutlab.kept import built, caches, findings
+from lutlab.kernels.codegen import compiler, isa, library
 
 SCALE = """
 void scale(const float *x, float *y, long n, float c, int threads) {
@@ -169,7 +169,7 @@ def test_a_damaged_library_in_a_cache_that_can_only_be_read(cache, caplog, monke
     def read_only(path):
         raise LutlabError("cannot be moved")
 
-    monkeypatch.setattr(built, "set_aside", read_only)
+    monkeypatch.setattr(findings, "set_aside", read_only)
     x = torch.randn(9)
     assert torch.equal(scaled(library.load(SCALE, "scale", PORTABLE), x), x * 2)
     assert [path.name for path in cache.iterdir()] == [folder.name]

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.kernels.codegen import sanitized
 
-from lutlab.digests import sealed
 from lutlab.errors import LutlabError
 from lutlab.formats import qigen
 from lutlab.formats.qigen import Blocks
 from lutlab.groups import group_count
+from lutlab.kept.files import sealed
 from lutlab.kernels.codegen import isa
 from lutlab.kernels.codegen.qigen import MicroKernel, groups_in_unit, source
 from lutlab.kernels.cpu import qigen_gemv

@@ -6,9 +6,9 @@ import pytest
 import torch
 from tests.kernels.weights import packed, uniform_tensor
 
-from lutlab.digests import sealed
 from lutlab.formats import uniform_rows
 from lutlab.formats.uniform import PackedUniform
+from lutlab.kept.files import sealed
 from lutlab.kernels.codegen import isa
 from lutlab.kernels.cpu import rows_tuning, uniform_gemv
 from lutlab.kernels.cpu.rows_tuning import PANELS, PREFETCHES, Tuning

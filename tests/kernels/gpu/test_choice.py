@@ -5,8 +5,8 @@ import logging
 import pytest
 import torch
 
-from lutlab.digests import sealed, unsealed
 from lutlab.errors import LutlabError
+from lutlab.kept.files import sealed, unsealed
 from lutlab.kernels.gpu import choice, lut_gemv
 from lutlab.kernels.gpu.choice import DENSE, MODEL, RACE, Race, choose, keep
 from lutlab.kernels.gpu.lut_gemv.variant import H200, Case

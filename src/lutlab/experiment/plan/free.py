@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from lutlab import registry
-from lutlab.atomic import set_aside, write_atomically
 from lutlab.errors import LutlabError
 from lutlab.experiment.artifact.columns import SIZE, asks_for_quality, free_columns
 from lutlab.experiment.artifact.rows import ArtifactRow
@@ -32,6 +31,7 @@ from lutlab.experiment.row.spelling import axes, differing, to_json
 from lutlab.experiment.row.sweeping import baseline_of
 from lutlab.experiment.store.record import content_id
 from lutlab.experiment.store.store import Store
+from lutlab.kept.files import set_aside, write_atomically
 from lutlab.quantizers.stored import STORED
 from lutlab.specs import ModelRun, RunSpec
 

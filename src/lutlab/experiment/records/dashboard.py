@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from lutlab import registry
-from lutlab.atomic import write_atomically
 from lutlab.data.protocols import PROTOCOLS
 from lutlab.errors import LutlabError
 from lutlab.experiment.records import frame, wandb_files
 from lutlab.experiment.report.style import SERIES
+from lutlab.kept.files import write_atomically
 from lutlab.lazy import pandas
 
 # One script, in this order.

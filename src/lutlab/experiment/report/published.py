@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lutlab.atomic import write_atomically
 from lutlab.errors import LutlabError
 from lutlab.experiment.artifact.artifact import Artifact, load_artifact
 from lutlab.experiment.artifact.columns import ColumnSpec
@@ -31,8 +30,9 @@ from lutlab.experiment.report import compare, csv, markdown, means, origins, pre
 from lutlab.experiment.report.layout import lay_out
 from lutlab.experiment.store import lines
 from lutlab.experiment.store.record import Record
+from lutlab.kept.files import write_atomically
+from lutlab.kept.sums import check_file, has_sums, write_sums
 from lutlab.specs import EvalSpec
-from lutlab.sums import check_file, has_sums, write_sums
 
 TABLE, PAGE = "table.csv", "table.md"
 CURE = "a published artifact is as git has it; restore it with git, or publish it again"

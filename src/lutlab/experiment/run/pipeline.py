@@ -9,7 +9,6 @@ from typing import Any
 
 from rich.console import Console
 
-from lutlab.atomic import remove_leftovers
 from lutlab.errors import LutlabError
 from lutlab.experiment.plan import cost, free, plan
 from lutlab.experiment.plan.free import AskedRow
@@ -27,6 +26,7 @@ from lutlab.experiment.run import progress, track
 from lutlab.experiment.run.ending import RowsFailed
 from lutlab.experiment.run.tracking import Tracker, open_tracker
 from lutlab.experiment.store.store import Store
+from lutlab.kept.files import remove_leftovers
 from lutlab.lazy import torch
 
 Compose = Callable[[Sequence[str]], Row]

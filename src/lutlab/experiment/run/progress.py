@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from lutlab.atomic import write_atomically
 from lutlab.experiment.store.store import Store
+from lutlab.kept.files import write_atomically
 
 _POLL_SECONDS = 0.3
 _TELL_SECONDS = 1.0  # between two words on the stage of some cells

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from lutlab.atomic import set_aside, write_atomically
 from lutlab.errors import LutlabError
 from lutlab.experiment.artifact.catalog import artifacts
 from lutlab.experiment.artifact.outcome import ResultTable
@@ -27,6 +26,7 @@ from lutlab.experiment.run import views
 from lutlab.experiment.run.ending import ended
 from lutlab.experiment.run.published_list import commands
 from lutlab.experiment.run.views import Project
+from lutlab.kept.files import set_aside, write_atomically
 
 log = logging.getLogger(__name__)
 VIEWS = Path("wandb") / "views.json"  # below a results folder

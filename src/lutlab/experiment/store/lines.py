@@ -11,10 +11,9 @@ import functools
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from lutlab.atomic import write_atomically
-from lutlab.digests import Damaged
 from lutlab.errors import LutlabError
 from lutlab.experiment.store.record import Record, canonical, decode, encode
+from lutlab.kept.files import Damaged, write_atomically
 
 NAME = "records.jsonl"
 

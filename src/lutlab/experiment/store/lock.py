@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lutlab import sources
-from lutlab.atomic import write_atomically
 from lutlab.errors import LutlabError, nearest
 from lutlab.experiment.store import components, golden
+from lutlab.kept.files import write_atomically
 
 FILE = "tests/components.lock.json"
 COMMAND = "make lock"

@@ -14,9 +14,9 @@ from typing import Any
 
 import lutlab
 from lutlab import sources
-from lutlab.digests import sha256_of
 from lutlab.errors import LutlabError
 from lutlab.experiment.store import git
+from lutlab.kept.files import sha256_of
 from lutlab.kernels.codegen import compiler, isa
 from lutlab.lazy import torch
 

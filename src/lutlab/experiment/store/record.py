@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lutlab.digests import Damaged
+from lutlab.kept.files import Damaged
 
 
 @dataclass(frozen=True)

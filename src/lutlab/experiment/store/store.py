@@ -16,11 +16,10 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from lutlab.atomic import set_aside, write_atomically
-from lutlab.digests import Damaged
 from lutlab.errors import LutlabError
 from lutlab.experiment.store import lines
 from lutlab.experiment.store.record import Record, decode, encode
+from lutlab.kept.files import Damaged, set_aside, write_atomically
 
 log = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lutlab.errors import LutlabError
-from lutlab.kernels.codegen.known import known
+from lutlab.kept.findings import known
 
 FLAGS = (
     "-std=gnu11",

@@ -23,7 +23,7 @@ from typing import Any
 
 from lutlab import sources
 from lutlab.errors import LutlabError
-from lutlab.kernels.codegen import built
+from lutlab.kept import built
 from lutlab.kernels.codegen.library import cache_folder
 
 ROOT = sources.folder("kernels") / "cuda"

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lutlab.errors import LutlabError, nearest
-from lutlab.kernels.codegen.known import known
+from lutlab.kept.findings import known
 
 # Fields of /proc/cpuinfo that vary from one boot, or moment, to the next.
 _VARYING = ("cpu MHz", "bogomips", "BogoMIPS")

@@ -3,8 +3,8 @@
 A template includes another one with jinja's include, not C's: the source then holds everything that decides the
 library, and its hash too. Every source starts with what it was generated from and by which parameters.
 
-Sources are kept in the cache folder (known.py), by the arguments of who asks for them and by what templates and this
-folder's modules hold: an import of jinja2 and parsing take longer than all else that the first product does.
+Sources are kept in the cache folder, by the arguments of who asks for them and by what templates and this folder's
+modules hold: an import of jinja2 and parsing take longer than all else that the first product does.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec
 
 from lutlab import sources
-from lutlab.kernels.codegen.known import known
+from lutlab.kept.findings import known
 
 if TYPE_CHECKING:
     import jinja2

@@ -28,7 +28,7 @@ from lutlab.errors import LutlabError
 from lutlab.formats import qigen
 from lutlab.formats.qigen import LANES, Blocks, PackedQIGen
 from lutlab.groups import group_length
-from lutlab.kernels import tuned
+from lutlab.kept import findings
 from lutlab.kernels.codegen import library, qigen_model
 from lutlab.kernels.codegen.isa import Isa, detect, features
 from lutlab.kernels.codegen.qigen import MicroKernel, groups_in_unit, micro_kernels, source
@@ -208,7 +208,7 @@ def search(bits: int) -> dict[MicroKernel, float]:
     times = {kernel: times[kernel] / weights * 1e9 for kernel, (_, weights) in runs.items()}
     best = min(times, key=times.__getitem__)
     log.info("QIGen q=%d: %s is the fastest, %.4f ns a weight", bits, best, times[best])
-    tuned.keep(_parameter_file(), lambda: decisions(qigen.UNIT) | {str(bits): asdict(best)})
+    findings.keep(_parameter_file(), lambda: decisions(qigen.UNIT) | {str(bits): asdict(best)})
     return times
 
 
@@ -232,7 +232,7 @@ def _parameter_file() -> Path:
 
 def _searched() -> dict[int, MicroKernel]:
     """Micro kernels that `search` kept for this machine, by bits."""
-    return tuned.kept(_parameter_file(), _checked, {})
+    return findings.kept(_parameter_file(), _checked, {})
 
 
 def _checked(found: dict[str, Any]) -> dict[int, MicroKernel]:

@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from lutlab.kernels import tuned
+from lutlab.kept import findings
 from lutlab.kernels.codegen import library
 from lutlab.kernels.codegen.isa import features
 from lutlab.kernels.cpu.rows_gemv import Kernel, RowsWeight
@@ -118,7 +118,7 @@ def tune(
         best = default
     key = _key(kernel, pack(best.panel_columns), threads)
     log.info("%s: tuned to %s, %.0f us", key, best, found[best] * 1e6)
-    tuned.keep(_file(), lambda: _read() | {key: asdict(best)})
+    findings.keep(_file(), lambda: _read() | {key: asdict(best)})
     return best
 
 
@@ -185,7 +185,7 @@ def _file() -> Path:
 
 def _read() -> dict[str, dict[str, int]]:
     """Content of the file."""
-    return tuned.kept(_file(), _checked, {})
+    return findings.kept(_file(), _checked, {})
 
 
 def _checked(found: dict[str, Any]) -> dict[str, dict[str, int]]:

@@ -17,8 +17,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lutlab.caches import writable
-from lutlab.kernels import tuned
+from lutlab.kept import findings
+from lutlab.kept.caches import writable
 from lutlab.kernels.codegen.library import cache_folder
 from lutlab.kernels.gpu import lut_gemv
 from lutlab.kernels.gpu.lut_gemv.variant import Case, Gpu
@@ -104,10 +104,10 @@ def keep(races: Sequence[Race]) -> Path:
     path = writable(cache_folder()) / _path().name
 
     def all_races() -> list[dict]:
-        known = [race for race in tuned.kept(path, _races, []) if product(race) not in new]
+        known = [race for race in findings.kept(path, _races, []) if product(race) not in new]
         return [asdict(race) for race in [*known, *races]]
 
-    tuned.keep(path, all_races)
+    findings.keep(path, all_races)
     _read.cache_clear()
     return path
 
@@ -143,7 +143,7 @@ def _path() -> Path:
 @functools.cache
 def _read(path: Path) -> list[Race]:
     """All that is kept."""
-    return tuned.kept(path, _races, [])
+    return findings.kept(path, _races, [])
 
 
 def _races(found: list[dict[str, Any]]) -> list[Race]:

@@ -1,9 +1,19 @@
-"""Files that appear whole or not at all, so that a reader, a crash or a full disk never shows half of one."""
+r"""Files that appear whole or not at all, and show that they are the ones that were written, under their own names.
+
+A sealed JSON file is two lines, the second as it is or as long as it likes:
+
+    <SHA-256 of "<name>\n<JSON>", in hex>
+    <JSON>
+
+The name is hashed with the content, so that one intact file copied over another is noticed like any other damage.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
+import json
 import os
 import re
 import shutil
@@ -11,11 +21,16 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from lutlab.errors import LutlabError
 
 _LEFTOVER = re.compile(r"\..+\.[0-9a-f]{32}")  # as drafts are named
 _HOUR = 3600.0
+
+
+class Damaged(ValueError):
+    """Content is not what was written, or was written under another name. Whoever knows the file says which."""
 
 
 def write_atomically(path: Path, data: bytes) -> Path:
@@ -104,3 +119,34 @@ def set_aside(path: Path) -> Path:
             f"{path} is damaged, and cannot be moved out of the way ({error.strerror}): delete it and run again"
         ) from error
     return place
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file's bytes, in hex."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 24):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def sealed(value: Any, name: str) -> bytes:
+    """A JSON value as a sealed file's content; `name` is the file's own, or what it belongs to."""
+    text = json.dumps(value)
+    return f"{_digest(text, name)}\n{text}".encode()
+
+
+def unsealed(data: bytes, name: str) -> Any:
+    """The value of a file that `sealed` made under this name.
+
+    Raises:
+        Damaged: it is not intact, or of another name.
+    """
+    digest, _, text = data.decode(errors="replace").partition("\n")
+    if digest != _digest(text, name):
+        raise Damaged("its digest is not that of its content and name")
+    return json.loads(text)
+
+
+def _digest(text: str, name: str) -> str:
+    return hashlib.sha256(f"{name}\n{text}".encode()).hexdigest()

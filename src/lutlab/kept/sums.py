@@ -12,9 +12,8 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from lutlab.atomic import write_atomically
-from lutlab.digests import sha256_of
 from lutlab.errors import LutlabError
+from lutlab.kept.files import sha256_of, write_atomically
 
 NAME = "SHA256SUMS"
 

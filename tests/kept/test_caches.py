@@ -5,9 +5,9 @@ import stat
 
 import pytest
 
-from lutlab import caches
-from lutlab.caches import cache_folder, others_can_change, writable
 from lutlab.errors import LutlabError
+from lutlab.kept import caches
+from lutlab.kept.caches import cache_folder, others_can_change, writable
 
 OTHER = 12345  # a user's number
 

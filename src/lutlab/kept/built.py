@@ -1,6 +1,6 @@
 """Folders of the cache with what a compiler made: its source, its library, and a seal that binds both to the folder.
 
-    <name>-<key>/   kernel.c · kernel.so · kernel.sealed (what is said of them, and each one's SHA-256; lutlab.digests)
+    <name>-<key>/   kernel.c · kernel.so · kernel.sealed (what is said of them, and each one's SHA-256; files.py)
 
 The name holds the key of all that decided the library, and the seal hashes the name: an intact library that is copied
 into another's folder, its seal with it, is no more that folder's than a damaged one. A folder is built beside and
@@ -11,18 +11,24 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lutlab import caches
-from lutlab.atomic import draft_beside, remove_leftovers, set_aside, write_atomically
-from lutlab.digests import Damaged, sealed, sha256_of, unsealed
 from lutlab.errors import LutlabError
+from lutlab.kept import caches
+from lutlab.kept.files import (
+    Damaged,
+    draft_beside,
+    remove_leftovers,
+    sealed,
+    sha256_of,
+    unsealed,
+    write_atomically,
+)
+from lutlab.kept.findings import set_damaged_aside
 
-log = logging.getLogger(__name__)
 SEAL = "kernel.sealed"
 
 
@@ -32,7 +38,7 @@ def take(
     """A folder as it was built before, or is built now, and what is said of its files.
 
     Args:
-        cache: where such folders are; another place is taken where it cannot be written (lutlab.caches).
+        cache: where such folders are; another place is taken where it cannot be written (caches.py).
         name: with the key of all that decides the files.
         make: fills an empty folder, and returns JSON values, to be sealed with the files.
 
@@ -75,14 +81,6 @@ def kept(folder: Path) -> dict[str, Any] | None:
     except Damaged as error:
         set_damaged_aside(folder, error)
     return None
-
-
-def set_damaged_aside(path: Path, why: Exception) -> None:
-    """Name in a warning what is damaged, and rename it, where it can be, so that it is made again."""
-    log.warning("%s is damaged (%s): it is set aside, to be made again", path, why)
-    # The cache can only be read, or another process was quicker.
-    with contextlib.suppress(LutlabError):
-        set_aside(path)
 
 
 def _seal(folder: Path, name: str, about: Mapping[str, Any]) -> None:
