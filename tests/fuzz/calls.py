@@ -41,17 +41,7 @@ from lutlab.modules import QuantLinear
 Pools = Mapping[str, list[values.Maker]]
 LONGEST = 120  # seconds of a case, on a busy machine; what is meant to be refused takes none
 TEXT = hostile.TEXT
-METHODS = (
-    "rtn",
-    "rtn",
-    "bcq",
-    "none",
-    "gptq",
-    "hessian_bcq",
-    "awq",
-    "mixed_2_4_16",
-    "group_widths",
-)
+METHODS = [*registry.classes("method"), "rtn"]  # the simplest more often
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,12 @@ from tests.models.architectures import config as config_of
 from tests.tiny_models import one_thread  # noqa: F401
 
 import lutlab
+from lutlab import registry
 from lutlab.errors import LutlabError
 from lutlab.formats.bcq import PackedBCQ
-from lutlab.generate import graph
+from lutlab.generate import engines_of, graph
 from lutlab.generate.fuse import fuse
-from lutlab.generate.graph import MODEL_TYPES, GraphStep
+from lutlab.generate.graph import GraphStep
 from lutlab.kernels.gpu import choice
 from lutlab.kernels.joined import RowsOf, Whole
 from lutlab.models import fits
@@ -138,7 +139,14 @@ def test_what_it_reads_and_what_it_refuses():
         for m in model.modules()
         if isinstance(m, QuantLinear)
     )
-    assert {make(name).config.model_type for name in FAMILIES} == set(MODEL_TYPES)
+    known = {name for name, family in registry.classes("family").items() if family.graphs}
+    assert {make(name).config.model_type for name in FAMILIES} == known
+
+
+def test_the_engine_made_for_a_device_is_tried_first():
+    assert engines_of("cpu") == ["cpu_step", "transformers"]
+    assert engines_of("cuda") == ["cuda_graph", "transformers"]
+    assert engines_of("meta") == []
 
 
 def test_why_a_model_has_no_graph():

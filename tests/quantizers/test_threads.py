@@ -6,8 +6,11 @@ import pytest
 import torch
 
 import lutlab
+from lutlab import registry
 from lutlab.compress.calibrate import stats_of
 from lutlab.quantizers.compensation import factor
+
+METHODS = [name for name, cls in registry.classes("method").items() if cls.quantizes]
 
 
 @pytest.fixture
@@ -39,7 +42,7 @@ def test_the_second_moments_and_their_factor_are(on_threads) -> None:
         assert torch.equal(one, two)
 
 
-@pytest.mark.parametrize("method", ["rtn", "bcq", "gptq", "hessian_bcq", "awq", "mixed_2_4_16"])
+@pytest.mark.parametrize("method", METHODS)
 def test_what_is_stored_is(method, on_threads) -> None:
     weight, x = drawn(96, 512), drawn(700, 512)
 

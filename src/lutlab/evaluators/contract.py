@@ -79,6 +79,7 @@ class Evaluator(ABC):
         task: of the models that have such a number, a key of TASKS (models/contract.py); empty: of all.
         libraries: distributions beside torch and transformers whose exact version decides the number, and is in ids.
         reads: kinds of text (data/protocols.py, KINDS), one of which its column names; empty: it reads none.
+        golden: a text of those that it reads, a few rows of which its golden cell and its contract test are given.
         reads_tasks: True where a text may also be a task of lm-eval (data/tasks.py), whose rows that fetches.
         of_this_machine: True for speed and memory: ids hold processor, instruction set and threads, rows run alone.
     """
@@ -89,6 +90,7 @@ class Evaluator(ABC):
     task: ClassVar[str] = ""
     libraries: ClassVar[tuple[str, ...]] = ()
     reads: ClassVar[tuple[str, ...]] = ()
+    golden: ClassVar[str] = ""
     reads_tasks: ClassVar[bool] = False
     of_this_machine: ClassVar[bool] = False
 

@@ -37,6 +37,7 @@ class Glue(Evaluator):
     version: ClassVar[int] = 1
     task: ClassVar[str] = "sequence_classification"
     reads: ClassVar[tuple[str, ...]] = ("pairs",)
+    golden: ClassVar[str] = "mnli"
     metrics: ClassVar[tuple[Metric, ...]] = (
         Metric("accuracy", "accuracy", "accuracy", lower_is_better=False),
         Metric("accuracy_stderr", "accuracy", "accuracy, standard error"),
@@ -86,6 +87,7 @@ class GlueCorrelation(Evaluator):
     version: ClassVar[int] = 1
     task: ClassVar[str] = "sequence_classification"
     reads: ClassVar[tuple[str, ...]] = ("pairs",)
+    golden: ClassVar[str] = "stsb"
     metrics: ClassVar[tuple[Metric, ...]] = (
         Metric("pearson", "correlation", "Pearson", lower_is_better=False),
         Metric("spearman", "correlation", "Spearman", lower_is_better=False),

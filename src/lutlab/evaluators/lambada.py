@@ -61,6 +61,7 @@ class Lambada(Evaluator):
     version: ClassVar[int] = 2
     task: ClassVar[str] = "causal_lm"
     reads: ClassVar[tuple[str, ...]] = ("examples",)
+    golden: ClassVar[str] = "passages"
     libraries: ClassVar[tuple[str, ...]] = harness.LIBRARIES
     metrics: ClassVar[tuple[Metric, ...]] = (
         Metric("lambada_accuracy", "accuracy", "last word", lower_is_better=False),

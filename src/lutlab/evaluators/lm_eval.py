@@ -33,6 +33,7 @@ class LmEval(Evaluator):
     version: ClassVar[int] = 1
     task: ClassVar[str] = "causal_lm"
     reads: ClassVar[tuple[str, ...]] = ("examples", "choices")
+    golden: ClassVar[str] = "passages"
     libraries: ClassVar[tuple[str, ...]] = harness.LIBRARIES
     reads_tasks: ClassVar[bool] = True
     metrics: ClassVar[tuple[Metric, ...]] = (

@@ -62,6 +62,7 @@ class MaskedLM(Evaluator):
     version: ClassVar[int] = 2
     task: ClassVar[str] = "masked_lm"
     reads: ClassVar[tuple[str, ...]] = ("stream",)
+    golden: ClassVar[str] = "docstrings"
     metrics: ClassVar[tuple[Metric, ...]] = (
         Metric("masked_loss", "nats/token", "masked-token loss"),
         Metric("masked_perplexity", "perplexity", "masked-token ppl"),

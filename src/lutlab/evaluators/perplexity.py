@@ -60,6 +60,7 @@ class Perplexity(Evaluator):
     version: ClassVar[int] = 2
     task: ClassVar[str] = "causal_lm"
     reads: ClassVar[tuple[str, ...]] = ("stream",)
+    golden: ClassVar[str] = "docstrings"
     metrics: ClassVar[tuple[Metric, ...]] = (
         Metric("ppl", "perplexity", "ppl"),
         Metric("bits_per_byte", "bits/byte", "bits per byte"),

@@ -34,6 +34,7 @@ class ZeroShot(Evaluator):
     version: ClassVar[int] = 2
     task: ClassVar[str] = "causal_lm"
     reads: ClassVar[tuple[str, ...]] = ("choices",)
+    golden: ClassVar[str] = "continuations"
     libraries: ClassVar[tuple[str, ...]] = harness.LIBRARIES
     metrics: ClassVar[tuple[Metric, ...]] = (
         Metric("accuracy", "accuracy", "zero-shot", lower_is_better=False),

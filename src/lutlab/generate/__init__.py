@@ -21,8 +21,6 @@ from lutlab.models import fits
 from lutlab.models.families import family_of, task_of
 
 log = logging.getLogger(__name__)
-# By kind of device, in the order in which they are tried.
-ENGINES = {"cpu": ("cpu_step", "transformers"), "cuda": ("cuda_graph", "transformers")}
 CACHES = ("", "float32", "float16", "bfloat16")
 
 
@@ -50,7 +48,7 @@ def engine(
     if cache not in CACHES:
         raise LutlabError(f"cache={cache}: give one of {', '.join(CACHES[1:])}, or none")
     batch, length = sizes(model, batch, length)
-    names = (name,) if name else ENGINES[model.device.type]
+    names = (name,) if name else engines_of(model.device.type)
     reasons = []
     for candidate in names:
         found = registry.lookup("engine", candidate)
@@ -62,6 +60,12 @@ def engine(
             return found(model, batch, length, cache)
         reasons.append(f"{candidate}: {why}")
     raise LutlabError(f"no engine decodes this model: {'; '.join(reasons)}")
+
+
+def engines_of(device: str) -> list[str]:
+    """Names of the engines of a kind of device, one that was made for fewer kinds before one for more."""
+    found = registry.classes("engine").items()
+    return [n for _, n in sorted((len(e.devices), n) for n, e in found if device in e.devices)]
 
 
 def _check_cache(model: PreTrainedModel, batch: int, length: int, cache: str) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from lutlab.errors import LutlabError
 from lutlab.lazy import PreTrainedModel, torch
@@ -29,6 +29,7 @@ class Engine(ABC):
             exact beside the model's own dtype.
 
     Attributes:
+        devices: kinds of device that it decodes on, as torch names them.
         model: that decodes.
         batch: rows, each a text of its own.
         length: tokens that a row of the cache holds, prompt included.
@@ -36,6 +37,7 @@ class Engine(ABC):
         positions: tokens that each row of the cache has now.
     """
 
+    devices: ClassVar[tuple[str, ...]] = ()
     model: PreTrainedModel
     batch: int
     length: int

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -37,6 +37,8 @@ class CpuStep(Engine):
     Args beside the contract's:
         threads: at most so many; None: torch.get_num_threads(), as it is at each call.
     """
+
+    devices: ClassVar[tuple[str, ...]] = ("cpu",)
 
     def __init__(
         self,

@@ -6,7 +6,7 @@ Its cache grows; the cost of a token is mostly Python's (0.85 ms of each layer o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -21,6 +21,8 @@ from lutlab.registry import register
 @register("engine", "transformers")
 class Eager(Engine):
     """The model's forward pass, with a cache of each row's own."""
+
+    devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
 
     def __init__(self, model: PreTrainedModel, batch: int, length: int, cache: str) -> None:
         self.model, self.batch, self.length = model, batch, length

@@ -15,10 +15,11 @@ without graphs, which is how it is tested.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
+from lutlab import registry
 from lutlab.errors import LutlabError
 from lutlab.generate.contract import Engine
 from lutlab.generate.fuse import fuse
@@ -31,9 +32,6 @@ from lutlab.registry import register
 
 BUCKETS = tuple(2**n for n in range(7, 20))  # slots that a graph's attention reads
 WARM_UP = 3  # steps before a capture: they compile, load and allocate
-# Their attention takes a mask as it is, and no number of it is made on the host. GPT-Neo's is (its causal table is cut
-# by lengths that Python knows), so that no graph could be replayed a token later.
-MODEL_TYPES = ("opt", "llama", "mistral", "qwen2", "qwen3", "glm", "gpt2")
 ATTENTIONS = ("sdpa", "eager")
 HOST_ROPES = ("dynamic", "longrope")  # choose frequencies by the length, on the host
 
@@ -78,6 +76,8 @@ class GraphStep(Engine):
         fits.TooLargeError: the cache does not fit into what the device has free beside the model.
     """
 
+    devices: ClassVar[tuple[str, ...]] = ("cuda",)
+
     def __init__(
         self,
         model: PreTrainedModel,
@@ -111,8 +111,9 @@ class GraphStep(Engine):
             return f"the model is on {model.device}, and CUDA graphs need a GPU"
         if len({one.device for one in model.parameters()}) > 1:
             return "the model is spread over several devices, and a graph is of one"
-        if config.model_type not in MODEL_TYPES:
-            return f"a graph decodes {', '.join(MODEL_TYPES)}, and not '{config.model_type}'"
+        known = [name for name, family in registry.classes("family").items() if family.graphs]
+        if config.model_type not in known:
+            return f"a graph decodes {', '.join(known)}, and not '{config.model_type}'"
         if config._attn_implementation not in ATTENTIONS:
             return f"attention '{config._attn_implementation}' takes no mask of slots: set {' or '.join(ATTENTIONS)}"
         if rope.get("rope_type") in HOST_ROPES:

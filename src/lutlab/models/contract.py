@@ -54,6 +54,20 @@ class SharedInput:
 
 
 @dataclass(frozen=True)
+class Sizes:
+    """Fields of a decoder's config.json that have its sizes, and what transformers takes where one is left out."""
+
+    hidden: str = "hidden_size"
+    feed_forward: str = "intermediate_size"
+    layers: str = "num_hidden_layers"
+    heads: str = "num_attention_heads"
+    positions: str = "max_position_embeddings"
+    gated: bool = True  # gate and up of [f, d] each
+    tied: bool = False  # the head is the embedding of tokens
+    learned: int | None = None  # rows beyond `positions` of a table of positions; None: rotary
+
+
+@dataclass(frozen=True)
 class Family:
     """One architecture.
 
@@ -69,6 +83,9 @@ class Family:
         deviation: the config field of the deviation of random weights, as transformers initialises them.
         seqlen: the config field of the context; the evaluation window of the GPTQ protocol, at most `longest`.
         where: of the config, for all of this to be true; other models of the same type are refused.
+        sizes: by which the latency of such a decoder is predicted (predict/shapes.py); None: it is not.
+        graphs: whether CUDA graphs decode it (generate/graph.py): its attention takes a mask as it is, and a step makes
+            no number on the host, with which no graph could be replayed a token later.
 
     Raises:
         ValueError: an unknown task or kind, a layer named twice, or a module that would carry the scales of two
@@ -85,6 +102,8 @@ class Family:
     seqlen: str = "max_position_embeddings"
     longest: int = 2048
     where: Where = ()
+    sizes: Sizes | None = None
+    graphs: bool = False
 
     def __post_init__(self) -> None:
         name = self.model_types[0]

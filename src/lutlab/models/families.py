@@ -23,6 +23,7 @@ from lutlab.models.contract import (
     TASKS,
     Family,
     SharedInput,
+    Sizes,
     declare,
     holds,
 )
@@ -58,6 +59,8 @@ declare(
         ),
         kept=("model.decoder.project_in", "model.decoder.project_out", *_HEADS),  # 350m projects
         deviation="init_std",
+        sizes=Sizes(feed_forward="ffn_dim", gated=False, tied=True, learned=2),
+        graphs=True,
     )
 )  # fmt: skip
 
@@ -78,6 +81,8 @@ _LLAMA = declare(
             ),
         ),
         kept=_HEADS,
+        sizes=Sizes(),
+        graphs=True,
     )
 )  # fmt: skip
 
@@ -104,6 +109,7 @@ declare(
             _feed_forward("mlp.down_proj", adds_to=(("post_attention_layernorm", ()),)),
         ),
         kept=_HEADS,
+        graphs=True,
     )
 )  # fmt: skip
 
@@ -120,9 +126,21 @@ declare(
         kept=_HEADS,
         seqlen="n_positions",
         longest=1024,
+        sizes=Sizes(
+            "n_embd",
+            "n_inner",
+            "n_layer",
+            "n_head",
+            "n_positions",
+            gated=False,
+            tied=True,
+            learned=0,
+        ),
+        graphs=True,
     )
 )
 
+# Its causal table is cut by lengths that Python knows: no CUDA graph.
 declare(
     Family(
         model_types=("gpt_neo",),

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lutlab import registry
 from lutlab.errors import LutlabError, nearest
+from lutlab.models.contract import Sizes
 from lutlab.sources import folder
 
 
@@ -54,30 +56,6 @@ class Decoder:
         return self.vocabulary * self.hidden
 
 
-@dataclass(frozen=True)
-class _Names:
-    """Fields of a config by model type, and what transformers takes where a field is left out."""
-
-    hidden: str = "hidden_size"
-    feed_forward: str = "intermediate_size"
-    layers: str = "num_hidden_layers"
-    heads: str = "num_attention_heads"
-    positions: str = "max_position_embeddings"
-    gated: bool = True  # gate and up of [f, d] each
-    tied: bool = False  # the head is the embedding of tokens
-    learned: int | None = None  # rows beyond `positions` of a table of positions; None: rotary
-
-
-_GATED = _Names()
-_MODEL_TYPES = {
-    "opt": _Names(feed_forward="ffn_dim", gated=False, tied=True, learned=2),
-    "gpt2": _Names(
-        "n_embd", "n_inner", "n_layer", "n_head", "n_positions", gated=False, tied=True, learned=0
-    ),
-    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), _GATED),
-}
-
-
 @functools.cache
 def decoder(name: str) -> Decoder:
     """The sizes of a model by its name in conf/shapes, or its folder.
@@ -89,17 +67,17 @@ def decoder(name: str) -> Decoder:
     own = shapes / name / "config.json"
     path = own if own.is_file() else Path(name) / "config.json"
     if not path.is_file():
-        known = [found.parent.name for found in shapes.glob("*/config.json")]
+        shipped = [found.parent.name for found in shapes.glob("*/config.json")]
         raise LutlabError(
-            f"no shape '{name}': {nearest(name, known)}; or give a folder with a config.json"
+            f"no shape '{name}': {nearest(name, shipped)}; or give a folder with a config.json"
         )
+    known = {type_: one.sizes for type_, one in registry.classes("family").items() if one.sizes}
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-        names = _MODEL_TYPES[config["model_type"]]
-        return _decoder(Path(name).name, config, names)
+        return _decoder(Path(name).name, config, known[config["model_type"]])
     except KeyError as error:
         raise LutlabError(
-            f"{path} says no {error}: expected model_type to be one of {', '.join(sorted(_MODEL_TYPES))}, and the "
+            f"{path} says no {error}: expected model_type to be one of {', '.join(known)}, and the "
             "sizes of its layers"
         ) from error
     except (ValueError, TypeError) as error:
@@ -108,7 +86,7 @@ def decoder(name: str) -> Decoder:
         ) from error
 
 
-def _decoder(name: str, config: Mapping[str, Any], names: _Names) -> Decoder:
+def _decoder(name: str, config: Mapping[str, Any], names: Sizes) -> Decoder:
     hidden, heads = int(config[names.hidden]), int(config[names.heads])
     # transformers: GPT-2's n_inner and a config's heads of keys may be left out
     inner = (config.get(names.feed_forward) or 4 * hidden) if names.feed_forward == "n_inner" else (

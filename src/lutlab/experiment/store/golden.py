@@ -28,7 +28,7 @@ from typing import Any
 from lutlab import children, registry
 from lutlab.compress.widths import widths
 from lutlab.data import pairs
-from lutlab.data.pairs import labelled_pairs
+from lutlab.data.pairs import SCORED, labelled_pairs
 from lutlab.data.protocols import protocol
 from lutlab.experiment.store import golden_inputs as inputs
 from lutlab.experiment.store.components import every_name
@@ -38,7 +38,16 @@ from lutlab.models.contract import CLASSIFIES
 from lutlab.models.families import evaluation_seqlen, kinds
 from lutlab.models.load import embedded_names, load_model
 from lutlab.quantizers.contract import Calibrated, Rescaling, make_method
-from lutlab.specs import TUNING_LOSSES, LayerStats, ModelRun, ModelSpec, Subject, Sublayer, Tuning
+from lutlab.specs import (
+    MNLI_LABELS,
+    TUNING_LOSSES,
+    LayerStats,
+    ModelRun,
+    ModelSpec,
+    Subject,
+    Sublayer,
+    Tuning,
+)
 from lutlab.tensors import BCQTensor, CalibStats, DenseTensor, MixedTensor, UniformTensor
 
 # torch, MKL and oneDNN compute as on a machine without AVX; without a C compiler torch multiplies.
@@ -51,13 +60,6 @@ PINNED = {
     "LUTLAB_CC": "no-compiler",
 }
 WIDTHS = ((3, 32), (4, -1))
-# What an evaluator that reads a text is given.
-TEXTS = {
-    "ppl": "docstrings", "lambada": "passages", "zero_shot": "continuations", "lm_eval": "passages",
-    "masked_lm": "docstrings",
-    "glue": "mnli", "glue_correlation": "stsb",
-}  # fmt: skip
-LABELS = {"glue": 3, "glue_correlation": 1}  # of the classifiers that are measured
 
 
 def made_with() -> dict[str, str]:
@@ -186,9 +188,12 @@ def _protocol(name: str) -> Any:
 
 
 def _evaluator(name: str) -> Any:
-    spec = inputs.ENCODER if name == "masked_lm" else inputs.MODEL
+    cls = registry.lookup("evaluator", name)
+    spec = inputs.ENCODER if cls.task == "masked_lm" else inputs.MODEL
     loaded = inputs.loaded(spec)
-    model = inputs.classifier(LABELS[name]) if name in LABELS else loaded.model
+    model = loaded.model
+    if cls.task == CLASSIFIES:
+        model = inputs.classifier(1 if cls.golden in SCORED else len(MNLI_LABELS))
     layers = tuple(
         LayerStats(
             *(f"layer {n}", 32, 96, 0.5 * n, 8.0 + n, 16_000, 4, g, "uniform", 20_000),
@@ -196,9 +201,9 @@ def _evaluator(name: str) -> Any:
         )
         for n, g in ((1, 32), (2, -1))
     )
-    text = inputs.text_of(TEXTS[name]) if name in TEXTS else None
+    text = inputs.text_of(cls.golden) if cls.golden else None
     subject = Subject(model, loaded.tokenizer, layers, text, 64, ModelRun(spec, "rtn", 4, 32))
-    found = registry.lookup("evaluator", name)().measure(subject)
+    found = cls().measure(subject)
     return [found.values, found.n, found.samples]
 
 
