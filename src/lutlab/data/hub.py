@@ -6,15 +6,14 @@ repository that also holds a loading script (PTB's) loads like any other.
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from lutlab.data.files import read_rows
 from lutlab.errors import LutlabError
-from lutlab.kept.files import set_aside, sha256_of
+from lutlab.kept.files import set_aside
+from lutlab.kept.sums import is_named
 
 log = logging.getLogger(__name__)
 
@@ -167,23 +166,12 @@ def _fetch(location: Location) -> Path:
 
 
 def _intact(path: Path) -> bool:
-    """Whether a file of the cache is that of its blob's name: the hub's ETag, a SHA-256 of large files, else git's id.
-
-    A mirror may send a plain SHA-1. Where the cache holds no links, nothing says what a file was.
-    """
+    """Whether a file of the cache is that of its blob's name; in a cache without links nothing says what it was."""
     blob = path.resolve()
     try:
-        if re.fullmatch("[0-9a-f]{64}", blob.name):
-            return sha256_of(blob) == blob.name
-        if re.fullmatch("[0-9a-f]{40}", blob.name):
-            data = blob.read_bytes()
-            heads = (b"blob %d\0" % len(data), b"")
-            return blob.name in (
-                hashlib.sha1(head + data, usedforsecurity=False).hexdigest() for head in heads
-            )
+        return is_named(blob, blob.name)
     except OSError as error:
         raise LutlabError(f"{blob} cannot be read ({error.strerror})") from error
-    return True
 
 
 def _cached(location: Location) -> Path:

@@ -15,11 +15,12 @@ from typing import ClassVar
 from lutlab import arguments
 from lutlab.data.tokens import examples as rows_of
 from lutlab.errors import LutlabError
-from lutlab.evaluators import check_evaluated, harness, needed, text_facts
-from lutlab.evaluators.contract import Evaluator, Metric, Work
+from lutlab.evaluators import check_evaluated, harness
+from lutlab.evaluators.contract import Metric
+from lutlab.evaluators.harness.evaluator import HarnessEvaluator
 from lutlab.lazy import PreTrainedModel, PreTrainedTokenizerBase
 from lutlab.registry import register
-from lutlab.specs import Measurement, RunSpec, Subject, Text
+from lutlab.specs import Text
 
 
 @dataclass(frozen=True)
@@ -50,53 +51,26 @@ class LambadaResult:
 
 @register("evaluator", "lambada")
 @dataclass(frozen=True)
-class Lambada(Evaluator):
-    """Metrics `lambada_accuracy` (0 to 1), `lambada_perplexity`; samples: log-likelihoods of the last words, in nats.
-
-    Attributes:
-        bos: `tokenizer`, begin as the tokenizer does (lm-eval since 0.4.10); `none`, without BOS (up to 0.4.9).
-        batch_size: requests at once.
-    """
+class Lambada(HarnessEvaluator):
+    """Metrics `lambada_accuracy` (0 to 1), `lambada_perplexity`; samples: log-likelihoods of the last words."""
 
     version: ClassVar[int] = 2
-    task: ClassVar[str] = "causal_lm"
+    name: ClassVar[str] = "lambada"
+    sampled: ClassVar[str] = "perplexity"
     reads: ClassVar[tuple[str, ...]] = ("examples",)
     golden: ClassVar[str] = "passages"
-    libraries: ClassVar[tuple[str, ...]] = harness.LIBRARIES
     metrics: ClassVar[tuple[Metric, ...]] = (
         Metric("lambada_accuracy", "accuracy", "last word", lower_is_better=False),
         Metric("lambada_perplexity", "perplexity", "last word"),
     )
 
-    bos: str = "tokenizer"
-    batch_size: int = harness.BATCH_SIZE
+    def check_text(self, text: Text) -> None:
+        """Raises LutlabError: a protocol that is no list of examples."""
+        rows_of(text)
 
-    @classmethod
-    def obstacle(cls, run: RunSpec) -> str:
-        """Without lm-eval."""
-        return harness.missing()
-
-    def work(self, run: RunSpec) -> Work:
-        """One pass over the text."""
-        return Work(passes=1)
-
-    def measure(self, subject: Subject) -> Measurement:
-        """Last-word scores of subject.text; contexts are cut to the model's context, or subject.seqlen if it has none.
-
-        Raises:
-            LutlabError: no text or tokenizer, a protocol that is no list of examples, or as `harness.scores`.
-        """
-        text, tokenizer = needed(subject, "lambada")
-        rows_of(text)  # refuses
-        found = harness.measured(subject, text, tokenizer, self.bos, self.batch_size)
-        names = {"lambada_accuracy": "acc", "lambada_perplexity": "perplexity"}
-        return Measurement(
-            values={ours: found.values[theirs] for ours, theirs in names.items()},
-            n=found.n,
-            samples=found.items["perplexity"],
-            facts=text_facts(text, tokenizer) | found.facts,
-            errors={o: found.errors[t] for o, t in names.items() if t in found.errors},
-        )
+    def named(self, found: harness.Scores) -> dict[str, str]:
+        """See HarnessEvaluator."""
+        return {"lambada_accuracy": "acc", "lambada_perplexity": "perplexity"}
 
 
 def lambada(

@@ -6,35 +6,28 @@ the hub by itself. Groups of tasks are named task by task, since a cell is one n
 
 from __future__ import annotations
 
-import numbers
 from dataclasses import dataclass
 from typing import ClassVar
 
 from lutlab.data import tasks
 from lutlab.errors import LutlabError
-from lutlab.evaluators import harness, needed, text_facts
-from lutlab.evaluators.contract import Evaluator, Metric, Work, metric_of
+from lutlab.evaluators.contract import Metric, metric_of
+from lutlab.evaluators.harness.evaluator import HarnessEvaluator
 from lutlab.registry import register
-from lutlab.specs import Measurement, RunSpec, Subject
 
 
 @register("evaluator", "lm_eval")
 @dataclass(frozen=True)
-class LmEval(Evaluator):
+class LmEval(HarnessEvaluator):
     """The task's own metrics, under lm-eval's names; samples are those of its first metric, where they are numbers.
 
     Those declared are of most tasks; a task has some of them, and may have others, which stand in its record.
-
-    Attributes:
-        bos: `tokenizer`, begin as the tokenizer does (lm-eval since 0.4.10); `none`, without BOS (up to 0.4.9).
-        batch_size: requests at once.
     """
 
     version: ClassVar[int] = 1
-    task: ClassVar[str] = "causal_lm"
+    name: ClassVar[str] = "lm_eval"
     reads: ClassVar[tuple[str, ...]] = ("examples", "choices")
     golden: ClassVar[str] = "passages"
-    libraries: ClassVar[tuple[str, ...]] = harness.LIBRARIES
     reads_tasks: ClassVar[bool] = True
     metrics: ClassVar[tuple[Metric, ...]] = (
         Metric("acc", "accuracy", "acc", lower_is_better=False),
@@ -47,14 +40,6 @@ class LmEval(Evaluator):
         Metric("byte_perplexity", "perplexity of a byte", "byte ppl"),
         Metric("bits_per_byte", "bits/byte", "bits per byte"),
     )
-
-    bos: str = "tokenizer"
-    batch_size: int = harness.BATCH_SIZE
-
-    @classmethod
-    def obstacle(cls, run: RunSpec) -> str:
-        """Without lm-eval."""
-        return harness.missing()
 
     @classmethod
     def shown(cls, text: str) -> Metric:
@@ -73,25 +58,3 @@ class LmEval(Evaluator):
                 f"column shows: known are {', '.join(metric.name for metric in cls.metrics)}"
             )
         return found
-
-    def work(self, run: RunSpec) -> Work:
-        """One pass over the text, every ending with its context."""
-        return Work(passes=1)
-
-    def measure(self, subject: Subject) -> Measurement:
-        """Scores of the task; contexts are cut to the model's context, or subject.seqlen if it has none.
-
-        Raises:
-            LutlabError: no text or tokenizer, or as `harness.scores`.
-        """
-        text, tokenizer = needed(subject, "lm_eval")
-        found = harness.measured(subject, text, tokenizer, self.bos, self.batch_size)
-        first = next(iter(found.items.values()))
-        plain = all(isinstance(item, numbers.Real) for item in first)
-        return Measurement(
-            values=found.values,
-            n=found.n,
-            samples=tuple(map(float, first)) if plain else (),
-            facts=text_facts(text, tokenizer) | found.facts,
-            errors=found.errors,
-        )

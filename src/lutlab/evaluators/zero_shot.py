@@ -15,64 +15,38 @@ from typing import ClassVar
 
 from lutlab.data.protocols import KINDS, PROTOCOLS, protocol
 from lutlab.errors import LutlabError
-from lutlab.evaluators import harness, needed, text_facts
-from lutlab.evaluators.contract import Evaluator, Metric, Work
+from lutlab.evaluators.contract import Metric
+from lutlab.evaluators.harness import Scores
+from lutlab.evaluators.harness.evaluator import HarnessEvaluator
 from lutlab.registry import register
-from lutlab.specs import Measurement, RunSpec, Subject
+from lutlab.specs import Text
 
 
 @register("evaluator", "zero_shot")
 @dataclass(frozen=True)
-class ZeroShot(Evaluator):
-    """Metrics `accuracy`, `accuracy_norm`, 0 to 1; samples are 1 where the right ending is the most likely, else 0.
-
-    Attributes:
-        bos: `tokenizer`, begin as the tokenizer does (lm-eval since 0.4.10); `none`, without BOS (up to 0.4.9).
-        batch_size: requests at once.
-    """
+class ZeroShot(HarnessEvaluator):
+    """Metrics `accuracy`, `accuracy_norm`, 0 to 1; samples are 1 where the right ending is the most likely, else 0."""
 
     version: ClassVar[int] = 2
-    task: ClassVar[str] = "causal_lm"
+    name: ClassVar[str] = "zero_shot"
+    sampled: ClassVar[str] = "acc"
     reads: ClassVar[tuple[str, ...]] = ("choices",)
     golden: ClassVar[str] = "continuations"
-    libraries: ClassVar[tuple[str, ...]] = harness.LIBRARIES
     metrics: ClassVar[tuple[Metric, ...]] = (
         Metric("accuracy", "accuracy", "zero-shot", lower_is_better=False),
         Metric("accuracy_norm", "accuracy", "zero-shot by length", lower_is_better=False),
     )
 
-    bos: str = "tokenizer"
-    batch_size: int = harness.BATCH_SIZE
-
-    @classmethod
-    def obstacle(cls, run: RunSpec) -> str:
-        """Without lm-eval."""
-        return harness.missing()
-
-    def work(self, run: RunSpec) -> Work:
-        """One pass over the text, every ending with its context."""
-        return Work(passes=1)
-
-    def measure(self, subject: Subject) -> Measurement:
-        """Scores of subject.text; contexts are cut to the model's context, or subject.seqlen if it has none.
-
-        Raises:
-            LutlabError: no text or tokenizer, a protocol without items to choose in, or as `harness.scores`.
-        """
-        text, tokenizer = needed(subject, "zero_shot")
+    def check_text(self, text: Text) -> None:
+        """Raises LutlabError: a protocol without items to choose in."""
         kind = protocol(text.protocol).kind
         if kind != "choices":
             known = [name for name, p in PROTOCOLS.items() if p.kind == "choices"]
             raise LutlabError(
                 f"'{text.protocol}' is {KINDS[kind]}, not items with several endings; take one of: {', '.join(known)}"
             )
-        found = harness.measured(subject, text, tokenizer, self.bos, self.batch_size)
+
+    def named(self, found: Scores) -> dict[str, str]:
+        """See HarnessEvaluator."""
         by_length = "acc_norm" if "acc_norm" in found.values else "acc"
-        names = {"accuracy": "acc", "accuracy_norm": by_length}
-        return Measurement(
-            values={ours: found.values[theirs] for ours, theirs in names.items()},
-            n=found.n,
-            samples=tuple(map(float, found.items["acc"])),
-            facts=text_facts(text, tokenizer) | found.facts,
-            errors={o: found.errors[t] for o, t in names.items() if t in found.errors},
-        )
+        return {"accuracy": "acc", "accuracy_norm": by_length}

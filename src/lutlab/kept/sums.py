@@ -7,6 +7,7 @@ The format is coreutils', so that `sha256sum -c SHA256SUMS` checks a folder with
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from collections.abc import Iterable
@@ -84,3 +85,20 @@ def _said(folder: Path, cure: str) -> dict[str, str]:
     except (OSError, ValueError) as error:
         raise LutlabError(f"{path} is damaged or cannot be read ({error}): {cure}") from error
     return said
+
+
+def is_named(path: Path, name: str) -> bool:
+    """Whether a file is the one that its name in the hub's cache says; a name that is no hash says nothing.
+
+    Large files are named by their SHA-256, others by git's id, of which a mirror may send a plain SHA-1.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    if re.fullmatch("[0-9a-f]{64}", name):
+        return sha256_of(path) == name
+    if not re.fullmatch("[0-9a-f]{40}", name):
+        return True
+    data = path.read_bytes()
+    heads = (b"blob %d\0" % len(data), b"")
+    return name in (hashlib.sha1(head + data, usedforsecurity=False).hexdigest() for head in heads)

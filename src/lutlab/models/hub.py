@@ -8,14 +8,14 @@ nobody. Files there are named by their hash, git's or SHA-256, which `check` com
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from lutlab.errors import LutlabError
-from lutlab.kept.files import Damaged, sha256_of, write_atomically
+from lutlab.kept.files import Damaged, write_atomically
+from lutlab.kept.sums import is_named
 
 _TEXT_FILES = ["*.json", "*.model", "merges.txt", "vocab.txt"]
 _WEIGHT_FILES = ["*.safetensors", "*.safetensors.index.json"]
@@ -87,24 +87,13 @@ def check(folder: Path) -> None:
     for path in sorted(folder.iterdir()):
         read = any(path.match(pattern) for pattern in _TEXT_FILES + _WEIGHT_FILES)
         try:
-            if read and path.is_symlink() and not _has_hash(path, path.readlink().name):
+            if read and path.is_symlink() and not is_named(path, path.readlink().name):
                 raise Damaged("it is not the file that was downloaded")
         except (OSError, RuntimeError, Damaged) as error:
             raise LutlabError(
                 f"{path} in the hub's cache is damaged ({error}): delete it and the file that it is a link to, "
                 f"{path.readlink()}, and run again, which downloads it again"
             ) from error
-
-
-def _has_hash(path: Path, blob: str) -> bool:
-    """Whether a file is what the name of its blob says; one that is no hash cannot say."""
-    if re.fullmatch(r"[0-9a-f]{64}", blob):
-        return sha256_of(path) == blob
-    if not _is_commit(blob):
-        return True
-    content = path.read_bytes()  # git keeps small files so: large ones are named by SHA-256
-    header = f"blob {len(content)}\0".encode()
-    return hashlib.sha1(header + content, usedforsecurity=False).hexdigest() == blob
 
 
 def _is_commit(revision: str | None) -> bool:
