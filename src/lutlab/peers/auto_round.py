@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from lutlab.lazy import torch
+from lutlab.lazy import torch, transformers
 from lutlab.peers.contract import Peer, Tensors, Way
 from lutlab.registry import register
 
@@ -38,9 +38,8 @@ class AutoRound(Peer):
     ) -> Tensors:
         """See Peer."""
         from auto_round import AutoRound
-        from transformers import AutoModelForCausalLM, AutoTokenizer
 
-        model = AutoModelForCausalLM.from_pretrained(
+        model = transformers.AutoModelForCausalLM.from_pretrained(
             folder, trust_remote_code=False, dtype=torch.float32
         )
         rows = [
@@ -48,7 +47,7 @@ class AutoRound(Peer):
         ]
         rounding = AutoRound(
             model,
-            tokenizer=AutoTokenizer.from_pretrained(folder, trust_remote_code=False),
+            tokenizer=transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False),
             bits=q,
             group_size=g,
             dataset=rows,

@@ -20,7 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
-from lutlab.lazy import torch
+from lutlab.lazy import torch, transformers
 from lutlab.peers.contract import Peer, Tensors, Way
 from lutlab.registry import register
 
@@ -66,12 +66,10 @@ def train_scales(
     ids: torch.Tensor,
 ) -> None:
     """E2E-QP: AdamW, cosine after a warm-up of 3 %, gradients clipped to 0.3, next-token loss."""
-    from transformers import get_cosine_schedule_with_warmup
-
     model.train()
     steps = options["e2e_epochs"] * max(1, len(ids) // options["e2e_batch"])
     optimizer = torch.optim.AdamW(scales, lr=options["e2e_lr"][q], weight_decay=0.0)
-    schedule = get_cosine_schedule_with_warmup(optimizer, -(-3 * steps // 100), steps)
+    schedule = transformers.get_cosine_schedule_with_warmup(optimizer, -(-3 * steps // 100), steps)
     torch.manual_seed(42)  # its scripts' data_seed
     for _ in range(options["e2e_epochs"]):
         for batch in ids[torch.randperm(len(ids))].split(options["e2e_batch"]):
@@ -114,14 +112,13 @@ class EfficientQAT(Peer):
         stand_ins()
         from quantize import block_ap
         from quantize.int_linear_real import QuantLinear
-        from transformers import AutoModelForCausalLM
 
         plain = block_ap.BlockTrainDataset
         block_ap.BlockTrainDataset = lambda size, seqlen, hidden, batch, dtype, **rest: plain(
             size, seqlen, hidden, batch, torch.float32, **rest
         )
         torch.manual_seed(2)  # its own default
-        model = AutoModelForCausalLM.from_pretrained(
+        model = transformers.AutoModelForCausalLM.from_pretrained(
             folder, trust_remote_code=False, torch_dtype=torch.float32
         )
         model.requires_grad_(False)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from lutlab.lazy import torch
+from lutlab.lazy import torch, transformers
 from lutlab.peers.contract import Block, Peer, Tensors, Way
 from lutlab.registry import register
 
@@ -41,12 +41,11 @@ class LLMCompressor(Peer):
         from llmcompressor.modifiers.gptq import GPTQModifier
         from llmcompressor.modifiers.quantization import QuantizationModifier
         from llmcompressor.modifiers.transform.awq import AWQMapping, AWQModifier
-        from transformers import AutoModelForCausalLM
 
         # 0.14 pins memory without asking whether there is an accelerator, which raises where there is none.
         if not torch.accelerator.is_available():
             torch.Tensor.pin_memory = lambda tensor, *_: tensor
-        model = AutoModelForCausalLM.from_pretrained(
+        model = transformers.AutoModelForCausalLM.from_pretrained(
             folder, trust_remote_code=False, dtype=torch.float32
         )
         grid = QuantizationArgs(num_bits=q, group_size=g, symmetric=False, strategy="group")
