@@ -4,7 +4,7 @@
                                  table.csv        which record stands in which cell of which variant, with its verdict
                                  table.md         the page
 
-A variant is the artifact on other texts, models or options; its name begins with its scale (plan/sweeping.variant).
+A variant is the artifact on other texts, models or options; its name begins with its scale (row/sweeping.variant).
 <machine>/SHA256SUMS names them all: `table.csv` and `records.jsonl` are compared with it when they are read. A page or
 a picture needs neither the models nor the texts, nor that this code would give the cells the same ids.
 """

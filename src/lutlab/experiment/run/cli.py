@@ -160,7 +160,7 @@ def _unknown_option(option: str) -> str:
 
 
 def _in_our_words(error: Exception) -> str:
-    """What Hydra found that plan/mistakes.py leaves to it: its own keys, presets of the user's, a row's contradiction.
+    """What Hydra found that row/mistakes.py leaves to it: its own keys, presets of the user's, a row's contradiction.
 
     Its advice to append by `+` is left out: it would add a key that nobody reads.
     """

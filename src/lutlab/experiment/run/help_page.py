@@ -1,6 +1,6 @@
 """The page of `--help`: examples, the choices of every group, and every key with its meaning, values and default.
 
-All of it is read where it is decided: conf/config.yaml, the folders of presets, and the classes (plan/keys.py).
+All of it is read where it is decided: conf/config.yaml, the folders of presets, and the classes (row/keys.py).
 """
 
 from __future__ import annotations

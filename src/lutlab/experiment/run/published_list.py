@@ -4,7 +4,7 @@
       embedded: ""
       embedded-data-first64-stories260K: data.root=../shared/data data.limit=64 model=folder …
 
-A variant's name is that of the folder its report is written to (plan/sweeping.variant).
+A variant's name is that of the folder its report is written to (row/sweeping.variant).
 """
 
 from __future__ import annotations
