@@ -14,12 +14,6 @@ from lutlab.lazy import PreTrainedModel, PreTrainedTokenizerBase, torch
 from lutlab.models.families import task_of
 from lutlab.specs import Subject, Text
 
-# task -> evaluators for it, in the words of a message
-_FOR_TASK = {
-    "causal_lm": "ppl, lambada or zero_shot",
-    "masked_lm": "masked_lm",
-    "sequence_classification": "glue or glue_correlation",
-}
 # Logits of one batch; larger ones were no faster on a CPU and cost memory on a GPU.
 LOGITS_BYTES = 64 * 2**20
 LARGEST_NLL = 700.0  # nats; exp of more is beyond a float
@@ -57,8 +51,10 @@ def check_task(model: PreTrainedModel, evaluator: str, task: str) -> None:
         return
     found = task_of(model)
     if found != task:
+        every = registry.classes("evaluator").items()
+        known = " or ".join(name for name, cls in every if cls.task == found and cls.reads)
         raise LutlabError(
-            f"{evaluator} measures models for {task}, and this one is for {found}: evaluate {_FOR_TASK[found]}"
+            f"{evaluator} measures models for {task}, and this one is for {found}: evaluate {known}"
         )
 
 
