@@ -15,7 +15,7 @@ from benchmarks.gpu_report import ARTIFACTS, ROOT, Step, go, steps
 
 from benchmarks import gpu_report
 from lutlab.experiment.row import sweeping
-from lutlab.experiment.row.row import Config
+from lutlab.experiment.row.row import Row
 
 
 def python(code):
@@ -122,7 +122,7 @@ def test_every_command_is_understood(tmp_path, monkeypatch, capsys):
         if script == "run.py":
             (request,) = sweeping.parse(step.command[2:])
             keys = {argument.partition("=")[0] for argument in request.arguments}
-            assert keys <= {field.name for field in dataclasses.fields(Config)} | {"logger"}
+            assert keys <= {field.name for field in dataclasses.fields(Row)} | {"logger"}
         elif script.startswith("benchmarks/"):
             module = importlib.import_module(Path(script).stem)
             monkeypatch.setattr("sys.argv", [*step.command[1:], "--help"])

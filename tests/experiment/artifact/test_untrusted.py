@@ -16,7 +16,7 @@ from lutlab.experiment.artifact.artifact import load_artifact
 from lutlab.experiment.artifact.predicates import Scope, Truth, evaluate, truth
 from lutlab.experiment.artifact.rows import ROW_KEYS, AxisEntry
 from lutlab.experiment.artifact.yaml_file import read_yaml
-from lutlab.experiment.row.row import Config
+from lutlab.experiment.row.row import Row
 
 TABLE = """
 title: A table
@@ -28,7 +28,7 @@ columns: {size: {title: size, unit: bits, evaluator: model_size, metric: bits_pe
 
 
 def test_a_row_may_set_keys_that_exist() -> None:
-    assert set(ROW_KEYS) < {field.name for field in dataclasses.fields(Config)}
+    assert set(ROW_KEYS) < {field.name for field in dataclasses.fields(Row)}
 
 
 @pytest.mark.parametrize(

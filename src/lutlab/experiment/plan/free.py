@@ -137,7 +137,7 @@ def _wants_baseline(settings: Row) -> bool:
 
 def _identity(settings: Row) -> Hashable:
     """All that tells two rows of a sweep apart."""
-    return run_of(settings), settings.threads, repr(sorted(settings.evaluators.items()))
+    return run_of(settings), settings.threads, repr(sorted(settings.evaluator.items()))
 
 
 def _id(rows: Sequence[PlannedRow]) -> str:
@@ -161,7 +161,7 @@ _LONGEST = 60  # characters of a name that is made of axes
 def row_axes(run: RunSpec, settings: Row) -> dict[str, Any]:
     """The axes of a row: those of its run, its evaluators' fields, its threads where they are given."""
     found = axes(run)
-    for evaluator, options in settings.evaluators.items():
+    for evaluator, options in settings.evaluator.items():
         found |= {f"evaluator.{evaluator}.{key}": value for key, value in options}
     return found | ({"threads": settings.threads} if settings.threads else {})
 

@@ -182,7 +182,7 @@ def evaluation_of(column: ColumnSpec, row: Row) -> EvalSpec:
         tasks = registry.lookup("evaluator", column.evaluator).reads_tasks
         text = text_of(column.text, row.data, tasks=tasks)
         text = dataclasses.replace(text, limit=row.data.limit)
-    return EvalSpec(column.evaluator, text, row.evaluators.get(column.evaluator, ()))
+    return EvalSpec(column.evaluator, text, row.evaluator.get(column.evaluator, ()))
 
 
 def _missing(run: RunSpec, evaluation: EvalSpec) -> str:

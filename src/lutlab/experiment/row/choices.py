@@ -59,8 +59,7 @@ def register_choices() -> None:
     store = ConfigStore.instance()
     evaluators = {name: _defaults(cls) for name, cls in registry.classes("evaluator").items()}
     keys = _defaults(Row) | {"method": MISSING, "evaluator": evaluators}
-    for name in ("options", "evaluators"):
-        del keys[name]
+    del keys["options"]
     store.store(name="schema", node=keys)
     for name, cls in registry.classes("method").items():
         store.store(group="method", name=name, node={"name": name} | _defaults(cls))

@@ -41,7 +41,7 @@ from lutlab.specs import ModelSpec, Tuning
 
 LOGGERS = ("none", "offline", "online")
 Options = tuple[tuple[str, Any], ...]  # names and values, sorted by name
-_OF_GROUPS = ("method", "options", "evaluators")  # set by keys of their own classes
+_OF_GROUPS = ("method", "options", "evaluator")  # set by keys of their own classes
 _ELSEWHERE = ("scale", "artifact", "job")
 # The fixed part of a sweep may lack what its rows give.
 _EMPTY = {ModelSpec: {"id": "", "name": ""}}
@@ -178,7 +178,7 @@ class Dashboard:
 class Row:
     """Everything a run depends on; `artifact` is set by +exp, `scale` by its preset, `job` by the sweeper (job.py).
 
-    `method` is the name of a method and `options` are its fields, sorted by name; `evaluators` has of each evaluator
+    `method` is the name of a method and `options` are its fields, sorted by name; `evaluator` has of each evaluator
     the fields that are not at their defaults.
 
     Attributes:
@@ -232,7 +232,7 @@ class Row:
     stream: bool = False
     data: Data
     evaluate: tuple[str, ...] = ()
-    evaluators: Mapping[str, Options] = field(default_factory=dict)
+    evaluator: Mapping[str, Options] = field(default_factory=dict)
     device: Annotated[str, DEVICES, a_device] = "auto"
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
     threads: Annotated[int | None, a_thread_count] = None
@@ -269,7 +269,7 @@ class Row:
         }
         options = _sorted({key.rpartition(".")[2]: flat[key] for key in method_keys(method)})
         own = {name: _sorted(changed) for name, changed in evaluators.items() if changed}
-        return dataclasses.replace(found, options=options, evaluators=own)
+        return dataclasses.replace(found, options=options, evaluator=own)
 
     @property
     def all_knobs(self) -> Options:

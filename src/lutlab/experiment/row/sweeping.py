@@ -122,7 +122,7 @@ def variant(request: Request, settings: Row) -> str:
     if request.artifact and any(o.startswith("model=") for o in request.arguments):
         kind = "synthetic-" if model.source == "synthetic" else ""
         parts.append(kind + Path(model.name).name.removeprefix(kind))
-    for options in settings.evaluators.values():
+    for options in settings.evaluator.values():
         parts += [f"{key}-{value}" for key, value in options]
     return "-".join(parts)
 
