@@ -1,11 +1,9 @@
-"""Workspaces and reports: the JSON that is sent, and a push to a stand-in of W&B's API on loopback, never to W&B.
-
-`python -m tests.experiment.run.test_workspaces` writes the golden file anew.
-"""
+"""Workspaces and reports: the JSON that is sent, and a push to a stand-in of W&B's API on loopback, never to W&B."""
 
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -14,15 +12,16 @@ from typing import Any
 
 import pytest
 from tests.experiment.report.example import example_table
+from tests.experiment.run.test_tracking import ROWS, TABLE4, tracked
 
 from lutlab.errors import LutlabError
+from lutlab.evaluators.kernel_latency import KernelLatency
 from lutlab.experiment.report import markdown
 from lutlab.experiment.report.layout import lay_out
 from lutlab.experiment.run import views, workspaces
 from lutlab.experiment.run.views import Project
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # wandb-workspaces' own
-GOLDEN = Path(__file__).with_name("workspaces.json")
 PAGES = {
     "accuracy": views.accuracy,
     "kernels": views.kernels,
@@ -30,19 +29,48 @@ PAGES = {
 }
 
 
-def built() -> dict[str, Any]:
-    """The pages as JSON; a report's table is looked at and left out, since other tests hold its text."""
-    made = {k: json.loads(v) for k, v in workspaces.build(PAGES, Project("me", "lutlab")).items()}
-    blocks = made["lut-gemm-v3"]["blocks"]
-    (block,) = [block for block in blocks if block["type"] == "markdown-block"]
-    assert block["content"] == markdown.render(lay_out(example_table()))
-    block["content"] = ""
-    return made
+KEY = re.compile(r"(?:config|summary|history):[^\"]+|(?:layer|round|window|tuning_step)/[^\"]+")
 
 
-def test_pages_are_those_of_the_golden_file() -> None:
+def found(value: Any, name: str) -> list[Any]:
+    """All that JSON holds under a name, wherever it stands."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    own = [value[name]] if isinstance(value, dict) and name in value else []
+    return own + [each for one in inner for each in found(one, name)]
+
+
+def filters(page: Any) -> set[tuple[str, str]]:
+    (runs,) = found(page, "runSets")
+    return {(one["key"]["name"], one["value"]) for one in found(runs, "filters")[0]["filters"]}
+
+
+def test_a_workspace_shows_what_its_runs_log() -> None:
     pytest.importorskip("wandb_workspaces")
-    assert built() == json.loads(GOLDEN.read_text(encoding="utf-8")), "see the head of this file"
+    made = {k: json.loads(v) for k, v in workspaces.build(PAGES, Project("me", "lutlab")).items()}
+    assert filters(made["accuracy"]) == {("kind", "row"), ("of", "model")}
+    assert filters(made["kernels"]) == {("kind", "row"), ("of", "product")}
+    keys = {name: set(KEY.findall(json.dumps(made[name]))) for name in ("accuracy", "kernels")}
+    logged = tracked(TABLE4, ROWS)[1]
+    for key in keys["accuracy"]:
+        if key.startswith("summary:") and "wikitext2" not in key:  # not of models that ship
+            assert key.removeprefix("summary:") in logged.summary
+        if key.startswith("config:"):
+            assert key.removeprefix("config:").removesuffix(".value") in logged.config
+    declared = {f"summary:kernel_latency/{metric.name}" for metric in KernelLatency.metrics}
+    assert {key for key in keys["kernels"] if key.startswith("summary:")} <= declared
+    assert {"layer/weight_relative_mse", "tuning_step/loss", "window/topics/ppl"} <= keys[
+        "accuracy"
+    ]
+    assert "round/kernel_latency_s" in keys["kernels"]
+
+
+def test_a_report_has_a_papers_tables_over_their_runs() -> None:
+    pytest.importorskip("wandb_workspaces")
+    made = workspaces.build(PAGES, Project("me", "lutlab"))
+    report = json.loads(made["lut-gemm-v3"])
+    (block,) = [block for block in report["blocks"] if block["type"] == "markdown-block"]
+    assert block["content"] == markdown.render(lay_out(example_table()))
+    assert filters(report) == {("artifact", "lut-gemm-v3/table4"), ("kind", "row")}
 
 
 class Api(BaseHTTPRequestHandler):
@@ -143,7 +171,3 @@ def test_the_command_says_what_it_lacks(capsys: pytest.CaptureFixture[str]) -> N
     assert "--push" in capsys.readouterr().err
     assert workspaces.main(["--push"]) == 2
     assert "--entity" in capsys.readouterr().err
-
-
-if __name__ == "__main__":
-    GOLDEN.write_text(json.dumps(built(), indent=1, sort_keys=True) + "\n", encoding="utf-8")
