@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 from hydra.core.global_hydra import GlobalHydra
+from tests import warm
 
 from lutlab.experiment.run.main import main
 
@@ -70,9 +70,6 @@ def _run(arguments: Sequence[str], results: Path, patch: pytest.MonkeyPatch) -> 
     return main()
 
 
-def start(*arguments: str, results: Path) -> subprocess.Popen[str]:
+def start(*arguments: str, results: Path) -> warm.Child:
     """`python run.py …` as its own process, in the folder of the results."""
-    command = [sys.executable, str(ROOT / "run.py"), *arguments, f"results={results}"]
-    return subprocess.Popen(
-        command, cwd=results.parent, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+    return warm.start(ROOT / "run.py", *arguments, f"results={results}", cwd=results.parent)

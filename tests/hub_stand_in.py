@@ -1,7 +1,7 @@
 """A small stand-in of the Hugging Face hub on 127.0.0.1, so that downloads are tested without a network.
 
     with HubStandIn({("datasets", "Salesforce/wikitext"): folder, ("models", "org/name"): folder}) as url:
-        run_client([sys.executable, "-c", "..."], url, tmp_path)
+        run_client("print('...')", url, tmp_path)
 
 Each folder is a repository of one state: a commit asked for by its hash has that hash, a branch is at COMMIT.
 Served is what `huggingface_hub`, `datasets` and `transformers` ask for: repository information, file lists, and files
@@ -24,6 +24,8 @@ from collections.abc import Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
+
+from tests import warm
 
 _HASH = re.compile("[0-9a-f]{40}")
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -72,22 +74,24 @@ def dead_address() -> str:
         return url
 
 
+# huggingface_hub reads its environment when it is imported.
+AFRESH = """
+import sys, warnings
+warnings.simplefilter("error")
+for name in [name for name in sys.modules if name.partition(".")[0] == "huggingface_hub"]:
+    del sys.modules[name]
+"""
+
+
 def run_client(
-    command: Sequence[str], url: str, home: Path, **environment: str
+    code: str, url: str, home: Path, *arguments: str, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command whose hub is `url` and whose caches lie under `home`; huggingface_hub reads both when imported."""
+    """Run Python whose hub is `url` and whose caches lie under `home`."""
     inherited = {
         name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))
     }
     settings = {"HF_ENDPOINT": url, "HF_HOME": str(home), "HF_HUB_DISABLE_TELEMETRY": "1"}
-    return subprocess.run(
-        command,
-        env=inherited | settings | environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    return warm.run(AFRESH + code, *arguments, env=inherited | settings | environment)
 
 
 class _Handler(BaseHTTPRequestHandler):

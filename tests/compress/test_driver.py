@@ -2,14 +2,12 @@
 
 import dataclasses
 import itertools
-import os
 import shutil
 import signal
-import subprocess
-import sys
 
 import pytest
 import torch
+from tests import warm
 from tests.calibrated import Fake, FakeScaling
 from tests.command_line import ROOT
 from tests.models.architectures import CONFIGS, make, token_ids, uniform
@@ -325,10 +323,7 @@ def test_a_command_that_was_killed_goes_on(command, monkeypatch, tmp_path):
         f"data.root={tmp_path / 'data'}", "calibration.text=wikitext2-train", "calibration.samples=2",
         "evaluate=[weight_error]",
     )  # fmt: skip
-    killed = subprocess.run(
-        [sys.executable, "-c", KILLED, *arguments, f"results={command.results}"],
-        cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT / "src")}, capture_output=True,
-    )  # fmt: skip
+    killed = warm.run(KILLED, *arguments, f"results={command.results}", cwd=ROOT)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     (block,) = command.results.glob("quantized/*/block-*.safetensors")
     written, calls, quantize = block.stat().st_mtime_ns, [], GPTQ.quantize

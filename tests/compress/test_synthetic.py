@@ -2,13 +2,12 @@
 
 import json
 import math
-import os
 import re
-import subprocess
 import sys
 
 import pytest
 import torch
+from tests import warm
 from tests.command_line import ROOT
 from tests.models.architectures import CONFIGS, token_ids
 
@@ -204,10 +203,7 @@ def test_it_is_made_in_the_memory_that_it_runs_in():
         "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 12, "num_attention_heads": 8,
         "vocab_size": 4000,
     }  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, "-c", RUN, json.dumps(sizes)],
-        cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
-    )  # fmt: skip
+    done = warm.run(RUN, json.dumps(sizes), cwd=ROOT)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["held"] > 80e6

@@ -2,13 +2,11 @@
 
 import gzip
 import json
-import sys
 
 import pyarrow
 import pyarrow.parquet
 import pytest
 from tests.hub_stand_in import COMMIT, HubStandIn, dead_address, run_client
-from tests.tiny_models import tiny_llama, word_tokenizer
 
 LOAD = """
 import json, sys
@@ -23,17 +21,6 @@ for name in sys.argv[1:]:
     except LutlabError as error:
         found[name] = str(error)
 print(json.dumps(found))
-"""
-WITH_DATASETS = """
-from datasets import load_dataset
-print(load_dataset("Salesforce/wikitext", "wikitext-2-raw-v1", split="test")["text"])
-files = {"test": "hf://datasets/FALcon6/ptb_text_only@main/penn_treebank/test/*.parquet"}
-print(load_dataset("parquet", data_files=files, split="test")["sentence"])
-"""
-WITH_TRANSFORMERS = """
-from transformers import AutoModelForCausalLM, AutoTokenizer
-model = AutoModelForCausalLM.from_pretrained("org/tiny")
-print(model.config.model_type, AutoTokenizer.from_pretrained("org/tiny")("w1 w2").input_ids)
 """
 WIKITEXT = ["", " = A = \n", " some text \n"]
 CARD = """---
@@ -81,7 +68,7 @@ def repositories(tmp_path):
 
 
 def load(url, home, *names, **environment):
-    done = run_client([sys.executable, "-W", "error", "-c", LOAD, *names], url, home, **environment)
+    done = run_client(LOAD, url, home, *names, **environment)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -219,17 +206,3 @@ def test_no_network_is_an_error_at_once(tmp_path):
         assert cause in found["wikitext2"]
         assert found["ptb"].count(cause) == 2, "both choices are told"
         assert "scale=embedded" in found["ptb"]
-
-
-def test_the_stand_in_serves_datasets_and_transformers(repositories, tmp_path):
-    tiny = tmp_path / "tiny"
-    tiny_llama().save_pretrained(tiny)
-    word_tokenizer(bos=True).save_pretrained(tiny)
-    repositories["models", "org/tiny"] = tiny
-    with HubStandIn(repositories) as url:
-        for code, expected in (
-            (WITH_DATASETS, f"{WIKITEXT}\n['the test <unk>', 'N']\n"),
-            (WITH_TRANSFORMERS, "llama [0, 3, 4]\n"),
-        ):
-            done = run_client([sys.executable, "-c", code], url, tmp_path / "home")
-            assert done.stdout.replace("Column(", "").replace(")\n", "\n") == expected, done.stderr

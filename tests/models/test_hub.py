@@ -2,10 +2,8 @@
 
 import hashlib
 import json
-import sys
 
 import pytest
-from tests.conftest import ROOT
 from tests.hub_stand_in import COMMIT, CONVERTED, HubStandIn, dead_address, run_client
 from tests.models.architectures import make
 from tests.tiny_models import byte_tokenizer
@@ -49,8 +47,7 @@ print(json.dumps(answers))
 
 def ask(url, home, *wanted, **environment):
     """Answers of a process of its own, and what it printed to stderr."""
-    command = [sys.executable, "-W", "error", "-c", CLIENT, json.dumps(wanted)]
-    done = run_client(command, url, home, PYTHONPATH=str(ROOT / "src"), **environment)
+    done = run_client(CLIENT, url, home, json.dumps(wanted), **environment)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout), done.stderr
 

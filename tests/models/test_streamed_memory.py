@@ -6,11 +6,10 @@ Linux enforces no limit.
 """
 
 import json
-import os
-import subprocess
 import sys
 
 import pytest
+from tests import warm
 from tests.command_line import ROOT
 from transformers import LlamaConfig
 
@@ -50,10 +49,7 @@ def run(folder, *, stream):
         hidden_size=1024, intermediate_size=2816, num_hidden_layers=16, num_attention_heads=8, vocab_size=1000,
         max_position_embeddings=64,
     ).save_pretrained(folder)  # fmt: skip
-    return subprocess.run(
-        [sys.executable, "-c", RUN, str(folder), str(stream), str(ALLOWED)],
-        cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
-    )  # fmt: skip
+    return warm.run(RUN, folder, stream, ALLOWED, cwd=ROOT)
 
 
 @pytest.mark.slow

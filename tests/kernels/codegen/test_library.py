@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests import warm
 
 from lutlab.errors import LutlabError
 from lutlab.kept import built, caches, findings
@@ -359,7 +360,7 @@ maps = open("/proc/self/maps").read().splitlines()
 names = {{line.split("/")[-1] for line in maps}}
 print(handle.openmp, after - before, len([n for n in names if "gomp" in n or "omp.so" in n or "omp5" in n]))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = warm.run(code)
     openmp, more, runtimes = done.stdout.split() or pytest.fail(done.stderr)
     assert more == "0"
     assert runtimes == "1" or openmp == "False"

@@ -2,7 +2,6 @@
 
 import ctypes
 import json
-import subprocess
 import sys
 import types
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests import warm
 from tests.kernels.gpu import cuda_on_host
 from tests.kernels.gpu.lut_gemv_matrix import F16, F32, error, inputs, weight
 from tests.kernels.weights import uniform_tensor
@@ -326,8 +326,10 @@ def test_a_cupy_that_does_not_fit_the_driver(monkeypatch):
 
 
 def test_importing_needs_no_gpu_and_no_cupy():
-    code = "import sys; sys.modules['cupy'] = None; import lutlab.kernels.gpu.lut_gemv.launcher"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    code = "import sys; assert 'cupy' not in sys.modules; sys.modules['cupy'] = None; " + (
+        "import lutlab.kernels.gpu.lut_gemv.launcher"
+    )
+    done = warm.run(code)
     assert done.returncode == 0, done.stderr
 
 
