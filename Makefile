@@ -9,7 +9,7 @@ CASES ?= 10000
 SEED ?= 0
 KIND ?=
 
-.PHONY: help env lint format lock test test-isa test-gpu attack installed table bench report dashboard publish notebooks docs gpu-report
+.PHONY: help env lint format lock test test-all test-isa test-gpu attack installed table bench report dashboard publish notebooks docs gpu-report
 
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -32,8 +32,11 @@ format: env ## rewrite in house style
 lock: env ## check versions against sources and golden cells, and lock them (UNCHANGED=<components>: CONTRIBUTING.md)
 	$(BIN)/python -m lutlab.experiment.store.lock $(if $(UNCHANGED),--unchanged $(UNCHANGED))
 
-test: env ## all tests that need no GPU
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not gpu"
+test: env ## the README's tests: those that take moments and need no GPU
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal
+
+test-all: env ## those and the slow ones: the site, notebooks, launchers, kills, published runs
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not gpu"
 
 test-isa: env ## those of CPU kernels by the other instruction set: AVX-512 by SIMDe (libsimde-dev), or AVX2 beside AVX-512
 	tests/other_isa.sh $(BIN)/python
@@ -78,4 +81,4 @@ docs: env ## build the documentation into site/, strictly and offline
 	$(BIN)/zensical build --strict
 
 notebooks: env ## execute the notebooks
-	$(BIN)/python -m pytest tests/test_notebooks.py
+	$(BIN)/python -m pytest -m "" tests/test_notebooks.py

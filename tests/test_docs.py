@@ -61,6 +61,7 @@ def test_every_snippet_of_a_page_is_there() -> None:
         shown('```python\n--8 < --"docs/examples/my_lab.py:method"\n```')
 
 
+@pytest.mark.slow
 def test_a_page_loads_nothing_from_elsewhere(site: Path) -> None:
     pages = [*site.rglob("*.html"), *site.rglob("*.css")]
     assert len(pages) > 60
@@ -71,6 +72,7 @@ def test_a_page_loads_nothing_from_elsewhere(site: Path) -> None:
         assert "--8<--" not in text, page
 
 
+@pytest.mark.slow
 def test_links_lead_somewhere(site: Path) -> None:
     """Strict mode looks at the pages' own links; not at those of what a page shows from a README."""
     anchors = {
@@ -88,12 +90,14 @@ def test_links_lead_somewhere(site: Path) -> None:
             assert target not in anchors or anchor in anchors[target], f"{page}: {link}"
 
 
+@pytest.mark.slow
 def test_what_is_public_is_in_the_reference(site: Path) -> None:
     pages = "".join(page.read_text(encoding="utf-8") for page in site.glob("reference/*.html"))
     public = [f"{lutlab._HOME[name]}.{name}" for name in lutlab.__all__]
     assert [name for name in public if f'id="{name}"' not in pages] == []
 
 
+@pytest.mark.slow
 def test_the_gallery_has_every_artifact_and_every_published_page(site: Path) -> None:
     index = (site / "artifacts" / "index.html").read_text(encoding="utf-8")
     for name in artifact_groups()["all"]:

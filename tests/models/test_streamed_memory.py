@@ -13,6 +13,7 @@ from tests import warm
 from tests.command_line import ROOT
 from transformers import LlamaConfig
 
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")]
 ALLOWED = 200 * 10**6  # bytes beyond what the process holds after its imports
 RUN = """
 import json, resource, sys
@@ -52,8 +53,6 @@ def run(folder, *, stream):
     return warm.run(RUN, folder, stream, ALLOWED, cwd=ROOT)
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_streamed_model_is_quantized_and_evaluated_in_a_quarter_of_its_size(tmp_path):
     done = run(tmp_path, stream=True)
     assert done.returncode == 0, done.stderr
@@ -63,7 +62,6 @@ def test_a_streamed_model_is_quantized_and_evaluated_in_a_quarter_of_its_size(tm
     assert all(0 < value < 64 * 100 for value in found["nll"])
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_in_memory_the_same_limit_is_reached(tmp_path):
     """The limit is one: without streaming it ends the run."""
     done = run(tmp_path, stream=False)
