@@ -15,6 +15,7 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 from tests import warm
 
+from lutlab.experiment.report import figure
 from lutlab.experiment.run.main import main
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -65,7 +66,9 @@ def printed(*arguments: str, results: Path) -> str:
 
 
 def _run(arguments: Sequence[str], results: Path, patch: pytest.MonkeyPatch) -> int:
+    """Figures are left out: a quarter of a short run's time, they are drawn by tests of their own and by `start`."""
     GlobalHydra.instance().clear()
+    patch.setattr(figure, "render", lambda table: (b"<svg/>", b""))
     patch.setattr(sys, "argv", ["run.py", *arguments, f"results={results}"])
     return main()
 

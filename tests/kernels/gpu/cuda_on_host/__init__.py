@@ -64,15 +64,13 @@ def build(text: str, functions: Sequence[str]) -> ctypes.CDLL:
     """
     callable_ = "".join(f"CALLABLE({name})\n" for name in functions)
     header = HERE / "cuda_on_host.h"
-    whole = f'#include "{header}"\nnamespace {{\n#line 1\n{text}}}\n{callable_}'
+    whole = f'#include "{header.name}"\nnamespace {{\n#line 1\n{text}}}\n{callable_}'
     return _load(whole, header.read_text() + (HERE / "scheduler.cpp").read_text())
 
 
 @functools.cache
 def _load(text: str, shim: str) -> ctypes.CDLL:
-    scheduler = _compile(
-        f"// {_key(shim)}\n" + f'#include "{HERE / "scheduler.cpp"}"\n', ".o", "-c"
-    )
+    scheduler = _compile(f'// {_key(shim)}\n#include "scheduler.cpp"\n', ".o", "-c")
     path = _compile(
         f"// {_key(shim)}\n" + text, ".so", str(scheduler), "-shared", "-lstdc++", "-lm"
     )
@@ -87,7 +85,7 @@ def _key(text: str) -> str:
 
 
 def _compile(text: str, suffix: str, *more: str) -> Path:
-    """Built once for each text, compiler and CPU."""
+    """Built once for each text, compiler and CPU, whatever checkout the tests are of."""
     cc = compiler.find()
     flags = (*FLAGS, *isa.detect().flags)
     identity = "\n".join((text, cc.version, *cc.command, *flags, *more))
@@ -99,7 +97,16 @@ def _compile(text: str, suffix: str, *more: str) -> Path:
         (Path(beside) / "kernel.cpp").write_text(text)
         # an object is no source: -xnone after it
         objects, options = [m for m in more if m.endswith(".o")], [m for m in more if m[0] == "-"]
-        arguments = [*flags, "kernel.cpp", "-xnone", *objects, *options, "-o", f"built{suffix}"]
+        arguments = [
+            *flags,
+            f"-I{HERE}",
+            "kernel.cpp",
+            "-xnone",
+            *objects,
+            *options,
+            "-o",
+            f"built{suffix}",
+        ]
         done = cc.run(arguments, Path(beside))
         assert done.returncode == 0, done.stderr
         os.replace(Path(beside) / f"built{suffix}", path)
