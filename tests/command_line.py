@@ -6,7 +6,7 @@ import copy
 import io
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 from hydra._internal.config_repository import CachingConfigRepository
-from hydra._internal.core_plugins.file_config_source import FileConfigSource
+from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.global_hydra import GlobalHydra
-from hydra.plugins.config_source import ConfigResult
+from hydra.core.plugins import Plugins
+from hydra.plugins.config_source import ConfigResult, ConfigSource
 from tests import warm
 
 from lutlab.experiment.report import figure
@@ -70,16 +71,21 @@ def printed(*arguments: str, results: Path) -> str:
 
 
 _read: dict[tuple[object, ...], ConfigResult] = {}
-_load = FileConfigSource.load_config
 
 
-def _load_once(source: FileConfigSource, config_path: str) -> ConfigResult:
-    file = Path(source.path, source._normalize_file_name(config_path))
-    about = file.stat() if file.is_file() else None
-    key = (file, about and (about.st_mtime_ns, about.st_size))
-    if key not in _read:
-        _read[key] = _load(source, config_path)
-    return copy.deepcopy(_read[key])
+def _reading_once(cls: type[ConfigSource]) -> Callable[[ConfigSource, str], ConfigResult]:
+    """`load_config` of a class of sources, by path, size and time of the file."""
+    load = cls.load_config
+
+    def load_once(source: ConfigSource, config_path: str) -> ConfigResult:
+        file = Path(source.path, source._normalize_file_name(config_path))
+        about = file.stat() if file.is_file() else None
+        key = (cls, file, about and (about.st_mtime_ns, about.st_size))
+        if key not in _read:
+            _read[key] = load(source, config_path)
+        return copy.deepcopy(_read[key])
+
+    return load_once
 
 
 def _of(repository: CachingConfigRepository, delegate: object) -> None:
@@ -90,7 +96,10 @@ def _run(arguments: Sequence[str], results: Path, patch: pytest.MonkeyPatch) -> 
     """Where most of a short run's time would go: no figure is drawn, and Hydra, which composes a row five times, does
     not copy all schemas and read all files for each. What starts a process has both.
     """
-    patch.setattr(FileConfigSource, "load_config", _load_once)
+    Plugins.instance()  # finds them, and makes their classes anew
+    for scheme in ("file", "pkg"):
+        source = SourcesRegistry.instance().resolve(scheme)
+        patch.setattr(source, "load_config", _reading_once(source))
     patch.setattr(CachingConfigRepository, "__init__", _of)
     GlobalHydra.instance().clear()
     patch.setattr(figure, "render", lambda table: (b"<svg/>", b""))
