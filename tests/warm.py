@@ -25,9 +25,13 @@ import time
 import traceback
 import types
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
+
+import pytest
+
+from lutlab import children
 
 ROOT = Path(__file__).resolve().parents[1]
 LIBRARIES = (
@@ -116,6 +120,18 @@ def run(code: str | Path, *arguments: object, **how: Any) -> subprocess.Complete
     process = start(code, *arguments, **how)
     out, err = process.communicate(timeout=300)
     return subprocess.CompletedProcess(list(arguments), process.wait(), out, err)
+
+
+def run_children(patch: pytest.MonkeyPatch) -> None:
+    """Have `subprocess.run` fork the processes that `lutlab.children.python` describes."""
+    real = subprocess.run
+
+    def forked(command: Sequence[str], **how: Any) -> subprocess.CompletedProcess[Any]:
+        if list(command[:3]) != [sys.executable, "-c", children._START]:
+            return real(command, **how)
+        return run(command[4], *command[5:])
+
+    patch.setattr(subprocess, "run", forked)
 
 
 @functools.cache
