@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from tests.command_line import CommandLine
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -14,6 +15,10 @@ os.environ.setdefault("WANDB_MODE", "offline")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # two workers share two cores
+
+# Other examples in each run: they add up.
+settings.register_profile("lutlab", deadline=None, max_examples=25)
+settings.load_profile("lutlab")
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -5,7 +5,7 @@ import json
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.quant_layers import (
     K,
@@ -65,7 +65,6 @@ def packed_weights(draw):
     return pack(BCQTensor(codes, alpha, offset, q, g, order))
 
 
-@settings(deadline=None, max_examples=40)
 @given(packed_weights(), st.sampled_from([None, torch.float16, torch.bfloat16, torch.float32]))
 def test_a_layer_is_made_again_from_its_layout_and_its_buffers(packed, bias_dtype):
     bias = None if bias_dtype is None else torch.ones(packed.shape[0], dtype=bias_dtype)
@@ -80,7 +79,6 @@ def test_a_layer_is_made_again_from_its_layout_and_its_buffers(packed, bias_dtyp
     assert {b.device.type for b in QuantLinear.from_layout(layout, "meta").buffers()} == {"meta"}
 
 
-@settings(deadline=None, max_examples=60)
 @given(packed_weights())
 def test_the_stored_weight_is_recovered_from_the_kernels_own_bit_for_bit(packed):
     before = {name: None if b is None else b.clone() for name, b in packed.buffers.items()}

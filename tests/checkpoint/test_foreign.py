@@ -70,7 +70,6 @@ SHAPES = {
 }
 
 
-@settings(max_examples=30, deadline=None)
 @given(
     **SHAPES,
     written=st.sampled_from([("v2", V2, 0), ("v2", OWN, 0), ("v1", V1, 1), ("gptqmodel", GPTQMODEL, 0)]),
@@ -88,7 +87,7 @@ def test_gptq(q, rows, columns, g, seed, written, act_order, g_idx):
     assert (packed.order is None) == (parts[3] == sorted(parts[3]))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(**SHAPES | {"q": st.just(3)}, act_order=st.booleans())
 def test_efficientqat_of_3_bits(q, rows, columns, g, seed, act_order):
     *parts, weight = drawn(q, rows, columns, g, seed, act_order=act_order)
@@ -97,7 +96,7 @@ def test_efficientqat_of_3_bits(q, rows, columns, g, seed, act_order):
     assert torch.equal(packed.dequantize().half(), weight)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(**SHAPES)
 def test_awq(q, rows, columns, g, seed):
     codes, zeros, scales, _, weight = drawn(q, rows, columns, g, seed)
@@ -105,7 +104,7 @@ def test_awq(q, rows, columns, g, seed):
     assert torch.equal(packed.dequantize().half(), weight)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     q=st.integers(2, 8),
     strategy=st.sampled_from(["group", "channel", "tensor"]),

@@ -6,7 +6,7 @@ import itertools
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lutlab.compress.allocate import Option, allocate, budget_bits
@@ -43,7 +43,6 @@ def brute_force(layers: dict[str, list[Option]], budget: int) -> float:
     )
 
 
-@settings(max_examples=100, deadline=None)
 @given(layers=LAYERS, spare=st.integers(0, 80), unit=st.sampled_from([1, 32, 10**9]))
 def test_the_answer_is_the_optimum_and_within_the_budget(layers, spare, unit):
     scaled = {
@@ -59,7 +58,6 @@ def test_the_answer_is_the_optimum_and_within_the_budget(layers, spare, unit):
     assert allocate(scaled, budget) == chosen
 
 
-@settings(max_examples=25, deadline=None)
 @given(layers=LAYERS)
 def test_a_larger_budget_is_never_worse(layers):
     budgets = [smallest(layers) + spare for spare in range(0, 100, 20)]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import lsq_linear
 from tests.calibrated import Fake
@@ -50,7 +50,6 @@ def moments(x, ahead, stream, rows):
     return Moments(len(x), x.T @ x / len(x), ahead.T @ x / len(x), stream)
 
 
-@settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 2**20), tokens=st.integers(12, 80), streamed=st.booleans())
 def test_is_the_ridge_regression_and_no_worse_than_the_weight(seed, tokens, streamed):
     draw = torch.Generator().manual_seed(seed)

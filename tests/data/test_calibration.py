@@ -32,7 +32,7 @@ def test_every_calibration_text_is_drawn_from_in_one_of_the_two_ways():
 @given(
     samples=st.integers(1, 9), seqlen=st.integers(1, 400), seed=st.integers(0, 5), bos=st.booleans()
 )
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_joined_rows_are_cut_where_gptq_cuts_them(name, samples, seqlen, seed, bos):
     tokenizer = word_tokenizer(bos)
     ids = tokenizer("\n\n".join(ROWS)).input_ids
@@ -50,7 +50,7 @@ def test_joined_rows_are_cut_where_gptq_cuts_them(name, samples, seqlen, seed, b
 @given(
     samples=st.integers(1, 9), seqlen=st.integers(1, 25), seed=st.integers(0, 5), bos=st.booleans()
 )
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_documents_are_drawn_and_cropped_as_gptq_does(name, samples, seqlen, seed, bos):
     tokenizer = word_tokenizer(bos)
     random.seed(seed)

@@ -41,7 +41,7 @@ def test_a_sign_is_bit_k_mod_32_of_word_k_div_32_and_padding_is_zero(b, k):
     assert torch.equal(planes.long() & 0xFFFFFFFF, expected)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=40)
 @given(**SIZES, with_offset=st.booleans())
 def test_round_trip_is_bit_exact_and_dequantize_is_the_sum(
     q, rows, in_features, g, dtype, seed, with_offset
@@ -68,7 +68,7 @@ def test_round_trip_is_bit_exact_and_dequantize_is_the_sum(
     assert torch.equal(packed.dequantize(), expected.float())
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=40)
 @given(**SIZES, exponent=st.integers(-30, 12), far=st.booleans())
 def test_uniform_becomes_bcq_to_the_last_bit(q, rows, in_features, g, dtype, seed, exponent, far):
     """Scales go down to float16's subnormals, and up beyond what 2^(q-2) s leaves in float16; zeros beyond 0..2^q-1."""

@@ -18,7 +18,7 @@ from lutlab.formats import bcq, bcq_lanes
     ordered=st.booleans(),
     seed=st.integers(0, 2**31),
 )
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 def test_planes_come_back(rows, columns, q, g, alpha, offset, ordered, seed):
     plain = bcq.pack(
         bcq_tensor(rows, columns, q, g, alpha=alpha, offset=offset, ordered=ordered, seed=seed)

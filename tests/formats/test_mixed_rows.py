@@ -22,7 +22,7 @@ def assert_same(tensor, other):
             assert back == value, name
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     rows=st.integers(1, 70),
     columns=st.integers(1, 300),

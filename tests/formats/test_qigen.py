@@ -37,7 +37,7 @@ def layers(draw):
     return random_tensor(q, rows, in_features, g, draw(st.integers(0, 999))), blocks
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=40)
 @given(layers())
 def test_round_trip_is_exact(layer):
     tensor, blocks = layer
@@ -48,7 +48,7 @@ def test_round_trip_is_exact(layer):
     assert (again.bits, again.group_size) == (tensor.bits, tensor.group_size)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=40)
 @given(layers())
 def test_blocks_are_where_the_schedule_says(layer):
     """Each block, cut out of plain GPTQ words, lies strip by strip at its first word."""

@@ -25,7 +25,7 @@ LANES = st.sampled_from([4, 2, 1])
 
 
 @given(**SHAPES, offset=st.sampled_from([None, "f16", "f32"]), lanes=LANES)
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 def test_planes_come_back(rows, columns, q, g, scale, ordered, panel, seed, offset, lanes):
     options = {"alpha": scale, "offset": offset, "ordered": ordered, "seed": seed}
     plain = bcq.pack(bcq_tensor(rows, columns, q, g, **options))
@@ -44,7 +44,7 @@ def test_planes_come_back(rows, columns, q, g, scale, ordered, panel, seed, offs
 
 
 @given(**SHAPES, planes=st.booleans(), lanes=LANES)
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 def test_uniform_codes_come_back(rows, columns, q, g, scale, ordered, panel, seed, planes, lanes):
     tensor = uniform_tensor(rows, columns, q, g, scale=scale, ordered=ordered, seed=seed)
     if planes:

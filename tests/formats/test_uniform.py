@@ -33,7 +33,7 @@ def uniform_tensors(draw):
     return UniformTensor(codes, scale.to(dtype), zero_point.to(torch.int16), q, g, order)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=40)
 @given(uniform_tensors())
 def test_packed_and_unpacked_is_the_same_to_the_last_bit(tensor):
     packed = PackedUniform.pack(tensor)
@@ -56,7 +56,7 @@ def test_packed_and_unpacked_is_the_same_to_the_last_bit(tensor):
     )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=40)
 @given(uniform_tensors())
 def test_dequantized_is_the_nearest_float32_and_that_of_the_binary_form(tensor):
     packed = PackedUniform.pack(tensor)
@@ -123,7 +123,7 @@ def test_in_row_chunks_it_is_the_same(monkeypatch):
     assert torch.equal(again.unpack().codes, tensor.codes)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 @given(uniform_tensors())
 def test_from_uniform_and_back(tensor):
     again = to_uniform(bcq.from_uniform(tensor))

@@ -173,7 +173,7 @@ def test_a_model_of_16_bits_is_read_where_it_lies():
     cache=st.sampled_from(["float32", "float16"]),
     length=st.integers(1, 40),
 )
-@settings(deadline=None, max_examples=12)
+@settings(max_examples=12)
 def test_any_sizes(heads, size, width, inner, neighbours, cache, length):
     torch.manual_seed(0)
     kind = GlmConfig if neighbours else LlamaConfig

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lutlab import predict
@@ -21,7 +21,6 @@ SHAPES = st.sampled_from(["opt-6.7b", "opt-30b", "opt-175b", "llama-7b", "llama-
 WIDTHS = st.tuples(st.integers(1, 8), st.sampled_from([32, 64, 128, -1]))
 
 
-@settings(deadline=None, max_examples=25)
 @given(SHAPES, WIDTHS, st.sampled_from([1, 2, 4, 8]), st.sampled_from(["lut-gemm", "lutlab"]))
 def test_latency_rises_with_bytes_and_falls_with_bandwidth(
     shape: str, width: tuple[int, int], gpus: int, engine: str
@@ -41,7 +40,6 @@ def test_latency_rises_with_bytes_and_falls_with_bandwidth(
     assert own.parts["weights"] > 1e3 * own.memory.parts["weights"] / gpus / A100.bandwidth
 
 
-@settings(deadline=None, max_examples=25)
 @given(SHAPES, WIDTHS, st.integers(0, 2047), st.integers(1, 31))
 def test_memory_rises_with_context_and_batch(
     shape: str, width: tuple[int, int], context: int, batch: int

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lutlab.quantizers import alternating
@@ -107,7 +107,6 @@ def test_gaussian_error_of_greedy(q, expected):
     assert float(error) == pytest.approx(expected, rel=0.02)
 
 
-@settings(deadline=None, max_examples=60)
 @given(q=st.integers(1, 8), columns=st.integers(1, 80), seed=st.integers(0, 2**31))
 def test_greedy_is_the_papers_loop(q, columns, seed):
     weight = gaussian(3, columns, seed)
@@ -121,7 +120,6 @@ def test_greedy_is_the_papers_loop(q, columns, seed):
             rest -= np.where(plus, 1, -1) * alpha[b, row, 0].item()
 
 
-@settings(deadline=None, max_examples=100)
 @given(**ANY, offset=st.booleans(), dtype=st.sampled_from([torch.float16, torch.float32, EXACT]))
 def test_codes_are_nearest_and_alpha_is_canonical(kind, q, columns, seed, offset, dtype):
     weight = draw(kind if dtype != torch.float16 or kind != "large" else "gaussian", columns, seed)
@@ -140,7 +138,6 @@ def test_codes_are_nearest_and_alpha_is_canonical(kind, q, columns, seed, offset
     assert int(codes.max()) < 2**q
 
 
-@settings(deadline=None, max_examples=60)
 @given(q=st.integers(1, 4), columns=st.integers(8, 60), seed=st.integers(0, 2**31))
 def test_every_round_is_the_naive_round(q, columns, seed):
     """Same alpha after each of five rounds wherever lstsq's planes are independent; same error otherwise."""
@@ -159,7 +156,6 @@ def test_every_round_is_the_naive_round(q, columns, seed):
         np.testing.assert_allclose(ours, np.sort(np.abs(alpha))[::-1], rtol=1e-7, atol=1e-9)
 
 
-@settings(deadline=None, max_examples=60)
 @given(**ANY, offset=st.booleans())
 def test_error_never_rises_from_round_to_round(kind, q, columns, seed, offset):
     """With offset, more rounds also move one of the two starts: it is monotone against rounds=0 only."""
@@ -173,7 +169,6 @@ def test_error_never_rises_from_round_to_round(kind, q, columns, seed, offset):
             last = error
 
 
-@settings(deadline=None, max_examples=60)
 @given(**ANY)
 def test_at_rest_alpha_is_least_squares_for_its_codes(kind, q, columns, seed):
     """Degenerate groups included: lstsq on the returned codes finds nothing better."""
@@ -187,7 +182,6 @@ def test_at_rest_alpha_is_least_squares_for_its_codes(kind, q, columns, seed):
         assert error[row] <= (best**2).sum() + 1e-11 * (w**2).sum()
 
 
-@settings(deadline=None, max_examples=60)
 @given(q=st.integers(1, 3), columns=st.integers(8, 40), seed=st.integers(0, 2**31))
 def test_ends_where_the_naive_alternation_ends(q, columns, seed):
     weight = gaussian(1, columns, seed)
@@ -209,7 +203,6 @@ def uniform_grid_error(weight, q):
     return (w.unsqueeze(2) - grid.unsqueeze(1)).abs().amin(dim=2).square().sum(dim=1)
 
 
-@settings(deadline=None, max_examples=100)
 @given(**ANY)
 def test_offset_is_never_worse_than_symmetric_nor_than_the_grid(kind, q, columns, seed):
     """Unrounded, up to float64; rounded to float16, each weight moves by at most its codeword's rounding."""

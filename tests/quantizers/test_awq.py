@@ -65,7 +65,7 @@ def weighted_error(weight, tensor, stats):
     return output_error(formats.dequantize(tensor) - weight, stats.hessian)
 
 
-@settings(deadline=None, max_examples=12)
+@settings(max_examples=12)
 @given(
     widths=st.lists(
         st.tuples(st.integers(1, 8), st.sampled_from([-1, 8, 11])), min_size=1, max_size=2
@@ -94,7 +94,7 @@ def test_large_channels_are_scaled_up_and_the_error_falls():
     assert output_error(scaled - weight, stats.hessian) < 0.8 * plain
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(q=st.integers(1, 8), g=st.sampled_from([-1, 8, 13]), seed=st.integers(0, 1000))
 def test_scales_never_raise_the_error(q, g, seed):
     stats, weight = stats_of(activations(50, 30, seed)), random(5, 30, seed=seed)
@@ -139,7 +139,6 @@ def test_layers_with_widths_of_their_own_are_searched_with_them():
     assert not torch.equal(both, AWQ().scales([fine], [(2, -1)], stats))
 
 
-@settings(deadline=None, max_examples=25)
 @given(
     q=st.integers(1, 8),
     g=st.sampled_from([-1, 8, 11]),

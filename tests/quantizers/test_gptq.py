@@ -4,7 +4,7 @@ import logging
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.quantizers.naive_gptq import agree, correlated, naive_gptq
 
@@ -67,7 +67,6 @@ def by_channel(tensor):
     return codes
 
 
-@settings(deadline=None, max_examples=40)
 @given(
     q=st.integers(1, 8),
     g=st.sampled_from([-1, 8, 13, 32]),

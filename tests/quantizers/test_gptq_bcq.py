@@ -45,7 +45,7 @@ def binary_book(q, offset):
     return fit
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(
     q=st.integers(1, 4),
     g=st.sampled_from([-1, 8, 13, 32]),

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.quantizers.naive_gptq import correlated, naive_gptq
 
@@ -144,7 +144,6 @@ def test_searched_grids_never_err_more_than_others_of_their_steps():
     assert errors[1] < 0.8 * errors[0]
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     rows=st.integers(1, 40),
     bits=st.sampled_from([2, 3, 4]),

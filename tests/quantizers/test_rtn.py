@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lutlab import formats
@@ -43,7 +43,6 @@ def naive(weight: torch.Tensor, q: int, g: int, variant: str) -> torch.Tensor:
     return torch.stack(pieces)
 
 
-@settings(deadline=None, max_examples=120)
 @given(
     variant=st.sampled_from(sorted(NAIVE)),
     q=st.integers(1, 8),

@@ -44,7 +44,7 @@ def tensors(draw: torch.Generator, uniform: bool, q: int, g: int, ordered: bool)
     return BCQTensor(codes, alpha, offset, q, g, order)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     seed=st.integers(0, 999),
     uniform=st.booleans(),

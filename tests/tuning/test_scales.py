@@ -54,7 +54,7 @@ def naive(tensor: BCQTensor | UniformTensor, scales: dict[str, torch.Tensor]) ->
     return torch.stack([torch.stack([out[n, k] for k in range(columns)]) for n in range(rows)])
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     st.sampled_from(["bcq", "offset", "uniform"]),
     st.sampled_from([8, -1]),

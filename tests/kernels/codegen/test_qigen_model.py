@@ -23,7 +23,7 @@ def brute_force(in_features, options, step, bits, gamma):
     return max((taken for taken in every if taken <= gamma), default=None)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(
     st.integers(1, 500),
     st.integers(1, 700),

@@ -93,7 +93,7 @@ def test_groups_that_share_a_unit(q, g):
     assert error(gemv(x, prepare(tensor, cut(tensor))), exact(x, tensor)) < 1e-6
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(
     q=st.integers(2, 4),
     g=st.sampled_from(GROUPS),
