@@ -22,6 +22,7 @@ def subject(model):
     return Subject(model, None, (), None, 64)
 
 
+@pytest.mark.slow
 def test_counts_the_model_and_not_this_process(trapped, monkeypatch):
     """A model of 128 MiB beside ballast of 1 GiB in this process; the child is of this checkout."""
     monkeypatch.setenv("PYTHONPATH", str(trapped))

@@ -39,6 +39,7 @@ def found() -> Lock:
     return lock.now()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sources.checkout() is None, reason="an installed package has no lock")
 def test_every_moved_source_is_answered_for(found: Lock) -> None:
     kept = lock.read(lock.path())
@@ -52,6 +53,7 @@ def test_every_moved_source_is_answered_for(found: Lock) -> None:
         )
 
 
+@pytest.mark.slow
 def test_golden_cells_are_of_all_that_decides_accuracies(found: Lock) -> None:
     without = {name for name, one in found.components.items() if one.golden is None}
     kinds = {name.partition("/")[0] for name in without}
