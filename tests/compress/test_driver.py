@@ -10,7 +10,7 @@ import torch
 from tests import warm
 from tests.calibrated import Fake, FakeScaling
 from tests.command_line import ROOT
-from tests.models.architectures import CONFIGS, make, token_ids, uniform
+from tests.models.architectures import CONFIGS, DIFFERENT, make, token_ids, uniform
 from tests.tiny_models import byte_tokenizer
 
 from lutlab import registry
@@ -151,9 +151,12 @@ def same_stats(found, expected):
 
 
 @pytest.mark.parametrize(
-    ("inputs", "sequential"), [("quantized", True), ("quantized", False), ("full", False)]
+    ("name", "inputs", "sequential"),
+    [
+        (name, *(("quantized", True), ("quantized", False), ("full", False))[at % 3])
+        for at, name in enumerate(CONFIGS)
+    ],
 )
-@pytest.mark.parametrize("name", CONFIGS)
 def test_inputs_are_those_of_whole_forward_passes(name, inputs, sequential, monkeypatch):
     monkeypatch.setattr(calibrate, "BATCH_TOKENS", 32)
     model, by_hand, windows = make(name), make(name), token_ids(4, 16)
@@ -222,7 +225,7 @@ def forwards(model):
     return count
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", DIFFERENT)
 def test_full_precision_inputs_are_seen_once(name, tmp_path):
     windows = token_ids(4, 16)
     for fake, q, g in ((Fake("full"), 3, 16), (Fake("full"), 4, -1), (FakeScaling(), 2, 8)):

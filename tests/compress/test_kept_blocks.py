@@ -11,7 +11,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load, load_file, save, save_file
 from tests.compress.test_driver import Fake
-from tests.models.architectures import CONFIGS, make, token_ids, uniform
+from tests.models.architectures import DIFFERENT, make, token_ids, uniform
 
 from lutlab.compress.calibrate import capture, observe
 from lutlab.compress.driver import quantize_model
@@ -53,10 +53,10 @@ def rewrite(path, change_tensors=lambda t: t, change_facts=lambda f: f):
 # ---- blocks ----
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", DIFFERENT)
 def test_blocks_come_back_bit_for_bit(name, tmp_path):
     """Formats take turns: what a file holds of a layer does not depend on the family."""
-    quantizer = (RTN(), RTN(scale_dtype="fp32"), BCQ())[list(CONFIGS).index(name) % 3]
+    quantizer = (RTN(), RTN(scale_dtype="fp32"), BCQ())[DIFFERENT.index(name) % 3]
     model, store = make(name), BlockStore(tmp_path / "id")
     stats = quantize_model(model, quantizer, uniform(model, 3, -1), kept=store)
     fresh = make(name)

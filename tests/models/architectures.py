@@ -60,6 +60,8 @@ CONFIGS = {
         max_position_embeddings=64, attention_types=[[["global", "local"], 1]],
     ),
 }  # fmt: skip
+# Between them all that families differ in: projections, shared keys, a window, Conv1D, an encoder.
+DIFFERENT = ("opt-350m", "llama-3", "gpt-neo", "gpt2", "bert-classifier")
 CAUSAL = tuple(name for name in CONFIGS if name not in ENCODERS)
 
 
