@@ -30,6 +30,7 @@ SAMPLED = (
 CASES = 44
 
 
+@pytest.mark.slow
 def test_a_sample_of_damages_is_noticed(tmp_path: Path) -> None:
     counts = Counts(None, ("kind", "damage"), FINE)
     run([kind for kind in KINDS if kind.name in SAMPLED], ALL, CASES, 1, counts, tmp_path)

@@ -2,11 +2,13 @@
 
 from unittest import mock
 
+import pytest
 from tests.fuzz.lines import broken, scratch, typed
 
 from lutlab.experiment.row import mistakes
 
 
+@pytest.mark.slow
 def test_hostile_lines_end_as_documented():
     assert [(line, ended.broken, ended.err) for line, ended in broken(cases=100, seed=14)] == []
 
