@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hydra._internal.config_repository import CachingConfigRepository
 from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.global_hydra import GlobalHydra
@@ -104,7 +105,11 @@ def _run(arguments: Sequence[str], results: Path, patch: pytest.MonkeyPatch) -> 
     GlobalHydra.instance().clear()
     patch.setattr(figure, "render", lambda table: (b"<svg/>", b""))
     patch.setattr(sys, "argv", ["run.py", *arguments, f"results={results}"])
-    return main()
+    threads = torch.get_num_threads()
+    try:
+        return main()
+    finally:
+        torch.set_num_threads(threads)  # `threads=` is a process' own
 
 
 def start(*arguments: str, results: Path) -> warm.Child:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import (
@@ -14,15 +11,6 @@ from transformers import (
     OPTForCausalLM,
     PreTrainedTokenizerFast,
 )
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """A second thread does not speed such models up, it makes them wait for each other on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def word_tokenizer(bos: bool = False) -> PreTrainedTokenizerFast:

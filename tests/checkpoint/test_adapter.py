@@ -5,14 +5,11 @@ import copy
 import pytest
 import torch
 from tests.models.architectures import make
-from tests.tiny_models import one_thread  # noqa: F401
 from tests.tuning.test_labels import classifier, samples
 
 import lutlab
 from lutlab.checkpoint.transformers import quantized_layers
 from lutlab.errors import LutlabError
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

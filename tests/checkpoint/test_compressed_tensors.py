@@ -9,7 +9,6 @@ from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.quantization import QuantizationScheme
 from safetensors.torch import load_file
 from tests.models.architectures import make, token_ids
-from tests.tiny_models import one_thread  # noqa: F401
 from transformers import AutoModelForCausalLM
 
 import lutlab
@@ -19,8 +18,6 @@ from lutlab.errors import LutlabError
 from lutlab.formats import pack
 from lutlab.models.families import linear_layers, weight_of
 from lutlab.modules import QuantLinear
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def mixed(name, widths=((4, 16), (3, 8), (8, -1), (5, 16), (2, 32))):

@@ -16,7 +16,7 @@ from tests.checkpoint import naive_layouts as naive
 from tests.checkpoint.test_gptq import model as quantized
 from tests.checkpoint.test_gptq import plain
 from tests.models.architectures import make, token_ids
-from tests.tiny_models import byte_tokenizer, one_thread  # noqa: F401
+from tests.tiny_models import byte_tokenizer
 
 import lutlab
 from lutlab.checkpoint.foreign import layout_of
@@ -31,8 +31,6 @@ from lutlab.kept.sums import write_sums
 from lutlab.models.families import weight_of
 from lutlab.models.load import load_model
 from lutlab.specs import ModelSpec
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 V2 = {"quant_method": "gptq", "checkpoint_format": "gptq_v2"}
 V1 = {"quant_method": "gptq", "checkpoint_format": "gptq"}

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.models.architectures import make, randomized, token_ids
-from tests.tiny_models import byte_tokenizer, one_thread  # noqa: F401
+from tests.tiny_models import byte_tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 import lutlab
@@ -17,9 +17,6 @@ from lutlab.errors import LutlabError
 from lutlab.formats import pack
 from lutlab.models.families import linear_layers
 from lutlab.modules import QuantLinear
-
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 CONFIG = LlamaConfig(
     vocab_size=260, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=2,

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.models.architectures import CONFIGS, ENCODERS, make, token_ids
-from tests.tiny_models import byte_tokenizer, one_thread  # noqa: F401
+from tests.tiny_models import byte_tokenizer
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 from lutlab.api import quantize_tensor
@@ -20,8 +20,6 @@ from lutlab.errors import LutlabError
 from lutlab.kept.sums import write_sums
 from lutlab.models.families import linear_layers, model_class, weight_of
 from lutlab.modules import QuantLinear
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def mixed(name, skip=(1,)):

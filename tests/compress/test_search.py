@@ -8,7 +8,6 @@ import pytest
 import torch
 from tests.command_line import CommandLine
 from tests.models.architectures import VOCABULARY, make, uniform
-from tests.tiny_models import one_thread  # noqa: F401
 
 import lutlab
 from lutlab.compress import search as sensitivity
@@ -20,8 +19,6 @@ from lutlab.models.families import kinds, linear_layers, weight_of
 from lutlab.quantizers.contract import make_method
 
 CANDIDATES = [(2, 8), (2, -1), (4, 8), (4, -1)]
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def windows(samples: int = 4, length: int = 16) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.tiny_models import one_thread, tiny_llama, tiny_opt  # noqa: F401
+from tests.tiny_models import tiny_llama, tiny_opt
 
 import lutlab
 from lutlab import generate
@@ -11,8 +11,6 @@ from lutlab.evaluators.breakdown import Breakdown, Timed, profiled
 from lutlab.evaluators.generation import prompts
 from lutlab.generate.eager import Eager
 from lutlab.specs import Subject
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class Clocked(Eager):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.tiny_models import one_thread, tiny_llama  # noqa: F401
+from tests.tiny_models import tiny_llama
 
 import lutlab
 from lutlab.errors import LutlabError
@@ -10,8 +10,6 @@ from lutlab.evaluators import context
 from lutlab.evaluators.context import Context
 from lutlab.generate import prefill
 from lutlab.specs import ModelRun, ModelSpec, Subject
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def subject():

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from tests.tiny_models import byte_tokenizer, one_thread, tiny_opt  # noqa: F401
+from tests.tiny_models import byte_tokenizer, tiny_opt
 
 from lutlab import registry
 from lutlab.compress.driver import quantize_model
@@ -27,8 +27,6 @@ PRODUCTS = {
     for method, q, g in (("bcq", 3, 16), ("none", 16, -1))
 }
 FEW = {"tokens": 4, "context": 4, "repeats": 1, "rounds": 1}
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def cheap(cls):

@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from tests.tiny_models import one_thread, tiny_llama, tiny_opt  # noqa: F401
+from tests.tiny_models import tiny_llama, tiny_opt
 
 from lutlab.errors import LutlabError
 from lutlab.evaluators import depth, generation
@@ -14,8 +14,6 @@ from lutlab.evaluators.depth import scaled_to_all_layers
 from lutlab.evaluators.generation import Generation, decode
 from lutlab.models.families import decoder_blocks
 from lutlab.specs import Measurement, ModelRun, ModelSpec, Subject
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class Ideal:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.tiny_models import one_thread, tiny_llama, tiny_opt  # noqa: F401
+from tests.tiny_models import tiny_llama, tiny_opt
 
 import lutlab
 from lutlab.errors import LutlabError
@@ -10,8 +10,6 @@ from lutlab.evaluators import generation
 from lutlab.evaluators.generation import Generation, decode
 from lutlab.kernels.codegen.isa import detect
 from lutlab.specs import Subject
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def subject(model):

@@ -6,7 +6,6 @@ import pytest
 import torch
 from tests.data.test_masking import mask_tokenizer
 from tests.models.architectures import config, make, randomized
-from tests.tiny_models import one_thread  # noqa: F401
 
 from lutlab.data.pairs import MNLI_LABELS, Pair
 from lutlab.errors import LutlabError
@@ -17,8 +16,6 @@ from lutlab.specs import Subject, Text
 
 SENTENCES = [" ".join(f"w{(i * j) % 90}" for j in range(1 + 3 * i % 11)) for i in range(1, 14)]
 PAIRS = [Pair(SENTENCES[i], SENTENCES[-i], i % 3) for i in range(len(SENTENCES))]
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(autouse=True)

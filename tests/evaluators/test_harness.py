@@ -12,14 +12,13 @@ import pytest
 import torch
 from tests.evaluators.items import RECORDS, text_of
 from tests.hub_stand_in import HubStandIn
-from tests.tiny_models import byte_tokenizer, one_thread, tiny_llama, tiny_opt  # noqa: F401
+from tests.tiny_models import byte_tokenizer, tiny_llama, tiny_opt
 
 from lutlab.data import load_text
 from lutlab.errors import LutlabError
 from lutlab.evaluators.harness import scores
 from lutlab.specs import Text, TextSpec
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 # protocol -> lm-eval's definition, and the split it reads
 OFFICIAL = {
     "piqa": ("piqa/piqa.yaml", "validation"),

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from tests.evaluators.items import EXAMPLES, repeating, text_of
-from tests.tiny_models import byte_tokenizer, one_thread, tiny_llama, tiny_opt  # noqa: F401
+from tests.tiny_models import byte_tokenizer, tiny_llama, tiny_opt
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lutlab import registry
@@ -13,8 +13,6 @@ from lutlab.data import load_text
 from lutlab.errors import LutlabError
 from lutlab.evaluators.lambada import lambada
 from lutlab.specs import Subject, Text, TextSpec
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def written_out(model, tokenizer, texts):

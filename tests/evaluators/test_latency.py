@@ -2,7 +2,7 @@
 
 import pytest
 from tests.generate.thread_ranks import ThreadRank, together
-from tests.tiny_models import one_thread, tiny_opt  # noqa: F401
+from tests.tiny_models import tiny_opt
 
 import lutlab
 from lutlab.evaluators import generation, latency
@@ -24,7 +24,6 @@ def test_it_is_of_one_gpu(device, reason):
     assert bool(Latency.obstacle(row(device))) == bool(reason)
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_milliseconds_a_token_are_those_of_the_median_repeat(monkeypatch):
     clock = iter([0.0, 4.0, 10.0, 11.0, 20.0, 22.0])  # seconds 4, 1, 2, each of 10 steps
     monkeypatch.setattr(generation.time, "perf_counter", lambda: next(clock))
@@ -49,7 +48,6 @@ def threads(monkeypatch):
     return change
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_ranks_share_the_model_and_choose_its_tokens(threads):
     model = tiny_opt().eval()
     lutlab.quantize(model, "rtn", q=4, g=16)
@@ -64,7 +62,6 @@ def test_ranks_share_the_model_and_choose_its_tokens(threads):
         own._shared(model, counts, "cpu")
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_gpus_that_cannot_share_a_model_say_why_beside_those_that_can(threads, monkeypatch):
     monkeypatch.setattr(latency, "gpus", lambda device: 4)
     subject = Subject(tiny_opt(), None, (), None, 64, row("cuda"))

@@ -4,7 +4,7 @@ import importlib.util
 
 import pytest
 import torch
-from tests.tiny_models import one_thread, tiny_llama, tiny_opt  # noqa: F401
+from tests.tiny_models import tiny_llama, tiny_opt
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
@@ -15,8 +15,6 @@ from lutlab.evaluators.llama_cpp import LlamaCpp
 from lutlab.peers.llama_cpp import gguf_model
 from lutlab.peers.llama_cpp.gguf_model import Encoded
 from lutlab.specs import Subject
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def subject(model):

@@ -7,7 +7,6 @@ import pytest
 import torch
 from tests.data.test_masking import WORDS, mask_tokenizer
 from tests.models.architectures import make, uniform
-from tests.tiny_models import one_thread  # noqa: F401
 
 from lutlab.compress.driver import quantize_model
 from lutlab.data.masking import masked_stream
@@ -20,8 +19,6 @@ from lutlab.specs import ModelRun, ModelSpec, Subject, Text
 
 TEXT = Text("topics", WORDS, "rows", "here")
 RUN = ModelRun(ModelSpec("tiny", "folder", "nowhere"), "rtn", 3, 16)
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture

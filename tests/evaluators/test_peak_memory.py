@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 import torch
-from tests.tiny_models import one_thread, tiny_llama  # noqa: F401
+from tests.tiny_models import tiny_llama
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import lutlab
@@ -14,8 +14,6 @@ from lutlab.errors import LutlabError
 from lutlab.evaluators import peak_memory
 from lutlab.evaluators.peak_memory import PeakMemory
 from lutlab.specs import Subject
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def subject(model):

@@ -8,7 +8,7 @@ import statistics
 
 import pytest
 import torch
-from tests.tiny_models import byte_tokenizer, one_thread, tiny_llama, tiny_opt  # noqa: F401
+from tests.tiny_models import byte_tokenizer, tiny_llama, tiny_opt
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lutlab import evaluators, registry
@@ -18,7 +18,6 @@ from lutlab.evaluators import perplexity as module
 from lutlab.evaluators.perplexity import Perplexity, per_unit, perplexity, window_nll
 from lutlab.specs import Subject, Text, TextSpec
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 TEXT = " ".join(f"The {i} quick foxes, thin as threads, eat {i * i} apples." for i in range(12))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.tiny_models import one_thread, tiny_llama, tiny_opt  # noqa: F401
+from tests.tiny_models import tiny_llama, tiny_opt
 
 import lutlab
 from lutlab.errors import LutlabError
@@ -12,8 +12,6 @@ from lutlab.evaluators import qigen
 from lutlab.evaluators.qigen import QIGen
 from lutlab.kernels.cpu import qigen_gemv
 from lutlab.specs import Subject
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def subject(model):

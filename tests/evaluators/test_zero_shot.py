@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 from tests.evaluators.items import repeating, text_of
-from tests.tiny_models import byte_tokenizer, one_thread, tiny_llama, tiny_opt  # noqa: F401
+from tests.tiny_models import byte_tokenizer, tiny_opt
 
 from lutlab import registry
 from lutlab.data import load_text
@@ -18,8 +18,6 @@ from lutlab.experiment.report.compare import troubled
 from lutlab.experiment.row.row import Data
 from lutlab.experiment.row.run import text_of as source_of
 from lutlab.specs import EvalSpec, ModelRun, ModelSpec, Subject, TextSpec
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def evaluate(name, text, **options):

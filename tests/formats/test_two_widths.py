@@ -6,7 +6,6 @@ import sys
 import pytest
 import torch
 from tests.models.architectures import make, token_ids, uniform
-from tests.tiny_models import one_thread  # noqa: F401
 
 import lutlab
 from lutlab import formats, registry
@@ -18,8 +17,6 @@ from lutlab.kernels import ran
 from lutlab.models.families import linear_layers, weight_of
 from lutlab.modules import QuantLinear
 from lutlab.specs import Subject
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from tests.generate.test_eager import alone
 from tests.kernels.gpu import test_lut_gemv
 from tests.models.architectures import CAUSAL, make, token_ids
 from tests.models.architectures import config as config_of
-from tests.tiny_models import one_thread  # noqa: F401
 
 import lutlab
 from lutlab import registry
@@ -25,7 +24,6 @@ from lutlab.models.families import linear_layers
 from lutlab.modules import QuantLinear
 
 gpu = test_lut_gemv.gpu
-pytestmark = pytest.mark.usefixtures("one_thread")
 FAMILIES = tuple(name for name in CAUSAL if name != "gpt-neo")
 
 

@@ -7,7 +7,6 @@ import time
 import pytest
 import torch
 from tests.models.architectures import make
-from tests.tiny_models import one_thread  # noqa: F401
 
 import lutlab
 from lutlab.errors import LutlabError
@@ -16,7 +15,6 @@ from lutlab.measure import ranks
 from lutlab.models.load import load_model
 from lutlab.specs import ModelSpec
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 PROMPTS = [[5, 6, 7, 8, 9], [11, 12]]
 TOKENS = 12
 

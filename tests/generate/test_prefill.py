@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.tiny_models import one_thread, tiny_llama, tiny_opt  # noqa: F401
+from tests.tiny_models import tiny_llama, tiny_opt
 
 import lutlab
 from lutlab.errors import LutlabError
@@ -12,7 +12,6 @@ from lutlab.generate.prefill import by_panels, prefill
 from lutlab.kernels.dispatch import prepare
 from lutlab.quantizers.rtn import RTN
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 MIXED = "mixed_2_4_16"  # which is not cut into panels
 PROMPTS = [torch.arange(1, 12), torch.tensor([7])]
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 from tests.generate.thread_ranks import together
 from tests.models.architectures import CAUSAL, make, token_ids
-from tests.tiny_models import one_thread  # noqa: F401
 
 import lutlab
 from lutlab.compress import synthetic
@@ -23,7 +22,6 @@ from lutlab.models.resident import Resident
 from lutlab.modules import QuantLinear
 from lutlab.specs import ModelRun, ModelSpec
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 # Uneven: 48 intermediate channels are 3 groups of 16. Heads of 8 lie inside of groups of 16.
 METHODS = {
     "opt": ("bcq", 2, 16), "llama-2": ("rtn", 3, 16), "gpt2": ("rtn", 4, -1), "gpt-neo": ("mixed_2_4_16", 2.5, 16),

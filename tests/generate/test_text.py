@@ -3,13 +3,12 @@
 import pytest
 import torch
 from tests.models.architectures import make
-from tests.tiny_models import byte_tokenizer, one_thread  # noqa: F401, a fixture
+from tests.tiny_models import byte_tokenizer
 
 import lutlab
 from lutlab.errors import LutlabError
 from lutlab.generate.sampling import Sampling
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 PROMPTS = ["the other", "a näther ether", "e"]
 
 

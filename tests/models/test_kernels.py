@@ -4,7 +4,6 @@ import copy
 
 import pytest
 import torch
-from tests.tiny_models import one_thread  # noqa: F401
 from torch import nn
 from torch.nn import functional
 
@@ -14,7 +13,6 @@ from lutlab.models.load import load_model
 from lutlab.modules import QuantLinear
 from lutlab.specs import ModelSpec
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 TEXT = "Return the number of items in a list. If the list is empty, the result is zero. " * 2
 
 

@@ -4,7 +4,6 @@ import dataclasses
 
 import pytest
 import torch
-from tests.tiny_models import one_thread  # noqa: F401
 
 from lutlab.data.pairs import Pair
 from lutlab.errors import LutlabError
@@ -16,8 +15,6 @@ from lutlab.specs import ModelSpec, Subject, Text
 TASK = "sequence_classification"
 TEXTS = ["Return the size.", "True if it is", "A list of all names that were found", "None"]
 PAIRS = [Pair(first, second, i % 3) for i, first in enumerate(TEXTS) for second in TEXTS]
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def classifier(name, seed=0):

@@ -10,7 +10,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.models.architectures import make
-from tests.tiny_models import one_thread  # noqa: F401
 
 import lutlab
 from lutlab.errors import LutlabError
@@ -25,7 +24,6 @@ from lutlab.tuning.course import Pace
 from lutlab.tuning.losses import HELD_OUT
 from lutlab.tuning.states import TuningStore
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 WINDOWS = torch.randint(1, 9, (9, 16), generator=torch.Generator().manual_seed(2))
 PACE = Pace(steps=8, learning_rate=0.03, weight_decay=0.0, batch=2, seed=0)
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from tests.models.architectures import BERT, OPT, randomized
-from tests.tiny_models import one_thread, word_tokenizer  # noqa: F401
+from tests.tiny_models import word_tokenizer
 from torch.nn import functional
 from transformers import BertConfig, OPTConfig
 
@@ -14,7 +14,6 @@ from lutlab.models.families import linear_layers, model_class
 from lutlab.modules import QuantLinear
 from lutlab.tuning.labels import Classes, Labelled
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 PAIRS = [
     Pair(" ".join(f"w{(i * j) % 9}" for j in range(1 + i % 5)), f"w{i % 3}", i % 3)
     for i in range(24)

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.command_line import CommandLine
 from tests.models.architectures import make, uniform
-from tests.tiny_models import one_thread  # noqa: F401
 from tests.tuning.test_loop import Killed, kill_after
 
 import lutlab
@@ -27,8 +26,6 @@ from lutlab.tuning import loop
 from lutlab.tuning.scales import ScaledLinear
 from lutlab.tuning.stages import Tuned, tune
 from lutlab.tuning.states import TuningStore
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def windows(samples: int = 9, length: int = 16) -> torch.Tensor:

@@ -8,7 +8,6 @@ import pytest
 import torch
 from tests.command_line import CommandLine
 from tests.models.architectures import make, uniform
-from tests.tiny_models import one_thread  # noqa: F401
 
 import lutlab
 from lutlab.compress.driver import quantize_model
@@ -23,8 +22,6 @@ from lutlab.specs import Tuning
 from lutlab.tuning.losses import HELD_OUT, NextTokens, keep_no_activations
 from lutlab.tuning.stages import Tuned, tune
 from lutlab.tuning.weights import RoundedLinear
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def windows(samples: int = 9, length: int = 16) -> torch.Tensor:

@@ -1,11 +1,9 @@
 """`lutlab generate` continues a text by a model quantized as a row is; mistakes are one message and exit code 2."""
 
 import pytest
-from tests.tiny_models import one_thread  # noqa: F401, a fixture
 
 from lutlab.experiment.run import generate_command, main
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 MODEL = ["model=llama-embedded-s", "method=rtn", "q=4", "g=32", "threads=1"]
 
 

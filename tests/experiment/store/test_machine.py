@@ -7,7 +7,6 @@ import re
 import pytest
 import torch
 from tests.command_line import CommandLine
-from tests.tiny_models import one_thread  # noqa: F401
 
 from lutlab import registry
 from lutlab.errors import LutlabError
@@ -36,7 +35,7 @@ def waiting(command: CommandLine, *arguments: str) -> int:
     return int(re.search(r"(\d) cells to measure", outcome.out)[1])
 
 
-def test_another_machine_and_other_threads_are_another_cell(command, monkeypatch, one_thread):  # noqa: F811
+def test_another_machine_and_other_threads_are_another_cell(command, monkeypatch):
     outcome = command(*BOTH, "threads=2")
     assert outcome.code == 0, outcome.err
     torch.set_num_threads(1)
@@ -75,7 +74,7 @@ def threads_of(overrides: list[str]) -> int | None:
     return job_from(overrides[-1].removeprefix("job='").removesuffix("'")).threads
 
 
-def test_rows_that_measure_the_machine_run_one_at_a_time(command, monkeypatch, one_thread) -> None:  # noqa: F811
+def test_rows_that_measure_the_machine_run_one_at_a_time(command, monkeypatch) -> None:
     launched, sweep = [], pipeline.sweep
     monkeypatch.setattr(
         pipeline, "sweep", lambda a, compose, launch: sweep(a, compose, launched.append)
