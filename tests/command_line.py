@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import io
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +13,9 @@ from typing import Any
 
 import pytest
 import torch
-from hydra._internal.config_repository import CachingConfigRepository
-from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.plugins import Plugins
-from hydra.plugins.config_source import ConfigResult, ConfigSource
 from tests import warm
+from tests.compositions import files_read_once
 
 from lutlab.experiment.report import figure
 from lutlab.experiment.run.main import main
@@ -71,43 +67,15 @@ def printed(*arguments: str, results: Path) -> str:
     return out.getvalue()
 
 
-_read: dict[tuple[object, ...], ConfigResult] = {}
-
-
-def _reading_once(cls: type[ConfigSource]) -> Callable[[ConfigSource, str], ConfigResult]:
-    """`load_config` of a class of sources, by path, size and time of the file."""
-    load = cls.load_config
-
-    def load_once(source: ConfigSource, config_path: str) -> ConfigResult:
-        file = Path(source.path, source._normalize_file_name(config_path))
-        about = file.stat() if file.is_file() else None
-        key = (cls, file, about and (about.st_mtime_ns, about.st_size))
-        if key not in _read:
-            _read[key] = load(source, config_path)
-        return copy.deepcopy(_read[key])
-
-    return load_once
-
-
-def _of(repository: CachingConfigRepository, delegate: object) -> None:
-    repository.delegate, repository.cache = copy.copy(delegate), {}
-
-
 def _run(arguments: Sequence[str], results: Path, patch: pytest.MonkeyPatch) -> int:
-    """Where most of a short run's time would go: no figure is drawn, and Hydra, which composes a row five times, does
-    not copy all schemas and read all files for each. What starts a process has both.
-    """
-    Plugins.instance()  # finds them, and makes their classes anew
-    for scheme in ("file", "pkg"):
-        source = SourcesRegistry.instance().resolve(scheme)
-        patch.setattr(source, "load_config", _reading_once(source))
-    patch.setattr(CachingConfigRepository, "__init__", _of)
+    """No figure is drawn, a quarter of a short run's time; what starts a process draws them."""
     GlobalHydra.instance().clear()
     patch.setattr(figure, "render", lambda table: (b"<svg/>", b""))
     patch.setattr(sys, "argv", ["run.py", *arguments, f"results={results}"])
     threads = torch.get_num_threads()
     try:
-        return main()
+        with files_read_once():
+            return main()
     finally:
         torch.set_num_threads(threads)  # `threads=` is a process' own
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hydra import compose, initialize_config_dir
+from tests.compositions import files_read_once
 
 from lutlab import sources
 from lutlab.experiment.row.choices import register_choices
@@ -12,5 +13,6 @@ from lutlab.experiment.row.row import Row
 def settings(*overrides: str) -> Row:
     """Of `python run.py <overrides>`."""
     register_choices()
-    with initialize_config_dir(str(sources.folder("conf")), version_base="1.3"):
+    folder = str(sources.folder("conf"))
+    with initialize_config_dir(folder, version_base="1.3"), files_read_once():
         return Row.of(compose("config", ["device=cpu", *overrides]))
