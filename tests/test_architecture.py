@@ -53,9 +53,14 @@ def module_of(path: Path) -> str:
     )
 
 
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def imports(path: Path) -> set[str]:
     """Modules that a file imports at run time, those inside functions included."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = parsed(path)
     typing_only = {
         id(child)
         for node in ast.walk(tree)
@@ -180,10 +185,10 @@ OPENED = {
 
 def test_nothing_that_is_read_runs() -> None:
     found: dict[str, set[str]] = {}
-    files = [(path, SOURCE) for path in SOURCE.rglob("*.py")]
-    files += [(path, TOOLS.parent) for path in TOOLS.rglob("*.py")]
-    for path, top in files:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    read = [(path, SOURCE) for path in SOURCE.rglob("*.py")]
+    read += [(path, TOOLS.parent) for path in TOOLS.rglob("*.py")]
+    for path, top in read:
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.Call):
                 called = ast.unparse(node.func)
                 last = called.rpartition(".")[2] if "." in called else ""

@@ -129,7 +129,7 @@ def run_children(patch: pytest.MonkeyPatch) -> None:
     def forked(command: Sequence[str], **how: Any) -> subprocess.CompletedProcess[Any]:
         if list(command[:3]) != [sys.executable, "-c", children._START]:
             return real(command, **how)
-        return run(command[4], *command[5:])
+        return run(command[4], *command[5:], env=how.get("env"))
 
     patch.setattr(subprocess, "run", forked)
 

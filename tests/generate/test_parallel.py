@@ -50,6 +50,7 @@ def job(rank, folder):
         own.step(torch.tensor([token, token]))
 
 
+@pytest.mark.slow
 def test_two_processes_choose_the_tokens_of_one_and_end_with_one_that_is_killed(tmp_path):
     models, wait = saved(tmp_path), 30.0
     with pytest.raises(

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from tests import warm
 from tests.command_line import QUICK, CommandLine
 from tests.conftest import ROOT
 
@@ -265,7 +266,10 @@ def test_only_rows_that_share_the_machine_or_only_those_that_do_not(command: Com
 
 
 @pytest.mark.slow
-def test_a_real_run_is_published_and_goes_on_where_it_was(checkout: Path, capfd) -> None:
+def test_a_real_run_is_published_and_goes_on_where_it_was(
+    checkout: Path, capfd: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warm.run_children(monkeypatch)
     listed = read_list(NAME)[:1]
     lines = f"{NAME}:\n  {listed[0].name}: {listed[0].line}\n"
     Path("results/published/list.yaml").write_text(lines)

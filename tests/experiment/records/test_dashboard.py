@@ -66,6 +66,7 @@ def test_every_number_on_the_page_is_that_of_its_record(page, cells):
     assert numbers(row for row in rows if "measured" in row) == numbers(recorded(cells))
 
 
+@pytest.mark.slow
 def test_tracked_runs_show_the_same_numbers(command, folder, tmp_path):
     """Of a table of products, tracked from its records and read back by wandb's own command."""
     name = ARTIFACTS[1]

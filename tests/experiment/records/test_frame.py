@@ -48,8 +48,10 @@ def test_rows_are_told_apart_by_their_axes(published):
     assert published[published.method == "none"]["method.variant"].isna().all()
 
 
-def test_claims_are_counted_as_on_the_page(published):
-    found = frame.claims(PUBLISHED)
+def test_claims_are_counted_as_on_the_page(tmp_path):
+    machine = next(path for path in sorted(PUBLISHED.iterdir()) if (path / TABLE4).is_dir())
+    shutil.copytree(machine / TABLE4, tmp_path / machine.name / TABLE4)
+    found = frame.claims(tmp_path)
     mine = found[
         (found.paper == "lut-gemm-v3")
         & (found.artifact == "table4")

@@ -70,9 +70,9 @@ def test_both_papers_tables_share_the_measured_cells(
 @pytest.mark.parametrize(
     ("table", "row"),
     [
-        ("lut-gemm-v3/table5", "opt-175b/q3"),
+        pytest.param("lut-gemm-v3/table5", "opt-175b/q3", marks=pytest.mark.slow),
         ("lut-gemm-v3/fig4", "opt-6.7b/q3_g128/c32"),
-        ("lut-gemm-v3/fig15", "opt-30b/q3/t8"),
+        pytest.param("lut-gemm-v3/fig15", "opt-30b/q3/t8", marks=pytest.mark.slow),
     ],
 )
 def test_latencies_of_whole_models_run_on_stand_ins(

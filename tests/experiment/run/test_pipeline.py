@@ -30,6 +30,7 @@ def test_a_sweep_measures_the_product_and_reports_it(command: CommandLine) -> No
     assert not any("kernel" in r["facts"] for r in found if "ppl" not in r["values"])
 
 
+@pytest.mark.slow
 def test_a_sweep_stands_beside_full_precision_and_is_never_written_over(
     command: CommandLine,
 ) -> None:

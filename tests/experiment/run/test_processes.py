@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.command_line import QUICK, CommandLine, printed, records, start
@@ -52,6 +53,15 @@ LAUNCHERS = {
 }
 
 
+def _installed(launcher: str) -> Any:
+    """The launcher's name, skipped before `alone` is measured where its package is missing."""
+    extra = launcher.removesuffix("_local")
+    module = "ray" if extra == "ray" else f"hydra_plugins.hydra_{extra}_launcher"
+    missing = importlib.util.find_spec(module) is None
+    reason = f"pip install lutlab[{extra}] to test this launcher"
+    return pytest.param(launcher, marks=pytest.mark.skipif(missing, reason=reason))
+
+
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Results of the sweep in this process."""
@@ -61,14 +71,10 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", [_installed(name) for name in LAUNCHERS])
 def test_workers_of_every_launcher_share_one_store(
     alone: Path, tmp_path: Path, launcher: str
 ) -> None:
-    extra = launcher.removesuffix("_local")
-    module = "ray" if extra == "ray" else f"hydra_plugins.hydra_{extra}_launcher"
-    if importlib.util.find_spec(module) is None:
-        pytest.skip(f"pip install lutlab[{extra}] to test this launcher")
     _same_records(alone, tmp_path, LAUNCHERS[launcher])
 
 
