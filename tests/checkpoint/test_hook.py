@@ -30,7 +30,9 @@ import lutlab
 }
 
 
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(
+    "order", [pytest.param("lutlab first", marks=pytest.mark.slow), "lutlab last"]
+)
 def test_importing_lutlab_is_enough(order, tmp_path):
     """Which is first is about starting; a warm process has imported transformers, and then lutlab."""
     lutlab.save(lutlab.quantize(make("opt"), "rtn", 4, 16), tmp_path / "saved")

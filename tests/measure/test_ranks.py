@@ -25,6 +25,7 @@ def wait(rank):
         time.sleep(600)
 
 
+@pytest.mark.slow
 def test_the_first_failure_is_told_and_ends_the_others(tmp_path, monkeypatch, trapped):
     own = tmp_path / "temporary"
     own.mkdir()

@@ -89,6 +89,7 @@ def done():
     return ranks.run(together, 2, "cpu", (row(),))
 
 
+@pytest.mark.slow
 def test_what_is_gathered_is_the_product_of_one_process(done):
     found = iter(done[0])
     for shape in row().shapes:

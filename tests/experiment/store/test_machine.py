@@ -35,6 +35,7 @@ def waiting(command: CommandLine, *arguments: str) -> int:
     return int(re.search(r"(\d) cells to measure", outcome.out)[1])
 
 
+@pytest.mark.slow
 def test_another_machine_and_other_threads_are_another_cell(command, monkeypatch):
     outcome = command(*BOTH, "threads=2")
     assert outcome.code == 0, outcome.err
