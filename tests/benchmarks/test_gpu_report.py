@@ -142,6 +142,7 @@ def test_every_step_names_what_exists(tmp_path):
                 assert (ROOT / "experiments" / f"{word[5:]}.yaml").is_file()
 
 
+@pytest.mark.slow
 def test_the_sanitizer_sees_some_of_every_variant():
     from lutlab.kernels.gpu import lut_gemv
 
