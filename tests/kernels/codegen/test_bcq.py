@@ -5,8 +5,6 @@ import pytest
 from lutlab.kernels.codegen import bcq, uniform
 from lutlab.kernels.codegen.isa import ISAS
 
-PLAIN = {"q": 1, "groups_in_unit": 1, "alpha": "f16", "offset": None}
-
 
 @pytest.mark.parametrize("lut_bits", [3, 4])
 @pytest.mark.parametrize("groups_in_unit", [1, 2, 4])
@@ -21,22 +19,6 @@ def test_lookups_use_every_column_once_and_stay_in_a_group(lut_bits, groups_in_u
         assert cut.last_of_group == ((cut.column + cut.bits) % span == 0)
 
 
-@pytest.mark.parametrize("isa", ISAS, ids=lambda isa: isa.name)
-@pytest.mark.parametrize("q", range(1, 9))
-def test_every_plane_is_looked_up_once(isa, q):
-    loops = bcq.loops(isa, q)
-    for m in {loop.m for loop in loops}:
-        left = q
-        for loop in loops:
-            if loop.m == m:
-                left %= loop.planes
-        assert left == 0
-    text = bcq.source(isa, **PLAIN | {"q": q})
-    lookups = sum(2 * loop.planes * loop.m for loop in loops)
-    cuts = bcq.cuts(bcq.LUT_BITS.get(isa.name, bcq.PORTABLE_LUT_BITS), 1)
-    assert text.count("lookup(table,") == lookups * len(cuts)
-
-
 def test_a_source_starts_with_its_parameters_and_has_no_template_left():
     for text in (
         bcq.source(ISAS[0], q=5, groups_in_unit=4, alpha="f32", offset="i16"),
@@ -48,16 +30,3 @@ def test_a_source_starts_with_its_parameters_and_has_no_template_left():
         assert "simd = 'avx512'" in head
         assert "{%" not in text
         assert "{{" not in text
-
-
-@pytest.mark.parametrize("isa", ISAS, ids=lambda isa: isa.name)
-@pytest.mark.parametrize("bits", [4, 8])
-def test_every_code_is_converted_and_multiplied_once(isa, bits):
-    text = uniform.source(isa, bits=bits, scale="f16")
-    loops = uniform.VECTORS.get(isa.name, uniform.PORTABLE_VECTORS)
-    integer = uniform.EIGHTS[isa.name] if uniform.integers(isa, bits) else {}
-    loops = [m for m in loops if not integer or m > uniform.INTEGER_ROWS]
-    assert text.count("= fma_rows(code, activation") == sum(loops) * 2 * 32 // bits
-    assert text.count("code = masked(") == len(loops) * 2 * (32 // bits - 1)
-    pairs_and_digits = sum(m * eights for m, eights in integer.items()) * 2 * 3
-    assert text.count("_mm256_maddubs_epi16(nibbles") == pairs_and_digits * 4  # words at a time

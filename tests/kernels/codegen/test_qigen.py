@@ -28,11 +28,3 @@ def test_forms_of_the_source(bits, g, k, expected):
 def test_micro_kernels_that_cut_a_unit_are_refused(kernel):
     with pytest.raises(LutlabError, match="m_u must divide the 8 values"):
         source(4, 0, kernel, "avx2")
-
-
-@pytest.mark.parametrize("m_u", [1, 2, 4, 8])
-def test_every_value_is_unpacked_and_multiplied_once(m_u):
-    text = source(4, 0, MicroKernel(m_u, 2), "portable")
-    body = text[text.index("static inline void strip") : text.index("static void sum_groups")]
-    assert body.count("cvt_int_float(") == body.count("fmadd(") == 8 * 2
-    assert body.count("broadcast(x[") == 8
