@@ -115,7 +115,7 @@ def test_the_library_knows_neither_the_experiment_nor_its_frameworks() -> None:
         if target.startswith("lutlab.experiment") or target.partition(".")[0] in FRAMEWORKS
     ]
     wrong += [
-        m for m, targets in FILES.items() if "tools" in {t.partition(".")[0] for t in targets}
+        m for m, targets in files().items() if "tools" in {t.partition(".")[0] for t in targets}
     ]
     assert wrong == []
 
