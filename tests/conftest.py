@@ -6,15 +6,15 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-from hypothesis import settings
-from tests.command_line import CommandLine
-
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("WANDB_MODE", "offline")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-# Workers share the cores; a second thread does not speed tiny models up.
+# Read when torch is imported. Workers share the cores; a second thread does not speed tiny models up.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import pytest
+from hypothesis import settings
+from tests.command_line import CommandLine
 
 # Other examples in each run: they add up.
 settings.register_profile("lutlab", deadline=None, max_examples=25)
