@@ -118,7 +118,7 @@ def start(
 def run(code: str | Path, *arguments: object, **how: Any) -> subprocess.CompletedProcess[str]:
     """The same to its end; `how` is that of `start`."""
     process = start(code, *arguments, **how)
-    out, err = process.communicate(timeout=300)
+    out, err = process.communicate(timeout=900)
     return subprocess.CompletedProcess(list(arguments), process.wait(), out, err)
 
 
