@@ -23,14 +23,14 @@ def small(gpu, monkeypatch, tmp_path):
     monkeypatch.setattr(bench, "ROWS", (1, 3))
     monkeypatch.setattr(bench, "clocks_of", lambda device: {})
     monkeypatch.setattr(gpu_contestants, "l2_bytes", lambda: 1)
-    monkeypatch.setattr(lut_gemv, "PREFERENCE", ("bit_planes", "float_sums", "paper"))
+    monkeypatch.setattr(lut_gemv, "PREFERENCE", ("bit_planes", "lane_tables", "paper"))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "a stand-in")
     monkeypatch.setenv("LUTLAB_CACHE", str(tmp_path / "cache"))
     return tmp_path
 
 
 def test_who_won_is_chosen_afterwards(small, monkeypatch):
-    speed = {"bit_planes": 2.0, "float_sums": 1.0, "paper": 9.0, "dequantize ": 1.5}
+    speed = {"bit_planes": 2.0, "lane_tables": 1.0, "paper": 9.0, "dequantize ": 1.5}
 
     def timer(one, kind):
         one.run(0)
@@ -43,14 +43,14 @@ def test_who_won_is_chosen_afterwards(small, monkeypatch):
     assert race["seconds"]["1"] == {
         "dense": 1.5,
         "bit_planes": 2.0,
-        "float_sums": 1.0,
+        "lane_tables": 1.0,
         "paper": 9.0,
     }
-    assert race["seconds"]["3"] == {"dense": 1.5, "bit_planes": 2.0, "float_sums": 1.0}, (
+    assert race["seconds"]["3"] == {"dense": 1.5, "bit_planes": 2.0, "lane_tables": 1.0}, (
         "paper fell behind"
     )
     case = Case(1, 48, 256, 3, 128, F16, F16, F16)
-    assert choice.choose(case, H200, "a stand-in") == ("float_sums", choice.RACE)
+    assert choice.choose(case, H200, "a stand-in") == ("lane_tables", choice.RACE)
 
 
 def test_products_differ(small, monkeypatch):

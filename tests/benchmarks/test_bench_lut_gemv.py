@@ -14,7 +14,7 @@ from lutlab.kernels.gpu import lut_gemv
 
 gpu = test_lut_gemv.gpu
 LARGE = (64, 256)
-KERNELS = ("optq", "paper", "float_sums", "uniform_mma")
+KERNELS = ("optq", "paper", "lane_tables", "uniform_mma")
 
 
 @pytest.fixture
@@ -48,14 +48,14 @@ def test_goals_and_batch(small, monkeypatch, capsys):
     kernels = {row["kernel"] for row in result["rows"]}
     assert {
         "paper bcq",
-        "float_sums bcq",
+        "lane_tables bcq",
         "uniform_mma uniform",
         "optq uniform",
         "cuBLAS [N, K]",
     } <= kernels
     assert all(row["relative_error"] < 3e-3 for row in result["rows"])
     sizes = {row["kernel"]: row["megabytes"] for row in result["rows"]}
-    assert sizes["uniform_mma uniform"] < sizes["float_sums bcq"] < sizes["cuBLAS [N, K]"] / 4
+    assert sizes["uniform_mma uniform"] < sizes["lane_tables bcq"] < sizes["cuBLAS [N, K]"] / 4
     many = json.loads((small / "out" / "lut_gemv_batch.json").read_text())["results"][1]
     assert "cuBLAS" in many["rows"][0]["times"]
 

@@ -241,14 +241,14 @@ def test_the_layers_of_a_gpu_are_joined_and_held_once(gpu, monkeypatch, tmp_path
     monkeypatch.setenv("LUTLAB_CACHE", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a stand-in")
     monkeypatch.setattr(PackedBCQ, "kernels", {"cpu": ("lut_gemv",)})
-    monkeypatch.setattr(choice, "choose", lambda *_: ("float_sums", ""))
+    monkeypatch.setattr(choice, "choose", lambda *_: ("lane_tables", ""))
     own = GraphStep(alike, 2, 8, "", Recorder())
     torch.testing.assert_close(own.prefill(prompts), expected, atol=1e-4, rtol=1e-4)
     chosen = expected.argmax(-1)
     texts = [torch.cat([ids, one[None]]) for ids, one in zip(prompts, chosen, strict=True)]
     expected = torch.stack([alone(model, ids) for ids in texts])
     torch.testing.assert_close(own.step(chosen), expected, atol=1e-4, rtol=1e-4)
-    assert "float_sums" in own.facts()["kernel"][0]
+    assert "lane_tables" in own.facts()["kernel"][0]
     layers = [layer for _, layer in linear_layers(alike)]
     assert [isinstance(layer.execution, RowsOf) for layer in layers] == [True] * 3 + [False] * 3 + [
         True

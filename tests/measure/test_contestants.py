@@ -247,7 +247,7 @@ def test_on_a_gpu_many_rows_go_through_a_dense_weight(monkeypatch):
     [
         ("auto", "uniform_mma", {}),
         ("lut_gemm", "paper", {"mu": 4}),
-        ("float_sums", "float_sums", {}),
+        ("lane_tables", "lane_tables", {}),
         ("optq", "optq", {"columns": 64}),
     ],
 )
@@ -269,6 +269,6 @@ def test_on_a_gpu_every_copy_is_a_product_with_weights_of_its_own(
         expected = x.float() @ packed.dequantize().t()
         torch.testing.assert_close(one.run(copy).float(), expected, rtol=1e-2, atol=1e-2)
     other = gpu_contestants.quantized(
-        timed, x, packed, "auto" if variant == "paper" else "float_sums"
+        timed, x, packed, "auto" if variant == "paper" else "lane_tables"
     )
     assert "{}" in other.name, "the knobs are the row's kernel's"

@@ -12,7 +12,7 @@
 // grid = (ceil(T / TILES), slices of blocks, ceil(M / BATCH)), 32 WARPS threads. The warps of a block share its tiles of
 // 32 rows and take the blocks of 128 columns in turn, each with a ring of STAGES of them that are under way to shared
 // memory. Planes of x are made by a launch before (LAUNCHES 2), or once by the first blocks of threads that come, while
-// their first weights are under way (LAUNCHES 1). Several slices: as in float_sums.cu.
+// their first weights are under way (LAUNCHES 1). Several slices: as in lane_tables.cu.
 //
 // Parameters: BITS (q) · X_BITS (P) 8 .. 24 · PARTS 1, 2, 4 · BATCH rows of x · TILES · WARPS · STAGES · BLOCKS that shall
 // share an SM · LAUNCHES 1, 2 · STAGE_BYTES, RECORD_BYTES as the plan counts them · X_TYPE float, __half or

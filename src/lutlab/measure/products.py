@@ -8,7 +8,7 @@
              tensor_parallel_8: method=none on 8 GPUs, or any number of them (tensor_parallel.py)
              optq: 3-bit codes, dequantized inside the kernel, as OPTQ's does · int16: tables of 16 bits, on a CPU
              int8: 8-bit codes and activations by cuBLAS, or torch
-             paper (r0), float_sums (r1), …: a variant of the GPU kernel (kernels/README.md), with knobs of its own, as
+             paper (r0), lane_tables (r3), …: a variant of the GPU kernel (kernels/README.md), with knobs of its own, as
              mu=4 +knobs.luts=4 · of mixed_2_4_16 mixed_async, mixed_sync, as +knobs.outliers=cusparse
 
 contestants.py makes what is timed of it.
@@ -112,7 +112,7 @@ def _check_variant(spec: ProductRun) -> None:
             f"kernel={spec.kernel} has no knob '{knob}': name a variant, as kernel={example}"
         )
     if name not in own.VARIANTS:
-        known = [*KERNELS, *ABSENT, "tensor_parallel_2", *own.VARIANTS]
+        known = {*KERNELS, *ABSENT, "tensor_parallel_2", *own.VARIANTS}
         raise LutlabError(f"unknown kernel '{spec.kernel}': {nearest(spec.kernel, known)}")
     own.variant(name).with_knobs(dict(spec.knobs))
 

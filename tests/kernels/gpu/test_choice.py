@@ -72,15 +72,15 @@ def test_what_won_a_race_takes_the_place_of_the_model():
 
 
 def test_the_race_most_like_a_product_counts():
-    keep([raced({1: {"lane_tables": 1.0}}), raced({1: {"small_tables": 1.0}}, g=32)])
-    keep([raced({1: {"float_sums": 1.0}}, shape=(49152, 12288))])
+    keep([raced({1: {"lane_tables": 1.0}}), raced({1: {"bit_planes": 1.0}}, g=32)])
+    keep([raced({1: {"half_bits": 1.0}}, shape=(49152, 12288))])
     assert choose(product(), H200, "GPU")[0] == "lane_tables"
     assert choose(product(g=64, shape=(2048, 4096)), H200, "GPU")[0] in (
         "lane_tables",
-        "small_tables",
+        "bit_planes",
     )
-    assert choose(product(g=32), H200, "GPU")[0] == "small_tables"
-    assert choose(product(shape=(28672, 8192)), H200, "GPU")[0] == "float_sums"
+    assert choose(product(g=32), H200, "GPU")[0] == "bit_planes"
+    assert choose(product(shape=(28672, 8192)), H200, "GPU")[0] == "half_bits"
 
 
 def test_a_race_of_before_has_short_names():
@@ -95,8 +95,8 @@ def test_a_winner_that_cannot_take_the_product_is_passed_over():
 
 def test_a_later_race_replaces_an_earlier_one():
     keep([raced({1: {"lane_tables": 1.0}})])
-    path = keep([raced({1: {"small_tables": 1.0}})])
-    assert choose(product(), H200, "GPU")[0] == "small_tables"
+    path = keep([raced({1: {"bit_planes": 1.0}})])
+    assert choose(product(), H200, "GPU")[0] == "bit_planes"
     assert path.read_text().count('"gpu"') == 1
 
 
@@ -106,20 +106,20 @@ def test_a_later_race_replaces_an_earlier_one():
         {"shape": [0, 4096]},
         {"group": -1},
         {"seconds": {}},
-        {"seconds": {"1": {"float_sums": float("nan")}}},
-        {"seconds": {"0": {"float_sums": 1.0}}},
+        {"seconds": {"1": {"half_bits": float("nan")}}},
+        {"seconds": {"0": {"half_bits": 1.0}}},
         {"more": 1},
     ],
 )
 def test_numbers_that_no_race_has_count_as_damage(caplog, wrong):
-    path = keep([raced({1: {"float_sums": 1.0}})])
+    path = keep([raced({1: {"half_bits": 1.0}})])
     (race,) = unsealed(path.read_bytes(), path.name)
     path.write_bytes(sealed([race | wrong], path.name))
     choice._read.cache_clear()
     with caplog.at_level(logging.WARNING):
         assert choose(product(), H200, "GPU")[1] == MODEL
     assert f"{path} is damaged (" in caplog.text
-    keep([raced({1: {"float_sums": 1.0}})])
+    keep([raced({1: {"half_bits": 1.0}})])
     assert choose(product(), H200, "GPU")[1] == RACE
 
 

@@ -50,7 +50,7 @@ def gpu_linear(packed, dtype=F32, **options):
 @pytest.mark.parametrize("kind", WEIGHTS)
 def test_multiplies_few_rows_and_many(named_gpu, monkeypatch, kind, dtype):
     def few_are_two(case, gpu, name):
-        return ("float_sums" if case.m < 3 else choice.DENSE), choice.RACE
+        return ("lane_tables" if case.m < 3 else choice.DENSE), choice.RACE
 
     monkeypatch.setattr(choice, "choose", few_are_two)
     packed = WEIGHTS[kind]()
@@ -62,7 +62,7 @@ def test_multiplies_few_rows_and_many(named_gpu, monkeypatch, kind, dtype):
         assert ran.take() == [linear.describe(rows, dtype)]
         assert y.dtype == dtype
         assert relative_error(y.double() - 1, x, packed.dequantize()) < LIMITS[dtype]
-    assert list(linear.products) == [(dtype, "float_sums")]
+    assert list(linear.products) == [(dtype, "lane_tables")]
     assert linear.describe(2, dtype).endswith(
         f", {str(dtype)[6:]} x, chosen by a race on this machine"
     )
@@ -79,7 +79,7 @@ def test_multiplies_few_rows_and_many(named_gpu, monkeypatch, kind, dtype):
 @pytest.mark.parametrize("kind", WEIGHTS)
 def test_copies_share_no_weights(named_gpu, monkeypatch, kind, rows):
     monkeypatch.setattr(
-        choice, "choose", lambda case, *_: ("float_sums" if case.m < 3 else choice.DENSE, "")
+        choice, "choose", lambda case, *_: ("lane_tables" if case.m < 3 else choice.DENSE, "")
     )
     packed, x = WEIGHTS[kind](), inputs(rows)
     first = gpu_linear(packed).ready(rows, F32)
@@ -181,7 +181,7 @@ def test_without_a_gpu_it_says_so():
 @pytest.mark.parametrize("rows", [2, 40])
 def test_torch_sees_one_operation_with_the_shape_it_says(named_gpu, monkeypatch, kind, rows):
     monkeypatch.setattr(
-        choice, "choose", lambda case, *_: ("float_sums" if case.m < 3 else choice.DENSE, "")
+        choice, "choose", lambda case, *_: ("lane_tables" if case.m < 3 else choice.DENSE, "")
     )
     linear, graphs, x = gpu_linear(WEIGHTS[kind]()), [], inputs(rows)
 
@@ -216,7 +216,7 @@ def test_a_layer_on_a_gpu_takes_it(named_gpu, monkeypatch):
 
 def test_binary_codes_are_held_once(named_gpu, monkeypatch):
     def few_are_two(case, *_):
-        return ("float_sums" if case.m < 3 else choice.DENSE), ""
+        return ("lane_tables" if case.m < 3 else choice.DENSE), ""
 
     monkeypatch.setattr(choice, "choose", few_are_two)
     monkeypatch.setattr(PackedBCQ, "kernels", {"cpu": ("lut_gemv",)})
@@ -229,7 +229,7 @@ def test_binary_codes_are_held_once(named_gpu, monkeypatch):
         assert len(execution.buffers) == held
         if execution.replaces:  # it stays, and is made ready for other rows
             assert layer.prepare(2) is layer.prepare(2, torch.float64) is execution
-            assert execution.products[F32, "float_sums"].rows == (1, 2)
+            assert execution.products[F32, "lane_tables"].rows == (1, 2)
         for again in (layer.packed, copy.deepcopy(layer).packed, execution.copy().packed):
             assert again.layout() == stored.layout()
             assert all(torch.equal(b, stored.buffers[name]) for name, b in again.buffers.items())

@@ -62,9 +62,9 @@ def a_case(**changes):
 
 
 def test_the_first_that_takes_a_case_is_chosen_and_named(monkeypatch):
-    monkeypatch.setattr(lut_gemv, "PREFERENCE", ("float_sums", "paper"))
+    monkeypatch.setattr(lut_gemv, "PREFERENCE", ("lane_tables", "paper"))
     for gpu in GPUS:
-        assert lut_gemv.choose(a_case(), gpu).name == "float_sums"
+        assert lut_gemv.choose(a_case(), gpu).name == "lane_tables"
         assert lut_gemv.choose(a_case(group_size=40), gpu).name == "paper"
 
 
@@ -74,7 +74,7 @@ def test_every_variant_has_its_name_and_its_place():
 
 
 def test_a_short_name_is_another_word_for_a_variant():
-    assert list(SHORT_NAMES) == [f"r{number}" for number in range(7)]
+    assert list(SHORT_NAMES) == ["r0", "r3", "r4", "r5", "r6"]
     assert ["optq", *SHORT_NAMES.values()] == list(lut_gemv.VARIANTS)
     for short, name in SHORT_NAMES.items():
         assert lut_gemv.variant(short) is lut_gemv.variant(name)
@@ -84,7 +84,7 @@ def test_nothing_takes_an_old_gpu_and_every_reason_is_told():
     old = type(H200)("sm_75", 40, 65_536, 65_536)
     with pytest.raises(
         LutlabError,
-        match=r"float_sums: the GPU is sm_75: float_sums needs sm_80.*paper: the GPU is sm_75",
+        match=r"lane_tables: the GPU is sm_75: lane_tables needs sm_80.*paper: the GPU is sm_75",
     ):
         lut_gemv.choose(a_case(), old)
 
@@ -96,13 +96,13 @@ def test_what_does_not_exist_is_refused_in_words():
         lut_gemv.variant("paper").plan_for(a_case(), H200, {"lut": 3})
     with pytest.raises(LutlabError, match=r"mu=9: a table has 2\^mu entries"):
         lut_gemv.variant("paper").plan_for(a_case(), H200, {"mu": 9})
-    knobs = {"slice": 1024, "table": "float"}
+    knobs = {"table": "float"}
     with pytest.raises(
         LutlabError, match="131072 bytes of shared memory a block, sm_86 has 101376"
     ):
-        lut_gemv.variant("float_sums").plan_for(a_case(columns=4096), RTX_3090, knobs)
+        lut_gemv.variant("lane_tables").plan_for(a_case(columns=4096), RTX_3090, knobs)
     with pytest.raises(LutlabError, match="blocks for 70000 rows of x and K=256"):
-        lut_gemv.variant("float_sums").plan_for(a_case(m=70_000), H200)
+        lut_gemv.variant("lane_tables").plan_for(a_case(m=70_000), H200)
     with pytest.raises(
         LutlabError, match=r"x is torch.int8: the GPU kernels take float16, bfloat16 and float32"
     ):
@@ -166,7 +166,7 @@ def gpu(monkeypatch):
 
 
 @cuda_on_host.needs_nvrtc
-@pytest.mark.parametrize("name", ["paper", "float_sums"])
+@pytest.mark.parametrize("name", ["paper", "lane_tables"])
 def test_a_bound_product_is_the_product(gpu, name):
     packed = weight(70, 200, 3, 32, alpha="f16", offset="f32", ordered=True)
     product = launcher.bind(packed, F16, "cuda", variant=name)
@@ -183,7 +183,7 @@ def test_a_bound_product_is_the_product(gpu, name):
 
 @cuda_on_host.needs_nvrtc
 @pytest.mark.parametrize(
-    ("name", "carved"), [("paper", [False]), ("float_sums", [True]), ("bit_planes", [False, True])]
+    ("name", "carved"), [("paper", [False]), ("lane_tables", [True]), ("bit_planes", [False, True])]
 )
 def test_shared_memory_is_asked_for_where_tables_or_rings_lie_in_it(gpu, name, carved):
     knobs = {"launches": 2} if name == "bit_planes" else {}
@@ -282,7 +282,7 @@ def test_the_workspace_is_made_once(gpu, monkeypatch):
 @cuda_on_host.needs_nvrtc
 def test_a_copy_has_a_weight_of_its_own(gpu):
     product = launcher.bind(
-        weight(64, 96, 2, 32), F16, variant="float_sums", knobs={"threads": 128}
+        weight(64, 96, 2, 32), F16, variant="lane_tables", knobs={"threads": 256}
     )
     x = inputs(1, 96, F16)
     first, other = product(x), product.copy()
@@ -295,8 +295,10 @@ def test_a_copy_has_a_weight_of_its_own(gpu):
 @cuda_on_host.needs_nvrtc
 def test_what_cannot_be_bound_is_refused_before_anything_is_done(gpu):
     packed = weight(64, 96, 2, 40)
-    with pytest.raises(LutlabError, match="g=40: float_sums takes groups that are multiples of 32"):
-        launcher.bind(packed, F16, variant="float_sums")
+    with pytest.raises(
+        LutlabError, match="g=40: lane_tables takes groups that are multiples of 32"
+    ):
+        launcher.bind(packed, F16, variant="lane_tables")
     with pytest.raises(LutlabError, match="belong to a variant: name it"):
         launcher.bind(packed, F16, knobs={"mu": 4})
     assert gpu == []

@@ -5,8 +5,6 @@ A record, a message and the file of a kernel have the name of the idea; the shor
 
 SHORT_NAMES = {
     "r0": "paper",
-    "r1": "float_sums",
-    "r2": "small_tables",
     "r3": "lane_tables",
     "r4": "bit_planes",
     "r5": "uniform_mma",

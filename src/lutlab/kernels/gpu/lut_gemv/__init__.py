@@ -11,12 +11,10 @@ from __future__ import annotations
 from lutlab.errors import LutlabError, nearest
 from lutlab.kernels.gpu.lut_gemv import (
     bit_planes,
-    float_sums,
     half_bits,
     lane_tables,
     optq,
     paper,
-    small_tables,
     uniform_mma,
 )
 from lutlab.kernels.gpu.lut_gemv.variant import Case, Gpu, Variant
@@ -28,8 +26,6 @@ VARIANTS = {
     for module in (
         optq,
         paper,
-        float_sums,
-        small_tables,
         lane_tables,
         bit_planes,
         uniform_mma,
@@ -42,8 +38,6 @@ PREFERENCE = (
     "bit_planes",
     "lane_tables",
     "half_bits",
-    "small_tables",
-    "float_sums",
     "paper",
 )
 

@@ -15,13 +15,13 @@ def refuses(case: Case, knobs: Knobs) -> str | None:
     threads, columns = knobs["threads"], knobs["columns"]
     if not case.uniform:
         return (
-            "the weight has no uniform codes with one scale a group (Eq. 5): optq takes those, float_sums any "
+            "the weight has no uniform codes with one scale a group (Eq. 5): optq takes those, lane_tables any "
             "binary code"
         )
     if case.bits not in (2, 3, 4):
         return f"q={case.bits}: optq has tables of pairs of 2 to 4 bits; uniform_mma takes 1 to 8"
     if case.x != torch.float16:
-        return f"x is {case.x}: optq multiplies halves; convert x to float16, or take float_sums"
+        return f"x is {case.x}: optq multiplies halves; convert x to float16, or take lane_tables"
     if not case.whole_words:
         return f"g={case.group_size}: optq takes groups that are multiples of 32, or one group; paper takes any"
     if threads not in (32, 64, 128, 256, 512, 1024):

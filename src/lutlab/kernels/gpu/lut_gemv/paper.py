@@ -20,7 +20,7 @@ def refuses(case: Case, knobs: Knobs) -> str | None:
     if case.x == torch.bfloat16:
         return (
             "x is torch.bfloat16: paper computes in the dtype of x, as the papers do in float16; convert x to "
-            "float16 or float32, or take float_sums if groups are whole words"
+            "float16 or float32, or take lane_tables if groups are whole words"
         )
     if not 1 <= mu <= 8:
         return f"mu={mu}: a table has 2^mu entries, and mu is 1 to 8"

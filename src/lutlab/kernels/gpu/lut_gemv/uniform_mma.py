@@ -30,11 +30,11 @@ def refuses(case: Case, knobs: Knobs) -> str | None:
     warps, slice_ = knobs["warps"], knobs["slice"]
     if not case.uniform:
         return (
-            "the weight has no uniform codes with one scale a group (Eq. 5): uniform_mma takes those, float_sums any "
+            "the weight has no uniform codes with one scale a group (Eq. 5): uniform_mma takes those, lane_tables any "
             "binary code"
         )
     if case.x == torch.float32:
-        return "x is torch.float32: uniform_mma multiplies halves; convert x to float16 or bfloat16, or take float_sums"
+        return "x is torch.float32: uniform_mma multiplies halves; convert x to float16 or bfloat16, or take bit_planes"
     if case.group % 32 and case.group != case.columns:
         return f"g={case.group_size}: uniform_mma takes groups that are multiples of 32, or one group; paper takes any"
     if warps not in (1, 2, 4, 8, 16):
