@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from tests.kernels.gpu import cuda_on_host, test_lut_gemv
+from tests.kernels.gpu import cuda_on_host, test_lut_gemv, unpacked
 
 from lutlab.errors import LutlabError
-from lutlab.formats import code_streams, pack
+from lutlab.formats import pack
 from lutlab.kernels.cpu import linear
 from lutlab.kernels.gpu import choice
 from lutlab.kernels.gpu import linear as gpu_linear
@@ -213,8 +213,8 @@ class FakeProduct:
 
     def __call__(self, x):
         assert len(x) in self.rows
-        streams = self.variant.name == "optq"
-        weight = code_streams.unpack(self.weight) if streams else self.weight
+        codes = {"optq": unpacked.of_optq, "uniform_mma": unpacked.of_uniform_mma}
+        weight = codes.get(self.variant.name, self.variant.unpack)(self.weight)
         return x @ weight.dequantize().to(x.dtype).t()
 
 

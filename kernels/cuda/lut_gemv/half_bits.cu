@@ -12,7 +12,7 @@
 // sums off (half_mma.cuh): 24 bits behind the largest product, where bits at places 6 .. 9, subnormal halves, count as
 // 2^-14. So 4 bits of 24 are lost; at place 0 it would be 10. Places 7 .. 14 would leave X few bits. Errors: half_bits.py.
 //
-// A warp takes `turns` tiles of 32 rows of W (formats/binary_tiles.py) one after the other, which come by cp.async through
+// A warp takes `turns` tiles of 32 rows of W (lut_gemv/binary_tiles.py) one after the other, which come by cp.async through
 // a ring of STAGES blocks of columns. The block of threads has its slice of x in shared memory.
 // Groups of 32 and 64: PARTS of a block. Each has columns of B of its own, in which the words of other parts are zero.
 // An inf or nan in a row of x: its whole y is nan, as t is inf or nan and no bit takes that away. 

@@ -6,7 +6,7 @@
 // takes the 1024 away: codes and half activations are exact, products and sums are float32. bfloat16 activations are
 // divided by a power of two (`unit`, of a row and slice) that brings the largest to 2^14 .. 2^15: as halves they are exact
 // down to 2^-31 of it, and in error by less than 2^-38 of it below. A warp has 16 rows of W, and reads its codes a chunk
-// ahead, in the order of its operands (formats/tile_codes.py). The block has SLICE columns of x in shared memory, as the
+// ahead, in the order of its operands (lut_gemv/uniform_mma.py). The block has SLICE columns of x in shared memory, as the
 // lanes want them: of each 32 columns, lane l % 4 finds its 8 side by side.
 // With several slices, sums go to `partial`, and the last block of the rows to arrive adds them in the order of slices.
 // grid = (ceil(N / (16 WARPS)), slices, ceil(M / (8 TILES))), 32 WARPS threads.

@@ -1,4 +1,4 @@
-// The layout of src/lutlab/formats/mixed_chunks.py: of a tile of 16 rows chunks of 16 pieces, of 2 bits, then 3, then 4.
+// The layout of mixed_gemv/mixed_chunks.py: of a tile of 16 rows chunks of 16 pieces, of 2 bits, then 3, then 4.
 //
 // Parameters: ROW_SCALES 0, 1.
 

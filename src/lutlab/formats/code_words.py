@@ -31,12 +31,12 @@ def pack_words(values: torch.Tensor, q: int) -> torch.Tensor:
     step = max(1, CHUNK_VALUES // columns)
     for first in range(0, rows, step):
         some = values[first : first + step].to(torch.uint8)
-        eight = _plain(torch.nn.functional.pad(some, (0, -columns % WORD))).view(torch.int64)
+        eight = in_order(torch.nn.functional.pad(some, (0, -columns % WORD))).view(torch.int64)
         if check_bits(q) < 8:
             for held in (1, 2, 4):  # values in a field
                 low, high = _halves(q, held)
                 eight = (eight & low) | (eight >> (8 - q) * held & high)
-        octets = _plain(eight.unsqueeze(2).view(torch.uint8)[..., :q]).view(len(some), -1)
+        octets = in_order(eight.unsqueeze(2).view(torch.uint8)[..., :q]).view(len(some), -1)
         words[first : first + step] = octets.view(torch.int32)[:, : words.shape[1]]
     return words
 
@@ -50,7 +50,7 @@ def unpack_words(words: torch.Tensor, q: int, columns: int) -> torch.Tensor:
     missing = -(-columns // WORD) * check_bits(q) - words.shape[1]
     step = max(1, CHUNK_VALUES // columns)
     for first in range(0, rows, step):
-        some = _plain(torch.nn.functional.pad(words[first : first + step], (0, missing)))
+        some = in_order(torch.nn.functional.pad(words[first : first + step], (0, missing)))
         octets = some.view(torch.uint8).view(len(some), -1, q)
         eight = torch.nn.functional.pad(octets, (0, 8 - q)).view(torch.int64).squeeze(2)
         if q < 8:
@@ -77,8 +77,8 @@ def unpack_stream(words: torch.Tensor, q: int, count: int) -> torch.Tensor:
     return unpack_words(whole, q, WORD).view(-1)[:count].to(torch.int16)
 
 
-def _plain(values: torch.Tensor) -> torch.Tensor:
-    """Clone, not contiguous: that keeps odd strides where a dimension is 1, and then no bytes can be viewed."""
+def in_order(values: torch.Tensor) -> torch.Tensor:
+    """A clone whose bytes can be viewed: contiguous() keeps odd strides where a dimension is 1."""
     import torch
 
     return values.clone(memory_format=torch.contiguous_format)

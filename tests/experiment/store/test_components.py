@@ -61,7 +61,7 @@ def test_every_pattern_finds_sources() -> None:
 def test_no_kernel_is_forgotten() -> None:
     found = kernel_files("cpu") | kernel_files("cuda")
     ours = {path for path in PACKAGE.glob("kernels/**/*.py") if path.name != "__init__.py"}
-    assert {path.name for path in ours - found} == {"reference.py"}, "which tests compare with"
+    assert ours <= found
     texts = {p for root in (templates.ROOT, cuda.ROOT) for p in root.rglob("*.[ch]*")}
     assert {path.name for path in texts - found} == {"ceilings.cu"}, "which benchmarks run"
 

@@ -12,15 +12,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests import warm
-from tests.kernels.gpu import cuda_on_host
+from tests.kernels.gpu import cuda_on_host, reference
 from tests.kernels.gpu.lut_gemv_matrix import F16, F32, error, inputs, weight
 from tests.kernels.weights import uniform_tensor
 
 from lutlab.errors import LutlabError
-from lutlab.formats import bcq, lut_gemm
+from lutlab.formats import bcq
 from lutlab.kernels.codegen import cuda
 from lutlab.kernels.gpu import lut_gemv
-from lutlab.kernels.gpu.lut_gemv import launcher, reference
+from lutlab.kernels.gpu.lut_gemv import launcher, paper
 from lutlab.kernels.gpu.lut_gemv.variant import GPUS, H200, RTX_3090, Case, case
 from lutlab.kernels.gpu.short_names import SHORT_NAMES
 
@@ -41,7 +41,7 @@ from lutlab.kernels.gpu.short_names import SHORT_NAMES
 def test_reference_is_the_dense_product(rows, columns, q, g, mu, m, offset, ordered):
     packed = weight(rows, columns, q, g, alpha="f32", offset=offset, ordered=ordered)
     x = inputs(m, columns, F32).double().numpy()
-    y = reference.gemv(lut_gemm.pack(packed), x, mu)
+    y = reference.gemv(paper.pack(packed), x, mu)
     found = error(torch.from_numpy(y), packed, torch.from_numpy(x))
     assert found <= 1e-7  # dequantize() is float32
 
@@ -49,7 +49,7 @@ def test_reference_is_the_dense_product(rows, columns, q, g, mu, m, offset, orde
 def test_reference_of_uniform_codes():
     packed = bcq.pack(bcq.from_uniform(uniform_tensor(33, 70, 4, 32)))
     x = inputs(2, 70, F16)
-    y = reference.gemv(lut_gemm.pack(packed), x.numpy())
+    y = reference.gemv(paper.pack(packed), x.numpy())
     assert error(torch.from_numpy(y), packed, x) <= 1e-7
 
 

@@ -12,11 +12,11 @@ from tests.kernels.gpu.lut_gemv_matrix import BF16, F16, F32, inputs
 from tests.mixed_weights import mixed_tensor
 
 from lutlab.errors import LutlabError
-from lutlab.formats import mixed_tiles
 from lutlab.formats.mixed import PackedMixed
 from lutlab.kernels.gpu import mixed_gemv
 from lutlab.kernels.gpu.lut_gemv import launcher
 from lutlab.kernels.gpu.lut_gemv.variant import A100, GPUS, H200
+from lutlab.kernels.gpu.mixed_gemv import mixed_tiles
 from lutlab.kernels.gpu.mixed_gemv.product import MixedCase
 
 ASYNC, SYNC = mixed_gemv.VARIANTS.values()
@@ -175,10 +175,10 @@ def test_tiles_hold_the_bits_of_the_blocks():
     tiles = mixed_tiles.pack(packed)
     of_blocks = sum(getattr(packed, name).nbytes for name in ("blocks", "apart"))
     of_scales = sum(getattr(packed, name).nbytes for name in ("meta", "scale_step", "scale_zero"))
-    assert tiles.codes.nbytes == of_blocks
-    assert tiles.scales.nbytes == of_scales
+    assert tiles.buffers["codes"].nbytes == of_blocks
+    assert tiles.buffers["scales"].nbytes == of_scales
     place = mixed_tiles.places(packed.widths)
-    assert torch.equal(tiles.source[place.long()], torch.arange(32, dtype=torch.int32))
+    assert torch.equal(tiles.buffers["source"][place.long()], torch.arange(32, dtype=torch.int32))
 
 
 # ---- plans ----

@@ -8,14 +8,13 @@ from tests.kernels.gpu import plans, test_lut_gemv
 from tests.kernels.weights import relative_error
 from tests.mixed_weights import mixed_tensor
 
-from lutlab.formats import mixed_chunks
 from lutlab.formats.mixed import PackedMixed
 from lutlab.kernels import ran
 from lutlab.kernels.codegen import cuda
 from lutlab.kernels.dispatch import prepare
 from lutlab.kernels.gpu import mixed_linear
 from lutlab.kernels.gpu.lut_gemv.variant import GPUS, SM_REGISTERS
-from lutlab.kernels.gpu.mixed_gemv import dequantize
+from lutlab.kernels.gpu.mixed_gemv import dequantize, mixed_chunks
 from lutlab.kernels.gpu.mixed_linear import MixedGemvGpu
 from lutlab.measure import contestants
 from lutlab.specs import ProductRun

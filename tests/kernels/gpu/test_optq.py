@@ -4,9 +4,9 @@ import pytest
 import torch
 from tests.kernels.gpu import lut_gemv_matrix as matrix
 from tests.kernels.gpu.lut_gemv_matrix import F16, F32, check, inputs
+from tests.kernels.gpu.unpacked import of_optq
 from tests.kernels.weights import uniform_tensor
 
-from lutlab.formats import code_streams
 from lutlab.formats.uniform import PackedUniform
 from lutlab.kernels.gpu import lut_gemv
 from lutlab.kernels.gpu.lut_gemv.optq import VARIANT
@@ -37,11 +37,11 @@ def test_the_defaults():
 @pytest.mark.parametrize("scale", ["f16", "f32"])
 def test_packed_there_and_back(scale):
     packed = codes(37, 205, 3, 32, scale=scale, ordered=True)
-    stored = code_streams.pack(packed)
-    back = code_streams.unpack(stored)
+    stored = VARIANT.pack(packed)
+    back = of_optq(stored)
     assert torch.equal(back.unpack().codes, packed.unpack().codes)
     assert torch.equal(back.dequantize(), packed.dequantize())
-    assert stored.words.shape == (7, 3, 64)
+    assert stored.buffers["words"].shape == (7, 3, 64)
 
 
 def a_case(q=3, g=128, x=F16, uniform=True):

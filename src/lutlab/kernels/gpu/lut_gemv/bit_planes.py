@@ -20,7 +20,7 @@ A row of x with an inf or a nan gives a y of nan. x below 1e-30 counts as if its
 
 from __future__ import annotations
 
-from lutlab.formats import binary_tiles
+from lutlab.kernels.gpu.lut_gemv import binary_tiles
 from lutlab.kernels.gpu.lut_gemv.variant import (
     Case,
     Gpu,

@@ -25,7 +25,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from lutlab.formats import binary_tiles
+from lutlab.kernels.gpu.lut_gemv import binary_tiles
 from lutlab.kernels.gpu.lut_gemv.variant import Case, Gpu, Knobs, Plan, Space, Step, Variant
 
 FILE = "lut_gemv/half_bits.cu"

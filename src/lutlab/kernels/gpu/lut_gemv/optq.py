@@ -1,13 +1,45 @@
-"""OPTQ's way, a baseline that is never chosen: dequantize 2 to 4 bit codes by a table of pairs, then multiply."""
+"""OPTQ's way, a baseline that is never chosen: dequantize 2 to 4 bit codes by a table of pairs, then multiply.
+
+    W[n, k] = s[group of k, n] * (code[n, k] - zero[group of k, n])                             LUT-GEMM Eq. 5
+
+Codes are streams of bits, rows side by side: code j of 32 takes bits j*q .. j*q + q-1 of q words, lowest bit first
+(formats/code_words.py draws it).
+
+    words [ceil(K / 32), q, S] int32, S = N rounded up to 32;  scales [G, 2, S]: s, zero, both float16 or both float32
+"""
 
 from __future__ import annotations
 
 import torch
 
-from lutlab.formats import code_streams, lut_gemm
-from lutlab.kernels.gpu.lut_gemv.variant import Case, Gpu, Knobs, Plan, Step, Variant
+from lutlab.formats.code_words import WORD, pack_words
+from lutlab.formats.uniform import PackedUniform
+from lutlab.kernels.gpu.lut_gemv.paper import stride
+from lutlab.kernels.gpu.lut_gemv.variant import (
+    Case,
+    Gpu,
+    Knobs,
+    Plan,
+    Step,
+    Variant,
+    Weight,
+    scale_dtype,
+)
 
 FILE = "lut_gemv/optq.cu"
+
+
+def pack(packed: PackedUniform) -> Weight:
+    """From the stored form."""
+    found = packed.unpack()
+    rows, columns = packed.shape
+    codes = torch.nn.functional.pad(found.codes, (0, -columns % WORD, 0, stride(rows) - rows))
+    words = pack_words(codes, found.bits).view(stride(rows), -1, found.bits)
+    groups = found.scale.shape[1]
+    scales = found.scale.new_zeros(groups, 2, stride(rows), dtype=scale_dtype(packed))
+    scales[:, 0, :rows], scales[:, 1, :rows] = found.scale.t(), found.zero_point.t()
+    held = {"words": words.permute(1, 2, 0).contiguous(), "scales": scales}
+    return Weight(held, packed.shape, packed.bits, packed.group_size, packed.order)
 
 
 def refuses(case: Case, knobs: Knobs) -> str | None:
@@ -34,9 +66,8 @@ def refuses(case: Case, knobs: Knobs) -> str | None:
 def plan(case: Case, gpu: Gpu, knobs: Knobs) -> Plan:
     """See Variant."""
     threads, columns = knobs["threads"], knobs["columns"]
-    stride = lut_gemm.stride(case.rows)
     grid = (-(-case.rows // threads), -(-case.columns // columns), case.m)
-    sizes = (case.rows, case.columns, stride, case.group)
+    sizes = (case.rows, case.columns, stride(case.rows), case.group)
     return Plan(
         file=FILE,
         parameters={
@@ -54,7 +85,7 @@ VARIANT = Variant(
     name="optq",
     idea="OPTQ's baseline: codes dequantized by a table of pairs, atomicAdd",
     knobs={"columns": 256, "threads": 256},
-    pack=code_streams.pack,
+    pack=pack,
     codes=True,
     refuses=refuses,
     plan=plan,

@@ -2,16 +2,63 @@
 
 LUT-GEMM v3 section 3.3 and nuQmm section IV: l tables of 2^mu entries a thread block, t_h rows, arithmetic in the dtype
 of x, atomicAdd into y. Unlike the authors' code it takes any K, N, g and q: a tile of columns never leaves its group.
+
+The weight is in LUT-GEMM's own order, the words of neighbouring rows side by side, as a warp reads them.
+planes[w, b, n] holds the signs of columns 32 w .. 32 w + 31 of row n, bit k % 32; 1 is +alpha, 0 is -alpha:
+
+                     row 0   row 1   ...   row N-1   padding to a multiple of 32 rows
+    w = 0   b = 0    word    word    ...   word      0 ...
+            b = 1    word    word    ...
+    w = 1   b = 0    ...
+
+    planes [W, q, S] int32, W = ceil(K / 32), S = N rounded up to 32;  alpha [G, q, S], offset [G, S] or None
+
+A row of words begins at a multiple of 128 bytes. Padding holds zeros.
 """
 
 from __future__ import annotations
 
 import torch
 
-from lutlab.formats import lut_gemm
-from lutlab.kernels.gpu.lut_gemv.variant import Case, Gpu, Knobs, Plan, Step, Variant
+from lutlab.formats.bcq import PackedBCQ
+from lutlab.kernels.gpu.lut_gemv import planes
+from lutlab.kernels.gpu.lut_gemv.variant import Case, Gpu, Knobs, Plan, Step, Variant, Weight
 
 FILE = "lut_gemv/paper.cu"
+ALIGNED_ROWS = 32
+
+
+def stride(rows: int) -> int:
+    """S: rows between the words of two planes.
+
+    >>> stride(1), stride(33)
+    (32, 64)
+    """
+    return -(-rows // ALIGNED_ROWS) * ALIGNED_ROWS
+
+
+def pack(packed: PackedBCQ) -> Weight:
+    """From rows of words."""
+    words = _side_by_side(packed.planes)
+    return planes.packed(packed, words, _side_by_side, 1)
+
+
+def unpack(weight: Weight) -> PackedBCQ:
+    """The inverse of pack, bit for bit where the offset is not float64."""
+    rows = weight.shape[0]
+
+    def back(values: torch.Tensor) -> torch.Tensor:
+        return values[..., :rows].permute(1, 2, 0)
+
+    return planes.stored(weight, back(weight.buffers["planes"]), back, 1)
+
+
+def _side_by_side(values: torch.Tensor) -> torch.Tensor:
+    """[q, N, W or G] -> [W or G, q, S]."""
+    there = values.permute(2, 0, 1)
+    out = there.new_zeros(*there.shape[:-1], stride(there.shape[-1]))
+    out[..., : there.shape[-1]] = there
+    return out
 
 
 def refuses(case: Case, knobs: Knobs) -> str | None:
@@ -41,14 +88,13 @@ def plan(case: Case, gpu: Gpu, knobs: Knobs) -> Plan:
     mu = knobs["mu"]
     luts = min(knobs["luts"], -(-case.group // mu))
     tile = luts * mu
-    stride = lut_gemm.stride(case.rows)
     groups = -(-case.columns // case.group)
     grid = (
         -(-case.rows // knobs["rows"]),
         groups * -(-case.group // tile),
         case.m,
     )
-    arguments = ("planes", "alpha", "offset", "x", "y", case.rows, case.columns, stride)
+    arguments = ("planes", "alpha", "offset", "x", "y", case.rows, case.columns, stride(case.rows))
     return Plan(
         file=FILE,
         parameters={
@@ -72,8 +118,8 @@ VARIANT = Variant(
     idea="LUT-GEMM as in the papers: tables in the dtype of x, atomicAdd",
     # LUT-GEMM: mu = 8, t_h = 2048 "is a practical number"; l = 4 or 8, a tile of 32 or 64 columns, in the authors' code
     knobs={"mu": 8, "luts": 8, "rows": 2048, "threads": 256},
-    pack=lut_gemm.pack,
-    unpack=lut_gemm.unpack,
+    pack=pack,
+    unpack=unpack,
     refuses=refuses,
     plan=plan,
     deterministic=False,

@@ -10,8 +10,8 @@ No function of a variant touches a tensor or a driver, so that all of them are t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -20,23 +20,56 @@ from lutlab.formats.bcq import PackedBCQ
 from lutlab.formats.uniform import PackedUniform
 from lutlab.groups import group_length
 
+if TYPE_CHECKING:
+    from typing import Self  # of Python 3.11, for type checkers only
+
 C_TYPES = {torch.float16: "__half", torch.bfloat16: "bfloat_t", torch.float32: "float"}
 
 
-class Weight(Protocol):
-    """A packed weight: buffers by the names that plans use, None for one that is absent."""
+@dataclass(frozen=True)
+class Weight:
+    """A packed weight as a kernel reads it.
 
+    buffers: by the names that plans use, None for one that is absent; order: [K] int32, stored column j is of input
+    channel order[j]; None: channel j.
+    """
+
+    buffers: Mapping[str, torch.Tensor | None]
     shape: tuple[int, int]
     bits: int
     group_size: int
-    order: torch.Tensor | None
-    alpha: torch.Tensor
-    offset: torch.Tensor | None
-    uniform: bool
-    buffers: dict[str, torch.Tensor | None]
+    order: torch.Tensor | None = None
 
-    def to(self, device: torch.device | str) -> Weight:
+    @property
+    def uniform(self) -> bool:
+        """Whether it has uniform codes with one scale a group."""
+        return "scales" in self.buffers
+
+    @property
+    def alpha(self) -> torch.Tensor:
+        """The scales, with zero points beside them where codes are uniform."""
+        return self.buffers["scales" if self.uniform else "alpha"]
+
+    @property
+    def offset(self) -> torch.Tensor | None:
+        """Of binary codes."""
+        return self.buffers.get("offset")
+
+    def to(self, device: torch.device | str) -> Self:
         """The same on a device."""
+        there = {name: b if b is None else b.to(device) for name, b in self.buffers.items()}
+        return replace(
+            self, buffers=there, order=None if self.order is None else self.order.to(device)
+        )
+
+
+EXACT_IN_HALF = 2048  # integers up to here
+
+
+def scale_dtype(packed: PackedUniform) -> torch.dtype:
+    """Of scales and zero points side by side: float16 where both are exact in it, else float32."""
+    small = bool((packed.zero_point.abs() <= EXACT_IN_HALF).all())
+    return torch.float16 if small and packed.scale.dtype == torch.float16 else torch.float32
 
 
 @dataclass(frozen=True)

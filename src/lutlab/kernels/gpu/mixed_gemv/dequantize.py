@@ -10,10 +10,9 @@ import torch
 
 from lutlab.errors import LutlabError
 from lutlab.formats.mixed import PackedMixed
-from lutlab.formats.mixed_chunks import PackedMixedChunks
-from lutlab.formats.mixed_tiles import places
 from lutlab.kernels.gpu.dequantize import MOST_BLOCKS, OUT_TYPES, filled
 from lutlab.kernels.gpu.lut_gemv.variant import Plan, Step
+from lutlab.kernels.gpu.mixed_gemv.mixed_tiles import MixedWeight, places
 
 THREADS = 128
 BLOCKS = 4  # of an SM: 128 registers a thread
@@ -21,7 +20,7 @@ _BLOCKS = ("blocks", "apart", "meta", "scale_step", "scale_zero", "row_scale", "
 _CHUNKS = ("words", "row_scale", "row_zero", "source")
 
 
-def plan(weight: PackedMixed | PackedMixedChunks, dtype: torch.dtype) -> Plan:
+def plan(weight: PackedMixed | MixedWeight, dtype: torch.dtype) -> Plan:
     """The launch that fills `dense` [N, K] of a dtype from `buffers`.
 
     Args:
@@ -41,9 +40,9 @@ def plan(weight: PackedMixed | PackedMixedChunks, dtype: torch.dtype) -> Plan:
         function, groups = "dequantize_mixed", len(weight.widths)
         arguments = (*_BLOCKS, "places", "dense", rows, columns, weight.apart.shape[1], groups)
     else:
-        function, groups = "dequantize_mixed_chunks", len(weight.source)
+        function, groups = "dequantize_mixed_chunks", len(weight.buffers["source"])
         arguments = (*_CHUNKS, "dense", rows, columns, *weight.chunks)
-        parameters["ROW_SCALES"] = int(weight.row_scale is not None)
+        parameters["ROW_SCALES"] = int(weight.buffers["row_scale"] is not None)
     grid = (-(-groups // THREADS), min(rows, MOST_BLOCKS), 1)
     return Plan(
         file=f"dequantize/{function.removeprefix('dequantize_')}.cu",
@@ -53,10 +52,10 @@ def plan(weight: PackedMixed | PackedMixedChunks, dtype: torch.dtype) -> Plan:
     )
 
 
-def buffers(weight: PackedMixed | PackedMixedChunks) -> dict[str, torch.Tensor | None]:
+def buffers(weight: PackedMixed | MixedWeight) -> dict[str, torch.Tensor | None]:
     """Buffers that the kernel reads, by the names of the plan."""
     if not isinstance(weight, PackedMixed):
-        return {name: getattr(weight, name) for name in _CHUNKS}
+        return {name: weight.buffers[name] for name in _CHUNKS}
     found = {name: getattr(weight, name).contiguous() for name in _BLOCKS}
     return found | {"places": places(weight.widths)}
 
@@ -71,7 +70,7 @@ def outlier_index(packed: PackedMixed) -> torch.Tensor | None:
     return row * columns + (packed.outlier_column.long() & 0xFFFF)
 
 
-def dequantize(weight: PackedMixed | PackedMixedChunks, dtype: torch.dtype) -> torch.Tensor:
+def dequantize(weight: PackedMixed | MixedWeight, dtype: torch.dtype) -> torch.Tensor:
     """W [N, K] in a dtype without its outliers, which `scatter` adds.
 
     Args:

@@ -7,8 +7,8 @@ Li et al., "Fast and Efficient 2-bit LLM Inference on GPU" (ICCAD 2024), section
 a half, float32 x are two; sums are float32 in one order. Outliers: `outliers=fused` adds them in the same launch;
 `cusparse`, as the paper has it, in a second one (sparse.py).
 
-Memory-aligned blocks are read in tiles of the same bits (formats/mixed_tiles.py, blocks.cu), other weights in chunks of
-one width (formats/mixed_chunks.py, streams.cu).
+Memory-aligned blocks are read in tiles of the same bits (mixed_tiles.py, blocks.cu), other weights in chunks of
+one width (mixed_chunks.py, streams.cu).
 """
 
 from __future__ import annotations
@@ -18,10 +18,7 @@ from dataclasses import dataclass
 import torch
 
 from lutlab.errors import LutlabError
-from lutlab.formats import mixed_chunks, mixed_tiles
 from lutlab.formats.mixed import PackedMixed
-from lutlab.formats.mixed_chunks import PackedMixedChunks
-from lutlab.formats.mixed_tiles import CHUNK, CODE_BYTES, SCALE_BYTES, PackedMixedTiles
 from lutlab.kernels.gpu.lut_gemv.variant import (
     C_TYPES,
     Gpu,
@@ -31,6 +28,8 @@ from lutlab.kernels.gpu.lut_gemv.variant import (
     Step,
     Variant,
 )
+from lutlab.kernels.gpu.mixed_gemv import mixed_chunks, mixed_tiles
+from lutlab.kernels.gpu.mixed_gemv.mixed_tiles import CHUNK, CODE_BYTES, SCALE_BYTES, MixedWeight
 from lutlab.tensors import MIXED_WIDTHS
 
 FILES = {True: "mixed_gemv/blocks.cu", False: "mixed_gemv/streams.cu"}  # by alignment
@@ -104,9 +103,7 @@ class Shape:
     blocks: int
 
 
-def case(
-    weight: PackedMixed | PackedMixedTiles | PackedMixedChunks, x: torch.dtype, m: int = 1
-) -> MixedCase:
+def case(weight: PackedMixed | MixedWeight, x: torch.dtype, m: int = 1) -> MixedCase:
     """The case of a weight, packed for the kernel or not, for m rows of x.
 
     Raises:
@@ -116,18 +113,17 @@ def case(
         raise LutlabError(
             f"x is {x}: the GPU kernels take float16, bfloat16 and float32; convert it"
         )
-    by_row = weight.row_scale is not None
+    by_row = weight.buffers["row_scale"] is not None
     if isinstance(weight, PackedMixed):
         count = weight.outlier_count
         most = 0 if count is None else int(count.max())
         g, rows = weight.group_size, weight.scale_group
         chunks = None if weight.aligned else mixed_chunks.chunks(weight.of_width, g)
         return MixedCase(m, *weight.shape, x, most, chunks, by_row, g, rows)
-    chunks = weight.chunks if isinstance(weight, PackedMixedChunks) else None
-    return MixedCase(m, *weight.shape, x, weight.most_outliers, chunks, by_row)
+    return MixedCase(m, *weight.shape, x, weight.most_outliers, weight.chunks, by_row)
 
 
-def pack(packed: PackedMixed) -> PackedMixedTiles | PackedMixedChunks:
+def pack(packed: PackedMixed) -> MixedWeight:
     """The weight as its kernel reads it."""
     return mixed_tiles.pack(packed) if packed.aligned else mixed_chunks.pack(packed)
 

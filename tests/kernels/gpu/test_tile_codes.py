@@ -4,24 +4,26 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.kernels.gpu.unpacked import of_uniform_mma
 from tests.kernels.weights import uniform_tensor
 
-from lutlab.formats import tile_codes
 from lutlab.formats.uniform import PackedUniform
+from lutlab.kernels.gpu.lut_gemv import uniform_mma
+from lutlab.tensors import UniformTensor
 
 
 @pytest.mark.parametrize("q", range(1, 9))
 def test_every_bit_of_a_tile_is_used_once(q):
-    at = tile_codes._bits(q)
+    at = uniform_mma._bits(q)
     assert sorted(at.tolist()) == list(range(16 * 64 * q))
 
 
 @pytest.mark.parametrize("q", range(1, 9))
 def test_a_code_fits_a_mantissa_where_its_turns_put_it(q):
-    step, count = tile_codes.parts(q)[0][0], tile_codes.bases(q)
-    assert sum(width for width, _ in tile_codes.parts(q)) == q
+    step, count = uniform_mma.parts(q)[0][0], uniform_mma.bases(q)
+    assert sum(width for width, _ in uniform_mma.parts(q)) == q
     assert (count - 1) * step + q <= 10
-    assert tile_codes.UNITS[q] * q % 4 == 0
+    assert uniform_mma.UNITS[q] * q % 4 == 0
 
 
 @given(
@@ -36,28 +38,26 @@ def test_a_code_fits_a_mantissa_where_its_turns_put_it(q):
 def test_there_and_back(rows, columns, q, g, scale, ordered):
     uniform = uniform_tensor(rows, columns, q, g, scale=scale, ordered=ordered)
     plain = PackedUniform.pack(uniform)
-    packed = tile_codes.pack(plain)
-    again = tile_codes.unpack(packed).unpack()
+    packed = uniform_mma.pack(plain)
+    again = of_uniform_mma(packed).unpack()
     assert torch.equal(again.codes, uniform.codes)
     assert torch.equal(again.zero_point, uniform.zero_point)
-    assert torch.equal(packed.dequantize(), plain.dequantize())
-    assert packed.words.is_contiguous()
-    assert packed.words.shape[-2:] == (32, 4)
+    assert torch.equal(of_uniform_mma(packed).dequantize(), plain.dequantize())
+    assert packed.buffers["words"].is_contiguous()
+    assert packed.buffers["words"].shape[-2:] == (32, 4)
 
 
 def test_one_code_in_its_place():
     """q = 3, row 9, column 22: product 1, lane 4 * 1 + 1, register 3; the pair 7's base is 6, its turn 8."""
     codes = torch.zeros(16, 256, dtype=torch.uint8)
     codes[9, 22] = 5
-    packed = tile_codes.pack(PackedUniform.pack(_of(codes)))
-    lane = packed.words.view(-1, 3, 32, 4)[0, :, 5].flatten().tolist()
+    packed = uniform_mma.pack(PackedUniform.pack(_of(codes)))
+    lane = packed.buffers["words"].view(-1, 3, 32, 4)[0, :, 5].flatten().tolist()
     assert lane[:3] == [1 << 6 + 8, 0, 1 << 2 + 6 + 1]
     assert not any(lane[3:])
 
 
 def _of(codes):
-    from lutlab.tensors import UniformTensor
-
     rows = len(codes)
     scale = torch.ones(rows, 2, dtype=torch.float16)
     return UniformTensor(codes, scale, torch.zeros(rows, 2, dtype=torch.int16), 3, 128)
@@ -65,13 +65,16 @@ def _of(codes):
 
 def test_zero_points_that_half_cannot_hold_widen_the_scales():
     uniform = uniform_tensor(5, 64, 4, 32)
-    assert tile_codes.pack(PackedUniform.pack(uniform)).scales.dtype == torch.float16
+    assert uniform_mma.pack(PackedUniform.pack(uniform)).alpha.dtype == torch.float16
     uniform.zero_point[3, 1] = 2049
-    packed = tile_codes.pack(PackedUniform.pack(uniform))
-    assert packed.scales.dtype == torch.float32
-    assert torch.equal(packed.dequantize(), PackedUniform.pack(uniform).dequantize())
+    packed = uniform_mma.pack(PackedUniform.pack(uniform))
+    assert packed.alpha.dtype == torch.float32
+    assert torch.equal(
+        of_uniform_mma(packed).dequantize(), PackedUniform.pack(uniform).dequantize()
+    )
 
 
 def test_the_size_that_the_model_counts():
-    packed = tile_codes.pack(PackedUniform.pack(uniform_tensor(64, 512, 3, 128)))
-    assert packed.bits_per_weight == 3 + 32 / 128
+    packed = uniform_mma.pack(PackedUniform.pack(uniform_tensor(64, 512, 3, 128)))
+    size = sum(8 * one.nbytes for one in packed.buffers.values())
+    assert size / (64 * 512) == 3 + 32 / 128

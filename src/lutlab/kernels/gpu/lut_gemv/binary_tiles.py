@@ -20,15 +20,15 @@ other group begins a block and takes ceil(g / 128) of them, so g = 96 stores a t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+import torch
 
 from lutlab.errors import LutlabError
 from lutlab.formats.bcq import PackedBCQ
-from lutlab.formats.plane_buffers import PlaneBuffers
+from lutlab.formats.code_words import in_order
 from lutlab.groups import group_count, group_length
-
-if TYPE_CHECKING:
-    import torch
+from lutlab.kernels.gpu.lut_gemv import planes
+from lutlab.kernels.gpu.lut_gemv.variant import Weight
 
 ROWS, COLUMNS = 32, 128
 WORDS = COLUMNS // 32
@@ -60,28 +60,12 @@ def cut(group_size: int, columns: int) -> Cut:
     return Cut(1, run, (groups - 1) * run + -(-last // COLUMNS), groups)
 
 
-@dataclass(frozen=True)
-class PackedBinaryTiles(PlaneBuffers):
-    """planes [T, C, q, 32, 4] int32, alpha [T, G', q, 32], offset [T, G', 32] or None; shape (N, K). See the module."""
-
-    @property
-    def bits(self) -> int:
-        """Planes, q."""
-        return self.planes.shape[2]
-
-    def dequantize(self) -> torch.Tensor:
-        """[N, K] float32, as the plain layout has it."""
-        return unpack(self).dequantize()
-
-
-def pack(packed: PackedBCQ) -> PackedBinaryTiles:
-    """From rows of words. A float64 offset is stored in float32.
+def pack(packed: PackedBCQ) -> Weight:
+    """From rows of words.
 
     Raises:
         LutlabError: groups are no whole words of 32 columns.
     """
-    import torch
-
     length = group_length(packed.group_size, packed.shape[1])
     if length % 32 and length != packed.shape[1]:
         raise LutlabError(
@@ -94,62 +78,41 @@ def pack(packed: PackedBCQ) -> PackedBinaryTiles:
     there = _padded(packed.planes, 2, runs * of_group).view(q, rows, runs, of_group)
     there = _padded(there, 3, layout.run * WORDS).reshape(q, rows, -1, WORDS)[:, :, : layout.blocks]
     tiled = _padded(there, 1, ROWS).view(q, -1, 4, 8, layout.blocks, WORDS)
-    offset = packed.offset
-    if offset is not None:
-        offset = offset.float() if offset.dtype == torch.float64 else offset
-        offset = _rows_of_lanes(offset.unsqueeze(0), layout).squeeze(2)
-    return PackedBinaryTiles(
-        planes=_plain(tiled.permute(1, 4, 0, 3, 5, 2)).view(-1, layout.blocks, q, 32, 4),
-        alpha=_rows_of_lanes(packed.alpha, layout),
-        offset=offset,
-        shape=packed.shape,
-        group_size=packed.group_size,
-        order=packed.order,
-    )
+    words = in_order(tiled.permute(1, 4, 0, 3, 5, 2)).view(-1, layout.blocks, q, 32, 4)
+
+    def place(scales: torch.Tensor) -> torch.Tensor:
+        """[b, N, G] -> [T, G', b, 32]."""
+        there = _padded(_padded(scales, 1, ROWS), 2, layout.groups)
+        there = there.reshape(len(scales), -1, 4, 8, layout.groups).permute(1, 4, 0, 3, 2)
+        return in_order(there).view(-1, layout.groups, len(scales), ROWS)
+
+    return planes.packed(packed, words, place, 2)
 
 
-def unpack(packed: PackedBinaryTiles) -> PackedBCQ:
+def unpack(weight: Weight) -> PackedBCQ:
     """The inverse of pack, bit for bit where the offset is not float64."""
-    rows, columns = packed.shape
-    layout = cut(packed.group_size, columns)
-    tiles, blocks, q = packed.planes.shape[:3]
-    there = packed.planes.view(tiles, blocks, q, 8, WORDS, 4).permute(2, 0, 5, 3, 1, 4)
+    (rows, columns), there = weight.shape, weight.buffers["planes"]
+    layout = cut(weight.group_size, columns)
+    tiles, blocks, q = there.shape[:3]
+    there = there.view(tiles, blocks, q, 8, WORDS, 4).permute(2, 0, 5, 3, 1, 4)
     there = _padded(there.reshape(q, tiles * ROWS, blocks, WORDS)[:, :rows], 2, layout.run)
-    runs = there.reshape(q, rows, -1, layout.run * WORDS)[..., : _words_of_group(packed, layout)]
-    offset = packed.offset
-    if offset is not None:
-        offset = _plain(_rows_in_order(offset.unsqueeze(2), packed)[0])
-    return PackedBCQ(
-        planes=_plain(runs.reshape(q, rows, -1)[..., : -(-columns // 32)]),
-        alpha=_plain(_rows_in_order(packed.alpha, packed)),
-        offset=offset,
-        shape=packed.shape,
-        group_size=packed.group_size,
-        order=packed.order,
-    )
+    runs = there.reshape(q, rows, -1, layout.run * WORDS)[..., : _words_of_group(weight, layout)]
+
+    def back(scales: torch.Tensor) -> torch.Tensor:
+        """[T, G', b, 32] -> [b, N, G]."""
+        _, groups, b, _ = scales.shape
+        there = scales.view(tiles, groups, b, 8, 4).permute(2, 0, 4, 3, 1)
+        there = there.reshape(b, tiles * ROWS, groups)[:, :rows]
+        return there[..., : group_count(weight.group_size, columns)]
+
+    return planes.stored(weight, runs.reshape(q, rows, -1)[..., : -(-columns // 32)], back, 2)
 
 
-def _words_of_group(packed: PackedBCQ | PackedBinaryTiles, layout: Cut) -> int:
+def _words_of_group(weight: PackedBCQ | Weight, layout: Cut) -> int:
     """Words that lie together in a run of blocks: a group's, or a block's where groups share it."""
     if layout.parts > 1:
         return WORDS
-    return -(-group_length(packed.group_size, packed.shape[1]) // 32)
-
-
-def _rows_of_lanes(scales: torch.Tensor, layout: Cut) -> torch.Tensor:
-    """[b, N, G] -> [T, G', b, 32]."""
-    b = len(scales)
-    there = _padded(_padded(scales, 1, ROWS), 2, layout.groups)
-    there = there.reshape(b, -1, 4, 8, layout.groups).permute(1, 4, 0, 3, 2)
-    return _plain(there).view(-1, layout.groups, b, ROWS)
-
-
-def _rows_in_order(scales: torch.Tensor, packed: PackedBinaryTiles) -> torch.Tensor:
-    """[T, G', b, 32] -> [b, N, G]."""
-    tiles, groups, b, _ = scales.shape
-    there = scales.view(tiles, groups, b, 8, 4).permute(2, 0, 4, 3, 1)
-    there = there.reshape(b, tiles * ROWS, groups)[:, : packed.shape[0]]
-    return there[..., : group_count(packed.group_size, packed.shape[1])]
+    return -(-group_length(weight.group_size, weight.shape[1]) // 32)
 
 
 def _padded(values: torch.Tensor, axis: int, multiple: int) -> torch.Tensor:
@@ -160,10 +123,3 @@ def _padded(values: torch.Tensor, axis: int, multiple: int) -> torch.Tensor:
     out = values.new_zeros(shape)
     out.narrow(axis, 0, values.shape[axis]).copy_(values)
     return out
-
-
-def _plain(values: torch.Tensor) -> torch.Tensor:
-    """Clone, not contiguous: that keeps odd strides where a dimension is 1, and then no bytes can be viewed."""
-    import torch
-
-    return values.clone(memory_format=torch.contiguous_format)

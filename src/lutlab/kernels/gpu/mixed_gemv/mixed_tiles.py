@@ -6,7 +6,8 @@ and lane 4 r + c finds block c of rows r and r + 8 in vectors of 16, 8 and 4 byt
     codes  [T, C, 1280] uint8    blocks [2 halves of the tile][lane] of 16 bytes | apart [lane][2 halves] of 4
     scales [T, C, 160] uint8     meta [lane][2 halves] of 2 bytes | of each block: steps of a, b, c, second-order zeros
 
-T = ceil(N / 16), C = ceil(K / 256); what is missing is 0, and decodes to 0. A row's outliers are
+T = ceil(N / 16), C = ceil(K / 256); what is missing is 0, and decodes to 0. `source` [4 CHUNK C] int32 has the
+channel group of 16 in each group of each block, -1 where it is none. A row's outliers are
 
     outlier_first [N + 1] int32   places in    outliers [E] int32: float16 value << 16 | place of its column in blocks
 
@@ -17,16 +18,14 @@ which pairs of codes are masked out of a word: columns j and j + 8 of 2 bits, j 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
+import torch
+
+from lutlab.formats.mixed import PackedMixed
 from lutlab.formats.mixed_blocks import NARROW
+from lutlab.kernels.gpu.lut_gemv.variant import Weight
 from lutlab.tensors import BLOCK_GROUP as GROUP
-
-if TYPE_CHECKING:
-    import torch
-
-    from lutlab.formats.mixed import PackedMixed
 
 ROWS = 16  # of a tile
 CHUNK = 4  # blocks
@@ -35,36 +34,14 @@ SCALE_BYTES = ROWS * CHUNK * 2 + CHUNK * 8
 
 
 @dataclass(frozen=True)
-class PackedMixedTiles:
-    """Buffers as the module draws them; shape (N, K).
+class MixedWeight(Weight):
+    """A weight of mixed groups; most_outliers: of a row, 0: there are none, and their buffers are None.
 
-    source: [4 CHUNK C] int32, the channel group (of 16) in each group of each block, -1 where it is none.
-    row_scale: [N] float16, row_zero: [ceil(N / 8)] int32, as stored. most_outliers: of a row; 0: there are none, and
-    their buffers are None.
+    chunks: of a tile, of 2, 3 and 4 bits (mixed_chunks.py); None of memory-aligned blocks.
     """
 
-    codes: torch.Tensor
-    scales: torch.Tensor
-    source: torch.Tensor
-    row_scale: torch.Tensor
-    row_zero: torch.Tensor
-    outlier_first: torch.Tensor | None
-    outliers: torch.Tensor | None
-    most_outliers: int
-    shape: tuple[int, int]
-
-    order = None  # x is gathered by groups inside the kernel
-
-    @property
-    def buffers(self) -> dict[str, torch.Tensor | None]:
-        """Buffers that a kernel reads, by the names that plans use."""
-        names = ("codes", "scales", "source", "row_scale", "row_zero", "outlier_first", "outliers")
-        return {name: getattr(self, name) for name in names}
-
-    def to(self, device: torch.device | str) -> PackedMixedTiles:
-        """The same on a device."""
-        there = {name: b if b is None else b.to(device) for name, b in self.buffers.items()}
-        return replace(self, **there)
+    most_outliers: int = 0
+    chunks: tuple[int, int, int] | None = None
 
 
 def chunks(columns: int) -> int:
@@ -76,10 +53,8 @@ def chunks(columns: int) -> int:
     return -(-columns // ((NARROW + 1) * GROUP * CHUNK))
 
 
-def pack(packed: PackedMixed) -> PackedMixedTiles:
+def pack(packed: PackedMixed) -> MixedWeight:
     """From the stored form, whose codes are in memory-aligned blocks."""
-    import torch
-
     rows, columns = packed.shape
     tiles, of_row = -(-rows // ROWS), chunks(columns)
 
@@ -100,17 +75,13 @@ def pack(packed: PackedMixed) -> PackedMixedTiles:
     second = _octets(torch.cat((step, packed.scale_zero.unsqueeze(2)), dim=2))
     second = torch.nn.functional.pad(second, (0, 0, 0, of_row * CHUNK - second.shape[1]))
     group_places = places(packed.widths)
-    outliers = outlier_buffers(
-        packed, lambda column: group_places[column // GROUP], packed.widths == 4
-    )
-    return PackedMixedTiles(
-        torch.cat((flat(tiled(packed.blocks)), by_lane(packed.apart)), dim=2),
-        torch.cat((by_lane(packed.meta), flat(second.view(tiles, of_row, -1))), dim=2),
-        source(packed.widths, of_row),
-        packed.row_scale,
-        packed.row_zero,
-        *outliers,
-        shape=packed.shape,
+    held = {
+        "codes": torch.cat((flat(tiled(packed.blocks)), by_lane(packed.apart)), dim=2),
+        "scales": torch.cat((by_lane(packed.meta), flat(second.view(tiles, of_row, -1))), dim=2),
+        "source": source(packed.widths, of_row),
+    }
+    return with_outliers(
+        held, packed, lambda column: group_places[column // GROUP], packed.widths == 4
     )
 
 
@@ -120,8 +91,6 @@ def places(widths: torch.Tensor) -> torch.Tensor:
     Args:
         widths: [G] uint8 of 2 and 4, a quarter of them 4.
     """
-    import torch
-
     wide = widths == 4
     narrow = (~wide).cumsum(0) - 1
     of_narrow = narrow // NARROW * (NARROW + 1) + narrow % NARROW
@@ -130,8 +99,6 @@ def places(widths: torch.Tensor) -> torch.Tensor:
 
 def source(widths: torch.Tensor, of_row: int) -> torch.Tensor:
     """The inverse of places, for so many chunks of a row: [4 CHUNK C] int32, -1 where there is no group."""
-    import torch
-
     found = widths.new_full((of_row * CHUNK * (NARROW + 1),), -1, dtype=torch.int32)
     found[places(widths).long()] = torch.arange(
         len(widths), dtype=torch.int32, device=widths.device
@@ -139,38 +106,42 @@ def source(widths: torch.Tensor, of_row: int) -> torch.Tensor:
     return found
 
 
-def outlier_buffers(
+def with_outliers(
+    held: dict[str, torch.Tensor],
     packed: PackedMixed,
     place: Callable[[torch.Tensor], torch.Tensor],
-    of_words: torch.Tensor | None,
-) -> tuple[torch.Tensor | None, torch.Tensor | None, int]:
-    """Buffers of the outliers as the module draws them, or None twice, and the most of a row.
+    of_words: torch.Tensor | None = None,
+    chunks: tuple[int, int, int] | None = None,
+) -> MixedWeight:
+    """A weight with scales of rows as they are stored, and its outliers as the module draws them.
 
     Args:
-        packed: with its outliers.
+        held: buffers of its groups.
+        packed: the stored form.
         place: of the 16 columns around each column, counted in sixteens.
         of_words: [G] bool, groups of 16 whose pairs are of either half, a word each; None: there are none.
+        chunks: as MixedWeight has them.
     """
-    import torch
-
+    held |= {"row_scale": packed.row_scale, "row_zero": packed.row_zero}
     most = 0 if packed.outlier_count is None else int(packed.outlier_count.max())
-    if not most:
-        return None, None, 0
-    count = packed.outlier_count.int()
-    first = torch.nn.functional.pad(count.cumsum(0, dtype=torch.int32), (1, 0))
-    column = packed.outlier_column.long() & 0xFFFF
-    at = column % GROUP
-    inside = at % 8 * 2 + at // 8
-    if of_words is not None:
-        of_half = at // 8 * 8 + at % 4 * 2 + at % 8 // 4
-        inside = torch.where(of_words[column // GROUP], of_half, inside)
-    bits = packed.outlier_value.view(torch.int16).int()
-    return first, bits << 16 | (place(column).int() * GROUP + inside.int()), most
+    first = entries = None
+    if most:
+        count = packed.outlier_count.int()
+        first = torch.nn.functional.pad(count.cumsum(0, dtype=torch.int32), (1, 0))
+        column = packed.outlier_column.long() & 0xFFFF
+        at = column % GROUP
+        inside = at % 8 * 2 + at // 8
+        if of_words is not None:
+            of_half = at // 8 * 8 + at % 4 * 2 + at % 8 // 4
+            inside = torch.where(of_words[column // GROUP], of_half, inside)
+        bits = packed.outlier_value.view(torch.int16).int()
+        entries = bits << 16 | (place(column).int() * GROUP + inside.int())
+    held |= {"outlier_first": first, "outliers": entries}
+    # In pieces of 16 columns, which repeat the scales of larger groups; a code has up to 4 bits.
+    return MixedWeight(held, packed.shape, 4, GROUP, most_outliers=most, chunks=chunks)
 
 
 def _octets(words: torch.Tensor) -> torch.Tensor:
     """[..., n] of any width -> [..., bytes] uint8."""
-    import torch
-
     words = words.contiguous()
     return words.view(torch.uint8).view(*words.shape[:-1], -1)

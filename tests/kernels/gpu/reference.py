@@ -1,4 +1,4 @@
-"""The product by lookup tables in NumPy, in float64: what every variant computes, from the same packed words.
+"""The product by lookup tables in NumPy, in float64: what every variant computes, from the words of paper.pack.
 
 y[m, n] = sum_g ( sum_b alpha[g, b, n] sum_j lut_j[index of plane b] + z[g, n] sum_k x[m, k] )       LUT-GEMM Eq. 2
 lut_j[i] = sum_t ( +x or -x )[j mu + t],  + where bit t of i is 1                              section 3.1
@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from lutlab.formats.lut_gemm import PackedLutGemm
+    from lutlab.kernels.gpu.lut_gemv.variant import Weight
 
 
-def gemv(packed: PackedLutGemm, x: np.ndarray, mu: int = 8) -> np.ndarray:
+def gemv(packed: Weight, x: np.ndarray, mu: int = 8) -> np.ndarray:
     """Multiply x [M, K] -> y [M, N] float64, with tables of 2^mu entries."""
     rows, columns = packed.shape
     x = np.asarray(x, np.float64)
     if packed.order is not None:
         x = x[:, packed.order.numpy()]
-    bits = plane_bits(packed.planes.numpy())
+    bits = plane_bits(packed.buffers["planes"].numpy())
     alpha = packed.alpha.numpy().astype(np.float64)
-    y = np.zeros((len(x), packed.planes.shape[2]))
+    y = np.zeros((len(x), packed.buffers["planes"].shape[2]))
     length = -(-columns // len(alpha)) if packed.group_size == -1 else packed.group_size
     for g, scales in enumerate(alpha):
         columns_of_group = slice(g * length, min((g + 1) * length, columns))

@@ -17,22 +17,18 @@ up to 304 of scales:
     steps, second  [4 lanes of a row][4 pieces] float16; [4 lanes] words of 16 bits with 4 a piece; 8 bytes of nothing
 
 Groups of 4 bits with a scale a row have codes only. Outliers as in mixed_tiles.py, places in this order of pieces.
+`words` is [ceil(N / 16), bytes of a tile] uint8; `source` [16 C] int32 has the 16 channels of each piece, -1 where it
+is none.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+import torch
 
+from lutlab.formats.mixed import PackedMixed
 from lutlab.formats.mixed_groups import count_widths
-from lutlab.formats.mixed_tiles import ROWS, outlier_buffers
-from lutlab.tensors import MIXED_WIDTHS
-
-if TYPE_CHECKING:
-    import torch
-
-    from lutlab.formats.mixed import PackedMixed
-    from lutlab.tensors import MixedTensor
+from lutlab.kernels.gpu.mixed_gemv.mixed_tiles import ROWS, MixedWeight, with_outliers
+from lutlab.tensors import MIXED_WIDTHS, MixedTensor
 
 PIECE = 16  # columns
 PIECES = 16  # of a chunk
@@ -40,47 +36,13 @@ PIECES = 16  # of a chunk
 CHUNK_WEIGHTS = 2**22
 
 
-@dataclass(frozen=True)
-class PackedMixedChunks:
-    """Buffers as the module draws them; shape (N, K).
-
-    words: [ceil(N / 16), bytes of a tile] uint8. chunks: of a tile, of 2, 3 and 4 bits. source: [16 C] int32, the 16
-    channels of each piece, -1 where it is none. The others as in PackedMixedTiles; row_scale and row_zero may be None.
-    """
-
-    words: torch.Tensor
-    source: torch.Tensor
-    chunks: tuple[int, int, int]
-    row_scale: torch.Tensor | None
-    row_zero: torch.Tensor | None
-    outlier_first: torch.Tensor | None
-    outliers: torch.Tensor | None
-    most_outliers: int
-    shape: tuple[int, int]
-
-    order = None  # x is gathered by pieces inside the kernel
-
-    @property
-    def buffers(self) -> dict[str, torch.Tensor | None]:
-        """Buffers that a kernel reads, by the names that plans use."""
-        names = ("words", "source", "row_scale", "row_zero", "outlier_first", "outliers")
-        return {name: getattr(self, name) for name in names}
-
-    def to(self, device: torch.device | str) -> PackedMixedChunks:
-        """The same on a device."""
-        there = {name: b if b is None else b.to(device) for name, b in self.buffers.items()}
-        return replace(self, **there)
-
-
 def chunks(of_width: tuple[int, int, int], group_size: int) -> tuple[int, int, int]:
     """Chunks of a tile, of 2, 3 and 4 bits, for so many groups of each width."""
     return tuple(-(-groups * (group_size // PIECE) // PIECES) for groups in of_width)
 
 
-def pack(packed: PackedMixed) -> PackedMixedChunks:
+def pack(packed: PackedMixed) -> MixedWeight:
     """From the stored form, whose groups are a multiple of 16 columns and 16 rows."""
-    import torch
-
     tensor, (rows, columns) = packed.unpack(), packed.shape
     repeat = packed.group_size // PIECE
     width = tensor.widths.repeat_interleave(repeat)
@@ -88,20 +50,12 @@ def pack(packed: PackedMixed) -> PackedMixedChunks:
     place = places(width, of_width)
     source = place.new_full((sum(of_width) * PIECES,), -1)
     source[place.long()] = torch.arange(len(width), dtype=torch.int32, device=place.device)
-    outliers = outlier_buffers(packed, lambda column: place[column // PIECE], None)
     step = max(ROWS, CHUNK_WEIGHTS // columns // ROWS * ROWS)
     tiles = [
         _tiles(tensor, first, min(first + step, rows), width) for first in range(0, rows, step)
     ]
-    return PackedMixedChunks(
-        torch.cat(tiles),
-        source,
-        of_width,
-        packed.row_scale,
-        packed.row_zero,
-        *outliers,
-        shape=packed.shape,
-    )
+    held = {"words": torch.cat(tiles), "source": source}
+    return with_outliers(held, packed, lambda column: place[column // PIECE], chunks=of_width)
 
 
 def places(width: torch.Tensor, of_width: tuple[int, int, int]) -> torch.Tensor:
@@ -111,8 +65,6 @@ def places(width: torch.Tensor, of_width: tuple[int, int, int]) -> torch.Tensor:
         width: [pieces], bits of each.
         of_width: chunks of each width.
     """
-    import torch
-
     found, first = torch.empty_like(width, dtype=torch.int32), 0
     for bits, count in zip(MIXED_WIDTHS, of_width, strict=True):
         there = width == bits
@@ -125,8 +77,6 @@ def places(width: torch.Tensor, of_width: tuple[int, int, int]) -> torch.Tensor:
 
 def _tiles(tensor: MixedTensor, first: int, end: int, width: torch.Tensor) -> torch.Tensor:
     """Rows first .. end - 1 as [tiles, bytes of a tile] uint8."""
-    import torch
-
     rows, g = end - first, tensor.group_size
     repeat, missing = g // PIECE, -(-rows // ROWS) * ROWS - rows
     codes = tensor.codes[first:end]
@@ -165,8 +115,6 @@ def _tiles(tensor: MixedTensor, first: int, end: int, width: torch.Tensor) -> to
 
 def _filled(pieces: torch.Tensor) -> torch.Tensor:
     """[rows, pieces, ...] with zeros up to whole chunks."""
-    import torch
-
     missing = -pieces.shape[1] % PIECES
     return torch.cat((pieces, pieces.new_zeros(len(pieces), missing, *pieces.shape[2:])), dim=1)
 
@@ -179,8 +127,6 @@ def _by_lane(pieces: torch.Tensor) -> torch.Tensor:
 
 def _codes(codes: torch.Tensor, bits: int) -> torch.Tensor:
     """[rows, pieces, 16] uint8 -> [tiles, chunks, 512 bits] uint8."""
-    import torch
-
     codes = _by_lane(codes).long()
     column = torch.arange(PIECE, device=codes.device)
     if bits == 4:  # [.., piece, half of a word's columns, part, 4] -> [.., piece, part]
@@ -201,8 +147,6 @@ def _codes(codes: torch.Tensor, bits: int) -> torch.Tensor:
 
 def _scales(code: torch.Tensor, zero: torch.Tensor, bits: int) -> list[torch.Tensor]:
     """Scale codes and zero points [rows, pieces] uint8 -> [tiles, chunks, bytes] uint8 each."""
-    import torch
-
     piece = torch.arange(4, device=code.device)
     row = torch.arange(2, device=code.device).view(2, 1, 1)
 
@@ -219,8 +163,6 @@ def _scales(code: torch.Tensor, zero: torch.Tensor, bits: int) -> list[torch.Ten
 
 def _second(step: torch.Tensor, zero: torch.Tensor) -> list[torch.Tensor]:
     """Second-order steps [tiles, pieces] float16 and zeros uint8 -> [tiles, chunks, bytes] uint8 each."""
-    import torch
-
     piece = torch.arange(4, device=step.device)
     steps = step.view(torch.int16).view(len(step), -1, 4, 4)
     zeros = (zero.view(len(zero), -1, 4, 4).long() << 4 * piece).sum(-1)
@@ -230,8 +172,6 @@ def _second(step: torch.Tensor, zero: torch.Tensor) -> list[torch.Tensor]:
 
 def _octets(words: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Words [tiles, chunks, ...], of int64 too, as [tiles, chunks, bytes] uint8."""
-    import torch
-
     if dtype != words.dtype:  # bits of an unsigned word
         words = words.to(dtype)
     return words.flatten(2).contiguous().view(torch.uint8)
