@@ -25,9 +25,10 @@ def weights(shape: tuple[int, int]) -> dict:
     """Name -> a function that packs random weights for a panel width, and the module of their kernel."""
     import torch
 
-    from lutlab.formats import bcq, bcq_rows, uniform_rows
+    from lutlab.formats import bcq
     from lutlab.kernels.codegen.isa import detect
-    from lutlab.kernels.cpu import bcq_gemv, uniform_gemv
+    from lutlab.kernels.cpu.bcq import bcq_gemv, bcq_rows
+    from lutlab.kernels.cpu.uniform import uniform_gemv, uniform_rows
     from lutlab.tensors import UniformTensor
 
     generator = torch.Generator().manual_seed(0)
@@ -49,8 +50,8 @@ def weights(shape: tuple[int, int]) -> dict:
 
 def compare(name: str, pack, op, threads: int, seconds: float) -> dict:
     """Tune, try everything, and look the tuned pair and the default one up in what was found."""
-    from lutlab.kernels.cpu import rows_tuning
-    from lutlab.kernels.cpu.rows_tuning import Tuning
+    from lutlab.kernels.cpu.rows import rows_tuning
+    from lutlab.kernels.cpu.rows.rows_tuning import Tuning
 
     default = pack()
     kernel = op.kernel(default)

@@ -15,10 +15,9 @@ import origin
 import torch
 
 import lutlab
-from lutlab.formats import bcq_rows
 from lutlab.formats.bcq import PackedBCQ
 from lutlab.kernels.codegen.isa import detect
-from lutlab.kernels.cpu import bcq_gemv
+from lutlab.kernels.cpu.bcq import bcq_gemv, bcq_rows
 
 ROWS, COLUMNS, BITS = 256, 4096, 4
 

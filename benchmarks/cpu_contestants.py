@@ -22,9 +22,10 @@ def ours(shape: tuple[int, int], m: int, args: argparse.Namespace) -> list[Produ
     """BCQ planes and uniform codes; rotated copies hold the same bytes at other addresses."""
     import torch
 
-    from lutlab.formats import bcq, bcq_rows, uniform_rows
+    from lutlab.formats import bcq
     from lutlab.kernels.codegen import isa
-    from lutlab.kernels.cpu import bcq_gemv, uniform_gemv
+    from lutlab.kernels.cpu.bcq import bcq_gemv, bcq_rows
+    from lutlab.kernels.cpu.uniform import uniform_gemv, uniform_rows
     from lutlab.measure.drawn import relative_error
     from lutlab.tensors import UniformTensor
 
@@ -106,9 +107,8 @@ def mixed(shape: tuple[int, int], m: int, args: argparse.Namespace) -> list[Prod
     """Mixed column groups with second-order scales, alone and with outliers."""
     import torch
 
-    from lutlab.formats import mixed_rows
     from lutlab.kernels.codegen import isa
-    from lutlab.kernels.cpu import mixed_gemv
+    from lutlab.kernels.cpu.mixed import mixed_gemv, mixed_rows
     from lutlab.measure.drawn import relative_error
 
     on = next(one for one in isa.runnable() if args.isa in (None, one.name))
@@ -169,7 +169,7 @@ def qigens(shape: tuple[int, int], m: int, args: argparse.Namespace) -> list[Pro
     """QIGen's own kernels, generated as its paper says: a scale for 128 weights, and one a column."""
     import torch
 
-    from lutlab.kernels.cpu import qigen_gemv
+    from lutlab.kernels.cpu.qigen import qigen_gemv
     from lutlab.measure.cpu_contestants import qigen_copies
     from lutlab.measure.drawn import relative_error
     from lutlab.tensors import UniformTensor

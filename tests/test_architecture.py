@@ -41,7 +41,7 @@ FRAMEWORKS = {"hydra", "omegaconf", "wandb"}
 
 
 def room_of(module: str) -> str:
-    """lutlab.kernels.cpu.linear -> kernels; lutlab.experiment.plan.plan -> experiment.plan."""
+    """lutlab.kernels.cpu.rows.linear -> kernels; lutlab.experiment.plan.plan -> experiment.plan."""
     parts = module.split(".")[1:]
     return ".".join(parts[:2] if parts[:1] == ["experiment"] else parts[:1])
 

@@ -12,10 +12,11 @@ import torch
 from tests.damage.kinds import Kind
 from tests.kernels.weights import uniform_tensor
 
-from lutlab.formats import uniform_rows
 from lutlab.kernels.codegen import library
 from lutlab.kernels.codegen.isa import detect
-from lutlab.kernels.cpu import qigen_gemv, rows_tuning, uniform_gemv
+from lutlab.kernels.cpu.qigen import qigen_gemv
+from lutlab.kernels.cpu.rows import rows_tuning
+from lutlab.kernels.cpu.uniform import uniform_gemv, uniform_rows
 from lutlab.kernels.gpu import choice
 from lutlab.kernels.gpu.choice import DENSE, Race
 

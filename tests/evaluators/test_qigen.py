@@ -10,7 +10,7 @@ import lutlab
 from lutlab.errors import LutlabError
 from lutlab.evaluators import qigen
 from lutlab.evaluators.qigen import QIGen
-from lutlab.kernels.cpu import qigen_gemv
+from lutlab.kernels.cpu.qigen import qigen_gemv
 from lutlab.specs import Subject
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from lutlab.formats import bcq, bcq_rows, uniform_rows
+from lutlab.formats import bcq
 from lutlab.groups import group_count
+from lutlab.kernels.cpu.bcq import bcq_rows
+from lutlab.kernels.cpu.uniform import uniform_rows
 from lutlab.tensors import BCQTensor, UniformTensor
 
 

@@ -6,7 +6,7 @@ from tests.kernels.gpu import cuda_on_host, test_lut_gemv, unpacked
 
 from lutlab.errors import LutlabError
 from lutlab.formats import pack
-from lutlab.kernels.cpu import linear
+from lutlab.kernels.cpu.rows import linear
 from lutlab.kernels.gpu import choice
 from lutlab.kernels.gpu import linear as gpu_linear
 from lutlab.kernels.gpu.lut_gemv.launcher import Product

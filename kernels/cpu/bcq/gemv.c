@@ -5,7 +5,7 @@
    Lookup tables, the CPU form of LUT-GEMM (section III): the {{ lut_bits }} signs of a plane at neighbouring columns pick one of
    the {{ 2 ** lut_bits }} sums those activations can make. A table is one register, the rows lie in the lanes, a step is
    shift, lookup, {{ "multiply by alpha and add" if weigh == "first" else "add, and alpha multiplies the sum of a group" }}: every bit of every plane costs the same.
-   src/lutlab/formats/bcq_rows.py and row_blocks.py draw the stream of weights. */
+   src/lutlab/kernels/cpu/bcq/bcq_rows.py and row_blocks.py draw the stream of weights. */
 #include <math.h>
 #include <stdint.h>
 #include <string.h>

@@ -132,7 +132,7 @@ static void sum_groups(const float *x, float *sums, int64_t tokens, int64_t k_si
 /* Returns whether all of y is finite. */
 int qigen_gemv(
     const float *x,         /* [tokens, k_size], zero behind the layer's input channels */
-    const int32_t *words,   /* blocks, formats/qigen.py */
+    const int32_t *words,   /* blocks, kernels/cpu/qigen/qigen_blocks.py */
     const float *scale,     /* [groups, n_size] */
     const int16_t *zero,    /* [groups, n_size] */
     float *sums,            /* [tokens, groups], written */

@@ -1,4 +1,4 @@
-/* Where the columns of a weight lie (src/lutlab/formats/row_blocks.py). */
+/* Where the columns of a weight lie (src/lutlab/kernels/cpu/rows/row_blocks.py). */
 struct columns {
     long channels;    /* K */
     long units;       /* along K */

@@ -29,8 +29,8 @@ from lutlab.evaluators.generation import (
     prompts,
     timed,
 )
-from lutlab.formats.qigen import PackedQIGen
 from lutlab.formats.uniform import PackedUniform
+from lutlab.kernels.cpu.qigen.qigen_blocks import PackedQIGen
 from lutlab.lazy import PreTrainedModel, torch
 from lutlab.registry import register
 from lutlab.specs import Measurement, RunSpec, Subject
@@ -83,7 +83,7 @@ class QIGen(Evaluator):
                 decode other tokens than ours.
             NoCompiler: there is no C compiler.
         """
-        from lutlab.kernels.cpu.qigen_gemv import parameters, variant
+        from lutlab.kernels.cpu.qigen.qigen_gemv import parameters, variant
 
         model = subject.model
         check_context(model, self.tokens)
@@ -111,7 +111,7 @@ class QIGen(Evaluator):
 
 def _packed(model: PreTrainedModel) -> dict[QuantLinear, PackedQIGen]:
     """Every quantized layer's weight in QIGen's layout."""
-    from lutlab.kernels.cpu import qigen_gemv
+    from lutlab.kernels.cpu.qigen import qigen_gemv
     from lutlab.modules import QuantLinear
 
     if model.device.type != "cpu" or model.dtype != torch.float32:
@@ -149,7 +149,7 @@ def _multiplying(packed: Mapping[QuantLinear, PackedQIGen]) -> Iterator[None]:
 
 def _product(x: torch.Tensor, weight: PackedQIGen, bias: torch.Tensor | None) -> torch.Tensor:
     """x: [..., K] float32 -> [..., N]."""
-    from lutlab.kernels.cpu.qigen_gemv import gemv
+    from lutlab.kernels.cpu.qigen.qigen_gemv import gemv
 
     y = gemv(x, weight)
     return y if bias is None else y + bias

@@ -10,7 +10,7 @@ import torch
 from lutlab.generate.architecture import Architecture, Block
 from lutlab.generate.cpu_products import Placed, Products
 from lutlab.kernels.cpu import step
-from lutlab.kernels.cpu.rows_gemv import THREAD_BYTES
+from lutlab.kernels.cpu.rows.rows_gemv import THREAD_BYTES
 from lutlab.lazy import PreTrainedModel
 
 

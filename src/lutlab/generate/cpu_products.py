@@ -15,12 +15,12 @@ from dataclasses import dataclass
 
 import torch
 
-from lutlab.formats.row_blocks import ROWS, blocks_of
 from lutlab.kernels.codegen.isa import detect
 from lutlab.kernels.cpu import step
-from lutlab.kernels.cpu.linear import CpuLinear
 from lutlab.kernels.cpu.overflow import mend
-from lutlab.kernels.cpu.rows_gemv import BATCH, Part, columns_of
+from lutlab.kernels.cpu.rows.linear import CpuLinear
+from lutlab.kernels.cpu.rows.row_blocks import ROWS, blocks_of
+from lutlab.kernels.cpu.rows.rows_gemv import BATCH, Part, columns_of
 from lutlab.lazy import nn
 from lutlab.models.families import weight_of
 from lutlab.modules import QuantLinear

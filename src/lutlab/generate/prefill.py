@@ -24,15 +24,15 @@ import torch
 from torch.nn import functional
 
 from lutlab.errors import LutlabError, nearest
-from lutlab.formats.bcq_rows import PackedBCQRows
-from lutlab.formats.row_blocks import ROWS, blocks_of
-from lutlab.formats.uniform_rows import PackedUniformRows
 from lutlab.generate.contract import Engine
 from lutlab.generate.cpu import CpuStep
 from lutlab.kept import findings
 from lutlab.kernels.codegen import library
 from lutlab.kernels.codegen.isa import features
-from lutlab.kernels.cpu.linear import CpuLinear
+from lutlab.kernels.cpu.bcq.bcq_rows import PackedBCQRows
+from lutlab.kernels.cpu.rows.linear import CpuLinear
+from lutlab.kernels.cpu.rows.row_blocks import ROWS, blocks_of
+from lutlab.kernels.cpu.uniform.uniform_rows import PackedUniformRows
 from lutlab.lazy import PreTrainedModel, transformers
 from lutlab.modules import QuantLinear
 

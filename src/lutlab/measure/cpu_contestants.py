@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from lutlab.formats.contract import Format
-from lutlab.formats.qigen import PackedQIGen
+from lutlab.kernels.cpu.qigen.qigen_blocks import PackedQIGen
 from lutlab.lazy import torch
 from lutlab.measure.timed_row import TimedRow
 from lutlab.measure.timing import Contestant
@@ -22,7 +22,7 @@ def quantized(row: TimedRow, x: torch.Tensor, packed: Format, kernel: str) -> Co
 
 def qigen(row: TimedRow, x: torch.Tensor, drawn: UniformTensor) -> Contestant:
     """OPTQ's way on a CPU, which is QIGen's kernel: GPTQ's codes, dequantized in registers and multiplied."""
-    from lutlab.kernels.cpu import qigen_gemv
+    from lutlab.kernels.cpu.qigen import qigen_gemv
 
     packed = qigen_gemv.prepare(drawn)
     size = packed.words.nbytes + packed.scale.nbytes + packed.zero.nbytes

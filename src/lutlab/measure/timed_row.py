@@ -92,7 +92,7 @@ class TimedRow:
 def cold_bytes(device: str) -> tuple[int, dict[str, Any]]:
     """Bytes of all copies of a contestant's weights on a device, and the facts of a record on it."""
     if device == "cpu":
-        from lutlab.kernels.codegen.qigen_model import caches
+        from lutlab.kernels.cpu.qigen.qigen_model import caches
 
         cache, times = caches().l3, products.CPU_CACHES
     else:

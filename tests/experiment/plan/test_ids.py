@@ -17,7 +17,8 @@ from lutlab.experiment.plan.ids import Resolved, cell_identity, inputs_id, quant
 from lutlab.experiment.plan.resolve import Files, look
 from lutlab.experiment.store import components
 from lutlab.experiment.store.record import content_id
-from lutlab.kernels.cpu import qigen_gemv, rows_tuning
+from lutlab.kernels.cpu.qigen import qigen_gemv
+from lutlab.kernels.cpu.rows import rows_tuning
 from lutlab.kernels.gpu import choice
 from lutlab.kernels.gpu.choice import Race
 from lutlab.specs import (

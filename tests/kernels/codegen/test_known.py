@@ -2,7 +2,8 @@
 
 import pytest
 
-from lutlab.kernels.codegen import bcq, isa, templates
+from lutlab.kernels.codegen import isa, templates
+from lutlab.kernels.cpu.bcq import bcq_source as bcq
 
 
 @pytest.fixture

@@ -8,10 +8,11 @@ from __future__ import annotations
 import torch
 from tests.kernels.weights import relative_error
 
-from lutlab.formats.bcq_rows import PackedBCQRows
 from lutlab.kernels.codegen import isa
-from lutlab.kernels.cpu import bcq_gemv, uniform_gemv
-from lutlab.kernels.cpu.rows_gemv import Kernel
+from lutlab.kernels.cpu.bcq import bcq_gemv
+from lutlab.kernels.cpu.bcq.bcq_rows import PackedBCQRows
+from lutlab.kernels.cpu.rows.rows_gemv import Kernel
+from lutlab.kernels.cpu.uniform import uniform_gemv
 
 ISAS = {one.name: one for one in isa.runnable()}
 BEST = next(iter(ISAS.values()))

@@ -10,8 +10,8 @@ from tests.mixed_weights import mixed_tensor
 from lutlab.errors import LutlabError
 from lutlab.formats import bcq, pack
 from lutlab.kernels.codegen.isa import detect
-from lutlab.kernels.cpu import rows_ops
-from lutlab.kernels.cpu.rows_gemv import prefetch_bytes
+from lutlab.kernels.cpu.rows import rows_ops
+from lutlab.kernels.cpu.rows.rows_gemv import prefetch_bytes
 from lutlab.kernels.dequantized import Dequantized
 from lutlab.kernels.dispatch import prepare
 from lutlab.tensors import DenseTensor

@@ -15,11 +15,12 @@ from tests.kernels.weights import relative_error
 from tests.mixed_weights import mixed_tensor
 
 from lutlab.errors import LutlabError
-from lutlab.formats import mixed_rows, pack
+from lutlab.formats import pack
 from lutlab.formats.mixed import PackedMixed
 from lutlab.kernels.codegen import isa
-from lutlab.kernels.codegen.mixed import TILE_FROM
-from lutlab.kernels.cpu import mixed_gemv, rows_gemv
+from lutlab.kernels.cpu.mixed import mixed_gemv, mixed_rows
+from lutlab.kernels.cpu.mixed.mixed_source import TILE_FROM
+from lutlab.kernels.cpu.rows import rows_gemv
 from lutlab.kernels.dequantized import Dequantized
 from lutlab.kernels.dispatch import prepare
 from lutlab.tensors import DenseTensor

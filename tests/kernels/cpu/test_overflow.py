@@ -7,7 +7,7 @@ from tests.mixed_weights import mixed_tensor
 
 from lutlab.formats import bcq, pack
 from lutlab.kernels import ran
-from lutlab.kernels.cpu import qigen_gemv
+from lutlab.kernels.cpu.qigen import qigen_gemv
 from lutlab.kernels.dispatch import prepare
 
 N, K = 40, 512

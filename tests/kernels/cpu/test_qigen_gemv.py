@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from tests.kernels.codegen import sanitized
 
 from lutlab.errors import LutlabError
-from lutlab.formats import qigen
-from lutlab.formats.qigen import Blocks
 from lutlab.groups import group_count
 from lutlab.kept.files import sealed
 from lutlab.kernels.codegen import isa
-from lutlab.kernels.codegen.qigen import MicroKernel, groups_in_unit, source
-from lutlab.kernels.cpu import qigen_gemv
-from lutlab.kernels.cpu.qigen_gemv import DEFAULT, gemv, parameters, prepare, search, variant
+from lutlab.kernels.cpu.qigen import qigen_blocks as qigen
+from lutlab.kernels.cpu.qigen import qigen_gemv
+from lutlab.kernels.cpu.qigen.qigen_blocks import Blocks
+from lutlab.kernels.cpu.qigen.qigen_gemv import DEFAULT, gemv, parameters, prepare, search, variant
+from lutlab.kernels.cpu.qigen.qigen_source import MicroKernel, groups_in_unit, source
 from lutlab.tensors import UniformTensor
 
 RUNS = [each.name for each in isa.runnable() if each.name != "avx512"]
@@ -227,7 +227,7 @@ def test_no_byte_beyond_a_buffer_is_touched(q, g, tmp_path):
 
 
 def test_parameters_fill_the_first_level_cache(caplog):
-    with caplog.at_level(logging.INFO, logger="lutlab.kernels.cpu.qigen_gemv"):
+    with caplog.at_level(logging.INFO, logger="lutlab.kernels.cpu.qigen.qigen_gemv"):
         found = parameters((4096, 4096), 4, 128, cores=2)
     blocks = found.blocks
     taken = 32 * blocks.m_b + 4 * blocks.m_b * blocks.t_b + 32 * blocks.t_b

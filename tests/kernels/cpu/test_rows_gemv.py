@@ -13,7 +13,7 @@ from tests.kernels.cpu.rows_products import (
 from tests.kernels.weights import packed, relative_error
 
 from lutlab.errors import LutlabError
-from lutlab.kernels.cpu import rows_gemv
+from lutlab.kernels.cpu.rows import rows_gemv
 
 
 @pytest.mark.parametrize("kind", KINDS)

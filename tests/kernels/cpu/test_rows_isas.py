@@ -18,7 +18,8 @@ from tests.kernels.weights import packed, relative_error
 
 from lutlab.errors import LutlabError
 from lutlab.kernels.codegen import isa, library
-from lutlab.kernels.cpu import bcq_gemv, rows_gemv
+from lutlab.kernels.cpu.bcq import bcq_gemv
+from lutlab.kernels.cpu.rows import rows_gemv
 
 # What tables of 16 bits may be off.
 INEXACT = 1e-4

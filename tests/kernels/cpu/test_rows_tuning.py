@@ -6,12 +6,12 @@ import pytest
 import torch
 from tests.kernels.weights import packed, uniform_tensor
 
-from lutlab.formats import uniform_rows
 from lutlab.formats.uniform import PackedUniform
 from lutlab.kept.files import sealed
 from lutlab.kernels.codegen import isa
-from lutlab.kernels.cpu import rows_tuning, uniform_gemv
-from lutlab.kernels.cpu.rows_tuning import PANELS, PREFETCHES, Tuning
+from lutlab.kernels.cpu.rows import rows_tuning
+from lutlab.kernels.cpu.rows.rows_tuning import PANELS, PREFETCHES, Tuning
+from lutlab.kernels.cpu.uniform import uniform_gemv, uniform_rows
 from lutlab.kernels.dispatch import prepare
 
 PLAIN = uniform_tensor(40, 2500, 4, 64)

@@ -165,7 +165,8 @@ def _chosen(run: RunSpec, evaluation: EvalSpec, known: dict[str, Any]) -> Any:
         from lutlab.kernels.gpu import choice
 
         return choice.decisions(known["gpu"], run.dtype, bits)
-    from lutlab.kernels.cpu import qigen_gemv, rows_tuning
+    from lutlab.kernels.cpu.qigen import qigen_gemv
+    from lutlab.kernels.cpu.rows import rows_tuning
 
     found: dict[str, Any] = {"rows": rows_tuning.decisions(bits, known["threads"], shapes)}
     if rows_tuning.asked():  # the answer comes with the measurement: it is no untuned one

@@ -91,24 +91,27 @@ _PARTS = {
     "measure": _Part(measure.VERSION, ("measure/*.py",)),
     "kernel/bcq_gemv": _Part(
         cpu.VERSIONS["bcq_gemv"],
-        ("kernels/cpu/linear.py",),
+        ("kernels/cpu/rows/linear.py",),
         _OF_KERNELS,
         (*_DISPATCH, *(_C / folder for folder in ("bcq", "rows", "simd"))),
     ),
     "kernel/uniform_gemv": _Part(
         cpu.VERSIONS["uniform_gemv"],
-        ("kernels/cpu/linear.py",),
+        ("kernels/cpu/rows/linear.py",),
         _OF_KERNELS,
         (*_DISPATCH, *(_C / folder for folder in ("rows", "simd", "uniform"))),
     ),
     "kernel/mixed_gemv": _Part(
         cpu.VERSIONS["mixed_gemv"],
-        ("kernels/cpu/linear.py",),
+        ("kernels/cpu/rows/linear.py",),
         _OF_KERNELS,
         (*_DISPATCH, *(_C / folder for folder in ("mixed", "rows", "simd"))),
     ),
     "kernel/qigen_gemv": _Part(
-        cpu.VERSIONS["qigen_gemv"], ("kernels/cpu/qigen_gemv.py",), _OF_KERNELS, (_C / "qigen",)
+        cpu.VERSIONS["qigen_gemv"],
+        ("kernels/cpu/qigen/qigen_gemv.py",),
+        _OF_KERNELS,
+        (_C / "qigen",),
     ),
     "kernel/step": _Part(
         cpu.VERSIONS["step"],

@@ -3,8 +3,8 @@
 A template includes another one with jinja's include, not C's: the source then holds everything that decides the
 library, and its hash too. Every source starts with what it was generated from and by which parameters.
 
-Sources are kept in the cache folder, by the arguments of who asks for them and by what templates and this folder's
-modules hold: an import of jinja2 and parsing take longer than all else that the first product does.
+Sources are kept in the cache folder, by the arguments of who asks for them and by what templates and the modules that
+give them parameters hold: an import of jinja2 and parsing take longer than all else that the first product does.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _Arguments = ParamSpec("_Arguments")
 def kept(source: Callable[_Arguments, str]) -> Callable[_Arguments, str]:
     """Decorator of a function that renders a source, which its arguments, all hashable, decide.
 
-    It is called once for the same arguments, templates and modules of this folder; other processes read the text.
+    It is called once for the same arguments, templates and modules; other processes read the text.
     """
 
     @functools.cache
@@ -47,8 +47,12 @@ def kept(source: Callable[_Arguments, str]) -> Callable[_Arguments, str]:
 @functools.cache
 def _generators(root: Path) -> str:
     """Hash of all templates, and of the modules that give them parameters."""
-    digest = hashlib.sha256()
-    for folder, pattern in ((root, "*/*.[ch]"), (Path(__file__).parent, "*.py")):
+    digest, kernels = hashlib.sha256(), Path(__file__).parents[1]
+    for folder, pattern in (
+        (root, "*/*.[ch]"),
+        (kernels, "codegen/*.py"),
+        (kernels, "cpu/**/*.py"),
+    ):
         for path in sorted(folder.glob(pattern)):
             data = path.read_bytes()
             digest.update(f"{path.relative_to(folder)} {len(data)}\n".encode() + data)

@@ -13,7 +13,7 @@ import torch
 from lutlab.kernels.codegen import library
 from lutlab.kernels.codegen import step as codegen
 from lutlab.kernels.codegen.isa import Isa
-from lutlab.kernels.cpu.rows_gemv import Part
+from lutlab.kernels.cpu.rows.rows_gemv import Part
 
 TYPES = {getattr(torch, name): number for number, name in enumerate(codegen.TYPES)}
 ROWS_AT_A_TIME = 1024  # of a dense weight that is narrowed

@@ -14,12 +14,14 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from lutlab.formats.bcq_rows import PackedBCQRows
-from lutlab.formats.mixed_rows import PackedMixedRows
-from lutlab.formats.uniform_rows import PackedUniformRows
 from lutlab.kernels import ran
-from lutlab.kernels.cpu import bcq_gemv, mixed_gemv, uniform_gemv
-from lutlab.kernels.cpu.rows_gemv import Kernel, Places, check_input
+from lutlab.kernels.cpu.bcq import bcq_gemv
+from lutlab.kernels.cpu.bcq.bcq_rows import PackedBCQRows
+from lutlab.kernels.cpu.mixed import mixed_gemv
+from lutlab.kernels.cpu.mixed.mixed_rows import PackedMixedRows
+from lutlab.kernels.cpu.rows.rows_gemv import Kernel, Places, check_input
+from lutlab.kernels.cpu.uniform import uniform_gemv
+from lutlab.kernels.cpu.uniform.uniform_rows import PackedUniformRows
 
 Rows = PackedBCQRows | PackedUniformRows | PackedMixedRows
 _LIBRARY = torch.library.Library("lutlab", "DEF")

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tests.mixed_weights import mixed_tensor
 
 from lutlab.errors import LutlabError
-from lutlab.formats import mixed_rows
 from lutlab.formats.mixed import PackedMixed
+from lutlab.kernels.cpu.mixed import mixed_rows
 
 
 def assert_same(tensor, other):

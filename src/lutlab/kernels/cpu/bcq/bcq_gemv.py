@@ -1,4 +1,4 @@
-"""y[M, N] = x[M, K] W[N, K]^T on the CPU, W in planes (formats/bcq_rows.py), by lookup tables in registers.
+"""y[M, N] = x[M, K] W[N, K]^T on the CPU, W in planes (bcq_rows.py), by lookup tables in registers.
 
     y[m, n] = sum_groups ( sum_b alpha_b sum_k B_b[n, k] x[m, k]  +  offset sum_k x[m, k] )        LUT-GEMM Eq. 2
 
@@ -21,15 +21,16 @@ from typing import TYPE_CHECKING
 
 from lutlab.errors import LutlabError, nearest
 from lutlab.formats.bcq import WORD
-from lutlab.formats.row_blocks import geometry
-from lutlab.kernels.codegen import bcq, library
+from lutlab.kernels.codegen import library
 from lutlab.kernels.codegen.isa import Isa, detect
-from lutlab.kernels.cpu.rows_gemv import C_NAMES, DENSE_ROWS, Kernel, prefetch_bytes
+from lutlab.kernels.cpu.bcq import bcq_source as bcq
+from lutlab.kernels.cpu.rows.row_blocks import geometry
+from lutlab.kernels.cpu.rows.rows_gemv import C_NAMES, DENSE_ROWS, Kernel, prefetch_bytes
 
 if TYPE_CHECKING:
     import torch
 
-    from lutlab.formats.bcq_rows import PackedBCQRows
+    from lutlab.kernels.cpu.bcq.bcq_rows import PackedBCQRows
 
 EXACT, INT16 = "exact", "int16"  # what tables hold
 # Instruction set, tables -> bytes of a row that lie together, bits of an integer entry, variant; else FLOATS.
@@ -42,7 +43,7 @@ FLOATS = (4, None, "bcq lut")
 
 
 def lane_bytes(isa: Isa, group_size: int, in_features: int, tables: str = EXACT) -> int:
-    """The layout (formats/bcq_rows.py) of the fastest kernel; a word that holds several groups has tables of floats.
+    """The layout (bcq_rows.py) of the fastest kernel; a word that holds several groups has tables of floats.
 
     Raises:
         LutlabError: there are no such tables for this instruction set.

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lutlab.kernels.codegen.qigen_model import (
+from lutlab.kernels.cpu.qigen.qigen_model import (
     CacheBlocks,
     Caches,
     cache_blocks,

@@ -25,10 +25,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from lutlab.errors import LutlabError
-from lutlab.formats import bcq, row_blocks
+from lutlab.formats import bcq
 from lutlab.formats.bcq import WORD, PackedBCQ
-from lutlab.formats.row_blocks import PANEL_COLUMNS, ROWS, Geometry
 from lutlab.formats.uniform import PackedUniform
+from lutlab.kernels.cpu.rows import row_blocks
+from lutlab.kernels.cpu.rows.row_blocks import PANEL_COLUMNS, ROWS, Geometry
 from lutlab.tensors import BCQTensor, UniformTensor
 
 if TYPE_CHECKING:

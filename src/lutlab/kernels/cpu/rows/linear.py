@@ -25,21 +25,24 @@ from typing import Any, ClassVar
 import torch
 
 from lutlab.errors import LutlabError, nearest
-from lutlab.formats import bcq_rows, mixed_rows, uniform_rows
 from lutlab.formats.bcq import WORD, PackedBCQ
-from lutlab.formats.bcq_rows import PackedBCQRows
 from lutlab.formats.contract import Format
 from lutlab.formats.mixed import PackedMixed
-from lutlab.formats.mixed_rows import PackedMixedRows
-from lutlab.formats.mixed_sections import why_not
-from lutlab.formats.row_blocks import geometry
 from lutlab.formats.uniform import PackedUniform
-from lutlab.formats.uniform_rows import PackedUniformRows
 from lutlab.kernels.codegen.isa import detect
 from lutlab.kernels.contract import Execution, KernelOp
-from lutlab.kernels.cpu import VERSIONS, bcq_gemv, mixed_gemv, rows_tuning
-from lutlab.kernels.cpu.rows_gemv import Kernel
-from lutlab.kernels.cpu.rows_ops import Rows, kernel_of, layout_of, name_of
+from lutlab.kernels.cpu import VERSIONS
+from lutlab.kernels.cpu.bcq import bcq_gemv, bcq_rows
+from lutlab.kernels.cpu.bcq.bcq_rows import PackedBCQRows
+from lutlab.kernels.cpu.mixed import mixed_gemv, mixed_rows
+from lutlab.kernels.cpu.mixed.mixed_rows import PackedMixedRows
+from lutlab.kernels.cpu.mixed.mixed_sections import why_not
+from lutlab.kernels.cpu.rows import rows_tuning
+from lutlab.kernels.cpu.rows.row_blocks import geometry
+from lutlab.kernels.cpu.rows.rows_gemv import Kernel
+from lutlab.kernels.cpu.rows.rows_ops import Rows, kernel_of, layout_of, name_of
+from lutlab.kernels.cpu.uniform import uniform_rows
+from lutlab.kernels.cpu.uniform.uniform_rows import PackedUniformRows
 from lutlab.registry import register
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)

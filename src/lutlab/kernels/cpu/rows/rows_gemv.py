@@ -1,4 +1,4 @@
-"""Launcher of the kernels over blocks of rows (formats/row_blocks.py): checks, geometry, one call into C.
+"""Launcher of the kernels over blocks of rows (row_blocks.py): checks, geometry, one call into C.
 
 y[M, N] = x[M, K] W[N, K]^T for M rows of x at once; the weights are read once for up to 64 rows. x may be float16,
 bfloat16 or float32 and is computed on in float32; rows that are not contiguous are copied. From `dense_rows` rows of x
@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from lutlab.errors import LutlabError
-from lutlab.formats.row_blocks import ROWS, blocks_of
 from lutlab.kernels import ran
 from lutlab.kernels.cpu.overflow import mend
+from lutlab.kernels.cpu.rows.row_blocks import ROWS, blocks_of
 
 if TYPE_CHECKING:
     from lutlab.kernels.codegen.isa import Isa

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from lutlab.kernels.codegen import templates
 from lutlab.kernels.codegen.isa import Isa
-from lutlab.kernels.codegen.tiles import tiles
+from lutlab.kernels.cpu.rows.tiles import tiles
 
 # Vectors of 16 rows worked on together for 1, 2, ... rows of x at once, and sums under way at once.
 VECTORS = {"avx512": {1: 2, 2: 2, 4: 2, 8: 2}, "avx2": {1: 2, 2: 2, 4: 1}}

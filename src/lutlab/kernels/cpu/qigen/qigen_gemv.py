@@ -25,14 +25,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lutlab.errors import LutlabError
-from lutlab.formats import qigen
-from lutlab.formats.qigen import LANES, Blocks, PackedQIGen
 from lutlab.groups import group_length
 from lutlab.kept import findings
-from lutlab.kernels.codegen import library, qigen_model
+from lutlab.kernels.codegen import library
 from lutlab.kernels.codegen.isa import Isa, detect, features
-from lutlab.kernels.codegen.qigen import MicroKernel, groups_in_unit, micro_kernels, source
 from lutlab.kernels.cpu.overflow import mend
+from lutlab.kernels.cpu.qigen import qigen_blocks as qigen
+from lutlab.kernels.cpu.qigen import qigen_model
+from lutlab.kernels.cpu.qigen.qigen_blocks import LANES, Blocks, PackedQIGen
+from lutlab.kernels.cpu.qigen.qigen_source import MicroKernel, groups_in_unit, micro_kernels, source
 from lutlab.tensors import UniformTensor
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ import torch
 from lutlab.kept import findings
 from lutlab.kernels.codegen import library
 from lutlab.kernels.codegen.isa import features
-from lutlab.kernels.cpu.rows_gemv import Kernel, RowsWeight
+from lutlab.kernels.cpu.rows.rows_gemv import Kernel, RowsWeight
 
 log = logging.getLogger(__name__)
 PANELS = (512, 1024)

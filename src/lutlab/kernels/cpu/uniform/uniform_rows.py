@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from lutlab.formats import row_blocks
-from lutlab.formats.row_blocks import ROWS, Geometry
 from lutlab.formats.uniform import PackedUniform
+from lutlab.kernels.cpu.rows import row_blocks
+from lutlab.kernels.cpu.rows.row_blocks import ROWS, Geometry
 from lutlab.tensors import UniformTensor
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from lutlab.kernels.codegen import templates
 from lutlab.kernels.codegen.isa import Isa
-from lutlab.kernels.codegen.tiles import tiles
+from lutlab.kernels.cpu.rows.tiles import tiles
 
 WORD = 32
 LUT_BITS = {"avx512": 4, "avx2": 3}

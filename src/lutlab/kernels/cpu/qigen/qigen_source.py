@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lutlab.errors import LutlabError
-from lutlab.formats.qigen import UNIT
 from lutlab.groups import group_length
 from lutlab.kernels.codegen.templates import render
+from lutlab.kernels.cpu.qigen.qigen_blocks import UNIT
 
 # Vector registers of AVX and AVX2, the eta of Eq. 4.
 REGISTERS = 16

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lutlab.kernels.codegen import templates
 from lutlab.kernels.codegen.isa import Isa
-from lutlab.kernels.codegen.tiles import tiles
+from lutlab.kernels.cpu.rows.tiles import tiles
 
 # Rows of x from which on weights become floats in L1 once for all of them.
 TILE_FROM = {"avx2": 20, "portable": 2}

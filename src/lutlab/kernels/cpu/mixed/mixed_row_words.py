@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lutlab.formats.row_blocks import ROWS, lanes
+from lutlab.kernels.cpu.rows.row_blocks import ROWS, lanes
 
 if TYPE_CHECKING:
     import torch

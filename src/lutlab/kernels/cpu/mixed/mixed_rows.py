@@ -28,14 +28,14 @@ from typing import TYPE_CHECKING
 
 from lutlab.errors import LutlabError
 from lutlab.formats.mixed_groups import by_channel, by_width, count_widths
-from lutlab.formats.mixed_row_words import (
+from lutlab.kernels.cpu.mixed.mixed_row_words import (
     in_order,
     pack_meta,
     pack_words,
     unpack_meta,
     unpack_words,
 )
-from lutlab.formats.mixed_sections import (
+from lutlab.kernels.cpu.mixed.mixed_sections import (
     BAND,
     MAX_COLUMNS,
     ORDER,
@@ -45,7 +45,7 @@ from lutlab.formats.mixed_sections import (
     why_not,
     write,
 )
-from lutlab.formats.row_blocks import PANEL_COLUMNS, ROWS, check_finite, lanes
+from lutlab.kernels.cpu.rows.row_blocks import PANEL_COLUMNS, ROWS, check_finite, lanes
 from lutlab.tensors import MIXED_WIDTHS, MixedTensor
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lutlab.formats.mixed_row_words import OCTET
-from lutlab.formats.row_blocks import ROWS, blocks_of
+from lutlab.kernels.cpu.mixed.mixed_row_words import OCTET
+from lutlab.kernels.cpu.rows.row_blocks import ROWS, blocks_of
 from lutlab.tensors import MIXED_WIDTHS
 
 if TYPE_CHECKING:

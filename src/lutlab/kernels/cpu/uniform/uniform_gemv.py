@@ -1,4 +1,4 @@
-"""y[M, N] = x[M, K] W[N, K]^T on the CPU, W uniform codes (formats/uniform_rows.py), converted and multiplied.
+"""y[M, N] = x[M, K] W[N, K]^T on the CPU, W uniform codes (uniform_rows.py), converted and multiplied.
 
     y[m, n] = sum_groups scale ( sum_k codes[n, k] x[m, k]  -  zero_point sum_k x[m, k] )             QIGen Eq. 2
 
@@ -13,14 +13,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lutlab.kernels.codegen import library, uniform
+from lutlab.kernels.codegen import library
 from lutlab.kernels.codegen.isa import Isa, detect
-from lutlab.kernels.cpu.rows_gemv import C_NAMES, DENSE_ROWS, Kernel, prefetch_bytes
+from lutlab.kernels.cpu.rows.rows_gemv import C_NAMES, DENSE_ROWS, Kernel, prefetch_bytes
+from lutlab.kernels.cpu.uniform import uniform_source as uniform
 
 if TYPE_CHECKING:
     import torch
 
-    from lutlab.formats.uniform_rows import PackedUniformRows
+    from lutlab.kernels.cpu.uniform.uniform_rows import PackedUniformRows
 
 FLOATS, INTEGERS = "uniform convert", "uniform int24"
 

@@ -1,4 +1,4 @@
-"""y[M, N] = x[M, K] W[N, K]^T on the CPU, W of mixed groups (formats/mixed_rows.py) with its outliers.
+"""y[M, N] = x[M, K] W[N, K]^T on the CPU, W of mixed groups (mixed_rows.py) with its outliers.
 
     y[m, n] = sum_groups scale ( sum_k codes[n, k] x[m, k]  -  zero_point sum_k x[m, k] )  +  sum_outliers value x[m, k]
 
@@ -10,15 +10,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lutlab.kernels.codegen import library, mixed
+from lutlab.kernels.codegen import library
 from lutlab.kernels.codegen.isa import Isa, detect
-from lutlab.kernels.cpu.rows_gemv import DENSE_ROWS, Kernel, prefetch_bytes
+from lutlab.kernels.cpu.mixed import mixed_source as mixed
+from lutlab.kernels.cpu.rows.rows_gemv import DENSE_ROWS, Kernel, prefetch_bytes
 from lutlab.tensors import MIXED_WIDTHS
 
 if TYPE_CHECKING:
     import torch
 
-    from lutlab.formats.mixed_rows import PackedMixedRows
+    from lutlab.kernels.cpu.mixed.mixed_rows import PackedMixedRows
 
 INTEGERS, FLOATS = "mixed int24", "mixed"
 
@@ -29,7 +30,7 @@ def instructions() -> Isa:
 
 
 def interleaved(isa: Isa) -> bool:
-    """The order of rows (formats/mixed_rows.py) that an instruction set reads."""
+    """The order of rows (mixed_rows.py) that an instruction set reads."""
     return isa.name == "avx2"
 
 

@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lutlab.errors import LutlabError
-from lutlab.formats import qigen
 from lutlab.formats.code_words import pack_words
-from lutlab.formats.qigen import UNIT, Blocks
 from lutlab.groups import group_count
+from lutlab.kernels.cpu.qigen import qigen_blocks as qigen
+from lutlab.kernels.cpu.qigen.qigen_blocks import UNIT, Blocks
 from lutlab.tensors import UniformTensor
 
 

@@ -7,7 +7,10 @@ from hypothesis import strategies as st
 from tests.kernels.weights import bcq_tensor, uniform_tensor
 
 from lutlab.errors import LutlabError
-from lutlab.formats import bcq, bcq_rows, row_blocks, uniform_rows
+from lutlab.formats import bcq
+from lutlab.kernels.cpu.bcq import bcq_rows
+from lutlab.kernels.cpu.rows import row_blocks
+from lutlab.kernels.cpu.uniform import uniform_rows
 
 SHAPES = {
     "rows": st.integers(1, 70),

@@ -1,0 +1,1 @@
+"""Binary codes, and uniform ones as planes, by lookup tables."""

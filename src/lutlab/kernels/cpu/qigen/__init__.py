@@ -1,0 +1,1 @@
+"""QIGen's kernels: blocks in Z-order, generated for a layer's bits and groups."""

@@ -1,0 +1,1 @@
+"""What the kernels over blocks of rows share: layout, launch, tuning, execution."""

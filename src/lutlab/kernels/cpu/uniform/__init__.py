@@ -1,0 +1,1 @@
+"""Uniform codes, converted and multiplied."""
