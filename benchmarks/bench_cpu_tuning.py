@@ -22,13 +22,16 @@ GROUP = 128
 
 
 def weights(shape: tuple[int, int]) -> dict:
-    """Name -> a function that packs random weights for a panel width, and the module of their kernel."""
+    """Name -> a function that packs random weights for a panel width."""
+    from dataclasses import replace
+
     import torch
 
     from lutlab.formats import bcq
+    from lutlab.formats.uniform import PackedUniform
     from lutlab.kernels.codegen.isa import detect
-    from lutlab.kernels.cpu.bcq import bcq_gemv, bcq_rows
-    from lutlab.kernels.cpu.uniform import uniform_gemv, uniform_rows
+    from lutlab.kernels.cpu.bcq import bcq_rows, bcq_source
+    from lutlab.kernels.cpu.uniform import uniform_gemv
     from lutlab.tensors import UniformTensor
 
     generator = torch.Generator().manual_seed(0)
@@ -38,23 +41,30 @@ def weights(shape: tuple[int, int]) -> dict:
     zero = torch.randint(0, 16, (shape[0], groups), generator=generator).short()
     uniform = UniformTensor(codes, scale, zero, 4, GROUP)
     planes = bcq.pack(bcq.from_uniform(uniform)).planes
-    lanes = bcq_gemv.lane_bytes(detect(), GROUP, shape[1])
-    found = {"uniform q4": (lambda *panel: uniform_rows.pack(uniform, *panel), uniform_gemv)}
+    lanes = bcq_source.lane_bytes(detect(), GROUP, shape[1])
+
+    def packer(stored, empty):
+        def pack(panel=empty.panel_columns):
+            return replace(empty, panel_columns=panel).filled(stored)
+
+        return pack
+
+    stored = PackedUniform.pack(uniform)
+    found = {"uniform q4": packer(stored, uniform_gemv.empty(stored))}
     for q in (4, 2):
         alpha = torch.rand(q, shape[0], groups, generator=generator).half()
         plain = bcq.PackedBCQ(planes[:q].contiguous(), alpha, None, shape, GROUP)
-        pack = lambda *panel, plain=plain: bcq_rows.pack(plain, *panel, lane_bytes=lanes)  # noqa: E731
-        found[f"bcq q{q}"] = (pack, bcq_gemv)
+        found[f"bcq q{q}"] = packer(plain, bcq_rows.empty(plain, lanes))
     return found
 
 
-def compare(name: str, pack, op, threads: int, seconds: float) -> dict:
+def compare(name: str, pack, threads: int, seconds: float) -> dict:
     """Tune, try everything, and look the tuned pair and the default one up in what was found."""
-    from lutlab.kernels.cpu.rows import rows_tuning
+    from lutlab.kernels.cpu.rows import rows_gemv, rows_tuning
     from lutlab.kernels.cpu.rows.rows_tuning import Tuning
 
     default = pack()
-    kernel = op.kernel(default)
+    kernel = rows_gemv.kernel(default)
     default = Tuning(default.panel_columns, kernel.prefetch_bytes)
     began = time.perf_counter()
     tuned = rows_tuning.tune(kernel, pack, default, threads=threads)
@@ -88,10 +98,10 @@ def main() -> None:
         os.environ["LUTLAB_CACHE"] = folder
         for text in args.shapes:
             shape = tuple(map(int, text.split("x")))
-            for name, (pack, op) in weights(shape).items():
+            for name, pack in weights(shape).items():
                 for threads in args.threads:
                     rows.append({"shape": list(shape), "threads": threads})
-                    rows[-1] |= compare(name, pack, op, threads, args.seconds)
+                    rows[-1] |= compare(name, pack, threads, args.seconds)
                     print(line(rows[-1]), flush=True)
     if args.out:
         origin.write(args.out, {"results": rows})

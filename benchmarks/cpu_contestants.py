@@ -23,9 +23,11 @@ def ours(shape: tuple[int, int], m: int, args: argparse.Namespace) -> list[Produ
     import torch
 
     from lutlab.formats import bcq
+    from lutlab.formats.uniform import PackedUniform
     from lutlab.kernels.codegen import isa
-    from lutlab.kernels.cpu.bcq import bcq_gemv, bcq_rows
-    from lutlab.kernels.cpu.uniform import uniform_gemv, uniform_rows
+    from lutlab.kernels.cpu.bcq import bcq_rows, bcq_source
+    from lutlab.kernels.cpu.rows.rows_gemv import kernel as built
+    from lutlab.kernels.cpu.uniform import uniform_gemv
     from lutlab.measure.drawn import relative_error
     from lutlab.tensors import UniformTensor
 
@@ -39,32 +41,32 @@ def ours(shape: tuple[int, int], m: int, args: argparse.Namespace) -> list[Produ
         codes = torch.randint(0, 2**q, shape, generator=generator, dtype=torch.uint8)
         scale = (torch.rand(rows, groups, generator=generator) + 0.5).half()
         zero = torch.randint(0, 2**q, (rows, groups), generator=generator).short()
-        uniform = UniformTensor(codes, scale, zero, q, GROUP)
-        plain = bcq.pack(bcq.from_uniform(uniform))
+        uniform = PackedUniform.pack(UniformTensor(codes, scale, zero, q, GROUP))
+        plain = uniform.to_bcq()
         alpha = torch.rand(q, rows, groups, generator=generator).half()
         planes = bcq.PackedBCQ(plain.planes, alpha, None, shape, GROUP)
-        lanes = bcq_gemv.lane_bytes(on, GROUP, columns)
-        packed = bcq_rows.pack(planes, lane_bytes=lanes)
-        weights = {f"bcq q{q}": (packed, bcq_gemv.kernel(packed, on), "fp32", 1e-6)}
+        lanes = bcq_source.lane_bytes(on, GROUP, columns)
+        packed = bcq_rows.empty(planes, lanes).filled(planes)
+        weights = {f"bcq q{q}": (packed, built(packed, on), "fp32", 1e-6)}
         if lanes != 4 and q == 4:
-            packed = bcq_rows.pack(planes)
+            packed = bcq_rows.empty(planes).filled(planes)
             weights[f"bcq q{q}, tables of floats"] = (
                 packed,
-                bcq_gemv.kernel(packed, on),
+                built(packed, on),
                 "fp32",
                 1e-6,
             )
-        if (on.name, bcq_gemv.INT16) in bcq_gemv.INTEGERS:
-            few = bcq_gemv.lane_bytes(on, GROUP, columns, bcq_gemv.INT16)
-            packed = bcq_rows.pack(planes, lane_bytes=few)
-            kernel = bcq_gemv.kernel(packed, on, bcq_gemv.INT16)
+        if (on.name, bcq_source.INT16) in bcq_source.INTEGERS:
+            few = bcq_source.lane_bytes(on, GROUP, columns, bcq_source.INT16)
+            packed = bcq_rows.empty(planes, few).filled(planes)
+            kernel = built(packed, on, bcq_source.INT16)
             weights[f"{kernel.variant} q{q}"] = (packed, kernel, kernel.variant.split()[-1], 1e-4)
         if q <= 3:
-            packed = bcq_rows.pack_uniform(uniform, lane_bytes=lanes)
-            weights[f"uniform q{q} as planes"] = (packed, bcq_gemv.kernel(packed, on), "fp32", 1e-6)
+            packed = bcq_rows.empty(uniform, lanes).filled(uniform)
+            weights[f"uniform q{q} as planes"] = (packed, built(packed, on), "fp32", 1e-6)
         if q == 4:
-            packed = uniform_rows.pack(uniform)
-            weights[f"uniform q{q}"] = (packed, uniform_gemv.kernel(packed, on), "fp32", 1e-6)
+            packed = uniform_gemv.empty(uniform).filled(uniform)
+            weights[f"uniform q{q}"] = (packed, built(packed, on), "fp32", 1e-6)
         for name, (packed, kernel, activations, limit) in weights.items():
             dense = packed.dequantize()
             error = relative_error(kernel.gemv(x, packed), x, dense)
@@ -107,16 +109,19 @@ def mixed(shape: tuple[int, int], m: int, args: argparse.Namespace) -> list[Prod
     """Mixed column groups with second-order scales, alone and with outliers."""
     import torch
 
+    from lutlab.formats.mixed import PackedMixed
     from lutlab.kernels.codegen import isa
-    from lutlab.kernels.cpu.mixed import mixed_gemv, mixed_rows
+    from lutlab.kernels.cpu.mixed import mixed_rows
+    from lutlab.kernels.cpu.rows.rows_gemv import kernel as built
     from lutlab.measure.drawn import relative_error
 
     on = next(one for one in isa.runnable() if args.isa in (None, one.name))
     x = torch.randn(m, shape[1], generator=torch.Generator().manual_seed(0))
     found = []
     for name, mix in MIXES.items():
-        packed = mixed_rows.pack(drawn_mixed(shape, *mix), mixed_gemv.interleaved(on))
-        kernel = mixed_gemv.kernel(packed, on)
+        stored = PackedMixed.pack(drawn_mixed(shape, *mix))
+        packed = mixed_rows.empty(stored, on).filled(stored)
+        kernel = built(packed, on)
         error = relative_error(kernel.gemv(x, packed), x, kernel.dense(packed))
         assert error < 1e-6, (name, error)
         size = packed.stream.numel()

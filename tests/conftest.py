@@ -53,12 +53,12 @@ def trapped(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monkey
 @pytest.fixture
 def no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A machine that can build no kernel for the CPU: torch multiplies."""
-    from lutlab.kernels.cpu.rows import rows_ops
+    from lutlab.kernels.cpu.rows import rows_gemv
 
     monkeypatch.setenv("LUTLAB_CC", str(tmp_path / "none"))
-    rows_ops.kernel_of.cache_clear()
+    rows_gemv._library.cache_clear()
     yield
-    rows_ops.kernel_of.cache_clear()
+    rows_gemv._library.cache_clear()
 
 
 def pytest_configure() -> None:

@@ -26,12 +26,12 @@ def test_the_product_is_one_operation_for_torch_compile():
 
     compiled = torch.compile(module, backend=look, fullgraph=True)
     assert torch.equal(compiled(x()), module(x()))
-    assert "rows_gemv" in graphs[0].code
+    assert "packed_linear" in graphs[0].code
     execution = module._execution
-    weight = (execution.rows.stream, execution.channels, execution.layout)
+    number, stream = execution.number, execution.rows.stream
     for operation, arguments in (
-        (torch.ops.lutlab.rows_gemv, (x(), module.bias.data, *weight)),
-        (torch.ops.lutlab.rows_dense, weight),
+        (torch.ops.lutlab.packed_linear, (x(), module.bias.data, number, N)),
+        (torch.ops.lutlab.packed_dense, (stream, number, *execution.rows.shape)),
     ):
         torch.library.opcheck(
             operation.default, arguments, test_utils=("test_schema", "test_faketensor")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,12 @@ import torch
 from tests.damage.kinds import Kind
 from tests.kernels.weights import uniform_tensor
 
+from lutlab.formats.uniform import PackedUniform
 from lutlab.kernels.codegen import library
 from lutlab.kernels.codegen.isa import detect
 from lutlab.kernels.cpu.qigen import qigen_gemv
-from lutlab.kernels.cpu.rows import rows_tuning
-from lutlab.kernels.cpu.uniform import uniform_gemv, uniform_rows
+from lutlab.kernels.cpu.rows import rows_gemv, rows_tuning
+from lutlab.kernels.cpu.uniform import uniform_gemv
 from lutlab.kernels.gpu import choice
 from lutlab.kernels.gpu.choice import DENSE, Race
 
@@ -78,12 +80,12 @@ def make_tuned(folder: Path) -> None:
         for ahead in prefetches
     }
     for bits in (3, 4):
-        plain = uniform_tensor(40, 320, bits, 64)
+        plain = PackedUniform.pack(uniform_tensor(40, 320, bits, 64))
 
         def pack(panel: int, plain: Any = plain) -> Any:
-            return uniform_rows.pack(plain, panel)
+            return replace(uniform_gemv.empty(plain), panel_columns=panel).filled(plain)
 
-        kernel = uniform_gemv.kernel(pack(512), detect())
+        kernel = rows_gemv.kernel(pack(512), detect())
         rows_tuning.tune(kernel, pack, rows_tuning.Tuning(1024, 4096), threads=1)
     qigen_gemv.gemv = lambda *_: None
     for bits in (2, 4):

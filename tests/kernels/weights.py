@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 
 from lutlab.formats import bcq
+from lutlab.formats.uniform import PackedUniform
 from lutlab.groups import group_count
 from lutlab.kernels.cpu.bcq import bcq_rows
-from lutlab.kernels.cpu.uniform import uniform_rows
+from lutlab.kernels.cpu.uniform import uniform_gemv
 from lutlab.tensors import BCQTensor, UniformTensor
 
 
@@ -48,11 +49,10 @@ def packed(rows, columns, kind, q, g, *, lane_bytes=4, **options):
     """A packed weight; kind: planes, planes of uniform codes, or codes."""
     if kind == "planes":
         plain = bcq.pack(bcq_tensor(rows, columns, q, g, **options))
-        return bcq_rows.pack(plain, lane_bytes=lane_bytes)
-    tensor = uniform_tensor(rows, columns, q, g, **options)
-    if kind == "codes":
-        return uniform_rows.pack(tensor)
-    return bcq_rows.pack_uniform(tensor, lane_bytes=lane_bytes)
+    else:
+        plain = PackedUniform.pack(uniform_tensor(rows, columns, q, g, **options))
+    empty = uniform_gemv.empty(plain) if kind == "codes" else bcq_rows.empty(plain, lane_bytes)
+    return empty.filled(plain)
 
 
 def relative_error(y, x, weight):

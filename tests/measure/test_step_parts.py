@@ -15,7 +15,7 @@ NAMES = {
         "void gemv2T_kernel_val<int, int, __half, __half, __half, float, 128, 16, 4, 4, false>",
         "void cutlass::Kernel2<cutlass_80_tensorop_s16816gemm_f16_64x64_64x6_tn_align8>",
         "void cublasLt::splitKreduce_kernel<32, 16, int, float, __half, float, __half, false>",
-        *("lutlab::rows_gemv", "aten::addmm", "aten::mm", "aten::_int_mm", "aten::linear"),
+        *("lutlab::packed_linear", "aten::addmm", "aten::mm", "aten::_int_mm", "aten::linear"),
     ),
     "attention": (
         "fmha_cutlassF_f16_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel<...>::Params)",

@@ -4,7 +4,7 @@
    bytes; a vpmaddubsw multiplies 32 codes by one byte of each of their activations, and adds two and two. Sums of integers
    are exact; in the end of a unit the three sums of a row are converted and put together. zero_point meets the sum of the
    rounded activations (QIGen Eq. 2). A code and an activation cost less this way than conversion and FMA.
-   src/lutlab/kernels/cpu/uniform/uniform_rows.py and row_blocks.py draw the stream of weights. */
+   src/lutlab/kernels/cpu/uniform/uniform_gemv.py and row_blocks.py draw the stream of weights. */
 #include <float.h>
 #include <math.h>
 #include <stdint.h>

@@ -20,7 +20,9 @@ from lutlab import registry
 from lutlab.errors import LutlabError
 from lutlab.formats.contract import Format
 from lutlab.kernels.contract import Execution, KernelOp
-from lutlab.kernels.cpu.rows import linear as cpu  # noqa: F401, registers its operations
+from lutlab.kernels.cpu.bcq import bcq_gemv  # noqa: F401, registers its operation
+from lutlab.kernels.cpu.mixed import mixed_gemv  # noqa: F401, registers its operation
+from lutlab.kernels.cpu.uniform import uniform_gemv  # noqa: F401, registers its operation
 from lutlab.kernels.dequantized import Dequantized
 from lutlab.kernels.gpu import linear as gpu  # noqa: F401, registers its operation
 from lutlab.kernels.gpu import mixed_linear as mixed_gpu  # noqa: F401, registers its operation

@@ -9,10 +9,8 @@ import torch
 from tests.kernels.weights import relative_error
 
 from lutlab.kernels.codegen import isa
-from lutlab.kernels.cpu.bcq import bcq_gemv
-from lutlab.kernels.cpu.bcq.bcq_rows import PackedBCQRows
+from lutlab.kernels.cpu.rows import rows_gemv
 from lutlab.kernels.cpu.rows.rows_gemv import Kernel
-from lutlab.kernels.cpu.uniform import uniform_gemv
 
 ISAS = {one.name: one for one in isa.runnable()}
 BEST = next(iter(ISAS.values()))
@@ -34,16 +32,12 @@ ROUNDED = [kind for kind in KINDS if "uniform" not in kind]
 RUN = [(kind, name) for kind in KINDS for name in ISAS if "in bytes" not in kind or name == "avx2"]
 
 
-def module(weight):
-    return bcq_gemv if isinstance(weight, PackedBCQRows) else uniform_gemv
-
-
 def best(weight) -> isa.Isa:
     return ISAS["avx2"] if getattr(weight, "lane_bytes", 4) == 1 else BEST
 
 
 def kernel(weight, on=None) -> Kernel:
-    return module(weight).kernel(weight, on or best(weight))
+    return rows_gemv.kernel(weight, on or best(weight))
 
 
 def inputs(m, k, seed=1):

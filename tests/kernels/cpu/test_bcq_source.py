@@ -4,7 +4,7 @@ import pytest
 
 from lutlab.kernels.codegen.isa import ISAS
 from lutlab.kernels.cpu.bcq import bcq_source as bcq
-from lutlab.kernels.cpu.uniform import uniform_source as uniform
+from lutlab.kernels.cpu.uniform import uniform_gemv as uniform
 
 
 @pytest.mark.parametrize("lut_bits", [3, 4])

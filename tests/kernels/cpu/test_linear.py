@@ -10,8 +10,10 @@ from tests.mixed_weights import mixed_tensor
 from lutlab.errors import LutlabError
 from lutlab.formats import bcq, pack
 from lutlab.kernels.codegen.isa import detect
-from lutlab.kernels.cpu.rows import rows_ops
+from lutlab.kernels.cpu.bcq.bcq_rows import PackedBCQRows
+from lutlab.kernels.cpu.rows import rows_gemv
 from lutlab.kernels.cpu.rows.rows_gemv import prefetch_bytes
+from lutlab.kernels.cpu.uniform.uniform_gemv import PackedUniformRows
 from lutlab.kernels.dequantized import Dequantized
 from lutlab.kernels.dispatch import prepare
 from lutlab.tensors import DenseTensor
@@ -63,15 +65,17 @@ def test_half_precision_stays_half_precision(dtype, limit, rows):
 @pytest.mark.parametrize(
     ("kind", "layout", "variant"),
     [
-        ("planes", "planes 40 72 3 16 512 float16 float32 4 exact {}", "bcq lut"),
-        ("uniform planes", "planes 40 72 3 16 512 float16 int16 4 exact {}", "bcq lut"),
-        ("codes", "fields 40 72 4 16 1024 float16 None 4 exact {}", CODES),
+        ("planes", (PackedBCQRows, 512, torch.float32), "bcq lut"),
+        ("uniform planes", (PackedBCQRows, 512, torch.int16), "bcq lut"),
+        ("codes", (PackedUniformRows, 1024, None), CODES),
     ],
 )
 def test_uniform_codes_take_the_faster_of_their_two_layouts(kind, layout, variant):
     chosen = prepare(WEIGHTS[kind](), "cpu")
     threads = torch.get_num_threads()
-    assert chosen.layout == layout.format(prefetch_bytes(detect()))
+    rows = chosen.rows
+    assert (type(rows), rows.panel_columns, getattr(rows, "offset_dtype", None)) == layout
+    assert chosen.kernel.prefetch_bytes == prefetch_bytes(detect())
     assert chosen.describe(1, F32) == f"{variant}, {detect().name}, {threads} threads"
     assert chosen.describe(800, F32).startswith(f"dequantize every call ({variant}, ")
 
@@ -94,10 +98,10 @@ def test_torch_sees_one_operation_with_the_shape_it_says(kind):
 
     compiled = torch.compile(lambda x: chosen(x), backend=look, fullgraph=True)
     assert torch.equal(compiled(inputs(2)), chosen(inputs(2)))
-    assert "rows_gemv" in graphs[0].code
+    assert "packed_linear" in graphs[0].code
     torch.library.opcheck(
-        torch.ops.lutlab.rows_gemv.default,
-        (inputs(2), None, chosen.rows.stream, chosen.channels, chosen.layout),
+        torch.ops.lutlab.packed_linear.default,
+        (inputs(2), None, chosen.number, N),
         test_utils=("test_schema", "test_faketensor"),
     )
 
@@ -157,7 +161,7 @@ def test_mistakes_in_asking_for_a_kernel():
 
 def test_no_compiler_is_said(monkeypatch, tmp_path):
     monkeypatch.setenv("LUTLAB_CC", str(tmp_path / "none"))
-    rows_ops.kernel_of.cache_clear()
+    rows_gemv._library.cache_clear()
     assert "bcq_gemv: LUTLAB_CC" in prepare(WEIGHTS["planes"](), "cpu").describe(1, F32)
     with pytest.raises(LutlabError, match="bcq_gemv: LUTLAB_CC"):
         prepare(WEIGHTS["planes"](), "cpu", op="bcq_gemv")

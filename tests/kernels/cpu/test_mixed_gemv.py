@@ -18,14 +18,14 @@ from lutlab.errors import LutlabError
 from lutlab.formats import pack
 from lutlab.formats.mixed import PackedMixed
 from lutlab.kernels.codegen import isa
-from lutlab.kernels.cpu.mixed import mixed_gemv, mixed_rows
-from lutlab.kernels.cpu.mixed.mixed_source import TILE_FROM
+from lutlab.kernels.cpu.mixed import mixed_rows
+from lutlab.kernels.cpu.mixed.mixed_rows import TILE_FROM, PackedMixedRows
 from lutlab.kernels.cpu.rows import rows_gemv
 from lutlab.kernels.dequantized import Dequantized
 from lutlab.kernels.dispatch import prepare
 from lutlab.tensors import DenseTensor
 
-BEST = mixed_gemv.instructions()
+BEST = PackedMixedRows.instructions()
 KINDS = {
     "paper": {"widths": (2, 2, 2, 4)},
     "ladder": {"widths": (2, 3, 4), "g": 8, "by_row": False},
@@ -54,13 +54,14 @@ def naive(tensor):
 
 
 def packed(tensor, on=BEST):
-    return mixed_rows.pack(tensor, mixed_gemv.interleaved(on))
+    stored = PackedMixed.pack(tensor)
+    return mixed_rows.empty(stored, on).filled(stored)
 
 
 def assert_near_float64(tensor, m, on=BEST):
     weight, x, dense = packed(tensor, on), inputs(m, tensor.codes.shape[1]), naive(tensor)
     y = torch.full((m, weight.shape[0]), torch.nan)
-    mixed_gemv.kernel(weight, on).gemv(x, weight, out=y)
+    rows_gemv.kernel(weight, on).gemv(x, weight, out=y)
     error = (y.double() - x.double() @ dense.t()).norm()
     assert (
         error <= EXACT * m**0.5 * dense.norm()
@@ -99,7 +100,7 @@ def test_dense_is_the_weight_to_the_last_bit(kind, name):
     tensor = mixed_tensor(70, 300, **KINDS[kind], outliers=30)
     weight = packed(tensor, ISAS[name])
     room = torch.full((70, 300), torch.nan)
-    dense = mixed_gemv.kernel(weight, ISAS[name]).dense(weight, out=room, threads=2)
+    dense = rows_gemv.kernel(weight, ISAS[name]).dense(weight, out=room, threads=2)
     assert torch.equal(dense, PackedMixed.pack(tensor).dequantize())
 
 
@@ -117,7 +118,7 @@ def test_outliers_all_in_one_row_and_none_in_others():
 def test_rows_of_x_do_not_see_each_other_and_threads_change_nothing(kind):
     tensor = mixed_tensor(97, 700, **KINDS[kind], outliers=200)
     weight, x = packed(tensor), inputs(70, 700)
-    kernel, dense = mixed_gemv.kernel(weight), naive(tensor)
+    kernel, dense = rows_gemv.kernel(weight), naive(tensor)
     alone = torch.stack([kernel.gemv(row, weight, threads=1) for row in x[:19]])
     for m in (1, 2, 19, 20, 70):
         y = kernel.gemv(x[:m], weight, threads=1)
@@ -132,7 +133,7 @@ def test_rows_of_x_do_not_see_each_other_and_threads_change_nothing(kind):
 def test_extreme_activations(kind):
     tensor = mixed_tensor(40, 512, **KINDS[kind])
     weight, dense = packed(tensor), naive(tensor)
-    kernel, x = mixed_gemv.kernel(weight), inputs(2, 512)
+    kernel, x = rows_gemv.kernel(weight), inputs(2, 512)
     x[:, ::50] *= 1e4
     assert relative_error(kernel.gemv(x, weight), x, dense) <= EXACT
     assert relative_error(kernel.gemv(x.abs(), weight), x.abs(), dense) <= 2 * EXACT
@@ -151,7 +152,7 @@ def test_nan_and_inf_reach_their_row_and_no_other(kind, bad):
     tensor = mixed_tensor(40, 300, **KINDS[kind])
     weight, x = packed(tensor), inputs(3, 300)
     x[1, 299] = bad
-    y = mixed_gemv.kernel(weight).gemv(x, weight)
+    y = rows_gemv.kernel(weight).gemv(x, weight)
     assert not torch.isfinite(y[1]).any()
     assert relative_error(y[::2], x[::2], naive(tensor)) <= EXACT
 
@@ -183,7 +184,7 @@ def test_a_cpu_with_avx512_runs_avx2s(monkeypatch):
     monkeypatch.setattr(isa, "runnable", lambda: both)
     for wanted, found in (("", "avx2"), ("avx512", "avx2"), ("portable", "portable")):
         monkeypatch.setenv("LUTLAB_ISA", wanted)
-        assert mixed_gemv.instructions().name == found
+        assert PackedMixedRows.instructions().name == found
 
 
 ALL = """
@@ -204,7 +205,7 @@ def test_sanitizers_find_nothing(name, tmp_path):
     weight, x = packed(tensor, ISAS[name]), inputs(23, 333)
     sections = torch.tensor(list(rows_gemv.columns_of(weight.geometry)), dtype=torch.int64)
     room = torch.full((23, 128), torch.nan), torch.empty(21, weight.geometry.columns)
-    source = mixed_gemv.source(weight, ISAS[name]) + ALL
+    source = weight.source(ISAS[name]).text + ALL
     arguments = (x, weight.stream, sections, weight.channels, *room, torch.empty(37, 333))
     slow = isa.Isa(name, (*ISAS[name].flags, "-O0"))  # built in a third of the time
     *_, y, _, dense = sanitized.call(source, "all", *arguments, isa=slow, folder=tmp_path)

@@ -1,6 +1,6 @@
 """The CPU kernel's layout of mixed groups: bits where the drawing says, round trips, size, refusals."""
 
-import dataclasses
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +11,12 @@ from tests.mixed_weights import mixed_tensor
 from lutlab.errors import LutlabError
 from lutlab.formats.mixed import PackedMixed
 from lutlab.kernels.cpu.mixed import mixed_rows
+
+
+def packed(tensor, interleaved, panel=512):
+    stored = PackedMixed.pack(tensor)
+    empty = mixed_rows.empty(stored)
+    return replace(empty, interleaved=interleaved, panel_columns=panel).filled(stored)
 
 
 def assert_same(tensor, other):
@@ -35,29 +41,28 @@ def assert_same(tensor, other):
 )
 def test_every_bit_comes_back(rows, columns, g, widths, by_row, outliers, interleaved, panel):
     tensor = mixed_tensor(rows, columns, g, widths, by_row, outliers)
-    assert_same(tensor, mixed_rows.unpack(mixed_rows.pack(tensor, interleaved, panel)))
+    assert_same(tensor, packed(tensor, interleaved, panel).stored().unpack())
 
 
 def test_aligned_codes_and_wider_bands_come_back():
     tensor = mixed_tensor(50, 200, aligned=True, outliers=9)
-    assert_same(tensor, mixed_rows.unpack(mixed_rows.pack(tensor, True)))
+    assert_same(tensor, packed(tensor, True).stored().unpack())
     plain = mixed_tensor(70, 64)
     wide = {name: getattr(plain, name)[:2] for name in ("scale_step", "scale_zero")}
-    wide = dataclasses.replace(plain, scale_group=48, **wide)
-    assert_same(wide, mixed_rows.unpack(mixed_rows.pack(wide, False)))
+    wide = replace(plain, scale_group=48, **wide)
+    assert_same(wide, packed(wide, False).stored().unpack())
 
 
 def test_bits_are_where_the_drawing_says():
     """One field of row 27 (16 + 8 + 3: place 7 of its half where rows are interleaved) is set at a time."""
     base = mixed_tensor(32, 48, widths=(2, 3, 4), by_row=False)
     zeros = {n: torch.zeros_like(v) for n, v in vars(base).items() if isinstance(v, torch.Tensor)}
-    blank = dataclasses.replace(base, **zeros | {"widths": base.widths})
+    blank = replace(base, **zeros | {"widths": base.widths})
 
     def found(name, index, value, interleaved=False):
         changed = zeros[name].clone()
         changed[index] = value
-        packed = mixed_rows.pack(dataclasses.replace(blank, **{name: changed}), interleaved)
-        stream = packed.stream.int()
+        stream = packed(replace(blank, **{name: changed}), interleaved).stream.int()
         return {at: stream[at].item() for at in stream.nonzero().flatten().tolist()}
 
     four, three = 256 + 32 + 8, 192 + 32 + 8  # bytes of the groups stored first
@@ -89,18 +94,20 @@ def test_bits_are_where_the_drawing_says():
 )
 def test_the_layout_takes_hardly_more_than_what_is_stored(options, limit):
     tensor = mixed_tensor(1024, 1024, **options)
-    share = mixed_rows.pack(tensor, True).bits_stored / PackedMixed.pack(tensor).bits_stored
+    rows = packed(tensor, True)
+    size = rows.stream.nbytes + rows.order.nbytes
+    share = 8 * size / PackedMixed.pack(tensor).bits_stored
     assert 0.99 < share < limit
 
 
 def test_what_the_kernel_cannot_take_is_refused():
     for options, why in (({"g": 12}, "g=12: the CPU kernel takes"), ({"g": 136}, "up to 128")):
         with pytest.raises(LutlabError, match=why):
-            mixed_rows.pack(mixed_tensor(4, 300, **options), True)
-    odd = dataclasses.replace(mixed_tensor(16, 32), scale_group=8)
+            packed(mixed_tensor(4, 300, **options), True)
+    odd = replace(mixed_tensor(16, 32), scale_group=8)
     with pytest.raises(LutlabError, match="scale_group=8: the CPU kernel takes multiples of 16"):
-        mixed_rows.pack(odd, True)
-    tensor = mixed_tensor(4, 64)
-    tensor.scale_step[0, 0] = torch.inf
+        packed(odd, True)
+    stored = PackedMixed.pack(mixed_tensor(4, 64))
+    stored.scale_step[0, 0] = torch.inf
     with pytest.raises(LutlabError, match="1 scales are inf or nan"):
-        mixed_rows.pack(tensor, True)
+        mixed_rows.empty(stored).filled(stored)

@@ -12,13 +12,12 @@ from tests.kernels.cpu.rows_products import (
     ISAS,
     KINDS,
     inputs,
-    module,
 )
 from tests.kernels.weights import packed, relative_error
 
 from lutlab.errors import LutlabError
 from lutlab.kernels.codegen import isa, library
-from lutlab.kernels.cpu.bcq import bcq_gemv
+from lutlab.kernels.cpu.bcq.bcq_source import INT16
 from lutlab.kernels.cpu.rows import rows_gemv
 
 # What tables of 16 bits may be off.
@@ -29,9 +28,9 @@ def without_vnni(weight):
     """A kernel of tables of 16 bits for the AVX-512 CPUs that have no VNNI."""
     flags = (flag for flag in ISAS["avx512"].flags if "vnni" not in flag)
     plain = isa.Isa("avx512", (*flags, "-DWITHOUT_VNNI"))  # which tests/kernels/simde.py reads
-    text = bcq_gemv.source(weight, plain, bcq_gemv.INT16)
+    text = weight.source(plain, INT16).text
     built = ctypes.CDLL(str(library.build(text, "without-vnni", plain) / "kernel.so"))
-    with_vnni = bcq_gemv.kernel(weight, ISAS["avx512"], bcq_gemv.INT16)
+    with_vnni = rows_gemv.kernel(weight, ISAS["avx512"], INT16)
     return dataclasses.replace(with_vnni, library=built)
 
 
@@ -41,9 +40,7 @@ def without_vnni(weight):
 @pytest.mark.parametrize("vnni", [True, False])
 def test_tables_of_16_bits(vnni):
     weight = packed(40, 400, "planes", 4, 64, offset="f32", ordered=True, lane_bytes=2)
-    quick = (
-        bcq_gemv.kernel(weight, ISAS["avx512"], bcq_gemv.INT16) if vnni else without_vnni(weight)
-    )
+    quick = rows_gemv.kernel(weight, ISAS["avx512"], INT16) if vnni else without_vnni(weight)
     dense, x = weight.dequantize(), inputs(27, 400)
     for m in (1, 5):
         assert EXACT < relative_error(quick.gemv(x[:m], weight), x[:m], dense) < INEXACT
@@ -54,7 +51,7 @@ def test_tables_of_16_bits(vnni):
     assert relative_error(quick.gemv(same_sign, weight), same_sign, dense) < INEXACT
     assert torch.equal(quick.gemv(x[:1] * 0, weight), torch.zeros(1, 40))
     plain = packed(40, 400, "planes", 4, 64, lane_bytes=2)
-    alone = bcq_gemv.kernel(plain, ISAS["avx512"], bcq_gemv.INT16)
+    alone = rows_gemv.kernel(plain, ISAS["avx512"], INT16)
     for bad in (torch.nan, torch.inf):
         x[0, 399] = bad
         assert not torch.isfinite(alone.gemv(x[:1], plain)).any()
@@ -65,7 +62,7 @@ def test_tables_of_16_bits(vnni):
 @pytest.mark.parametrize("g", [32, 40, 128, -1])
 def test_tables_of_18_bits(q, g):
     weight = packed(70, 1500, "planes", q, g, offset="f16", lane_bytes=1)
-    quick = bcq_gemv.kernel(weight, ISAS["avx2"], bcq_gemv.INT16)
+    quick = rows_gemv.kernel(weight, ISAS["avx2"], INT16)
     x, dense = inputs(3, 1500), weight.dequantize()
     assert quick.variant == "bcq lut int18"
     assert EXACT < relative_error(quick.gemv(x, weight), x, dense) < INEXACT
@@ -76,7 +73,7 @@ def test_tables_of_18_bits(q, g):
 def test_a_layout_of_other_tables_is_refused():
     weight = packed(40, 96, "planes", 3, 32, lane_bytes=2)
     with pytest.raises(LutlabError, match="lane_bytes=2 have no kernel for portable"):
-        bcq_gemv.kernel(weight, ISAS["portable"])
+        rows_gemv.kernel(weight, ISAS["portable"])
 
 
 @pytest.mark.parametrize("kind", ["planes, offset", "codes"])
@@ -84,14 +81,14 @@ def test_a_layout_of_other_tables_is_refused():
 def test_other_instruction_sets_compile(kind, name):
     weight = packed(1, 64, **KINDS[kind], g=32)
     one = next(i for i in isa.ISAS if i.name == name)
-    built = library.build(module(weight).source(weight, one), "compiled", one)
+    built = library.build(weight.source(one).text, "compiled", one)
     assert (built / "kernel.so").exists()
 
 
 @pytest.mark.skipif(isa.ISAS[0] not in isa.buildable(), reason="the compiler is for another CPU")
 def test_tables_of_16_bits_compile():
     weight = packed(1, 64, "planes", 3, 32, lane_bytes=2)
-    text = bcq_gemv.source(weight, isa.ISAS[0], bcq_gemv.INT16)
+    text = weight.source(isa.ISAS[0], INT16).text
     assert (library.build(text, "compiled", isa.ISAS[0]) / "kernel.so").exists()
 
 
@@ -123,7 +120,7 @@ def test_sanitizers_find_nothing(name, kind, rows, columns, g, m, tmp_path):
     x, geo = inputs(m, columns), weight.geometry
     blocks = -(-rows // 32)
     after = sanitized.call(
-        module(weight).source(weight, ISAS[name]) + TWICE,
+        weight.source(ISAS[name]).text + TWICE,
         "twice",
         x,
         m,

@@ -1,5 +1,7 @@
 """The kernels' layouts: words and scales where the drawing says, and round trips that keep every bit."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -8,9 +10,20 @@ from tests.kernels.weights import bcq_tensor, uniform_tensor
 
 from lutlab.errors import LutlabError
 from lutlab.formats import bcq
+from lutlab.formats.uniform import PackedUniform
 from lutlab.kernels.cpu.bcq import bcq_rows
 from lutlab.kernels.cpu.rows import row_blocks
-from lutlab.kernels.cpu.uniform import uniform_rows
+from lutlab.kernels.cpu.uniform import uniform_gemv
+
+
+def rows_of(stored, panel=512, lanes=4, codes=False):
+    empty = uniform_gemv.empty(stored) if codes else bcq_rows.empty(stored, lanes)
+    return replace(empty, panel_columns=panel).filled(stored)
+
+
+def bits_of(rows):
+    return 8 * (rows.stream.nbytes + (0 if rows.order is None else rows.order.nbytes))
+
 
 SHAPES = {
     "rows": st.integers(1, 70),
@@ -32,8 +45,8 @@ LANES = st.sampled_from([4, 2, 1])
 def test_planes_come_back(rows, columns, q, g, scale, ordered, panel, seed, offset, lanes):
     options = {"alpha": scale, "offset": offset, "ordered": ordered, "seed": seed}
     plain = bcq.pack(bcq_tensor(rows, columns, q, g, **options))
-    packed = bcq_rows.pack(plain, panel, lanes)
-    back = bcq_rows.unpack(packed)
+    packed = rows_of(plain, panel, lanes)
+    back = packed.stored()
     assert torch.equal(back.planes, plain.planes)
     assert torch.equal(back.alpha, plain.alpha)
     assert back.alpha.dtype == plain.alpha.dtype
@@ -43,19 +56,15 @@ def test_planes_come_back(rows, columns, q, g, scale, ordered, panel, seed, offs
         assert back.offset.dtype == plain.offset.dtype
     assert (back.order is plain.order, back.group_size, back.shape) == (True, g, plain.shape)
     assert torch.equal(packed.dequantize(), plain.dequantize())
-    assert packed.bits_stored >= rows * columns * q
+    assert bits_of(packed) >= rows * columns * q
 
 
 @given(**SHAPES, planes=st.booleans(), lanes=LANES)
 @settings(deadline=None, max_examples=40)
 def test_uniform_codes_come_back(rows, columns, q, g, scale, ordered, panel, seed, planes, lanes):
     tensor = uniform_tensor(rows, columns, q, g, scale=scale, ordered=ordered, seed=seed)
-    if planes:
-        packed = bcq_rows.pack_uniform(tensor, panel, lanes)
-        back = bcq_rows.unpack_uniform(packed)
-    else:
-        packed = uniform_rows.pack(tensor, panel)
-        back = uniform_rows.unpack(packed)
+    packed = rows_of(PackedUniform.pack(tensor), panel, lanes, codes=not planes)
+    back = packed.stored().unpack()
     for name in ("codes", "scale", "zero_point"):
         assert torch.equal(getattr(back, name), getattr(tensor, name))
         assert getattr(back, name).dtype == getattr(tensor, name).dtype
@@ -71,7 +80,7 @@ def test_a_sign_and_its_alpha_are_where_the_drawing_says():
     alpha = torch.zeros(q, rows, columns // g, dtype=torch.float16)
     alpha[b, n, 5] = 1.5
     plain = bcq.pack(bcq_rows.BCQTensor(codes, alpha, None, q, g))
-    stream = bcq_rows.pack(plain, panel).stream
+    stream = rows_of(plain, panel).stream
     scale_bytes, word_bytes = q * 32 * 2, q * 32 * 4
     unit = scale_bytes + word_bytes
     at = 2 * (2 * 2 * unit) + 1 * (2 * unit) + 1 * unit  # panel 2, block 1, second unit
@@ -96,7 +105,7 @@ def test_pieces_of_a_word_are_where_the_drawing_says(lane_bytes, at):
     codes[27, 21] = 1
     alpha = torch.zeros(1, 32, 1, dtype=torch.float16)
     plain = bcq.pack(bcq_rows.BCQTensor(codes, alpha, None, 1, 32))
-    words = bcq_rows.pack(plain, lane_bytes=lane_bytes).stream[64:]
+    words = rows_of(plain, lanes=lane_bytes).stream[64:]
     assert words.nonzero().tolist() == [[at]]
     assert words[at] == 1 << 5
 
@@ -105,7 +114,7 @@ def test_a_code_is_in_the_field_the_drawing_says():
     tensor = uniform_tensor(33, 24, 4, 8)
     tensor.codes.zero_()
     tensor.codes[32, 8 + 6] = 11  # block 1, lane 0; unit 1; column 6 of its word
-    packed = uniform_rows.pack(tensor, 32)
+    packed = rows_of(PackedUniform.pack(tensor), 32, codes=True)
     unit = 64 + 64 + 128
     at = 1 * (3 * unit) + 1 * unit + 128
     words = packed.stream.view(torch.int32)
@@ -133,18 +142,16 @@ def test_columns_stored(columns, g, word, stored, units):
 
 def test_what_the_kernels_cannot_take_is_refused():
     with pytest.raises(LutlabError, match="g=12 is not a group size the CPU kernels take"):
-        bcq_rows.pack(bcq.pack(bcq_tensor(4, 40, 2, 12)))
+        rows_of(bcq.pack(bcq_tensor(4, 40, 2, 12)))
     tensor = bcq_tensor(4, 40, 2, 8)
     tensor.alpha[1, 2, 3] = torch.inf
     with pytest.raises(LutlabError, match="1 scales are inf or nan"):
-        bcq_rows.pack(bcq.pack(tensor))
-    with pytest.raises(LutlabError, match="use unpack_uniform"):
-        bcq_rows.unpack(bcq_rows.pack_uniform(uniform_tensor(4, 40, 2, 8)))
-    with pytest.raises(LutlabError, match="use unpack"):
-        bcq_rows.unpack_uniform(bcq_rows.pack(bcq.pack(bcq_tensor(4, 40, 2, 8))))
+        rows_of(bcq.pack(tensor))
 
 
-def test_an_offset_in_float64_is_stored_in_float32():
+def test_an_offset_in_float64_is_in_the_stream_in_float32_and_comes_back():
     tensor = bcq_tensor(4, 40, 2, 8, offset="f32")
-    wide = bcq_rows.BCQTensor(tensor.codes, tensor.alpha, tensor.offset.double(), 2, 8)
-    assert torch.equal(bcq_rows.unpack(bcq_rows.pack(bcq.pack(wide))).offset, tensor.offset)
+    plain = bcq.pack(tensor)
+    wide = plain.with_buffers({"offset": tensor.offset.double() + 1e-12})
+    assert torch.equal(rows_of(wide).stored().offset, wide.offset)
+    assert torch.equal(rows_of(wide).stream, rows_of(plain).stream)

@@ -9,22 +9,22 @@ from tests.kernels.weights import packed, uniform_tensor
 from lutlab.formats.uniform import PackedUniform
 from lutlab.kept.files import sealed
 from lutlab.kernels.codegen import isa
-from lutlab.kernels.cpu.rows import rows_tuning
+from lutlab.kernels.cpu.rows import rows_gemv, rows_tuning
 from lutlab.kernels.cpu.rows.rows_tuning import PANELS, PREFETCHES, Tuning
-from lutlab.kernels.cpu.uniform import uniform_gemv, uniform_rows
+from lutlab.kernels.cpu.uniform import uniform_gemv
 from lutlab.kernels.dispatch import prepare
 
-PLAIN = uniform_tensor(40, 2500, 4, 64)
+PLAIN = PackedUniform.pack(uniform_tensor(40, 2500, 4, 64))
 DEFAULT = Tuning(panel_columns=1024, prefetch_bytes=4096)
 FASTEST = Tuning(panel_columns=512, prefetch_bytes=16384)
 
 
 def pack(panel):
-    return uniform_rows.pack(PLAIN, panel)
+    return replace(uniform_gemv.empty(PLAIN), panel_columns=panel).filled(PLAIN)
 
 
 def kernel():
-    return uniform_gemv.kernel(pack(512), isa.detect())
+    return rows_gemv.kernel(pack(512), isa.detect())
 
 
 @pytest.fixture
@@ -75,11 +75,11 @@ def test_a_tuning_that_was_never_tried_counts_as_damage(made_up, caplog, wrong):
 
 
 def test_a_layer_is_packed_as_tuned_and_tuned_only_when_asked(made_up, monkeypatch):
-    weight = PackedUniform.pack(PLAIN)
+    weight = PLAIN
     x = torch.randn(2, 2500, generator=torch.Generator().manual_seed(0))
     untuned = prepare(weight, "cpu")
     assert made_up == []
-    assert untuned.rows.panel_columns == uniform_rows.PANEL_COLUMNS
+    assert untuned.rows.panel_columns == uniform_gemv.PANEL_COLUMNS
     monkeypatch.setenv("LUTLAB_TUNE", "1")
     tuned = prepare(weight, "cpu")
     assert len(made_up) == 1

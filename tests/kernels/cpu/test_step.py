@@ -8,7 +8,8 @@ import pytest
 import torch
 from tests.kernels.codegen import sanitized
 
-from lutlab.kernels.codegen import isa, library, step
+from lutlab.kernels.codegen import isa, library
+from lutlab.kernels.cpu import step
 
 ISAS = {one.name: one for one in isa.runnable()}
 TEST = """

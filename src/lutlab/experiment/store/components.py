@@ -91,19 +91,19 @@ _PARTS = {
     "measure": _Part(measure.VERSION, ("measure/*.py",)),
     "kernel/bcq_gemv": _Part(
         cpu.VERSIONS["bcq_gemv"],
-        ("kernels/cpu/rows/linear.py",),
+        ("kernels/cpu/bcq/bcq_gemv.py",),
         _OF_KERNELS,
         (*_DISPATCH, *(_C / folder for folder in ("bcq", "rows", "simd"))),
     ),
     "kernel/uniform_gemv": _Part(
         cpu.VERSIONS["uniform_gemv"],
-        ("kernels/cpu/rows/linear.py",),
+        ("kernels/cpu/uniform/uniform_gemv.py",),
         _OF_KERNELS,
         (*_DISPATCH, *(_C / folder for folder in ("rows", "simd", "uniform"))),
     ),
     "kernel/mixed_gemv": _Part(
         cpu.VERSIONS["mixed_gemv"],
-        ("kernels/cpu/rows/linear.py",),
+        ("kernels/cpu/mixed/mixed_gemv.py",),
         _OF_KERNELS,
         (*_DISPATCH, *(_C / folder for folder in ("mixed", "rows", "simd"))),
     ),

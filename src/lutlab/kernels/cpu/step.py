@@ -6,16 +6,21 @@ The structs mirror those of step.c, field by field; generate/cpu.py fills them f
 from __future__ import annotations
 
 import ctypes
+import functools
 from ctypes import POINTER, c_double, c_float, c_int, c_long, c_void_p
 
 import torch
 
-from lutlab.kernels.codegen import library
-from lutlab.kernels.codegen import step as codegen
+from lutlab.kernels.codegen import library, templates
 from lutlab.kernels.codegen.isa import Isa
 from lutlab.kernels.cpu.rows.rows_gemv import Part
 
-TYPES = {getattr(torch, name): number for number, name in enumerate(codegen.TYPES)}
+# Floats of a register; elsewhere four, which every vector unit has.
+LANES = {"avx512": 16, "avx2": 8}
+PORTABLE_LANES = 4
+# Of dense weights and of the cache, by the numbers that the structs name them with.
+TYPE_NAMES = ("float16", "bfloat16", "float32")
+TYPES = {getattr(torch, name): number for number, name in enumerate(TYPE_NAMES)}
 ROWS_AT_A_TIME = 1024  # of a dense weight that is narrowed
 RUN = 8  # tokens of a row whose attention reads the cache together: attention.h
 NO_NORM, RMS_NORM, LAYER_NORM = range(3)
@@ -94,13 +99,24 @@ class Model(ctypes.Structure):
     )
 
 
+@functools.cache
+def source(isa: Isa) -> str:
+    """C source."""
+    return templates.render(
+        "step/step.c",
+        simd=isa.name if isa.name in LANES else "portable",
+        lanes=LANES.get(isa.name, PORTABLE_LANES),
+        types=TYPE_NAMES,
+    )
+
+
 def load(isa: Isa) -> ctypes.CDLL:
     """The library, built now or before: `forward` is a step, `products` those of its layers alone.
 
     Raises:
         NoCompiler: there is no C compiler.
     """
-    built = library.load(codegen.source(isa), "step", isa)
+    built = library.load(source(isa), "step", isa)
     built.forward.argtypes = [c_void_p, c_long, *[c_void_p] * 4, c_long, c_void_p]
     built.forward.restype = c_int
     built.products.argtypes = [c_void_p, c_long]
@@ -109,7 +125,7 @@ def load(isa: Isa) -> ctypes.CDLL:
 
 def lanes(isa: Isa) -> int:
     """Floats of a vector: what rows of dense weights and heads of the cache are padded to."""
-    return codegen.LANES.get(isa.name, codegen.PORTABLE_LANES)
+    return LANES.get(isa.name, PORTABLE_LANES)
 
 
 def dense_rows(weight: torch.Tensor, isa: Isa) -> torch.Tensor:

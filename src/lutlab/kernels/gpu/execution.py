@@ -5,16 +5,13 @@ are dequantized. What has been made stays: a layout for each way of packing, a b
 variant. The first layout that gives the stored form back bit for bit takes its place; what else reads the stored form,
 as the product of many rows, makes it again for the call.
 
-torch.ops.lutlab.gpu_linear is what torch.compile and CUDA graphs see. It passes no gradients. What cannot run raises
-LutlabError before any launch; nothing takes its place.
+What cannot run raises LutlabError before any launch; nothing takes its place.
 """
 
 from __future__ import annotations
 
 import copy
 import functools
-import itertools
-import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -25,20 +22,16 @@ import torch
 from lutlab.errors import LutlabError, nearest
 from lutlab.formats.contract import Format
 from lutlab.kernels import ran
-from lutlab.kernels.contract import Execution, KernelOp
+from lutlab.kernels.contract import KernelOp
 from lutlab.kernels.gpu import choice
 from lutlab.kernels.gpu.lut_gemv import launcher
 from lutlab.kernels.gpu.lut_gemv.variant import Gpu, Variant, Weight
+from lutlab.kernels.numbered import Numbered
 
 if TYPE_CHECKING:
     from typing import Self  # of Python 3.11, for type checkers only
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-_LIBRARY = torch.library.Library("lutlab", "FRAGMENT")
-_LIBRARY.define("gpu_linear(Tensor x, Tensor? bias, int execution, int rows) -> Tensor")
-# An execution travels as a number: torch's schemas know no records.
-_EXECUTIONS: weakref.WeakValueDictionary[int, GpuExecution] = weakref.WeakValueDictionary()
-_NUMBERS = itertools.count()
 
 
 def check_options(
@@ -80,7 +73,7 @@ class GpuOp(KernelOp):
 
 
 @dataclass(eq=False)
-class GpuExecution(Execution):
+class GpuExecution(Numbered):
     """A weight for the kernels of its GPU.
 
     Attributes:
@@ -102,10 +95,6 @@ class GpuExecution(Execution):
     products: dict[tuple[torch.dtype, str], launcher.Product] = field(default_factory=dict)
     weights: dict[Callable[..., Weight], Weight] = field(default_factory=dict)
     recover: Callable[[], Format] | None = None
-    number: int = field(default_factory=lambda: next(_NUMBERS))
-
-    def __post_init__(self) -> None:
-        _EXECUTIONS[self.number] = self
 
     # ---- of an operation ----
 
@@ -186,10 +175,10 @@ class GpuExecution(Execution):
             raise LutlabError(f"x is on {x.device}, the weight on {self.device}: move one of them")
         if x.dtype not in DTYPES:
             raise LutlabError(f"x is {x.dtype}: the GPU kernels take float16, bfloat16 and float32")
-        return torch.ops.lutlab.gpu_linear(x, bias, self.number, self.stored.shape[0])
+        return torch.ops.lutlab.packed_linear(x, bias, self.number, self.stored.shape[0])
 
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """The product that the operation runs."""
+        """See Numbered."""
         rows = max(1, x.numel() // self.stored.shape[1])
         name, _ = self._choose(rows, x.dtype)
         ran.note(self.describe(rows, x.dtype))
@@ -201,7 +190,7 @@ class GpuExecution(Execution):
 
     def dense(self) -> torch.Tensor:
         """See Execution."""
-        return self.packed.dequantize()
+        return self.dequantize()
 
     def describe(self, rows: int, dtype: torch.dtype) -> str:
         """Variant, knobs and architecture, or cuBLAS, and by what it was chosen."""
@@ -281,22 +270,3 @@ def _readable(x: torch.Tensor) -> torch.Tensor:
     """Contiguous, beginning where vectors may be read."""
     x = x.contiguous()
     return x.clone() if x.data_ptr() % launcher.ALIGNMENT else x
-
-
-# ---- the operation ----
-
-
-@torch.library.impl(_LIBRARY, "gpu_linear", "CompositeExplicitAutograd")
-def _gpu_linear(
-    x: torch.Tensor, bias: torch.Tensor | None, execution: int, rows: int
-) -> torch.Tensor:
-    if execution not in _EXECUTIONS:
-        raise LutlabError(f"execution {execution} of another process, or of a layer that is gone")
-    return _EXECUTIONS[execution].multiply(x, bias)
-
-
-@torch.library.register_fake("lutlab::gpu_linear")
-def _gpu_linear_shape(
-    x: torch.Tensor, bias: torch.Tensor | None, execution: int, rows: int
-) -> torch.Tensor:
-    return x.new_empty(*x.shape[:-1], rows)

@@ -21,55 +21,37 @@ starts with [scale: groups_in_unit x 32 rows] [zero_point: groups_in_unit x 32 r
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import TYPE_CHECKING
 
-from lutlab.errors import LutlabError
+import torch
+
 from lutlab.formats import bcq
 from lutlab.formats.bcq import WORD, PackedBCQ
 from lutlab.formats.uniform import PackedUniform
+from lutlab.kernels.codegen.isa import Isa
+from lutlab.kernels.cpu.bcq.bcq_source import integer_source, kind, source
 from lutlab.kernels.cpu.rows import row_blocks
-from lutlab.kernels.cpu.rows.row_blocks import PANEL_COLUMNS, ROWS, Geometry
+from lutlab.kernels.cpu.rows.row_blocks import ROWS
+from lutlab.kernels.cpu.rows.rows_gemv import C_NAMES, EXACT, RowsWeight, Source
 from lutlab.tensors import BCQTensor, UniformTensor
 
-if TYPE_CHECKING:
-    import torch
 
-
-@dataclass(frozen=True)
-class PackedBCQRows:
-    """stream [bytes] uint8; shape (N, K).
+@dataclass(frozen=True, kw_only=True)
+class PackedBCQRows(RowsWeight):
+    """Planes.
 
     scale_dtype: of alpha, or of the scales of uniform codes. offset_dtype: of offset; int16 says that the unit holds
-    uniform scales and zero points; None says that there is no offset. order: [K] int32 or None, as in PackedBCQ.
-    lane_bytes: bytes of a row's word that lie together, 4, 2 or 1.
+    uniform scales and zero points; None says that there is no offset. lane_bytes: bytes of a row's word that lie
+    together, 4, 2 or 1. wide_offset: [N, G] float64, which the stream holds in float32; None where it holds all.
     """
 
-    stream: torch.Tensor
-    shape: tuple[int, int]
-    bits: int
-    group_size: int
     scale_dtype: torch.dtype
     offset_dtype: torch.dtype | None
-    order: torch.Tensor | None = None
-    panel_columns: int = PANEL_COLUMNS
     lane_bytes: int = 4
-
-    @cached_property
-    def geometry(self) -> Geometry:
-        """Places of the columns in the stream."""
-        return row_blocks.geometry(self.shape[1], self.group_size, WORD, self.panel_columns)
-
-    @cached_property
-    def channels(self) -> torch.Tensor | None:
-        """[columns] int32: the input channel of each stored column, -1 for padding; None: they are in order."""
-        return row_blocks.channels(self.geometry, self.order)
+    wide_offset: torch.Tensor | None = None
 
     @property
     def uniform(self) -> bool:
         """Whether the scales are those of uniform codes."""
-        import torch
-
         return self.offset_dtype == torch.int16
 
     @property
@@ -85,107 +67,64 @@ class PackedBCQRows:
         ]
 
     @property
-    def bits_stored(self) -> int:
-        """Bits of every buffer: planes, scales, padding of rows and columns, order."""
-        order = 0 if self.order is None else self.order.numel() * 32
-        return self.stream.numel() * 8 + order
+    def buffers(self) -> tuple[torch.Tensor, ...]:
+        """See RowsWeight."""
+        return super().buffers + (() if self.wide_offset is None else (self.wide_offset,))
 
-    @property
-    def bits_per_weight(self) -> float:
-        """bits_stored / (N * K)."""
-        return self.bits_stored / (self.shape[0] * self.shape[1])
+    def source(self, isa: Isa, tables: str = EXACT) -> Source:
+        """See RowsWeight."""
+        _, table_bits, variant = kind(isa, tables, self.lane_bytes, self.group_size, self.shape[1])
+        planes = {
+            "q": self.bits,
+            "alpha": C_NAMES[self.scale_dtype],
+            "offset": None if self.offset_dtype is None else C_NAMES[self.offset_dtype],
+        }
+        if table_bits:
+            text = integer_source(isa, **planes, table_bits=table_bits)
+            return Source(text, f"bcq-q{self.bits}-int{table_bits}", variant)
+        text = source(isa, **planes, groups_in_unit=self.geometry.groups_in_unit)
+        return Source(text, f"bcq-q{self.bits}", variant)
 
-    def dequantize(self) -> torch.Tensor:
-        """[N, K] float32, as the plain layout has it."""
-        whole = PackedUniform.pack(unpack_uniform(self)) if self.uniform else unpack(self)
-        return whole.dequantize()
+    def filled(self, stored: PackedBCQ | PackedUniform) -> PackedBCQRows:
+        """See RowsWeight."""
+        if isinstance(stored, PackedBCQ):
+            offset = stored.offset
+            if offset is None or offset.dtype != torch.float64:
+                return _fill(self, stored.planes, stored.alpha, offset)
+            return _fill(
+                replace(self, wide_offset=offset), stored.planes, stored.alpha, offset.float()
+            )
+        codes = stored.unpack()
+        q, g, scale = self.bits, self.group_size, codes.scale
+        no_alpha = scale.new_zeros(q, *scale.shape)
+        planes = bcq.pack(BCQTensor(codes.codes, no_alpha, None, q, g, self.order)).planes
+        return _fill(self, planes, scale.unsqueeze(0), codes.zero_point)
+
+    def stored(self) -> PackedBCQ | PackedUniform:
+        """See RowsWeight."""
+        planes, scales, offset = _parts(self)
+        g, order = self.group_size, self.order
+        if not self.uniform:
+            offset = offset if self.wide_offset is None else self.wide_offset
+            return PackedBCQ(planes, scales, offset, self.shape, g, order)
+        codes = bcq.unpack(PackedBCQ(planes, scales, None, self.shape, g, order)).codes
+        return PackedUniform.pack(UniformTensor(codes, scales[0], offset, self.bits, g, order))
 
 
-def pack(
-    packed: PackedBCQ, panel_columns: int = PANEL_COLUMNS, lane_bytes: int = 4
-) -> PackedBCQRows:
-    """Planes in rows of words to blocks of rows. An offset in float64 is stored in float32.
-
-    Raises:
-        LutlabError: the group size is not a multiple of 8; a scale is inf or nan.
-    """
-    import torch
-
-    offset = packed.offset
-    if offset is not None and offset.dtype == torch.float64:
-        offset = offset.float()
-    out = PackedBCQRows(
-        stream=torch.empty(0, dtype=torch.uint8),
+def empty(packed: PackedBCQ | PackedUniform, lane_bytes: int = 4) -> PackedBCQRows:
+    """The layout of a weight, without its stream."""
+    if isinstance(packed, PackedUniform):
+        scale, offset = packed.scale.dtype, torch.int16
+    else:
+        scale, offset = packed.alpha.dtype, None if packed.offset is None else packed.offset.dtype
+    return PackedBCQRows(
         shape=packed.shape,
-        bits=len(packed.planes),
-        group_size=packed.group_size,
-        scale_dtype=packed.alpha.dtype,
-        offset_dtype=None if offset is None else offset.dtype,
-        order=packed.order,
-        panel_columns=panel_columns,
-        lane_bytes=lane_bytes,
-    )
-    return _fill(out, packed.planes, packed.alpha, offset)
-
-
-def pack_uniform(
-    tensor: UniformTensor, panel_columns: int = PANEL_COLUMNS, lane_bytes: int = 4
-) -> PackedBCQRows:
-    """Uniform codes as planes, with one scale and one zero point a group.
-
-    Raises:
-        LutlabError: the group size is not a multiple of 8; a scale is inf or nan.
-    """
-    import torch
-
-    rows, _ = tensor.codes.shape
-    no_alpha = tensor.scale.new_zeros(tensor.bits, rows, tensor.scale.shape[1])
-    q, g = tensor.bits, tensor.group_size
-    planes = bcq.pack(BCQTensor(tensor.codes, no_alpha, None, q, g, tensor.order)).planes
-    out = PackedBCQRows(
-        stream=torch.empty(0, dtype=torch.uint8),
-        shape=tuple(tensor.codes.shape),
-        bits=q,
-        group_size=g,
-        scale_dtype=tensor.scale.dtype,
-        offset_dtype=torch.int16,
-        order=tensor.order,
-        panel_columns=panel_columns,
-        lane_bytes=lane_bytes,
-    )
-    return _fill(out, planes, tensor.scale.unsqueeze(0), tensor.zero_point)
-
-
-def unpack(packed: PackedBCQRows) -> PackedBCQ:
-    """The inverse of pack, bit for bit where the offset is not float64.
-
-    Raises:
-        LutlabError: the stream holds uniform scales.
-    """
-    if packed.uniform:
-        raise LutlabError("these planes hold uniform codes: use unpack_uniform")
-    planes, alpha, offset = _parts(packed)
-    g = packed.group_size
-    return PackedBCQ(planes, alpha, offset, packed.shape, g, packed.order)
-
-
-def unpack_uniform(packed: PackedBCQRows) -> UniformTensor:
-    """The inverse of pack_uniform, bit for bit.
-
-    Raises:
-        LutlabError: the stream holds alphas.
-    """
-    if not packed.uniform:
-        raise LutlabError("these planes hold alphas of their own: use unpack")
-    planes, scale, zero_point = _parts(packed)
-    plain = PackedBCQ(planes, scale, None, packed.shape, packed.group_size, packed.order)
-    return UniformTensor(
-        codes=bcq.unpack(plain).codes,
-        scale=scale[0],
-        zero_point=zero_point,
         bits=packed.bits,
         group_size=packed.group_size,
         order=packed.order,
+        scale_dtype=scale,
+        offset_dtype=torch.float32 if offset == torch.float64 else offset,
+        lane_bytes=lane_bytes,
     )
 
 
@@ -193,8 +132,6 @@ def _fill(
     out: PackedBCQRows, planes: torch.Tensor, scales: torch.Tensor, offset: torch.Tensor | None
 ) -> PackedBCQRows:
     """Planes [q, N, W] int32, scales [q or 1, N, G], offset [N, G] -> the record with its stream."""
-    import torch
-
     row_blocks.check_finite(scales, offset)
     geo, (rows, in_features) = out.geometry, out.shape
     words = geo.columns // WORD
@@ -218,8 +155,6 @@ def _fill(
 
 def _parts(packed: PackedBCQRows) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Planes [q, N, W], scales [q or 1, N, G], offset [N, G] or None."""
-    import torch
-
     geo, (rows, in_features) = packed.geometry, packed.shape
     scales, offsets, words = row_blocks.read(packed.stream, geo, rows, packed.widths)
     if packed.lane_bytes < 4:
@@ -252,8 +187,6 @@ CHUNK_WORDS = 2**16
 
 def _cut(words: torch.Tensor, lane_bytes: int) -> torch.Tensor:
     """Words [blocks, ..., 32 rows] int32 -> their pieces, in the same order of bytes as _STORED."""
-    import torch
-
     if lane_bytes == 2:
         pieces = words.contiguous().view(torch.int16).unflatten(-1, (*_ROWS[2], 2))
         kept = words.dim() - 1
@@ -294,8 +227,6 @@ def _joined(stored: torch.Tensor, lane_bytes: int) -> torch.Tensor:
 
 def _moved(planes: torch.Tensor, columns: torch.Tensor, in_features: int) -> torch.Tensor:
     """Planes [q, N, W] of in_features columns -> planes whose column j is columns[j], or zeros where that is -1."""
-    import torch
-
     q, rows, _ = planes.shape
     no_alpha = torch.zeros(q, rows, 1)
     plain = PackedBCQ(planes.contiguous(), no_alpha, None, (rows, in_features), -1)

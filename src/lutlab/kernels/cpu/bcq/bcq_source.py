@@ -9,8 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lutlab.errors import LutlabError, nearest
 from lutlab.kernels.codegen import templates
 from lutlab.kernels.codegen.isa import Isa
+from lutlab.kernels.cpu.rows.row_blocks import geometry
+from lutlab.kernels.cpu.rows.rows_gemv import EXACT
 from lutlab.kernels.cpu.rows.tiles import tiles
 
 WORD = 32
@@ -27,6 +30,14 @@ TILE_FROM = {"avx512": 12, "avx2": 3, "portable": 2}
 INTEGER_TILE_FROM = {"avx512": 24}
 BYTES_TILE_FROM = {1: 48, 2: 24, 3: 10, 4: 8, 5: 6}
 PAIRS_TILE_FROM = {1: 48, 2: 65, 3: 16}
+INT16 = "int16"  # what tables hold, beside EXACT
+# Instruction set, tables -> bytes of a row that lie together, bits of an integer entry, variant; else FLOATS.
+INTEGERS = {
+    ("avx2", EXACT): (1, 24, "bcq lut int24"),
+    ("avx2", INT16): (1, 18, "bcq lut int18"),
+    ("avx512", INT16): (2, 16, "bcq lut int16"),
+}
+FLOATS = (4, None, "bcq lut")
 # When sums are multiplied by alpha: "first", each term by an FMA; "last", once a group, which frees its registers.
 WEIGH = {"avx512": "first"}
 
@@ -171,6 +182,40 @@ def _planes(
         "scale_bytes": groups_in_unit * planes_of_scales * 32 * sizes[alpha],
         "offset_bytes": groups_in_unit * 32 * sizes[offset],
     }
+
+
+def lane_bytes(isa: Isa, group_size: int, in_features: int, tables: str = EXACT) -> int:
+    """The layout (bcq_rows.py) of the fastest kernel; a word that holds several groups has tables of floats.
+
+    Raises:
+        LutlabError: there are no such tables for this instruction set.
+    """
+    if tables not in (EXACT, INT16):
+        raise LutlabError(f"tables={tables}: no such tables; {nearest(tables, (EXACT, INT16))}")
+    if tables == INT16 and (isa.name, tables) not in INTEGERS:
+        raise LutlabError(
+            f"tables={tables} exist for AVX-512 and AVX2, and kernels are built for {isa.name}: take tables={EXACT}"
+        )
+    if geometry(in_features, group_size, WORD).groups_in_unit > 1:
+        return FLOATS[0]
+    return INTEGERS.get((isa.name, tables), FLOATS)[0]
+
+
+def kind(
+    isa: Isa, tables: str, lane_bytes_: int, group_size: int, in_features: int
+) -> tuple[int, int | None, str]:
+    """The entry of INTEGERS, or FLOATS, of a layout.
+
+    Raises:
+        LutlabError: it is packed for other tables or instructions.
+    """
+    for one in (INTEGERS.get((isa.name, tables), FLOATS), FLOATS):
+        if one[0] == lane_bytes_:
+            return one
+    raise LutlabError(
+        f"planes packed with lane_bytes={lane_bytes_} have no kernel for {isa.name} with tables={tables}: "
+        f"pack with lane_bytes={lane_bytes(isa, group_size, in_features, tables)}"
+    )
 
 
 def loops(isa: Isa, q: int) -> list[Loop]:

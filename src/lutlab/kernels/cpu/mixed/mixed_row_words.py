@@ -5,12 +5,10 @@ Rows are padded to whole blocks by zeros. U groups of one width have g columns e
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import torch
 
+from lutlab.formats.code_words import in_order
 from lutlab.kernels.cpu.rows.row_blocks import ROWS, lanes
-
-if TYPE_CHECKING:
-    import torch
 
 OCTET = 8
 # Codes packed at a time, so that what is made of them stays in the cache.
@@ -22,8 +20,6 @@ _SPREAD = -0x7FBFDFEFF7FBFDFF  # 0x8040201008040201: bit i of byte i
 
 def pack_words(codes: torch.Tensor, width: int, interleaved: bool) -> torch.Tensor:
     """Codes [N, octets * 8] uint8 -> words [blocks, octets, 32 * width] uint8."""
-    import torch
-
     rows, columns = codes.shape
     out = torch.empty(-(-rows // ROWS), columns // OCTET, ROWS * width, dtype=torch.uint8)
     step = max(1, CHUNK_CODES // (columns * ROWS))
@@ -37,8 +33,6 @@ def pack_words(codes: torch.Tensor, width: int, interleaved: bool) -> torch.Tens
 
 def unpack_words(words: torch.Tensor, width: int, interleaved: bool, rows: int) -> torch.Tensor:
     """The inverse of pack_words: [N, octets * 8] uint8."""
-    import torch
-
     blocks, octets, _ = words.shape
     out = torch.empty(blocks * ROWS, octets * OCTET, dtype=torch.uint8)
     step = max(1, CHUNK_CODES // (octets * OCTET * ROWS))
@@ -50,16 +44,7 @@ def unpack_words(words: torch.Tensor, width: int, interleaved: bool, rows: int) 
     return out[:rows]
 
 
-def in_order(values: torch.Tensor) -> torch.Tensor:
-    """A clone whose bytes can be viewed: contiguous() keeps odd strides where a dimension is 1."""
-    import torch
-
-    return values.clone(memory_format=torch.contiguous_format)
-
-
 def _pack_fields(codes: torch.Tensor) -> torch.Tensor:
-    import torch
-
     # Two bytes of one code each, read as int16, are code 0 + 256 code 1: shifted by 4, the byte holds both.
     pairs = codes.view(torch.int16)
     words = lanes((pairs | pairs >> 4).to(torch.uint8).view(torch.int32), len(codes))
@@ -67,16 +52,12 @@ def _pack_fields(codes: torch.Tensor) -> torch.Tensor:
 
 
 def _unpack_fields(words: torch.Tensor) -> torch.Tensor:
-    import torch
-
     bytes_ = in_order(words.view(torch.int32).transpose(1, 2)).view(torch.uint8)
     codes = torch.stack((bytes_ & 15, bytes_ >> 4), dim=3)
     return codes.flatten(2).flatten(0, 1)
 
 
 def _pack_planes(codes: torch.Tensor, width: int, interleaved: bool) -> torch.Tensor:
-    import torch
-
     eight = codes.view(torch.int64)
     planes = [((eight >> b & _LOWEST) * _GATHER >> 56).to(torch.uint8) for b in range(width)]
     # [N, octets] -> [blocks, octets, half, place]
@@ -86,8 +67,6 @@ def _pack_planes(codes: torch.Tensor, width: int, interleaved: bool) -> torch.Te
 
 
 def _unpack_planes(words: torch.Tensor, width: int, interleaved: bool) -> torch.Tensor:
-    import torch
-
     planes = list(words[..., : 2 * ROWS].unflatten(2, (2, ROWS // 2, 2)).unbind(4))
     if width == 3:
         planes.append(words[..., 2 * ROWS :].unflatten(2, (ROWS // 2, 2)).transpose(2, 3))
@@ -109,8 +88,6 @@ def _placed(by_row: torch.Tensor, interleaved: bool) -> torch.Tensor:
 
 def pack_meta(scale_code: torch.Tensor, zero_point: torch.Tensor, width: int) -> torch.Tensor:
     """Scale codes and zero points [N, U] uint8 -> [blocks, U, bytes] uint8."""
-    import torch
-
     bits, size = _field(width)
     fields = lanes(scale_code | zero_point << 4, len(scale_code)).long().unflatten(1, (4, 8))
     words = sum(fields[:, v] << bits * v for v in range(4))  # of two's complement in 32 bits
@@ -120,8 +97,6 @@ def pack_meta(scale_code: torch.Tensor, zero_point: torch.Tensor, width: int) ->
 
 def unpack_meta(meta: torch.Tensor, width: int, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The inverse of pack_meta."""
-    import torch
-
     bits, size = _field(width)
     words = torch.nn.functional.pad(meta.unflatten(2, (8, size)), (0, 8 - size))
     words = in_order(words).view(torch.int64).squeeze(3).transpose(1, 2)

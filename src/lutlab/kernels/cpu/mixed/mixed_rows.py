@@ -24,12 +24,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+
+import torch
 
 from lutlab.errors import LutlabError
-from lutlab.formats.mixed_groups import by_channel, by_width, count_widths
+from lutlab.formats.code_words import in_order
+from lutlab.formats.mixed import PackedMixed
+from lutlab.formats.mixed_groups import by_channel, by_width
+from lutlab.kernels.codegen import templates
+from lutlab.kernels.codegen.isa import Isa, detect
 from lutlab.kernels.cpu.mixed.mixed_row_words import (
-    in_order,
     pack_meta,
     pack_words,
     unpack_meta,
@@ -45,37 +49,30 @@ from lutlab.kernels.cpu.mixed.mixed_sections import (
     why_not,
     write,
 )
-from lutlab.kernels.cpu.rows.row_blocks import PANEL_COLUMNS, ROWS, check_finite, lanes
+from lutlab.kernels.cpu.rows.row_blocks import ROWS, check_finite, lanes
+from lutlab.kernels.cpu.rows.rows_gemv import EXACT, RowsWeight, Source
+from lutlab.kernels.cpu.rows.tiles import tiles
 from lutlab.tensors import MIXED_WIDTHS, MixedTensor
 
-if TYPE_CHECKING:
-    import torch
+INTEGERS, FLOATS = "mixed int24", "mixed"
+# Rows of x from which on weights become floats in L1 once for all of them.
+TILE_FROM = {"avx2": 20, "portable": 2}
 
 
-@dataclass(frozen=True)
-class PackedMixedRows:
-    """stream [bytes] uint8; shape (N, K); of_width: groups of 2, 3 and 4 bits; outliers: how many, None: no such part.
+@dataclass(frozen=True, kw_only=True)
+class PackedMixedRows(RowsWeight):
+    """Groups of 2, 3 and 4 bits; of_width: how many of each; outliers: how many, None: no such part.
 
-    order: [G] int32, the group of the weight that is stored first, second, ...; None in a record without a weight.
-    interleaved: whether rows of halves are as pairs of them are widened.
+    bits: of the widest code. order: [G] int32, the group of the weight that is stored first, second, ...; None in a
+    record without a weight. interleaved: whether rows of halves are as pairs of them are widened.
     """
 
-    stream: torch.Tensor
-    shape: tuple[int, int]
-    group_size: int
     scale_group: int
     of_width: tuple[int, int, int]
     row_scale: bool
     outliers: int | None
     aligned: bool
     interleaved: bool
-    order: torch.Tensor | None = None
-    panel_columns: int = PANEL_COLUMNS
-
-    @property
-    def bits(self) -> int:
-        """Of the widest code."""
-        return max(w for w, units in zip(MIXED_WIDTHS, self.of_width, strict=True) if units)
 
     @cached_property
     def geometry(self) -> MixedGeometry:
@@ -86,8 +83,6 @@ class PackedMixedRows:
     @cached_property
     def channels(self) -> torch.Tensor:
         """[columns] int32: the input channel of each stored column, -1 for padding."""
-        import torch
-
         column = torch.arange(self.group_size, dtype=torch.int32)
         channel = (self.order[:, None] * self.group_size + column).flatten()
         return torch.where(channel < self.shape[1], channel, -1)
@@ -95,111 +90,138 @@ class PackedMixedRows:
     @cached_property
     def widths(self) -> torch.Tensor:
         """[G] uint8, as in MixedTensor."""
-        import torch
-
         stored = torch.tensor(ORDER, dtype=torch.uint8)
         stored = stored.repeat_interleave(torch.tensor([self.geometry.units(w) for w in ORDER]))
         return torch.empty_like(stored).index_copy_(0, self.order.long(), stored)
 
-    @property
-    def bits_stored(self) -> int:
-        """Bits of every buffer: words, metadata, padding of rows and columns, outliers, order."""
-        return self.stream.numel() * 8 + self.order.numel() * 32
+    @staticmethod
+    def instructions() -> Isa:
+        """AVX2 where it runs, also under AVX-512: its integers are faster than plain C in 512 bits; else plain C."""
+        return detect(without="avx512")
 
-    @property
-    def bits_per_weight(self) -> float:
-        """bits_stored / (N * K)."""
-        return self.bits_stored / (self.shape[0] * self.shape[1])
+    def source(self, isa: Isa, tables: str = EXACT) -> Source:
+        """See RowsWeight."""
+        widths = tuple(w for w, units in zip(MIXED_WIDTHS, self.of_width, strict=True) if units)
+        text = source(isa, widths=widths, group_size=self.group_size, row_scale=self.row_scale)
+        name = f"mixed-{''.join(map(str, widths))}-g{self.group_size}"
+        return Source(text, name, INTEGERS if interleaved(isa) else FLOATS)
+
+    def filled(self, stored: PackedMixed) -> PackedMixedRows:
+        """See RowsWeight."""
+        tensor = stored.unpack()
+        check_finite(tensor.scale_step, tensor.row_scale, tensor.outlier_value)
+        order = torch.cat([(tensor.widths == w).nonzero().flatten() for w in ORDER]).int()
+        out = replace(self, order=order)
+        stream = torch.zeros(out.geometry.size, dtype=torch.uint8)
+        codes, geo = by_width(tensor), out.geometry
+        for width, section in geo.sections().items():
+            if geo.units(width):
+                there = tensor.widths == width
+                parts = [
+                    pack_words(codes[width], width, self.interleaved).unflatten(1, (-1, geo.octets))
+                ]
+                if geo.scales(width):
+                    parts.append(
+                        pack_meta(tensor.scale_code[:, there], tensor.zero_point[:, there], width)
+                    )
+                    parts.append(_pack_steps(tensor, there))
+                write(stream[section], geo, width, parts)
+        _write_rows(stream[geo.rows_at : geo.outliers_at], tensor)
+        _write_outliers(stream[geo.outliers_at :], tensor, out)
+        return replace(out, stream=stream)
+
+    def stored(self) -> PackedMixed:
+        """See RowsWeight."""
+        geo, (rows, columns), g = self.geometry, self.shape, self.group_size
+        groups, bands = sum(self.of_width), -(-rows // self.scale_group)
+        codes = {w: torch.empty(rows, 0, dtype=torch.uint8) for w in MIXED_WIDTHS}
+        zero_point, scale_code = (torch.zeros(rows, groups, dtype=torch.uint8) for _ in range(2))
+        scale_zero = torch.zeros(bands, groups, dtype=torch.uint8)
+        scale_step = torch.zeros(bands, groups, dtype=torch.float16)
+        for width, section in geo.sections().items():
+            if not geo.units(width):
+                continue
+            words, meta, steps = read(self.stream[section], geo, width)
+            words = words.unflatten(2, (geo.octets, -1)).flatten(1, 2)
+            codes[width] = unpack_words(words, width, self.interleaved, rows)
+            if geo.scales(width):
+                there = self.widths == width
+                scale_code[:, there], zero_point[:, there] = unpack_meta(meta, width, rows)
+                # [blocks, U, step or zero, half] of the first row of each band
+                halves = (
+                    steps.view(torch.float16).unflatten(2, (2, 2)).permute(0, 3, 2, 1).flatten(0, 1)
+                )
+                first = halves[:: self.scale_group // BAND][:bands]
+                scale_step[:, there], scale_zero[:, there] = (
+                    first[:, 0],
+                    first[:, 1].to(torch.uint8),
+                )
+        return PackedMixed.pack(
+            MixedTensor(
+                codes=by_channel(codes, self.widths, g)[:, :columns].contiguous(),
+                widths=self.widths,
+                zero_point=zero_point,
+                scale_code=scale_code,
+                scale_zero=scale_zero,
+                scale_step=scale_step,
+                group_size=g,
+                scale_group=self.scale_group,
+                aligned=self.aligned,
+                **_read_rows(self),
+                **_read_outliers(self),
+            )
+        )
 
 
-def pack(
-    tensor: MixedTensor, interleaved: bool, panel_columns: int = PANEL_COLUMNS
-) -> PackedMixedRows:
-    """Codes of every width to planes or words, metadata beside them.
+def empty(packed: PackedMixed, isa: Isa | None = None) -> PackedMixedRows:
+    """The layout of a weight, without its stream; isa: that is to read it, None: the best.
 
     Raises:
-        LutlabError: there is no such layout (why_not); a scale or an outlier is inf or nan.
+        LutlabError: there is no such layout.
     """
-    import torch
-
-    check_finite(tensor.scale_step, tensor.row_scale, tensor.outlier_value)
-    if why := why_not(tensor.codes.shape[1], tensor.group_size, tensor.scale_group):
+    if why := why_not(packed.shape[1], packed.group_size, packed.scale_group):
         raise LutlabError(why)
-    found = tensor.outlier_value
-    out = PackedMixedRows(
-        stream=torch.empty(0, dtype=torch.uint8),
-        shape=tuple(tensor.codes.shape),
-        group_size=tensor.group_size,
-        scale_group=tensor.scale_group,
-        of_width=count_widths(tensor.widths),
-        row_scale=tensor.row_scale is not None,
-        outliers=None if found is None else len(found),
-        aligned=tensor.aligned,
-        interleaved=interleaved,
-        order=torch.cat([(tensor.widths == w).nonzero().flatten() for w in ORDER]).int(),
-        panel_columns=panel_columns,
-    )
-    stream = torch.zeros(out.geometry.size, dtype=torch.uint8)
-    codes, geo = by_width(tensor), out.geometry
-    for width, section in geo.sections().items():
-        if geo.units(width):
-            there = tensor.widths == width
-            parts = [pack_words(codes[width], width, interleaved).unflatten(1, (-1, geo.octets))]
-            if geo.scales(width):
-                parts.append(
-                    pack_meta(tensor.scale_code[:, there], tensor.zero_point[:, there], width)
-                )
-                parts.append(_pack_steps(tensor, there))
-            write(stream[section], geo, width, parts)
-    _write_rows(stream[geo.rows_at : geo.outliers_at], tensor)
-    _write_outliers(stream[geo.outliers_at :], tensor, out)
-    return replace(out, stream=stream)
-
-
-def unpack(packed: PackedMixedRows) -> MixedTensor:
-    """The inverse of pack, bit for bit."""
-    import torch
-
-    geo, (rows, columns), g = packed.geometry, packed.shape, packed.group_size
-    groups, bands = sum(packed.of_width), -(-rows // packed.scale_group)
-    codes = {w: torch.empty(rows, 0, dtype=torch.uint8) for w in MIXED_WIDTHS}
-    zero_point, scale_code = (torch.zeros(rows, groups, dtype=torch.uint8) for _ in range(2))
-    scale_zero = torch.zeros(bands, groups, dtype=torch.uint8)
-    scale_step = torch.zeros(bands, groups, dtype=torch.float16)
-    for width, section in geo.sections().items():
-        if not geo.units(width):
-            continue
-        words, meta, steps = read(packed.stream[section], geo, width)
-        words = words.unflatten(2, (geo.octets, -1)).flatten(1, 2)
-        codes[width] = unpack_words(words, width, packed.interleaved, rows)
-        if geo.scales(width):
-            there = packed.widths == width
-            scale_code[:, there], zero_point[:, there] = unpack_meta(meta, width, rows)
-            # [blocks, U, step or zero, half] of the first row of each band
-            halves = (
-                steps.view(torch.float16).unflatten(2, (2, 2)).permute(0, 3, 2, 1).flatten(0, 1)
-            )
-            first = halves[:: packed.scale_group // BAND][:bands]
-            scale_step[:, there], scale_zero[:, there] = first[:, 0], first[:, 1].to(torch.uint8)
-    return MixedTensor(
-        codes=by_channel(codes, packed.widths, g)[:, :columns].contiguous(),
-        widths=packed.widths,
-        zero_point=zero_point,
-        scale_code=scale_code,
-        scale_zero=scale_zero,
-        scale_step=scale_step,
-        group_size=g,
+    outliers = None if packed.outlier_value is None else len(packed.outlier_value)
+    return PackedMixedRows(
+        shape=packed.shape,
+        bits=max(w for w, units in zip(MIXED_WIDTHS, packed.of_width, strict=True) if units),
+        group_size=packed.group_size,
         scale_group=packed.scale_group,
+        of_width=packed.of_width,
+        row_scale=packed.row_scale is not None,
+        outliers=outliers,
         aligned=packed.aligned,
-        **_read_rows(packed),
-        **_read_outliers(packed),
+        interleaved=interleaved(isa or PackedMixedRows.instructions()),
+    )
+
+
+def interleaved(isa: Isa) -> bool:
+    """The order of rows that an instruction set reads."""
+    return isa.name == "avx2"
+
+
+@templates.kept
+def source(isa: Isa, *, widths: tuple[int, ...], group_size: int, row_scale: bool) -> str:
+    """C source.
+
+    Args:
+        isa: the instructions to write it in, AVX2's or none in particular.
+        widths: bits that groups have, ascending, of 2, 3 and 4.
+        group_size: columns of a group, a multiple of 8.
+        row_scale: whether groups of 4 bits share a scale a row.
+    """
+    return templates.render(
+        "mixed/gemv.c",
+        simd="avx2" if isa.name == "avx2" else "portable",
+        widths=widths,
+        g=group_size,
+        row_scale=row_scale,
+        **tiles(isa, TILE_FROM),
     )
 
 
 def _pack_steps(tensor: MixedTensor, there: torch.Tensor) -> torch.Tensor:
     """Steps and zeros [blocks, groups that are there, 8 bytes] uint8."""
-    import torch
-
     rows = len(tensor.codes)
     band = torch.arange(0, rows, BAND) // tensor.scale_group
     both = torch.stack((tensor.scale_step[:, there], tensor.scale_zero[:, there].half()), dim=1)
@@ -211,8 +233,6 @@ def _pack_steps(tensor: MixedTensor, there: torch.Tensor) -> torch.Tensor:
 
 def _write_rows(region: torch.Tensor, tensor: MixedTensor) -> None:
     """Scales and zero points of rows into their bytes; nothing where there are none."""
-    import torch
-
     if tensor.row_scale is None:
         return
     rows = len(tensor.row_scale)
@@ -222,8 +242,6 @@ def _write_rows(region: torch.Tensor, tensor: MixedTensor) -> None:
 
 def _read_rows(packed: PackedMixedRows) -> dict[str, torch.Tensor]:
     """The inverse of _write_rows, as fields of a MixedTensor."""
-    import torch
-
     geo, rows = packed.geometry, packed.shape[0]
     if not packed.row_scale:
         return {}
@@ -237,8 +255,6 @@ def _read_rows(packed: PackedMixedRows) -> dict[str, torch.Tensor]:
 
 def _write_outliers(region: torch.Tensor, tensor: MixedTensor, out: PackedMixedRows) -> None:
     """Starts of rows, stored columns and values into their bytes; nothing where there is no such part."""
-    import torch
-
     if tensor.outlier_count is None:
         return
     starts = torch.zeros(out.geometry.blocks * ROWS + 2, dtype=torch.int32)
@@ -257,8 +273,6 @@ def _write_outliers(region: torch.Tensor, tensor: MixedTensor, out: PackedMixedR
 
 def _read_outliers(packed: PackedMixedRows) -> dict[str, torch.Tensor]:
     """The inverse of _write_outliers, as fields of a MixedTensor."""
-    import torch
-
     if packed.outliers is None:
         return {}
     geo = packed.geometry

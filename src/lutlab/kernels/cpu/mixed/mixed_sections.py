@@ -1,17 +1,15 @@
-"""Places of mixed groups in the stream that the CPU kernel reads; mixed_rows.py draws it."""
+"""Places of mixed groups in the stream that the kernel reads; mixed_rows.py draws it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+import torch
 
 from lutlab.kernels.cpu.mixed.mixed_row_words import OCTET
 from lutlab.kernels.cpu.rows.row_blocks import ROWS, blocks_of
 from lutlab.tensors import MIXED_WIDTHS
-
-if TYPE_CHECKING:
-    import torch
 
 LONGEST_GROUP = 128
 BAND = 16  # rows that share steps, or parts of those that do
@@ -131,8 +129,6 @@ def write(section: torch.Tensor, geo: MixedGeometry, width: int, parts: list[tor
 
 def read(section: torch.Tensor, geo: MixedGeometry, width: int) -> list[torch.Tensor]:
     """The inverse of write: each part [blocks, groups, bytes]; no bytes where there are no scales."""
-    import torch
-
     shape = geo.blocks, geo.units(width)
     parts = [torch.empty(*shape, size, dtype=torch.uint8) for size in geo.unit_bytes(width)]
     for panel, there in _panels(section, geo, width):

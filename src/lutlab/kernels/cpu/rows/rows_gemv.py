@@ -9,19 +9,27 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from lutlab.errors import LutlabError
 from lutlab.kernels import ran
+from lutlab.kernels.codegen import library
+from lutlab.kernels.codegen.isa import Isa, detect
 from lutlab.kernels.cpu.overflow import mend
-from lutlab.kernels.cpu.rows.row_blocks import ROWS, blocks_of
+from lutlab.kernels.cpu.rows import row_blocks
+from lutlab.kernels.cpu.rows.row_blocks import PANEL_COLUMNS, ROWS, blocks_of
 
 if TYPE_CHECKING:
-    from lutlab.kernels.codegen.isa import Isa
+    from typing import Self  # of Python 3.11, for type checkers only
 
+    from lutlab.formats.contract import Format
+
+EXACT = "exact"  # what tables hold, where nobody asks for less
 C_NAMES = {torch.float16: "f16", torch.float32: "f32", torch.int16: "i16"}
 BATCH = 64  # rows of x that share one reading of the weights
 # Rows of x from which on all of W is dequantized and torch multiplies. That is no longer faster: today's kernels are
@@ -48,16 +56,80 @@ class Places(Protocol):
         """The struct of C that says the same."""
 
 
-class RowsWeight(Protocol):
-    """A weight in blocks of rows."""
+@dataclass(frozen=True)
+class Source:
+    """C source of a kernel: text; library: its name; variant: for a record."""
 
-    stream: torch.Tensor
+    text: str
+    library: str
+    variant: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowsWeight(ABC):
+    """A weight [N, K] in blocks of rows; without a stream it only says what there is to build.
+
+    bits: planes, or of a code; order: of columns, as the stored form has it; stream: [bytes] uint8.
+    """
+
     shape: tuple[int, int]
     bits: int
     group_size: int
-    panel_columns: int
-    geometry: Places
-    channels: torch.Tensor | None
+    panel_columns: int = PANEL_COLUMNS
+    order: torch.Tensor | None = None
+    stream: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))
+
+    @abstractmethod
+    def filled(self, stored: Format) -> Self:
+        """The same with the stream of a weight.
+
+        Raises:
+            LutlabError: a scale is inf or nan.
+        """
+
+    @abstractmethod
+    def stored(self) -> Format:
+        """The inverse of filled, bit for bit."""
+
+    @abstractmethod
+    def source(self, isa: Isa, tables: str = EXACT) -> Source:
+        """The kernel for such weights; tables: exact, or others that an operation names.
+
+        Raises:
+            LutlabError: there is none for this layout, instruction set and these tables.
+        """
+
+    @staticmethod
+    def instructions() -> Isa:
+        """The best instruction set of this CPU that the kernel is written in."""
+        return detect()
+
+    @property
+    def word_columns(self) -> int:
+        """Columns of a word of 32 bits."""
+        return 32
+
+    @cached_property
+    def geometry(self) -> Places:
+        """Places of the columns in the stream."""
+        return row_blocks.geometry(
+            self.shape[1], self.group_size, self.word_columns, self.panel_columns
+        )
+
+    @cached_property
+    def channels(self) -> torch.Tensor | None:
+        """[columns] int32: the input channel of each stored column, -1 for padding; None: they are in order."""
+        return row_blocks.channels(self.geometry, self.order)
+
+    @property
+    def buffers(self) -> tuple[torch.Tensor, ...]:
+        """All tensors that it holds."""
+        held = (self.stream, self.order, self.channels)
+        return tuple(one for one in held if one is not None)
+
+    def dequantize(self) -> torch.Tensor:
+        """[N, K] float32, as the stored form has it."""
+        return self.stored().dequantize()
 
 
 @dataclass(frozen=True)
@@ -186,6 +258,25 @@ class Kernel:
             self.threads(threads),
         )
         return out
+
+
+def kernel(weight: RowsWeight, isa: Isa | None = None, tables: str = EXACT) -> Kernel:
+    """The kernel for a weight, built now or before; isa: None: the best.
+
+    Raises:
+        NoCompiler: there is no C compiler.
+        LutlabError: no kernel takes the group size, or the weight is not packed for these tables and instructions.
+    """
+    isa = isa or weight.instructions()
+    source = weight.source(isa, tables)
+    built = _library(source.text, source.library, isa)
+    return Kernel(built, source.variant, isa.name, DENSE_ROWS, prefetch_bytes(isa))
+
+
+@functools.cache
+def _library(text: str, name: str, isa: Isa) -> ctypes.CDLL:
+    """Once a process, with a compiler or without: launches ask whether they are of one library."""
+    return library.load(text, name, isa)
 
 
 def prefetch_bytes(isa: Isa) -> int:

@@ -1,4 +1,4 @@
-"""y[M, N] = x[M, K] W[N, K]^T on the CPU, W uniform codes (uniform_rows.py), converted and multiplied.
+"""y[M, N] = x[M, K] W[N, K]^T on the CPU, W uniform codes, converted and multiplied.
 
     y[m, n] = sum_groups scale ( sum_k codes[n, k] x[m, k]  -  zero_point sum_k x[m, k] )             QIGen Eq. 2
 
@@ -6,48 +6,258 @@ Codes become floats and meet float32 activations; codes of up to 4 bits on AVX2,
 activations as integers of 24 bits with one scale for the columns of a unit, whose sums are exact: both are in error by
 what float32 rounds at the size of the largest activations. A row of W is summed by one thread in a fixed order, so that
 y does not depend on the number of threads; it does, in its last bits, on the number of rows of x. Codes of 2 and 3 bits
-are faster as planes: formats/bcq_rows.pack_uniform.
+are faster as planes: bcq_gemv.
+
+The layout: blocks of 32 rows, one stream (rows/row_blocks.py draws panels and blocks).
+
+    unit = [scale: 32 rows] [zero_point: 32 rows int16] [word 0: 32 rows] [word 1: 32 rows] ...
+
+Codes of up to 4 bits take fields of 4, wider ones fields of 8; column j of a word is in field j, the lowest first:
+
+    4 bits: 8 columns a word      bit  31 ... 28 | 27 ... 24 | ... |  7 ... 4  |  3 ... 0
+                                  column    7    |     6     | ... |     1     |     0
+
+A code costs and, convert, FMA whatever its width, so that narrow ones are better run as planes (bcq_gemv): with
+AVX-512 a plane costs a quarter of that a code, with AVX2 a third. Codes of 4 bits on AVX2 meet 3 bytes of each
+activation instead, for few rows of x: vpmaddubsw multiplies and adds four times as many at once as an FMA.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
-from lutlab.kernels.codegen import library
-from lutlab.kernels.codegen.isa import Isa, detect
-from lutlab.kernels.cpu.rows.rows_gemv import C_NAMES, DENSE_ROWS, Kernel, prefetch_bytes
-from lutlab.kernels.cpu.uniform import uniform_source as uniform
+import torch
 
-if TYPE_CHECKING:
-    import torch
+from lutlab.errors import LutlabError
+from lutlab.formats.uniform import PackedUniform
+from lutlab.kernels.codegen import templates
+from lutlab.kernels.codegen.isa import Isa
+from lutlab.kernels.cpu import VERSIONS
+from lutlab.kernels.cpu.rows import row_blocks
+from lutlab.kernels.cpu.rows.linear import RowsOp
+from lutlab.kernels.cpu.rows.row_blocks import ROWS, Geometry
+from lutlab.kernels.cpu.rows.rows_gemv import C_NAMES, EXACT, RowsWeight, Source
+from lutlab.kernels.cpu.rows.tiles import tiles
+from lutlab.registry import register
+from lutlab.tensors import UniformTensor
 
-    from lutlab.kernels.cpu.uniform.uniform_rows import PackedUniformRows
-
+WORD = 32
+# A panel is wider than that of tables: of the activations themselves, more fit the cache.
+PANEL_COLUMNS = 1024
+# Codes packed at a time, so that what is made of them stays in the cache.
+CHUNK_CODES = 2**18
 FLOATS, INTEGERS = "uniform convert", "uniform int24"
 
-
-def source(packed: PackedUniformRows, isa: Isa) -> str:
-    """The C source for a weight."""
-    return uniform.source(isa, bits=packed.field_bits, scale=C_NAMES[packed.scale_dtype])
+# ---- the operation ----
 
 
-def kernel(packed: PackedUniformRows, isa: Isa | None = None) -> Kernel:
-    """The kernel for a weight, built now or before.
+@register("kernel", "uniform_gemv")
+class UniformGemv(RowsOp):
+    """Codes in fields of 4 or 8 bits, converted and multiplied."""
 
-    Raises:
-        NoCompiler: there is no C compiler.
+    version: ClassVar[int] = VERSIONS["uniform_gemv"]
+    name: ClassVar[str] = "uniform_gemv"
+    multiplies: ClassVar[str] = "format uniform"
+    formats: ClassVar[tuple[type, ...]] = (PackedUniform,)
+
+    def empty(self, packed: PackedUniform, tables: str) -> PackedUniformRows:
+        """See RowsOp."""
+        if packed.bits < 4:
+            raise LutlabError(f"q={packed.bits}: codes of 1 to 3 bits are faster as planes")
+        return empty(packed)
+
+
+# ---- the layout ----
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedUniformRows(RowsWeight):
+    """Uniform codes; scale_dtype: float16 or float32."""
+
+    scale_dtype: torch.dtype
+    panel_columns: int = PANEL_COLUMNS
+
+    @property
+    def field_bits(self) -> int:
+        """Bits that a code takes."""
+        return 4 if self.bits <= 4 else 8
+
+    @property
+    def word_columns(self) -> int:
+        """See RowsWeight."""
+        return WORD // self.field_bits
+
+    @property
+    def widths(self) -> list[int]:
+        """Bytes of the parts of a unit: scales, zero points, words."""
+        return [ROWS * self.scale_dtype.itemsize, ROWS * 2, self.geometry.unit_words * ROWS * 4]
+
+    def source(self, isa: Isa, tables: str = EXACT) -> Source:
+        """See RowsWeight."""
+        text = source(isa, bits=self.field_bits, scale=C_NAMES[self.scale_dtype])
+        variant = INTEGERS if integers(isa, self.field_bits) else FLOATS
+        return Source(text, f"uniform-{self.field_bits}", variant)
+
+    def filled(self, stored: PackedUniform) -> PackedUniformRows:
+        """See RowsWeight."""
+        tensor = stored.unpack()
+        row_blocks.check_finite(tensor.scale)
+        geo, rows = self.geometry, self.shape[0]
+        words = torch.empty(rows, geo.units * geo.unit_words, dtype=torch.int32)
+        step = max(1, CHUNK_CODES // geo.columns)
+        for first in range(0, rows, step):
+            words[first : first + step] = _words(tensor.codes[first : first + step], geo)
+        # [N, words] -> [blocks, 32, units, unit_words] -> [blocks, units, unit_words, 32]
+        words = row_blocks.lanes(words, rows).unflatten(2, (geo.units, -1)).permute(0, 2, 3, 1)
+        scales = [
+            row_blocks.lanes(geo.unit_scales(values)[..., 0], rows).permute(0, 2, 1)
+            for values in (tensor.scale, tensor.zero_point)
+        ]
+        return replace(self, stream=row_blocks.write(geo, rows, [*scales, words]))
+
+    def stored(self) -> PackedUniform:
+        """See RowsWeight."""
+        geo, rows = self.geometry, self.shape[0]
+        scales, zeros, words = row_blocks.read(self.stream, geo, rows, self.widths)
+        words = words.view(torch.int32).unflatten(2, (geo.unit_words, ROWS)).permute(0, 3, 1, 2)
+        words = words.flatten(0, 1).flatten(1)[:rows]
+        codes = torch.empty(words.shape, dtype=torch.int32).copy_(words).view(torch.uint8)
+        if self.field_bits == 4:
+            codes = torch.stack((codes & 15, codes >> 4), dim=2).flatten(1)
+        columns = geo.stored_columns()
+        codes = codes[:, columns >= 0]
+        scale, zero_point = (
+            geo.group_scales(values.view(dtype).permute(0, 2, 1).flatten(0, 1)[:rows].unsqueeze(2))
+            for values, dtype in ((scales, self.scale_dtype), (zeros, torch.int16))
+        )
+        scale, zero, g = scale.contiguous(), zero_point.contiguous(), self.group_size
+        return PackedUniform.pack(UniformTensor(codes, scale, zero, self.bits, g, self.order))
+
+
+def empty(packed: PackedUniform) -> PackedUniformRows:
+    """The layout of a weight, without its stream."""
+    return PackedUniformRows(
+        shape=packed.shape,
+        bits=packed.bits,
+        group_size=packed.group_size,
+        order=packed.order,
+        scale_dtype=packed.scale.dtype,
+    )
+
+
+def _words(codes: torch.Tensor, geo: Geometry) -> torch.Tensor:
+    """Codes [rows, K] uint8 -> words [rows, units * unit_words] int32."""
+    in_features = codes.shape[1]
+    if not geo.in_order:
+        codes = torch.nn.functional.pad(codes, (0, 1))
+        codes = codes.index_select(1, geo.stored_columns() % (in_features + 1))
+    elif geo.columns > in_features:
+        codes = torch.nn.functional.pad(codes, (0, geo.columns - in_features))
+    codes = codes.contiguous()
+    if geo.word_columns == 8:
+        # Two bytes of one code each, read as int16, are code 0 + 256 code 1: shifted by 4, the byte holds both.
+        pairs = codes.view(torch.int16)
+        codes = (pairs | pairs >> 4).to(torch.uint8)
+    return codes.view(torch.int32)
+
+
+# ---- the source ----
+
+# Vectors of 16 rows worked on together for 1, 2, ... rows of x at once, and sums under way at once.
+VECTORS = {"avx512": {1: 2, 2: 2, 4: 2, 8: 2}, "avx2": {1: 2, 2: 2, 4: 1}}
+PORTABLE_VECTORS = {1: 1, 4: 1}
+SUMS = {"avx512": 8, "avx2": 4}
+PORTABLE_SUMS = 1
+# Rows of x from which on codes become floats in L1 once, instead of once for every few rows of x.
+TILE_FROM = {"avx512": 9, "avx2": 12, "portable": 2}
+INTEGER_TILE_FROM = {"avx2": 32}
+# Eights of rows of W worked on together for 1, 2, ... rows of x at once, in integers.
+EIGHTS = {"avx2": {1: 2}}
+INTEGER_ROWS = 3  # of x at most; four at once cost less converted, as they share the conversion
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A loop over the words of a unit for m rows of x, a tile of vectors at a time, with `ways` sums for each."""
+
+    m: int
+    tiles: tuple[range, ...]
+    ways: int
+
+    def sum(self, vector: int, m: int, field: int) -> str:
+        """The variable that a field times row m of x is added to."""
+        return f"sum{vector}_{m}_{field % self.ways}"
+
+    def sums(self, tile: Sequence[int], m: int | None = None) -> list[str]:
+        """Variables of the sums of a tile, or of one row of x in it."""
+        rows = range(self.m) if m is None else (m,)
+        return [self.sum(v, i, way) for v in tile for i in rows for way in range(self.ways)]
+
+    def __repr__(self) -> str:
+        """As the head of the source shows it."""
+        return f"{self.m} x {len(self.tiles[0])} vectors x {self.ways} sums"
+
+
+@dataclass(frozen=True)
+class IntegerLoop:
+    """A loop over the words of a unit for m rows of x, `eights` times 8 rows of W at a time, in integers."""
+
+    m: int
+    eights: int
+
+    def sum(self, name: str, m: int, eight: int, digit: int) -> str:
+        """The variable that 8 rows' codes times a digit of row m of x are added to."""
+        return f"{name}{m}_{eight}_{digit}"
+
+    def sums(self, name: str) -> list[str]:
+        """All such variables."""
+        places = itertools.product(range(self.m), range(self.eights), range(3))
+        return [self.sum(name, *place) for place in places]
+
+    def __repr__(self) -> str:
+        """As the head of the source shows it."""
+        return f"{self.m} x {8 * self.eights} rows"
+
+
+def integers(isa: Isa, bits: int) -> bool:
+    """Whether activations become integers (kernels/cpu/uniform/digits.c)."""
+    return isa.name in EIGHTS and bits == 4
+
+
+@templates.kept
+def source(isa: Isa, *, bits: int, scale: str) -> str:
+    """C source.
+
+    Args:
+        isa: the instructions to write it in.
+        bits: of a field, 4 or 8.
+        scale: f16 or f32, what scales are stored in.
     """
-    isa = isa or detect()
-    built = library.load(source(packed, isa), f"uniform-{packed.field_bits}", isa)
-    variant = INTEGERS if uniform.integers(isa, packed.field_bits) else FLOATS
-    return Kernel(built, variant, isa.name, DENSE_ROWS, prefetch_bytes(isa))
+    vectors = dict(VECTORS.get(isa.name, PORTABLE_VECTORS))
+    template, tile_from, more = "uniform/gemv.c", TILE_FROM, {}
+    if integers(isa, bits):
+        eights = EIGHTS[isa.name]
+        vectors = {m: count for m, count in vectors.items() if m > INTEGER_ROWS}
+        template, tile_from = "uniform/digits.c", INTEGER_TILE_FROM
+        more["integer_loops"] = [IntegerLoop(m, count) for m, count in eights.items()]
+    size = {"f16": 2, "f32": 4}[scale]
+    return templates.render(
+        template,
+        simd=isa.name if isa.name in VECTORS else "portable",
+        bits=bits,
+        scale=scale,
+        scale_size=size,
+        scale_bytes=32 * size,
+        loops=[_loop(m, count, SUMS.get(isa.name, PORTABLE_SUMS)) for m, count in vectors.items()],
+        batches=sorted({*vectors, *(loop.m for loop in more.get("integer_loops", ()))}),
+        **more,
+        **tiles(isa, tile_from),
+    )
 
 
-def gemv(
-    x: torch.Tensor,
-    packed: PackedUniformRows,
-    out: torch.Tensor | None = None,
-    threads: int | None = None,
-) -> torch.Tensor:
-    """The product x [..., K] -> y [..., N], as rows_gemv.Kernel.gemv, with the best kernel of this CPU."""
-    return kernel(packed).gemv(x, packed, out, threads)
+def _loop(m: int, vectors: int, sums: int) -> Loop:
+    tiles = tuple(range(first, first + vectors) for first in range(0, 2, vectors))
+    return Loop(m, tiles, max(1, sums // (vectors * m)))
