@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from lutlab import registry
 from lutlab.errors import LutlabError
+from lutlab.lazy import torch
 
 if TYPE_CHECKING:
-    import torch
-
     from lutlab.formats.contract import Format
 
 

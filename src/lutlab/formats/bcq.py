@@ -25,16 +25,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from lutlab.errors import LutlabError, nearest
 from lutlab.formats.contract import Choice, Format, check_layout, dtype_name
 from lutlab.groups import check_bits, group_count, group_length
+from lutlab.lazy import torch
 from lutlab.registry import register
 from lutlab.tensors import BCQTensor, UniformTensor
-
-if TYPE_CHECKING:
-    import torch
 
 WORD = 32
 # Eight codes are handled as one int64, one code a byte, the lowest byte first on every machine torch runs on.
@@ -76,8 +74,6 @@ class PackedBCQ(Format):
 
         Gradients pass to alpha and offset where these ask for them.
         """
-        import torch
-
         rows, in_features = self.shape
         out = torch.empty(rows, in_features, dtype=torch.float32, device=self.planes.device)
         group = torch.arange(in_features, device=out.device)
@@ -93,8 +89,6 @@ class PackedBCQ(Format):
 
     def _codewords(self, at: slice) -> torch.Tensor:
         """The 2^q values a weight of each group can have: [rows, G, 2^q] float32, in the order of codes."""
-        import torch
-
         alpha = self.alpha[:, at].double().unsqueeze(3)
         words = torch.zeros_like(alpha[0])
         if self.offset is not None:
@@ -140,8 +134,6 @@ class PackedBCQ(Format):
         cls, layout: Mapping[str, Any], device: torch.device | str = "cpu"
     ) -> PackedBCQ:
         """An empty weight; see Format."""
-        import torch
-
         check_layout(
             layout,
             {
@@ -183,8 +175,6 @@ class PackedBCQ(Format):
 
 def pack(tensor: BCQTensor) -> PackedBCQ:
     """Codes [N, K] uint8 to planes; alpha and offset as they are."""
-    import torch
-
     rows, in_features = tensor.codes.shape
     words = -(-in_features // WORD)
     planes = torch.empty(tensor.bits, rows, words, dtype=torch.int32, device=tensor.codes.device)
@@ -201,8 +191,6 @@ def pack(tensor: BCQTensor) -> PackedBCQ:
 
 def unpack(packed: PackedBCQ) -> BCQTensor:
     """The inverse of pack, bit for bit."""
-    import torch
-
     rows, in_features = packed.shape
     codes = torch.empty(rows, in_features, dtype=torch.uint8, device=packed.planes.device)
     for at in _row_chunks(rows, in_features):
@@ -221,8 +209,6 @@ def from_uniform(tensor: UniformTensor) -> BCQTensor:
     Raises:
         LutlabError: a scale is inf or nan, or some 2^(b-1) s is not a float32 either.
     """
-    import torch
-
     q = check_bits(tensor.bits)
     scale = tensor.scale.double()
     if not torch.isfinite(scale).all():
@@ -286,8 +272,6 @@ def _row_chunks(rows: int, in_features: int) -> list[slice]:
 
 def _codes(planes: torch.Tensor, in_features: int) -> torch.Tensor:
     """Planes [q, rows, W] int32 -> codes [rows, K] uint8."""
-    import torch
-
     octet = torch.arange(256, dtype=torch.uint8, device=planes.device).unsqueeze(1)
     place = torch.arange(8, dtype=torch.uint8, device=planes.device)
     spread = ((octet >> place) & 1).view(torch.int64).view(-1)  # octet -> eight bytes of one bit

@@ -10,12 +10,8 @@ values [rows, columns] in 0 .. 2^q-1 -> words [rows, ceil(columns * q / 32)] int
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from lutlab.groups import check_bits
-
-if TYPE_CHECKING:
-    import torch
+from lutlab.lazy import torch
 
 WORD = 32
 # Values handled at a time: temporaries stay in a core's cache, and are too small for torch to share out among threads.
@@ -24,8 +20,6 @@ CHUNK_VALUES = 2**17
 
 def pack_words(values: torch.Tensor, q: int) -> torch.Tensor:
     """Integers [rows, columns] in 0 .. 2^q-1 -> words [rows, ceil(columns * q / 32)] int32."""
-    import torch
-
     rows, columns = values.shape
     words = torch.empty(rows, -(-columns * q // WORD), dtype=torch.int32, device=values.device)
     step = max(1, CHUNK_VALUES // columns)
@@ -43,8 +37,6 @@ def pack_words(values: torch.Tensor, q: int) -> torch.Tensor:
 
 def unpack_words(words: torch.Tensor, q: int, columns: int) -> torch.Tensor:
     """The inverse of pack_words: [rows, columns] uint8."""
-    import torch
-
     rows = len(words)
     values = torch.empty(rows, columns, dtype=torch.uint8, device=words.device)
     missing = -(-columns // WORD) * check_bits(q) - words.shape[1]
@@ -63,24 +55,18 @@ def unpack_words(words: torch.Tensor, q: int, columns: int) -> torch.Tensor:
 
 def pack_stream(values: torch.Tensor, q: int) -> torch.Tensor:
     """All values of a tensor in one stream: [ceil(count * q / 32)] int32."""
-    import torch
-
     flat = torch.nn.functional.pad(values.flatten(), (0, -values.numel() % WORD))
     return pack_words(flat.view(-1, WORD), q).view(-1)[: -(-values.numel() * q // WORD)].clone()
 
 
 def unpack_stream(words: torch.Tensor, q: int, count: int) -> torch.Tensor:
     """The inverse of pack_stream: [count] int16."""
-    import torch
-
     whole = torch.nn.functional.pad(words, (0, -len(words) % q)).view(-1, q)
     return unpack_words(whole, q, WORD).view(-1)[:count].to(torch.int16)
 
 
 def in_order(values: torch.Tensor) -> torch.Tensor:
     """A clone whose bytes can be viewed: contiguous() keeps odd strides where a dimension is 1."""
-    import torch
-
     return values.clone(memory_format=torch.contiguous_format)
 
 

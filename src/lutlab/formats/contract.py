@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from lutlab.errors import LutlabError, nearest
+from lutlab.lazy import torch
 
 if TYPE_CHECKING:
     from typing import Self  # of Python 3.11, for type checkers only
 
-    import torch
 
 Choice = bool | int | str | None
 

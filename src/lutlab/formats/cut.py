@@ -17,21 +17,17 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from lutlab.errors import LutlabError
 from lutlab.formats import bcq, code_words, mixed_parts
 from lutlab.formats.bcq import PackedBCQ
+from lutlab.formats.contract import Format
 from lutlab.formats.dense import PackedDense
 from lutlab.formats.mixed import PackedMixed
 from lutlab.formats.uniform import PackedUniform
 from lutlab.groups import group_length
+from lutlab.lazy import torch
 from lutlab.tensors import BCQTensor
-
-if TYPE_CHECKING:
-    import torch
-
-    from lutlab.formats.contract import Format
 
 WORD = code_words.WORD
 _LEAST = 8  # weights of a group, as groups.check_group_size has it
@@ -194,15 +190,11 @@ def _(packed: PackedDense, span: range) -> PackedDense:
 
 
 def _rows(values: torch.Tensor, spans: Sequence[range], dim: int = 0) -> torch.Tensor:
-    import torch
-
     return torch.cat([values.narrow(dim, s.start, len(s)) for s in spans], dim)
 
 
 def _copy(values: torch.Tensor | None) -> torch.Tensor | None:
     """Contiguous, and of storage of its own: a view would keep the whole alive."""
-    import torch
-
     return None if values is None else values.clone(memory_format=torch.contiguous_format)
 
 

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from lutlab.formats.contract import Choice, Format, check_layout, dtype_name
+from lutlab.lazy import torch
 from lutlab.registry import register
 from lutlab.tensors import DenseTensor
-
-if TYPE_CHECKING:
-    import torch
 
 
 @register("format", "dense")
@@ -66,8 +64,6 @@ class PackedDense(Format):
         cls, layout: Mapping[str, Any], device: torch.device | str = "cpu"
     ) -> PackedDense:
         """An empty weight; see Format."""
-        import torch
-
         check_layout(layout, {"weight_dtype": ("float16", "float32")})
         shape = layout["out_features"], layout["in_features"]
         dtype = getattr(torch, layout["weight_dtype"])

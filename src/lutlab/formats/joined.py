@@ -7,15 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from lutlab.errors import LutlabError
 from lutlab.formats import code_words
 from lutlab.formats.bcq import PackedBCQ
+from lutlab.formats.contract import Format
 from lutlab.formats.uniform import PackedUniform
-
-if TYPE_CHECKING:
-    from lutlab.formats.contract import Format
+from lutlab.lazy import torch
 
 
 def joined(parts: Sequence[Format]) -> Format:
@@ -27,8 +25,6 @@ def joined(parts: Sequence[Format]) -> Format:
     Raises:
         LutlabError: of other formats, or their layouts or orders of columns differ.
     """
-    import torch
-
     first, *others = parts
     if not isinstance(first, PackedUniform | PackedBCQ):
         raise LutlabError(

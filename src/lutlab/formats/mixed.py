@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from lutlab.errors import LutlabError
 from lutlab.formats import mixed_blocks, mixed_streams
@@ -25,11 +25,9 @@ from lutlab.formats.contract import Choice, Format, check_layout, dtype_name
 from lutlab.formats.mixed_average import average
 from lutlab.formats.mixed_groups import count_widths, second_order, spread
 from lutlab.groups import blocks
+from lutlab.lazy import torch
 from lutlab.registry import register
 from lutlab.tensors import MIXED_WIDTHS, SCALE_BITS, MixedTensor
-
-if TYPE_CHECKING:
-    import torch
 
 # Bits of the codes, and so of the zero points, of groups that have a scale a row.
 _WIDE = MIXED_WIDTHS[-1]
@@ -52,8 +50,6 @@ _NAMES = (
 
 def decoded(tensor: MixedTensor) -> torch.Tensor:
     """W [N, K] float32 of a tensor, exact: a scale has 16 significant bits, a level 5."""
-    import torch
-
     scale, zero = (of_groups[:, :, None] for of_groups in tensor.first_order())
     out = torch.empty(tensor.codes.shape, dtype=torch.float32, device=tensor.codes.device)
     for columns, groups, codes in blocks(tensor.codes, tensor.group_size):
@@ -108,8 +104,6 @@ class PackedMixed(Format):
         Raises:
             LutlabError: a scale or an outlier is inf or nan, a row is too long, or an aligned tensor fits no blocks.
         """
-        import torch
-
         rows, columns = tensor.codes.shape
         if columns > MAX_COLUMNS:
             raise LutlabError(
@@ -146,8 +140,6 @@ class PackedMixed(Format):
 
     def unpack(self) -> MixedTensor:
         """The inverse of pack, bit for bit."""
-        import torch
-
         rows, columns = self.shape
         held, by_row = self.buffers, self.row_scale is not None
         if self.aligned:
@@ -224,8 +216,6 @@ class PackedMixed(Format):
         cls, layout: Mapping[str, Any], device: torch.device | str = "cpu"
     ) -> PackedMixed:
         """An empty weight; see Format."""
-        import torch
-
         of_width = _checked(layout)
         rows, g, by_row = layout["out_features"], layout["g"], layout["wide_scale"] == "row"
         bands = -(-rows // layout["g2"])

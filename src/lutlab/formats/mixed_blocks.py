@@ -21,17 +21,11 @@ paper's Eq. 10, since clipping saves 32 bits. Rows add 20 / K for their 4-bit gr
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from lutlab.errors import LutlabError
 from lutlab.formats.code_words import pack_words, unpack_words
 from lutlab.formats.mixed_groups import by_channel, by_width, spread
-from lutlab.tensors import BLOCK_GROUP, BLOCK_SCALE_BITS, fill_blocks
-
-if TYPE_CHECKING:
-    import torch
-
-    from lutlab.tensors import MixedTensor
+from lutlab.lazy import torch
+from lutlab.tensors import BLOCK_GROUP, BLOCK_SCALE_BITS, MixedTensor, fill_blocks
 
 NARROW = len(BLOCK_SCALE_BITS)  # groups of 2 bits of a block: a, b, c
 _SCALE_AT, _ZERO_AT, _SECOND_AT = (6, 10, 13), (0, 2, 4), (0, 4, 8)
@@ -43,8 +37,6 @@ def pack(tensor: MixedTensor) -> dict[str, torch.Tensor]:
     Raises:
         LutlabError: the tensor's groups or scale codes do not fit blocks.
     """
-    import torch
-
     narrow = tensor.widths == 2
     scale_code = tensor.scale_code[:, narrow]
     fits = (
@@ -91,8 +83,6 @@ def unpack(
 
 def pack_codes(narrow: torch.Tensor, wide: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Codes of 2 bits [N, T * 48] and of 4 bits [N, T * 16], uint8 -> blocks [N, T, 4], apart [N, T], int32."""
-    import torch
-
     rows, blocks = len(narrow), wide.shape[1] // BLOCK_GROUP
     first = pack_words(narrow, 2).view(rows, blocks, NARROW)
     second = pack_words(wide, 4).view(rows, blocks, 2)
@@ -101,8 +91,6 @@ def pack_codes(narrow: torch.Tensor, wide: torch.Tensor) -> tuple[torch.Tensor, 
 
 def unpack_codes(blocks: torch.Tensor, apart: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The inverse of pack_codes."""
-    import torch
-
     rows, count = apart.shape
     narrow = blocks[..., :NARROW].reshape(rows, -1)
     wide = torch.stack((blocks[..., NARROW], apart), dim=2).view(rows, -1)
@@ -133,8 +121,6 @@ def unpack_scale_zero(words: torch.Tensor) -> torch.Tensor:
 
 def _fields(*parts: tuple[torch.Tensor, tuple[int, ...]]) -> torch.Tensor:
     """Values [rows, 3T] at their bits of [rows, T] int16."""
-    import torch
-
     word = 0
     for values, places in parts:
         of_block = values.to(torch.int32).view(len(values), -1, NARROW)
@@ -145,8 +131,6 @@ def _fields(*parts: tuple[torch.Tensor, tuple[int, ...]]) -> torch.Tensor:
 
 def _values(words: torch.Tensor, places: tuple[int, ...], bits: tuple[int, ...]) -> torch.Tensor:
     """The inverse of _fields for one of its parts."""
-    import torch
-
     wide = words.to(torch.int32)
     found = [wide >> at & (1 << length) - 1 for at, length in zip(places, bits, strict=True)]
     return torch.stack(found, dim=2).view(len(words), -1).to(torch.uint8)

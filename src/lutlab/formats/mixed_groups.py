@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
-from lutlab.tensors import MIXED_WIDTHS
-
-if TYPE_CHECKING:
-    import torch
-
-    from lutlab.tensors import MixedTensor
+from lutlab.lazy import torch
+from lutlab.tensors import MIXED_WIDTHS, MixedTensor
 
 
 def count_widths(widths: torch.Tensor) -> tuple[int, int, int]:
@@ -25,8 +20,6 @@ def second_order(widths: torch.Tensor, by_row: bool) -> torch.Tensor:
 
 def by_width(tensor: MixedTensor) -> dict[int, torch.Tensor]:
     """Width -> codes [N, G_w * g] uint8; columns beyond K are at their zero point, so that they decode to 0."""
-    import torch
-
     rows, columns = tensor.codes.shape
     g, groups = tensor.group_size, len(tensor.widths)
     codes = tensor.codes

@@ -8,13 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from lutlab.errors import LutlabError
+from lutlab.lazy import torch
 from lutlab.tensors import MixedTensor
-
-if TYPE_CHECKING:
-    import torch
 
 _OF_GROUPS = ("zero_point", "scale_code", "scale_zero", "scale_step")
 
@@ -25,8 +22,6 @@ def rows(tensor: MixedTensor, spans: Sequence[range]) -> MixedTensor:
     Raises:
         LutlabError: a span does not begin or end with a band.
     """
-    import torch
-
     band, total = tensor.scale_group, len(tensor.codes)
     for span in spans:
         _check("rows", span, band, total)
@@ -72,8 +67,6 @@ def columns(tensor: MixedTensor, span: range) -> MixedTensor:
 
 def _outliers(tensor: MixedTensor, span: range) -> dict[str, torch.Tensor]:
     """Those of a span of columns."""
-    import torch
-
     column = tensor.outlier_column
     inside = (column >= span.start) & (column < span.stop)
     row = torch.arange(len(tensor.codes), device=column.device)

@@ -9,8 +9,6 @@ Of each width w in rising order, each stream filled to a word, groups in the ord
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from lutlab.formats.code_words import WORD, pack_stream, pack_words, unpack_stream, unpack_words
 from lutlab.formats.mixed_groups import (
     by_channel,
@@ -19,12 +17,8 @@ from lutlab.formats.mixed_groups import (
     second_order,
     spread,
 )
-from lutlab.tensors import MIXED_WIDTHS, SCALE_BITS
-
-if TYPE_CHECKING:
-    import torch
-
-    from lutlab.tensors import MixedTensor
+from lutlab.lazy import torch
+from lutlab.tensors import MIXED_WIDTHS, SCALE_BITS, MixedTensor
 
 
 def words(count: int, bits: int) -> int:
@@ -43,8 +37,6 @@ def lengths(
 
 def pack(tensor: MixedTensor) -> dict[str, torch.Tensor]:
     """The four buffers of the module's drawing, by name."""
-    import torch
-
     second = second_order(tensor.widths, tensor.row_scale is not None)
     codes = [pack_words(values, w) for w, values in by_width(tensor).items() if values.shape[1]]
     zeros = [_stream(tensor.zero_point[:, (tensor.widths == w) & second], w) for w in MIXED_WIDTHS]
@@ -83,15 +75,11 @@ def unpack(
 
 def _stream(values: torch.Tensor, bits: int) -> torch.Tensor:
     """All values of a tensor, which may have none, in one stream of int32."""
-    import torch
-
     return pack_stream(values, bits) if values.numel() else values.new_empty(0, dtype=torch.int32)
 
 
 def _values(stream: torch.Tensor, bits: int, rows: int, columns: int) -> torch.Tensor:
     """The inverse of _stream: [rows, columns] uint8."""
-    import torch
-
     if not rows * columns:
         return stream.new_empty(rows, columns, dtype=torch.uint8)
     return unpack_stream(stream, bits, rows * columns).view(rows, columns).to(torch.uint8)

@@ -15,18 +15,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from lutlab.errors import LutlabError
 from lutlab.formats import bcq
 from lutlab.formats.code_words import WORD, pack_stream, pack_words, unpack_stream, unpack_words
 from lutlab.formats.contract import Choice, Format, check_layout, dtype_name
 from lutlab.groups import check_bits, group_count, group_length
+from lutlab.lazy import torch
 from lutlab.registry import register
 from lutlab.tensors import BCQTensor, UniformTensor
-
-if TYPE_CHECKING:
-    import torch
 
 # Weights dequantized at a time: the float64 temporaries stay in a core's cache.
 CHUNK_WEIGHTS = 2**17
@@ -63,8 +61,6 @@ class PackedUniform(Format):
         Raises:
             LutlabError: a scale is inf or nan.
         """
-        import torch
-
         bad = int((~torch.isfinite(tensor.scale)).sum())
         if bad:
             raise LutlabError(
@@ -98,8 +94,6 @@ class PackedUniform(Format):
     @property
     def zero_point(self) -> torch.Tensor:
         """[N, G] int16."""
-        import torch
-
         if self.qzero.dtype == torch.int16:
             return self.qzero
         groups = group_count(self.group_size, self.shape[1])
@@ -107,8 +101,6 @@ class PackedUniform(Format):
 
     def dequantize(self) -> torch.Tensor:
         """[N, K] float32, the nearest to scale * (codes - zero_point)."""
-        import torch
-
         rows, in_features = self.shape
         out = torch.empty(rows, in_features, dtype=torch.float32, device=self.qweight.device)
         group = torch.arange(in_features, device=out.device)
@@ -150,8 +142,6 @@ class PackedUniform(Format):
         cls, layout: Mapping[str, Any], device: torch.device | str = "cpu"
     ) -> PackedUniform:
         """An empty weight; see Format."""
-        import torch
-
         either = (False, True)
         check_layout(
             layout,
@@ -204,8 +194,6 @@ def to_uniform(tensor: BCQTensor) -> UniformTensor | None:
 
     A scale of 0 fits any zero_point and gets 0. scale is float16 where that is exact, else float32.
     """
-    import torch
-
     half = tensor.alpha[0].double()
     powers = 2.0 ** torch.arange(tensor.bits, dtype=torch.float64, device=half.device)
     offset = torch.zeros_like(half) if tensor.offset is None else tensor.offset.double()

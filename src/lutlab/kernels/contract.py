@@ -12,12 +12,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from lutlab.formats.contract import Format
+from lutlab.lazy import torch
+
 if TYPE_CHECKING:
     from typing import Self  # of Python 3.11, for type checkers only
-
-    import torch
-
-    from lutlab.formats.contract import Format
 
 
 class Execution(ABC):

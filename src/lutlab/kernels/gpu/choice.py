@@ -15,7 +15,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lutlab.kept import findings
 from lutlab.kept.caches import writable
@@ -23,9 +23,7 @@ from lutlab.kernels.codegen.library import cache_folder
 from lutlab.kernels.gpu import lut_gemv
 from lutlab.kernels.gpu.lut_gemv.variant import Case, Gpu
 from lutlab.kernels.gpu.short_names import full_name
-
-if TYPE_CHECKING:
-    import torch
+from lutlab.lazy import torch
 
 DENSE = "dense"  # dequantize, then cuBLAS
 MODEL, RACE = "by a model of bytes", "by a race on this machine"

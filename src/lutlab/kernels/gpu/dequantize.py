@@ -10,19 +10,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from lutlab.errors import LutlabError
+from lutlab.formats.bcq import PackedBCQ
 from lutlab.groups import group_length
 from lutlab.kernels.codegen import cuda
 from lutlab.kernels.gpu.lut_gemv import launcher
 from lutlab.kernels.gpu.lut_gemv.variant import Plan, Step
-
-if TYPE_CHECKING:
-    from lutlab.formats.bcq import PackedBCQ
 
 OUT_TYPES = {torch.float16: "__half", torch.bfloat16: "bfloat_t", torch.float32: "float"}
 SCALE_TYPES = {torch.float16: "__half", torch.float32: "float", torch.float64: "double"}

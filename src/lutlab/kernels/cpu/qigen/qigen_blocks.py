@@ -31,15 +31,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from lutlab.errors import LutlabError
 from lutlab.formats.code_words import pack_words, unpack_words
 from lutlab.groups import group_length
+from lutlab.lazy import torch
 from lutlab.tensors import UniformTensor
-
-if TYPE_CHECKING:
-    import torch
 
 # Outputs in a vector register of AVX2, 32 bits each; portable code keeps the same layout.
 LANES = 8
@@ -80,8 +77,6 @@ class PackedQIGen:
 
     def dequantize(self) -> torch.Tensor:
         """[N, K] float32: scale * (code - zero_point)."""
-        import torch
-
         tensor = unpack(self)
         length = group_length(self.group_size, self.shape[1])
         group = torch.arange(self.shape[1], device=self.words.device) // length
@@ -179,8 +174,6 @@ def pack(tensor: UniformTensor, blocks: Blocks) -> PackedQIGen:
         LutlabError: bits or group size that the layout lacks (`check_groups`), or blocks that cut units, groups or
             strips.
     """
-    import torch
-
     rows, in_features = tensor.codes.shape
     q, g = tensor.bits, tensor.group_size
     check_groups(q, g, in_features)

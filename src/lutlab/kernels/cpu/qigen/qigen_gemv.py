@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lutlab.errors import LutlabError
 from lutlab.groups import group_length
@@ -34,10 +34,8 @@ from lutlab.kernels.cpu.qigen import qigen_blocks as qigen
 from lutlab.kernels.cpu.qigen import qigen_model
 from lutlab.kernels.cpu.qigen.qigen_blocks import LANES, Blocks, PackedQIGen
 from lutlab.kernels.cpu.qigen.qigen_source import MicroKernel, groups_in_unit, micro_kernels, source
+from lutlab.lazy import torch
 from lutlab.tensors import UniformTensor
-
-if TYPE_CHECKING:
-    import torch
 
 log = logging.getLogger(__name__)
 # For a machine that has not been searched. The authors' own is m_u = 2, t_u = 4: as fast in most cases, but gcc spills
@@ -91,8 +89,6 @@ def parameters(
     Raises:
         LutlabError: bits or group size that QIGen has no kernel for.
     """
-    import torch
-
     qigen.check_groups(bits, group_size, shape[1])
     found = kernel or _searched().get(bits)
     kernel = found or DEFAULT
@@ -126,8 +122,6 @@ def gemv(x: torch.Tensor, packed: PackedQIGen, threads: int | None = None) -> to
         LutlabError: dtype, shape or device is another one.
         NoCompiler: there is no C compiler.
     """
-    import torch
-
     _check(x, packed, threads)
     in_features = packed.shape[1]
     x = x.detach()
@@ -148,8 +142,6 @@ def _arguments(
     flat: torch.Tensor, packed: PackedQIGen, threads: int
 ) -> tuple[list[torch.Tensor], list[int]]:
     """Buffers and sizes as kernels/cpu/qigen/gemv.c lists them; flat is x as [M, K]."""
-    import torch
-
     in_features, blocks = packed.shape[1], packed.blocks
     n_size, k_size = size = qigen.padded(packed.shape, packed.bits, blocks.t_u)
     flat = torch.nn.functional.pad(flat, (0, k_size - in_features)).contiguous()
@@ -166,8 +158,6 @@ def _arguments(
 
 def variant(packed: PackedQIGen, threads: int | None = None) -> str:
     """Name of the kernel that `gemv` runs, for a record."""
-    import torch
-
     cut = " ".join(f"{name}={value}" for name, value in asdict(packed.blocks).items())
     return (
         f"qigen q{packed.bits} g{packed.group_size} {cut}, {instructions().name}, "
@@ -188,8 +178,6 @@ def search(bits: int) -> dict[MicroKernel, float]:
     Returns:
         Nanoseconds a weight of each.
     """
-    import torch
-
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(1, _SEARCH_SIDE, generator=generator)
     runs = {}
@@ -246,8 +234,6 @@ def _checked(found: dict[str, Any]) -> dict[int, MicroKernel]:
 
 
 def _check(x: torch.Tensor, packed: PackedQIGen, threads: int | None) -> None:
-    import torch
-
     rows, in_features = packed.shape
     if x.dtype != torch.float32:
         raise LutlabError(
@@ -269,8 +255,6 @@ def _check(x: torch.Tensor, packed: PackedQIGen, threads: int | None) -> None:
 @functools.lru_cache(maxsize=256)
 def _tables(size: tuple[int, int], bits: int, blocks: Blocks) -> tuple[torch.Tensor, torch.Tensor]:
     """The schedule as the kernel reads it: [B, 3] and [P + 1] int64."""
-    import torch
-
     found, panels = qigen.schedule(size, bits, blocks)
     return torch.tensor(found, dtype=torch.int64), torch.tensor(panels, dtype=torch.int64)
 

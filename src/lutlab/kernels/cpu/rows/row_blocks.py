@@ -19,13 +19,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from lutlab.errors import LutlabError
 from lutlab.groups import group_length
-
-if TYPE_CHECKING:
-    import torch
+from lutlab.lazy import torch
 
 ROWS = 32
 PANEL_COLUMNS = 512
@@ -84,8 +81,6 @@ class Geometry:
 
     def stored_columns(self) -> torch.Tensor:
         """[columns] int64: the weight's column in each stored one, -1 where it is padding."""
-        import torch
-
         column = torch.arange(self.columns)
         if not self.in_order:
             in_group = self.unit_columns * self.pieces // self.groups_in_unit
@@ -97,8 +92,6 @@ class Geometry:
 
     def unit_scales(self, scales: torch.Tensor) -> torch.Tensor:
         """Scales [..., G] -> [..., units, groups_in_unit]: repeated for pieces, zeros behind the last group."""
-        import torch
-
         spread = scales.repeat_interleave(self.pieces, dim=-1)
         missing = self.units * self.groups_in_unit - spread.shape[-1]
         spread = torch.nn.functional.pad(spread, (0, missing))
@@ -140,8 +133,6 @@ def blocks_of(rows: int) -> int:
 
 def write(geo: Geometry, rows: int, parts: list[torch.Tensor]) -> torch.Tensor:
     """Numbers [blocks, units, ...], in the order they have in a unit -> the stream [bytes] uint8."""
-    import torch
-
     sizes = [part[0, 0].numel() * part.element_size() for part in parts]
     stream = torch.empty(blocks_of(rows) * geo.units * sum(sizes), dtype=torch.uint8)
     for panel, there in _panel_views(stream, geo, rows, sum(sizes)):
@@ -152,8 +143,6 @@ def write(geo: Geometry, rows: int, parts: list[torch.Tensor]) -> torch.Tensor:
 
 def read(stream: torch.Tensor, geo: Geometry, rows: int, widths: list[int]) -> list[torch.Tensor]:
     """The inverse of write: for each width, the part [blocks, units, width] uint8."""
-    import torch
-
     parts = [torch.empty(blocks_of(rows), geo.units, width, dtype=torch.uint8) for width in widths]
     for panel, there in _panel_views(stream, geo, rows, sum(widths)):
         for part, cut in zip(parts, there.split(widths, dim=2), strict=True):
@@ -172,8 +161,6 @@ def _panel_views(stream: torch.Tensor, geo: Geometry, rows: int, width: int):
 
 def lanes(values: torch.Tensor, rows: int) -> torch.Tensor:
     """[N, ...] of 2 or 4 byte numbers -> [blocks, 32, ...]: rows in blocks, zeros for the missing ones."""
-    import torch
-
     missing = blocks_of(rows) * ROWS - rows
     if missing:
         values = torch.cat((values, values.new_zeros(missing, *values.shape[1:])))
@@ -182,8 +169,6 @@ def lanes(values: torch.Tensor, rows: int) -> torch.Tensor:
 
 def channels(geo: Geometry, order: torch.Tensor | None) -> torch.Tensor | None:
     """[columns] int32: the input channel in each stored column, -1 for padding; None: channel j in column j."""
-    import torch
-
     if order is None and geo.in_order:
         return None
     column = geo.stored_columns()
@@ -199,8 +184,6 @@ def check_finite(*scales: torch.Tensor | None) -> None:
     Raises:
         LutlabError: a scale is inf or nan.
     """
-    import torch
-
     bad = sum(int((~torch.isfinite(s)).sum()) for s in scales if s is not None)
     if bad:
         raise LutlabError(

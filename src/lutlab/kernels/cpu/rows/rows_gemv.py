@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from lutlab.errors import LutlabError
+from lutlab.formats.contract import Format
 from lutlab.kernels import ran
 from lutlab.kernels.codegen import library
 from lutlab.kernels.codegen.isa import Isa, detect
@@ -27,7 +28,6 @@ from lutlab.kernels.cpu.rows.row_blocks import PANEL_COLUMNS, ROWS, blocks_of
 if TYPE_CHECKING:
     from typing import Self  # of Python 3.11, for type checkers only
 
-    from lutlab.formats.contract import Format
 
 EXACT = "exact"  # what tables hold, where nobody asks for less
 C_NAMES = {torch.float16: "f16", torch.float32: "f32", torch.int16: "i16"}

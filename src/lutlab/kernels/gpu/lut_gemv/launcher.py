@@ -13,19 +13,17 @@ import contextlib
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from lutlab.errors import LutlabError
+from lutlab.formats.bcq import PackedBCQ
+from lutlab.formats.uniform import PackedUniform
 from lutlab.kernels.codegen import cuda
 from lutlab.kernels.gpu import lut_gemv
 from lutlab.kernels.gpu.lut_gemv.variant import Gpu, Knobs, Plan, Step, Variant, Weight, case
-
-if TYPE_CHECKING:
-    from lutlab.formats.bcq import PackedBCQ
-    from lutlab.formats.uniform import PackedUniform
 
 ALIGNMENT = 16  # bytes, of x and y: kernels read and write vectors
 
