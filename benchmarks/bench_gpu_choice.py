@@ -33,7 +33,7 @@ from gpu_contestants import (
 from lutlab.errors import LutlabError
 from lutlab.formats.bcq import PackedBCQ
 from lutlab.formats.uniform import PackedUniform
-from lutlab.kernels.gpu import choice, lut_gemv
+from lutlab.kernels.gpu import choice, variants
 from lutlab.kernels.gpu.choice import Race
 from lutlab.kernels.gpu.lut_gemv import launcher
 from lutlab.kernels.gpu.lut_gemv.variant import case
@@ -62,8 +62,8 @@ def bound(
 ) -> dict[str, list[launcher.Product]]:
     """Every variant that takes the weight, with as many copies as make it cold."""
     here, found = launcher.gpu(launcher.device_of(DEVICE)), {}
-    for name in lut_gemv.PREFERENCE:
-        variant = lut_gemv.variant(name)
+    for variant in variants.preferred():
+        name = variant.name
         if variant.why_not(case(packed, dtype), here):
             continue
         found[name], _ = cold_products(packed, dtype, name)

@@ -34,7 +34,7 @@ from gpu_contestants import (
     through_dense,
 )
 
-from lutlab.kernels.gpu import lut_gemv
+from lutlab.kernels.gpu import variants
 from lutlab.measure.timing import Contestant, GpuTimer, gpu_copier, race
 
 # Fraction of the copy bandwidth on an H200, batch 1, g = 128: must, stretch.
@@ -80,7 +80,7 @@ def contest(
     for kind in KINDS:
         packed = draw(shape, q, g, kind == "uniform")
         weight = packed.dequantize()
-        names = ("uniform_mma", "optq") if kind == "uniform" else lut_gemv.VARIANTS
+        names = ("uniform_mma", "optq") if kind == "uniform" else variants.variants()
         for name in names:
             if one := ours(packed, x, name, kind):
                 found.append(checked(one, x, weight))

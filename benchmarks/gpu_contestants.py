@@ -22,7 +22,7 @@ from lutlab.formats.contract import Format
 from lutlab.formats.mixed import PackedMixed
 from lutlab.formats.uniform import PackedUniform
 from lutlab.kernels.dispatch import prepare
-from lutlab.kernels.gpu import lut_gemv
+from lutlab.kernels.gpu import variants
 from lutlab.kernels.gpu.dequantize import dequantize
 from lutlab.kernels.gpu.lut_gemv import launcher
 from lutlab.kernels.gpu.lut_gemv.variant import case
@@ -153,7 +153,7 @@ def ours(
 ) -> Entrant | None:
     """A variant with its copies; None where it does not take the weight."""
     here = launcher.gpu(launcher.device_of(DEVICE))
-    variant = lut_gemv.variant(name)
+    variant = variants.variant(name)
     if variant.why_not(case(packed, x.dtype, len(x)), here):
         return None
     products, size = cold_products(packed, x.dtype, name)

@@ -4,7 +4,8 @@
     @dataclass(frozen=True)
     class RTN: ...
 
-Families of models are data: their group holds instances, by `config.model_type` (models/contract.py).
+Families of models and variants of GPU kernels are data: their groups hold instances, by `config.model_type`
+(models/contract.py) and by name (kernels/gpu/variants.py).
 
 A group's modules are imported on first use, so that a new file in its package is found by being there. They take
 torch from lutlab.lazy: `python run.py --help` lists them without paying for it.
@@ -24,6 +25,8 @@ PACKAGES = {
     "method": "lutlab.quantizers",
     "format": "lutlab.formats",
     "kernel": "lutlab.kernels",
+    "lut_gemv": "lutlab.kernels.gpu.lut_gemv",
+    "mixed_gemv_gpu": "lutlab.kernels.gpu.mixed_gemv",
     "evaluator": "lutlab.evaluators",
     "family": "lutlab.models",
     "engine": "lutlab.generate",

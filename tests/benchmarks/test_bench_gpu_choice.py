@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.kernels.gpu import test_lut_gemv
 
-from lutlab.kernels.gpu import choice, lut_gemv
+from lutlab.kernels.gpu import choice, variants
 from lutlab.kernels.gpu.lut_gemv.variant import H200, Case
 
 gpu = test_lut_gemv.gpu
@@ -23,7 +23,8 @@ def small(gpu, monkeypatch, tmp_path):
     monkeypatch.setattr(bench, "ROWS", (1, 3))
     monkeypatch.setattr(bench, "clocks_of", lambda device: {})
     monkeypatch.setattr(gpu_contestants, "l2_bytes", lambda: 1)
-    monkeypatch.setattr(lut_gemv, "PREFERENCE", ("bit_planes", "lane_tables", "paper"))
+    some = [variants.variant(name) for name in ("bit_planes", "lane_tables", "paper")]
+    monkeypatch.setattr(variants, "preferred", lambda: some)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "a stand-in")
     monkeypatch.setenv("LUTLAB_CACHE", str(tmp_path / "cache"))
     return tmp_path

@@ -10,7 +10,7 @@ from tests.benchmarks.cpu_for_gpu import stand_in
 from tests.kernels.gpu import test_lut_gemv
 
 from lutlab.errors import LutlabError
-from lutlab.kernels.gpu import lut_gemv
+from lutlab.kernels.gpu import variants
 
 gpu = test_lut_gemv.gpu
 LARGE = (64, 256)
@@ -24,7 +24,8 @@ def small(gpu, monkeypatch, tmp_path):
     monkeypatch.setattr(bench, "LARGE", LARGE)
     monkeypatch.setattr(bench, "FRACTIONS", {(LARGE, 3): (0.88, 0.94)})
     monkeypatch.setattr(bench, "BATCHES", (1, 2))
-    monkeypatch.setattr(lut_gemv, "VARIANTS", {n: lut_gemv.VARIANTS[n] for n in KERNELS})
+    some = {name: variants.variant(name) for name in KERNELS}
+    monkeypatch.setattr(variants, "variants", lambda op="lut_gemv": some)
     monkeypatch.setenv("LUTLAB_CACHE", str(tmp_path / "cache"))
     return tmp_path
 

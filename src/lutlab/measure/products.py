@@ -20,7 +20,7 @@ import re
 
 from lutlab.errors import LutlabError, nearest
 from lutlab.kernels.codegen import compiler
-from lutlab.kernels.gpu.short_names import full_name
+from lutlab.kernels.gpu.variants import full_name, preferred, variant, variants
 from lutlab.lazy import torch
 from lutlab.measure.drawn import MIXED
 from lutlab.specs import ProductRun, Shape
@@ -95,26 +95,23 @@ def obstacle(spec: ProductRun) -> str:
 
 def _check_variant(spec: ProductRun) -> None:
     """Raises LutlabError unless the kernel is a variant of the method's GPU kernel that has all the knobs."""
-    from lutlab.kernels.gpu import lut_gemv, mixed_gemv
-
     name = variant_of(spec.kernel)
-    own, other, example = lut_gemv, mixed_gemv, "paper"
-    if spec.method == MIXED:
-        own, other, example = mixed_gemv, lut_gemv, mixed_gemv.BEST
-    if name in other.VARIANTS:
+    ops = ("mixed_gemv_gpu", "lut_gemv") if spec.method == MIXED else ("lut_gemv", "mixed_gemv_gpu")
+    own, other = map(variants, ops)
+    if name in other:
         raise LutlabError(
             f"kernel={spec.kernel} does not multiply weights of method={spec.method}: take kernel=auto, or one of "
-            f"{', '.join(own.VARIANTS)}"
+            f"{', '.join(own)}"
         )
-    if name not in own.VARIANTS and spec.kernel in KERNELS:
+    if name not in own and spec.kernel in KERNELS:
         knob = spec.knobs[0][0]
         raise LutlabError(
-            f"kernel={spec.kernel} has no knob '{knob}': name a variant, as kernel={example}"
+            f"kernel={spec.kernel} has no knob '{knob}': name a variant, as kernel={preferred(ops[0])[-1].name}"
         )
-    if name not in own.VARIANTS:
-        known = {*KERNELS, *ABSENT, "tensor_parallel_2", *own.VARIANTS}
+    if name not in own:
+        known = {*KERNELS, *ABSENT, "tensor_parallel_2", *own}
         raise LutlabError(f"unknown kernel '{spec.kernel}': {nearest(spec.kernel, known)}")
-    own.variant(name).with_knobs(dict(spec.knobs))
+    variant(name, ops[0]).with_knobs(dict(spec.knobs))
 
 
 def variant_of(kernel: str) -> str | None:

@@ -7,7 +7,7 @@ import torch
 
 from lutlab.errors import LutlabError
 from lutlab.kept.files import sealed, unsealed
-from lutlab.kernels.gpu import choice, lut_gemv
+from lutlab.kernels.gpu import choice, variants
 from lutlab.kernels.gpu.choice import DENSE, MODEL, RACE, Race, choose, keep
 from lutlab.kernels.gpu.lut_gemv.variant import H200, Case
 
@@ -46,7 +46,7 @@ def test_the_model_prefers_who_takes_the_fewest_readings():
 @pytest.mark.parametrize("x", [F16, F32])
 def test_the_model_counts_bytes(q, x):
     dense = q / 8 + 2 * x.itemsize
-    batch = lut_gemv.VARIANTS["half_bits"].batch(product(x=x))
+    batch = variants.variant("half_bits").batch(product(x=x))
     for m in range(9, 600, 7):
         kernel = -(-m // batch) * q / 8
         assert (model(m=m, q=q, x=x) == DENSE) == (kernel > dense)

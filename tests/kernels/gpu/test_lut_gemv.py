@@ -19,10 +19,9 @@ from tests.kernels.weights import uniform_tensor
 from lutlab.errors import LutlabError
 from lutlab.formats import bcq
 from lutlab.kernels.codegen import cuda
-from lutlab.kernels.gpu import lut_gemv
+from lutlab.kernels.gpu import variants
 from lutlab.kernels.gpu.lut_gemv import launcher, paper
 from lutlab.kernels.gpu.lut_gemv.variant import GPUS, H200, RTX_3090, Case, case
-from lutlab.kernels.gpu.short_names import SHORT_NAMES
 
 # ---- reference ----
 
@@ -62,22 +61,31 @@ def a_case(**changes):
 
 
 def test_the_first_that_takes_a_case_is_chosen_and_named(monkeypatch):
-    monkeypatch.setattr(lut_gemv, "PREFERENCE", ("lane_tables", "paper"))
+    some = [variants.variant(name) for name in ("lane_tables", "paper")]
+    monkeypatch.setattr(variants, "preferred", lambda: some)
     for gpu in GPUS:
-        assert lut_gemv.choose(a_case(), gpu).name == "lane_tables"
-        assert lut_gemv.choose(a_case(group_size=40), gpu).name == "paper"
+        assert variants.choose(a_case(), gpu).name == "lane_tables"
+        assert variants.choose(a_case(group_size=40), gpu).name == "paper"
 
 
-def test_every_variant_has_its_name_and_its_place():
-    assert set(lut_gemv.PREFERENCE) == set(lut_gemv.VARIANTS) - {"optq"}
-    assert all(name == variant.name for name, variant in lut_gemv.VARIANTS.items())
-
-
-def test_a_short_name_is_another_word_for_a_variant():
-    assert list(SHORT_NAMES) == ["r0", "r3", "r4", "r5", "r6"]
-    assert ["optq", *SHORT_NAMES.values()] == list(lut_gemv.VARIANTS)
-    for short, name in SHORT_NAMES.items():
-        assert lut_gemv.variant(short) is lut_gemv.variant(name)
+def test_every_variant_declares_its_names_and_its_place():
+    found = variants.variants()
+    assert {name: one.short for name, one in found.items()} == {
+        "optq": "",
+        "paper": "r0",
+        "lane_tables": "r3",
+        "bit_planes": "r4",
+        "uniform_mma": "r5",
+        "half_bits": "r6",
+    }
+    best = ["uniform_mma", "bit_planes", "lane_tables", "half_bits", "paper"]
+    assert [one.name for one in variants.preferred()] == best
+    assert [one.name for one in variants.preferred("mixed_gemv_gpu")] == ["mixed_async"]
+    assert sorted(variants.variants("mixed_gemv_gpu")) == ["mixed_async", "mixed_sync"]
+    for name, one in found.items():
+        assert variants.variant(name) is variants.variant(one.short or name) is one
+        assert variants.full_name(one.short or name) == variants.full_name(name) == name
+    assert variants.full_name("r1") == "r1"
 
 
 def test_nothing_takes_an_old_gpu_and_every_reason_is_told():
@@ -86,29 +94,29 @@ def test_nothing_takes_an_old_gpu_and_every_reason_is_told():
         LutlabError,
         match=r"lane_tables: the GPU is sm_75: lane_tables needs sm_80.*paper: the GPU is sm_75",
     ):
-        lut_gemv.choose(a_case(), old)
+        variants.choose(a_case(), old)
 
 
 def test_what_does_not_exist_is_refused_in_words():
     with pytest.raises(LutlabError, match=r"no kernel variant 'r9': .*known: "):
-        lut_gemv.variant("r9")
+        variants.variant("r9")
     with pytest.raises(LutlabError, match="paper has no knob 'lut': did you mean 'luts'"):
-        lut_gemv.variant("paper").plan_for(a_case(), H200, {"lut": 3})
+        variants.variant("paper").plan_for(a_case(), H200, {"lut": 3})
     with pytest.raises(LutlabError, match=r"mu=9: a table has 2\^mu entries"):
-        lut_gemv.variant("paper").plan_for(a_case(), H200, {"mu": 9})
+        variants.variant("paper").plan_for(a_case(), H200, {"mu": 9})
     knobs = {"table": "float"}
     with pytest.raises(
         LutlabError, match="131072 bytes of shared memory a block, sm_86 has 101376"
     ):
-        lut_gemv.variant("lane_tables").plan_for(a_case(columns=4096), RTX_3090, knobs)
+        variants.variant("lane_tables").plan_for(a_case(columns=4096), RTX_3090, knobs)
     with pytest.raises(LutlabError, match="blocks for 70000 rows of x and K=256"):
-        lut_gemv.variant("lane_tables").plan_for(a_case(m=70_000), H200)
+        variants.variant("lane_tables").plan_for(a_case(m=70_000), H200)
     with pytest.raises(
         LutlabError, match=r"x is torch.int8: the GPU kernels take float16, bfloat16 and float32"
     ):
         case(weight(4, 32, 1, -1), torch.int8)
     with pytest.raises(LutlabError, match=r"x is torch.bfloat16: paper computes in the dtype of x"):
-        lut_gemv.variant("paper").plan_for(a_case(x=torch.bfloat16), H200)
+        variants.variant("paper").plan_for(a_case(x=torch.bfloat16), H200)
 
 
 # ---- launcher, with a GPU of this test's own making ----
@@ -337,6 +345,6 @@ def test_importing_needs_no_gpu_and_no_cupy():
 
 @cuda_on_host.needs_nvrtc
 def test_every_source_that_is_compiled_is_kept_beside_its_cubin():
-    plan = lut_gemv.variant("paper").plan_for(a_case(), H200)
+    plan = variants.variant("paper").plan_for(a_case(), H200)
     text = cuda.source(plan.file, plan.parameters)
     assert (cuda.build(text, "test", "sm_90").path.parent / "kernel.cu").read_text() == text

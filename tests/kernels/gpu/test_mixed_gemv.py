@@ -13,13 +13,14 @@ from tests.mixed_weights import mixed_tensor
 
 from lutlab.errors import LutlabError
 from lutlab.formats.mixed import PackedMixed
-from lutlab.kernels.gpu import mixed_gemv
+from lutlab.kernels.gpu import variants
 from lutlab.kernels.gpu.lut_gemv import launcher
 from lutlab.kernels.gpu.lut_gemv.variant import A100, GPUS, H200
 from lutlab.kernels.gpu.mixed_gemv import mixed_tiles
 from lutlab.kernels.gpu.mixed_gemv.product import MixedCase
 
-ASYNC, SYNC = mixed_gemv.VARIANTS.values()
+OP = "mixed_gemv_gpu"
+ASYNC, SYNC = (variants.variant(name, OP) for name in ("mixed_async", "mixed_sync"))
 ERRORS = {F16: 2.5e-4, BF16: 2e-3, F32: 1e-6}
 SMALL = {"warps": 2}
 
@@ -245,7 +246,7 @@ def test_refuses(knobs, x, why):
 
 def test_what_does_not_exist_is_refused_in_words():
     with pytest.raises(LutlabError, match="no kernel variant 'mixed': did you mean 'mixed_"):
-        mixed_gemv.variant("mixed")
+        variants.variant("mixed", OP)
     with pytest.raises(LutlabError, match="mixed_sync has no knob 'stages'"):
         SYNC.plan_for(a_case(), H200, {"stages": 3})
     with pytest.raises(LutlabError, match=r"x is torch.int8: the GPU kernels take float16"):
@@ -258,10 +259,10 @@ def test_what_does_not_exist_is_refused_in_words():
 @pytest.mark.gpu
 @pytest.mark.parametrize(("rows", "columns"), [(1, 32), (129, 97), (1023, 1056), (4096, 11008)])
 @pytest.mark.parametrize("dtype", [F16, BF16, F32], ids=str)
-@pytest.mark.parametrize("name", mixed_gemv.VARIANTS)
+@pytest.mark.parametrize("name", variants.variants(OP))
 @pytest.mark.parametrize("aligned", [True, False])
 def test_on_a_gpu(aligned, name, dtype, rows, columns):
-    variant = mixed_gemv.variant(name)
+    variant = variants.variant(name, OP)
     if aligned:
         packed = weight(rows, columns, rows * columns // 500)
     else:

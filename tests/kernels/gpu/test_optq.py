@@ -8,7 +8,7 @@ from tests.kernels.gpu.unpacked import of_optq
 from tests.kernels.weights import uniform_tensor
 
 from lutlab.formats.uniform import PackedUniform
-from lutlab.kernels.gpu import lut_gemv
+from lutlab.kernels.gpu import variants
 from lutlab.kernels.gpu.lut_gemv.optq import VARIANT
 from lutlab.kernels.gpu.lut_gemv.variant import H200, Case
 
@@ -54,8 +54,8 @@ def test_resources(gpu, q):
 
 
 def test_it_is_a_baseline():
-    assert lut_gemv.variant("optq") is VARIANT
-    assert "optq" not in lut_gemv.PREFERENCE
+    assert variants.variant("optq") is VARIANT
+    assert VARIANT not in variants.preferred()
 
 
 @pytest.mark.parametrize(

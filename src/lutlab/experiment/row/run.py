@@ -15,7 +15,7 @@ from lutlab.errors import LutlabError, nearest
 from lutlab.experiment.row.keys import default_of
 from lutlab.experiment.row.row import Data, Row
 from lutlab.groups import Width, whole
-from lutlab.kernels.gpu.short_names import full_name
+from lutlab.kernels.gpu.variants import full_name
 from lutlab.lazy import torch
 from lutlab.measure import products
 from lutlab.quantizers.contract import Calibrated, Method

@@ -121,13 +121,13 @@ _PARTS = {
     ),
     "kernel/lut_gemv": _Part(
         gpu.VERSIONS["lut_gemv"],
-        ("kernels/gpu/linear.py",),
+        ("kernels/gpu/linear.py", "kernels/gpu/lut_gemv/*.py"),
         _OF_KERNELS,
         (*_DISPATCH, _CUDA / "common.cuh", _CUDA / "lut_gemv", _CUDA / "dequantize" / "bcq.cu"),
     ),
     "kernel/mixed_gemv_gpu": _Part(
         gpu.VERSIONS["mixed_gemv_gpu"],
-        ("kernels/gpu/mixed_linear.py",),
+        ("kernels/gpu/mixed_linear.py", "kernels/gpu/mixed_gemv/*.py"),
         _OF_KERNELS,
         (
             *_DISPATCH,

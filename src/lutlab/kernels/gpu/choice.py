@@ -1,6 +1,6 @@
 """Choice of the kernel for m rows of x on a GPU: the winner of a race on this machine, or by a model of bytes.
 
-    a variant    ceil(m / its batch) readings of q/8 bytes a weight; of equals lut_gemv.PREFERENCE's first
+    a variant    ceil(m / its batch) readings of q/8 bytes a weight; of equals the best by rank
     dense        one reading of q/8, and a dense weight of e bytes an element written and read: q/8 + 2 e
 
 The model takes a GPU as bound by bytes: a variant with a batch of b rows gives way to dense from b (1 + 16 e / q) rows
@@ -20,9 +20,9 @@ from typing import Any
 from lutlab.kept import findings
 from lutlab.kept.caches import writable
 from lutlab.kernels.codegen.library import cache_folder
-from lutlab.kernels.gpu import lut_gemv
+from lutlab.kernels.gpu import variants
 from lutlab.kernels.gpu.lut_gemv.variant import Case, Gpu
-from lutlab.kernels.gpu.short_names import full_name
+from lutlab.kernels.gpu.variants import full_name
 from lutlab.lazy import torch
 
 DENSE = "dense"  # dequantize, then cuBLAS
@@ -72,8 +72,8 @@ def choose(case: Case, gpu: Gpu, name: str) -> tuple[str, str]:
     Raises:
         LutlabError: no variant takes the case.
     """
-    by_model = lut_gemv.choose(case, gpu)
-    takes = [n for n in lut_gemv.PREFERENCE if lut_gemv.VARIANTS[n].why_not(case, gpu) is None]
+    by_model = variants.choose(case, gpu)
+    takes = [one.name for one in variants.preferred() if one.why_not(case, gpu) is None]
     races = [race for race in _read(_path()) if race.like(name, case)]
     if races:
         nearest = min(races, key=lambda race: race.distance(case))

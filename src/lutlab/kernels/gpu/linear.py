@@ -22,7 +22,7 @@ from lutlab.errors import LutlabError
 from lutlab.formats.bcq import PackedBCQ
 from lutlab.formats.contract import Format
 from lutlab.formats.uniform import PackedUniform
-from lutlab.kernels.gpu import VERSIONS, choice, lut_gemv
+from lutlab.kernels.gpu import VERSIONS, choice, variants
 from lutlab.kernels.gpu.dequantize import dequantize
 from lutlab.kernels.gpu.execution import GpuExecution, GpuOp
 from lutlab.kernels.gpu.lut_gemv import launcher
@@ -50,7 +50,7 @@ class GpuLinear(GpuExecution):
 
     def variant_of(self, name: str) -> Variant:
         """See GpuExecution."""
-        return lut_gemv.variant(name)
+        return variants.variant(name)
 
     def best(self, rows: int, dtype: torch.dtype) -> tuple[str, str]:
         """By choice.py."""
@@ -95,7 +95,7 @@ class LutGemv(GpuOp):
         if not isinstance(packed, Stored):
             return "it multiplies formats bcq and uniform"
         try:
-            lut_gemv.choose(case(packed, torch.float32), launcher.gpu(launcher.device_of(device)))
+            variants.choose(case(packed, torch.float32), launcher.gpu(launcher.device_of(device)))
         except LutlabError as error:  # no GPU, an old one, no CuPy, no variant for the groups
             return str(error)
         return ""

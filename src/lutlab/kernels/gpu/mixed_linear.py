@@ -17,7 +17,7 @@ import torch
 from lutlab.errors import LutlabError
 from lutlab.formats.contract import Format
 from lutlab.formats.mixed import PackedMixed
-from lutlab.kernels.gpu import VERSIONS, choice, mixed_gemv
+from lutlab.kernels.gpu import VERSIONS, choice, variants
 from lutlab.kernels.gpu.execution import GpuExecution, GpuOp
 from lutlab.kernels.gpu.lut_gemv import launcher
 from lutlab.kernels.gpu.lut_gemv.variant import Variant, Weight
@@ -41,11 +41,11 @@ class MixedLinear(GpuExecution):
 
     def variant_of(self, name: str) -> Variant:
         """See GpuExecution."""
-        return mixed_gemv.variant(name)
+        return variants.variant(name, OP)
 
     def best(self, rows: int, dtype: torch.dtype) -> tuple[str, str]:
         """By choice.py's model of bytes: in readings of the weights."""
-        best = mixed_gemv.variant(mixed_gemv.BEST)
+        best = variants.preferred(OP)[0]
         readings = best.readings(best.case(self.stored, dtype, rows))
         dense = choice.dense_readings(dtype, self.stored.bits_per_weight)
         return (best.name if readings <= dense else choice.DENSE), choice.MODEL
@@ -69,7 +69,7 @@ class MixedLinear(GpuExecution):
         """The stored form of memory-aligned blocks, or the product's layout."""
         if self.stored.aligned:
             return self.stored
-        return self.weight_of(mixed_gemv.variant(mixed_gemv.BEST))
+        return self.weight_of(variants.preferred(OP)[0])
 
     @property
     def buffers(self) -> tuple[torch.Tensor, ...]:
@@ -96,7 +96,7 @@ class MixedGemvGpu(GpuOp):
             return "it multiplies format mixed"
         try:
             here = launcher.gpu(launcher.device_of(device))
-            best = mixed_gemv.variant(mixed_gemv.BEST)
+            best = variants.preferred(OP)[0]
             best.plan_for(best.case(packed, torch.float32), here)
         except LutlabError as error:  # no GPU, an old one, no CuPy, groups of other sizes
             return str(error)

@@ -29,6 +29,7 @@ from lutlab.kernels.gpu.lut_gemv.variant import (
     Space,
     Step,
     Variant,
+    declare,
 )
 
 FILE = "lut_gemv/bit_planes.cu"
@@ -181,20 +182,24 @@ def cheap(case: Case) -> int:
     return 3 if binary_tiles.cut(case.group_size, case.columns).parts == 1 else 1
 
 
-VARIANT = Variant(
-    name="bit_planes",
-    idea="x as bit planes on binary tensor cores",
-    knobs={
-        "x_bits": AUTO,
-        "tiles": AUTO,
-        "warps": AUTO,
-        "stages": AUTO,
-        "slices": AUTO,
-        "launches": AUTO,
-    },
-    pack=binary_tiles.pack,
-    unpack=binary_tiles.unpack,
-    refuses=refuses,
-    plan=plan,
-    batch=cheap,
+VARIANT = declare(
+    Variant(
+        name="bit_planes",
+        short="r4",
+        rank=2,
+        idea="x as bit planes on binary tensor cores",
+        knobs={
+            "x_bits": AUTO,
+            "tiles": AUTO,
+            "warps": AUTO,
+            "stages": AUTO,
+            "slices": AUTO,
+            "launches": AUTO,
+        },
+        pack=binary_tiles.pack,
+        unpack=binary_tiles.unpack,
+        refuses=refuses,
+        plan=plan,
+        batch=cheap,
+    )
 )

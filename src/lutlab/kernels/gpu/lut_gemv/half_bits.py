@@ -26,7 +26,16 @@ import functools
 from dataclasses import dataclass
 
 from lutlab.kernels.gpu.lut_gemv import binary_tiles
-from lutlab.kernels.gpu.lut_gemv.variant import Case, Gpu, Knobs, Plan, Space, Step, Variant
+from lutlab.kernels.gpu.lut_gemv.variant import (
+    Case,
+    Gpu,
+    Knobs,
+    Plan,
+    Space,
+    Step,
+    Variant,
+    declare,
+)
 
 FILE = "lut_gemv/half_bits.cu"
 AUTO = 0
@@ -191,13 +200,17 @@ def _cost(case: Case, gpu: Gpu, cut: _Cut) -> float:
     return -(-each // cut.blocks) * START + each * moved * slower
 
 
-VARIANT = Variant(
-    name="half_bits",
-    idea="bits as halves where they stand, tensor cores, 16 rows of x at once",
-    knobs={"slice": AUTO, "warps": AUTO, "turns": AUTO},
-    pack=binary_tiles.pack,
-    unpack=binary_tiles.unpack,
-    refuses=refuses,
-    plan=plan,
-    batch=most_at_once,
+VARIANT = declare(
+    Variant(
+        name="half_bits",
+        short="r6",
+        rank=4,
+        idea="bits as halves where they stand, tensor cores, 16 rows of x at once",
+        knobs={"slice": AUTO, "warps": AUTO, "turns": AUTO},
+        pack=binary_tiles.pack,
+        unpack=binary_tiles.unpack,
+        refuses=refuses,
+        plan=plan,
+        batch=most_at_once,
+    )
 )

@@ -35,6 +35,7 @@ from lutlab.kernels.gpu.lut_gemv.variant import (
     Step,
     Variant,
     Weight,
+    declare,
 )
 
 FILE = "lut_gemv/lane_tables.cu"
@@ -212,12 +213,16 @@ def _tiles(all_tiles: int, slices: int, blocks: int) -> int:
     return -(-all_tiles // max(1, blocks // slices))
 
 
-VARIANT = Variant(
-    name="lane_tables",
-    idea="every lane its own tables in its own bank: lookups without conflicts",
-    knobs={"threads": AUTO, "tiles": AUTO, "table": "auto"},
-    pack=pack,
-    unpack=unpack,
-    refuses=refuses,
-    plan=plan,
+VARIANT = declare(
+    Variant(
+        name="lane_tables",
+        short="r3",
+        rank=3,
+        idea="every lane its own tables in its own bank: lookups without conflicts",
+        knobs={"threads": AUTO, "tiles": AUTO, "table": "auto"},
+        pack=pack,
+        unpack=unpack,
+        refuses=refuses,
+        plan=plan,
+    )
 )

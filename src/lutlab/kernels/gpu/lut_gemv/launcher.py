@@ -22,7 +22,7 @@ from lutlab.errors import LutlabError
 from lutlab.formats.bcq import PackedBCQ
 from lutlab.formats.uniform import PackedUniform
 from lutlab.kernels.codegen import cuda
-from lutlab.kernels.gpu import lut_gemv
+from lutlab.kernels.gpu import variants
 from lutlab.kernels.gpu.lut_gemv.variant import Gpu, Knobs, Plan, Step, Variant, Weight, case
 
 ALIGNMENT = 16  # bytes, of x and y: kernels read and write vectors
@@ -52,7 +52,7 @@ def bind(
     wanted = case(packed, dtype)
     if variant is None and knobs:
         raise LutlabError(f"knobs {dict(knobs)} belong to a variant: name it")
-    chosen = lut_gemv.choose(wanted, here) if variant is None else lut_gemv.variant(variant)
+    chosen = variants.choose(wanted, here) if variant is None else variants.variant(variant)
     chosen.plan_for(wanted, here, knobs)  # refuses before anything is packed
     return Product(chosen, chosen.packed(packed).to(device), dtype, device, here, knobs or {})
 

@@ -23,6 +23,7 @@ from lutlab.kernels.gpu.lut_gemv.variant import (
     Step,
     Variant,
     Weight,
+    declare,
     scale_dtype,
 )
 
@@ -81,13 +82,15 @@ def plan(case: Case, gpu: Gpu, knobs: Knobs) -> Plan:
     )
 
 
-VARIANT = Variant(
-    name="optq",
-    idea="OPTQ's baseline: codes dequantized by a table of pairs, atomicAdd",
-    knobs={"columns": 256, "threads": 256},
-    pack=pack,
-    codes=True,
-    refuses=refuses,
-    plan=plan,
-    deterministic=False,
+VARIANT = declare(
+    Variant(
+        name="optq",
+        idea="OPTQ's baseline: codes dequantized by a table of pairs, atomicAdd",
+        knobs={"columns": 256, "threads": 256},
+        pack=pack,
+        codes=True,
+        refuses=refuses,
+        plan=plan,
+        deterministic=False,
+    )
 )

@@ -22,7 +22,16 @@ import torch
 
 from lutlab.formats.bcq import PackedBCQ
 from lutlab.kernels.gpu.lut_gemv import planes
-from lutlab.kernels.gpu.lut_gemv.variant import Case, Gpu, Knobs, Plan, Step, Variant, Weight
+from lutlab.kernels.gpu.lut_gemv.variant import (
+    Case,
+    Gpu,
+    Knobs,
+    Plan,
+    Step,
+    Variant,
+    Weight,
+    declare,
+)
 
 FILE = "lut_gemv/paper.cu"
 ALIGNED_ROWS = 32
@@ -113,14 +122,18 @@ def plan(case: Case, gpu: Gpu, knobs: Knobs) -> Plan:
     )
 
 
-VARIANT = Variant(
-    name="paper",
-    idea="LUT-GEMM as in the papers: tables in the dtype of x, atomicAdd",
-    # LUT-GEMM: mu = 8, t_h = 2048 "is a practical number"; l = 4 or 8, a tile of 32 or 64 columns, in the authors' code
-    knobs={"mu": 8, "luts": 8, "rows": 2048, "threads": 256},
-    pack=pack,
-    unpack=unpack,
-    refuses=refuses,
-    plan=plan,
-    deterministic=False,
+VARIANT = declare(
+    Variant(
+        name="paper",
+        short="r0",
+        rank=5,
+        idea="LUT-GEMM as in the papers: tables in the dtype of x, atomicAdd",
+        # LUT-GEMM: mu = 8, t_h = 2048 "is a practical number"; the authors' code has l = 4 or 8, tiles of 32 or 64
+        knobs={"mu": 8, "luts": 8, "rows": 2048, "threads": 256},
+        pack=pack,
+        unpack=unpack,
+        refuses=refuses,
+        plan=plan,
+        deterministic=False,
+    )
 )

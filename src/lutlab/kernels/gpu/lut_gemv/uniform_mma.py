@@ -42,6 +42,7 @@ from lutlab.kernels.gpu.lut_gemv.variant import (
     Step,
     Variant,
     Weight,
+    declare,
     scale_dtype,
 )
 
@@ -279,13 +280,17 @@ def _slice(case: Case, gpu: Gpu, warps: int, blocks: int) -> int:
     return min(filter(fits, {min(s, whole) for s in SLICES if s % chunk == 0}), key=cost)
 
 
-VARIANT = Variant(
-    name="uniform_mma",
-    idea="uniform codes as halves, tensor cores, 16 rows of x at once",
-    knobs={"slice": AUTO, "warps": 8},
-    pack=pack,
-    codes=True,
-    refuses=refuses,
-    plan=plan,
-    batch=lambda case: MOST_ROWS,
+VARIANT = declare(
+    Variant(
+        name="uniform_mma",
+        short="r5",
+        rank=1,
+        idea="uniform codes as halves, tensor cores, 16 rows of x at once",
+        knobs={"slice": AUTO, "warps": 8},
+        pack=pack,
+        codes=True,
+        refuses=refuses,
+        plan=plan,
+        batch=lambda case: MOST_ROWS,
+    )
 )

@@ -19,6 +19,7 @@ from lutlab.errors import LutlabError, nearest
 from lutlab.formats.bcq import PackedBCQ
 from lutlab.formats.uniform import PackedUniform
 from lutlab.groups import group_length
+from lutlab.registry import register
 
 if TYPE_CHECKING:
     from typing import Self  # of Python 3.11, for type checkers only
@@ -192,12 +193,13 @@ Knobs = Mapping[str, int | str]
 class Variant:
     """A kernel.
 
-    name: as `paper`; idea: half a sentence for tables; knobs: what may be swept, with defaults; pack: from binary
-    codes, or, with `codes`, from uniform ones; unpack: its inverse, or None where that takes far more memory than the
-    weight; refuses: why it cannot take a case with these knobs, a sentence with a
-    cure, or None; plan: how it runs one; least_arch: 80 is sm_80; deterministic: whether y is the same to the last bit
-    in every run; batch: rows of x that take, by the model, hardly longer than one reading of the weights, of a case
-    with many; op: the operation that it is a variant of; case: of a weight and a dtype and rows of x.
+    name: as `paper`; short: for the command line, as `r0`, or none; rank: its place among those of equally many
+    readings, 0: never chosen; idea: half a sentence for tables; knobs: what may be swept, with defaults; pack: from
+    binary codes, or, with `codes`, from uniform ones; unpack: its inverse, or None where that takes far more memory
+    than the weight; refuses: why it cannot take a case with these knobs, a sentence with a cure, or None; plan: how
+    it runs one; least_arch: 80 is sm_80; deterministic: whether y is the same to the last bit in every run; batch:
+    rows of x that take, by the model, hardly longer than one reading of the weights, of a case with many; op: the
+    operation that it is a variant of; case: of a weight and a dtype and rows of x.
     """
 
     name: str
@@ -213,6 +215,8 @@ class Variant:
     unpack: Callable[[Weight], PackedBCQ] | None = None
     op: str = "lut_gemv"
     case: Callable[..., Case] = case
+    short: str = ""
+    rank: int = 0
 
     def packed(self, weight: PackedBCQ | PackedUniform) -> Weight:
         """A weight that it takes, as it reads it; planes are those of Eq. 5 where the weight is uniform."""
@@ -263,3 +267,8 @@ class Variant:
         if why := self.why_not(case, gpu, given):
             raise LutlabError(why)
         return self.plan(case, gpu, self.with_knobs(given or {}))
+
+
+def declare(variant: Variant) -> Variant:
+    """Register a variant of its operation by its name; returns it."""
+    return register(variant.op, variant.name)(variant)

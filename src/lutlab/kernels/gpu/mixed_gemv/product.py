@@ -27,6 +27,7 @@ from lutlab.kernels.gpu.lut_gemv.variant import (
     Space,
     Step,
     Variant,
+    declare,
 )
 from lutlab.kernels.gpu.mixed_gemv import mixed_chunks, mixed_tiles
 from lutlab.kernels.gpu.mixed_gemv.mixed_tiles import CHUNK, CODE_BYTES, SCALE_BYTES, MixedWeight
@@ -245,8 +246,8 @@ def _fitted(case: MixedCase, gpu: Gpu, knobs: Knobs, slice_: int, warps: int) ->
     return None
 
 
-def _variant(name: str, idea: str, knobs: Knobs, overlap: bool) -> Variant:
-    return Variant(
+def _variant(name: str, idea: str, knobs: Knobs, overlap: bool, rank: int) -> Variant:
+    one = Variant(
         name=name,
         idea=idea,
         knobs=knobs | {"warps": AUTO, "slices": AUTO, "outliers": OUTLIERS[0]},
@@ -256,13 +257,19 @@ def _variant(name: str, idea: str, knobs: Knobs, overlap: bool) -> Variant:
         plan=lambda case, gpu, knobs: plan(case, gpu, knobs, overlap),
         batch=lambda case: SLOTS // case.parts,
         op="mixed_gemv_gpu",
+        rank=rank,
         case=case,
     )
+    return declare(one)
 
 
 ASYNC = _variant(
-    "mixed_async", "scales dequantized while codes are copied", {"stages": AUTO}, overlap=True
+    "mixed_async",
+    "scales dequantized while codes are copied",
+    {"stages": AUTO},
+    overlap=True,
+    rank=1,
 )
 SYNC = _variant(
-    "mixed_sync", "copies, then dequantizes: the twin without overlap", {}, overlap=False
+    "mixed_sync", "copies, then dequantizes: the twin without overlap", {}, overlap=False, rank=0
 )

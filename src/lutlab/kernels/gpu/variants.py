@@ -1,0 +1,62 @@
+"""The variants of an operation on a GPU, as they are registered, each in a file of its own.
+
+A record, a message and the file of a kernel have the name of the idea; the short one is for typing, and in older notes:
+kernel=r4 is kernel=bit_planes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lutlab import registry
+from lutlab.errors import LutlabError, nearest
+
+if TYPE_CHECKING:
+    from lutlab.kernels.gpu.lut_gemv.variant import Case, Gpu, Variant
+
+
+def variants(op: str = "lut_gemv") -> dict[str, Variant]:
+    """Those of an operation by name: baselines, then in the order of short names."""
+    found = registry.classes(op)
+    return dict(sorted(found.items(), key=lambda item: item[1].short))
+
+
+def preferred(op: str = "lut_gemv") -> list[Variant]:
+    """Those that may be chosen unasked, the best first of those that take equally many readings."""
+    return sorted((one for one in variants(op).values() if one.rank), key=lambda one: one.rank)
+
+
+def variant(name: str, op: str = "lut_gemv") -> Variant:
+    """A variant by its name or its short name.
+
+    Raises:
+        LutlabError: there is none of this name.
+    """
+    known = variants(op)
+    for one in known.values():
+        if name in (one.name, one.short):
+            return one
+    raise LutlabError(f"no kernel variant '{name}': {nearest(name, known)}")
+
+
+def full_name(kernel: str) -> str:
+    """The name of a variant's idea for its short name; any other name is returned as it is."""
+    short = kernel[:1] == "r" and kernel[1:].isdigit()  # torch is not imported for others
+    named = [one.name for one in variants().values() if short and one.short == kernel]
+    return named[0] if named else kernel
+
+
+def choose(case: Case, gpu: Gpu) -> Variant:
+    """The best variant that can run a case on a GPU: that of the fewest readings of the weights, by the model.
+
+    Raises:
+        LutlabError: none can; with each one's reason.
+    """
+    reasons = [(one, one.why_not(case, gpu)) for one in preferred()]
+    takes = [one for one, why in reasons if why is None]
+    if not takes:
+        raise LutlabError(
+            "no kernel takes this product. "
+            + "; ".join(f"{one.name}: {why}" for one, why in reasons)
+        )
+    return min(takes, key=lambda one: one.readings(case))
