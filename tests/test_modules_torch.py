@@ -28,14 +28,29 @@ def test_the_product_is_one_operation_for_torch_compile():
     assert torch.equal(compiled(x()), module(x()))
     assert "packed_linear" in graphs[0].code
     execution = module._execution
-    number, stream = execution.number, execution.rows.stream
+    number = execution.number_tensor
     for operation, arguments in (
         (torch.ops.lutlab.packed_linear, (x(), module.bias.data, number, N)),
-        (torch.ops.lutlab.packed_dense, (stream, number, *execution.rows.shape)),
+        (torch.ops.lutlab.packed_dense, (number, *execution.rows.shape)),
     ):
         torch.library.opcheck(
             operation.default, arguments, test_utils=("test_schema", "test_faketensor")
         )
+
+
+def test_layers_that_are_alike_share_a_compiled_graph():
+    layers, graphs = [layer(method="bcq") for _ in range(3)], []
+
+    def look(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(lambda module, x: module(x), backend=look, fullgraph=True)
+    for module in layers:
+        module(x())
+    for module in layers:
+        assert torch.equal(compiled(module, x()), module(x()))
+    assert len(graphs) == 1
 
 
 def test_many_rows_and_gradients_are_operations_too():
@@ -56,8 +71,8 @@ def test_without_a_kernel_the_product_is_one_operation_too(no_compiler):
     compiled = torch.compile(module, backend="eager", fullgraph=True)
     assert torch.equal(compiled(x()), module(x()))
     torch.library.opcheck(
-        torch.ops.lutlab.dense_linear.default,
-        (x(), module._execution.weight, module.bias.data, "torch"),
+        torch.ops.lutlab.packed_linear.default,
+        (x(), module.bias.data, module._execution.number_tensor, N),
         test_utils=("test_schema", "test_faketensor"),
     )
 

@@ -12,14 +12,11 @@ import torch
 
 from lutlab.formats.contract import Format
 from lutlab.kernels import ran
-from lutlab.kernels.contract import Execution
-
-_LIBRARY = torch.library.Library("lutlab", "FRAGMENT")
-_LIBRARY.define("dense_linear(Tensor x, Tensor weight, Tensor? bias, str name) -> Tensor")
+from lutlab.kernels.numbered import Numbered
 
 
 @dataclass(frozen=True, eq=False)
-class Dequantized(Execution):
+class Dequantized(Numbered):
     """A dense weight [N, K], the packed one it came from, and why no kernel multiplies it."""
 
     replaces: ClassVar[bool] = False
@@ -45,7 +42,12 @@ class Dequantized(Execution):
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """See Execution."""
-        return torch.ops.lutlab.dense_linear(x, self.weight, bias, self.describe(1, x.dtype))
+        return self.product(x, bias, len(self.weight))
+
+    def multiply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """See Numbered."""
+        ran.note(self.describe(1, x.dtype))
+        return torch.nn.functional.linear(x, self.weight, bias)
 
     def dense(self) -> torch.Tensor:
         """See Execution."""
@@ -67,18 +69,3 @@ class Dequantized(Execution):
     def copy(self) -> Dequantized:
         """With a dense weight of its own."""
         return replace(self, weight=self.weight.clone())
-
-
-@torch.library.impl(_LIBRARY, "dense_linear", "CompositeExplicitAutograd")
-def _dense_linear(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, name: str
-) -> torch.Tensor:
-    ran.note(name)
-    return torch.nn.functional.linear(x, weight, bias)
-
-
-@torch.library.register_fake("lutlab::dense_linear")
-def _dense_linear_shape(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, name: str
-) -> torch.Tensor:
-    return x.new_empty(*x.shape[:-1], weight.shape[0])

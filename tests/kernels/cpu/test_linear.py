@@ -101,7 +101,7 @@ def test_torch_sees_one_operation_with_the_shape_it_says(kind):
     assert "packed_linear" in graphs[0].code
     torch.library.opcheck(
         torch.ops.lutlab.packed_linear.default,
-        (inputs(2), None, chosen.number, N),
+        (inputs(2), None, chosen.number_tensor, N),
         test_utils=("test_schema", "test_faketensor"),
     )
 

@@ -167,7 +167,7 @@ def test_what_it_cannot_take_is_refused(named_gpu):
     with pytest.raises(LutlabError, match="x is on meta, the weight on cpu: move one"):
         linear(inputs(1).to("meta"))
     with pytest.raises(LutlabError, match="of another process, or of a layer that is gone"):
-        torch.ops.lutlab.packed_linear(inputs(1), None, 10**6, N)
+        torch.ops.lutlab.packed_linear.fixed(inputs(1), None, 10**6, N)
 
 
 def test_without_a_gpu_it_says_so():
@@ -192,7 +192,7 @@ def test_torch_sees_one_operation_with_the_shape_it_says(named_gpu, monkeypatch,
     compiled = torch.compile(lambda x: linear(x), backend=look, fullgraph=True)
     assert torch.equal(compiled(x), linear(x))
     torch.library.opcheck(
-        torch.ops.lutlab.packed_linear.default,
+        torch.ops.lutlab.packed_linear.fixed,
         (x, torch.ones(N), linear.number, N),
         test_utils=("test_schema", "test_faketensor"),
     )

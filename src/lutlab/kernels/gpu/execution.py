@@ -175,7 +175,7 @@ class GpuExecution(Numbered):
             raise LutlabError(f"x is on {x.device}, the weight on {self.device}: move one of them")
         if x.dtype not in DTYPES:
             raise LutlabError(f"x is {x.dtype}: the GPU kernels take float16, bfloat16 and float32")
-        return torch.ops.lutlab.packed_linear(x, bias, self.number, self.stored.shape[0])
+        return self.product(x, bias, self.stored.shape[0])
 
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """See Numbered."""

@@ -128,7 +128,7 @@ class CpuLinear(Numbered):
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """See Execution."""
-        return torch.ops.lutlab.packed_linear(x, bias, self.number, self.rows.shape[0])
+        return self.product(x, bias, self.rows.shape[0])
 
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """See Numbered."""
@@ -143,7 +143,7 @@ class CpuLinear(Numbered):
 
     def dense(self) -> torch.Tensor:
         """See Execution."""
-        return torch.ops.lutlab.packed_dense(self.rows.stream, self.number, *self.rows.shape)
+        return torch.ops.lutlab.packed_dense(self.number_tensor, *self.rows.shape)
 
     def dequantize(self) -> torch.Tensor:
         """See Numbered."""
