@@ -1,6 +1,6 @@
-"""Weights as they are stored and as kernels read them: one file a layout.
+"""Weights as they are stored, one file a format (contract.py): uniform, bcq, mixed, dense.
 
-Registered formats (contract.py) are stored: uniform, bcq, dense. The others are what a kernel makes of them.
+What a kernel makes of one stands beside the kernel.
 """
 
 from __future__ import annotations

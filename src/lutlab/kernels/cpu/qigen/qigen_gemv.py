@@ -30,8 +30,7 @@ from lutlab.kept import findings
 from lutlab.kernels.codegen import library
 from lutlab.kernels.codegen.isa import Isa, detect, features
 from lutlab.kernels.cpu.overflow import mend
-from lutlab.kernels.cpu.qigen import qigen_blocks as qigen
-from lutlab.kernels.cpu.qigen import qigen_model
+from lutlab.kernels.cpu.qigen import qigen_blocks, qigen_model
 from lutlab.kernels.cpu.qigen.qigen_blocks import LANES, Blocks, PackedQIGen
 from lutlab.kernels.cpu.qigen.qigen_source import MicroKernel, groups_in_unit, micro_kernels, source
 from lutlab.lazy import torch
@@ -67,7 +66,7 @@ def prepare(tensor: UniformTensor, blocks: Blocks | None = None) -> PackedQIGen:
     rows, in_features = tensor.codes.shape
     if blocks is None:
         blocks = parameters((rows, in_features), tensor.bits, tensor.group_size).blocks
-    return qigen.pack(tensor, blocks)
+    return qigen_blocks.pack(tensor, blocks)
 
 
 def parameters(
@@ -89,14 +88,14 @@ def parameters(
     Raises:
         LutlabError: bits or group size that QIGen has no kernel for.
     """
-    qigen.check_groups(bits, group_size, shape[1])
+    qigen_blocks.check_groups(bits, group_size, shape[1])
     found = kernel or _searched().get(bits)
     kernel = found or DEFAULT
     gamma = 8 * qigen_model.caches().l1
     strip, cores = LANES * kernel.t_u, cores or torch.get_num_threads()
     options = qigen_model.candidates(shape[0], strip, cores)
     solved = qigen_model.cache_blocks(
-        shape[1], tuple(options), qigen.step(bits, group_size, shape[1]), bits, gamma
+        shape[1], tuple(options), qigen_blocks.step(bits, group_size, shape[1]), bits, gamma
     )
     panel = options[-1] // solved.t_b  # the largest candidate is a core's share
     blocks = Blocks(solved.m_b, solved.t_b, kernel.m_u, kernel.t_u, panel)
@@ -143,7 +142,7 @@ def _arguments(
 ) -> tuple[list[torch.Tensor], list[int]]:
     """Buffers and sizes as kernels/cpu/qigen/gemv.c lists them; flat is x as [M, K]."""
     in_features, blocks = packed.shape[1], packed.blocks
-    n_size, k_size = size = qigen.padded(packed.shape, packed.bits, blocks.t_u)
+    n_size, k_size = size = qigen_blocks.padded(packed.shape, packed.bits, blocks.t_u)
     flat = torch.nn.functional.pad(flat, (0, k_size - in_features)).contiguous()
     tokens, groups = len(flat), len(packed.scale)
     sums, out = torch.empty(tokens, groups), torch.empty(tokens, n_size)
@@ -197,7 +196,9 @@ def search(bits: int) -> dict[MicroKernel, float]:
     times = {kernel: times[kernel] / weights * 1e9 for kernel, (_, weights) in runs.items()}
     best = min(times, key=times.__getitem__)
     log.info("QIGen q=%d: %s is the fastest, %.4f ns a weight", bits, best, times[best])
-    findings.keep(_parameter_file(), lambda: decisions(qigen.UNIT) | {str(bits): asdict(best)})
+    findings.keep(
+        _parameter_file(), lambda: decisions(qigen_blocks.UNIT) | {str(bits): asdict(best)}
+    )
     return times
 
 
@@ -255,7 +256,7 @@ def _check(x: torch.Tensor, packed: PackedQIGen, threads: int | None) -> None:
 @functools.lru_cache(maxsize=256)
 def _tables(size: tuple[int, int], bits: int, blocks: Blocks) -> tuple[torch.Tensor, torch.Tensor]:
     """The schedule as the kernel reads it: [B, 3] and [P + 1] int64."""
-    found, panels = qigen.schedule(size, bits, blocks)
+    found, panels = qigen_blocks.schedule(size, bits, blocks)
     return torch.tensor(found, dtype=torch.int64), torch.tensor(panels, dtype=torch.int64)
 
 
