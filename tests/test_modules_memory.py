@@ -15,7 +15,7 @@ WITHIN = [
 ]  # fmt: skip
 
 
-# The kernel's layout has zero points of 16 bits, and a byte for codes of 5 to 7 bits (docs/architecture.md).
+# The kernel's layout has zero points of 16 bits, and a byte for codes of 5 to 7 bits (docs/inside.md).
 BEYOND = [
     (2, 32, 1.18),
     (3, 32, 1.12),
