@@ -1,4 +1,4 @@
-"""Frozen records of what is asked for, and of what an evaluator sees and says.
+"""Frozen records: a row's request, and an evaluator's subject and measurement.
 
     ModelRun | ProductRun, EvalSpec -> Subject -> Measurement
 
@@ -26,12 +26,12 @@ class ModelSpec:
     """Source of a model.
 
     Attributes:
-        name: how tables call it.
-        source: where its files are; of `product`, a single product of matrices, there are none.
+        name: name of the model in tables.
+        source: place of its files; `product`, a single product of matrices, has none.
         id: hub id, folder or embedded name; of a product its shapes, <N>x<K>.
         revision: commit on the hub.
-        layers: cuts a synthetic model to its first so many; null: all.
-        packed: draws the linear layers of a synthetic model as the method stores them; nothing is quantized.
+        layers: number of layers that a synthetic model is cut to, its first ones; null: all.
+        packed: linear layers of a synthetic model are drawn as the method stores them; nothing is quantized.
         task: a new head of three classes on a causal model, to be fine-tuned; null: the checkpoint's own task.
     """
 
@@ -44,7 +44,7 @@ class ModelSpec:
     task: Literal["sequence_classification"] | None = None
 
     def changed(self) -> dict[str, Any]:
-        """What is not at its default, by name."""
+        """Fields that are not at their defaults, by name."""
         later = fields(self)[3:]  # name, source and id have none
         return {f.name: v for f in later if (v := getattr(self, f.name)) != f.default}
 
@@ -63,7 +63,7 @@ class TextSpec:
 
     @property
     def name(self) -> str:
-        """As a reader is told: a part of a text bears another name than the whole."""
+        """The protocol's name; a part of a text bears another name than the whole."""
         return f"{self.protocol}, first {self.limit}" if self.limit else self.protocol
 
 
@@ -85,18 +85,18 @@ class Tuning:
     """Tuning of a quantized model by gradients (tuning/): block by block, then end to end.
 
     Attributes:
-        steps: of the optimizer, end to end; 0: none.
+        steps: number of the optimizer's steps, end to end; 0: none.
         learning_rate: AdamW's, at its peak.
         batch: calibration windows a step.
         loss: the text's next token, or the full-precision model's distribution of it.
-        seed: of the order of the windows.
+        seed: seed of the order of the windows.
         trains: the weights, rounded in every pass, or the scales alone, under codes that stay.
-        weight_decay: AdamW's.
+        weight_decay: weight decay of AdamW.
         block_steps: steps on each block against its full-precision outputs, before those end to end; 0: none.
         block_learning_rate: AdamW's, at its peak, of those.
 
     Raises:
-        LutlabError: a value is out of range, or nothing is asked for.
+        LutlabError: a value is out of range, or there are no steps at all.
     """
 
     steps: int = 0
@@ -148,7 +148,7 @@ class Tuning:
         return {k: v for k, v in found.items() if k == "steps" or v != getattr(Tuning, k)}
 
     def asked(self) -> dict[str, Any]:
-        """All by name, without what came later and is at its default: rows of before say what they said."""
+        """Fields by name, but for later ones at their defaults, so that ids of published rows stay."""
         changed, later = self.changed(), fields(self)[_TUNING_OF_BEFORE:]
         left_out = {field.name for field in later} - changed.keys()
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in left_out}
@@ -185,7 +185,7 @@ class EvalSpec:
 
     @property
     def options_named(self) -> str:
-        """As the command line sets them."""
+        """Options in the command line's spelling."""
         return ", ".join(f"evaluator.{self.evaluator}.{key}={value}" for key, value in self.options)
 
 
@@ -195,11 +195,12 @@ class ModelRun:
 
     Attributes:
         options: the method's own parameters, sorted by name.
-        calibration: None for methods that look at weights only.
+        calibration: windows of a text; None for methods that look at weights only.
         sublayers: kinds of sub-layer with their own q and g, sorted by kind.
         budget: bits a weight, stored, that the widths of all layers together must not exceed; None gives every layer
             q and g.
-        candidates: with a budget, the (q, g) that a layer may have. q is then the largest of theirs, and g -1.
+        candidates: (q, g) that a layer may have under a budget; q is then the largest of theirs, and g -1. () without a
+            budget.
         skip: patterns (fnmatch) of layer names that stay in full precision.
         layers: patterns of layer names with their own q and g; where several fit, the last one counts.
         tuning: quantization-aware fine-tuning on the calibration windows; None: none.
@@ -238,7 +239,7 @@ class ProductRun:
         shapes: (N, K, M) of each product.
         options: the method's own parameters, sorted by name.
         kernel: `auto` is the best of lutlab's.
-        knobs: of a named GPU kernel, where they are not its own defaults, sorted by name.
+        knobs: knobs of a named GPU kernel that differ from its defaults, sorted by name.
     """
 
     shapes: tuple[Shape, ...]
@@ -311,7 +312,7 @@ class Text:
 class Subject:
     """A (quantized) model as an evaluator sees it: its tokenizer, the statistics of its layers, a text.
 
-    `run` is what was asked for; of a product it is all there is, and model is None.
+    `run` is the row's; for a product it is all there is, and model is None.
     """
 
     model: PreTrainedModel | None

@@ -62,7 +62,7 @@ def check_evaluated(model: Any, tokenizer: Any) -> None:
     """Refuse what is no causal language model with a tokenizer, as a user's call may give it.
 
     Raises:
-        LutlabError: of another kind or task, without weights or without a head.
+        LutlabError: a model of another kind or task, without weights or without a head.
     """
     arguments.model(model, streamed=True)
     arguments.tokenizer(tokenizer)

@@ -46,7 +46,7 @@ class Breakdown(Evaluator):
     Attributes:
         context: tokens before the one that is timed.
         repeats: steps that are timed, and as many that are profiled.
-        engine: by its name, as generation has it. Empty: the best.
+        engine: name of the engine, as in generation. Empty: the best.
     """
 
     version: ClassVar[int] = 1

@@ -33,9 +33,9 @@ class Context(Evaluator):
     """Metrics dequantize_gain, kernel_tokens_per_s, dequantize_tokens_per_s, prompt_tokens; samples are the gains.
 
     Attributes:
-        tokens: of the prompt.
+        tokens: length of the prompt in tokens.
         rounds: timed, each of both ways, after one that is not.
-        engine: by its name, as generation has it. Empty: the best.
+        engine: name of the engine, as in generation. Empty: the best.
     """
 
     version: ClassVar[int] = 1

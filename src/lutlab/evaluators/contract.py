@@ -18,11 +18,12 @@ class Metric:
 
     Attributes:
         name: key of Measurement.values; the unit is part of it.
-        unit: as a table prints it.
-        title: of the column in a free sweep, after the text's name.
+        unit: unit, in the spelling of a table.
+        title: heading of the column in a free sweep, after the text's name.
         quantized_only: weights in full precision have no such number.
-        format: of weights stored in this format only; None: of any.
-        gpus: that share the model; where fewer are here, its cells are not run, and others of the evaluator are.
+        format: name of the format whose weights alone have this metric; None: those of any.
+        gpus: number of GPUs that share the model; where fewer are here, its cells are not run, and others of the
+            evaluator are.
     """
 
     name: str
@@ -39,19 +40,19 @@ class Work:
     """The cost of a measurement in units of no machine: experiment/plan/cost.py turns it into seconds and bytes here.
 
     Attributes:
-        passes: over all tokens of the text, a window or an example at once.
-        checked_tokens: seen at once beside the text, as to check what was decoded.
-        decoded_tokens: one after another, each of which reads the linear weights and the head.
+        passes: number of passes over all tokens of the text, a window or an example at once.
+        checked_tokens: tokens read at once beside the text, as to check what was decoded.
+        decoded_tokens: tokens decoded one after another, each of which reads the linear weights and the head.
         read_share: part of the rate at which memory is read here that the products of a decoded token reach.
         bits: stored bits of a linear weight while decoding; None: those of the run.
-        packed_copies: of the model, held beside it.
-        dense_copies: of the model in full precision, held beside it.
-        packed_files: of the model, written and read once.
-        float32_files: the same in float32.
-        processes: fresh ones, which import torch and transformers.
-        streamed_bytes: read from memory, of products without a model.
-        drawn_weights: made and packed, of products without a model.
-        held_bytes: beside the model, or in its place.
+        packed_copies: copies of the packed model that are held beside it.
+        dense_copies: copies of the model in full precision that are held beside it.
+        packed_files: number of copies of the packed model on disk, each written and read once.
+        float32_files: number of copies of the model in float32 on disk, each written and read once.
+        processes: number of fresh processes, which import torch and transformers.
+        streamed_bytes: bytes read from memory by products without a model.
+        drawn_weights: number of weights drawn and packed for products without a model.
+        held_bytes: bytes held beside the model, or in its place.
     """
 
     passes: int = 0
@@ -74,12 +75,12 @@ class Evaluator(ABC):
 
     Attributes:
         version: raised by whoever changes what the evaluator returns; part of the ids of its cells.
-        metrics: what `measure` returns; a free sweep shows the first, or what `shown` says.
+        metrics: metrics that `measure` returns; a free sweep shows the first, or those of `shown`.
         measures: ModelRun or ProductRun, the kind of row that has such a number.
-        task: of the models that have such a number, a key of TASKS (models/contract.py); empty: of all.
+        task: task of the models that have such a number, a key of TASKS (models/contract.py); empty: any.
         libraries: distributions beside torch and transformers whose exact version decides the number, and is in ids.
         reads: kinds of text (data/protocols.py, KINDS), one of which its column names; empty: it reads none.
-        golden: a text of those that it reads, a few rows of which its golden cell and its contract test are given.
+        golden: one of the texts that it reads, a few rows of which its golden cell and its contract test are given.
         reads_tasks: True where a text may also be a task of lm-eval (data/tasks.py), whose rows that fetches.
         of_this_machine: True for speed and memory: ids hold processor, instruction set and threads, rows run alone.
     """

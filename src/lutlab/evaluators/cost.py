@@ -34,7 +34,7 @@ class Cost(Evaluator):
         tokens: decoded at a time.
         price_usd: dollars of the GPU; 0 looks it up among those of the paper.
         usd_kwh: dollars of a kilowatt hour.
-        years: of service.
+        years: years of service.
 
     Raises:
         LutlabError: a negative price, or electricity that costs less than nothing.
@@ -128,7 +128,8 @@ def decoding_energy(
     """Energy of a decoded token, and the kernels that multiplied; the decoding is checked before.
 
     Raises:
-        LutlabError: as check_decoding; the counter does not advance.
+        LutlabError: the model's context is too short, decoding with a cache chooses other tokens than without, or the
+            counter does not advance.
     """
     with evaluation_mode(model):
         check_decoding(model, tokens)

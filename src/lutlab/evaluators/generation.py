@@ -43,15 +43,15 @@ class Generation(Evaluator):
     """Metrics tokens_per_s, ms_per_token, bandwidth_gb_s and gb_per_token; samples are the seconds of each repeat.
 
     Attributes:
-        tokens: to decode; QIGen's Table 3 says 128.
+        tokens: number of tokens to decode; QIGen's Table 3 says 128.
         repeats: timed, after one that is checked and not timed.
         prompt: tokens that the text begins with.
         batch: texts at once, each with a row of the cache.
-        cache: of keys and values, `float32`, `float16` or `bfloat16`. Empty: the engine's own choice.
-        engine: by its name, as `cpu_step`, `cuda_graph` or `transformers`, the model's own forward pass. Empty: the
+        cache: dtype of cached keys and values, `float32`, `float16` or `bfloat16`. Empty: the engine's own choice.
+        engine: name of the engine: `cpu_step`, `cuda_graph` or `transformers`, the model's own forward pass. Empty: the
             best that takes the model.
-        attention: of engine=transformers: `eager`, in steps, or `sdpa`, torch's fused one, which is FlashAttention on a
-            GPU in 16 bits. Empty: as the model was loaded.
+        attention: attention of engine=transformers: `eager`, in steps, or `sdpa`, torch's fused one, which is
+            FlashAttention on a GPU in 16 bits. Empty: as the model was loaded.
 
     Raises:
         LutlabError: a number out of range, no such attention, or an attention of another engine.
@@ -116,7 +116,7 @@ class Generation(Evaluator):
 
     @scaled_to_all_layers
     def _rates(self, subject: Subject) -> Measurement:
-        """Of what a cut model scales exactly: tokens_per_s and gb_per_token."""
+        """Rates that a cut model scales exactly: tokens_per_s and gb_per_token."""
         model = subject.model
         check_context(model, self.prompt - 1 + self.tokens)
         with evaluation_mode(model), _attending(model, self.attention) as said:
@@ -134,7 +134,7 @@ class Generation(Evaluator):
 
 @contextmanager
 def _attending(model: PreTrainedModel, attention: str) -> Iterator[dict[str, str]]:
-    """The model attends so inside; a fact says how, where it was asked for."""
+    """A context in which the model attends by `attention`; yields a fact that names it, where it is given."""
     if not attention:
         yield {}
         return
@@ -173,8 +173,8 @@ def check_tokens(model: PreTrainedModel, ids: list[int], prompt: int, cache: str
     """Raises LutlabError unless the model, without a cache, chooses the tokens that follow the prompt.
 
     Args:
-        model: in evaluation mode.
-        ids: of the prompt and the tokens.
+        model: model in evaluation mode.
+        ids: ids of the prompt and of the tokens after it.
         prompt: tokens of the prompt.
         cache: the dtype of that which chose them.
     """
@@ -192,7 +192,7 @@ def timed(engine: Engine, texts: Sequence[torch.Tensor], tokens: int, repeats: i
 
 
 def _seconds(engine: Engine, texts: Sequence[torch.Tensor], tokens: int) -> float:
-    """Of all steps of one decoding."""
+    """Seconds of all steps of one decoding together."""
     first = engine.prefill(texts).argmax(-1)
     wait(engine.model)
     began = time.perf_counter()
@@ -202,7 +202,7 @@ def _seconds(engine: Engine, texts: Sequence[torch.Tensor], tokens: int) -> floa
 
 
 def wait(model: PreTrainedModel) -> None:
-    """Until a GPU has done what it was asked for; a CPU has."""
+    """Wait until a GPU has finished its queue; a CPU has none."""
     if model.device.type == "cuda":
         torch.cuda.synchronize(model.device)
 
@@ -252,10 +252,11 @@ def first_difference(
     """First decoded token that the model, seeing all at once and without a cache, would not choose; None: no one.
 
     Args:
-        model: in evaluation mode.
+        model: model in evaluation mode.
         ids: [prompt + tokens], the prompt first.
         prompt: tokens of the prompt.
-        near: how far a chosen logit may lie below the largest, as a share of their range; None: by the model's dtype.
+        near: distance of a chosen logit below the largest that is allowed, as a share of their range; None: by the
+            model's dtype.
     """
     seen, kept = ids[None, :-1].to(model.device), len(ids) - prompt
     logits = model(input_ids=seen, use_cache=False, logits_to_keep=kept).logits[0].float()

@@ -161,12 +161,12 @@ def _label_order(model: PreTrainedModel, labels: str) -> list[int]:
 def scores(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, some: Sequence[Pair]
 ) -> torch.Tensor:
-    """What a model's head says of pairs.
+    """Scores of a model's head for pairs of texts.
 
     Args:
-        model: for classification or regression of a sequence, quantized or not.
+        model: model for classification or regression of a sequence, quantized or not.
         tokenizer: its tokenizer.
-        some: at least one pair.
+        some: pairs, at least one.
 
     Returns:
         [pairs, labels] float32 on the CPU, in the order of `some`.

@@ -49,7 +49,7 @@ class GroupRange(Evaluator):
         check_group_size(self.g)
 
     def work(self, run: RunSpec) -> Work:
-        """No run of the model: its weights are read once."""
+        """No forward pass: its weights are read once."""
         return Work()
 
     def measure(self, subject: Subject) -> Measurement:

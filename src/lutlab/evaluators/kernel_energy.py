@@ -41,7 +41,7 @@ _RUN_SECONDS = 0.1
 
 @dataclass(frozen=True)
 class Energies:
-    """Of a call of the row's product and of the dense ones; idle_w: of all GPUs that the row's runs on."""
+    """Energy of a call of the row's product and of the dense ones; idle_w: idle watts of all the row's GPUs."""
 
     own: Energy
     fp16: Energy
@@ -74,21 +74,22 @@ class KernelEnergy(Evaluator):
 
     @classmethod
     def obstacle(cls, run: ProductRun) -> str:
-        """As products.obstacle; or there is no GPU, or no library that reads its counter."""
+        """Reason why it cannot be measured: products.obstacle's, no GPU, or no library that reads its counter."""
         reason = products.obstacle(run)
         if not reason and run.device == "cpu":
             return "no CUDA device: energy is the GPU's own counter's"
         return reason or missing_library()
 
     def work(self, run: ProductRun) -> Work:
-        """As of timing the same row."""
+        """Work of timing the same row."""
         return work_of(run, ROUNDS["cpu"])
 
     def measure(self, subject: Subject) -> Measurement:
         """Needs no model, no text and no tokenizer: the row's ProductRun alone.
 
         Raises:
-            LutlabError: as contestants.enter and ranks.run; no NVML or no counter.
+            LutlabError: a product is wrong, there is no kernel for the row, a rank failed or was not done in time; no
+                NVML or no counter.
         """
         spec = subject.run
         gpus = products.gpus_of(spec)
@@ -158,7 +159,7 @@ def _of_rank(rank: Rank, spec: ProductRun) -> Energies | None:
 
 
 def _of_all(run: Callable[[], None], calls: int, gpus: int) -> tuple[Energy, float]:
-    """Of a call that so many GPUs share, and their idle watts."""
+    """Energy of a call that so many GPUs share, and their idle watts."""
     counter = Several(tuple(Nvml(index) for index in range(gpus)))
     idle = idle_watts(counter)
     return energy_of(run, calls, counter, idle), idle

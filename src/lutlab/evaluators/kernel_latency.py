@@ -82,7 +82,7 @@ class KernelLatency(Evaluator):
     likewise fp32.
 
     Attributes:
-        rounds: None: what ROUNDS has for the device.
+        rounds: number of rounds; None: that of ROUNDS for the device.
         weights: cold: of so many copies that none is in a cache when its turn comes; resident: one copy again and
             again, which is in a cache where it fits. bandwidth_fraction is of cold reading or copying in both.
 
@@ -104,7 +104,7 @@ class KernelLatency(Evaluator):
 
     @classmethod
     def obstacle(cls, run: ProductRun) -> str:
-        """As products.obstacle."""
+        """Reason why the product cannot be timed, by products.obstacle."""
         return products.obstacle(run)
 
     def work(self, run: ProductRun) -> Work:

@@ -29,11 +29,11 @@ class LambadaResult:
 
     Attributes:
         accuracy: 0 to 1.
-        perplexity: per last word.
+        perplexity: perplexity per last word.
         n: examples that count.
-        log_likelihoods: of each counted last word, in nats.
+        log_likelihoods: log likelihood of each counted last word, in nats.
         accuracy_stderr: standard error of the mean of n zeros and ones, with n - 1; 0 for one example.
-        perplexity_stderr: by the delta method; 0 for one example.
+        perplexity_stderr: standard error of the perplexity by the delta method; 0 for one example.
         cut: places in `examples` of those whose context exceeds the model's, and lost its beginning.
         left_out: places of those that do not count: their last word exceeds the model's context, stands alone for a
             tokenizer with neither BOS nor EOS, or has a likelihood that is NaN or infinite.
@@ -90,7 +90,7 @@ def lambada(
         window: tokens the model sees at most, contexts are cut from the left; None takes the model's context.
 
     Raises:
-        LutlabError: as `harness.scores`: no examples, or none with a likelihood, among others.
+        LutlabError: no examples, none with a likelihood, or a model of another task.
     """
     check_evaluated(model, tokenizer)
     rows = arguments.strings("examples", examples, 'a list of texts, as ["... the last word"]')

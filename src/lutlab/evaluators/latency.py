@@ -36,10 +36,10 @@ class Latency(Evaluator):
     """Metrics `latency_<G>gpu_ms`; samples are the seconds of each repeat on one GPU.
 
     Attributes:
-        tokens: to decode.
+        tokens: number of tokens to decode.
         repeats: timed, after one that is checked and not timed.
         prompt: tokens that the text begins with.
-        engine: by its name, as generation has it, on one GPU. Empty: the best.
+        engine: name of the engine on one GPU, as in generation. Empty: the best.
     """
 
     version: ClassVar[int] = 2
@@ -69,7 +69,7 @@ class Latency(Evaluator):
         return ""
 
     def work(self, run: RunSpec) -> Work:
-        """As Generation."""
+        """Work of Generation at the same number of tokens."""
         return self._decoding().work(run)
 
     def measure(self, subject: Subject) -> Measurement:
@@ -78,7 +78,8 @@ class Latency(Evaluator):
         The fact `not_measured` says of a metric why so many GPUs that are here cannot share the model.
 
         Raises:
-            LutlabError: as Generation does; the GPUs choose other tokens than the model does without a cache.
+            LutlabError: the model's context is too short, the engine that was named does not take the model, or the
+                GPUs choose other tokens than the model does without a cache.
         """
         found = self._decoding().measure(subject)
         values = {"latency_1gpu_ms": found.values["ms_per_token"]}
@@ -96,7 +97,7 @@ class Latency(Evaluator):
     def _shared(
         self, model: PreTrainedModel, counts: dict[str, int], device: str
     ) -> tuple[dict[str, float], dict[str, Any], dict[str, str]]:
-        """By metric: milliseconds, facts, and why there are none."""
+        """Milliseconds by metric, facts, and the reasons of metrics without a value."""
         from lutlab.generate import parallel
 
         values, facts, refused = {}, {}, {}

@@ -47,12 +47,12 @@ class LlamaCpp(Evaluator):
     """Metric `tokens_per_s`, higher is better; samples are the seconds of each repeat.
 
     Attributes:
-        tokens: to decode.
+        tokens: number of tokens to decode.
         repeats: timed, after one that is not.
-        type: of all linear layers, as ggml names it; empty: the narrowest that has the row's bits (q4_0 at q=4, q3_K
-            at 3, q2_K at 2). Types that end in K need layers whose inputs are a multiple of 256.
+        type: ggml's type of all linear layers; empty: the narrowest that has the row's bits (q4_0 at q=4, q3_K at 3,
+            q2_K at 2). Types that end in K need layers whose inputs are a multiple of 256.
         head: its type: `f16`, or llama.cpp's own default `q6_K`, or `f32`.
-        cache: of keys and values: `f16`, llama.cpp's default, or `f32`.
+        cache: dtype of cached keys and values: `f16`, llama.cpp's default, or `f32`.
         flash: attention by llama.cpp's fused kernel, its own default. llama-embedded-m on AVX2: faster than the plain
             one, llama-cpp-python's default, up to 128 tokens, slower behind them, and 3 times slower with cache=f32.
 

@@ -56,7 +56,7 @@ class MaskedLM(Evaluator):
     Samples are the windows' mean nll, of those with a chosen token.
 
     Attributes:
-        seed: of the tokens that are chosen.
+        seed: seed by which masked tokens are chosen.
     """
 
     version: ClassVar[int] = 2
@@ -142,9 +142,9 @@ def masked_predictions(
     """Predictions of the chosen tokens, window by window, beside those of a reference.
 
     Args:
-        model: for masked-language modelling, quantized or not.
-        reference: of the same vocabulary, on the same device.
-        windows: of its tokenizer.
+        model: model for masked-language modelling, quantized or not.
+        reference: a model of the same vocabulary, on the same device.
+        windows: masked windows, made by the model's tokenizer.
 
     Raises:
         LutlabError: a loss or a KL that is not finite.

@@ -58,7 +58,7 @@ class ModelSize(Evaluator):
     )
 
     def work(self, run: RunSpec) -> Work:
-        """No run of the model: sizes were taken when the layers were quantized."""
+        """No forward pass: sizes are taken when the layers are quantized."""
         return Work()
 
     def measure(self, subject: Subject) -> Measurement:

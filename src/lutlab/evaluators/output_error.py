@@ -32,7 +32,7 @@ class OutputError(Evaluator):
         return "the row has no calibration inputs, whose outputs would err: its method looks at weights only"
 
     def work(self, run: RunSpec) -> Work:
-        """No run of the model: the errors were taken when the layers were quantized."""
+        """No forward pass: errors are taken when the layers are quantized."""
         return Work()
 
     def measure(self, subject: Subject) -> Measurement:

@@ -39,7 +39,7 @@ class PeakMemory(Evaluator):
     """Metrics `peak_memory_gb` and `model_memory_gb`, in 10^9 bytes.
 
     Attributes:
-        tokens: to decode.
+        tokens: number of tokens to decode.
     """
 
     version: ClassVar[int] = 1
@@ -138,10 +138,10 @@ def run(folder: str, modeling: str, tokens: str, threads: str) -> None:
     """Work of the fresh process: load, decode, print the bytes it saw as JSON.
 
     Args:
-        folder: of the saved model.
+        folder: folder of the saved model.
         modeling: the module that defines it, imported before memory is looked at.
-        tokens: to decode.
-        threads: of torch.
+        tokens: number of tokens to decode.
+        threads: number of torch's threads.
     """
     import importlib
 

@@ -54,7 +54,7 @@ class Perplexity(Evaluator):
     """Metrics `ppl`, `bits_per_byte`, `word_perplexity`; samples are the nll of each window, in nats.
 
     Attributes:
-        loss_dtype: of the log-softmax. GPTQ's is `float16` (OPT-125M: 27.65), AWQ's and ours `float32` (27.66).
+        loss_dtype: dtype of the log-softmax. GPTQ's is `float16` (OPT-125M: 27.65), AWQ's and ours `float32` (27.66).
     """
 
     version: ClassVar[int] = 2
@@ -108,10 +108,10 @@ def per_unit(
     """Metrics of Perplexity and their standard errors (delta method over windows).
 
     Args:
-        nll: of each window, as window_nll returns it.
+        nll: negative log-likelihood of each window in nats, as window_nll returns it.
         seqlen: tokens of a window, of which all but the first are predicted.
         sizes: UTF-8 bytes that the predicted tokens of each window spell.
-        words: that end in them.
+        words: number of words that end in each window.
 
     Raises:
         LutlabError: a perplexity per token beyond what exp can express.
@@ -175,7 +175,7 @@ def window_nll(
         T // seqlen numbers, in nats.
 
     Raises:
-        LutlabError: as Perplexity.measure.
+        LutlabError: a window is longer than the model's context, or a loss is not finite.
     """
     check_task(model, "ppl", "causal_lm")
     limit = context_length(model)

@@ -52,7 +52,7 @@ class QIGen(Evaluator):
     default ones.
 
     Attributes:
-        tokens: to decode.
+        tokens: number of tokens to decode.
         repeats: timed, after one that is not.
     """
 

@@ -33,7 +33,7 @@ class WeightError(Evaluator):
         )
 
     def work(self, run: RunSpec) -> Work:
-        """No run of the model: the errors were taken when the layers were quantized."""
+        """No forward pass: errors are taken when the layers are quantized."""
         return Work()
 
     def measure(self, subject: Subject) -> Measurement:

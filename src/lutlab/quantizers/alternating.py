@@ -67,7 +67,7 @@ def solve(
         g: weights of a group along K; -1 = all of K.
         rounds: most rounds; 0 keeps the greedy coefficients. A group stops by itself where its error stops falling.
         offset: fit z as well, from the symmetric solution and from the min-max grid; the better one is kept.
-        dtype: to which alpha and z are rounded (float64: not rounded).
+        dtype: dtype to which alpha and z are rounded (float64: not rounded).
         chunk_weights: weights solved at a time.
 
     Returns:

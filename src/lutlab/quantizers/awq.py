@@ -88,7 +88,7 @@ class AWQ(Rescaling):
         Args:
             weights: [N_i, K] float32 each.
             widths: (q, g) of each; None: the layer stays in full precision and has no say.
-            stats: of the shared input.
+            stats: statistics of the shared input.
 
         Returns:
             [K] float32 > 0; ones where no scale is better than none.

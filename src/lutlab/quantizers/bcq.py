@@ -28,7 +28,7 @@ ALPHA_DTYPES = ("fp16", "fp32")
 @register("method", "bcq")
 @dataclass(frozen=True)
 class BCQ(Method):
-    """Options of the solver.
+    """Binary-coding quantization; the options are the solver's.
 
     Attributes:
         solver: greedy | alternating.

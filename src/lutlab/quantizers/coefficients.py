@@ -48,7 +48,7 @@ def exponent(*weights: torch.Tensor) -> int:
 
 
 def _largest(weight: torch.Tensor) -> float:
-    """Of a weight's absolute values; nan where one is."""
+    """Largest absolute value of a weight; nan where one is."""
     low, high = weight.aminmax()
     return max(-float(low), float(high))
 
@@ -64,15 +64,16 @@ def quantized(
     """A weight by a method, and whether its coefficients are in float32 because float16 would lose them.
 
     Args:
-        method: that quantizes.
+        method: the method, with its options.
         weight: [N, K] float32.
-        q: bits.
+        q: bits a weight.
         g: group size.
-        prepared: of a calibrated method, by its `prepare`.
-        name: of the weight, for the log.
+        prepared: result of a calibrated method's `prepare`; none for other methods.
+        name: name of the weight, for the log.
 
     Raises:
-        LutlabError: as the method; or float32 cannot hold the coefficients either, or the tensor has none of float32.
+        LutlabError: the method refuses q, g or the weight; float32 cannot hold the coefficients either, or the tensor
+            has none of float32.
     """
     power = exponent(weight)
     if not power:

@@ -23,11 +23,11 @@ class Compensating(Calibrated):
     Attributes:
         damp: share of the mean diagonal of H that is added to its diagonal.
         block_size: columns after which all later ones are brought up to date, at most; speed only.
-        inputs: full | quantized: whose activations H is of (compress/driver.py).
-        true_sequential: with inputs=quantized, those behind the layers of the same block quantized so far.
-        target: weights | outputs | stream: what a layer comes near to: its own weight; what it puts out in the
-            full-precision model; that, and what the residual stream lacks of it. The latter two need
-            inputs=quantized and true_sequential (compress/target.py).
+        inputs: full | quantized: model whose activations H is of (compress/driver.py).
+        true_sequential: whether a layer sees those before it in the same block quantized too; needs inputs=quantized.
+        target: weights | outputs | stream: what a layer comes near to: its own weight; its output in the full-precision
+            model; that, and what the residual stream lacks of it. The latter two need inputs=quantized and
+            true_sequential (compress/target.py).
     """
 
     damp: float = 0.01
@@ -79,7 +79,7 @@ class Compensated(Compensating):
         static_groups: groups of neighbouring columns, whose grids are made before the first column is rounded.
         hessian: inputs | gradients: whether every token counts the same in H, or by the squared gradient of the end
             loss, for each group of outputs on its own (compress/gradients.py); needs inputs=quantized.
-        output_groups: of hessian=gradients: groups of outputs that have an H of their own.
+        output_groups: number of groups of outputs that have an H of their own under hessian=gradients.
     """
 
     act_order: bool = False

@@ -147,10 +147,10 @@ def compensate(
     Args:
         weight: [N, K] finite float32.
         g: weights of a group; -1 = all of K.
-        factored: of the inputs of this layer.
-        books: fitted here, group by group.
-        block_size: as in Compensating.
-        static_groups: as in the module.
+        factored: factored Hessian of the inputs of this layer.
+        books: code books, fitted here group by group.
+        block_size: columns after which all later ones are brought up to date, at most; speed only.
+        static_groups: whether every group gets its code book before any column is rounded.
 
     Returns:
         codes [N, K] uint8, and the channel of each of their columns, [K] int32, or None where column k is channel k.

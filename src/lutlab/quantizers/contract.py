@@ -62,7 +62,7 @@ class Calibrated(Method):
 
     Attributes:
         inputs: `quantized` (of the model as quantized so far) or `full` (of the full-precision model).
-        true_sequential: with inputs=quantized, those behind the layers of the same block quantized so far.
+        true_sequential: whether a layer sees those before it in the same block quantized too; needs inputs=quantized.
         target: `weights`, or with inputs=quantized `outputs` or `stream`: the driver then hands `quantize` a weight
             that makes up for the errors of the layers before (compress/target.py).
         hessian: `inputs`, or with inputs=quantized `gradients`: `prepare` and `quantize` are then called for the rows
@@ -86,7 +86,7 @@ class Calibrated(Method):
 
     @abstractmethod
     def quantize(self, weight: torch.Tensor, q: Bits, g: int, prepared: Any) -> QuantizedTensor:
-        """As of a Method; prepared: of the layer's input, by `prepare`."""
+        """Method.quantize with `prepared`, the result of `prepare` for the layer's input."""
 
 
 class Rescaling(Calibrated):

@@ -41,7 +41,7 @@ class Descent(Columns):
         return self.nearest_to(self.columns[k])
 
     def run(self) -> torch.Tensor:
-        """Levels [length, N]."""
+        """Run the descent; returns levels [length, N]."""
         length = len(self.current)
         for first in range(0, length, SPAN):
             last = min(first + SPAN, length)

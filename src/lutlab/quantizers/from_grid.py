@@ -26,7 +26,7 @@ def solve_from_grid(
         q: planes, 1-8.
         rounds: most rounds, at least 1.
         offset: fit z as well.
-        dtype: to which alpha and z are rounded.
+        dtype: dtype to which alpha and z are rounded.
 
     Returns:
         alpha [q, n] >= 0 and descending along q, z [n] or None.

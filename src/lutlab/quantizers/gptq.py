@@ -71,7 +71,7 @@ class _Grids:
         self.lowest, self.highest = self.step.clone(), self.step.clone()
 
     def at(self, rows: slice) -> _Refinable:
-        """The same grids of some rows."""
+        """The grids of some rows."""
         return _Refinable(self, rows)
 
     def fit(self, group: int, values: torch.Tensor) -> None:
@@ -111,7 +111,7 @@ class _Refinable(_Grids):
         return torch.stack((step, step * self.lowest[group]))
 
     def fitted(self, before: torch.Tensor, gram: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
-        """Of zero points beside the real optimum and the present one, each with the best scale for it, the best."""
+        """The best zero point among those beside the real optimum and the present one, each with its best scale."""
         wanted = (gram * before).sum(dim=1) + rhs
         free = before + solved(gram, rhs)
         near = torch.round(-free[1] / free[0]).nan_to_num(0.0, 0.0, 0.0)

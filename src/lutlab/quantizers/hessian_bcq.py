@@ -33,11 +33,10 @@ class HessianBCQ(GPTQBCQ):
     """Options of the refinement; the others are in gptq_bcq.py and compensated.py.
 
     It makes up for the errors of the layers before by default (compress/target.py): of four embedded models at q=2,
-    g=128 that removes twice what the refinement does.
+    g=128 that removes twice what the refinement does. With target=weights a layer comes near to its own weight, as
+    under gptq_bcq.
 
     Attributes:
-        true_sequential: as in compensated.py.
-        target: as in compensated.py; with target=weights a layer comes near to its own weight, as of gptq_bcq.
         sweeps: passes over all groups, each of which fits coefficients and codes to the layer's outputs.
         joint: end with least squares of all coefficients of a row at once (joint.py); for small groups.
     """

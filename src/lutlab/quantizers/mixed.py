@@ -101,7 +101,7 @@ class Mixed(Compensating):
     def resized(
         self, layout: Mapping[str, Any], rows: int, columns: int, q: Bits, g: int
     ) -> dict[str, Any]:
-        """As of a Method: numbers of groups and of outliers follow from the shape."""
+        """See Method: numbers of groups and of outliers follow from the shape."""
         length = group_length(g, columns)
         groups = -(-columns // length)
         three, wide = self.count(groups, q)
@@ -147,7 +147,8 @@ class Mixed(Compensating):
         """Weight [N, K] rounded to the nearest in groups of known widths [G], nothing compensated.
 
         Raises:
-            LutlabError: as quantize.
+            LutlabError: a scale or an outlier is beyond float16, or there are too few weights of 2 bits for so many
+                outliers.
         """
         columns = weight.shape[1]
         length = group_length(check_group_size(g), columns)

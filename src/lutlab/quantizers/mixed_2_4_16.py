@@ -46,7 +46,7 @@ class Mixed2416(Mixed):
     Attributes:
         sensitivity: cholesky | inverse | diagonal | range | random | last: which groups have 4 bits.
         neighbours: one group of every four neighbours at 25 %.
-        seed: of sensitivity=random.
+        seed: seed of sensitivity=random.
     """
 
     version: ClassVar[int] = 1

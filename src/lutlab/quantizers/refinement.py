@@ -57,10 +57,10 @@ class Books(Protocol):
         """Coefficients a [p, N] float64 as stored; only of books for which joint least squares are asked."""
 
     def round(self, group: int, column: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """As of compensation.CodeBooks."""
+        """See compensation.CodeBooks."""
 
     def codes(self, levels: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
-        """As of compensation.CodeBooks."""
+        """See compensation.CodeBooks."""
 
 
 def refined(
@@ -80,7 +80,7 @@ def refined(
         codes: [N, K] uint8, of the coefficients as they are.
         order: [K], channels of the columns of codes, of which groups are then; None: as they are.
         books_of: the coefficients of some rows.
-        factored: of the inputs.
+        factored: factored Hessian of the inputs.
         g: weights of a group; -1 = all of K.
         sweeps: passes over all groups.
         joint: end with all coefficients of a row at once (joint.py).
@@ -152,7 +152,7 @@ class _Refinement:
             self.error[at] = self.weight[at] - _combined(self.books.planes(self.codes[at]), kept)
 
     def _coefficients(self) -> torch.Tensor:
-        """[G, p, N] float64."""
+        """Coefficients [G, p, N] float64."""
         groups = self._groups(0, len(self.hessian))
         return torch.stack([self.books.coefficients(group) for group, _ in groups])
 

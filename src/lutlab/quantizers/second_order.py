@@ -64,10 +64,10 @@ def fit(
     """Grids of ranges [..., N] with second-order scales.
 
     Args:
-        low: at most 0.
-        high: at least 0.
-        bits: of a code.
-        scale_bits: of a scale's code.
+        low: least weight of each range [..., N], at most 0.
+        high: largest weight of each range [..., N], at least 0.
+        bits: bits of a code.
+        scale_bits: bits of a scale's code.
         scale_group: rows whose scales share a step and a zero.
 
     Raises:
@@ -103,7 +103,7 @@ def fit_group(
     """Grids of the weights [..., g, N] of groups; search: of least squared error instead of min-max ranges.
 
     Raises:
-        LutlabError: as fit.
+        LutlabError: a step is beyond float16.
     """
     if not search:
         return fit(*low_high(values), bits, scale_bits, scale_group)

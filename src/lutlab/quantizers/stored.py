@@ -1,4 +1,4 @@
-"""What a checkpoint holds: the weights of a model that is quantized already, lutlab's own or another project's.
+"""A checkpoint's own weights: a model that is quantized already, by lutlab or another project.
 
 Nothing is quantized. checkpoint/stored.py reads the folder; q and g of a row are the checkpoint's.
 """
@@ -29,7 +29,7 @@ class Stored(Method):
         """Nothing: there is no weight to quantize.
 
         Raises:
-            LutlabError: always.
+            LutlabError: every call: the weights are quantized already.
         """
         raise LutlabError(
             "method=stored measures the weights of a quantized folder as they are, and quantizes none: load it with "

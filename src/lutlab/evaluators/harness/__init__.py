@@ -39,11 +39,11 @@ _SEED, _ARRAY_SEED, _FEWSHOT_SEED = 0, 1234, 1234
 
 @dataclass(frozen=True)
 class Scores:
-    """Scores of one task.
+    """Values of one task's metrics, and how they came about.
 
     Attributes:
         n: examples that count.
-        values: by lm-eval's name of the metric, with its filter where that is not `none`.
+        values: value by lm-eval's name of the metric, with its filter where that is not `none`.
         errors: standard errors of those values that have one.
         items: each counted example's contribution to a metric, in order.
         facts: versions, BOS, batch size, hash of documents and prompts; examples that were cut or left out, by their
@@ -83,7 +83,7 @@ def scores(
     Args:
         model: a transformers causal language model, quantized or not, on any device; its mode is put back.
         tokenizer: its tokenizer; not changed.
-        text: of a protocol with rows of examples or items, or of source `lm_eval`.
+        text: a text whose protocol has rows of examples or items, or whose source is `lm_eval`.
         bos: `tokenizer` begins a text as the tokenizer does (lm-eval since 0.4.10); `none`, without BOS (up to 0.4.9).
         batch_size: requests at once.
         window: tokens the model sees at most, contexts are cut from the left; None takes the model's context.

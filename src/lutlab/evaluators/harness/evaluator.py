@@ -31,7 +31,7 @@ class HarnessEvaluator(Evaluator):
 
     @classmethod
     def obstacle(cls, run: RunSpec) -> str:
-        """Without lm-eval."""
+        """Reason why it cannot run: lm-eval is not installed."""
         return harness.missing()
 
     def work(self, run: RunSpec) -> Work:

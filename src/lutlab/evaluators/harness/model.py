@@ -60,7 +60,7 @@ class CountingLM(HFLM):
 
     @property
     def left_out(self) -> set[int]:
-        """Documents without a likelihood."""
+        """Indices of documents without a likelihood."""
         return self.unfit | self.not_finite
 
     def facts(self) -> dict[str, list[int]]:
@@ -74,7 +74,7 @@ class CountingLM(HFLM):
     def loglikelihood(
         self, requests: list[Instance], disable_tqdm: bool = True
     ) -> list[tuple[float, bool]]:
-        """As HFLM; what is asked of which document is known while it is answered."""
+        """HFLM's method, which notes the document of each request while it is answered."""
         self._documents = [request.doc_id for request in requests]
         try:
             return super().loglikelihood(requests, disable_tqdm=True)
@@ -84,7 +84,7 @@ class CountingLM(HFLM):
     def loglikelihood_rolling(
         self, requests: list[Instance], disable_tqdm: bool = True
     ) -> list[float]:
-        """As HFLM; likelihoods that are not finite are noted."""
+        """HFLM's method, which notes likelihoods that are not finite."""
         found = super().loglikelihood_rolling(requests, disable_tqdm=True)
         for request, value in zip(requests, found, strict=True):
             if not math.isfinite(value):

@@ -69,7 +69,7 @@ def standard_error(aggregation: Callable, items: Sequence[Any], value: float) ->
 
 
 def _ratio_error(items: Sequence[tuple[float, float]]) -> float:
-    """Of sum a / sum b over items (a, b), by linearization."""
+    """Standard error of sum a / sum b over items (a, b), by linearization."""
     total, n = sum(b for _, b in items), len(items)
     ratio = sum(a for a, _ in items) / total
     return math.sqrt(n / (n - 1) * sum((a - ratio * b) ** 2 for a, b in items)) / total

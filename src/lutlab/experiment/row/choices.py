@@ -35,7 +35,7 @@ def check_presets(config_dirs: Sequence[Path] = ()) -> None:
     """Read the user's own presets, of whose damage Hydra's message would not always name the file.
 
     Raises:
-        LutlabError: as read_yaml; or a file is empty.
+        LutlabError: a file cannot be read, is no UTF-8 or no YAML, or is empty.
     """
     groups = [*choices(), "local", "hydra"]
     own = [folder / group for folder in config_dirs for group in groups]  # and no other folders

@@ -40,11 +40,11 @@ _NAMES = {
 
 @dataclass(frozen=True)
 class Key:
-    """One key.
+    """One key of the command line.
 
     Attributes:
         name: dotted, as the command line has it.
-        type: of its value, without what `Annotated` adds.
+        type: type of its value, without what `Annotated` adds.
         default: the class's own; MISSING where a preset sets it.
         about: its meaning; empty where the class does not say it.
         values: every value there is, where they are few.
@@ -169,7 +169,7 @@ def nested(cls: type, field: dataclasses.Field) -> type | None:
 
 
 def default_of(field: dataclasses.Field) -> Any:
-    """Its default; MISSING where it has none."""
+    """A field's default; MISSING where it has none."""
     if field.default_factory is not dataclasses.MISSING:
         return field.default_factory()
     return MISSING if field.default is dataclasses.MISSING else field.default
@@ -218,7 +218,7 @@ def meanings(cls: type) -> Mapping[str, str]:
 
     >>> from lutlab.experiment.row.row import Data
     >>> meanings(Data)["source"]
-    'where texts come from.'
+    'source of texts.'
     """
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__):

@@ -71,7 +71,7 @@ class _Line:
 
     Attributes:
         groups: group -> its choices.
-        said: its mistakes.
+        said: mistakes found so far.
         values: key or group -> its values that are right by themselves, several where it is swept.
         keys: all that exist, of every method.
         of_methods: those of one of several swept methods, `method.bcq.offset`.
@@ -239,7 +239,7 @@ class _Line:
 
 
 def _of_no_value(override: Override, values: Sequence[Any]) -> str:
-    """What is wrong with an argument whatever its key is; empty where nothing is."""
+    """Mistake of an argument whatever its key is; empty where there is none."""
     if override.package is not None:
         return f"no key is put into another place by @: write {override.key_or_group}=<value>"
     if len(values) > _MOST:

@@ -60,7 +60,7 @@ class Mode(Enum):
     track = "track"
 
     def __str__(self) -> str:
-        """As the command line has it."""
+        """Spelling on the command line."""
         return self.value
 
 
@@ -81,7 +81,7 @@ class Data:
     """Source of texts.
 
     Attributes:
-        source: where texts come from.
+        source: source of texts.
         root: folder of texts as files (docs/data-layout.md), whatever the source.
         limit: evaluate only the first so many windows or examples of each text; every table names it.
         stand_in: the paper's protocol -> the one evaluated instead.
@@ -99,9 +99,9 @@ class Calibration:
 
     Attributes:
         text: protocol of the text.
-        samples: windows.
+        samples: number of windows.
         seqlen: tokens of a window; null: the model's evaluation window.
-        seed: of the windows' places.
+        seed: seed of the windows' places.
     """
 
     text: str = "c4-train"
@@ -149,8 +149,8 @@ class Logger:
     """Weights & Biases.
 
     Attributes:
-        mode: where runs go: nowhere, into files, or to the service.
-        project: of Weights & Biases.
+        mode: destination of runs: nowhere, files, or the service.
+        project: project of Weights & Biases.
         records: folder that mode=track copies; null: `results`.
     """
 
@@ -183,25 +183,25 @@ class Row:
 
     Attributes:
         rows: rows of a table, by name or pattern: "rows=[opt-30b/*]"; [] is all.
-        name: of a sweep of one's own, and of its folder; null: made of its axes.
+        name: name of a sweep of one's own, and of its folder; null: made of its axes.
         baseline: full precision and stored size beside each row of a sweep of one's own.
         mode: measure what is missing and report, say what would run, render what is measured, draw all of it on one
             page, or copy it to Weights & Biases.
-        q: bits of a code, 1 to 8; of some methods a mean width, as 2.5.
+        q: bits of a code, 1 to 8; for some methods a mean width, as 2.5.
         g: weights along K that share a scale, at least 8; -1: one scale a row.
-        mu: bits of x that index a lookup table, of a single product (model=product).
-        kernel: which kernel multiplies, of a single product; auto: the best of lutlab's.
-        knobs: of the GPU kernel's variant that `kernel` names (kernels/README.md): knobs.luts=4.
+        mu: bits of x that index a lookup table, in a single product (model=product).
+        kernel: kernel of a single product (model=product); auto: the best of lutlab's.
+        knobs: knobs of the GPU kernel's variant that `kernel` names (kernels/README.md): knobs.luts=4.
         layers: patterns of layer names -> [q, g]: "layers={*.layers.0.*: [4, 128]}".
         budget: stored bits a weight, of all layers together, which then have widths of their own.
         skip: patterns of layer names that stay in full precision: skip=[*.fc2].
         stream: one block in memory at a time.
         evaluate: evaluators of a sweep, each with its text if it reads one: evaluate=[ppl:wikitext2,weight_error].
-        device: where models run; spread: over several GPUs.
-        dtype: of what is not quantized; auto: float32 on a CPU, float16 on a GPU.
-        threads: of torch; null: its own choice.
+        device: device of models; spread: several GPUs.
+        dtype: dtype of everything that is not quantized; auto: float32 on a CPU, float16 on a GPU.
+        threads: number of torch's threads; null: its own choice.
         alone: true: only rows that measure speed or memory; false: only the others; null: all.
-        seed: of all that is drawn.
+        seed: seed of all random numbers.
         results: folder of records and reports.
         plugins: modules of yours: plugins=my_methods,my_metrics.
         experiments: folder of tables of yours, <paper>/<artifact>.yaml.

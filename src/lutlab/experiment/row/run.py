@@ -41,7 +41,7 @@ def run_of(row: Row) -> RunSpec:
     Raises:
         LutlabError: q or g out of range, no such device here, a budget for what has no widths to choose, tuning of
             what cannot be tuned, layers cut of a model that is not synthetic, a commit of one that is not on the hub,
-            or what is said of layers to a product.
+            or settings of layers for a product.
     """
     quantizer = registry.lookup("method", row.method)(**dict(row.options))  # refuses
     device = _device(row.device)
@@ -110,7 +110,7 @@ def _product(row: Row, quantizer: Method, asked: dict[str, object]) -> ProductRu
 
 
 def _refuse_of_layers(row: Row) -> None:
-    """Raise LutlabError for what is said of a model's layers, which a product does not have."""
+    """Raise LutlabError for settings of a model's layers, which a product does not have."""
     default = {field.name: default_of(field) for field in dataclasses.fields(Row)}
     given = [name for name in _OF_LAYERS if getattr(row, name) != default[name]]
     if named := [*given, *(f"model.{name}" for name in row.model.changed())]:
@@ -120,7 +120,9 @@ def _refuse_of_layers(row: Row) -> None:
 
 
 def _width(row: Row, quantizer: Method) -> Width:
-    """Full precision is 16 bits whatever is asked for, so that it is one row; a quantized folder has its own."""
+    """(q, g) of a row: 16 and -1 in full precision, whatever the row says, and the checkpoint's own for a quantized
+    folder.
+    """
     if row.method == STORED:
         return _stored_width(row)
     return quantizer.check_width(row.q, row.g) if quantizer.quantizes else (16, -1)

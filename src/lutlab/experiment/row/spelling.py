@@ -4,7 +4,7 @@
                                      ─▶  {"method": "bcq", "method.offset": True, …}       its axes
                                      ─▶  ["method=bcq", "method.offset=true", …]           run.py backwards
 
-An axis is one thing that a row can be asked for, by its name on the command line. Tables, sweeps, tracked runs and
+An axis is one setting of a row, by its name on the command line. Tables, sweeps, tracked runs and
 `lutlab.results` name a row by its axes, so that nothing that differs is hidden in one of them.
 """
 
@@ -33,8 +33,8 @@ _EVALUATION: TypeAdapter[EvalSpec] = TypeAdapter(EvalSpec)
 
 
 def to_json(spec: RunSpec | EvalSpec) -> dict[str, Any]:
-    """The spec in JSON's types; options are a mapping. What came later and is not asked for is left out, so that rows
-    of before have the records, and sweeps of before the folders, that they had.
+    """The spec in JSON's types; options are a mapping. Fields that were added to a spec are left out at their defaults,
+    so that ids of records and folders of sweeps stay.
     """
     said = dataclasses.asdict(spec) | {"options": dict(spec.options)}
     if isinstance(spec, ModelRun) and not spec.model.packed:
@@ -45,7 +45,7 @@ def to_json(spec: RunSpec | EvalSpec) -> dict[str, Any]:
 
 
 def run_from(stored: Mapping[str, Any]) -> RunSpec:
-    """The run that `to_json` wrote, today's or an earlier version's: what it does not say is at its default."""
+    """The run that `to_json` wrote, in this version or an earlier one; fields that are missing get their defaults."""
     kind = _MODEL_RUN if "model" in stored else _PRODUCT_RUN
     options = stored.get("options", {})
     known = registry.classes("method").get(stored.get("method"))
@@ -70,7 +70,7 @@ def axes(run: RunSpec, evaluation: EvalSpec | None = None) -> dict[str, Any]:
     'synthetic-8x16'
 
     Returns:
-        Axis -> a number, a word or a flag. What was not asked for (no budget, no calibration) has no axis.
+        Axis -> a number, a word or a flag. A setting that is absent (no budget, no calibration) has no axis.
     """
     found = {"model": run.name, "method": run.method, "q": run.q, "g": run.g}
     found |= {f"method.{key}": value for key, value in run.options}
@@ -145,15 +145,15 @@ def table_command(artifact: str, asked: Sequence[str]) -> str:
     """The command that gives a table again.
 
     Args:
-        artifact: its long name; empty of a sweep of one's own.
-        asked: the other overrides that were typed. Those of conf/local, which nobody else has, go before them.
+        artifact: long name of the artifact; empty for a sweep of one's own.
+        asked: the other overrides of the command line. Those of conf/local, which nobody else has, go before them.
     """
     exp = [f"+exp={short_name(artifact)}"] if artifact else []
     return shell([*exp, *_local(), *asked])
 
 
 def _local() -> Iterator[str]:
-    """conf/local/default.yaml as overrides."""
+    """Overrides of conf/local/default.yaml."""
     path = sources.folder("conf") / "local" / "default.yaml"
     if not path.is_file():
         return
@@ -187,7 +187,7 @@ def overrides_of(run: RunSpec, evaluation: EvalSpec, threads: int | None = None)
     Args:
         run: the row.
         evaluation: the evaluator, its text and its options.
-        threads: of the CPU, which only a speed depends on.
+        threads: number of the CPU's threads, which only a speed depends on.
     """
     text = evaluation.text
     found = [*(_model_run(run) if isinstance(run, ModelRun) else _product_run(run))]
@@ -244,7 +244,7 @@ def _product_run(run: ProductRun) -> Iterator[str]:
 
 
 def _model(model: ModelSpec) -> Iterator[str]:
-    """By its preset, where it has one."""
+    """Overrides of a model, by its preset where it has one."""
     known, more = _preset(sources.folder("conf") / "model" / f"{model.name}.yaml"), model.changed()
     if known and (known["id"], known.get("revision")) == (model.id, model.revision):
         yield f"model={model.name}"

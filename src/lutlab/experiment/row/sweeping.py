@@ -37,9 +37,9 @@ class Request:
 
     Attributes:
         arguments: overrides of every row.
-        sweeps: of a free sweep: the override alternatives of each swept key.
-        of_methods: of a free sweep: alternatives of `method.<name>.<field>=`, each as (method, override).
-        asked: what was typed and decides numbers, for the table's command.
+        sweeps: override alternatives of each swept key, in a free sweep.
+        of_methods: alternatives of `method.<name>.<field>=` in a free sweep, each as (method, override).
+        asked: typed overrides that decide numbers, for the table's command.
     """
 
     artifact: Artifact | None
@@ -131,8 +131,8 @@ def rows_of(request: Request, settings: Row) -> list[ArtifactRow]:
     """The rows of a request with their complete overrides, command line last so that it wins.
 
     Args:
-        request: as parsed.
-        settings: of what its rows have in common.
+        request: one request of the command line.
+        settings: the values that all its rows have in common.
 
     Raises:
         LutlabError: `rows=` (names or patterns) names no row, the command line contradicts an axis of the artifact, or
@@ -182,6 +182,6 @@ def _free_rows(request: Request, default: str) -> list[ArtifactRow]:
 
 
 def baseline_of(row: ArtifactRow) -> ArtifactRow:
-    """The same row in full precision: without all that is said of its weights."""
+    """The same row in full precision: without the settings of its weights."""
     kept = [o for o in row.overrides if not is_one_of(o.lstrip("+").partition("=")[0], _OF_WEIGHTS)]
     return dataclasses.replace(row, overrides=[*kept, "method=none"])

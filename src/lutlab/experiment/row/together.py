@@ -29,7 +29,7 @@ _OWNERS = {"candidates": ("budget",), "tuning": ("tuning.steps", "tuning.block_s
 
 @dataclass(frozen=True)
 class Given:
-    """What a command line gives.
+    """Values of a command line that are right by themselves.
 
     Attributes:
         values: key or group -> its values that are right by themselves, several where it is swept.
@@ -44,7 +44,7 @@ class Given:
     presets: bool
 
     def mistakes(self) -> list[str]:
-        """All that is wrong."""
+        """Mistakes of the line, one text each."""
         said = [*self._of_a_table(), *self._of_the_call(), *self._without_use(), *self._texts()]
         said += self._methods()
         for name, cls in registry.classes("evaluator").items():
@@ -127,7 +127,7 @@ class Given:
 
 
 def _text_of(item: str) -> list[str]:
-    """What is wrong with the text of an evaluation, as `ppl:wikitext2`, of an evaluator that exists."""
+    """Mistakes of an evaluation's text, as in `ppl:wikitext2`, for an evaluator that exists."""
     asked, _, text = item.partition(":")
     name = asked.partition(".")[0]
     evaluator: type[Evaluator] = registry.lookup("evaluator", name)
@@ -159,7 +159,7 @@ def _refused(check: Callable[[Any], object], values: Iterable[Any]) -> list[str]
 
 
 def refusals(cls: type, options: Mapping[str, Sequence[Any]]) -> list[str]:
-    """All that a class has against options of its own, each with one or several values."""
+    """Refusals of a class of its own options, each with one or several values."""
     first = {option: values[0] for option, values in options.items()}
     found = []
     for option, values in options.items():
