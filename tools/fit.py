@@ -31,7 +31,7 @@ class Observed:
     """A latency in milliseconds a token that was measured.
 
     Attributes:
-        shape, q, g, gpus: of what, as latency's.
+        shape, q, g, gpus: the model, its widths and the number of GPUs, with latency's meanings.
         ms: milliseconds a token, batch 1.
         where: the tables that print it.
     """
@@ -54,7 +54,7 @@ def fit(observed: Sequence[Observed], to: Device) -> Rates:
 
     Args:
         observed: latencies on devices of one type, of full precision and quantized, on one and several.
-        to: that type.
+        to: device of that type.
 
     Raises:
         LutlabError: they do not decide all five constants.
@@ -86,7 +86,7 @@ def fit_kernels(times: Sequence[tuple[float, float, float]]) -> tuple[float, flo
     """Share of the read bandwidth at which products read their weights, microseconds a product besides, their errors.
 
     Args:
-        times: of each product, the bytes of its weights, the bandwidth in bytes a second, microseconds measured.
+        times: (bytes of the weights, bandwidth in bytes a second, measured microseconds) of each product.
     """
     from scipy.optimize import nnls
 

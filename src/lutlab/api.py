@@ -143,11 +143,11 @@ def quantize(
     Args:
         model: a transformers causal language model of a known family (OPT, LLaMA, GPT-2, GPT-Neo), or a BERT for
             masked tokens or for classification.
-        method: as in quantize_tensor.
-        q: as in quantize_tensor.
-        g: as in quantize_tensor.
-        calibration: token ids [samples, S] int64 for methods that look at activations, and for a budget; of a
-            classifier what a tokenizer returns of padded texts of its task. None: 128 windows of Python's
+        method: the method's name, one of those that quantize_tensor takes.
+        q: bits a weight, 1-8; see quantize_tensor.
+        g: weights that share a scale, at least 8, or -1 for one scale a row; see quantize_tensor.
+        calibration: token ids [samples, S] int64, for methods that look at activations and for a budget; for a
+            classifier, what a tokenizer returns for padded texts of its task. None: 128 windows of Python's
             documentation (a log line says so), tokenized by the tokenizer beside the model's files.
         skip: patterns (fnmatch) of layer names that stay in full precision, e.g. `*.fc2`.
         layers: patterns (fnmatch) of layer names -> (q, g) of their own, e.g. `{"*.layers.0.*": (4, 16)}`; where
@@ -161,15 +161,15 @@ def quantize(
             stay (tuning/). Takes the memory of a float32 copy of the model and of Adam's state.
         labels: [samples] int64, the class of each text of `calibration`, which a classifier is tuned on; its head is
             trained too, and stays in full precision.
-        **options: as in quantize_tensor.
+        **options: parameters of the method, e.g. `variant="awq"` of `rtn`.
 
     Returns:
         The same model, for chaining.
 
     Raises:
-        LutlabError: as quantize_tensor; or the architecture is unknown, the model is quantized already, a pattern fits
-            no layer, there is no tokenizer to calibrate with, the budget is below the smallest size possible or
-            given beside `layers`, or the method cannot be tuned.
+        LutlabError: q, g, method or a parameter is out of range, the architecture is unknown, the model is quantized
+            already, a pattern fits no layer, there is no tokenizer to calibrate with, the budget is below the smallest
+            size possible or given beside `layers`, or the method cannot be tuned.
     """
     arguments.model(model)
     decoder_blocks(model)  # refuses a model without its head
@@ -242,7 +242,7 @@ def _check_width(quantizer: Method, q: Bits, g: int) -> None:
 
 
 def _checked_widths(given: Mapping[str, Width] | None, quantizer: Method) -> tuple[LayerWidth, ...]:
-    """The argument `layers`."""
+    """Check the argument `layers`."""
     given = {} if given is None else given
     expected = 'a mapping of patterns of layer names, as {"*.fc1": (4, 16)}'
     for pattern in arguments.instance("layers", given, Mapping, expected):
@@ -269,7 +269,7 @@ def _checked_candidates(
 
 
 def _default_calibration(model: PreTrainedModel) -> torch.Tensor:
-    """Windows of Python's documentation.
+    """Calibration windows of Python's documentation, for a model that is given none.
 
     Raises:
         LutlabError: a classifier, or no tokenizer.

@@ -41,7 +41,7 @@ def instance(name: str, value: Any, kinds: type[_Kind] | tuple[type, ...], expec
     """A value of some classes; a bool is no number.
 
     Raises:
-        LutlabError: of another class; `expected` says what to give.
+        LutlabError: the value is of another class; `expected` says what to give.
     """
     number = isinstance(value, bool) and bool not in (
         kinds if isinstance(kinds, tuple) else (kinds,)
@@ -113,9 +113,9 @@ def matrix(name: str, value: Any, axes: str) -> torch.Tensor:
     """A dense matrix of floating-point numbers, as float32.
 
     Args:
-        name: of the argument.
+        name: name of the argument.
         value: a strided tensor of two axes, neither of them empty, of any device but meta.
-        axes: as a message says them, `[N, K]`.
+        axes: axes of the matrix as the message prints them, `[N, K]`.
 
     Raises:
         LutlabError: anything else; or float64 numbers that float32 cannot hold.

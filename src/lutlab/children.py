@@ -21,8 +21,8 @@ def python(code: str, *arguments: str) -> list[str]:
     """The command of a process that runs some code, by the interpreter and the search path of this one.
 
     Args:
-        code: of Python; LUTLAB is the command line.
-        arguments: what it finds in sys.argv[1:].
+        code: Python source of the process; LUTLAB is the command line.
+        arguments: values of sys.argv[1:] in the process.
     """
     return [sys.executable, "-c", _START, os.pathsep.join(_path(sys.path)), code, *arguments]
 

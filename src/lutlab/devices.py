@@ -26,8 +26,8 @@ def kind_and_index(
     ('cuda', 1)
 
     Args:
-        name: as it was given.
-        key: what it was given for.
+        name: name of the device as the user gave it: `cpu`, `cuda`, `cuda:1`.
+        key: argument or key that it was given for, which the message names.
         others: names beside these that the caller takes, for the message.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The one error a user may see without a traceback: it names what was wrong, what was expected, what to do."""
+"""The one error that a user may see without a traceback: it names the mistake, what was expected, and the cure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class MissingTextError(LutlabError):
 
 
 class Mistakes(LutlabError):
-    """Several mistakes, a line each, shortened to fit one screen; one that is said twice is one."""
+    """Several mistakes, a line each without repetition, shortened to fit one screen."""
 
     def __init__(self, said: Iterable[str]) -> None:
         self.said = tuple(dict.fromkeys(said))

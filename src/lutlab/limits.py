@@ -17,7 +17,7 @@ _PATH, _NAME = 4000, 255  # characters of a path, bytes of each part: Linux's an
 
 
 def at_least_one(name: str, value: int) -> None:
-    """A count."""
+    """A count, from 1."""
     if not 1 <= value <= _MOST:
         raise LutlabError(f"{name}={value}: give at {'least 1' if value < 1 else f'most {_MOST}'}")
 

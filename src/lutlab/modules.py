@@ -144,7 +144,9 @@ class QuantLinear(nn.Module):
         super()._load_from_state_dict(*args, **kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies and pickles, which hold the stored weight and prepare for themselves: no kernel can be pickled."""
+        """State for copies and pickles: the stored weight, from which they prepare for themselves; no kernel can be
+        pickled.
+        """
         buffers = self._buffers | self.packed.buffers
         return self.__dict__ | {"_execution": None, "_buffers": buffers}
 

@@ -58,7 +58,7 @@ def _discover(group: str) -> None:
 
 
 def classes(group: str) -> dict[str, Any]:
-    """All classes of a group by name, sorted."""
+    """Classes of a group by name, sorted."""
     _discover(group)
     return dict(sorted(_CLASSES[group].items()))
 

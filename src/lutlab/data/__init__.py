@@ -121,16 +121,16 @@ def calibration_inputs(
     seqlen: int,
     seed: int,
 ) -> torch.Tensor | Mapping[str, torch.Tensor]:
-    """What a model of a task reads while it is calibrated, of the kind that it reads when it is evaluated.
+    """Calibration windows for a model, of the kind that its task's evaluators read.
 
     Args:
         task: `causal_lm`, windows of a text; `masked_lm`, windows with their mask tokens; `sequence_classification`,
             pairs of sentences, padded.
-        text: of kind `calibration`, of a classifier `calibration-pairs`.
-        tokenizer: of the model.
+        text: a text of kind `calibration`; for a classifier, of kind `calibration-pairs`.
+        tokenizer: tokenizer of the model.
         samples: windows or pairs.
         seqlen: tokens of a window, or at most of a pair.
-        seed: of the draws.
+        seed: seed of the draws.
 
     Returns:
         Token ids [samples, seqlen] int64; of pairs input_ids, attention_mask, … [samples, S] by name.

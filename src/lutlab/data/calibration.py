@@ -25,10 +25,10 @@ def calibration_windows(
 
     Args:
         text: rows under a protocol.
-        tokenizer: of the model to be calibrated.
+        tokenizer: tokenizer of the model to be calibrated.
         samples: windows to draw, at least 1; two may overlap.
         seqlen: tokens of each, at least 1.
-        seed: of the draws.
+        seed: seed of the draws.
 
     Returns:
         [samples, seqlen] int64.

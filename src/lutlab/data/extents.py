@@ -28,7 +28,8 @@ def stream_extents(text: Text, tokenizer: PreTrainedTokenizerBase, seqlen: int) 
         [2, T] int64: bytes, words.
 
     Raises:
-        LutlabError: as token_stream.
+        LutlabError: a protocol of examples, a text shorter than one window, or a tokenizer that promises BOS and does
+            not set it.
     """
     rule = protocol(text.protocol)
     if rule.crops:

@@ -63,10 +63,10 @@ def each(make: Callable[[Any], str], rows: Iterable[Any], origin: str, said: str
     """make(row) of every row, in order.
 
     Args:
-        make: raises ValueError, TypeError, KeyError or the like of a row that is none.
-        rows: of one file.
-        origin: the file, or what ends with its name.
-        said: what the message says of a line that is none, as "is no item of piqa".
+        make: function of a row, which raises ValueError, TypeError, KeyError or the like where it is damaged.
+        rows: rows of one file.
+        origin: path or name of the file.
+        said: the message's words about a row that is damaged, as "is no item of piqa".
 
     Raises:
         LutlabError: `make` refused a row; the message has its line.

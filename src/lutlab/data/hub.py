@@ -116,7 +116,7 @@ LOCATIONS = {
 
 
 def read(dataset: str, split: str, limit: int | None) -> tuple[list[str], str]:
-    """Rows, and their origin: repository, commit, file, and why an earlier choice was passed over.
+    """Rows, and their origin: repository, commit, file, and the reason why an earlier choice was passed over.
 
     Raises:
         LutlabError: a text the hub does not hold, no choice could be fetched, or the file is damaged.

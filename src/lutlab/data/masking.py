@@ -74,8 +74,8 @@ def corrupted(
 
     Args:
         ids: [..., S] int64 on the CPU; not changed.
-        vocabulary: of their tokenizer.
-        seed: of the draw, which depends on nothing else but the shape of `ids`.
+        vocabulary: special tokens and size of the tokenizer's vocabulary.
+        seed: seed of the draw, which depends on nothing else but the shape of `ids`.
 
     Returns:
         ids of the same shape, and a bool mask of that shape, true where a token is to be named.
@@ -95,7 +95,8 @@ def masked_stream(
     """Disjoint full windows of a text of kind `stream`, the remainder dropped; window i is corrupted with seed + i.
 
     Raises:
-        LutlabError: as token_stream and vocabulary_of; or a window shorter than 3 tokens.
+        LutlabError: a protocol of examples, a text shorter than one window, a window shorter than 3 tokens, or a
+            tokenizer that has no mask token, or none that begins or ends a text.
     """
     vocabulary = vocabulary_of(tokenizer)
     inside = _inside(seqlen)
@@ -118,7 +119,8 @@ def masked_calibration(
     """Windows [samples, seqlen] int64 of a text of kind `calibration`, corrupted as those that are evaluated.
 
     Raises:
-        LutlabError: as calibration_windows and vocabulary_of; or a window shorter than 3 tokens.
+        LutlabError: samples below 1, a text of another kind or too short, a window shorter than 3 tokens, or a
+            tokenizer that has no mask token, or none that begins or ends a text.
     """
     vocabulary = vocabulary_of(tokenizer)
     windows = calibration_windows(text, tokenizer, samples, _inside(seqlen), seed)
@@ -127,7 +129,7 @@ def masked_calibration(
 
 
 def _inside(seqlen: int) -> int:
-    """Tokens of a window that are the text's."""
+    """Number of a window's tokens that are the text's."""
     if seqlen < 3:
         raise LutlabError(
             f"a window of {seqlen} tokens holds nothing between its first and its last: take at least 3"

@@ -39,7 +39,7 @@ def _held_out(genre: str) -> list[str]:
 
 
 def _rows(some: Iterable[Pair]) -> list[str]:
-    """All pairs, as many of each label as of the rarest, in an order that a hash of them draws."""
+    """Balanced pairs: as many of each label as of the rarest, in an order that a hash draws."""
     by_label: list[list[str]] = [[] for _ in WORDS]
     for pair in some:
         by_label[int(pair.label)].append(pair.row())

@@ -105,10 +105,11 @@ def calibration_pairs(
 def labelled_pairs(
     text: Text, tokenizer: PreTrainedTokenizerBase, samples: int, window: int, seed: int
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    """The same pairs as calibration_pairs, and their labels [samples] int64, to be trained on.
+    """The pairs of calibration_pairs, and their labels [samples] int64, to be trained on.
 
     Raises:
-        LutlabError: as calibration_pairs; the pairs have similarities, or a label is out of range.
+        LutlabError: a protocol of another kind, fewer pairs than were asked for, pairs with similarities, or a label
+            out of range.
     """
     if text.protocol in SCORED:
         raise LutlabError(

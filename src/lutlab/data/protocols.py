@@ -41,8 +41,8 @@ class Protocol:
         windows: the stream ends after so many windows; None keeps all full windows.
         crops: the windows are random crops of documents, not of the rows joined.
         documents: rows the data set has, where the draws depend on it; another number is refused.
-        tokens: of the text by GPT-2's tokenizer, every ending with its context, for predictions before a download;
-            ARC-Challenge's without the last two questions.
+        tokens: number of tokens of the text by GPT-2's tokenizer, every ending with its context, for predictions before
+            a download; ARC-Challenge's without the last two questions.
         version: raised by whoever changes the token ids that the same rows become; part of the ids of its cells.
     """
 
@@ -214,7 +214,7 @@ PROTOCOLS = {
 
 
 def protocol(name: str) -> Protocol:
-    """Look a protocol up.
+    """The protocol of a name.
 
     Raises:
         LutlabError: unknown name; the message suggests the nearest one.

@@ -102,7 +102,7 @@ def text_of_task(name: str, limit: int | None) -> Text:
     """A task whose rows lm-eval fetches, as a text without rows.
 
     Raises:
-        LutlabError: as `definition`.
+        LutlabError: lm-eval is not installed, has no such task, a group of tasks of that name, or a damaged file.
     """
     found = definition(name)
     version = importlib.metadata.version("lm-eval")

@@ -25,7 +25,7 @@ def token_stream(text: Text, tokenizer: PreTrainedTokenizerBase, seqlen: int) ->
 
     Args:
         text: rows under a protocol.
-        tokenizer: of the model that will read the ids.
+        tokenizer: tokenizer of the model that will read the ids.
         seqlen: window length; only c4 and c4-new depend on it.
 
     Returns:
@@ -130,7 +130,7 @@ def joined_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> torch.Tensor:
         [T] int64, to be read only.
 
     Raises:
-        LutlabError: as encode and tokenizer_sha256.
+        LutlabError: BOS is promised and missing (begin_id), or the tokenizer has no `tokenizers` backend.
     """
     key = (
         begin_id(tokenizer),  # checked of every tokenizer

@@ -1,6 +1,6 @@
 """Folders of the cache with what a compiler made: its source, its library, and a seal that binds both to the folder.
 
-    <name>-<key>/   kernel.c · kernel.so · kernel.sealed (what is said of them, and each one's SHA-256; files.py)
+    <name>-<key>/   kernel.c · kernel.so · kernel.sealed (their facts, and each one's SHA-256; files.py)
 
 The name holds the key of all that decided the library, and the seal hashes the name: an intact library that is copied
 into another's folder, its seal with it, is no more that folder's than a damaged one. A folder is built beside and
@@ -35,11 +35,11 @@ SEAL = "kernel.sealed"
 def take(
     cache: Path, name: str, make: Callable[[Path], Mapping[str, Any]]
 ) -> tuple[Path, dict[str, Any]]:
-    """A folder as it was built before, or is built now, and what is said of its files.
+    """A folder of built files, from an earlier build or made now, and its facts.
 
     Args:
-        cache: where such folders are; another place is taken where it cannot be written (caches.py).
-        name: with the key of all that decides the files.
+        cache: folder of such folders; another place is taken where it cannot be written (caches.py).
+        name: name of the folder, with the key of all that decides its files.
         make: fills an empty folder, and returns JSON values, to be sealed with the files.
 
     Raises:
@@ -92,7 +92,7 @@ def _seal(folder: Path, name: str, about: Mapping[str, Any]) -> None:
 
 
 def _put(inside: Path, folder: Path) -> dict[str, Any]:
-    """Rename a sealed folder, unless another process was first; what is said of the files that are there."""
+    """Rename a sealed folder, unless another process was first; returns the facts of the files that are there."""
     if about := kept(folder):
         return about
     try:

@@ -45,7 +45,7 @@ def cache_folder(name: str) -> Path:
 
 @functools.cache
 def writable(folder: Path) -> Path:
-    """The folder, made, or a private temporary one for this process where it cannot be written, said once.
+    """The folder, made, or a private temporary one for this process where it cannot be written; one warning says so.
 
     Raises:
         LutlabError: others can change what lies in the system's temporary folder.
@@ -94,7 +94,7 @@ def _make(folder: Path) -> None:
 
 @functools.cache
 def _instead(folder: Path, why: str) -> Path:
-    """A private temporary folder in a folder's place, said once; why: begins the warning, ends before a cure."""
+    """A private temporary folder in a folder's place, with one warning, which begins with `why`."""
     log.warning(
         "%s set LUTLAB_CACHE to a folder of your own. Until then what it keeps, as built kernels, is made in a private "
         "temporary folder, again in every process",

@@ -30,7 +30,9 @@ _HOUR = 3600.0
 
 
 class Damaged(ValueError):
-    """Content is not what was written, or was written under another name. Whoever knows the file says which."""
+    """The content differs from what was written, or was written under another name; the caller's message names the
+    file.
+    """
 
 
 def write_atomically(path: Path, data: bytes) -> Path:
@@ -80,9 +82,9 @@ def remove_leftovers(folder: Path, pattern: str = ".*", older_s: float = _HOUR) 
     A writer that is still at work, here or on another machine, touches its file or folder far more often.
 
     Args:
-        folder: in which to look.
-        pattern: of names, as Path.glob's; `**/.*` looks in its folders too.
-        older_s: seconds.
+        folder: folder to look in.
+        pattern: pattern of names, as Path.glob's; `**/.*` looks in its folders too.
+        older_s: age in seconds from which a file is left over.
 
     Returns:
         the files and folders that are gone.
@@ -101,7 +103,7 @@ def remove_leftovers(folder: Path, pattern: str = ".*", older_s: float = _HOUR) 
 
 
 def set_aside(path: Path) -> Path:
-    """Rename what was found damaged to `<name>.damaged` (`.damaged-2`, …), so that it can be looked at; its new place.
+    """Rename a damaged file to `<name>.damaged` (`.damaged-2`, …), so that it can be looked at; returns its new path.
 
     Raises:
         LutlabError: the folder cannot be written.

@@ -1,4 +1,4 @@
-"""Values that were found out once, sealed in the cache folder; a file that is damaged is named, set aside, and is none.
+"""A cache of values that take long to find, sealed; a file that is damaged is named, set aside, and counts as none.
 
     <cache>/known/<kind>-<key>.sealed     rendered sources, compilers, features of a CPU; key: of all that decides it
     <cache>/texts/<name>-<key>.sealed     texts that took seconds to find
@@ -31,13 +31,13 @@ _NOTHING = object()
 
 
 def kept(path: Path, read: Callable[[Any], _Found], nothing: _Found) -> _Found:
-    """What a file holds.
+    """Findings of a file.
 
     Args:
-        path: of the file.
-        read: what was sealed -> the findings; raises ValueError, TypeError, KeyError or AttributeError where they
-            are not such as are found.
-        nothing: without a file, or with a damaged one.
+        path: path of the file.
+        read: function from the file's content to the findings; raises ValueError, TypeError, KeyError or AttributeError
+            where they are not such as are found.
+        nothing: findings where there is no file, or a damaged one.
     """
     if not os.path.lexists(path):
         return nothing
@@ -52,8 +52,8 @@ def keep(path: Path, change: Callable[[], Any]) -> Path:
     """Write what change() returns, JSON, while other processes wait for their turn; returns the file.
 
     Args:
-        path: of the file.
-        change: reads what is kept, and returns what is to be.
+        path: path of the file.
+        change: function that reads the file's findings, and returns the new ones.
 
     Raises:
         LutlabError: the folder cannot be written.
@@ -74,12 +74,12 @@ def keep(path: Path, change: Callable[[], Any]) -> Path:
 
 
 def known(kind: str, decides: Sequence[Any], find: Callable[[], Any]) -> Any:
-    """The value that find() returns, kept from before or found now; code is made of it, so others may not change it.
+    """The value of find(), from the cache where it is there; code is made of it, so others may not change it.
 
     Args:
-        kind: letters and digits; of the file's name.
+        kind: letters and digits, the beginning of the file's name.
         decides: JSON values; find() must depend on nothing else.
-        find: returns a JSON value.
+        find: function that returns a JSON value.
 
     Raises:
         LutlabError: others can change the cache folder, and the system's temporary folder too; the disk is full.
@@ -101,12 +101,12 @@ def known(kind: str, decides: Sequence[Any], find: Callable[[], Any]) -> Any:
 
 
 def recall(name: str, sources: Iterable[bytes], find: Callable[[], Any]) -> Any:
-    """The value of find(), which was kept if it was found in the same bytes before.
+    """The value of find(), from the cache where the same bytes led to it before.
 
     Args:
-        name: of the file in the cache.
+        name: name of the file in the cache.
         sources: everything that decides the value, the code that finds it included; only their content counts.
-        find: returns a JSON value.
+        find: function that returns a JSON value.
     """
     digest = hashlib.sha256()
     for part in sources:

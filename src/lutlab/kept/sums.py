@@ -44,10 +44,10 @@ def check_sums(
     """Compare every file that SHA256SUMS names with what it says.
 
     Args:
-        folder: with a SHA256SUMS.
+        folder: folder with a SHA256SUMS.
         cure: the end of the message.
         used: names of files that must be among them.
-        some: of the files by their sorted names, where others compare the rest.
+        some: slice of the sorted file names to compare, where others compare the rest.
 
     Raises:
         LutlabError: a file is missing, differs or cannot be read, one of `used` is not named, or SHA256SUMS is damaged.

@@ -26,7 +26,7 @@ Where = tuple[tuple[str, Any], ...]  # config fields and the values that they mu
 
 
 def holds(where: Where, config: PreTrainedConfig) -> bool:
-    """Whether a config's fields have the values asked for. A config without the field is an AttributeError."""
+    """Whether a config's fields have the values of a condition. A config without the field is an AttributeError."""
     return all(getattr(config, field) == value for field, value in where)
 
 
@@ -40,10 +40,10 @@ class SharedInput:
         scaled_by: path of the module whose output channels are this input's channels, with nothing between them that
             a scale per channel does not pass through (a norm; v_proj through the attention's weights; fc1 through
             ReLU; up_proj through the gate's product), and whose output nothing else reads. None where there is none.
-        scaled_where: of the config, for `scaled_by` to be true.
-        adds_to: where the outputs are added to the residual stream: pairs of a module whose input is the stream in
-            front of that sum (an empty path: the block), and of the config, for this to be true; the first that is
-            true counts. Empty where outputs go elsewhere.
+        scaled_where: condition on the config under which `scaled_by` holds.
+        adds_to: places where the outputs are added to the residual stream: pairs of a module whose input is the stream
+            in front of that sum (an empty path: the block), and a condition on the config; the first that holds counts.
+            Empty where outputs go elsewhere.
     """
 
     kind: str
@@ -69,7 +69,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Family:
-    """One architecture.
+    """One architecture: where its blocks and linear layers are.
 
     Attributes:
         model_types: `config.model_type` of the architecture, then of those that are laid out alike.
@@ -82,10 +82,10 @@ class Family:
             a model of another head is refused then.
         deviation: the config field of the deviation of random weights, as transformers initialises them.
         seqlen: the config field of the context; the evaluation window of the GPTQ protocol, at most `longest`.
-        where: of the config, for all of this to be true; other models of the same type are refused.
-        sizes: by which the latency of such a decoder is predicted (predict/shapes.py); None: it is not.
-        graphs: whether CUDA graphs decode it (generate/graph.py): its attention takes a mask as it is, and a step makes
-            no number on the host, with which no graph could be replayed a token later.
+        where: condition on the config under which all of this holds; other models of the same type are refused.
+        sizes: fields by which the latency of such a decoder is predicted (predict/shapes.py); None: it is not.
+        graphs: whether CUDA graphs decode it (generate/graph.py): its attention takes a mask unchanged, and a step
+            makes no number on the host, with which no graph could be replayed a token later.
 
     Raises:
         ValueError: an unknown task or kind, a layer named twice, or a module that would carry the scales of two

@@ -243,7 +243,7 @@ def task_of(model: PreTrainedModel) -> str:
     """The task of a model, a key of TASKS: its family's, or that of its head.
 
     Raises:
-        LutlabError: as family_of; or a head that the family does not know.
+        LutlabError: an architecture or a head that no family here knows.
     """
     return _task(family_of(model.config), [type(model).__name__])
 

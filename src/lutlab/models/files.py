@@ -115,7 +115,7 @@ def check_shipped(folder: Path, shipped: Path) -> None:
     """Check a model that ships with lutlab; a folder that lies elsewhere than in `shipped` is the user's.
 
     Raises:
-        LutlabError: as sums.check_sums.
+        LutlabError: a file is missing, differs from its SHA256SUMS or cannot be read.
     """
     if folder.parent == shipped:
         cure = "a model that ships with lutlab is damaged; reinstall lutlab, or restore the file with git"

@@ -41,7 +41,7 @@ def check(
     Args:
         what: the model and how it is stored, as the message calls it.
         parts: name -> bytes that are still to be allocated.
-        device: as torch names it.
+        device: torch's name of the device.
         free: bytes that the device has; None: looked up.
         cure: end of the message: how to need less.
 
@@ -74,9 +74,9 @@ def cache_bytes(config: PreTrainedConfig, batch: int, length: int, itemsize: int
     """Bytes of a key-value cache: 2 * layers * kv_heads * head_dim * length * batch * itemsize.
 
     Args:
-        config: of the model; without num_key_value_heads every head has keys and values of its own, without head_dim
-            the heads share hidden_size.
-        batch: rows.
+        config: config of the model; without num_key_value_heads every head has keys and values of its own, without
+            head_dim the heads share hidden_size.
+        batch: number of rows.
         length: tokens of a row.
         itemsize: bytes of a number.
     """

@@ -68,7 +68,7 @@ def _cached_commit(repository: str, revision: str | None, *, weights: bool) -> s
 
 
 def _conversion(kept: Path, snapshots: Path) -> str | None:
-    """The commit that was kept, if its files are here; else the hub is asked, and it is kept again."""
+    """The commit in the cache, if its files are here; else the hub's answer, which the cache then has."""
     try:
         commit = kept.read_text(encoding="ascii")
     except (OSError, UnicodeDecodeError):  # none, or no commit
@@ -144,7 +144,7 @@ def _bytes_missing(repository: str, commit: str, patterns: list[str]) -> int:
 
 @contextmanager
 def _without_bars() -> Iterator[None]:
-    """No progress bar where nothing is fetched."""
+    """A context without a progress bar where nothing is fetched."""
     from huggingface_hub import utils
 
     shown = not utils.are_progress_bars_disabled()

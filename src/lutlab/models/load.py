@@ -103,9 +103,9 @@ def load_model(
 
     Args:
         spec: the model.
-        dtype: of its weights.
-        device: as torch names it, or `spread`, over all GPUs (spread.py).
-        seed: of the weights of a synthetic model, or of a new head.
+        dtype: dtype of the model's weights.
+        device: torch's name of a device, or `spread`, over all GPUs (spread.py).
+        seed: seed of the weights of a synthetic model, or of a new head.
         stream: blocks stay where they are until they are opened (streamed.py).
 
     Raises:
@@ -171,10 +171,10 @@ def _first_line(error: Exception) -> str:
 
 
 def config_to_draw(spec: ModelSpec) -> PreTrainedConfig:
-    """The config of a synthetic model, with the number of layers that is asked for.
+    """The config of a synthetic model, with the spec's number of layers.
 
     Raises:
-        LutlabError: as load_model.
+        LutlabError: no such folder, embedded name or repository, or no network; an unknown architecture.
     """
     return cut(_config(folder_of(spec)), spec.layers)
 
@@ -277,7 +277,8 @@ def fingerprint(spec: ModelSpec) -> str:
     A synthetic model's numbers depend on RunSpec.seed as well, which is no part of a ModelSpec.
 
     Raises:
-        LutlabError: as folder_of; files of the weights are missing; files of an embedded model are damaged.
+        LutlabError: no such folder, embedded name or repository, or no network; files of the weights are missing; files
+            of an embedded model are damaged.
     """
     found = _files_fingerprint(spec)
     return f"{found}:{spec.task}" if spec.task else found

@@ -59,7 +59,7 @@ def config_of(folder: Path) -> PreTrainedConfig:
 
     Raises:
         LutlabError: it asks for code, kernels or files that are not read here.
-        OSError, ValueError: as transformers': it is missing, damaged, or of an architecture unknown to it.
+        OSError, ValueError: transformers finds it missing, damaged, or of an unknown architecture.
     """
     from huggingface_hub.errors import StrictDataclassError
 
@@ -80,13 +80,13 @@ def model_of(model_class: Any, folder: Path, **how: Any) -> tuple[PreTrainedMode
 
     Args:
         model_class: an Auto class of transformers.
-        folder: of the model.
+        folder: folder of the model.
         how: further arguments of from_pretrained.
 
     Raises:
-        LutlabError: as config_of.
-        OSError, ValueError, RuntimeError, safetensors.SafetensorError: as transformers'; a ValueError too where it
-            fails otherwise over a JSON file of the folder (generation_config.json among them).
+        LutlabError: the config asks for code, kernels or files that are not read here.
+        OSError, ValueError, RuntimeError, safetensors.SafetensorError: transformers cannot load it; a ValueError too
+            where it fails otherwise over a JSON file of the folder (generation_config.json among them).
     """
     check_folder(folder)
     try:
@@ -110,7 +110,8 @@ def tokenizer_of(source: str | Path, *, local: bool = True) -> PreTrainedTokeniz
         local: nothing is fetched.
 
     Raises:
-        Exception: of many kinds, the Rust tokenizers' own is a bare one.
+        Exception: no readable tokenizer; the errors are of many kinds, and the Rust tokenizers' own is a bare
+            Exception.
     """
     if Path(source).is_dir():
         check_folder(Path(source))

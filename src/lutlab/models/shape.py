@@ -55,7 +55,8 @@ def shape_of(spec: ModelSpec) -> ModelShape:
     """Sizes of a model; of one on the hub only the config is fetched.
 
     Raises:
-        LutlabError: as models.load.folder_of; config.json or the weights' headers are damaged.
+        LutlabError: no such folder, embedded name or repository, or no network; config.json or the weights' headers are
+            damaged.
     """
     return _read(spec)[0]
 
@@ -83,7 +84,7 @@ def _read(spec: ModelSpec) -> tuple[ModelShape, Matrices]:
 
 
 def _from_files(folder: Path) -> tuple[ModelShape, Matrices] | None:
-    """By the headers of the weights; None where config.json leaves a field to transformers' default."""
+    """The shape by the headers of the weights; None where config.json leaves a field to transformers' default."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     family = family_written(folder / "config.json")
     check_heads(folder)
@@ -159,7 +160,7 @@ def _matrix(sizes: dict[str, tuple[int, ...]], path: str) -> tuple[int, int] | N
 
 
 def _from_config(folder: Path, layers: int | None) -> tuple[ModelShape, Matrices]:
-    """By the model on the meta device, cut to its first layers if a number is given."""
+    """The shape by the model on the meta device, cut to its first `layers` where they are given."""
     config: Any = config_of(folder)
     if layers is not None:
         config.num_hidden_layers = layers

@@ -20,7 +20,7 @@ class Shards:
         """Read the names in every file.
 
         Args:
-            folder: with model.safetensors, or shards and their index.
+            folder: folder with model.safetensors, or shards and their index.
             base: the part of a model's names that a checkpoint of the bare decoder leaves out (`model`, `transformer`).
 
         Raises:
@@ -41,7 +41,7 @@ class Shards:
         """The checkpoint must hold the weights `names`, and its decoder blocks must find a place among them.
 
         Args:
-            names: as the model names them.
+            names: names of the weights in the model.
             blocks: the model's name of its decoder blocks' list.
 
         Raises:
@@ -70,7 +70,7 @@ class Shards:
         Args:
             wanted: name -> a tensor of the shape expected, which may be on the meta device.
             dtype: floating-point weights are converted to it.
-            device: of the tensors.
+            device: device of the tensors.
 
         Raises:
             LutlabError: a file is damaged, or a weight is of another shape, or not finite.
@@ -104,7 +104,7 @@ class Shards:
         return self.mapped(name).clone()
 
     def mapped(self, name: str) -> torch.Tensor:
-        """As `as_stored`, and not read: its pages are the file's, which come into memory where they are looked at.
+        """A tensor like `as_stored`'s that is mapped, not read: pages of the file come into memory at their first use.
 
         Nothing may write to the file while the tensor, or a view of it, is there.
 

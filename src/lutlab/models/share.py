@@ -43,9 +43,9 @@ class Columns:
     """Stored columns of W.
 
     Attributes:
-        span: of the columns.
-        given: of the channels of x that the layers before it leave on this rank; others than those of the columns where
-            these have an order.
+        span: range of the columns.
+        given: range of the channels of x that the layers before it leave on this rank; others than those of the columns
+            where these have an order.
     """
 
     span: range
@@ -57,8 +57,8 @@ class Share:
     """One rank's part of a block.
 
     Attributes:
-        heads: of queries.
-        key_values: heads of keys and values.
+        heads: range of the heads of queries.
+        key_values: range of the heads of keys and values.
         head_size: channels of a head.
         parts: path of a linear layer in the block -> the part of its weight.
     """
@@ -96,11 +96,11 @@ def share_of(
     """The part of a block of rank `index` of `count`.
 
     Args:
-        family: of the model.
+        family: family of the model.
         widths: path in the block -> the layer, of all linear layers.
-        heads: of queries in the block.
-        index: of the rank.
-        count: of ranks.
+        heads: number of heads of queries in the block.
+        index: index of the rank.
+        count: number of ranks.
 
     Raises:
         LutlabError: heads, key-value heads or channels cannot be shared by so many, or the block has another build.

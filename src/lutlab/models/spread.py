@@ -19,7 +19,7 @@ def spread(
     """Place a model's modules, in place.
 
     Args:
-        model: in memory, of any device.
+        model: model in memory, on any device.
         device_map: module path -> device; None: all GPUs, evenly filled.
 
     Raises:

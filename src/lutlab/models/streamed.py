@@ -76,7 +76,7 @@ def release(block: nn.Module) -> None:
 
 
 def return_freed_memory() -> None:
-    """From now on, freed tensors go back to the operating system: the process needs what it holds, and no more.
+    """Let freed tensors go back to the operating system from now on, so that the process holds no more than it needs.
 
     glibc raises the size from which it does so to 32 MB as it meets larger ones, and the heap below that fragments: by
     the size of a weight a block, in a model of a hundred blocks several times the memory of one.

@@ -30,7 +30,7 @@ class Way:
     """A method of a peer that quantizes models.
 
     Attributes:
-        options: what its entry point is given beside q and g.
+        options: arguments of its entry point beside q and g.
         gradient: whether it goes backward through the model, or a block.
     """
 
@@ -43,8 +43,8 @@ class Product(Contestant):
     """A contestant with what a table says beside its times.
 
     Attributes:
-        error: of the product, relative to one in float64.
-        activations: the type that it rounds them to.
+        error: error of the product, relative to one in float64.
+        activations: type that it rounds activations to.
     """
 
     error: float = 0.0
@@ -59,7 +59,7 @@ class Block:
         weights: layer -> [N, K] float32.
         inputs: name -> [tokens, K] float32.
         readers: name of an input -> the layers that read it.
-        q: bits.
+        q: bits a weight.
         g: group size.
         batch: tokens that are accumulated at a time.
     """
@@ -76,8 +76,8 @@ class Peer:
     """Public code, never instantiated; a peer overrides the functions that it can be compared in.
 
     Attributes:
-        modules: what is imported of it.
-        install: what pip installs.
+        modules: modules of it that are imported.
+        install: names that pip installs, the package first.
         ways: name -> Way, of a peer that quantizes models.
         gpu_bits: q that its product on a GPU takes.
     """
@@ -106,8 +106,8 @@ class Peer:
 
         Args:
             folder: model in full precision.
-            options: those of a Way.
-            q: bits.
+            options: options of a Way.
+            q: bits a weight.
             g: group size.
             ids: calibration windows, [samples, S] int64.
 
@@ -152,7 +152,7 @@ class Peer:
 
         Args:
             shape: (N, K).
-            q: bits.
+            q: bits a weight.
             g: group size.
             x: activations in float16.
             copies: bytes of a weight -> the number of copies that are cold.

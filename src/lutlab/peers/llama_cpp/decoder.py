@@ -17,9 +17,9 @@ class Decoder:
     """A GGUF file in llama.cpp, a token at a time; `with` closes it.
 
     Args:
-        path: of the file.
+        path: path of the GGUF file.
         length: tokens that its cache holds; it rounds up.
-        threads: that multiply.
+        threads: number of threads that multiply.
         cache: one of CACHES.
         flash: attention by its fused kernel.
 

@@ -92,7 +92,7 @@ def encode(model: PreTrainedModel, linear: str, head: str, threads: int) -> dict
         model: plain, or with quantized layers.
         linear: type of the linear layers, a key of BITS.
         head: type of the head, likewise.
-        threads: that round.
+        threads: number of threads that round.
 
     Raises:
         LutlabError: see check_inputs.

@@ -82,7 +82,7 @@ class Products:
     """Copies of one quantized matrix, each with a graph that multiplies the same x.
 
     Attributes:
-        bytes: of one copy.
+        bytes: bytes of one copy.
         buffer: the kind of buffer the copies lie in.
         error: |y - x W^T| / |x W^T|, W as dequantized, in float64.
     """
