@@ -46,7 +46,7 @@ def save_adapter(model: PreTrainedModel, folder: str | Path) -> int:
     """Write the scales of a quantized model, and of a classifier its head. The folder appears when it is complete.
 
     Args:
-        model: with quantized layers, as lutlab.quantize leaves it.
+        model: model with quantized layers, as lutlab.quantize leaves it.
         folder: new, or empty.
 
     Returns:
@@ -80,11 +80,11 @@ def save_adapter(model: PreTrainedModel, folder: str | Path) -> int:
 def load_adapter(model: PreTrainedModel, folder: str | Path) -> PreTrainedModel:
     """Put the scales and the head of an adapter in the place of a model's own; planes and all else stay.
 
-    Everything is checked before anything is changed. Engines that were made before have the scales of before.
+    Everything is checked before anything is changed. An engine that exists already keeps the scales it has.
 
     Args:
-        model: with the planes that the adapter was tuned over.
-        folder: that save_adapter wrote.
+        model: model with the planes that the adapter was tuned over.
+        folder: folder that save_adapter wrote.
 
     Returns:
         The same model, for chaining.

@@ -148,7 +148,7 @@ def _scale(name: str, tensor: UniformTensor, dtype: torch.dtype) -> torch.Tensor
 
 
 def _group_size(tensor: UniformTensor) -> int | None:
-    """None: one group a row, which the format calls `channel`."""
+    """Group size in the config; None for one group a row, which the format calls `channel`."""
     return None if tensor.scale.shape[1] == 1 else tensor.group_size
 
 

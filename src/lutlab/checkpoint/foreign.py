@@ -65,11 +65,11 @@ def load_foreign(
     """The model of a folder, in evaluation mode, its quantized layers read as QuantLinears.
 
     Args:
-        folder: with config.json and safetensors.
+        folder: folder with config.json and safetensors.
         config: without a quantization config.
-        quantization: what the folder says of it; None: nothing, as EfficientQAT's.
-        dtype: of all that is not quantized.
-        device: where the model goes.
+        quantization: `quantization_config` of the folder's config.json; None where there is none, as in EfficientQAT's.
+        dtype: dtype of everything that is not quantized.
+        device: device of the model.
 
     Raises:
         LutlabError: a layout that lutlab does not read, ambiguous zero points, files that are missing, damaged or of
@@ -110,7 +110,7 @@ def _sizes(model: PreTrainedModel) -> dict[str, tuple[int, int]]:
 
 
 def quantized_names(names: Iterable[str], layout: Layout, shards: Shards) -> list[str]:
-    """Those of the linear layers whose weights the files hold quantized."""
+    """Names of the linear layers whose weights the files hold quantized."""
     return [name for name in names if f"{name}.{layout.mark}" in shards]
 
 
@@ -123,10 +123,10 @@ def layout_in(
     """The layout by the config, else by shapes: nobody but EfficientQAT writes those of its files of 3 bits.
 
     Args:
-        folder: for messages.
-        quantization: what the folder says of it, or None.
+        folder: folder of the checkpoint, for messages.
+        quantization: `quantization_config` of the folder's config.json, or None.
         sizes: path of each linear layer -> (N, K).
-        shards: of the folder.
+        shards: safetensors files of the folder.
 
     Raises:
         LutlabError: no layout that lutlab reads, or no layer that is quantized.

@@ -18,7 +18,7 @@ Shapes = Mapping[str, tuple[int, ...]]  # suffix of a tensor -> its shape, of on
 
 
 class Layout(ABC):
-    """How one checkpoint stores its quantized layers.
+    """Layout of one checkpoint: how it stores its quantized layers.
 
     Attributes:
         mark: the tensor (`<layer>.<mark>`) by which a layer is known to be quantized.
@@ -43,7 +43,7 @@ class Layout(ABC):
         """The weight [N, K] of a layer; rounded to the scales' dtype it is what the layout's own reader gives.
 
         Raises:
-            LutlabError: as width; or the tensors are ambiguous or damaged.
+            LutlabError: the tensors are of no width that the layout has, or of several; they are ambiguous or damaged.
         """
 
 

@@ -36,9 +36,10 @@ def load(
     file's scales, is what the layout's own reader makes (GPTQ, AWQ: float16 products). `save` writes them as ours.
 
     Args:
-        folder: with config.json and safetensors.
-        dtype: of all that is not quantized; `auto` is the one it was saved in. Packed weights never change.
-        device: where the model goes.
+        folder: folder with config.json and safetensors.
+        dtype: dtype of everything that is not quantized; `auto` is the one it was saved in. Packed weights never
+            change.
+        device: device of the model.
 
     Raises:
         LutlabError: no such device here; weights that are not quantized, a layout that lutlab does not read, zero
@@ -64,11 +65,12 @@ def load_mapped(folder: str | Path, dtype: torch.dtype | str = "auto") -> Mapped
     Files are not compared with SHA256SUMS, for which they would be read: check_sums, or one rank a file, does that.
 
     Args:
-        folder: that lutlab.save wrote, or of a model in full precision; with config.json and safetensors.
-        dtype: as in `load`.
+        folder: folder that lutlab.save wrote, or of a model in full precision; with config.json and safetensors.
+        dtype: dtype of everything that is not quantized; `auto` is the one it was saved in.
 
     Raises:
-        LutlabError: as `load`; or the weights are quantized in another project's layout.
+        LutlabError: the weights are not quantized, or in another project's layout; files are missing, truncated, of
+            another model, or not those of the folder's SHA256SUMS.
     """
     folder, dtype = arguments.path("folder", folder), _dtype(dtype)
     quantization = _quantization(folder)
@@ -98,7 +100,7 @@ def _quantization(folder: Path) -> dict[str, Any] | None:
 
 
 def _dtype(given: Any) -> torch.dtype | str:
-    """The argument `dtype`."""
+    """Check the argument `dtype`."""
     named = given
     if not isinstance(given, torch.dtype):
         named = arguments.instance("dtype", given, str, "auto, float16, bfloat16 or float32")

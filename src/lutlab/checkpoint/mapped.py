@@ -32,10 +32,10 @@ class Mapped:
         """Read embeddings and norms.
 
         Args:
-            folder: with safetensors.
-            config: of the architecture.
+            folder: folder with safetensors.
+            config: the model's config.
             layers: path -> layout of each quantized layer.
-            dtype: of all that is not quantized.
+            dtype: dtype of everything that is not quantized.
 
         Raises:
             LutlabError: config, layouts and files do not belong together, or a file is damaged.

@@ -58,7 +58,7 @@ class _CompressedTensors(Layout):
 
 
 class PackQuantized(_CompressedTensors):
-    """Words of 32 bits."""
+    """Layout `pack-quantized`: codes packed into words of 32 bits."""
 
     mark: ClassVar[str] = "weight_packed"
     needed: ClassVar[tuple[str, ...]] = ("weight_packed", "weight_scale", "weight_shape")
@@ -96,7 +96,7 @@ class PackQuantized(_CompressedTensors):
 
 
 class IntQuantized(_CompressedTensors):
-    """A byte a code."""
+    """Layout `int-quantized`: a byte for each code."""
 
     mark: ClassVar[str] = "weight_scale"
     needed: ClassVar[tuple[str, ...]] = ("weight", "weight_scale")
@@ -180,7 +180,7 @@ def compressed_tensors_layout(config: Mapping[str, Any]) -> Layout:
 
 
 def _beyond_weights(config: Mapping[str, Any], groups: list[Mapping[str, Any]]) -> Iterator[str]:
-    """What a config asks for beside quantized weights, in words."""
+    """Features beside quantized weights that a config requires, in words."""
     if any(group.get("input_activations") or group.get("output_activations") for group in groups):
         yield "quantized activations (input_activations)"
     if config.get("kv_cache_scheme"):

@@ -38,7 +38,7 @@ FIELD, WORDS, PLUS_ONE = "field", "words", "plus_one"  # of z, in the order of t
 
 @dataclass(frozen=True)
 class GPTQLayout(Layout):
-    """One checkpoint.
+    """Layout of one checkpoint of GPTQ's kind.
 
     Attributes:
         zeros: FIELD, WORDS or PLUS_ONE.
@@ -180,7 +180,7 @@ def gptq_layout(config: Mapping[str, Any]) -> GPTQLayout:
 
 
 def auto_round_layout(config: Mapping[str, Any], packing: str) -> GPTQLayout:
-    """AutoRound's, of a packing_format `auto_round…` that is neither AWQ's nor compressed-tensors'."""
+    """AutoRound's layout, for a packing_format `auto_round…` that is neither AWQ's nor compressed-tensors'."""
     overrides = [
         one for one in (config.get("extra_config") or {}).values() if isinstance(one, dict)
     ]

@@ -36,10 +36,10 @@ def save(
     """Write a quantized model. The folder appears when it is complete.
 
     Args:
-        model: with quantized layers, as lutlab.quantize leaves it.
+        model: model with quantized layers, as lutlab.quantize leaves it.
         folder: new, or empty.
         tokenizer: saved beside the model.
-        max_shard_size: of one safetensors file, as transformers writes it: `500MB`, `5GB`.
+        max_shard_size: largest size of one safetensors file, in transformers' notation: `500MB`, `5GB`.
 
     Raises:
         LutlabError: no layer is quantized, the folder is not empty, or it cannot be written.
@@ -60,7 +60,7 @@ def check_saved(model: Any, tokenizer: Any) -> None:
     """Refuse what is no model with a tokenizer, or without one, that a folder can hold.
 
     Raises:
-        LutlabError: of another kind, or without weights.
+        LutlabError: the model is of another kind, or without weights.
     """
     arguments.model(model)
     if tokenizer is not None:
@@ -69,7 +69,7 @@ def check_saved(model: Any, tokenizer: Any) -> None:
 
 @contextmanager
 def new_folder(folder: str | Path) -> Iterator[Path]:
-    """A folder to fill beside the one asked for, given SHA256SUMS and renamed at the end; gone after an error.
+    """A temporary folder to fill, which gets SHA256SUMS and its name at the end, or is removed after an error.
 
     Raises:
         LutlabError: the folder is not empty, or nothing can be written there.

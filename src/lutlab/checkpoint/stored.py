@@ -71,7 +71,7 @@ def row_width(spec: ModelSpec) -> Width:
     """(q, g) by which a row of the folder is called.
 
     Raises:
-        LutlabError: as layer_widths.
+        LutlabError: the model is no folder, holds no quantized weights, or a layout that lutlab does not read.
     """
     widths, sizes = layer_widths(spec), linear_shapes(spec)
     weights = {name: math.prod(sizes[name]) for name in widths}
@@ -86,7 +86,7 @@ def formats_of(spec: ModelSpec) -> tuple[str, ...]:
     """Names of the formats in which the folder's weights are held once they are loaded, sorted.
 
     Raises:
-        LutlabError: as layer_widths.
+        LutlabError: the model is no folder, holds no quantized weights, or a layout that lutlab does not read.
     """
     layer_widths(spec)
     quantization = quantization_of(folder_of(spec)) or {}
@@ -103,7 +103,8 @@ def load_stored(
     Errors of weights are nan: the full-precision model is not in the folder.
 
     Raises:
-        LutlabError: as lutlab.load; there is no tokenizer.
+        LutlabError: there is no tokenizer; a layout that lutlab does not read; files that are missing, damaged or of
+            another model.
     """
     folder = folder_of(spec)
     with quiet():

@@ -60,7 +60,7 @@ def allocate(options: Mapping[str, Sequence[Option]], budget: int) -> dict[str, 
 
     Args:
         options: layer name -> at least one option each, of finite cost.
-        budget: in bits, of all layers together.
+        budget: bits of all layers together.
 
     Returns:
         Layer name -> one of its options. Of options of equal cost the smaller one, of equal ones the first.

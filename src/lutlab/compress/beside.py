@@ -48,7 +48,7 @@ class Beside:
         """Statistics of the inputs of some linear layers of a block as it is now, and the targets of their weights.
 
         Raises:
-            LutlabError: as calibrate.observe; or there is one window only.
+            LutlabError: an activation is inf or nan; or there is one window only.
         """
         streams = {one: stream_of(self.config, one) if self.stream else None for one in shared}
         paths = [path for path in streams.values() if path is not None]
@@ -69,7 +69,7 @@ class Beside:
 
 
 def _held_out(inputs: BlockInputs) -> Iterator[torch.Tensor]:
-    """Of each batch, which of its rows [m] are of windows held out: bool, on the CPU, wherever the block is."""
+    """Mask [m] bool of each batch, on the CPU: the rows that belong to held-out windows."""
     windows = sum(map(len, inputs.hidden))
     if windows < 2:
         raise LutlabError(
@@ -93,7 +93,7 @@ class _Sums:
     def add(
         self, one: SharedInput, x: torch.Tensor, error: torch.Tensor, stream: torch.Tensor | None
     ) -> None:
-        """x, error: [m, K] of x and x_full - x; stream: [m, N] of h_full - h."""
+        """Add a batch: x [m, K], error = x_full - x [m, K], stream = h_full - h [m, N]."""
         self.inputs.add(one, x)
         for name, ahead in (("inputs", error), ("stream", stream)):
             if ahead is None:
@@ -103,7 +103,7 @@ class _Sums:
             self._products[one, name].addmm_(ahead.T, x)
 
     def moments(self, stats: Mapping[SharedInput, CalibStats]) -> dict[SharedInput, Moments]:
-        """The means."""
+        """Mean moments of each shared input, the sums over its number of tokens."""
         found: dict[SharedInput, dict[str, torch.Tensor]] = {one: {} for one in stats}
         for (one, name), total in self._products.items():
             found[one][name] = total / stats[one].tokens

@@ -145,7 +145,7 @@ def advance(
     """Inputs of the next block, and statistics of `shared` on the way. The hidden states are overwritten.
 
     Raises:
-        LutlabError: as observe.
+        LutlabError: an activation is inf or nan.
     """
     with _observing(block, shared, stop=False) as seen:
         for index in range(len(inputs.hidden)):
@@ -208,7 +208,7 @@ class Sums:
         self.tokens: torch.Tensor | None = None  # None: all
 
     def add(self, shared: SharedInput, x: torch.Tensor) -> None:
-        """x: [..., K]."""
+        """Add the inputs x [..., K] of one batch."""
         x = rows(x, self.tokens)
         if shared not in self.hessian:
             self.hessian[shared] = x.new_zeros(x.shape[1], x.shape[1])
@@ -219,7 +219,7 @@ class Sums:
         self.count[shared] += len(x)
 
     def stats(self) -> dict[SharedInput, CalibStats]:
-        """The means."""
+        """Statistics of each shared input, means over its tokens."""
         found = {}
         for shared, hessian in self.hessian.items():
             if not torch.isfinite(hessian).all():

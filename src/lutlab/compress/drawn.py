@@ -52,7 +52,7 @@ class Bits:
         return torch.from_numpy(octets).view(dtype).view(shape)
 
     def coins(self, *shape: int) -> torch.Tensor:
-        """0 or 1, uint8."""
+        """Random numbers 0 or 1, uint8."""
         return self.of(torch.uint8, *shape) & 1
 
     def factors(self, *shape: int) -> torch.Tensor:
@@ -68,8 +68,8 @@ def drawn(
     Args:
         empty: format and sizes; its numbers are not read.
         deviation: root of the mean square of the weights.
-        bits: to be drawn from.
-        device: of the buffers.
+        bits: random bits of the layer's name under the seed.
+        device: device of the buffers.
 
     Raises:
         LutlabError: a format from outside of lutlab, which nothing here draws.
@@ -158,7 +158,7 @@ def _order(bits: Bits, columns: int) -> torch.Tensor:
 def _mixed(
     empty: PackedMixed, deviation: float, bits: Bits, device: torch.device | str
 ) -> PackedMixed:
-    """By way of a tensor of one byte a code: places of widths, outliers and blocks are the format's to pack."""
+    """Draw a tensor of one byte a code, which the format packs: it places widths, outliers and blocks."""
     rows, columns = empty.shape
     widths = _widths(empty, bits)
     by_row, bands = empty.row_scale is not None, len(empty.scale_step)
@@ -216,7 +216,7 @@ def _scale_codes(
 def _outliers(
     count: int, rows: int, narrow: torch.Tensor, deviation: float, bits: Bits
 ) -> dict[str, torch.Tensor]:
-    """As many in each row, one in each stretch of the columns of 2 bits, ascending."""
+    """Outliers, as many in each row: one in each stretch of the columns of 2 bits, ascending."""
     of_row = torch.full((rows,), count // rows, dtype=torch.int32)
     of_row[: count % rows] += 1
     first = torch.cumsum(of_row, 0, dtype=torch.int64) - of_row

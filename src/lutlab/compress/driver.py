@@ -61,15 +61,16 @@ def quantize_model(
     """Replace every linear layer of the decoder blocks by its quantized form, in place.
 
     Args:
-        model: in evaluation mode; with streamed blocks its decoder blocks may be on the meta device.
-        quantizer: of the method.
+        model: model in evaluation mode; with streamed blocks its decoder blocks may be on the meta device.
+        quantizer: the method, with its options.
         widths: layer name -> (q, g), or None to keep it in full precision (widths.py).
-        calibration: token ids [samples, S] int64, or what a tokenizer returns of padded texts, whose padding counts
-            in no statistic. Given for a method that needs none, it is used to state the error of the outputs.
-        blocks: where blocks come from and go to; None: all are in memory.
-        kept: finished blocks are kept there, and those it holds intact are not quantized again.
-        seen: statistics of full-precision inputs, kept there too.
-        packed: layer name -> its weight, where it is quantized already, as by tuning/; the method is not asked.
+        calibration: token ids [samples, S] int64, or what a tokenizer returns for padded texts, whose padding counts
+            in no statistic. A method that needs none has errors of outputs by it.
+        blocks: place that blocks come from and go to; None: all are in memory.
+        kept: store of finished blocks; those that it holds intact are not quantized again.
+        seen: store of the statistics of full-precision inputs.
+        packed: layer name -> its packed weight, where it is quantized already, as by tuning/, and the method is not
+            called.
 
     Returns:
         Errors, norms, widths and stored bits of each layer, in forward order.
@@ -94,7 +95,7 @@ def quantize_model(
 
 
 class _Run:
-    """One model being quantized."""
+    """State of one call: the model, its method and its widths."""
 
     def __init__(
         self,
@@ -228,11 +229,11 @@ class _Run:
         """Quantize the layers of some shared inputs of a block.
 
         Args:
-            index: of the block.
-            block: as it is now.
-            inputs: of the layers that are quantized.
-            seen: statistics of them.
-            targets: of the layers of an input; none: their own weights.
+            index: number of the block, from 0.
+            block: the block in its present state.
+            inputs: shared inputs whose layers are quantized.
+            seen: shared input -> statistics.
+            targets: shared input -> target of its layers; none: their own weights.
             guided: layer -> statistics of each group of its outputs; none: `seen` for all.
         """
         stats = dict(seen)

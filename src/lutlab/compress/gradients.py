@@ -110,10 +110,10 @@ def weighted(
     """Layer -> statistics with the H_k of each of its output groups.
 
     Args:
-        block: as it is now.
-        inputs: of the block, all tokens of which count.
-        stats: of the inputs of the layers that are looked at.
-        weights: of all layers of the model.
+        block: the block in its present state.
+        inputs: hidden states that the block reads, all tokens of which count.
+        stats: shared input -> statistics, for the layers that are looked at.
+        weights: weights of the tokens, for all layers of the model.
         path: name of a layer in the model, of its path in the block.
     """
     layers = {layer: one for one in stats for layer in one.layers}
@@ -143,7 +143,7 @@ def weighted(
 def quantized_rows(
     method: Method, weight: torch.Tensor, q: Bits, g: int, prepared: Sequence[Any], *, name: str
 ) -> tuple[QuantizedTensor, bool]:
-    """As coefficients.quantized, of rows in as many groups as there are factors in `prepared`."""
+    """coefficients.quantized for rows in as many groups as `prepared` has factors."""
     groups = zip(weight.tensor_split(len(prepared)), prepared, strict=True)
     parts = [quantized(method, rows, q, g, one, name=name) for rows, one in groups]
     return stacked([tensor for tensor, _ in parts]), any(widened for _, widened in parts)

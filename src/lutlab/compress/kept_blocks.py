@@ -141,7 +141,7 @@ class BlockStore(KeptFiles):
     def load(
         self, index: int, block: nn.Module, device: torch.device | str
     ) -> list[LayerStats] | None:
-        """Bring a block into the state that was kept, on `device`; None where none is intact, and the block as it was.
+        """Load a block's state to `device`; returns None, and leaves the block alone, where no intact file has it.
 
         Raises:
             LutlabError: the file does not fit the block; or it is damaged, and the folder cannot be written.
@@ -161,10 +161,10 @@ class BlockStore(KeptFiles):
             raise self._misfit(index, error) from error
 
     def serve(self, index: int, block: nn.Module, device: torch.device | str) -> None:
-        """As load, for a block that must be there.
+        """Load a block that must be there.
 
         Raises:
-            LutlabError: as load; or its file is gone, or was damaged since its block was quantized.
+            LutlabError: the file of a block does not fit it, is gone, or was damaged since the block was quantized.
         """
         if self.load(index, block, device) is None:
             raise self._gone(index)
@@ -202,7 +202,7 @@ class RestStore(KeptFiles):
         super().__init__(folder, "rest")
 
     def save(self, parameters: Mapping[str, torch.Tensor]) -> None:
-        """Keep them.
+        """Write the parameters.
 
         Raises:
             LutlabError: the disk is full or the folder cannot be written.
@@ -210,7 +210,7 @@ class RestStore(KeptFiles):
         self._write(0, parameters, {})
 
     def load(self) -> dict[str, torch.Tensor]:
-        """What was kept.
+        """Parameters by name.
 
         Raises:
             LutlabError: it is gone, or was damaged since.
@@ -243,7 +243,7 @@ class StatsStore(KeptFiles):
     def load(
         self, index: int, shared: Sequence[SharedInput], device: torch.device
     ) -> dict[SharedInput, CalibStats]:
-        """Statistics of a block's inputs, as they were kept.
+        """Read the statistics of a block's inputs.
 
         Raises:
             LutlabError: the file is gone, or was damaged since `has` was asked; or it lacks some of `shared`.

@@ -32,11 +32,11 @@ def layer_stats(
     """Errors, norms, widths and stored bits of a layer.
 
     Args:
-        name: of the layer.
+        name: name of the layer.
         weight: [N, K] float32, as it was.
-        packed: as it is stored.
+        packed: its packed weight.
         width: (q, g).
-        stats: of its inputs; None: nothing is said of outputs.
+        stats: statistics of its inputs; None: errors of outputs are left out.
         widened: whether its coefficients had to be stored in float32.
     """
     found = packed.dequantize()

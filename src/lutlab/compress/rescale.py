@@ -35,12 +35,12 @@ def rescale_input(
     """Scale the layers of a shared input and the module before them, in place, where that is possible.
 
     Args:
-        config: of the model.
-        block: in full precision.
+        config: the model's config.
+        block: the block in full precision.
         shared: the layers and what makes their input.
-        widths: of each layer.
+        widths: (q, g) of each layer, None for full precision.
         search: chooses the scales.
-        stats: of the input as it is.
+        stats: statistics of the input before it is scaled.
 
     Returns:
         Statistics of the input as it is afterwards: the same object where nothing can carry a scale, or where every

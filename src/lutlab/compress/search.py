@@ -80,14 +80,14 @@ def search_widths(
     The model is copied and quantized once for every candidate and contender, so it has to be in memory, twice.
 
     Args:
-        model: in evaluation mode and full precision.
-        quantizer: of the method.
+        model: model in evaluation mode and full precision.
+        quantizer: the method, with its options.
         candidates: (q, g) that a layer may have.
         budget: stored bits a weight over all linear layers of the blocks: every buffer with its padding, scales and
             offsets included. Layers of `skip` count with the 16 bits they are stored in.
         calibration: token ids [samples, S] int64.
         skip: patterns (fnmatch) of layer names that stay in full precision.
-        seen: statistics of full-precision inputs (apply.py); None: kept for the length of the call.
+        seen: store of the statistics of full-precision inputs; None: they last as long as the call.
 
     Raises:
         LutlabError: the method does not quantize, there are no candidates, the budget is not positive or below the
@@ -174,7 +174,7 @@ class _Trial:
     def quantized(
         self, chosen: Mapping[str, Width | None], quantizer: Method
     ) -> tuple[PreTrainedModel, tuple[LayerStats, ...]]:
-        """A quantized copy."""
+        """A copy of the model at the chosen widths."""
         model = copy.deepcopy(self.model)
         layers = quantize_model(model, quantizer, chosen, self.calibration, seen=self.seen)
         return model, layers

@@ -34,7 +34,7 @@ def check_budget(
     Args:
         budget: stored bits a weight over all layers.
         shapes: layer name -> (N, K).
-        method: that quantizes.
+        method: the method, with its options.
         candidates: (q, g) that a layer may have.
         skip: patterns (fnmatch) of the names of layers that stay in 16 bits.
 

@@ -69,21 +69,22 @@ def synthetic(
         3
 
     Args:
-        config: of transformers; or a model's name (`llama-7b`, `opt-175b`, … of conf/shapes, an embedded model, a
-            repository on the hub, of which the config alone is fetched), or a folder with config.json.
-        method: whose layout the weights have; `none` gives dense weights of float16's values.
-        q: as in quantize_tensor.
-        g: as in quantize_tensor.
+        config: a config of transformers; or a model's name (`llama-7b`, `opt-175b`, … of conf/shapes, an embedded
+            model, a repository on the hub, of which the config alone is fetched), or a folder with config.json.
+        method: name of the method whose layout the weights have; `none` gives dense weights of float16's values.
+        q: bits a weight, 1-8; see quantize_tensor.
+        g: weights that share a scale, at least 8, or -1 for one scale a row; see quantize_tensor.
         layers: cut the model to its first so many; None: all.
         skip: patterns (fnmatch) of layer names that stay dense.
-        device: where the model is.
-        dtype: of all that is not quantized: float32, float16, bfloat16; auto: float32 on a CPU, float16 on a GPU.
-        seed: of all that is drawn.
-        **options: of the method, as in quantize_tensor.
+        device: device of the model.
+        dtype: dtype of everything that is not quantized: float32, float16, bfloat16; auto: float32 on a CPU, float16 on
+            a GPU.
+        seed: seed of all random numbers.
+        **options: parameters of the method, as for quantize_tensor.
 
     Raises:
         LutlabError: no such model, method, option or device; q or g out of range; a layout that cannot be drawn.
-        fits.TooLargeError: the device does not hold the model; said before anything is drawn, with the numbers.
+        fits.TooLargeError: the device does not hold the model; nothing has been drawn then.
     """
     device = device_named(device)
     quantizer = make_method(method, **options)
@@ -115,8 +116,8 @@ def load_packed(run: ModelRun) -> tuple[LoadedModel, tuple[LayerStats, ...]]:
     """The model of a row with model.packed=true, and the sizes of its linear layers in forward order.
 
     Raises:
-        LutlabError: as synthetic.
-        fits.TooLargeError: as synthetic.
+        LutlabError: no such model, method or device; q or g out of range; a layout that cannot be drawn.
+        fits.TooLargeError: the device does not hold the model; nothing has been drawn then.
     """
     drawing = drawn_blocks(run, run.device)
     with quiet():
@@ -130,12 +131,12 @@ def drawn_blocks(run: ModelRun, device: str, ranks: int = 1) -> Drawn:
 
     Args:
         run: the row.
-        device: where it is drawn.
-        ranks: that share it; of the linear layers each keeps so much less.
+        device: device on which it is drawn.
+        ranks: number of ranks that share it; of the linear layers each keeps so much less.
 
     Raises:
-        LutlabError: as synthetic.
-        fits.TooLargeError: as synthetic.
+        LutlabError: no such model, method or device; q or g out of range; a layout that cannot be drawn.
+        fits.TooLargeError: the device does not hold the model; nothing has been drawn then.
     """
     check_shipped(folder_of(run.model), EMBEDDED)
     with quiet():
@@ -155,22 +156,22 @@ def build(
     seed: int,
     name: str = "",
 ) -> tuple[PreTrainedModel, tuple[LayerStats, ...]]:
-    """Draw a model.
+    """Draw a model whose linear layers have the layouts of their widths.
 
     Args:
-        config: with the number of layers that are wanted.
-        method: whose layouts the layers have.
+        config: config with the number of layers that are wanted.
+        method: the method whose layouts the layers have.
         chosen: layer name -> (q, g), None where it stays dense.
-        dtype: of all that is not quantized.
-        device: where the model is.
-        seed: of all that is drawn.
-        name: of the model, for a message.
+        dtype: dtype of everything that is not quantized.
+        device: device of the model.
+        seed: seed of all random numbers.
+        name: name of the model, for a message.
 
     Returns:
         The model, and the sizes of its linear layers in forward order; errors and norms are nan.
 
     Raises:
-        LutlabError: as synthetic.
+        LutlabError: no such device; q or g out of range; a layout that cannot be drawn.
     """
     return _all_of(Drawn(config, method, chosen, dtype, device, seed, name))
 

@@ -47,9 +47,9 @@ _ROUNDS = 100  # of two coordinates: a correlation of 0.9 then counts for 0.81^1
 
 @dataclass(frozen=True)
 class Moments:
-    """Of one shared input, means over `tokens`, as in the module, float32.
+    """Moments of one shared input, means over `tokens` in float32; the module defines them.
 
-    hessian: H [K, K]; inputs: D [K, K]; stream: S [N, K], None where outputs are added to none, or that is not asked.
+    hessian: H [K, K]; inputs: D [K, K]; stream: S [N, K], None unless target=stream adds to one.
     """
 
     tokens: int

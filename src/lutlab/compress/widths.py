@@ -58,7 +58,7 @@ def layer_widths(given: Mapping[str, Sequence[Any]], method: Method) -> tuple[La
 
     Args:
         given: `{"*.layers.0.*": (4, 128)}`.
-        method: that quantizes, which says what widths there are.
+        method: the method, which has the range of its widths.
 
     Raises:
         LutlabError: a width that is not (q, g), or one of them is out of range.

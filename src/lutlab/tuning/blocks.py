@@ -99,9 +99,9 @@ def tune_blocks(
         start: quantized, in evaluation mode; its layers have, afterwards, other codes and scales of the same layout.
         full: the model in full precision.
         windows: token ids [samples, S] int64, at least 2.
-        pace: of each block.
-        kept: where finished blocks and the state of the one that is being trained are kept.
-        report: told after every step.
+        pace: steps and learning rate of each block.
+        kept: store of finished blocks and of the state of the one that is being trained.
+        report: function that is called after every step.
 
     Returns:
         The curve of each block, and the share of its codes that changed.
@@ -143,7 +143,7 @@ class _Run:
         self.before = ""  # digest of the blocks so far
 
     def hidden(self, model: PreTrainedModel) -> torch.Tensor:
-        """In front of the first block."""
+        """Hidden states in front of the first block."""
         return torch.cat(capture(model, self.windows).hidden).float()
 
     def _call(self, windows: int) -> Call:
@@ -172,7 +172,7 @@ class _Run:
         hidden: torch.Tensor,
         targets: torch.Tensor,
     ) -> dict[str, Any]:
-        """Train the quantized layers of a block, or take what is kept of it; its facts."""
+        """Train the quantized layers of a block, or load its finished state; returns its facts."""
         modules = {layer: block.get_submodule(layer) for layer in self.family.linears}
         modules = {n: m for n, m in modules.items() if isinstance(m, QuantLinear)}
         packed = {layer: module.packed for layer, module in modules.items()}
@@ -239,13 +239,13 @@ class _Run:
 
 
 def put(block: nn.Module, layers: Mapping[str, nn.Module]) -> None:
-    """Put layers in the places of a block's."""
+    """Replace layers of a block by others of the same names."""
     for name, layer in layers.items():
         block.set_submodule(name, layer)
 
 
 def _buffers(packed: Mapping[str, Format]) -> dict[str, torch.Tensor]:
-    """All that is stored of some layers, in main memory."""
+    """Stored tensors of some layers, in main memory."""
     return {
         f"{layer}.{name}": buffer.cpu()
         for layer, one in packed.items()

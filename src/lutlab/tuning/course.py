@@ -18,14 +18,14 @@ POINTS = 100  # of a curve of losses
 
 @dataclass(frozen=True)
 class Pace:
-    """How long and how fast a loop runs.
+    """Length and rates of a loop.
 
     Attributes:
-        steps: of the optimizer.
+        steps: number of the optimizer's steps.
         learning_rate: AdamW's, at its peak.
-        weight_decay: AdamW's.
+        weight_decay: weight decay of AdamW.
         batch: samples a step.
-        seed: of the order of samples.
+        seed: seed of the order of samples.
     """
 
     steps: int
@@ -40,7 +40,7 @@ class Pace:
         return cls(**{f.name: getattr(tuning, f.name) for f in dataclasses.fields(cls)})
 
     def rate(self, step: int) -> float:
-        """Of a step from 1: a linear warm-up, then half a cosine."""
+        """Learning rate of a step from 1: a linear warm-up, then half a cosine."""
         warm = WARM_UP * self.steps
         if step - 1 < warm:
             return self.learning_rate * min(1.0, step / warm)
@@ -65,7 +65,7 @@ class Curve:
     Attributes:
         losses: [step, mean loss of the steps since the point before].
         held_out: [step, loss], of step 0 too.
-        kept_step: whose parameters stay; 0: those that it began with.
+        kept_step: step whose parameters stay; 0: those that it began with.
         diverged: whether a loss that is not finite ended it.
     """
 
@@ -77,7 +77,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a loop is; str() is a line for a reader."""
+    """Progress of a loop; str() is a line for a reader."""
 
     name: str
     step: int

@@ -29,7 +29,7 @@ class Stage(abc.ABC):
     """The part of a model that moves.
 
     Attributes:
-        name: of its loop, and of the file of its state.
+        name: name of its loop, and of the file of its state.
         judges_stored: the loss of step 0 is that of the stored layers, which those that it begins with only come near.
         parameters: name -> parameter. A classifier's head is trained beside them.
     """
@@ -69,11 +69,11 @@ def tune_end_to_end(
         kind: the stage.
         start: a copy of the model, quantized by the method.
         full: the model as it came.
-        quantizer: of the method.
+        quantizer: the method, with its options.
         samples: token ids [samples, S] int64, or labelled pairs.
-        tuning: how long, how fast, towards what.
-        kept: where the state is kept.
-        report: told after every step.
+        tuning: options: how long, how fast, towards what.
+        kept: store of the state.
+        report: function that is called after every step.
 
     Returns:
         The curve's facts.

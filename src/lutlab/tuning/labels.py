@@ -36,7 +36,7 @@ class Labelled:
         return Labelled({name: one[at] for name, one in self.inputs.items()}, self.labels[at])
 
     def split(self, size: int) -> list[Labelled]:
-        """All pairs, `size` at a time."""
+        """Batches of `size` pairs."""
         return [self[start : start + size] for start in range(0, len(self), size)]
 
     def trimmed(self) -> dict[str, torch.Tensor]:

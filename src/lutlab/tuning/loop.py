@@ -55,16 +55,16 @@ def fit(
     """Train parameters in place, and leave them in their best state.
 
     Args:
-        name: of the loop, among those of one run; of the file of its state.
+        name: name of the loop, unique within a run; its state's file is named by it.
         parameters: name -> parameter, floating point; they ask for gradients while this runs, and not afterwards.
-        loss: of samples, by their indices [B] int64, a scalar; mean over the samples.
-        samples: how many there are.
-        pace: how long and how fast.
+        loss: function from indices of samples [B] int64 to their mean loss, a scalar.
+        samples: number of samples.
+        pace: number of steps and learning rate.
         held_out: the loss of the parameters as they are on samples that are never trained on. None: the parameters of
             the last step stay, or of a run that diverges those it began with.
-        first: the held-out loss before the first step, where it is known; None: `held_out` is asked.
-        kept: where the state is written and taken up again.
-        report: told after every step.
+        first: the held-out loss before the first step, where it is known; None: `held_out` computes it.
+        kept: store to which the state is written, and from which it is taken up again.
+        report: function that is called after every step.
 
     Returns:
         The curve.
@@ -92,7 +92,7 @@ def fit(
 
 @dataclass
 class _State:
-    """What a loop has come to, in JSON's types; tensors are beside it."""
+    """State of a loop in JSON's types; its tensors are beside it."""
 
     step: int = 0
     losses: list[float] = field(default_factory=list)
@@ -122,7 +122,7 @@ class _Loop:
         self._of, self._next_keep = "", 0.0
 
     def begin(self, samples: int, first: float | None) -> None:
-        """Take up the state that is kept, or judge what the parameters are."""
+        """Restore the written state, or judge the parameters where there is none."""
         if self.kept:
             said = json.dumps([self.name, dataclasses.asdict(self.pace), samples])
             self._of = content_sha256(said, self.best)
@@ -145,7 +145,7 @@ class _Loop:
     def take(
         self, step: int, loss: Callable[[torch.Tensor], torch.Tensor], batch: torch.Tensor
     ) -> float:
-        """One step; its loss."""
+        """Take one step; returns its loss."""
         for optimizer in self.optimizers.values():
             optimizer.param_groups[0]["lr"] = self.pace.rate(step)
         found = loss(batch)
@@ -178,7 +178,7 @@ class _Loop:
             return self.held_out()
 
     def _diverge(self, step: int, value: float) -> None:
-        """Stop here, for good.
+        """Stop for good, since the loss diverges.
 
         Raises:
             LutlabError: nothing was trained yet and nothing judged, so that there is no best.
@@ -235,7 +235,7 @@ class _Loop:
         self._next_keep = began + max(_KEEP_SECONDS, took / _KEEP_SHARE)
 
     def _restore(self) -> bool:
-        """Whether a state of this very loop was kept; then this is in it."""
+        """Restore a written state of this very loop; returns whether there was one."""
         found = self.kept.load(self.name)
         if found is None:
             return False
@@ -300,6 +300,6 @@ class _Seconds:
         self.began, self.done, self.steps = time.monotonic(), done, steps
 
     def left(self, step: int) -> float:
-        """After a step."""
+        """Seconds that remain after a step."""
         each = (time.monotonic() - self.began) / max(1, step - self.done)
         return (self.steps - step) * each

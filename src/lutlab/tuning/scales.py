@@ -55,7 +55,7 @@ class Scales(Stage):
             )
 
     def store(self, kept_step: int) -> None:
-        """The same codes, under the scales as they are now."""
+        """The packed weight: the same codes, under the present scales."""
         for name, layer in self.layers.items():
             self.model.set_submodule(name, QuantLinear(layer.rounded(), layer.bias))
 
@@ -64,7 +64,7 @@ class ScaledLinear(nn.Module):
     """A linear layer of fixed codes; the scales [.., N, G] of a packed weight are its parameters.
 
     Attributes:
-        scales: by the names of the packed weight's buffers, in float32, or float64 where that is stored.
+        scales: scales by the names of the packed weight's buffers, in float32, or float64 where that is stored.
     """
 
     def __init__(self, packed: PackedBCQ | PackedUniform, bias: torch.Tensor | None) -> None:

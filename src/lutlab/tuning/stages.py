@@ -49,7 +49,7 @@ class Tuned:
     Attributes:
         layers: packed weights.
         parameters: a classifier's head, or all of a model that is not quantized; in float32.
-        facts: in JSON's types.
+        facts: facts of a record, in JSON's types.
     """
 
     layers: dict[str, Format]
@@ -86,16 +86,16 @@ def tune(
     """Quantize and tune a copy of a model; the model stays as it is.
 
     Args:
-        model: in evaluation mode (dropout stays off) and full precision, all of it in memory.
-        quantizer: of the method.
+        model: model in evaluation mode (dropout stays off) and full precision, all of it in memory.
+        quantizer: the method, with its options.
         widths: layer name -> (q, g), or None where a layer stays in full precision and as it is.
         calibration: token ids [samples, S] int64: those that the method calibrates on are also trained on, in a new
             order each time all were read. Of a classifier, labelled pairs.
-        tuning: what moves, how long, how fast, towards what.
-        seen: statistics of full-precision inputs, for the method.
+        tuning: options: what moves, how long, how fast, towards what.
+        seen: store of the statistics of full-precision inputs, for the method.
         untuned: finished blocks of the method's own result.
-        kept: states of unfinished stages, which go on from there.
-        report: told after every step.
+        kept: store of the states of unfinished stages, which go on from there.
+        report: function that is called after every step.
 
     Raises:
         LutlabError: the method's result cannot be tuned so, the model is streamed or no causal language model, there

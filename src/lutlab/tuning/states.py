@@ -32,7 +32,7 @@ class TuningStore(KeptFiles):
         self._write(name, tensors, facts)
 
     def load(self, name: str) -> tuple[dict[str, torch.Tensor], Any] | None:
-        """Tensors and facts as they were kept; None where nothing intact is.
+        """Tensors and facts of a state; None where no intact file has them.
 
         Raises:
             LutlabError: a state is damaged, and the folder cannot be written.
@@ -46,10 +46,10 @@ class TuningStore(KeptFiles):
                 path.unlink(missing_ok=True)
 
     def note(self, facts: Mapping[str, Any]) -> None:
-        """Keep how a tuning came about, for who evaluates its blocks later."""
+        """Write down how a tuning came about, for who evaluates its blocks later."""
         self._write(_FACTS, {}, facts)
 
     def facts(self) -> Mapping[str, Any] | None:
-        """What was noted; None where nothing intact is."""
+        """Noted facts; None where no intact file has them."""
         found = self._intact(_FACTS)
         return found and found[1]

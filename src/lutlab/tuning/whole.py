@@ -17,7 +17,7 @@ from lutlab.tuning.end_to_end import Stage
 
 
 class Whole(Stage):
-    """Every parameter."""
+    """The stage that moves every parameter (full fine-tuning)."""
 
     name = "whole"
 
