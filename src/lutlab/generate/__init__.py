@@ -37,13 +37,13 @@ def engine(
         model: a causal language model of a known family, quantized or not, whose weights are in memory.
         batch: rows, each a text of its own.
         length: tokens of a row, prompt included; None: the model's context.
-        cache: of keys and values: `float32`, `float16` or `bfloat16`; empty: the engine's own choice.
-        name: of the engine, which must take the model then; empty: the best.
+        cache: dtype of cached keys and values: `float32`, `float16` or `bfloat16`; empty: the engine's own choice.
+        name: name of the engine, which must take the model then; empty: the best.
 
     Raises:
         LutlabError: the model is no causal language model, the cache is longer than its context, or the engine that was
             named does not take it.
-        fits.TooLargeError: the device has less memory free than the cache takes; said before it is made.
+        fits.TooLargeError: the device has less memory free than the cache takes; no cache has been made then.
     """
     if cache not in CACHES:
         raise LutlabError(f"cache={cache}: give one of {', '.join(CACHES[1:])}, or none")
@@ -79,7 +79,7 @@ def sizes(model: PreTrainedModel, batch: int, length: int | None) -> tuple[int, 
     """Rows of a cache and tokens of a row, checked.
 
     Raises:
-        LutlabError: as engine.
+        LutlabError: the model is no causal language model, or the cache is longer than its context.
     """
     arguments.model(model)
     if (task := task_of(model)) != "causal_lm":

@@ -30,8 +30,8 @@ class Engine(ABC):
 
     Attributes:
         devices: kinds of device that it decodes on, as torch names them.
-        model: that decodes.
-        batch: rows, each a text of its own.
+        model: model that decodes.
+        batch: number of rows, each a text of its own.
         length: tokens that a row of the cache holds, prompt included.
         vocabulary: V, the logits of a row.
         positions: tokens that each row of the cache has now.
@@ -85,7 +85,7 @@ class Engine(ABC):
 
     @abstractmethod
     def facts(self) -> dict[str, Any]:
-        """For a record: `engine` (its name, and why it is no better one), `kernel` (names), `cache`, `head` (their
+        """Facts of a record: `engine` (its name, and why it is no better one), `kernel` (names), `cache`, `head` (their
         dtypes), `cache_bytes`, `threads`.
         """
 
@@ -94,13 +94,13 @@ class Engine(ABC):
 
         Args:
             ids: [B] int64, of the first step.
-            tokens: steps.
+            tokens: number of steps.
 
         Returns:
             The tokens that the steps chose, [B, tokens] int64; the last one is not in the cache.
 
         Raises:
-            LutlabError: as step.
+            LutlabError: the cache of a row is full, or ids are not [B] of the vocabulary.
         """
         chosen = []
         for _ in range(tokens):

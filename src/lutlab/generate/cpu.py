@@ -115,8 +115,8 @@ class CpuStep(Engine):
         """Put keys and values that were computed elsewhere into the cache; whoever calls sets `positions`.
 
         Args:
-            layer: of the model.
-            row: of the cache.
+            layer: number of the layer in the model.
+            row: row of the cache.
             first: position of the first token.
             keys: [kv heads, T, size], rotated as transformers keeps them.
             values: [kv heads, T, size].
@@ -186,7 +186,7 @@ class CpuStep(Engine):
         return min(wanted, self._most_threads) if self._library.openmp else 1
 
     def _room(self) -> torch.Tensor:
-        """For logits, and for the padding of a head that is packed."""
+        """Tensor for logits, with the padding of a packed head."""
         return torch.empty(self.batch, self._c.head.rows)
 
     def _step(self, ids: torch.Tensor, positions: Sequence[int]) -> torch.Tensor:

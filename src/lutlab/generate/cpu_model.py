@@ -44,13 +44,13 @@ def filled(
     """The struct of a model.
 
     Args:
-        model: whose weights it points to.
+        model: model whose weights it points to.
         architecture: the model's.
         cache: dtype of keys and values.
         batch: rows of the cache.
         length: tokens of a row.
         most: tokens of a call at most.
-        threads: of a call at most.
+        threads: most threads of a call.
     """
     a, products, module = architecture, Products(batch), model.get_submodule
     blocks = [_layer(model, a, block, products, length) for block in a.blocks]

@@ -28,7 +28,7 @@ from lutlab.modules import QuantLinear
 
 @dataclass(frozen=True)
 class Placed:
-    """Where a layer's rows lie in y, its channels, and what multiplies: an execution, or a dense [N, K padded]."""
+    """A layer's place: its rows in y, its channels, and its execution or dense weight [N, K padded]."""
 
     at: int
     rows: int
@@ -44,7 +44,7 @@ class Placed:
 
     @property
     def dtype(self) -> str:
-        """Of a dense weight; of a packed one its bits."""
+        """Dtype of a dense weight; bits of a packed one."""
         if isinstance(self.weight, CpuLinear):
             return f"{self.weight.rows.bits} bits"
         return str(self.weight.dtype).removeprefix("torch.")
@@ -90,11 +90,11 @@ class Products:
         return step.Linear(products, len(launches), at, bias), [one.at for one in placed]
 
     def channels(self, layer: nn.Module) -> int:
-        """K of a layer."""
+        """Number of a layer's input channels, K."""
         return layer.in_features if isinstance(layer, QuantLinear) else weight_of(layer).shape[1]
 
     def norm(self, module: nn.Module | None, rms: bool) -> step.Norm:
-        """A norm; None: none."""
+        """The struct of a norm; None stands for no norm."""
         if module is None:
             return step.Norm()
         size = module.weight.shape if rms else torch.Size(module.normalized_shape)

@@ -21,8 +21,8 @@ def fuse(model: PreTrainedModel, rows: int, dtype: torch.dtype) -> list[str]:
 
     Args:
         model: quantized; of what is not, nothing is joined.
-        rows: of x, to be ready for.
-        dtype: of x.
+        rows: rows of x to be ready for.
+        dtype: dtype of x.
 
     Returns:
         Why some quantized layers are not joined, each reason once.

@@ -151,7 +151,8 @@ class GraphStep(Engine):
         """See Engine; the GPU chooses, and is not waited for. The tokens are on the model's device.
 
         Raises:
-            LutlabError: as step, and the cache has no room for so many tokens; before the first one is added.
+            LutlabError: ids are not [B] of the vocabulary, or the cache has no room for so many tokens, which is found
+                before the first one is added.
         """
         if not tokens:
             return self._ids.new_empty(self.batch, 0)

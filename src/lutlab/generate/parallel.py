@@ -43,12 +43,13 @@ def load(folder: str | Path, rank: Rank, dtype: torch.dtype | str = "auto") -> P
     back.
 
     Args:
-        folder: that lutlab.save wrote, or of a model in full precision.
+        folder: folder that lutlab.save wrote, or of a model in full precision.
         rank: this process.
-        dtype: of all that is not quantized; `auto` is the one it was saved in.
+        dtype: dtype of everything that is not quantized; `auto` is the one it was saved in.
 
     Raises:
-        LutlabError: as checkpoint.loading.load_mapped and share_out; the ranks were given different models.
+        LutlabError: the folder is not one of ours, or damaged; the model cannot be shared by so many ranks; the ranks
+            were given different models.
     """
     folder = arguments.path("folder", folder)
     with quiet():
@@ -67,7 +68,7 @@ def load(folder: str | Path, rank: Rank, dtype: torch.dtype | str = "auto") -> P
 
 
 def _identity(folder: Path, rank: Rank, dtype: torch.dtype | str) -> dict[str, str]:
-    """What ranks that share a model have alike, nothing of which takes reading weights."""
+    """Values that must agree between ranks that share a model; no weight is read for them."""
     import lutlab
 
     files = [path for path in weight_files(folder) if path.suffix == ".safetensors"]
@@ -104,8 +105,8 @@ class Shared(Engine):
     """The engine of one device, over a rank's part of a model; all ranks call each function together.
 
     Args:
-        own: that decodes the rank's part, whose modules exchange what they lack.
-        part: of the model.
+        own: engine that decodes the rank's part, whose modules exchange what they lack.
+        part: the rank's part of the model.
     """
 
     def __init__(self, own: Engine, part: Part) -> None:
@@ -152,12 +153,12 @@ def engine(part: Part, batch: int = 1, length: int | None = None) -> Shared:
     """An engine on each rank.
 
     Args:
-        part: of load or share_out.
+        part: the rank's part of a model, made by load or share_out.
         batch: rows, each a text of its own.
         length: tokens of a row, prompt included; None: the model's context.
 
     Raises:
-        LutlabError: as generate.engine.
+        LutlabError: the model is no causal language model, or the cache is longer than its context.
     """
     own = engine_of(part.model, batch, length)
     if isinstance(own, Eager):
@@ -169,7 +170,8 @@ def greedy(own: Engine, prompts: Sequence[Sequence[int]], tokens: int) -> torch.
     """The likeliest next tokens of each prompt, [B, tokens] int64; ends are passed over.
 
     Raises:
-        LutlabError: as Engine.prefill and step.
+        LutlabError: not as many prompts as rows, an empty one, or one longer than the cache; the cache of a row is
+            full.
     """
     arguments.integer("tokens", tokens, 1, "the tokens to add to each prompt, as 128")
     first = own.prefill([torch.tensor(ids) for ids in prompts]).argmax(-1)

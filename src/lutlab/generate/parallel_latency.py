@@ -38,10 +38,10 @@ class Latency:
     """Decoding of so many tokens, several times.
 
     Attributes:
-        tokens: of each repeat.
-        seconds: of each repeat, of the slowest rank.
-        apart: of the same steps with nothing sent.
-        facts: of rank 0's engine: ranks, exchange, kernel, cache, head, and `bytes_read` of its part.
+        tokens: number of tokens of each repeat.
+        seconds: seconds of each repeat, those of the slowest rank.
+        apart: seconds of the same steps with nothing sent.
+        facts: facts of rank 0's engine: ranks, exchange, kernel, cache, head, and `bytes_read` of its part.
     """
 
     tokens: int
@@ -51,7 +51,7 @@ class Latency:
 
     @property
     def ms_per_token(self) -> float:
-        """Of the median repeat."""
+        """Milliseconds a token of the median repeat."""
         return 1e3 * statistics.median(self.seconds) / self.tokens
 
     @property
@@ -67,8 +67,8 @@ def latency(run: ModelRun, gpus: int, tokens: int, repeats: int) -> Latency:
     Args:
         run: a row. A saved folder (method=stored) is read part by part, a drawn one (model.packed) drawn block by
             block; any other model is made whole in the memory of each process before it is cut.
-        gpus: ranks.
-        tokens: to decode.
+        gpus: number of ranks.
+        tokens: number of tokens to decode.
         repeats: timed, after one that is not.
 
     Raises:
@@ -134,7 +134,7 @@ def timed(part: Part, tokens: int, repeats: int) -> Latency:
 
 
 def _seconds(rank: Rank, work: Callable[[], None]) -> float:
-    """Of the slowest rank; all begin together. Work ends with tokens on the CPU, and so with the GPU's."""
+    """Seconds of the slowest rank; all begin together. Work ends with tokens on the CPU, and so with the GPU's."""
     rank.line_up()
     began = time.perf_counter()
     work()

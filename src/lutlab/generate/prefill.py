@@ -47,7 +47,7 @@ def prefill(
     """Empty an engine's cache and read a prompt in every row, one way or the other.
 
     Args:
-        engine: whose cache is filled.
+        engine: engine whose cache is filled.
         model: the engine's.
         prompts: [T] int64 of each row, as Engine.prefill has them.
         way: `kernel`, `dequantize` or `race`.
@@ -195,7 +195,7 @@ def _weights(model: PreTrainedModel) -> str:
 
 
 def _file(model: PreTrainedModel) -> Path:
-    """By processor, or by GPU."""
+    """The cache's file for this processor or GPU."""
     about = sorted(features())
     if model.device.type == "cuda":
         about = [torch.cuda.get_device_name(model.device)]

@@ -19,10 +19,10 @@ class Sampling:
     """Way to choose a token.
 
     Attributes:
-        temperature: logits are divided by it; 0 takes the largest.
-        top_k: only so many of the most likely tokens; 0: all.
-        top_p: only the most likely tokens that together have this probability; 1: all.
-        seed: of all rows; each draws from a generator of its own, so that no row depends on the others.
+        temperature: divisor of the logits; 0 takes the largest.
+        top_k: number of the most likely tokens to choose from; 0: all.
+        top_p: probability that the most likely tokens to choose from have together; 1: all.
+        seed: seed of all rows; each draws from a generator of its own, so that no row depends on the others.
 
     Raises:
         LutlabError: a value is out of range.
@@ -62,7 +62,7 @@ class Sampling:
         return found
 
     def chooser(self, batch: int) -> Chooser:
-        """For one text in each of so many rows."""
+        """A chooser of tokens for `batch` rows, one text in each."""
         return Chooser(self, batch)
 
 

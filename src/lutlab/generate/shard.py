@@ -65,8 +65,8 @@ def share_out(model: PreTrainedModel, blocks: Blocks, rank: Rank) -> Part:
     """Leave a rank's part of a model in its place, on the rank's device.
 
     Args:
-        model: of a causal language model; embeddings, norms and head have their weights.
-        blocks: of the model; one is opened at a time, and nothing of it is kept but the part.
+        model: a causal language model; embeddings, norms and head have their weights.
+        blocks: blocks of the model; one is opened at a time, and nothing of it is kept but the part.
         rank: all ranks call this, with the same model.
 
     Raises:
@@ -94,7 +94,9 @@ def share_out(model: PreTrainedModel, blocks: Blocks, rank: Rank) -> Part:
 
 
 def share_of_block(block: nn.Module, config: PreTrainedConfig, rank: Rank) -> Share:
-    """What a rank has of a block, which may be on the meta device. Raises LutlabError: it cannot be shared so."""
+    """The part of a block that a rank has; the block may be on the meta device. Raises LutlabError: it cannot be shared
+    so.
+    """
     family = family_of(config)
     widths = {path: _width(block.get_submodule(path)) for path in family.linears}
     return share_of(family, widths, config.num_attention_heads, rank.index, rank.count)

@@ -18,7 +18,7 @@ class Slots:
     """Keys and values of all layers, in the place of transformers' Cache: all that attention asks of it in a step.
 
     Attributes:
-        kept: of each layer keys and values, [B, heads, length, d] each.
+        kept: keys and values of each layer, [B, heads, length, d] each.
         position: [B] int64, the slot that a row writes next.
         bucket: slots that attention reads.
     """

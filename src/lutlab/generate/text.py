@@ -26,7 +26,7 @@ class Piece:
     """Letters that one more token has completed; none where a letter takes several tokens.
 
     Attributes:
-        row: of the prompts.
+        row: index of the prompt.
         text: the letters.
         id: the token.
     """
@@ -54,11 +54,11 @@ def stream(
         model: a causal language model, quantized or not, or an engine made of one (`lutlab.engine`).
         tokenizer: the model's.
         prompts: one, or one a row; none of them empty.
-        tokens: to generate at most, in each row.
-        temperature: see Sampling.
-        top_k: see Sampling.
-        top_p: see Sampling.
-        seed: see Sampling.
+        tokens: most tokens to generate in each row.
+        temperature: divisor of the logits, see Sampling.
+        top_k: number of likeliest tokens to draw from, see Sampling.
+        top_p: probability that the tokens to draw from have together, see Sampling.
+        seed: seed of the draws, see Sampling.
         cache: dtype of keys and values, as of `lutlab.engine`.
 
     Raises:

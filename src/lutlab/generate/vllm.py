@@ -71,7 +71,7 @@ class Config:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Config:
-        """By `quantization_config` of config.json.
+        """The configuration from `quantization_config` of config.json.
 
         Raises:
             LutlabError: another version of lutlab wrote it.
@@ -81,7 +81,7 @@ class Config:
         return cls(LutlabConfig(**config).layers)
 
     def get_name(self) -> str:
-        """Of the method."""
+        """Name of the quantization method."""
         return METHOD
 
     def get_supported_act_dtypes(self) -> list[torch.dtype]:
@@ -90,12 +90,12 @@ class Config:
 
     @classmethod
     def get_min_capability(cls) -> int:
-        """sm_80."""
+        """Least compute capability, sm_80."""
         return 80
 
     @staticmethod
     def get_config_filenames() -> list[str]:
-        """None but config.json."""
+        """No file besides config.json."""
         return []
 
     def parts(self, prefix: str) -> list[dict[str, Any]]:
@@ -119,8 +119,8 @@ class LinearMethod:
     """The part of vLLM's LinearMethodBase that is lutlab's: of one fused layer, or of one that is not.
 
     Args:
-        name: of the layer in the model.
-        layouts: of its parts, in vLLM's order.
+        name: name of the layer in the model.
+        layouts: layouts of its parts, in vLLM's order.
     """
 
     def __init__(self, name: str, layouts: Sequence[Mapping[str, Any]]) -> None:

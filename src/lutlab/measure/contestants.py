@@ -37,7 +37,7 @@ class Entrants:
     facts: dict[str, Any]
 
     def all(self) -> list[Contestant]:
-        """Each once, in the order in which they take turns."""
+        """Contestants, each once, in the order in which they take turns."""
         found = (self.memory, self.fp16, self.fp32, self.own, self.best, self.rowwise)
         return list({id(one): one for one in found if one is not None}.values())
 
@@ -47,7 +47,7 @@ def enter(spec: ProductRun, kind: str = COLD) -> Entrants:
 
     Args:
         spec: the row.
-        kind: of weights, cold or resident, with which cuBLAS's layouts race.
+        kind: state of the weights in the caches, cold or resident, with which cuBLAS's layouts race.
 
     Raises:
         LutlabError: a product is wrong, or there is no kernel for the row.

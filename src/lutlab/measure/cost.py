@@ -26,9 +26,9 @@ def runtime_reduction(watts0: float, tokens0: float, watts1: float, tokens1: flo
     """Joules of a token of the baseline over own joules.
 
     Args:
-        watts0: of all GPUs of the baseline.
+        watts0: watts of all GPUs of the baseline.
         tokens0: a second.
-        watts1: of all GPUs of one's own.
+        watts1: watts of all GPUs of one's own.
         tokens1: a second.
     """
     return watts0 / tokens0 / (watts1 / tokens1)
@@ -46,10 +46,10 @@ def total_reduction(
 
     Args:
         price0: dollars of all GPUs of the baseline.
-        watts0: of all of them.
+        watts0: watts of all GPUs of the baseline.
         price1: dollars of all GPUs of one's own.
-        runtime: runtime_reduction.
-        years: of service.
+        runtime: the ratio that runtime_reduction returns.
+        years: years of service.
         usd_kwh: dollars of a kilowatt hour.
     """
     electricity = watts0 / 1e3 * years * HOURS_A_YEAR * usd_kwh

@@ -52,7 +52,7 @@ class Several:
 
 @dataclass(frozen=True)
 class Energy:
-    """Of one call, over a window of many. utilization: GPU and memory in percent, means of the samples."""
+    """Energy of one call, over a window of many. utilization: GPU and memory in percent, means of the samples."""
 
     joules: float
     net_joules: float
@@ -145,10 +145,10 @@ def energy_of(
     Args:
         run: some calls, waited for.
         calls: their number.
-        counter: of the GPU that they run on.
+        counter: energy counter of the GPU that the calls run on.
         idle: watts, of idle_watts.
-        seconds: of the window, at least.
-        clock: seconds.
+        seconds: least seconds of the window.
+        clock: clock in seconds.
 
     Raises:
         LutlabError: the counter did not advance.

@@ -13,7 +13,7 @@ def breakdown(run: Callable[[], object], calls: int) -> tuple[dict[str, float], 
 
     Args:
         run: the call, as a step of an engine; it has run before, so that nothing is compiled in it.
-        calls: of it.
+        calls: number of calls of `run` that are averaged.
     """
     from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile

@@ -33,7 +33,7 @@ class Rank:
 
     @property
     def exchange(self) -> str:
-        """What carries the tensors: `gloo`, or `nccl` with its version."""
+        """Backend that carries the tensors: `gloo`, or `nccl` with its version."""
         if self.device == "cpu":
             return "gloo"
         return f"nccl {'.'.join(map(str, torch.cuda.nccl.version()))}"
@@ -59,7 +59,7 @@ class Rank:
             distributed.all_reduce(torch.zeros(1, device=self.device))
 
     def lead(self, run: Callable[[], None], measure: Callable[[Callable[[], None]], Any]) -> Any:
-        """On rank 0 measure(run), in which every run is one of all ranks; on the others None.
+        """measure(run) on rank 0, in which every run is one of all ranks; None on the others.
 
         The others wait for rank 0 on the CPU, so that what it does between runs meets idle GPUs.
         """
@@ -137,7 +137,7 @@ class Rank:
 
 
 def join(rank: Rank, seconds: float, where: Mapping[str, Any]) -> None:
-    """Meet the other ranks, at the place that init_process_group is told by further arguments."""
+    """Meet the other ranks, at the place that `where` names to init_process_group."""
     torch.set_num_threads(1)  # the ranks share the processor, and only launch
     if rank.device != "cpu":
         torch.cuda.set_device(rank.device)

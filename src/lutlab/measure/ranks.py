@@ -46,12 +46,12 @@ def run(
 
     Args:
         job: a function of a module, called with its Rank and the arguments.
-        count: of the processes.
+        count: number of processes.
         device: cuda, of which each rank has the GPU of its index, or cpu.
-        arguments: that can be pickled.
+        arguments: arguments of the job, which can be pickled.
         seconds: until all of them must be done.
-        wait_seconds: that a rank waits for the others where they meet; None: `seconds`. One that has ended ends all at
-            once; this is for one that hangs.
+        wait_seconds: seconds that a rank waits for the others where they meet; None: `seconds`. One that has ended ends
+            all at once; this is for one that hangs.
 
     Returns:
         What rank 0's job returns; it must be picklable.
@@ -161,7 +161,7 @@ def _rank(index: int, count: int, device: str) -> Rank:
 
 
 def _leave(rank: Rank) -> None:
-    """End in company."""
+    """Leave the group when all ranks do."""
     rank.largest(0.0)
     gc.collect()  # CUDA graphs that hold a collective: NCCL's communicator would wait for their end
     distributed.destroy_process_group()

@@ -45,7 +45,7 @@ class Slowest:
     timer: Timer
 
     def __call__(self, one: Contestant, kind: str) -> float:
-        """One round."""
+        """Seconds of one round."""
         self.rank.line_up()
         return self.rank.largest(self.timer(one, kind))
 
@@ -58,7 +58,7 @@ def timed(spec: ProductRun, rounds: int, kind: str = COLD) -> tuple[Entrants, fl
         times what the first one does; and which part of the product's time is compute.
 
     Raises:
-        LutlabError: as ranks.run, a product is wrong above all.
+        LutlabError: a product is wrong, a rank failed, or the ranks were not done in time.
     """
     return ranks.run(time_on, products.gpus_of(spec), spec.device, (spec, rounds, kind))
 
@@ -101,7 +101,7 @@ def share(spec: ProductRun, rank: Rank, kind: str = COLD) -> tuple[Shared, dict[
 
 
 def _fastest(row: TimedRow, rank: Rank, shape: Shape, kind: str) -> Shared:
-    """In the layout that is faster with the gathering; all ranks choose the same, as their times are."""
+    """The product in the layout that is faster with the gathering; all ranks choose alike, by the same times."""
     if row.cpu:
         return _part(row, rank, shape, "[N, K]")
     both = [_part(row, rank, shape, layout) for layout in ("[N, K]", "[K, N]")]

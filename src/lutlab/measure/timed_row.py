@@ -30,8 +30,9 @@ class TimedRow:
     Attributes:
         spec: the row.
         cold: bytes of all copies of a contestant's weights.
-        facts: for a record: relative_errors by name; on a GPU cublas_us, microseconds of each layout in the short race.
-        kind: of weights, cold or resident, with which cuBLAS's layouts race.
+        facts: facts of a record: relative_errors by name; on a GPU cublas_us, microseconds of each layout in the short
+            race.
+        kind: state of the weights in the caches, cold or resident, with which cuBLAS's layouts race.
     """
 
     spec: ProductRun

@@ -51,9 +51,9 @@ class Contestant:
     """One product with its copies of the weights: run(copy) multiplies by that copy.
 
     Attributes:
-        name: for people.
-        bytes: that a call moves: of one copy of the weights, scales included.
-        copies: of the weights.
+        name: name for people.
+        bytes: bytes that a call moves: of one copy of the weights, scales included.
+        copies: number of copies of the weights.
         run: the call; its result is not looked at.
         rounds: seconds of a call by kind (cold, resident), one a round.
         parts: the names of the products that it is together, each once; empty for a single one.
@@ -71,7 +71,7 @@ class Contestant:
         return list(self.parts) or [self.name]
 
     def seconds(self, kind: str = COLD) -> float:
-        """Median over the rounds."""
+        """Seconds of a call, the median over the rounds."""
         return statistics.median(self.rounds[kind])
 
     def spread(self, kind: str = COLD) -> tuple[float, float]:
@@ -128,10 +128,10 @@ def race(
     rounds: int,
     kinds: Sequence[str] = (COLD,),
 ) -> None:
-    """Time every contestant once a round; what was timed before is kept.
+    """Time every contestant once a round, and append to the times that it has.
 
     Args:
-        contestants: in the order in which they take turns.
+        contestants: contestants in the order in which they take turns.
         timer: seconds of a call in one round: CpuTimer() or GpuTimer().
         rounds: their number.
         kinds: cold, resident or both.
@@ -160,7 +160,7 @@ class CpuTimer:
     clock: Callable[[], float] = time.perf_counter
 
     def __call__(self, contestant: Contestant, kind: str) -> float:
-        """One round."""
+        """Seconds of one round."""
         copies = contestant.copies if kind == COLD else 1
         seconds = []
         for i in range(max(self.calls, copies if kind == COLD else 0) + 1):
@@ -184,7 +184,7 @@ class GpuTimer:
     graphs: dict[tuple[int, str], tuple[torch.cuda.CUDAGraph, int]] = field(default_factory=dict)
 
     def __call__(self, contestant: Contestant, kind: str) -> float:
-        """One replay."""
+        """Seconds of one replay."""
         graph, calls = self.graph(contestant, kind)
         if kind == RESIDENT:
             graph.replay()  # brings back into the cache what others drove out

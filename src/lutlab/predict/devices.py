@@ -18,11 +18,11 @@ class Device:
     """A device that decodes.
 
     Attributes:
-        name: as `gpu=` names it.
+        name: name of the device, a value of `gpu=`.
         memory: usable bytes.
         bandwidth: bytes a second; of a GPU the peak, of a CPU as measured.
         link: bytes a second to the other devices, both directions together; 0 where there is none.
-        source: of these numbers.
+        source: source of these numbers.
     """
 
     name: str
@@ -79,6 +79,6 @@ def cpu(bandwidth: float, memory: float) -> Device:
 
     Args:
         bandwidth: bytes a second read by as many threads as will decode, measured.
-        memory: bytes.
+        memory: memory in bytes.
     """
     return Device("CPU", memory, bandwidth, 0, "measured")

@@ -24,16 +24,16 @@ CONSTANTS = "constants.json"
 
 @dataclass(frozen=True)
 class Rates:
-    """Constants of an engine.
+    """Constants of an engine: shares of a bandwidth, and microseconds.
 
     Attributes:
         dense: share of the bandwidth at which weights of 16 bits are read.
         packed: the same of quantized weights.
         head: the same of the head; the cache is read at that of `dense`.
-        layer_us: fixed cost of a layer: norms, attention, launches.
-        packed_layer_us: what quantized products add to it.
-        product_us: ramp and tail of a product.
-        link_us: latency of the two all-reduces of a layer, for each doubling of the devices.
+        layer_us: fixed microseconds of a layer: norms, attention, launches.
+        packed_layer_us: microseconds that quantized products add to it.
+        product_us: microseconds of a product's ramp and tail.
+        link_us: microseconds of the two all-reduces of a layer, for each doubling of the devices.
     """
 
     dense: float
@@ -63,13 +63,13 @@ class Engine:
     """An engine whose latency can be predicted.
 
     Attributes:
-        name: as `engine=` names it.
-        about: whose numbers its constants rest on.
+        name: name of the engine, a value of `engine=`.
+        about: source of the numbers that its constants rest on.
         rates: its constants.
-        stored: how it stores quantized weights, unless it is told: PAPER or a method.
+        stored: layout of its quantized weights by default: PAPER or a method.
         gpu: the device that its errors are of; empty where nothing was compared.
-        errors: of the numbers that its constants were fitted to; None where nothing was compared.
-        number_bytes: of a number that is not quantized: in the head, the cache, dense weights.
+        errors: errors of the numbers that its constants were fitted to; None where nothing was compared.
+        number_bytes: bytes of a number that is not quantized: in the head, the cache, dense weights.
         longest_batch: rows that its constants are of.
         context: tokens in the cache that its constants are of.
     """

@@ -23,8 +23,8 @@ class Memory:
     """Bytes of a model on `gpus` devices, by what takes them.
 
     Attributes:
-        parts: of all devices together: weights, head, embeddings, cache, scratch.
-        gpus: that share them alike.
+        parts: bytes of all devices together, by part: weights, head, embeddings, cache, scratch.
+        gpus: number of GPUs that share them alike.
     """
 
     parts: Mapping[str, float]
@@ -77,11 +77,11 @@ def predict_memory(
         shape: a model of conf/shapes by its name, a folder with a config.json, or its sizes.
         q: bits of a weight, 1 to 8; 16 is full precision.
         g: group size, -1 row-wise.
-        gpus: that share it.
+        gpus: number of GPUs that share it.
         context: tokens that the cache holds in each row; None: the model's positions.
-        batch: rows.
+        batch: number of rows.
         stored: method whose layout the weights have, or `lut-gemm` as that paper counts.
-        number_bytes: of a number that is not quantized: 2, or 4 of float32.
+        number_bytes: bytes of a number that is not quantized: 2, or 4 of float32.
 
     Raises:
         LutlabError: an unknown shape, or a number that is out of range.

@@ -50,10 +50,11 @@ class Prediction:
     Attributes:
         ms_per_token: milliseconds a step, one token in each row of the batch.
         parts: the same by what takes it: weights, head, cache, layers, communication.
-        errors: of such predictions where they were compared; None where they never were, as on another GPU.
-        memory: of the model on its devices.
-        device: that it is of.
-        gpus: how many.
+        errors: relative errors of such predictions where they were compared; None where they never were, as on another
+            GPU.
+        memory: memory of the model on its devices.
+        device: device of the prediction.
+        gpus: number of devices.
     """
 
     ms_per_token: float
@@ -128,10 +129,10 @@ def predict_latency(
         q: bits of a weight, 1 to 8; 16 is full precision.
         g: group size, -1 row-wise.
         gpu: a type of GPU (DEVICES), or a device of your own.
-        gpus: that share the model, each product and the head cut into as many parts.
+        gpus: number of GPUs that share the model, each product and the head cut into as many parts.
         engine: `lut-gemm`, `lutlab` or `lutlab-cpu` (ENGINES), or one of your own rates.
         context: tokens in the cache; None: those that the engine's constants are of.
-        batch: rows.
+        batch: number of rows.
         stored: method whose layout the weights have, or `lut-gemm` as that paper counts; None: the engine's.
 
     Raises:

@@ -24,11 +24,11 @@ class Decoder:
     """Sizes of a decoder-only model.
 
     Attributes:
-        name: of its folder.
-        layers: L.
-        hidden: d.
-        heads: of attention, which tensor parallelism divides.
-        vocabulary: V; the head is [V, d].
+        name: name of the model: that of its folder, or of its file in conf/shapes.
+        layers: number of layers, L.
+        hidden: hidden size, d.
+        heads: number of heads of attention, which tensor parallelism divides.
+        vocabulary: number of tokens of the vocabulary, V; the head is [V, d].
         positions: tokens of the longest context.
         products: (N, K) of the products of a layer as an engine launches them, q/k/v as one, gate and up as one.
         cached: numbers that a layer caches of a token, keys and values.

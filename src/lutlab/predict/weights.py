@@ -30,7 +30,7 @@ def weight_bytes(decoder: Decoder, q: Bits, g: int, stored: str | Method) -> flo
     """Bytes of all linear weights of the layers, each stored once.
 
     Args:
-        decoder: of whom.
+        decoder: sizes of the model.
         q: bits; 16 is full precision.
         g: group size, -1 row-wise.
         stored: PAPER, or the method, by its name or itself, whose layout holds them.
