@@ -64,7 +64,7 @@ def artifact_groups() -> dict[str, list[str]]:
 
 
 def long_name(path: Path) -> str:
-    """experiments/lut-gemm-v3/table4.yaml -> lut-gemm-v3/table4."""
+    """Long name of an artifact's file: experiments/lut-gemm-v3/table4.yaml -> lut-gemm-v3/table4."""
     return f"{path.parent.name}/{path.stem}"
 
 

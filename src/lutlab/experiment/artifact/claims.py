@@ -46,7 +46,7 @@ def judge(
     """Evaluate every instance of a claim: each predicate x each scope x each column.
 
     Args:
-        claim: of experiments/.
+        claim: a claim of experiments/.
         published: row key -> column -> the paper's number.
         measured: the same of ours, Uncertain where chance moves it or its records are known.
         curve: the artifact's figure, for `fronts`.

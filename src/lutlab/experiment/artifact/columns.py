@@ -30,7 +30,7 @@ class Strict(BaseModel):
 
 
 class PredictSpec(Strict):
-    """A part of what is to be predicted; what it leaves out is another's."""
+    """Part of a prediction's settings; another part has those that it leaves out."""
 
     gpu: str | None = None
     engine: str | None = None
@@ -50,7 +50,7 @@ class PredictSpec(Strict):
         return self
 
     def given(self) -> dict[str, Any]:
-        """What it says."""
+        """Settings that it has, by name."""
         return self.model_dump(exclude_none=True)
 
 

@@ -77,12 +77,12 @@ def _published(artifact: str) -> dict[str, dict[str, float | str]]:
 
 
 def load_errata() -> list[Erratum]:
-    """All findings, in the file's order."""
+    """Findings in the file's order."""
     return [Erratum(**entry) for entry in read_yaml(SOURCE)]
 
 
 def page() -> str:
-    """docs/errata.md."""
+    """Text of docs/errata.md."""
     return HEAD + "".join(f"\n{_section(erratum)}" for erratum in load_errata())
 
 

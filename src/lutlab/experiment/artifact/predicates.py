@@ -94,7 +94,7 @@ def truth(predicate: str, scope: Scope) -> Truth:
     """Truth of a predicate where names mean what the scope says.
 
     Raises:
-        LutlabError: as evaluate.
+        LutlabError: the predicate does not parse or names an unknown row or column.
     """
     try:
         found = _value(parse(predicate), scope)

@@ -72,11 +72,11 @@ class Predicted:
 
 
 def asked(overrides: Sequence[str], *specs: PredictSpec | None) -> Asked:
-    """The prediction that specs ask for of a row, the last one first.
+    """Settings of a row's prediction, of which the last spec that has one decides.
 
     Args:
-        overrides: of the row at scale=paper.
-        specs: of the artifact, the column and the row's entries.
+        overrides: overrides of the row at scale=paper.
+        specs: settings of the artifact, the column and the row's entries; later ones override earlier ones.
 
     Raises:
         LutlabError: a part is missing, or the row sets what is not predicted.
@@ -107,8 +107,8 @@ def predicted(of: Asked, factor: float = 1) -> Predicted:
     """The cell; of a model that is too large for its GPUs, the word.
 
     Args:
-        of: what is asked.
-        factor: of the column: its unit over milliseconds.
+        of: the prediction's model, widths, GPU and engine.
+        factor: the column's unit over milliseconds.
     """
     found = of.latency()
     known = "of an error that is not known: nothing was compared"

@@ -96,7 +96,7 @@ class ArtifactRow:
         not_run: why nobody measures it here; empty where it is run.
         metrics: column -> the metric of this row, where it is not the column's.
         mean_of: keys of the rows whose mean it is; () where it is run itself.
-        predict: what its entries say of predictions, the later over the earlier; None: none is made.
+        predict: settings of predictions from its entries, the later over the earlier; None: none is made.
     """
 
     key: str
@@ -163,7 +163,7 @@ def _not_run(entry: AxisEntry) -> str:
 
 
 def _short(override: str) -> str:
-    """`sublayers.feed_forward.g=64` -> `ffn:g=64`."""
+    """Short form of an override: `sublayers.feed_forward.g=64` -> `ffn:g=64`."""
     for prefix, short in (("sublayers.attention.", "att:"), ("sublayers.feed_forward.", "ffn:")):
         override = override.replace(prefix, short)
     return override

@@ -70,7 +70,7 @@ def _mistakes(root: yaml.Node) -> Iterator[str]:
 
 
 def _all(root: yaml.Node) -> Iterator[yaml.Node]:
-    """Every node once."""
+    """Nodes below a root, each once."""
     waiting, seen = [root], set()
     while waiting:
         node = waiting.pop()

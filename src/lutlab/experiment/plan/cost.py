@@ -168,7 +168,7 @@ def _decoding_seconds(
 
 
 def _forward_seconds(run: ModelRun, shape: ModelShape, tokens: float) -> float:
-    """Of many tokens at once."""
+    """Seconds of a forward pass over many tokens at once."""
     operations = tokens * (2 * shape.parameters + 4 * shape.layers * shape.hidden * shape.seqlen)
     return operations / (matmul_rate(run.device, run.dtype) * _EFFICIENCY)
 

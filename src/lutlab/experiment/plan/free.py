@@ -51,7 +51,7 @@ class AskedRow:
 def beside_full_precision(
     asked: Sequence[AskedRow], compose: Callable[[Sequence[str]], Row]
 ) -> list[AskedRow]:
-    """The rows of a sweep, model by model, after the model in full precision where quality is asked for."""
+    """The rows of a sweep, model by model; where one measures quality, its model in full precision comes first."""
     found: dict[str, dict[tuple[str, ...], AskedRow]] = {}
     for one in asked:
         rows = found.setdefault(one.settings.model.name, {})
@@ -65,10 +65,11 @@ def beside_full_precision(
 
 
 def plan_sweep(asked: Sequence[AskedRow], files: Files) -> tuple[list[PlannedRow], list[AskedRow]]:
-    """The rows planned, each that is asked for twice once, and what was asked for by each.
+    """Planned rows of a sweep without repetitions, and the row of the command line for each.
 
     Raises:
-        LutlabError: as resolve; a stored record is damaged.
+        LutlabError: a row names something that does not exist, or a budget that no width meets; all texts or the model
+            are missing; a stored record is damaged.
     """
     distinct = {_identity(one.settings): one for one in reversed(asked)}
     rows = list(reversed(distinct.values()))
@@ -136,7 +137,7 @@ def _wants_baseline(settings: Row) -> bool:
 
 
 def _identity(settings: Row) -> Hashable:
-    """All that tells two rows of a sweep apart."""
+    """Identity of a row within a sweep."""
     return run_of(settings), settings.threads, repr(sorted(settings.evaluator.items()))
 
 
@@ -193,7 +194,7 @@ def labels_of(rows: Sequence[tuple[RunSpec, Row]]) -> list[dict[str, str]]:
 
 
 def row_key(labels: Mapping[str, str]) -> str:
-    """`opt-embedded-s/rtn/4/128`."""
+    """Key of a row from its labels: `opt-embedded-s/rtn/4/128`."""
     return "/".join(label or "-" for label in labels.values())
 
 
@@ -217,7 +218,7 @@ def sweep_name(rows: Sequence[tuple[RunSpec, Row]], own: str, given: str | None)
     """The name of a sweep: the one that is given, or its varied axes and 8 digits of its id.
 
     Args:
-        rows: run and settings of each.
+        rows: (run, settings) of each row.
         own: the id, of all that the sweep asks for.
         given: `name=`, or None.
 

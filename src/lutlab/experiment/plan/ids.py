@@ -1,7 +1,7 @@
 """Ids of cells, of quantized models and of calibration inputs: hashes of all that decides their content.
 
     id = hash of  versions of the components that decide it (store/components.py)
-                  what is asked for, without what is at its default
+                  the request, without what is at its default
                   hashes of model, tokenizer and text
                   torch and transformers at major.minor; lm-eval's version, of what it measures
     and of a speed  machine, threads, fingerprint of the device's kernels, what tuning and races decided
@@ -34,7 +34,7 @@ class Resolved:
 
     Attributes:
         run: the row's.
-        evaluations: by column.
+        evaluations: evaluations by column.
         missing: column -> why it cannot be measured.
         absent: evaluations whose files must be downloaded first, which mode=plan does not.
         texts: hash of every text that is here.

@@ -36,17 +36,17 @@ class JobCell:
 
 @dataclass(frozen=True)
 class Job:
-    """All that a worker needs.
+    """Work of one row for a worker, with paths, hashes and threads.
 
     Attributes:
-        run: a model to quantize, or a product.
-        cells: to measure.
+        run: the model to quantize, or the product.
+        cells: cells to measure.
         results: folder of the store.
         stream: whether blocks stay on disk until they are opened.
-        threads: of torch; None: its own choice.
-        machine: that a speed or a memory peak is planned for; None where none is measured.
+        threads: number of torch's threads; None: its own choice.
+        machine: machine that a speed or a memory peak is planned for; None where none is measured.
         quantized: folder of the kept blocks; None keeps none.
-        untuned: of a tuned row, folder of the kept blocks that tuning starts from; None: it has no tuning.
+        untuned: folder of the kept blocks that a tuned row starts from; None: it has no tuning.
         inputs: folder of what calibration sees of the full-precision model; None without calibration.
         calibration_sha256: hash of the calibration text.
     """
@@ -72,10 +72,10 @@ def job_of(
     """The job that measures some cells of a row.
 
     Args:
-        row: the plan of it.
+        row: the planned row.
         cells: its cells to measure, by id.
         asked: the row on the command line.
-        threads: of torch.
+        threads: number of torch's threads; None: its own choice.
     """
     texts = row.resolved.texts
     speed = any(cell.evaluation in row.resolved.speeds for cell in cells.values())
@@ -88,10 +88,10 @@ def job_of(
 
 
 def job_of_model(asked: Row, files: Files) -> Job:
-    """A job without cells: a model that is loaded and quantized, and kept as that of a table's row is.
+    """A job without cells: its model is loaded, quantized and stored like that of a table's row.
 
     Raises:
-        LutlabError: as run_of; no such model or text; or it is a product.
+        LutlabError: q, g, device or an option out of range; no such model or text; or it is a product.
     """
     run = run_of(asked)
     if not isinstance(run, ModelRun):

@@ -104,7 +104,7 @@ def with_records(row: PlannedRow, store: Store) -> PlannedRow:
 
 
 def fresh_cells(rows: Sequence[PlannedRow]) -> list[dict[str, PlannedCell]]:
-    """Cells to measure of each row, by id: one that several rows ask for is the first one's."""
+    """Cells to measure of each row, by id; a cell of several rows goes to the first of them."""
     seen: set[str] = set()
     found = []
     for row in rows:

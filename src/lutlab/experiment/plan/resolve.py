@@ -46,7 +46,8 @@ class Files:
         """A text, loaded or downloaded.
 
         Raises:
-            LutlabError: as data.load_text.
+            LutlabError: unknown protocol or source, a source without this text, a missing or damaged file, or no
+                network.
         """
         if spec not in self._texts:
             self._texts[spec] = load_text(spec)
@@ -107,11 +108,12 @@ def resolve(row: Row, columns: Mapping[str, ColumnSpec], files: Files) -> Resolv
 
 
 def look(resolved: Resolved, threads: int | None, files: Files) -> Resolved:
-    """The same with hashes of its model and its calibration text, formats, and the machine's part of speeds.
+    """The resolved row with the hashes of its model and calibration text, its formats, and the machine's part of
+    speeds.
 
     Args:
-        resolved: run, evaluations and texts are known.
-        threads: of the CPU; None: torch's own. Only speeds depend on them.
+        resolved: a row whose run, evaluations and texts are known.
+        threads: number of the CPU's threads; None: torch's own. Only speeds depend on them.
         files: texts and models that are here.
 
     Raises:

@@ -1,1 +1,1 @@
-"""What was measured, as one table for every reader: notebooks, the dashboard, the commands `lutlab results`."""
+"""Measured records as one table for every reader: notebooks, the dashboard, the commands `lutlab results`."""

@@ -30,7 +30,7 @@ def differ(one: str, other: str) -> pandas.DataFrame:
         and `commit` of each, for every cell that has a number in one of them.
 
     Raises:
-        LutlabError: as of lutlab.results; no such commit.
+        LutlabError: no such folder or commit, nothing measured, or a damaged record.
     """
     sides = [_measured(folder) for folder in (one, other)]
     both = sides[0].merge(sides[1], on=PLACE, how="outer", suffixes=("_one", "_other"))

@@ -78,7 +78,7 @@ class Shelf:
 
 
 def results(*folders: str | Path, samples: bool = False) -> pandas.DataFrame:
-    """All that was measured, one row a cell of a table, and a row a metric of a record that stands in no table.
+    """Measured values: a row for each cell of a table, and for each metric of a record that stands in no table.
 
     Args:
         folders: results folders (`results=` of a run), published ones, or folders that hold some of them. None:
@@ -265,7 +265,7 @@ def claims(*folders: str | Path) -> pandas.DataFrame:
     """The papers' claims, one row a claim of a table, judged on the paper's numbers and on those measured.
 
     Args:
-        folders: as of results.
+        folders: results folders or published ones, as lutlab.results takes them.
 
     Returns:
         paper, artifact, variant, machine, text, where (its place in the paper), and counts of instances:
@@ -274,7 +274,8 @@ def claims(*folders: str | Path) -> pandas.DataFrame:
         of artifacts that this lutlab does not have are left out.
 
     Raises:
-        LutlabError: as of results; a table is not of the artifact as it is today.
+        LutlabError: no such folder, nothing measured in it, or a damaged record; a table is not of the artifact as it
+            is today.
     """
     return pandas.DataFrame([row for shelf in shelves(*folders) for row in _claims(shelf)])
 

@@ -1,4 +1,4 @@
-"""What a results folder can do without: kept blocks and calibration inputs, records that failed or are stale."""
+"""Files that a results folder can do without: finished blocks, calibration inputs, failed or stale records."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class Prunable:
 
 
 def prunable(results: Path, kinds: Sequence[str]) -> list[Prunable]:
-    """Of each kind what a results folder has; nothing is removed.
+    """Prunable files of a results folder, by kind; nothing is removed.
 
     Args:
         results: a `results=` folder.
-        kinds: of KINDS. quantized, calibration: finished blocks and what their layers read, which a run that goes on
-            would make again; failed: records of failed tries; stale: records that today's code would not find.
+        kinds: some of KINDS. quantized, calibration: finished blocks and the inputs of their layers, which a run that
+            goes on would make again; failed: records of failed tries; stale: records that today's code would not find.
 
     Raises:
         LutlabError: no such folder or kind, published artifacts, or a damaged record.
@@ -42,7 +42,7 @@ def prunable(results: Path, kinds: Sequence[str]) -> list[Prunable]:
 
 
 def remove(found: Prunable) -> None:
-    """Remove what was found."""
+    """Remove prunable files."""
     for path in found.paths:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 

@@ -24,7 +24,7 @@ def read(folder: str | Path) -> list[dict[str, Any]]:
     """All offline runs below a folder, in the order of their names.
 
     Args:
-        folder: of a run (`offline-run-…`), or one that holds some, as `results/wandb` or `results`.
+        folder: folder of a run (`offline-run-…`), or one that holds some, as `results/wandb` or `results`.
 
     Returns:
         A mapping a run: `id`, `name`, `state` (`finished`, …), and `config` and `summary`, both flat, as they were

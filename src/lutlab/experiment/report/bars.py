@@ -87,12 +87,12 @@ class Panel:
 
     @property
     def lines(self) -> list[str]:
-        """The names, broken."""
+        """Names, broken into lines."""
         return self._broken(self.angle)
 
     @property
     def width(self) -> float:
-        """Inches in which its bars and names can be told apart."""
+        """Inches at which bars and names stay legible."""
         return self._inches(self.angle)
 
     @property

@@ -75,12 +75,12 @@ def assemble(
     """An artifact's table of these rows: the Pareto fronts found, the claims judged, the notes written.
 
     Args:
-        artifact: whose rows they are.
-        columns: in the artifact's order.
+        artifact: artifact of the rows.
+        columns: columns in the artifact's order.
         rows: all of the table or some, not marked as on a front.
         scale: embedded, small or paper.
-        told: row key -> the options of its evaluators, as the command line sets them, and examples without a value.
-        records: of the cells, each once.
+        told: row key -> notes: the options of its evaluators in the command line's spelling, examples without a value.
+        records: records of the cells, each once.
     """
     curve = curve_of(artifact, scale)
     rows = means.with_means(artifact, columns, rows, scale)

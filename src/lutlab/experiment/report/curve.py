@@ -227,7 +227,7 @@ def _head(table: ResultTable) -> str:
 
 
 def _title(rows: Sequence[Row], curve: Curve) -> str:
-    """Whose points these are, where the legend does not say it."""
+    """Title of a panel: the owner of its points, where the legend does not name it."""
     if "Model" in curve.series:
         return ""
     label = rows[0].labels.get(curve.panel, "")

@@ -89,7 +89,7 @@ def change(published: float, measured: float) -> str:
 
 
 def superscript(n: int) -> str:
-    """A footnote's number.
+    """A footnote's number as superscript digits.
 
     >>> superscript(12)
     '¹²'

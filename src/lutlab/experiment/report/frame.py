@@ -37,7 +37,7 @@ def fit(text: str, room: float, size: float) -> str:
 
 
 def height(text: str, size: float) -> float:
-    """Inches of its lines."""
+    """Height of a text in inches."""
     return (text.count("\n") + 1) * size * LINE / 72
 
 

@@ -74,7 +74,7 @@ class _Footnotes:
 
 
 def lay_out(table: ResultTable) -> Layout:
-    """Decide what stands where.
+    """Lay out a table: titles, columns, rows and notes.
 
     Raises:
         ValueError: a row has no cell for a column: no cell may be blank.

@@ -34,6 +34,6 @@ def is_all(cells: Iterable[Cell]) -> bool:
 
 
 def word(cell: Cell, decimals: int) -> str:
-    """`pred. 41.2`, `pred. OOM`."""
+    """A predicted cell in words: `pred. 41.2`, `pred. OOM`."""
     value = cell.predicted
     return f"{WORD} {value if isinstance(value, str) else number(value, decimals)}"

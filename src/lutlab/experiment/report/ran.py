@@ -1,4 +1,4 @@
-"""What ran where: the kernel of a row, the processor of a column of speeds and what its ratios are over.
+"""Kernels and machines of measured speeds: a row's kernel, a column's processor and the baseline of its ratios.
 
 All of it is read from records: a row of a paper says cuBLAS, and on a CPU torch multiplied in float32.
 """
@@ -37,7 +37,9 @@ def labels(given: Mapping[str, str], records: Iterable[Record | None]) -> dict[s
 
 
 def _short(kernel: str) -> str:
-    """`qigen q3 g128 m_b=1152 …, avx2, 2 threads` -> `qigen q3 g128`: what was tuned is in the record."""
+    """Short name of a kernel: `qigen q3 g128 m_b=1152 …, avx2, 2 threads` -> `qigen q3 g128`; the record has its
+    tuning.
+    """
     return re.split(r",| \w+=", kernel)[0]
 
 

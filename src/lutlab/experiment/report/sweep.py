@@ -23,8 +23,8 @@ def tabulate_sweep(name: str, rows: Sequence[PlannedRow], scale: str, command: s
     """The table of a sweep.
 
     Args:
-        name: of the sweep; its folder's.
-        rows: as planned and measured, those in full precision among them.
+        name: name of the sweep and of its folder.
+        rows: rows with their plans and records, those in full precision among them.
         scale: embedded, small or paper.
         command: the one that was typed.
     """

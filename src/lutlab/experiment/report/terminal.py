@@ -113,7 +113,7 @@ def print_layout(layout: Layout, console: Console) -> None:
 
 
 def _origins(lines: Sequence[str]) -> list[str]:
-    """Where the measured numbers come from; of many origins the first."""
+    """Origins of the measured numbers; of many the first."""
     more = len(lines) - MOST_ORIGINS
     if more <= 1:
         return list(lines)

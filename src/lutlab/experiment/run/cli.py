@@ -91,7 +91,7 @@ def _words_of_ours() -> Iterator[None]:
 
 
 def _read(arguments: Sequence[str]) -> list[str] | None:
-    """Arguments as Hydra wants them; None where the page of --help was all that was asked for.
+    """Arguments in Hydra's form; None where the line is --help.
 
     Raises:
         LutlabError: an option that would run code of a file.
@@ -142,7 +142,7 @@ def _is_completion(override: str) -> bool:
 
 
 def _without_use(asked: argparse.Namespace) -> list[str]:
-    """What is wrong with Hydra's options that are right by themselves."""
+    """Mistakes of Hydra's options beside each other."""
     said = []
     if asked.run:
         said.append("--run: every call is a sweep, of one row or more: drop it")
@@ -160,7 +160,7 @@ def _unknown_option(option: str) -> str:
 
 
 def _in_our_words(error: Exception) -> str:
-    """What Hydra found that row/mistakes.py leaves to it: its own keys, presets of the user's, a row's contradiction.
+    """Message for an error that Hydra finds: its own keys, presets of the user's, a row's contradiction.
 
     Its advice to append by `+` is left out: it would add a key that nobody reads.
     """

@@ -73,7 +73,7 @@ def ended(command: Callable[[], int | None]) -> int:
 
 
 def _limit(error: Exception) -> str:
-    """What the operating system refused; empty where the error is another."""
+    """The operating system's limit that an error is of; empty where it is another error."""
     if isinstance(error, MemoryError) or any(said in str(error) for said in _MEMORY):
         said = str(error).partition("\n")[0]
         return f"out of memory ({said or 'MemoryError'}): give the process more (ulimit -v, the job's limit); {_KEPT}"

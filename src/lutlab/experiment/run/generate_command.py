@@ -38,12 +38,12 @@ class Words:
 
     Attributes:
         prompt: the text to continue, or - for the standard input; given again, one more row of a batch.
-        tokens: to generate at most.
+        tokens: most tokens to generate.
         temperature: 0 takes the likeliest token; above, drawn with seed=.
         top_k: draw from so many of the likeliest; 0: all.
         top_p: draw from the likeliest that together have this probability.
         length: tokens of a row of the cache; 0: prompt and tokens.
-        cache: of keys and values: float32, float16, bfloat16; empty: the engine's own choice.
+        cache: dtype of cached keys and values: float32, float16, bfloat16; empty: the engine's own choice.
         engine: its name; empty: the best that takes the model.
     """
 
@@ -137,7 +137,7 @@ def _prepared(settings: Row) -> tuple[Any, Any]:
 
 
 def _tell(pieces: Any, engine: Engine, prompts: Sequence[str]) -> int:
-    """Print texts as they grow, one row at once, several in the end; then what ran. Ctrl-C ends the text."""
+    """Print texts, one row as it grows, several at the end; then the engine and kernels. Ctrl-C ends the text."""
     texts, stamps, code = list(prompts), [time.perf_counter()], 0
     try:
         for piece in pieces:
@@ -156,7 +156,7 @@ def _tell(pieces: Any, engine: Engine, prompts: Sequence[str]) -> int:
 
 
 def _summary(engine: Engine, stamps: Sequence[float]) -> str:
-    """Tokens, seconds, and what ran."""
+    """Tokens, seconds, engine and kernels, in a line."""
     tokens, facts = len(stamps) - 1, engine.facts()
     said = f"{tokens} tokens"
     if tokens > 1:

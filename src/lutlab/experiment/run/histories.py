@@ -60,14 +60,14 @@ def running_perplexity(nll: Sequence[float], seqlen: int) -> list[tuple[int, flo
 
 
 def _thin(points: Points) -> Points:
-    """At most LONGEST of the points, evenly spaced; the last one stays."""
+    """Evenly spaced points, LONGEST at most; the last one stays."""
     if len(points) <= LONGEST:
         return points
     return [points[len(points) * i // LONGEST - 1] for i in range(1, LONGEST + 1)]
 
 
 def log_rows(charts: Mapping[str, Points]) -> Iterator[dict[str, float]]:
-    """What to log, call by call: the n-th point of every chart in one, each beside its own step.
+    """Values to log, call by call: the n-th point of every chart in one, each beside its own step.
 
     >>> list(log_rows({"layer/bits": [(0, 4.5), (1, 3.5)], "round/latency_s": [(1, 0.25)]}))
     [{'layer': 0, 'layer/bits': 4.5, 'round': 1, 'round/latency_s': 0.25}, {'layer': 1, 'layer/bits': 3.5}]

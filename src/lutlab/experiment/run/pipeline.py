@@ -89,7 +89,7 @@ def _draw(request: sweeping.Request, common: Row) -> None:
 def _plan(
     request: sweeping.Request, common: Row, compose: Compose, files: Files
 ) -> tuple[list[PlannedRow], list[AskedRow], Path]:
-    """The rows planned, what was asked for by each, and the folder of their report."""
+    """Planned rows, the row of the command line for each, and the folder of their report."""
     rows = sweeping.rows_of(request, common)
     asked = [AskedRow(row, compose(row.overrides)) for row in rows]
     if request.artifact is None:

@@ -146,7 +146,7 @@ def _drawn(spec: ModelRun) -> Prepared:
 
 
 def _windows(job: Job, files: Files, tokenizer: Any, task: str, seqlen: int) -> Any:
-    """What calibration looks at."""
+    """Calibration windows of a job."""
     text, chosen = _calibration(job, files, tokenizer)
     return calibration_inputs(
         task, text, tokenizer, chosen.samples, chosen.seqlen or seqlen, chosen.seed

@@ -31,7 +31,7 @@ def watch(store: Store, cells: Mapping[str, tuple[str, float]]) -> Iterator[None
     """Show the cells as they appear.
 
     Args:
-        store: where they appear.
+        store: store in which records appear.
         cells: cell id -> (its name for the reader, predicted seconds), the weights of the time that remains.
     """
     console = Console(file=sys.stderr)
@@ -101,7 +101,7 @@ def telling(store: Store, cells: Collection[str]) -> Iterator[Callable[[object],
 
 
 def _stage(store: Store, waiting: Collection[str], began: float) -> str:
-    """What was told last of a cell that is waited for; empty where nothing was, since the run began."""
+    """Last stage that a worker reported of a waiting cell since the run began; empty where there is none."""
     found = []
     for path in map(store.stage, waiting):
         with contextlib.suppress(FileNotFoundError):  # it is gone when its work is done
@@ -111,7 +111,7 @@ def _stage(store: Store, waiting: Collection[str], began: float) -> str:
 
 
 def shorten(name: str, room: int) -> str:
-    """At most `room` characters of a cell's name: its model from the front, what is measured from the end."""
+    """A cell's name in `room` characters at most: its model from the front, its metric from the end."""
     if len(name) <= room:
         return name
     end = 2 * room // 3

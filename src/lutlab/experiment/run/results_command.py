@@ -1,4 +1,4 @@
-"""`lutlab results`: find, show, measure again, compare and clear away what was measured.
+"""`lutlab results`: find, show, measure again, compare and clear away records.
 
 list [pattern]            tables and sweeps, or the cells whose <paper>/<artifact>/<row> fits a pattern
 show <cell>               one number: value, command, commit, protocol, place in the paper

@@ -4,7 +4,7 @@
     python run.py mode=track logger.records=results/published       all that is published, of every machine
     python run.py +exp=table4 mode=track logger=online              all variants of one artifact
 
-mode=track measures nothing and reads neither models nor texts. Cells without a record are said.
+mode=track measures nothing and reads neither models nor texts. Cells without a record are named.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ def copy(
     """Copy a table that was just reported, and its rows: those measured now and those measured before.
 
     Args:
-        tracker: of the command line.
-        project: of Weights & Biases.
-        table: as reported.
-        folder: of its report, which has its figure.
+        tracker: tracker of the command line.
+        project: project of Weights & Biases.
+        table: the table that was reported.
+        folder: folder of its report, which has its figure.
         records: cell id -> record.
     """
 
@@ -68,11 +68,11 @@ def fill(
     """mode=track: copy what tables and records hold; say what they lack.
 
     Args:
-        tracker: of the command line.
+        tracker: tracker of the command line.
         logger: its settings; `records` names the folder that is copied.
-        results: that folder where none is named.
+        results: folder that is copied where `records` names none.
         request: all variants of its artifact are copied; without one, all tables and sweeps.
-        console: for the report, a line a table.
+        console: console of the report, a line a table.
 
     Raises:
         LutlabError: logger=none; an argument that chooses rows, which mode=track does not; no such folder, or none of

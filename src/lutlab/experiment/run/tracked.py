@@ -42,14 +42,14 @@ class TrackedRun:
     """One run as Weights & Biases shows it.
 
     Attributes:
-        id: of letters, digits, `.`, `_` and `-`: what it is of, and a hash.
+        id: id in letters, digits, `.`, `_` and `-`: a name and a hash.
         kind: `row` or `table`.
-        config: flat; what it is of.
-        summary: flat; what was measured.
+        config: flat mapping of settings.
+        summary: flat mapping of measured values.
         charts: name -> points, as histories.py names them.
         tables: name -> rows, all with the same keys.
         figure: a PNG; empty: none.
-        records: what its numbers are from.
+        records: records of its numbers.
     """
 
     id: str
@@ -78,9 +78,9 @@ def runs_of(
 
     Args:
         shelf: the cells of one variant of one artifact, and their records.
-        project: of Weights & Biases; a row is another run in another project.
+        project: project of Weights & Biases; a row is another run in another project.
         table: the same with its claims; None: a sweep read from its files, which has none.
-        figure: as PNG; empty: none.
+        figure: figure as PNG; empty: none.
     """
     cells = [dict(row) for row in rows_of(shelf)]
     records = [shelf.records[c["cell_id"]] for c in cells if c["cell_id"] in shelf.records]
@@ -235,7 +235,7 @@ def _said(values: Iterable[Any]) -> Any:
 
 
 def _threads(records: Iterable[Record]) -> Any:
-    """Of the speeds, where there are some: of other numbers it decides last bits at most."""
+    """Number of threads of the speeds, where there are some; of other numbers it decides last bits at most."""
     records = list(records)
     return _said(r.provenance["threads"] for r in [r for r in records if _timed([r])] or records)
 
@@ -247,7 +247,7 @@ def _timed(records: Iterable[Record]) -> bool:
 
 
 def _other(artifact: str, variant: str) -> str:
-    """The variant after a blank; a sweep's is its name, which is said already."""
+    """The variant after a blank; empty for a sweep, whose variant is its name."""
     return "" if variant == _leaf(artifact) else f" {variant}"
 
 

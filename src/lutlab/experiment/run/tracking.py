@@ -1,4 +1,4 @@
-"""Weights & Biases: one run a row of a table, one a table. Offline unless online is asked for.
+"""Weights & Biases: one run for each row of a table and one for the table, offline unless logger=online.
 
 Offline needs neither an account nor a network: runs lie in the folder, and `wandb sync` uploads them later. Tracking is
 a copy: what was measured is in the records of `results/`, so a failure in here is a logged warning and costs nothing.
@@ -229,7 +229,7 @@ def _media(run: Run, tracked: TrackedRun) -> dict[str, object]:
 
 
 def _log_records(run: Run, tracked: TrackedRun) -> None:
-    """All records as one file, `records.jsonl`, in the run's own folder; immutable, it is copied nowhere."""
+    """Write the records as one file, `records.jsonl`, in the run's own folder; immutable, it is copied nowhere."""
     import wandb
 
     path = lines.write_lines(Path(run.dir) / lines.NAME, tracked.records)

@@ -38,7 +38,7 @@ def accuracy(project: Project, texts: Sequence[str] = TEXTS) -> ws.Workspace:
     """Stored bits against perplexity, methods as bars, every axis side by side, what differs between any runs.
 
     Args:
-        project: whose runs it shows.
+        project: project whose runs it shows.
         texts: protocols, a section each.
     """
     import wandb_workspaces.reports.v2 as wr
@@ -150,7 +150,7 @@ def report(project: Project, paper: str, tables: Mapping[str, ResultTable]) -> w
     """A paper's tables, published beside measured, with their claims, over the runs that they come from.
 
     Args:
-        project: whose runs its panels show.
+        project: project whose runs its panels show.
         paper: a folder of experiments.
         tables: `<artifact> <variant>` -> table.
     """

@@ -34,7 +34,7 @@ Pages = dict[str, Callable[[Project], Any]]  # name -> how to build it
 
 
 def pages(records: Path) -> Pages:
-    """All pages by name: the two workspaces, and a report for each paper that has a table below `records`.
+    """Pages by name: the two workspaces, and a report for each paper that has a table below `records`.
 
     Raises:
         LutlabError: no such folder, or a table is not of the artifact as it is today.

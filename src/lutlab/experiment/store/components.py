@@ -46,7 +46,7 @@ class _Part:
     sources: tuple[Path, ...] = ()
 
     def files(self) -> set[Path]:
-        """Every source."""
+        """Sources of the component."""
         roots = {path for pattern in self.roots for path in PACKAGE.glob(pattern)}
         below = {path for at in self.sources for path in (at.rglob("*.[ch]*") if at.is_dir() else [at])}  # fmt: skip
         return with_imports(roots, self.rooms) | below
@@ -188,7 +188,8 @@ def versions(*names: str) -> dict[str, int | str]:
     No lock watches a class from outside of lutlab, so that its source's fingerprint follows: "1+0123456789abcdef".
 
     Raises:
-        LutlabError: as `version`; a class from outside that was not read from a file.
+        LutlabError: no such component; a class that declares no version, or one from outside that was not read from a
+            file.
     """
     return {name: _version_and_more(name) for name in sorted(names)}
 

@@ -86,7 +86,7 @@ def with_imports(
     """Sources, and all below some rooms that they import, directly or not, inside functions included.
 
     Args:
-        roots: files.
+        roots: paths of the files to begin with.
         rooms: folders and modules of the package, as `quantizers` or `groups`.
         package: the folder of lutlab's modules.
     """

@@ -1,4 +1,4 @@
-"""git, asked about a checkout; what it cannot say is an error of one kind, whatever the reason."""
+"""Facts of a checkout by git; where it has no answer, whatever the reason, the error is of one kind."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def ask(*arguments: str, root: Path | None = None) -> bytes:
     """The output of a git command, which writes nothing into the repository.
 
     Args:
-        arguments: of git.
+        arguments: arguments of git.
         root: folder to ask in; None: the current one.
 
     Raises:
-        NoAnswer: with what git said.
+        NoAnswer: git fails; the error has its message.
     """
     own = {key: value for key, value in os.environ.items() if key not in _OF_ANOTHER}
     try:

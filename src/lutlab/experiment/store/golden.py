@@ -71,7 +71,7 @@ def golden_cells() -> dict[str, str]:
     """Component -> 16 hex digits, of all components that have a golden cell, made in a process of its own.
 
     Raises:
-        subprocess.CalledProcessError: one of them fails; the process has said why.
+        subprocess.CalledProcessError: one of them fails; the process has printed why.
     """
     # An empty cache: no library that a compiler built before.
     with tempfile.TemporaryDirectory() as cache:
@@ -253,7 +253,7 @@ def _tuned_labels() -> Any:
 
 
 def _tuned(method: str, **options: Any) -> Any:
-    """Layers after two steps, and what was asked and judged; the curve of the steps came later."""
+    """Layers after two steps, with the options and losses, but without the curve of the steps."""
     from lutlab.tuning.stages import tune
 
     model = inputs.tiny_opt()

@@ -76,7 +76,7 @@ def exact(model: Any) -> Any:
 
 
 def windows() -> torch.Tensor:
-    """Token ids [4, 16]."""
+    """Calibration windows: token ids [4, 16]."""
     return torch.randint(0, 64, (4, 16), generator=torch.Generator().manual_seed(0))
 
 

@@ -37,14 +37,14 @@ class Locked:
 
 @dataclass(frozen=True)
 class Lock:
-    """All components, and where their golden cells were made."""
+    """Fingerprints of the components, and the libraries and machine of their golden cells."""
 
     made_with: Mapping[str, str]
     components: Mapping[str, Locked]
 
 
 def path() -> Path:
-    """The lock's file.
+    """Path of the lock's file.
 
     Raises:
         LutlabError: lutlab does not run from a checkout.
@@ -86,8 +86,8 @@ def refusals(old: Lock, new: Lock, unchanged: Collection[str] = ()) -> dict[str,
     """Component -> why the lock cannot go from old to new; {} where it can.
 
     Args:
-        old: as written.
-        new: as it is.
+        old: lock that is written.
+        new: lock of the present sources.
         unchanged: components without a golden cell whose numbers a person knows to be the same.
     """
     both = sorted(old.components.keys() & new.components.keys())
@@ -143,7 +143,7 @@ def _matching(pattern: str, names: Collection[str]) -> list[str]:
 
 
 def told(reasons: Mapping[str, str]) -> str:
-    """One line a component."""
+    """Reasons, a line for each component."""
     return "\n".join(f"{name}: {reason}" for name, reason in reasons.items())
 
 

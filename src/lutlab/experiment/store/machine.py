@@ -21,8 +21,8 @@ def machine(device: str, threads: int | None = None) -> dict[str, Any]:
     """Facts of the machine that ids of speeds hash.
 
     Args:
-        device: as torch names it, or `spread`.
-        threads: of the CPU; None: torch's own.
+        device: torch's name of the device, or `spread`.
+        threads: number of the CPU's threads; None: torch's own.
 
     Raises:
         LutlabError: threads is less than 1, or LUTLAB_ISA names what this CPU cannot run.

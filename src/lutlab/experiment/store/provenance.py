@@ -75,7 +75,7 @@ def git_state(root: Path | None, folders: Sequence[str] = DECIDING) -> dict[str,
 
     Args:
         root: top of a checkout; None, and both are None, as they are where git cannot tell or nothing is committed.
-        folders: of the checkout; those that decide a record's number by default.
+        folders: folders of the checkout; those that decide a record's number by default.
     """
     unknown = {"git_commit": None, "git_dirty": None}
     if root is None:

@@ -44,11 +44,11 @@ class Store:
         return self.folder / f"{cell_id}.json"
 
     def stage(self, cell_id: str) -> Path:
-        """Where a worker says how far it is with a cell, while it is at it."""
+        """File in which a worker writes its progress with a cell."""
         return self.folder / f"{cell_id}.stage"
 
     def load(self, cell_id: str) -> Record | None:
-        """The record of a cell, None where there is none, or none any more since it was damaged.
+        """The record of a cell; None where it is missing or damaged.
 
         Raises:
             LutlabError: a published line is damaged; a file cannot be read, or not set aside.
@@ -63,7 +63,7 @@ class Store:
         """Cell id -> record of every cell under the root, sorted.
 
         Raises:
-            LutlabError: as load.
+            LutlabError: a published line is damaged; a file cannot be read, or not set aside.
         """
         records: dict[str, Record] = {}
         for path in self.published:
@@ -100,7 +100,7 @@ class Store:
 
 
 def _own(path: Path) -> Record | None:
-    """The record in a cell's file, which is named after it; None where there is none, or none any more."""
+    """The record in a cell's file, which is named after it; None where it is missing or damaged."""
     try:
         return _decoded(path)
     except FileNotFoundError:
