@@ -99,7 +99,7 @@ class PackedBCQ(Format):
 
     @property
     def bits(self) -> int:
-        """Planes, q."""
+        """Number of planes, q."""
         return len(self.planes)
 
     @property
@@ -114,7 +114,7 @@ class PackedBCQ(Format):
 
     @property
     def bcq_bits(self) -> int:
-        """bits_stored."""
+        """Stored bits: this is the binary form."""
         return self.bits_stored
 
     def layout(self) -> dict[str, Choice]:
@@ -160,7 +160,7 @@ class PackedBCQ(Format):
         )
 
     def to_bcq(self) -> PackedBCQ:
-        """Itself: the binary form."""
+        """The weight itself, which is in the binary form."""
         return self
 
     @classmethod

@@ -54,12 +54,12 @@ class Format(ABC):
 
     @abstractmethod
     def dequantize(self) -> torch.Tensor:
-        """[N, K] float32."""
+        """The weight [N, K] in float32."""
 
     @property
     @abstractmethod
     def buffers(self) -> dict[str, torch.Tensor | None]:
-        """All that is stored, by the names of the fields; None for an optional one that this weight has not.
+        """Stored tensors by the names of their fields; None for an optional one that this weight lacks.
 
         `weight` and `bias` are names that a layer keeps for itself.
         """
@@ -74,8 +74,9 @@ class Format(ABC):
         """A weight of a layout whose buffers are allocated and not set, for load_state_dict to fill.
 
         Args:
-            layout: of `layout`, perhaps out of a damaged file: check_layout explains what is wrong with one.
-            device: of the buffers; `meta` allocates nothing.
+            layout: a layout, the result of `layout`, perhaps out of a damaged file: check_layout explains what is wrong
+                with one.
+            device: device of the buffers; `meta` allocates nothing.
 
         Raises:
             LutlabError: a key is missing, unknown, or of a value that no weight has.
@@ -115,7 +116,7 @@ def check_layout(layout: Mapping[str, Any], choices: Mapping[str, tuple[Choice, 
     """Refuse a layout that is not out_features, in_features and the keys of `choices`, each of an allowed value.
 
     Args:
-        layout: to be checked.
+        layout: the layout to be checked.
         choices: key -> the values it may have; none: checked by who reads it.
 
     Raises:

@@ -39,7 +39,7 @@ def rows(packed: Format, spans: Sequence[range]) -> Format:
 
     Args:
         packed: [N, K], of format uniform, bcq, mixed or dense.
-        spans: of rows, one below the other in the part.
+        spans: spans of rows, one below the other in the part.
 
     Raises:
         LutlabError: the spans part bands of a mixed weight; or no cut is known of the format.
@@ -53,7 +53,7 @@ def columns(packed: Format, span: range) -> Format:
 
     Args:
         packed: [N, K], of format uniform, bcq, mixed or dense.
-        span: of columns.
+        span: span of columns.
 
     Raises:
         LutlabError: the span begins inside a group, at no multiple of 8 weights, of a mixed weight inside any; or no

@@ -31,7 +31,7 @@ class PackedDense(Format):
         return tuple(self.weight.shape)
 
     def dequantize(self) -> torch.Tensor:
-        """[N, K] float32, exact."""
+        """The weight [N, K] in float32, exact."""
         return self.weight.float()
 
     @classmethod

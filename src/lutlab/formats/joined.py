@@ -20,10 +20,10 @@ def joined(parts: Sequence[Format]) -> Format:
     """The weight of all rows.
 
     Args:
-        parts: of format uniform or bcq, all of one layout but for their numbers of rows.
+        parts: weights of format uniform or bcq, all of one layout but for their numbers of rows.
 
     Raises:
-        LutlabError: of other formats, or their layouts or orders of columns differ.
+        LutlabError: other formats, or layouts or orders of columns that differ.
     """
     first, *others = parts
     if not isinstance(first, PackedUniform | PackedBCQ):

@@ -179,7 +179,7 @@ class PackedMixed(Format):
 
     @property
     def bits_average(self) -> float | None:
-        """By Eq. 10 (mixed_average.py), of the groups as they are; None where some have 3 bits."""
+        """Bits a weight by Eq. 10 (mixed_average.py); None where some groups have 3 bits."""
         narrow, three, wide = self.of_width
         if three:
             return None
@@ -188,12 +188,12 @@ class PackedMixed(Format):
         return average(narrow / (narrow + wide), self.group_size, self.scale_group, share)
 
     def dequantize(self) -> torch.Tensor:
-        """[N, K] float32, exact."""
+        """The weight [N, K] in float32, exact."""
         return decoded(self.unpack())
 
     @property
     def buffers(self) -> dict[str, torch.Tensor | None]:
-        """All that the modules draw and this weight has."""
+        """Stored tensors of this weight, by the names that the modules draw."""
         return {name: getattr(self, name) for name in _NAMES}
 
     def layout(self) -> dict[str, Choice]:

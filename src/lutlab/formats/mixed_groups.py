@@ -35,7 +35,7 @@ def by_channel(codes: Mapping[int, torch.Tensor], widths: torch.Tensor, g: int) 
 
     Args:
         codes: width -> [N, at least G_w * g] uint8.
-        widths: [G].
+        widths: bits of each group, [G].
         g: weights of a group.
 
     Returns:

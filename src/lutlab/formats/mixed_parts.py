@@ -17,7 +17,7 @@ _OF_GROUPS = ("zero_point", "scale_code", "scale_zero", "scale_step")
 
 
 def rows(tensor: MixedTensor, spans: Sequence[range]) -> MixedTensor:
-    """Some rows.
+    """A tensor of some rows.
 
     Raises:
         LutlabError: a span does not begin or end with a band.
@@ -49,7 +49,7 @@ def rows(tensor: MixedTensor, spans: Sequence[range]) -> MixedTensor:
 
 
 def columns(tensor: MixedTensor, span: range) -> MixedTensor:
-    """Some columns.
+    """A tensor of some columns.
 
     Raises:
         LutlabError: the span does not begin or end with a group.
@@ -66,7 +66,7 @@ def columns(tensor: MixedTensor, span: range) -> MixedTensor:
 
 
 def _outliers(tensor: MixedTensor, span: range) -> dict[str, torch.Tensor]:
-    """Those of a span of columns."""
+    """Outliers of a span of columns."""
     column = tensor.outlier_column
     inside = (column >= span.start) & (column < span.stop)
     row = torch.arange(len(tensor.codes), device=column.device)

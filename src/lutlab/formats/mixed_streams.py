@@ -74,7 +74,7 @@ def unpack(
 
 
 def _stream(values: torch.Tensor, bits: int) -> torch.Tensor:
-    """All values of a tensor, which may have none, in one stream of int32."""
+    """Pack the values of a tensor, which may be empty, into one stream of int32."""
     return pack_stream(values, bits) if values.numel() else values.new_empty(0, dtype=torch.int32)
 
 

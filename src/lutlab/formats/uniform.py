@@ -93,7 +93,7 @@ class PackedUniform(Format):
 
     @property
     def zero_point(self) -> torch.Tensor:
-        """[N, G] int16."""
+        """Zero points [N, G] int16."""
         if self.qzero.dtype == torch.int16:
             return self.qzero
         groups = group_count(self.group_size, self.shape[1])

@@ -26,7 +26,7 @@ class Execution(ABC):
     noted (ran.py).
 
     Attributes:
-        device: where x has to be.
+        device: device on which x has to be.
         replaces: whether it holds the weight in a layout of its own, from which `packed` is recovered bit for bit, so
             that whoever has the execution need not keep the packed weight.
     """
@@ -98,10 +98,10 @@ class KernelOp(ABC):
 
         Args:
             packed: the weight, on the device.
-            device: where to multiply.
-            rows: of x, to be ready for; others are made ready when they come.
-            dtype: of x, likewise.
-            **options: of the operation, for a row that asks for a kernel by name.
+            device: device of the product.
+            rows: rows of x to be ready for; others are made ready when they come.
+            dtype: dtype of x to be ready for; others are made ready when they come.
+            **options: options of the operation, for a row that asks for a kernel by name.
 
         Raises:
             LutlabError: an option is unknown; the kernel cannot be built.

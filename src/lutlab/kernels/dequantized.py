@@ -27,12 +27,12 @@ class Dequantized(Numbered):
 
     @property
     def packed(self) -> Format:
-        """As it was given."""
+        """The packed weight, unchanged."""
         return self.stored
 
     @property
     def device(self) -> torch.device:
-        """Of the weights."""
+        """Device of the weights."""
         return self.weight.device
 
     def takes(self, x: torch.Tensor) -> bool:
@@ -54,7 +54,7 @@ class Dequantized(Numbered):
         return self.weight if self.weight.dtype == torch.float32 else self.stored.dequantize()
 
     def describe(self, rows: int, dtype: torch.dtype) -> str:
-        """The same for any x."""
+        """One description for any x."""
         return f"dequantize once, torch matmul (no kernel: {self.why})"
 
     def bytes_read(self, rows: int, dtype: torch.dtype) -> int:
@@ -67,5 +67,5 @@ class Dequantized(Numbered):
         return (self.weight, *(b for b in self.stored.buffers.values() if b is not None))
 
     def copy(self) -> Dequantized:
-        """With a dense weight of its own."""
+        """A copy with a dense weight of its own."""
         return replace(self, weight=self.weight.clone())

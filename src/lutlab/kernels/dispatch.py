@@ -41,11 +41,11 @@ def prepare(
 
     Args:
         packed: the weight, on the device.
-        device: where to multiply.
-        rows: of x, to be ready for; an execution takes any number.
-        dtype: of x, to be ready for; float16, bfloat16 and float32 have kernels.
+        device: device of the product.
+        rows: rows of x to be ready for; an execution takes any number.
+        dtype: dtype of x to be ready for; float16, bfloat16 and float32 have kernels.
         op: the name of the operation to take, for a row that asks for a kernel; None: the first that takes the weight.
-        **options: of that operation.
+        **options: options of that operation.
 
     Raises:
         LutlabError: there is no operation of that name, it does not take the weight here, or it has no such option.

@@ -24,7 +24,7 @@ class Whole:
     """A product [..., N] of all rows, and who still has to have its rows of it.
 
     Attributes:
-        execution: of all rows.
+        execution: execution of all rows.
         spans: rows of each part.
     """
 
@@ -60,7 +60,7 @@ class RowsOf(Execution):
 
     @property
     def device(self) -> torch.device:
-        """Of the weights."""
+        """Device of the weights."""
         return self.whole.execution.device
 
     @property
@@ -82,19 +82,19 @@ class RowsOf(Execution):
         return self.whole.execution.dense()[self.span.start : self.span.stop]
 
     def describe(self, rows: int, dtype: torch.dtype) -> str:
-        """The whole's."""
+        """The description of the whole product."""
         return self.whole.execution.describe(rows, dtype)
 
     def bytes_read(self, rows: int, dtype: torch.dtype) -> int:
-        """Its rows' share; those of all parts are the whole's."""
+        """Bytes by its share of the rows; all parts together read the whole's."""
         size, total = self.whole.execution.bytes_read(rows, dtype), self.whole.spans[-1].stop
         return size * self.span.stop // total - size * self.span.start // total
 
     @property
     def buffers(self) -> tuple[torch.Tensor, ...]:
-        """The whole's, which other parts hold too."""
+        """Tensors of the whole, which other parts hold too."""
         return self.whole.execution.buffers
 
     def copy(self) -> RowsOf:
-        """Of a whole of its own."""
+        """A copy over a whole of its own."""
         return RowsOf(Whole(self.whole.execution.copy(), self.whole.spans), self.span)

@@ -15,7 +15,7 @@ def note(name: str) -> None:
 
 
 def take() -> list[str]:
-    """All names since the last call, sorted, each once; and forget them."""
+    """Names of the operations since the last call, sorted, each once; and forget them."""
     names = sorted(_NAMES)
     _NAMES.clear()
     return names

@@ -58,7 +58,7 @@ def source(file: str, parameters: Mapping[str, int | str], root: Path = ROOT) ->
     """One text to compile, with CUDA or, in tests, as C++.
 
     Args:
-        file: below kernels/cuda, as "lut_gemv/paper.cu".
+        file: path below kernels/cuda, as "lut_gemv/paper.cu".
         parameters: name -> number, or a word of C (a type); put in front as #define in their order.
         root: the folder of the files.
 
@@ -102,12 +102,12 @@ def _expanded(file: str, root: Path, seen: set[str]) -> list[str]:
 
 
 def build(text: str, name: str, arch: str) -> Cubin:
-    """Compile, or take what was compiled before.
+    """Compile a source, unless the cache has its cubin.
 
     Args:
-        text: of source().
+        text: text of the source, from source().
         name: letters, digits, - and _; for people who look into the cache folder.
-        arch: as sm_90.
+        arch: architecture of the GPU, such as sm_90.
 
     Raises:
         LutlabError: CuPy, NVRTC or CUDA's headers are missing, NVRTC does not know the architecture or refuses the
@@ -130,7 +130,7 @@ def _build(text: str, name: str, arch: str, cache: Path) -> Cubin:
 
 
 def _compile(text: str, arch: str, folder: Path) -> dict[str, Any]:
-    """kernel.cu and kernel.cubin into an empty folder in another one; what is to be said of them."""
+    """kernel.cu and kernel.cubin into an empty folder in another one; returns their facts."""
     from cupy.cuda import nvrtc
 
     (folder / "kernel.cu").write_text(text)
@@ -158,7 +158,7 @@ def _compile(text: str, arch: str, folder: Path) -> dict[str, Any]:
 
 
 def whole_elf(cubin: bytes) -> bytes:
-    """With the last byte, a zero, that CuPy 14 cuts off as if it ended a string: a driver refuses such a file."""
+    """The cubin with its last byte, a zero that CuPy 14 cuts off as if it ended a string: drivers refuse that."""
     ends = [len(cubin)]
     for start_at, size_at in ((0x20, 0x36), (0x28, 0x3A)):  # program headers, section headers
         (start,) = struct.unpack_from("<Q", cubin, start_at)

@@ -38,7 +38,7 @@ _AVX512_EXTRA = {
 
 @dataclass(frozen=True)
 class Isa:
-    """name: avx512 | avx2 | neon | portable; flags: what the compiler is told of the CPU."""
+    """Instruction set: its name, avx512 | avx2 | neon | portable, and the compiler's flags for the CPU."""
 
     name: str
     flags: tuple[str, ...]

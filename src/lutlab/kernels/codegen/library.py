@@ -42,7 +42,7 @@ def load(source: str, name: str, isa: Isa, *, sanitize: tuple[str, ...] = ()) ->
         source: all of it; only the compiler's own headers may be included.
         name: letters, digits, - and _; for people who look into the cache folder.
         isa: one that this CPU runs.
-        sanitize: of gcc's -fsanitize=, e.g. ("address", "undefined"); a finding ends the process.
+        sanitize: names for gcc's -fsanitize=, e.g. ("address", "undefined"); a finding ends the process.
 
     Raises:
         LutlabError: this CPU cannot run isa; the source does not compile; the library cannot be loaded or written.
@@ -74,7 +74,7 @@ def load(source: str, name: str, isa: Isa, *, sanitize: tuple[str, ...] = ()) ->
 def _load(
     source: str, name: str, isa: Isa, sanitize: tuple[str, ...], cc: Compiler, cache: Path
 ) -> ctypes.CDLL:
-    """Once a process; the compiler and the cache folder are parameters since the environment may name others."""
+    """Load a library, once a process; compiler and cache folder are parameters: the environment may name others."""
     return _open(*_folder(source, name, isa, sanitize, cc, cache))
 
 
@@ -94,7 +94,7 @@ def _open(folder: Path, about: Mapping[str, Any]) -> ctypes.CDLL:
 def _built_before(
     source: str, name: str, isa: Isa, sanitize: tuple[str, ...], cache: Path
 ) -> tuple[Path, dict[str, Any]] | None:
-    """A whole library of this source for this CPU, by any compiler, and what is said of it."""
+    """An intact library of this source for this CPU, by any compiler, and its facts."""
     target = _target(_flags(isa, sanitize))
     for folder in sorted(cache.glob(f"{name}-{isa.name}-{'[0-9a-f]' * _KEY_SIGNS}")):
         about = built.kept(folder)
@@ -122,7 +122,7 @@ def build(source: str, name: str, isa: Isa, *, sanitize: tuple[str, ...] = ()) -
 def _folder(
     source: str, name: str, isa: Isa, sanitize: tuple[str, ...], cc: Compiler, cache: Path
 ) -> tuple[Path, dict[str, Any]]:
-    """Folder of a library, built now or before, and what is said of it."""
+    """Folder of a library, from the cache or built now, and its facts."""
     flags = _flags(isa, sanitize)
     identity = {"source": source, "cc": asdict(cc), "flags": flags, "cpu": sorted(features())}
     identity["sealed"] = 1  # folders of before had no seal
@@ -134,7 +134,7 @@ def _folder(
 
 
 def _compile(source: str, cc: Compiler, flags: tuple[str, ...], folder: Path) -> dict[str, Any]:
-    """kernel.c and kernel.so into an empty folder, whose parent is another one; what is to be said of them."""
+    """kernel.c and kernel.so into an empty folder, whose parent is another one; returns their facts."""
     (folder / "kernel.c").write_text(source)
     arguments = ["kernel.c", "-o", "kernel.so", *flags, "-lm"]
     openmp = True

@@ -54,7 +54,7 @@ class Linear(ctypes.Structure):
 
 
 class Norm(ctypes.Structure):
-    """Of a row: RMS_NORM, LAYER_NORM, or none."""
+    """Struct of a row's norm: RMS_NORM, LAYER_NORM, or none."""
 
     _fields_ = (("kind", c_long), ("weight", c_void_p), ("bias", c_void_p), ("eps", c_float))
 
@@ -101,7 +101,7 @@ class Model(ctypes.Structure):
 
 @functools.cache
 def source(isa: Isa) -> str:
-    """C source."""
+    """C source of a step of a model."""
     return templates.render(
         "step/step.c",
         simd=isa.name if isa.name in LANES else "portable",

@@ -50,12 +50,12 @@ class Race:
         return mine == (gpu, _name(case), case.uniform, case.bits)
 
     def distance(self, case: Case) -> float:
-        """In doublings of the size and of the group."""
+        """Distance to a case, in doublings of the size and of the group."""
         size = case.rows * case.columns / (self.shape[0] * self.shape[1])
         return abs(math.log2(size)) + abs(math.log2(case.group / self.group))
 
     def fastest(self, m: int, among: Sequence[str]) -> str | None:
-        """Of some kernels with m rows: in the least number of rows from m on that was raced, or in the most."""
+        """The fastest of some kernels for m rows, by the least raced number of rows from m on, else by the largest."""
         rows = min((r for r in self.seconds if r >= m), default=max(self.seconds))
         raced = {name: s for name, s in self.seconds[rows].items() if name in among}
         return min(raced, key=raced.get) if raced else None
@@ -67,7 +67,7 @@ def choose(case: Case, gpu: Gpu, name: str) -> tuple[str, str]:
     Args:
         case: the product.
         gpu: its limits.
-        name: of the GPU, as torch tells it.
+        name: name of the GPU, from torch.
 
     Raises:
         LutlabError: no variant takes the case.
@@ -89,7 +89,7 @@ def dense_readings(x: torch.dtype, bits: float) -> float:
 
 
 def keep(races: Sequence[Race]) -> Path:
-    """Write down what was raced, in the place of what was known of the same products; returns the file.
+    """Write races, in the place of earlier ones of the same products; returns the file.
 
     Raises:
         LutlabError: the cache folder cannot be written.
@@ -119,7 +119,7 @@ def decisions(gpu: str, x: str, bits: Collection[int]) -> list[dict[str, Any]]:
     Args:
         gpu: its name, as torch tells it.
         x: dtype of the activations, as `float16`.
-        bits: of the weights.
+        bits: bits of the weights.
     """
     races = [race for race in _read(_path()) if (race.gpu, race.x) == (gpu, x)]
     found = [
@@ -140,7 +140,7 @@ def _path() -> Path:
 
 @functools.cache
 def _read(path: Path) -> list[Race]:
-    """All that is kept."""
+    """Races of the cache's file."""
     return findings.kept(path, _races, [])
 
 
@@ -157,7 +157,7 @@ def _race(
     shape: list[int],
     seconds: dict[str, dict[str, float]],
 ) -> Race:
-    """From JSON, which knows neither tuples nor numbers as keys; races of before have short names.
+    """A race from JSON, which has neither tuples nor numbers as keys; variants may be under their short names.
 
     Raises:
         ValueError: no race has such numbers.

@@ -82,7 +82,7 @@ def buffers(packed: PackedBCQ) -> dict[str, torch.Tensor | None]:
 def _kernel(
     file: str, function: str, parameters: tuple[tuple[str, int | str], ...], device: torch.device
 ) -> Any:
-    """Compiled and loaded once."""
+    """The compiled kernel, loaded once."""
     gpu = launcher.gpu(device)
     built = cuda.build(cuda.source(file, dict(parameters)), "dequantize", gpu.arch)
     return launcher.load_kernel(str(built.path), function, device, gpu)

@@ -48,7 +48,7 @@ class GpuOp(KernelOp):
     """An operation that has variants.
 
     Attributes:
-        name: as it is registered.
+        name: name under which it is registered.
         execution: the class of what it prepares.
     """
 
@@ -65,7 +65,7 @@ class GpuOp(KernelOp):
         knobs: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> GpuExecution:
-        """See KernelOp; variant: to take for every x; knobs: of that variant."""
+        """See KernelOp; variant: name of the one for every x; knobs: its knobs."""
         check_options(self.name, variant, knobs, options)
         device = launcher.device_of(device)
         made = self.execution(packed, device, launcher.gpu(device), variant, dict(knobs or {}))
@@ -78,12 +78,12 @@ class GpuExecution(Numbered):
 
     Attributes:
         stored: the weight as it was given; where a layout has taken its place, on the meta device, all but its order.
-        variant: for every x; None: what is best for dtype and rows.
-        knobs: of the variant, in the place of its defaults.
-        chosen: by dtype and rows of x, a variant's name or choice.DENSE, and by what it was chosen.
-        products: by dtype of x and variant.
-        weights: packed, by what packs; variants share them.
-        recover: makes the stored form of the layout that has taken its place; None: nothing has.
+        variant: name of the variant for every x; None: what is best for dtype and rows.
+        knobs: knobs of the variant, in the place of its defaults.
+        chosen: (dtype, rows of x) -> a variant's name or choice.DENSE, and MODEL or RACE, by which it was chosen.
+        products: (dtype of x, variant) -> product.
+        weights: packed weights, by the layout that packs them; variants share them.
+        recover: function that makes the stored form of the layout that has taken its place; None: nothing has.
     """
 
     stored: Format
@@ -136,7 +136,7 @@ class GpuExecution(Numbered):
 
     @property
     def packed(self) -> Format:
-        """As it was given."""
+        """The stored weight."""
         return self.recover() if self.recover else self.stored
 
     def ready(self, rows: int, dtype: torch.dtype) -> Self:
@@ -217,7 +217,7 @@ class GpuExecution(Numbered):
         return tuple(b for one in made for b in one.buffers.values() if b is not None)
 
     def copy(self) -> Self:
-        """With layouts and workspaces of its own; the stored form is shared where nobody dequantizes it."""
+        """A copy with layouts and workspaces of its own; the stored form is shared where nobody dequantizes it."""
         dense = any(name == choice.DENSE for name, _ in self.chosen.values())
         stored = copy.deepcopy(self.stored) if dense else self.stored
         other = type(self)(stored, self.device, self.gpu, self.variant, self.knobs)
@@ -239,7 +239,7 @@ class GpuExecution(Numbered):
         return self.chosen[key]
 
     def _product(self, dtype: torch.dtype, name: str) -> launcher.Product:
-        """Of a variant; packed and bound when it is first asked for."""
+        """Product of a variant, packed and bound at its first use."""
         if (dtype, name) not in self.products:
             if launcher.capturing():
                 raise LutlabError(
@@ -252,7 +252,7 @@ class GpuExecution(Numbered):
         return self.products[dtype, name]
 
     def weight_of(self, variant: Variant) -> Weight:
-        """In the layout of a variant, packed when it is first asked for."""
+        """The weight in the layout of a variant, packed at its first use."""
         if variant.pack not in self.weights:
             self.weights[variant.pack] = variant.packed(self.packed).to(self.device)
         return self.weights[variant.pack]

@@ -45,7 +45,7 @@ class GpuLinear(GpuExecution):
 
     @cached_property
     def _planes(self) -> PackedBCQ:
-        """Of uniform codes, by Eq. 5."""
+        """Planes of uniform codes, by Eq. 5."""
         return self.stored.to_bcq()
 
     def variant_of(self, name: str) -> Variant:
@@ -53,7 +53,7 @@ class GpuLinear(GpuExecution):
         return variants.variant(name)
 
     def best(self, rows: int, dtype: torch.dtype) -> tuple[str, str]:
-        """By choice.py."""
+        """The variant for x with so many rows, and MODEL or RACE, by which choice.py chose it."""
         wanted = case(self.stored, self.own(dtype), rows)
         return choice.choose(wanted, self.gpu, torch.cuda.get_device_name(self.device))
 

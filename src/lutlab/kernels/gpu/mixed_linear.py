@@ -44,7 +44,7 @@ class MixedLinear(GpuExecution):
         return variants.variant(name, OP)
 
     def best(self, rows: int, dtype: torch.dtype) -> tuple[str, str]:
-        """By choice.py's model of bytes: in readings of the weights."""
+        """The variant of least bytes by choice.py's model, in readings of the weights."""
         best = variants.preferred(OP)[0]
         readings = best.readings(best.case(self.stored, dtype, rows))
         dense = choice.dense_readings(dtype, self.stored.bits_per_weight)
@@ -73,7 +73,7 @@ class MixedLinear(GpuExecution):
 
     @property
     def buffers(self) -> tuple[torch.Tensor, ...]:
-        """The stored form, the kernel's layout, and what was made of the outliers: places, matrices for cuSPARSE."""
+        """Tensors of the stored form, the kernel's layout and the outliers: places, matrices for cuSPARSE."""
         places = self.__dict__.get("outliers")
         held = [*super().buffers, *(() if places is None else (places,))]
         for product in self.products.values():

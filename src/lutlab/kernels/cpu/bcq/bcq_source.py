@@ -54,7 +54,7 @@ class Cut:
     last_of_group: bool
 
     def __repr__(self) -> str:
-        """As the head of the source shows it: columns."""
+        """Columns of the tile, for the head of the source."""
         return f"{self.column}..{self.column + self.bits - 1}"
 
 
@@ -68,7 +68,7 @@ class Loop:
 
     @property
     def name(self) -> str:
-        """The function's."""
+        """Name of the C function."""
         return f"planes_{self.planes}_rows_{self.m}"
 
     def sum(self, m: int, vector: int, cut: int) -> str:
@@ -88,7 +88,7 @@ class Loop:
         ]
 
     def __repr__(self) -> str:
-        """As the head of the source shows it."""
+        """Spelling in the head of the source."""
         return f"{self.m} x {self.planes} planes x {self.ways} sums"
 
 
@@ -117,7 +117,7 @@ def source(
     alpha: str,
     offset: str | None,
 ) -> str:
-    """C source.
+    """C source of the product.
 
     Args:
         isa: the instructions to write it in.
@@ -146,10 +146,10 @@ def integer_source(isa: Isa, *, q: int, alpha: str, offset: str | None, table_bi
 
     Args:
         isa: AVX2 or AVX-512.
-        q: planes.
+        q: number of planes.
         alpha: type of stored scales.
         offset: type of stored offsets.
-        table_bits: of an entry: 24, as exact as float32, or 18, for AVX2; 16, for AVX-512.
+        table_bits: bits of a table's entry: 24, as exact as float32, or 18, for AVX2; 16, for AVX-512.
     """
     if table_bits == 16:
         planes, tile_from = _planes(q, 1, alpha, offset, lane_bytes=2), INTEGER_TILE_FROM["avx512"]

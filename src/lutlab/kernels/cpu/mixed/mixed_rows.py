@@ -76,7 +76,7 @@ class PackedMixedRows(RowsWeight):
 
     @cached_property
     def geometry(self) -> MixedGeometry:
-        """Places in the stream."""
+        """Geometry of the stream."""
         known = self.shape, self.group_size, self.of_width, self.row_scale, self.outliers
         return MixedGeometry(*known, max(1, self.panel_columns // self.group_size))
 
@@ -202,7 +202,7 @@ def interleaved(isa: Isa) -> bool:
 
 @templates.kept
 def source(isa: Isa, *, widths: tuple[int, ...], group_size: int, row_scale: bool) -> str:
-    """C source.
+    """C source of the product.
 
     Args:
         isa: the instructions to write it in, AVX2's or none in particular.

@@ -31,16 +31,16 @@ class MixedGeometry:
 
     @property
     def columns(self) -> int:
-        """Stored columns, padding included."""
+        """Number of stored columns, padding included."""
         return sum(self.of_width) * self.group_size
 
     @property
     def blocks(self) -> int:
-        """Blocks of 32 rows."""
+        """Number of blocks of 32 rows."""
         return blocks_of(self.shape[0])
 
     def units(self, width: int) -> int:
-        """Groups of a width."""
+        """Number of groups of a width."""
         return self.of_width[MIXED_WIDTHS.index(width)]
 
     @property

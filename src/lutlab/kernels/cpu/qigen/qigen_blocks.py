@@ -136,8 +136,8 @@ def schedule(
 
     Args:
         size: (N', K').
-        bits: of a value.
-        blocks: of the layer; the last block of a row or column of blocks may be smaller.
+        bits: bits of a value.
+        blocks: sizes of the layer's blocks; the last block of a row or column of blocks may be smaller.
 
     Returns:
         (first input channel, first output, first word) of each block; index of each panel's first block, and the

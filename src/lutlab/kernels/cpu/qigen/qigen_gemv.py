@@ -83,7 +83,7 @@ def parameters(
         bits: 2, 3 or 4.
         group_size: g, -1 for a scale a column.
         kernel: m_u, t_u; None takes those of `search` on this machine, or DEFAULT.
-        cores: that share the outputs; None takes torch's threads.
+        cores: number of cores that share the outputs; None takes torch's threads.
 
     Raises:
         LutlabError: bits or group size that QIGen has no kernel for.
@@ -111,8 +111,8 @@ def gemv(x: torch.Tensor, packed: PackedQIGen, threads: int | None = None) -> to
 
     Args:
         x: [..., K] float32 on the CPU; a copy is made where it is not contiguous.
-        packed: of `prepare`.
-        threads: None takes torch's.
+        packed: the weight, made by `prepare`.
+        threads: number of threads; None takes torch's.
 
     Returns:
         [..., N] float32.
@@ -165,7 +165,7 @@ def variant(packed: PackedQIGen, threads: int | None = None) -> str:
 
 
 def instructions() -> Isa:
-    """AVX2 where it runs and nothing else is asked for (LUTLAB_ISA), also on CPUs with AVX-512; else plain C."""
+    """Instruction set: AVX2 where it runs, also on CPUs with AVX-512, else plain C; LUTLAB_ISA overrides it."""
     return detect(without="avx512")
 
 
@@ -214,7 +214,7 @@ def _seconds(run: Callable[[], object]) -> float:
 
 
 def _parameter_file() -> Path:
-    """Of this CPU: home folders may be shared between machines."""
+    """File of this CPU's parameters: home folders may be shared between machines."""
     machine = json.dumps([sorted(features()), asdict(qigen_model.caches())])
     digest = hashlib.sha256(machine.encode()).hexdigest()[:16]
     return library.cache_folder() / f"qigen-{instructions().name}-{digest}.sealed"

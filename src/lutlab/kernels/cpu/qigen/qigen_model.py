@@ -82,7 +82,7 @@ def candidates(outputs: int, strip: int, cores: int) -> list[int]:
 def cache_blocks(
     in_features: int, t_candidates: tuple[int, ...], step: int, bits: int, gamma: int
 ) -> CacheBlocks:
-    """Solve Eq. 5.
+    """Choose cache blocks by solving Eq. 5.
 
     Args:
         in_features: K; m_b is at most K rounded up to a whole step.

@@ -55,7 +55,7 @@ def source(bits: int, groups: int, kernel: MicroKernel, lanes: str) -> str:
 
     Args:
         bits: 2, 3 or 4.
-        groups: of `groups_in_unit`.
+        groups: groups in a unit, from `groups_in_unit`.
         kernel: within Eq. 4 or not: a larger one spills registers.
         lanes: `avx2` or `portable`.
 

@@ -43,10 +43,10 @@ class RowsOp(KernelOp):
     """An operation over blocks of rows.
 
     Attributes:
-        name: as it is registered.
+        name: name under which it is registered.
         multiplies: names of the formats that it takes, for a message.
         formats: their classes.
-        options: that a row may ask for.
+        options: options that a row may set.
         tuned: whether panel and prefetch distance are.
     """
 
@@ -169,5 +169,5 @@ class CpuLinear(Numbered):
         return self.rows.buffers
 
     def copy(self) -> CpuLinear:
-        """With a stream of its own."""
+        """A copy with a stream of its own."""
         return replace(self, rows=replace(self.rows, stream=self.rows.stream.clone()))

@@ -48,7 +48,7 @@ class Geometry:
 
     @cached_property
     def units(self) -> int:
-        """Units along K."""
+        """Number of units along K."""
         groups = -(-self.in_features // self.group_length)
         return -(-groups // self.groups_in_unit) * self.pieces
 
@@ -59,7 +59,7 @@ class Geometry:
 
     @property
     def columns(self) -> int:
-        """Stored columns, padding included."""
+        """Number of stored columns, padding included."""
         return self.units * self.unit_columns
 
     @cached_property
@@ -73,7 +73,7 @@ class Geometry:
         return self.in_features, self.units, self.unit_words, self.panel_units
 
     def panels(self) -> list[slice]:
-        """Units of each panel."""
+        """Number of units of each panel."""
         return [
             slice(first, min(first + self.panel_units, self.units))
             for first in range(0, self.units, self.panel_units)
@@ -127,7 +127,7 @@ def geometry(
 
 
 def blocks_of(rows: int) -> int:
-    """Blocks of 32 rows."""
+    """Number of blocks of 32 rows."""
     return -(-rows // ROWS)
 
 

@@ -156,7 +156,7 @@ class Kernel:
         return f"{self.variant}, {self.isa}, {self.threads(threads)} threads"
 
     def threads(self, threads: int | None = None) -> int:
-        """The threads that a call uses. Raises LutlabError: fewer than one is asked for."""
+        """Number of threads of a call. Raises LutlabError: a number below one."""
         wanted = torch.get_num_threads() if threads is None else threads
         if wanted < 1:
             raise LutlabError(f"{wanted} threads: give 1 or more, or None for torch's number")
@@ -175,7 +175,8 @@ class Kernel:
             x: float16, bfloat16 or float32 on the CPU, any strides.
             packed: the weight this kernel was made for.
             out: [..., N] in x's dtype to be filled and returned; None: a new tensor.
-            threads: None: torch.get_num_threads(), fewer for a weight so small that starting them would cost more.
+            threads: number of threads; None: torch.get_num_threads(), fewer for a weight so small that starting them
+                would cost more.
 
         Raises:
             LutlabError: dtype, shape or device is not as above.
@@ -307,6 +308,6 @@ def check_out(out: torch.Tensor | None, x: torch.Tensor, rows: int) -> None:
 
 @functools.cache
 def columns_of(geo: Places) -> ctypes.Array[ctypes.c_long]:
-    """Its fields as C reads them."""
+    """The geometry's fields in C's order."""
     fields = geo.fields()
     return (ctypes.c_long * len(fields))(*fields)

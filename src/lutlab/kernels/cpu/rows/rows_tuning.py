@@ -53,7 +53,7 @@ def choose(kernel: Kernel, weight: RowsWeight, pack: Callable[[int], RowsWeight]
     """Tuning kept for a kernel, shape and number of threads; with LUTLAB_TUNE=1 made now; else the defaults.
 
     Args:
-        kernel: of the weight.
+        kernel: kernel of the weight.
         weight: packed by default.
         pack: panel columns -> the weight packed so.
     """
@@ -77,8 +77,8 @@ def decisions(
     Entries of other bits, threads or shapes cannot. Every group size counts: a product is timed beside one scale a row.
 
     Args:
-        bits: of the weights.
-        threads: of the run; a library without OpenMP uses one.
+        bits: bits of the weights.
+        threads: number of the run's threads; a library without OpenMP uses one.
         shapes: (N, K) of the weights; None: any.
     """
     kept = {}
@@ -135,13 +135,13 @@ def times(
     """Seconds of a product for every pair, lower quartiles; pairs take turns, so that all see the same machine.
 
     Args:
-        kernel: of the weight.
+        kernel: kernel of the weight.
         pack: panel columns -> the weight packed so, e.g. `lambda panel: bcq_rows.pack(plain, panel)`.
         panels: columns of a panel.
         prefetches: bytes ahead.
-        threads: as in Kernel.gemv.
-        cold_bytes: of all copies of the weight together.
-        seconds: to spend on timing; a pair is timed at least five times.
+        threads: number of threads, as for Kernel.gemv.
+        cold_bytes: bytes of all copies of the weight together.
+        seconds: seconds to spend on timing; a pair is timed at least five times.
     """
     copies = {}
     for panel in panels:

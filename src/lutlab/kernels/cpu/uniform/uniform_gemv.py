@@ -197,7 +197,7 @@ class Loop:
         return [self.sum(v, i, way) for v in tile for i in rows for way in range(self.ways)]
 
     def __repr__(self) -> str:
-        """As the head of the source shows it."""
+        """Spelling in the head of the source."""
         return f"{self.m} x {len(self.tiles[0])} vectors x {self.ways} sums"
 
 
@@ -218,7 +218,7 @@ class IntegerLoop:
         return [self.sum(name, *place) for place in places]
 
     def __repr__(self) -> str:
-        """As the head of the source shows it."""
+        """Spelling in the head of the source."""
         return f"{self.m} x {8 * self.eights} rows"
 
 
@@ -229,11 +229,11 @@ def integers(isa: Isa, bits: int) -> bool:
 
 @templates.kept
 def source(isa: Isa, *, bits: int, scale: str) -> str:
-    """C source.
+    """C source of the product.
 
     Args:
         isa: the instructions to write it in.
-        bits: of a field, 4 or 8.
+        bits: bits of a field, 4 or 8.
         scale: f16 or f32, what scales are stored in.
     """
     vectors = dict(VECTORS.get(isa.name, PORTABLE_VECTORS))

@@ -121,7 +121,7 @@ def _at_once(case: Case, parts: int) -> int:
 
 
 def _tiles(case: Case, parts: int, at_once: int) -> int:
-    """Of 8 columns of tensor cores: a column for each half of each row of x and part."""
+    """Number of tiles of 8 tensor-core columns: a column for each half of each row of x and part."""
     return at_once * _halves(case) * parts // 8
 
 
@@ -131,7 +131,7 @@ def _halves(case: Case) -> int:
 
 
 def _x_bytes(tiles: int, parts: int) -> int:
-    """Of shared memory, for the rows of x of a pass and a block of columns: operands, and what sums begin with."""
+    """Bytes of shared memory for a pass's rows of x and a block of columns: operands, and initial sums."""
     return 8 * tiles // parts * 256 + tiles * 64
 
 

@@ -49,7 +49,7 @@ ALIGNED_ROWS = 32  # the most rows that a warp sums at a time
 
 
 def stride(rows: int) -> int:
-    """N with its padding.
+    """Number of rows N with its padding.
 
     >>> stride(1), stride(9)
     (32, 32)
@@ -192,7 +192,7 @@ def _table(case: Case, gpu: Gpu) -> str:
 
 
 def _rows(case: Case, x_rows: int) -> int:
-    """Of a tile: more where few planes leave a warp little to load ahead; its sums are as many for each row of x."""
+    """Rows of a tile: more where few planes leave a warp little to load ahead; a row of x has as many sums."""
     return max(8, {1: 32, 2: 16}.get(case.bits, 8) // x_rows)
 
 
@@ -203,7 +203,7 @@ def _depth(case: Case, x_rows: int) -> int:
 
 
 def _registers(case: Case, x_rows: int) -> int:
-    """Of a thread: what is loaded ahead, sums, and 56 for lookups under way and addresses."""
+    """Registers of a thread: loads ahead, sums, and 56 for lookups under way and addresses."""
     ahead = _depth(case, x_rows) * (4 + case.alpha.itemsize)
     return 56 + x_rows * _rows(case, x_rows) + ahead
 

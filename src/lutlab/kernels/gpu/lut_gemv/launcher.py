@@ -38,11 +38,11 @@ def bind(
     """A weight made ready for products with x of a dtype on a GPU.
 
     Args:
-        packed: as it is stored, on any device.
-        dtype: of x and y: float16, bfloat16 or float32.
+        packed: the weight as it is stored, on any device.
+        dtype: dtype of x and y: float16, bfloat16 or float32.
         device: a CUDA device.
         variant: its name; None: the best one that takes this weight here.
-        knobs: of the variant, in the place of its defaults.
+        knobs: knobs of the variant, in the place of its defaults.
 
     Raises:
         LutlabError: no such variant or knob, no GPU, one too old for it, a weight that it does not take, no compiler.
@@ -68,7 +68,7 @@ class _Launch:
 
 @dataclass(frozen=True)
 class _Ready:
-    """All that a call needs; space keeps the workspace alive, to which launches have pointers."""
+    """Prepared launches of a call; space keeps the workspace alive, to which they have pointers."""
 
     launches: tuple[_Launch, ...]
     zero_y: bool
@@ -130,7 +130,7 @@ class Product:
         return self
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """The product.
+        """Multiply: y = x W^T.
 
         Args:
             x: [..., K], contiguous, of the dtype it was bound for, on the weight's GPU.

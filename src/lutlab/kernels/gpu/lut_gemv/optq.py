@@ -31,7 +31,7 @@ FILE = "lut_gemv/optq.cu"
 
 
 def pack(packed: PackedUniform) -> Weight:
-    """From the stored form."""
+    """Pack a stored weight."""
     found = packed.unpack()
     rows, columns = packed.shape
     codes = torch.nn.functional.pad(found.codes, (0, -columns % WORD, 0, stride(rows) - rows))

@@ -24,7 +24,7 @@ def packed(stored: PackedBCQ, planes: torch.Tensor, place: Move, axis: int) -> W
         stored: binary codes.
         planes: int32, as the layout has them.
         place: scales [q, N, G] -> as the layout has them.
-        axis: of the planes among these, which an offset has not.
+        axis: axis of the planes among these, which an offset has not.
     """
     offset = stored.offset
     if offset is not None:

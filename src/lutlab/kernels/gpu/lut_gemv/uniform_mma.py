@@ -120,7 +120,7 @@ def _bits(q: int) -> torch.Tensor:
 
 
 def pack(packed: PackedUniform) -> Weight:
-    """From the stored form."""
+    """Pack a stored weight."""
     q, (rows, columns), device = packed.bits, packed.shape, packed.qweight.device
     chunk = UNITS[q] * UNIT
     tiles, chunks = -(-rows // TILE_ROWS), -(-columns // chunk)
@@ -231,7 +231,7 @@ def plan(case: Case, gpu: Gpu, knobs: Knobs) -> Plan:
 
 
 def _chunk(case: Case) -> int:
-    """Columns of a chunk."""
+    """Number of columns of a chunk."""
     return UNIT * UNITS[case.bits]
 
 
@@ -251,7 +251,7 @@ def _blocks_per_sm(case: Case, warps: int) -> int:
 
 
 def _tiles(case: Case) -> int:
-    """Of 8 rows of x, in one pass over the weights."""
+    """Number of tiles of 8 rows of x in one pass over the weights."""
     return 1 if case.m <= 8 else 2
 
 

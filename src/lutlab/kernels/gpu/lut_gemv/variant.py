@@ -57,7 +57,7 @@ class Weight:
         return self.buffers.get("offset")
 
     def to(self, device: torch.device | str) -> Self:
-        """The same on a device."""
+        """The same weight on a device."""
         there = {name: b if b is None else b.to(device) for name, b in self.buffers.items()}
         return replace(
             self, buffers=there, order=None if self.order is None else self.order.to(device)
@@ -191,7 +191,7 @@ Knobs = Mapping[str, int | str]
 
 @dataclass(frozen=True)
 class Variant:
-    """A kernel.
+    """One kernel: its source, parameters, limits and plan.
 
     name: as `paper`; short: for the command line, as `r0`, or none; rank: its place among those of equally many
     readings, 0: never chosen; idea: half a sentence for tables; knobs: what may be swept, with defaults; pack: from
@@ -227,7 +227,7 @@ class Variant:
         return -(-case.m // self.batch(case))
 
     def with_knobs(self, given: Knobs) -> dict[str, int | str]:
-        """The defaults and what was given.
+        """The defaults, overridden by the given knobs.
 
         Raises:
             LutlabError: it has no such knob.

@@ -24,7 +24,7 @@ def plan(weight: PackedMixed | MixedWeight, dtype: torch.dtype) -> Plan:
     """The launch that fills `dense` [N, K] of a dtype from `buffers`.
 
     Args:
-        weight: in memory-aligned blocks, or in chunks.
+        weight: packed weight in memory-aligned blocks, or in chunks.
         dtype: float16, bfloat16 or float32.
 
     Raises:
@@ -74,7 +74,7 @@ def dequantize(weight: PackedMixed | MixedWeight, dtype: torch.dtype) -> torch.T
     """W [N, K] in a dtype without its outliers, which `scatter` adds.
 
     Args:
-        weight: in memory-aligned blocks, or in chunks, on a CUDA device.
+        weight: packed weight in memory-aligned blocks, or in chunks, on a CUDA device.
         dtype: float16, bfloat16 or float32.
 
     Raises:

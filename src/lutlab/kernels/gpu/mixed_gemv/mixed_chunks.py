@@ -42,7 +42,7 @@ def chunks(of_width: tuple[int, int, int], group_size: int) -> tuple[int, int, i
 
 
 def pack(packed: PackedMixed) -> MixedWeight:
-    """From the stored form, whose groups are a multiple of 16 columns and 16 rows."""
+    """Pack a stored weight, whose groups are a multiple of 16 columns and 16 rows."""
     tensor, (rows, columns) = packed.unpack(), packed.shape
     repeat = packed.group_size // PIECE
     width = tensor.widths.repeat_interleave(repeat)
@@ -59,7 +59,7 @@ def pack(packed: PackedMixed) -> MixedWeight:
 
 
 def places(width: torch.Tensor, of_width: tuple[int, int, int]) -> torch.Tensor:
-    """Where each piece is in the order of chunks: [pieces] int32.
+    """Places of the pieces in the order of chunks, [pieces] int32.
 
     Args:
         width: [pieces], bits of each.

@@ -45,7 +45,7 @@ class MixedWeight(Weight):
 
 
 def chunks(columns: int) -> int:
-    """Chunks of a row.
+    """Number of chunks of a row.
 
     >>> chunks(4096), chunks(11008), chunks(172)
     (16, 43, 1)
@@ -54,7 +54,7 @@ def chunks(columns: int) -> int:
 
 
 def pack(packed: PackedMixed) -> MixedWeight:
-    """From the stored form, whose codes are in memory-aligned blocks."""
+    """Pack a stored weight, whose codes are in memory-aligned blocks."""
     rows, columns = packed.shape
     tiles, of_row = -(-rows // ROWS), chunks(columns)
 
@@ -118,9 +118,9 @@ def with_outliers(
     Args:
         held: buffers of its groups.
         packed: the stored form.
-        place: of the 16 columns around each column, counted in sixteens.
+        place: place of the 16 columns around each column, counted in sixteens.
         of_words: [G] bool, groups of 16 whose pairs are of either half, a word each; None: there are none.
-        chunks: as MixedWeight has them.
+        chunks: numbers of a tile's chunks of 2, 3 and 4 bits, see MixedWeight; None of memory-aligned blocks.
     """
     held |= {"row_scale": packed.row_scale, "row_zero": packed.row_zero}
     most = 0 if packed.outlier_count is None else int(packed.outlier_count.max())

@@ -66,7 +66,7 @@ class MixedCase:
 
     @property
     def of_row(self) -> int:
-        """Chunks of a row."""
+        """Number of chunks of a row."""
         return mixed_tiles.chunks(self.columns) if self.chunks is None else sum(self.chunks)
 
     @property
@@ -80,7 +80,7 @@ class MixedCase:
 
     @property
     def parts(self) -> int:
-        """Halves of an x."""
+        """Number of halves of an x."""
         return 2 if self.x == torch.float32 else 1
 
     @property
@@ -209,7 +209,7 @@ def _widths(case: MixedCase) -> dict[str, int]:
 
 
 def _x_bytes(case: MixedCase, slice_: int) -> int:
-    """Of shared memory for a slice of so many chunks of x: its slots, and the sums of its groups."""
+    """Bytes of shared memory for a slice of so many chunks of x: its slots, and the sums of its groups."""
     blocks = slice_ * CHUNK
     slot = (blocks * _X_BLOCK // _SLOT_UNIT | 1) * _SLOT_UNIT
     return case.batch * (case.parts * slot + blocks * 4 * 4) + _X_BLOCK
@@ -233,7 +233,7 @@ def _shape(case: MixedCase, gpu: Gpu, knobs: Knobs, tiles: int) -> Shape:
 
 
 def _fitted(case: MixedCase, gpu: Gpu, knobs: Knobs, slice_: int, warps: int) -> Shape | None:
-    """As many blocks on an SM as have room and registers, each with as many chunks under way as are left."""
+    """Shape with as many blocks on an SM as have room and registers, each with as many chunks under way as fit."""
     least, most = STAGES
     # Of 128, 168 and 255 registers: what NVRTC compiles without spills, by trial.
     threads = 512 if case.few else 384 if case.chunks is None else 256
