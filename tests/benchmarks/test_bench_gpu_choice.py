@@ -30,6 +30,7 @@ def small(gpu, monkeypatch, tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_who_won_is_chosen_afterwards(small, monkeypatch):
     speed = {"bit_planes": 2.0, "lane_tables": 1.0, "paper": 9.0, "dequantize ": 1.5}
 

@@ -35,6 +35,7 @@ def run(monkeypatch, *arguments):
     bench.main()
 
 
+@pytest.mark.slow
 def test_goals_and_batch(small, monkeypatch, capsys):
     run(monkeypatch, "--part", "goals", "batch", "--rounds", 4, "--out", small / "out")
     said = capsys.readouterr().out

@@ -23,6 +23,7 @@ def small(gpu, monkeypatch, tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_shapes_with_their_goals(small, monkeypatch, capsys):
     arguments = ["--part", "shapes", "--rounds", "2", "--out", str(small)]
     monkeypatch.setattr("sys.argv", ["bench_mixed_gemv.py", *arguments])
@@ -36,6 +37,7 @@ def test_shapes_with_their_goals(small, monkeypatch, capsys):
     assert sizes["mixed_sync 0 %"] < sizes["mixed_async 0.2 % fused"] < sizes["cuBLAS [N, K]"] / 2
 
 
+@pytest.mark.slow
 def test_widths_beside_what_their_bytes_predict(small, monkeypatch, capsys):
     monkeypatch.setattr(bench, "LARGE", (16, 768))
     few = ("2 bits", "4 bits", "2, 3, 4 bits")

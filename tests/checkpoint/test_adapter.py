@@ -38,6 +38,7 @@ def planes(model):
     return {name: layer.packed.planes.clone() for name, layer in quantized_layers(model).items()}
 
 
+@pytest.mark.slow
 def test_two_tasks_swap_over_one_set_of_planes(base, tmp_path):
     tasks = {"a": task(base, 1), "b": task(base, 2, classes=5)}
     sizes = {name: lutlab.save_adapter(model, tmp_path / name) for name, model in tasks.items()}

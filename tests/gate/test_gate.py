@@ -29,7 +29,9 @@ def test_help_is_the_same() -> None:
     assert hold.help_text() == hold.HELP.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize(
+    "part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, PARTS))]
+)
 def test_mistakes_are_said_as_before(part: int) -> None:
     with lines.scratch():
         for known in LINES[part::PARTS]:

@@ -101,6 +101,7 @@ def test_what_is_gathered_is_the_product_of_one_process(done):
                 torch.testing.assert_close(y, x @ weight.t(), rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_shared_product_is_timed_beside_that_of_one_process(done):
     entrants, compute = done[1]
     for one in (entrants.own, entrants.fp16, entrants.fp32):

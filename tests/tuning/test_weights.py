@@ -132,6 +132,7 @@ def test_what_cannot_be_tuned_is_refused():
         )
 
 
+@pytest.mark.slow
 def test_a_row_is_tuned_from_the_command_line(command: CommandLine):
     row = ["method=mixed_2_4_16", "q=2.5", "g=16", "calibration.text=pydocs-train", "calibration.samples=2",
            "calibration.seqlen=32", "evaluate=[weight_error]", "logger=none", "tuning.steps=1"]  # fmt: skip

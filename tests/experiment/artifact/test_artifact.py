@@ -61,6 +61,7 @@ def test_claims_hold_on_the_published_numbers(name: str) -> None:
         assert claim.holds or claim.fronts
 
 
+@pytest.mark.slow
 def test_rows_compose() -> None:
     """A row of each method with each set of keys is a configuration; every model of every scale is a preset."""
     presets = {path.stem for path in (sources.folder("conf") / "model").glob("*.yaml")}

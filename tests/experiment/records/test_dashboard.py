@@ -88,6 +88,7 @@ def test_runs_without_a_row_are_no_page(monkeypatch, tmp_path):
         dashboard.of_tracked(tmp_path)
 
 
+@pytest.mark.slow
 def test_all_that_is_published_fits_into_ten_megabytes(published):
     data = dashboard.of_frames(published, pandas.DataFrame(), "all")
     html = dashboard.render(data)

@@ -61,6 +61,7 @@ def test_claims_are_counted_as_on_the_page(tmp_path):
     assert mine.published_decidable.sum() > 0
 
 
+@pytest.mark.slow
 def test_a_working_folder_is_read_as_published_ones_are(command, tmp_path):
     command("method=rtn", "q=4,3", "g=32", *QUICK)
     found = lutlab.results(command.results)

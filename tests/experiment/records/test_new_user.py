@@ -26,6 +26,7 @@ def numbers(command):
     return dict(zip(ppl.row, ppl.measured, strict=True))
 
 
+@pytest.mark.slow
 def test_the_same_comparison_everywhere(command, numbers, tmp_path):
     runs = [run for run in wandb_files.read(command.results / "wandb") if run["config"].get("row")]
     key = "passages-joined-first2/ppl"

@@ -37,7 +37,7 @@ def of_copy(folder: Path, text: str, name: str = "rtn.py") -> str:
         ('"""Round-to-nearest (RTN)', '"""RTN'),  # the module's docstring
         ('"""[N, K] float -> UniformTensor', '"""A tensor'),  # a method's
         ("return UniformTensor(", "# as it is\n        return UniformTensor("),
-        ("import torch\n\n        top", "import torch, math\n\n        top"),
+        ("from lutlab.lazy import torch", "from lutlab.lazy import np, torch"),
         ("from lutlab.groups import blocks, check_bits", "from lutlab.groups import check_bits, blocks"),
         ("weights are inf or nan", "weights are not finite"),  # an error's text
         ("weight = weight.detach().float()", "weight = (\n            weight.detach().float()\n        )"),
