@@ -14,7 +14,7 @@ A prompt is read by the engine's kernels, by dequantized panels (generate/prefil
 model in float32, to the logits of its last token.
 
 Contestants take turns, and a time is the least of --rounds, as a busy machine only adds. A crossover is the first of
---rows from which on the other way is faster than the kernel. `dense_rows` (kernels/cpu/rows_gemv.py) is to be no less.
+--rows from which on the other way is faster than the kernel. `dense_rows` of rows_gemv.py is to be no less.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Tokens a second with QIGen's own kernels in the place of ours: the paper's idea on this machine (QIGen Figure 4).
 
     tokens_per_s as generation.py measures it with engine=transformers, while every quantized layer multiplies by
-    kernels/cpu/qigen_gemv.py
+    kernels/cpu/qigen/qigen_gemv.py
 
 For uniform codes of 2, 3 or 4 bits (method=rtn, gptq) and float32 activations. Checked before it is timed: lutlab's
 own product, seeing all tokens at once, must choose the tokens that QIGen's kernels decoded.
