@@ -33,9 +33,9 @@ from accuracy_peers import Material, ask, levels, with_weights
 import lutlab
 from lutlab.errors import LutlabError
 from lutlab.modules import QuantLinear
-from lutlab.peers.contract import able
+from lutlab.peers.contract import QuantizesModels, able
 
-PEERS = able("quantize")
+PEERS = able(QuantizesModels)
 METHODS = (
     "rtn",
     "gptq",

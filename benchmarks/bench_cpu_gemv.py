@@ -35,12 +35,12 @@ from cpu_contestants import GROUP, copies, mixed, ours, qigens
 from cpu_peers import KINDS, Peer
 
 from lutlab.measure.timing import COLD, RESIDENT, Contestant, CpuTimer, cpu_reader, race
-from lutlab.peers.contract import Product, able
+from lutlab.peers.contract import MultipliesOnCPU, Product, able
 from lutlab.peers.torch import Torch
 
 GOAL = 0.8  # of the read bandwidth, AVX2, two threads, q = 2, 3, 4
 OWN = {"planes": ours, "mixed": mixed, "qigen": qigens}
-PEERS = [name for name, peer in able("cpu_products").items() if peer is not Torch]
+PEERS = [name for name, peer in able(MultipliesOnCPU).items() if peer is not Torch]
 
 
 def measure(shape: tuple[int, int], m: int, threads: int, args: argparse.Namespace) -> dict:

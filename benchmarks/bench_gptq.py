@@ -28,9 +28,9 @@ from typing import Any
 
 import torch
 
-from lutlab.peers.contract import Block, able, surroundings
+from lutlab.peers.contract import Block, RunsGPTQ, able, surroundings
 
-PEERS = able("gptq")
+PEERS = able(RunsGPTQ)
 INPUTS = {"qkv": ("q", "k", "v"), "o": ("o",), "mlp": ("gate", "up"), "down": ("down",)}
 BATCH = 512
 FACTORS = 256

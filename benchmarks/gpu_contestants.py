@@ -29,7 +29,7 @@ from lutlab.kernels.gpu.lut_gemv.variant import case
 from lutlab.measure import drawn
 from lutlab.measure.energy import clocks_of
 from lutlab.measure.timing import Contestant, copies_for
-from lutlab.peers.contract import able
+from lutlab.peers.contract import MultipliesOnGPU, able
 from lutlab.quantizers.mixed_2_4_16 import Mixed2416
 from lutlab.specs import ProductRun
 
@@ -205,7 +205,7 @@ def cublas(shape: tuple[int, int], x: torch.Tensor) -> list[Entrant]:
 def peers(shape: tuple[int, int], q: int, g: int, x: torch.Tensor) -> tuple[list[Entrant], dict]:
     """Installed peers that take q, and the reasons of the others by name."""
     found, absent = [], {}
-    for name, peer in able("gpu_product").items():
+    for name, peer in able(MultipliesOnGPU).items():
         if q not in peer.gpu_bits:
             continue
         if peer.lacking():

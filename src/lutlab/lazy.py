@@ -44,9 +44,8 @@ class _Lazy(ModuleType):
         return getattr(library, name)
 
     def __reduce__(self) -> tuple[Callable[[str], ModuleType], tuple[str]]:
-        return importlib.import_module, (
-            self.__name__,
-        )  # a notebook's function goes to a worker with its globals
+        # A notebook's function goes to a worker with its globals.
+        return importlib.import_module, (self.__name__,)
 
 
 if not TYPE_CHECKING:

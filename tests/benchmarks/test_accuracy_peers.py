@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 import lutlab
 from lutlab import registry
 from lutlab.peers import efficientqat
-from lutlab.peers.contract import Peer, Way
+from lutlab.peers.contract import QuantizesModels, Way
 
 FIRST = "model.decoder.layers.0."
 NORM = "model.decoder.final_layer_norm.bias"
@@ -42,7 +42,7 @@ def peer(monkeypatch, tmp_path):
         counted.append(given[2])
         return quantized(*given)
 
-    class Own(Peer):
+    class Own(QuantizesModels):
         modules = ()
         ways: ClassVar = {"best": Way({"by": 2}, gradient=True), "other": Way()}
         quantize = staticmethod(counting)

@@ -6,24 +6,40 @@ import sys
 import pytest
 
 from lutlab import registry
-from lutlab.peers.contract import Peer, able, surroundings
+from lutlab.errors import LutlabError
+from lutlab.peers.contract import (
+    MultipliesOnCPU,
+    MultipliesOnGPU,
+    Peer,
+    Product,
+    QuantizesModels,
+    RunsGPTQ,
+    able,
+    checked,
+    surroundings,
+)
 
 COMPARED = {
-    "quantize": ["auto_round", "efficientqat", "gptqmodel", "llmcompressor"],
-    "gptq": ["gptqmodel", "llmcompressor"],
-    "cpu_products": ["llama_cpp", "onnxruntime", "torch"],
-    "gpu_product": ["gemlite", "marlin", "torch"],
+    QuantizesModels: ["auto_round", "efficientqat", "gptqmodel", "llmcompressor"],
+    RunsGPTQ: ["gptqmodel", "llmcompressor"],
+    MultipliesOnCPU: ["llama_cpp", "onnxruntime", "torch"],
+    MultipliesOnGPU: ["gemlite", "marlin", "torch"],
 }
 
 
-@pytest.mark.parametrize(("what", "names"), COMPARED.items())
-def test_peers_are_found_by_what_they_do(what: str, names: list[str]) -> None:
-    found = able(what)
+@pytest.mark.parametrize(("kind", "names"), COMPARED.items())
+def test_peers_are_found_by_what_they_do(kind: type[Peer], names: list[str]) -> None:
+    found = able(kind)
     assert list(found) == names
-    assert all(peer.ways for peer in found.values() if what == "quantize")
-    assert all(peer.gpu_bits for peer in found.values() if what == "gpu_product")
-    with pytest.raises(NotImplementedError):
-        getattr(Peer, what)(*[None] * getattr(Peer, what).__code__.co_argcount)
+    declared = {*vars(kind), *kind.__annotations__} - {*vars(Peer), "__annotations__"}
+    for peer in found.values():
+        assert [n for n in declared if not n.startswith("_") and n not in vars(peer)] == []
+
+
+@pytest.mark.parametrize("error", [0.06, float("nan")])
+def test_a_wrong_product_is_refused(error: float) -> None:
+    with pytest.raises(LutlabError, match=r"dot is .* from the product in float64"):
+        checked(Product("dot", 1, 1, lambda i: None, error=error), 0.05)
 
 
 def test_a_peer_says_what_is_missing() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from lutlab.lazy import torch, transformers
-from lutlab.peers.contract import Peer, Tensors, Way
+from lutlab.peers.contract import QuantizesModels, Tensors, Way
 from lutlab.registry import register
 
 _BEST = {"iters": 1000}
@@ -25,7 +25,7 @@ WAYS = {
 
 
 @register("peer", "auto_round")
-class AutoRound(Peer):
+class AutoRound(QuantizesModels):
     """See the top of this file."""
 
     modules: ClassVar[tuple[str, ...]] = ("auto_round",)
@@ -36,7 +36,7 @@ class AutoRound(Peer):
     def quantize(
         folder: str, options: Mapping[str, Any], q: int, g: int, ids: torch.Tensor
     ) -> Tensors:
-        """See Peer."""
+        """See QuantizesModels."""
         from auto_round import AutoRound
 
         model = transformers.AutoModelForCausalLM.from_pretrained(

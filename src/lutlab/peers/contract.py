@@ -1,11 +1,11 @@
 """What a peer is: public code in an environment that has it, and what lutlab compares with it.
 
     @register("peer", "gptqmodel")
-    class GPTQModel(Peer): ...
+    class GPTQModel(QuantizesModels, RunsGPTQ): ...
 
-A peer has what it can be compared in, and is found by it: `able("quantize")`. Its environment need not have lutlab,
-whose sources it reads by `surroundings`: at the top of a peer's file stands nothing beyond the standard library, numpy
-and torch are imported by the functions that call the peer.
+A peer extends a class for each thing that it can be compared in, and is found by it: `able(QuantizesModels)`. Its
+environment need not have lutlab, whose sources it reads by `surroundings`: at the top of a peer's file stands nothing
+beyond the standard library, numpy and torch are imported by the functions that call the peer.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 from lutlab import registry
+from lutlab.errors import LutlabError
 from lutlab.lazy import torch
 from lutlab.measure.timing import Contestant
 
@@ -73,19 +75,15 @@ class Block:
 
 
 class Peer:
-    """Public code, never instantiated; a peer overrides the functions that it can be compared in.
+    """Public code, never instantiated; a peer extends the classes below that say what it can be compared in.
 
     Attributes:
         modules: modules of it that are imported.
         install: names that pip installs, the package first.
-        ways: name -> Way, of a peer that quantizes models.
-        gpu_bits: q that its product on a GPU takes.
     """
 
     modules: ClassVar[tuple[str, ...]]
     install: ClassVar[str]
-    ways: ClassVar[Mapping[str, Way]] = {}
-    gpu_bits: ClassVar[tuple[int, ...]] = ()
 
     @classmethod
     def lacking(cls) -> str:
@@ -98,7 +96,18 @@ class Peer:
         """Version of the first package that is installed for it."""
         return importlib.metadata.version(cls.install.partition(" ")[0])
 
+
+class QuantizesModels(Peer):
+    """A peer whose entry point quantizes a whole model.
+
+    Attributes:
+        ways: name -> Way.
+    """
+
+    ways: ClassVar[Mapping[str, Way]]
+
     @staticmethod
+    @abstractmethod
     def quantize(
         folder: str, options: Mapping[str, Any], q: int, g: int, ids: torch.Tensor
     ) -> Tensors:
@@ -114,9 +123,13 @@ class Peer:
         Returns:
             The state dict, with dequantized weights.
         """
-        raise NotImplementedError
+
+
+class RunsGPTQ(Peer):
+    """A peer whose GPTQ can be called layer by layer."""
 
     @staticmethod
+    @abstractmethod
     def gptq(block: Block, time: Callable[[str, Callable[[], Any]], Any]) -> Tensors:
         """Quantize a block's layers by GPTQ alone, timing `accumulate` and, under the peer's name, the way to codes.
 
@@ -127,9 +140,13 @@ class Peer:
         Returns:
             Layer -> dequantized weight [N, K].
         """
-        raise NotImplementedError
+
+
+class MultipliesOnCPU(Peer):
+    """A peer with low-bit products on a CPU."""
 
     @staticmethod
+    @abstractmethod
     def cpu_products(
         shape: tuple[int, int], m: int, g: int, threads: int, copies: Callable[[int], int]
     ) -> list[Product]:
@@ -141,10 +158,23 @@ class Peer:
             g: group size of formats that leave it open.
             threads: number of threads.
             copies: bytes of a weight -> the number of copies that are cold.
+
+        Raises:
+            LutlabError: a product is wrong.
         """
-        raise NotImplementedError
+
+
+class MultipliesOnGPU(Peer):
+    """A peer with low-bit products on a GPU.
+
+    Attributes:
+        gpu_bits: q that its product takes.
+    """
+
+    gpu_bits: ClassVar[tuple[int, ...]]
 
     @staticmethod
+    @abstractmethod
     def gpu_product(
         shape: tuple[int, int], q: int, g: int, x: torch.Tensor, copies: Callable[[int], int]
     ) -> tuple[Contestant, torch.Tensor, torch.Tensor]:
@@ -160,13 +190,25 @@ class Peer:
         Returns:
             The product, the x that it multiplies, and the dequantized weight [N, K], by which it is checked.
         """
-        raise NotImplementedError
 
 
-def able(what: str) -> dict[str, type[Peer]]:
-    """Name -> peer, of those that have a function of Peer."""
-    found = registry.classes("peer").items()
-    return {name: cls for name, cls in found if getattr(cls, what) is not getattr(Peer, what)}
+def able(kind: type[Peer]) -> dict[str, type[Peer]]:
+    """Name -> peer, of those that extend a class, as QuantizesModels."""
+    return {n: cls for n, cls in registry.classes("peer").items() if issubclass(cls, kind)}
+
+
+def checked(product: Product, most: float) -> Product:
+    """A product whose error is no more than its format explains.
+
+    Raises:
+        LutlabError: it is larger, so that its time would say nothing.
+    """
+    if not product.error <= most:
+        raise LutlabError(
+            f"{product.name} is {product.error:.1e} from the product in float64, and its format explains {most:.0e}: "
+            "it computes something else; leave it out, or look at its version"
+        )
+    return product
 
 
 def surroundings(threads: int) -> dict[str, str]:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from lutlab.lazy import torch, transformers
-from lutlab.peers.contract import Peer, Tensors, Way
+from lutlab.peers.contract import QuantizesModels, Tensors, Way
 from lutlab.registry import register
 
 PUBLISHED = {"epochs": 2, "quant_lr": 1e-4, "weight_lr": {2: 2e-5, 3: 1e-5, 4: 1e-5}}
@@ -84,7 +84,7 @@ def train_scales(
 
 
 @register("peer", "efficientqat")
-class EfficientQAT(Peer):
+class EfficientQAT(QuantizesModels):
     """See the top of this file."""
 
     modules: ClassVar[tuple[str, ...]] = ("quantize",)
@@ -108,7 +108,7 @@ class EfficientQAT(Peer):
     def quantize(
         folder: str, options: Mapping[str, Any], q: int, g: int, ids: torch.Tensor
     ) -> Tensors:
-        """See Peer."""
+        """See QuantizesModels."""
         stand_ins()
         from quantize import block_ap
         from quantize.int_linear_real import QuantLinear

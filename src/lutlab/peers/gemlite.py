@@ -7,12 +7,12 @@ from typing import ClassVar
 
 from lutlab.lazy import torch
 from lutlab.measure.timing import Contestant
-from lutlab.peers.contract import Peer
+from lutlab.peers.contract import MultipliesOnGPU
 from lutlab.registry import register
 
 
 @register("peer", "gemlite")
-class Gemlite(Peer):
+class Gemlite(MultipliesOnGPU):
     """See the top of this file."""
 
     modules: ClassVar[tuple[str, ...]] = ("gemlite",)
@@ -23,7 +23,7 @@ class Gemlite(Peer):
     def gpu_product(
         shape: tuple[int, int], q: int, g: int, x: torch.Tensor, copies: Callable[[int], int]
     ) -> tuple[Contestant, torch.Tensor, torch.Tensor]:
-        """See Peer."""
+        """See MultipliesOnGPU."""
         from gemlite.core import DType, GemLiteLinear
 
         rows, columns = shape

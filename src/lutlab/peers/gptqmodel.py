@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from lutlab.lazy import torch
-from lutlab.peers.contract import Block, Peer, Tensors, Way
+from lutlab.peers.contract import Block, QuantizesModels, RunsGPTQ, Tensors, Way
 from lutlab.registry import register
 
 _PLAIN = {
@@ -30,7 +30,7 @@ WAYS = {
 
 
 @register("peer", "gptqmodel")
-class GPTQModel(Peer):
+class GPTQModel(QuantizesModels, RunsGPTQ):
     """See the top of this file."""
 
     modules: ClassVar[tuple[str, ...]] = ("gptqmodel",)
@@ -41,7 +41,7 @@ class GPTQModel(Peer):
     def quantize(
         folder: str, options: Mapping[str, Any], q: int, g: int, ids: torch.Tensor
     ) -> Tensors:
-        """See Peer."""
+        """See QuantizesModels."""
         # It asks for two workers and finds one on machines of two cores.
         os.environ.setdefault("GPTQMODEL_CPU_WORKERS", "2")
         from gptqmodel import GPTQModel, QuantizeConfig
@@ -57,16 +57,15 @@ class GPTQModel(Peer):
         dense = {name: value.detach() for name, value in loaded.model.state_dict().items()}
         for name, layer in loaded.model.named_modules():
             if hasattr(layer, "qweight"):
-                if (
-                    layer.qzero_format() == 1
-                ):  # it holds zero points less one, and dequantizes them as they are
+                # Format 1 holds zero points less one, and dequantizes them as they are.
+                if layer.qzero_format() == 1:
                     convert_gptq_v1_to_v2_format_module(layer, q, layer.pack_dtype)
                 dense[f"{name}.weight"] = layer.dequantize_weight().detach().t()
         return dense
 
     @staticmethod
     def gptq(block: Block, time: Callable[[str, Callable[[], Any]], Any]) -> Tensors:
-        """See Peer: its class for one layer; every layer accumulates its own H, timed once an input."""
+        """See RunsGPTQ: its class for one layer; every layer accumulates its own H, timed once an input."""
         from gptqmodel.quantization import QuantizeConfig
         from gptqmodel.quantization.gptq import GPTQ
 

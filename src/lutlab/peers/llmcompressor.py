@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
+from lutlab.errors import LutlabError
 from lutlab.lazy import torch, transformers
-from lutlab.peers.contract import Block, Peer, Tensors, Way
+from lutlab.peers.contract import Block, QuantizesModels, RunsGPTQ, Tensors, Way
 from lutlab.registry import register
 
 WAYS = {
@@ -22,7 +23,7 @@ WAYS = {
 
 
 @register("peer", "llmcompressor")
-class LLMCompressor(Peer):
+class LLMCompressor(QuantizesModels, RunsGPTQ):
     """See the top of this file."""
 
     modules: ClassVar[tuple[str, ...]] = ("llmcompressor",)
@@ -33,7 +34,7 @@ class LLMCompressor(Peer):
     def quantize(
         folder: str, options: Mapping[str, Any], q: int, g: int, ids: torch.Tensor
     ) -> Tensors:
-        """See Peer."""
+        """See QuantizesModels."""
         from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
         from compressed_tensors.quantization.lifecycle.forward import fake_quantize
         from datasets import Dataset
@@ -88,7 +89,7 @@ class LLMCompressor(Peer):
 
     @staticmethod
     def gptq(block: Block, time: Callable[[str, Callable[[], Any]], Any]) -> Tensors:
-        """See Peer: its pure functions, without its lifecycle; grids of the original weights (its only way)."""
+        """See RunsGPTQ: its pure functions, without its lifecycle; grids of the original weights (its only way)."""
         from compressed_tensors.quantization import QuantizationArgs
         from compressed_tensors.quantization.utils import calculate_qparams
         from llmcompressor.modifiers.gptq.gptq_quantize import quantize_weight
@@ -119,7 +120,10 @@ class LLMCompressor(Peer):
                     found, _, fell_back = quantize_weight(
                         w[None], hessian, scale[None], zero[None], None, options
                     )
-                    assert not fell_back.any()
+                    if fell_back.any():
+                        raise LutlabError(
+                            f"{layer}: llm-compressor fell back to rounding, its H is singular: draw more inputs"
+                        )
                     dense[layer] = found[0]
             return dense
 

@@ -8,12 +8,12 @@ from typing import ClassVar
 
 from lutlab.lazy import torch
 from lutlab.measure.timing import Contestant
-from lutlab.peers.contract import Peer
+from lutlab.peers.contract import MultipliesOnGPU
 from lutlab.registry import register
 
 
 @register("peer", "marlin")
-class Marlin(Peer):
+class Marlin(MultipliesOnGPU):
     """See the top of this file."""
 
     modules: ClassVar[tuple[str, ...]] = ("marlin",)
@@ -24,7 +24,7 @@ class Marlin(Peer):
     def gpu_product(
         shape: tuple[int, int], q: int, g: int, x: torch.Tensor, copies: Callable[[int], int]
     ) -> tuple[Contestant, torch.Tensor, torch.Tensor]:
-        """See Peer."""
+        """See MultipliesOnGPU."""
         import marlin
 
         rows, columns = shape

@@ -7,12 +7,12 @@ from typing import ClassVar
 
 from lutlab.lazy import torch
 from lutlab.measure.timing import Contestant
-from lutlab.peers.contract import Peer, Product
+from lutlab.peers.contract import MultipliesOnCPU, MultipliesOnGPU, Product, checked
 from lutlab.registry import register
 
 
 @register("peer", "torch")
-class Torch(Peer):
+class Torch(MultipliesOnCPU, MultipliesOnGPU):
     """See the top of this file."""
 
     modules: ClassVar[tuple[str, ...]] = ("torch",)
@@ -23,7 +23,7 @@ class Torch(Peer):
     def cpu_products(
         shape: tuple[int, int], m: int, g: int, threads: int, copies: Callable[[int], int]
     ) -> list[Product]:
-        """See Peer."""
+        """See MultipliesOnCPU."""
         from lutlab.measure.drawn import relative_error
 
         rows, columns = shape
@@ -46,16 +46,17 @@ class Torch(Peer):
                 return torch.ops.aten._weight_int4pack_mm_for_cpu(half, packs[i], g, scales)
 
             error = relative_error(run(0), half, _dense(codes, scales.double(), g))
-            assert error < 1e-2, error
-            name = f"torch int4 g{g}"
-            found.append(Product(name, size, len(packs), run, error=error, activations="bf16"))
+            one = Product(
+                f"torch int4 g{g}", size, len(packs), run, error=error, activations="bf16"
+            )
+            found.append(checked(one, 1e-2))
         return found
 
     @staticmethod
     def gpu_product(
         shape: tuple[int, int], q: int, g: int, x: torch.Tensor, copies: Callable[[int], int]
     ) -> tuple[Contestant, torch.Tensor, torch.Tensor]:
-        """See Peer."""
+        """See MultipliesOnGPU."""
         rows, columns = shape
         x = x.bfloat16()
         codes = torch.randint(0, 16, shape, device=x.device, dtype=torch.int32)
