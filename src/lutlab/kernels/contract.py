@@ -10,8 +10,10 @@ dispatch.py chooses among them.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from lutlab.errors import LutlabError, nearest
 from lutlab.formats.contract import Format
 from lutlab.lazy import torch
 
@@ -82,9 +84,21 @@ class KernelOp(ABC):
 
     Attributes:
         version: raised by whoever changes what it computes; part of the ids of cells that use it.
+        name: name under which it is registered.
+        options: options of `prepare` that a row may set.
     """
 
     version: ClassVar[int]
+    name: ClassVar[str]
+    options: ClassVar[tuple[str, ...]] = ()
+
+    def check_options(self, given: Iterable[str]) -> None:
+        """Raises LutlabError: an option that it does not have."""
+        for name in given:
+            if name not in self.options:
+                raise LutlabError(
+                    f"{self.name} has no option '{name}': {nearest(name, self.options)}"
+                )
 
     @abstractmethod
     def takes(self, packed: Format, device: torch.device) -> str:

@@ -35,10 +35,10 @@ class Dequantized(Numbered):
         """Device of the weights."""
         return self.weight.device
 
-    def takes(self, x: torch.Tensor) -> bool:
-        """One in the dtype of the dense weight, on its device."""
-        gradients = x.requires_grad and torch.is_grad_enabled()
-        return x.dtype == self.weight.dtype and x.device == self.weight.device and not gradients
+    @property
+    def dtypes(self) -> tuple[torch.dtype, ...]:
+        """That of the dense weight."""
+        return (self.weight.dtype,)
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """See Execution."""

@@ -20,6 +20,7 @@ import torch
 from lutlab.errors import LutlabError
 from lutlab.kernels.contract import Execution
 
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)  # of x, that kernels multiply
 _LIBRARY = torch.library.Library("lutlab", "FRAGMENT")
 _LIBRARY.define("packed_linear(Tensor x, Tensor? bias, Tensor number, int rows) -> Tensor")
 _LIBRARY.define("packed_linear.fixed(Tensor x, Tensor? bias, int number, int rows) -> Tensor")
@@ -44,6 +45,16 @@ class Numbered(Execution):
         object.__setattr__(self, "number", number)  # of a frozen one, too
         object.__setattr__(self, "number_tensor", torch.tensor(number))
         _EXECUTIONS[number] = self
+
+    @property
+    def dtypes(self) -> tuple[torch.dtype, ...]:
+        """Dtypes of x that it multiplies."""
+        return DTYPES
+
+    def takes(self, x: torch.Tensor) -> bool:
+        """See Execution."""
+        gradients = x.requires_grad and torch.is_grad_enabled()
+        return x.dtype in self.dtypes and x.device == self.device and not gradients
 
     def product(self, x: torch.Tensor, bias: torch.Tensor | None, rows: int) -> torch.Tensor:
         """Multiply through torch; rows: N."""

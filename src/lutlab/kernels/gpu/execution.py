@@ -19,40 +19,27 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from lutlab.errors import LutlabError, nearest
+from lutlab.errors import LutlabError
 from lutlab.formats.contract import Format
 from lutlab.kernels import ran
 from lutlab.kernels.contract import KernelOp
 from lutlab.kernels.gpu import choice
 from lutlab.kernels.gpu.lut_gemv import launcher
 from lutlab.kernels.gpu.lut_gemv.variant import Gpu, Variant, Weight
-from lutlab.kernels.numbered import Numbered
+from lutlab.kernels.numbered import DTYPES, Numbered
 
 if TYPE_CHECKING:
     from typing import Self  # of Python 3.11, for type checkers only
-
-DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-
-
-def check_options(
-    op: str, variant: str | None, knobs: Mapping[str, Any] | None, options: Mapping[str, Any]
-) -> None:
-    """Raises LutlabError: options that an operation with variants does not have, or knobs of no variant."""
-    for name in options:
-        raise LutlabError(f"{op} has no option '{name}': {nearest(name, ('variant', 'knobs'))}")
-    if knobs and variant is None:
-        raise LutlabError(f"knobs {dict(knobs)} belong to a variant: name it")
 
 
 class GpuOp(KernelOp):
     """An operation that has variants.
 
     Attributes:
-        name: name under which it is registered.
         execution: the class of what it prepares.
     """
 
-    name: ClassVar[str]
+    options: ClassVar[tuple[str, ...]] = ("variant", "knobs")
     execution: ClassVar[type[GpuExecution]]
 
     def prepare(
@@ -66,7 +53,9 @@ class GpuOp(KernelOp):
         **options: Any,
     ) -> GpuExecution:
         """See KernelOp; variant: name of the one for every x; knobs: its knobs."""
-        check_options(self.name, variant, knobs, options)
+        self.check_options(options)
+        if knobs and variant is None:
+            raise LutlabError(f"knobs {dict(knobs)} belong to a variant: name it")
         device = launcher.device_of(device)
         made = self.execution(packed, device, launcher.gpu(device), variant, dict(knobs or {}))
         return made.ready(rows, dtype)
@@ -158,11 +147,6 @@ class GpuExecution(Numbered):
             empty = type(self.stored).from_layout(self.stored.layout(), "meta")
             self.stored = empty.with_buffers({"order": self.stored.order})
             self.recover = recover
-
-    def takes(self, x: torch.Tensor) -> bool:
-        """One in 16 or 32 bits on the GPU."""
-        gradients = x.requires_grad and torch.is_grad_enabled()
-        return x.dtype in DTYPES and x.device == self.device and not gradients
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """The product; x: [..., K] float16, bfloat16 or float32 on the weight's GPU, bias: [N] in x's dtype.

@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from lutlab.errors import LutlabError, nearest
+from lutlab.errors import LutlabError
 from lutlab.formats.contract import Format
 from lutlab.kernels import ran
 from lutlab.kernels.contract import KernelOp
@@ -36,24 +36,18 @@ from lutlab.kernels.cpu.rows.rows_gemv import (
 )
 from lutlab.kernels.numbered import Numbered
 
-DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-
 
 class RowsOp(KernelOp):
     """An operation over blocks of rows.
 
     Attributes:
-        name: name under which it is registered.
         multiplies: names of the formats that it takes, for a message.
         formats: their classes.
-        options: options that a row may set.
         tuned: whether panel and prefetch distance are.
     """
 
-    name: ClassVar[str]
     multiplies: ClassVar[str]
     formats: ClassVar[tuple[type, ...]]
-    options: ClassVar[tuple[str, ...]] = ()
     tuned: ClassVar[bool] = True
 
     @abstractmethod
@@ -85,11 +79,7 @@ class RowsOp(KernelOp):
         **options: Any,
     ) -> CpuLinear:
         """See KernelOp."""
-        for name in options:
-            if name not in self.options:
-                raise LutlabError(
-                    f"{self.name} has no option '{name}': {nearest(name, self.options)}"
-                )
+        self.check_options(options)
         tables = options.get("tables", EXACT)
         empty = self.empty(packed, tables)
         weight, found = empty.filled(packed), kernel(empty, tables=tables)
@@ -120,11 +110,6 @@ class CpuLinear(Numbered):
     def packed(self) -> Format:
         """See Execution."""
         return self.rows.stored()
-
-    def takes(self, x: torch.Tensor) -> bool:
-        """A product in 16 or 32 bits."""
-        gradients = x.requires_grad and torch.is_grad_enabled()
-        return x.dtype in DTYPES and x.device.type == "cpu" and not gradients
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """See Execution."""

@@ -24,6 +24,7 @@ from lutlab.kernels.codegen.isa import Isa, detect
 from lutlab.kernels.cpu.overflow import mend
 from lutlab.kernels.cpu.rows import row_blocks
 from lutlab.kernels.cpu.rows.row_blocks import PANEL_COLUMNS, ROWS, blocks_of
+from lutlab.kernels.numbered import DTYPES
 
 if TYPE_CHECKING:
     from typing import Self  # of Python 3.11, for type checkers only
@@ -289,7 +290,7 @@ def check_input(x: torch.Tensor, in_features: int) -> None:
     """Raises LutlabError unless x is [..., K], of 16 or 32 bit floats, on the CPU."""
     if x.device.type != "cpu":
         raise LutlabError(f"x is on {x.device}: this kernel runs on the CPU; move x or the layer")
-    if x.dtype not in (torch.float16, torch.bfloat16, torch.float32):
+    if x.dtype not in DTYPES:
         raise LutlabError(f"x is {x.dtype}: expected float16, bfloat16 or float32")
     if x.dim() == 0 or x.shape[-1] != in_features:
         raise LutlabError(f"x has shape {tuple(x.shape)}: expected [..., K] with K = {in_features}")
