@@ -47,12 +47,12 @@ test-gpu: env ## the tests that need one
 attack: env ## damage files, kill runs, fuzz lines and calls: CASES, a tenth, a half, a half; SEED=, KIND=; again to go on
 	@mkdir -p results/attack; bad=; \
 	attack() { nice $(BIN)/python -m "$$@" || bad=1; }; \
-	attack tests.damage.attack --cases $(CASES) --seed $(SEED) $(if $(KIND),--kind $(KIND)) \
+	attack tools.attack.damage --cases $(CASES) --seed $(SEED) $(if $(KIND),--kind $(KIND)) \
 		--counts results/attack/damage$(KIND:%=-%)-$(SEED).json; \
 	if [ -z "$(KIND)" ]; then \
-		attack tests.damage.kills --cases $$(($(CASES) / 10)) --seed $(SEED) --counts results/attack/kills-$(SEED).json; \
-		attack tests.fuzz.lines --cases $$(($(CASES) / 2)) --seed $(SEED); \
-		attack tests.fuzz.calls --cases $$(($(CASES) / 2)) --seed $(SEED); \
+		attack tools.attack.kills --cases $$(($(CASES) / 10)) --seed $(SEED) --counts results/attack/kills-$(SEED).json; \
+		attack tools.attack.lines --cases $$(($(CASES) / 2)) --seed $(SEED); \
+		attack tools.attack.calls --cases $$(($(CASES) / 2)) --seed $(SEED); \
 	fi; [ -z "$$bad" ]
 
 installed: env ## build the wheel, use it in a bare environment

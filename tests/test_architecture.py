@@ -178,6 +178,7 @@ OPENED = {
     "peers/efficientqat.py": {"from_pretrained"},
     "peers/llmcompressor.py": {"from_pretrained"},
     "registry.py": {"import_module"},
+    "tools/attack/kinds_models.py": {"from_pretrained"},  # folders that it made itself
     "tools/embedded/export.py": {"np.load", "torch.load"},  # made by train.py, weights_only=True
     "tools/embedded/train.py": {"np.load", "torch.load"},
 }

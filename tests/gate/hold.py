@@ -16,7 +16,6 @@ from typing import Any
 from unittest import mock
 
 from tests.conftest import ROOT
-from tests.fuzz import lines
 
 from lutlab.data.protocols import protocol
 from lutlab.experiment.plan import ids
@@ -26,6 +25,7 @@ from lutlab.experiment.row.spelling import axes, evaluation_from, overrides_of, 
 from lutlab.experiment.run import help_page
 from lutlab.experiment.store.lines import read_lines
 from lutlab.experiment.store.record import Record, canonical, content_id
+from tools.attack import lines
 
 HERE = Path(__file__).parent
 PUBLISHED = ROOT / "results" / "published"

@@ -6,8 +6,9 @@ A message may get better: `python -m tests.gate.hold` then writes the files anew
 from __future__ import annotations
 
 import pytest
-from tests.fuzz import lines
 from tests.gate import hold
+
+from tools.attack import lines
 
 LINES = hold.MISTAKES.read_text(encoding="utf-8").split("$ ")[1:]
 PARTS = 8

@@ -1,6 +1,6 @@
 """Kill a run at random, run it again, and hold it against one that nobody disturbed.
 
-    python -m tests.damage.kills --cases 1000 --seed 1 --table rows,report --counts counts.json
+    python -m tools.attack.kills --cases 1000 --seed 1 --table rows,report --counts counts.json
 
 Half of the kills come at a random moment, half at the n-th time that a file is opened for writing, renamed or removed:
 these moments are few and short, and the ones that matter. A case is killed up to three times before it may finish.
@@ -27,8 +27,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.damage.counts import Counts, Finding, interruptible
-from tests.damage.forked import CRASH, HANG, REFUSED, TRACEBACK, VALUE, Seen, observed
+from tools.attack.counts import Counts, Finding, interruptible
+from tools.attack.forked import CRASH, HANG, REFUSED, TRACEBACK, VALUE, Seen, observed
 
 DIFFERENT, AGAIN, STRAY, DAMAGED = "DIFFERENT", "AGAIN", "STRAY", "DAMAGED"
 RESUMED, UNHARMED = "resumed", "unharmed"  # killed; or it ended before
@@ -65,14 +65,14 @@ def _table(name: str, scratch: Path, folder: Path) -> int:
 
 
 def _kernels(scratch: Path, folder: Path) -> Any:
-    from tests.damage.kinds_caches import call_kernels
+    from tools.attack.kinds_caches import call_kernels
 
     return call_kernels(True, folder)
 
 
 def _saved(scratch: Path, folder: Path) -> Any:
     """Save where nothing is saved yet, and load."""
-    from tests.damage.kinds_models import load_saved, make_saved
+    from tools.attack.kinds_models import load_saved, make_saved
 
     if not (folder / "model").exists():
         make_saved("40KB", folder)
@@ -109,8 +109,8 @@ class Arena:
                 shutil.copytree(self.folder, scratch / "done")
 
     def _make(self) -> None:
-        from tests.damage.kinds_models import make_folder
-        from tests.damage.kinds_texts import make_texts
+        from tools.attack.kinds_models import make_folder
+        from tools.attack.kinds_texts import make_texts
 
         make_folder("5GB", self._scratch)
         make_texts(self._scratch / "data")
@@ -191,7 +191,7 @@ class Arena:
         if found := self._found(again, before, whole):
             what = f"killed {', '.join(said)}: {found[1]}"
             return found[0], Finding(
-                "tests.damage.kills", f"--table {name} --seed {seed}", found[0], what, again.said
+                "tools.attack.kills", f"--table {name} --seed {seed}", found[0], what, again.said
             )
         return RESUMED if killed else UNHARMED, None
 
@@ -220,7 +220,7 @@ def _changes(event: str, arguments: tuple[Any, ...], folder: str) -> bool:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Kill as the command line says; returns the exit code."""
-    parser = argparse.ArgumentParser("python -m tests.damage.kills", description=__doc__)
+    parser = argparse.ArgumentParser("python -m tools.attack.kills", description=__doc__)
     parser.add_argument("--cases", type=int, default=100, help="in all, with those counted before")
     parser.add_argument("--seed", type=int, default=0, help="of the first case")
     parser.add_argument("--table", default=",".join(RUNS), help=f"some of {', '.join(RUNS)}")

@@ -47,7 +47,7 @@ class Counts:
         """Go on from the file where it is there.
 
         Args:
-            path: of the JSON file; None keeps nothing.
+            path: the JSON file; None keeps nothing.
             by: a table each.
             fine: verdicts that are no findings.
         """

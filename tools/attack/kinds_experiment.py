@@ -9,9 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.global_hydra import GlobalHydra
-from tests.damage.kinds import Kind
-from tests.damage.kinds_models import make_folder
-from tests.damage.kinds_texts import make_texts
 
 from lutlab import sources
 from lutlab.errors import LutlabError
@@ -20,6 +17,9 @@ from lutlab.experiment.artifact.artifact import load_artifact
 from lutlab.experiment.records import wandb_files
 from lutlab.experiment.run.main import main
 from lutlab.experiment.store.store import Store
+from tools.attack.kinds import Kind
+from tools.attack.kinds_models import make_folder
+from tools.attack.kinds_texts import make_texts
 
 QUICK = [
     "method=gptq",

@@ -1,9 +1,10 @@
-"""A sample of the hostile calls: `python -m tests.fuzz.calls` makes as many as one likes."""
+"""A sample of the hostile calls: `python -m tools.attack.calls` makes as many as one likes."""
 
 from __future__ import annotations
 
 import pytest
-from tests.fuzz.calls import broken
+
+from tools.attack.calls import broken
 
 
 # torch's, of the kinds of tensors that are given: quantized, sparse

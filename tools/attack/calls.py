@@ -1,9 +1,9 @@
 """Hostile calls of the Python API, seeded: each ends in a LutlabError or in numbers that an oracle agrees with.
 
-    python -m tests.fuzz.calls --cases 5000 --seed 1      prints each call that does neither, exits 1
+    python -m tools.attack.calls --cases 5000 --seed 1      prints each call that does neither, exits 1
 
 A case is a valid call of a public function (lutlab.__all__), or of a quantized layer, with up to three arguments that
-are not what they should be (values.py, hostile.py). oracles.py says what a result must be near to.
+are not what they should be (values.py, values.py). oracles.py says what a result must be near to.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tests.fuzz import hostile, oracles, values
-from tests.fuzz.values import ANYTHING, K, drawn
 from tests.tiny_models import byte_tokenizer
 
 import lutlab
 from lutlab import registry
 from lutlab.errors import LutlabError
 from lutlab.modules import QuantLinear
+from tools.attack import oracles, values
+from tools.attack.values import ANYTHING, K, drawn
 
 # Argument -> hostile values of its own; ANYTHING is tried beside them.
 Pools = Mapping[str, list[values.Maker]]
 LONGEST = 120  # seconds of a case, on a busy machine; what is meant to be refused takes none
-TEXT = hostile.TEXT
+TEXT = values.TEXT
 METHODS = [*registry.classes("method"), "rtn"]  # the simplest more often
 
 
@@ -145,16 +145,16 @@ def quantize(draw: random.Random) -> Case:
     """A model of two blocks."""
     method = draw.choice(METHODS)
     given = {
-        "model": hostile.opt(),
+        "model": values.opt(),
         "method": method,
         "q": draw.choice((2, 3, 4)),
         "g": 16,
-        "calibration": hostile.ids(4, 16),
+        "calibration": values.ids(4, 16),
     }
     pools = {
-        "model": hostile.MODELS, "method": values.METHODS, "q": values.BITS, "g": values.GROUPS,
-        "calibration": hostile.IDS, "skip": hostile.SKIPS, "layers": hostile.LAYERS, "budget": hostile.NUMBERS,
-        "candidates": hostile.CANDIDATES, "tuning": hostile.TUNINGS,
+        "model": values.MODELS, "method": values.METHODS, "q": values.BITS, "g": values.GROUPS,
+        "calibration": values.IDS, "skip": values.SKIPS, "layers": values.LAYERS, "budget": values.NUMBERS,
+        "candidates": values.CANDIDATES, "tuning": values.TUNINGS,
     }  # fmt: skip
     given = _spoil(draw, given, pools)
     if given.get("budget") is not None and "candidates" not in given:
@@ -166,9 +166,9 @@ def quantize(draw: random.Random) -> Case:
 
 def perplexity(draw: random.Random) -> Case:
     """Perplexity of a text."""
-    given = {"model": hostile.opt(), "tokenizer": byte_tokenizer(), "text": TEXT, "seqlen": 16}
+    given = {"model": values.opt(), "tokenizer": byte_tokenizer(), "text": TEXT, "seqlen": 16}
     pools = {
-        "model": hostile.MODELS, "tokenizer": hostile.TOKENIZERS, "text": hostile.TEXTS, "seqlen": hostile.LENGTHS,
+        "model": values.MODELS, "tokenizer": values.TOKENIZERS, "text": values.TEXTS, "seqlen": values.LENGTHS,
     }  # fmt: skip
     return Case("perplexity", lutlab.perplexity, _spoil(draw, given, pools), oracles.of_perplexity)
 
@@ -176,13 +176,13 @@ def perplexity(draw: random.Random) -> Case:
 def lambada(draw: random.Random) -> Case:
     """Last words."""
     given = {
-        "model": hostile.opt(),
+        "model": values.opt(),
         "tokenizer": byte_tokenizer(),
         "examples": ["the cat sat", "on the mat"],
     }
     pools = {
-        "model": hostile.MODELS, "tokenizer": hostile.TOKENIZERS, "examples": hostile.EXAMPLES,
-        "bos": values.of("none", "tokenizer", "some", None, 3), "window": hostile.LENGTHS,
+        "model": values.MODELS, "tokenizer": values.TOKENIZERS, "examples": values.EXAMPLES,
+        "bos": values.of("none", "tokenizer", "some", None, 3), "window": values.LENGTHS,
     }  # fmt: skip
     return Case("lambada", lutlab.lambada, _spoil(draw, given, pools), oracles.of_lambada)
 
@@ -190,10 +190,10 @@ def lambada(draw: random.Random) -> Case:
 def save(draw: random.Random) -> Case:
     """A folder written, in one of three layouts."""
     name = draw.choice(("save", "export_gptq", "export_compressed_tensors"))
-    given = {"model": copy.deepcopy(hostile.quantized()), "folder": hostile.folder("new")}
-    pools = {"model": hostile.MODELS, "folder": hostile.FOLDERS, "tokenizer": hostile.TOKENIZERS}
+    given = {"model": copy.deepcopy(values.quantized()), "folder": values.folder("new")}
+    pools = {"model": values.MODELS, "folder": values.FOLDERS, "tokenizer": values.TOKENIZERS}
     if name == "save":
-        pools["max_shard_size"] = hostile.SHARDS
+        pools["max_shard_size"] = values.SHARDS
     if name == "export_compressed_tensors":
         pools["format"] = values.of("int-quantized", "pack", "")
     return Case(name, getattr(lutlab, name), _spoil(draw, given, pools), oracles.of_folder)
@@ -201,16 +201,16 @@ def save(draw: random.Random) -> Case:
 
 def load(draw: random.Random) -> Case:
     """A saved model."""
-    pools = {"folder": hostile.FOLDERS, "dtype": hostile.DTYPES, "device": hostile.DEVICES}
-    given = _spoil(draw, {"folder": hostile.folder("saved")}, pools)
+    pools = {"folder": values.FOLDERS, "dtype": values.DTYPES, "device": values.DEVICES}
+    given = _spoil(draw, {"folder": values.folder("saved")}, pools)
     return Case(
-        "load", lutlab.load, given, functools.partial(oracles.of_loaded, hostile.quantized())
+        "load", lutlab.load, given, functools.partial(oracles.of_loaded, values.quantized())
     )
 
 
 def results(draw: random.Random) -> Case:
     """The frame of some folders."""
-    pools = (hostile.FOLDERS, ANYTHING)
+    pools = (values.FOLDERS, ANYTHING)
     folders = tuple(values.any_of(draw, *pools) for _ in range(draw.choice((0, 1, 1, 2))))
     given = _spoil(draw, {}, {"samples": values.of(True, "yes")}) if draw.random() < 0.3 else {}
     return Case("results", lutlab.results, given, oracles.of_results, folders)
@@ -219,8 +219,8 @@ def results(draw: random.Random) -> Case:
 def tuning(draw: random.Random) -> Case:
     """The record of a tuning."""
     pools = {
-        "steps": values.BITS, "learning_rate": hostile.NUMBERS, "batch": values.BITS, "loss": values.METHODS,
-        "seed": values.BITS, "trains": values.METHODS, "weight_decay": hostile.NUMBERS,
+        "steps": values.BITS, "learning_rate": values.NUMBERS, "batch": values.BITS, "loss": values.METHODS,
+        "seed": values.BITS, "trains": values.METHODS, "weight_decay": values.NUMBERS,
     }  # fmt: skip
     return Case("Tuning", lutlab.Tuning, _spoil(draw, {"steps": 3}, pools), oracles.of_tuning)
 

@@ -1,11 +1,11 @@
-"""A sample of hostile command lines; `python -m tests.fuzz.lines` makes up as many as are asked for."""
+"""A sample of hostile command lines; `python -m tools.attack.lines` makes up as many as are asked for."""
 
 from unittest import mock
 
 import pytest
-from tests.fuzz.lines import broken, scratch, typed
 
 from lutlab.experiment.row import mistakes
+from tools.attack.lines import broken, scratch, typed
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ class Kind:
     """Files of one kind.
 
     Attributes:
-        name: on the command line of attack.py.
+        name: on the command line of damage.py.
         make: fills an empty folder.
         observe: folder -> {"numbers": JSON, "identity": JSON}. Numbers may differ from those of the undamaged folder
             only with the identity, which is what a record repeats: the hash of a text, of a model's files. Without an
@@ -41,6 +41,20 @@ class Kind:
     def victims(self, folder: Path) -> list[Path]:
         """The files to damage, sorted."""
         return sorted(p for p in folder.glob(self.files) if p.is_file() and not p.is_symlink())
+
+
+def all_kinds() -> list[Kind]:
+    """Every kind; this imports what their readers need, before children are forked."""
+    from tools.attack import (
+        kinds_caches,
+        kinds_experiment,
+        kinds_kept,
+        kinds_models,
+        kinds_texts,
+    )
+
+    modules = (kinds_kept, kinds_models, kinds_texts, kinds_caches, kinds_experiment)
+    return [kind for module in modules for kind in module.KINDS]
 
 
 def digest_of(model: nn.Module) -> str:

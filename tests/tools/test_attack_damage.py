@@ -1,4 +1,4 @@
-"""A sample of the attacks of attack.py, and the attacks themselves: they tell what was noticed from what was not."""
+"""A sample of the attacks of damage.py, and the attacks themselves: they tell what was noticed from what was not."""
 
 from __future__ import annotations
 
@@ -12,15 +12,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.damage.all_kinds import KINDS
-from tests.damage.attack import Range, run
-from tests.damage.counts import Counts
-from tests.damage.damages import ALL
-from tests.damage.judge import FINDINGS, FINE, NOTICED, OTHER_INPUT, SAME, SILENT, UNHEALED, UNNAMED
-from tests.damage.kinds import Kind
 
 from lutlab.errors import LutlabError
 from lutlab.kept.files import Damaged, sealed, unsealed
+from tools.attack.counts import Counts
+from tools.attack.damage import (
+    FINDINGS,
+    FINE,
+    NOTICED,
+    OTHER_INPUT,
+    SAME,
+    SILENT,
+    UNHEALED,
+    UNNAMED,
+    Range,
+    run,
+)
+from tools.attack.damages import ALL
+from tools.attack.kinds import Kind, all_kinds
 
 # One of each way of reading; the others take longer to make, and `make attack` has them all.
 SAMPLED = (
@@ -33,7 +42,7 @@ CASES = 44
 @pytest.mark.slow
 def test_a_sample_of_damages_is_noticed(tmp_path: Path) -> None:
     counts = Counts(None, ("kind", "damage"), FINE)
-    run([kind for kind in KINDS if kind.name in SAMPLED], ALL, CASES, 1, counts, tmp_path)
+    run([kind for kind in all_kinds() if kind.name in SAMPLED], ALL, CASES, 1, counts, tmp_path)
     assert not counts.findings, "\n".join(counts.findings)
     assert counts.total == CASES
 
@@ -123,7 +132,7 @@ def test_a_hang_is_ended(tmp_path, monkeypatch) -> None:
         time.sleep(600 * (not (folder / "number.json").stat().st_size))
         return {"numbers": 7}
 
-    monkeypatch.setattr("tests.damage.attack.SECONDS", 0.5)
+    monkeypatch.setattr("tools.attack.damage.SECONDS", 0.5)
     assert Range(Kind("toy", make_number, hanging), tmp_path).attack("empty", 0)[0] == "HANG"
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tests.damage.kinds import Kind, digest_of
 from tests.models.architectures import make, token_ids
 from tests.tiny_models import byte_tokenizer
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -22,6 +21,7 @@ from lutlab.models import load
 from lutlab.models.load import fingerprint, load_model, load_tokenizer
 from lutlab.models.shape import shape_of
 from lutlab.specs import ModelSpec
+from tools.attack.kinds import Kind, digest_of
 
 TEXT = "the attack ate a hat, another thing: ünïcode\n"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

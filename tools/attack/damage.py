@@ -1,6 +1,6 @@
 """Damage files at random and count what comes of it.
 
-    python -m tests.damage.attack --cases 1000 --seed 1 --kind blocks-rtn,records --counts counts.json
+    python -m tools.attack.damage --cases 1000 --seed 1 --kind blocks-rtn,records --counts counts.json
 
 A case is a kind of file, a damage and a seed: `--kind blocks-rtn --damage flip --seed 17 --cases 1` repeats the one
 that a finding names. The counts are written after every batch, and a run with the same file goes on from there. Exit
@@ -15,20 +15,71 @@ import random
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-
-from tests.damage.counts import Counts, Finding, interruptible
-from tests.damage.damages import ALL
-from tests.damage.forked import VALUE, Seen, observed
-from tests.damage.judge import FINE, NOTICED, UNHEALED, is_named, verdict
-from tests.damage.kinds import Kind
+from typing import Any
 
 from lutlab.kept.sums import NAME as SUMS
+from tools.attack.counts import Counts, Finding, interruptible
+from tools.attack.damages import ABSENT, ALL
+from tools.attack.forked import CRASH, HANG, REFUSED, TRACEBACK, VALUE, Seen, observed
+from tools.attack.kinds import Kind, all_kinds
 
 SECONDS = 120  # of one reading, of slow kinds five times that; a longer one is taken for a hang
 BROKEN = "BROKEN"  # the attack itself, not what it attacks
 _BATCH = 50
+NOTICED, SAME, OTHER_INPUT = "noticed", "same", "other input"
+SILENT, UNNAMED, UNHEALED = "SILENT", "UNNAMED", "UNHEALED"
+FINE = (NOTICED, REFUSED, SAME, OTHER_INPUT)
+FINDINGS = (SILENT, UNNAMED, UNHEALED, TRACEBACK.upper(), CRASH.upper(), HANG.upper())
+
+
+def verdict(kind: Kind, damage: str, victims: Iterable[Path], whole: Seen, seen: Seen) -> str:
+    """One of FINE, or one of FINDINGS.
+
+    Args:
+        kind: the kind of files.
+        damage: name of the damage.
+        victims: files that differ from the undamaged folder's.
+        whole: outcome for the undamaged folder.
+        seen: outcome for the damaged one.
+    """
+    if seen.outcome in (TRACEBACK, CRASH, HANG):
+        return seen.outcome.upper()
+    named = is_named(seen, whole, victims)
+    if seen.outcome == REFUSED:
+        return REFUSED if named or damage in ABSENT else UNNAMED
+    numbers, expected = seen.value["numbers"], whole.value["numbers"]
+    if numbers == expected:
+        return NOTICED if named else SAME
+    if kind.of_user:
+        return OTHER_INPUT
+    identity = seen.value.get("identity")
+    if identity != whole.value.get("identity") and damage not in kind.refused:
+        return OTHER_INPUT
+    if _part_of(numbers, expected):
+        if named:
+            return NOTICED
+        if damage in ABSENT:
+            return SAME
+    return SILENT
+
+
+def is_named(seen: Seen, whole: Seen, victims: Iterable[Path]) -> bool:
+    """Whether one of the files, or its folder, is named in a line that was not said of the undamaged folder."""
+    lines = set(seen.said.splitlines()) - set(whole.said.splitlines())
+    return any(
+        victim.name in line or f"/{victim.parent.name}" in line
+        for victim in victims
+        for line in lines
+    )
+
+
+def _part_of(some: Any, every: Any) -> bool:
+    """Whether a mapping holds nothing but entries of another one."""
+    return (
+        isinstance(every, Mapping) and isinstance(some, Mapping) and some.items() <= every.items()
+    )
 
 
 class Unmade(Exception):
@@ -92,7 +143,7 @@ class Range:
 
 
 def _finding(case: str, found: str, what: str, said: str) -> Finding:
-    return Finding("tests.damage.attack", f"--kind {case}", found, what, said)
+    return Finding("tools.attack.damage", f"--kind {case}", found, what, said)
 
 
 def cases(
@@ -140,9 +191,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "TOKENIZERS_PARALLELISM": "false",
     }
     os.environ["OMP_NUM_THREADS"] = "1"
-    from tests.damage.all_kinds import KINDS
-
-    known = {kind.name: kind for kind in KINDS}
+    known = {kind.name: kind for kind in all_kinds()}
     names = asked.kind.split(",") if asked.kind else list(known)
     if unknown := set(names) - set(known):
         print(f"no kind {', '.join(sorted(unknown))}: {', '.join(known)}", file=sys.stderr)
@@ -157,7 +206,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser("python -m tests.damage.attack", description=__doc__)
+    parser = argparse.ArgumentParser("python -m tools.attack.damage", description=__doc__)
     parser.add_argument("--cases", type=int, default=1000, help="in all, with those counted before")
     parser.add_argument("--seed", type=int, default=0, help="of the first case")
     parser.add_argument("--kind", help="some kinds, with commas between them")

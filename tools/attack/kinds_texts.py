@@ -10,12 +10,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from tests.damage.kinds import Kind
-
 from lutlab.data import load_text
 from lutlab.data.hub import LOCATIONS
 from lutlab.kept.findings import recall
 from lutlab.specs import TextSpec
+from tools.attack.kinds import Kind
 
 WORDS = [f"word{i}" for i in range(40)]
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tests.damage.kinds import Kind
 from tests.kernels.weights import uniform_tensor
 
 from lutlab.formats.uniform import PackedUniform
@@ -21,6 +20,7 @@ from lutlab.kernels.cpu.rows import rows_gemv, rows_tuning
 from lutlab.kernels.cpu.uniform import uniform_gemv
 from lutlab.kernels.gpu import choice
 from lutlab.kernels.gpu.choice import DENSE, Race
+from tools.attack.kinds import Kind
 
 # No two take the same arguments: one library in another's place reads memory that is not there.
 KERNELS = {

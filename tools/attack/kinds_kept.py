@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tests.damage.kinds import Kind, digest_of
 from tests.models.architectures import make, token_ids, uniform
 
 from lutlab import sources
@@ -21,6 +20,7 @@ from lutlab.experiment.report.published import seal
 from lutlab.experiment.store import lines
 from lutlab.experiment.store.store import Store
 from lutlab.quantizers.contract import make_method
+from tools.attack.kinds import Kind, digest_of
 
 PUBLISHED = sources.checkout() / "results" / "published" / "amd-epyc-2cores"
 # a small artifact that has speeds and one that has qualities

@@ -1,6 +1,6 @@
 """Hostile command lines, seeded: each must end in a documented exit code with at most one message, never a traceback.
 
-python -m tests.fuzz.lines --cases 5000 --seed 1       unbounded; prints each line that breaks a promise, exits 1
+python -m tools.attack.lines --cases 5000 --seed 1       unbounded; prints each line that breaks a promise, exits 1
 
 A case is a valid line with one to three mutations. It runs in this process as `main()` does, up to where the first row
 would be measured.
