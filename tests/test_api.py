@@ -212,7 +212,7 @@ def test_a_calibrated_method_without_inputs_or_tokenizer_says_what_it_needs():
             "ids from 260 to 260, .* vocabulary is 0 to 259",
         ),
         ({"tuning": {"steps": 1}}, "tuning is dict: give lutlab.Tuning"),
-        ({"offset": "yes", "method": "bcq"}, "offset='yes' of method 'bcq' .* give true or false"),
+        ({"offset": "yes", "method": "bcq"}, "offset='yes': give true or false"),
     ],
 )
 def test_arguments_of_another_kind_are_refused_before_anything_is_quantized(given, message):

@@ -23,6 +23,7 @@ FLOORS = [
     "errors lazy",
     "arguments children devices escapes groups kept registry sources tensors",
     "limits",
+    "fields",
     "specs",
     "data models quantizers formats",
     "kernels",

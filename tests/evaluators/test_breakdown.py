@@ -55,7 +55,9 @@ def test_operations_of_a_model_are_told_apart(make, capfd):
 
 
 def test_what_cannot_be_measured_is_refused():
-    with pytest.raises(LutlabError, match=r"evaluator\.breakdown\.context=0: give 1 or more"):
+    with pytest.raises(
+        LutlabError, match=r"evaluator\.breakdown\.context=0: give a whole number of at least 1"
+    ):
         Breakdown(context=0)
     with pytest.raises(LutlabError, match="context of 64 tokens cannot decode 65"):
         Breakdown(context=64).measure(Subject(tiny_llama(context=64), None, (), None, 64))

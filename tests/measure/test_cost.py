@@ -78,5 +78,5 @@ def test_decoding_is_what_is_counted(monkeypatch):
 def test_without_one_gpu_it_is_not_run():
     run = ModelRun(ModelSpec("tiny", "folder", "tiny"), "rtn", 4, 16)
     assert "no CUDA device" in Cost.obstacle(run)
-    with pytest.raises(LutlabError, match="must not be negative"):
+    with pytest.raises(LutlabError, match=r"price_usd=-1\.0: give a number of at least 0"):
         Cost(price_usd=-1.0)

@@ -250,8 +250,8 @@ def test_nothing_is_nothing():
     [
         (1.9, {}, r"q=1\.9 is no mean"),
         (4.5, {}, r"q=4\.5 is no mean"),
-        (2.5, {"outliers": 0.06}, r"from 0 to 0\.05"),
-        (2.5, {"outliers": -0.1}, r"from 0 to 0\.05"),
+        (2.5, {"outliers": 0.06}, r"of at least 0 and at most 0\.05"),
+        (2.5, {"outliers": -0.1}, r"of at least 0 and at most 0\.05"),
         (4, {"outliers": 0.01}, "groups of 2 bits, which alone have outliers, hold 0"),
         (2.5, {"sensitivity": "choleski"}, "did you mean 'cholesky'"),
         (2.5, {"wide_scale": "column"}, "wide_scale"),

@@ -28,11 +28,10 @@ from unittest import mock
 from hydra.core.global_hydra import GlobalHydra
 
 from lutlab import registry
-from lutlab.experiment.row.choices import choices
-from lutlab.experiment.row.keys import evaluator_keys, method_keys, spelled
-from lutlab.experiment.row.row import row_keys
+from lutlab.experiment.row.row import choices, evaluator_keys, method_keys, row_keys
 from lutlab.experiment.run import pipeline, results_command
 from lutlab.experiment.run.main import main
+from lutlab.fields import spelled
 
 # no model's shape has to be computed for these, so that a case takes milliseconds
 VALID = (

@@ -15,6 +15,7 @@ import hashlib
 import logging
 import sys
 from collections.abc import Iterable, Mapping
+from typing import Literal, get_args
 
 from lutlab.data import embedded, folder, hub, tasks
 from lutlab.data.calibration import calibration_windows
@@ -43,7 +44,7 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
-SOURCES = ("embedded", "folder", "hub")
+Source = Literal["embedded", "folder", "hub"]
 
 
 def load_text(spec: TextSpec) -> Text:
@@ -58,8 +59,8 @@ def load_text(spec: TextSpec) -> Text:
     if spec.source == tasks.SOURCE:
         return tasks.text_of_task(spec.protocol, spec.limit)
     rule = protocol(spec.protocol)
-    if spec.source not in SOURCES:
-        raise LutlabError(f"unknown data.source '{spec.source}': {nearest(spec.source, SOURCES)}")
+    if spec.source not in (sources := get_args(Source)):
+        raise LutlabError(f"unknown data.source '{spec.source}': {nearest(spec.source, sources)}")
     if (spec.source == "embedded") != (rule.dataset in embedded.READERS):
         fitting = [name for name, p in PROTOCOLS.items() if p.dataset in embedded.READERS]
         cure = (

@@ -24,6 +24,7 @@ from lutlab.evaluators.depth import scaled_to_all_layers
 from lutlab.evaluators.generation import check_context, prompts, wait
 from lutlab.generate.contract import Engine
 from lutlab.lazy import torch
+from lutlab.limits import Count
 from lutlab.measure import gpu_breakdown
 from lutlab.measure.step_parts import OTHER, PARTS, by_part
 from lutlab.registry import register
@@ -59,16 +60,9 @@ class Breakdown(Evaluator):
         Metric("ms_per_token", "ms/token", "a token"),
     )
     of_this_machine: ClassVar[bool] = True
-    context: int = 128
-    repeats: int = 20
+    context: Count = 128
+    repeats: Count = 20
     engine: str = ""
-
-    def __post_init__(self) -> None:
-        for name in ("context", "repeats"):
-            if getattr(self, name) < 1:
-                raise LutlabError(
-                    f"evaluator.breakdown.{name}={getattr(self, name)}: give 1 or more"
-                )
 
     def work(self, run: RunSpec) -> Work:
         """The context read once, and steps behind it."""

@@ -21,6 +21,7 @@ from lutlab.evaluators.contract import Evaluator, Metric, Work
 from lutlab.evaluators.generation import NEAR, check_context, prompts, wait
 from lutlab.generate.contract import Engine
 from lutlab.lazy import torch
+from lutlab.limits import Count
 from lutlab.registry import register
 from lutlab.specs import Measurement, ModelRun, Subject
 
@@ -47,14 +48,9 @@ class Context(Evaluator):
         Metric("prompt_tokens", "tokens", "prompt"),
     )
     of_this_machine: ClassVar[bool] = True
-    tokens: int = 128
-    rounds: int = 5
+    tokens: Count = 128
+    rounds: Count = 5
     engine: str = ""
-
-    def __post_init__(self) -> None:
-        for name in ("tokens", "rounds"):
-            if getattr(self, name) < 1:
-                raise LutlabError(f"evaluator.context.{name}={getattr(self, name)}: give 1 or more")
 
     @classmethod
     def obstacle(cls, run: ModelRun) -> str:

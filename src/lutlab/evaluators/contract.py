@@ -9,6 +9,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
+from lutlab import registry
+from lutlab.fields import check
 from lutlab.specs import Measurement, ModelRun, RunSpec, Subject
 
 
@@ -94,6 +96,11 @@ class Evaluator(ABC):
     golden: ClassVar[str] = ""
     reads_tasks: ClassVar[bool] = False
     of_this_machine: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        """Refuse options of another type or out of their limits; an evaluator adds what it refuses of several."""
+        names = {cls: name for name, cls in registry.classes("evaluator").items()}
+        check(self, f"evaluator.{names.get(type(self), type(self).__name__)}.")
 
     @classmethod
     def obstacle(cls, run: RunSpec) -> str:

@@ -9,18 +9,22 @@ from __future__ import annotations
 
 import gc
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from lutlab.errors import LutlabError
+from pydantic import Field
+
 from lutlab.evaluators import evaluation_mode
 from lutlab.evaluators.contract import Evaluator, Metric, Work
 from lutlab.evaluators.generation import check_decoding, decode, kernels
 from lutlab.lazy import PreTrainedModel, torch
+from lutlab.limits import Count
 from lutlab.measure import cost
 from lutlab.measure.energy import Counter, Energy, Nvml, energy_of, idle_watts, missing_library
 from lutlab.models.load import load_model
 from lutlab.registry import register
 from lutlab.specs import Measurement, ModelRun, Subject
+
+Price = Annotated[float, Field(ge=0)]
 
 
 @register("evaluator", "cost")
@@ -35,9 +39,6 @@ class Cost(Evaluator):
         price_usd: dollars of the GPU; 0 looks it up among those of the paper.
         usd_kwh: dollars of a kilowatt hour.
         years: years of service.
-
-    Raises:
-        LutlabError: a negative price, or electricity that costs less than nothing.
     """
 
     version: ClassVar[int] = 1
@@ -50,17 +51,10 @@ class Cost(Evaluator):
         Metric("power_w", "W", "power"),
         Metric("joules_per_token", "J", "energy of a token"),
     )
-    tokens: int = 128
-    price_usd: float = 0.0
-    usd_kwh: float = cost.ELECTRICITY_USD_KWH
-    years: float = cost.YEARS
-
-    def __post_init__(self) -> None:
-        if self.price_usd < 0 or self.usd_kwh < 0 or not self.years > 0:
-            raise LutlabError(
-                f"evaluator.cost: price_usd={self.price_usd}, usd_kwh={self.usd_kwh} and years={self.years} must not "
-                "be negative, nor years 0"
-            )
+    tokens: Count = 128
+    price_usd: Price = 0.0
+    usd_kwh: Price = cost.ELECTRICITY_USD_KWH
+    years: Annotated[float, Field(gt=0)] = cost.YEARS
 
     @classmethod
     def obstacle(cls, run: ModelRun) -> str:

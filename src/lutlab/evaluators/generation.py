@@ -17,20 +17,22 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
 
 from lutlab import generate
-from lutlab.errors import LutlabError, nearest
+from lutlab.errors import LutlabError
 from lutlab.evaluators import check_task, context_length, evaluation_mode
 from lutlab.evaluators.contract import Evaluator, Metric, Work
 from lutlab.evaluators.depth import scaled_to_all_layers
 from lutlab.generate.contract import Engine
 from lutlab.kernels import ran
 from lutlab.lazy import PreTrainedModel, torch
+from lutlab.limits import MOST, Count
 from lutlab.registry import register
 from lutlab.specs import Measurement, RunSpec, Subject
 
-ATTENTIONS = ("eager", "sdpa")
 TRANSFORMERS = "transformers"  # the engine that is the model's own forward pass
 # How far the chosen token's logit may lie below the largest, as a share of their range: rounding may differ between
 # one token at a time and all at once.
@@ -66,24 +68,16 @@ class Generation(Evaluator):
         Metric("gb_per_token", "GB", "read for a token"),
     )
     of_this_machine: ClassVar[bool] = True
-    tokens: int = 128
-    repeats: int = 5
-    prompt: int = 1
-    batch: int = 1
+    tokens: Annotated[int, Field(ge=2, le=MOST)] = 128
+    repeats: Count = 5
+    prompt: Count = 1
+    batch: Count = 1
     cache: str = ""
     engine: str = ""
-    attention: str = ""
+    attention: Literal["", "eager", "sdpa"] = ""
 
     def __post_init__(self) -> None:
-        for name, least in (("tokens", 2), ("repeats", 1), ("prompt", 1), ("batch", 1)):
-            if getattr(self, name) < least:
-                raise LutlabError(
-                    f"evaluator.generation.{name}={getattr(self, name)}: give {least} or more"
-                )
-        if self.attention not in ("", *ATTENTIONS):
-            raise LutlabError(
-                f"evaluator.generation.attention={self.attention}: {nearest(self.attention, ATTENTIONS)}"
-            )
+        super().__post_init__()
         if self.attention and self.engine != TRANSFORMERS:
             raise LutlabError(
                 f"evaluator.generation.attention={self.attention} is how transformers attends, and other engines have "

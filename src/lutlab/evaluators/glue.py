@@ -46,6 +46,7 @@ class Glue(Evaluator):
     labels: str = ",".join(MNLI_LABELS)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if sorted(self.labels.split(",")) != sorted(MNLI_LABELS):
             raise LutlabError(
                 f"evaluator.glue.labels={self.labels}: give {', '.join(MNLI_LABELS)} in the order of the model's head"

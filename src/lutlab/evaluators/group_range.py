@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from lutlab.errors import LutlabError
 from lutlab.evaluators.contract import Evaluator, Metric, Work
-from lutlab.groups import blocks, check_group_size
+from lutlab.groups import blocks
 from lutlab.lazy import torch
+from lutlab.limits import a_group_size
 from lutlab.models.families import linear_layers, weight_of
 from lutlab.registry import register
 from lutlab.specs import Measurement, RunSpec, Subject
@@ -31,9 +32,6 @@ class GroupRange(Evaluator):
 
     Attributes:
         g: weights of a group along input channels.
-
-    Raises:
-        LutlabError: g is no group size.
     """
 
     version: ClassVar[int] = 1
@@ -43,10 +41,7 @@ class GroupRange(Evaluator):
         Metric("range_largest_over_median_max", "x", "largest over median range, a layer", False),
         Metric("range_top_quarter_max", "share", "range of the top quarter, a layer", False),
     )
-    g: int = 16
-
-    def __post_init__(self) -> None:
-        check_group_size(self.g)
+    g: Annotated[int, a_group_size] = 16
 
     def work(self, run: RunSpec) -> Work:
         """No forward pass: its weights are read once."""

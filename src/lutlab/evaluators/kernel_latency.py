@@ -12,16 +12,16 @@ dense products are torch's float32 one, which stands in for cuBLAS.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
-from lutlab.errors import LutlabError, nearest
 from lutlab.evaluators.contract import Evaluator, Metric, Work
 from lutlab.groups import group_count, group_length
 from lutlab.lazy import torch
+from lutlab.limits import Count
 from lutlab.measure import contestants, products, tensor_parallel
 from lutlab.measure.contestants import Entrants
 from lutlab.measure.energy import clocks_of
-from lutlab.measure.timing import CALLS, COLD, RESIDENT, CpuTimer, GpuTimer, race
+from lutlab.measure.timing import CALLS, COLD, CpuTimer, GpuTimer, race
 from lutlab.registry import register
 from lutlab.specs import Measurement, ProductRun, Subject
 
@@ -85,22 +85,14 @@ class KernelLatency(Evaluator):
         rounds: number of rounds; None: that of ROUNDS for the device.
         weights: cold: of so many copies that none is in a cache when its turn comes; resident: one copy again and
             again, which is in a cache where it fits. bandwidth_fraction is of cold reading or copying in both.
-
-    Raises:
-        LutlabError: weights is neither.
     """
 
     version: ClassVar[int] = 1
     of_this_machine: ClassVar[bool] = True
     measures: ClassVar[type] = ProductRun
     metrics: ClassVar[tuple[Metric, ...]] = _METRICS
-    rounds: int | None = None
-    weights: str = COLD
-
-    def __post_init__(self) -> None:
-        if self.weights not in (COLD, RESIDENT):
-            known = nearest(self.weights, (COLD, RESIDENT))
-            raise LutlabError(f"kernel_latency cannot time '{self.weights}' weights: {known}")
+    rounds: Count | None = None
+    weights: Literal["cold", "resident"] = COLD
 
     @classmethod
     def obstacle(cls, run: ProductRun) -> str:

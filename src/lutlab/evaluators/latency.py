@@ -22,6 +22,7 @@ from lutlab.evaluators.contract import Evaluator, Metric, Work
 from lutlab.evaluators.generation import Generation, check_tokens, decoded, prompts, timed
 from lutlab.evaluators.peak_memory import save
 from lutlab.lazy import PreTrainedModel
+from lutlab.limits import Count
 from lutlab.measure import ranks
 from lutlab.measure.rank import Rank
 from lutlab.registry import register
@@ -52,9 +53,9 @@ class Latency(Evaluator):
         ),
     )
     of_this_machine: ClassVar[bool] = True
-    tokens: int = 128
-    repeats: int = 5
-    prompt: int = 1
+    tokens: Count = 128
+    repeats: Count = 5
+    prompt: Count = 1
     engine: str = ""
 
     @classmethod

@@ -21,14 +21,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
-from lutlab.errors import LutlabError, nearest
+from lutlab.errors import LutlabError
 from lutlab.evaluators import evaluation_mode
 from lutlab.evaluators.contract import Evaluator, Metric, Work
 from lutlab.evaluators.depth import scaled_to_all_layers
 from lutlab.evaluators.generation import check_context
 from lutlab.lazy import PreTrainedModel, np, torch
+from lutlab.limits import Count
 from lutlab.peers.llama_cpp import LlamaCpp as Peer
 from lutlab.peers.llama_cpp import gguf_model
 from lutlab.peers.llama_cpp.decoder import CACHES, Decoder
@@ -55,9 +56,6 @@ class LlamaCpp(Evaluator):
         cache: dtype of cached keys and values: `f16`, llama.cpp's default, or `f32`.
         flash: attention by llama.cpp's fused kernel, its own default. llama-embedded-m on AVX2: faster than the plain
             one, llama-cpp-python's default, up to 128 tokens, slower behind them, and 3 times slower with cache=f32.
-
-    Raises:
-        LutlabError: no such type.
     """
 
     version: ClassVar[int] = 2
@@ -66,19 +64,12 @@ class LlamaCpp(Evaluator):
         Metric("tokens_per_s", "tokens/s", "llama.cpp", lower_is_better=False),
     )
     of_this_machine: ClassVar[bool] = True
-    tokens: int = 128
-    repeats: int = 5
-    type: str = ""
-    head: str = "f16"
-    cache: str = "f16"
+    tokens: Count = 128
+    repeats: Count = 5
+    type: Literal[("", *BITS)] = ""
+    head: Literal[tuple(BITS)] = "f16"
+    cache: Literal[CACHES] = "f16"
     flash: bool = False
-
-    def __post_init__(self) -> None:
-        known = {"type": ("", *BITS), "head": tuple(BITS), "cache": CACHES}
-        for name, choices in known.items():
-            value = getattr(self, name)
-            if value not in choices:
-                raise LutlabError(f"evaluator.llama_cpp.{name}={value}: {nearest(value, choices)}")
 
     @classmethod
     def obstacle(cls, run: RunSpec) -> str:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from lutlab.data.masking import MaskedWindows, masked_stream
 from lutlab.data.tokens import token_sha256
@@ -33,6 +33,7 @@ from lutlab.evaluators import (
 from lutlab.evaluators.contract import Evaluator, Metric, Work
 from lutlab.evaluators.noise import ratio_error
 from lutlab.lazy import PreTrainedModel, torch
+from lutlab.limits import a_seed
 from lutlab.models.load import load_model
 from lutlab.registry import register
 from lutlab.specs import Measurement, ModelRun, RunSpec, Subject
@@ -71,7 +72,7 @@ class MaskedLM(Evaluator):
         Metric("masked_bits_per_byte", "bits/byte", "masked bits per byte"),
     )
 
-    seed: int = 1
+    seed: Annotated[int, a_seed] = 1
 
     def work(self, run: RunSpec) -> Work:
         """One pass over the text by each of two models."""

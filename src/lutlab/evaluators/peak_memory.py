@@ -26,6 +26,7 @@ from lutlab.evaluators.contract import Evaluator, Metric, Work
 from lutlab.evaluators.depth import scaled_to_all_layers
 from lutlab.evaluators.generation import check_context, decode, kernels
 from lutlab.lazy import PreTrainedModel, torch, transformers
+from lutlab.limits import Count
 from lutlab.models.pretrained import model_of
 from lutlab.registry import register
 from lutlab.specs import Measurement, RunSpec, Subject
@@ -49,7 +50,7 @@ class PeakMemory(Evaluator):
         Metric("model_memory_gb", "GB", "memory of the model"),
     )
     of_this_machine: ClassVar[bool] = True
-    tokens: int = 128
+    tokens: Count = 128
 
     def work(self, run: RunSpec) -> Work:
         """One decoding by a fresh process, which holds a packed model of its own."""

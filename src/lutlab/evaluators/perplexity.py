@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from lutlab import arguments
 from lutlab.data.extents import stream_extents
@@ -67,7 +67,7 @@ class Perplexity(Evaluator):
         Metric("word_perplexity", "perplexity per word", "word ppl"),
     )
 
-    loss_dtype: str = "float32"
+    loss_dtype: Literal[LOSS_DTYPES] = "float32"
 
     def work(self, run: RunSpec) -> Work:
         """One pass over the text."""

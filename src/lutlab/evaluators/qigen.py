@@ -32,6 +32,7 @@ from lutlab.evaluators.generation import (
 from lutlab.formats.uniform import PackedUniform
 from lutlab.kernels.cpu.qigen.qigen_blocks import PackedQIGen
 from lutlab.lazy import PreTrainedModel, torch
+from lutlab.limits import Count
 from lutlab.registry import register
 from lutlab.specs import Measurement, RunSpec, Subject
 
@@ -62,8 +63,8 @@ class QIGen(Evaluator):
         Metric("tokens_per_s", "tokens/s", "QIGen", lower_is_better=False),
     )
     of_this_machine: ClassVar[bool] = True
-    tokens: int = 128
-    repeats: int = 5
+    tokens: Count = 128
+    repeats: Count = 5
 
     def work(self, run: RunSpec) -> Work:
         """A decoding that is checked, and the timed ones; all weights packed once more."""

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Annotated
 
 import torch
+from pydantic import Field
 
 from lutlab.errors import LutlabError
+from lutlab.fields import check
 from lutlab.lazy import transformers
+from lutlab.limits import CountFrom0, a_seed
 
 
 @dataclass(frozen=True)
@@ -28,27 +32,13 @@ class Sampling:
         LutlabError: a value is out of range.
     """
 
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int = 0
+    temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    top_k: CountFrom0 = 0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    seed: Annotated[int, a_seed] = 0
 
     def __post_init__(self) -> None:
-        numbers = (int, float)
-        for name, kind, fits, expected in (
-            (
-                "temperature",
-                numbers,
-                lambda v: 0 <= v < float("inf"),
-                "0, which takes the largest logit, or more",
-            ),
-            ("top_k", int, lambda v: v >= 0, "a number of tokens, or 0 for all"),
-            ("top_p", numbers, lambda v: 0 < v <= 1, "a probability above 0 and at most 1"),
-            ("seed", int, lambda v: -(2**63) <= v < 2**63, "an integer of 64 bits"),
-        ):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, kind) or not fits(value):
-                raise LutlabError(f"{name}={value}: give {expected}")
+        check(self)
 
     @cached_property
     def _warpers(self) -> transformers.LogitsProcessorList:

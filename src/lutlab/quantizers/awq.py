@@ -24,17 +24,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
-from lutlab.errors import LutlabError, nearest
+from lutlab.errors import LutlabError
 from lutlab.groups import Width, blocks, expand, group_count
 from lutlab.lazy import torch
+from lutlab.limits import Count
 from lutlab.quantizers.contract import Rescaling
+from lutlab.quantizers.grid import ScaleDtype
 from lutlab.quantizers.rtn import RTN
 from lutlab.registry import register
 from lutlab.tensors import CalibStats, UniformTensor
 
-INPUTS = ("full", "quantized")
 # The repository's: n_grid 20 and max_shrink 0.5 of auto_clip_layer, and the clamp of auto_scale_block.
 CLIPS = tuple(1 - step / 20 for step in range(10))
 SMALLEST = 1e-4
@@ -46,35 +47,26 @@ class AWQ(Rescaling):
     """Options; the module says what is searched.
 
     Attributes:
-        inputs: full | quantized: whose activations H is of (compress/driver.py); the repository's are those of the
+        inputs: model whose activations H is of (compress/driver.py); the repository's are those of the
             full-precision model.
         true_sequential: needs inputs=quantized. A layer that is quantized already cannot be rescaled, so that inputs
             made by a layer of the same block are not scaled.
-        grid: values of a tried.
+        grid: values of a tried; 1 tries no scale, AWQ's is 20.
         clip: search c; else c = 1.
-        scale_dtype: fp16 | fp32 (grid.py).
+        scale_dtype: dtype of a scale as stored (grid.py).
     """
 
     version: ClassVar[int] = 1
     format: ClassVar[str] = "uniform"
 
-    inputs: str = "full"
+    inputs: Literal["full", "quantized"] = "full"
     true_sequential: bool = False
-    grid: int = 20
+    grid: Count = 20
     clip: bool = True
-    scale_dtype: str = "fp16"
+    scale_dtype: ScaleDtype = "fp16"
 
     def __post_init__(self) -> None:
-        RTN("awq", self.scale_dtype)  # refuses an unknown scale_dtype
-        if self.inputs not in INPUTS:
-            raise LutlabError(f"unknown inputs '{self.inputs}': {nearest(self.inputs, INPUTS)}")
-        if isinstance(self.grid, bool) or not isinstance(self.grid, int) or self.grid < 1:
-            raise LutlabError(
-                f"grid={self.grid!r}: give the number of exponents to try, 1 or more; 1 tries no scale, AWQ's is 20"
-            )
-        for name in ("clip", "true_sequential"):
-            if not isinstance(getattr(self, name), bool):
-                raise LutlabError(f"{name}={getattr(self, name)!r}: give true or false")
+        super().__post_init__()
         if self.true_sequential and self.inputs == "full":
             raise LutlabError(
                 "true_sequential follows the layers quantized so far, inputs=full none: use inputs=quantized"

@@ -11,18 +11,17 @@ W [N, K] -> codes [N, K] uint8 (bit b: B_b = +1), alpha [q, N, G], z [N, G] or N
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
-from lutlab.errors import LutlabError, nearest
+from lutlab.errors import LutlabError
 from lutlab.groups import check_bits, check_group_size
 from lutlab.lazy import torch
+from lutlab.limits import Count
 from lutlab.quantizers import alternating
 from lutlab.quantizers.contract import Method
+from lutlab.quantizers.grid import ScaleDtype
 from lutlab.registry import register
 from lutlab.tensors import BCQTensor
-
-SOLVERS = ("greedy", "alternating")
-ALPHA_DTYPES = ("fp16", "fp32")
 
 
 @register("method", "bcq")
@@ -31,33 +30,22 @@ class BCQ(Method):
     """Binary-coding quantization; the options are the solver's.
 
     Attributes:
-        solver: greedy | alternating.
+        solver: way to fit codes and coefficients (alternating.py).
         offset: fit z too.
         rounds: most rounds; groups stop by themselves where alternation changes nothing any more.
-        alpha_dtype: fp16 | fp32, of alpha and z.
+        alpha_dtype: dtype of alpha and z.
     """
 
     version: ClassVar[int] = 1
     format: ClassVar[str] = "bcq"
 
-    solver: str = "alternating"
+    solver: Literal["greedy", "alternating"] = "alternating"
     offset: bool = False
-    rounds: int = 100
-    alpha_dtype: str = "fp16"
+    rounds: Count = 100
+    alpha_dtype: ScaleDtype = "fp16"
 
     def __post_init__(self) -> None:
-        if self.solver not in SOLVERS:
-            raise LutlabError(
-                f"unknown solver '{self.solver}' of method bcq: {nearest(self.solver, SOLVERS)}"
-            )
-        if self.alpha_dtype not in ALPHA_DTYPES:
-            raise LutlabError(
-                f"unknown alpha_dtype '{self.alpha_dtype}' of method bcq: {nearest(self.alpha_dtype, ALPHA_DTYPES)}"
-            )
-        if isinstance(self.rounds, bool) or not isinstance(self.rounds, int) or self.rounds < 1:
-            raise LutlabError(
-                f"rounds={self.rounds!r} of method bcq: give an integer of at least 1"
-            )
+        super().__post_init__()
         if self.solver == "greedy" and self.offset:
             raise LutlabError(
                 "method bcq: greedy has no offset in the papers; use solver=alternating with offset=true"

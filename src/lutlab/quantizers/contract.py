@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from lutlab import registry
 from lutlab.errors import LutlabError, nearest
+from lutlab.fields import check
 from lutlab.groups import Bits, Width, check_bits, check_group_size
 from lutlab.lazy import torch
 from lutlab.tensors import CalibStats, QuantizedTensor
@@ -29,6 +30,10 @@ class Method(ABC):
     version: ClassVar[int]
     format: ClassVar[str]
     quantizes: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        """Refuse options of another type or out of their limits; a method adds what it refuses of several together."""
+        check(self)
 
     def check_width(self, q: Bits, g: int) -> Width:
         """(q, g), at which the method quantizes; whole bits, unless a method says otherwise.
@@ -103,30 +108,11 @@ def make_method(name: str, **options: Any) -> Method:
     """The method registered as `name` with the given parameters.
 
     Raises:
-        LutlabError: unknown method or parameter; the message suggests the nearest one. A value of another kind than
-            the parameter's default.
+        LutlabError: unknown method or parameter; the message suggests the nearest one. A value of another type than
+            the parameter's, or out of its limit.
     """
     cls = registry.lookup("method", name)
-    known = {field.name: field.default for field in dataclasses.fields(cls)}
-    for option, value in options.items():
-        if option not in known:
-            raise LutlabError(
-                f"method '{name}' has no parameter '{option}': {nearest(option, known)}"
-            )
-        _check_kind(name, option, value, known[option])
+    known = {field.name for field in dataclasses.fields(cls)}
+    for option in options.keys() - known:
+        raise LutlabError(f"method '{name}' has no parameter '{option}': {nearest(option, known)}")
     return cls(**options)
-
-
-_KINDS = {bool: "true or false", int: "an integer", float: "a number", str: "a name"}
-
-
-def _check_kind(name: str, option: str, value: Any, default: Any) -> None:
-    """Refuse a value of another kind than a parameter's default; a method checks what values of it there are."""
-    kind = type(default)
-    if kind not in _KINDS or (kind is str and isinstance(value, str)):
-        return
-    right = type(value) is kind or (kind is float and type(value) is int)
-    if not right or (type(value) is int and abs(value) >= 2**63):
-        raise LutlabError(
-            f"{option}={value!r} of method '{name}' is of {type(value)}: give {_KINDS[kind]}, as {default!r}"
-        )

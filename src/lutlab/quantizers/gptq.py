@@ -15,9 +15,10 @@ from typing import ClassVar
 
 from lutlab.groups import group_count
 from lutlab.lazy import torch
-from lutlab.quantizers.compensated import Compensated, check_sweeps
+from lutlab.limits import CountFrom0
+from lutlab.quantizers.compensated import Compensated
 from lutlab.quantizers.compensation import Factored, checked, compensate
-from lutlab.quantizers.grid import SMALLEST, Grid
+from lutlab.quantizers.grid import SMALLEST, Grid, Rule, ScaleDtype
 from lutlab.quantizers.refinement import refined, solved
 from lutlab.registry import register
 from lutlab.tensors import UniformTensor
@@ -29,8 +30,8 @@ class GPTQ(Compensated):
     """Options of the grid; the others are in compensated.py.
 
     Attributes:
-        variant: gptq | awq, the rule by which a grid is made (grid.py).
-        scale_dtype: fp16 | fp32 (grid.py).
+        variant: rule by which a grid is made (grid.py).
+        scale_dtype: dtype of a scale as stored (grid.py).
         sweeps: passes over all groups after that, each of which fits scale, zero point and codes to the layer's outputs
             (refinement.py); 0 is GPTQ.
     """
@@ -38,14 +39,9 @@ class GPTQ(Compensated):
     version: ClassVar[int] = 1
     format: ClassVar[str] = "uniform"
 
-    variant: str = "gptq"
-    scale_dtype: str = "fp16"
-    sweeps: int = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_sweeps(self.sweeps)
-        Grid(self.variant, self.scale_dtype)  # refuses unknown options
+    variant: Rule = "gptq"
+    scale_dtype: ScaleDtype = "fp16"
+    sweeps: CountFrom0 = 0
 
     def quantize(self, weight: torch.Tensor, q: int, g: int, prepared: Factored) -> UniformTensor:
         """[N, K] float and the factored inputs -> UniformTensor with G = ceil(K / g) groups a row.

@@ -20,11 +20,12 @@ from typing import ClassVar
 from lutlab.errors import LutlabError
 from lutlab.groups import group_count
 from lutlab.lazy import torch
-from lutlab.quantizers.bcq import BCQ
+from lutlab.limits import Count
 from lutlab.quantizers.codewords import Codewords
 from lutlab.quantizers.compensated import Compensated
 from lutlab.quantizers.compensation import Factored, checked, compensate
 from lutlab.quantizers.from_grid import solve_from_grid
+from lutlab.quantizers.grid import ScaleDtype
 from lutlab.registry import register
 from lutlab.tensors import BCQTensor
 
@@ -39,21 +40,15 @@ class GPTQBCQ(Compensated):
     Attributes:
         offset: fit z too.
         rounds: most rounds of the solver.
-        alpha_dtype: fp16 | fp32, of alpha and z.
+        alpha_dtype: dtype of alpha and z.
     """
 
     version: ClassVar[int] = 1
     format: ClassVar[str] = "bcq"
 
     offset: bool = True
-    rounds: int = 5
-    alpha_dtype: str = "fp16"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not isinstance(self.offset, bool):
-            raise LutlabError(f"offset={self.offset!r}: give true or false")
-        BCQ(offset=self.offset, rounds=self.rounds, alpha_dtype=self.alpha_dtype)  # refuses
+    rounds: Count = 5
+    alpha_dtype: ScaleDtype = "fp16"
 
     def quantize(self, weight: torch.Tensor, q: int, g: int, prepared: Factored) -> BCQTensor:
         """[N, K] float and the factored inputs -> BCQTensor with G = ceil(K / g) groups a row.

@@ -14,11 +14,13 @@ repositories compute with.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
-from lutlab.errors import LutlabError, nearest
+from lutlab.errors import LutlabError
 from lutlab.lazy import torch
 
-VARIANTS = ("gptq", "awq")
+Rule = Literal["gptq", "awq"]
+ScaleDtype = Literal["fp16", "fp32"]
 # Smallest scale stored, so that a group of tiny weights does not divide by zero: float16's smallest number; and for
 # float32 one whose half (Eq. 5 stores s / 2) still has all 24 bits.
 SMALLEST = {"fp16": 2.0**-24, "fp32": 2.0**-125}
@@ -26,20 +28,10 @@ SMALLEST = {"fp16": 2.0**-24, "fp32": 2.0**-125}
 
 @dataclass(frozen=True)
 class Grid:
-    """variant: gptq | awq; scale_dtype: fp16 | fp32. The module says what they change."""
+    """The module says what its options change."""
 
-    variant: str
-    scale_dtype: str
-
-    def __post_init__(self) -> None:
-        if self.variant not in VARIANTS:
-            raise LutlabError(
-                f"unknown variant '{self.variant}' of the grid: {nearest(self.variant, VARIANTS)}"
-            )
-        if self.scale_dtype not in SMALLEST:
-            raise LutlabError(
-                f"unknown scale_dtype '{self.scale_dtype}' of the grid: {nearest(self.scale_dtype, SMALLEST)}"
-            )
+    variant: Rule
+    scale_dtype: ScaleDtype
 
     @property
     def dtype(self) -> torch.dtype:

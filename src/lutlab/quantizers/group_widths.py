@@ -21,13 +21,12 @@ W [N, K], g -> MixedTensor; mixed.py has the sweep and its options.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from lutlab.errors import LutlabError
 from lutlab.groups import Bits, Width
 from lutlab.lazy import torch
 from lutlab.quantizers import second_order
-from lutlab.quantizers.compensated import refuse_other_than_bool
 from lutlab.quantizers.mixed import Inputs, Mixed
 from lutlab.quantizers.mixed_books import NARROW, WIDE
 from lutlab.registry import register
@@ -47,12 +46,8 @@ class GroupWidths(Mixed):
 
     wide_last: bool = True
     search_ranges: bool = True
-    wide_scale: str = "group"
+    wide_scale: Literal["row", "group"] = "group"
     by_group: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        refuse_other_than_bool(self, "by_group")
 
     def check_width(self, q: Bits, g: int) -> Width:
         """(q, g); without by_group q is whole. See Method."""

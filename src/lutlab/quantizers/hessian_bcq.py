@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from lutlab.groups import group_length
 from lutlab.lazy import torch
+from lutlab.limits import CountFrom0
 from lutlab.quantizers.codewords import Codewords
-from lutlab.quantizers.compensated import check_sweeps, refuse_other_than_bool
 from lutlab.quantizers.compensation import Factored
 from lutlab.quantizers.gptq_bcq import GPTQBCQ
 from lutlab.quantizers.refinement import refined, solved
@@ -37,7 +37,8 @@ class HessianBCQ(GPTQBCQ):
     under gptq_bcq.
 
     Attributes:
-        sweeps: passes over all groups, each of which fits coefficients and codes to the layer's outputs.
+        sweeps: passes over all groups, each of which fits coefficients and codes to the layer's outputs; 2 are
+            most of what there is to gain.
         joint: end with least squares of all coefficients of a row at once (joint.py); for small groups.
     """
 
@@ -45,14 +46,9 @@ class HessianBCQ(GPTQBCQ):
     format: ClassVar[str] = "bcq"
 
     true_sequential: bool = True
-    target: str = "stream"
-    sweeps: int = 2
+    target: Literal["weights", "outputs", "stream"] = "stream"
+    sweeps: CountFrom0 = 2
     joint: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_sweeps(self.sweeps)
-        refuse_other_than_bool(self, "joint")
 
     def quantize(self, weight: torch.Tensor, q: int, g: int, prepared: Factored) -> BCQTensor:
         """[N, K] float and the factored inputs -> BCQTensor with G = ceil(K / g) groups a row.

@@ -20,18 +20,18 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
-from lutlab.errors import LutlabError, nearest
+from pydantic import Field
+
+from lutlab.errors import LutlabError
 from lutlab.groups import Bits, Width, check_group_size, group_length
 from lutlab.lazy import torch
-from lutlab.quantizers.compensated import Compensating, refuse_other_than_bool
+from lutlab.limits import Count
+from lutlab.quantizers.compensated import Compensating
 from lutlab.quantizers.compensation import Factored, compensate, factor, finite
 from lutlab.quantizers.mixed_books import NARROW, WIDE, MixedBooks
 from lutlab.tensors import BLOCK_GROUP, CalibStats, MixedTensor, fill_blocks
-
-MOST_OUTLIERS = 0.05
-WIDE_SCALES = ("row", "group")
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ class Mixed(Compensating):
     Attributes:
         wide_last: groups go by rising width.
         search_ranges: ranges of least squared error instead of min-max.
-        outliers: share of all weights that is kept in float16.
-        wide_scale: row | group: what shares a scale in groups of 4 bits.
+        outliers: share of all weights that is kept in float16; the paper keeps 0.002 to 0.005.
+        wide_scale: what shares a scale in groups of 4 bits.
         scale_group: rows whose scales share a second-order step (g2).
         aligned: memory-aligned blocks where they exist.
         compensate: false: each weight to its nearest value.
@@ -60,31 +60,11 @@ class Mixed(Compensating):
 
     wide_last: bool = False
     search_ranges: bool = False
-    outliers: float = 0.0
-    wide_scale: str = "row"
-    scale_group: int = 16
+    outliers: Annotated[float, Field(ge=0, le=0.05)] = 0.0
+    wide_scale: Literal["row", "group"] = "row"
+    scale_group: Count = 16
     aligned: bool = True
     compensate: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        refuse_other_than_bool(self, "wide_last", "search_ranges", "aligned", "compensate")
-        share = self.outliers
-        number = isinstance(share, (int, float)) and not isinstance(share, bool)
-        if not (number and 0 <= share <= MOST_OUTLIERS):
-            raise LutlabError(
-                f"outliers={share!r}: give the share of weights kept in float16, from 0 to {MOST_OUTLIERS}; the paper "
-                "keeps 0.002 to 0.005"
-            )
-        if self.wide_scale not in WIDE_SCALES:
-            raise LutlabError(
-                f"unknown wide_scale '{self.wide_scale}': {nearest(self.wide_scale, WIDE_SCALES)}"
-            )
-        rows = self.scale_group
-        if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
-            raise LutlabError(
-                f"scale_group={rows!r}: give the number of rows whose scales share a step, at least 1; the paper has 16"
-            )
 
     def check_width(self, q: Bits, g: int) -> Width:
         """(q, g): q is the mean width of codes, from 2 to 4; see Method."""

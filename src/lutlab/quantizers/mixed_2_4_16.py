@@ -23,17 +23,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal
 
-from lutlab.errors import LutlabError, nearest
+from lutlab.errors import LutlabError
 from lutlab.groups import Bits
 from lutlab.lazy import torch
-from lutlab.quantizers.compensated import refuse_other_than_bool
+from lutlab.limits import a_seed
 from lutlab.quantizers.mixed import Inputs, Mixed
 from lutlab.quantizers.mixed_books import NARROW, WIDE
 from lutlab.registry import register
 
-SENSITIVITIES = ("cholesky", "inverse", "diagonal", "range", "random", "last")
 _BLOCK = 4  # groups, of which one is wide at 25 %
 _QUARTER = NARROW + (WIDE - NARROW) / _BLOCK  # the q of that
 
@@ -44,26 +43,16 @@ class Mixed2416(Mixed):
     """Options beside those of mixed.py; the module says what they change.
 
     Attributes:
-        sensitivity: cholesky | inverse | diagonal | range | random | last: which groups have 4 bits.
+        sensitivity: which groups have 4 bits.
         neighbours: one group of every four neighbours at 25 %.
         seed: seed of sensitivity=random.
     """
 
     version: ClassVar[int] = 1
 
-    sensitivity: str = "cholesky"
+    sensitivity: Literal["cholesky", "inverse", "diagonal", "range", "random", "last"] = "cholesky"
     neighbours: bool = False
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        refuse_other_than_bool(self, "neighbours")
-        if self.sensitivity not in SENSITIVITIES:
-            raise LutlabError(
-                f"unknown sensitivity '{self.sensitivity}': {nearest(self.sensitivity, SENSITIVITIES)}"
-            )
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
-            raise LutlabError(f"seed={self.seed!r}: give an integer")
+    seed: Annotated[int, a_seed] = 0
 
     def choose(self, weight: torch.Tensor, q: Bits, g: int, inputs: Inputs) -> torch.Tensor:
         """Widths 2 and 4 of the groups; see Mixed.

@@ -16,7 +16,7 @@ from lutlab.errors import LutlabError
 from lutlab.groups import blocks, check_bits, check_group_size, group_count
 from lutlab.lazy import torch
 from lutlab.quantizers.contract import Method
-from lutlab.quantizers.grid import Grid
+from lutlab.quantizers.grid import Grid, Rule, ScaleDtype
 from lutlab.registry import register
 from lutlab.tensors import UniformTensor
 
@@ -27,18 +27,15 @@ class RTN(Method):
     """Options of the grid; grid.py says what they change.
 
     Attributes:
-        variant: gptq | awq, the rule by which a grid is made.
-        scale_dtype: fp16 | fp32.
+        variant: rule by which a grid is made.
+        scale_dtype: dtype of a scale as stored.
     """
 
     version: ClassVar[int] = 1
     format: ClassVar[str] = "uniform"
 
-    variant: str = "gptq"
-    scale_dtype: str = "fp16"
-
-    def __post_init__(self) -> None:
-        Grid(self.variant, self.scale_dtype)  # refuses unknown options
+    variant: Rule = "gptq"
+    scale_dtype: ScaleDtype = "fp16"
 
     def quantize(self, weight: torch.Tensor, q: int, g: int) -> UniformTensor:
         """[N, K] float -> UniformTensor with G = ceil(K / g) groups a row; computed in float32.

@@ -28,7 +28,7 @@ Samples = TypeVar("Samples")
 
 @dataclass(frozen=True)
 class Loss(ABC):
-    """Mean loss of a model on samples, in nats; `full` is the full-precision model, `kind` one of TUNING_LOSSES."""
+    """Mean loss of a model on samples, in nats; `full` is the full-precision model, `kind` a specs.Loss."""
 
     full: PreTrainedModel
     kind: str

@@ -6,8 +6,7 @@ from hydra import compose, initialize_config_dir
 from tests.compositions import files_read_once
 
 from lutlab import sources
-from lutlab.experiment.row.choices import register_choices
-from lutlab.experiment.row.row import Row
+from lutlab.experiment.row.row import Row, register_choices
 
 
 def settings(*overrides: str) -> Row:

@@ -97,7 +97,10 @@ def test_a_large_product_costs_more_than_a_small_one() -> None:
         (["mu=4"], "mu is of a single product"),
         ([*PRODUCT[:2], "+knobs.luts=4", SPEED], "kernel=auto has no knob 'luts'"),
         ([*PRODUCT, SPEED, "evaluator.kernel_latency.weights=hot"], "known: cold, resident"),
-        ([*PRODUCT, SPEED, "evaluator.kernel_latency.rounds=0"], "rounds=0: give at least 1"),
+        (
+            [*PRODUCT, SPEED, "evaluator.kernel_latency.rounds=0"],
+            "rounds=0: give a whole number of at least 1",
+        ),
         (
             [*PRODUCT, SPEED, "+evaluator.kernel_latenci.rounds=2"],
             "did you mean 'evaluator.kernel_latency.rounds'",

@@ -10,9 +10,8 @@ from omegaconf import OmegaConf
 
 from lutlab import sources
 from lutlab.errors import Mistakes
-from lutlab.experiment.row.choices import register_choices
-from lutlab.experiment.row.keys import keys_of
-from lutlab.experiment.row.row import Row, row_keys
+from lutlab.experiment.row.row import Row, register_choices, row_keys
+from lutlab.fields import keys_of
 from lutlab.specs import ModelSpec
 
 

@@ -14,7 +14,7 @@ import pytest
 from tests.command_line import ROOT, records, start
 
 from lutlab.errors import LutlabError
-from lutlab.experiment.row.choices import check_presets
+from lutlab.experiment.row.row import check_presets
 
 EXAMPLES = ROOT / "docs" / "examples"  # those of the documentation's pages
 

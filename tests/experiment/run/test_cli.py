@@ -11,8 +11,7 @@ import pytest
 from tests.command_line import QUICK, ROOT, CommandLine
 
 from lutlab import registry
-from lutlab.experiment.row.keys import evaluator_keys, method_keys
-from lutlab.experiment.row.row import row_keys
+from lutlab.experiment.row.row import evaluator_keys, method_keys, row_keys
 
 MISTAKES = [
     (["q=0"], "q=0 is not a number of bits.*1 to 8"),
@@ -73,8 +72,8 @@ MISTAKES = [
         ["budget=0.5"],
         r"budget=0.5 is below the smallest size that the candidates give, \d\.\d+ bits",
     ),
-    (["threads=0"], "threads=0: give at least 1"),
-    (["data.limit=0"], "data.limit=0: give the number of windows"),
+    (["threads=0"], "threads=0: give a whole number of at least 1"),
+    (["data.limit=0"], "data.limit=0: give a whole number of at least 1"),
     (["model=product"], "model.id is not given"),
     (
         ["method=rtn,bcq", "method.offset=true"],
@@ -103,7 +102,7 @@ MISTAKES = [
     (["hydra/launcher=null"], "it is no value: drop it"),
     (["hydra/sweeper=basic"], "lutlab has a sweeper of its own"),
     (["hydra/launcher=joblib", "hydra.launcher.n_jobs=0"], "give a number of processes"),
-    (["threads=99999"], "threads=99999: give at most 4096"),
+    (["threads=99999"], "threads=99999: give a whole number of at least 1 and at most 4096"),
     ([f"seed={2**70}"], "at most 63 bits"),
     ([f"name={'x' * 5000}"], "name=x{200}.*at most 100"),
     ([f"results={'x' * 5000}"], "results=x{200}.*path of at most"),

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from lutlab.evaluators import harness, needed, text_facts
 from lutlab.evaluators.contract import Evaluator, Work
+from lutlab.limits import Count
 from lutlab.specs import Measurement, RunSpec, Subject, Text
 
 
@@ -27,7 +28,7 @@ class HarnessEvaluator(Evaluator):
     libraries: ClassVar[tuple[str, ...]] = harness.LIBRARIES
 
     bos: str = "tokenizer"
-    batch_size: int = harness.BATCH_SIZE
+    batch_size: Count = harness.BATCH_SIZE
 
     @classmethod
     def obstacle(cls, run: RunSpec) -> str:

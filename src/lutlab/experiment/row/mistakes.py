@@ -4,8 +4,8 @@
                                       method.varient: … did you mean 'method.variant'? …
                                       q=three: give a number, as q=4
 
-What is wrong with values beside each other, together.py says. What they mean together with files (a text that a folder
-lacks, a budget that no width meets) is refused later, by runs.py and resolve.py.
+First what is wrong with one value, then with values beside each other, each of which is right by itself. What they mean
+together with files, as a text that a folder lacks, is refused later, by run.py and resolve.py.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ import difflib
 import itertools
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +24,22 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
 from lutlab import registry
+from lutlab.data.protocols import KINDS, protocol
 from lutlab.errors import OTHER_NAMES, LutlabError, Mistakes, nearest
-from lutlab.experiment.row.choices import choices
-from lutlab.experiment.row.keys import Key, evaluator_keys, method_keys, spelled
-from lutlab.experiment.row.row import Mode, row_keys
-from lutlab.experiment.row.together import Given
+from lutlab.evaluators.contract import Evaluator
+from lutlab.experiment.artifact.columns import free_columns
+from lutlab.experiment.row.row import (
+    Mode,
+    Row,
+    choices,
+    default_choice,
+    evaluator_keys,
+    method_keys,
+    row_keys,
+)
+from lutlab.experiment.row.spelling import is_one_of
+from lutlab.fields import Key, spelled
+from lutlab.groups import whole
 
 _MOST = 1000  # values of one swept key
 # Control characters, and bytes that were no UTF-8.
@@ -41,6 +51,15 @@ _INTERNAL = {
     "job": "lutlab sets it itself",
     "method.name": "write method=<name>",
 }
+
+# of a whole call, which has one value of them whatever its rows are
+_OF_A_CALL = ("mode", "results", "name", "baseline", "alone", "logger", "dashboard")
+# the keys that one mode reads -> that mode
+_OF_A_MODE = {"dashboard": Mode.dashboard, "logger.records": Mode.track}
+_OF_THE_PAGE = ("mode", "results", "dashboard", "logger", "plugins", "experiments", "hydra")
+
+# groups of keys that are read beside one of some others only
+_OWNERS = {"candidates": ("budget",), "tuning": ("tuning.steps", "tuning.block_steps")}
 
 
 def read(arguments: Sequence[str], config_dirs: Sequence[Path] = ()) -> list[str]:
@@ -58,37 +77,32 @@ def read(arguments: Sequence[str], config_dirs: Sequence[Path] = ()) -> list[str
     line = _Line(choices(config_dirs))
     for argument in arguments:
         line.read(argument)
-    presets = bool(config_dirs) or "default" in line.groups.get("local", ())
-    given = Given(line.values, line.keys, line.of_methods, presets)
-    if said := [*line.said, *line.repeated(), *given.mistakes()]:
+    line.presets |= bool(config_dirs)
+    if said := [*line.said, *line.repeated(), *line.together()]:
         raise Mistakes(said)
     return [line.for_hydra(argument) for argument in arguments]
 
 
-@dataclass
 class _Line:
-    """One command line.
+    """One command line: its overrides, what is wrong with them, and what is right, by key or group.
 
-    Attributes:
+    Args:
         groups: group -> its choices.
-        said: mistakes found so far.
-        values: key or group -> its values that are right by themselves, several where it is swept.
-        keys: all that exist, of every method.
-        of_methods: those of one of several swept methods, `method.bcq.offset`.
     """
 
-    groups: Mapping[str, Sequence[str]]
-    said: list[str] = field(default_factory=list)
-    values: dict[str, list[Any]] = field(default_factory=dict)
-    keys: dict[str, Key] = field(default_factory=lambda: row_keys() | evaluator_keys())
-    overrides: list[Override] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.of_methods = {}
+    def __init__(self, groups: Mapping[str, Sequence[str]]) -> None:
+        self.groups = groups
+        self.said: list[str] = []  # mistakes found so far
+        self.values: dict[str, list[Any]] = {}  # several where it is swept
+        self.overrides: list[Override] = []
+        self.presets = "default" in groups.get(
+            "local", ()
+        )  # a user's may set what the line does not
+        self.keys = row_keys() | evaluator_keys()
+        self.of_methods: dict[str, Key] = {}  # of one of several swept methods, `method.bcq.offset`
         for name in registry.classes("method"):
-            own = method_keys(name)
-            self.keys |= own
-            for key in own.values():
+            for key in method_keys(name).values():
+                self.keys[key.name] = key.or_as(self.keys.get(key.name, key))
                 longer = key.name.replace("method.", f"method.{name}.", 1)
                 self.of_methods[longer] = dataclasses.replace(key, name=longer)
         self.opened = [name for name, key in self.keys.items() if key.open]
@@ -237,6 +251,90 @@ class _Line:
         ours = key in self.keys or key in self.groups or key in self.of_methods
         return bare if ours else argument
 
+    # ---- values beside each other ----
+
+    def together(self) -> list[str]:
+        """Mistakes of values beside each other, each of which is right by itself."""
+        said = [*self._of_a_table(), *self._of_the_call(), *self._without_use(), *self._texts()]
+        said += self._methods()
+        for name, cls in registry.classes("evaluator").items():
+            said += refusals(cls, self._options(f"evaluator.{name}."))
+        return said
+
+    def _of_a_table(self) -> Iterator[str]:
+        given = self.values
+        if "exp" in given and "evaluate" in given:
+            yield "evaluate= chooses the columns of a sweep, those of +exp are its table's: drop one of them"
+        for key in sorted(given.keys() & self.of_methods if "exp" in given else ()):
+            yield f"{key}= is of a sweep of your own: drop it, or +exp"
+        if "rows" in given and "exp" not in given:
+            yield "rows= chooses rows of a table: name it, as +exp=table4, or drop rows"
+
+    def _of_the_call(self) -> Iterator[str]:
+        for key, values in self.values.items():
+            if len(values) > 1 and is_one_of(key, _OF_A_CALL):
+                yield f"{key}={','.join(map(spelled, values))}: it is of the whole call: give one value"
+
+    def _without_use(self) -> Iterator[str]:
+        """Keys that nothing reads beside what else is given."""
+        given = self.values
+        (mode, *_) = given.get("mode", [Mode.run])
+        for key in given:
+            reader = next((m for name, m in _OF_A_MODE.items() if is_one_of(key, (name,))), mode)
+            if reader is not mode:
+                yield f"{key}= is read by mode={reader}: drop it, or set that mode"
+            elif mode is Mode.dashboard and not is_one_of(key.replace("/", "."), _OF_THE_PAGE):
+                yield f"{key}= says nothing to mode=dashboard, which draws all that was measured: drop it"
+        if any("*" in patterns for patterns in given.get("skip", ())):
+            yield "skip=[*] keeps every layer in full precision: write method=none"
+        if "exp" in given or self.presets:
+            return  # the rows, or the user's own preset, may set what these belong to
+        for group, owners in _OWNERS.items():
+            named = [key for key in given if is_one_of(key, (group,))]
+            if named and not any(owner in given for owner in owners):
+                owner = "= or ".join(owners)
+                yield f"{named[0]}= is read with {owner}= only: give it too, or drop {named[0]}"
+
+    # ---- texts ----
+
+    def _texts(self) -> list[str]:
+        said = []
+        for items in self.values.get("evaluate", ()):
+            if not items:
+                said.append("evaluate=[]: name what to measure, as evaluate=[ppl:wikitext2]")
+            for item in items:
+                said += _refused(lambda name: free_columns([name]), [item]) or _text_of(item)
+        if "data.stand_in" not in self.values:
+            said += _refused(protocol, self.values.get("calibration.text", ()))
+        return said
+
+    # ---- methods ----
+
+    def _methods(self) -> Iterator[str]:
+        """Options that a chosen method has not, or not with these values, and q."""
+        options = self._options("method.")
+        named = self.values.get("method", [])
+        if not named and ("exp" in self.values or self.presets):
+            return  # the rows, or the user's own preset, say which
+        for name in named or [default_choice("method")]:
+            cls = registry.lookup("method", name)
+            known = {key.removeprefix("method.") for key in method_keys(name)}
+            for option in sorted(options.keys() - known):
+                others = [
+                    m for m in registry.classes("method") if f"method.{option}" in method_keys(m)
+                ]
+                alone = f"method.{others[0]}.{option}= sets it in the rows of {others[0]} alone"
+                cure = alone if set(others) & set(named) else nearest(option, known)
+                yield f"method.{option}: method={name} has no such option, {', '.join(others)} has: {cure}"
+            yield from refusals(cls, {o: v for o, v in options.items() if o in known})
+            if "budget" not in self.values and cls.quantizes:
+                method, asked = cls(), map(whole, self.values.get("q", ()))
+                yield from _refused(lambda q, m=method: m.check_width(q, Row.g), asked)
+
+    def _options(self, prefix: str) -> dict[str, Sequence[Any]]:
+        found = {k: v for k, v in self.values.items() if k.startswith(prefix) and k in self.keys}
+        return {key.removeprefix(prefix): values for key, values in found.items()}
+
 
 def _of_no_value(override: Override, values: Sequence[Any]) -> str:
     """Mistake of an argument whatever its key is; empty where there is none."""
@@ -278,3 +376,63 @@ def _values(override: Override) -> Iterator[Any]:
     parser = OverridesParser.create()
     for text in override.sweep_string_iterator():
         yield parser.parse_override(f"{override.get_key_element()}={text}").value()
+
+
+def _text_of(item: str) -> list[str]:
+    """Mistakes of an evaluation's text, as in `ppl:wikitext2`, for an evaluator that exists."""
+    asked, _, text = item.partition(":")
+    name = asked.partition(".")[0]
+    evaluator: type[Evaluator] = registry.lookup("evaluator", name)
+    if not evaluator.reads:
+        return [f"{item}: {name} reads no text: write {asked}"] if text else []
+    wanted = " or ".join(KINDS[kind] for kind in evaluator.reads)
+    if not text:
+        return [f"{item}: {name} reads {wanted}: name it, as {asked}:<text>"]
+    if evaluator.reads_tasks:  # tasks are lm-eval's to know
+        return []
+    if unknown := _refused(protocol, [text]):
+        return unknown
+    kind = protocol(text).kind
+    return (
+        []
+        if kind in evaluator.reads
+        else [f"{item}: {name} reads {wanted}, and {text} is {KINDS[kind]}"]
+    )
+
+
+def _refused(check: Callable[[Any], object], values: Iterable[Any]) -> list[str]:
+    said = []
+    for value in values:
+        try:
+            check(value)
+        except LutlabError as error:
+            said.append(str(error))
+    return said
+
+
+def refusals(cls: type, options: Mapping[str, Sequence[Any]]) -> list[str]:
+    """Refusals of a class of its own options, each with one or several values."""
+    first = {option: values[0] for option, values in options.items()}
+    found = []
+    for option, values in options.items():
+        for value in values[1:]:
+            found += _refusal(cls, first | {option: value})
+    return [*_each_refusal(cls, first), *found]
+
+
+def _each_refusal(cls: type, options: dict[str, Any]) -> list[str]:
+    """A class refuses one option at a time: leave the culprit out and ask again."""
+    found = []
+    while said := _refusal(cls, options):
+        found += said
+        without = ({k: v for k, v in options.items() if k != option} for option in options)
+        options = next((rest for rest in without if _refusal(cls, rest) != said), {})
+    return found
+
+
+def _refusal(cls: type, options: Mapping[str, Any]) -> list[str]:
+    try:
+        cls(**options)
+    except LutlabError as error:
+        return [str(error)]
+    return []

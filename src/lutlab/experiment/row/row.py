@@ -1,6 +1,6 @@
 """A row as conf/ and the command line ask for it: each field once, with its type, default, limit and meaning.
 
-    conf/, command line -> DictConfig -> Row.of: every value read by its key (keys.py)    no file after this one sees a
+    conf/, command line -> DictConfig -> Row.of: every value read by its key (fields.py)  no file after this one sees a
                                                                                           DictConfig
 What a row asks for, a model quantized one way or a product of matrices, run.py says.
 """
@@ -9,37 +9,35 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 
-from lutlab.data import check_limit
+from lutlab import registry, sources
+from lutlab.data import Source
 from lutlab.errors import LutlabError, Mistakes, nearest
-from lutlab.experiment.row.keys import (
-    Key,
-    evaluator_keys,
-    keys_of,
-    method_keys,
-    nested,
-)
+from lutlab.experiment.artifact.catalog import artifact_groups, artifacts, long_name
+from lutlab.experiment.artifact.yaml_file import read_yaml
+from lutlab.fields import Key, default_of, keys_of, nested
 from lutlab.groups import CANDIDATE_BITS, CANDIDATE_GROUP_SIZES, Bits
 from lutlab.limits import (
     DEVICES,
-    a_budget,
+    Budget,
+    Count,
+    Threads,
     a_device,
     a_group_size,
     a_path,
     a_seed,
-    a_thread_count,
-    at_least_one,
 )
 from lutlab.specs import ModelSpec, Tuning
 
-LOGGERS = ("none", "offline", "online")
+Logging = Literal["none", "offline", "online"]
 Options = tuple[tuple[str, Any], ...]  # names and values, sorted by name
 _OF_GROUPS = ("method", "options", "evaluator")  # set by keys of their own classes
 _ELSEWHERE = ("scale", "artifact", "job")
@@ -64,10 +62,6 @@ class Mode(Enum):
         return self.value
 
 
-def _a_limit(name: str, value: int) -> None:
-    check_limit(value)
-
-
 def _widths_by_pattern(name: str, value: Any) -> None:
     """Patterns of layers with [q, g]; compress/widths.py checks the widths."""
     if not isinstance(value, Mapping):
@@ -87,9 +81,9 @@ class Data:
         stand_in: the paper's protocol -> the one evaluated instead.
     """
 
-    source: Literal["embedded", "folder", "hub"]
+    source: Source
     root: Annotated[str | None, a_path] = None
-    limit: Annotated[int | None, _a_limit] = None
+    limit: Count | None = None
     stand_in: dict[str, str] = field(default_factory=dict)
 
 
@@ -105,8 +99,8 @@ class Calibration:
     """
 
     text: str = "c4-train"
-    samples: Annotated[int, at_least_one] = 128
-    seqlen: Annotated[int | None, at_least_one] = None
+    samples: Count = 128
+    seqlen: Count | None = None
     seed: Annotated[int, a_seed] = 0
 
 
@@ -154,7 +148,7 @@ class Logger:
         records: folder that mode=track copies; null: `results`.
     """
 
-    mode: Literal[LOGGERS]
+    mode: Logging
     project: str = "lutlab"
     records: Annotated[str | None, a_path] = None
 
@@ -219,12 +213,12 @@ class Row:
     options: Options = ()
     q: Bits = 4
     g: Annotated[int, a_group_size] = 128
-    mu: Annotated[int, at_least_one] = 8
+    mu: Count = 8
     kernel: str = "auto"
     knobs: dict[str, Any] = field(default_factory=dict)
     sublayers: Sublayers = Sublayers()
     layers: Annotated[Any, _widths_by_pattern] = None
-    budget: Annotated[float | None, a_budget] = None
+    budget: Budget | None = None
     candidates: Candidates = Candidates()
     skip: tuple[str, ...] = ()
     calibration: Calibration = Calibration()
@@ -235,7 +229,7 @@ class Row:
     evaluator: Mapping[str, Options] = field(default_factory=dict)
     device: Annotated[str, DEVICES, a_device] = "auto"
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
-    threads: Annotated[int | None, a_thread_count] = None
+    threads: Threads | None = None
     alone: bool | None = None
     seed: Annotated[int, a_seed] = 0
     logger: Logger
@@ -281,6 +275,18 @@ class Row:
 def all_row_keys() -> dict[str, Key]:
     """Keys of a row's own fields, those among them that lutlab sets itself."""
     return {key.name: key for key in keys_of(Row) if key.name not in _OF_GROUPS}
+
+
+@functools.cache
+def method_keys(name: str) -> Mapping[str, Key]:
+    """Keys of a registered method."""
+    return {key.name: key for key in keys_of(registry.lookup("method", name), "method.")}
+
+
+def evaluator_keys() -> dict[str, Key]:
+    """Keys of all registered evaluators."""
+    evaluators = registry.classes("evaluator").items()
+    return {key.name: key for name, cls in evaluators for key in keys_of(cls, f"evaluator.{name}.")}
 
 
 def row_keys() -> dict[str, Key]:
@@ -331,3 +337,70 @@ def _changed(above: str, flat: Mapping[str, Any], keys: Mapping[str, Key]) -> di
 
 def _sorted(values: Mapping[str, Any]) -> Options:
     return tuple(sorted(values.items()))
+
+
+# ---- groups of the command line and their choices, as `model=opt-125m`; and Hydra's copy ----
+
+
+def choices(config_dirs: Sequence[Path] = ()) -> dict[str, list[str]]:
+    """Group -> its choices: the presets of conf/ and other folders, the methods, the artifacts."""
+    found: dict[str, list[str]] = {}
+    for folder in (sources.folder("conf"), *config_dirs):
+        for path in sorted(folder.glob("*/**/*.yaml")):
+            group, _, name = path.relative_to(folder).with_suffix("").as_posix().partition("/")
+            found.setdefault(group, []).append(name)
+    found["method"] = list(registry.classes("method"))
+    found["exp"] = [*artifacts(), *artifact_groups()]
+    return dict(sorted(found.items()))
+
+
+def check_presets(config_dirs: Sequence[Path] = ()) -> None:
+    """Read the user's own presets, of whose damage Hydra's message would not always name the file.
+
+    Raises:
+        LutlabError: a file cannot be read, is no UTF-8 or no YAML, or is empty.
+    """
+    groups = [*choices(), "local", "hydra"]
+    own = [folder / group for folder in config_dirs for group in groups]  # and no other folders
+    for folder in (sources.folder("conf") / "local", *own):
+        for path in sorted(folder.glob("**/*.yaml")):
+            read_yaml(path)
+            if not path.stat().st_size:
+                raise LutlabError(
+                    f"{path} is empty: a preset sets a key or more; restore or remove it"
+                )
+
+
+def default_choice(group: str) -> str:
+    """The choice that conf/config.yaml makes in a group."""
+    defaults = OmegaConf.load(sources.folder("conf") / "config.yaml").defaults
+    return next(item[group] for item in defaults if not isinstance(item, str) and group in item)
+
+
+def register_choices() -> None:
+    """Tell Hydra the keys, the methods and the artifacts; imports neither torch nor any YAML."""
+    store = ConfigStore.instance()
+    evaluators = {name: _defaults(cls) for name, cls in registry.classes("evaluator").items()}
+    keys = _defaults(Row) | {"method": MISSING, "evaluator": evaluators}
+    del keys["options"]
+    store.store(name="schema", node=keys)
+    for name, cls in registry.classes("method").items():
+        store.store(group="method", name=name, node={"name": name} | _defaults(cls))
+    choices = {name: long_name(path) for name, path in artifacts().items()}
+    choices |= {name: name for name in artifact_groups()}
+    for name, artifact in choices.items():
+        group, _, leaf = f"exp/{name}".rpartition("/")
+        store.store(group=group, name=leaf, node={"artifact": artifact}, package="_global_")
+
+
+def _defaults(cls: type) -> dict[str, Any]:
+    """Field -> default in OmegaConf's types; fields of a dataclass within it as a mapping."""
+    found = {}
+    for one in dataclasses.fields(cls):
+        inner, value = nested(cls, one), default_of(one)
+        if inner:
+            value = _defaults(inner)
+        if value is dataclasses.MISSING:
+            value = MISSING
+        found[one.name] = str(value) if isinstance(value, Path | Enum) else value
+    return found

@@ -12,8 +12,8 @@ from lutlab.data import tasks as lm_eval
 from lutlab.data.protocols import PROTOCOLS
 from lutlab.devices import device_named
 from lutlab.errors import LutlabError, nearest
-from lutlab.experiment.row.keys import default_of
 from lutlab.experiment.row.row import Data, Row
+from lutlab.fields import default_of
 from lutlab.groups import Width, whole
 from lutlab.kernels.gpu.variants import full_name
 from lutlab.lazy import torch

@@ -16,8 +16,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from lutlab import sources
 from lutlab.errors import LutlabError, Mistakes, nearest
 from lutlab.experiment.row import mistakes
-from lutlab.experiment.row.choices import check_presets, register_choices
-from lutlab.experiment.row.row import Row
+from lutlab.experiment.row.row import Row, check_presets, register_choices
 from lutlab.experiment.run import additions, help_page
 from lutlab.experiment.run.ending import ended
 

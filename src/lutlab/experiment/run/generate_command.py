@@ -20,11 +20,11 @@ from lutlab.errors import LutlabError
 from lutlab.escapes import visible
 from lutlab.experiment.plan.job import job_of_model
 from lutlab.experiment.plan.resolve import Files
-from lutlab.experiment.row.keys import meanings
 from lutlab.experiment.row.row import Row
 from lutlab.experiment.run import cli
 from lutlab.experiment.run.ending import ended
 from lutlab.experiment.run.prepare import prepare
+from lutlab.fields import meanings
 from lutlab.generate.contract import Engine
 from lutlab.lazy import torch
 

@@ -1,6 +1,6 @@
 """The page of `--help`: examples, the choices of every group, and every key with its meaning, values and default.
 
-All of it is read where it is decided: conf/config.yaml, the folders of presets, and the classes (row/keys.py).
+All of it is read where it is decided: conf/config.yaml, the folders of presets, and the classes (fields.py).
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from omegaconf import MISSING, OmegaConf
+from omegaconf import OmegaConf
 
 from lutlab import registry, sources
-from lutlab.experiment.row.choices import choices, default_choice
-from lutlab.experiment.row.keys import Key, evaluator_keys, method_keys, spelled
-from lutlab.experiment.row.row import row_keys
+from lutlab.experiment.row.row import choices, default_choice, evaluator_keys, method_keys, row_keys
+from lutlab.fields import MISSING, Key, spelled
 
 _WIDEST = 120
 

@@ -18,10 +18,10 @@ import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, get_args
 
 from lutlab.errors import LutlabError, nearest
-from lutlab.experiment.row.row import LOGGERS
+from lutlab.experiment.row.row import Logging
 from lutlab.experiment.run.histories import log_rows
 from lutlab.experiment.run.tracked import TrackedRun
 from lutlab.experiment.store import lines
@@ -47,8 +47,8 @@ def open_tracker(logger: str, folder: Path, project: str) -> Tracker:
     Raises:
         LutlabError: unknown name; the message suggests the nearest one.
     """
-    if logger not in LOGGERS:
-        raise LutlabError(f"unknown logger '{logger}': {nearest(logger, LOGGERS)}")
+    if logger not in (known := get_args(Logging)):
+        raise LutlabError(f"unknown logger '{logger}': {nearest(logger, known)}")
     return NullTracker() if logger == "none" else WandbTracker(logger, Path(folder), project)
 
 

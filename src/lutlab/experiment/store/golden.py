@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 from lutlab import children, registry
 from lutlab.compress.widths import widths
@@ -40,8 +40,8 @@ from lutlab.models.load import embedded_names, load_model
 from lutlab.quantizers.contract import Calibrated, Rescaling, make_method
 from lutlab.specs import (
     MNLI_LABELS,
-    TUNING_LOSSES,
     LayerStats,
+    Loss,
     ModelRun,
     ModelSpec,
     Subject,
@@ -229,7 +229,7 @@ def _search() -> Any:
 
 
 def _tuning() -> Any:
-    return [_tuned("mixed_2_4_16", loss=loss) for loss in TUNING_LOSSES]
+    return [_tuned("mixed_2_4_16", loss=loss) for loss in get_args(Loss)]
 
 
 def _tuned_scales() -> Any:
@@ -248,7 +248,7 @@ def _tuned_labels() -> Any:
     text = inputs.text_of("missing-word-train")
     samples = Labelled(*labelled_pairs(text, loaded.tokenizer, 12, 64, 0))
     with torch.no_grad():
-        losses = [Classes(loaded.model, kind)(loaded.model, samples) for kind in TUNING_LOSSES]
+        losses = [Classes(loaded.model, kind)(loaded.model, samples) for kind in get_args(Loss)]
     return [losses, list(head_parameters(loaded.model))]
 
 
