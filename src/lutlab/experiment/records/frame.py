@@ -34,9 +34,8 @@ from lutlab.experiment.row.spelling import (
     shell,
     to_json,
 )
-from lutlab.experiment.store import lines
 from lutlab.experiment.store.noise import error_of
-from lutlab.experiment.store.record import Record, canonical
+from lutlab.experiment.store.record import LINES, Record, canonical, read_lines
 from lutlab.experiment.store.store import Store
 from lutlab.lazy import pandas
 from lutlab.specs import RunSpec
@@ -124,7 +123,7 @@ def shelves(*folders: str | Path) -> list[Shelf]:
         below = [
             path for path in sorted(folder.rglob("*")) if is_original(path.relative_to(folder))
         ]
-        published = {path.parents[2] for path in below if path.name == lines.NAME}
+        published = {path.parents[2] for path in below if path.name == LINES}
         working = {path.parent for path in below if path.is_dir() and path.name == "records"}
         found |= {root: _shelf(root, root.name) for root in sorted(published)}
         found |= {root: _shelf(root, "") for root in sorted(working)}
@@ -135,7 +134,7 @@ def _shelf(root: Path, machine: str) -> Shelf:
     store = Store(root)
     cells = tuple(cells_of(root, bool(machine)))
     published = {
-        path.parent.relative_to(root).as_posix(): lines.read_lines(path) for path in store.published
+        path.parent.relative_to(root).as_posix(): read_lines(path) for path in store.published
     }
     return Shelf(root, machine, cells, store.all(), published)
 

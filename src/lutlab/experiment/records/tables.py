@@ -13,7 +13,7 @@ from pathlib import Path
 from lutlab.errors import LutlabError
 from lutlab.experiment.report import csv
 from lutlab.experiment.report.published import CURE, TABLE
-from lutlab.experiment.store import lines
+from lutlab.experiment.store.record import LINES
 from lutlab.kept.sums import NAME as SUMS
 from lutlab.kept.sums import check_file, check_sums, has_sums
 
@@ -43,7 +43,7 @@ def cells_of(root: Path, published: bool) -> Iterator[dict[str, str]]:
         check_sums(root, CURE)
     unsealed = []
     for table in sorted(root.rglob(TABLE)):
-        has_records = (table.parent / lines.NAME).exists()
+        has_records = (table.parent / LINES).exists()
         if not is_original(table.relative_to(root)) or has_records != published:
             continue
         if not has_sums(root if published else table.parent):

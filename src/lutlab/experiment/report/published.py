@@ -1,6 +1,6 @@
 """A published artifact: all its variants of one machine in three files, the first two of which make everything else.
 
-    <machine>/<paper>/<artifact>/records.jsonl    the numbers, a record a line (store/lines.py)
+    <machine>/<paper>/<artifact>/records.jsonl    the numbers, a record a line (store/record.py)
                                  table.csv        which record stands in which cell of which variant, with its verdict
                                  table.md         the page
 
@@ -28,8 +28,7 @@ from lutlab.experiment.artifact.predicted import VERDICT, reason_of
 from lutlab.experiment.artifact.rows import ArtifactRow
 from lutlab.experiment.report import compare, csv, markdown, means, origins, predictions, ran
 from lutlab.experiment.report.layout import lay_out
-from lutlab.experiment.store import lines
-from lutlab.experiment.store.record import Record
+from lutlab.experiment.store.record import LINES, Record, read_lines, write_lines
 from lutlab.kept.files import write_atomically
 from lutlab.kept.sums import check_file, has_sums, write_sums
 from lutlab.specs import EvalSpec
@@ -83,14 +82,14 @@ def read(folder: Path) -> Published:
     """
     machine = folder.parents[1]
     if has_sums(machine):
-        for name in (TABLE, lines.NAME):
+        for name in (TABLE, LINES):
             check_file(machine, (folder / name).relative_to(machine).as_posix(), CURE)
     try:
         table = (folder / TABLE).read_text(encoding="utf-8")
-        records = lines.read_lines(folder / lines.NAME)
+        records = read_lines(folder / LINES)
     except FileNotFoundError as error:
         raise LutlabError(
-            f"{error.filename} is not there: a published artifact is {lines.NAME} and {TABLE}; restore it with git"
+            f"{error.filename} is not there: a published artifact is {LINES} and {TABLE}; restore it with git"
         ) from error
     return parse("/".join(folder.parts[-2:]), table, records)
 
@@ -112,13 +111,13 @@ def write(published: Published, folder: Path, commands: Mapping[str, str]) -> li
     return [
         write_atomically(folder / PAGE, page.encode()),
         write_atomically(folder / TABLE, csv.render_variants(tables).encode()),
-        lines.write_lines(folder / lines.NAME, records),
+        write_lines(folder / LINES, records),
     ]
 
 
 def seal(machine: Path) -> Path:
     """Write SHA256SUMS over the files of all artifacts in a machine's folder."""
-    own = (PAGE, TABLE, lines.NAME)
+    own = (PAGE, TABLE, LINES)
     return write_sums(machine, [p for p in machine.glob("*/*/*") if p.name in own])
 
 
@@ -212,7 +211,7 @@ def _cell(
         ):
             raise LutlabError(
                 f"published {artifact}: {TABLE} has {cell['measured']} for {cell['row']}.{column}, and its record "
-                f"'{cell['cell_id']}' in {lines.NAME} does not; restore both with git, or publish the artifact again"
+                f"'{cell['cell_id']}' in {LINES} does not; restore both with git, or publish the artifact again"
             )
         of = compare.chance(record, spec)
     cell_id = cell["cell_id"] or None
