@@ -14,11 +14,11 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
+from lutlab import predict
 from lutlab.errors import LutlabError, nearest
-from lutlab.experiment.artifact.catalog import artifacts, long_name
+from lutlab.experiment.artifact.catalog import artifacts, cite, long_name
 from lutlab.experiment.artifact.columns import ColumnSpec, PredictSpec, Strict, as_value_error
-from lutlab.experiment.artifact.predicted import Asked, asked
-from lutlab.experiment.artifact.references import cite
+from lutlab.experiment.artifact.predicted import Prediction, prediction
 from lutlab.experiment.artifact.rows import ArtifactRow, Axis, AxisEntry, Scale, row_of
 from lutlab.experiment.artifact.yaml_file import read_yaml
 
@@ -137,11 +137,11 @@ class Artifact(Strict):
     @model_validator(mode="after")
     def _predictions_can_be_made(self) -> Artifact:
         with as_value_error():
-            for of in self.asked().values():
-                of.latency()
+            for of in self.predictions().values():
+                predict.latency(**of)
         return self
 
-    def asked(self) -> dict[tuple[str, str], Asked]:
+    def predictions(self) -> dict[tuple[str, str], Prediction]:
         """(row key, column) -> what is predicted for it, of the paper's model.
 
         Raises:
@@ -151,7 +151,7 @@ class Artifact(Strict):
         if not wanted:
             return {}
         return {
-            (row.key, key): asked(row.overrides, self.predict, spec, *row.predict)
+            (row.key, key): prediction(row.overrides, self.predict, spec, *row.predict)
             for row in self.rows("paper")
             for key, spec in wanted.items()
             if row.predict is not None and not row.mean_of

@@ -26,7 +26,7 @@ from lutlab.experiment.artifact.columns import ColumnSpec
 from lutlab.experiment.artifact.outcome import Cell, ResultTable, Row
 from lutlab.experiment.artifact.predicted import VERDICT, reason_of
 from lutlab.experiment.artifact.rows import ArtifactRow
-from lutlab.experiment.report import compare, csv, markdown, means, origins, predictions, ran
+from lutlab.experiment.report import compare, csv, markdown, means, origins
 from lutlab.experiment.report.layout import lay_out
 from lutlab.experiment.store.record import LINES, Record, read_lines, write_lines
 from lutlab.kept.files import write_atomically
@@ -171,7 +171,7 @@ def _row(
 ) -> Row:
     published = artifact.numbers().get(row.key, {})
     found = {cell["column"]: cell for cell in cells}
-    said, asked = {}, artifact.asked()
+    said, predictions = {}, artifact.predictions()
     for key, spec in artifact.columns_of(row).items():
         if means.is_mean(row, spec):  # compare.assemble takes it again
             said[key] = Cell(key, published.get(key), None, "not run", row.not_run or spec.reason)
@@ -180,16 +180,16 @@ def _row(
         elif key in found:
             said[key] = _cell(artifact.name, spec, found[key], published.get(key), records)
         else:
-            said[key] = Cell(key, published.get(key), None, "not run", predictions.NOT_YET)
-        said[key] = predictions.with_prediction(said[key], asked.get((row.key, key)), spec)
+            said[key] = Cell(key, published.get(key), None, "not run", compare.NOT_YET)
+        said[key] = compare.with_prediction(said[key], predictions.get((row.key, key)), spec)
     measured = [records.get(cell["cell_id"]) for cell in cells]
     return Row(
         row.key,
-        ran.labels(row.labels, measured),
+        origins.labels(row.labels, measured),
         cells[0]["model"],
         cells[0]["stand_in"] == "True",
         said,
-        device=ran.device(measured),
+        device=origins.device(measured),
     )
 
 

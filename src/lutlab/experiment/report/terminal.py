@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lutlab.experiment.artifact.outcome import FRONT, OURS
-from lutlab.experiment.report.heads import break_lines
-from lutlab.experiment.report.parts import Block, Entry, Grid, Head, Layout, Line
+from lutlab.experiment.report.layout import Block, Entry, Grid, Head, Layout, Line, break_lines
 
 if TYPE_CHECKING:
     from rich.console import Console
