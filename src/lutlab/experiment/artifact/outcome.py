@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lutlab.experiment.artifact.uncertain import Uncertain
 from lutlab.experiment.store.noise import Shares
+
+if TYPE_CHECKING:
+    from lutlab.experiment.artifact.artifact import Curve
 
 OURS = "Ours"  # label: what a row really runs, where that is not what the paper ran
 HOLDS, BREAKS, UNDECIDED = "✓", "✗", "–"  # signs of a claim
@@ -102,35 +105,6 @@ class Column:
     def place(self) -> str:
         """`on wikitext2, first 64 windows`, `on AMD EPYC, 2 threads`: where ours was measured; empty of sizes."""
         return f"on {self.measured_on}" if self.measured_on else self.machine
-
-
-@dataclass(frozen=True)
-class Curve:
-    """A figure: column y over column x, a line for each value of the `series` labels.
-
-    larger: for x and y, whether the larger value is the better one. One Pareto front for each value of the first
-    `per` parts of the row keys; `front` false: none, and each series is a line. baseline: pattern of the keys of
-    the full-precision rows, which are a level and no points; degradation: y is drawn minus that level. panel: label
-    whose values have a panel each; rowwise: pattern of the keys that are drawn hollow. beside: columns that share the
-    axis of x. in_place_of: the paper's y, where another is drawn; empty where y is the paper's.
-    """
-
-    x: str
-    y: str
-    series: tuple[str, ...]
-    larger: tuple[bool, bool]
-    per: int
-    baseline: str
-    degradation: bool
-    panel: str = ""
-    rowwise: str = ""
-    front: bool = True
-    beside: tuple[str, ...] = ()
-    in_place_of: str = ""
-
-    def front_of(self, key: str) -> str:
-        """The rows that share a front with this row, by the first parts of their keys."""
-        return "/".join(key.split("/")[: self.per])
 
 
 @dataclass(frozen=True)

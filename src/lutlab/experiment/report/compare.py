@@ -13,7 +13,7 @@ from typing import Any
 from lutlab import registry
 from lutlab.data.protocols import PROTOCOLS
 from lutlab.evaluators.contract import metric_of
-from lutlab.experiment.artifact.artifact import Artifact
+from lutlab.experiment.artifact.artifact import Artifact, Curve
 from lutlab.experiment.artifact.catalog import cite
 from lutlab.experiment.artifact.claims import judge
 from lutlab.experiment.artifact.columns import SIZE, ColumnSpec
@@ -21,14 +21,13 @@ from lutlab.experiment.artifact.outcome import (
     Cell,
     ClaimResult,
     Column,
-    Curve,
     ResultTable,
     Row,
 )
 from lutlab.experiment.artifact.predicted import VERDICT, Prediction, because, predicted
 from lutlab.experiment.plan.plan import PlannedCell, PlannedRow
 from lutlab.experiment.report import means, origins
-from lutlab.experiment.report.fronts import curve_of, mark_fronts
+from lutlab.experiment.report.fronts import mark_fronts
 from lutlab.experiment.row.spelling import table_command
 from lutlab.experiment.store import noise
 from lutlab.experiment.store.record import Record
@@ -56,15 +55,15 @@ def told_of(rows: Sequence[PlannedRow]) -> dict[str, list[str]]:
         row.key: [
             said
             for cell in row.cells.values()
-            for said in (
-                cell.evaluation.options_named,
-                troubled(cell.record),
-                *other_texts(cell.record),
-                tuned_badly(cell.record),
-            )
+            for said in cell_notes(cell.record, cell.evaluation.options_named)
         ]
         for row in rows
     }
+
+
+def cell_notes(record: Record | None, options: str) -> list[str]:
+    """Notes of one cell: its evaluator's options, examples without a value, other texts, a tuning that went wrong."""
+    return [options, troubled(record), *other_texts(record), tuned_badly(record)]
 
 
 def assemble(
@@ -85,7 +84,7 @@ def assemble(
         told: row key -> notes: the options of its evaluators in the command line's spelling, examples without a value.
         records: records of the cells, each once.
     """
-    curve = curve_of(artifact, scale)
+    curve = artifact.curve(scale)
     rows = means.with_means(artifact, columns, rows, scale)
     rows = mark_fronts(rows, curve) if curve and curve.front else tuple(rows)
     return ResultTable(
@@ -393,4 +392,4 @@ def _size_against_quality(rows: Sequence[PlannedRow]) -> Curve | None:
     several = len({row.spec.name for row in rows}) > 1
     own = [axis for axis in rows[0].labels if axis not in ("Model", "q", "g")]  # what else differs
     series = ("Model", *own) if several else tuple(own)
-    return Curve(SIZE, quality, series, larger, per=1, baseline="*/none/*", degradation=False)
+    return Curve(x=SIZE, y=quality, series=series, larger=larger, per=1, baseline="*/none/*")

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from lutlab.experiment.artifact.outcome import Column, Curve, ResultTable, Row
+from lutlab.experiment.artifact.artifact import Curve
+from lutlab.experiment.artifact.outcome import Column, ResultTable, Row
 from lutlab.experiment.report import style
 from lutlab.experiment.report.style import INK, MARKERS, MUTED, PAPER, SERIES, scale_y
 

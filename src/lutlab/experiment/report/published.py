@@ -150,12 +150,7 @@ def _table(
         key: [
             said
             for record in (records.get(c["cell_id"]) for c in some)
-            for said in (
-                _options(record),
-                compare.troubled(record),
-                *compare.other_texts(record),
-                compare.tuned_badly(record),
-            )
+            for said in compare.cell_notes(record, _options(record))
         ]
         for key, some in by_row.items()
     }
