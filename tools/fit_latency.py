@@ -64,13 +64,13 @@ def observed() -> list[Observed]:
     for name in sorted(artifact_groups()["all"], key=lambda name: not name.startswith(LEAD_PAPER)):
         artifact = load_artifact(name)
         numbers = artifact.numbers()
-        for (row, column), asked in artifact.asked().items():
+        for (row, column), of in artifact.predictions().items():
             printed = numbers.get(row, {}).get(column)
-            if (asked.engine, asked.gpu) != (ENGINE, GPU) or not isinstance(printed, int | float):
+            if (of["engine"], of["gpu"]) != (ENGINE, GPU) or not isinstance(printed, int | float):
                 continue
             ms = printed / artifact.columns[column].factor
-            of = (asked.model, asked.q, asked.g, asked.gpus, ms)
-            if name not in (tables := found.setdefault(of, [])):
+            key = (of["shape"], of["q"], of["g"], of["gpus"], ms)
+            if name not in (tables := found.setdefault(key, [])):
                 tables.append(name)
     return [
         Observed(predict.decoder(of[0]), *of[1:], where=tuple(tables))

@@ -15,8 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from lutlab.experiment.artifact.artifact import Artifact, load_artifact
-from lutlab.experiment.artifact.catalog import artifact_groups, program, short_name
-from lutlab.experiment.artifact.references import cite
+from lutlab.experiment.artifact.catalog import artifact_groups, cite, program, short_name
 from lutlab.experiment.report import figure, published
 from lutlab.experiment.run.ending import ended
 from lutlab.experiment.run.published_list import PUBLISHED, read_list

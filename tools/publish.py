@@ -29,9 +29,8 @@ from lutlab.experiment.report import csv, published
 from lutlab.experiment.report.published import Published
 from lutlab.experiment.run.ending import ended
 from lutlab.experiment.run.published_list import PUBLISHED, Variant, read_list
-from lutlab.experiment.store import git, lines
-from lutlab.experiment.store.machine import machine_name
-from lutlab.experiment.store.provenance import environment
+from lutlab.experiment.store.provenance import NoAnswer, ask_git, environment, machine_name
+from lutlab.experiment.store.record import LINES, parse_lines
 from lutlab.experiment.store.store import Store
 from lutlab.kept.files import write_atomically
 from lutlab.kept.sums import check_file
@@ -229,19 +228,18 @@ def report_changes(folder: Path, commit: str) -> None:
 def _committed(folder: Path, target: Path) -> Published | None:
     """An artifact as the last commit has it; None where it has none."""
     table, records = (
-        _git("show", f"HEAD:./{(target / name).as_posix()}")
-        for name in (published.TABLE, lines.NAME)
+        _git("show", f"HEAD:./{(target / name).as_posix()}") for name in (published.TABLE, LINES)
     )
     if table is None or records is None:
         return None
     name = target.relative_to(folder).as_posix()
-    return published.parse(name, table, lines.parse_lines(records, f"HEAD:{target}/{lines.NAME}"))
+    return published.parse(name, table, parse_lines(records, f"HEAD:{target}/{LINES}"))
 
 
 def _git(*arguments: str) -> str | None:
     try:
-        return git.ask(*arguments).decode()
-    except git.NoAnswer:  # as of what HEAD does not have: nothing to compare with
+        return ask_git(*arguments).decode()
+    except NoAnswer:  # as of what HEAD does not have: nothing to compare with
         return None
 
 

@@ -14,7 +14,7 @@ from lutlab.compress.widths import widths
 from lutlab.data.protocols import protocol
 from lutlab.evaluators import kernel_latency
 from lutlab.evaluators.contract import Evaluator, Metric, Work
-from lutlab.experiment.store.golden_inputs import text_of
+from lutlab.experiment.store.golden import text_of
 from lutlab.measure import products
 from lutlab.models.families import kinds
 from lutlab.quantizers.contract import make_method

@@ -23,8 +23,7 @@ from lutlab.experiment.plan.ids import Resolved
 from lutlab.experiment.plan.resolve import LABELLED
 from lutlab.experiment.row.spelling import axes, evaluation_from, overrides_of, run_from
 from lutlab.experiment.run import help_page
-from lutlab.experiment.store.lines import read_lines
-from lutlab.experiment.store.record import Record, canonical, content_id
+from lutlab.experiment.store.record import Record, canonical, content_id, read_lines
 from tools.attack import lines
 
 HERE = Path(__file__).parent

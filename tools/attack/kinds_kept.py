@@ -17,7 +17,7 @@ from lutlab.compress.driver import quantize_model
 from lutlab.compress.kept_blocks import BlockStore, StatsStore
 from lutlab.experiment.records.frame import results
 from lutlab.experiment.report.published import seal
-from lutlab.experiment.store import lines
+from lutlab.experiment.store.record import LINES, read_lines
 from lutlab.experiment.store.store import Store
 from lutlab.quantizers.contract import make_method
 from tools.attack.kinds import Kind, digest_of
@@ -48,7 +48,7 @@ def statistics(folder: Path) -> dict[str, Any]:
 def make_records(folder: Path) -> None:
     """Records of quality as a run has them, taken from those that are published."""
     store = Store(folder / "results")
-    published = lines.read_lines(PUBLISHED / ARTIFACTS[1] / lines.NAME)
+    published = read_lines(PUBLISHED / ARTIFACTS[1] / LINES)
     for record in list(published.values())[:8]:
         store.save(record)
 
@@ -56,7 +56,7 @@ def make_records(folder: Path) -> None:
 def loaded(folder: Path) -> dict[str, Any]:
     """Cell by cell, as a plan asks for them; a cell without a record is measured again."""
     store = Store(folder / "results")
-    cells = lines.read_lines(PUBLISHED / ARTIFACTS[1] / lines.NAME)
+    cells = read_lines(PUBLISHED / ARTIFACTS[1] / LINES)
     found = {cell: store.load(cell) for cell in list(cells)[:8]}
     return {"numbers": {cell: _plain(dataclasses.asdict(r)) for cell, r in found.items() if r}}
 

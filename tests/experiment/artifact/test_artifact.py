@@ -17,7 +17,7 @@ from lutlab.experiment.artifact.artifact import Artifact, load_artifact
 from lutlab.experiment.artifact.catalog import EXPERIMENTS, artifacts
 from lutlab.experiment.artifact.claims import judge
 from lutlab.experiment.artifact.outcome import OURS
-from lutlab.experiment.report import compare, fronts
+from lutlab.experiment.report import compare
 from lutlab.experiment.row.run import run_of
 
 LONG_NAMES = [name for name in artifacts() if "/" in name]
@@ -52,9 +52,7 @@ def test_claims_hold_on_the_published_numbers(name: str) -> None:
     blank = {row.key: dict.fromkeys(artifact.columns) for row in artifact.rows("paper")}
     everything = {row: blank[row] | numbers.get(row, {}) for row in blank}
     for claim in artifact.claims:
-        holding, decidable = judge(
-            claim, everything, everything, fronts.curve_of(artifact, "paper")
-        ).published
+        holding, decidable = judge(claim, everything, everything, artifact.curve("paper")).published
         assert holding == decidable, claim.text
         ours = claim.where == "ours"  # about rows and columns that the paper does not print
         assert decidable or not artifact.published or ours, claim.text

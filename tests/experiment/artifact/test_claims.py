@@ -3,9 +3,8 @@ from __future__ import annotations
 import pytest
 
 from lutlab.errors import LutlabError
-from lutlab.experiment.artifact.artifact import Claim
+from lutlab.experiment.artifact.artifact import Claim, Curve
 from lutlab.experiment.artifact.claims import judge
-from lutlab.experiment.artifact.outcome import Curve
 from lutlab.experiment.artifact.predicates import evaluate
 from lutlab.experiment.artifact.uncertain import Uncertain
 
@@ -68,7 +67,7 @@ GRID = {
         (3, "row", 5.0, 20.0),
     )
 } | {"s/fp16": {"ppl": 9.0, "ratio": 1.0}, "m/fp16": {"ppl": 9.5, "ratio": 1.0}}
-CURVE = Curve("ratio", "ppl", ("q",), (True, False), per=1, baseline="*/fp16", degradation=False)
+CURVE = Curve(x="ratio", y="ppl", series=("q",), larger=(True, False), per=1, baseline="*/fp16")
 
 
 def judged(**claim: list[str]) -> tuple[tuple[int, int], tuple[str, ...]]:

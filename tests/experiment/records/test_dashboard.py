@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 
-import pandas
 import pytest
 from tests.experiment.records.browser import choose, one, opened, text_of
 
@@ -33,7 +32,9 @@ def cells(folder):
 
 @pytest.fixture(scope="module")
 def page(folder):
-    return dashboard.write(dashboard.of_records(folder), folder / "page" / "dashboard.html")
+    return dashboard.write(
+        folder / "page" / "dashboard.html", *dashboard.of_records(folder), str(folder)
+    )
 
 
 def shown(html):
@@ -76,7 +77,7 @@ def test_tracked_runs_show_the_same_numbers(command, folder, tmp_path):
     tracked = command("mode=track", "logger=offline", f"logger.records={tmp_path / 'published'}")
     assert tracked.code == 0, tracked.err
     cells = frame.results(tmp_path / "published")
-    rows = shown(dashboard.render(dashboard.of_tracked(command.results / "wandb")))
+    rows = shown(dashboard.render(dashboard.of_tracked(command.results / "wandb"), [], "wandb"))
     assert numbers(row for row in rows if "measured" in row) == numbers(recorded(cells))
 
 
@@ -90,15 +91,14 @@ def test_runs_without_a_row_are_no_page(monkeypatch, tmp_path):
 
 @pytest.mark.slow
 def test_all_that_is_published_fits_into_ten_megabytes(published):
-    data = dashboard.of_frames(published, pandas.DataFrame(), "all")
-    html = dashboard.render(data)
+    html = dashboard.render(dashboard.rows(published), [], "all")
     assert len(html.encode()) < 9_500_000  # claims add some 0.1 MB
     assert len(shown(html)) == len(published)
 
 
 def test_a_text_of_a_record_cannot_end_the_script(cells):
     rows = [{"row": "</script><script>alert(1)</script>", "measured": 1.0}]
-    html = dashboard.render(dashboard.PageData(rows, (), "<b>"))
+    html = dashboard.render(rows, [], "<b>")
     assert "alert(1)</script>" not in html.partition('id="data"')[2].partition("</script>")[0]
     assert shown(html) == rows
     assert "&lt;b&gt;" in html

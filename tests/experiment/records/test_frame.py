@@ -10,7 +10,7 @@ import lutlab
 from lutlab.errors import LutlabError
 from lutlab.experiment.records import frame
 from lutlab.experiment.run.published_list import PUBLISHED
-from lutlab.experiment.store import lines
+from lutlab.experiment.store.record import LINES, read_lines
 
 TABLE4 = "lut-gemm-v3/table4"
 
@@ -35,7 +35,7 @@ def test_a_cell_of_two_artifacts_has_in_each_the_record_published_with_it(publis
     measured = published[published.commit.notna()]
     assert (measured.groupby("cell_id").commit.nunique() > 1).any()
     for name, rows in measured.groupby(["machine", "paper", "artifact"]):
-        own = lines.read_lines(PUBLISHED.joinpath(*name) / lines.NAME)
+        own = read_lines(PUBLISHED.joinpath(*name) / LINES)
         assert [own[cell].provenance["git_commit"] for cell in rows.cell_id] == list(rows.commit)
 
 

@@ -9,7 +9,7 @@ import pytest
 from tests.experiment.report.example import example_table
 
 from lutlab.errors import LutlabError
-from lutlab.experiment.records.tables import cells_of
+from lutlab.experiment.records.frame import cells_of
 from lutlab.experiment.report import csv, published
 from lutlab.experiment.run.published_list import PUBLISHED
 from lutlab.kept.sums import write_sums

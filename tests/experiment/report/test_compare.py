@@ -10,9 +10,8 @@ from lutlab.experiment.artifact.artifact import load_artifact
 from lutlab.experiment.artifact.columns import free_columns
 from lutlab.experiment.artifact.outcome import Cell, ResultTable
 from lutlab.experiment.plan.plan import PlannedCell, PlannedRow
-from lutlab.experiment.report.compare import tabulate, tuned_badly
+from lutlab.experiment.report.compare import tabulate, tabulate_sweep, tuned_badly
 from lutlab.experiment.report.layout import lay_out
-from lutlab.experiment.report.sweep import tabulate_sweep
 from lutlab.experiment.store.record import Record
 from lutlab.specs import EvalSpec, ModelRun, ModelSpec, ProductRun, TextSpec
 

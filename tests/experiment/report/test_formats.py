@@ -17,8 +17,7 @@ from tests.experiment.report.example import example_table
 from lutlab.experiment.artifact.outcome import ResultTable
 from lutlab.experiment.report import write_report
 from lutlab.experiment.report.latex import escape
-from lutlab.experiment.report.layout import lay_out
-from lutlab.experiment.report.parts import Grid, Line
+from lutlab.experiment.report.layout import Grid, Line, lay_out
 
 FILES = (
     "table.md", "table.csv", "table.tex", "table.html", "figure.svg", "figure.png", "SHA256SUMS",

@@ -122,8 +122,8 @@ def test_the_dashboard_is_a_page_whose_data_is_no_code(tmp_path: Path) -> None:
     from lutlab.experiment.records import dashboard
 
     cell = dict.fromkeys(("row", "model", "note", "paper", "cell_id"), f"</script>{MARKUP}")
-    page = dashboard.render(dashboard.PageData([cell], [cell], f"<script>x</script>{MARKUP}"))
-    clean = dashboard.render(dashboard.PageData([{"row": "a"}], [{"row": "a"}], "folder"))
+    page = dashboard.render([cell], [cell], f"<script>x</script>{MARKUP}")
+    clean = dashboard.render([{"row": "a"}], [{"row": "a"}], "folder")
     assert page.count("<script") == clean.count("<script")
     assert page.count("</script") == clean.count("</script")
     assert "<img" not in page.partition("plotly.js")[0]

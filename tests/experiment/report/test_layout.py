@@ -8,10 +8,8 @@ import pytest
 from tests.experiment.report.example import NO_GPU, OURS, PAPER, example_table
 
 from lutlab.experiment.artifact.outcome import Cell, ClaimResult, ResultTable
-from lutlab.experiment.report.claims import view
 from lutlab.experiment.report.digits import measured_decimals, number, printed_decimals
-from lutlab.experiment.report.layout import MARKS, lay_out
-from lutlab.experiment.report.parts import Entry, Grid
+from lutlab.experiment.report.layout import MARKS, Entry, Grid, lay_out
 
 
 def entries(grid: Grid) -> dict[tuple[str, str], Entry]:
@@ -136,13 +134,13 @@ def test_a_note_is_said_once() -> None:
 
 
 def test_claims_show_both_counts() -> None:
-    claim = view(ClaimResult("c", "w", (2, 2), (1, 3), ("a", "b"), ("d",), repeated=4))
+    claim = ClaimResult("c", "w", (2, 2), (1, 3), ("a", "b"), ("d",), repeated=4)
     ours = "✗ ours 1 holds, 2 fail, 1 below noise (4 of the same records not counted)"
     assert (claim.paper, claim.ours) == ("✓ paper 2/2", ours)
     assert claim.instances(1) == "— fails: a; and 1 more. below noise: d"
-    hidden = view(ClaimResult("c", "w", (2, 2), (0, 0), below_noise=("a",)))
+    hidden = ClaimResult("c", "w", (2, 2), (0, 0), below_noise=("a",))
     assert (hidden.sign, hidden.ours) == ("–", "– ours 0 hold, 0 fail, 1 below noise")
-    assert view(ClaimResult("c", "w", (2, 2), (0, 0))).ours == "– ours not decidable here"
+    assert ClaimResult("c", "w", (2, 2), (0, 0)).ours == "– ours not decidable here"
 
 
 def test_an_accuracy_has_the_digits_that_its_error_leaves() -> None:

@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from lutlab import predict
 from lutlab.experiment.artifact.artifact import Artifact, load_artifact
 from lutlab.experiment.artifact.columns import ColumnSpec
 from lutlab.experiment.artifact.outcome import Cell, ResultTable
-from lutlab.experiment.artifact.predicted import VERDICT, Asked
+from lutlab.experiment.artifact.predicted import VERDICT
 from lutlab.experiment.artifact.yaml_file import read_yaml
 from lutlab.experiment.plan.plan import PlannedCell, PlannedRow
-from lutlab.experiment.report import compare, csv, predictions, published, write_report
-from lutlab.experiment.report.layout import lay_out
+from lutlab.experiment.report import compare, csv, published, write_report
+from lutlab.experiment.report.layout import PREDICTION_MEANING, lay_out
 from lutlab.experiment.report.published import Published
 from lutlab.experiment.store.record import Record
 from lutlab.specs import EvalSpec, ModelRun, ModelSpec
@@ -49,14 +50,22 @@ def table() -> ResultTable:
 
 
 TABLE = table()
+
+
+def prediction(model: str, q: int, g: int, gpus: int) -> dict:
+    """Arguments of predict.latency on GPUs of the paper."""
+    of = {"gpu": "A100-80GB", "engine": "lut-gemm", "context": None}
+    return {"shape": model, "q": q, "g": g, "gpus": gpus} | of
+
+
 CELLS = {row.key: row.cells for row in TABLE.rows}
 
 
 def test_a_cell_that_cannot_be_measured_is_predicted_of_the_papers_model() -> None:
     cell = CELLS["opt-30b/q3_g64"]["latency_2gpu"]
-    asked = Asked("opt-30b", 3, 64, "A100-80GB", 2, "lut-gemm", None)
+    of = prediction("opt-30b", 3, 64, gpus=2)
     assert (cell.verdict, cell.measured) == (VERDICT, None)
-    assert cell.predicted == asked.latency().ms_per_token == pytest.approx(12.6, rel=0.25)
+    assert cell.predicted == predict.latency(**of).ms_per_token == pytest.approx(12.6, rel=0.25)
     assert NO_GPU in cell.note
     assert re.search(r"median error [\d.]+ %, worst \d+ %", cell.note)
     assert CELLS["opt-66b/fp16"]["latency_1gpu"].predicted == "OOM"
@@ -66,16 +75,16 @@ def test_a_cell_that_cannot_be_measured_is_predicted_of_the_papers_model() -> No
 
 
 def test_a_measured_cell_stays_measured_and_keeps_its_prediction() -> None:
-    asked, spec = Asked("opt-30b", 16, -1, "A100-80GB", 1, "lut-gemm", None), ColumnSpec(
+    of, spec = prediction("opt-30b", 16, -1, gpus=1), ColumnSpec(
         title="", unit="ms/token", evaluator="latency", metric="latency_1gpu_ms"
     )  # fmt: skip
     mine = Cell("latency_1gpu", 40.5, 12.0, "stand-in", "opt-embedded-s", "id")
-    found = predictions.with_prediction(mine, asked, spec)
+    found = compare.with_prediction(mine, of, spec)
     assert (found.measured, found.verdict, found.note) == (12.0, "stand-in", "opt-embedded-s")
     assert found.predicted
-    waiting = Cell("latency_1gpu", 40.5, None, "not run", predictions.NOT_YET, "id")
-    assert predictions.with_prediction(waiting, asked, spec).verdict == "not run"
-    assert predictions.with_prediction(mine, None, spec) is mine
+    waiting = Cell("latency_1gpu", 40.5, None, "not run", compare.NOT_YET, "id")
+    assert compare.with_prediction(waiting, of, spec).verdict == "not run"
+    assert compare.with_prediction(mine, None, spec) is mine
 
 
 def test_no_claim_counts_a_prediction() -> None:
@@ -105,7 +114,7 @@ def test_every_format_says_that_it_is_predicted(tmp_path: Path) -> None:
         text = paths[name].read_text(encoding="utf-8")
         assert f"pred. {value}" in text, name
         assert "pred. OOM" in text, name
-        assert predictions.MEANING.partition("'")[0] in text, name
+        assert PREDICTION_MEANING.partition("'")[0] in text, name
         assert not re.search(
             rf"(?<!pred\. ){re.escape(value)}(?!\d)", text.partition("<figure")[0]
         ), name
@@ -173,12 +182,10 @@ def test_entries_say_what_differs_in_their_rows() -> None:
     models["opt-66b"]["predict"] = {"model": "opt-175b"}
     widths["fp16"]["predict"] = {"gpus": 8}
     widths["q4_g32"]["predict"] = False
-    asked = Artifact(**data).asked()
-    assert asked["opt-66b/fp16", "latency_1gpu"] == Asked(
-        "opt-175b", 16, -1, "A100-80GB", 8, "lut-gemm", None
-    )
-    assert asked["opt-30b/q3_g64", "latency_4gpu"].gpus == 4
-    assert ("opt-30b/q4_g32", "latency_1gpu") not in asked
+    found = Artifact(**data).predictions()
+    assert found["opt-66b/fp16", "latency_1gpu"] == prediction("opt-175b", 16, -1, gpus=8)
+    assert found["opt-30b/q3_g64", "latency_4gpu"]["gpus"] == 4
+    assert ("opt-30b/q4_g32", "latency_1gpu") not in found
 
 
 def test_tables_without_predictions_are_as_they_were() -> None:
@@ -190,4 +197,4 @@ def test_tables_without_predictions_are_as_they_were() -> None:
     )  # fmt: skip
     layout = lay_out(plain)
     assert not set(LATENCIES) & {head.key for head in layout.main.heads}
-    assert predictions.MEANING not in layout.legend
+    assert PREDICTION_MEANING not in layout.legend

@@ -12,8 +12,7 @@ from tests.experiment.report.example import example_table
 
 from lutlab.experiment.artifact.outcome import ResultTable
 from lutlab.experiment.report import print_table
-from lutlab.experiment.report.heads import break_lines
-from lutlab.experiment.report.layout import lay_out
+from lutlab.experiment.report.layout import break_lines, lay_out
 
 
 def printed(table: ResultTable, width: int) -> str:

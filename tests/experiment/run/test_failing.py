@@ -15,7 +15,7 @@ from tests.command_line import QUICK, CommandLine
 from tests.experiment.store.test_store import RECORD
 
 from lutlab.evaluators.perplexity import Perplexity
-from lutlab.experiment.store.lines import write_lines
+from lutlab.experiment.store.record import write_lines
 from lutlab.experiment.store.store import Store
 from lutlab.kept import files
 from lutlab.models.load import EMBEDDED

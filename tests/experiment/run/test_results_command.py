@@ -12,7 +12,7 @@ import pytest
 from tests import warm
 from tests.command_line import QUICK
 
-from lutlab.experiment.records import stale
+from lutlab.experiment.records import prune
 from lutlab.experiment.run.main import main
 from lutlab.experiment.run.published_list import PUBLISHED
 from lutlab.experiment.store.store import Store
@@ -92,14 +92,14 @@ def test_two_folders_are_compared_cell_by_cell(measured, monkeypatch, capfd, tmp
 
 def test_what_moved_since_is_named(measured):
     record = cell(measured, "ppl", 3)
-    assert stale.moved(record) == []
+    assert prune.moved(record) == []
     identity = json.loads(json.dumps(record.provenance["identity"]))
     identity["components"] |= {"evaluator/ppl": 0, "method/gone": 1}
     identity["libraries"]["torch"] = "1.0"
     record.provenance["identity"] = identity
-    assert stale.moved(record)[0].startswith("evaluator/ppl 0 -> ")
-    assert "method/gone 1 -> gone" in stale.moved(record)
-    assert any(reason.startswith("torch 1.0 -> ") for reason in stale.moved(record))
+    assert prune.moved(record)[0].startswith("evaluator/ppl 0 -> ")
+    assert "method/gone 1 -> gone" in prune.moved(record)
+    assert any(reason.startswith("torch 1.0 -> ") for reason in prune.moved(record))
 
 
 def test_published_records_say_what_moved_since(monkeypatch, capfd, tmp_path):

@@ -10,7 +10,7 @@ import pytest
 from tests.experiment.store.test_store import RECORD
 
 from lutlab.errors import LutlabError
-from lutlab.experiment.store.lines import read_lines, write_lines
+from lutlab.experiment.store.record import read_lines, write_lines
 
 OTHER = dataclasses.replace(RECORD, cell_id="00ff", facts={"text": "two\nlines\u2028"})
 

@@ -13,7 +13,7 @@ from lutlab.errors import LutlabError
 from lutlab.evaluators.generation import Generation
 from lutlab.experiment.plan.job import job_from
 from lutlab.experiment.run import pipeline
-from lutlab.experiment.store import machine
+from lutlab.experiment.store import provenance
 from lutlab.kernels.codegen.isa import Isa
 from lutlab.specs import Measurement
 
@@ -43,28 +43,28 @@ def test_another_machine_and_other_threads_are_another_cell(command, monkeypatch
     assert {r["provenance"]["threads"] for r in command.records().values()} == {2}
     assert waiting(command, "threads=2") == 0
     assert waiting(command) == 1  # the speed, not the weights' error
-    about = machine.environment()
+    about = provenance.environment()
     for known in (about | {"cpu": "another"}, about | {"cores": 1000}):
-        monkeypatch.setattr(machine, "environment", lambda known=known: known)
+        monkeypatch.setattr(provenance, "environment", lambda known=known: known)
         assert waiting(command, "threads=2") == 1
-    monkeypatch.setattr(machine, "environment", lambda: about)
+    monkeypatch.setattr(provenance, "environment", lambda: about)
     assert waiting(command, "threads=2") == 0
-    monkeypatch.setattr(machine, "detect", lambda: Isa("another", ()))
+    monkeypatch.setattr(provenance, "detect", lambda: Isa("another", ()))
     assert waiting(command, "threads=2") == 1
 
 
 def test_a_gpu_is_part_of_it_where_it_computes(monkeypatch) -> None:
-    monkeypatch.setattr(machine, "gpu_name", lambda device: f"the GPU of {device}")
+    monkeypatch.setattr(provenance, "gpu_name", lambda device: f"the GPU of {device}")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
-    assert "gpu" not in machine.machine("cpu")
-    assert machine.machine("cuda")["gpus"] == 1
-    assert machine.machine("spread")["gpus"] == 3
-    assert machine.machine("cuda:1")["gpu"] == "the GPU of cuda:1"
+    assert "gpu" not in provenance.machine("cpu")
+    assert provenance.machine("cuda")["gpus"] == 1
+    assert provenance.machine("spread")["gpus"] == 3
+    assert provenance.machine("cuda:1")["gpu"] == "the GPU of cuda:1"
 
 
 def test_no_threads_are_refused(command: CommandLine) -> None:
     with pytest.raises(LutlabError, match="at least 1"):
-        machine.machine("cpu", threads=-1)
+        provenance.machine("cpu", threads=-1)
     outcome = command(*BOTH, "threads=0")
     assert outcome.code != 0
     assert "threads=0: give at least 1" in outcome.err
@@ -97,5 +97,5 @@ def test_which_evaluators_measure_the_machine() -> None:
 
 def test_the_machine_names_its_folder() -> None:
     about = {"cpu": "AMD EPYC", "cores": 2, "gpu": None}
-    assert machine.machine_name(about) == "amd-epyc-2cores"
-    assert machine.machine_name(about | {"gpu": "NVIDIA H200"}) == "amd-epyc-2cores-nvidia-h200"
+    assert provenance.machine_name(about) == "amd-epyc-2cores"
+    assert provenance.machine_name(about | {"gpu": "NVIDIA H200"}) == "amd-epyc-2cores-nvidia-h200"

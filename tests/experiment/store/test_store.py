@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from lutlab.errors import LutlabError
-from lutlab.experiment.store.lines import write_lines
-from lutlab.experiment.store.record import Record, canonical, content_id
+from lutlab.experiment.store.record import Record, canonical, content_id, write_lines
 from lutlab.experiment.store.store import Store
 from lutlab.kept import files
 

@@ -12,18 +12,22 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import ConfigDict, Field, ValidationError, model_validator
+from pydantic.dataclasses import dataclass
 
+from lutlab import predict
 from lutlab.errors import LutlabError, nearest
-from lutlab.experiment.artifact.catalog import artifacts, long_name
+from lutlab.experiment.artifact.catalog import artifacts, cite, long_name
 from lutlab.experiment.artifact.columns import ColumnSpec, PredictSpec, Strict, as_value_error
-from lutlab.experiment.artifact.predicted import Asked, asked
-from lutlab.experiment.artifact.references import cite
+from lutlab.experiment.artifact.predicted import Prediction, prediction
 from lutlab.experiment.artifact.rows import ArtifactRow, Axis, AxisEntry, Scale, row_of
 from lutlab.experiment.artifact.yaml_file import read_yaml
 
+_frozen = dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 
-class CurveSpec(Strict):
+
+@_frozen
+class CurveSpec:
     """A figure: column y over column x, a point a row, a line for each value of the `series` labels.
 
     `beside` are further columns on the axis of x, contestants of it. `y_at`: another y at a scale, where the paper's
@@ -34,8 +38,8 @@ class CurveSpec(Strict):
 
     x: str
     y: str
-    series: list[str]
-    beside: list[str] = Field(default_factory=list)
+    series: tuple[str, ...]
+    beside: tuple[str, ...] = ()
     y_at: dict[Scale, str] = Field(default_factory=dict)
     per: int = 0
     baseline: str = ""
@@ -43,6 +47,22 @@ class CurveSpec(Strict):
     panel: str = ""  # label whose values have a panel each
     rowwise: str = ""  # keys of row-wise points, which are drawn hollow
     front: bool = True  # false: a series is a line, nothing is traded off
+
+
+@_frozen
+class Curve(CurveSpec):
+    """The figure at a scale.
+
+    larger: for x and y, whether the larger value is the better one. in_place_of: the paper's y, where another is drawn;
+    empty where y is the paper's.
+    """
+
+    larger: tuple[bool, bool]
+    in_place_of: str = ""
+
+    def front_of(self, key: str) -> str:
+        """The rows that share a front with this row, by the first parts of their keys."""
+        return "/".join(key.split("/")[: self.per])
 
 
 class Claim(Strict):
@@ -137,11 +157,11 @@ class Artifact(Strict):
     @model_validator(mode="after")
     def _predictions_can_be_made(self) -> Artifact:
         with as_value_error():
-            for of in self.asked().values():
-                of.latency()
+            for of in self.predictions().values():
+                predict.latency(**of)
         return self
 
-    def asked(self) -> dict[tuple[str, str], Asked]:
+    def predictions(self) -> dict[tuple[str, str], Prediction]:
         """(row key, column) -> what is predicted for it, of the paper's model.
 
         Raises:
@@ -151,11 +171,20 @@ class Artifact(Strict):
         if not wanted:
             return {}
         return {
-            (row.key, key): asked(row.overrides, self.predict, spec, *row.predict)
+            (row.key, key): prediction(row.overrides, self.predict, spec, *row.predict)
             for row in self.rows("paper")
             for key, spec in wanted.items()
             if row.predict is not None and not row.mean_of
         }
+
+    def curve(self, scale: Scale) -> Curve | None:
+        """The figure at a scale; None where it has none."""
+        if (spec := self.figure) is None:
+            return None
+        y = spec.y_at.get(scale, spec.y)
+        larger = tuple(not self.columns[column].lower_is_better for column in (spec.x, y))
+        at_scale = {"y": y, "larger": larger, "in_place_of": spec.y if y != spec.y else ""}
+        return Curve(**vars(spec) | at_scale)
 
     def numbers(self) -> dict[str, dict[str, float | str]]:
         """Row key -> column -> published number."""

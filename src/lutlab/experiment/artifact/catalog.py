@@ -1,14 +1,17 @@
 """Artifacts by name: a file experiments/<paper>/<artifact>.yaml is a choice of `+exp=` by being there.
 
-A user's own folder (`experiments=<folder>`) is added to lutlab's by add_folder, for the whole process.
+A user's own folder (`experiments=<folder>`) is added to lutlab's by add_folder, for the whole process. The papers that
+artifacts cite are in the references.bib of each.
 """
 
 from __future__ import annotations
 
+import functools
+import re
 from pathlib import Path
 
 from lutlab import sources
-from lutlab.errors import LutlabError
+from lutlab.errors import LutlabError, nearest
 
 EXPERIMENTS = sources.folder("experiments")
 LEAD_PAPER = "lut-gemm-v3"  # its artifacts have short names: +exp=table4
@@ -50,11 +53,6 @@ def artifacts() -> dict[str, Path]:
     return found | lead
 
 
-def bibliographies() -> list[Path]:
-    """The references.bib of every folder that has one."""
-    return [path for folder in _folders if (path := folder / "references.bib").is_file()]
-
-
 def artifact_groups() -> dict[str, list[str]]:
     """`all` and `<paper>/all` -> the artifacts they run, by long name."""
     names = [name for name in artifacts() if "/" in name]
@@ -77,3 +75,27 @@ def short_name(artifact: str) -> str:
     """An artifact as a reader types it: the lead paper's without their paper."""
     paper, _, name = artifact.partition("/")
     return name if paper == LEAD_PAPER else artifact
+
+
+def cite(key: str) -> str:
+    """`Park et al. 2023` from experiments/references.bib, or that of a user's folder.
+
+    Raises:
+        LutlabError: no such entry; the message suggests the nearest one.
+    """
+    files = [path for folder in _folders if (path := folder / "references.bib").is_file()]
+    known = {key: fields for path in files for key, fields in _entries(path)}
+    if key not in known:
+        places = " or ".join(map(str, files))
+        raise LutlabError(f"no entry '{key}' in {places}: {nearest(key, known)}")
+    author = re.search(r"author\s*=\s*\{(\w+)", known[key])[1]
+    year = re.search(r"year\s*=\s*\{(\d+)", known[key])[1]
+    several = " et al." if " and " in known[key] else ""
+    return f"{author}{several} {year}"
+
+
+@functools.cache
+def _entries(path: Path) -> tuple[tuple[str, str], ...]:
+    """Key and fields, as they are written, of each entry."""
+    text = path.read_text(encoding="utf-8")
+    return tuple(re.findall(r"@\w+\{([^,\s]+),(.*?)^\}", text, re.DOTALL | re.MULTILINE))

@@ -10,12 +10,11 @@ from __future__ import annotations
 import ast
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from lutlab.experiment.artifact.artifact import Claim
-from lutlab.experiment.artifact.outcome import ClaimResult, Curve
+from lutlab.experiment.artifact.artifact import Claim, Curve
+from lutlab.experiment.artifact.outcome import ClaimResult
 from lutlab.experiment.artifact.predicates import (
     Number,
     Numbers,
@@ -31,13 +30,9 @@ from lutlab.experiment.artifact.uncertain import DRAWS, Uncertain, drawn
 FLIPS = 0.023 * DRAWS  # draws that may decide a front otherwise: a normal variate beyond 2 errors
 
 
-@dataclass(frozen=True)
-class _Instance:
-    """A predicate in a scope; `meaning` is that of another instance that says the same of the same records."""
-
-    name: str
-    truth: Truth
-    meaning: str
+# A predicate in a scope: its name, whether it is true, and its meaning, which is that of another instance that says the
+# same of the same records.
+_Instance = tuple[str, Truth, str]
 
 
 def judge(
@@ -53,13 +48,13 @@ def judge(
     """
     theirs = _decided([*_holds(claim, published), *_fronts(claim, published, curve)])
     every = _decided([*_holds(claim, measured), *_fronts(claim, measured, curve)])
-    ours = list({instance.meaning: instance for instance in reversed(every)}.values())[::-1]
-    named = {found: tuple(i.name for i in ours if i.truth is found) for found in Truth}
+    ours = list({instance[2]: instance for instance in reversed(every)}.values())[::-1]
+    named = {found: tuple(name for name, is_it, _ in ours if is_it is found) for found in Truth}
     holding, failing = len(named[Truth.HOLDS]), named[Truth.FAILS]
     return ClaimResult(
         claim.text,
         claim.where,
-        published=(sum(i.truth is Truth.HOLDS for i in theirs), len(theirs)),
+        published=(sum(found is Truth.HOLDS for _, found, _ in theirs), len(theirs)),
         measured=(holding, holding + len(failing)),
         failing=failing,
         below_noise=named[Truth.BELOW_NOISE],
@@ -68,7 +63,7 @@ def judge(
 
 
 def _decided(instances: Sequence[_Instance]) -> list[_Instance]:
-    return [instance for instance in instances if instance.truth is not Truth.MISSING]
+    return [instance for instance in instances if instance[1] is not Truth.MISSING]
 
 
 def _holds(claim: Claim, numbers: Numbers) -> Iterator[_Instance]:
@@ -86,7 +81,7 @@ def _holds(claim: Claim, numbers: Numbers) -> Iterator[_Instance]:
             found = truth(predicate, scope)
             name = " ".join(filter(None, (group, column, predicate)))
             of = "" if found is Truth.MISSING else meaning(predicate, scope)
-            yield _Instance(name, found, of or name)
+            yield name, found, of or name
 
 
 def _fronts(claim: Claim, numbers: Numbers, curve: Curve | None) -> Iterator[_Instance]:
@@ -103,7 +98,7 @@ def _fronts(claim: Claim, numbers: Numbers, curve: Curve | None) -> Iterator[_In
         known = all(part for point in sources.values() for part in point)
         name = " ".join(filter(None, (group, predicate)))
         of = f"{predicate} {sources}" if known else name
-        yield _Instance(name, _of_points(predicate, members, curve), of)
+        yield name, _of_points(predicate, members, curve), of
 
 
 def _of_points(

@@ -14,9 +14,8 @@ from pydantic import BaseModel, ConfigDict
 from lutlab import sources
 from lutlab.errors import LutlabError
 from lutlab.experiment.artifact.artifact import load_artifact
-from lutlab.experiment.artifact.catalog import EXPERIMENTS
+from lutlab.experiment.artifact.catalog import EXPERIMENTS, cite
 from lutlab.experiment.artifact.predicates import evaluate
-from lutlab.experiment.artifact.references import cite
 from lutlab.experiment.artifact.yaml_file import read_yaml
 
 SOURCE = EXPERIMENTS / "errata.yaml"

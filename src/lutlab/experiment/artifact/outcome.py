@@ -7,12 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lutlab.experiment.artifact.uncertain import Uncertain
 from lutlab.experiment.store.noise import Shares
 
+if TYPE_CHECKING:
+    from lutlab.experiment.artifact.artifact import Curve
+
 OURS = "Ours"  # label: what a row really runs, where that is not what the paper ran
+HOLDS, BREAKS, UNDECIDED = "✓", "✗", "–"  # signs of a claim
 TRIED = ("failed", "OOM")  # verdicts without a number that still belong beside the paper's
 FRONT = "Pareto"  # label: the row's measured point is on the front
 
@@ -104,35 +108,6 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Curve:
-    """A figure: column y over column x, a line for each value of the `series` labels.
-
-    larger: for x and y, whether the larger value is the better one. One Pareto front for each value of the first
-    `per` parts of the row keys; `front` false: none, and each series is a line. baseline: pattern of the keys of
-    the full-precision rows, which are a level and no points; degradation: y is drawn minus that level. panel: label
-    whose values have a panel each; rowwise: pattern of the keys that are drawn hollow. beside: columns that share the
-    axis of x. in_place_of: the paper's y, where another is drawn; empty where y is the paper's.
-    """
-
-    x: str
-    y: str
-    series: tuple[str, ...]
-    larger: tuple[bool, bool]
-    per: int
-    baseline: str
-    degradation: bool
-    panel: str = ""
-    rowwise: str = ""
-    front: bool = True
-    beside: tuple[str, ...] = ()
-    in_place_of: str = ""
-
-    def front_of(self, key: str) -> str:
-        """The rows that share a front with this row, by the first parts of their keys."""
-        return "/".join(key.split("/")[: self.per])
-
-
-@dataclass(frozen=True)
 class ClaimResult:
     """A claim of the paper, judged on its own numbers and on ours: counts of instances that hold, of all decidable.
 
@@ -151,6 +126,57 @@ class ClaimResult:
     below_noise: tuple[str, ...] = ()
     repeated: int = 0
     not_judged: str = ""
+
+    @property
+    def sign(self) -> str:
+        """Sign of ours."""
+        return _sign(*self.measured)
+
+    @property
+    def paper(self) -> str:
+        """`✓ paper 12/12`."""
+        holding, decidable = self.published
+        if not decidable:
+            return f"{UNDECIDED} paper not decidable here"
+        return f"{_sign(*self.published)} paper {holding}/{decidable}"
+
+    @property
+    def ours(self) -> str:
+        """`✗ ours 9 hold, 1 fails, 2 below noise`."""
+        (holding, decidable), hidden = self.measured, len(self.below_noise)
+        ours = f"{UNDECIDED} ours not decidable here"
+        if self.not_judged:
+            ours = f"{UNDECIDED} ours not judged: {self.not_judged}"
+        elif decidable or hidden:
+            fail = decidable - holding
+            ours = (
+                f"{self.sign} ours {holding} hold{'s' * (holding == 1)}, {fail} fail{'s' * (fail == 1)}, "
+                f"{hidden} below noise"
+            )
+        return ours + (
+            f" ({self.repeated} of the same records not counted)" if self.repeated else ""
+        )
+
+    def instances(self, most: int | None = None) -> str:
+        """`— fails: …. below noise: …`: the instances that do not hold in ours, at most `most` of each kind.
+
+        Empty where all hold.
+        """
+        kinds = {"fails": self.failing, "below noise": self.below_noise}
+        told = [f"{kind}: {_listed(names, most)}" for kind, names in kinds.items() if names]
+        return f"— {'. '.join(told)}" if told else ""
+
+
+def _sign(holding: int, decidable: int) -> str:
+    if not decidable:
+        return UNDECIDED
+    return HOLDS if holding == decidable else BREAKS
+
+
+def _listed(names: tuple[str, ...], most: int | None) -> str:
+    if most is None or len(names) <= most:
+        return "; ".join(names)
+    return "; ".join((*names[:most], f"and {len(names) - most} more"))
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ A prediction stands beside the paper's number under its own verdict and is never
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import PurePosixPath
+from typing import Any
 
 from lutlab import predict
 from lutlab.errors import LutlabError
@@ -26,52 +26,10 @@ _REASON = "; not measured: "  # in the note of a predicted cell, before why it i
 _NOT_PREDICTED = ("sublayers", "layers", "budget", "candidates", "skip", "mu")
 
 
-@dataclass(frozen=True)
-class Asked:
-    """One cell to be predicted: the arguments of predict.latency."""
-
-    model: str
-    q: int | float
-    g: int
-    gpu: str
-    gpus: int
-    engine: str
-    context: int | None
-
-    def latency(self) -> predict.Prediction:
-        """The prediction; raises LutlabError as predict.latency."""
-        return predict.latency(
-            self.model,
-            self.q,
-            self.g,
-            gpu=self.gpu,
-            gpus=self.gpus,
-            engine=self.engine,
-            context=self.context,
-        )
-
-    def least(self) -> int | None:
-        """The least number of its GPUs that hold the model, as predict.gpus says."""
-        by = predict.engine(self.engine)
-        context = by.context if self.context is None else self.context
-        of = {"gpu": self.gpu, "context": context, "stored": by.stored}
-        of["number_bytes"] = by.number_bytes
-        return predict.gpus(self.model, self.q, self.g, **of)
-
-    def __str__(self) -> str:
-        several = "s" if self.gpus > 1 else ""
-        return f"{self.model} on {self.gpus} {self.gpu}{several}, engine {self.engine}"
+Prediction = Mapping[str, Any]  # arguments of predict.latency
 
 
-@dataclass(frozen=True)
-class Predicted:
-    """A predicted cell: milliseconds a token, or `OOM`; `note` has what it is of and its stated error."""
-
-    value: float | str
-    note: str
-
-
-def asked(overrides: Sequence[str], *specs: PredictSpec | None) -> Asked:
+def prediction(overrides: Sequence[str], *specs: PredictSpec | None) -> Prediction:
     """Settings of a row's prediction, of which the last spec that has one decides.
 
     Args:
@@ -95,7 +53,8 @@ def asked(overrides: Sequence[str], *specs: PredictSpec | None) -> Asked:
             "a row that is predicted sets model, q and g: give the others predict: false"
         )
     q = float(row["q"])
-    return Asked(q=int(q) if q.is_integer() else q, g=int(row["g"]), **{"context": None} | said)
+    of = {"shape": said.pop("model"), "q": int(q) if q.is_integer() else q, "g": int(row["g"])}
+    return {"context": None} | of | said
 
 
 def _model(row: Mapping[str, str]) -> str:
@@ -103,19 +62,27 @@ def _model(row: Mapping[str, str]) -> str:
     return PurePosixPath(row["model.id"]).name if "model.id" in row else row.get("model", "")
 
 
-def predicted(of: Asked, factor: float = 1) -> Predicted:
-    """The cell; of a model that is too large for its GPUs, the word.
+def least(of: Prediction) -> int | None:
+    """The least number of its GPUs that hold the model, as predict.gpus says."""
+    by = predict.engine(of["engine"])
+    context = by.context if of["context"] is None else of["context"]
+    stored = {"stored": by.stored, "number_bytes": by.number_bytes}
+    return predict.gpus(of["shape"], of["q"], of["g"], gpu=of["gpu"], context=context, **stored)
+
+
+def predicted(of: Prediction, factor: float = 1) -> tuple[float | str, str]:
+    """Milliseconds a token, or OOM of a model that is too large for its GPUs; and a note with the stated error.
 
     Args:
         of: the prediction's model, widths, GPU and engine.
         factor: the column's unit over milliseconds.
     """
-    found = of.latency()
+    found = predict.latency(**of)
     known = "of an error that is not known: nothing was compared"
     if found.errors:
         known = f"{found.errors} of the {found.errors.rows} latencies it is fitted to"
-    note = f"for {of.gpu}, engine {of.engine}, {known} ({DOCUMENT})"
-    return Predicted(factor * found.ms_per_token if found.fits else OOM, note)
+    note = f"for {of['gpu']}, engine {of['engine']}, {known} ({DOCUMENT})"
+    return factor * found.ms_per_token if found.fits else OOM, note
 
 
 def because(note: str, reason: str) -> str:

@@ -13,9 +13,9 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
+from lutlab.experiment.artifact.catalog import cite
 from lutlab.experiment.artifact.columns import PredictSpec, Strict
 from lutlab.experiment.artifact.outcome import OURS
-from lutlab.experiment.artifact.references import cite
 
 Scale = Literal["embedded", "small", "paper"]
 # Keys that a row may set, and what lies below them: what is measured, never where results go or whose code runs.

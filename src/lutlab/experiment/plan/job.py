@@ -20,7 +20,7 @@ from lutlab.experiment.plan.plan import PlannedCell, PlannedRow
 from lutlab.experiment.plan.resolve import Files, look
 from lutlab.experiment.row.row import Row
 from lutlab.experiment.row.run import run_of
-from lutlab.experiment.store.machine import machine
+from lutlab.experiment.store.provenance import machine
 from lutlab.specs import EvalSpec, ModelRun, RunSpec
 
 

@@ -20,7 +20,7 @@ from lutlab.experiment.plan.ids import Resolved, of_this_machine
 from lutlab.experiment.row.row import Mode, Row
 from lutlab.experiment.row.run import run_of, text_of
 from lutlab.experiment.store.components import kernels_fingerprint
-from lutlab.experiment.store.machine import machine
+from lutlab.experiment.store.provenance import machine
 from lutlab.models.load import fingerprint, task_here
 from lutlab.models.shape import linear_shapes
 from lutlab.quantizers.contract import make_method

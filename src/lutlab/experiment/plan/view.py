@@ -11,9 +11,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from lutlab import predict
 from lutlab.errors import LutlabError
 from lutlab.experiment.artifact.artifact import Artifact
-from lutlab.experiment.artifact.predicted import OOM, predicted
+from lutlab.experiment.artifact.predicted import OOM, least, predicted
 from lutlab.experiment.plan import cost
 from lutlab.experiment.plan.plan import PlannedCell, PlannedRow
 from lutlab.experiment.plan.resolve import Files
@@ -63,24 +64,23 @@ def print_plan(
 
 def _per_token(artifact: Artifact, rows: Sequence[PlannedRow]) -> Iterator[str]:
     """A line for each row with predicted columns: milliseconds, memory, the least GPUs that hold the model."""
-    asked = artifact.asked()
+    predictions = artifact.predictions()
     said = ""
     for row in rows:
-        own = [of for (key, _), of in asked.items() if key == row.key]
+        own = [of for (key, _), of in predictions.items() if key == row.key]
         if not own:
             continue
-        found = [of.latency() for of in own]
-        note = predicted(own[0]).note
+        found = [predict.latency(**of) for of in own]
+        _, note = predicted(own[0])
         if note != said:
             yield f"\npredicted, of the paper's models, {note}:"
         said = note
         times = ", ".join(f"{one.ms_per_token:.1f}" if one.fits else OOM for one in found)
         sizes = ", ".join(f"{one.memory.each / 1e9:.1f}" for one in found)
-        gpus = ", ".join(str(of.gpus) for of in own)
-        least = (
-            f"{own[0].least()} GPU(s) hold it" if own[0].least() else "no number of GPUs holds it"
-        )
-        yield f"  {row.key}: {times} ms/token on {gpus} GPU(s); {sizes} GB each; {least}"
+        gpus = ", ".join(str(of["gpus"]) for of in own)
+        enough = least(own[0])
+        held = f"{enough} GPU(s) hold it" if enough else "no number of GPUs holds it"
+        yield f"  {row.key}: {times} ms/token on {gpus} GPU(s); {sizes} GB each; {held}"
 
 
 def _predict(

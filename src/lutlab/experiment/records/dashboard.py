@@ -1,7 +1,7 @@
 """Everything measured, on one page: a file that opens in any browser and asks no network for anything.
 
     lutlab.results, claims ──────┐
-    .wandb files of runs ────────┴▶ PageData ─▶ page/{page.html, *.css, *.js}, plotly.js ─▶ one HTML file
+    .wandb files of runs ────────┴▶ rows ─▶ page/{page.html, *.css, *.js}, plotly.js ─▶ one HTML file
 
 plotly, since it is one bundle that a package of its own carries, and a click on a point can be answered.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -30,34 +29,13 @@ SIZES = "model_size"  # the evaluator whose metrics are sizes, whoever else decl
 Row = Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class PageData:
-    """The contents of a page, whatever they were read from.
-
-    Attributes:
-        cells: flat rows by the columns of `lutlab.results`; what a row does not have is left out.
-        claims: rows of `frame.claims`; none where the source has none.
-        source: folders, as the page's head names them.
-    """
-
-    cells: Sequence[Row]
-    claims: Sequence[Row]
-    source: str
+def of_records(*folders: str | Path) -> tuple[list[Row], list[Row]]:
+    """Cells and claims of results folders or published ones; arguments and errors are those of `lutlab.results`."""
+    return rows(frame.results(*folders)), rows(frame.claims(*folders))
 
 
-def of_records(*folders: str | Path) -> PageData:
-    """All cells and claims of results folders or published ones; arguments and errors are those of `lutlab.results`."""
-    cells, claims = frame.results(*folders), frame.claims(*folders)
-    return of_frames(cells, claims, ", ".join(map(str, folders or ["results"])))
-
-
-def of_frames(cells: pandas.DataFrame, claims: pandas.DataFrame, source: str) -> PageData:
-    """Some rows of `lutlab.results` and of `frame.claims`, as a reader has chosen them."""
-    return PageData(_rows(cells), _rows(claims), source)
-
-
-def of_tracked(folder: str | Path) -> PageData:
-    """The rows of the Weights & Biases runs in a folder; notes, citations and claims are not in them.
+def of_tracked(folder: str | Path) -> list[Row]:
+    """Cells of the Weights & Biases runs in a folder; notes, citations and claims are not in them.
 
     Raises:
         LutlabError: no run of a row in the folder, or one that cannot be read.
@@ -68,7 +46,7 @@ def of_tracked(folder: str | Path) -> PageData:
             f"no row of a table among the Weights & Biases runs in {folder}: name a folder of offline runs, as "
             "results/wandb, which a run with logger=offline or mode=track fills"
         )
-    return PageData(cells, (), str(folder))
+    return cells
 
 
 def _cells_of(run: Mapping[str, Row]) -> Iterator[dict[str, Any]]:
@@ -101,18 +79,23 @@ def _text_of(place: str) -> dict[str, str]:
     return {"text": protocol, "measured_on": f"{protocol}, first {limit}" if limit else protocol}
 
 
-def write(data: PageData, path: Path) -> Path:
-    """Write the page and return its path; the folder is made.
+def write(path: Path, cells: Sequence[Row], claims: Sequence[Row], source: str) -> Path:
+    """Write the page and return its path; the folder is made. Arguments are those of `render`.
 
     Raises:
         LutlabError: plotly is not installed.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    return write_atomically(path, render(data).encode())
+    return write_atomically(path, render(cells, claims, source).encode())
 
 
-def render(data: PageData) -> str:
+def render(cells: Sequence[Row], claims: Sequence[Row], source: str) -> str:
     """The page as HTML, with style, scripts, plotly and data inside.
+
+    Args:
+        cells: flat rows by the columns of `lutlab.results`; what a row does not have is left out.
+        claims: rows of `frame.claims`; none where the source has none.
+        source: folders, as the page's head names them.
 
     Raises:
         LutlabError: plotly is not installed.
@@ -124,14 +107,14 @@ def render(data: PageData) -> str:
     except ImportError as error:
         raise LutlabError("the dashboard needs plotly: pip install 'lutlab[dashboard]'") from error
     shown = {
-        "cells": _by_column(data.cells),
-        "claims": list(data.claims),
+        "cells": _by_column(cells),
+        "claims": list(claims),
         "metrics": _metrics(),
         "colours": SERIES,
     }
     template = jinja2.Environment(undefined=jinja2.StrictUndefined).from_string(_part("page.html"))
     return template.render(
-        source=data.source,
+        source=source,
         style=_part("page.css"),
         script="\n".join(_part(f"{name}.js") for name in SCRIPTS),
         plotly=get_plotlyjs(),
@@ -144,7 +127,7 @@ def _part(name: str) -> str:
     return files("lutlab.experiment.records").joinpath("page", name).read_text("utf-8")
 
 
-def _rows(table: pandas.DataFrame) -> list[dict[str, Any]]:
+def rows(table: pandas.DataFrame) -> list[dict[str, Any]]:
     """Rows of a frame without what is empty, in JSON's types."""
     columns = {name: table[name].astype(object).tolist() for name in table.columns}
     return [

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from lutlab.errors import LutlabError
 from lutlab.experiment.records.frame import results
-from lutlab.experiment.store import git
+from lutlab.experiment.store.provenance import NoAnswer, ask_git
 from lutlab.lazy import pandas
 
 # A cell of a table, whatever folder it lies in.
@@ -55,8 +55,8 @@ def _folder_of(name: str) -> Iterator[Path]:
         yield Path(name)
         return
     try:
-        archive = git.ask("archive", commit, folder)
-    except git.NoAnswer as error:
+        archive = ask_git("archive", commit, folder)
+    except NoAnswer as error:
         raise LutlabError(
             f"git has no {folder} at {commit}: {error}; give <commit>:<folder>, the folder from the current one, in a "
             "checkout"

@@ -7,11 +7,15 @@
 
 A cell that stands in several tables has a row for each. A record that stands in no table has a row for each of its
 metrics. Pages and copies (results/rendered, results/publishing, results/wandb) are not read twice.
+
+Each table is compared with the SHA256SUMS that were written with it. A published table that differs is refused; a
+report of a run of one's own is named and left out, since any run of its command writes it again.
 """
 
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,11 +25,10 @@ from lutlab import arguments, registry
 from lutlab.errors import LutlabError
 from lutlab.evaluators.contract import metric_of
 from lutlab.experiment.artifact.artifact import Artifact, load_artifact
-from lutlab.experiment.artifact.catalog import artifacts
-from lutlab.experiment.artifact.references import cite
-from lutlab.experiment.records.tables import cells_of, is_original
+from lutlab.experiment.artifact.catalog import artifacts, cite
+from lutlab.experiment.report import csv
 from lutlab.experiment.report.layout import COMPARABLE
-from lutlab.experiment.report.published import Published
+from lutlab.experiment.report.published import CURE, TABLE, Published
 from lutlab.experiment.row.spelling import (
     axes,
     evaluation_from,
@@ -34,12 +37,15 @@ from lutlab.experiment.row.spelling import (
     shell,
     to_json,
 )
-from lutlab.experiment.store import lines
 from lutlab.experiment.store.noise import error_of
-from lutlab.experiment.store.record import Record, canonical
+from lutlab.experiment.store.record import LINES, Record, canonical, read_lines
 from lutlab.experiment.store.store import Store
+from lutlab.kept.sums import NAME as SUMS
+from lutlab.kept.sums import check_file, check_sums, has_sums
 from lutlab.lazy import pandas
 from lutlab.specs import RunSpec
+
+log = logging.getLogger(__name__)
 
 # Columns that every frame has, in this order; the axes follow, sorted.
 COLUMNS = (
@@ -50,6 +56,10 @@ COLUMNS = (
     "dirty", "measured_at", "seconds", "versions", "folder",
 )  # fmt: skip
 _NUMBERS = ("published", "measured", "baseline", "error", "difference_error", "predicted")
+# Folders of a results folder that repeat what stands elsewhere.
+COPIES = ("rendered", "publishing", "wandb")
+# Fields of every table.
+_FIELDS = {"artifact", "row", "column", "metric", "verdict", "protocol", "cell_id"}
 _FLAGS = ("stand_in", "on_front", "lower_is_better")
 
 
@@ -124,7 +134,7 @@ def shelves(*folders: str | Path) -> list[Shelf]:
         below = [
             path for path in sorted(folder.rglob("*")) if is_original(path.relative_to(folder))
         ]
-        published = {path.parents[2] for path in below if path.name == lines.NAME}
+        published = {path.parents[2] for path in below if path.name == LINES}
         working = {path.parent for path in below if path.is_dir() and path.name == "records"}
         found |= {root: _shelf(root, root.name) for root in sorted(published)}
         found |= {root: _shelf(root, "") for root in sorted(working)}
@@ -135,9 +145,66 @@ def _shelf(root: Path, machine: str) -> Shelf:
     store = Store(root)
     cells = tuple(cells_of(root, bool(machine)))
     published = {
-        path.parent.relative_to(root).as_posix(): lines.read_lines(path) for path in store.published
+        path.parent.relative_to(root).as_posix(): read_lines(path) for path in store.published
     }
     return Shelf(root, machine, cells, store.all(), published)
+
+
+def is_original(path: Path) -> bool:
+    """Whether a path from a results folder leads to no copy."""
+    return not set(path.parts) & set(COPIES)
+
+
+def cells_of(root: Path, published: bool) -> Iterator[dict[str, str]]:
+    """The rows of every table.csv, by the names of its header, with its variant.
+
+    Args:
+        root: a results folder, or a machine's folder of published artifacts.
+        published: the latter.
+
+    Raises:
+        LutlabError: files of a machine are not those of its SHA256SUMS, or a published table cannot be read.
+    """
+    if published and has_sums(root):
+        check_sums(root, CURE)
+    unsealed = []
+    for table in sorted(root.rglob(TABLE)):
+        has_records = (table.parent / LINES).exists()
+        if not is_original(table.relative_to(root)) or has_records != published:
+            continue
+        if not has_sums(root if published else table.parent):
+            unsealed.append(table)
+        try:
+            yield from _parsed(table, CURE) if published else _own_cells(table)
+        except LutlabError as error:
+            if published:
+                raise
+            log.warning("%s", error)
+    if unsealed:
+        log.warning(
+            "%d tables under %s have no %s and are taken as they are, %s first: reports of earlier versions",
+            len(unsealed),
+            root,
+            SUMS,
+            unsealed[0],
+        )
+
+
+def _own_cells(table: Path) -> list[dict[str, str]]:
+    cure = "it is left out; the run with mode=report writes it again"
+    if has_sums(table.parent):
+        check_file(table.parent, table.name, cure)
+    return _parsed(table, cure)
+
+
+def _parsed(table: Path, cure: str) -> list[dict[str, str]]:
+    try:
+        found = csv.parse(table.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise LutlabError(f"{table} cannot be read ({error}): {cure}") from error
+    if any(not cell.keys() >= _FIELDS or None in cell.values() for cell in found):
+        raise LutlabError(f"{table} is not a table of lutlab's, or damaged: {cure}")
+    return [{"variant": table.parent.name} | cell for cell in found]  # a published one says it
 
 
 def rows_of(shelf: Shelf, samples: bool = False) -> Iterator[dict[str, Any]]:

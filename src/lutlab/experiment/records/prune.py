@@ -1,30 +1,27 @@
-"""Files that a results folder can do without: finished blocks, calibration inputs, failed or stale records."""
+"""What a results folder can do without: finished blocks, calibration inputs, failed or stale records.
+
+A stale record is one that this code would not make: components, libraries or kernels moved since it was measured.
+"""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+from lutlab import registry
 from lutlab.errors import LutlabError, nearest
-from lutlab.experiment.records.stale import moved
+from lutlab.experiment.store.components import kernels_fingerprint, version
+from lutlab.experiment.store.provenance import libraries
+from lutlab.experiment.store.record import Record
 from lutlab.experiment.store.store import Store
 
 KINDS = ("quantized", "calibration", "failed", "stale")
 
 
-@dataclass(frozen=True)
-class Prunable:
-    """One kind of things that may go: their paths, and bytes on disk."""
-
-    kind: str
-    paths: tuple[Path, ...]
-    bytes: int
-
-
-def prunable(results: Path, kinds: Sequence[str]) -> list[Prunable]:
-    """Prunable files of a results folder, by kind; nothing is removed.
+def prunable(results: Path, kinds: Sequence[str]) -> dict[str, list[Path]]:
+    """Prunable files and folders of a results folder, by kind; nothing is removed.
 
     Args:
         results: a `results=` folder.
@@ -38,28 +35,65 @@ def prunable(results: Path, kinds: Sequence[str]) -> list[Prunable]:
         raise LutlabError(f"no folder {results}: give a results= folder")
     store = Store(results)
     store.check_writable()
-    return [_found(store, kind) for kind in kinds]
+    return {kind: _found(store, kind) for kind in kinds}
 
 
-def remove(found: Prunable) -> None:
-    """Remove prunable files."""
-    for path in found.paths:
+def remove(paths: Iterable[Path]) -> None:
+    """Remove files and folders."""
+    for path in paths:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-def _found(store: Store, kind: str) -> Prunable:
+def size(paths: Iterable[Path]) -> int:
+    """Bytes of files and folders on disk."""
+    files = [file for path in paths for file in (path, *path.rglob("*")) if file.is_file()]
+    return sum(file.stat().st_size for file in files)
+
+
+def _found(store: Store, kind: str) -> list[Path]:
     if kind not in KINDS:
         raise LutlabError(f"unknown kind '{kind}': {nearest(kind, KINDS)}")
     if kind in ("quantized", "calibration"):
         folder = store.root / kind
-        paths = sorted(folder.iterdir()) if folder.is_dir() else []
-    else:
-        records = store.all().values()
-        goes = (r.status != "done" if kind == "failed" else bool(moved(r)) for r in records)
-        paths = [store.path(r.cell_id) for r, one in zip(records, goes, strict=True) if one]
-    return Prunable(kind, tuple(paths), sum(map(_bytes, paths)))
+        return sorted(folder.iterdir()) if folder.is_dir() else []
+    return [
+        store.path(record.cell_id)
+        for record in store.all().values()
+        if (record.status != "done" if kind == "failed" else moved(record))
+    ]
 
 
-def _bytes(path: Path) -> int:
-    files = path.rglob("*") if path.is_dir() else [path]
-    return sum(file.stat().st_size for file in files if file.is_file())
+def moved(record: Record) -> list[str]:
+    """Reasons why a run of today names this record's cell otherwise; none: it is found again.
+
+    `evaluator/ppl 1 -> 2`, `torch 2.13 -> 2.14`, and of a speed `kernels of cpu`. Models, texts and machines are not
+    looked at: only code and libraries.
+    """
+    identity = record.provenance.get("identity")
+    if identity is None:
+        return ["no identity: it was measured before ids were kept"]
+    return list(_moved(record, identity))
+
+
+def _moved(record: Record, identity: dict[str, Any]) -> Iterator[str]:
+    for name, then in identity["components"].items():
+        now = _version(name)
+        if str(then).partition("+")[0] != str(now):  # a user's class has its fingerprint after it
+            yield f"{name} {then} -> {now if now is not None else 'gone'}"
+    evaluator = registry.classes("evaluator").get(record.evaluation["evaluator"])
+    today = libraries(*(evaluator.libraries if evaluator else ()))
+    for name, then in identity["libraries"].items():
+        if today.get(name) != then:
+            yield f"{name} {then} -> {today.get(name, 'not asked for')}"
+    if "speed" in identity:
+        device = record.run["device"].partition(":")[0]
+        if identity["speed"]["kernels"] != kernels_fingerprint(device):
+            yield f"kernels of {device}"
+
+
+def _version(name: str) -> int | None:
+    """The version of a component; None where this lutlab does not have it."""
+    try:
+        return version(name)
+    except (LutlabError, KeyError):
+        return None

@@ -11,8 +11,16 @@ from dataclasses import dataclass
 from math import cos, radians, sin
 from typing import TYPE_CHECKING, Any
 
-from lutlab.experiment.report.frame import LABEL_SIZE, LINE, PANEL_SIZE, fit, height, width
-from lutlab.experiment.report.style import PAPER, scale_y
+from lutlab.experiment.report.style import (
+    LABEL_SIZE,
+    LINE,
+    PANEL_SIZE,
+    PAPER,
+    fit,
+    height,
+    scale_y,
+    width,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

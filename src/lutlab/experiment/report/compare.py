@@ -13,25 +13,27 @@ from typing import Any
 from lutlab import registry
 from lutlab.data.protocols import PROTOCOLS
 from lutlab.evaluators.contract import metric_of
-from lutlab.experiment.artifact.artifact import Artifact
+from lutlab.experiment.artifact.artifact import Artifact, Curve
+from lutlab.experiment.artifact.catalog import cite
 from lutlab.experiment.artifact.claims import judge
-from lutlab.experiment.artifact.columns import ColumnSpec
+from lutlab.experiment.artifact.columns import SIZE, ColumnSpec
 from lutlab.experiment.artifact.outcome import (
     Cell,
     ClaimResult,
     Column,
-    Curve,
     ResultTable,
     Row,
 )
-from lutlab.experiment.artifact.references import cite
+from lutlab.experiment.artifact.predicted import VERDICT, Prediction, because, predicted
 from lutlab.experiment.plan.plan import PlannedCell, PlannedRow
-from lutlab.experiment.report import means, origins, predictions, ran
-from lutlab.experiment.report.fronts import curve_of, mark_fronts
+from lutlab.experiment.report import means, origins
+from lutlab.experiment.report.fronts import mark_fronts
 from lutlab.experiment.row.spelling import table_command
 from lutlab.experiment.store import noise
 from lutlab.experiment.store.record import Record
 from lutlab.specs import ModelRun, ProductRun
+
+NOT_YET = "not measured yet"
 
 
 def tabulate(artifact: Artifact, rows: Sequence[PlannedRow], scale: str) -> ResultTable:
@@ -53,15 +55,15 @@ def told_of(rows: Sequence[PlannedRow]) -> dict[str, list[str]]:
         row.key: [
             said
             for cell in row.cells.values()
-            for said in (
-                cell.evaluation.options_named,
-                troubled(cell.record),
-                *other_texts(cell.record),
-                tuned_badly(cell.record),
-            )
+            for said in cell_notes(cell.record, cell.evaluation.options_named)
         ]
         for row in rows
     }
+
+
+def cell_notes(record: Record | None, options: str) -> list[str]:
+    """Notes of one cell: its evaluator's options, examples without a value, other texts, a tuning that went wrong."""
+    return [options, troubled(record), *other_texts(record), tuned_badly(record)]
 
 
 def assemble(
@@ -82,7 +84,7 @@ def assemble(
         told: row key -> notes: the options of its evaluators in the command line's spelling, examples without a value.
         records: records of the cells, each once.
     """
-    curve = curve_of(artifact, scale)
+    curve = artifact.curve(scale)
     rows = means.with_means(artifact, columns, rows, scale)
     rows = mark_fronts(rows, curve) if curve and curve.front else tuple(rows)
     return ResultTable(
@@ -181,7 +183,7 @@ def column_of(
         proportion=_is_proportion(spec),
         cited=cite(spec.cited) if spec.cited else "",
         metric=spec.metric,
-        machine=ran.machine(spec, records),
+        machine=origins.machine(spec, records),
     )
 
 
@@ -213,18 +215,30 @@ def row_of(artifact: Artifact | None, row: PlannedRow, scale: str) -> Row:
         scale == "paper" and _public(artifact)[row.key] and not _on_other_kernels(row)
     )
     published = artifact.numbers().get(row.key, {}) if artifact else {}
-    asked = artifact.asked() if artifact else {}
+    predictions = artifact.predictions() if artifact else {}
     cells = {
-        key: predictions.with_prediction(
+        key: with_prediction(
             _cell(key, spec, row.cells[key], row, published.get(key), own_model),
-            asked.get((row.key, key)),
+            predictions.get((row.key, key)),
             spec,
         )
         for key, spec in row.columns.items()
     }
     records = [cell.record for cell in row.cells.values()]
-    labels, device = ran.labels(row.labels, records), ran.device(records)
+    labels, device = origins.labels(row.labels, records), origins.device(records)
     return Row(row.key, labels, row.spec.name, not own_model, cells, device=device)
+
+
+def with_prediction(cell: Cell, of: Prediction | None, spec: ColumnSpec) -> Cell:
+    """The cell with what is predicted for it, which is its verdict where it cannot be measured here."""
+    if of is None:
+        return cell
+    value, note = predicted(of, spec.factor)
+    if cell.verdict != "not run" or cell.note == NOT_YET:
+        return dataclasses.replace(cell, predicted=value)
+    return dataclasses.replace(
+        cell, predicted=value, verdict=VERDICT, note=because(note, cell.note)
+    )
 
 
 def _on_other_kernels(row: PlannedRow) -> bool:
@@ -247,7 +261,7 @@ def _cell(
     if cell.missing:
         return Cell(key, published, None, "not run", cell.missing)
     if cell.record is None:
-        return Cell(key, published, None, "not run", predictions.NOT_YET, cell.cell_id)
+        return Cell(key, published, None, "not run", NOT_YET, cell.cell_id)
     if cell.record.status != "done":
         verdict = "OOM" if cell.record.status == "oom" else "failed"
         return Cell(key, published, None, verdict, cell.record.reason, cell.cell_id)
@@ -314,3 +328,68 @@ def _claims(
 
 def _number(value: float | str | None) -> float | None:
     return float(value) if isinstance(value, float | int) else None
+
+
+# ---- a sweep of one's own: beside full precision, quality over stored size with its front ----
+
+
+def tabulate_sweep(name: str, rows: Sequence[PlannedRow], scale: str, command: str) -> ResultTable:
+    """The table of a sweep.
+
+    Args:
+        name: name of the sweep and of its folder.
+        rows: rows with their plans and records, those in full precision among them.
+        scale: embedded, small or paper.
+        command: the one that was typed.
+    """
+    columns = tuple(column_here(key, spec, rows) for key, spec in rows[0].columns.items())
+    found = {row.key: row_of(None, row, scale) for row in rows}
+    # a size has no such difference
+    of_text = [key for key, spec in rows[0].columns.items() if spec.text]
+    table_rows = tuple(_beside(found[row.key], found.get(row.baseline), of_text) for row in rows)
+    curve, records = _size_against_quality(rows), records_of(rows)
+    if curve:
+        table_rows = mark_fronts(table_rows, curve)
+    return ResultTable(
+        artifact=f"sweep/{name}",
+        title=f"Sweep {name}",
+        citation="",
+        source="no paper: a sweep of your own",
+        scale=scale,
+        command=command,
+        columns=columns,
+        rows=table_rows,
+        claims=(),
+        notes=tuple(options(told_of(rows))),
+        origins=origins.lines(records),
+        provenance=origins.facts(records),
+        curve=curve,
+    )
+
+
+def _beside(row: Row, baseline: Row | None, columns: Sequence[str]) -> Row:
+    """The row with the full-precision numbers of its model in some columns."""
+    if baseline is None:
+        return row
+    found = {key: _difference(row.cells[key], baseline.cells[key]) for key in columns}
+    return dataclasses.replace(row, cells={**row.cells, **found})
+
+
+def _difference(cell: Cell, baseline: Cell) -> Cell:
+    if cell.number is None or baseline.number is None:
+        return cell
+    difference = cell.number - baseline.number
+    return dataclasses.replace(cell, baseline=baseline.measured, difference=difference)
+
+
+def _size_against_quality(rows: Sequence[PlannedRow]) -> Curve | None:
+    """The first quality over the stored size, a front a model; None where the sweep has not both."""
+    columns = rows[0].columns
+    quality = next((key for key, spec in columns.items() if spec.text), None)
+    if quality is None or SIZE not in columns:
+        return None
+    larger = tuple(not columns[key].lower_is_better for key in (SIZE, quality))
+    several = len({row.spec.name for row in rows}) > 1
+    own = [axis for axis in rows[0].labels if axis not in ("Model", "q", "g")]  # what else differs
+    series = ("Model", *own) if several else tuple(own)
+    return Curve(x=SIZE, y=quality, series=series, larger=larger, per=1, baseline="*/none/*")

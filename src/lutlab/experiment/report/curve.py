@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from lutlab.experiment.artifact.outcome import Column, Curve, ResultTable, Row
-from lutlab.experiment.report import frame
+from lutlab.experiment.artifact.artifact import Curve
+from lutlab.experiment.artifact.outcome import Column, ResultTable, Row
+from lutlab.experiment.report import style
 from lutlab.experiment.report.style import INK, MARKERS, MUTED, PAPER, SERIES, scale_y
 
 if TYPE_CHECKING:
@@ -47,13 +48,13 @@ def draw(table: ResultTable) -> Figure:
     names = list(dict.fromkeys(dot.name for dot in dots))
     width = max(NARROWEST, PANEL[0] * len(panels))
     room = width / len(panels) - 0.8
-    titles = [frame.fit(_title(rows, curve), room, frame.PANEL_SIZE) for rows in panels.values()]
+    titles = [style.fit(_title(rows, curve), room, style.PANEL_SIZE) for rows in panels.values()]
     head = _head(table)
     labels = [*names, "Pareto front", "full precision", HOLLOW]
-    tall = PANEL[1] + max(frame.height(title, frame.PANEL_SIZE) for title in titles)
-    tall += frame.height(frame.fit(head, width - 0.3, frame.TITLE_SIZE), frame.TITLE_SIZE)
+    tall = PANEL[1] + max(style.height(title, style.PANEL_SIZE) for title in titles)
+    tall += style.height(style.fit(head, width - 0.3, style.TITLE_SIZE), style.TITLE_SIZE)
     figure = Figure(
-        figsize=(width, tall + frame.legend_height(labels, width - 0.3) + 0.6),
+        figsize=(width, tall + style.legend_height(labels, width - 0.3) + 0.6),
         layout="constrained",
         facecolor=PAPER,
     )
@@ -62,10 +63,10 @@ def draw(table: ResultTable) -> Figure:
     for axis, rows, title in zip(axes, panels.values(), titles, strict=True):
         keys = {row.key for row in rows}
         _panel(axis, rows, [dot for dot in dots if dot.row.key in keys], table, names)
-        axis.set_title(title, loc="left", fontsize=frame.PANEL_SIZE)
-        axis.set_xlabel(frame.fit(_x_name(curve, columns), room, frame.LABEL_SIZE))
+        axis.set_title(title, loc="left", fontsize=style.PANEL_SIZE)
+        axis.set_xlabel(style.fit(_x_name(curve, columns), room, style.LABEL_SIZE))
     y = _axis_name(columns[curve.y], "degradation" if curve.degradation else "")
-    axes[0].set_ylabel(frame.fit(y, PANEL[1] - 0.2, frame.LABEL_SIZE))
+    axes[0].set_ylabel(style.fit(y, PANEL[1] - 0.2, style.LABEL_SIZE))
     _finish(figure, axes, head)
     return figure
 
@@ -146,7 +147,7 @@ def _panel(
             color = SERIES[names.index(of_group[0]) % len(SERIES)] if alone else MUTED
             axis.axhline(level, color=color, linestyle=":", linewidth=1.1, label="full precision")
     if not points:
-        said = frame.fit(_why_empty(rows, curve), PANEL[0] - 0.8, frame.LABEL_SIZE)
+        said = style.fit(_why_empty(rows, curve), PANEL[0] - 0.8, style.LABEL_SIZE)
         where = {"ha": "center", "va": "center", "transform": axis.transAxes}
         axis.text(0.5, 0.5, said, color=MUTED, **where)
         axis.set(xticks=[], yticks=[])
@@ -260,4 +261,4 @@ def _finish(figure: Figure, axes: Sequence[Axes], head: str) -> None:
             entries.setdefault(label, handle)
     if hollow := entries.pop(HOLLOW, None):
         entries[HOLLOW] = hollow  # after the series
-    frame.put(figure, head, entries)
+    style.put(figure, head, entries)

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING
 from lutlab.escapes import mapped_texts, visible
 from lutlab.experiment.artifact.outcome import OURS, Cell, Column, ResultTable, Row
 from lutlab.experiment.artifact.predicted import VERDICT as PREDICTED
-from lutlab.experiment.report import bars, curve, frame
+from lutlab.experiment.report import bars, curve, style
 from lutlab.experiment.report.bars import Panel, Points
-from lutlab.experiment.report.layout import lay_out
-from lutlab.experiment.report.parts import DASH, Block, Grid, Layout
+from lutlab.experiment.report.layout import DASH, Block, Grid, Layout, lay_out
 from lutlab.experiment.report.style import FAINT, INK, MARKERS, MUTED, PAPER, SERIES, STYLE
 
 if TYPE_CHECKING:
@@ -263,12 +262,12 @@ def _arranged(bands: Sequence[Sequence[Panel]], title: str) -> Figure:
         for panel in panels
         for points in panel.series
     }
-    titles = [frame.fit(panel.title, room, frame.PANEL_SIZE) for panel in panels]
-    above = max(frame.height(text, frame.PANEL_SIZE) for text in titles) + 0.15
+    titles = [style.fit(panel.title, room, style.PANEL_SIZE) for panel in panels]
+    above = max(style.height(text, style.PANEL_SIZE) for text in titles) + 0.15
     below = max(panel.names_height for panel in panels if panel.named)
     tall = down * (PANEL_HEIGHT + above) + down // deep * below
-    tall += frame.legend_height(list(entries), width - 0.3)
-    tall += frame.height(frame.fit(title, width - 0.3, frame.TITLE_SIZE), frame.TITLE_SIZE) + 0.2
+    tall += style.legend_height(list(entries), width - 0.3)
+    tall += style.height(style.fit(title, width - 0.3, style.TITLE_SIZE), style.TITLE_SIZE) + 0.2
     figure = Figure(figsize=(width, tall), layout="constrained", facecolor=PAPER)
     figure.get_layout_engine().set(hspace=0.03, wspace=0.04, h_pad=0.06)
     axes = figure.subplots(down, across, squeeze=False)
@@ -278,8 +277,8 @@ def _arranged(bands: Sequence[Sequence[Panel]], title: str) -> Figure:
             axis = axes[row * deep + j][at]
             bars.draw(axis, panel, titles[i * deep + j])
             if panel.side and at == 0:
-                axis.set_ylabel(frame.fit(panel.side, PANEL_HEIGHT, frame.LABEL_SIZE))
+                axis.set_ylabel(style.fit(panel.side, PANEL_HEIGHT, style.LABEL_SIZE))
     for axis in axes.flat:
         axis.set_visible(axis.has_data() or bool(axis.texts))
-    frame.put(figure, title, entries)
+    style.put(figure, title, entries)
     return figure

@@ -1,4 +1,4 @@
-"""A figure's curve as its artifact describes it, the points on its fronts, and the rows that are then shown."""
+"""Rows whose points are on the Pareto fronts of a figure, and the rows that are then shown."""
 
 from __future__ import annotations
 
@@ -6,33 +6,11 @@ import dataclasses
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
-from lutlab.experiment.artifact.artifact import Artifact
-from lutlab.experiment.artifact.outcome import FRONT, TRIED, Curve, ResultTable, Row
+from lutlab.experiment.artifact.artifact import Curve
+from lutlab.experiment.artifact.outcome import FRONT, TRIED, ResultTable, Row
 from lutlab.experiment.artifact.pareto import Point, front
 
 LONGEST = 60  # rows of a curve that are all shown
-
-
-def curve_of(artifact: Artifact, scale: str) -> Curve | None:
-    """The figure of an artifact at a scale; None where it has none."""
-    if (spec := artifact.figure) is None:
-        return None
-    y = spec.y_at.get(scale, spec.y)
-    larger = tuple(not artifact.columns[column].lower_is_better for column in (spec.x, y))
-    return Curve(
-        spec.x,
-        y,
-        tuple(spec.series),
-        larger,
-        spec.per,
-        spec.baseline,
-        spec.degradation,
-        spec.panel,
-        spec.rowwise,
-        spec.front,
-        tuple(spec.beside),
-        spec.y if y != spec.y else "",
-    )
 
 
 def mark_fronts(rows: Sequence[Row], curve: Curve) -> tuple[Row, ...]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from importlib.resources import files
 
-from lutlab.experiment.report.claims import BREAKS, HOLDS
-from lutlab.experiment.report.parts import Layout
+from lutlab.experiment.artifact.outcome import BREAKS, HOLDS
+from lutlab.experiment.report.layout import Layout
 
 CLAIM_CLASSES = {HOLDS: "holds", BREAKS: "breaks"}
 

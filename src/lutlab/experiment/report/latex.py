@@ -2,8 +2,7 @@ r"""The report as LaTeX with booktabs: compiles alone with pdflatex; other docum
 
 from __future__ import annotations
 
-from lutlab.experiment.report.heads import break_lines
-from lutlab.experiment.report.parts import Grid, Head, Layout, Line
+from lutlab.experiment.report.layout import Grid, Head, Layout, Line, break_lines
 
 PACKAGES = ("booktabs", "amssymb", "graphicx")
 HEAD_WIDTH = 14  # characters in a line of a head

@@ -12,13 +12,13 @@ A figure of very many points is a table of its Pareto front; the CSV file has al
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from lutlab.escapes import mapped_texts, visible
-from lutlab.experiment.artifact.outcome import TRIED, Cell, Column, ResultTable, Row
+from lutlab.experiment.artifact.outcome import TRIED, Cell, ClaimResult, Column, ResultTable, Row
 from lutlab.experiment.artifact.predicted import VERDICT
-from lutlab.experiment.report import predictions
-from lutlab.experiment.report.claims import view
 from lutlab.experiment.report.digits import (
     change,
     error_text,
@@ -28,8 +28,13 @@ from lutlab.experiment.report.digits import (
     superscript,
 )
 from lutlab.experiment.report.fronts import shortened
-from lutlab.experiment.report.parts import DASH, Block, Entry, Grid, Head, Layout, Line
 
+DASH = "–"
+LONGEST_WORD = 14  # of a head; longer words are cut
+PREDICTION = "pred."  # before every predicted number, since it stands where a measured one would
+PREDICTION_MEANING = (
+    f"{PREDICTION} predicted, not measured: of the paper's model on the paper's GPUs; in no claim"
+)
 # verdict of a measured number -> (mark, what the mark says below the table)
 MARKS = {
     "match": ("=", "match: equal to the paper's number in every printed digit"),
@@ -56,21 +61,104 @@ WORDS_MEANING = {
 }
 
 
-class _Footnotes:
-    """Numbers distinct texts in the order of their first use."""
+@dataclass(frozen=True)
+class Head:
+    """A column. `ours` heads the measured half; `paper` the published one: `paper`, `cited`, '' where there is none."""
 
-    def __init__(self) -> None:
-        self.texts: list[str] = []
+    key: str
+    title: str
+    unit: str
+    protocol: str
+    paper: str
+    ours: str
+    proportion: bool = False  # accuracies, which are never without their error
 
-    def mark(self, text: str) -> str:
-        if not text:
-            return ""
-        if text not in self.texts:
-            self.texts.append(text)
-        return superscript(self.texts.index(text) + 1)
+    @property
+    def name(self) -> str:
+        """Title and unit, unless the title says the unit."""
+        return f"{self.title} ({self.unit})" if self.unit else self.title
 
-    def lines(self) -> tuple[str, ...]:
-        return tuple(f"{superscript(i)} {text}" for i, text in enumerate(self.texts, 1))
+
+@dataclass(frozen=True)
+class Entry:
+    """A cell. `ours` holds the measured number, or the word that says why there is none; `foot` numbers its reason.
+
+    `error` is the number's standard error, `± 0.05`; empty where it has none.
+    """
+
+    paper: str
+    ours: str
+    mark: str
+    foot: str
+    delta: str
+    verdict: str
+    note: str
+    measured: bool
+    error: str = ""
+
+    @property
+    def ours_mark(self) -> str:
+        """Marks after the number or word: ` †²`, `¹` or nothing."""
+        mark = f"{self.mark}{self.foot}"
+        return f" {mark}" if mark and self.measured else mark
+
+    @property
+    def ours_text(self) -> str:
+        """Number or word with its error and mark: `12.34 ± 0.05 †²`, `not run¹`."""
+        return f"{self.ours}{f' {self.error}' if self.error else ''}{self.ours_mark}"
+
+
+@dataclass(frozen=True)
+class Line:
+    """A row: its key, its labels in the order of the axes, the model measured, one entry per head of its grid."""
+
+    key: str
+    labels: tuple[str, ...]
+    model: str
+    entries: tuple[Entry, ...]
+
+
+@dataclass(frozen=True)
+class Block:
+    """Rows under one heading (none: ''). `measured_on` says which model ours are of, where the heading does not."""
+
+    heading: str
+    measured_on: str
+    lines: tuple[Line, ...]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Heads over blocks of lines. Where blocks have headings, the first axis stands there and can be left out."""
+
+    heads: tuple[Head, ...]
+    blocks: tuple[Block, ...]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """All strings of a report, in reading order."""
+
+    artifact: str
+    title: str
+    paper: str  # citation and place; empty where no column is a paper's
+    scale: str
+    command: str
+    stand_ins: tuple[str, ...]
+    axes: tuple[str, ...]
+    headed: bool  # blocks have headings
+    telling: int  # so many axes, from the first on, tell all rows apart
+    show_model: bool  # the model measured is not one of the labels
+    main: Grid
+    reference: Grid
+    reasons: tuple[str, ...]  # why the reference grid has no measured half
+    left_out: str  # which rows of a long table are not among the lines
+    legend: tuple[str, ...]
+    footnotes: tuple[str, ...]
+    claims: tuple[ClaimResult, ...]
+    notes: tuple[str, ...]
+    origins: tuple[str, ...]  # where the measured numbers come from, in lines, and fact by fact
+    provenance: tuple[tuple[str, str], ...]
 
 
 def lay_out(table: ResultTable) -> Layout:
@@ -84,17 +172,19 @@ def lay_out(table: ResultTable) -> Layout:
     main = [c for c in table.columns if _in_main(table, c)]
     reference = [c for c in table.columns if c not in main]
     axes = tuple(dict.fromkeys(axis for row in table.rows for axis in row.labels))
-    foot, grid = _Footnotes(), _Footnotes()
+    foot: dict[str, str] = {}  # text -> its mark, in the order of their first use
+    of_reference: dict[str, str] = {}
     headed = _headed(table.rows)
     main_grid = _grid(table, main, axes, headed, foot)
-    reference_grid = _grid(table, reference, axes, headed, grid)
-    reasons = grid.lines()
+    reference_grid = _grid(table, reference, axes, headed, of_reference)
+    reasons = _footnotes(of_reference)
     if len(reasons) == 1 and _all_marked(reference_grid):
         # One reason for all: say it once, without marks.
-        reasons = (grid.texts[0],)
+        reasons = tuple(of_reference)
         reference_grid = _grid(table, reference, axes, headed, None)
     from_paper = bool(table.citation) or any(column.published for column in table.columns)
-    said = (*reasons, *foot.lines())
+    footnotes = _footnotes(foot)
+    said = (*reasons, *footnotes)
     laid_out = Layout(
         artifact=table.artifact,
         title=table.title,
@@ -111,14 +201,25 @@ def lay_out(table: ResultTable) -> Layout:
         reasons=reasons,
         left_out=left_out,
         legend=_legend(main_grid),
-        footnotes=foot.lines(),
-        claims=tuple(view(claim) for claim in table.claims),
+        footnotes=footnotes,
+        claims=table.claims,
         notes=tuple(note for note in table.notes if not any(note in text for text in said)),
         origins=table.origins,
         provenance=tuple(table.provenance.items()),
     )
     # Reasons and labels are whatever a record or a file says.
     return mapped_texts(laid_out, visible)
+
+
+def _footnotes(foot: dict[str, str]) -> tuple[str, ...]:
+    return tuple(f"{mark} {text}" for text, mark in foot.items())
+
+
+def _mark(foot: dict[str, str] | None, text: str) -> str:
+    """The footnote's mark of a text, a new one at its first use."""
+    if foot is None or not text:
+        return ""
+    return foot.setdefault(text, superscript(len(foot) + 1))
 
 
 def _check(table: ResultTable) -> None:
@@ -171,7 +272,7 @@ def _grid(
     columns: Sequence[Column],
     axes: tuple[str, ...],
     headed: bool,
-    foot: _Footnotes | None,
+    foot: dict[str, str] | None,
 ) -> Grid:
     printers = [_printer(table, column, foot) for column in columns]
     blocks = []
@@ -200,13 +301,19 @@ def _head(table: ResultTable, column: Column) -> Head:
     counts = {cell.n for row in table.rows if (cell := row.cells[column.key]).n is not None}
     if column.proportion and counts:
         ours += f", n={' to '.join(map(str, sorted({min(counts), max(counts)})))}"
-    if predictions.is_all(row.cells[column.key] for row in table.rows):
-        ours = predictions.HEAD
+    if _is_predicted(row.cells[column.key] for row in table.rows):
+        ours = VERDICT
     whose = "" if not column.published else "cited" if column.cited else "paper"
     return Head(column.key, column.title, unit, column.protocol, whose, ours, column.proportion)
 
 
-def _printer(table: ResultTable, column: Column, foot: _Footnotes | None):
+def _is_predicted(cells: Iterable[Cell]) -> bool:
+    """Whether predictions are all that a column has."""
+    verdicts = {cell.verdict for cell in cells}
+    return VERDICT in verdicts and verdicts <= {VERDICT, "not run"}
+
+
+def _printer(table: ResultTable, column: Column, foot: dict[str, str] | None):
     """A function (row, cell) -> Entry with the column's number of decimals."""
     cells = [row.cells[column.key] for row in table.rows]
     printed = printed_decimals(cell.published for cell in cells)
@@ -221,7 +328,8 @@ def _printer(table: ResultTable, column: Column, foot: _Footnotes | None):
         if cell.measured is not None:
             return _beside(cell, ours)
         if cell.verdict == VERDICT:
-            return predictions.word(cell, ours)
+            value = cell.predicted
+            return f"{PREDICTION} {number(value, ours) if _is_number(value) else value}"
         return WORDS.get(cell.verdict, cell.verdict)
 
     def entry(row: Row, cell: Cell) -> Entry:
@@ -233,7 +341,7 @@ def _printer(table: ResultTable, column: Column, foot: _Footnotes | None):
             paper=paper or DASH,
             ours=ours_of(cell),
             mark=mark,
-            foot=foot.mark(_reason(row, column, cell)) if foot else "",
+            foot=_mark(foot, _reason(row, column, cell)),
             delta=change(cell.published, cell.measured) if comparable else "",
             verdict=cell.verdict,
             note=cell.note,
@@ -279,10 +387,26 @@ def _legend(grid: Grid) -> tuple[str, ...]:
     words = {e.ours for e in entries if not e.measured}
     lines += [text for word, text in WORDS_MEANING.items() if word in words]
     if any(e.verdict == VERDICT for e in entries):
-        lines.append(predictions.MEANING)
+        lines.append(PREDICTION_MEANING)
     return tuple(lines)
 
 
 def _stand_ins(rows: Sequence[Row]) -> tuple[str, ...]:
     pairs = [f"{_first_label(row)} → {row.model}" for row in rows if row.stand_in]
     return tuple(dict.fromkeys(pairs))
+
+
+def break_lines(text: str, width: int) -> tuple[str, ...]:
+    """Break a head after blanks, `/`, `_` and `-`. A longer word makes its column wider, or is cut after LONGEST_WORD.
+
+    >>> break_lines("ours: pydocs/library", 9)
+    ('ours:', 'pydocs/', 'library')
+    """
+    words = re.findall(rf"[^\s/_-]{{1,{LONGEST_WORD}}}[/_-]?\s*|[/_-]\s*", text)
+    width = max(width, *(len(word.rstrip()) for word in words))
+    lines = [""]
+    for word in words:
+        if len((lines[-1] + word).rstrip()) > width and lines[-1]:
+            lines.append("")
+        lines[-1] += word
+    return tuple(line.rstrip() for line in lines)

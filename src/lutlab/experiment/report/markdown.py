@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from lutlab.experiment.report.parts import Grid, Layout
+from lutlab.experiment.report.layout import Grid, Layout
 
 
 def render(layout: Layout) -> str:

@@ -1,6 +1,6 @@
 """A published artifact: all its variants of one machine in three files, the first two of which make everything else.
 
-    <machine>/<paper>/<artifact>/records.jsonl    the numbers, a record a line (store/lines.py)
+    <machine>/<paper>/<artifact>/records.jsonl    the numbers, a record a line (store/record.py)
                                  table.csv        which record stands in which cell of which variant, with its verdict
                                  table.md         the page
 
@@ -26,10 +26,9 @@ from lutlab.experiment.artifact.columns import ColumnSpec
 from lutlab.experiment.artifact.outcome import Cell, ResultTable, Row
 from lutlab.experiment.artifact.predicted import VERDICT, reason_of
 from lutlab.experiment.artifact.rows import ArtifactRow
-from lutlab.experiment.report import compare, csv, markdown, means, origins, predictions, ran
+from lutlab.experiment.report import compare, csv, markdown, means, origins
 from lutlab.experiment.report.layout import lay_out
-from lutlab.experiment.store import lines
-from lutlab.experiment.store.record import Record
+from lutlab.experiment.store.record import LINES, Record, read_lines, write_lines
 from lutlab.kept.files import write_atomically
 from lutlab.kept.sums import check_file, has_sums, write_sums
 from lutlab.specs import EvalSpec
@@ -83,14 +82,14 @@ def read(folder: Path) -> Published:
     """
     machine = folder.parents[1]
     if has_sums(machine):
-        for name in (TABLE, lines.NAME):
+        for name in (TABLE, LINES):
             check_file(machine, (folder / name).relative_to(machine).as_posix(), CURE)
     try:
         table = (folder / TABLE).read_text(encoding="utf-8")
-        records = lines.read_lines(folder / lines.NAME)
+        records = read_lines(folder / LINES)
     except FileNotFoundError as error:
         raise LutlabError(
-            f"{error.filename} is not there: a published artifact is {lines.NAME} and {TABLE}; restore it with git"
+            f"{error.filename} is not there: a published artifact is {LINES} and {TABLE}; restore it with git"
         ) from error
     return parse("/".join(folder.parts[-2:]), table, records)
 
@@ -112,13 +111,13 @@ def write(published: Published, folder: Path, commands: Mapping[str, str]) -> li
     return [
         write_atomically(folder / PAGE, page.encode()),
         write_atomically(folder / TABLE, csv.render_variants(tables).encode()),
-        lines.write_lines(folder / lines.NAME, records),
+        write_lines(folder / LINES, records),
     ]
 
 
 def seal(machine: Path) -> Path:
     """Write SHA256SUMS over the files of all artifacts in a machine's folder."""
-    own = (PAGE, TABLE, lines.NAME)
+    own = (PAGE, TABLE, LINES)
     return write_sums(machine, [p for p in machine.glob("*/*/*") if p.name in own])
 
 
@@ -151,12 +150,7 @@ def _table(
         key: [
             said
             for record in (records.get(c["cell_id"]) for c in some)
-            for said in (
-                _options(record),
-                compare.troubled(record),
-                *compare.other_texts(record),
-                compare.tuned_badly(record),
-            )
+            for said in compare.cell_notes(record, _options(record))
         ]
         for key, some in by_row.items()
     }
@@ -172,7 +166,7 @@ def _row(
 ) -> Row:
     published = artifact.numbers().get(row.key, {})
     found = {cell["column"]: cell for cell in cells}
-    said, asked = {}, artifact.asked()
+    said, predictions = {}, artifact.predictions()
     for key, spec in artifact.columns_of(row).items():
         if means.is_mean(row, spec):  # compare.assemble takes it again
             said[key] = Cell(key, published.get(key), None, "not run", row.not_run or spec.reason)
@@ -181,16 +175,16 @@ def _row(
         elif key in found:
             said[key] = _cell(artifact.name, spec, found[key], published.get(key), records)
         else:
-            said[key] = Cell(key, published.get(key), None, "not run", predictions.NOT_YET)
-        said[key] = predictions.with_prediction(said[key], asked.get((row.key, key)), spec)
+            said[key] = Cell(key, published.get(key), None, "not run", compare.NOT_YET)
+        said[key] = compare.with_prediction(said[key], predictions.get((row.key, key)), spec)
     measured = [records.get(cell["cell_id"]) for cell in cells]
     return Row(
         row.key,
-        ran.labels(row.labels, measured),
+        origins.labels(row.labels, measured),
         cells[0]["model"],
         cells[0]["stand_in"] == "True",
         said,
-        device=ran.device(measured),
+        device=origins.device(measured),
     )
 
 
@@ -212,7 +206,7 @@ def _cell(
         ):
             raise LutlabError(
                 f"published {artifact}: {TABLE} has {cell['measured']} for {cell['row']}.{column}, and its record "
-                f"'{cell['cell_id']}' in {lines.NAME} does not; restore both with git, or publish the artifact again"
+                f"'{cell['cell_id']}' in {LINES} does not; restore both with git, or publish the artifact again"
             )
         of = compare.chance(record, spec)
     cell_id = cell["cell_id"] or None

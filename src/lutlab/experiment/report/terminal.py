@@ -11,12 +11,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from lutlab.experiment.artifact.outcome import FRONT, OURS
-from lutlab.experiment.report.heads import break_lines
-from lutlab.experiment.report.parts import Block, Entry, Grid, Head, Layout, Line
+from lutlab.experiment.report.layout import Block, Grid, Head, Layout, Line, break_lines
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -40,48 +38,13 @@ MOST_ORIGINS = 4  # lines of where numbers come from
 MOST_NAMED = 3  # instances of a claim that are printed, of those that fail and of those below noise
 
 
-@dataclass(frozen=True)
-class Half:
-    """One half of a column: the lines of its head, its width, and of that of the errors and marks after the numbers."""
+class Column(NamedTuple):
+    """A column of a rich table: its head, a text for each line, and the width at which none is cut."""
 
-    head: tuple[str, ...]
+    head: Text
+    texts: Mapping[Line, Text | str]
     width: int
-    marks: int
-    ours: bool
-    errors: int = 0
-
-    def text(self, entry: Entry, alone: bool) -> str:
-        """Numbers right-aligned, what follows them left. A published number `alone` carries the reason's footnote."""
-        if self.ours:
-            word, error, mark = entry.ours, entry.error if self.errors else "", entry.ours_mark
-        else:
-            word, error, mark = entry.paper, "", entry.foot if alone else ""
-        after = f" {error}".ljust(self.errors) if self.errors else ""
-        return word.rjust(self.width - self.errors - self.marks) + after + mark.ljust(self.marks)
-
-
-@dataclass(frozen=True)
-class ColumnPlan:
-    """A column: the lines of its title, where its entries are in a line, its halves with a blank between them."""
-
-    title: tuple[str, ...]
-    index: int
-    halves: tuple[Half, ...]
-    width: int
-
-
-@dataclass(frozen=True)
-class Axis:
-    """A column of labels."""
-
-    title: str
-    width: int
-    labels: Mapping[Line, str]
-
-    @property
-    def numeric(self) -> bool:
-        """Numbers and dashes are right-aligned, words left-aligned."""
-        return not any(char.isalpha() for label in self.labels.values() for char in label)
+    justify: Literal["left", "right"] = "left"
 
 
 def print_layout(layout: Layout, console: Console) -> None:
@@ -145,22 +108,28 @@ def _print_claims(layout: Layout, console: Console) -> None:
 
 def _print_grid(layout: Layout, grid: Grid, console: Console, measured: bool) -> None:
     lines = [line for block in grid.blocks for line in block.lines]
-    axes = _axes(layout, lines, len(layout.axes), measured)
-    tables = _fit(grid, lines, axes, console.width, measured)
     # Too wide: better without the axes that tell nothing more.
-    if len(tables) > 1 and layout.telling < len(layout.axes):
-        axes = _axes(layout, lines, layout.telling, measured)
-        tables = _fit(grid, lines, axes, console.width, measured)
-    for plans in tables:
+    for n in (len(layout.axes), layout.telling):
+        axes = _axes(layout, lines, n, measured)
+        room = console.width - 1 - sum(axis.width + SEPARATOR for axis in axes)
+        tables = _fit(grid, lines, room, measured)
+        if len(tables) == 1:
+            break
+    for columns in tables:
         console.print()
         if layout.headed:
-            console.print(_rich_table(axes, plans, show_header=True))
+            console.print(_rich_table([*axes, *columns], show_header=True))
         for block in grid.blocks:
-            _print_block(block, axes, plans, console, measured)
+            _print_block(block, [*axes, *columns], console, measured)
 
 
-def _axes(layout: Layout, lines: Sequence[Line], n: int, measured: bool) -> list[Axis]:
-    """The first `n` axes and those of ours, but not the one that stands in the headings of the blocks."""
+def _axes(layout: Layout, lines: Sequence[Line], n: int, measured: bool) -> list[Column]:
+    """The first `n` axes and those of ours, but not the one that stands in the headings of the blocks.
+
+    Numbers and dashes are right-aligned, words left-aligned.
+    """
+    from rich.text import Text
+
     texts = {
         title: [line.labels[i] for line in lines]
         for i, title in enumerate(layout.axes)
@@ -171,18 +140,17 @@ def _axes(layout: Layout, lines: Sequence[Line], n: int, measured: bool) -> list
     if measured and layout.show_model and not layout.headed:
         texts["ours on"] = [line.model for line in lines]
     return [
-        Axis(title, max(map(len, [title, *labels])), dict(zip(lines, labels, strict=True)))
+        Column(
+            Text(title),
+            dict(zip(lines, labels, strict=True)),
+            max(map(len, [title, *labels])),
+            "left" if any(char.isalpha() for label in labels for char in label) else "right",
+        )
         for title, labels in texts.items()
     ]
 
 
-def _print_block(
-    block: Block,
-    axes: Sequence[Axis],
-    plans: Sequence[ColumnPlan],
-    console: Console,
-    measured: bool,
-) -> None:
+def _print_block(block: Block, columns: Sequence[Column], console: Console, measured: bool) -> None:
     from rich.text import Text
 
     if block.heading:
@@ -190,89 +158,79 @@ def _print_block(
         if measured and block.measured_on:
             heading.append(f" · ours: {block.measured_on}", style="not bold cyan")
         _say(console, heading)
-    table = _rich_table(axes, plans, show_header=not block.heading)
+    table = _rich_table(columns, show_header=not block.heading)
     for line in block.lines:
-        table.add_row(*(axis.labels[line] for axis in axes), *(_cell(plan, line) for plan in plans))
+        table.add_row(*(column.texts[line] for column in columns))
     console.print(table)
 
 
-def _rich_table(axes: Sequence[Axis], plans: Sequence[ColumnPlan], show_header: bool) -> Table:
+def _rich_table(columns: Sequence[Column], show_header: bool) -> Table:
     from rich import box
     from rich.table import Table
-    from rich.text import Text
 
     table = Table(box=box.MINIMAL, show_edge=False, show_header=show_header, header_style="")
-    for axis in axes:
-        justify = "right" if axis.numeric else "left"
-        table.add_column(
-            Text(axis.title), justify=justify, min_width=axis.width, max_width=axis.width
-        )
-    for plan in plans:
-        table.add_column(_header(plan), min_width=plan.width, max_width=plan.width)
+    for one in columns:
+        table.add_column(one.head, justify=one.justify, min_width=one.width, max_width=one.width)
     return table
 
 
-def _fit(
-    grid: Grid, lines: Sequence[Line], axes: Sequence[Axis], width: int, measured: bool
-) -> list[list[ColumnPlan]]:
+def _fit(grid: Grid, lines: Sequence[Line], room: int, measured: bool) -> list[list[Column]]:
     """Columns for one table at the widest heads that fit, best with all errors; else for as many tables as it takes."""
-    room = width - 1 - sum(axis.width + SEPARATOR for axis in axes)
-    for wrap, errors in itertools.chain(
-        itertools.product(WRAPS, [True]), itertools.product(WRAPS, [False])
-    ):
-        plans = [_plan(head, i, lines, wrap, measured, errors) for i, head in enumerate(grid.heads)]
-        if sum(plan.width + SEPARATOR for plan in plans) - SEPARATOR <= room:
-            return [plans]
-    tables: list[list[ColumnPlan]] = [[]]
-    for plan in plans:
-        used = sum(p.width + SEPARATOR for p in tables[-1])
-        if tables[-1] and used + plan.width > room:
+    for errors, wrap in itertools.product((True, False), WRAPS):
+        columns = [
+            _column(head, i, lines, wrap, measured, errors) for i, head in enumerate(grid.heads)
+        ]
+        if sum(one.width + SEPARATOR for one in columns) - SEPARATOR <= room:
+            return [columns]
+    tables: list[list[Column]] = [[]]
+    for column in columns:
+        used = sum(one.width + SEPARATOR for one in tables[-1])
+        if tables[-1] and used + column.width > room:
             tables.append([])
-        tables[-1].append(plan)
+        tables[-1].append(column)
     return tables
 
 
-def _plan(
+def _column(
     head: Head, index: int, lines: Sequence[Line], wrap: int, measured: bool, errors: bool
-) -> ColumnPlan:
+) -> Column:
+    """`paper | ours`: numbers right-aligned, errors and marks after them left."""
+    from rich.text import Text
+
     entries = [line.entries[index] for line in lines]
-    halves = []
+    halves = []  # of each: its head's lines, its texts, their styles
     if head.paper:
-        words = max(5, *(len(e.paper) for e in entries))
-        marks = 0 if measured else max(len(e.foot) for e in entries)
-        halves.append(Half((head.paper,) if measured else (), words + marks, marks, ours=False))
+        marks = _left(["" if measured else e.foot for e in entries])
+        texts = _joined([e.paper for e in entries], marks, 5 + len(marks[0]))
+        halves.append(([head.paper] if measured else [], texts, [""] * len(lines)))
     if measured or not head.paper:
-        marks = max(len(e.ours_mark) for e in entries)
-        shown = [e.error for e in entries if e.error and (errors or head.proportion)]
-        after = max((1 + len(error) for error in shown), default=0)
-        needed = max(len(e.ours) for e in entries) + after + marks
+        after = [f" {e.error}" if e.error and (errors or head.proportion) else "" for e in entries]
+        marks = _left([e.ours_mark for e in entries])
+        tails = [error + mark for error, mark in zip(_left(after), marks, strict=True)]
+        words = [e.ours for e in entries]
+        needed = max(map(len, words)) + len(tails[0])
         broken = break_lines(head.ours, max(wrap, needed))
-        width = max(needed, *map(len, broken))
-        halves.append(Half(broken, width, marks, ours=True, errors=after))
-    both = sum(half.width + 1 for half in halves) - 1
+        texts = _joined(words, tails, max(map(len, broken)))
+        halves.append((broken, texts, [STYLES.get(e.verdict, "dim") for e in entries]))
+    widths = [len(texts[0]) for _, texts, _ in halves]
+    both = sum(width + 1 for width in widths) - 1
     title = break_lines(head.name, max(wrap, both))
-    return ColumnPlan(title, index, tuple(halves), max(both, *map(len, title)))
+    shown = Text("\n".join(title), style="bold")
+    for words in itertools.zip_longest(*(of for of, _, _ in halves), fillvalue=""):
+        padded = (word.rjust(width) for word, width in zip(words, widths, strict=True))
+        shown.append("\n" + " ".join(padded), style="not bold dim")
+    cells = (zip(texts, styles, strict=True) for _, texts, styles in halves)
+    joined = [Text(" ").join(Text(*half) for half in cell) for cell in zip(*cells, strict=True)]
+    return Column(shown, dict(zip(lines, joined, strict=True)), max(both, *map(len, title)))
 
 
-def _header(plan: ColumnPlan) -> Text:
-    from rich.text import Text
-
-    text = Text("\n".join(plan.title), style="bold")
-    for i in range(max(len(half.head) for half in plan.halves)):
-        words = [half.head[i] if i < len(half.head) else "" for half in plan.halves]
-        padded = (word.rjust(half.width) for word, half in zip(words, plan.halves, strict=True))
-        text.append("\n" + " ".join(padded), style="not bold dim")
-    return text
+def _left(texts: Sequence[str]) -> list[str]:
+    """Texts of one width, left-aligned."""
+    width = max(map(len, texts))
+    return [text.ljust(width) for text in texts]
 
 
-def _cell(plan: ColumnPlan, line: Line) -> Text:
-    from rich.text import Text
-
-    entry = line.entries[plan.index]
-    text = Text()
-    for half in plan.halves:
-        if text:
-            text.append(" ")
-        style = STYLES.get(entry.verdict, "dim") if half.ours else ""
-        text.append(half.text(entry, alone=len(plan.halves) == 1), style=style)
-    return text
+def _joined(words: Sequence[str], tails: Sequence[str], least: int) -> list[str]:
+    """Words right-aligned before tails of one width, at least so wide."""
+    width = max(least, max(map(len, words)) + len(tails[0]))
+    return [word.rjust(width - len(tail)) + tail for word, tail in zip(words, tails, strict=True)]

@@ -18,7 +18,6 @@ from lutlab.experiment.plan.resolve import Files, resolve
 from lutlab.experiment.plan.view import print_plan
 from lutlab.experiment.records import dashboard
 from lutlab.experiment.report import compare, print_table, write_report
-from lutlab.experiment.report.sweep import tabulate_sweep
 from lutlab.experiment.row import sweeping
 from lutlab.experiment.row.row import Mode, Row
 from lutlab.experiment.row.spelling import table_command
@@ -75,12 +74,17 @@ def _draw(request: sweeping.Request, common: Row) -> None:
             "mode=dashboard draws all that was measured, and its page has filters: leave out +exp and swept values"
         )
     asked = common.dashboard
-    folders = map(Path, asked.of or [common.results])
-    data = dashboard.of_tracked(asked.tracked) if asked.tracked else dashboard.of_records(*folders)
-    path = dashboard.write(data, asked.output or common.results / "dashboard.html")
+    folders = [Path(folder) for folder in asked.of or [common.results]]
+    if asked.tracked:
+        cells, claims, source = dashboard.of_tracked(asked.tracked), [], str(asked.tracked)
+    else:
+        cells, claims = dashboard.of_records(*folders)
+        source = ", ".join(map(str, folders))
+    path = asked.output or common.results / "dashboard.html"
+    dashboard.write(path, cells, claims, source)
     size = path.stat().st_size / 1e6
     Console().print(
-        f"{len(data.cells)} cells, {len(data.claims)} claims: {path} ({size:.1f} MB), which any browser opens",
+        f"{len(cells)} cells, {len(claims)} claims: {path} ({size:.1f} MB), which any browser opens",
         highlight=False,
         soft_wrap=True,
     )
@@ -164,7 +168,7 @@ def _report(
         table = compare.tabulate(artifact, rows, scale)
         table = dataclasses.replace(table, command=command)
     else:
-        table = tabulate_sweep(folder.name, rows, scale, command)
+        table = compare.tabulate_sweep(folder.name, rows, scale, command)
     console = Console()
     remove_leftovers(folder)
     paths = write_report(table, folder)

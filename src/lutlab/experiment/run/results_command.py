@@ -24,7 +24,7 @@ from typing import Any
 from lutlab import children
 from lutlab.errors import LutlabError
 from lutlab.escapes import visible
-from lutlab.experiment.records import differ, frame, prune, stale
+from lutlab.experiment.records import differ, frame, prune
 from lutlab.experiment.report import csv
 from lutlab.experiment.report.origins import flatten
 from lutlab.experiment.row.spelling import axes, evaluation_from, overrides_of, run_from, shell
@@ -147,7 +147,7 @@ def _show(given: argparse.Namespace) -> int:
         "n": f"{record.n}, {len(record.samples)} samples kept",
         "command": shell(_command_of(record)),
         "commit": f"{known['git_commit']}{' (tree not clean)' if known['git_dirty'] else ''}",
-        "stale": "; ".join(stale.moved(record)) or "no: today's code names this cell alike",
+        "stale": "; ".join(prune.moved(record)) or "no: today's code names this cell alike",
         **axes(run_from(record.run), evaluation_from(record.evaluation)),
     }
     rest = {key: value for key, value in known.items() if not key.startswith("git_")}
@@ -184,7 +184,7 @@ def _rerun(given: argparse.Namespace) -> int:
         raise LutlabError(f"not measured again: the command above ended with {done.returncode}")
     (after,) = found
     if after.cell_id != before.cell_id:
-        reasons = stale.moved(before) or ["model, text or machine is another"]
+        reasons = prune.moved(before) or ["model, text or machine is another"]
         print(f"its cell is {after.cell_id} today: {'; '.join(reasons)}")
     if after.status != before.status:
         print(visible(f"{before.status} then, {after.status} now {after.reason}"))
@@ -239,7 +239,7 @@ def _stale(given: argparse.Namespace) -> int:
     total = behind = 0
     for shelf in frame.shelves(*given.results):
         for record in shelf.records.values():
-            found = stale.moved(record)
+            found = prune.moved(record)
             total, behind = total + 1, behind + bool(found)
             reasons.update(found)
     _print_table(["records", "what moved since"], [[n, why] for why, n in reasons.most_common()])
@@ -250,15 +250,15 @@ def _stale(given: argparse.Namespace) -> int:
 def _prune(given: argparse.Namespace) -> int:
     """Remove kept blocks, calibration inputs, failed or stale records; asks before."""
     found = prune.prunable(Path(given.results), given.kinds)
-    for one in found:
-        print(f"{one.kind}: {len(one.paths)} things, {one.bytes / 1e6:,.1f} MB")
-    if not any(one.paths for one in found):
+    for kind, paths in found.items():
+        print(f"{kind}: {len(paths)} things, {prune.size(paths) / 1e6:,.1f} MB")
+    if not any(found.values()):
         return 0
     if not given.yes and input(f"remove them from {given.results}? [y/N] ").strip().lower() != "y":
         print("nothing removed")
         return 0
-    for one in found:
-        prune.remove(one)
+    for paths in found.values():
+        prune.remove(paths)
     print("removed")
     return 0
 

@@ -25,7 +25,7 @@ from lutlab.experiment.records.frame import Shelf, rows_of
 from lutlab.experiment.report import csv
 from lutlab.experiment.row.spelling import axes, evaluation_from, run_from
 from lutlab.experiment.run.histories import Points, histories
-from lutlab.experiment.store.machine import machine_name
+from lutlab.experiment.store.provenance import machine_name
 from lutlab.experiment.store.record import Record, content_id
 from lutlab.specs import EvalSpec, ProductRun
 

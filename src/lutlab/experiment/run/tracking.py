@@ -24,8 +24,7 @@ from lutlab.errors import LutlabError, nearest
 from lutlab.experiment.row.row import Logging
 from lutlab.experiment.run.histories import log_rows
 from lutlab.experiment.run.tracked import TrackedRun
-from lutlab.experiment.store import lines
-from lutlab.experiment.store.record import content_id, encode
+from lutlab.experiment.store.record import LINES, content_id, encode, write_lines
 
 if TYPE_CHECKING:
     from wandb.sdk.wandb_run import Run
@@ -232,7 +231,7 @@ def _log_records(run: Run, tracked: TrackedRun) -> None:
     """Write the records as one file, `records.jsonl`, in the run's own folder; immutable, it is copied nowhere."""
     import wandb
 
-    path = lines.write_lines(Path(run.dir) / lines.NAME, tracked.records)
+    path = write_lines(Path(run.dir) / LINES, tracked.records)
     artifact = wandb.Artifact(f"records-{tracked.id}", type="records")
     artifact.add_file(str(path), policy="immutable", skip_cache=True)
     run.log_artifact(artifact)

@@ -16,8 +16,7 @@ from lutlab.experiment.plan.resolve import Files
 from lutlab.experiment.row.spelling import to_json
 from lutlab.experiment.run import additions
 from lutlab.experiment.run.prepare import Prepared, prepare
-from lutlab.experiment.store.machine import machine
-from lutlab.experiment.store.provenance import environment
+from lutlab.experiment.store.provenance import environment, machine
 from lutlab.experiment.store.record import Record
 from lutlab.experiment.store.store import Store
 from lutlab.kernels import ran

@@ -28,15 +28,15 @@ from typing import Any, get_args
 from lutlab import children, registry
 from lutlab.compress.widths import widths
 from lutlab.data import pairs
-from lutlab.data.pairs import SCORED, labelled_pairs
+from lutlab.data.choices import choice_row
+from lutlab.data.pairs import SCORED, Pair, labelled_pairs
 from lutlab.data.protocols import protocol
-from lutlab.experiment.store import golden_inputs as inputs
 from lutlab.experiment.store.components import every_name
 from lutlab.experiment.store.provenance import libraries
-from lutlab.lazy import torch
+from lutlab.lazy import torch, transformers
 from lutlab.models.contract import CLASSIFIES
 from lutlab.models.families import evaluation_seqlen, kinds
-from lutlab.models.load import embedded_names, load_model
+from lutlab.models.load import LoadedModel, embedded_names, load_model
 from lutlab.quantizers.contract import Calibrated, Rescaling, make_method
 from lutlab.specs import (
     MNLI_LABELS,
@@ -46,6 +46,7 @@ from lutlab.specs import (
     ModelSpec,
     Subject,
     Sublayer,
+    Text,
     Tuning,
 )
 from lutlab.tensors import BCQTensor, CalibStats, DenseTensor, MixedTensor, UniformTensor
@@ -60,6 +61,12 @@ PINNED = {
     "LUTLAB_CC": "no-compiler",
 }
 WIDTHS = ((3, 32), (4, -1))
+MODEL = ModelSpec("opt-embedded-s", "embedded", "opt-embedded-s")
+ENCODER = ModelSpec("bert-embedded-s", "embedded", "bert-embedded-s")
+SENTENCE = (
+    "the table of a kernel holds sums of eight inputs for every pattern of signs, so that a byte of the weight is read "
+    "once and adds eight products; a scale for each group follows, and what remains is rounding."
+)
 
 
 def made_with() -> dict[str, str]:
@@ -135,16 +142,86 @@ def _said(value: Any) -> Any:
     return value.hex() if isinstance(value, float) else repr(value)
 
 
+# ---- inputs: drawn weights that are exact, a few rows of text, tiny models ----
+
+
+def drawn(*shape: int, seed: int, scale: float = 2**-12) -> torch.Tensor:
+    """Float32, of the bell's shape, exact: sums of four whole numbers below 2^11."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(-(2**11), 2**11, (4, *shape), generator=generator).sum(0).float() * scale
+
+
+def sentences(count: int) -> tuple[str, ...]:
+    """The sentence, begun at each of its words."""
+    words = SENTENCE.split()
+    return tuple(" ".join(words[i:] + words[:i]) for i in range(count))
+
+
+def text_of(name: str) -> Text:
+    """A few rows under a protocol, read from nowhere."""
+    rows = sentences(12)
+    if protocol(name).kind == "choices":
+        rows = tuple(
+            choice_row((rows[i], rows[-i]), rows[i].partition(" ")[0], i % 2) for i in range(4)
+        )
+    elif protocol(name).kind.endswith("pairs"):
+        rows = tuple(Pair(row, rows[-i], i % 3).row() for i, row in enumerate(rows))
+    return Text(name, rows, "", "golden.py")
+
+
+def embedded(spec: ModelSpec = MODEL) -> LoadedModel:
+    """An embedded model in float32."""
+    return load_model(spec, torch.float32, "cpu", 0)
+
+
+def tiny_opt() -> Any:
+    """OPT of 2 blocks, hidden 32, whose weights are exact."""
+    config = transformers.OPTConfig(
+        vocab_size=64, hidden_size=32, word_embed_proj_dim=32, ffn_dim=64, num_hidden_layers=2, num_attention_heads=2,
+        max_position_embeddings=32, bos_token_id=0, eos_token_id=0, pad_token_id=0,
+    )  # fmt: skip
+    return exact(transformers.OPTForCausalLM(config))
+
+
+def classifier(labels: int) -> Any:
+    """BERT of 2 blocks with a head for pairs, whose weights are exact."""
+    config = transformers.BertConfig(
+        vocab_size=2048, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        num_labels=labels,
+    )  # fmt: skip
+    return exact(transformers.BertForSequenceClassification(config))
+
+
+def exact(model: Any) -> Any:
+    """The model with drawn weights."""
+    with torch.no_grad():
+        for seed, parameter in enumerate(model.parameters()):
+            parameter.copy_(drawn(*parameter.shape, seed=seed))
+    return model.eval()
+
+
+def windows() -> torch.Tensor:
+    """Calibration windows: token ids [4, 16]."""
+    return torch.randint(0, 64, (4, 16), generator=torch.Generator().manual_seed(0))
+
+
+def mixed(weight: torch.Tensor, **options: Any) -> Any:
+    """Groups of 4 and 2 bits with outliers, of either layout."""
+    method = make_method("mixed_2_4_16", outliers=0.01, **options)
+    widths = torch.tensor((4, 2, 2, 2, 4, 2), dtype=torch.uint8)
+    return method.round_to(weight, widths, 16)
+
+
 # ---- cells ----
 
 
 def _method(name: str) -> Any:
     method = make_method(name)
     if not method.quantizes:
-        return method.quantize(inputs.drawn(16, 96, seed=0), 16, -1)
+        return method.quantize(drawn(16, 96, seed=0), 16, -1)
     weight, x = (
-        inputs.drawn(16, 96, seed=0),
-        inputs.drawn(128, 96, seed=1, scale=2**-8).round() / 16,
+        drawn(16, 96, seed=0),
+        drawn(128, 96, seed=1, scale=2**-8).round() / 16,
     )
     stats = CalibStats(x.T @ x / len(x), x.abs().mean(0), len(x))
     more = (method.prepare(stats),) if isinstance(method, Calibrated) else ()
@@ -155,9 +232,9 @@ def _method(name: str) -> Any:
 
 
 def _format(name: str) -> Any:
-    weight, groups = inputs.drawn(16, 96, seed=0), 3
+    weight, groups = drawn(16, 96, seed=0), 3
     codes = (weight * 8).round().clamp(0, 7).to(torch.uint8)
-    scale = inputs.drawn(4, 16, groups, seed=1).abs() + 2**-6
+    scale = drawn(4, 16, groups, seed=1).abs() + 2**-6
     tensors = {
         DenseTensor: [DenseTensor(weight), DenseTensor(weight.half())],
         UniformTensor: [
@@ -165,7 +242,7 @@ def _format(name: str) -> Any:
             for zero in (3, -1)
         ],
         BCQTensor: [BCQTensor(codes, scale[:3], offset, 3, 32) for offset in (None, scale[3])],
-        MixedTensor: [inputs.mixed(weight, **options) for options in ({}, {"aligned": False})],
+        MixedTensor: [mixed(weight, **options) for options in ({}, {"aligned": False})],
     }
     cls = registry.lookup("format", name)
     packed = [cls.pack(tensor) for tensor in tensors[cls.tensor]]
@@ -175,7 +252,7 @@ def _format(name: str) -> Any:
 def _protocol(name: str) -> Any:
     from lutlab import data
 
-    text, tokenizer = inputs.text_of(name), inputs.loaded().tokenizer
+    text, tokenizer = text_of(name), embedded().tokenizer
     made = {
         "stream": lambda: data.token_stream(text, tokenizer, 8),
         "calibration": lambda: data.calibration_windows(text, tokenizer, 3, 8, 0),
@@ -189,11 +266,11 @@ def _protocol(name: str) -> Any:
 
 def _evaluator(name: str) -> Any:
     cls = registry.lookup("evaluator", name)
-    spec = inputs.ENCODER if cls.task == "masked_lm" else inputs.MODEL
-    loaded = inputs.loaded(spec)
+    spec = ENCODER if cls.task == "masked_lm" else MODEL
+    loaded = embedded(spec)
     model = loaded.model
     if cls.task == CLASSIFIES:
-        model = inputs.classifier(1 if cls.golden in SCORED else len(MNLI_LABELS))
+        model = classifier(1 if cls.golden in SCORED else len(MNLI_LABELS))
     layers = tuple(
         LayerStats(
             *(f"layer {n}", 32, 96, 0.5 * n, 8.0 + n, 16_000, 4, g, "uniform", 20_000),
@@ -201,7 +278,7 @@ def _evaluator(name: str) -> Any:
         )
         for n, g in ((1, 32), (2, -1))
     )
-    text = inputs.text_of(cls.golden) if cls.golden else None
+    text = text_of(cls.golden) if cls.golden else None
     subject = Subject(model, loaded.tokenizer, layers, text, 64, ModelRun(spec, "rtn", 4, 32))
     found = cls().measure(subject)
     return [found.values, found.n, found.samples]
@@ -212,11 +289,11 @@ def _driver() -> Any:
 
     found = []
     for name in ("rtn", "gptq", "awq"):
-        model = inputs.tiny_opt()
+        model = tiny_opt()
         chosen = widths(
             kinds(model.config), 3, 16, (Sublayer("attention", 4, -1),), ("*.1.self_attn.k_proj",)
         )
-        layers = quantize_model(model, make_method(name), chosen, inputs.windows())
+        layers = quantize_model(model, make_method(name), chosen, windows())
         found.append([layers, model.state_dict()])
     return found
 
@@ -225,7 +302,7 @@ def _search() -> Any:
     from lutlab.compress.search import search_widths
 
     method, candidates = make_method("rtn"), [(2, -1), (3, 16), (4, -1)]
-    return search_widths(inputs.tiny_opt(), method, candidates, 5.0, inputs.windows())
+    return search_widths(tiny_opt(), method, candidates, 5.0, windows())
 
 
 def _tuning() -> Any:
@@ -244,8 +321,8 @@ def _tuned_labels() -> Any:
     """Losses of a classifier's pairs, and the names of what is trained of its head."""
     from lutlab.tuning.labels import Classes, Labelled, head_parameters
 
-    loaded = inputs.loaded(dataclasses.replace(inputs.MODEL, task=CLASSIFIES))
-    text = inputs.text_of("missing-word-train")
+    loaded = embedded(dataclasses.replace(MODEL, task=CLASSIFIES))
+    text = text_of("missing-word-train")
     samples = Labelled(*labelled_pairs(text, loaded.tokenizer, 12, 64, 0))
     with torch.no_grad():
         losses = [Classes(loaded.model, kind)(loaded.model, samples) for kind in get_args(Loss)]
@@ -256,10 +333,10 @@ def _tuned(method: str, **options: Any) -> Any:
     """Layers after two steps, with the options and losses, but without the curve of the steps."""
     from lutlab.tuning.stages import tune
 
-    model = inputs.tiny_opt()
+    model = tiny_opt()
     chosen = widths(kinds(model.config), 3, 8)
     tuning = Tuning(**{"steps": 2} | options)
-    found = tune(model, make_method(method), chosen, inputs.windows(), tuning)
+    found = tune(model, make_method(method), chosen, windows(), tuning)
     curves = found.facts.get("blocks", [found.facts])
     judged = [{name: curve[name] for name in ("held_out", "kept_step")} for curve in curves]
     whole = [found.parameters] if found.parameters else []
@@ -270,7 +347,7 @@ def _models() -> Any:
     found = []
     # The encoder came later, and has its cells in masked_lm and glue: without it this one is what it was before.
     for name in embedded_names():
-        if name == inputs.ENCODER.id:
+        if name == ENCODER.id:
             continue
         cut = ModelSpec(name, "synthetic", name, layers=1)
         for spec in (cut, ModelSpec(name, "embedded", name)):
@@ -283,7 +360,7 @@ def _models() -> Any:
 def _synthetic() -> Any:
     from lutlab.compress.synthetic import synthetic
 
-    config, found = inputs.tiny_opt().config, []
+    config, found = tiny_opt().config, []
     for method, q, g in (
         ("rtn", 3, 16),
         ("bcq", 2, -1),
@@ -298,10 +375,10 @@ def _checkpoint() -> Any:
     from lutlab.checkpoint.foreign import layout_of
 
     def words(*shape: int) -> torch.Tensor:
-        return (inputs.drawn(*shape, seed=0) * 2**12).to(torch.int32) * 0x01234567
+        return (drawn(*shape, seed=0) * 2**12).to(torch.int32) * 0x01234567
 
     rows, columns, groups = 32, 64, 2
-    scales = inputs.drawn(groups, rows, seed=1).half()
+    scales = drawn(groups, rows, seed=1).half()
     gptq = {"qweight": words(8, rows), "qzeros": words(groups, 4), "scales": scales}
     gptq["g_idx"] = torch.arange(columns, dtype=torch.int32) % groups
     awq = {"qweight": words(columns, 4), "qzeros": words(groups, 4), "scales": scales}

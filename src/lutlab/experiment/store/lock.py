@@ -5,17 +5,20 @@
 Where a fingerprint moved, the numbers must be the same, which the golden cell shows to the last bit, or the version
 must have been raised. A component without a golden cell (kernels, timers, evaluators of speeds) needs a person's word
 for the first: --unchanged <component>. A test reads the same file in CI (tests/experiment/store/test_lock.py).
+
+    {"made_with": {library: version}, "components": {name: {"version", "fingerprint", "golden"}}}
+
+`made_with` names the libraries and the machine of the golden cells; `golden` is null of what has none.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import fnmatch
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from lutlab import sources
 from lutlab.errors import LutlabError, nearest
@@ -26,21 +29,7 @@ FILE = "tests/components.lock.json"
 COMMAND = "make lock"
 
 
-@dataclass(frozen=True)
-class Locked:
-    """Entry of a component. golden: 16 hex digits, None where it has no golden cell."""
-
-    version: int
-    fingerprint: str
-    golden: str | None
-
-
-@dataclass(frozen=True)
-class Lock:
-    """Fingerprints of the components, and the libraries and machine of their golden cells."""
-
-    made_with: Mapping[str, str]
-    components: Mapping[str, Locked]
+Lock = Mapping[str, Any]  # content of the file
 
 
 def path() -> Path:
@@ -58,9 +47,8 @@ def path() -> Path:
 def read(file: Path) -> Lock:
     """The lock as it was written; without any component where there is no file."""
     if not file.exists():
-        return Lock({}, {})
-    kept = json.loads(file.read_text(encoding="utf-8"))
-    return Lock(kept["made_with"], {k: Locked(**v) for k, v in kept["components"].items()})
+        return {"made_with": {}, "components": {}}
+    return json.loads(file.read_text(encoding="utf-8"))
 
 
 def now() -> Lock:
@@ -71,15 +59,19 @@ def now() -> Lock:
     """
     cells = golden.golden_cells()
     found = {
-        name: Locked(components.version(name), components.fingerprint_of(name), cells.get(name))
+        name: {
+            "version": components.version(name),
+            "fingerprint": components.fingerprint_of(name),
+            "golden": cells.get(name),
+        }
         for name in components.every_name()
     }
-    return Lock(golden.made_with(), found)
+    return {"made_with": golden.made_with(), "components": found}
 
 
 def comparable(old: Lock, new: Lock) -> bool:
     """Whether golden cells of both were made where they come out the same."""
-    return old.made_with == new.made_with
+    return old["made_with"] == new["made_with"]
 
 
 def refusals(old: Lock, new: Lock, unchanged: Collection[str] = ()) -> dict[str, str]:
@@ -90,25 +82,29 @@ def refusals(old: Lock, new: Lock, unchanged: Collection[str] = ()) -> dict[str,
         new: lock of the present sources.
         unchanged: components without a golden cell whose numbers a person knows to be the same.
     """
-    both = sorted(old.components.keys() & new.components.keys())
-    raised = any(old.components[n].version < new.components[n].version for n in both)
     same_place = comparable(old, new)
+    old, new = old["components"], new["components"]
+    both = sorted(old.keys() & new.keys())
+    raised = any(old[n]["version"] < new[n]["version"] for n in both)
     found = {
-        n: _refusal(n, old.components[n], new.components[n], same_place, raised)
+        n: _refusal(n, old[n], new[n], same_place, raised)
         for n in both
-        if n not in unchanged or new.components[n].golden is not None
+        if n not in unchanged or new[n]["golden"] is not None
     }
     return {name: reason for name, reason in found.items() if reason}
 
 
-def _refusal(name: str, old: Locked, new: Locked, same_place: bool, raised: bool) -> str:
+def _refusal(
+    name: str, old: Mapping[str, Any], new: Mapping[str, Any], same_place: bool, raised: bool
+) -> str:
     """raised: whether any component's version was; one that rests on it may then have other numbers."""
-    raise_it = f"raise its version from {new.version} to {new.version + 1}"
-    if new.version != old.version:
-        lowered = f"its version is {new.version} and was {old.version}: versions only rise"
-        return lowered if new.version < old.version else ""
-    moved = new.fingerprint != old.fingerprint
-    if new.golden is None:
+    version, before = new["version"], old["version"]
+    raise_it = f"raise its version from {version} to {version + 1}"
+    if version != before:
+        lowered = f"its version is {version} and was {before}: versions only rise"
+        return lowered if version < before else ""
+    moved = new["fingerprint"] != old["fingerprint"]
+    if new["golden"] is None:
         return moved and (
             f"its source moved, and it has no golden cell: {raise_it}, or, if its numbers are the same, say so: "
             f"{COMMAND} UNCHANGED={name}"
@@ -118,7 +114,7 @@ def _refusal(name: str, old: Locked, new: Locked, same_place: bool, raised: bool
             f"its source moved, and its golden cell was made with other libraries or on another processor: {raise_it}, "
             f"or run {COMMAND} at the commit before with these, and then again here"
         )
-    if new.golden == old.golden or (raised and not moved):
+    if new["golden"] == old["golden"] or (raised and not moved):
         return ""
     if moved:
         return f"its source and its numbers moved: {raise_it}, or find what changed them"
@@ -131,7 +127,7 @@ def write(file: Path, lock: Lock) -> None:
     Raises:
         LutlabError: the disk is full or the folder cannot be written.
     """
-    text = json.dumps(dataclasses.asdict(lock), indent=1, sort_keys=True)
+    text = json.dumps(lock, indent=1, sort_keys=True)
     write_atomically(file, f"{text}\n".encode())
 
 
@@ -160,15 +156,15 @@ def main(arguments: list[str] | None = None) -> int:
     patterns = parser.parse_args(arguments).unchanged
     try:
         old, new = read(path()), now()
-        unchanged = [name for pattern in patterns for name in _matching(pattern, new.components)]
+        unchanged = [name for pattern in patterns for name in _matching(pattern, new["components"])]
         if reasons := refusals(old, new, unchanged):
             raise LutlabError(f"the lock stays as it was\n{told(reasons)}")
     except LutlabError as error:
         print(f"error: {error}")
         return 1
-    moved = [n for n, one in new.components.items() if old.components.get(n) != one]
+    moved = [n for n, one in new["components"].items() if old["components"].get(n) != one]
     write(path(), new)
-    print(f"{FILE}: {len(new.components)} components, {len(moved)} of them anew")
+    print(f"{FILE}: {len(new['components'])} components, {len(moved)} of them anew")
     print("\n".join(f"  {name}" for name in moved))
     return 0
 

@@ -1,4 +1,8 @@
-"""Origin of a number: code, libraries, machine. Attached to every record; nothing personal (no host name)."""
+"""Origin of a number: code, libraries, machine. Attached to every record; nothing personal (no host name).
+
+An evaluator whose numbers are of the machine says so by `of_this_machine = True`. The ids of its cells then hold
+processor, cores, instruction set and threads: a tokens/s of another machine, or of other threads, is another cell.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +12,18 @@ import importlib.metadata
 import os
 import platform
 import re
-from collections.abc import Sequence
+import subprocess
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import lutlab
 from lutlab import sources
+from lutlab.devices import gpu_name
 from lutlab.errors import LutlabError
-from lutlab.experiment.store import git
 from lutlab.kept.files import sha256_of
-from lutlab.kernels.codegen import compiler, isa
+from lutlab.kernels.codegen import compiler
+from lutlab.kernels.codegen.isa import detect
 from lutlab.lazy import torch
 
 # Folders of a checkout whose files can decide a number.
@@ -34,6 +40,18 @@ _LIBRARIES = (
 _NO_COMMIT = "(initial)"
 # Libraries whose major.minor is part of every id; a patch release is not to change a number.
 _IN_IDS = ("torch", "transformers")
+# What a hook, or a shell inside another repository, sets: it would answer for that one.
+_OF_ANOTHER = (
+    "GIT_DIR",
+    "GIT_WORK_TREE",
+    "GIT_COMMON_DIR",
+    "GIT_INDEX_FILE",
+    "GIT_OBJECT_DIRECTORY",
+    "GIT_ALTERNATE_OBJECT_DIRECTORIES",
+    "GIT_NAMESPACE",
+    "GIT_PREFIX",
+)
+_SECONDS_OF_GIT = 20.0
 
 
 @functools.cache
@@ -61,6 +79,37 @@ def environment() -> dict[str, Any]:
     }
 
 
+def machine(device: str, threads: int | None = None) -> dict[str, Any]:
+    """Facts of the machine that ids of speeds hash.
+
+    Args:
+        device: torch's name of the device, or `spread`.
+        threads: number of the CPU's threads; None: torch's own.
+
+    Raises:
+        LutlabError: threads is less than 1, or LUTLAB_ISA names what this CPU cannot run.
+    """
+    if threads is not None and threads < 1:
+        raise LutlabError(f"threads={threads}: give at least 1, or null for torch's own choice")
+    about = environment()
+    known = {
+        "cpu": about["cpu"],
+        "cores": about["cores"],
+        "isa": detect().name,
+        "threads": threads or torch.get_num_threads(),
+    }
+    if device == "cpu":
+        return known
+    gpus = torch.cuda.device_count() if device == "spread" else 1
+    return known | {"gpu": gpu_name(device), "gpus": gpus}
+
+
+def machine_name(about: Mapping[str, Any]) -> str:
+    """`amd-epyc-2cores`: the folder of a machine, from its processor and its GPU, if it has one."""
+    name = f"{about['cpu']} {about['cores']}cores {about['gpu'] or ''}"
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+
+
 def repository() -> Path | None:
     """The top of lutlab's own repository, if it runs from there; git would also find one that lies around it."""
     root = sources.checkout()
@@ -82,14 +131,45 @@ def git_state(root: Path | None, folders: Sequence[str] = DECIDING) -> dict[str,
         return unknown
     command = ("status", "--porcelain=v2", "--branch", "--untracked-files=all", "--", *folders)
     try:
-        said = git.ask(*command, root=root).decode(errors="replace").splitlines()
-    except git.NoAnswer:
+        said = ask_git(*command, root=root).decode(errors="replace").splitlines()
+    except NoAnswer:
         return unknown
     heads = [line.split()[2] for line in said if line.startswith("# branch.oid ")]
     if heads in ([], [_NO_COMMIT]):
         return unknown
     changed = [line for line in said if not line.startswith("#")]
     return {"git_commit": heads[0], "git_dirty": bool(changed)}
+
+
+class NoAnswer(Exception):
+    """git is not installed, refuses (another user's repository), finds a broken one, or takes too long."""
+
+
+def ask_git(*arguments: str, root: Path | None = None) -> bytes:
+    """The output of a git command, which writes nothing into the repository.
+
+    Args:
+        arguments: arguments of git.
+        root: folder to ask in; None: the current one.
+
+    Raises:
+        NoAnswer: git fails; the error has its message.
+    """
+    own = {key: value for key, value in os.environ.items() if key not in _OF_ANOTHER}
+    try:
+        done = subprocess.run(
+            ["git", *arguments],
+            cwd=root,
+            env=own | {"GIT_OPTIONAL_LOCKS": "0"},
+            capture_output=True,
+            check=False,
+            timeout=_SECONDS_OF_GIT,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NoAnswer(f"git cannot be run: {error}") from error
+    if done.returncode:
+        raise NoAnswer(done.stderr.decode(errors="replace").strip())
+    return done.stdout
 
 
 def sources_digest() -> str:
@@ -150,7 +230,7 @@ def _version(name: str) -> str | None:
 def _isa() -> str | None:
     """The instruction set of lutlab's kernels; None where LUTLAB_ISA names none that runs."""
     try:
-        return isa.detect().name
+        return detect().name
     except LutlabError:  # whoever needs kernels says so
         return None
 

@@ -1,7 +1,7 @@
 """The store of measured cells: one JSON file a cell, named by its content address, written atomically, never edited.
 
     <root>/records/<cell_id>.json                 {"sha256": <of the record's canonical JSON>, "record": {...}}
-    <root>/<paper>/<artifact>/records.jsonl       a published artifact: all its records, a line each (lines.py)
+    <root>/<paper>/<artifact>/records.jsonl       a published artifact: all its records, a line each (record.py)
 
 `cell_id` hashes what decides the number (plan/ids.py), so that a finished cell is found again, whichever table asked
 for it, and a change of any of it is another cell. A record of a cell's own file that is damaged, or another cell's, is
@@ -17,8 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from lutlab.errors import LutlabError
-from lutlab.experiment.store import lines
-from lutlab.experiment.store.record import Record, decode, encode
+from lutlab.experiment.store.record import LINES, Record, decode, encode, read_lines
 from lutlab.kept.files import Damaged, set_aside, write_atomically
 
 log = logging.getLogger(__name__)
@@ -37,7 +36,7 @@ class Store:
     @property
     def published(self) -> list[Path]:
         """The records.jsonl of the artifacts under the root, sorted."""
-        return sorted(self.root.glob(f"*/*/{lines.NAME}"))
+        return sorted(self.root.glob(f"*/*/{LINES}"))
 
     def path(self, cell_id: str) -> Path:
         """The file of a cell."""
@@ -56,7 +55,7 @@ class Store:
         own = _own(self.path(cell_id))
         if own or not (published := self.published):
             return own
-        found = (lines.read_lines(path).get(cell_id) for path in published)
+        found = (read_lines(path).get(cell_id) for path in published)
         return next(filter(None, found), None)
 
     def all(self) -> Mapping[str, Record]:
@@ -67,7 +66,7 @@ class Store:
         """
         records: dict[str, Record] = {}
         for path in self.published:
-            records |= lines.read_lines(path)
+            records |= read_lines(path)
         for path in self.folder.glob("*.json"):
             if own := _own(path):
                 records[path.stem] = own
