@@ -33,8 +33,7 @@ from lutlab.experiment.store import git, lines
 from lutlab.experiment.store.machine import machine_name
 from lutlab.experiment.store.provenance import environment
 from lutlab.experiment.store.store import Store
-from lutlab.kept.files import write_atomically
-from lutlab.kept.sums import check_file
+from lutlab.kept.files import check_file, write_atomically
 from tools import changes, render
 
 WORK = Path("results") / "publishing"

@@ -24,7 +24,7 @@ from tests.damage.forked import VALUE, Seen, observed
 from tests.damage.judge import FINE, NOTICED, UNHEALED, is_named, verdict
 from tests.damage.kinds import Kind
 
-from lutlab.kept.sums import NAME as SUMS
+from lutlab.kept.files import SUMS
 
 SECONDS = 120  # of one reading, of slow kinds five times that; a longer one is taken for a hang
 BROKEN = "BROKEN"  # the attack itself, not what it attacks

@@ -14,7 +14,7 @@ from lutlab.checkpoint.mapped import Mapped
 from lutlab.checkpoint.transformers import CURE, METHOD, LutlabConfig
 from lutlab.devices import device_named
 from lutlab.errors import LutlabError
-from lutlab.kept.sums import check_file, check_sums, has_sums
+from lutlab.kept.files import check_file, check_sums, has_sums
 from lutlab.lazy import PreTrainedConfig, PreTrainedModel
 from lutlab.models.families import model_class
 from lutlab.models.files import quantization_of, weight_files

@@ -18,7 +18,7 @@ from lutlab.checkpoint.transformers import CURE, METHOD
 from lutlab.errors import LutlabError
 from lutlab.formats import name_of
 from lutlab.groups import Width, group_count, whole
-from lutlab.kept.sums import check_file, has_sums
+from lutlab.kept.files import check_file, has_sums
 from lutlab.lazy import torch
 from lutlab.models.families import linear_layers, weight_of
 from lutlab.models.files import Shards, quantization_of

@@ -13,8 +13,7 @@ from lutlab.data.choices import ITEMS
 from lutlab.data.files import read_rows
 from lutlab.data.splits import SPLITS, Place
 from lutlab.errors import LutlabError
-from lutlab.kept.files import set_aside
-from lutlab.kept.sums import is_named
+from lutlab.kept.files import is_named, set_aside
 
 log = logging.getLogger(__name__)
 

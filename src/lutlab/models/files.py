@@ -12,7 +12,7 @@ from typing import Any
 
 from lutlab import sources
 from lutlab.errors import LutlabError
-from lutlab.kept.sums import check_sums
+from lutlab.kept.files import check_sums
 from lutlab.lazy import torch
 
 # Beside a config.json without it: AutoGPTQ's and AutoAWQ's own files, neither of which names its method.

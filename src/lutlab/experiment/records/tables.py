@@ -14,8 +14,7 @@ from lutlab.errors import LutlabError
 from lutlab.experiment.report import csv
 from lutlab.experiment.report.published import CURE, TABLE
 from lutlab.experiment.store import lines
-from lutlab.kept.sums import NAME as SUMS
-from lutlab.kept.sums import check_file, check_sums, has_sums
+from lutlab.kept.files import SUMS, check_file, check_sums, has_sums
 
 log = logging.getLogger(__name__)
 # Folders of a results folder that repeat what stands elsewhere.

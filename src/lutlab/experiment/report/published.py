@@ -30,8 +30,7 @@ from lutlab.experiment.report import compare, csv, markdown, means, origins, pre
 from lutlab.experiment.report.layout import lay_out
 from lutlab.experiment.store import lines
 from lutlab.experiment.store.record import Record
-from lutlab.kept.files import write_atomically
-from lutlab.kept.sums import check_file, has_sums, write_sums
+from lutlab.kept.files import check_file, has_sums, write_atomically, write_sums
 from lutlab.specs import EvalSpec
 
 TABLE, PAGE = "table.csv", "table.md"
