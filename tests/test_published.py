@@ -16,7 +16,7 @@ from lutlab.experiment.report.means import is_mean
 from lutlab.experiment.run.published_list import read_list
 from lutlab.experiment.store.record import content_id
 from lutlab.experiment.store.store import Store
-from lutlab.kept.sums import check_sums
+from lutlab.kept.files import check_sums
 
 PUBLISHED = ROOT / "results" / "published"
 ARTIFACTS = sorted(path.parent for path in PUBLISHED.glob("*/*/*/table.csv"))

@@ -32,8 +32,7 @@ from lutlab.experiment.run.published_list import PUBLISHED, Variant, read_list
 from lutlab.experiment.store.provenance import NoAnswer, ask_git, environment, machine_name
 from lutlab.experiment.store.record import LINES, parse_lines
 from lutlab.experiment.store.store import Store
-from lutlab.kept.files import write_atomically
-from lutlab.kept.sums import check_file
+from lutlab.kept.files import check_file, write_atomically
 from tools import changes, render
 
 WORK = Path("results") / "publishing"

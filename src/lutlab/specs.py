@@ -278,7 +278,7 @@ class Text:
     """Rows of a split as its source gives them; `sha256` is over all rows, `origin` names source and version.
 
     `limit` is the spec's; who makes windows or examples of the rows keeps to it. `differs` says in which way the rows
-    are not those that the data set is known to have (data/known.py), for the record and its table.
+    are not those that the data set is known to have (data/splits.py), for the record and its table.
     """
 
     protocol: str

@@ -27,7 +27,7 @@ from lutlab.checkpoint.uniform import write
 from lutlab.errors import LutlabError
 from lutlab.formats import pack
 from lutlab.groups import group_length
-from lutlab.kept.sums import write_sums
+from lutlab.kept.files import write_sums
 from lutlab.models.families import weight_of
 from lutlab.models.load import load_model
 from lutlab.specs import ModelSpec

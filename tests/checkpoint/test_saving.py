@@ -17,7 +17,7 @@ from lutlab.checkpoint.loading import load
 from lutlab.checkpoint.saving import save
 from lutlab.checkpoint.transformers import LutlabConfig
 from lutlab.errors import LutlabError
-from lutlab.kept.sums import write_sums
+from lutlab.kept.files import write_sums
 from lutlab.models.families import linear_layers, model_class, weight_of
 from lutlab.modules import QuantLinear
 

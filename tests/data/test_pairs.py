@@ -9,7 +9,7 @@ from tests.tiny_models import word_tokenizer
 
 from lutlab.data import calibration_inputs, load_text, pydocs
 from lutlab.data.choices import item_rows
-from lutlab.data.missing_word import WORDS
+from lutlab.data.embedded import WORDS
 from lutlab.data.pairs import Pair, encoded, labelled_pairs, pairs
 from lutlab.errors import LutlabError
 from lutlab.specs import Text, TextSpec

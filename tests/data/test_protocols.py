@@ -81,9 +81,9 @@ def test_another_text_or_tokenizer_is_tokenised_anew(tokenised):
 
 
 def test_the_oldest_of_many_texts_is_forgotten(tokenised):
-    for number in (*range(9), 8, 0):
+    for number in (*range(17), 16, 0):
         token_stream(text("ptb", (f"w{number}",)), word_tokenizer(), 1)
-    assert tokenised == [f"w{number}" for number in (*range(9), 0)]
+    assert tokenised == [f"w{number}" for number in (*range(17), 0)]
 
 
 def test_the_separator_is_the_protocols():

@@ -6,8 +6,8 @@ import stat
 import pytest
 
 from lutlab.errors import LutlabError
-from lutlab.kept import caches
-from lutlab.kept.caches import cache_folder, others_can_change, writable
+from lutlab.kept import findings
+from lutlab.kept.findings import cache_folder, others_can_change, writable
 
 OTHER = 12345  # a user's number
 
@@ -16,10 +16,10 @@ OTHER = 12345  # a user's number
 def new_process(monkeypatch, tmp_path):
     """Nothing is said or made yet."""
     monkeypatch.setenv("LUTLAB_CACHE", str(tmp_path / "cache"))
-    for each in (caches._instead, caches._private, caches.writable):
+    for each in (findings._instead, findings._private, findings.writable):
         each.cache_clear()
     yield
-    for each in (caches._instead, caches._private, caches.writable):
+    for each in (findings._instead, findings._private, findings.writable):
         each.cache_clear()
 
 

@@ -14,7 +14,7 @@ from lutlab.experiment.row.run import _device
 from lutlab.limits import a_device
 from lutlab.models.families import decoder_blocks, family_of
 from lutlab.models.load import load_model
-from lutlab.models.spread import spread
+from lutlab.models.resident import spread
 from lutlab.specs import ModelSpec
 
 

@@ -18,7 +18,7 @@ from lutlab.experiment.report import csv, published
 from lutlab.experiment.report.published import Published
 from lutlab.experiment.run.published_list import Variant, read_list
 from lutlab.experiment.store.record import Record
-from lutlab.kept.sums import write_sums
+from lutlab.kept.files import write_sums
 from tools import publish, render
 
 NAME = "lut-gemm-v3/table4"

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lutlab.kept.sums import NAME as SUMS
+from lutlab.kept.files import SUMS
 from tools.attack.counts import Counts, Finding, interruptible
 from tools.attack.damages import ABSENT, ALL
 from tools.attack.forked import CRASH, HANG, REFUSED, TRACEBACK, VALUE, Seen, observed

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lutlab.data import load_text
-from lutlab.data.hub import LOCATIONS
+from lutlab.data.splits import SPLITS
 from lutlab.kept.findings import recall
 from lutlab.specs import TextSpec
 from tools.attack.kinds import Kind
@@ -127,11 +127,11 @@ def read_texts(folder: Path) -> dict[str, Any]:
 
 
 def make_hub(folder: Path) -> None:
-    where = LOCATIONS["lambada", "test"][0]
-    repository = folder / f"datasets--{where.repo.replace('/', '--')}"
+    name, revision, path = SPLITS["lambada", "test"].hub[0]
+    repository = folder / f"datasets--{name.replace('/', '--')}"
     content = _texts()
     blob = repository / "blobs" / hashlib.sha256(content).hexdigest()
-    file = repository / "snapshots" / where.revision / where.path
+    file = repository / "snapshots" / revision / path
     for path in (blob, file):
         path.parent.mkdir(parents=True)
     blob.write_bytes(content)

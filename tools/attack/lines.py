@@ -187,7 +187,7 @@ def typed(line: Sequence[str]) -> Ended:
         mock.patch.object(pipeline, "_measure", stop),
         mock.patch.object(pipeline, "_report", stop),
         mock.patch.object(pipeline, "open_tracker", mock.Mock()),
-        mock.patch.object(pipeline.track, "fill", stop),
+        mock.patch.object(pipeline, "fill", stop),
         mock.patch.object(results_command, "_rerun", stop),
         mock.patch.object(sys, "stdin", io.StringIO()),
         mock.patch.dict(os.environ),

@@ -19,8 +19,7 @@ from lutlab.data.masking import masked_stream
 from lutlab.errors import LutlabError
 from lutlab.evaluators.masked_lm import masked_predictions
 from lutlab.evaluators.perplexity import perplexity
-from lutlab.kept.sums import NAME as SUMS
-from lutlab.kept.sums import write_sums
+from lutlab.kept.files import SUMS, write_sums
 from lutlab.models.families import model_class
 from lutlab.models.load import EMBEDDED
 from lutlab.specs import Text, TextSpec

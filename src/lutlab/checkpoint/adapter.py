@@ -30,7 +30,7 @@ from lutlab.checkpoint.saving import new_folder
 from lutlab.checkpoint.transformers import quantized_layers
 from lutlab.errors import LutlabError
 from lutlab.formats import name_of
-from lutlab.kept.sums import check_sums
+from lutlab.kept.files import check_sums
 from lutlab.lazy import PreTrainedModel
 from lutlab.models.contract import CLASSIFIES
 from lutlab.models.families import task_of

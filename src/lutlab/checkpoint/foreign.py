@@ -21,7 +21,7 @@ from lutlab.errors import LutlabError
 from lutlab.formats import pack
 from lutlab.lazy import PreTrainedConfig, PreTrainedModel, nn, torch
 from lutlab.models.families import family_of, weight_of
-from lutlab.models.shards import Shards
+from lutlab.models.files import Shards
 from lutlab.models.streamed import assign, finish, skeleton
 from lutlab.modules import QuantLinear
 from lutlab.tensors import UniformTensor

@@ -14,11 +14,10 @@ from lutlab.checkpoint.mapped import Mapped
 from lutlab.checkpoint.transformers import CURE, METHOD, LutlabConfig
 from lutlab.devices import device_named
 from lutlab.errors import LutlabError
-from lutlab.kept.sums import check_file, check_sums, has_sums
+from lutlab.kept.files import check_file, check_sums, has_sums
 from lutlab.lazy import PreTrainedConfig, PreTrainedModel
 from lutlab.models.families import model_class
 from lutlab.models.files import quantization_of, weight_files
-from lutlab.models.heads import check_heads
 from lutlab.models.pretrained import config_of, model_of
 
 DTYPES = {
@@ -94,7 +93,6 @@ def _quantization(folder: Path) -> dict[str, Any] | None:
     if has_sums(folder):  # the other files are compared before a weight is read
         check_file(folder, "config.json", CURE)
     quantization = quantization_of(folder)
-    check_heads(folder)
     weight_files(folder)
     return quantization
 

@@ -15,7 +15,7 @@ from lutlab.checkpoint.transformers import empty_layers
 from lutlab.errors import LutlabError
 from lutlab.lazy import PreTrainedConfig, nn, torch
 from lutlab.models.families import decoder_blocks, family_of
-from lutlab.models.shards import Shards
+from lutlab.models.files import Shards
 from lutlab.models.streamed import assign, finish, outside, release, skeleton
 
 

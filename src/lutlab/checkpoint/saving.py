@@ -20,8 +20,7 @@ from safetensors import SafetensorError
 from lutlab import arguments
 from lutlab.checkpoint.transformers import declare
 from lutlab.errors import LutlabError
-from lutlab.kept.files import draft_beside
-from lutlab.kept.sums import write_sums
+from lutlab.kept.files import draft_beside, write_sums
 from lutlab.lazy import PreTrainedModel, PreTrainedTokenizerBase
 
 _SIZE = re.compile(r"[1-9]\d*(\.\d+)?[KMGT]i?B")  # as huggingface_hub reads it

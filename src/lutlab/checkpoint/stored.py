@@ -18,14 +18,13 @@ from lutlab.checkpoint.transformers import CURE, METHOD
 from lutlab.errors import LutlabError
 from lutlab.formats import name_of
 from lutlab.groups import Width, group_count, whole
-from lutlab.kept.sums import check_file, has_sums
+from lutlab.kept.files import check_file, has_sums
 from lutlab.lazy import torch
 from lutlab.models.families import linear_layers, weight_of
-from lutlab.models.files import quantization_of
+from lutlab.models.files import Shards, quantization_of
 from lutlab.models.load import LoadedModel, folder_of, load_tokenizer, quiet
 from lutlab.models.resident import Resident
 from lutlab.models.shape import linear_shapes
-from lutlab.models.shards import Shards
 from lutlab.modules import QuantLinear
 from lutlab.specs import LayerStats, ModelSpec
 

@@ -24,7 +24,7 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from lutlab.errors import LutlabError
-from lutlab.kept.sums import NAME, check_sums, has_sums
+from lutlab.kept.files import SUMS, check_sums, has_sums
 from lutlab.lazy import PreTrainedModel
 from lutlab.models.families import weight_of
 from lutlab.modules import QuantLinear
@@ -34,7 +34,7 @@ METHOD = "lutlab"
 FORMAT = 2
 CURE = (
     "the folder is damaged, or was changed after lutlab.save: copy it again; if the change is meant (an edited "
-    f"config.json, another tokenizer), accept it by `rm {NAME}; sha256sum * > {NAME}` in the folder"
+    f"config.json, another tokenizer), accept it by `rm {SUMS}; sha256sum * > {SUMS}` in the folder"
 )
 SAFETENSORS = {
     torch.uint8: "U8",
@@ -193,8 +193,8 @@ def _check_sums(files: Sequence[Path]) -> None:
             "%s has no %s, so that damage to its files would not be noticed: lutlab.save writes one; for files that "
             "you trust, `sha256sum * > %s` there",
             folder,
-            NAME,
-            NAME,
+            SUMS,
+            SUMS,
         )
 
 

@@ -5,8 +5,8 @@
     text = load_text(TextSpec("c4-train", "hub"))
     ids = calibration_inputs("causal_lm", text, tokenizer, samples=128, seqlen=2048, seed=0)  # [128, 2048] int64
 
-protocols.py names what is read; hub.py, folder.py and embedded.py say where from. tasks.py has the task definitions of
-lm-evaluation-harness, which read examples and items, and those tasks whose rows it fetches itself.
+protocols.py names what is read, splits.py where it lies; hub.py, folder.py and embedded.py read it. tasks.py has the
+task definitions of lm-evaluation-harness, which read examples and items, and those tasks whose rows it fetches itself.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from lutlab.data import embedded, folder, hub, tasks
 from lutlab.data.calibration import calibration_windows
 from lutlab.data.choices import ITEMS, item_rows, records
 from lutlab.data.files import each
-from lutlab.data.known import difference
 from lutlab.data.masking import masked_calibration
 from lutlab.data.pairs import calibration_pairs
 from lutlab.data.protocols import PROTOCOLS, protocol
+from lutlab.data.splits import difference
 from lutlab.data.tokens import examples, token_sha256, token_stream, tokenizer_sha256
 from lutlab.errors import LutlabError, nearest
 from lutlab.lazy import PreTrainedTokenizerBase, torch

@@ -11,12 +11,10 @@ token with its last character. BOS spells nothing. So every byte and every word 
 
 from __future__ import annotations
 
-import functools
 import re
-from dataclasses import dataclass, field
 
 from lutlab.data.protocols import protocol
-from lutlab.data.tokens import begin_id, crop_places, tokenizer_sha256
+from lutlab.data.tokens import crop_places, once
 from lutlab.lazy import PreTrainedTokenizerBase, np, torch
 from lutlab.specs import Text
 
@@ -42,27 +40,9 @@ def stream_extents(text: Text, tokenizer: PreTrainedTokenizerBase, seqlen: int) 
             dim=1,
         )
     else:
-        found = _joined_extents(_same(tokenizer), rule.join.join(text.rows))
+        found = once(_extents, tokenizer, rule.join.join(text.rows))
         found = found[:, : rule.windows * seqlen] if rule.windows else found
     return found[:, : text.limit * seqlen] if text.limit else found
-
-
-@dataclass(frozen=True)
-class _Same:
-    """A tokenizer, equal to another that was loaded from the same files."""
-
-    state: tuple[int | None, str, bool]
-    tokenizer: PreTrainedTokenizerBase = field(compare=False)
-
-
-def _same(tokenizer: PreTrainedTokenizerBase) -> _Same:
-    state = begin_id(tokenizer), tokenizer_sha256(tokenizer), tokenizer.split_special_tokens
-    return _Same(state, tokenizer)
-
-
-@functools.lru_cache(maxsize=8)  # the texts of a table, for all its models
-def _joined_extents(same: _Same, text: str) -> torch.Tensor:
-    return _extents(same.tokenizer, text)
 
 
 def _extents(tokenizer: PreTrainedTokenizerBase, text: str) -> torch.Tensor:

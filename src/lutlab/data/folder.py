@@ -10,37 +10,9 @@ from pathlib import Path
 from lutlab.data.choices import ITEMS
 from lutlab.data.files import each, parsed, read_rows
 from lutlab.data.protocols import protocol
+from lutlab.data.splits import SPLITS
 from lutlab.errors import LutlabError, MissingTextError
 
-_C4 = "c4/en/c4-validation.00000-of-00008"
-_C4_TRAIN = tuple(
-    f"c4/en/c4-train.00000-of-01024.{suffix}" for suffix in ("json.gz", "json", "jsonl")
-)
-# (data set, split) -> file names, the first that exists is read
-FILES = {
-    ("wikitext2", "test"): ("wikitext2/wiki.test.raw",),
-    ("wikitext2", "train"): ("wikitext2/wiki.train.raw",),
-    ("wikitext103", "train-head"): ("calib/wikitext103_train_head.tokens",),
-    ("ptb", "validation"): ("ptb/ptb.valid.txt",),
-    ("ptb", "test"): ("ptb/ptb.test.txt",),
-    ("ptb", "train"): ("ptb/ptb.train.txt",),
-    ("c4", "validation"): (f"{_C4}.json.gz", f"{_C4}.json", f"{_C4}.jsonl"),
-    ("c4", "train"): _C4_TRAIN,
-    ("c4", "train-first1000"): ("calib/c4_train_00000_first1000.jsonl", *_C4_TRAIN),
-    ("lambada", "test"): ("lambada/lambada_test.jsonl",),
-    ("lambada-standard", "test"): ("lambada/lambada_test_plain_text.txt",),
-    ("piqa", "validation"): ("piqa/valid.jsonl",),
-    ("hellaswag", "validation"): ("hellaswag/hellaswag_val.jsonl",),
-    ("winogrande", "validation"): ("winogrande/dev.jsonl",),
-    ("arc-easy", "test"): ("arc/ARC-Easy-Test.jsonl",),
-    ("arc-challenge", "test"): ("arc/ARC-Challenge-Test.jsonl",),
-    ("mnli", "validation-matched"): ("glue/mnli_dev_matched.jsonl",),
-    ("mnli", "validation-mismatched"): ("glue/mnli_dev_mismatched.jsonl",),
-    ("mnli", "train"): ("glue/mnli_train.jsonl",),
-    ("mnli", "train-subset"): ("glue/mnli_train_subset.jsonl",),
-    ("stsb", "validation"): ("glue/STS-B/dev.tsv",),
-    ("stsb", "train"): ("glue/STS-B/train.tsv",),
-}
 _LABELS = "valid-labels.lst"  # PIQA's right answers, a line each, beside its questions
 # calibration protocol -> the one read instead, under its own name, where a folder lacks the first one's large file
 STAND_INS = {
@@ -60,7 +32,7 @@ def resolve(name: str, root: str) -> str:
 def _find(name: str, folder: Path) -> Path | None:
     """The first file of protocol `name` that exists in `folder`."""
     rule = protocol(name)
-    return _there(folder, FILES[rule.dataset, rule.split])
+    return _there(folder, SPLITS[rule.dataset, rule.split].files)
 
 
 def _there(folder: Path, names: Iterable[str]) -> Path | None:
@@ -75,7 +47,7 @@ def read(dataset: str, split: str, root: str | None, limit: int | None) -> tuple
         MissingTextError: no such file.
         LutlabError: no root, no such folder, or a damaged file.
     """
-    wanted = FILES[dataset, split]
+    wanted = SPLITS[dataset, split].files
     if root is None:
         raise LutlabError(
             f"data.source=folder needs data.root=<folder>: a folder that holds {wanted[0]} (docs/data-layout.md)"

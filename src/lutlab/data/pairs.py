@@ -4,7 +4,7 @@ A text of kind `pairs` holds one a row, as JSON:
 
     {"first": "A man rides.", "second": "Somebody rides.", "label": 0}
 
-Labels: of MNLI the index in MNLI_LABELS, as GLUE numbers them, and of missing_word.py likewise; of STS-B the
+Labels: of MNLI the index in MNLI_LABELS, as GLUE numbers them, and of missing-word likewise; of STS-B the
 similarity, 0 to 5.
 """
 

@@ -144,7 +144,7 @@ PROTOCOLS = {
     ),
     "continuations": Protocol(
         "continuations", "heldout", "choices", None, True,
-        "held-out Python documentation: which of two sentences a third one continues [lutlab, data/continuations.py]",
+        "held-out Python documentation: which of two sentences a third one continues [lutlab, data/embedded.py]",
         version=2,
     ),
     "mnli": Protocol(
@@ -159,11 +159,11 @@ PROTOCOLS = {
     ),
     "missing-word": Protocol(
         "missing-word", "heldout", "pairs", None, True,
-        "held-out docstrings: which of three words stood between two parts? [lutlab, data/missing_word.py]",
+        "held-out docstrings: which of three words stood between two parts? [lutlab, data/embedded.py]",
     ),
     "missing-word-mismatched": Protocol(
         "missing-word-mismatched", "heldout", "pairs", None, True,
-        "as missing-word, of the language reference, which is not trained on [lutlab, data/missing_word.py]",
+        "as missing-word, of the language reference, which is not trained on [lutlab, data/embedded.py]",
     ),
     "stsb": Protocol(
         "stsb", "validation", "pairs", None, True,
@@ -179,7 +179,7 @@ PROTOCOLS = {
     ),
     "missing-word-train": Protocol(
         "missing-word-train", "train", "calibration-pairs", None, True,
-        "training pairs of missing-word, docstrings of other modules [lutlab, data/missing_word.py]",
+        "training pairs of missing-word, docstrings of other modules [lutlab, data/embedded.py]",
     ),
     "stsb-train": Protocol(
         "stsb", "train", "calibration-pairs", None, True, f"training pairs of STS-B [{GLUE}]",

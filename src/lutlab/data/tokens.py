@@ -9,15 +9,15 @@ import hashlib
 import json
 import random
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from lutlab.data.protocols import KINDS, PROTOCOLS, protocol
 from lutlab.errors import LutlabError
 from lutlab.lazy import PreTrainedTokenizerBase, torch
 from lutlab.specs import Text
 
-_KEPT_TEXTS = 8  # of joined_ids: the texts of a table; GPTQ's longest is 20 MB of ids
-_kept: OrderedDict[tuple[int | None, str, bool, str], torch.Tensor] = OrderedDict()
+_KEPT_TEXTS = 16  # the texts of a table, with their extents; GPTQ's longest is 20 MB of ids
+_kept: OrderedDict[tuple[object, ...], torch.Tensor] = OrderedDict()
 
 
 def token_stream(text: Text, tokenizer: PreTrainedTokenizerBase, seqlen: int) -> torch.Tensor:
@@ -124,22 +124,33 @@ def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
 
 
 def joined_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> torch.Tensor:
-    """Ids of one long text, as encode; a process tokenises it once for all models of one tokenizer.
-
-    Returns:
-        [T] int64, to be read only.
+    """Ids [T] int64 of one long text, as encode; to be read only.
 
     Raises:
         LutlabError: BOS is promised and missing (begin_id), or the tokenizer has no `tokenizers` backend.
     """
+    return once(_ids, tokenizer, text)
+
+
+def _ids(tokenizer: PreTrainedTokenizerBase, text: str) -> torch.Tensor:
+    return torch.tensor(encode(tokenizer, text), dtype=torch.int64)
+
+
+def once(
+    make: Callable[[PreTrainedTokenizerBase, str], torch.Tensor],
+    tokenizer: PreTrainedTokenizerBase,
+    text: str,
+) -> torch.Tensor:
+    """make(tokenizer, text), which a process does once for all models of one tokenizer, loaded again or not."""
     key = (
+        make,
         begin_id(tokenizer),  # checked of every tokenizer
         tokenizer_sha256(tokenizer),
         tokenizer.split_special_tokens,  # decides the ids of a text that spells <s>, and is no state of the backend
         hashlib.sha256(text.encode()).hexdigest(),
     )
     if key not in _kept:
-        _kept[key] = torch.tensor(encode(tokenizer, text), dtype=torch.int64)
+        _kept[key] = make(tokenizer, text)
     _kept.move_to_end(key)
     while len(_kept) > _KEPT_TEXTS:
         _kept.popitem(last=False)

@@ -22,7 +22,7 @@ from lutlab.generate import engine as engine_of
 from lutlab.generate.contract import Engine
 from lutlab.generate.eager import Eager
 from lutlab.generate.shard import Part, share_of_block, share_out
-from lutlab.kept.sums import NAME, check_sums, has_sums
+from lutlab.kept.files import SUMS, check_sums, has_sums
 from lutlab.lazy import PreTrainedModel
 from lutlab.measure.rank import Rank
 from lutlab.models.families import decoder_blocks
@@ -61,7 +61,7 @@ def load(folder: str | Path, rank: Rank, dtype: torch.dtype | str = "auto") -> P
         used = ["config.json", *(path.name for path in weight_files(folder))]
         check_sums(folder, CURE, used, slice(rank.index, None, rank.count))
     elif not rank.index:
-        log.warning("%s has no %s, so that damage to its files would not be noticed", folder, NAME)
+        log.warning("%s has no %s, so that damage to its files would not be noticed", folder, SUMS)
     part = share_out(mapped.model, mapped, rank)
     rank.arrive(LOAD_SECONDS)
     return part
@@ -72,7 +72,7 @@ def _identity(folder: Path, rank: Rank, dtype: torch.dtype | str) -> dict[str, s
     import lutlab
 
     files = [path for path in weight_files(folder) if path.suffix == ".safetensors"]
-    said = [folder / "config.json", *([folder / NAME] if has_sums(folder) else [])]
+    said = [folder / "config.json", *([folder / SUMS] if has_sums(folder) else [])]
     return {
         "number of ranks": str(rank.count),
         "version of lutlab": lutlab.__version__,

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from lutlab.errors import LutlabError
-from lutlab.kept import caches
+from lutlab.kept import findings
 from lutlab.kept.files import (
     Damaged,
     draft_beside,
@@ -27,7 +27,6 @@ from lutlab.kept.files import (
     unsealed,
     write_atomically,
 )
-from lutlab.kept.findings import set_damaged_aside
 
 SEAL = "kernel.sealed"
 
@@ -38,7 +37,7 @@ def take(
     """A folder of built files, from an earlier build or made now, and its facts.
 
     Args:
-        cache: folder of such folders; another place is taken where it cannot be written (caches.py).
+        cache: folder of such folders; another place is taken where it cannot be written (findings.py).
         name: name of the folder, with the key of all that decides its files.
         make: fills an empty folder, and returns JSON values, to be sealed with the files.
 
@@ -49,7 +48,7 @@ def take(
     folder = cache / name
     if about := kept(folder):
         return folder, about
-    folder = caches.writable(cache) / name
+    folder = findings.writable(cache) / name
     try:
         with draft_beside(folder) as beside:
             inside = beside / "built"
@@ -79,7 +78,7 @@ def kept(folder: Path) -> dict[str, Any] | None:
     try:
         return _whole(folder)
     except Damaged as error:
-        set_damaged_aside(folder, error)
+        findings.set_damaged_aside(folder, error)
     return None
 
 
@@ -113,7 +112,7 @@ def _whole(folder: Path) -> dict[str, Any]:
     try:
         about = unsealed((folder / SEAL).read_bytes(), folder.name)
         for name, digest in about["files"].items():
-            if why := caches.others_can_change(folder / name):
+            if why := findings.others_can_change(folder / name):
                 raise Damaged(why)
             if sha256_of(folder / name) != digest:
                 raise Damaged(f"{name} is not what was built")

@@ -14,8 +14,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from lutlab.errors import LutlabError
-from lutlab.kept.files import Damaged, write_atomically
-from lutlab.kept.sums import is_named
+from lutlab.kept.files import Damaged, is_named, write_atomically
 
 _TEXT_FILES = ["*.json", "*.model", "merges.txt", "vocab.txt"]
 _WEIGHT_FILES = ["*.safetensors", "*.safetensors.index.json"]

@@ -15,7 +15,7 @@ from typing import Any
 
 from lutlab.errors import LutlabError, nearest
 from lutlab.lazy import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, torch
-from lutlab.models import hub, streamed
+from lutlab.models import hub, new_head, streamed
 from lutlab.models.families import family_of, family_written, model_class, task_of_config
 from lutlab.models.files import (
     QUANTIZATION_FILES,
@@ -25,11 +25,8 @@ from lutlab.models.files import (
     shape_folders,
     weight_files,
 )
-from lutlab.models.heads import check_heads
-from lutlab.models.new_head import NewHead
 from lutlab.models.pretrained import config_of, model_of, quiet, tokenizer_of
-from lutlab.models.resident import Blocks, Resident
-from lutlab.models.spread import spread
+from lutlab.models.resident import Blocks, Resident, spread
 from lutlab.specs import ModelSpec
 
 EMBEDDED = Path(__file__).parent / "embedded"
@@ -104,7 +101,7 @@ def load_model(
     Args:
         spec: the model.
         dtype: dtype of the model's weights.
-        device: torch's name of a device, or `spread`, over all GPUs (spread.py).
+        device: torch's name of a device, or `spread`, over all GPUs (resident.py).
         seed: seed of the weights of a synthetic model, or of a new head.
         stream: blocks stay where they are until they are opened (streamed.py).
 
@@ -112,9 +109,8 @@ def load_model(
         LutlabError: files missing, truncated or only pickled; weights missing, superfluous or not finite; unknown
             architecture; a model quantized already; a new head for what cannot have one.
     """
-    head = NewHead(seed) if spec.task else None
-    if head:
-        head.check(spec, stream=stream)
+    if spec.task:
+        new_head.check(spec, stream=stream)
     spreading = device == "spread"
     if spreading and stream:
         raise LutlabError("device=spread holds the whole model, stream=true one block: take one")
@@ -129,14 +125,16 @@ def load_model(
         synthetic = spec.source == "synthetic"
         config = config_to_draw(spec) if synthetic else _config(folder)
         tokenizer = load_tokenizer(folder, required=not synthetic)
-        if head:
-            head.declare(config, tokenizer)
+        if spec.task:
+            new_head.declare(config, tokenizer)
         if synthetic:
             model, blocks = streamed.synthetic(config, dtype, device, seed)
         elif stream:
             model, blocks = streamed.from_shards(folder, config, dtype, device)
         else:
-            model = _pretrained(folder, config, dtype, head).to(device).eval()
+            model = (
+                _pretrained(folder, config, dtype, seed if spec.task else None).to(device).eval()
+            )
         if not stream:
             if synthetic:
                 blocks.fill()  # the weights that stream=True draws, so that both give the same numbers
@@ -150,7 +148,6 @@ def _config(folder: Path) -> PreTrainedConfig:
     path = folder / "config.json"
     try:
         family_written(path)
-        check_heads(folder)
         config = config_of(folder)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise LutlabError(
@@ -191,7 +188,7 @@ def cut(config: PreTrainedConfig, wanted: int | None) -> PreTrainedConfig:
 
 
 def _pretrained(
-    folder: Path, config: PreTrainedConfig, dtype: torch.dtype, head: NewHead | None = None
+    folder: Path, config: PreTrainedConfig, dtype: torch.dtype, head_seed: int | None
 ) -> PreTrainedModel:
     from safetensors import SafetensorError
 
@@ -209,7 +206,7 @@ def _pretrained(
             f"cannot load the weights in {folder}: {_first_line(error)}; the file is damaged or truncated: "
             "fetch it again"
         ) from error
-    drawn = head.draw(model) if head else set()
+    drawn = set() if head_seed is None else new_head.draw(model, head_seed)
     info["missing_keys"] = set(info["missing_keys"]) - drawn
     _check_keys(info, folder, family_of(config).blocks.rpartition(".")[2])
     _check_finite(model, folder)

@@ -29,6 +29,9 @@ _ATTENTION = (None, "eager", "sdpa")  # computed by torch itself
 _KERNEL_KEYS = (
     "attn_implementation", "_attn_implementation", "experts_implementation", "_experts_implementation",
 )  # fmt: skip
+# The names of a size: of most architectures, GPT-2's, GPT-Neo's.
+_HEADS, _HIDDEN = ("num_attention_heads", "n_head", "num_heads"), ("hidden_size", "n_embd")
+_KEY_VALUE, _SIZE = ("num_key_value_heads",), ("head_dim",)
 
 
 @contextmanager
@@ -58,12 +61,13 @@ def config_of(folder: Path) -> PreTrainedConfig:
     """The config of a folder, of an architecture that transformers has itself.
 
     Raises:
-        LutlabError: it asks for code, kernels or files that are not read here.
+        LutlabError: it asks for code, kernels or files that are not read here, or its numbers of heads do not fit.
         OSError, ValueError: transformers finds it missing, damaged, or of an unknown architecture.
     """
     from huggingface_hub.errors import StrictDataclassError
 
     check_folder(folder)
+    check_heads(folder)
     try:
         config = transformers.AutoConfig.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False
@@ -147,6 +151,43 @@ def check_folder(folder: Path) -> None:
             f"{folder} holds an adapter (adapter_config.json), which is part of the model only where peft is "
             "installed: merge it into the weights (peft's merge_and_unload), or move its files elsewhere"
         )
+
+
+def check_heads(folder: Path) -> None:
+    """Refuse a config.json whose heads do not fit its other sizes: transformers would round where they do not divide.
+
+    hidden size = heads * head size, unless head_dim says another; heads = key-value heads * queries that share one.
+    What it leaves out has defaults.
+
+    Raises:
+        LutlabError: one of the sizes is no positive integer, or heads do not divide the hidden size, or key-value
+            heads the heads.
+    """
+    path = folder / "config.json"
+    written = _mapping(path)
+    heads, hidden = _size(written, _HEADS, path), _size(written, _HIDDEN, path)
+    shared, size = _size(written, _KEY_VALUE, path), _size(written, _SIZE, path)
+    if heads and hidden and size is None and hidden % heads:
+        raise _misfit(path, f"{heads} attention heads do not divide the hidden size of {hidden}")
+    if heads and shared and heads % shared:
+        raise _misfit(path, f"{shared} key-value heads do not divide the {heads} attention heads")
+
+
+def _size(written: dict[str, Any], names: tuple[str, ...], path: Path) -> int | None:
+    """The size under the first of some names; None where it is left to its default."""
+    for name in names:
+        value = written.get(name)
+        if value is not None:
+            if type(value) is not int or value < 1:
+                raise _misfit(path, f"{name} is {value!r}, no positive integer")
+            return value
+    return None
+
+
+def _misfit(path: Path, cause: str) -> LutlabError:
+    return LutlabError(
+        f"{path}: {cause}: the file is damaged or of another model; fetch it again from where the weights came from"
+    )
 
 
 @functools.cache  # once a process: a plan, its rows and their evaluations all read the folder

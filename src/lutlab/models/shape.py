@@ -26,9 +26,8 @@ from lutlab.models.families import (
     weight_of,
 )
 from lutlab.models.files import weight_files
-from lutlab.models.heads import check_heads
 from lutlab.models.load import folder_of
-from lutlab.models.pretrained import config_of
+from lutlab.models.pretrained import check_heads, config_of
 from lutlab.specs import ModelSpec
 
 # Path of a linear layer that is quantized -> (N, K), in forward order.

@@ -15,7 +15,7 @@ from pathlib import Path
 from lutlab.errors import LutlabError
 from lutlab.lazy import PreTrainedConfig, PreTrainedModel, nn, torch
 from lutlab.models.families import decoder_blocks, family_of, model_class
-from lutlab.models.shards import Shards
+from lutlab.models.files import Shards
 
 _M_MMAP_THRESHOLD = -3  # malloc.h
 Fill = Callable[["nn.Module", str], None]  # gives a module on the meta device its weights

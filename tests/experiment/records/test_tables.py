@@ -12,7 +12,7 @@ from lutlab.errors import LutlabError
 from lutlab.experiment.records.frame import cells_of
 from lutlab.experiment.report import csv, published
 from lutlab.experiment.run.published_list import PUBLISHED
-from lutlab.kept.sums import write_sums
+from lutlab.kept.files import write_sums
 
 ARTIFACTS = ("lut-gemm-v3/table2", "lut-gemm-v3/table3")
 

@@ -18,14 +18,14 @@ from lutlab.errors import LutlabError
 from lutlab.evaluators.kernel_latency import KernelLatency
 from lutlab.experiment.report import markdown
 from lutlab.experiment.report.layout import lay_out
-from lutlab.experiment.run import views, workspaces
-from lutlab.experiment.run.views import Project
+from lutlab.experiment.run import workspaces
+from lutlab.experiment.run.workspaces import Project
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # wandb-workspaces' own
 PAGES = {
-    "accuracy": views.accuracy,
-    "kernels": views.kernels,
-    "lut-gemm-v3": lambda p: views.report(p, "lut-gemm-v3", {"table4": example_table()}),
+    "accuracy": workspaces.accuracy,
+    "kernels": workspaces.kernels,
+    "lut-gemm-v3": lambda p: workspaces.report(p, "lut-gemm-v3", {"table4": example_table()}),
 }
 
 

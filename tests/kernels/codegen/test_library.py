@@ -16,7 +16,7 @@ import torch
 from tests import warm
 
 from lutlab.errors import LutlabError
-from lutlab.kept import built, caches, findings
+from lutlab.kept import built, findings
 from lutlab.kernels.codegen import compiler, isa, library
 
 SCALE = """
@@ -75,7 +75,7 @@ def scaled(handle, x, c=2.0, threads=1):
 def forget():
     """As a new process: nothing is loaded yet."""
     library._load.cache_clear()
-    caches.writable.cache_clear()
+    findings.writable.cache_clear()
 
 
 @pytest.mark.parametrize("each", isa.runnable(), ids=lambda each: each.name)
@@ -164,7 +164,7 @@ def test_another_intact_library_in_a_librarys_place_is_noticed(cache, caplog):
 def test_a_damaged_library_in_a_cache_that_can_only_be_read(cache, caplog, monkeypatch):
     folder = library.build(SCALE, "scale", PORTABLE)
     (folder / "kernel.so").write_bytes(b"")
-    monkeypatch.setattr(caches, "writable", lambda _: cache.parent / "elsewhere")
+    monkeypatch.setattr(findings, "writable", lambda _: cache.parent / "elsewhere")
     (cache.parent / "elsewhere").mkdir()
 
     def read_only(path):
@@ -254,7 +254,7 @@ def test_a_cache_that_cannot_be_written(tmp_path, monkeypatch, caplog):
 
 def test_a_cache_that_can_only_be_read_is_used(cache, monkeypatch, compiled):
     library.build(SCALE, "scale", PORTABLE)
-    monkeypatch.setattr(caches, "writable", lambda folder: pytest.fail("nothing is written"))
+    monkeypatch.setattr(findings, "writable", lambda folder: pytest.fail("nothing is written"))
     library.load(SCALE, "scale", PORTABLE)
     assert len(compiled) == 1
 

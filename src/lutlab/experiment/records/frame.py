@@ -40,8 +40,7 @@ from lutlab.experiment.row.spelling import (
 from lutlab.experiment.store.noise import error_of
 from lutlab.experiment.store.record import LINES, Record, canonical, read_lines
 from lutlab.experiment.store.store import Store
-from lutlab.kept.sums import NAME as SUMS
-from lutlab.kept.sums import check_file, check_sums, has_sums
+from lutlab.kept.files import SUMS, check_file, check_sums, has_sums
 from lutlab.lazy import pandas
 from lutlab.specs import RunSpec
 

@@ -144,7 +144,7 @@ def troubled(record: Record | None) -> str:
 
 
 def other_texts(record: Record | None) -> list[str]:
-    """Texts whose rows are not the known ones (data/known.py), as a note says it."""
+    """Texts whose rows are not the known ones (data/splits.py), as a note says it."""
     facts = record.facts if record else {}
     kinds = {"text_differs": "text", "calibration_text_differs": "text for calibration"}
     return [

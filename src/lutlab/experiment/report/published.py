@@ -29,8 +29,7 @@ from lutlab.experiment.artifact.rows import ArtifactRow
 from lutlab.experiment.report import compare, csv, markdown, means, origins
 from lutlab.experiment.report.layout import lay_out
 from lutlab.experiment.store.record import LINES, Record, read_lines, write_lines
-from lutlab.kept.files import write_atomically
-from lutlab.kept.sums import check_file, has_sums, write_sums
+from lutlab.kept.files import check_file, has_sums, write_atomically, write_sums
 from lutlab.specs import EvalSpec
 
 TABLE, PAGE = "table.csv", "table.md"

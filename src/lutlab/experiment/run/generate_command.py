@@ -12,8 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
 from typing import Any
 
 from lutlab.errors import LutlabError
@@ -24,41 +23,21 @@ from lutlab.experiment.row.row import Row
 from lutlab.experiment.run import cli
 from lutlab.experiment.run.ending import ended
 from lutlab.experiment.run.prepare import prepare
-from lutlab.fields import meanings
 from lutlab.generate.contract import Engine
 from lutlab.lazy import torch
 
 # Keys that say what a table measures, and nothing here.
 _OF_TABLES = ("exp", "rows", "evaluate", "mode", "name", "baseline", "alone", "stream")
-
-
-@dataclass(frozen=True)
-class Words:
-    """Words of the command's own.
-
-    Attributes:
-        prompt: the text to continue, or - for the standard input; given again, one more row of a batch.
-        tokens: most tokens to generate.
-        temperature: 0 takes the likeliest token; above, drawn with seed=.
-        top_k: draw from so many of the likeliest; 0: all.
-        top_p: draw from the likeliest that together have this probability.
-        length: tokens of a row of the cache; 0: prompt and tokens.
-        cache: dtype of cached keys and values: float32, float16, bfloat16; empty: the engine's own choice.
-        engine: its name; empty: the best that takes the model.
-    """
-
-    prompt: tuple[str, ...] = ()
-    tokens: int = 128
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    length: int = 0
-    cache: str = ""
-    engine: str = ""
-
-
-_KINDS: dict[str, Callable[[str], Any]] = {
-    "tokens": int, "temperature": float, "top_k": int, "top_p": float, "length": int, "cache": str, "engine": str,
+# The command's own words: name -> value where it is not given, what it means. Others are keys of a sweep.
+_WORDS: dict[str, tuple[Any, str]] = {
+    "prompt": ((), "the text to continue, or - for the standard input; given again, one more row of a batch."),
+    "tokens": (128, "most tokens to generate."),
+    "temperature": (0.0, "0 takes the likeliest token; above, drawn with seed=."),
+    "top_k": (0, "draw from so many of the likeliest; 0: all."),
+    "top_p": (1.0, "draw from the likeliest that together have this probability."),
+    "length": (0, "tokens of a row of the cache; 0: prompt and tokens."),
+    "cache": ("", "dtype of cached keys and values: float32, float16, bfloat16; empty: the engine's own choice."),
+    "engine": ("", "its name; empty: the best that takes the model."),
 }  # fmt: skip
 
 
@@ -68,7 +47,7 @@ def main(arguments: Sequence[str]) -> int:
         prog="lutlab generate",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="\n".join(f"  {name}=  {about}" for name, about in meanings(Words).items()),
+        epilog="\n".join(f"  {name}=  {about}" for name, (_, about) in _WORDS.items()),
     )
     parser.add_argument("words", nargs="*", metavar="<key>=<value>")
     given = parser.parse_args(arguments)
@@ -77,48 +56,45 @@ def main(arguments: Sequence[str]) -> int:
 
 def _generate(arguments: Sequence[str]) -> int:
     words, rest = split(arguments)
-    prompts = [sys.stdin.read() if one == "-" else one for one in words.prompt]
+    prompts = [sys.stdin.read() if one == "-" else one for one in words["prompt"]]
     if not prompts:
         raise LutlabError('no prompt: give the text to continue, as prompt="Once upon a time"')
     settings = cli.composed(rest, _OF_TABLES)
     model, tokenizer = _prepared(settings)
     from lutlab.generate import engine
-    from lutlab.generate.sampling import Sampling
     from lutlab.generate.text import encoded, stream
 
-    sampling = Sampling(words.temperature, words.top_k, words.top_p, settings.seed)
     longest = max(map(len, encoded(tokenizer, prompts)))
-    length = words.length or longest + words.tokens - 1
-    own = engine(model, len(prompts), length, words.cache, words.engine)
-    pieces = stream(own, tokenizer, prompts, words.tokens, **vars(sampling))
+    length = words["length"] or longest + words["tokens"] - 1
+    own = engine(model, len(prompts), length, words["cache"], words["engine"])
+    drawn = {name: words[name] for name in ("tokens", "temperature", "top_k", "top_p")}
+    pieces = stream(own, tokenizer, prompts, **drawn, seed=settings.seed)
     return _tell(pieces, own, prompts)
 
 
-def split(arguments: Sequence[str]) -> tuple[Words, list[str]]:
-    """The command's own words, and all others.
+def split(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """Values of the command's own words, and all other arguments.
 
     Raises:
         LutlabError: a word of its own with a value of another kind, or given twice.
     """
-    found: dict[str, Any] = {"prompt": ()}
+    found: dict[str, Any] = {}
     rest = []
-    known = {field.name for field in fields(Words)}
     for argument in arguments:
         key, _, value = argument.partition("=")
-        if key not in known:
+        default = _WORDS.get(key, (None,))[0]
+        if default is None:
             rest.append(argument)
         elif key == "prompt":
-            found["prompt"] += (value,)
+            found[key] = (*found.get(key, ()), value)
         elif key in found:
             raise LutlabError(f"{key}= is given twice: once is enough")
         else:
             try:
-                found[key] = _KINDS[key](value)
+                found[key] = type(default)(value)
             except ValueError as error:
-                raise LutlabError(
-                    f"{argument}: give a number, as {key}={getattr(Words, key)}"
-                ) from error
-    return Words(**found), rest
+                raise LutlabError(f"{argument}: give a number, as {key}={default}") from error
+    return {name: default for name, (default, _) in _WORDS.items()} | found, rest
 
 
 def _prepared(settings: Row) -> tuple[Any, Any]:
@@ -127,13 +103,13 @@ def _prepared(settings: Row) -> tuple[Any, Any]:
         torch.set_num_threads(settings.threads)
     files = Files()
     job = job_of_model(settings, files)
-    prepared = prepare(job, files)
-    if prepared.tokenizer is None:
+    subject, _ = prepare(job, files)
+    if subject.tokenizer is None:
         raise LutlabError(
             f"{job.run.name} came without a tokenizer, so no text can be read: copy the model's tokenizer.json beside "
             "its config.json"
         )
-    return prepared.model, prepared.tokenizer
+    return subject.model, subject.tokenizer
 
 
 def _tell(pieces: Any, engine: Engine, prompts: Sequence[str]) -> int:

@@ -21,9 +21,10 @@ from lutlab.experiment.report import compare, print_table, write_report
 from lutlab.experiment.row import sweeping
 from lutlab.experiment.row.row import Mode, Row
 from lutlab.experiment.row.spelling import table_command
-from lutlab.experiment.run import progress, track
+from lutlab.experiment.run import progress
 from lutlab.experiment.run.ending import RowsFailed
-from lutlab.experiment.run.tracking import Tracker, open_tracker
+from lutlab.experiment.run.tracked import runs_reported
+from lutlab.experiment.run.tracking import Tracker, fill, open_tracker
 from lutlab.experiment.store.store import Store
 from lutlab.kept.files import remove_leftovers
 from lutlab.lazy import torch
@@ -52,7 +53,7 @@ def sweep(arguments: Sequence[str], compose: Compose, launch: Launch) -> None:
         logger = common.logger
         tracker = open_tracker(logger.mode, common.results / "wandb", logger.project)
         if common.mode is Mode.track:
-            track.fill(tracker, logger, common.results, request, Console())
+            fill(tracker, logger, common.results, request, Console())
             continue
         planned, asked, folder = _plan(request, common, compose, files)
         if common.mode is Mode.plan:
@@ -159,7 +160,7 @@ def _report(
     rows: Sequence[PlannedRow],
     common: Row,
     folder: Path,
-    tracker: Tracker,
+    tracker: Tracker | None,
 ) -> int:
     """Render the table, print it, track it; returns how many cells failed."""
     scale, artifact = common.scale, request.artifact
@@ -178,6 +179,8 @@ def _report(
     console.print(
         f"written to {folder}: {', '.join(p.name for p in paths)}", highlight=False, soft_wrap=True
     )
-    records = {c.cell_id: c.record for row in rows for c in row.cells.values() if c.record}
-    track.copy(tracker, common.logger.project, table, folder, records)
+    if tracker:
+        records = {c.cell_id: c.record for row in rows for c in row.cells.values() if c.record}
+        runs = runs_reported(table, folder, records, common.logger.project)
+        tracker.log(f"{table.artifact} {folder.name}", runs)
     return sum(c.verdict in ("failed", "OOM") for row in table.rows for c in row.cells.values())

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
-from collections.abc import Mapping
 from typing import Any
 
 from lutlab.compress.widths import widths
@@ -21,18 +19,11 @@ from lutlab.models.families import evaluation_seqlen, kinds, task_of
 from lutlab.models.load import load_model
 from lutlab.quantizers.contract import make_method
 from lutlab.quantizers.stored import STORED
-from lutlab.specs import CalibrationSpec, LayerStats, ModelRun, Text
+from lutlab.specs import CalibrationSpec, ModelRun, Subject, Text
 
-
-@dataclasses.dataclass(frozen=True)
-class Prepared:
-    """A loaded and quantized model; `facts` say how, for every record of it."""
-
-    model: Any
-    tokenizer: Any
-    layers: tuple[LayerStats, ...]
-    seqlen: int
-    facts: Mapping[str, Any]
+Prepared = tuple[
+    Subject, dict[str, Any]
+]  # a model, quantized; facts that say how, for every record of it
 
 
 def prepare(job: Job, files: Files) -> Prepared:
@@ -49,7 +40,7 @@ def prepare(job: Job, files: Files) -> Prepared:
 
     spec = job.run
     if not isinstance(spec, ModelRun):  # of a product, its evaluator draws the weights
-        return Prepared(None, None, (), 0, {})
+        return Subject(None, None, (), None, 0, spec), {}
     if spec.method == STORED:
         return _stored(spec)
     if spec.model.packed:
@@ -103,7 +94,7 @@ def prepare(job: Job, files: Files) -> Prepared:
     if widened := [layer.name for layer in layers if layer.widened]:
         facts["float32_coefficients"] = widened
     facts["quantize_seconds"] = round(time.monotonic() - began, 3)
-    return Prepared(model, loaded.tokenizer, layers, seqlen, facts)
+    return Subject(model, loaded.tokenizer, layers, None, seqlen, spec), facts
 
 
 def _tuned(
@@ -131,7 +122,7 @@ def _stored(spec: ModelRun) -> Prepared:
 
     loaded, layers, facts = load_stored(spec.model, getattr(torch, spec.dtype), spec.device)
     seqlen = evaluation_seqlen(loaded.model.config)
-    return Prepared(loaded.model, loaded.tokenizer, layers, seqlen, facts)
+    return Subject(loaded.model, loaded.tokenizer, layers, None, seqlen, spec), facts
 
 
 def _drawn(spec: ModelRun) -> Prepared:
@@ -142,7 +133,7 @@ def _drawn(spec: ModelRun) -> Prepared:
     loaded, layers = load_packed(spec)
     facts = {"weights": "drawn as stored", "draw_seconds": round(time.monotonic() - began, 3)}
     seqlen = evaluation_seqlen(loaded.model.config)
-    return Prepared(loaded.model, loaded.tokenizer, layers, seqlen, facts)
+    return Subject(loaded.model, loaded.tokenizer, layers, None, seqlen, spec), facts
 
 
 def _windows(job: Job, files: Files, tokenizer: Any, task: str, seqlen: int) -> Any:

@@ -6,12 +6,21 @@
               topics/ppl/wiki2/published     a column's numbers in its own unit: measured, published, delta, verdict, …
     config    method.offset, data.limit, …   every axis of the row by its name on the command line; machine, commit
 
+    charts    layer/weight_relative_mse, layer/bits_per_weight     by linear layer, in forward order, from 0
+              window/<text>/ppl                                    perplexity of the first so many windows
+              round/<evaluator>_s                                  seconds of each round of a timing, from 1
+              tuning_step/held_out_loss, tuning_step/loss          of a tuning's end-to-end steps; a mean of some
+              tuning_block_step/<index>/held_out_error             where its blocks were tuned
+
+A chart is numbers of one record over a step of their own, the part of its name before the first stroke.
+
 A row's id is the hash of what it is (table, row, axes, machine), not of what was measured: measured again, it is the
 same run. Rows of which nothing is measured are in the table only.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,16 +28,18 @@ from pathlib import Path
 from typing import Any
 
 from lutlab import registry
+from lutlab.evaluators import exp_of_mean
 from lutlab.experiment.artifact.catalog import artifacts
 from lutlab.experiment.artifact.outcome import ClaimResult, ResultTable
 from lutlab.experiment.records.frame import Shelf, rows_of
 from lutlab.experiment.report import csv
 from lutlab.experiment.row.spelling import axes, evaluation_from, run_from
-from lutlab.experiment.run.histories import Points, histories
 from lutlab.experiment.store.provenance import machine_name
 from lutlab.experiment.store.record import Record, content_id
 from lutlab.specs import EvalSpec, ProductRun
 
+Points = Sequence[tuple[float, float]]  # (step, value)
+LONGEST = 128  # points of a chart of windows: a log call is 0.7 ms, and a text may have thousands
 # Axes that differ from column to column; the metrics' keys name them.
 OF_A_CELL = {"evaluator", "text"}
 OF_A_COLUMN = (
@@ -46,7 +57,7 @@ class TrackedRun:
         kind: `row` or `table`.
         config: flat mapping of settings.
         summary: flat mapping of measured values.
-        charts: name -> points, as histories.py names them.
+        charts: name -> points.
         tables: name -> rows, all with the same keys.
         figure: a PNG; empty: none.
         records: records of its numbers.
@@ -65,10 +76,13 @@ class TrackedRun:
     records: tuple[Record, ...] = ()
 
 
-def shelf_of(table: ResultTable, folder: Path, records: Mapping[str, Record]) -> Shelf:
-    """A table that was just reported into `folder`, as it is read from there."""
+def runs_reported(
+    table: ResultTable, folder: Path, records: Mapping[str, Record], project: str
+) -> Iterator[TrackedRun]:
+    """The runs of a table that was just reported into `folder`: rows measured now and before; records: by cell id."""
     cells = tuple({"variant": folder.name} | cell for cell in csv.parse(csv.render(table)))
-    return Shelf(folder, "", cells, records)
+    figure = (folder / "figure.png").read_bytes()
+    yield from runs_of(Shelf(folder, "", cells, records), project, table, figure)
 
 
 def runs_of(
@@ -150,6 +164,53 @@ def _place(evaluation: EvalSpec) -> str:
     if text is None:
         return evaluation.evaluator
     return f"{text.protocol}-first{text.limit}" if text.limit else text.protocol
+
+
+# ---- the charts of a record ----
+
+
+def histories(record: Record, key: str) -> dict[str, Points]:
+    """The charts that a record's samples and facts hold.
+
+    Args:
+        record: a measured cell.
+        key: text or evaluator that its metrics stand under.
+    """
+    return dict(_charts(record, key))
+
+
+def _charts(record: Record, key: str) -> Iterator[tuple[str, Points]]:
+    evaluator = registry.classes("evaluator").get(record.evaluation["evaluator"])
+    samples, facts = record.samples, record.facts
+    if evaluator and len(samples) == len(facts.get("layers", ())) > 0:
+        yield f"layer/{evaluator.metrics[0].name}", list(enumerate(samples))
+    elif evaluator and evaluator.of_this_machine and samples:
+        yield f"round/{record.evaluation['evaluator']}_s", list(enumerate(samples, 1))
+    elif "ppl" in record.values and len(samples) == facts.get("windows"):
+        yield f"window/{key}/ppl", _thin(running_perplexity(samples, facts["seqlen"]))
+    if bits := facts.get("bits_by_layer"):
+        yield "layer/bits_per_weight", list(enumerate(bits))
+    tuning = facts.get("tuning", {})
+    for name, chart in (("held_out", "held_out_loss"), ("losses", "loss")):
+        if points := tuning.get(name):
+            yield f"tuning_step/{chart}", [(step, loss) for step, loss in points]
+    for index, curve in enumerate(tuning.get("blocks", ())):
+        if curve:
+            points = [(step, loss) for step, loss in curve["held_out"]]
+            yield f"tuning_block_step/{index}/held_out_error", points
+
+
+def running_perplexity(nll: Sequence[float], seqlen: int) -> list[tuple[int, float]]:
+    """(n, perplexity of the first n windows) of losses in nats, windows of `seqlen` tokens; the last is the text's."""
+    sums = itertools.accumulate(nll)
+    return [(n, exp_of_mean(total / (n * seqlen))) for n, total in enumerate(sums, 1)]
+
+
+def _thin(points: Points) -> Points:
+    """Evenly spaced points, LONGEST at most; the last one stays."""
+    if len(points) <= LONGEST:
+        return points
+    return [points[len(points) * i // LONGEST - 1] for i in range(1, LONGEST + 1)]
 
 
 # ---- a table ----

@@ -6,61 +6,63 @@ a copy: what was measured is in the records of `results/`, so a failure in here 
 A run has the same id each time. Offline, wandb makes another folder for an id that it has, so the older ones of the row
 are removed when the new one is finished; a run whose content is the same is left as it is. Online the id is
 sent again from its first step (resume=None; `allow` would append to its charts).
+
+A table is copied when it is measured, or, with `mode=track`, from tables and records alone (`fill`):
+
+    python run.py mode=track                                        all of results/
+    python run.py mode=track logger.records=results/published       all that is published, of every machine
+    python run.py +exp=table4 mode=track logger=online              all variants of one artifact
+
+mode=track measures nothing and reads neither models nor texts. Cells without a record are named.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
+import itertools
 import logging
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, get_args
+from typing import TYPE_CHECKING, get_args
 
 from lutlab.errors import LutlabError, nearest
-from lutlab.experiment.row.row import Logging
-from lutlab.experiment.run.histories import log_rows
-from lutlab.experiment.run.tracked import TrackedRun
+from lutlab.experiment.artifact.catalog import artifacts
+from lutlab.experiment.records.frame import Shelf, shelves
+from lutlab.experiment.report import figure
+from lutlab.experiment.report.published import Published
+from lutlab.experiment.row.row import Logger, Logging
+from lutlab.experiment.row.sweeping import Request
+from lutlab.experiment.run.tracked import Points, TrackedRun, runs_of
 from lutlab.experiment.store.record import LINES, content_id, encode, write_lines
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from wandb.sdk.wandb_run import Run
 
 CONTENT = "lutlab.sha256"  # in the folder of a finished run: hash of what it is a copy of
 log = logging.getLogger(__name__)
+# All that mode=track reads.
+_READ = ("mode", "logger", "results", "hydra", "plugins", "experiments")
 
 
-class Tracker(Protocol):
-    """Receiver of copies. No method raises."""
-
-    def log(self, name: str, runs: Iterable[TrackedRun]) -> int:
-        """Copy runs as they come; `name` is what warnings call them all. Returns how many are there now."""
-
-
-def open_tracker(logger: str, folder: Path, project: str) -> Tracker:
-    """The tracker that `logger` names: none, offline or online. Nothing is imported or started before the first copy.
+def open_tracker(logger: str, folder: Path, project: str) -> Tracker | None:
+    """The tracker that `logger` names: offline or online; None of none. Before the first copy nothing is imported.
 
     Raises:
         LutlabError: unknown name; the message suggests the nearest one.
     """
     if logger not in (known := get_args(Logging)):
         raise LutlabError(f"unknown logger '{logger}': {nearest(logger, known)}")
-    return NullTracker() if logger == "none" else WandbTracker(logger, Path(folder), project)
+    return None if logger == "none" else Tracker(logger, Path(folder), project)
 
 
-class NullTracker:
-    """Copies nothing, and does not even ask for it."""
-
-    def log(self, name: str, runs: Iterable[TrackedRun]) -> int:
-        """Nothing to do."""
-        return 0
-
-
-class WandbTracker:
-    """Copies to Weights & Biases under `folder`."""
+class Tracker:
+    """Copies runs to Weights & Biases under `folder`. No method raises."""
 
     def __init__(self, mode: str, folder: Path, project: str) -> None:
         self.mode = mode
@@ -68,7 +70,7 @@ class WandbTracker:
         self.project = project
 
     def log(self, name: str, runs: Iterable[TrackedRun]) -> int:
-        """Copy runs; say what failed."""
+        """Copy runs as they come; returns how many are there now. `name` is what warnings call them all."""
         done = 0
         try:
             for run in runs:
@@ -156,6 +158,94 @@ def _warn(name: str, error: Exception) -> None:
     )
 
 
+# ---- mode=track ----
+
+
+def fill(
+    tracker: Tracker | None,
+    logger: Logger,
+    results: Path,
+    request: Request,
+    console: Console,
+) -> None:
+    """mode=track: copy what tables and records hold; say what they lack.
+
+    Args:
+        tracker: tracker of the command line.
+        logger: its settings; `records` names the folder that is copied.
+        results: folder that is copied where `records` names none.
+        request: all variants of its artifact are copied; without one, all tables and sweeps.
+        console: console of the report, a line a table.
+
+    Raises:
+        LutlabError: logger=none; an argument that chooses rows, which mode=track does not; no such folder, or none of
+            its tables is of the artifact; a damaged record.
+    """
+    if tracker is None:
+        raise LutlabError(
+            "mode=track copies records to Weights & Biases, and logger=none copies nothing: drop it, or give "
+            "logger=offline or logger=online"
+        )
+    given = [*request.arguments, *(one[0] for one in request.sweeps)]
+    given += [override for some in request.of_methods for _, override in some]
+    if other := [one for one in given if re.split(r"[=./]", one)[0] not in _READ]:
+        raise LutlabError(
+            f"mode=track copies whole tables as they were measured, and {other[0]} does not choose one: drop it; "
+            "+exp=<artifact> copies its variants, logger.records=<folder> another folder's tables"
+        )
+    source, name = Path(logger.records or results), request.artifact and request.artifact.name
+    found = [table for shelf in shelves(source) for table in _tables(shelf, name)]
+    if not found:
+        raise LutlabError(
+            f"no table {'of ' + name if name else ''} under {source}: measure one first, or name a folder that has "
+            "some, as logger.records=results/published"
+        )
+    for table in found:
+        title = " ".join(filter(None, [*_name(table), table.machine]))
+        done = tracker.log(title, _runs(table, logger.project))
+        console.print(f"{title}: {done} runs{_missing(table)}", highlight=False, soft_wrap=True)
+
+
+def _tables(shelf: Shelf, artifact: str | None) -> Iterator[Shelf]:
+    """A shelf a table: one variant of one artifact, or a sweep."""
+    tables: dict[tuple[str, str], list[Mapping[str, str]]] = {}
+    for cell in shelf.cells:
+        if artifact in (None, cell["artifact"]):
+            tables.setdefault((cell["artifact"], cell["variant"]), []).append(cell)
+    for (of, _), cells in tables.items():
+        own = shelf.records_of(of)
+        known = {cell["cell_id"] for cell in cells} & own.keys()
+        records = {cell: own[cell] for cell in sorted(known)}
+        yield dataclasses.replace(shelf, cells=tuple(cells), records=records)
+
+
+def _name(table: Shelf) -> tuple[str, str]:
+    return table.cells[0]["artifact"], table.cells[0]["variant"]
+
+
+def _runs(table: Shelf, project: str) -> Iterator[TrackedRun]:
+    """Claims and figure are those of today's artifact; a sweep has no claims, and the figure of its report."""
+    name, variant = _name(table)
+    if name in artifacts():
+        result = Published(name, {variant: table.cells}, table.records).tables({})
+        yield from runs_of(table, project, result[variant], figure.render(result[variant])[1])
+    else:
+        drawn = sorted(table.folder.glob(f"*/{variant}/figure.png"))
+        yield from runs_of(table, project, None, drawn[0].read_bytes() if drawn else b"")
+
+
+def _missing(table: Shelf) -> str:
+    """`; 30 of 90 cells are not measured (not run: 30)`."""
+    words: dict[str, int] = {}
+    for cell in table.cells:
+        if cell["cell_id"] not in table.records:
+            words[cell["verdict"]] = words.get(cell["verdict"], 0) + 1
+    if not words:
+        return ""
+    said = ", ".join(f"{word}: {count}" for word, count in sorted(words.items()))
+    return f"; {sum(words.values())} of {len(table.cells)} cells have no record ({said})"
+
+
 # ---- offline folders ----
 
 
@@ -235,3 +325,18 @@ def _log_records(run: Run, tracked: TrackedRun) -> None:
     artifact = wandb.Artifact(f"records-{tracked.id}", type="records")
     artifact.add_file(str(path), policy="immutable", skip_cache=True)
     run.log_artifact(artifact)
+
+
+def log_rows(charts: Mapping[str, Points]) -> Iterator[dict[str, float]]:
+    """Values to log, call by call: the n-th point of every chart in one, each beside its own step.
+
+    >>> list(log_rows({"layer/bits": [(0, 4.5), (1, 3.5)], "round/latency_s": [(1, 0.25)]}))
+    [{'layer': 0, 'layer/bits': 4.5, 'round': 1, 'round/latency_s': 0.25}, {'layer': 1, 'layer/bits': 3.5}]
+    """
+    by_step: dict[str, dict[float, dict[str, float]]] = {}
+    for name, points in charts.items():
+        step = name.partition("/")[0]
+        for at, value in points:
+            by_step.setdefault(step, {}).setdefault(at, {step: at})[name] = value
+    for some in itertools.zip_longest(*(rows.values() for rows in by_step.values()), fillvalue={}):
+        yield {name: value for row in some for name, value in row.items()}

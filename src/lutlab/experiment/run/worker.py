@@ -21,7 +21,7 @@ from lutlab.experiment.store.record import Record
 from lutlab.experiment.store.store import Store
 from lutlab.kernels import ran
 from lutlab.lazy import torch
-from lutlab.specs import Measurement, Subject
+from lutlab.specs import Measurement
 
 log = logging.getLogger(__name__)
 _FILES = Files()  # a process may execute the jobs of many rows
@@ -76,23 +76,20 @@ def _check_machine(job: Job) -> None:
 
 def _measure(job: Job, cell: JobCell, prepared: Prepared) -> Record:
     began = time.monotonic()
-    model, evaluation = prepared.model, cell.evaluation
+    (subject, facts), evaluation = prepared, cell.evaluation
     try:
         text = _FILES.planned_text(evaluation.text, cell.text_sha256) if evaluation.text else None
-        if text and prepared.tokenizer is None:
+        if text and subject.tokenizer is None:
             raise LutlabError(
                 f"{job.run.name} came without a tokenizer, so no text can be evaluated on it"
             )
         ran.take()  # of calibration, or of the evaluator before
-        subject = Subject(
-            model, prepared.tokenizer, prepared.layers, text, prepared.seqlen, job.run
-        )
-        evaluator = registry.lookup("evaluator", evaluation.evaluator)
-        measurement = evaluator(**dict(evaluation.options)).measure(subject)
+        evaluator = registry.lookup("evaluator", evaluation.evaluator)(**dict(evaluation.options))
+        measurement = evaluator.measure(dataclasses.replace(subject, text=text))
     except Exception as error:
         return _failure(job, cell, error, time.monotonic() - began)
     kernels = ran.take()
-    facts = prepared.facts | ({"kernel": kernels} if kernels else {}) | measurement.facts
+    facts = facts | ({"kernel": kernels} if kernels else {}) | measurement.facts
     if text:
         facts |= {"text_sha256": text.sha256, "text_origin": text.origin}
         facts |= {"text_differs": text.differs} if text.differs else {}

@@ -4,7 +4,7 @@
 
 key = sha256 of source, compiler, flags and CPU features (a compiler named as "gcc -march=native" looks at the CPU).
 <cache> is LUTLAB_CACHE or the user's cache folder; where it cannot be written, or others can change it, a private
-temporary folder serves this process (kept/caches.py). Where no compiler is installed any more, a library of the same
+temporary folder serves this process (kept/findings.py). Where no compiler is installed any more, a library of the same
 source, flags and CPU features serves, whoever built it.
 A folder that is not as it was built, or is another key's, is set aside and built again.
 """
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from lutlab.errors import LutlabError
-from lutlab.kept import built, caches
+from lutlab.kept import built, findings
 from lutlab.kernels.codegen import compiler
 from lutlab.kernels.codegen.compiler import Compiler, NoCompiler
 from lutlab.kernels.codegen.isa import Isa, features, runnable
@@ -182,4 +182,4 @@ def _has_openmp(cc: Compiler, folder: Path) -> bool:
 
 def cache_folder() -> Path:
     """Folder of libraries, and of all else that was found out about this machine; it may not exist yet."""
-    return caches.cache_folder("codegen")
+    return findings.cache_folder("codegen")

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from lutlab.kept import findings
-from lutlab.kept.caches import writable
+from lutlab.kept.findings import writable
 from lutlab.kernels.codegen.library import cache_folder
 from lutlab.kernels.gpu import variants
 from lutlab.kernels.gpu.lut_gemv.variant import Case, Gpu

@@ -24,7 +24,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lutlab.kept import caches
+from lutlab.kept import findings
 from lutlab.kernels.codegen import compiler, isa, library
 
 HERE = Path(__file__).parent
@@ -89,7 +89,7 @@ def _compile(text: str, suffix: str, *more: str) -> Path:
     cc = compiler.find()
     flags = (*FLAGS, *isa.detect().flags)
     identity = "\n".join((text, cc.version, *cc.command, *flags, *more))
-    folder = caches.writable(library.cache_folder())
+    folder = findings.writable(library.cache_folder())
     path = folder / f"cuda-on-host-{_key(identity)}{suffix}"
     if path.exists():
         return path
