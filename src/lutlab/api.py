@@ -53,7 +53,7 @@ from lutlab.models.pretrained import tokenizer_of
 from lutlab.quantizers.coefficients import quantized
 from lutlab.quantizers.contract import Calibrated, Method, make_method
 from lutlab.specs import LayerWidth, TextSpec, Tuning
-from lutlab.tuning.labels import Labelled
+from lutlab.tuning.losses import Labelled
 from lutlab.tuning.stages import check_tunable, put, tune
 
 log = logging.getLogger(__name__)
@@ -210,9 +210,8 @@ def quantize(
             chosen = found.widths
         packed = None
         if tuning is not None:
-            tuned = tune(model, quantizer, chosen, samples, tuning)
-            packed = tuned.layers
-            put(model, tuned.parameters)
+            packed, rest, _ = tune(model, quantizer, chosen, samples, tuning)
+            put(model, rest)
         stats = quantize_model(model, quantizer, chosen, calibration, packed=packed)
     finally:
         model.train(training)

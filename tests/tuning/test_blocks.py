@@ -12,20 +12,18 @@ from hypothesis import strategies as st
 from tests.models.architectures import make
 
 import lutlab
+from lutlab.compress.kept_blocks import TuningStore
 from lutlab.errors import LutlabError
 from lutlab.formats import pack
 from lutlab.models import fits
 from lutlab.models.families import decoder_blocks, linear_layers
 from lutlab.tensors import BCQTensor, UniformTensor
 from lutlab.tuning import loop
-from lutlab.tuning.blocks import tune_blocks
-from lutlab.tuning.coded import CodedLinear
-from lutlab.tuning.course import Pace
+from lutlab.tuning.blocks import CodedLinear, tune_blocks
 from lutlab.tuning.losses import HELD_OUT
-from lutlab.tuning.states import TuningStore
 
 WINDOWS = torch.randint(1, 9, (9, 16), generator=torch.Generator().manual_seed(2))
-PACE = Pace(steps=8, learning_rate=0.03, weight_decay=0.0, batch=2, seed=0)
+PACE = lutlab.Tuning(block_steps=8, block_learning_rate=0.03, batch=2)
 
 
 def tensors(draw: torch.Generator, uniform: bool, q: int, g: int, ordered: bool):
@@ -115,7 +113,7 @@ def buffers(model) -> dict[str, torch.Tensor]:
 def test_blocks_come_nearer_to_full_precision():
     full, start = quantized("gpt2", "bcq", 2)
     before = {path: layer.packed for path, layer in linear_layers(start)}
-    facts = tune_blocks(start, full, WINDOWS, dataclasses.replace(PACE, steps=24))
+    facts = tune_blocks(start, full, WINDOWS, dataclasses.replace(PACE, block_steps=24))
     for path, layer in linear_layers(start):
         assert layer.packed.layout() == before[path].layout()
     assert len(facts["blocks"]) == len(decoder_blocks(full))
@@ -169,7 +167,7 @@ def test_block_steps_are_asked_for_by_tuning():
     model = lutlab.quantize(make("opt"), "bcq", 2, 8, calibration=WINDOWS, tuning=tuning)
     plain = lutlab.quantize(make("opt"), "bcq", 2, 8, calibration=WINDOWS)
     alone = make("opt")
-    tune_blocks(plain, alone, WINDOWS, Pace(2, tuning.block_learning_rate, 0.0, 2, 0))
+    tune_blocks(plain, alone, WINDOWS, tuning)
     assert all(torch.equal(one, buffers(plain)[key]) for key, one in buffers(model).items())
     with pytest.raises(LutlabError, match="drop block_steps"):
         lutlab.quantize(make("opt"), "mixed_2_4_16", 3, calibration=WINDOWS, tuning=tuning)

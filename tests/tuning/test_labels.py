@@ -12,7 +12,7 @@ from lutlab.data.pairs import Pair, encoded
 from lutlab.errors import LutlabError
 from lutlab.models.families import linear_layers, model_class
 from lutlab.modules import QuantLinear
-from lutlab.tuning.labels import Classes, Labelled
+from lutlab.tuning.losses import Labelled, loss
 
 PAIRS = [
     Pair(" ".join(f"w{(i * j) % 9}" for j in range(1 + i % 5)), f"w{i % 3}", i % 3)
@@ -44,7 +44,7 @@ def tuned(model, method, trains="scales", labels=None, steps=30, **options):
 
 @torch.no_grad()
 def loss_of(model):
-    return Classes(model, "labels")(model, samples()).item()
+    return loss(model, model, "labels", samples()).item()
 
 
 @torch.no_grad()
@@ -56,7 +56,7 @@ def test_the_loss_is_the_mean_over_pairs_alone(kind):
     assert loss_of(model) == pytest.approx(expected, abs=1e-5)
     short = samples()[torch.tensor([0, 5])]
     assert short.trimmed()["input_ids"].shape[1] < samples().inputs["input_ids"].shape[1]
-    assert Classes(model, "distribution")(model, short).item() == pytest.approx(0, abs=1e-6)
+    assert loss(model, model, "distribution", short).item() == pytest.approx(0, abs=1e-6)
 
 
 def test_scales_and_the_head_move_and_nothing_else():

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import nn
 
+from lutlab.compress.kept_blocks import TuningStore
 from lutlab.errors import LutlabError
+from lutlab.specs import Tuning
 from lutlab.tuning import loop
-from lutlab.tuning.course import Curve, Pace, Progress
-from lutlab.tuning.loop import fit
-from lutlab.tuning.states import TuningStore
+from lutlab.tuning.loop import Progress, fit
 
-PACE = Pace(steps=12, learning_rate=0.1, weight_decay=0.01, batch=3, seed=5)
+PACE = Tuning(steps=12, learning_rate=0.1, weight_decay=0.01, batch=3, seed=5)
 
 
 class Killed(Exception):
@@ -52,7 +52,7 @@ class Toy:
         a, b = self.parameters.values()
         return (a * b.sum(0) - self.targets[0]).square().mean().item()
 
-    def fit(self, **options) -> Curve:
+    def fit(self, **options) -> dict:
         held_out = options.pop("held_out", self.judged)
         return fit("toy", self.parameters, self.loss, 7, PACE, held_out=held_out, **options)
 
@@ -93,17 +93,18 @@ def test_every_sample_is_read_before_one_is_read_again():
 def test_the_best_stays_and_what_diverges_says_so(caplog):
     toy = Toy(broken_at=9)
     curve = toy.fit()
-    assert curve.diverged
-    assert [step for step, _ in curve.losses] == [*range(1, 9)]
-    assert toy.judged() == min(loss for _, loss in curve.held_out) < curve.held_out[0][1]
+    assert curve["diverged"]
+    assert [step for step, _ in curve["losses"]] == [*range(1, 9)]
+    held_out = [loss for _, loss in curve["held_out"]]
+    assert toy.judged() == min(held_out) < held_out[0]
     assert "at step 9 of 12: stopped" in caplog.text
     blind = Toy(broken_at=9)
-    assert blind.fit(held_out=None).kept_step == 0
+    assert blind.fit(held_out=None)["kept_step"] == 0
     assert blind.state() == Toy().state()
     assert not any(one.requires_grad and one.grad is not None for one in blind.parameters.values())
     worse = Toy()
     values = itertools.count()
-    assert worse.fit(held_out=lambda: float(next(values))).kept_step == 0
+    assert worse.fit(held_out=lambda: float(next(values)))["kept_step"] == 0
     assert worse.state() == Toy().state()
     assert "no step lowered the held-out loss" in caplog.text
 

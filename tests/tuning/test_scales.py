@@ -15,6 +15,7 @@ from tests.tuning.test_loop import Killed, kill_after
 
 import lutlab
 from lutlab.compress.driver import quantize_model
+from lutlab.compress.kept_blocks import TuningStore
 from lutlab.errors import LutlabError
 from lutlab.formats import pack
 from lutlab.models import fits
@@ -24,8 +25,7 @@ from lutlab.specs import Tuning
 from lutlab.tensors import BCQTensor, UniformTensor
 from lutlab.tuning import loop
 from lutlab.tuning.scales import ScaledLinear
-from lutlab.tuning.stages import Tuned, tune
-from lutlab.tuning.states import TuningStore
+from lutlab.tuning.stages import tune
 
 
 def windows(samples: int = 9, length: int = 16) -> torch.Tensor:
@@ -85,7 +85,7 @@ def test_gradients_are_those_of_the_formulas(kind, g, columns, q, ordered, seed)
         torch.testing.assert_close(layer.scales[name].grad, one.grad.float())
 
 
-def tuned(name: str, method: str, **options) -> Tuned:
+def tuned(name: str, method: str, **options) -> tuple:
     model, more = make(name), {"learning_rate": 3e-3, "batch": 4, "loss": "labels", "steps": 8}
     more |= {"trains": "scales"}
     given = {key: options.pop(key) for key in ("kept", "report") if key in options}
@@ -103,13 +103,13 @@ def chosen(model) -> dict:
     ("opt", "gptq_bcq"), ("llama-2", "rtn"), ("gpt2", "bcq"), ("llama-1", "awq"),
 ])  # fmt: skip
 def test_scales_alone_move(name, method):
-    found = tuned(name, method)
-    losses = dict(found.facts["held_out"])
-    kept = losses[found.facts["kept_step"]]
+    packed, _, facts = tuned(name, method)
+    losses = dict(facts["held_out"])
+    kept = losses[facts["kept_step"]]
     assert kept == min(losses.values()) < losses[0]
     model, plain = make(name), make(name)
     quantizer, ids = make_method(method), windows()
-    layers = quantize_model(model, quantizer, chosen(model), ids, packed=found.layers)
+    layers = quantize_model(model, quantizer, chosen(model), ids, packed=packed)
     untuned = quantize_model(plain, quantizer, chosen(plain), ids)
     held = ids[::8]
     with torch.no_grad():  # there is no gap between what was trained and what is stored
@@ -137,10 +137,10 @@ def test_a_killed_tuning_ends_byte_for_byte_as_another(trains, tmp_path: Path, m
     with pytest.raises(Killed):
         tuned("opt", method, **options, kept=store, report=kill_after(3))
     again = tuned("opt", method, **options, kept=store)
-    assert again.facts == whole.facts
-    for name, layer in whole.layers.items():
+    assert again[2] == whole[2]
+    for name, layer in whole[0].items():
         for key, buffer in layer.buffers.items():
-            other = again.layers[name].buffers[key]
+            other = again[0][name].buffers[key]
             assert (buffer is None and other is None) or torch.equal(buffer, other)
 
 

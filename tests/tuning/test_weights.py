@@ -14,13 +14,12 @@ from lutlab.compress.driver import quantize_model
 from lutlab.errors import LutlabError
 from lutlab.experiment.store.store import Store
 from lutlab.formats import pack
-from lutlab.formats.mixed import decoded
 from lutlab.models.families import linear_layers
 from lutlab.modules import QuantLinear
 from lutlab.quantizers.contract import make_method
 from lutlab.specs import Tuning
-from lutlab.tuning.losses import HELD_OUT, NextTokens, keep_no_activations
-from lutlab.tuning.stages import Tuned, tune
+from lutlab.tuning.losses import HELD_OUT, keep_no_activations, loss
+from lutlab.tuning.stages import tune
 from lutlab.tuning.weights import RoundedLinear
 
 
@@ -35,7 +34,7 @@ def chosen_widths(model) -> dict:
     return found | {next(iter(found)): None}
 
 
-def tuned(name: str, method: str = "mixed_2_4_16", **options) -> Tuned:
+def tuned(name: str, method: str = "mixed_2_4_16", **options) -> tuple:
     model, options = make(name), {"learning_rate": 3e-3, "batch": 4, "loss": "labels"} | options
     before = copy.deepcopy(model.state_dict())
     found = tune(model, make_method(method), chosen_widths(model), windows(), Tuning(**options))
@@ -45,13 +44,13 @@ def tuned(name: str, method: str = "mixed_2_4_16", **options) -> Tuned:
 
 @pytest.mark.parametrize(("name", "method"), [("opt", "mixed_2_4_16"), ("gpt2", "group_widths")])
 def test_what_is_stored_is_what_was_trained(name, method):
-    found = tuned(name, method, steps=6)
-    losses = dict(found.facts["held_out"])
-    kept = losses[found.facts["kept_step"]]
+    packed, _, facts = tuned(name, method, steps=6)
+    losses = dict(facts["held_out"])
+    kept = losses[facts["kept_step"]]
     assert kept == min(losses.values()) < losses[0] - 0.05
     model, plain = make(name), make(name)
     quantizer, chosen, ids = make_method(method), chosen_widths(model), windows()
-    layers = quantize_model(model, quantizer, chosen, ids, packed=found.layers)
+    layers = quantize_model(model, quantizer, chosen, ids, packed=packed)
     untuned = quantize_model(plain, quantizer, chosen, ids)
     held = ids[::HELD_OUT]
     with torch.no_grad():
@@ -70,11 +69,11 @@ def test_the_seed_decides():
     first, again, other = (
         tuned("llama-2", steps=2, loss="distribution", seed=s) for s in (0, 0, 1)
     )
-    assert first.facts == again.facts
-    assert first.facts["held_out"][0] == other.facts["held_out"][0]
-    assert first.facts["held_out"][1:] != other.facts["held_out"][1:]
-    for name, layer in first.layers.items():
-        assert torch.equal(layer.dequantize(), again.layers[name].dequantize())
+    assert first[2] == again[2]
+    assert first[2]["held_out"][0] == other[2]["held_out"][0]
+    assert first[2]["held_out"][1:] != other[2]["held_out"][1:]
+    for name, layer in first[0].items():
+        assert torch.equal(layer.dequantize(), again[0][name].dequantize())
 
 
 def test_a_rounded_layer_multiplies_by_what_it_stores():
@@ -85,8 +84,8 @@ def test_a_rounded_layer_multiplies_by_what_it_stores():
     layer = RoundedLinear(pack(method.round_to(weight, widths, 16)), torch.randn(24), method)
     with torch.no_grad():
         layer.weight.copy_(torch.randn(24, 40, generator=generator))
-    packed = pack(layer.rounded())
-    assert torch.equal(packed.dequantize(), decoded(layer.rounded()))
+    packed = layer.rounded()
+    assert torch.equal(packed.dequantize(), layer.decoded())
     assert torch.equal(packed.widths, widths)
     y = layer(x)
     torch.testing.assert_close(y, QuantLinear(packed, layer.bias)(x), rtol=1e-5, atol=1e-5)
@@ -98,7 +97,7 @@ def test_blocks_that_are_computed_again_have_the_same_gradients():
     plain, again = make("llama-2"), make("llama-2")
     keep_no_activations(again)
     for model in (plain, again):
-        NextTokens(make("llama-1"), "distribution")(model, windows(2)).backward()
+        loss(model, make("llama-1"), "distribution", windows(2)).backward()
     for one, other in zip(plain.parameters(), again.parameters(), strict=True):
         assert torch.equal(one.grad, other.grad)
 

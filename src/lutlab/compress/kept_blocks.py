@@ -1,8 +1,11 @@
-"""Finished blocks and calibration statistics, one safetensors file a block: a killed run goes on where it was.
+"""Finished blocks, statistics and states of tuning, a safetensors file each: a killed run goes on where it was.
 
     <folder>/block-0003.safetensors    the block's state after quantization; the header says which linear layers are
                                        quantized and how (QuantLinear.layout), and their LayerStats
     <folder>/inputs-0003.safetensors   hessian and mean_abs of every shared input of the block
+    <folder>/rest-0000.safetensors     what a tuning found outside of quantized layers
+    <folder>/tuning-<loop>.safetensors    state of an unfinished loop, until the blocks are there
+    <folder>/tuning-facts.safetensors     how the tuning came about; it stays
 
 The folder is named after everything that decides its contents. Every file repeats that name and its own, and has a
 digest of both, its facts and its tensors, which is checked whenever it is read. What is damaged, or lies under a name
@@ -50,9 +53,14 @@ class KeptFiles:
         Raises:
             LutlabError: it is damaged, and the folder cannot be written.
         """
-        return self._intact(index) is not None
+        return self.intact(index) is not None
 
-    def _write(self, index: int | str, tensors: Mapping[str, torch.Tensor], facts: Any) -> None:
+    def write(self, index: int | str, tensors: Mapping[str, torch.Tensor], facts: Any) -> None:
+        """Keep tensors and facts, in the place of those before.
+
+        Raises:
+            LutlabError: the disk is full or the folder cannot be written.
+        """
         path = self._path(index)
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
         header = json.dumps({"file": path.name, "of": self.folder.name, "facts": facts})
@@ -61,8 +69,12 @@ class KeptFiles:
             path, save(tensors, {"lutlab": f"{content_sha256(header, tensors)}\n{header}"})
         )
 
-    def _intact(self, index: int | str) -> tuple[dict[str, torch.Tensor], Any] | None:
-        """Tensors and facts of a file; None where there is none, or none any more since it was damaged."""
+    def intact(self, index: int | str) -> tuple[dict[str, torch.Tensor], Any] | None:
+        """Tensors and facts of a file; None where there is none, or none any more since it was damaged.
+
+        Raises:
+            LutlabError: it is damaged, and the folder cannot be written.
+        """
         path = self._path(index)
         if not path.exists():
             return None
@@ -136,7 +148,7 @@ class BlockStore(KeptFiles):
         """
         layouts = {n: m.layout() for n, m in block.named_modules() if isinstance(m, QuantLinear)}
         facts = {"layouts": layouts, "layers": [dataclasses.asdict(layer) for layer in layers]}
-        self._write(index, block.state_dict(), facts)
+        self.write(index, block.state_dict(), facts)
 
     def load(
         self, index: int, block: nn.Module, device: torch.device | str
@@ -146,7 +158,7 @@ class BlockStore(KeptFiles):
         Raises:
             LutlabError: the file does not fit the block; or it is damaged, and the folder cannot be written.
         """
-        found = self._intact(index)
+        found = self.intact(index)
         if found is None:
             return None
         tensors, facts = found
@@ -207,7 +219,7 @@ class RestStore(KeptFiles):
         Raises:
             LutlabError: the disk is full or the folder cannot be written.
         """
-        self._write(0, parameters, {})
+        self.write(0, parameters, {})
 
     def load(self) -> dict[str, torch.Tensor]:
         """Parameters by name.
@@ -215,7 +227,7 @@ class RestStore(KeptFiles):
         Raises:
             LutlabError: it is gone, or was damaged since.
         """
-        found = self._intact(0)
+        found = self.intact(0)
         if found is None:
             raise self._gone(0)
         return found[0]
@@ -238,7 +250,7 @@ class StatsStore(KeptFiles):
             name = shared.layers[0]
             tensors |= {f"{name}.hessian": one.hessian, f"{name}.mean_abs": one.mean_abs}
             tokens[name] = one.tokens
-        self._write(index, tensors, tokens)
+        self.write(index, tensors, tokens)
 
     def load(
         self, index: int, shared: Sequence[SharedInput], device: torch.device
@@ -248,7 +260,7 @@ class StatsStore(KeptFiles):
         Raises:
             LutlabError: the file is gone, or was damaged since `has` was asked; or it lacks some of `shared`.
         """
-        found = self._intact(index)
+        found = self.intact(index)
         if found is None:
             raise self._gone(index)
         tensors, tokens = found
@@ -263,3 +275,28 @@ class StatsStore(KeptFiles):
             }
         except (KeyError, TypeError) as error:
             raise self._misfit(index, error) from error
+
+
+_FACTS = "facts"  # no loop has that name
+
+
+class TuningStore(KeptFiles):
+    """States of tuning's unfinished loops under a folder, by their names."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, "tuning")
+
+    def forget(self) -> None:
+        """Remove all states: what they led to is kept elsewhere. Facts stay."""
+        for path in self.folder.glob(f"{self.kind}-*.safetensors"):
+            if path != self._path(_FACTS):
+                path.unlink(missing_ok=True)
+
+    def note(self, facts: Mapping[str, Any]) -> None:
+        """Write down how a tuning came about, for who evaluates its blocks later."""
+        self.write(_FACTS, {}, facts)
+
+    def facts(self) -> Mapping[str, Any] | None:
+        """Noted facts; None where no intact file has them."""
+        found = self.intact(_FACTS)
+        return found and found[1]

@@ -14,7 +14,7 @@ WEIGHTS_VERSION = 1
 SCALES_VERSION = 1
 # Raised by whoever changes what blocks.py finds; a change of loop.py raises it too.
 BLOCKS_VERSION = 1
-# Raised by whoever changes what whole.py finds; a change of loop.py raises it too.
+# Raised by whoever changes what stages.py finds of weights that are not quantized; a change of loop.py raises it too.
 WHOLE_VERSION = 1
-# Raised by whoever changes the losses of labels.py, or which parameters of a classifier's head are trained.
+# Raised by whoever changes the losses of labelled pairs, or which parameters of a classifier's head are trained.
 LABELS_VERSION = 1

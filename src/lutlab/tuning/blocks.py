@@ -3,8 +3,15 @@
     loss = mean (block(x) - y)^2 / mean (y - mean of y)^2      x from the quantized blocks before, already tuned
                                                                y of the full-precision model, on its own inputs
 
-Codes are trained straight through latent weights, which begin at the stored ones (coded.py says why), and scales beside
-them, at one rate.
+Codes are trained straight through a latent weight V, whose nearest codeword is taken in every pass:
+
+    W[n, k] = the codeword of row n's group nearest to V[n, k]        dL/dV = dL/dW
+
+Scales move as in scales.py. V and scales are what they began as plus a move in units of the deviation of their group's
+codewords (a uniform scale: in units of itself), so that one rate of AdamW fits every layer, width and model, and codes
+and scales alike. V begins at the stored weight, so that step 0 is the layer as it came. It does not begin at the weight
+in full precision, nor where coordinate descent would put each weight, r_k / H_kk from the stored one: both lie at or
+behind the edges of most cells, where the first steps turn many codes at once (docs/how-to/tune.md has by how much).
 
 Every eighth window is held out, and of each block the state of least loss on those is kept, its first one included.
 
@@ -18,35 +25,39 @@ import copy
 import dataclasses
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional
 from torch.utils._pytree import tree_map
 from transformers import PreTrainedModel
 
 from lutlab.compress.calibrate import BATCH_TOKENS, BlockInputs, Call, capture
-from lutlab.compress.kept_blocks import content_sha256
+from lutlab.compress.kept_blocks import TuningStore, content_sha256
 from lutlab.errors import LutlabError
+from lutlab.formats import pack
+from lutlab.formats.bcq import PackedBCQ
 from lutlab.formats.contract import Format
+from lutlab.formats.uniform import PackedUniform
+from lutlab.groups import group_length
 from lutlab.models import fits
 from lutlab.models.families import decoder_blocks, family_of, linear_layers, weight_of
 from lutlab.modules import QuantLinear
 from lutlab.quantizers.contract import Method
 from lutlab.specs import Tuning
-from lutlab.tuning.coded import CodedLinear
-from lutlab.tuning.course import Pace, Progress
-from lutlab.tuning.loop import fit
+from lutlab.tensors import BCQTensor, UniformTensor
+from lutlab.tuning.loop import Report, fit
 from lutlab.tuning.losses import HELD_OUT
-from lutlab.tuning.states import TuningStore
+from lutlab.tuning.scales import ScaledLinear
 
 # Bytes a weight while its block is trained: where the latent weight began, its move, gradient, two moments of Adam's
 # and the best move in float32, the decoded weight; the code, where it lies among codewords (int64), the packed one.
 _BYTES_A_WEIGHT = 7 * 4 + 1 + 8 + 1
 _CURE = "give fewer or shorter calibration windows, lower tuning.batch, or take a larger device"
+_LEAST_GROUP = 8  # that a format stores
 log = logging.getLogger(__name__)
-Report = Callable[[Progress], None]
 
 
 def check_tunable(quantizer: Method) -> None:
@@ -71,16 +82,14 @@ def check_memory(model: PreTrainedModel, windows: torch.Tensor, tuning: Tuning) 
         "a block": _BYTES_A_WEIGHT * weights,
         "its activations": 2 * 4 * tokens * ends,  # and their gradients, roughly
     }
-    said = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in parts.items())
-    log.info("tuning block by block takes some %.2f GB: %s", sum(parts.values()) / 1e9, said)
-    fits.check("tuning block by block", parts, f"{model.device}", cure=_CURE)
+    check_fits("tuning block by block", parts, model.device, _CURE)
 
 
-def pace_of(tuning: Tuning) -> Pace:
-    """The pace of each block."""
-    return dataclasses.replace(
-        Pace.of(tuning), steps=tuning.block_steps, learning_rate=tuning.block_learning_rate
-    )
+def check_fits(what: str, parts: Mapping[str, int], device: torch.device, cure: str) -> None:
+    """Say what a tuning takes; raise TooLargeError where the device does not hold it."""
+    said = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in parts.items() if size)
+    log.info("%s takes some %.2f GB: %s", what, sum(parts.values()) / 1e9, said)
+    fits.check(what, parts, f"{device}", cure=cure)
 
 
 @torch.no_grad()
@@ -88,7 +97,7 @@ def tune_blocks(
     start: PreTrainedModel,
     full: PreTrainedModel,
     windows: torch.Tensor,
-    pace: Pace,
+    tuning: Tuning,
     *,
     kept: TuningStore | None = None,
     report: Report | None = None,
@@ -99,7 +108,7 @@ def tune_blocks(
         start: quantized, in evaluation mode; its layers have, afterwards, other codes and scales of the same layout.
         full: the model in full precision.
         windows: token ids [samples, S] int64, at least 2.
-        pace: steps and learning rate of each block.
+        tuning: options, with block_steps of 1 at least.
         kept: store of finished blocks and of the state of the one that is being trained.
         report: function that is called after every step.
 
@@ -109,6 +118,8 @@ def tune_blocks(
     Raises:
         LutlabError: the error of a block is inf or nan before anything was trained.
     """
+    steps, learning_rate = tuning.block_steps, tuning.block_learning_rate
+    pace = dataclasses.replace(tuning, steps=steps, learning_rate=learning_rate)
     run = _Run(full, windows, pace, kept, report)
     quantized, wanted, facts = run.hidden(start), run.hidden(full), []
     for index, block in enumerate(decoder_blocks(start)):
@@ -129,7 +140,7 @@ class _Run:
         self,
         full: PreTrainedModel,
         windows: torch.Tensor,
-        pace: Pace,
+        pace: Tuning,
         kept: TuningStore | None,
         report: Report | None,
     ) -> None:
@@ -181,19 +192,19 @@ class _Run:
         facts = self._restored(name, of, packed)
         if facts is None:
             layers = {n: CodedLinear(packed[n], m.bias) for n, m in modules.items()}
-            put(block, layers)
+            put_layers(block, layers)
             facts = self._fitted(name, block, layers, hidden, targets)
             if facts["kept_step"]:
                 packed |= {layer: module.rounded() for layer, module in layers.items()}
             if self.kept:
-                self.kept.save(name, _buffers(packed), {"tuned": of, "facts": facts})
+                self.kept.write(name, _buffers(packed), {"tuned": of, "facts": facts})
         self.before = content_sha256(of, _buffers(packed))
-        put(block, {n: QuantLinear(packed[n], m.bias) for n, m in modules.items()})
+        put_layers(block, {n: QuantLinear(packed[n], m.bias) for n, m in modules.items()})
         return facts
 
     def _restored(self, name: str, of: str, packed: dict[str, Format]) -> dict[str, Any] | None:
         """Facts of a block that was finished from this very beginning, whose weights replace those of `packed`."""
-        tensors, facts = (self.kept and self.kept.load(name)) or ({}, {})
+        tensors, facts = (self.kept and self.kept.intact(name)) or ({}, {})
         if facts.get("tuned") != of:
             return None
         for layer, one in packed.items():
@@ -224,7 +235,7 @@ class _Run:
         before = {layer: module.rounded().unpack().codes for layer, module in layers.items()}
         curve = fit(
             name,
-            {f"{layer}.{n}": p for layer, m in layers.items() for n, p in m.moves.items()},
+            {f"{layer}.{n}": p for layer, m in layers.items() for n, p in m.trained().items()},
             lambda indices: error(self.trained[indices]),
             len(self.trained),
             self.pace,
@@ -235,13 +246,13 @@ class _Run:
         after = {layer: module.rounded().unpack().codes for layer, module in layers.items()}
         changed = sum(int((after[layer] != codes).sum()) for layer, codes in before.items())
         weights = sum(codes.numel() for codes in before.values())
-        return {**dataclasses.asdict(curve), "codes_changed": changed / max(1, weights)}
+        return {**curve, "codes_changed": changed / max(1, weights)}
 
 
-def put(block: nn.Module, layers: Mapping[str, nn.Module]) -> None:
-    """Replace layers of a block by others of the same names."""
+def put_layers(module: nn.Module, layers: Mapping[str, nn.Module]) -> None:
+    """Replace layers of a block or a model by others of the same names."""
     for name, layer in layers.items():
-        block.set_submodule(name, layer)
+        module.set_submodule(name, layer)
 
 
 def _buffers(packed: Mapping[str, Format]) -> dict[str, torch.Tensor]:
@@ -258,3 +269,91 @@ def _in_float32(value: Any) -> Any:
     """An argument of a block: floating point tensors in float32, all else as it is."""
     floating = isinstance(value, torch.Tensor) and value.is_floating_point()
     return value.float() if floating else value
+
+
+# ---- the layer that is trained ----
+
+
+class CodedLinear(ScaledLinear):
+    """A linear layer of codes and scales that can be trained.
+
+    Attributes:
+        moves: parameters, all 0 at first: of each of the scales, by its name, and `latent` [N, G, g].
+    """
+
+    def __init__(self, packed: PackedBCQ | PackedUniform, bias: torch.Tensor | None) -> None:
+        super().__init__(packed, bias)
+        self.scales.requires_grad_(False)
+        self.tensor = packed.unpack()
+        deviation = codewords(self.tensor).std(2, correction=0)
+        self.units = {n: s if n == "scale" else deviation for n, s in self.scales.items()}
+        self.units["latent"] = deviation.unsqueeze(2)
+        self.latent = self._by_group(packed.dequantize())
+        began = {**self.scales, "latent": self.latent}
+        self.moves = nn.ParameterDict(
+            {name: nn.Parameter(torch.zeros_like(one)) for name, one in began.items()}
+        )
+
+    def rounded(self) -> PackedBCQ | PackedUniform:
+        """The weight as it would be stored now: of the same layout."""
+        return pack(self._chosen()[0])
+
+    def trained(self) -> dict[str, nn.Parameter]:
+        """The moves, by name."""
+        return dict(self.moves)
+
+    def decoded(self) -> torch.Tensor:
+        """[N, K] float32, as it would be stored now."""
+        return self._chosen()[1]
+
+    @torch.no_grad()
+    def _chosen(self) -> tuple[BCQTensor | UniformTensor, torch.Tensor]:
+        """The moves as they are: codes and scales as stored, and the weight [N, K] float32 by input channels."""
+        stored = self.packed.buffers
+        scales = {n: self._moved(n, one).to(stored[n].dtype) for n, one in self.scales.items()}
+        tensor = dataclasses.replace(self.tensor, **scales)
+        words, code_of = codewords(tensor).sort(2)
+        edges = (words[..., 1:] + words[..., :-1]) / 2
+        level = torch.searchsorted(edges, self._moved("latent", self.latent))
+        self.codes = self._columns(code_of.gather(2, level)).to(torch.uint8)
+        weight = self._columns(words.gather(2, level))
+        if tensor.order is not None:
+            weight = torch.empty_like(weight).index_copy_(1, tensor.order.long(), weight)
+        return dataclasses.replace(tensor, codes=self.codes), weight
+
+    def _moved(self, name: str, began: torch.Tensor) -> torch.Tensor:
+        return torch.addcmul(began, self.units[name].to(began.dtype), self.moves[name])
+
+    def gradients(self, gradient: torch.Tensor) -> list[torch.Tensor]:
+        """dL/dW [N, K] -> dL/d of each of the moves."""
+        found = dict(zip(self.scales, super().gradients(gradient), strict=True))
+        found["latent"] = self._by_group(gradient)
+        return [self.units[name] * found[name] for name in self.moves]
+
+    def _by_group(self, weight: torch.Tensor) -> torch.Tensor:
+        """[N, K] by input channels -> [N, G, g] by columns."""
+        order = self.packed.order
+        return self._grouped(weight if order is None else weight[:, order.long()])
+
+    def _grouped(self, columns: torch.Tensor) -> torch.Tensor:
+        """[N, K] -> [N, G, g]; a ragged last group is filled with zeros."""
+        rows, width = columns.shape
+        length = group_length(self.packed.group_size, width)
+        return functional.pad(columns, (0, -width % length)).view(rows, -1, length)
+
+    def _columns(self, grouped: torch.Tensor) -> torch.Tensor:
+        """[N, G, g] -> [N, K]."""
+        return grouped.flatten(1)[:, : self.packed.shape[1]]
+
+
+def codewords(tensor: BCQTensor | UniformTensor) -> torch.Tensor:
+    """The values a weight of each group can have, as its format decodes them: [N, G, 2^q] float32, by code."""
+    scale = tensor.scale if isinstance(tensor, UniformTensor) else tensor.alpha[0]
+    rows, groups = scale.shape
+    levels = 2**tensor.bits
+    length = max(levels, _LEAST_GROUP)
+    codes = torch.arange(length, device=scale.device).remainder(levels).to(torch.uint8)
+    each = dataclasses.replace(
+        tensor, codes=codes.repeat(rows, groups), group_size=length, order=None
+    )
+    return pack(each).dequantize().view(rows, groups, length)[..., :levels]

@@ -18,26 +18,49 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import json
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 
-from lutlab.compress.kept_blocks import content_sha256
+from lutlab.compress.kept_blocks import TuningStore, content_sha256
 from lutlab.errors import LutlabError
-from lutlab.tuning.course import Curve, Pace, Progress, means
-from lutlab.tuning.states import TuningStore
+from lutlab.specs import Tuning
 
 log = logging.getLogger(__name__)
+WARM_UP = 0.1  # of all steps
+POINTS = 100  # of a curve of losses
 EVALUATIONS = 10  # times that the held-out loss is taken on the way
 BETAS = (0.9, 0.95)
 # A state is written so often, and where writing takes long, in a twentieth of the time at most.
 _KEEP_SECONDS, _KEEP_SHARE = 5.0, 0.05
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Progress of a loop; str() is a line for a reader."""
+
+    name: str
+    step: int
+    steps: int
+    loss: float
+    seconds_left: float
+
+    def __str__(self) -> str:
+        seconds = self.seconds_left
+        left = f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+        return f"tuning {self.name} {self.step}/{self.steps}, loss {self.loss:.4g}, {left} left"
+
+
+Report = Callable[[Progress], None]
 
 
 def fit(
@@ -45,13 +68,13 @@ def fit(
     parameters: Mapping[str, nn.Parameter],
     loss: Callable[[torch.Tensor], torch.Tensor],
     samples: int,
-    pace: Pace,
+    tuning: Tuning,
     *,
     held_out: Callable[[], float] | None = None,
     first: float | None = None,
     kept: TuningStore | None = None,
-    report: Callable[[Progress], None] | None = None,
-) -> Curve:
+    report: Report | None = None,
+) -> dict[str, Any]:
     """Train parameters in place, and leave them in their best state.
 
     Args:
@@ -59,7 +82,7 @@ def fit(
         parameters: name -> parameter, floating point; they ask for gradients while this runs, and not afterwards.
         loss: function from indices of samples [B] int64 to their mean loss, a scalar.
         samples: number of samples.
-        pace: number of steps and learning rate.
+        tuning: options, of which steps, learning_rate, weight_decay, batch and seed are read.
         held_out: the loss of the parameters as they are on samples that are never trained on. None: the parameters of
             the last step stay, or of a run that diverges those it began with.
         first: the held-out loss before the first step, where it is known; None: `held_out` computes it.
@@ -67,64 +90,94 @@ def fit(
         report: function that is called after every step.
 
     Returns:
-        The curve.
+        The curve, in JSON's types: `losses`, pairs [step, mean loss of the steps since the pair before]; `held_out`,
+        pairs [step, loss], of step 0 too; `kept_step`, the step whose parameters stay, 0 where those that it began with
+        do; `diverged`, whether a loss that is not finite ended it.
 
     Raises:
         LutlabError: the loss is not finite before anything was trained; or the store cannot be written.
     """
-    run = _Loop(name, parameters, pace, held_out, kept)
+    run = _Loop(name, parameters, tuning, held_out, kept)
     run.begin(samples, first)
-    seconds = _Seconds(run.state.step, pace.steps)
+    began, done, steps = time.monotonic(), run.step, tuning.steps
     devices = {p.device for p in parameters.values() if p.device.type == "cuda"}
     with torch.enable_grad(), torch.random.fork_rng([*devices]), run.moving():
-        for step, batch in enumerate(pace.batches(samples), start=1):
-            if step <= run.state.step:
+        for step, batch in enumerate(batches(tuning, samples), start=1):
+            if step <= run.step:
                 continue
-            if run.state.diverged:
+            if run.curve["diverged"]:
                 break
-            torch.manual_seed((pace.seed * 1_000_003 + step) % 2**63)
+            torch.manual_seed((tuning.seed * 1_000_003 + step) % 2**63)
             found = run.take(step, loss, batch)
-            run.keep(last=step == pace.steps or run.state.diverged)
-            if report:
-                report(Progress(name, step, pace.steps, found, seconds.left(step)))
+            run.keep(last=step == steps or run.curve["diverged"])
+            if report:  # by the pace of this process's own steps
+                left = (steps - step) * (time.monotonic() - began) / max(1, step - done)
+                report(Progress(name, step, steps, found, left))
     return run.end()
 
 
-@dataclass
-class _State:
-    """State of a loop in JSON's types; its tensors are beside it."""
+def rate(tuning: Tuning, step: int) -> float:
+    """Learning rate of a step from 1: a linear warm-up, then half a cosine."""
+    warm = WARM_UP * tuning.steps
+    if step - 1 < warm:
+        return tuning.learning_rate * min(1.0, step / warm)
+    share = (1 + math.cos(math.pi * (step - 1 - warm) / (tuning.steps - warm))) / 2
+    return tuning.learning_rate * share
 
-    step: int = 0
-    losses: list[float] = field(default_factory=list)
-    held_out: list[list[float]] = field(default_factory=list)
-    kept_step: int = 0
-    diverged: bool = False
+
+def batches(tuning: Tuning, samples: int) -> Iterator[torch.Tensor]:
+    """Indices [B] int64 of a batch, one a step: all samples in a drawn order, then again in another."""
+    draw = torch.Generator().manual_seed(tuning.seed)
+    waiting = torch.arange(0)
+    for _ in range(tuning.steps):
+        while len(waiting) < tuning.batch:
+            waiting = torch.cat([waiting, torch.randperm(samples, generator=draw)])
+        yield waiting[: tuning.batch]
+        waiting = waiting[tuning.batch :]
+
+
+def means(losses: Sequence[float]) -> list[list[float]]:
+    """Losses of steps 1 … n as at most POINTS pairs: the last step of a span, and its mean."""
+    width = max(1, math.ceil(len(losses) / POINTS))
+    spans = [losses[at : at + width] for at in range(0, len(losses), width)]
+    ends = itertools.accumulate(map(len, spans))
+    return [[end, math.fsum(span) / len(span)] for end, span in zip(ends, spans, strict=True)]
 
 
 class _Loop:
-    """Parameters that are being trained, and the best that they were."""
+    """Parameters that are being trained, the best that they were, and the curve so far, with a loss for each step."""
 
     def __init__(
         self,
         name: str,
         parameters: Mapping[str, nn.Parameter],
-        pace: Pace,
+        tuning: Tuning,
         held_out: Callable[[], float] | None,
         kept: TuningStore | None,
     ) -> None:
-        self.name, self.parameters, self.pace = name, parameters, pace
+        self.name, self.parameters, self.tuning = name, parameters, tuning
         self.held_out, self.kept = held_out, kept
         self.optimizers = {
-            key: torch.optim.AdamW([one], pace.learning_rate, BETAS, weight_decay=pace.weight_decay)
+            key: torch.optim.AdamW(
+                [one], tuning.learning_rate, BETAS, weight_decay=tuning.weight_decay
+            )
             for key, one in parameters.items()
         }
-        self.state, self.best = _State(), self._copies()
+        self.curve: dict[str, Any] = {
+            "losses": [], "held_out": [], "kept_step": 0, "diverged": False
+        }  # fmt: skip
+        self.best = self._copies()
         self._of, self._next_keep = "", 0.0
+
+    @property
+    def step(self) -> int:
+        """Steps that were taken."""
+        return len(self.curve["losses"])
 
     def begin(self, samples: int, first: float | None) -> None:
         """Restore the written state, or judge the parameters where there is none."""
         if self.kept:
-            said = json.dumps([self.name, dataclasses.asdict(self.pace), samples])
+            said = json.dumps([self.name, dataclasses.asdict(self.tuning), samples])
             self._of = content_sha256(said, self.best)
             if self._restore():
                 return
@@ -136,28 +189,39 @@ class _Loop:
                     f"tuning {self.name}: the loss is {found} before the first step, so there is nothing to tune "
                     "from: look at the model without tuning first"
                 )
-            self.state.held_out.append([0, found])
+            self.curve["held_out"].append([0, found])
 
-    def moving(self) -> _Moving:
-        """While entered, every parameter moves by its gradient as soon as that is there."""
-        return _Moving(self.parameters, self.optimizers)
+    @contextmanager
+    def moving(self) -> Iterator[None]:
+        """While entered, every parameter moves by its gradient as soon as that is there, and drops it."""
+        handles = []
+        for key, one in self.parameters.items():
+            one.requires_grad_()
+            move = functools.partial(_move, self.optimizers[key])
+            handles.append(one.register_post_accumulate_grad_hook(move))
+        try:
+            yield
+        finally:
+            for handle, one in zip(handles, self.parameters.values(), strict=True):
+                handle.remove()
+                one.requires_grad_(False)
+                one.grad = None
 
     def take(
         self, step: int, loss: Callable[[torch.Tensor], torch.Tensor], batch: torch.Tensor
     ) -> float:
         """Take one step; returns its loss."""
         for optimizer in self.optimizers.values():
-            optimizer.param_groups[0]["lr"] = self.pace.rate(step)
+            optimizer.param_groups[0]["lr"] = rate(self.tuning, step)
         found = loss(batch)
         value = found.item()
         if not math.isfinite(value):
             self._diverge(step, value)
             return value
         found.backward()
-        self.state.step = step
-        self.state.losses.append(value)
-        between = math.ceil(self.pace.steps / EVALUATIONS)
-        if self.held_out and (step % between == 0 or step == self.pace.steps):
+        self.curve["losses"].append(value)
+        between = math.ceil(self.tuning.steps / EVALUATIONS)
+        if self.held_out and (step % between == 0 or step == self.tuning.steps):
             self._consider(step)
         return value
 
@@ -168,10 +232,10 @@ class _Loop:
         if not math.isfinite(found):
             self._diverge(step, found)
             return
-        least = min(value for _, value in self.state.held_out)
-        self.state.held_out.append([step, found])
+        least = min(value for _, value in self.curve["held_out"])
+        self.curve["held_out"].append([step, found])
         if found < least:
-            self.state.kept_step, self.best = step, self._copies()
+            self.curve["kept_step"], self.best = step, self._copies()
 
     def _judged(self) -> float:
         with torch.no_grad():
@@ -183,35 +247,35 @@ class _Loop:
         Raises:
             LutlabError: nothing was trained yet and nothing judged, so that there is no best.
         """
-        if not self.state.held_out and not self.state.losses:
+        if not self.curve["held_out"] and not self.curve["losses"]:
             raise LutlabError(
                 f"tuning {self.name}: the loss is {value} at step {step}: look at the model without tuning first"
             )
-        self.state.diverged = True
+        self.curve["diverged"] = True
         log.warning(
             "tuning %s: the loss is %s at step %d of %d: stopped, and the parameters of step %d are kept; lower the "
             "learning rate of %g",
-            *(self.name, value, step, self.pace.steps, self.state.kept_step),
-            self.pace.learning_rate,
+            *(self.name, value, step, self.tuning.steps, self.curve["kept_step"]),
+            self.tuning.learning_rate,
         )
 
-    def end(self) -> Curve:
+    def end(self) -> dict[str, Any]:
         """The curve, and the best parameters in their places."""
-        state = self.state
-        if not self.held_out and not state.diverged:
-            state.kept_step = state.step
+        curve, diverged = self.curve, self.curve["diverged"]
+        if not self.held_out and not diverged:
+            curve["kept_step"] = self.step
         else:
             with torch.no_grad():
                 for key, one in self.parameters.items():
                     one.copy_(self.best[key])
-        if self.held_out and state.kept_step == 0 and not state.diverged:
+        if self.held_out and curve["kept_step"] == 0 and not diverged:
             log.warning(
                 "tuning %s: no step lowered the held-out loss, so the parameters stay as they were: lower the learning "
                 "rate of %g, or give more samples",
                 self.name,
-                self.pace.learning_rate,
+                self.tuning.learning_rate,
             )
-        return Curve(means(state.losses), state.held_out, state.kept_step, state.diverged)
+        return curve | {"losses": means(curve["losses"])}
 
     def _copies(self) -> dict[str, torch.Tensor]:
         return {key: one.detach().to("cpu", copy=True) for key, one in self.parameters.items()}
@@ -228,22 +292,20 @@ class _Loop:
             tensors[f"now/{key}"] = one
             moments = self.optimizers[key].state.get(one, {})
             tensors |= {f"adam/{moment}/{key}": value for moment, value in moments.items()}
-        self.kept.save(
-            self.name, tensors, {"of": self._of, "state": dataclasses.asdict(self.state)}
-        )
+        self.kept.write(self.name, tensors, {"of": self._of, "curve": self.curve})
         took = time.monotonic() - began
         self._next_keep = began + max(_KEEP_SECONDS, took / _KEEP_SHARE)
 
     def _restore(self) -> bool:
         """Restore a written state of this very loop; returns whether there was one."""
-        found = self.kept.load(self.name)
+        found = self.kept.intact(self.name)
         if found is None:
             return False
         tensors, facts = found
         if facts["of"] != self._of:
             log.warning("tuning %s: what is kept began otherwise, and is made again", self.name)
             return False
-        self.state = _State(**facts["state"])
+        self.curve = facts["curve"]
         with torch.no_grad():
             for key, one in self.parameters.items():
                 one.copy_(tensors[f"now/{key}"])
@@ -257,49 +319,11 @@ class _Loop:
                 }
                 if moments:
                     self.optimizers[key].state[one] = moments
-        log.info(
-            "tuning %s: goes on after step %d of %d", self.name, self.state.step, self.pace.steps
-        )
+        log.info("tuning %s: goes on after step %d of %d", self.name, self.step, self.tuning.steps)
         return True
-
-
-class _Moving:
-    """A context in which parameters ask for gradients, move by them and drop them."""
-
-    def __init__(
-        self,
-        parameters: Mapping[str, nn.Parameter],
-        optimizers: Mapping[str, torch.optim.Optimizer],
-    ) -> None:
-        self.parameters, self.optimizers = parameters, optimizers
-
-    def __enter__(self) -> None:
-        self.handles = []
-        for key, one in self.parameters.items():
-            one.requires_grad_()
-            move = functools.partial(_move, self.optimizers[key])
-            self.handles.append(one.register_post_accumulate_grad_hook(move))
-
-    def __exit__(self, *_: object) -> None:
-        for handle, one in zip(self.handles, self.parameters.values(), strict=True):
-            handle.remove()
-            one.requires_grad_(False)
-            one.grad = None
 
 
 def _move(optimizer: torch.optim.Optimizer, _: torch.Tensor) -> None:
     """A parameter moves by its gradient, which is dropped."""
     optimizer.step()
     optimizer.zero_grad()
-
-
-class _Seconds:
-    """Time that remains, by the pace of this process's own steps."""
-
-    def __init__(self, done: int, steps: int) -> None:
-        self.began, self.done, self.steps = time.monotonic(), done, steps
-
-    def left(self, step: int) -> float:
-        """Seconds that remain after a step."""
-        each = (time.monotonic() - self.began) / max(1, step - self.done)
-        return (self.steps - step) * each

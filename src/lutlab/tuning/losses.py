@@ -1,76 +1,127 @@
-"""Losses that a model is tuned by, and what makes a model ready to be trained.
+"""Losses that a model is tuned by, their samples, and what makes a model ready to be trained.
 
-    loss=labels         cross entropy of the next token
-    loss=distribution   Kullback-Leibler divergence from the full-precision model's next token to the tuned one's
+    loss=labels         cross entropy of the next token, or of the right class
+    loss=distribution   Kullback-Leibler divergence of these from the full-precision model's to the tuned one's
 
-Both are means over the next tokens of windows, in nats.
+Both are in nats, means over the next tokens of windows [B, S] int64, or over labelled pairs. A classifier's head
+[classes, D] is trained beside the rest, and in full precision before and after: no method quantizes it.
 """
 
 from __future__ import annotations
 
 import functools
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
 import torch
+from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
+from lutlab.errors import LutlabError
 from lutlab.models.families import decoder_blocks
+from lutlab.models.new_head import head_of
 
 # Of so many windows one is held out.
 HELD_OUT = 8
-Samples = TypeVar("Samples")
 
 
 @dataclass(frozen=True)
-class Loss(ABC):
-    """Mean loss of a model on samples, in nats; `full` is the full-precision model, `kind` a specs.Loss."""
+class Labelled:
+    """Padded pairs by name, input_ids, attention_mask, … [n, S] int64, and their labels [n] int64."""
 
-    full: PreTrainedModel
-    kind: str
+    inputs: Mapping[str, torch.Tensor]
+    labels: torch.Tensor
 
-    @abstractmethod
-    def __call__(self, model: PreTrainedModel, samples: Any) -> torch.Tensor:
-        """The mean over a batch of samples, a scalar."""
+    def __len__(self) -> int:
+        return len(self.labels)
 
-    def mean(self, model: PreTrainedModel, batches: Sequence[Any]) -> float:
-        """Mean over all samples of some batches, without gradients."""
-        with torch.no_grad():
-            total = sum(self(model, batch).item() * len(batch) for batch in batches)
-        return total / sum(map(len, batches))
+    def __getitem__(self, at: torch.Tensor | slice) -> Labelled:
+        """Some of the pairs: by their indices, a mask or a slice."""
+        return Labelled({name: one[at] for name, one in self.inputs.items()}, self.labels[at])
 
+    def split(self, size: int) -> list[Labelled]:
+        """Batches of `size` pairs."""
+        return [self[start : start + size] for start in range(0, len(self), size)]
 
-@dataclass(frozen=True)
-class NextTokens(Loss):
-    """Mean loss of a model's next tokens on windows [B, S] int64."""
-
-    def __call__(self, model: PreTrainedModel, windows: torch.Tensor) -> torch.Tensor:
-        """A scalar, with the graph of its gradients."""
-        windows = windows.to(model.device)
-        logits = _next_tokens(model, windows)
-        if self.kind == "labels":
-            return functional.cross_entropy(logits, windows[:, 1:].flatten())
-        with torch.no_grad():
-            wanted = _next_tokens(self.full, windows).log_softmax(-1)
-        found = logits.log_softmax(-1)
-        return functional.kl_div(found, wanted, reduction="batchmean", log_target=True)
+    def trimmed(self) -> dict[str, torch.Tensor]:
+        """The inputs without columns that are padding in every pair."""
+        tokens = self.inputs["attention_mask"].any(0)
+        return {name: one[:, tokens] for name, one in self.inputs.items()}
 
 
-def _next_tokens(model: PreTrainedModel, windows: torch.Tensor) -> torch.Tensor:
-    """Logits [B * (S - 1), V] float32."""
-    return model(input_ids=windows, use_cache=False).logits[:, :-1].flatten(0, 1).float()
+Samples = torch.Tensor | Labelled  # windows of a text, or pairs
 
 
-def divided(windows: Samples, batch: int) -> tuple[Samples, list[Samples]]:
-    """Windows [M, S], or labelled pairs, as those to train on, and those that are held out, in batches: the first of
-    every eight.
+def check_labels(samples: Labelled, classes: int) -> None:
+    """Refuse labels that a model's head does not have.
+
+    Raises:
+        LutlabError: another number of labels than of pairs, labels that are no integers, or one out of range.
     """
-    held = torch.arange(len(windows)) % HELD_OUT == 0
-    return windows[~held], [*windows[held].split(batch)]
+    labels, pairs = samples.labels, len(samples.inputs["input_ids"])
+    if labels.dtype != torch.int64 or labels.shape != (pairs,):
+        raise LutlabError(
+            f"labels are {labels.dtype} {list(labels.shape)} beside {pairs} texts: give a class a text, [{pairs}] int64"
+        )
+    wrong = labels[(labels < 0) | (labels >= classes)]
+    if len(wrong):
+        raise LutlabError(
+            f"{len(wrong)} of {pairs} labels are out of range, first {int(wrong[0])}: this model's head has classes "
+            f"0 to {classes - 1} (config.num_labels); the hidden labels of a test split are -1"
+        )
+
+
+def head_parameters(model: PreTrainedModel) -> dict[str, nn.Parameter]:
+    """The parameters of a classifier's head by their names in the model."""
+    name = head_of(model)
+    return {f"{name}.{key}": one for key, one in model.get_submodule(name).named_parameters()}
+
+
+def loss(
+    model: PreTrainedModel, full: PreTrainedModel, kind: str, samples: Samples
+) -> torch.Tensor:
+    """Mean loss of a model on a batch of samples, a scalar with the graph of its gradients.
+
+    Args:
+        model: model that is tuned.
+        full: model in full precision, which teaches.
+        kind: one of specs.Loss.
+        samples: windows [B, S] int64, or labelled pairs.
+    """
+    logits = _logits(model, samples)
+    if kind == "labels":
+        labels = samples.labels if isinstance(samples, Labelled) else samples[:, 1:].flatten()
+        return functional.cross_entropy(logits, labels.to(logits.device))
+    with torch.no_grad():
+        wanted = _logits(full, samples).log_softmax(-1)
+    found = logits.log_softmax(-1)
+    return functional.kl_div(found, wanted, reduction="batchmean", log_target=True)
+
+
+def _logits(model: PreTrainedModel, samples: Samples) -> torch.Tensor:
+    """Logits in float32: [B, classes] of pairs, [B * (S - 1), V] of windows."""
+    if isinstance(samples, Labelled):
+        inputs = {name: one.to(model.device) for name, one in samples.trimmed().items()}
+        return model(**inputs).logits.float()
+    found = model(input_ids=samples.to(model.device), use_cache=False).logits
+    return found[:, :-1].flatten(0, 1).float()
+
+
+def mean_loss(
+    model: PreTrainedModel, full: PreTrainedModel, kind: str, batches: Sequence[Samples]
+) -> float:
+    """Mean loss over all samples of some batches, without gradients."""
+    with torch.no_grad():
+        total = sum(loss(model, full, kind, batch).item() * len(batch) for batch in batches)
+    return total / sum(map(len, batches))
+
+
+def divided(samples: Samples, batch: int) -> tuple[Samples, list[Samples]]:
+    """Samples to train on, and those that are held out, in batches: the first of every eight."""
+    held = torch.arange(len(samples)) % HELD_OUT == 0
+    return samples[~held], [*samples[held].split(batch)]
 
 
 def trainable(model: PreTrainedModel) -> PreTrainedModel:

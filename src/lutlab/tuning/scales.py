@@ -19,45 +19,37 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
-from transformers import PreTrainedModel
 
 from lutlab.errors import LutlabError
 from lutlab.formats.bcq import PackedBCQ
 from lutlab.formats.uniform import PackedUniform
 from lutlab.groups import group_length
-from lutlab.models.families import linear_layers
-from lutlab.modules import QuantLinear
 from lutlab.quantizers.contract import Method
-from lutlab.tuning.end_to_end import Stage
 
 
-class Scales(Stage):
-    """The scales of every quantized layer, under codes that stay."""
+def check_tunable(quantizer: Method) -> None:
+    """Raise LutlabError unless a method gives weights whose scales can be trained."""
+    if not quantizer.quantizes or quantizer.format not in ("bcq", "uniform"):
+        raise LutlabError(
+            "tuning.trains=scales moves the scales of binary or uniform codes, which this method does not give: "
+            "take gptq_bcq, bcq, gptq or rtn; mixed groups are tuned by tuning.trains=weights"
+        )
 
-    name = "scales"
 
-    def __init__(self, model: PreTrainedModel, quantizer: Method) -> None:
-        found = {n: m for n, m in linear_layers(model) if isinstance(m, QuantLinear)}
-        self.model = model
-        self.layers = {n: ScaledLinear(module.packed, module.bias) for n, module in found.items()}
-        self.parameters = {}
-        for name, layer in self.layers.items():
-            model.set_submodule(name, layer)
-            self.parameters |= {f"{name}.{key}": one for key, one in layer.scales.items()}
+class Decoded(torch.autograd.Function):
+    """The weight [N, K] float32 that a layer decodes from some of its parameters, to which it hands the gradient."""
 
     @staticmethod
-    def check_tunable(quantizer: Method) -> None:
-        """Raise LutlabError unless a method gives weights whose scales can be trained."""
-        if not quantizer.quantizes or quantizer.format not in ("bcq", "uniform"):
-            raise LutlabError(
-                "tuning.trains=scales moves the scales of binary or uniform codes, which this method does not give: "
-                "take gptq_bcq, bcq, gptq or rtn; mixed groups are tuned by tuning.trains=weights"
-            )
+    def forward(ctx: Any, layer: Any, *parameters: torch.Tensor) -> torch.Tensor:
+        """Decode the weight."""
+        ctx.layer, ctx.dtypes = layer, [one.dtype for one in parameters]
+        return layer.decoded()
 
-    def store(self, kept_step: int) -> None:
-        """The packed weight: the same codes, under the present scales."""
-        for name, layer in self.layers.items():
-            self.model.set_submodule(name, QuantLinear(layer.rounded(), layer.bias))
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Hand dL/dW to the parameters."""
+        found = ctx.layer.gradients(gradient)
+        return None, *(g.to(dtype) for g, dtype in zip(found, ctx.dtypes, strict=True))
 
 
 class ScaledLinear(nn.Module):
@@ -75,6 +67,10 @@ class ScaledLinear(nn.Module):
         self.packed, self.bias = packed, bias
         self.codes = packed.unpack().codes
 
+    def trained(self) -> dict[str, nn.Parameter]:
+        """Parameters that move, by name."""
+        return dict(self.scales)
+
     def rounded(self) -> PackedBCQ | PackedUniform:
         """The weight as it would be stored now: the same codes, and scales of the same dtypes."""
         stored = self.packed.buffers
@@ -82,9 +78,16 @@ class ScaledLinear(nn.Module):
         return self.packed.with_buffers(stored | found)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Multiply x [..., K] -> [..., N] by the rounded weight."""
-        weight = _Decoded.apply(self, *self.scales.values())
-        return functional.linear(x, weight.to(x.dtype), self.bias)
+        """Multiply x [..., K] -> [..., N] by the weight as it would be stored."""
+        return functional.linear(x, self.weight().to(x.dtype), self.bias)
+
+    def weight(self) -> torch.Tensor:
+        """[N, K] float32, as it would be stored now; its gradient goes to what is trained."""
+        return Decoded.apply(self, *self.trained().values())
+
+    def decoded(self) -> torch.Tensor:
+        """The same without gradients."""
+        return self.rounded().dequantize()
 
     def gradients(self, gradient: torch.Tensor) -> list[torch.Tensor]:
         """dL/dW [N, K] -> dL/d of each of the scales: sums over groups of columns."""
@@ -105,17 +108,3 @@ class ScaledLinear(nn.Module):
         ones = torch.stack([by_group(gradient * (self.codes >> b & 1)) for b in bits])
         found = {"alpha": 2 * ones - total, "offset": total}
         return [found[name] for name in self.scales]
-
-
-class _Decoded(torch.autograd.Function):
-    """The weight [N, K] float32 of a ScaledLinear's rounded scales, whose gradient goes to the masters."""
-
-    @staticmethod
-    def forward(ctx: Any, layer: ScaledLinear, *scales: torch.Tensor) -> torch.Tensor:
-        ctx.layer = layer
-        return layer.rounded().dequantize()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        found = ctx.layer.gradients(gradient)
-        return None, *(g.to(m.dtype) for g, m in zip(found, ctx.layer.scales.values(), strict=True))

@@ -1,88 +1,79 @@
-"""Tuning of a quantized model, stage after stage, each of which leaves the layers stored as they were.
+"""Tuning of a quantized model, step by step, each of which leaves the layers stored as they were.
 
-    method's own result ─▶ block after block (block_steps) ─▶ end to end (steps): scales, or weights ─▶ packed layers
+    method's own result ─▶ block after block (block_steps) ─▶ end to end (steps) ─▶ packed layers
 
 It happens in a copy: the model as it came is what the copy learns from, and the packed layers that come out go through
-`quantize_model(packed=…)`, as if the method had found them.
+`quantize_model(packed=…)`, as if the method had found them. End to end one of three is trained:
+
+    weights    of quantized layers, rounded in every pass (weights.py)
+    scales     of quantized layers, under codes that stay (scales.py)
+    whole      every parameter of a model that is not quantized, embeddings, norms and head among them
+
+The last is what a paper that tunes scales alone compares itself with (LUT-GEMM, Table 8: "full fine-tune"). AdamW
+decays all of them alike, and method=none then stores the linear weights in float16, as it does those of a checkpoint.
+Its memory: the model as it came, a float32 copy, 8 bytes a parameter of Adam's, and in main memory the best parameters:
+2.7 billion take some 50 GB on the GPU.
 """
 
 from __future__ import annotations
 
 import copy
-import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
 from lutlab.compress.driver import quantize_model
-from lutlab.compress.kept_blocks import BlockStore, StatsStore
+from lutlab.compress.kept_blocks import BlockStore, StatsStore, TuningStore
 from lutlab.errors import LutlabError
 from lutlab.formats.contract import Format
 from lutlab.groups import Width
-from lutlab.models import fits
 from lutlab.models.contract import CLASSIFIES
 from lutlab.models.families import decoder_blocks, linear_layers, task_of, weight_of
 from lutlab.modules import QuantLinear
 from lutlab.quantizers.contract import Method
 from lutlab.specs import Tuning
-from lutlab.tuning import blocks
-from lutlab.tuning.course import Progress
-from lutlab.tuning.end_to_end import Stage, tune_end_to_end
-from lutlab.tuning.labels import Labelled, check_labels, head_parameters
-from lutlab.tuning.scales import Scales
-from lutlab.tuning.states import TuningStore
-from lutlab.tuning.weights import Weights
-from lutlab.tuning.whole import Whole
-
-log = logging.getLogger(__name__)
-Report = Callable[[Progress], None]
-_END_TO_END: dict[str, type[Stage]] = {kind.name: kind for kind in (Weights, Scales, Whole)}
-
-
-@dataclass(frozen=True)
-class Tuned:
-    """Layers that are quantized and parameters that are not, tuned, by name; and how they came about.
-
-    Attributes:
-        layers: packed weights.
-        parameters: a classifier's head, or all of a model that is not quantized; in float32.
-        facts: facts of a record, in JSON's types.
-    """
-
-    layers: dict[str, Format]
-    parameters: dict[str, torch.Tensor]
-    facts: dict[str, Any]
+from lutlab.tuning import blocks, scales, weights
+from lutlab.tuning.loop import Report, fit
+from lutlab.tuning.losses import (
+    Labelled,
+    Samples,
+    check_labels,
+    divided,
+    head_parameters,
+    loss,
+    mean_loss,
+    trainable,
+)
 
 
 def check_tunable(quantizer: Method, tuning: Tuning) -> None:
     """Raise LutlabError unless what a method gives can be tuned so."""
     if tuning.block_steps:
         blocks.check_tunable(quantizer)
-    if tuning.steps:
-        _stage(quantizer, tuning).check_tunable(quantizer)
+    trains = _trains(quantizer, tuning)
+    if tuning.steps and trains != "whole":
+        {"weights": weights, "scales": scales}[trains].check_tunable(quantizer)
 
 
-def _stage(quantizer: Method, tuning: Tuning) -> type[Stage]:
-    """The end-to-end stage: weights that are not quantized are tuned with all the rest."""
-    trains = tuning.trains if quantizer.quantizes or tuning.trains != "weights" else "whole"
-    return _END_TO_END[trains]
+def _trains(quantizer: Method, tuning: Tuning) -> str:
+    """weights, scales, or whole: weights that are not quantized are tuned with all the rest."""
+    return tuning.trains if quantizer.quantizes or tuning.trains != "weights" else "whole"
 
 
 def tune(
     model: PreTrainedModel,
     quantizer: Method,
     widths: Mapping[str, Width | None],
-    calibration: torch.Tensor | Labelled,
+    calibration: Samples,
     tuning: Tuning,
     *,
     seen: StatsStore | None = None,
     untuned: BlockStore | None = None,
     kept: TuningStore | None = None,
     report: Report | None = None,
-) -> Tuned:
+) -> tuple[dict[str, Format], dict[str, torch.Tensor], dict[str, Any]]:
     """Quantize and tune a copy of a model; the model stays as it is.
 
     Args:
@@ -96,6 +87,10 @@ def tune(
         untuned: finished blocks of the method's own result.
         kept: store of the states of unfinished stages, which go on from there.
         report: function that is called after every step.
+
+    Returns:
+        The packed weights of quantized layers, by name; the tuned parameters that are not quantized, in float32: a
+        classifier's head, or all of a model that is not quantized; and facts of a record, in JSON's types.
 
     Raises:
         LutlabError: the method's result cannot be tuned so, the model is streamed or no causal language model, there
@@ -122,19 +117,58 @@ def tune(
         raise LutlabError("tuning finds no quantized layer: skip names all of them; drop tuning")
     facts = tuning.asked()
     if tuning.block_steps:
-        facts |= blocks.tune_blocks(
-            *(start, model, calibration, blocks.pace_of(tuning)), kept=kept, report=report
-        )
+        facts |= blocks.tune_blocks(start, model, calibration, tuning, kept=kept, report=report)
     if tuning.steps:
-        stage = _stage(quantizer, tuning)
-        facts |= tune_end_to_end(
-            *(stage, start, model, quantizer, calibration, tuning), kept=kept, report=report
-        )
+        facts |= _tune_end_to_end(start, model, quantizer, calibration, tuning, kept, report)
     layers = {n: m.packed for n, m in linear_layers(start) if isinstance(m, QuantLinear)}
     rest = head_parameters(start) if labelled else {}
     if not quantizer.quantizes:
         rest = dict(start.named_parameters())
-    return Tuned(layers, {name: one.detach() for name, one in rest.items()}, facts)
+    return layers, {name: one.detach() for name, one in rest.items()}, facts
+
+
+def _tune_end_to_end(
+    start: PreTrainedModel,
+    full: PreTrainedModel,
+    quantizer: Method,
+    samples: Samples,
+    tuning: Tuning,
+    kept: TuningStore | None,
+    report: Report | None,
+) -> dict[str, Any]:
+    """Train a quantized copy of a full-precision model in place; returns the curve."""
+    trained, held = divided(samples, tuning.batch)
+    trains = _trains(quantizer, tuning)
+    # the loss of step 0 is that of stored layers, which the weights of those that are trained only come near
+    first = mean_loss(start, full, tuning.loss, held) if trains == "weights" else None
+    model = trainable(start)
+    found = {n: m for n, m in linear_layers(model) if isinstance(m, QuantLinear)}
+    packed = {name: module.packed for name, module in found.items()}
+    layers = {
+        n: weights.RoundedLinear(packed[n], m.bias, quantizer)
+        if trains == "weights"
+        else scales.ScaledLinear(packed[n], m.bias)
+        for n, m in found.items()
+    }
+    blocks.put_layers(model, layers)
+    moving = {f"{n}.{key}": one for n, m in layers.items() for key, one in m.trained().items()}
+    if trains == "whole":
+        moving = dict(model.named_parameters())
+    curve = fit(
+        trains,
+        moving | (head_parameters(model) if isinstance(samples, Labelled) else {}),
+        lambda indices: loss(model, full, tuning.loss, trained[indices]),
+        len(trained),
+        tuning,
+        held_out=lambda: mean_loss(model, full, tuning.loss, held),
+        first=first,
+        kept=kept,
+        report=report,
+    )
+    if curve["kept_step"]:
+        packed = {name: layer.rounded() for name, layer in layers.items()}
+    blocks.put_layers(model, {n: QuantLinear(packed[n], m.bias) for n, m in layers.items()})
+    return curve
 
 
 def put(model: PreTrainedModel, parameters: Mapping[str, torch.Tensor]) -> None:
@@ -145,7 +179,7 @@ def put(model: PreTrainedModel, parameters: Mapping[str, torch.Tensor]) -> None:
             own[name].copy_(tensor)
 
 
-def _check(model: PreTrainedModel, calibration: torch.Tensor | Labelled) -> None:
+def _check(model: PreTrainedModel, calibration: Samples) -> None:
     task, labelled = task_of(model), isinstance(calibration, Labelled)
     if task == CLASSIFIES:
         if not labelled:
@@ -168,13 +202,11 @@ def _check(model: PreTrainedModel, calibration: torch.Tensor | Labelled) -> None
         )
 
 
-def _check_memory(
-    model: PreTrainedModel, calibration: torch.Tensor | Labelled, tuning: Tuning
-) -> None:
+def _check_memory(model: PreTrainedModel, calibration: Samples, tuning: Tuning) -> None:
     """Say what tuning takes, and refuse what the device does not hold."""
     modules = [m for _, m in linear_layers(model) if not isinstance(m, QuantLinear)]
     linear = [weight_of(module) for module in modules]
-    weights = sum(one.numel() for one in linear)
+    size = sum(one.numel() for one in linear)
     moves = tuning.steps and tuning.trains == "weights"
     at_once = 1 if model.device.type == "cuda" else len(decoder_blocks(model))
     inner = sum(sum(one.shape) for one in linear) // len(decoder_blocks(model)) * at_once
@@ -182,13 +214,11 @@ def _check_memory(
     tokens = min(tuning.batch, len(windows)) * windows.shape[1]
     parts = {
         "a float32 copy": 4 * sum(one.numel() for one in model.parameters()),
-        "Adam and the best weights": 12 * weights if moves else 0,
+        "Adam and the best weights": 12 * size if moves else 0,
         "codes and decoded weights": 0
         if moves
-        else 5 * weights * at_once // len(decoder_blocks(model)),
+        else 5 * size * at_once // len(decoder_blocks(model)),
         "activations": 4 * tokens * (2 * inner + 4 * model.config.vocab_size),
     }
-    said = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in parts.items() if size)
-    log.info("tuning takes some %.2f GB: %s", sum(parts.values()) / 1e9, said)
     cure = "lower tuning.batch, or calibration.seqlen, or take a larger device"
-    fits.check("tuning this model", parts, f"{model.device}", cure=cure)
+    blocks.check_fits("tuning this model", parts, model.device, cure)

@@ -18,66 +18,27 @@ take some 100 GB. That was not run yet.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import nn
 from torch.nn import functional
-from transformers import PreTrainedModel
 
 from lutlab.errors import LutlabError
 from lutlab.formats import pack
 from lutlab.formats.mixed import PackedMixed, decoded
-from lutlab.models.families import linear_layers
-from lutlab.modules import QuantLinear
 from lutlab.quantizers.contract import Method
 from lutlab.quantizers.mixed import Mixed
 from lutlab.tensors import MixedTensor
-from lutlab.tuning.end_to_end import Stage
+from lutlab.tuning.scales import Decoded
 
 
-class Weights(Stage):
-    """The weights of every quantized layer, for the form they are stored in."""
-
-    name = "weights"
-    judges_stored = True
-
-    def __init__(self, model: PreTrainedModel, quantizer: Mixed) -> None:
-        found = {n: m for n, m in linear_layers(model) if isinstance(m, QuantLinear)}
-        self.model = model
-        self.own = {name: module.packed for name, module in found.items()}
-        self.layers = {n: RoundedLinear(self.own[n], m.bias, quantizer) for n, m in found.items()}
-        for name, layer in self.layers.items():
-            model.set_submodule(name, layer)
-        self.parameters = {name: layer.weight for name, layer in self.layers.items()}
-
-    @staticmethod
-    def check_tunable(quantizer: Method) -> None:
-        """Raise LutlabError unless a method can round weights again at widths it has chosen."""
-        if not isinstance(quantizer, Mixed):
-            raise LutlabError(
-                "tuning rounds weights at every step, at widths of groups that were chosen once, which this method "
-                "cannot: give method=mixed_2_4_16 or method=group_widths, tune its scales alone "
-                "(tuning.trains=scales), or drop tuning"
-            )
-
-    def store(self, kept_step: int) -> None:
-        """The weights that were found, or the method's own where no step was better."""
-        for name, layer in self.layers.items():
-            packed = pack(layer.rounded()) if kept_step else self.own[name]
-            self.model.set_submodule(name, QuantLinear(packed, layer.bias))
-
-
-class _StraightThrough(torch.autograd.Function):
-    """The values, whose gradient goes to the weight."""
-
-    @staticmethod
-    def forward(ctx: Any, weight: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        return values
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return gradient, None
+def check_tunable(quantizer: Method) -> None:
+    """Raise LutlabError unless a method can round weights again at widths it has chosen."""
+    if not isinstance(quantizer, Mixed):
+        raise LutlabError(
+            "tuning rounds weights at every step, at widths of groups that were chosen once, which this method "
+            "cannot: give method=mixed_2_4_16 or method=group_widths, tune its scales alone "
+            "(tuning.trains=scales), or drop tuning"
+        )
 
 
 class RoundedLinear(nn.Module):
@@ -88,11 +49,26 @@ class RoundedLinear(nn.Module):
         self.weight, self.bias, self.quantizer = nn.Parameter(packed.dequantize()), bias, quantizer
         self.widths, self.group_size = packed.widths, packed.group_size
 
-    def rounded(self) -> MixedTensor:
-        """The weight as it would be stored now."""
+    def trained(self) -> dict[str, nn.Parameter]:
+        """The weight that moves."""
+        return {"weight": self.weight}
+
+    def tensor(self) -> MixedTensor:
+        """The weight as the method would quantize it now."""
         return self.quantizer.round_to(self.weight.detach(), self.widths, self.group_size)
+
+    def rounded(self) -> PackedMixed:
+        """The weight as it would be stored now."""
+        return pack(self.tensor())
+
+    def decoded(self) -> torch.Tensor:
+        """The same as [N, K] float32."""
+        return decoded(self.tensor())
+
+    def gradients(self, gradient: torch.Tensor) -> list[torch.Tensor]:
+        """dL/dW [N, K], straight through."""
+        return [gradient]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Multiply x [..., K] -> [..., N]."""
-        values = _StraightThrough.apply(self.weight, decoded(self.rounded()))
-        return functional.linear(x, values, self.bias)
+        return functional.linear(x, Decoded.apply(self, self.weight), self.bias)

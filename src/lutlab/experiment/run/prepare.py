@@ -34,9 +34,8 @@ def prepare(job: Job, files: Files) -> Prepared:
         files: the texts that this process has read.
     """
     from lutlab.compress.driver import quantize_model
-    from lutlab.compress.kept_blocks import BlockStore, RestStore, StatsStore
+    from lutlab.compress.kept_blocks import BlockStore, RestStore, StatsStore, TuningStore
     from lutlab.tuning.stages import put
-    from lutlab.tuning.states import TuningStore
 
     spec = job.run
     if not isinstance(spec, ModelRun):  # of a product, its evaluator draws the weights
@@ -76,10 +75,9 @@ def prepare(job: Job, files: Files) -> Prepared:
     if spec.tuning and not (finished and all(map(kept.has, range(len(loaded.blocks))))):
         kept.forget_from(0)
         samples = _labelled(job, files, loaded.tokenizer, seqlen) if task == CLASSIFIES else windows
-        tuned = _tuned(job, model, quantizer, chosen, samples, seen, states)
-        packed = tuned.layers
+        packed, parameters = _tuned(job, model, quantizer, chosen, samples, seen, states)
         if rest:
-            rest.save(tuned.parameters)
+            rest.save(parameters)
     if rest:
         put(model, rest.load())
     layers = quantize_model(
@@ -99,21 +97,21 @@ def prepare(job: Job, files: Files) -> Prepared:
 
 def _tuned(
     job: Job, model: Any, quantizer: Any, chosen: Any, samples: Any, seen: Any, states: Any
-) -> Any:
+) -> tuple[Any, Any]:
     """A tuned model's layers and parameters; how they came about stays in the store."""
     from lutlab.compress.kept_blocks import BlockStore
     from lutlab.tuning.stages import tune
 
     with telling(Store(job.results), [cell.cell_id for cell in job.cells]) as tell:
-        tuned = tune(
+        layers, parameters, facts = tune(
             *(model, quantizer, chosen, samples, job.run.tuning),
             seen=seen,
             untuned=BlockStore(job.untuned),
             kept=states,
             report=tell,
         )
-    states.note(tuned.facts)
-    return tuned
+    states.note(facts)
+    return layers, parameters
 
 
 def _stored(spec: ModelRun) -> Prepared:
@@ -146,7 +144,7 @@ def _windows(job: Job, files: Files, tokenizer: Any, task: str, seqlen: int) -> 
 
 def _labelled(job: Job, files: Files, tokenizer: Any, seqlen: int) -> Any:
     """The same pairs with their labels, which tuning trains on."""
-    from lutlab.tuning.labels import Labelled
+    from lutlab.tuning.losses import Labelled
 
     text, chosen = _calibration(job, files, tokenizer)
     return Labelled(

@@ -57,8 +57,8 @@ _C, _CUDA = templates.ROOT, cuda.ROOT
 # Of every operation: their imports are of both devices, and are not followed.
 _DISPATCH = tuple(PACKAGE / "kernels" / name for name in ("dispatch.py", "dequantized.py"))
 _DEQUANTIZE_MIXED = ("mixed.cu", "mixed_chunks.cu", "sixteen.cuh")
-_LOOP = tuple(f"tuning/{name}.py" for name in ("loop", "course", "losses"))
-_END_TO_END = ("tuning/end_to_end.py", *_LOOP)
+_LOOP = ("tuning/loop.py", "tuning/losses.py", "tuning/scales.py")
+_END_TO_END = ("tuning/stages.py", *_LOOP)
 _PARTS = {
     "driver": _Part(
         compress.DRIVER_VERSION,
@@ -67,10 +67,10 @@ _PARTS = {
     ),
     "search": _Part(compress.SEARCH_VERSION, ("compress/search.py", "compress/allocate.py")),
     "tuning": _Part(tuning.WEIGHTS_VERSION, ("tuning/weights.py", *_END_TO_END)),
-    "tuning/scales": _Part(tuning.SCALES_VERSION, ("tuning/scales.py", *_END_TO_END)),
-    "tuning/blocks": _Part(tuning.BLOCKS_VERSION, ("tuning/blocks.py", "tuning/coded.py", *_LOOP)),
-    "tuning/whole": _Part(tuning.WHOLE_VERSION, ("tuning/whole.py", *_END_TO_END)),
-    "tuning/labels": _Part(tuning.LABELS_VERSION, ("tuning/labels.py",)),
+    "tuning/scales": _Part(tuning.SCALES_VERSION, _END_TO_END),
+    "tuning/blocks": _Part(tuning.BLOCKS_VERSION, ("tuning/blocks.py", *_LOOP)),
+    "tuning/whole": _Part(tuning.WHOLE_VERSION, _END_TO_END),
+    "tuning/labels": _Part(tuning.LABELS_VERSION, ("tuning/losses.py",)),
     "synthetic": _Part(
         compress.SYNTHETIC_VERSION,
         (

@@ -319,13 +319,13 @@ def _tuned_blocks() -> Any:
 
 def _tuned_labels() -> Any:
     """Losses of a classifier's pairs, and the names of what is trained of its head."""
-    from lutlab.tuning.labels import Classes, Labelled, head_parameters
+    from lutlab.tuning.losses import Labelled, head_parameters, loss
 
     loaded = embedded(dataclasses.replace(MODEL, task=CLASSIFIES))
     text = text_of("missing-word-train")
     samples = Labelled(*labelled_pairs(text, loaded.tokenizer, 12, 64, 0))
     with torch.no_grad():
-        losses = [Classes(loaded.model, kind)(loaded.model, samples) for kind in get_args(Loss)]
+        losses = [loss(loaded.model, loaded.model, kind, samples) for kind in get_args(Loss)]
     return [losses, list(head_parameters(loaded.model))]
 
 
@@ -336,11 +336,11 @@ def _tuned(method: str, **options: Any) -> Any:
     model = tiny_opt()
     chosen = widths(kinds(model.config), 3, 8)
     tuning = Tuning(**{"steps": 2} | options)
-    found = tune(model, make_method(method), chosen, windows(), tuning)
-    curves = found.facts.get("blocks", [found.facts])
+    layers, rest, facts = tune(model, make_method(method), chosen, windows(), tuning)
+    curves = facts.get("blocks", [facts])
     judged = [{name: curve[name] for name in ("held_out", "kept_step")} for curve in curves]
-    whole = [found.parameters] if found.parameters else []
-    return [found.layers, *whole, *(tuning.asked() | one for one in judged)]
+    whole = [rest] if rest else []
+    return [layers, *whole, *(tuning.asked() | one for one in judged)]
 
 
 def _models() -> Any:
