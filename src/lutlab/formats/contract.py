@@ -7,6 +7,7 @@ that a new format needs: quantizing, sizes, saving, loading and products (by a k
 from __future__ import annotations
 
 import dataclasses
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -57,12 +58,12 @@ class Format(ABC):
         """The weight [N, K] in float32."""
 
     @property
-    @abstractmethod
     def buffers(self) -> dict[str, torch.Tensor | None]:
-        """Stored tensors by the names of their fields; None for an optional one that this weight lacks.
+        """Stored tensors, the fields that are annotated so, by name; None for an optional one that this weight lacks.
 
         `weight` and `bias` are names that a layer keeps for itself.
         """
+        return {name: getattr(self, name) for name in _tensor_fields(type(self))}
 
     @abstractmethod
     def layout(self) -> dict[str, Choice]:
@@ -110,6 +111,11 @@ class Format(ABC):
         """The same weight with its buffers on a device."""
         there = {name: b if b is None else b.to(device) for name, b in self.buffers.items()}
         return self.with_buffers(there)
+
+
+@functools.cache
+def _tensor_fields(cls: type[Format]) -> tuple[str, ...]:
+    return tuple(f.name for f in dataclasses.fields(cls) if "torch.Tensor" in str(f.type))
 
 
 def check_layout(layout: Mapping[str, Any], choices: Mapping[str, tuple[Choice, ...]]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import accumulate, pairwise
 
 from lutlab.errors import LutlabError
-from lutlab.formats.joined import joined
+from lutlab.formats.cut import joined
 from lutlab.kernels.dequantized import Dequantized
 from lutlab.kernels.dispatch import prepare
 from lutlab.kernels.joined import RowsOf, Whole
