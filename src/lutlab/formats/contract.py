@@ -150,6 +150,6 @@ def check_layout(layout: Mapping[str, Any], choices: Mapping[str, tuple[Choice, 
             )
 
 
-def dtype_name(tensor: torch.Tensor | None) -> str | None:
-    """A tensor's dtype as a layout has it: `float16`; None of None."""
-    return None if tensor is None else str(tensor.dtype).removeprefix("torch.")
+def dtype_name(held: torch.Tensor | torch.dtype | None) -> str | None:
+    """A dtype, or a tensor's, as layouts and records have it: `float16`; None of None."""
+    return None if held is None else str(getattr(held, "dtype", held)).removeprefix("torch.")
