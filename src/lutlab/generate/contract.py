@@ -4,7 +4,7 @@
     logits = engine.step(ids)               [B, V]: one token more in every row
     engine.rewind(tokens)                   every row forgets what came after its first `tokens`
 
-An engine owns the numbers of its cache and no text: sampling.py chooses tokens, text.py turns them into letters. It is
+An engine owns the numbers of its cache and no text: text.py chooses tokens, and turns them into letters. It is
 registered under `@register("engine", <name>)`; `generate.engine` chooses among them.
 """
 

@@ -83,14 +83,15 @@ def _generate(arguments: Sequence[str]) -> int:
     settings = cli.composed(rest, _OF_TABLES)
     model, tokenizer = _prepared(settings)
     from lutlab.generate import engine
-    from lutlab.generate.sampling import Sampling
-    from lutlab.generate.text import encoded, stream
+    from lutlab.generate.text import Chooser, encoded, stream
 
-    sampling = Sampling(words.temperature, words.top_k, words.top_p, settings.seed)
+    draws = {name: getattr(words, name) for name in ("temperature", "top_k", "top_p")}
+    draws["seed"] = settings.seed
+    Chooser(**draws)  # refused before an engine is made
     longest = max(map(len, encoded(tokenizer, prompts)))
     length = words.length or longest + words.tokens - 1
     own = engine(model, len(prompts), length, words.cache, words.engine)
-    pieces = stream(own, tokenizer, prompts, words.tokens, **vars(sampling))
+    pieces = stream(own, tokenizer, prompts, words.tokens, **draws)
     return _tell(pieces, own, prompts)
 
 
