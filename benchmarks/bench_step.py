@@ -93,8 +93,8 @@ def layers_of_7b(layers: int, q: int) -> LlamaForCausalLM:
 def shapes(model: LlamaForCausalLM, rounds: int, threads: int) -> dict[str, float]:
     """Seconds of a step without its head, of its launches alone, of attention, and of reading keys and values."""
     own = CpuStep(model, 1, LONG + 8, "float16")
-    own._filled.keys.normal_()
-    own._filled.values.normal_()
+    own._held.keys.normal_()
+    own._held.values.normal_()
     token, row, position = (torch.tensor([number]) for number in (7, 0, SHORT))
 
     def step() -> None:  # without logits

@@ -68,10 +68,6 @@ class PackedTwoWidths(Format):
         half = half.clamp(max=1)
         return self.low[:, half] + self.scale[:, half] * self.unpack().codes
 
-    @property
-    def buffers(self):
-        return {"wide": self.wide, "narrow": self.narrow, "scale": self.scale, "low": self.low}
-
     def layout(self):
         return {"out_features": self.shape[0], "in_features": self.shape[1], "q": self.bits}
 

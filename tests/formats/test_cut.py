@@ -1,4 +1,4 @@
-"""Parts of a packed weight: dequantized, the parts of the whole, bit for bit; together, the whole."""
+"""Parts of a packed weight: dequantized, the parts of the whole, bit for bit; together, the whole; joined, the same."""
 
 import pytest
 import torch
@@ -9,7 +9,9 @@ from tests.mixed_weights import mixed_tensor
 
 from lutlab import formats
 from lutlab.errors import LutlabError
-from lutlab.formats import cut
+from lutlab.formats import bcq, cut
+from lutlab.formats.dense import PackedDense
+from lutlab.formats.uniform import PackedUniform
 from lutlab.tensors import DenseTensor, UniformTensor
 
 
@@ -88,3 +90,36 @@ def test_a_cut_that_no_group_can_say_and_one_of_another_format_are_refused():
     for parts, span in ((cut.rows, [range(4)]), (cut.columns, range(16))):
         with pytest.raises(LutlabError, match=r"a object cannot be cut: .* on one device"):
             parts(object(), span)
+
+
+N, K = 21, 72
+CODES = PackedUniform.pack(uniform_tensor(N, K, 3, 32, ordered=True))
+WEIGHTS = {
+    "uniform": CODES,
+    "wide zeros": CODES.with_buffers({"qzero": CODES.zero_point}),
+    "planes": bcq.pack(bcq_tensor(N, K, 3, 32, offset="f32", ordered=True)),
+    "no offset": bcq.pack(bcq_tensor(N, K, 2, -1, offset=None)),
+}
+
+
+@pytest.mark.parametrize("kind", WEIGHTS)
+def test_joining_is_the_inverse_of_cutting(kind):
+    packed = WEIGHTS[kind]
+    again = cut.joined(
+        [cut.rows(packed, [span]) for span in (range(5), range(5, 13), range(13, N))]
+    )
+    assert again.layout() == packed.layout()
+    for name, buffer in again.buffers.items():
+        assert buffer is packed.buffers[name] is None or torch.equal(buffer, packed.buffers[name])
+
+
+def test_what_cannot_be_joined():
+    planes = WEIGHTS["planes"]
+    other = planes.with_buffers({"order": planes.order.flip(0)})
+    for parts, message in (
+        ([planes, WEIGHTS["no offset"]], "other layouts cannot be joined"),
+        ([planes, other], "in different orders"),
+        ([PackedDense(torch.ones(2, 2))], "a PackedDense cannot be joined"),
+    ):
+        with pytest.raises(LutlabError, match=message):
+            cut.joined(parts)

@@ -122,8 +122,8 @@ def test_a_group_beyond_the_columns_decodes_to_nothing():
     # 11 groups; blocks hold 12, the last of 16 columns has 12.
     tensor = mixed_tensor(5, 172, aligned=True)
     packed = PackedMixed.pack(tensor)
-    narrow, wide = mixed_blocks.unpack_codes(packed.blocks, packed.apart)
-    zero, scale_code = mixed_blocks.unpack_meta(packed.meta)
+    codes, zero, scale_code, _ = mixed_blocks.unpack(packed.buffers)
+    narrow, wide = codes[2], codes[4]
     assert (narrow.shape[1], wide.shape[1]) == (9 * 16, 3 * 16)
     assert not any(padding.any() for padding in (narrow[:, -16:], zero[:, -1], scale_code[:, -1]))
     assert torch.equal(narrow[:, 7 * 16 + 12 : 8 * 16], zero[:, 7:8].expand(-1, 4))

@@ -128,11 +128,11 @@ def test_threads_change_no_bit_and_half_a_cache_little():
 def test_layers_of_one_input_are_one_launch_and_nothing_is_copied():
     model, _ = quantized("llama-1", "rtn")
     own = CpuStep(model, 1, 8)
-    launches = [len(launch) for launch in own._products.placed.values()]
+    launches = [len(launch) for launch in own._held.placed.values()]
     assert sorted(launches) == sorted([3, 1, 2, 1] * 2 + [1])
     streams = {
         part.weight.rows.stream.data_ptr()
-        for many in own._products.placed.values()
+        for many in own._held.placed.values()
         for part in many
         if not isinstance(part.weight, torch.Tensor)
     }
@@ -159,7 +159,7 @@ def test_a_model_of_16_bits_is_read_where_it_lies():
     model = make("qwen2").to(torch.bfloat16)
     own = CpuStep(model, 1, 8)
     assert (own.facts()["head"], own.facts()["cache"]) == ("bfloat16", "bfloat16")
-    assert own._filled.head.weight.data_ptr() == model.lm_head.weight.data_ptr()
+    assert own._held.head.weight.data_ptr() == model.lm_head.weight.data_ptr()
     prompts = [token_ids(length=6)[0]]
     assert error(own.prefill(prompts), Eager(model, 1, 8, "").prefill(prompts)) <= 2e-2
 
@@ -215,7 +215,7 @@ def test_an_error_on_the_way_back_is_raised(monkeypatch):
     own = CpuStep(model, 1, 8)
     with torch.no_grad():
         model.model.decoder.embed_tokens.weight.fill_(torch.nan)
-    monkeypatch.setattr("lutlab.generate.cpu_products.mend", lambda *_: 1 / 0)
+    monkeypatch.setattr("lutlab.generate.cpu_model.mend", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         own.prefill([token_ids(length=2)[0]])
 

@@ -15,8 +15,7 @@ from lutlab import registry
 from lutlab.errors import LutlabError
 from lutlab.formats.bcq import PackedBCQ
 from lutlab.generate import engines_of, graph
-from lutlab.generate.fuse import fuse
-from lutlab.generate.graph import GraphStep
+from lutlab.generate.graph import GraphStep, fuse
 from lutlab.kernels.gpu import choice
 from lutlab.kernels.joined import RowsOf, Whole
 from lutlab.models import fits

@@ -13,7 +13,7 @@ import lutlab
 from lutlab.compress import synthetic
 from lutlab.errors import LutlabError
 from lutlab.formats import cut
-from lutlab.generate import parallel, parallel_latency
+from lutlab.generate import parallel
 from lutlab.generate.cpu import CpuStep
 from lutlab.generate.graph import GraphStep
 from lutlab.generate.shard import share_out
@@ -38,7 +38,8 @@ def steps_of(rank, model):
     """Tokens by the engine of GPUs, without its graphs; and why that of CPUs does not take a part."""
     own = copy.deepcopy(model)
     part = share_out(own, Resident(own), rank)
-    step = parallel.Shared(GraphStep(part.model, 2, 24, ""), part)
+    step = GraphStep(part.model, 2, 24)
+    step.of_ranks = {"ranks": rank.count}
     return parallel.greedy(step, [[5, 6, 7], [8]], 9), CpuStep.obstacle(part.model, ""), step
 
 
@@ -143,21 +144,22 @@ def test_ranks_that_were_given_different_models_are_refused(tmp_path):
 def timed_on(rank, model):
     own = copy.deepcopy(model)
     part = share_out(own, Resident(own), rank)
-    return parallel_latency.timed(part, 6, 3), part.link.silent
+    return parallel.timed(part, 6, 3), part.silent
 
 
 def test_decoding_is_timed_with_and_without_what_is_sent():
     run = ModelRun(ModelSpec("llama", "embedded", "llama-embedded-s"), "rtn", 3, 32)
-    (first, silent), (second, _) = together(timed_on, 2, parallel_latency.quantized(run).model)
+    (first, silent), (second, _) = together(timed_on, 2, parallel.quantized(run).model)
     assert not silent
     assert first.seconds == second.seconds  # of the slowest
     assert (first.tokens, len(first.seconds), len(first.apart)) == (6, 3, 3)
+    assert first.facts["ranks"] == 2
     assert first.ms_per_token > 0
     assert 0 <= first.communication < 1
     # Layers, k and v, one head of 2.
     assert first.facts["bytes_read"]["cache"] == 4 * 2 * 32 * 6 * 4
     with pytest.raises(LutlabError, match=r"lutlab.save it, and measure the folder"):
-        parallel_latency.latency(dataclasses.replace(run, budget=3.0), 2, 6, 3)
+        parallel.latency(dataclasses.replace(run, budget=3.0), 2, 6, 3)
 
 
 def drawn_on(rank, run):

@@ -7,7 +7,7 @@ from tests.tiny_models import byte_tokenizer
 
 import lutlab
 from lutlab.errors import LutlabError
-from lutlab.generate.sampling import Sampling
+from lutlab.generate.text import Chooser
 
 PROMPTS = ["the other", "a näther ether", "e"]
 
@@ -69,17 +69,17 @@ def test_a_row_ends_with_the_end_of_text(model, tokenizer):
 
 def test_sampling_draws_from_the_warped_distribution():
     logits = torch.tensor([[2.0, 1.0, 0.0, -1.0, -9.0]])
-    for sampling, allowed in (
-        (Sampling(1.0), range(5)),
-        (Sampling(0.5, top_k=2), (0, 1)),
-        (Sampling(2.0, top_p=0.6), (0, 1)),
+    for temperature, more, allowed in (
+        (1.0, {}, range(5)),
+        (0.5, {"top_k": 2}, (0, 1)),
+        (2.0, {"top_p": 0.6}, (0, 1)),
     ):
-        chosen = sampling.chooser(1)
+        chosen = Chooser(temperature, **more)
         found = torch.cat([chosen(logits) for _ in range(4000)]).bincount(minlength=5) / 4000
         kept = torch.full((5,), -torch.inf)
-        kept[list(allowed)] = logits[0, list(allowed)] / sampling.temperature
+        kept[list(allowed)] = logits[0, list(allowed)] / temperature
         assert torch.allclose(found, kept.softmax(-1), atol=0.04)
-    assert Sampling().chooser(1)(logits).tolist() == [0]
+    assert Chooser()(logits).tolist() == [0]
 
 
 @pytest.mark.parametrize(
@@ -104,4 +104,4 @@ def test_mistakes(model, tokenizer, arguments, message):
 
 def test_nan_logits_are_refused():
     with pytest.raises(LutlabError, match="NaN"):
-        Sampling().chooser(1)(torch.full((1, 4), torch.nan))
+        Chooser()(torch.full((1, 4), torch.nan))

@@ -25,8 +25,7 @@ from lutlab.formats.bcq import WORD, PackedBCQ
 from lutlab.formats.code_words import pack_stream
 from lutlab.formats.contract import Format
 from lutlab.formats.dense import PackedDense
-from lutlab.formats.mixed import PackedMixed
-from lutlab.formats.mixed_groups import second_order
+from lutlab.formats.mixed import PackedMixed, second_order
 from lutlab.formats.uniform import PackedUniform
 from lutlab.lazy import np, torch
 from lutlab.tensors import BLOCK_SCALE_BITS, SCALE_BITS, MixedTensor

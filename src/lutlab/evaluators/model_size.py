@@ -43,7 +43,7 @@ class ModelSize(Evaluator):
     bits_per_weight_bcq, megabytes_bcq: in the binary form of LUT-GEMM Eq. 5, which the LUT kernel reads; the same as
     stored where the layout is bcq. Absent where a layer has no such form.
     bits_paper_<formula>, megabytes_<formula>, ratio_<formula>: eq7 | table6 | nuqmm. Absent of groups of several
-    widths, which have bits_paper_eq10 of the 2/4/16-bit paper (formats/mixed_average.py); full precision has both.
+    widths, which have bits_paper_eq10 of the 2/4/16-bit paper (formats/mixed.py); full precision has both.
     """
 
     version: ClassVar[int] = 1

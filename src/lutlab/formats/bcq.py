@@ -103,16 +103,6 @@ class PackedBCQ(Format):
         return len(self.planes)
 
     @property
-    def buffers(self) -> dict[str, torch.Tensor | None]:
-        """Planes with their padding, alpha, offset, order."""
-        return {
-            "planes": self.planes,
-            "alpha": self.alpha,
-            "offset": self.offset,
-            "order": self.order,
-        }
-
-    @property
     def bcq_bits(self) -> int:
         """Stored bits: this is the binary form."""
         return self.bits_stored

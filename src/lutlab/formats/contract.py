@@ -7,6 +7,7 @@ that a new format needs: quantizing, sizes, saving, loading and products (by a k
 from __future__ import annotations
 
 import dataclasses
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -57,12 +58,12 @@ class Format(ABC):
         """The weight [N, K] in float32."""
 
     @property
-    @abstractmethod
     def buffers(self) -> dict[str, torch.Tensor | None]:
-        """Stored tensors by the names of their fields; None for an optional one that this weight lacks.
+        """Stored tensors, the fields that are annotated so, by name; None for an optional one that this weight lacks.
 
         `weight` and `bias` are names that a layer keeps for itself.
         """
+        return {name: getattr(self, name) for name in _tensor_fields(type(self))}
 
     @abstractmethod
     def layout(self) -> dict[str, Choice]:
@@ -112,6 +113,11 @@ class Format(ABC):
         return self.with_buffers(there)
 
 
+@functools.cache
+def _tensor_fields(cls: type[Format]) -> tuple[str, ...]:
+    return tuple(f.name for f in dataclasses.fields(cls) if "torch.Tensor" in str(f.type))
+
+
 def check_layout(layout: Mapping[str, Any], choices: Mapping[str, tuple[Choice, ...]]) -> None:
     """Refuse a layout that is not out_features, in_features and the keys of `choices`, each of an allowed value.
 
@@ -144,6 +150,6 @@ def check_layout(layout: Mapping[str, Any], choices: Mapping[str, tuple[Choice, 
             )
 
 
-def dtype_name(tensor: torch.Tensor | None) -> str | None:
-    """A tensor's dtype as a layout has it: `float16`; None of None."""
-    return None if tensor is None else str(tensor.dtype).removeprefix("torch.")
+def dtype_name(held: torch.Tensor | torch.dtype | None) -> str | None:
+    """A dtype, or a tensor's, as layouts and records have it: `float16`; None of None."""
+    return None if held is None else str(getattr(held, "dtype", held)).removeprefix("torch.")

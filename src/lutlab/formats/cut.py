@@ -1,7 +1,8 @@
-"""Parts of a packed weight [N, K], packed again: what one rank of a tensor-parallel model holds.
+"""Parts of a packed weight [N, K], packed again: what one rank of a tensor-parallel model holds; and weights as one.
 
     rows(packed, spans)        W[n of the spans, :], one span below the other
     columns(packed, span)      W[:, k of the span], of stored columns: of a weight with an order, channels order[span]
+    joined(parts)              W_1, W_2, … [N_i, K], one below the other: the inverse of rows
 
 Nothing is rounded: dequantized, a part is the part of the whole, bit for bit. A part owns its buffers, so that the
 whole may be a file's pages, of which only those of the part are read.
@@ -19,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from lutlab.errors import LutlabError
-from lutlab.formats import bcq, code_words, mixed_parts
+from lutlab.formats import bcq, code_words
 from lutlab.formats.bcq import PackedBCQ
 from lutlab.formats.contract import Format
 from lutlab.formats.dense import PackedDense
@@ -27,7 +28,7 @@ from lutlab.formats.mixed import PackedMixed
 from lutlab.formats.uniform import PackedUniform
 from lutlab.groups import group_length
 from lutlab.lazy import torch
-from lutlab.tensors import BCQTensor
+from lutlab.tensors import BCQTensor, MixedTensor
 
 WORD = code_words.WORD
 _LEAST = 8  # weights of a group, as groups.check_group_size has it
@@ -156,21 +157,91 @@ def _(packed: PackedBCQ, span: range) -> PackedBCQ:
 
 
 # ---- mixed ----
+# Second-order scales are of bands of rows and of groups, so a part begins and ends with them. Groups that are cut out
+# of memory-aligned blocks are in no blocks any more: which of three scale codes has how many bits went by its place.
+
+_OF_GROUPS = ("zero_point", "scale_code", "scale_zero", "scale_step")
 
 
 @rows.register
 def _(packed: PackedMixed, spans: Sequence[range]) -> PackedMixed:
-    return _owning(PackedMixed.pack(mixed_parts.rows(packed.unpack(), spans)))
+    return _owning(PackedMixed.pack(_mixed_rows(packed.unpack(), spans)))
 
 
 @columns.register
 def _(packed: PackedMixed, span: range) -> PackedMixed:
-    return _owning(PackedMixed.pack(mixed_parts.columns(packed.unpack(), span)))
+    return _owning(PackedMixed.pack(_mixed_columns(packed.unpack(), span)))
 
 
 def _owning(packed: PackedMixed) -> PackedMixed:
     """Packing keeps some of the whole's tensors as they are."""
     return packed.with_buffers({name: _copy(buffer) for name, buffer in packed.buffers.items()})
+
+
+def _mixed_rows(tensor: MixedTensor, spans: Sequence[range]) -> MixedTensor:
+    """Rows of a tensor. Raises LutlabError: a span does not begin or end with a band."""
+    band, total = tensor.scale_group, len(tensor.codes)
+    for span in spans:
+        _check_mixed("rows", span, band, total)
+    if sum(len(span) % band > 0 for span in spans[:-1]):
+        raise _mixed_misfit("rows", spans[0], band)
+    row = torch.cat([torch.arange(span.start, span.stop) for span in spans])
+    bands = torch.cat([torch.arange(s.start // band, -(-s.stop // band)) for s in spans])
+    device = tensor.codes.device
+    row, bands = row.to(device), bands.to(device)
+    found = {name: getattr(tensor, name)[row] for name in ("codes", "zero_point", "scale_code")}
+    found |= {name: getattr(tensor, name)[bands] for name in ("scale_zero", "scale_step")}
+    if tensor.row_scale is not None:
+        found |= {"row_scale": tensor.row_scale[row], "row_zero": tensor.row_zero[row]}
+    if tensor.outlier_count is not None:
+        counts = tensor.outlier_count.long()
+        first = counts.cumsum(0) - counts
+        places = [torch.arange(int(first[n]), int(first[n] + counts[n])) for n in row.tolist()]
+        at = torch.cat(places).to(device)
+        found |= {
+            "outlier_count": tensor.outlier_count[row],
+            "outlier_column": tensor.outlier_column[at],
+            "outlier_value": tensor.outlier_value[at],
+        }
+    return replace(tensor, **found)
+
+
+def _mixed_columns(tensor: MixedTensor, span: range) -> MixedTensor:
+    """Columns of a tensor. Raises LutlabError: the span does not begin or end with a group."""
+    g = tensor.group_size
+    _check_mixed("columns", span, g, tensor.codes.shape[1])
+    groups = slice(span.start // g, -(-span.stop // g))
+    found = {name: getattr(tensor, name)[:, groups] for name in _OF_GROUPS}
+    found |= {"codes": tensor.codes[:, span.start : span.stop], "widths": tensor.widths[groups]}
+    if tensor.outlier_count is not None:
+        found |= _outliers(tensor, span)
+    whole = len(found["widths"]) == len(tensor.widths)
+    return replace(tensor, **found, aligned=tensor.aligned and whole)
+
+
+def _outliers(tensor: MixedTensor, span: range) -> dict[str, torch.Tensor]:
+    """Outliers of a span of columns."""
+    column = tensor.outlier_column
+    inside = (column >= span.start) & (column < span.stop)
+    row = torch.arange(len(tensor.codes), device=column.device)
+    row = row.repeat_interleave(tensor.outlier_count.long())[inside]
+    return {
+        "outlier_count": torch.bincount(row, minlength=len(tensor.codes)).int(),
+        "outlier_column": column[inside] - span.start,
+        "outlier_value": tensor.outlier_value[inside],
+    }
+
+
+def _check_mixed(what: str, span: range, unit: int, total: int) -> None:
+    if span.start % unit or (span.stop % unit and span.stop != total):
+        raise _mixed_misfit(what, span, unit)
+
+
+def _mixed_misfit(what: str, span: range, unit: int) -> LutlabError:
+    return LutlabError(
+        f"{what} {span.start} to {span.stop} of a weight of mixed groups cannot be cut out: {unit} of them share "
+        "scales of second order; take fewer ranks, or another method"
+    )
 
 
 # ---- dense ----
@@ -223,3 +294,43 @@ def _grouping(g: int, in_features: int, span: range) -> tuple[int, slice | list[
             f"needed, and they have at least {_LEAST} weights; cut at a multiple of {_LEAST}"
         )
     return finer, [at // length for at in range(span.start, span.stop, finer)]
+
+
+# ---- weights as one ----
+
+
+def joined(parts: Sequence[Format]) -> Format:
+    """The weight of all rows.
+
+    Args:
+        parts: weights of format uniform or bcq, all of one layout but for their numbers of rows.
+
+    Raises:
+        LutlabError: other formats, or layouts or orders of columns that differ.
+    """
+    first, *others = parts
+    if not isinstance(first, PackedUniform | PackedBCQ):
+        raise LutlabError(
+            f"a {type(first).__name__} cannot be joined: only formats uniform and bcq"
+        )
+    layout = first.layout()
+    for other in others:
+        if other.layout() | {"out_features": first.shape[0]} != layout:
+            raise LutlabError(
+                f"weights of other layouts cannot be joined: {layout} and {other.layout()}"
+            )
+        if first.order is not None and not torch.equal(first.order, other.order):
+            raise LutlabError("weights whose columns are in different orders cannot be joined")
+    shape = (sum(part.shape[0] for part in parts), first.shape[1])
+
+    def rows(name: str, dim: int = 0) -> torch.Tensor:
+        return torch.cat([part.buffers[name] for part in parts], dim)
+
+    if isinstance(first, PackedBCQ):
+        offset = None if first.offset is None else rows("offset")
+        held = {"planes": rows("planes", 1), "alpha": rows("alpha", 1), "offset": offset}
+        return replace(first, shape=shape, **held)
+    zero = torch.cat([part.zero_point for part in parts])
+    if first.qzero.ndim == 1:
+        zero = code_words.pack_stream(zero, first.bits)
+    return replace(first, shape=shape, qweight=rows("qweight"), scale=rows("scale"), qzero=zero)

@@ -44,11 +44,6 @@ class PackedDense(Format):
         return DenseTensor(self.weight)
 
     @property
-    def buffers(self) -> dict[str, torch.Tensor | None]:
-        """The one buffer."""
-        return {"weight": self.weight}
-
-    @property
     def bcq_bits(self) -> int:
         """bits_stored: a model in its binary form keeps this weight as it is."""
         return self.bits_stored

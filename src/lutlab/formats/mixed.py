@@ -3,8 +3,14 @@
     W[n, k] = scale[n, i] * (codes[n, k] - zero_point[n, i]) + outliers,   i = k // g                tensors.MixedTensor
 
 Codes and their metadata have two layouts: memory-aligned blocks (mixed_blocks.py) where a quarter of the groups has 4
-bits, as in the paper; else streams (mixed_streams.py). K is filled up to whole groups, and blocks to whole blocks, by
-weights that decode to exact zeros. Beside them, in both:
+bits, as in the paper; else streams, of each width w in rising order, each filled to a word (code_words.py), groups in
+the order of their channels:
+
+    codes      [N, sum_w ceil(G_w g w / 32)] int32: a row's stream of 2-bit codes, then of 3, then of 4
+    zero       int32: zero points in w bits, a stream a width over all rows      scale_code  int32: one stream of 4 bits
+    scale_zero int32: one stream of 4 bits
+
+K is filled up to whole groups, and blocks to whole blocks, by weights that decode to exact zeros. Beside them, in both:
 
     widths     [G] uint8           scale_step [B, G'] float16: of the G' groups with second-order scales
     row_scale  [N] float16, row_zero [ceil(N / 8)] int32 (4 bits each), of all groups of 4 bits together; or None
@@ -19,11 +25,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from lutlab.errors import LutlabError
-from lutlab.formats import mixed_blocks, mixed_streams
-from lutlab.formats.code_words import pack_stream, unpack_stream
+from lutlab.formats import mixed_blocks
+from lutlab.formats.code_words import WORD, pack_stream, pack_words, unpack_stream, unpack_words
 from lutlab.formats.contract import Choice, Format, check_layout, dtype_name
-from lutlab.formats.mixed_average import average
-from lutlab.formats.mixed_groups import count_widths, second_order, spread
 from lutlab.groups import blocks
 from lutlab.lazy import torch
 from lutlab.registry import register
@@ -32,20 +36,6 @@ from lutlab.tensors import MIXED_WIDTHS, SCALE_BITS, MixedTensor
 # Bits of the codes, and so of the zero points, of groups that have a scale a row.
 _WIDE = MIXED_WIDTHS[-1]
 MAX_COLUMNS = 2**16  # that 16 bits can name
-_NAMES = (
-    *(
-        "widths",
-        "scale_step",
-        "scale_zero",
-        "blocks",
-        "apart",
-        "meta",
-        "codes",
-        "zero",
-        "scale_code",
-    ),
-    *("row_scale", "row_zero", "outlier_count", "outlier_column", "outlier_value"),
-)
 
 
 def decoded(tensor: MixedTensor) -> torch.Tensor:
@@ -119,7 +109,8 @@ class PackedMixed(Format):
                 )
         second = second_order(tensor.widths, tensor.row_scale is not None)
         held = {"widths": tensor.widths, "scale_step": tensor.scale_step[:, second].contiguous()}
-        held |= mixed_blocks.pack(tensor) if tensor.aligned else mixed_streams.pack(tensor)
+        by_block = tensor.aligned
+        held |= mixed_blocks.pack(tensor, by_width(tensor)) if by_block else _streams(tensor)
         if tensor.row_scale is not None:
             row_zero = pack_stream(tensor.row_zero, _WIDE)
             held |= {"row_scale": tensor.row_scale, "row_zero": row_zero}
@@ -141,19 +132,22 @@ class PackedMixed(Format):
     def unpack(self) -> MixedTensor:
         """The inverse of pack, bit for bit."""
         rows, columns = self.shape
-        held, by_row = self.buffers, self.row_scale is not None
+        by_row = self.row_scale is not None
+        second = second_order(self.widths, by_row)
         if self.aligned:
-            parts = mixed_blocks.unpack(held, self.widths)
+            of_width, zero, *of_scales = mixed_blocks.unpack(self.buffers)
+            zero = _spread(zero, second)
         else:
-            g, g2 = self.group_size, self.scale_group
-            parts = mixed_streams.unpack(held, self.widths, g, g2, by_row)
-        codes, zero_point, scale_code, scale_zero = parts
+            of_width, zero, *of_scales = self._of_streams(int(second.sum()))
+        scale_code, scale_zero, scale_step = (
+            _spread(one, second) for one in (*of_scales, self.scale_step)
+        )
         tensor = {
-            "codes": codes[:, :columns].contiguous(),
-            "zero_point": zero_point,
+            "codes": by_channel(of_width, self.widths, self.group_size)[:, :columns].contiguous(),
+            "zero_point": zero,
             "scale_code": scale_code,
             "scale_zero": scale_zero,
-            "scale_step": spread(self.scale_step, second_order(self.widths, by_row)),
+            "scale_step": scale_step,
         }
         if by_row:
             row_zero = unpack_stream(self.row_zero, _WIDE, rows)
@@ -172,6 +166,27 @@ class PackedMixed(Format):
             **tensor,
         )
 
+    def _of_streams(
+        self, second: int
+    ) -> tuple[dict[int, torch.Tensor], torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Width -> codes, zero points [N, G], scale codes [N, G'] and second-order zeros [B, G'], uint8; second: G'."""
+        rows, bands = self.shape[0], -(-self.shape[0] // self.scale_group)
+        by_row = self.row_scale is not None
+        of_codes, of_zeros = _lengths(rows, self.group_size, self.of_width, by_row)
+        codes = {
+            w: unpack_words(some, w, n * self.group_size)
+            for w, n, some in zip(
+                MIXED_WIDTHS, self.of_width, self.codes.split(of_codes, dim=1), strict=True
+            )
+            if n
+        }
+        zero = self.widths.new_zeros(rows, len(self.widths))
+        for w, n, some in zip(MIXED_WIDTHS, self.of_width, self.zero.split(of_zeros), strict=True):
+            if len(some):
+                zero[:, self.widths == w] = _values(some, w, rows, n)
+        scale_code = _values(self.scale_code, SCALE_BITS, rows, second)
+        return codes, zero, scale_code, _values(self.scale_zero, SCALE_BITS, bands, second)
+
     @property
     def aligned(self) -> bool:
         """Whether codes are in memory-aligned blocks."""
@@ -179,7 +194,7 @@ class PackedMixed(Format):
 
     @property
     def bits_average(self) -> float | None:
-        """Bits a weight by Eq. 10 (mixed_average.py); None where some groups have 3 bits."""
+        """Bits a weight by Eq. 10; None where some groups have 3 bits."""
         narrow, three, wide = self.of_width
         if three:
             return None
@@ -190,11 +205,6 @@ class PackedMixed(Format):
     def dequantize(self) -> torch.Tensor:
         """The weight [N, K] in float32, exact."""
         return decoded(self.unpack())
-
-    @property
-    def buffers(self) -> dict[str, torch.Tensor | None]:
-        """Stored tensors of this weight, by the names that the modules draw."""
-        return {name: getattr(self, name) for name in _NAMES}
 
     def layout(self) -> dict[str, Choice]:
         """Sizes, groups of 3 and of 4 bits, which layout, and how many outliers, counted in which dtype."""
@@ -234,17 +244,17 @@ class PackedMixed(Format):
                 "scale_zero": empty(torch.int16, bands, blocks),
             }
         else:
-            codes, zeros = mixed_streams.lengths(rows, g, of_width, by_row)
+            codes, zeros = _lengths(rows, g, of_width, by_row)
             bits = SCALE_BITS
             held = {
                 "codes": empty(torch.int32, rows, sum(codes)),
                 "zero": empty(torch.int32, sum(zeros)),
-                "scale_code": empty(torch.int32, mixed_streams.words(rows * second, bits)),
-                "scale_zero": empty(torch.int32, mixed_streams.words(bands * second, bits)),
+                "scale_code": empty(torch.int32, _words(rows * second, bits)),
+                "scale_zero": empty(torch.int32, _words(bands * second, bits)),
             }
         if by_row:
             held["row_scale"] = empty(torch.float16, rows)
-            held["row_zero"] = empty(torch.int32, mixed_streams.words(rows, _WIDE))
+            held["row_zero"] = empty(torch.int32, _words(rows, _WIDE))
         if layout["count_dtype"] is not None:
             held["outlier_count"] = empty(getattr(torch, layout["count_dtype"]), rows)
             held["outlier_column"] = empty(torch.int16, layout["outliers"])
@@ -282,3 +292,122 @@ def _checked(layout: Mapping[str, Any]) -> tuple[int, int, int]:
             f"of {groups} in all, and aligned={layout['aligned']}: these do not go together; the file is damaged"
         )
     return narrow, layout["groups_3"], layout["groups_4"]
+
+
+# ---- groups: stored width by width, each in the order of its channels ----
+
+
+def count_widths(widths: torch.Tensor) -> tuple[int, int, int]:
+    """Groups of 2, 3 and 4 bits of widths [G]."""
+    return tuple(int((widths == w).sum()) for w in MIXED_WIDTHS)
+
+
+def second_order(widths: torch.Tensor, by_row: bool) -> torch.Tensor:
+    """[G] bool: groups with second-order scales; by_row: those of 4 bits have a scale a row instead."""
+    return widths != 4 if by_row else widths > 0
+
+
+def by_width(tensor: MixedTensor) -> dict[int, torch.Tensor]:
+    """Width -> codes [N, G_w * g] uint8; columns beyond K are at their zero point, so that they decode to 0."""
+    rows, columns = tensor.codes.shape
+    g, groups = tensor.group_size, len(tensor.widths)
+    codes = tensor.codes
+    if missing := groups * g - columns:
+        last = tensor.first_order()[1][:, -1:]
+        codes = torch.cat((codes, last.expand(rows, missing)), dim=1)
+    grouped = codes.view(rows, groups, g)
+    return {w: grouped[:, tensor.widths == w].reshape(rows, -1) for w in MIXED_WIDTHS}
+
+
+def by_channel(codes: Mapping[int, torch.Tensor], widths: torch.Tensor, g: int) -> torch.Tensor:
+    """The inverse of by_width, columns beyond K included; what blocks are filled with is dropped.
+
+    Args:
+        codes: width -> [N, at least G_w * g] uint8.
+        widths: bits of each group, [G].
+        g: weights of a group.
+
+    Returns:
+        [N, G * g] uint8.
+    """
+    some = next(iter(codes.values()))
+    out = some.new_zeros(len(some), len(widths), g)
+    for w, values in codes.items():
+        there = widths == w
+        out[:, there] = values.view(len(some), -1, g)[:, : int(there.sum())]
+    return out.view(len(some), -1)
+
+
+def _spread(of_groups: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
+    """[rows, at least as many as are there] -> [rows, G], 0 where a group is not there ([G] bool)."""
+    out = of_groups.new_zeros(len(of_groups), len(there))
+    out[:, there] = of_groups[:, : int(there.sum())]
+    return out
+
+
+# ---- streams ----
+
+
+def _words(count: int, bits: int) -> int:
+    """Words that a stream of so many values fills."""
+    return -(-count * bits // WORD)
+
+
+def _lengths(
+    rows: int, g: int, of_width: tuple[int, int, int], by_row: bool
+) -> tuple[list[int], list[int]]:
+    """Words of each width: of a row's codes, and of all zero points (none of groups with a scale a row)."""
+    pairs = list(zip(MIXED_WIDTHS, of_width, strict=True))
+    zeros = [0 if by_row and w == 4 else _words(rows * n, w) for w, n in pairs]
+    return [_words(n * g, w) for w, n in pairs], zeros
+
+
+def _streams(tensor: MixedTensor) -> dict[str, torch.Tensor]:
+    """The four buffers of the module's drawing, by name."""
+    second = second_order(tensor.widths, tensor.row_scale is not None)
+    codes = [pack_words(values, w) for w, values in by_width(tensor).items() if values.shape[1]]
+    zeros = [_stream(tensor.zero_point[:, (tensor.widths == w) & second], w) for w in MIXED_WIDTHS]
+    return {
+        "codes": torch.cat(codes, dim=1),
+        "zero": torch.cat(zeros),
+        "scale_code": _stream(tensor.scale_code[:, second], SCALE_BITS),
+        "scale_zero": _stream(tensor.scale_zero[:, second], SCALE_BITS),
+    }
+
+
+def _stream(values: torch.Tensor, bits: int) -> torch.Tensor:
+    """Pack the values of a tensor, which may be empty, into one stream of int32."""
+    return pack_stream(values, bits) if values.numel() else values.new_empty(0, dtype=torch.int32)
+
+
+def _values(stream: torch.Tensor, bits: int, rows: int, columns: int) -> torch.Tensor:
+    """The inverse of _stream: [rows, columns] uint8."""
+    if not rows * columns:
+        return stream.new_empty(rows, columns, dtype=torch.uint8)
+    return unpack_stream(stream, bits, rows * columns).view(rows, columns).to(torch.uint8)
+
+
+# ---- the paper's average ----
+
+
+def average(narrow: float, g1: int, g2: int, outliers: float = 0.0) -> float:
+    """Bits a weight as the 2/4/16-bit paper counts them, scales and zero points included (Li et al., ICCAD 2024).
+
+        n + (n + Ns) / g1 + (Ns + 16) / (g1 g2)     second order, Eq. 6's branch that the text calls (7): n = 2, Ns = 4
+        a (second order of 2 bits) + (1 - a) 4      Eq. 10: a is the share of 2-bit groups
+        + (16 + 16 - 2) r                           section 4.2: a share r of outliers, in CSR
+
+    Eq. 10 gives groups of 4 bits neither scale nor zero: that holds with one of each a row, which is stored here and
+    counted in bits_per_weight, not in this average.
+
+    Args:
+        narrow: share of groups that have 2 bits; the others have 4.
+        g1: weights of a group.
+        g2: rows whose groups share a step and a zero.
+        outliers: their share of weights.
+
+    >>> average(0.75, 16, 16)
+    2.83984375
+    """
+    second = 2 + (2 + SCALE_BITS) / g1 + (SCALE_BITS + 16) / (g1 * g2)
+    return narrow * second + (1 - narrow) * 4 + 30 * outliers

@@ -21,9 +21,10 @@ paper's Eq. 10, since clipping saves 32 bits. Rows add 20 / K for their 4-bit gr
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from lutlab.errors import LutlabError
 from lutlab.formats.code_words import pack_words, unpack_words
-from lutlab.formats.mixed_groups import by_channel, by_width, spread
 from lutlab.lazy import torch
 from lutlab.tensors import BLOCK_GROUP, BLOCK_SCALE_BITS, MixedTensor, fill_blocks
 
@@ -31,8 +32,12 @@ NARROW = len(BLOCK_SCALE_BITS)  # groups of 2 bits of a block: a, b, c
 _SCALE_AT, _ZERO_AT, _SECOND_AT = (6, 10, 13), (0, 2, 4), (0, 4, 8)
 
 
-def pack(tensor: MixedTensor) -> dict[str, torch.Tensor]:
+def pack(tensor: MixedTensor, codes: Mapping[int, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The four buffers of the module's drawing, by name, and scale_step [B, 3T]; what is missing to whole blocks is 0.
+
+    Args:
+        tensor: weight whose groups fill blocks.
+        codes: width -> codes [N, G_w * 16] uint8 of its groups of that width.
 
     Raises:
         LutlabError: the tensor's groups or scale codes do not fit blocks.
@@ -54,69 +59,42 @@ def pack(tensor: MixedTensor) -> dict[str, torch.Tensor]:
             "second-order group, a scale a row for the groups of 4 bits, and scale codes of 4, 3, 3 bits in turn: "
             "quantize with q=2.5 g=16, or take method.aligned=false"
         )
-    codes = by_width(tensor)
-    missing = NARROW * codes[4].shape[1] // BLOCK_GROUP - int(narrow.sum())
+    rows, blocks = len(codes[4]), codes[4].shape[1] // BLOCK_GROUP
+    missing = NARROW * blocks - int(narrow.sum())
 
     def filled(of_groups: torch.Tensor, length: int = 1) -> torch.Tensor:
         return torch.nn.functional.pad(of_groups, (0, missing * length))
 
-    blocks, apart = pack_codes(filled(codes[2], BLOCK_GROUP), codes[4])
+    three = pack_words(filled(codes[2], BLOCK_GROUP), 2).view(rows, blocks, NARROW)
+    wide = pack_words(codes[4], 4).view(rows, blocks, 2)
+    zero = filled(tensor.zero_point[:, narrow])
     return {
-        "blocks": blocks,
-        "apart": apart,
-        "meta": pack_meta(filled(tensor.zero_point[:, narrow]), filled(scale_code)),
-        "scale_zero": pack_scale_zero(filled(tensor.scale_zero[:, narrow])),
+        "blocks": torch.cat((three, wide[..., :1]), dim=2),
+        "apart": wide[..., 1].contiguous(),
+        "meta": _fields((zero, _ZERO_AT), (filled(scale_code), _SCALE_AT)),
+        "scale_zero": _fields((filled(tensor.scale_zero[:, narrow]), _SECOND_AT)),
         "scale_step": filled(tensor.scale_step[:, narrow]),
     }
 
 
 def unpack(
-    buffers: dict[str, torch.Tensor], widths: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The inverse of pack: codes [N, G * 16], zero points and scale codes [N, G], second-order zeros [B, G], uint8."""
-    narrow, wide = unpack_codes(buffers["blocks"], buffers["apart"])
-    there = widths == 2
-    zero, scale_code = (spread(values, there) for values in unpack_meta(buffers["meta"]))
-    scale_zero = spread(unpack_scale_zero(buffers["scale_zero"]), there)
-    return by_channel({2: narrow, 4: wide}, widths, BLOCK_GROUP), zero, scale_code, scale_zero
-
-
-def pack_codes(narrow: torch.Tensor, wide: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes of 2 bits [N, T * 48] and of 4 bits [N, T * 16], uint8 -> blocks [N, T, 4], apart [N, T], int32."""
-    rows, blocks = len(narrow), wide.shape[1] // BLOCK_GROUP
-    first = pack_words(narrow, 2).view(rows, blocks, NARROW)
-    second = pack_words(wide, 4).view(rows, blocks, 2)
-    return torch.cat((first, second[..., :1]), dim=2), second[..., 1].contiguous()
-
-
-def unpack_codes(blocks: torch.Tensor, apart: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The inverse of pack_codes."""
+    buffers: Mapping[str, torch.Tensor],
+) -> tuple[dict[int, torch.Tensor], torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Width -> codes [N, T * 48 | T * 16]; zero points, scale codes [N, 3T] and second-order zeros [B, 3T]; uint8."""
+    blocks, apart, meta = buffers["blocks"], buffers["apart"], buffers["meta"]
     rows, count = apart.shape
     narrow = blocks[..., :NARROW].reshape(rows, -1)
     wide = torch.stack((blocks[..., NARROW], apart), dim=2).view(rows, -1)
-    return unpack_words(narrow, 2, count * NARROW * BLOCK_GROUP), unpack_words(
-        wide, 4, count * BLOCK_GROUP
+    codes = {
+        2: unpack_words(narrow, 2, count * NARROW * BLOCK_GROUP),
+        4: unpack_words(wide, 4, count * BLOCK_GROUP),
+    }
+    return (
+        codes,
+        _values(meta, _ZERO_AT, (2, 2, 2)),
+        _values(meta, _SCALE_AT, BLOCK_SCALE_BITS),
+        _values(buffers["scale_zero"], _SECOND_AT, (4, 4, 4)),
     )
-
-
-def pack_meta(zero: torch.Tensor, scale_code: torch.Tensor) -> torch.Tensor:
-    """Zero points and scale codes [N, 3T] uint8 of the groups of 2 bits -> meta [N, T] int16."""
-    return _fields((zero, _ZERO_AT), (scale_code, _SCALE_AT))
-
-
-def unpack_meta(meta: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The inverse of pack_meta."""
-    return _values(meta, _ZERO_AT, (2, 2, 2)), _values(meta, _SCALE_AT, BLOCK_SCALE_BITS)
-
-
-def pack_scale_zero(scale_zero: torch.Tensor) -> torch.Tensor:
-    """Second-order zeros [B, 3T] uint8 -> [B, T] int16."""
-    return _fields((scale_zero, _SECOND_AT))
-
-
-def unpack_scale_zero(words: torch.Tensor) -> torch.Tensor:
-    """The inverse of pack_scale_zero."""
-    return _values(words, _SECOND_AT, (4, 4, 4))
 
 
 def _fields(*parts: tuple[torch.Tensor, tuple[int, ...]]) -> torch.Tensor:

@@ -115,16 +115,6 @@ class PackedUniform(Format):
             out[at][:, channels] = values.add_(0.0).float()  # -0, of no or a negative scale, is 0
         return out
 
-    @property
-    def buffers(self) -> dict[str, torch.Tensor | None]:
-        """Codes and zero points with their padding, scale, order."""
-        return {
-            "qweight": self.qweight,
-            "scale": self.scale,
-            "qzero": self.qzero,
-            "order": self.order,
-        }
-
     def layout(self) -> dict[str, Choice]:
         """Sizes, q, g, the dtype of the scales, and whether zero points are in q bits."""
         return {

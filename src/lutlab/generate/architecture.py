@@ -1,6 +1,4 @@
-"""A decoder as plain data for the C step: sizes, paths of its modules, norms, rotations, activation, windows.
-
-    architecture_of(model) -> Architecture
+"""Decoders as plain data for the C step: where a family's modules are, norms, rotations, activation, windows.
 
 The linear layers of a block are the family's (models/families.py: queries, keys, values; what follows attention; what
 widens; what narrows). A `Decoder` says the rest of a family, once, by paths of modules and names of config fields.
@@ -11,9 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from lutlab.errors import LutlabError
-from lutlab.lazy import PreTrainedConfig, PreTrainedModel
-from lutlab.models.families import family_of
+from lutlab.lazy import PreTrainedConfig
 
 # transformers' names of activations -> those of kernels/cpu/step/rows.h
 ACTIVATIONS = {
@@ -132,44 +128,6 @@ DECODERS = {
 }
 
 
-@dataclass(frozen=True)
-class Block:
-    """Paths of a block's modules, in the model; scale of its attention, and tokens that it sees (None: all)."""
-
-    attention: tuple[str, ...]  # one layer that gives queries, keys and values, or three
-    out: str
-    up: tuple[str, ...]
-    down: str
-    norms: tuple[str, str]
-    head_norms: tuple[str, ...]
-    scale: float
-    window: int | None
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """A decoder: sizes of it, and paths of its modules in the model; an empty path: it has none."""
-
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocabulary: int
-    rms: bool
-    norm_first: bool
-    activation: str  # a value of ACTIVATIONS
-    gated: bool
-    tokens: str
-    positions: str
-    positions_from: int
-    rotary: str
-    neighbours: bool
-    project_in: str
-    project_out: str
-    last_norm: str
-    blocks: tuple[Block, ...]
-
-
 def obstacle(config: PreTrainedConfig) -> str:
     """Reason for the C step's not taking a model of this config; empty where it does."""
     decoder = DECODERS.get(config.model_type)
@@ -186,64 +144,3 @@ def obstacle(config: PreTrainedConfig) -> str:
         if rope["rope_type"] in GROWING_ROPES and config.max_position_embeddings > trained:
             return f"its rotations ({rope['rope_type']}) change once a text is longer than {trained} tokens"
     return ""
-
-
-def architecture_of(model: PreTrainedModel) -> Architecture:
-    """The model as plain data.
-
-    Raises:
-        LutlabError: it is of a family whose decoder nobody has described.
-    """
-    config, family = model.config, family_of(model.config)
-    decoder = DECODERS.get(config.model_type)
-    if decoder is None:
-        raise LutlabError(obstacle(config))
-    prefix = f"{decoder.body}."
-    body = model.get_submodule(decoder.body)
-    projections = [_present(body, prefix, path) for path in decoder.projections] or ["", ""]
-    attention = model.get_submodule(f"{family.blocks}.0.{decoder.attention}")
-    return Architecture(
-        hidden=config.hidden_size,
-        heads=config.num_attention_heads,
-        kv_heads=getattr(config, decoder.kv_heads),
-        head_dim=attention.head_dim,
-        vocabulary=config.vocab_size,
-        rms=decoder.rms,
-        norm_first=not decoder.norm_first or getattr(config, decoder.norm_first),
-        activation=ACTIVATIONS[getattr(config, decoder.activation)],
-        gated=decoder.gated,
-        tokens=prefix + decoder.tokens,
-        positions=prefix + decoder.positions if decoder.positions else "",
-        positions_from=decoder.positions_from,
-        rotary=prefix + decoder.rotary if decoder.rotary else "",
-        neighbours=decoder.neighbours,
-        project_in=projections[0],
-        project_out=projections[1],
-        last_norm=_present(body, prefix, decoder.last_norm),
-        blocks=tuple(_block(model, decoder, i) for i in range(config.num_hidden_layers)),
-    )
-
-
-def _present(body: Any, prefix: str, path: str) -> str:
-    """The path in the model of a module that a body may have as None."""
-    return "" if getattr(body, path) is None else prefix + path
-
-
-def _block(model: PreTrainedModel, decoder: Decoder, index: int) -> Block:
-    config, family = model.config, family_of(model.config)
-    prefix = f"{family.blocks}.{index}."
-    attention, out, up, down = (tuple(prefix + p for p in s.layers) for s in family.inputs)
-    own = model.get_submodule(prefix + decoder.attention)
-    window = getattr(config, decoder.window) if decoder.window else None
-    if decoder.window_where and getattr(config, decoder.window_where)[index] != "local":
-        window = None
-    return Block(
-        attention=attention,
-        out=out[0],
-        up=up,
-        down=down[0],
-        norms=tuple(prefix + path for path in decoder.norms),
-        head_norms=tuple(f"{prefix}{decoder.attention}.{path}" for path in decoder.head_norms),
-        scale=own.scaling if decoder.scaled else 1.0,
-        window=window,
-    )

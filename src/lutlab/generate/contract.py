@@ -4,7 +4,7 @@
     logits = engine.step(ids)               [B, V]: one token more in every row
     engine.rewind(tokens)                   every row forgets what came after its first `tokens`
 
-An engine owns the numbers of its cache and no text: sampling.py chooses tokens, text.py turns them into letters. It is
+An engine owns the numbers of its cache and no text: text.py chooses tokens, and turns them into letters. It is
 registered under `@register("engine", <name>)`; `generate.engine` chooses among them.
 """
 
@@ -15,34 +15,36 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from lutlab.errors import LutlabError
+from lutlab.formats.contract import dtype_name
 from lutlab.lazy import PreTrainedModel, torch
+from lutlab.models.families import linear_layers
+from lutlab.modules import QuantLinear
 
 
 class Engine(ABC):
     """A model, a cache for `batch` rows of `length` tokens, and how many tokens each row has.
 
-    Args of every engine's __init__, after `obstacle` was empty:
+    Args, after `obstacle` was empty:
         model: in evaluation mode; the engine keeps it, and its weights are not copied.
-        batch: rows.
-        length: tokens of a row.
-        cache: what keys and values are stored in, `float32`, `float16` or `bfloat16`; empty: the engine's own choice,
+        batch: number of rows, each a text of its own.
+        length: tokens that a row of the cache holds, prompt included.
+        cache: dtype of stored keys and values, `float32`, `float16` or `bfloat16`; empty: the engine's own choice,
             exact beside the model's own dtype.
 
     Attributes:
         devices: kinds of device that it decodes on, as torch names them.
-        model: model that decodes.
-        batch: number of rows, each a text of its own.
-        length: tokens that a row of the cache holds, prompt included.
         vocabulary: V, the logits of a row.
         positions: tokens that each row of the cache has now.
+        of_ranks: facts of the ranks that share the model; none where there is one.
     """
 
     devices: ClassVar[tuple[str, ...]] = ()
-    model: PreTrainedModel
-    batch: int
-    length: int
-    vocabulary: int
-    positions: list[int]
+
+    def __init__(self, model: PreTrainedModel, batch: int, length: int, cache: str = "") -> None:
+        self.model, self.batch, self.length = model, batch, length
+        self.vocabulary = model.config.vocab_size
+        self.positions = [0] * batch
+        self.of_ranks: dict[str, Any] = {}
 
     @classmethod
     @abstractmethod
@@ -108,7 +110,18 @@ class Engine(ABC):
             chosen.append(ids)
         return torch.stack(chosen, 1) if chosen else ids.new_empty(len(ids), 0)
 
-    # ---- checks that engines share ----
+    # ---- what engines share ----
+
+    def modules_read(self) -> dict[str, int]:
+        """Bytes of `weights` and `head` that transformers' own modules read in a step."""
+        weights = 0
+        for _, layer in linear_layers(self.model):
+            if isinstance(layer, QuantLinear):
+                given = self.batch, self.model.dtype
+                weights += layer.ready(*given).bytes_read(*given)
+            else:
+                weights += layer.weight.nbytes
+        return {"weights": weights, "head": self.model.get_output_embeddings().weight.nbytes}
 
     def check_prompts(self, prompts: Sequence[torch.Tensor]) -> None:
         """Raises LutlabError as prefill says."""
@@ -156,3 +169,9 @@ class Engine(ABC):
                 f"token ids from {low} to {high}, and the vocabulary is 0 to {self.vocabulary - 1}: use the model's "
                 "own tokenizer"
             )
+
+
+def other_cache(model: PreTrainedModel, cache: str) -> str:
+    """Reason against a cache in another dtype than the model's; empty where it is that one."""
+    own = dtype_name(model.dtype)
+    return "" if cache in ("", own) else f"its cache is of the model's dtype, {own}, not {cache}"

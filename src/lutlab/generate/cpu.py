@@ -14,9 +14,10 @@ from typing import Any, ClassVar
 import torch
 
 from lutlab.errors import LutlabError
-from lutlab.generate.architecture import architecture_of, obstacle
+from lutlab.formats.contract import dtype_name
+from lutlab.generate.architecture import obstacle
 from lutlab.generate.contract import Engine
-from lutlab.generate.cpu_model import filled
+from lutlab.generate.cpu_model import CpuModel
 from lutlab.kernels.codegen.compiler import NoCompiler
 from lutlab.kernels.codegen.isa import detect
 from lutlab.kernels.cpu import step
@@ -50,15 +51,13 @@ class CpuStep(Engine):
     ) -> None:
         if why := self.obstacle(model, cache):
             raise LutlabError(f"engine cpu_step does not take this model: {why}")
-        self.model, self.batch, self.length = model, batch, length
-        self.vocabulary = model.config.vocab_size
-        self.positions = [0] * batch
+        super().__init__(model, batch, length)
         self._threads, self._most_threads = threads, threads or torch.get_num_threads()
         self._dtype = getattr(torch, cache) if cache else model.dtype
         self._library = step.load(detect())
-        sizes = batch, length, max(CHUNK, batch), self._most_threads
-        self._filled = filled(model, architecture_of(model), self._dtype, *sizes)
-        self._c, self._products = self._filled.struct, self._filled.products
+        most = max(CHUNK, batch)
+        self._held = CpuModel(model, self._dtype, batch, length, most, self._most_threads)
+        self._c = self._held.struct
         self._at = (ctypes.c_int64 * batch)()
         self._every_row = (ctypes.c_int64 * batch)(*range(batch))
 
@@ -125,7 +124,7 @@ class CpuStep(Engine):
             LutlabError: one is larger than the cache can hold.
         """
         there = slice(first, first + keys.shape[1]), slice(0, keys.shape[2])
-        for cache, new in ((self._filled.keys, keys), (self._filled.values, values)):
+        for cache, new in ((self._held.keys, keys), (self._held.values, values)):
             kept = cache[(layer, row, slice(None), *there)]
             kept.copy_(new)
             if bool((kept.isinf() & new.isfinite()).any()):
@@ -155,11 +154,9 @@ class CpuStep(Engine):
 
     def bytes_read(self, context: int) -> dict[str, int]:
         """See Engine."""
-        launches = self._products.placed.values()
-        head = self._filled.head.nbytes
-        weights = sum(one.nbytes for many in launches for one in many) - head
-        windows = (block.window or context for block in self._filled.architecture.blocks)
-        seen = sum(min(window, context) for window in windows)
+        head = self._held.head.nbytes
+        weights = sum(one.nbytes for many in self._held.placed.values() for one in many) - head
+        seen = sum(min(self._c.layer[at].window, context) for at in range(self._c.layers))
         token = 2 * self._c.kv_heads * self._c.room * self._dtype.itemsize
         return {
             "weights": weights,
@@ -170,14 +167,14 @@ class CpuStep(Engine):
     def facts(self) -> dict[str, Any]:
         """See Engine."""
         work = max(
-            sum(one.nbytes for one in many) * self.batch for many in self._products.placed.values()
+            sum(one.nbytes for one in many) * self.batch for many in self._held.placed.values()
         )
         return {
             "engine": "cpu_step",
-            "kernel": self._products.names(),
-            "cache": str(self._dtype).removeprefix("torch."),
-            "cache_bytes": self._filled.keys.nbytes + self._filled.values.nbytes,
-            "head": self._filled.head.dtype,
+            "kernel": self._held.names(),
+            "cache": dtype_name(self._dtype),
+            "cache_bytes": self._held.keys.nbytes + self._held.values.nbytes,
+            "head": self._held.head.dtype,
             "threads": min(self._threads_now(), max(1, work // self._c.thread_bytes)),
         }
 
@@ -201,8 +198,8 @@ class CpuStep(Engine):
         """One call: m tokens into the cache; the rest as kernels/cpu/step/step.c has it."""
         self._c.threads = self._threads_now()
         held = self._library.forward(ctypes.byref(self._c), m, *given)
-        if failed := self._products.failed:
-            self._products.failed = None
+        if failed := self._held.failed:
+            self._held.failed = None
             raise failed
         if not held:
             raise self._too_large()

@@ -1,158 +1,337 @@
-"""A model as the C step reads it: struct, cache, buffers (kernels/cpu/step.py), filled from its architecture."""
+"""A model as the C step reads it (kernels/cpu/step.py): its struct, and everything that the struct points to.
+
+quantized layers    their execution's stream, where it lies: nothing is copied. Those of one geometry that read the
+                    same x are one launch
+dense layers        the weight in the narrowest dtype that holds it exactly, the model's own where it is that
+where a y is not finite, the rows of that product become the dense product's, as in the model's own modules
+                    (kernels/cpu/overflow.py): the C step calls back
+"""
 
 from __future__ import annotations
 
 import ctypes
+import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-from lutlab.generate.architecture import Architecture, Block
-from lutlab.generate.cpu_products import Placed, Products
+from lutlab.generate.architecture import ACTIVATIONS, DECODERS, Decoder
+from lutlab.kernels.codegen.isa import detect
 from lutlab.kernels.cpu import step
-from lutlab.kernels.cpu.rows.rows_gemv import THREAD_BYTES
-from lutlab.lazy import PreTrainedModel
+from lutlab.kernels.cpu.overflow import mend
+from lutlab.kernels.cpu.rows.linear import CpuLinear
+from lutlab.kernels.cpu.rows.row_blocks import ROWS, blocks_of
+from lutlab.kernels.cpu.rows.rows_gemv import BATCH, THREAD_BYTES, Part, columns_of
+from lutlab.lazy import PreTrainedModel, nn
+from lutlab.models.families import decoder_blocks, family_of, weight_of
+from lutlab.modules import QuantLinear
 
 
 @dataclass(frozen=True)
-class Filled:
-    """The struct, and what it points to.
+class Placed:
+    """A layer's place: its rows in y, its channels, and its execution or dense weight [N, K padded]."""
 
-    Attributes:
-        keys: [layers, batch, kv heads, length, room], as `values`.
-        head: the product that gives the logits.
-    """
+    at: int
+    rows: int
+    channels: int
+    weight: CpuLinear | torch.Tensor
 
-    struct: step.Model
-    architecture: Architecture
-    products: Products
-    keys: torch.Tensor
-    values: torch.Tensor
-    head: Placed
+    @property
+    def nbytes(self) -> int:
+        """Bytes that a product reads."""
+        if isinstance(self.weight, CpuLinear):
+            return self.weight.bytes_read(1, torch.float32)
+        return self.weight.nbytes
+
+    @property
+    def dtype(self) -> str:
+        """Dtype of a dense weight; bits of a packed one."""
+        if isinstance(self.weight, CpuLinear):
+            return f"{self.weight.rows.bits} bits"
+        return str(self.weight.dtype).removeprefix("torch.")
 
 
-@torch.no_grad()
-def filled(
-    model: PreTrainedModel,
-    architecture: Architecture,
-    cache: torch.dtype,
-    batch: int,
-    length: int,
-    most: int,
-    threads: int,
-) -> Filled:
-    """The struct of a model.
+class CpuModel:
+    """The struct of a model, its cache and its products.
 
     Args:
-        model: model whose weights it points to.
-        architecture: the model's.
+        model: model whose weights the struct points to; of a family that has a Decoder.
         cache: dtype of keys and values.
         batch: rows of the cache.
         length: tokens of a row.
         most: tokens of a call at most.
         threads: most threads of a call.
+
+    Attributes:
+        struct: the model in C, with pointers into all that is held here.
+        keys: [layers, batch, kv heads, length, room], as `values`.
+        head: the product that gives the logits.
+        placed: layers of each launch, by the address of its struct.
+        failed: error of a call back, to be raised once C has returned.
     """
-    a, products, module = architecture, Products(batch), model.get_submodule
-    blocks = [_layer(model, a, block, products, length) for block in a.blocks]
-    layers = (step.Layer * len(blocks))(*(layer for layer, _ in blocks))
-    products.keep(layers)
-    head, _ = products.linear([model.get_output_embeddings()])
-    tokens, tokens_type, tokens_width = products.table(module(a.tokens))
-    c = step.Model(
-        layers=len(blocks),
-        hidden=a.hidden,
-        heads=a.heads,
-        kv_heads=a.kv_heads,
-        size=a.head_dim,
-        room=a.head_dim + -a.head_dim % step.lanes(products.isa),
-        inner=blocks[0][1],
-        norm_first=a.norm_first,
-        activation=step.ACTIVATIONS.index(a.activation),
-        neighbours=a.neighbours,
-        layer=layers,
-        tokens=tokens,
-        tokens_type=tokens_type,
-        tokens_width=tokens_width,
-        positions_from=a.positions_from,
-        head=head,
-        last_norm=products.norm(module(a.last_norm) if a.last_norm else None, a.rms),
-        cache=step.TYPES[cache],
-        batch=batch,
-        length=length,
-        thread_bytes=THREAD_BYTES,
-        mend=step.MEND(products.mend),
+
+    @torch.no_grad()
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        cache: torch.dtype,
+        batch: int,
+        length: int,
+        most: int,
+        threads: int,
+    ) -> None:
+        self.placed: dict[int, list[Placed]] = {}
+        self.failed: BaseException | None = None
+        self._isa, self._batch = detect(), batch
+        self._scratch = 0  # floats, for up to BATCH rows of x
+        self._mended: set[str] = set()
+        self._kept: list[object] = []
+        put_right = weakref.WeakMethod(self._mend)  # the struct would keep itself alive
+        config, decoder = model.config, DECODERS[model.config.model_type]
+        body, blocks = model.get_submodule(decoder.body), decoder_blocks(model)
+        size = blocks[0].get_submodule(decoder.attention).head_dim
+        tokens, tokens_type, tokens_width = self._table(body.get_submodule(decoder.tokens))
+        head, _ = self._linear([model.get_output_embeddings()])
+        self.struct = c = step.Model(
+            layers=len(blocks),
+            hidden=config.hidden_size,
+            heads=config.num_attention_heads,
+            kv_heads=getattr(config, decoder.kv_heads),
+            size=size,
+            room=size + -size % step.lanes(self._isa),
+            norm_first=not decoder.norm_first or getattr(config, decoder.norm_first),
+            activation=step.ACTIVATIONS.index(ACTIVATIONS[getattr(config, decoder.activation)]),
+            neighbours=decoder.neighbours,
+            tokens=tokens,
+            tokens_type=tokens_type,
+            tokens_width=tokens_width,
+            positions_from=decoder.positions_from,
+            head=head,
+            last_norm=self._norm(getattr(body, decoder.last_norm), decoder.rms),
+            cache=step.TYPES[cache],
+            batch=batch,
+            length=length,
+            thread_bytes=THREAD_BYTES,
+            mend=step.MEND(lambda *launch: put_right()(*launch)),
+        )
+        layers = [self._layer(model, decoder, index) for index in range(len(blocks))]
+        c.layer = (step.Layer * len(layers))(*layers)
+        if decoder.positions:
+            c.positions, c.positions_type, _ = self._table(body.get_submodule(decoder.positions))
+        for name, path in zip(("project_in", "project_out"), decoder.projections, strict=False):
+            if (module := getattr(body, path)) is not None:
+                setattr(c, name, self._linear([module])[0])
+        if decoder.rotary:
+            self._rotations(body.get_submodule(decoder.rotary))
+        self._buffers(most, threads)
+        shape = c.layers, batch, c.kv_heads, length, c.room
+        self.keys, self.values = torch.zeros(shape, dtype=cache), torch.zeros(shape, dtype=cache)
+        c.keys, c.values = self.keys.data_ptr(), self.values.data_ptr()
+        self.head = self.placed[ctypes.addressof(head.products[0])][0]
+
+    def names(self) -> list[str]:
+        """Names of the kernels that multiply, for a record."""
+        names = {self._name(one) for many in self.placed.values() for one in many}
+        return sorted(names | self._mended)
+
+    # ---- the structs of modules ----
+
+    def _layer(self, model: PreTrainedModel, decoder: Decoder, index: int) -> step.Layer:
+        """The struct of a block; notes how wide its feed-forward is."""
+        c, config, block = self.struct, model.config, decoder_blocks(model)[index]
+        layers = [
+            [block.get_submodule(path) for path in one.layers] for one in family_of(config).inputs
+        ]
+        own = block.get_submodule(decoder.attention)
+        (attention, starts), (out, _), (up, wide), (down, _) = map(self._linear, layers)
+        if len(starts) == 1:  # queries, keys and values of one layer
+            starts = [0, c.heads * c.size, (c.heads + c.kv_heads) * c.size]
+        (narrowing,) = layers[-1]
+        quantized = isinstance(narrowing, QuantLinear)
+        c.inner = narrowing.in_features if quantized else weight_of(narrowing).shape[1]
+        if decoder.gated and len(wide) == 1:  # gate and up of one layer
+            wide = [0, c.inner]
+        norms = [self._norm(block.get_submodule(path), decoder.rms) for path in decoder.norms]
+        of_head = [self._norm(own.get_submodule(path), decoder.rms) for path in decoder.head_norms]
+        window = getattr(config, decoder.window) if decoder.window else None
+        if decoder.window_where and getattr(config, decoder.window_where)[index] != "local":
+            window = None
+        return step.Layer(
+            *norms,
+            *(of_head or [step.Norm(), step.Norm()]),
+            attention,
+            out,
+            up,
+            down,
+            *starts,
+            wide[0],
+            wide[1] if decoder.gated else -1,
+            own.scaling if decoder.scaled else 1.0,
+            window or c.length,
+        )
+
+    def _keep(self, value: object) -> int:
+        """Hold a tensor or a ctypes object as long as the structs live; its address."""
+        self._kept.append(value)
+        if isinstance(value, torch.Tensor):
+            return value.data_ptr()
+        return ctypes.addressof(value)
+
+    def _linear(self, layers: Sequence[nn.Module]) -> tuple[step.Linear, list[int]]:
+        """The struct of layers that read the same x, and where each one's rows begin in y."""
+        at, placed = 0, []
+        for layer in layers:
+            one = Placed(at, *self._weight(layer))
+            placed.append(one)
+            at += blocks_of(one.rows) * ROWS if isinstance(one.weight, CpuLinear) else one.rows
+        launches: list[list[Placed]] = []
+        for one in placed:
+            if launches and _together(launches[-1][0].weight, one.weight):
+                launches[-1].append(one)
+            else:
+                launches.append([one])
+        products = (step.Product * len(launches))(*map(self._product, launches))
+        for product, launch in zip(products, launches, strict=True):
+            self.placed[ctypes.addressof(product)] = launch
+        self._keep(products)
+        bias = self._bias(layers, placed, at)
+        return step.Linear(products, len(launches), at, bias), [one.at for one in placed]
+
+    def _norm(self, module: nn.Module | None, rms: bool) -> step.Norm:
+        """The struct of a norm; None stands for no norm."""
+        if module is None:
+            return step.Norm()
+        size = module.weight.shape if rms else torch.Size(module.normalized_shape)
+        ones, zeros = torch.ones(size), torch.zeros(size)
+        weight = ones if module.weight is None else module.weight.detach().float()
+        if rms:
+            return step.Norm(step.RMS_NORM, self._keep(weight), None, module.variance_epsilon)
+        bias = zeros if module.bias is None else module.bias.detach().float()
+        return step.Norm(step.LAYER_NORM, self._keep(weight), self._keep(bias), module.eps)
+
+    def _table(self, module: nn.Module) -> tuple[int, int, int]:
+        """A table of embeddings: its address, the number of its dtype, its width."""
+        weight = module.weight.detach().contiguous()
+        return self._keep(weight), step.TYPES[weight.dtype], weight.shape[1]
+
+    def _rotations(self, rotary: nn.Module) -> None:
+        """Cosines and sines of all positions, from the model's own module, which knows its scaling."""
+        c = self.struct
+        tables = rotary(torch.zeros(1), torch.arange(c.length)[None])
+        cosine, sine = (t[0, :, : t.shape[-1] // 2].contiguous() for t in tables)
+        c.rotary = 2 * cosine.shape[1]
+        c.cosine, c.sine = self._keep(cosine), self._keep(sine)
+
+    def _buffers(self, most: int, threads: int) -> None:
+        """Floats for `most` tokens and for each thread."""
+        c = self.struct
+        layers = [c.layer[index] for index in range(c.layers)]
+        group = c.heads // c.kv_heads
+        outputs = [one.rows for layer in layers for one in (layer.out, layer.down)]
+        floats = {
+            "x": most * c.hidden,
+            "normed": most * max(c.hidden, c.tokens_width),
+            "mixed": most * max(layer.attention.rows for layer in layers),
+            "queries": most * c.heads * c.room,
+            "attended": most * c.heads * c.size,
+            "wide": most * max(layer.up.rows for layer in layers),
+            "y": most * max(*outputs, c.project_in.rows, c.project_out.rows),
+            "scratch": self._scratch,
+            "scores": threads * step.RUN * group * c.length,
+            "sums": threads * step.RUN * group * c.room,
+        }
+        for name, count in floats.items():
+            setattr(c, name, self._keep(torch.zeros(count)))
+
+    # ---- products ----
+
+    def _mend(self, product: int, x: int, x_stride: int, m: int, y: int, y_stride: int) -> None:
+        """Called by the step where a kernel's y is not finite: put right the rows that are not."""
+        try:
+            launch = self.placed[product]
+            first = launch[0].at
+            width = launch[-1].at - first + blocks_of(launch[-1].rows) * ROWS
+            found = _floats(y, m, y_stride, width)
+            for one in launch:
+                inputs = _floats(x, m, x_stride, one.channels)
+                there = found[:, one.at - first : one.at - first + one.rows]
+                if mend(there, inputs, one.weight.dense()):
+                    name = one.weight.kernel.describe()
+                    self._mended.add(f"dequantize for rows that overflow ({name}), torch matmul")
+        except BaseException as error:  # raised again when the step has returned to Python
+            self.failed = error
+
+    def _weight(self, layer: nn.Module) -> tuple[int, int, CpuLinear | torch.Tensor]:
+        """Rows, channels, and execution or dense weight of a layer."""
+        if isinstance(layer, QuantLinear):
+            execution = layer.ready(self._batch, torch.float32)
+            if isinstance(execution, CpuLinear):
+                return layer.out_features, layer.in_features, execution
+            weight = execution.dense()
+        else:
+            weight = weight_of(layer)
+        return *weight.shape, step.dense_rows(weight, self._isa)
+
+    def _product(self, launch: list[Placed]) -> step.Product:
+        first = launch[0].weight
+        nbytes = sum(one.nbytes for one in launch)
+        if isinstance(first, torch.Tensor):
+            return step.Product(
+                weight=self._keep(first),
+                type=step.TYPES[first.dtype],
+                channels=launch[0].channels,
+                width=first.shape[1],
+                rows=launch[0].rows,
+                bytes=nbytes,
+                at=launch[0].at,
+            )
+        parts = [(self._keep(o.weight.rows.stream), blocks_of(o.rows)) for o in launch]
+        array = (Part * len(parts))(*parts)
+        self._keep(array)
+        self._scratch = max(self._scratch, BATCH * first.rows.geometry.columns)
+        return step.Product(
+            gemv=ctypes.cast(first.kernel.library.gemv, ctypes.c_void_p).value,
+            parts=array,
+            count=len(parts),
+            geometry=self._keep(columns_of(first.rows.geometry)),
+            order=None if first.channels is None else self._keep(first.channels),
+            ahead=first.kernel.prefetch_bytes,
+            bytes=nbytes,
+            at=launch[0].at,
+        )
+
+    def _bias(self, layers: Sequence[nn.Module], placed: list[Placed], rows: int) -> int | None:
+        if all(layer.bias is None for layer in layers):
+            return None
+        bias = torch.zeros(rows)
+        for layer, one in zip(layers, placed, strict=True):
+            if layer.bias is not None:
+                bias[one.at : one.at + one.rows] = layer.bias.detach()
+        return self._keep(bias)
+
+    def _name(self, one: Placed) -> str:
+        if isinstance(one.weight, CpuLinear):
+            return one.weight.describe(1, torch.float32)
+        return f"dense {one.dtype}, {self._isa.name}"
+
+
+def _together(a: CpuLinear | torch.Tensor, b: CpuLinear | torch.Tensor) -> bool:
+    """Whether one call of a kernel multiplies both."""
+    if not (isinstance(a, CpuLinear) and isinstance(b, CpuLinear)):
+        return False
+    orders = (a.channels, b.channels)
+    same = a.channels is b.channels or (None not in orders and torch.equal(*orders))
+    return (
+        same
+        and a.kernel.library is b.kernel.library
+        and a.kernel.prefetch_bytes == b.kernel.prefetch_bytes
+        and a.rows.geometry == b.rows.geometry
     )
-    if a.positions:
-        c.positions, c.positions_type, _ = products.table(module(a.positions))
-    for name, path in (("project_in", a.project_in), ("project_out", a.project_out)):
-        if path:
-            setattr(c, name, products.linear([module(path)])[0])
-    if a.rotary:
-        _rotations(model, a, c, products)
-    _buffers(c, products, most, threads)
-    shape = c.layers, batch, c.kv_heads, length, c.room
-    keys, values = torch.zeros(shape, dtype=cache), torch.zeros(shape, dtype=cache)
-    c.keys, c.values = keys.data_ptr(), values.data_ptr()
-    last = products.placed[ctypes.addressof(head.products[0])][0]
-    return Filled(c, a, products, keys, values, last)
 
 
-def _layer(
-    model: PreTrainedModel, a: Architecture, block: Block, products: Products, length: int
-) -> tuple[step.Layer, int]:
-    """The struct of a block, and how wide its feed-forward is."""
-    module = model.get_submodule
-    attention, starts = products.linear([module(path) for path in block.attention])
-    if len(starts) == 1:  # queries, keys and values of one layer
-        starts = [0, a.heads * a.head_dim, (a.heads + a.kv_heads) * a.head_dim]
-    up, wide = products.linear([module(path) for path in block.up])
-    down = module(block.down)
-    inner = products.channels(down)
-    if a.gated and len(wide) == 1:  # gate and up of one layer
-        wide = [0, inner]
-    norms = [products.norm(module(path), a.rms) for path in block.norms]
-    of_head = [products.norm(module(path), a.rms) for path in block.head_norms]
-    layer = step.Layer(
-        *norms,
-        *(of_head or [step.Norm(), step.Norm()]),
-        attention,
-        products.linear([module(block.out)])[0],
-        up,
-        products.linear([down])[0],
-        *starts,
-        wide[0],
-        wide[1] if a.gated else -1,
-        block.scale,
-        block.window or length,
-    )
-    return layer, inner
-
-
-def _rotations(model: PreTrainedModel, a: Architecture, c: step.Model, products: Products) -> None:
-    """Cosines and sines of all positions, from the model's own module, which knows its scaling."""
-    positions = torch.arange(c.length)[None]
-    tables = model.get_submodule(a.rotary)(torch.zeros(1), positions)
-    cosine, sine = (t[0, :, : t.shape[-1] // 2].contiguous() for t in tables)
-    c.rotary = 2 * cosine.shape[1]
-    c.cosine, c.sine = products.keep(cosine), products.keep(sine)
-
-
-def _buffers(c: step.Model, products: Products, most: int, threads: int) -> None:
-    """Floats for `most` tokens and for each thread."""
-    layers = [c.layer[index] for index in range(c.layers)]
-    group = c.heads // c.kv_heads
-    outputs = [one.rows for layer in layers for one in (layer.out, layer.down)]
-    floats = {
-        "x": most * c.hidden,
-        "normed": most * max(c.hidden, c.tokens_width),
-        "mixed": most * max(layer.attention.rows for layer in layers),
-        "queries": most * c.heads * c.room,
-        "attended": most * c.heads * c.size,
-        "wide": most * max(layer.up.rows for layer in layers),
-        "y": most * max(*outputs, c.project_in.rows, c.project_out.rows),
-        "scratch": products.scratch,
-        "scores": threads * step.RUN * group * c.length,
-        "sums": threads * step.RUN * group * c.room,
-    }
-    for name, count in floats.items():
-        setattr(c, name, products.keep(torch.zeros(count)))
+def _floats(address: int, rows: int, stride: int, width: int) -> torch.Tensor:
+    """A view [rows, width] of C's floats."""
+    count = (rows - 1) * stride + width
+    flat = torch.frombuffer((ctypes.c_float * count).from_address(address), dtype=torch.float32)
+    return flat.as_strided((rows, width), (stride, 1))

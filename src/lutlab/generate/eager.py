@@ -10,33 +10,34 @@ from typing import Any, ClassVar
 
 import torch
 
-from lutlab.generate.contract import Engine
+from lutlab.formats.contract import dtype_name
+from lutlab.generate.contract import Engine, other_cache
 from lutlab.kernels import ran
 from lutlab.lazy import PreTrainedModel, transformers
 from lutlab.models import fits
-from lutlab.models.families import linear_layers
 from lutlab.registry import register
 
 
 @register("engine", "transformers")
 class Eager(Engine):
-    """The model's forward pass, with a cache of each row's own."""
+    """The model's forward pass, with a cache of each row's own.
+
+    Attributes:
+        token_bytes: bytes of the keys and values of a token in one row.
+    """
 
     devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
 
-    def __init__(self, model: PreTrainedModel, batch: int, length: int, cache: str) -> None:
-        self.model, self.batch, self.length = model, batch, length
-        self.vocabulary = model.config.vocab_size
+    def __init__(self, model: PreTrainedModel, batch: int, length: int, cache: str = "") -> None:
+        super().__init__(model, batch, length)
+        self.token_bytes = fits.cache_bytes(model.config, 1, 1, model.dtype.itemsize)
         self._names: list[str] = []
         self._empty()
 
     @classmethod
     def obstacle(cls, model: PreTrainedModel, cache: str) -> str:
         """See Engine."""
-        own = str(model.dtype).removeprefix("torch.")
-        return (
-            "" if cache in ("", own) else f"its cache is of the model's dtype, {own}, not {cache}"
-        )
+        return other_cache(model, cache)
 
     def _empty(self) -> None:
         # without a config: layers whose window slides keep all tokens too, so that they can be rewound
@@ -88,35 +89,17 @@ class Eager(Engine):
 
     def bytes_read(self, context: int) -> dict[str, int]:
         """See Engine."""
-        from lutlab.modules import QuantLinear
-
-        weights = 0
-        for _, layer in linear_layers(self.model):
-            quantized = isinstance(layer, QuantLinear)
-            weights += (
-                layer.ready(self.batch, self.model.dtype).bytes_read(self.batch, self.model.dtype)
-                if quantized
-                else layer.weight.nbytes
-            )
-        head = self.model.get_output_embeddings().weight.nbytes
-        return {
-            "weights": weights,
-            "head": head,
-            "cache": self.batch * self._token_bytes() * context,
-        }
-
-    def _token_bytes(self) -> int:
-        """Keys and values of a token of one row."""
-        return fits.cache_bytes(self.model.config, 1, 1, self.model.dtype.itemsize)
+        return self.modules_read() | {"cache": self.batch * self.token_bytes * context}
 
     def facts(self) -> dict[str, Any]:
         """See Engine."""
-        dtype = str(self.model.dtype).removeprefix("torch.")
+        dtype = dtype_name(self.model.dtype)
         return {
             "engine": "transformers",
             "kernel": self._names,
             "cache": dtype,
-            "cache_bytes": self.batch * self.length * self._token_bytes(),
+            "cache_bytes": self.batch * self.length * self.token_bytes,
             "head": dtype,
             "threads": torch.get_num_threads(),
+            **self.of_ranks,
         }

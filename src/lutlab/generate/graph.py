@@ -4,8 +4,8 @@
                ids = argmax; position += 1                                          all by numbers in device memory
     bucket     the least of 128, 256, 512, ... that holds every row; each has a graph, captured when it is first used
 
-A graph reads a bucket of slots (slots.py) and not all of them, which at 2048 tokens of OPT-175B would be 9.7 GB a step;
-layers that read the same input are one launch (fuse.py). Prompts are read by the model's own forward pass, padded on
+A graph reads a bucket of slots and not all of them, which at 2048 tokens of OPT-175B would be 9.7 GB a step; layers
+that read the same input are one launch (`fuse`). Prompts are read by the model's own forward pass, padded on
 the right, where what is padded is in no one's past.
 
 Replayed graphs run no Python: `greedy` decodes without waiting for the GPU. Elsewhere than on a GPU the same step runs
@@ -15,18 +15,22 @@ without graphs, which is how it is tested.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
 from typing import Any, ClassVar
 
 import torch
 
 from lutlab import registry
 from lutlab.errors import LutlabError
-from lutlab.generate.contract import Engine
-from lutlab.generate.fuse import fuse
-from lutlab.generate.slots import Slots
+from lutlab.formats.contract import dtype_name
+from lutlab.formats.cut import joined
+from lutlab.generate.contract import Engine, other_cache
+from lutlab.kernels.dequantized import Dequantized
+from lutlab.kernels.dispatch import prepare
+from lutlab.kernels.joined import RowsOf, Whole
 from lutlab.lazy import PreTrainedModel, transformers
 from lutlab.models import fits
-from lutlab.models.families import linear_layers
+from lutlab.models.families import decoder_blocks, family_of
 from lutlab.modules import QuantLinear
 from lutlab.registry import register
 
@@ -35,8 +39,59 @@ WARM_UP = 3  # steps before a capture: they compile, load and allocate
 ATTENTIONS = ("sdpa", "eager")
 HOST_ROPES = ("dynamic", "longrope")  # choose frequencies by the length, on the host
 
+KeysValues = list[tuple[torch.Tensor, torch.Tensor]]  # of each layer, [B, heads, T, d]
 Run = Callable[[], None]
 Capture = Callable[[Run, Run], Run]  # a step, and what undoes it -> its replay
+
+
+class Slots:
+    """Keys and values of all layers, in the place of transformers' Cache: all that attention asks of it in a step.
+
+    Slot t of row b holds row b's token t, so that rows of any lengths stand beside each other, and any row can be
+    rewound.
+
+    Attributes:
+        kept: keys and values of each layer, [B, heads, length, d] each.
+        position: [B] int64, the slot that a row writes next.
+        bucket: slots that attention reads.
+    """
+
+    def __init__(self, like: KeysValues, batch: int, length: int) -> None:
+        """like: keys and values of each layer, [1, heads, any, d]."""
+        self.kept = [
+            # zeros: what a mask hides is multiplied by 0 all the same, and memory may hold NaN
+            tuple(t.new_zeros(batch, t.shape[1], length, t.shape[3]) for t in layer)
+            for layer in like
+        ]
+        self.position = torch.zeros(batch, dtype=torch.int64, device=self.kept[0][0].device)
+        self.bucket = length
+
+    def update(
+        self, keys: torch.Tensor, values: torch.Tensor, layer: int, *_: Any, **__: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write the token's [B, heads, 1, d] into its slots, and return the bucket."""
+        for kept, new in zip(self.kept[layer], (keys, values), strict=True):
+            kept.scatter_(2, self.position.view(-1, 1, 1, 1).expand_as(new), new)
+        kept_keys, kept_values = self.kept[layer]
+        return kept_keys[:, :, : self.bucket], kept_values[:, :, : self.bucket]
+
+    def get_seq_length(self, layer: int = 0) -> int:
+        """Nothing is derived of it where positions and mask are given."""
+        return 0
+
+    def mask(self, window: int | None, dtype: torch.dtype) -> torch.Tensor:
+        """[B, 1, 1, bucket]: 0 for slots that a row's token sees, the least number of a dtype for the others."""
+        slot, now = torch.arange(self.bucket, device=self.position.device), self.position[:, None]
+        seen = slot <= now
+        if window is not None:
+            seen &= slot > now - window
+        hidden = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
+        return hidden.masked_fill_(~seen, torch.finfo(dtype).min)[:, None, None]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all slots."""
+        return sum(t.nbytes for layer in self.kept for t in layer)
 
 
 class CudaGraphs:
@@ -83,12 +138,10 @@ class GraphStep(Engine):
         model: PreTrainedModel,
         batch: int,
         length: int,
-        cache: str,
+        cache: str = "",
         capture: Capture | None = None,
     ) -> None:
-        self.model, self.batch, self.length = model, batch, length
-        self.vocabulary = model.config.vocab_size
-        self.positions = [0] * batch
+        super().__init__(model, batch, length)
         on_gpu = model.device.type == "cuda"
         self._capture = capture or (CudaGraphs() if on_gpu else no_graph)
         self._replays: dict[int, Run] = {}
@@ -105,7 +158,7 @@ class GraphStep(Engine):
     @classmethod
     def obstacle(cls, model: PreTrainedModel, cache: str) -> str:
         """See Engine."""
-        own, config = str(model.dtype).removeprefix("torch."), model.config
+        config = model.config
         rope = config.to_dict().get("rope_parameters") or {}
         if model.device.type != "cuda":
             return f"the model is on {model.device}, and CUDA graphs need a GPU"
@@ -118,9 +171,7 @@ class GraphStep(Engine):
             return f"attention '{config._attn_implementation}' takes no mask of slots: set {' or '.join(ATTENTIONS)}"
         if rope.get("rope_type") in HOST_ROPES:
             return f"rope_type '{rope['rope_type']}' chooses its frequencies on the host, by the length of the text"
-        return (
-            "" if cache in ("", own) else f"its cache is of the model's dtype, {own}, not {cache}"
-        )
+        return other_cache(model, cache)
 
     # ---- Engine ----
 
@@ -175,24 +226,15 @@ class GraphStep(Engine):
 
     def bytes_read(self, context: int) -> dict[str, int]:
         """See Engine; of the cache the whole bucket."""
-        weights = sum(
-            layer.ready(self.batch, self.model.dtype).bytes_read(self.batch, self.model.dtype)
-            if isinstance(layer, QuantLinear)
-            else layer.weight.nbytes
-            for _, layer in linear_layers(self.model)
-        )
-        return {
-            "weights": weights,
-            "head": self.model.get_output_embeddings().weight.nbytes,
-            "cache": self._slots.nbytes * self._bucket(context) // self.length,
-        }
+        cache = self._slots.nbytes * self._bucket(context) // self.length
+        return self.modules_read() | {"cache": cache}
 
     def facts(self) -> dict[str, Any]:
         """See Engine; `buckets`: those whose step has been captured; `not_joined`: why layers that read the same input
         are products of their own, where they could be one.
         """
         layers = [m for m in self.model.modules() if isinstance(m, QuantLinear)]
-        dtype = str(self.model.dtype).removeprefix("torch.")
+        dtype = dtype_name(self.model.dtype)
         kernels = {layer.describe(self.batch, self.model.dtype) for layer in layers}
         return {
             "engine": "cuda_graph"
@@ -205,6 +247,7 @@ class GraphStep(Engine):
             "threads": torch.get_num_threads(),
             "buckets": sorted(self._replays),
             **({"not_joined": self._apart} if self._apart else {}),
+            **self.of_ranks,
         }
 
     # ---- a step ----
@@ -251,9 +294,7 @@ class GraphStep(Engine):
 
     # ---- prompts ----
 
-    def _read(
-        self, ids: torch.Tensor, at: torch.Tensor
-    ) -> tuple[torch.Tensor, list[tuple[torch.Tensor, torch.Tensor]]]:
+    def _read(self, ids: torch.Tensor, at: torch.Tensor) -> tuple[torch.Tensor, KeysValues]:
         """Logits [B, len(at), V] after some tokens of ids [B, T]; keys and values of each layer, [B, heads, T, d]."""
         device = self.model.device
         # without a config: layers whose window slides keep all tokens too
@@ -268,7 +309,51 @@ class GraphStep(Engine):
         return out.logits, [(layer.keys, layer.values) for layer in cache.layers]
 
     @torch.inference_mode()
-    def _one_token(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def _one_token(self) -> KeysValues:
         """Keys and values of a token: their shapes and dtypes, as the model has them."""
         zero = torch.zeros(1, 1, dtype=torch.int64)
         return self._read(zero, zero[0])[1]
+
+
+# ---- layers that read the same input ----
+
+
+def fuse(model: PreTrainedModel, rows: int, dtype: torch.dtype) -> list[str]:
+    """Let q, k and v, and gate and up, of every block multiply in one launch; the layers stay what they are.
+
+    Their weights are held once, by the joined one; `packed`, `state_dict` and `.to()` give each layer its own again.
+
+    Args:
+        model: quantized; of what is not, nothing is joined.
+        rows: rows of x to be ready for.
+        dtype: dtype of x.
+
+    Returns:
+        Why some quantized layers are not joined, each reason once.
+    """
+    reasons: dict[str, None] = {}
+    shared = [one.layers for one in family_of(model.config).inputs if len(one.layers) > 1]
+    for block in decoder_blocks(model):
+        for names in shared:
+            layers = [block.get_submodule(name) for name in names]
+            if all(isinstance(layer, QuantLinear) for layer in layers):
+                try:
+                    _join(layers, rows, dtype)
+                except LutlabError as error:
+                    reasons[str(error)] = None
+    return list(reasons)
+
+
+def _join(layers: list[QuantLinear], rows: int, dtype: torch.dtype) -> None:
+    """Give layers one product. Raises LutlabError: their weights cannot be joined, or no kernel takes the whole."""
+    if all(isinstance(layer.execution, RowsOf) for layer in layers):
+        return
+    whole = joined([layer.packed for layer in layers])
+    device = next(b.device for b in whole.buffers.values() if b is not None)
+    execution = prepare(whole, device, rows, dtype)
+    if isinstance(execution, Dequantized):
+        raise LutlabError(f"no kernel: {execution.why}")
+    ends = accumulate((layer.out_features for layer in layers), initial=0)
+    together = Whole(execution, tuple(range(*span) for span in pairwise(ends)))
+    for layer, part in zip(layers, together.parts(), strict=True):
+        layer.adopt(part)

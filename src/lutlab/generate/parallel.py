@@ -1,15 +1,23 @@
-"""Whole models that several ranks share (tensor parallelism): loaded part by part, and decoded together.
+"""Whole models that several ranks share (tensor parallelism): loaded part by part, decoded together, and timed.
 
-    own = engine(load("opt-3bit", rank))    in a job of measure/ranks.py, on every rank
-    logits = own.prefill([ids])             of the whole model, on each
+    own = engine(load("opt-3bit", rank))             in a job of measure/ranks.py, on every rank
+    logits = own.prefill([ids])                      of the whole model, on each
+    latency(run, gpus=2, tokens=128, repeats=5)      of every repeat the slowest rank's time
 
-What a rank computes says shard.py; the engine is that of one device, over the rank's part.
+What a rank computes says shard.py; the engine is that of one device, over the rank's part. Latency is of batch 1,
+greedy, behind one token. Which part of it is exchange say the same steps with nothing sent: sums are wrong then, and
+every product, norm and attention is the same; what ranks wait for each other counts as exchange, as in
+measure/tensor_parallel.py.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
-from collections.abc import Sequence
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +26,23 @@ import torch
 from lutlab import arguments
 from lutlab.checkpoint.loading import load_mapped
 from lutlab.checkpoint.transformers import CURE
+from lutlab.compress.driver import quantize_model
+from lutlab.compress.synthetic import drawn_blocks
+from lutlab.compress.widths import widths
+from lutlab.errors import LutlabError
 from lutlab.generate import engine as engine_of
 from lutlab.generate.contract import Engine
 from lutlab.generate.eager import Eager
 from lutlab.generate.shard import Part, share_of_block, share_out
 from lutlab.kept.files import SUMS, check_sums, has_sums
-from lutlab.lazy import PreTrainedModel
+from lutlab.measure import ranks
 from lutlab.measure.rank import Rank
-from lutlab.models.families import decoder_blocks
+from lutlab.models.families import decoder_blocks, kinds
 from lutlab.models.files import weight_files
-from lutlab.models.load import quiet
+from lutlab.models.load import LoadedModel, folder_of, load_model, quiet
+from lutlab.quantizers.contract import make_method
+from lutlab.quantizers.stored import STORED
+from lutlab.specs import ModelRun
 
 log = logging.getLogger(__name__)
 WAIT_SECONDS = 60.0  # that a rank waits for the others in a step
@@ -89,68 +104,10 @@ def _header(path: Path) -> bytes:
         return file.read(min(length, path.stat().st_size))
 
 
-class EagerPart(Eager):
-    """transformers' own modules, with a rank's heads of keys and values."""
+def engine(part: Part, batch: int = 1, length: int | None = None) -> Engine:
+    """The engine of one device, over a rank's part of a model; all ranks call each of its functions together.
 
-    def __init__(self, part: Part, batch: int, length: int) -> None:
-        self._shares = part.shares
-        super().__init__(part.model, batch, length, "")
-
-    def _token_bytes(self) -> int:
-        kept = sum(len(share.key_values) * share.head_size for share in self._shares)
-        return 2 * kept * self.model.dtype.itemsize
-
-
-class Shared(Engine):
-    """The engine of one device, over a rank's part of a model; all ranks call each function together.
-
-    Args:
-        own: engine that decodes the rank's part, whose modules exchange what they lack.
-        part: the rank's part of the model.
-    """
-
-    def __init__(self, own: Engine, part: Part) -> None:
-        self.own, self.part, self.model = own, part, own.model
-        self.batch, self.length, self.vocabulary = own.batch, own.length, own.vocabulary
-
-    @property
-    def positions(self) -> list[int]:
-        """See Engine."""
-        return self.own.positions
-
-    @classmethod
-    def obstacle(cls, model: PreTrainedModel, cache: str) -> str:
-        """See Engine: it is made of parts alone."""
-        return "it decodes a part of a model that ranks share (generate/parallel.py)"
-
-    def prefill(self, prompts: Sequence[torch.Tensor]) -> torch.Tensor:
-        """See Engine."""
-        return self.own.prefill(prompts)
-
-    def step(self, ids: torch.Tensor) -> torch.Tensor:
-        """See Engine."""
-        return self.own.step(ids)
-
-    def greedy(self, ids: torch.Tensor, tokens: int) -> torch.Tensor:
-        """See Engine."""
-        return self.own.greedy(ids, tokens)
-
-    def rewind(self, tokens: int = 0) -> None:
-        """See Engine."""
-        self.own.rewind(tokens)
-
-    def bytes_read(self, context: int) -> dict[str, int]:
-        """See Engine; of the rank's part."""
-        return self.own.bytes_read(context)
-
-    def facts(self) -> dict[str, Any]:
-        """See Engine, of the rank's part; and `ranks`, `exchange`: how many, and what carries tensors between them."""
-        rank = self.part.link.rank
-        return self.own.facts() | {"ranks": rank.count, "exchange": rank.exchange}
-
-
-def engine(part: Part, batch: int = 1, length: int | None = None) -> Shared:
-    """An engine on each rank.
+    Its facts are of the rank's part, and have `ranks` and `exchange`: how many, and what carries tensors between them.
 
     Args:
         part: the rank's part of a model, made by load or share_out.
@@ -162,8 +119,10 @@ def engine(part: Part, batch: int = 1, length: int | None = None) -> Shared:
     """
     own = engine_of(part.model, batch, length)
     if isinstance(own, Eager):
-        own = EagerPart(part, own.batch, own.length)
-    return Shared(own, part)
+        channels = sum(len(share.key_values) * share.head_size for share in part.shares)
+        own.token_bytes = 2 * channels * part.model.dtype.itemsize
+    own.of_ranks = {"ranks": part.rank.count, "exchange": part.rank.exchange}
+    return own
 
 
 def greedy(own: Engine, prompts: Sequence[Sequence[int]], tokens: int) -> torch.Tensor:
@@ -176,3 +135,114 @@ def greedy(own: Engine, prompts: Sequence[Sequence[int]], tokens: int) -> torch.
     arguments.integer("tokens", tokens, 1, "the tokens to add to each prompt, as 128")
     first = own.prefill([torch.tensor(ids) for ids in prompts]).argmax(-1)
     return torch.cat((first[:, None], own.greedy(first, tokens - 1)), 1).cpu()
+
+
+# ---- seconds of decoding, and which part of them is the exchange ----
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Decoding of so many tokens, several times.
+
+    Attributes:
+        tokens: number of tokens of each repeat.
+        seconds: seconds of each repeat, those of the slowest rank.
+        apart: seconds of the same steps with nothing sent.
+        facts: facts of rank 0's engine: ranks, exchange, kernel, cache, head, and `bytes_read` of its part.
+    """
+
+    tokens: int
+    seconds: tuple[float, ...]
+    apart: tuple[float, ...]
+    facts: dict[str, Any]
+
+    @property
+    def ms_per_token(self) -> float:
+        """Milliseconds a token of the median repeat."""
+        return 1e3 * statistics.median(self.seconds) / self.tokens
+
+    @property
+    def communication(self) -> float:
+        """Part of the time that is exchange: the median over repeats, each against its own neighbour."""
+        pairs = zip(self.apart, self.seconds, strict=True)
+        return max(0.0, 1 - statistics.median(apart / whole for apart, whole in pairs))
+
+
+def latency(run: ModelRun, gpus: int, tokens: int, repeats: int) -> Latency:
+    """Decode with a row's model, shared by so many GPUs, or processes where the row's device is cpu.
+
+    Args:
+        run: a row. A saved folder (method=stored) is read part by part, a drawn one (model.packed) drawn block by
+            block; any other model is made whole in the memory of each process before it is cut.
+        gpus: number of ranks.
+        tokens: number of tokens to decode.
+        repeats: timed, after one that is not.
+
+    Raises:
+        LutlabError: the model needs calibration, cannot be shared by so many, or a rank failed.
+    """
+    if run.calibration or run.budget:
+        raise LutlabError(
+            "a model that is calibrated is quantized once, not by each rank: lutlab.save it, and measure the folder "
+            "(model=folder model.id=<folder> method=stored)"
+        )
+    device = "cpu" if run.device == "cpu" else "cuda"
+    return ranks.run(_of_rank, gpus, device, (run, tokens, repeats), DECODE_SECONDS, LOAD_SECONDS)
+
+
+def _of_rank(rank: Rank, run: ModelRun, tokens: int, repeats: int) -> Latency:
+    return timed(_part_of(rank, run), tokens, repeats)
+
+
+def _part_of(rank: Rank, run: ModelRun) -> Part:
+    """A rank's part of a row's model."""
+    if run.method == STORED:
+        return load(folder_of(run.model), rank, getattr(torch, run.dtype))
+    if run.model.packed:
+        drawn = drawn_blocks(run, rank.device, rank.count)
+        part = share_out(drawn.model, drawn, rank)
+    else:
+        whole = quantized(run)
+        part = share_out(whole.model, whole.blocks, rank)
+    rank.arrive(LOAD_SECONDS)
+    return part
+
+
+def quantized(run: ModelRun) -> LoadedModel:
+    """The whole model of a row, on the CPU."""
+    loaded = load_model(run.model, getattr(torch, run.dtype), "cpu", run.seed)
+    chosen = widths(kinds(loaded.model.config), run.q, run.g, run.sublayers, run.skip, run.layers)
+    quantize_model(loaded.model, make_method(run.method, **dict(run.options)), chosen)
+    return loaded
+
+
+def timed(part: Part, tokens: int, repeats: int) -> Latency:
+    """Time a model of which each rank has its part.
+
+    By an engine for each kind of step: a CUDA graph holds what was sent when it was captured.
+    """
+    whole, apart = (engine(part, 1, tokens) for _ in range(2))
+    prompt = [[getattr(part.model.config, "bos_token_id", None) or 0]]
+
+    def decode(own: Engine) -> None:
+        part.silent = own is apart
+        try:
+            greedy(own, prompt, tokens)
+        finally:
+            part.silent = False
+
+    rounds = [
+        [_seconds(part.rank, functools.partial(decode, own)) for own in (whole, apart)]
+        for _ in range(1 + repeats)
+    ]
+    seconds, silent = zip(*rounds[1:], strict=True)  # behind one that prepares
+    facts = whole.facts() | {"prompt_tokens": 1, "bytes_read": whole.bytes_read(tokens)}
+    return Latency(tokens, seconds, silent, facts)
+
+
+def _seconds(rank: Rank, work: Callable[[], None]) -> float:
+    """Seconds of the slowest rank; all begin together. Work ends with tokens on the CPU, and so with the GPU's."""
+    rank.line_up()
+    began = time.perf_counter()
+    work()
+    return rank.largest(time.perf_counter() - began)

@@ -11,7 +11,6 @@ completed first, which is one exchange more.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -31,11 +30,19 @@ from lutlab.models.streamed import assign
 from lutlab.modules import QuantLinear
 
 
-class Link:
-    """The exchange of a model's ranks; silenced, nothing is sent and sums are wrong, which times the rest of a step."""
+class Part:
+    """A rank's part of a model, and how it meets the others.
 
-    def __init__(self, rank: Rank) -> None:
-        self.rank, self.silent = rank, False
+    Attributes:
+        model: the model, of which this rank has a part.
+        rank: this rank.
+        shares: its part of each block.
+        silent: nothing is sent and sums are wrong, which times the rest of a step.
+    """
+
+    def __init__(self, model: PreTrainedModel, rank: Rank) -> None:
+        self.model, self.rank, self.silent = model, rank, False
+        self.shares: list[Share] = []
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """The sum of the ranks' tensors, in the place of this one's."""
@@ -52,15 +59,6 @@ class Link:
         return whole.view(self.rank.count, *part.shape)
 
 
-@dataclass(frozen=True)
-class Part:
-    """A rank's model, how it meets the others, and what it has of each block."""
-
-    model: PreTrainedModel
-    link: Link
-    shares: tuple[Share, ...]
-
-
 def share_out(model: PreTrainedModel, blocks: Blocks, rank: Rank) -> Part:
     """Leave a rank's part of a model in its place, on the rank's device.
 
@@ -73,24 +71,25 @@ def share_out(model: PreTrainedModel, blocks: Blocks, rank: Rank) -> Part:
         LutlabError: heads or channels cannot be shared by so many ranks, a weight cannot be cut where it has to be, or
             the family is not known here.
     """
-    link, shares = Link(rank), []
+    part = Part(model, rank)
     for index, own in enumerate(decoder_blocks(model)):
         with blocks.open(index) as block:
             share = share_of_block(block, model.config, rank)
-            parts = {
-                path: _part(block.get_submodule(path), one, link)
+            layers = {
+                path: _layer(block.get_submodule(path), one, part)
                 for path, one in share.parts.items()
             }
-            inside = tuple(f"{path}." for path in parts)
+            inside = tuple(f"{path}." for path in layers)
             state = block.state_dict()
             rest = {n: t.clone() for n, t in state.items() if not n.startswith(inside)}
-        for path, part in parts.items():
-            own.set_submodule(path, part)
+        for path, layer in layers.items():
+            own.set_submodule(path, layer)
         assign(own, "", rest)
         _count(own, model.config.model_type, share)
-        shares.append(share)
-    _share_head(model, link)
-    return Part(model.to(rank.device), link, tuple(shares))
+        part.shares.append(share)
+    _share_head(part)
+    model.to(rank.device)
+    return part
 
 
 def share_of_block(block: nn.Module, config: PreTrainedConfig, rank: Rank) -> Share:
@@ -112,21 +111,21 @@ def _packed(layer: nn.Module) -> Format:
     return layer.packed if isinstance(layer, QuantLinear) else PackedDense(weight_of(layer))
 
 
-def _part(layer: nn.Module, part: Rows | Columns, link: Link) -> nn.Module:
+def _layer(layer: nn.Module, held: Rows | Columns, part: Part) -> nn.Module:
     """The layer of a rank, with its hooks."""
-    packed, bias, device = _packed(layer), layer.bias, link.rank.device
-    if isinstance(part, Rows):
+    packed, bias, device = _packed(layer), layer.bias, part.rank.device
+    if isinstance(held, Rows):
         if bias is not None:
-            bias = torch.cat([bias[span.start : span.stop] for span in part.spans])
-        return _linear(cut.rows(packed, part.spans), bias, device)
+            bias = torch.cat([bias[span.start : span.stop] for span in held.spans])
+        return _linear(cut.rows(packed, held.spans), bias, device)
     if bias is not None:
-        bias = None if link.rank.index else bias.clone()
-    made = _linear(cut.columns(packed, part.span), bias, device)
+        bias = None if part.rank.index else bias.clone()
+    made = _linear(cut.columns(packed, held.span), bias, device)
     order = cut.order(packed)
     if order is not None:
-        channels = order[part.span.start : part.span.stop].long().to(device)
-        made.register_forward_pre_hook(_completing(part.given, packed.shape[1], channels, link))
-    made.register_forward_hook(lambda module, inputs, y: link.sum(y))
+        channels = order[held.span.start : held.span.stop].long().to(device)
+        made.register_forward_pre_hook(_completing(held.given, packed.shape[1], channels, part))
+    made.register_forward_hook(lambda module, inputs, y: part.sum(y))
     return made
 
 
@@ -141,14 +140,14 @@ def _linear(packed: Format, bias: torch.Tensor | None, device: str) -> nn.Module
     return made
 
 
-def _completing(given: range, total: int, channels: torch.Tensor, link: Link) -> Callable[..., Any]:
+def _completing(given: range, total: int, channels: torch.Tensor, part: Part) -> Callable[..., Any]:
     """A hook: x with the channels `given` of this rank -> the channels that its columns have, out of all ranks'."""
 
     def complete(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         (x,) = inputs
         whole = x.new_zeros(*x.shape[:-1], total)
         whole[..., given.start : given.stop] = x
-        return (link.sum(whole)[..., channels],)
+        return (part.sum(whole)[..., channels],)
 
     return complete
 
@@ -175,21 +174,21 @@ def _count(block: nn.Module, model_type: str, share: Share) -> None:
         )
 
 
-def _share_head(model: PreTrainedModel, link: Link) -> None:
+def _share_head(part: Part) -> None:
     """Give a rank its part of the vocabulary."""
-    head, count = model.get_output_embeddings(), link.rank.count
+    model, rank = part.model, part.rank
+    head, count = model.get_output_embeddings(), rank.count
     spans = even(head.out_features, 1, count, "tokens of the vocabulary")
-    own = spans[link.rank.index]
+    own = spans[rank.index]
     weight, bias = head.weight.detach()[own.start : own.stop], head.bias
     if head.weight is not model.get_input_embeddings().weight:
         weight = weight.clone()  # else a view of what everyone has
-    part = _linear(
-        PackedDense(weight), None if bias is None else bias[own.start : own.stop], link.rank.device
-    )
+    bias = None if bias is None else bias[own.start : own.stop]
+    made = _linear(PackedDense(weight), bias, rank.device)
 
     def gathered(module: nn.Module, inputs: tuple[torch.Tensor, ...], y: torch.Tensor) -> Any:
-        of_ranks = link.gather(pad(y, (0, len(spans[0]) - len(own))))
+        of_ranks = part.gather(pad(y, (0, len(spans[0]) - len(own))))
         return torch.cat([of_ranks[i][..., : len(span)] for i, span in enumerate(spans)], -1)
 
-    part.register_forward_hook(gathered)
-    model.set_output_embeddings(part)
+    made.register_forward_hook(gathered)
+    model.set_output_embeddings(made)

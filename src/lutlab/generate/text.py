@@ -1,5 +1,7 @@
 """Texts in, texts out, as they grow: tokenizer, engine, choice of tokens, tokenizer again.
 
+    p = softmax(top_p(top_k(logits / temperature)))          in transformers' order, by its own warpers
+
 for piece in lutlab.stream(model, tokenizer, "def main("): print(piece.text, end="")
 lutlab.complete(model, tokenizer, ["One", "Another"], tokens=64, temperature=0.8, seed=1)
 """
@@ -8,17 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field
 from tokenizers.decoders import DecodeStream
 
 from lutlab import arguments
 from lutlab.errors import LutlabError
+from lutlab.fields import check
 from lutlab.generate import engine as make_engine
 from lutlab.generate.contract import Engine
-from lutlab.generate.sampling import Sampling
-from lutlab.lazy import PreTrainedModel, PreTrainedTokenizerBase
+from lutlab.lazy import PreTrainedModel, PreTrainedTokenizerBase, transformers
+from lutlab.limits import CountFrom0, a_seed
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,68 @@ class Piece:
     row: int
     text: str
     id: int
+
+
+@dataclass(frozen=True)
+class Chooser:
+    """The next token of each row of one batch, call by call: its generators advance.
+
+    Args:
+        temperature: divisor of the logits, as of stream.
+        top_k: number of tokens to draw from.
+        top_p: probability of the tokens to draw from.
+        seed: seed of the first row; that of each further one is larger by 1.
+
+    Raises:
+        LutlabError: a value is out of range.
+    """
+
+    temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    top_k: CountFrom0 = 0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    seed: Annotated[int, a_seed] = 0
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    def __call__(self, logits: torch.Tensor) -> torch.Tensor:
+        """Choose by float32 logits [B, V]: ids [B] int64 on the CPU.
+
+        Raises:
+            LutlabError: a row has NaN logits.
+        """
+        if not self.temperature:
+            ids = logits.argmax(-1).cpu()
+            _check(logits.gather(1, ids[:, None].to(logits.device)))
+            return ids
+        _check(logits)
+        shares = self._warpers(None, logits.float()).softmax(-1).cpu()
+        for row in range(len(self._generators), len(shares)):
+            self._generators.append(torch.Generator().manual_seed(self.seed + row))
+        rows = zip(shares, self._generators, strict=True)
+        return torch.cat([torch.multinomial(row, 1, generator=one) for row, one in rows])
+
+    @cached_property
+    def _generators(self) -> list[torch.Generator]:
+        return []
+
+    @cached_property
+    def _warpers(self) -> transformers.LogitsProcessorList:
+        found = transformers.LogitsProcessorList()
+        if self.temperature != 1:
+            found.append(transformers.TemperatureLogitsWarper(float(self.temperature)))
+        if self.top_k:
+            found.append(transformers.TopKLogitsWarper(self.top_k))
+        if self.top_p < 1:
+            found.append(transformers.TopPLogitsWarper(float(self.top_p)))
+        return found
+
+
+def _check(logits: torch.Tensor) -> None:
+    if logits.isnan().any():
+        raise LutlabError(
+            "the model's logits are NaN: it is broken, or quantized beyond use; no token can be chosen"
+        )
 
 
 def stream(
@@ -55,22 +122,22 @@ def stream(
         tokenizer: the model's.
         prompts: one, or one a row; none of them empty.
         tokens: most tokens to generate in each row.
-        temperature: divisor of the logits, see Sampling.
-        top_k: number of likeliest tokens to draw from, see Sampling.
-        top_p: probability that the tokens to draw from have together, see Sampling.
-        seed: seed of the draws, see Sampling.
+        temperature: divisor of the logits; 0 takes the largest.
+        top_k: number of the likeliest tokens to draw from; 0: all.
+        top_p: probability that the likeliest tokens to draw from have together; 1: all.
+        seed: seed of all rows; each draws from a generator of its own, so that no row depends on the others.
         cache: dtype of keys and values, as of `lutlab.engine`.
 
     Raises:
         LutlabError: an argument is out of range, a prompt is empty, or prompt and tokens exceed the context or the
             cache.
     """
-    sampling = Sampling(temperature, top_k, top_p, seed)
+    choose = Chooser(temperature, top_k, top_p, seed)
     arguments.integer("tokens", tokens, 1, "the tokens to generate, as 128")
     ids = encoded(tokenizer, [prompts] if isinstance(prompts, str) else prompts)
     if isinstance(model, torch.nn.Module):
         model = make_engine(model, len(ids), max(map(len, ids)) + tokens - 1, cache)
-    return _pieces(model, tokenizer, ids, tokens, sampling)
+    return _pieces(model, tokenizer, ids, tokens, choose)
 
 
 def complete(
@@ -112,7 +179,7 @@ def encoded(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str]) -> list[
 
 
 def _pieces(
-    engine: Engine, tokenizer: Any, prompts: list[torch.Tensor], tokens: int, sampling: Sampling
+    engine: Engine, tokenizer: Any, prompts: list[torch.Tensor], tokens: int, choose: Chooser
 ) -> Iterator[Piece]:
     longest = max(map(len, prompts)) + tokens - 1  # the last token is chosen, and not read
     if longest > engine.length:
@@ -120,7 +187,7 @@ def _pieces(
             f"a prompt of {max(map(len, prompts))} tokens and {tokens} to generate take {longest}, and a row of the "
             f"cache holds {engine.length}: give fewer tokens, or a longer cache"
         )
-    choose, ends = sampling.chooser(engine.batch), _ends(engine.model)
+    ends = _ends(engine.model)
     decoders = [DecodeStream(ids.tolist(), skip_special_tokens=True) for ids in prompts]
     growing = set(range(engine.batch))
     logits = engine.prefill(prompts)

@@ -2,7 +2,7 @@
 
     entry point vllm.general_plugins -> register() -> quantization method "lutlab", which config.json names by itself
 
-vLLM fuses q, k and v, and gate and up: their packed weights are joined (formats/joined.py), or, where their layouts
+vLLM fuses q, k and v, and gate and up: their packed weights are joined (formats/cut.py), or, where their layouts
 differ, multiplied one after the other. One GPU a stage: what tensor parallelism would cut is refused, pipeline
 parallelism cuts between layers. vLLM's classes are imported in register() alone: it is no dependency.
 
@@ -22,7 +22,7 @@ import torch
 from lutlab import registry
 from lutlab.errors import LutlabError
 from lutlab.formats.contract import Format
-from lutlab.formats.joined import joined
+from lutlab.formats.cut import joined
 from lutlab.modules import QuantLinear
 
 log = logging.getLogger(__name__)

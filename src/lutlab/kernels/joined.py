@@ -1,6 +1,6 @@
 """Layers that read the same x as one product: q, k and v, or gate and up, in one launch.
 
-    Whole       the execution of all their rows (formats/joined.py): multiplies when the first part is called with an x
+    Whole       the execution of all their rows (formats/cut.py): multiplies when the first part is called with an x
     RowsOf      the execution of one of them: its rows of that product
 
 A part that is called again with the same x, as by another pass, makes a new product; the last one is kept until every

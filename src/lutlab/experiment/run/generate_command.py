@@ -62,13 +62,15 @@ def _generate(arguments: Sequence[str]) -> int:
     settings = cli.composed(rest, _OF_TABLES)
     model, tokenizer = _prepared(settings)
     from lutlab.generate import engine
-    from lutlab.generate.text import encoded, stream
+    from lutlab.generate.text import Chooser, encoded, stream
 
+    draws = {name: words[name] for name in ("temperature", "top_k", "top_p")}
+    draws["seed"] = settings.seed
+    Chooser(**draws)  # refused before an engine is made
     longest = max(map(len, encoded(tokenizer, prompts)))
     length = words["length"] or longest + words["tokens"] - 1
     own = engine(model, len(prompts), length, words["cache"], words["engine"])
-    drawn = {name: words[name] for name in ("tokens", "temperature", "top_k", "top_p")}
-    pieces = stream(own, tokenizer, prompts, **drawn, seed=settings.seed)
+    pieces = stream(own, tokenizer, prompts, words["tokens"], **draws)
     return _tell(pieces, own, prompts)
 
 

@@ -137,7 +137,7 @@ _PARTS = {
     ),
     "kernel/graph": _Part(
         gpu.VERSIONS["graph"],
-        ("generate/graph.py", "generate/slots.py", "generate/fuse.py", "kernels/joined.py"),
+        ("generate/graph.py", "kernels/joined.py"),
     ),
 }
 _KERNELS = {

@@ -29,8 +29,7 @@ import torch
 
 from lutlab.errors import LutlabError
 from lutlab.formats.code_words import in_order
-from lutlab.formats.mixed import PackedMixed
-from lutlab.formats.mixed_groups import by_channel, by_width
+from lutlab.formats.mixed import PackedMixed, by_channel, by_width
 from lutlab.kernels.codegen import templates
 from lutlab.kernels.codegen.isa import Isa, detect
 from lutlab.kernels.cpu.mixed.mixed_row_words import (

@@ -25,8 +25,7 @@ from __future__ import annotations
 
 import torch
 
-from lutlab.formats.mixed import PackedMixed
-from lutlab.formats.mixed_groups import count_widths
+from lutlab.formats.mixed import PackedMixed, count_widths
 from lutlab.kernels.gpu.mixed_gemv.mixed_tiles import ROWS, MixedWeight, with_outliers
 from lutlab.tensors import MIXED_WIDTHS, MixedTensor
 
