@@ -20,7 +20,7 @@ from lutlab.kernels.cpu import step
 from lutlab.kernels.cpu.overflow import mend
 from lutlab.kernels.cpu.rows.linear import CpuLinear
 from lutlab.kernels.cpu.rows.row_blocks import ROWS, blocks_of
-from lutlab.kernels.cpu.rows.rows_gemv import BATCH, Part, columns_of
+from lutlab.kernels.cpu.rows.rows_gemv import BATCH, Part, longs
 from lutlab.lazy import nn
 from lutlab.models.families import weight_of
 from lutlab.modules import QuantLinear
@@ -158,12 +158,12 @@ class Products:
         parts = [(self.keep(o.weight.rows.stream), blocks_of(o.rows)) for o in launch]
         array = (Part * len(parts))(*parts)
         self.keep(array)
-        self.scratch = max(self.scratch, BATCH * first.rows.geometry.columns)
+        self.scratch = max(self.scratch, BATCH * first.rows.columns)
         return step.Product(
             gemv=ctypes.cast(first.kernel.library.gemv, ctypes.c_void_p).value,
             parts=array,
             count=len(parts),
-            geometry=self.keep(columns_of(first.rows.geometry)),
+            geometry=self.keep(longs(first.rows.places)),
             order=None if first.channels is None else self.keep(first.channels),
             ahead=first.kernel.prefetch_bytes,
             bytes=nbytes,
@@ -195,7 +195,7 @@ def _together(a: CpuLinear | torch.Tensor, b: CpuLinear | torch.Tensor) -> bool:
         same
         and a.kernel.library is b.kernel.library
         and a.kernel.prefetch_bytes == b.kernel.prefetch_bytes
-        and a.rows.geometry == b.rows.geometry
+        and a.rows.places == b.rows.places
     )
 
 

@@ -6,8 +6,7 @@ from itertools import accumulate, pairwise
 
 from lutlab.errors import LutlabError
 from lutlab.formats.joined import joined
-from lutlab.kernels.dequantized import Dequantized
-from lutlab.kernels.dispatch import prepare
+from lutlab.kernels.dispatch import Dequantized, prepare
 from lutlab.kernels.joined import RowsOf, Whole
 from lutlab.lazy import PreTrainedModel, torch
 from lutlab.models.families import decoder_blocks, family_of
