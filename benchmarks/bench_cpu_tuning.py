@@ -30,8 +30,7 @@ def weights(shape: tuple[int, int]) -> dict:
     from lutlab.formats import bcq
     from lutlab.formats.uniform import PackedUniform
     from lutlab.kernels.codegen.isa import detect
-    from lutlab.kernels.cpu.bcq import bcq_rows, bcq_source
-    from lutlab.kernels.cpu.uniform import uniform_gemv
+    from lutlab.kernels.cpu import bcq_gemv, uniform_gemv
     from lutlab.tensors import UniformTensor
 
     generator = torch.Generator().manual_seed(0)
@@ -41,7 +40,7 @@ def weights(shape: tuple[int, int]) -> dict:
     zero = torch.randint(0, 16, (shape[0], groups), generator=generator).short()
     uniform = UniformTensor(codes, scale, zero, 4, GROUP)
     planes = bcq.pack(bcq.from_uniform(uniform)).planes
-    lanes = bcq_source.lane_bytes(detect(), GROUP, shape[1])
+    lanes = bcq_gemv.lane_bytes(detect(), GROUP, shape[1])
 
     def packer(stored, empty):
         def pack(panel=empty.panel_columns):
@@ -54,7 +53,7 @@ def weights(shape: tuple[int, int]) -> dict:
     for q in (4, 2):
         alpha = torch.rand(q, shape[0], groups, generator=generator).half()
         plain = bcq.PackedBCQ(planes[:q].contiguous(), alpha, None, shape, GROUP)
-        found[f"bcq q{q}"] = packer(plain, bcq_rows.empty(plain, lanes))
+        found[f"bcq q{q}"] = packer(plain, bcq_gemv.empty(plain, lanes))
     return found
 
 

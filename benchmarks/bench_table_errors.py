@@ -17,7 +17,7 @@ import torch
 import lutlab
 from lutlab.formats.bcq import PackedBCQ
 from lutlab.kernels.codegen.isa import detect
-from lutlab.kernels.cpu.bcq import bcq_rows, bcq_source
+from lutlab.kernels.cpu import bcq_gemv
 from lutlab.kernels.cpu.rows import rows_gemv
 
 ROWS, COLUMNS, BITS = 256, 4096, 4
@@ -32,7 +32,7 @@ def activations(seed: int) -> dict[str, torch.Tensor]:
 
 
 def errors(packed: PackedBCQ, tables: str, lanes: int) -> dict[str, object]:
-    rows = bcq_rows.empty(packed, lanes).filled(packed)
+    rows = bcq_gemv.empty(packed, lanes).filled(packed)
     kernel = rows_gemv.kernel(rows, tables=tables)
     found = {}
     for name, x in activations(seed=1).items():
@@ -47,8 +47,8 @@ def main() -> None:
     args = parser.parse_args()
     weight = torch.randn(ROWS, COLUMNS, generator=torch.Generator().manual_seed(0))
     isa, results = detect(), []
-    kinds = [(rows_gemv.EXACT, bcq_source.FLOATS[0])]
-    kinds += [(name, kind[0]) for (on, name), kind in bcq_source.INTEGERS.items() if on == isa.name]
+    kinds = [(rows_gemv.EXACT, bcq_gemv.FLOATS[0])]
+    kinds += [(name, kind[0]) for (on, name), kind in bcq_gemv.INTEGERS.items() if on == isa.name]
     for g in (128, -1):
         packed = lutlab.quantize_tensor(weight, method="bcq", q=BITS, g=g)
         for tables, lanes in kinds:

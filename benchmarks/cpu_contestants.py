@@ -25,9 +25,8 @@ def ours(shape: tuple[int, int], m: int, args: argparse.Namespace) -> list[Produ
     from lutlab.formats import bcq
     from lutlab.formats.uniform import PackedUniform
     from lutlab.kernels.codegen import isa
-    from lutlab.kernels.cpu.bcq import bcq_rows, bcq_source
+    from lutlab.kernels.cpu import bcq_gemv, uniform_gemv
     from lutlab.kernels.cpu.rows.rows_gemv import kernel as built
-    from lutlab.kernels.cpu.uniform import uniform_gemv
     from lutlab.measure.drawn import relative_error
     from lutlab.tensors import UniformTensor
 
@@ -45,24 +44,24 @@ def ours(shape: tuple[int, int], m: int, args: argparse.Namespace) -> list[Produ
         plain = uniform.to_bcq()
         alpha = torch.rand(q, rows, groups, generator=generator).half()
         planes = bcq.PackedBCQ(plain.planes, alpha, None, shape, GROUP)
-        lanes = bcq_source.lane_bytes(on, GROUP, columns)
-        packed = bcq_rows.empty(planes, lanes).filled(planes)
+        lanes = bcq_gemv.lane_bytes(on, GROUP, columns)
+        packed = bcq_gemv.empty(planes, lanes).filled(planes)
         weights = {f"bcq q{q}": (packed, built(packed, on), "fp32", 1e-6)}
         if lanes != 4 and q == 4:
-            packed = bcq_rows.empty(planes).filled(planes)
+            packed = bcq_gemv.empty(planes).filled(planes)
             weights[f"bcq q{q}, tables of floats"] = (
                 packed,
                 built(packed, on),
                 "fp32",
                 1e-6,
             )
-        if (on.name, bcq_source.INT16) in bcq_source.INTEGERS:
-            few = bcq_source.lane_bytes(on, GROUP, columns, bcq_source.INT16)
-            packed = bcq_rows.empty(planes, few).filled(planes)
-            kernel = built(packed, on, bcq_source.INT16)
+        if (on.name, bcq_gemv.INT16) in bcq_gemv.INTEGERS:
+            few = bcq_gemv.lane_bytes(on, GROUP, columns, bcq_gemv.INT16)
+            packed = bcq_gemv.empty(planes, few).filled(planes)
+            kernel = built(packed, on, bcq_gemv.INT16)
             weights[f"{kernel.variant} q{q}"] = (packed, kernel, kernel.variant.split()[-1], 1e-4)
         if q <= 3:
-            packed = bcq_rows.empty(uniform, lanes).filled(uniform)
+            packed = bcq_gemv.empty(uniform, lanes).filled(uniform)
             weights[f"uniform q{q} as planes"] = (packed, built(packed, on), "fp32", 1e-6)
         if q == 4:
             packed = uniform_gemv.empty(uniform).filled(uniform)
@@ -111,7 +110,7 @@ def mixed(shape: tuple[int, int], m: int, args: argparse.Namespace) -> list[Prod
 
     from lutlab.formats.mixed import PackedMixed
     from lutlab.kernels.codegen import isa
-    from lutlab.kernels.cpu.mixed import mixed_rows
+    from lutlab.kernels.cpu import mixed_gemv
     from lutlab.kernels.cpu.rows.rows_gemv import kernel as built
     from lutlab.measure.drawn import relative_error
 
@@ -120,7 +119,7 @@ def mixed(shape: tuple[int, int], m: int, args: argparse.Namespace) -> list[Prod
     found = []
     for name, mix in MIXES.items():
         stored = PackedMixed.pack(drawn_mixed(shape, *mix))
-        packed = mixed_rows.empty(stored, on).filled(stored)
+        packed = mixed_gemv.empty(stored, on).filled(stored)
         kernel = built(packed, on)
         error = relative_error(kernel.gemv(x, packed), x, kernel.dense(packed))
         assert error < 1e-6, (name, error)

@@ -25,8 +25,7 @@ from lutlab.errors import LutlabError, nearest
 from lutlab.formats import name_of
 from lutlab.formats.contract import Format, dtype_name
 from lutlab.kernels.contract import Execution
-from lutlab.kernels.dequantized import Dequantized
-from lutlab.kernels.dispatch import prepare
+from lutlab.kernels.dispatch import Dequantized, prepare
 
 log = logging.getLogger(__name__)
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)  # of x

@@ -7,8 +7,7 @@ import torch
 from lutlab.formats import bcq
 from lutlab.formats.uniform import PackedUniform
 from lutlab.groups import group_count
-from lutlab.kernels.cpu.bcq import bcq_rows
-from lutlab.kernels.cpu.uniform import uniform_gemv
+from lutlab.kernels.cpu import bcq_gemv, uniform_gemv
 from lutlab.tensors import BCQTensor, UniformTensor
 
 
@@ -51,7 +50,7 @@ def packed(rows, columns, kind, q, g, *, lane_bytes=4, **options):
         plain = bcq.pack(bcq_tensor(rows, columns, q, g, **options))
     else:
         plain = PackedUniform.pack(uniform_tensor(rows, columns, q, g, **options))
-    empty = uniform_gemv.empty(plain) if kind == "codes" else bcq_rows.empty(plain, lane_bytes)
+    empty = uniform_gemv.empty(plain) if kind == "codes" else bcq_gemv.empty(plain, lane_bytes)
     return empty.filled(plain)
 
 

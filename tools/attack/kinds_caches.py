@@ -15,9 +15,9 @@ from tests.kernels.weights import uniform_tensor
 from lutlab.formats.uniform import PackedUniform
 from lutlab.kernels.codegen import library
 from lutlab.kernels.codegen.isa import detect
+from lutlab.kernels.cpu import uniform_gemv
 from lutlab.kernels.cpu.qigen import qigen_gemv
 from lutlab.kernels.cpu.rows import rows_gemv, rows_tuning
-from lutlab.kernels.cpu.uniform import uniform_gemv
 from lutlab.kernels.gpu import choice
 from lutlab.kernels.gpu.choice import DENSE, Race
 from tools.attack.kinds import Kind

@@ -6,7 +6,7 @@
    activations can make, an integer of {{ digits }} digits in base 64 ({{ 6 * digits }} bits, one scale a unit), each digit in a table of its
    own. Four digits added are still a byte, so that only one sum in four is widened to 16 bits. Sums of integers are
    exact; at the end of a unit the digits are put together, converted and multiplied by scale and alpha.
-   src/lutlab/kernels/cpu/bcq/bcq_rows.py and row_blocks.py draw the stream of weights. */
+   src/lutlab/kernels/cpu/bcq_gemv.py and row_blocks.py draw the stream of weights. */
 #include <float.h>
 #include <math.h>
 #include <stdint.h>

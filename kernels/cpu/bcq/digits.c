@@ -5,7 +5,7 @@
    a plane by itself those of even and odd places, rows 0-15 and 16-31, apart; of two planes whose alphas are one and two
    times the same (LUT-GEMM Eq. 5), which lie in neighbouring bytes, by one vpmaddubsw that weighs, adds and widens. Sums
    of integers are exact; in the end the bytes are put together, converted and multiplied by scale and alpha.
-   src/lutlab/kernels/cpu/bcq/bcq_rows.py and row_blocks.py draw the stream of weights. */
+   src/lutlab/kernels/cpu/bcq_gemv.py and row_blocks.py draw the stream of weights. */
 #include <float.h>
 #include <math.h>
 #include <stdint.h>

@@ -1,11 +1,10 @@
-{% set pairs = 2 * q %}
-{% set words_at = scale_bytes + offset_bytes %}
+{% set span = 32 // groups_in_unit %}
 /* y[m, n] = sum_k x[m, k] W[n, k],  W[n, k] = sum_b alpha[b, n, group] B_b[n, k] + offset[n, group]
 
    Lookup tables, the CPU form of LUT-GEMM (section III): the {{ lut_bits }} signs of a plane at neighbouring columns pick one of
    the {{ 2 ** lut_bits }} sums those activations can make. A table is one register, the rows lie in the lanes, a step is
    shift, lookup, {{ "multiply by alpha and add" if weigh == "first" else "add, and alpha multiplies the sum of a group" }}: every bit of every plane costs the same.
-   src/lutlab/kernels/cpu/bcq/bcq_rows.py and row_blocks.py draw the stream of weights. */
+   src/lutlab/kernels/cpu/bcq_gemv.py and row_blocks.py draw the stream of weights. */
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
@@ -27,7 +26,7 @@ static INLINE void add_to(float *y, rows_f sum) { store_f32(y, add(load_f32(y), 
 {% macro weigh_sums(loop_of, tile, group) %}
 {% for m in range(loop_of.m) %}
 {% for i in tile %}
-{% set all = loop_of.sums(m, i % 2, i // 2) %}
+{% set all = loop_of.sums([i], m) %}
 {% for other in all[1:] %}
         {{ all[0] }} = add({{ all[0] }}, {{ other }});
 {% endfor %}
@@ -36,10 +35,11 @@ static INLINE void add_to(float *y, rows_f sum) { store_f32(y, add(load_f32(y), 
 {% endfor %}
 {%- endmacro %}
 {% for loop_of in loops %}
-{% set tile = range(2 * loop_of.planes) %}
-/* {{ loop_of.m }} row{{ "s" if loop_of.m > 1 }} of x times {{ loop_of.planes }} plane{{ "s" if loop_of.planes > 1 }}, from `plane` on, of one unit of 32 rows: w0, w1 are the words of a plane's rows
+{% set tile = range(loop_of.vectors) %}
+{% set planes = loop_of.vectors // 2 %}
+/* {{ loop_of.m }} row{{ "s" if loop_of.m > 1 }} of x times {{ planes }} plane{{ "s" if planes > 1 }}, from `plane` on, of one unit of 32 rows: w0, w1 are the words of a plane's rows
    0-15 and 16-31, w2, w3 those of the next plane; t, sums and y are {{ "arrays of " ~ loop_of.m ~ ", `*_stride` floats apart" if loop_of.m > 1 else "those of the row of x" }}. */
-static INLINE void {{ loop_of.name }}(const uint8_t *unit, int plane, long unit_words, const float *t, long t_stride, float *y,
+static INLINE void planes_{{ planes }}_rows_{{ loop_of.m }}(const uint8_t *unit, int plane, long unit_words, const float *t, long t_stride, float *y,
                           long y_stride, long ahead)
 {
     const uint8_t *words = unit + WORDS_AT + plane * 128;
@@ -57,27 +57,28 @@ static INLINE void {{ loop_of.name }}(const uint8_t *unit, int plane, long unit_
         KEEP(w{{ i }});
         prefetch(words + ahead + {{ 64 * i }});
 {% endfor %}
-{% for cut in cuts %}
-{% if weigh == "first" and groups_in_unit > 1 and cut.first_of_group %}
+{% for column, bits in cuts %}
+{% set cut = loop.index0 %}
+{% if weigh == "first" and groups_in_unit > 1 and column % span == 0 %}
 {% for i in tile %}
-        {{ "" if cut.group else "rows_f " }}a{{ i }} = load_alpha(unit, {{ cut.group }}, plane + {{ i // 2 }}, {{ i % 2 }});
+        {{ "" if column else "rows_f " }}a{{ i }} = load_alpha(unit, {{ column // span }}, plane + {{ i // 2 }}, {{ i % 2 }});
 {% endfor %}
 {% endif %}
 {% for m in range(loop_of.m) %}
-        table = load_table(t + {{ m ~ " * t_stride + " if m }}{{ cut.index }} * TABLE); /* columns {{ cut }} */
+        table = load_table(t + {{ m ~ " * t_stride + " if m }}{{ cut }} * TABLE); /* columns {{ column }}..{{ column + bits - 1 }} */
         KEEP_TABLE(table);
 {% for i in tile %}
-{% set sum = loop_of.sum(m, i, cut.index) %}
+{% set sum = loop_of.sum(i, m, cut) %}
 {% if weigh == "first" %}
-        {{ sum }} = fma_rows(a{{ i }}, lookup(table, w{{ i }}, {{ cut.column }}), {{ sum }});
+        {{ sum }} = fma_rows(a{{ i }}, lookup(table, w{{ i }}, {{ column }}), {{ sum }});
 {% else %}
-        {{ sum }} = add(lookup(table, w{{ i }}, {{ cut.column }}), {{ sum }});
+        {{ sum }} = add(lookup(table, w{{ i }}, {{ column }}), {{ sum }});
 {% endif %}
         KEEP({{ sum }});
 {% endfor %}
 {% endfor %}
-{% if weigh == "last" and groups_in_unit > 1 and cut.last_of_group %}
-{{ weigh_sums(loop_of, tile, cut.group) }}
+{% if weigh == "last" and groups_in_unit > 1 and (column + bits) % span == 0 %}
+{{ weigh_sums(loop_of, tile, column // span) }}
 {% if not loop.last %}
         {{ loop_of.sums() | join(" = ") }} = broadcast(0);
 {% endif %}
@@ -88,7 +89,7 @@ static INLINE void {{ loop_of.name }}(const uint8_t *unit, int plane, long unit_
 {{ weigh_sums(loop_of, tile, 0) }}
 {% elif weigh == "first" %}
 {% for m in range(loop_of.m) %}{% for v in (0, 1) %}
-{% set all = loop_of.sums(m, v) %}
+{% set all = loop_of.sums(range(v, loop_of.vectors, 2), m) %}
 {% for other in all[1:] %}
     {{ all[0] }} = add({{ all[0] }}, {{ other }});
 {% endfor %}
@@ -106,8 +107,9 @@ static INLINE void unit_{{ m }}(const uint8_t *unit, long unit_words, const floa
     for (int line = 0; line < WORDS_AT; line += 64) prefetch(unit + ahead + line);
     int plane = 0;
 {% for loop_of in loops if loop_of.m == m %}
-    for (; plane + {{ loop_of.planes }} <= Q; plane += {{ loop_of.planes }})
-        {{ loop_of.name }}(unit, plane, unit_words, t, t_stride, y, y_stride, ahead);
+{% set planes = loop_of.vectors // 2 %}
+    for (; plane + {{ planes }} <= Q; plane += {{ planes }})
+        planes_{{ planes }}_rows_{{ m }}(unit, plane, unit_words, t, t_stride, y, y_stride, ahead);
 {% endfor %}
 {% if offset %}
     for (int m = 0; m < {{ m }}; m++)
@@ -125,11 +127,12 @@ static void prepare(const float *x, long units, long unit_words, float *tables, 
     const long span = unit_words * 32 / SUMS;
     for (long i = 0; i < units * SUMS; i++) sums[i] = sum_of(x + i * span, span);
     for (long word = 0; word < units * unit_words; word++, x += 32, tables += WORD_TABLES * TABLE) {
-{% for cut in cuts %}
-{% if cut.bits == lut_bits %}
-        build_table(tables + {{ cut.index }} * TABLE, x + {{ cut.column }});
+{% for column, bits in cuts %}
+{% set cut = loop.index0 %}
+{% if bits == lut_bits %}
+        build_table(tables + {{ cut }} * TABLE, x + {{ column }});
 {% else %}
-        build_table(tables + {{ cut.index }} * TABLE, (const float[TABLE_BITS]){ {%- for bit in range(cut.bits) %}x[{{ cut.column + bit }}]{{ "" if loop.last else ", " }}{% endfor %}}); /* the rest is 0 */
+        build_table(tables + {{ cut }} * TABLE, (const float[TABLE_BITS]){ {%- for bit in range(bits) %}x[{{ column + bit }}]{{ "" if loop.last else ", " }}{% endfor %}}); /* the rest is 0 */
 {% endif %}
 {% endfor %}
     }

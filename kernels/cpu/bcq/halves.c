@@ -4,7 +4,7 @@
    pick one of the 16 sums those activations can make, rounded to multiples of a scale of the unit. The scale is such
    that 16 columns cannot sum to more than 16 bits hold: four lookups are added in 16 bits, widened to 32 once. A step
    is shift, lookup, add, and for 4 of them two dot products that widen: 12 instructions for 512 signs.
-   src/lutlab/kernels/cpu/bcq/bcq_rows.py and row_blocks.py draw the stream of weights. */
+   src/lutlab/kernels/cpu/bcq_gemv.py and row_blocks.py draw the stream of weights. */
 #include <float.h>
 #include <math.h>
 #include <stdint.h>

@@ -1,4 +1,4 @@
-/* A unit of planes: scales, offsets, words (lane_bytes = {{ lane_bytes }} in src/lutlab/kernels/cpu/bcq/bcq_rows.py). */
+/* A unit of planes: scales, offsets, words (lane_bytes = {{ lane_bytes }} in src/lutlab/kernels/cpu/bcq_gemv.py). */
 enum {
     Q = {{ q }},                          /* planes */
     ROWS = 32,                      /* of a block: two vectors of 16 */

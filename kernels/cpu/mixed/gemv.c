@@ -4,7 +4,7 @@
    24 bits in 3 digits, exact: {{ "codes of 2 and 3 bits are planes, 4 signs of which look up one of 16 sums of 4 activations, all planes" }}
    of a group weighed on the way (LUT-GEMM Eq. 5: alpha_b = 2^(b-1) s); codes of 4 bits are multiplied by the digits of the
    activations, which costs less there. Then scales are decoded from 4 bits, second order, and y is brought up to date.
-   src/lutlab/kernels/cpu/mixed/mixed_rows.py draws the stream of weights. */
+   src/lutlab/kernels/cpu/mixed_gemv.py draws the stream of weights. */
 #include <float.h>
 #include <math.h>
 #include <stdint.h>

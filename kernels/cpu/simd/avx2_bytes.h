@@ -1,7 +1,7 @@
 /* Bytes of 32 rows in one 256-bit register: tables of 16 bytes (vpshufb), one nibble of a row's byte is an index.
 
    Row 16 h + 8 i + 4 j + l of a block (h, i, j: 0 or 1) is byte 16 j + 8 i + 2 l + h: even bytes, widened to 16 and then
-   32 bits by interleaving with zeros, are rows 0-7, 8-15 in order, odd ones rows 16-31 (kernels/cpu/bcq/bcq_rows.py). */
+   32 bits by interleaving with zeros, are rows 0-7, 8-15 in order, odd ones rows 16-31 (kernels/cpu/bcq_gemv.py). */
 typedef __m256i rows_b; /* a byte of each row */
 typedef __m256i rows_h; /* 16 bits of every other row */
 

@@ -3,7 +3,7 @@
 
    Two planes of a row lie in neighbouring bytes and are looked up in the same table, so that one vpmaddubsw weighs the two,
    adds them and widens the sum to 16 bits. Row 8 i + 4 j + l of 16 (i, j: 0 or 1) has place 8 j + 4 i + l of 16: sums
-   widened to 32 bits by interleaving are then in order (kernels/cpu/mixed/mixed_rows.py). */
+   widened to 32 bits by interleaving are then in order (kernels/cpu/mixed_gemv.py). */
 enum { DIGITS = 3, MOST_DIGITS = 0x7f7f7f, UP_DIGITS = 0x808080 };
 typedef struct { __m256i digit[DIGITS]; } digits_h; /* each 16 bits a row, of 16 rows, or two a row of 8 */
 

@@ -5,7 +5,8 @@ static INLINE void unit_{{ loop_of.m }}(const uint8_t *unit, long unit_words, co
 {
     (void)x_stride, (void)sums_stride, (void)y_stride;
     for (int line = 0; line < WORDS_AT; line += 64) prefetch(unit + ahead + line);
-{% for tile in loop_of.tiles %}
+{% for first in range(0, 2, loop_of.vectors) %}
+{% set tile = range(first, first + loop_of.vectors) %}
     {
         const uint8_t *words = unit + WORDS_AT + {{ 64 * tile[0] }};
         const float *here = x + SCALED_AT;

@@ -4,7 +4,7 @@
    bytes; a vpmaddubsw multiplies 32 codes by one byte of each of their activations, and adds two and two. Sums of integers
    are exact; in the end of a unit the three sums of a row are converted and put together. zero_point meets the sum of the
    rounded activations (QIGen Eq. 2). A code and an activation cost less this way than conversion and FMA.
-   src/lutlab/kernels/cpu/uniform/uniform_gemv.py and row_blocks.py draw the stream of weights. */
+   src/lutlab/kernels/cpu/uniform_gemv.py and row_blocks.py draw the stream of weights. */
 #include <float.h>
 #include <math.h>
 #include <stdint.h>
@@ -46,43 +46,44 @@ static INLINE void unit_{{ loop_of.m }}(const uint8_t *unit, long unit_words, co
     (void)x_stride, (void)sums_stride, (void)y_stride;
     const __m256i none = _mm256_setzero_si256(), ones = _mm256_set1_epi16(1);
     for (int line = 0; line < WORDS_AT; line += 64) prefetch(unit + ahead + line);
-    for (int eight = 0; eight < 4; eight += {{ loop_of.eights }}) { /* rows at a time */
+    for (int eight = 0; eight < 4; eight += {{ loop_of.vectors }}) { /* rows at a time */
         const uint8_t *words = unit + WORDS_AT + 32 * eight;
         const int32_t *here = (const int32_t *)x;
-        __m256i {{ loop_of.sums("all") | join(" = none, ") }} = none;
+        __m256i all_{{ loop_of.sums() | join(" = none, all_") }} = none;
         for (long left = unit_words; left > 0; left -= EXACT_WORDS) {
-            __m256i {{ loop_of.sums("sum") | join(" = none, ") }} = none;
+            __m256i {{ loop_of.sums() | join(" = none, ") }} = none;
             __m256i digit;
-            rows_b {% for v in range(loop_of.eights) %}codes{{ v }}, nibbles{{ v }}{{ ";" if loop.last else ", " }}{% endfor %}
+            rows_b {% for v in range(loop_of.vectors) %}codes{{ v }}, nibbles{{ v }}{{ ";" if loop.last else ", " }}{% endfor %}
 
 {% for word in range(4) %}
             if ({{ word }} < left) {
-{% for v in range(loop_of.eights) %}
+{% for v in range(loop_of.vectors) %}
                 codes{{ v }} = load_row_bytes(words + {{ 32 * v }});
                 KEEP_TABLE(codes{{ v }});
 {% endfor %}
-                {{ "" if loop_of.eights > 1 else "if (eight % 2 == 0) " }}prefetch(words + ahead);
+                {{ "" if loop_of.vectors > 1 else "if (eight % 2 == 0) " }}prefetch(words + ahead);
 {% for odd in range(2) %}
-{% for v in range(loop_of.eights) %}
+{% for v in range(loop_of.vectors) %}
                 nibbles{{ v }} = {{ "high" if odd else "low" }}_nibbles(codes{{ v }});
 {% endfor %}
 {% for m in range(loop_of.m) %}{% for d in range(3) %}
                 digit = _mm256_set1_epi32(here[{{ m ~ " * x_stride + " if m }}{{ 3 * odd + d }}]);
-{% for v in range(loop_of.eights) %}
-                {{ loop_of.sum("sum", m, v, d) }} = add_halves({{ loop_of.sum("sum", m, v, d) }}, _mm256_maddubs_epi16(nibbles{{ v }}, digit));
-                KEEP_TABLE({{ loop_of.sum("sum", m, v, d) }});
+{% for v in range(loop_of.vectors) %}
+{% set sum = loop_of.sum(v, m, d) %}
+                {{ sum }} = add_halves({{ sum }}, _mm256_maddubs_epi16(nibbles{{ v }}, digit));
+                KEEP_TABLE({{ sum }});
 {% endfor %}
 {% endfor %}{% endfor %}
 {% endfor %}
                 words += WORD_BYTES, here += WORD_READY;
             }
 {% endfor %}
-{% for name in loop_of.sums("") %}
-            all{{ name }} = _mm256_add_epi32(all{{ name }}, _mm256_madd_epi16(sum{{ name }}, ones));
+{% for sum in loop_of.sums() %}
+            all_{{ sum }} = _mm256_add_epi32(all_{{ sum }}, _mm256_madd_epi16({{ sum }}, ones));
 {% endfor %}
         }
-{% for m in range(loop_of.m) %}{% for v in range(loop_of.eights) %}
-        add_unit(unit, eight + {{ v }}, {{ loop_of.sum("all", m, v, 0) }}, {{ loop_of.sum("all", m, v, 1) }}, {{ loop_of.sum("all", m, v, 2) }}, sums{{ " + %d * sums_stride" % m if m }}, y{{ " + %d * y_stride" % m if m }});
+{% for m in range(loop_of.m) %}{% for v in range(loop_of.vectors) %}
+        add_unit(unit, eight + {{ v }}, all_{{ loop_of.sums([v], m) | join(", all_") }}, sums{{ " + %d * sums_stride" % m if m }}, y{{ " + %d * y_stride" % m if m }});
 {% endfor %}{% endfor %}
     }
 }

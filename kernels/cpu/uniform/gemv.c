@@ -4,7 +4,7 @@
    The activation it meets was divided by that power of two beforehand, exactly too, so a step is and, convert, FMA,
    without a shift. (The field that holds bit 31 would be negative: it is shifted down instead.) zero_point meets the
    sum of a group's activations (QIGen Eq. 2).
-   src/lutlab/kernels/cpu/uniform/uniform_gemv.py and row_blocks.py draw the stream of weights. */
+   src/lutlab/kernels/cpu/uniform_gemv.py and row_blocks.py draw the stream of weights. */
 #include <math.h>
 #include <stdint.h>
 #include <string.h>

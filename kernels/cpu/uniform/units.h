@@ -1,4 +1,4 @@
-/* A unit of codes: scales, zero points, words (src/lutlab/kernels/cpu/uniform/uniform_gemv.py). */
+/* A unit of codes: scales, zero points, words (src/lutlab/kernels/cpu/uniform_gemv.py). */
 enum {
     BITS = {{ bits }},                  /* of a field */
     ROWS = 32,                 /* of a block: two vectors of 16 */

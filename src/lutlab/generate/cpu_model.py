@@ -22,7 +22,7 @@ from lutlab.kernels.cpu import step
 from lutlab.kernels.cpu.overflow import mend
 from lutlab.kernels.cpu.rows.linear import CpuLinear
 from lutlab.kernels.cpu.rows.row_blocks import ROWS, blocks_of
-from lutlab.kernels.cpu.rows.rows_gemv import BATCH, THREAD_BYTES, Part, columns_of
+from lutlab.kernels.cpu.rows.rows_gemv import BATCH, THREAD_BYTES, Part, longs
 from lutlab.lazy import PreTrainedModel, nn
 from lutlab.models.families import decoder_blocks, family_of, weight_of
 from lutlab.modules import QuantLinear
@@ -289,12 +289,12 @@ class CpuModel:
         parts = [(self._keep(o.weight.rows.stream), blocks_of(o.rows)) for o in launch]
         array = (Part * len(parts))(*parts)
         self._keep(array)
-        self._scratch = max(self._scratch, BATCH * first.rows.geometry.columns)
+        self._scratch = max(self._scratch, BATCH * first.rows.columns)
         return step.Product(
             gemv=ctypes.cast(first.kernel.library.gemv, ctypes.c_void_p).value,
             parts=array,
             count=len(parts),
-            geometry=self._keep(columns_of(first.rows.geometry)),
+            geometry=self._keep(longs(first.rows.places)),
             order=None if first.channels is None else self._keep(first.channels),
             ahead=first.kernel.prefetch_bytes,
             bytes=nbytes,
@@ -326,7 +326,7 @@ def _together(a: CpuLinear | torch.Tensor, b: CpuLinear | torch.Tensor) -> bool:
         same
         and a.kernel.library is b.kernel.library
         and a.kernel.prefetch_bytes == b.kernel.prefetch_bytes
-        and a.rows.geometry == b.rows.geometry
+        and a.rows.places == b.rows.places
     )
 
 

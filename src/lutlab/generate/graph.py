@@ -25,8 +25,7 @@ from lutlab.errors import LutlabError
 from lutlab.formats.contract import dtype_name
 from lutlab.formats.cut import joined
 from lutlab.generate.contract import Engine, other_cache
-from lutlab.kernels.dequantized import Dequantized
-from lutlab.kernels.dispatch import prepare
+from lutlab.kernels.dispatch import Dequantized, prepare
 from lutlab.kernels.joined import RowsOf, Whole
 from lutlab.lazy import PreTrainedModel, transformers
 from lutlab.models import fits

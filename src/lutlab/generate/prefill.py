@@ -29,10 +29,10 @@ from lutlab.generate.cpu import CpuStep
 from lutlab.kept import findings
 from lutlab.kernels.codegen import library
 from lutlab.kernels.codegen.isa import features
-from lutlab.kernels.cpu.bcq.bcq_rows import PackedBCQRows
+from lutlab.kernels.cpu.bcq_gemv import PackedBCQRows
 from lutlab.kernels.cpu.rows.linear import CpuLinear
 from lutlab.kernels.cpu.rows.row_blocks import ROWS, blocks_of
-from lutlab.kernels.cpu.uniform.uniform_gemv import PackedUniformRows
+from lutlab.kernels.cpu.uniform_gemv import PackedUniformRows
 from lutlab.lazy import PreTrainedModel, transformers
 from lutlab.modules import QuantLinear
 

@@ -1,7 +1,7 @@
 """The one dispatch: which kernel multiplies by a packed weight on a device.
 
 The format names operations in the order in which they are tried (`kernels`), an operation says why it does not take a
-weight, and where none does, the weight is dequantized once for torch (dequantized.py) and `describe` says why.
+weight, and where none does, the weight is dequantized once for torch and `describe` says why.
 
     uniform, cpu    uniform_gemv: codes of 4 to 8 bits; bcq_gemv: of 1 to 3 bits, as planes that share a scale
     bcq, cpu        bcq_gemv. Binary codes that happen to be uniform are binary codes: nothing is recovered of them
@@ -12,20 +12,88 @@ weight, and where none does, the weight is dequantized once for torch (dequantiz
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import torch
 
 from lutlab import registry
 from lutlab.errors import LutlabError
 from lutlab.formats.contract import Format
+from lutlab.kernels import ran
 from lutlab.kernels.contract import Execution, KernelOp
-from lutlab.kernels.cpu.bcq import bcq_gemv  # noqa: F401, registers its operation
-from lutlab.kernels.cpu.mixed import mixed_gemv  # noqa: F401, registers its operation
-from lutlab.kernels.cpu.uniform import uniform_gemv  # noqa: F401, registers its operation
-from lutlab.kernels.dequantized import Dequantized
+from lutlab.kernels.cpu import (
+    bcq_gemv,  # noqa: F401, registers its operation
+    mixed_gemv,  # noqa: F401, registers its operation
+    uniform_gemv,  # noqa: F401, registers its operation
+)
 from lutlab.kernels.gpu import linear as gpu  # noqa: F401, registers its operation
 from lutlab.kernels.gpu import mixed_linear as mixed_gpu  # noqa: F401, registers its operation
+from lutlab.kernels.numbered import Numbered
+
+
+@dataclass(frozen=True, eq=False)
+class Dequantized(Numbered):
+    """A packed weight that no kernel takes: dequantized once, multiplied by torch.
+
+    Exact, but not smaller: the dense weight [N, K], in the dtype of the first x, stays beside the packed one.
+
+    Attributes:
+        stored: the packed weight.
+        weight: the dense one.
+        why: the reason for which no kernel multiplies it.
+    """
+
+    replaces: ClassVar[bool] = False
+
+    stored: Format
+    weight: torch.Tensor
+    why: str
+
+    @property
+    def packed(self) -> Format:
+        """The packed weight, unchanged."""
+        return self.stored
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the weights."""
+        return self.weight.device
+
+    @property
+    def dtypes(self) -> tuple[torch.dtype, ...]:
+        """That of the dense weight."""
+        return (self.weight.dtype,)
+
+    def __call__(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """See Execution."""
+        return self.product(x, bias, len(self.weight))
+
+    def multiply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """See Numbered."""
+        ran.note(self.describe(1, x.dtype))
+        return torch.nn.functional.linear(x, self.weight, bias)
+
+    def dense(self) -> torch.Tensor:
+        """See Execution."""
+        return self.weight if self.weight.dtype == torch.float32 else self.stored.dequantize()
+
+    def describe(self, rows: int, dtype: torch.dtype) -> str:
+        """One description for any x."""
+        return f"dequantize once, torch matmul (no kernel: {self.why})"
+
+    def bytes_read(self, rows: int, dtype: torch.dtype) -> int:
+        """Bytes of the dense weight."""
+        return self.weight.nbytes
+
+    @property
+    def buffers(self) -> tuple[torch.Tensor, ...]:
+        """The dense weight and the packed one's."""
+        return (self.weight, *(b for b in self.stored.buffers.values() if b is not None))
+
+    def copy(self) -> Dequantized:
+        """A copy with a dense weight of its own."""
+        return replace(self, weight=self.weight.clone())
 
 
 def prepare(
@@ -54,20 +122,16 @@ def prepare(
     # Layers outlive the block they are first called in.
     with torch.inference_mode(False), torch.no_grad():
         if op is not None:
-            chosen = _operation(op)
+            chosen: KernelOp = registry.lookup("kernel", op)()
             if why := chosen.takes(packed, device):
                 raise LutlabError(f"{op}: {why}")
             return chosen.prepare(packed, device, rows, dtype, **options)
         reasons = []
         for name in packed.kernels.get(device.type, ()):
-            chosen = _operation(name)
+            chosen = registry.lookup("kernel", name)()
             why = chosen.takes(packed, device)
             if not why:
                 return chosen.prepare(packed, device, rows, dtype)
             reasons.append(f"{name}: {why}")
         why = "; ".join(reasons) or f"{type(packed).__name__} names none for {device.type}"
         return Dequantized(packed, packed.dequantize().to(dtype), why)
-
-
-def _operation(name: str) -> KernelOp:
-    return registry.lookup("kernel", name)()

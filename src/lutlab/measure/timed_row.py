@@ -55,7 +55,7 @@ class TimedRow:
         Raises:
             LutlabError: it is no kernel: none takes the weight.
         """
-        from lutlab.kernels.dequantized import Dequantized
+        from lutlab.kernels.dispatch import Dequantized
 
         rows, dtype = len(x), x.dtype
         name = execution.describe(rows, dtype)

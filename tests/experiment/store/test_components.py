@@ -70,7 +70,7 @@ def test_devices_have_kernels_of_their_own() -> None:
     assert kernels_fingerprint("cpu") != kernels_fingerprint("cuda")
     assert kernels_fingerprint("spread") == kernels_fingerprint("cuda")
     own = {d: {p.name for p in kernel_files(d)} for d in ("cpu", "cuda")}
-    assert {"rows_tuning.py", "qigen_gemv.py", "bcq_rows.py", "tiles.py"} <= own["cpu"] - own[
+    assert {"rows_tuning.py", "qigen_gemv.py", "bcq_gemv.py", "tiles.py"} <= own["cpu"] - own[
         "cuda"
     ]
     assert {"choice.py", "launcher.py", "binary_tiles.py", "common.cuh"} <= own["cuda"] - own["cpu"]

@@ -3,7 +3,7 @@
 import pytest
 
 from lutlab.kernels.codegen import isa, templates
-from lutlab.kernels.cpu.bcq import bcq_source as bcq
+from lutlab.kernels.cpu import bcq_gemv as bcq
 
 
 @pytest.fixture

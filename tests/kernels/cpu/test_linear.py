@@ -10,12 +10,11 @@ from tests.mixed_weights import mixed_tensor
 from lutlab.errors import LutlabError
 from lutlab.formats import bcq, pack
 from lutlab.kernels.codegen.isa import detect
-from lutlab.kernels.cpu.bcq.bcq_rows import PackedBCQRows
+from lutlab.kernels.cpu.bcq_gemv import PackedBCQRows
 from lutlab.kernels.cpu.rows import rows_gemv
 from lutlab.kernels.cpu.rows.rows_gemv import prefetch_bytes
-from lutlab.kernels.cpu.uniform.uniform_gemv import PackedUniformRows
-from lutlab.kernels.dequantized import Dequantized
-from lutlab.kernels.dispatch import prepare
+from lutlab.kernels.cpu.uniform_gemv import PackedUniformRows
+from lutlab.kernels.dispatch import Dequantized, prepare
 from lutlab.tensors import DenseTensor
 
 N, K = 40, 72

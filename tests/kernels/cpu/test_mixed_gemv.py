@@ -18,11 +18,10 @@ from lutlab.errors import LutlabError
 from lutlab.formats import pack
 from lutlab.formats.mixed import PackedMixed
 from lutlab.kernels.codegen import isa
-from lutlab.kernels.cpu.mixed import mixed_rows
-from lutlab.kernels.cpu.mixed.mixed_rows import TILE_FROM, PackedMixedRows
+from lutlab.kernels.cpu import mixed_gemv
+from lutlab.kernels.cpu.mixed_gemv import TILE_FROM, PackedMixedRows
 from lutlab.kernels.cpu.rows import rows_gemv
-from lutlab.kernels.dequantized import Dequantized
-from lutlab.kernels.dispatch import prepare
+from lutlab.kernels.dispatch import Dequantized, prepare
 from lutlab.tensors import DenseTensor
 
 BEST = PackedMixedRows.instructions()
@@ -55,7 +54,7 @@ def naive(tensor):
 
 def packed(tensor, on=BEST):
     stored = PackedMixed.pack(tensor)
-    return mixed_rows.empty(stored, on).filled(stored)
+    return mixed_gemv.empty(stored, on).filled(stored)
 
 
 def assert_near_float64(tensor, m, on=BEST):
@@ -203,9 +202,9 @@ void all(const float *x, const uint8_t *stream, const struct sections *k, const 
 def test_sanitizers_find_nothing(name, tmp_path):
     tensor = mixed_tensor(37, 333, **KINDS["ladder"], outliers=50)
     weight, x = packed(tensor, ISAS[name]), inputs(23, 333)
-    sections = torch.tensor(list(rows_gemv.columns_of(weight.geometry)), dtype=torch.int64)
-    room = torch.full((23, 128), torch.nan), torch.empty(21, weight.geometry.columns)
-    source = weight.source(ISAS[name]).text + ALL
+    sections = torch.tensor(list(rows_gemv.longs(weight.places)), dtype=torch.int64)
+    room = torch.full((23, 128), torch.nan), torch.empty(21, weight.columns)
+    source = weight.source(ISAS[name])[0] + ALL
     arguments = (x, weight.stream, sections, weight.channels, *room, torch.empty(37, 333))
     slow = isa.Isa(name, (*ISAS[name].flags, "-O0"))  # built in a third of the time
     *_, y, _, dense = sanitized.call(source, "all", *arguments, isa=slow, folder=tmp_path)

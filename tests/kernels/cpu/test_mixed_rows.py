@@ -10,12 +10,12 @@ from tests.mixed_weights import mixed_tensor
 
 from lutlab.errors import LutlabError
 from lutlab.formats.mixed import PackedMixed
-from lutlab.kernels.cpu.mixed import mixed_rows
+from lutlab.kernels.cpu import mixed_gemv
 
 
 def packed(tensor, interleaved, panel=512):
     stored = PackedMixed.pack(tensor)
-    empty = mixed_rows.empty(stored)
+    empty = mixed_gemv.empty(stored)
     return replace(empty, interleaved=interleaved, panel_columns=panel).filled(stored)
 
 
@@ -110,4 +110,4 @@ def test_what_the_kernel_cannot_take_is_refused():
     stored = PackedMixed.pack(mixed_tensor(4, 64))
     stored.scale_step[0, 0] = torch.inf
     with pytest.raises(LutlabError, match="1 scales are inf or nan"):
-        mixed_rows.empty(stored).filled(stored)
+        mixed_gemv.empty(stored).filled(stored)

@@ -36,8 +36,8 @@ def together(weights, x, threads):
     blocks = [-(-weight.shape[0] // 32) for weight in weights]
     pairs = [(w.stream.data_ptr(), n) for w, n in zip(weights, blocks, strict=True)]
     parts = (rows_gemv.Part * len(weights))(*pairs)
-    y, scratch = torch.empty(len(x), 32 * sum(blocks)), torch.empty(64, first.geometry.columns)
-    geometry, ahead = rows_gemv.columns_of(first.geometry), k.prefetch_bytes
+    y, scratch = torch.empty(len(x), 32 * sum(blocks)), torch.empty(64, first.columns)
+    geometry, ahead = rows_gemv.longs(first.places), k.prefetch_bytes
     where = y.data_ptr(), y.shape[1], scratch.data_ptr()
     given = x.data_ptr(), x.shape[1], len(x), parts, len(weights), geometry, None
     assert k.library.gemv(*given, *where, ahead, threads)

@@ -17,7 +17,7 @@ from tests.kernels.weights import packed, relative_error
 
 from lutlab.errors import LutlabError
 from lutlab.kernels.codegen import isa, library
-from lutlab.kernels.cpu.bcq.bcq_source import INT16
+from lutlab.kernels.cpu.bcq_gemv import INT16
 from lutlab.kernels.cpu.rows import rows_gemv
 
 # What tables of 16 bits may be off.
@@ -28,7 +28,7 @@ def without_vnni(weight):
     """A kernel of tables of 16 bits for the AVX-512 CPUs that have no VNNI."""
     flags = (flag for flag in ISAS["avx512"].flags if "vnni" not in flag)
     plain = isa.Isa("avx512", (*flags, "-DWITHOUT_VNNI"))  # which tests/kernels/simde.py reads
-    text = weight.source(plain, INT16).text
+    text = weight.source(plain, INT16)[0]
     built = ctypes.CDLL(str(library.build(text, "without-vnni", plain) / "kernel.so"))
     with_vnni = rows_gemv.kernel(weight, ISAS["avx512"], INT16)
     return dataclasses.replace(with_vnni, library=built)
@@ -81,14 +81,14 @@ def test_a_layout_of_other_tables_is_refused():
 def test_other_instruction_sets_compile(kind, name):
     weight = packed(1, 64, **KINDS[kind], g=32)
     one = next(i for i in isa.ISAS if i.name == name)
-    built = library.build(weight.source(one).text, "compiled", one)
+    built = library.build(weight.source(one)[0], "compiled", one)
     assert (built / "kernel.so").exists()
 
 
 @pytest.mark.skipif(isa.ISAS[0] not in isa.buildable(), reason="the compiler is for another CPU")
 def test_tables_of_16_bits_compile():
     weight = packed(1, 64, "planes", 3, 32, lane_bytes=2)
-    text = weight.source(isa.ISAS[0], INT16).text
+    text = weight.source(isa.ISAS[0], INT16)[0]
     assert (library.build(text, "compiled", isa.ISAS[0]) / "kernel.so").exists()
 
 
@@ -117,19 +117,19 @@ void twice(const float *x, long m, const uint8_t *stream, const struct columns *
 )
 def test_sanitizers_find_nothing(name, kind, rows, columns, g, m, tmp_path):
     weight = packed(rows, columns, **KINDS[kind], g=g, ordered=True)
-    x, geo = inputs(m, columns), weight.geometry
+    x = inputs(m, columns)
     blocks = -(-rows // 32)
     after = sanitized.call(
-        weight.source(ISAS[name]).text + TWICE,
+        weight.source(ISAS[name])[0] + TWICE,
         "twice",
         x,
         m,
         weight.stream,
-        torch.tensor(list(rows_gemv.columns_of(geo)), dtype=torch.int64),
+        torch.tensor(list(rows_gemv.longs(weight.places)), dtype=torch.int64),
         weight.channels,
         blocks,
         torch.full((m, 2 * blocks * 32), torch.nan),
-        torch.empty(m, geo.columns),
+        torch.empty(m, weight.columns),
         isa=ISAS[name],
         folder=tmp_path,
     )

@@ -11,13 +11,12 @@ from tests.kernels.weights import bcq_tensor, uniform_tensor
 from lutlab.errors import LutlabError
 from lutlab.formats import bcq
 from lutlab.formats.uniform import PackedUniform
-from lutlab.kernels.cpu.bcq import bcq_rows
+from lutlab.kernels.cpu import bcq_gemv, uniform_gemv
 from lutlab.kernels.cpu.rows import row_blocks
-from lutlab.kernels.cpu.uniform import uniform_gemv
 
 
 def rows_of(stored, panel=512, lanes=4, codes=False):
-    empty = uniform_gemv.empty(stored) if codes else bcq_rows.empty(stored, lanes)
+    empty = uniform_gemv.empty(stored) if codes else bcq_gemv.empty(stored, lanes)
     return replace(empty, panel_columns=panel).filled(stored)
 
 
@@ -79,7 +78,7 @@ def test_a_sign_and_its_alpha_are_where_the_drawing_says():
     codes[n, k] = 1 << b
     alpha = torch.zeros(q, rows, columns // g, dtype=torch.float16)
     alpha[b, n, 5] = 1.5
-    plain = bcq.pack(bcq_rows.BCQTensor(codes, alpha, None, q, g))
+    plain = bcq.pack(bcq_gemv.BCQTensor(codes, alpha, None, q, g))
     stream = rows_of(plain, panel).stream
     scale_bytes, word_bytes = q * 32 * 2, q * 32 * 4
     unit = scale_bytes + word_bytes
@@ -104,7 +103,7 @@ def test_pieces_of_a_word_are_where_the_drawing_says(lane_bytes, at):
     codes = torch.zeros(32, 32, dtype=torch.uint8)
     codes[27, 21] = 1
     alpha = torch.zeros(1, 32, 1, dtype=torch.float16)
-    plain = bcq.pack(bcq_rows.BCQTensor(codes, alpha, None, 1, 32))
+    plain = bcq.pack(bcq_gemv.BCQTensor(codes, alpha, None, 1, 32))
     words = rows_of(plain, lanes=lane_bytes).stream[64:]
     assert words.nonzero().tolist() == [[at]]
     assert words[at] == 1 << 5

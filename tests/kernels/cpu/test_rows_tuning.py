@@ -9,9 +9,9 @@ from tests.kernels.weights import packed, uniform_tensor
 from lutlab.formats.uniform import PackedUniform
 from lutlab.kept.files import sealed
 from lutlab.kernels.codegen import isa
+from lutlab.kernels.cpu import uniform_gemv
 from lutlab.kernels.cpu.rows import rows_gemv, rows_tuning
 from lutlab.kernels.cpu.rows.rows_tuning import PANELS, PREFETCHES, Tuning
-from lutlab.kernels.cpu.uniform import uniform_gemv
 from lutlab.kernels.dispatch import prepare
 
 PLAIN = PackedUniform.pack(uniform_tensor(40, 2500, 4, 64))

@@ -55,7 +55,7 @@ class _Part:
 _OF_KERNELS = ("kernels", "formats", "groups")
 _C, _CUDA = templates.ROOT, cuda.ROOT
 # Of every operation: their imports are of both devices, and are not followed.
-_DISPATCH = tuple(PACKAGE / "kernels" / name for name in ("dispatch.py", "dequantized.py"))
+_DISPATCH = PACKAGE / "kernels" / "dispatch.py"
 _DEQUANTIZE_MIXED = ("mixed.cu", "mixed_chunks.cu", "sixteen.cuh")
 _LOOP = ("tuning/loop.py", "tuning/losses.py", "tuning/scales.py")
 _END_TO_END = ("tuning/stages.py", *_LOOP)
@@ -91,21 +91,21 @@ _PARTS = {
     "measure": _Part(measure.VERSION, ("measure/*.py",)),
     "kernel/bcq_gemv": _Part(
         cpu.VERSIONS["bcq_gemv"],
-        ("kernels/cpu/bcq/bcq_gemv.py",),
+        ("kernels/cpu/bcq_gemv.py",),
         _OF_KERNELS,
-        (*_DISPATCH, *(_C / folder for folder in ("bcq", "rows", "simd"))),
+        (_DISPATCH, *(_C / folder for folder in ("bcq", "rows", "simd"))),
     ),
     "kernel/uniform_gemv": _Part(
         cpu.VERSIONS["uniform_gemv"],
-        ("kernels/cpu/uniform/uniform_gemv.py",),
+        ("kernels/cpu/uniform_gemv.py",),
         _OF_KERNELS,
-        (*_DISPATCH, *(_C / folder for folder in ("rows", "simd", "uniform"))),
+        (_DISPATCH, *(_C / folder for folder in ("rows", "simd", "uniform"))),
     ),
     "kernel/mixed_gemv": _Part(
         cpu.VERSIONS["mixed_gemv"],
-        ("kernels/cpu/mixed/mixed_gemv.py",),
+        ("kernels/cpu/mixed_gemv.py",),
         _OF_KERNELS,
-        (*_DISPATCH, *(_C / folder for folder in ("mixed", "rows", "simd"))),
+        (_DISPATCH, *(_C / folder for folder in ("mixed", "rows", "simd"))),
     ),
     "kernel/qigen_gemv": _Part(
         cpu.VERSIONS["qigen_gemv"],
@@ -123,14 +123,14 @@ _PARTS = {
         gpu.VERSIONS["lut_gemv"],
         ("kernels/gpu/linear.py", "kernels/gpu/lut_gemv/*.py"),
         _OF_KERNELS,
-        (*_DISPATCH, _CUDA / "common.cuh", _CUDA / "lut_gemv", _CUDA / "dequantize" / "bcq.cu"),
+        (_DISPATCH, _CUDA / "common.cuh", _CUDA / "lut_gemv", _CUDA / "dequantize" / "bcq.cu"),
     ),
     "kernel/mixed_gemv_gpu": _Part(
         gpu.VERSIONS["mixed_gemv_gpu"],
         ("kernels/gpu/mixed_linear.py", "kernels/gpu/mixed_gemv/*.py"),
         _OF_KERNELS,
         (
-            *_DISPATCH,
+            _DISPATCH,
             *(_CUDA / name for name in ("common.cuh", "mixed_gemv", "lut_gemv/half_mma.cuh")),
             *(_CUDA / "dequantize" / name for name in _DEQUANTIZE_MIXED),
         ),

@@ -68,10 +68,6 @@ class Geometry:
         whole = self.group_length * self.groups_in_unit == self.unit_columns * self.pieces
         return whole or self.group_length >= self.in_features
 
-    def fields(self) -> tuple[int, ...]:
-        """The C struct columns of kernels/cpu/rows/activations.h."""
-        return self.in_features, self.units, self.unit_words, self.panel_units
-
     def panels(self) -> list[slice]:
         """Number of units of each panel."""
         return [

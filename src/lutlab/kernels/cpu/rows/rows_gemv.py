@@ -12,7 +12,7 @@ import functools
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -23,7 +23,7 @@ from lutlab.kernels.codegen import library
 from lutlab.kernels.codegen.isa import Isa, detect
 from lutlab.kernels.cpu.overflow import mend
 from lutlab.kernels.cpu.rows import row_blocks
-from lutlab.kernels.cpu.rows.row_blocks import PANEL_COLUMNS, ROWS, blocks_of
+from lutlab.kernels.cpu.rows.row_blocks import PANEL_COLUMNS, ROWS, Geometry, blocks_of
 from lutlab.kernels.numbered import DTYPES
 
 if TYPE_CHECKING:
@@ -46,24 +46,6 @@ class Part(ctypes.Structure):
     """The C struct part of kernels/cpu/rows/parts.h: a stream of blocks; a call takes several of one geometry."""
 
     _fields_ = (("stream", ctypes.c_void_p), ("blocks", ctypes.c_long))
-
-
-class Places(Protocol):
-    """Places of a weight's columns in its stream."""
-
-    columns: int  # stored, padding included
-
-    def fields(self) -> tuple[int, ...]:
-        """The struct of C that says the same."""
-
-
-@dataclass(frozen=True)
-class Source:
-    """C source of a kernel: text; library: its name; variant: for a record."""
-
-    text: str
-    library: str
-    variant: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,8 +75,12 @@ class RowsWeight(ABC):
         """The inverse of filled, bit for bit."""
 
     @abstractmethod
-    def source(self, isa: Isa, tables: str = EXACT) -> Source:
-        """The kernel for such weights; tables: exact, or others that an operation names.
+    def source(self, isa: Isa, tables: str = EXACT) -> tuple[str, str, str]:
+        """C source of the kernel, a name for its library, and the variant's for a record.
+
+        Args:
+            isa: the instructions to write it in.
+            tables: exact, or others that an operation names.
 
         Raises:
             LutlabError: there is none for this layout, instruction set and these tables.
@@ -111,11 +97,26 @@ class RowsWeight(ABC):
         return 32
 
     @cached_property
-    def geometry(self) -> Places:
+    def geometry(self) -> Geometry:
         """Places of the columns in the stream."""
         return row_blocks.geometry(
             self.shape[1], self.group_size, self.word_columns, self.panel_columns
         )
+
+    @property
+    def columns(self) -> int:
+        """Number of stored columns, padding included."""
+        return self.geometry.columns
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """The C struct columns of kernels/cpu/rows/activations.h, or what a kernel of its own has instead.
+
+        Raises:
+            LutlabError: no kernel takes the group size.
+        """
+        geo = self.geometry
+        return geo.in_features, geo.units, geo.unit_words, geo.panel_units
 
     @cached_property
     def channels(self) -> torch.Tensor | None:
@@ -195,8 +196,8 @@ class Kernel:
             and out.dtype == torch.float32
         )
         y = out if direct else torch.empty(m, padded)
-        geo, channels = packed.geometry, packed.channels
-        scratch = torch.empty(min(m, BATCH), geo.columns)
+        channels = packed.channels
+        scratch = torch.empty(min(m, BATCH), packed.columns)
         if threads is None:
             work = packed.stream.numel() * m
             used = min(self.threads(), max(1, work // THREAD_BYTES))
@@ -208,7 +209,7 @@ class Kernel:
             m,
             ctypes.byref(Part(packed.stream.data_ptr(), padded // ROWS)),
             1,
-            columns_of(geo),
+            longs(packed.places),
             None if channels is None else channels.data_ptr(),
             y.data_ptr(),
             padded,
@@ -253,7 +254,7 @@ class Kernel:
         channels = packed.channels
         self.library.dequantize(
             packed.stream.data_ptr(),
-            columns_of(packed.geometry),
+            longs(packed.places),
             None if channels is None else channels.data_ptr(),
             packed.shape[0],
             out.data_ptr(),
@@ -270,9 +271,8 @@ def kernel(weight: RowsWeight, isa: Isa | None = None, tables: str = EXACT) -> K
         LutlabError: no kernel takes the group size, or the weight is not packed for these tables and instructions.
     """
     isa = isa or weight.instructions()
-    source = weight.source(isa, tables)
-    built = _library(source.text, source.library, isa)
-    return Kernel(built, source.variant, isa.name, DENSE_ROWS, prefetch_bytes(isa))
+    text, name, variant = weight.source(isa, tables)
+    return Kernel(_library(text, name, isa), variant, isa.name, DENSE_ROWS, prefetch_bytes(isa))
 
 
 @functools.cache
@@ -308,7 +308,6 @@ def check_out(out: torch.Tensor | None, x: torch.Tensor, rows: int) -> None:
 
 
 @functools.cache
-def columns_of(geo: Places) -> ctypes.Array[ctypes.c_long]:
-    """The geometry's fields in C's order."""
-    fields = geo.fields()
-    return (ctypes.c_long * len(fields))(*fields)
+def longs(numbers: tuple[int, ...]) -> ctypes.Array[ctypes.c_long]:
+    """A struct of nothing but longs."""
+    return (ctypes.c_long * len(numbers))(*numbers)

@@ -136,7 +136,7 @@ def times(
 
     Args:
         kernel: kernel of the weight.
-        pack: panel columns -> the weight packed so, e.g. `lambda panel: bcq_rows.pack(plain, panel)`.
+        pack: panel columns -> the weight packed so, e.g. `lambda panel: bcq_gemv.pack(plain, panel)`.
         panels: columns of a panel.
         prefetches: bytes ahead.
         threads: number of threads, as for Kernel.gemv.

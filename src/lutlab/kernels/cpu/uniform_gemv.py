@@ -24,8 +24,6 @@ activation instead, for few rows of x: vpmaddubsw multiplies and adds four times
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -39,8 +37,8 @@ from lutlab.kernels.cpu import VERSIONS
 from lutlab.kernels.cpu.rows import row_blocks
 from lutlab.kernels.cpu.rows.linear import RowsOp
 from lutlab.kernels.cpu.rows.row_blocks import ROWS, Geometry
-from lutlab.kernels.cpu.rows.rows_gemv import C_NAMES, EXACT, RowsWeight, Source
-from lutlab.kernels.cpu.rows.tiles import tiles
+from lutlab.kernels.cpu.rows.rows_gemv import C_NAMES, EXACT, RowsWeight
+from lutlab.kernels.cpu.rows.tiles import Loop, tiles
 from lutlab.registry import register
 from lutlab.tensors import UniformTensor
 
@@ -95,11 +93,11 @@ class PackedUniformRows(RowsWeight):
         """Bytes of the parts of a unit: scales, zero points, words."""
         return [ROWS * self.scale_dtype.itemsize, ROWS * 2, self.geometry.unit_words * ROWS * 4]
 
-    def source(self, isa: Isa, tables: str = EXACT) -> Source:
+    def source(self, isa: Isa, tables: str = EXACT) -> tuple[str, str, str]:
         """See RowsWeight."""
         text = source(isa, bits=self.field_bits, scale=C_NAMES[self.scale_dtype])
         variant = INTEGERS if integers(isa, self.field_bits) else FLOATS
-        return Source(text, f"uniform-{self.field_bits}", variant)
+        return text, f"uniform-{self.field_bits}", variant
 
     def filled(self, stored: PackedUniform) -> PackedUniformRows:
         """See RowsWeight."""
@@ -179,49 +177,6 @@ EIGHTS = {"avx2": {1: 2}}
 INTEGER_ROWS = 3  # of x at most; four at once cost less converted, as they share the conversion
 
 
-@dataclass(frozen=True)
-class Loop:
-    """A loop over the words of a unit for m rows of x, a tile of vectors at a time, with `ways` sums for each."""
-
-    m: int
-    tiles: tuple[range, ...]
-    ways: int
-
-    def sum(self, vector: int, m: int, field: int) -> str:
-        """The variable that a field times row m of x is added to."""
-        return f"sum{vector}_{m}_{field % self.ways}"
-
-    def sums(self, tile: Sequence[int], m: int | None = None) -> list[str]:
-        """Variables of the sums of a tile, or of one row of x in it."""
-        rows = range(self.m) if m is None else (m,)
-        return [self.sum(v, i, way) for v in tile for i in rows for way in range(self.ways)]
-
-    def __repr__(self) -> str:
-        """Spelling in the head of the source."""
-        return f"{self.m} x {len(self.tiles[0])} vectors x {self.ways} sums"
-
-
-@dataclass(frozen=True)
-class IntegerLoop:
-    """A loop over the words of a unit for m rows of x, `eights` times 8 rows of W at a time, in integers."""
-
-    m: int
-    eights: int
-
-    def sum(self, name: str, m: int, eight: int, digit: int) -> str:
-        """The variable that 8 rows' codes times a digit of row m of x are added to."""
-        return f"{name}{m}_{eight}_{digit}"
-
-    def sums(self, name: str) -> list[str]:
-        """All such variables."""
-        places = itertools.product(range(self.m), range(self.eights), range(3))
-        return [self.sum(name, *place) for place in places]
-
-    def __repr__(self) -> str:
-        """Spelling in the head of the source."""
-        return f"{self.m} x {8 * self.eights} rows"
-
-
 def integers(isa: Isa, bits: int) -> bool:
     """Whether activations become integers (kernels/cpu/uniform/digits.c)."""
     return isa.name in EIGHTS and bits == 4
@@ -238,12 +193,15 @@ def source(isa: Isa, *, bits: int, scale: str) -> str:
     """
     vectors = dict(VECTORS.get(isa.name, PORTABLE_VECTORS))
     template, tile_from, more = "uniform/gemv.c", TILE_FROM, {}
+    batches = sorted(vectors)
     if integers(isa, bits):
         eights = EIGHTS[isa.name]
         vectors = {m: count for m, count in vectors.items() if m > INTEGER_ROWS}
         template, tile_from = "uniform/digits.c", INTEGER_TILE_FROM
-        more["integer_loops"] = [IntegerLoop(m, count) for m, count in eights.items()]
+        batches = sorted({*vectors, *eights})
+        more["integer_loops"] = [Loop(m, count, 3) for m, count in eights.items()]
     size = {"f16": 2, "f32": 4}[scale]
+    sums = SUMS.get(isa.name, PORTABLE_SUMS)
     return templates.render(
         template,
         simd=isa.name if isa.name in VECTORS else "portable",
@@ -251,13 +209,8 @@ def source(isa: Isa, *, bits: int, scale: str) -> str:
         scale=scale,
         scale_size=size,
         scale_bytes=32 * size,
-        loops=[_loop(m, count, SUMS.get(isa.name, PORTABLE_SUMS)) for m, count in vectors.items()],
-        batches=sorted({*vectors, *(loop.m for loop in more.get("integer_loops", ()))}),
+        loops=[Loop(m, count, max(1, sums // (count * m))) for m, count in vectors.items()],
+        batches=batches,
         **more,
         **tiles(isa, tile_from),
     )
-
-
-def _loop(m: int, vectors: int, sums: int) -> Loop:
-    tiles = tuple(range(first, first + vectors) for first in range(0, 2, vectors))
-    return Loop(m, tiles, max(1, sums // (vectors * m)))

@@ -1,4 +1,4 @@
-"""Words and metadata of mixed groups for blocks of 32 rows, each way; mixed_rows.py draws them.
+"""Words and metadata of mixed groups for blocks of 32 rows, each way; mixed_gemv.py draws them.
 
 Rows are padded to whole blocks by zeros. U groups of one width have g columns each; an octet is 8 columns.
 """

@@ -1,6 +1,17 @@
-"""BCQ planes as the CPU kernels read them: blocks of 32 rows, one stream (row_blocks.py draws panels and blocks).
+"""y[M, N] = x[M, K] W[N, K]^T on the CPU, W in planes of bits, by lookup tables in registers.
 
-    W[n, k] ~ sum_b alpha[b, n, group of k] * B_b[n, k] + offset[n, group of k],  B_b in {-1, +1}     LUT-GEMM Eq. 2
+    y[m, n] = sum_groups ( sum_b alpha_b sum_k B_b[n, k] x[m, k]  +  offset sum_k x[m, k] )        LUT-GEMM Eq. 2
+
+Tables hold float32 sums of activations; with AVX2, where lookups of bytes are cheaper, integers of 24 bits with one
+scale for the columns of a unit, whose sums are exact: both are in error by what float32 rounds at the size of the
+largest activations. tables="int16" is faster, less exact and never chosen unasked: 16 bits with AVX-512, 18 with AVX2;
+an outlier makes the step coarser for the columns of its unit only. Errors as recorded: kernels/README.md.
+
+A row of W is summed by one thread in a fixed order: y does not depend on the number of threads. From `tile_from` rows
+of x on weights become floats in L1 once for all of them, whatever the tables: in its last bits, and with int16 in more,
+a row of y depends on the number of rows of x.
+
+The layout: blocks of 32 rows, one stream (rows/row_blocks.py draws panels and blocks).
 
     unit = [alpha: groups_in_unit x q x 32 rows] [offset: groups_in_unit x 32 rows] [words]
     words = for each 32 columns, for each plane b: 32 words, one a row; bit k % 32 is 1 for +alpha, as in bcq.py
@@ -16,23 +27,57 @@ That is lane_bytes = 4. With 2 or 1 a row's word is cut: [half 0: 32 rows] [half
 
 Uniform codes s * (codes - zero_point) have the same planes and fewer scales (Eq. 5: alpha_b = 2^(b-1) s): a unit then
 starts with [scale: groups_in_unit x 32 rows] [zero_point: groups_in_unit x 32 rows int16].
+
+The source (kernels/cpu/bcq): a word of a plane is cut into lookups of as many bits as a table has: four with AVX-512,
+whose tables have 16 entries, ten of three and one of two with AVX2. A lookup never spans two groups. As many planes are
+worked on together as fit the registers; where those are few, each gets several sums, since an FMA takes four cycles and
+two can start in one.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 
+from lutlab.errors import LutlabError, nearest
 from lutlab.formats import bcq
 from lutlab.formats.bcq import WORD, PackedBCQ
 from lutlab.formats.uniform import PackedUniform
-from lutlab.kernels.codegen.isa import Isa
-from lutlab.kernels.cpu.bcq.bcq_source import integer_source, kind, source
+from lutlab.kernels.codegen import templates
+from lutlab.kernels.codegen.isa import Isa, detect
+from lutlab.kernels.cpu import VERSIONS
 from lutlab.kernels.cpu.rows import row_blocks
+from lutlab.kernels.cpu.rows.linear import RowsOp
 from lutlab.kernels.cpu.rows.row_blocks import ROWS
-from lutlab.kernels.cpu.rows.rows_gemv import C_NAMES, EXACT, RowsWeight, Source
+from lutlab.kernels.cpu.rows.rows_gemv import C_NAMES, EXACT, RowsWeight
+from lutlab.kernels.cpu.rows.tiles import Loop, tiles
+from lutlab.registry import register
 from lutlab.tensors import BCQTensor, UniformTensor
+
+# ---- the operation ----
+
+
+@register("kernel", "bcq_gemv")
+class BCQGemv(RowsOp):
+    """Planes of bits, by lookup tables in registers; those of uniform codes share a scale.
+
+    tables: exact, or int16, which some CPUs have (kernel=int16 of a product).
+    """
+
+    version: ClassVar[int] = VERSIONS["bcq_gemv"]
+    name: ClassVar[str] = "bcq_gemv"
+    multiplies: ClassVar[str] = "formats bcq and uniform"
+    formats: ClassVar[tuple[type, ...]] = (PackedBCQ, PackedUniform)
+    options: ClassVar[tuple[str, ...]] = ("tables",)
+
+    def empty(self, packed: PackedBCQ | PackedUniform, tables: str) -> PackedBCQRows:
+        """See RowsOp."""
+        return empty(packed, lane_bytes(detect(), packed.group_size, packed.shape[1], tables))
+
+
+# ---- the layout ----
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,19 +116,18 @@ class PackedBCQRows(RowsWeight):
         """See RowsWeight."""
         return super().buffers + (() if self.wide_offset is None else (self.wide_offset,))
 
-    def source(self, isa: Isa, tables: str = EXACT) -> Source:
+    def source(self, isa: Isa, tables: str = EXACT) -> tuple[str, str, str]:
         """See RowsWeight."""
         _, table_bits, variant = kind(isa, tables, self.lane_bytes, self.group_size, self.shape[1])
-        planes = {
-            "q": self.bits,
-            "alpha": C_NAMES[self.scale_dtype],
-            "offset": None if self.offset_dtype is None else C_NAMES[self.offset_dtype],
-        }
-        if table_bits:
-            text = integer_source(isa, **planes, table_bits=table_bits)
-            return Source(text, f"bcq-q{self.bits}-int{table_bits}", variant)
-        text = source(isa, **planes, groups_in_unit=self.geometry.groups_in_unit)
-        return Source(text, f"bcq-q{self.bits}", variant)
+        text = source(
+            isa,
+            q=self.bits,
+            groups_in_unit=self.geometry.groups_in_unit,
+            alpha=C_NAMES[self.scale_dtype],
+            offset=None if self.offset_dtype is None else C_NAMES[self.offset_dtype],
+            table_bits=table_bits,
+        )
+        return text, f"bcq-q{self.bits}" + (f"-int{table_bits}" if table_bits else ""), variant
 
     def filled(self, stored: PackedBCQ | PackedUniform) -> PackedBCQRows:
         """See RowsWeight."""
@@ -233,3 +277,151 @@ def _moved(planes: torch.Tensor, columns: torch.Tensor, in_features: int) -> tor
     codes = bcq.unpack(plain).codes
     codes = torch.nn.functional.pad(codes, (0, 1)).index_select(1, columns % (in_features + 1))
     return bcq.pack(BCQTensor(codes, no_alpha, None, q, -1)).planes
+
+
+# ---- the source ----
+
+LUT_BITS = {"avx512": 4, "avx2": 3}
+PORTABLE_LUT_BITS = 4
+# Planes worked on together for 1, 2, ... rows of x at once, and sums under way for each of 32 rows.
+PLANES = {"avx512": {1: 4, 2: 2, 4: 2}, "avx2": {1: 1, 2: 1}}
+PORTABLE_PLANES = {1: 1}
+SUMS = {"avx512": 4, "avx2": 2}
+PORTABLE_SUMS = 1
+# Rows of x from which on weights become floats once for all: a lookup costs more than that and an FMA.
+TILE_FROM = {"avx512": 12, "avx2": 3, "portable": 2}
+# The same of tables of integers: AVX-512; AVX2 by planes, the last number for more, and of planes looked up in pairs.
+INTEGER_TILE_FROM = {"avx512": 24}
+BYTES_TILE_FROM = {1: 48, 2: 24, 3: 10, 4: 8, 5: 6}
+PAIRS_TILE_FROM = {1: 48, 2: 65, 3: 16}
+INT16 = "int16"  # what tables hold, beside EXACT
+# Instruction set, tables -> bytes of a row that lie together, bits of an integer entry, variant; else FLOATS.
+INTEGERS = {
+    ("avx2", EXACT): (1, 24, "bcq lut int24"),
+    ("avx2", INT16): (1, 18, "bcq lut int18"),
+    ("avx512", INT16): (2, 16, "bcq lut int16"),
+}
+FLOATS = (4, None, "bcq lut")
+# When sums are multiplied by alpha: "first", each term by an FMA; "last", once a group, which frees its registers.
+WEIGH = {"avx512": "first"}
+
+
+def cuts(lut_bits: int, groups_in_unit: int) -> list[tuple[int, int]]:
+    """The lookups of a word: the first column of each, and how many it has.
+
+    >>> cuts(3, 1)[:2], cuts(3, 1)[-1]
+    ([(0, 3), (3, 3)], (30, 2))
+    """
+    span = WORD // groups_in_unit
+    return [
+        (group + inside, min(lut_bits, span - inside))
+        for group in range(0, WORD, span)
+        for inside in range(0, span, lut_bits)
+    ]
+
+
+def loops(isa: Isa, q: int) -> list[Loop]:
+    """For each number of rows of x: a loop over as many planes as fit the registers, and one over those left.
+
+    >>> loops(Isa("avx512", ()), 7)[:2]  # of two vectors a plane
+    [Loop(m=1, vectors=8, ways=1), Loop(m=1, vectors=6, ways=1)]
+    """
+    found = []
+    for m, most in PLANES.get(isa.name, PORTABLE_PLANES).items():
+        steps = -(-q // most)
+        for planes in dict.fromkeys((-(-q // steps), q // steps)):
+            ways = max(1, SUMS.get(isa.name, PORTABLE_SUMS) // (planes * m))
+            found.append(Loop(m, 2 * planes, ways))
+    return found
+
+
+@templates.kept
+def source(
+    isa: Isa,
+    *,
+    q: int,
+    groups_in_unit: int,
+    alpha: str,
+    offset: str | None,
+    table_bits: int | None = None,
+) -> str:
+    """C source of the product.
+
+    Args:
+        isa: the instructions to write it in.
+        q: planes, 1-8.
+        groups_in_unit: 1, 2 or 4; more than 1: a unit is one word, and tables are of floats.
+        alpha: f16 or f32, what scales are stored in.
+        offset: f16, f32 or None; i16: the unit holds one uniform scale and a zero point in the place of alphas.
+        table_bits: bits of an integer entry: 24, as exact as float32, or 18, for AVX2; 16, for AVX-512. None: floats.
+    """
+    more: dict[str, object] = {"simd": isa.name, "batches": [1]}
+    if table_bits is None:
+        lut_bits = LUT_BITS.get(isa.name, PORTABLE_LUT_BITS)
+        template, lane, tile_from = "bcq/gemv.c", 4, TILE_FROM
+        more |= {
+            "simd": isa.name if isa.name in LUT_BITS else "portable",
+            "lut_bits": lut_bits,
+            "cuts": cuts(lut_bits, groups_in_unit),
+            "weigh": WEIGH.get(isa.name, "last"),
+            "loops": loops(isa, q),
+            "batches": list(PLANES.get(isa.name, PORTABLE_PLANES)),
+        }
+    elif table_bits == 16:
+        template, lane, tile_from = "bcq/halves.c", 2, INTEGER_TILE_FROM
+        more["sums"] = 2 if q == 1 else 1
+    elif offset == "i16" and table_bits == 24:
+        template, lane, tile_from = "bcq/digits.c", 1, {isa.name: PAIRS_TILE_FROM[min(q, 3)]}
+        more |= {"digit_bits": 8, "pairs": q // 2 * 2}
+    else:
+        template, lane, tile_from = "bcq/bytes.c", 1, {isa.name: BYTES_TILE_FROM[min(q, 5)]}
+        more |= {"digit_bits": 6, "digits": table_bits // 6}
+    sizes = {"f16": 2, "i16": 2, "f32": 4, None: 0}
+    return templates.render(
+        template,
+        q=q,
+        groups_in_unit=groups_in_unit,
+        alpha=alpha,
+        offset=offset,
+        lane_bytes=lane,
+        alpha_size=sizes[alpha],
+        offset_size=sizes[offset],
+        scale_bytes=groups_in_unit * (1 if offset == "i16" else q) * ROWS * sizes[alpha],
+        offset_bytes=groups_in_unit * ROWS * sizes[offset],
+        **more,
+        **tiles(isa, tile_from),
+    )
+
+
+def lane_bytes(isa: Isa, group_size: int, in_features: int, tables: str = EXACT) -> int:
+    """The layout (bcq_gemv.py) of the fastest kernel; a word that holds several groups has tables of floats.
+
+    Raises:
+        LutlabError: there are no such tables for this instruction set.
+    """
+    if tables not in (EXACT, INT16):
+        raise LutlabError(f"tables={tables}: no such tables; {nearest(tables, (EXACT, INT16))}")
+    if tables == INT16 and (isa.name, tables) not in INTEGERS:
+        raise LutlabError(
+            f"tables={tables} exist for AVX-512 and AVX2, and kernels are built for {isa.name}: take tables={EXACT}"
+        )
+    if row_blocks.geometry(in_features, group_size, WORD).groups_in_unit > 1:
+        return FLOATS[0]
+    return INTEGERS.get((isa.name, tables), FLOATS)[0]
+
+
+def kind(
+    isa: Isa, tables: str, lane_bytes_: int, group_size: int, in_features: int
+) -> tuple[int, int | None, str]:
+    """The entry of INTEGERS, or FLOATS, of a layout.
+
+    Raises:
+        LutlabError: it is packed for other tables or instructions.
+    """
+    for one in (INTEGERS.get((isa.name, tables), FLOATS), FLOATS):
+        if one[0] == lane_bytes_:
+            return one
+    raise LutlabError(
+        f"planes packed with lane_bytes={lane_bytes_} have no kernel for {isa.name} with tables={tables}: "
+        f"pack with lane_bytes={lane_bytes(isa, group_size, in_features, tables)}"
+    )

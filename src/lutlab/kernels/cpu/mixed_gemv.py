@@ -1,6 +1,11 @@
-"""Mixed groups as the CPU kernel reads them: blocks of 32 rows, a section for each width, one stream of bytes.
+"""y[M, N] = x[M, K] W[N, K]^T on the CPU, W of mixed groups with its outliers.
 
-    W[n, k] = scale[n, i] * (codes[n, k] - zero_point[n, i]) + outliers,   i = k // g                tensors.MixedTensor
+    y[m, n] = sum_groups scale ( sum_k codes[n, k] x[m, k]  -  zero_point sum_k x[m, k] )  +  sum_outliers value x[m, k]
+
+fp32 throughout, or integers of 24 bits with exact sums (AVX2), as bcq_gemv has them. A row of W is summed by one thread
+in a fixed order, so that y does not depend on the number of threads.
+
+The layout: blocks of 32 rows, a section for each width, one stream of bytes.
 
     stream  = [groups of 4 bits] [of 3] [of 2] [scales of rows] [outliers]
     section = for each panel of some 512 columns, for each block of 32 rows:
@@ -22,8 +27,10 @@ at place 8 j + 4 i + l. Groups of one width keep their order. Padding of K multi
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import ClassVar
 
 import torch
 
@@ -32,30 +39,44 @@ from lutlab.formats.code_words import in_order
 from lutlab.formats.mixed import PackedMixed, by_channel, by_width
 from lutlab.kernels.codegen import templates
 from lutlab.kernels.codegen.isa import Isa, detect
-from lutlab.kernels.cpu.mixed.mixed_row_words import (
+from lutlab.kernels.cpu import VERSIONS
+from lutlab.kernels.cpu.mixed_row_words import (
+    OCTET,
     pack_meta,
     pack_words,
     unpack_meta,
     unpack_words,
 )
-from lutlab.kernels.cpu.mixed.mixed_sections import (
-    BAND,
-    MAX_COLUMNS,
-    ORDER,
-    ROW_BYTES,
-    MixedGeometry,
-    read,
-    why_not,
-    write,
-)
-from lutlab.kernels.cpu.rows.row_blocks import ROWS, check_finite, lanes
-from lutlab.kernels.cpu.rows.rows_gemv import EXACT, RowsWeight, Source
+from lutlab.kernels.cpu.rows.linear import RowsOp
+from lutlab.kernels.cpu.rows.row_blocks import ROWS, blocks_of, check_finite, lanes
+from lutlab.kernels.cpu.rows.rows_gemv import EXACT, RowsWeight
 from lutlab.kernels.cpu.rows.tiles import tiles
+from lutlab.registry import register
 from lutlab.tensors import MIXED_WIDTHS, MixedTensor
 
 INTEGERS, FLOATS = "mixed int24", "mixed"
 # Rows of x from which on weights become floats in L1 once for all of them.
 TILE_FROM = {"avx2": 20, "portable": 2}
+LONGEST_GROUP = 128
+BAND = 16  # rows that share steps, or parts of those that do
+ROW_BYTES = 3 * ROWS  # of a block's scales of rows
+MAX_COLUMNS = 2**16
+ORDER = tuple(reversed(MIXED_WIDTHS))  # of the sections
+
+
+@register("kernel", "mixed_gemv")
+class MixedGemv(RowsOp):
+    """Column groups of 2, 3 and 4 bits and outliers in one call; panels and prefetch distance are not tuned."""
+
+    version: ClassVar[int] = VERSIONS["mixed_gemv"]
+    name: ClassVar[str] = "mixed_gemv"
+    multiplies: ClassVar[str] = "format mixed"
+    formats: ClassVar[tuple[type, ...]] = (PackedMixed,)
+    tuned: ClassVar[bool] = False
+
+    def empty(self, packed: PackedMixed, tables: str) -> PackedMixedRows:
+        """See RowsOp."""
+        return empty(packed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,11 +94,79 @@ class PackedMixedRows(RowsWeight):
     aligned: bool
     interleaved: bool
 
+    # ---- places ----
+
+    @property
+    def columns(self) -> int:
+        """See RowsWeight."""
+        return sum(self.of_width) * self.group_size
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """The C struct sections of kernels/cpu/mixed/units.h."""
+        outliers = -1 if self.outliers is None else self.outliers
+        return (self.shape[1], self.panel_units, 0, 0, *self.of_width, outliers)
+
+    @property
+    def panel_units(self) -> int:
+        """Groups of a panel."""
+        return max(1, self.panel_columns // self.group_size)
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks of 32 rows."""
+        return blocks_of(self.shape[0])
+
+    @property
+    def octets(self) -> int:
+        """Octets of columns of a group."""
+        return self.group_size // OCTET
+
+    def units(self, width: int) -> int:
+        """Number of groups of a width."""
+        return self.of_width[MIXED_WIDTHS.index(width)]
+
+    def scales(self, width: int) -> bool:
+        """Whether groups of a width have scales of their own."""
+        return not (self.row_scale and width == 4)
+
+    def unit_bytes(self, width: int) -> tuple[int, int, int]:
+        """Bytes of a group in a block: words, metadata, steps."""
+        words = self.group_size * width * ROWS // 8
+        return (words, 24 if width == 2 else 32, 8) if self.scales(width) else (words, 0, 0)
+
     @cached_property
-    def geometry(self) -> MixedGeometry:
-        """Geometry of the stream."""
-        known = self.shape, self.group_size, self.of_width, self.row_scale, self.outliers
-        return MixedGeometry(*known, max(1, self.panel_columns // self.group_size))
+    def sections(self) -> dict[int, slice]:
+        """Width -> bytes of its section, of widths that there are."""
+        found, at = {}, 0
+        for width in ORDER:
+            size = self.blocks * self.units(width) * sum(self.unit_bytes(width))
+            if size:
+                found[width] = slice(at, at + size)
+            at += size
+        return found
+
+    @property
+    def rows_at(self) -> int:
+        """First byte of the scales of rows."""
+        return max(section.stop for section in self.sections.values())
+
+    @property
+    def outliers_at(self) -> int:
+        """First byte of the outliers."""
+        return self.rows_at + (ROW_BYTES * self.blocks if self.row_scale else 0)
+
+    @property
+    def outlier_room(self) -> int:
+        """Entries of columns and of values: a vector more than there are."""
+        return (self.outliers + 31) // 16 * 16
+
+    @property
+    def size(self) -> int:
+        """Bytes of the stream."""
+        if self.outliers is None:
+            return self.outliers_at
+        return self.outliers_at + 4 * (self.blocks * ROWS + 2) + 4 * self.outlier_room
 
     @cached_property
     def channels(self) -> torch.Tensor:
@@ -90,7 +179,7 @@ class PackedMixedRows(RowsWeight):
     def widths(self) -> torch.Tensor:
         """[G] uint8, as in MixedTensor."""
         stored = torch.tensor(ORDER, dtype=torch.uint8)
-        stored = stored.repeat_interleave(torch.tensor([self.geometry.units(w) for w in ORDER]))
+        stored = stored.repeat_interleave(torch.tensor([self.units(w) for w in ORDER]))
         return torch.empty_like(stored).index_copy_(0, self.order.long(), stored)
 
     @staticmethod
@@ -98,12 +187,12 @@ class PackedMixedRows(RowsWeight):
         """AVX2 where it runs, also under AVX-512: its integers are faster than plain C in 512 bits; else plain C."""
         return detect(without="avx512")
 
-    def source(self, isa: Isa, tables: str = EXACT) -> Source:
+    def source(self, isa: Isa, tables: str = EXACT) -> tuple[str, str, str]:
         """See RowsWeight."""
-        widths = tuple(w for w, units in zip(MIXED_WIDTHS, self.of_width, strict=True) if units)
+        widths = tuple(sorted(self.sections))
         text = source(isa, widths=widths, group_size=self.group_size, row_scale=self.row_scale)
         name = f"mixed-{''.join(map(str, widths))}-g{self.group_size}"
-        return Source(text, name, INTEGERS if interleaved(isa) else FLOATS)
+        return text, name, INTEGERS if interleaved(isa) else FLOATS
 
     def filled(self, stored: PackedMixed) -> PackedMixedRows:
         """See RowsWeight."""
@@ -111,50 +200,45 @@ class PackedMixedRows(RowsWeight):
         check_finite(tensor.scale_step, tensor.row_scale, tensor.outlier_value)
         order = torch.cat([(tensor.widths == w).nonzero().flatten() for w in ORDER]).int()
         out = replace(self, order=order)
-        stream = torch.zeros(out.geometry.size, dtype=torch.uint8)
-        codes, geo = by_width(tensor), out.geometry
-        for width, section in geo.sections().items():
-            if geo.units(width):
-                there = tensor.widths == width
-                parts = [
-                    pack_words(codes[width], width, self.interleaved).unflatten(1, (-1, geo.octets))
+        stream = torch.zeros(out.size, dtype=torch.uint8)
+        codes = by_width(tensor)
+        for width, section in out.sections.items():
+            there = tensor.widths == width
+            words = pack_words(codes[width], width, self.interleaved)
+            parts = [words.unflatten(1, (-1, out.octets))]
+            if out.scales(width):
+                parts += [
+                    pack_meta(tensor.scale_code[:, there], tensor.zero_point[:, there], width),
+                    _pack_steps(tensor, there),
                 ]
-                if geo.scales(width):
-                    parts.append(
-                        pack_meta(tensor.scale_code[:, there], tensor.zero_point[:, there], width)
-                    )
-                    parts.append(_pack_steps(tensor, there))
-                write(stream[section], geo, width, parts)
-        _write_rows(stream[geo.rows_at : geo.outliers_at], tensor)
-        _write_outliers(stream[geo.outliers_at :], tensor, out)
+            for panel, regions in _panels(stream[section], out, width):
+                for part, region in zip(parts, regions, strict=True):
+                    region.copy_(part[:, panel].flatten(2))
+        _write_rows(stream[out.rows_at : out.outliers_at], tensor)
+        _write_outliers(stream[out.outliers_at :], tensor, out)
         return replace(out, stream=stream)
 
     def stored(self) -> PackedMixed:
         """See RowsWeight."""
-        geo, (rows, columns), g = self.geometry, self.shape, self.group_size
+        (rows, columns), g = self.shape, self.group_size
         groups, bands = sum(self.of_width), -(-rows // self.scale_group)
         codes = {w: torch.empty(rows, 0, dtype=torch.uint8) for w in MIXED_WIDTHS}
         zero_point, scale_code = (torch.zeros(rows, groups, dtype=torch.uint8) for _ in range(2))
         scale_zero = torch.zeros(bands, groups, dtype=torch.uint8)
         scale_step = torch.zeros(bands, groups, dtype=torch.float16)
-        for width, section in geo.sections().items():
-            if not geo.units(width):
-                continue
-            words, meta, steps = read(self.stream[section], geo, width)
-            words = words.unflatten(2, (geo.octets, -1)).flatten(1, 2)
+        for width, section in self.sections.items():
+            panels = [regions for _, regions in _panels(self.stream[section], self, width)]
+            words, *scales = (torch.cat(parts, dim=1) for parts in zip(*panels, strict=True))
+            words = words.unflatten(2, (self.octets, -1)).flatten(1, 2)
             codes[width] = unpack_words(words, width, self.interleaved, rows)
-            if geo.scales(width):
-                there = self.widths == width
+            if scales:
+                (meta, steps), there = scales, self.widths == width
                 scale_code[:, there], zero_point[:, there] = unpack_meta(meta, width, rows)
                 # [blocks, U, step or zero, half] of the first row of each band
-                halves = (
-                    steps.view(torch.float16).unflatten(2, (2, 2)).permute(0, 3, 2, 1).flatten(0, 1)
-                )
-                first = halves[:: self.scale_group // BAND][:bands]
-                scale_step[:, there], scale_zero[:, there] = (
-                    first[:, 0],
-                    first[:, 1].to(torch.uint8),
-                )
+                halves = steps.view(torch.float16).unflatten(2, (2, 2)).permute(0, 3, 2, 1)
+                first = halves.flatten(0, 1)[:: self.scale_group // BAND][:bands]
+                scale_step[:, there] = first[:, 0]
+                scale_zero[:, there] = first[:, 1].to(torch.uint8)
         return PackedMixed.pack(
             MixedTensor(
                 codes=by_channel(codes, self.widths, g)[:, :columns].contiguous(),
@@ -178,17 +262,23 @@ def empty(packed: PackedMixed, isa: Isa | None = None) -> PackedMixedRows:
     Raises:
         LutlabError: there is no such layout.
     """
-    if why := why_not(packed.shape[1], packed.group_size, packed.scale_group):
-        raise LutlabError(why)
-    outliers = None if packed.outlier_value is None else len(packed.outlier_value)
+    columns, g = packed.shape[1], packed.group_size
+    if g % OCTET or g > LONGEST_GROUP:
+        raise LutlabError(f"g={g}: the CPU kernel takes multiples of {OCTET} up to {LONGEST_GROUP}")
+    if packed.scale_group % BAND:
+        raise LutlabError(
+            f"scale_group={packed.scale_group}: the CPU kernel takes multiples of {BAND}"
+        )
+    if -(-columns // g) * g > MAX_COLUMNS:
+        raise LutlabError(f"K={columns}: 16 bits of an outlier name at most {MAX_COLUMNS} columns")
     return PackedMixedRows(
         shape=packed.shape,
         bits=max(w for w, units in zip(MIXED_WIDTHS, packed.of_width, strict=True) if units),
-        group_size=packed.group_size,
+        group_size=g,
         scale_group=packed.scale_group,
         of_width=packed.of_width,
         row_scale=packed.row_scale is not None,
-        outliers=outliers,
+        outliers=None if packed.outlier_value is None else len(packed.outlier_value),
         aligned=packed.aligned,
         interleaved=interleaved(isa or PackedMixedRows.instructions()),
     )
@@ -219,6 +309,20 @@ def source(isa: Isa, *, widths: tuple[int, ...], group_size: int, row_scale: boo
     )
 
 
+def _panels(
+    section: torch.Tensor, weight: PackedMixedRows, width: int
+) -> Iterator[tuple[slice, list[torch.Tensor]]]:
+    """(groups of a panel, for each part that these have its bytes [blocks, groups, bytes])."""
+    sizes, units, at = weight.unit_bytes(width), weight.units(width), 0
+    for first in range(0, units, weight.panel_units):
+        count = min(weight.panel_units, units - first)
+        end = at + weight.blocks * count * sum(sizes)
+        here = section[at:end].view(weight.blocks, -1)
+        parts = here.split([count * size for size in sizes if size], dim=1)
+        yield slice(first, first + count), [part.unflatten(1, (count, -1)) for part in parts]
+        at = end
+
+
 def _pack_steps(tensor: MixedTensor, there: torch.Tensor) -> torch.Tensor:
     """Steps and zeros [blocks, groups that are there, 8 bytes] uint8."""
     rows = len(tensor.codes)
@@ -241,10 +345,10 @@ def _write_rows(region: torch.Tensor, tensor: MixedTensor) -> None:
 
 def _read_rows(packed: PackedMixedRows) -> dict[str, torch.Tensor]:
     """The inverse of _write_rows, as fields of a MixedTensor."""
-    geo, rows = packed.geometry, packed.shape[0]
+    rows = packed.shape[0]
     if not packed.row_scale:
         return {}
-    held = packed.stream[geo.rows_at : geo.outliers_at].view(geo.blocks, ROW_BYTES)
+    held = packed.stream[packed.rows_at : packed.outliers_at].view(packed.blocks, ROW_BYTES)
     scale = in_order(held[:, : 2 * ROWS]).view(torch.float16)
     return {
         "row_scale": scale.flatten()[:rows].contiguous(),
@@ -256,14 +360,14 @@ def _write_outliers(region: torch.Tensor, tensor: MixedTensor, out: PackedMixedR
     """Starts of rows, stored columns and values into their bytes; nothing where there is no such part."""
     if tensor.outlier_count is None:
         return
-    starts = torch.zeros(out.geometry.blocks * ROWS + 2, dtype=torch.int32)
+    starts = torch.zeros(out.blocks * ROWS + 2, dtype=torch.int32)
     counts = torch.nn.functional.pad(tensor.outlier_count, (0, len(starts) - 1 - len(tensor.codes)))
     torch.cumsum(counts, 0, out=starts[1:])
     channels = out.channels.long()
     stored = torch.empty(out.shape[1], dtype=torch.int64)
     stored[channels[channels >= 0]] = torch.arange(len(channels))[channels >= 0]
     columns = stored[tensor.outlier_column.long()].to(torch.int16)
-    room = 2 * out.geometry.outlier_room
+    room = 2 * out.outlier_room
     region[: starts.nbytes] = starts.view(torch.uint8)
     for at, values in ((0, columns), (room, tensor.outlier_value)):
         held = in_order(values).view(torch.uint8)
@@ -274,12 +378,11 @@ def _read_outliers(packed: PackedMixedRows) -> dict[str, torch.Tensor]:
     """The inverse of _write_outliers, as fields of a MixedTensor."""
     if packed.outliers is None:
         return {}
-    geo = packed.geometry
-    held = packed.stream[geo.outliers_at :]
-    size = 4 * (geo.blocks * ROWS + 2)
+    held = packed.stream[packed.outliers_at :]
+    size = 4 * (packed.blocks * ROWS + 2)
     starts = held[:size].clone().view(torch.int32)[: packed.shape[0] + 1]
     columns, values = (
-        held[at : at + 2 * packed.outliers].clone() for at in (size, size + 2 * geo.outlier_room)
+        held[at : at + 2 * packed.outliers].clone() for at in (size, size + 2 * packed.outlier_room)
     )
     stored = columns.view(torch.int16).long() & MAX_COLUMNS - 1
     return {

@@ -1,1 +1,0 @@
-"""Binary codes, and uniform ones as planes, by lookup tables."""

@@ -1,1 +1,0 @@
-"""Uniform codes, converted and multiplied."""
