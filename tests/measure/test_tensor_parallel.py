@@ -10,10 +10,9 @@ from lutlab.evaluators import kernel_energy
 from lutlab.evaluators.kernel_energy import Energies, KernelEnergy
 from lutlab.evaluators.kernel_latency import KernelLatency
 from lutlab.measure import drawn, products, ranks, tensor_parallel
-from lutlab.measure.contestants import Entrants
+from lutlab.measure.contestants import Entrants, TimedRow
 from lutlab.measure.energy import Energy, energy_of
 from lutlab.measure.products import parse_shapes
-from lutlab.measure.timed_row import TimedRow
 from lutlab.measure.timing import COLD, Contestant, CpuTimer
 from lutlab.specs import ProductRun, Subject
 

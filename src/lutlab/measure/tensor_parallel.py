@@ -18,9 +18,8 @@ from typing import Any
 
 from lutlab.lazy import torch
 from lutlab.measure import contestants, drawn, products, ranks
-from lutlab.measure.contestants import Entrants
+from lutlab.measure.contestants import Entrants, TimedRow, cold_bytes
 from lutlab.measure.ranks import Rank
-from lutlab.measure.timed_row import TimedRow, cold_bytes
 from lutlab.measure.timing import COLD, Contestant, CpuTimer, GpuTimer, Timer, race, together
 from lutlab.specs import ProductRun, Shape
 
