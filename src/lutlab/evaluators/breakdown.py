@@ -2,9 +2,10 @@
 
     <part>_percent = 100 x seconds of the part / seconds of the step       ms_per_token = 1000 x seconds of the step
 
-An engine that times its own parts says them (`Timed`). Of another torch's profiler says them, of a step at the same
-context: operations of a CPU, or kernels of a GPU, by their names. Other is the rest of the step, which is timed without
-the profiler: norms, activations, positions, and what lies between operations, as Python and gaps between kernels.
+An engine that times its own parts says them, `other` among them, by a method `breakdown`. Of another torch's profiler
+says them, of a step at the same context: operations of a CPU, or kernels of a GPU, by their names. Other is the rest of
+the step, which is timed without the profiler: norms, activations, positions, and what lies between operations, as
+Python and gaps between kernels.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import os
 import statistics
 import time
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import ClassVar
 
 from lutlab import generate
 from lutlab.errors import LutlabError
@@ -24,18 +25,9 @@ from lutlab.evaluators.depth import scaled_to_all_layers
 from lutlab.evaluators.generation import check_context, prompts, wait
 from lutlab.generate.contract import Engine
 from lutlab.lazy import torch
-from lutlab.measure import gpu_breakdown
-from lutlab.measure.step_parts import OTHER, PARTS, by_part
+from lutlab.measure.step_parts import OTHER, PARTS, by_part, gpu_parts
 from lutlab.registry import register
 from lutlab.specs import Measurement, RunSpec, Subject
-
-
-@runtime_checkable
-class Timed(Protocol):
-    """An engine that times the parts of its step itself."""
-
-    def breakdown(self, context: int) -> dict[str, float]:
-        """Seconds of those of PARTS that it has, `other` among them, in a step behind so many tokens."""
 
 
 @register("evaluator", "breakdown")
@@ -104,7 +96,7 @@ class Breakdown(Evaluator):
             engine.step(last)
             steps = [_step(engine, last, self.context) for _ in range(self.repeats)]
             step = statistics.median(steps)
-            if isinstance(engine, Timed):
+            if hasattr(engine, "breakdown"):
                 parts, by = engine.breakdown(self.context), "the engine's own clock"
             else:
                 parts, by = profiled(engine, last, self.context, self.repeats), "torch.profiler"
@@ -129,7 +121,7 @@ def profiled(engine: Engine, ids: torch.Tensor, context: int, repeats: int) -> d
     """Seconds of the operations of each part but `other` in a step, by torch's profiler: the mean of so many."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # else it reports its start and stop on stderr
     if engine.model.device.type == "cuda":
-        parts, _ = gpu_breakdown.breakdown(lambda: _step(engine, ids, context), repeats)
+        parts, _ = gpu_parts(lambda: _step(engine, ids, context), repeats)
     else:
         with torch.autograd.profiler.profile(use_kineto=False) as seen:
             for _ in range(repeats):

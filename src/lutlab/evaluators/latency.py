@@ -23,7 +23,7 @@ from lutlab.evaluators.generation import Generation, check_tokens, decoded, prom
 from lutlab.evaluators.peak_memory import save
 from lutlab.lazy import PreTrainedModel
 from lutlab.measure import ranks
-from lutlab.measure.rank import Rank
+from lutlab.measure.ranks import Rank
 from lutlab.registry import register
 from lutlab.specs import Measurement, RunSpec, Subject
 

@@ -24,7 +24,7 @@ from lutlab.generate.eager import Eager
 from lutlab.generate.shard import Part, share_of_block, share_out
 from lutlab.kept.sums import NAME, check_sums, has_sums
 from lutlab.lazy import PreTrainedModel
-from lutlab.measure.rank import Rank
+from lutlab.measure.ranks import Rank
 from lutlab.models.families import decoder_blocks
 from lutlab.models.files import weight_files
 from lutlab.models.load import quiet

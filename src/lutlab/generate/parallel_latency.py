@@ -25,7 +25,7 @@ from lutlab.errors import LutlabError
 from lutlab.generate.parallel import DECODE_SECONDS, LOAD_SECONDS, Shared, engine, greedy, load
 from lutlab.generate.shard import Part, share_out
 from lutlab.measure import ranks
-from lutlab.measure.rank import Rank
+from lutlab.measure.ranks import Rank
 from lutlab.models.families import kinds
 from lutlab.models.load import LoadedModel, folder_of, load_model
 from lutlab.quantizers.contract import make_method

@@ -7,7 +7,9 @@ norms, rotations, activations, sums and copies.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+
+from lutlab.lazy import torch
 
 OTHER = "other"
 # In this order: flash and memory-efficient attention are named after CUTLASS.
@@ -44,3 +46,27 @@ def by_part(named: Iterable[tuple[str, float]]) -> dict[str, float]:
     for name, time in named:
         found[part_of(name)] += time
     return found
+
+
+def gpu_parts(run: Callable[[], object], calls: int) -> tuple[dict[str, float], dict[str, float]]:
+    """Seconds of a call on the current GPU: by part, and by kernel, the longest first.
+
+    Args:
+        run: the call, as a step of an engine; it has run before, so that nothing is compiled in it.
+        calls: number of calls of `run` that are averaged.
+    """
+    from torch.autograd import DeviceType
+    from torch.profiler import ProfilerActivity, profile
+
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+        for _ in range(calls):
+            run()
+        torch.cuda.synchronize()
+    kernels = {
+        event.key: event.self_device_time_total * 1e-6 / calls  # microseconds
+        for event in profiler.key_averages()
+        if event.device_type == DeviceType.CUDA
+    }
+    longest = dict(sorted(kernels.items(), key=lambda one: -one[1]))
+    return by_part(longest.items()), longest
