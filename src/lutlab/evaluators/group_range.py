@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lutlab.errors import LutlabError
-from lutlab.evaluators.contract import Evaluator, Metric, Work
+from lutlab.evaluators.contract import Evaluator, Metric
 from lutlab.groups import blocks, check_group_size
 from lutlab.lazy import torch
 from lutlab.models.families import linear_layers, weight_of
 from lutlab.registry import register
-from lutlab.specs import Measurement, RunSpec, Subject
+from lutlab.specs import Measurement, Subject
 
 
 @register("evaluator", "group_range")
@@ -47,10 +47,6 @@ class GroupRange(Evaluator):
 
     def __post_init__(self) -> None:
         check_group_size(self.g)
-
-    def work(self, run: RunSpec) -> Work:
-        """No forward pass: its weights are read once."""
-        return Work()
 
     def measure(self, subject: Subject) -> Measurement:
         """Needs no text and no tokenizer.

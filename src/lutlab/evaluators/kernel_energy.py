@@ -10,7 +10,6 @@ would take. Where GPUs share a product (tensor_parallel.py), joules are those of
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from lutlab.evaluators.contract import Evaluator, Metric, Work
@@ -36,7 +35,6 @@ Energies = tuple[Energy, Energy, Energy, float, dict[str, Any]]
 
 
 @register("evaluator", "kernel_energy")
-@dataclass(frozen=True)
 class KernelEnergy(Evaluator):
     """Metrics of a product, of one call.
 

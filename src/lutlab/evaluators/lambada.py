@@ -50,7 +50,6 @@ class LambadaResult:
 
 
 @register("evaluator", "lambada")
-@dataclass(frozen=True)
 class Lambada(HarnessEvaluator):
     """Metrics `lambada_accuracy` (0 to 1), `lambada_perplexity`; samples: log-likelihoods of the last words."""
 

@@ -6,7 +6,6 @@ the hub by itself. Groups of tasks are named task by task, since a cell is one n
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from lutlab.data import tasks
@@ -17,7 +16,6 @@ from lutlab.registry import register
 
 
 @register("evaluator", "lm_eval")
-@dataclass(frozen=True)
 class LmEval(HarnessEvaluator):
     """The task's own metrics, under lm-eval's names; samples are those of its first metric, where they are numbers.
 

@@ -10,7 +10,6 @@ lm-eval has no acc_norm of WinoGrande, nor have we of `continuations`: their end
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from lutlab.data.protocols import KINDS, PROTOCOLS, protocol
@@ -23,7 +22,6 @@ from lutlab.specs import Text
 
 
 @register("evaluator", "zero_shot")
-@dataclass(frozen=True)
 class ZeroShot(HarnessEvaluator):
     """Metrics `accuracy`, `accuracy_norm`, 0 to 1; samples are 1 where the right ending is the most likely, else 0."""
 

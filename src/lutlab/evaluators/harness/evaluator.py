@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lutlab.evaluators import harness, needed, text_facts
-from lutlab.evaluators.contract import Evaluator, Work
+from lutlab.evaluators.contract import Evaluator
 from lutlab.specs import Measurement, RunSpec, Subject, Text
 
 
@@ -33,10 +33,6 @@ class HarnessEvaluator(Evaluator):
     def obstacle(cls, run: RunSpec) -> str:
         """Reason why it cannot run: lm-eval is not installed."""
         return harness.missing()
-
-    def work(self, run: RunSpec) -> Work:
-        """One pass over the text, every ending with its context."""
-        return Work(passes=1)
 
     def check_text(self, text: Text) -> None:
         """Raises LutlabError: the text is none that it measures."""

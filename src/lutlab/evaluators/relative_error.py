@@ -1,0 +1,93 @@
+"""Relative mean squared errors of the quantized linear layers, taken when they were quantized.
+
+weight_error   sum ||W - W_hat||^2 / sum ||W||^2
+output_error   sum tr(D H D^T) / sum tr(W H W^T),  D = W_hat - W,  H = X^T X / M     on the calibration text: what GPTQ
+               minimises, layer by layer
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from lutlab.errors import LutlabError
+from lutlab.evaluators.contract import Evaluator, Metric
+from lutlab.quantizers.stored import STORED
+from lutlab.registry import register
+from lutlab.specs import Measurement, RunSpec, Subject
+
+
+@register("evaluator", "weight_error")
+class WeightError(Evaluator):
+    """Metric `weight_relative_mse`; one sample a layer, in forward order."""
+
+    version: ClassVar[int] = 1
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        Metric("weight_relative_mse", "relative MSE", "weight error"),
+    )
+
+    @classmethod
+    def obstacle(cls, run: RunSpec) -> str:
+        """Empty where the weights in full precision are known."""
+        if run.method == STORED:
+            return "a quantized checkpoint does not hold the weights in full precision that it would be compared with"
+        return (
+            "weights drawn as they are stored were never in full precision"
+            if run.model.packed
+            else ""
+        )
+
+    def measure(self, subject: Subject) -> Measurement:
+        """Needs no text."""
+        errors = [layer.squared_error for layer in subject.layers]
+        norms = [layer.squared_norm for layer in subject.layers]
+        return _measured("weight_relative_mse", subject, errors, norms)
+
+
+@register("evaluator", "output_error")
+class OutputError(Evaluator):
+    """Metric `output_relative_mse`; one sample a layer, in forward order."""
+
+    version: ClassVar[int] = 1
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        Metric("output_relative_mse", "relative MSE", "output error"),
+    )
+
+    @classmethod
+    def obstacle(cls, run: RunSpec) -> str:
+        """Empty where the row's layers saw calibration inputs."""
+        if run.calibration:
+            return ""
+        return "the row has no calibration inputs, whose outputs would err: its method looks at weights only"
+
+    def measure(self, subject: Subject) -> Measurement:
+        """Needs no text.
+
+        Raises:
+            LutlabError: the model was quantized without calibration.
+        """
+        errors = [layer.output_error for layer in subject.layers]
+        if None in errors:
+            raise LutlabError(
+                "output_error needs calibration, and this method looks at weights only: use method=gptq, gptq_bcq or "
+                "awq, or evaluate weight_error"
+            )
+        norms = [layer.output_norm for layer in subject.layers]
+        return _measured("output_relative_mse", subject, errors, norms)
+
+
+def _measured(
+    metric: str, subject: Subject, errors: Sequence[float], norms: Sequence[float]
+) -> Measurement:
+    """The ratio of the sums over the layers, and each layer's own."""
+    return Measurement(
+        values={metric: _ratio(sum(errors), sum(norms))},
+        n=len(errors),
+        samples=tuple(_ratio(error, norm) for error, norm in zip(errors, norms, strict=True)),
+        facts={"layers": [layer.name for layer in subject.layers]},
+    )
+
+
+def _ratio(error: float, norm: float) -> float:
+    """Relative error; 0 for weights that are all zero and kept so."""
+    return error / norm if norm else (float("inf") if error else 0.0)
