@@ -1,18 +1,82 @@
-"""Any task of lm-evaluation-harness, by its own name and metrics: `evaluate=[lm_eval:piqa,lm_eval:boolq]`.
+"""Tasks of lm-evaluation-harness as evaluators: any by its own name and metrics, and multiple choice.
 
-Tasks whose rows lutlab reads (data/tasks.py) take them from `data.source`; the rows of all others lm-eval fetches from
-the hub by itself. Groups of tasks are named task by task, since a cell is one number's.
+    lm_eval     evaluate=[lm_eval:piqa,lm_eval:boolq]; rows that lutlab reads (data/tasks.py) come from `data.source`,
+                all others lm-eval fetches from the hub. Groups are named task by task, since a cell is one number's
+    zero_shot   is the right ending the most likely one? With L_i = log p(ending i | its context), summed over tokens:
+                accuracy       share of items where argmax L_i is the right ending, lm-eval's `acc`
+                accuracy_norm  where argmax L_i / characters of ending i (without its leading space) is, its `acc_norm`:
+                               long endings are unlikely because they are long
+
+lm-eval has no acc_norm of WinoGrande, nor have we of `continuations`: their endings are equal, and so are both numbers.
+lambada.py has a third.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import numbers
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import ClassVar
 
 from lutlab.data import tasks
+from lutlab.data.protocols import KINDS, PROTOCOLS, protocol
 from lutlab.errors import LutlabError
-from lutlab.evaluators.contract import Metric, metric_of
-from lutlab.evaluators.harness.evaluator import HarnessEvaluator
+from lutlab.evaluators import context_length, harness, needed, text_facts
+from lutlab.evaluators.contract import Evaluator, Metric, metric_of
 from lutlab.registry import register
+from lutlab.specs import Measurement, RunSpec, Subject, Text
+
+
+@dataclass(frozen=True)
+class HarnessEvaluator(Evaluator):
+    """A task's scores, under names of ours or under lm-eval's.
+
+    Attributes:
+        bos: `tokenizer`, begin as the tokenizer does (lm-eval since 0.4.10); `none`, without BOS (up to 0.4.9).
+        batch_size: requests at once.
+    """
+
+    name: ClassVar[str]  # as registered
+    sampled: ClassVar[str] = ""  # lm-eval's metric whose items are the samples; empty: the first
+    # our name of a metric -> lm-eval's, of which the first that the task has counts; empty: all under lm-eval's
+    names: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    task: ClassVar[str] = "causal_lm"
+    libraries: ClassVar[tuple[str, ...]] = ("lm-eval",)
+
+    bos: str = "tokenizer"
+    batch_size: int = harness.BATCH_SIZE
+
+    @classmethod
+    def obstacle(cls, run: RunSpec) -> str:
+        """Reason why it cannot run: lm-eval is not installed."""
+        return tasks.MISSING if importlib.util.find_spec("lm_eval") is None else ""
+
+    def check_text(self, text: Text) -> None:
+        """Raises LutlabError: the text is none that it measures."""
+
+    def measure(self, subject: Subject) -> Measurement:
+        """Scores of subject.text; contexts are cut to the model's context, or subject.seqlen if it has none.
+
+        Raises:
+            LutlabError: no text or tokenizer, as `check_text`, or as `harness.scores`.
+        """
+        text, tokenizer = needed(subject, self.name)
+        self.check_text(text)
+        window = context_length(subject.model) or subject.seqlen
+        found = harness.scores(subject.model, tokenizer, text, self.bos, self.batch_size, window)
+        names = {name: name for name in found.values}
+        if self.names:
+            names = {o: next(n for n in t if n in found.values) for o, t in self.names.items()}
+        first = found.items[self.sampled] if self.sampled else next(iter(found.items.values()))
+        plain = all(isinstance(item, numbers.Real) for item in first)
+        return Measurement(
+            values={ours: found.values[theirs] for ours, theirs in names.items()},
+            n=found.n,
+            samples=tuple(map(float, first)) if plain else (),
+            facts=text_facts(text, tokenizer) | found.facts,
+            errors={o: found.errors[t] for o, t in names.items() if t in found.errors},
+        )
 
 
 @register("evaluator", "lm_eval")
@@ -56,3 +120,31 @@ class LmEval(HarnessEvaluator):
                 f"column shows: known are {', '.join(metric.name for metric in cls.metrics)}"
             )
         return found
+
+
+@register("evaluator", "zero_shot")
+class ZeroShot(HarnessEvaluator):
+    """Metrics `accuracy`, `accuracy_norm`, 0 to 1; samples are 1 where the right ending is the most likely, else 0."""
+
+    version: ClassVar[int] = 2
+    name: ClassVar[str] = "zero_shot"
+    sampled: ClassVar[str] = "acc"
+    names: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "accuracy": ("acc",),
+        "accuracy_norm": ("acc_norm", "acc"),
+    }
+    reads: ClassVar[tuple[str, ...]] = ("choices",)
+    golden: ClassVar[str] = "continuations"
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        Metric("accuracy", "accuracy", "zero-shot", lower_is_better=False),
+        Metric("accuracy_norm", "accuracy", "zero-shot by length", lower_is_better=False),
+    )
+
+    def check_text(self, text: Text) -> None:
+        """Raises LutlabError: a protocol without items to choose in."""
+        kind = protocol(text.protocol).kind
+        if kind != "choices":
+            known = [name for name, p in PROTOCOLS.items() if p.kind == "choices"]
+            raise LutlabError(
+                f"'{text.protocol}' is {KINDS[kind]}, not items with several endings; take one of: {', '.join(known)}"
+            )
