@@ -24,9 +24,9 @@ from gpu_contestants import DEVICE, cold_copies, l2_bytes, run_parts
 
 import lutlab
 from lutlab.errors import LutlabError
+from lutlab.evaluators.breakdown import gpu_parts
 from lutlab.generate import engine
 from lutlab.generate.contract import Engine
-from lutlab.measure.step_parts import gpu_parts
 from lutlab.measure.timing import Contestant, GpuTimer, gpu_copier, race
 
 LENGTH = 128  # tokens in the cache at the end

@@ -1,14 +1,8 @@
-"""Tasks of lm-evaluation-harness as evaluators: any by its own name and metrics, and multiple choice.
+"""Any task of lm-evaluation-harness, by its own name and metrics: `evaluate=[lm_eval:piqa,lm_eval:boolq]`.
 
-    lm_eval     evaluate=[lm_eval:piqa,lm_eval:boolq]; rows that lutlab reads (data/tasks.py) come from `data.source`,
-                all others lm-eval fetches from the hub. Groups are named task by task, since a cell is one number's
-    zero_shot   is the right ending the most likely one? With L_i = log p(ending i | its context), summed over tokens:
-                accuracy       share of items where argmax L_i is the right ending, lm-eval's `acc`
-                accuracy_norm  where argmax L_i / characters of ending i (without its leading space) is, its `acc_norm`:
-                               long endings are unlikely because they are long
-
-lm-eval has no acc_norm of WinoGrande, nor have we of `continuations`: their endings are equal, and so are both numbers.
-lambada.py has a third.
+Tasks whose rows lutlab reads (data/tasks.py) take them from `data.source`; the rows of all others lm-eval fetches from
+the hub by itself. Groups of tasks are named task by task, since a cell is one number's. lambada.py and zero_shot.py
+have tasks under names of ours.
 """
 
 from __future__ import annotations
@@ -20,7 +14,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lutlab.data import tasks
-from lutlab.data.protocols import KINDS, PROTOCOLS, protocol
 from lutlab.errors import LutlabError
 from lutlab.evaluators import context_length, harness, needed, text_facts
 from lutlab.evaluators.contract import Evaluator, Metric, metric_of
@@ -120,31 +113,3 @@ class LmEval(HarnessEvaluator):
                 f"column shows: known are {', '.join(metric.name for metric in cls.metrics)}"
             )
         return found
-
-
-@register("evaluator", "zero_shot")
-class ZeroShot(HarnessEvaluator):
-    """Metrics `accuracy`, `accuracy_norm`, 0 to 1; samples are 1 where the right ending is the most likely, else 0."""
-
-    version: ClassVar[int] = 2
-    name: ClassVar[str] = "zero_shot"
-    sampled: ClassVar[str] = "acc"
-    names: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "accuracy": ("acc",),
-        "accuracy_norm": ("acc_norm", "acc"),
-    }
-    reads: ClassVar[tuple[str, ...]] = ("choices",)
-    golden: ClassVar[str] = "continuations"
-    metrics: ClassVar[tuple[Metric, ...]] = (
-        Metric("accuracy", "accuracy", "zero-shot", lower_is_better=False),
-        Metric("accuracy_norm", "accuracy", "zero-shot by length", lower_is_better=False),
-    )
-
-    def check_text(self, text: Text) -> None:
-        """Raises LutlabError: a protocol without items to choose in."""
-        kind = protocol(text.protocol).kind
-        if kind != "choices":
-            known = [name for name, p in PROTOCOLS.items() if p.kind == "choices"]
-            raise LutlabError(
-                f"'{text.protocol}' is {KINDS[kind]}, not items with several endings; take one of: {', '.join(known)}"
-            )

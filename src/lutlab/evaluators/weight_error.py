@@ -1,16 +1,10 @@
-"""Relative mean squared errors of the quantized linear layers, taken when they were quantized.
-
-weight_error   sum ||W - W_hat||^2 / sum ||W||^2
-output_error   sum tr(D H D^T) / sum tr(W H W^T),  D = W_hat - W,  H = X^T X / M     on the calibration text: what GPTQ
-               minimises, layer by layer
-"""
+"""Relative mean squared error of the quantized weights: sum ||W - W_hat||^2 / sum ||W||^2 over the linear layers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import ClassVar
 
-from lutlab.errors import LutlabError
 from lutlab.evaluators.contract import Evaluator, Metric
 from lutlab.quantizers.stored import STORED
 from lutlab.registry import register
@@ -41,45 +35,13 @@ class WeightError(Evaluator):
         """Needs no text."""
         errors = [layer.squared_error for layer in subject.layers]
         norms = [layer.squared_norm for layer in subject.layers]
-        return _measured("weight_relative_mse", subject, errors, norms)
+        return relative_error("weight_relative_mse", subject, errors, norms)
 
 
-@register("evaluator", "output_error")
-class OutputError(Evaluator):
-    """Metric `output_relative_mse`; one sample a layer, in forward order."""
-
-    version: ClassVar[int] = 1
-    metrics: ClassVar[tuple[Metric, ...]] = (
-        Metric("output_relative_mse", "relative MSE", "output error"),
-    )
-
-    @classmethod
-    def obstacle(cls, run: RunSpec) -> str:
-        """Empty where the row's layers saw calibration inputs."""
-        if run.calibration:
-            return ""
-        return "the row has no calibration inputs, whose outputs would err: its method looks at weights only"
-
-    def measure(self, subject: Subject) -> Measurement:
-        """Needs no text.
-
-        Raises:
-            LutlabError: the model was quantized without calibration.
-        """
-        errors = [layer.output_error for layer in subject.layers]
-        if None in errors:
-            raise LutlabError(
-                "output_error needs calibration, and this method looks at weights only: use method=gptq, gptq_bcq or "
-                "awq, or evaluate weight_error"
-            )
-        norms = [layer.output_norm for layer in subject.layers]
-        return _measured("output_relative_mse", subject, errors, norms)
-
-
-def _measured(
+def relative_error(
     metric: str, subject: Subject, errors: Sequence[float], norms: Sequence[float]
 ) -> Measurement:
-    """The ratio of the sums over the layers, and each layer's own."""
+    """The ratio of the sums of errors and norms over the layers, and each layer's own."""
     return Measurement(
         values={metric: _ratio(sum(errors), sum(norms))},
         n=len(errors),

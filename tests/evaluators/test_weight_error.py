@@ -2,7 +2,7 @@
 
 import pytest
 
-from lutlab.evaluators.relative_error import WeightError
+from lutlab.evaluators.weight_error import WeightError
 from lutlab.specs import LayerStats, Subject
 
 
