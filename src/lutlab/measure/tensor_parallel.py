@@ -16,7 +16,7 @@ import dataclasses
 from typing import Any
 
 from lutlab.lazy import torch
-from lutlab.measure import contestants, drawn, products, ranks
+from lutlab.measure import contestants, drawn
 from lutlab.measure.contestants import Entrants, TimedRow, cold_bytes
 from lutlab.measure.ranks import Rank
 from lutlab.measure.timing import COLD, Contestant, CpuTimer, GpuTimer, Timer, race, together
@@ -41,21 +41,16 @@ def slowest(rank: Rank, timer: Timer) -> Timer:
     return seconds
 
 
-def timed(spec: ProductRun, rounds: int, kind: str = COLD) -> tuple[Entrants, float]:
+def time_on(rank: Rank, spec: ProductRun, rounds: int, kind: str) -> tuple[Entrants, float] | None:
     """Race the shared product with those that contestants.enter has for the first GPU alone, in one run.
 
     Returns:
-        The contestants with their rounds, which can no longer be called, of memory what the GPUs copy together, so many
-        times what the first one does; and which part of the product's time is compute.
+        None but of rank 0. The contestants with their rounds, which can no longer be called, of memory what the GPUs
+        copy together, so many times what the first one does; and which part of the product's time is compute.
 
     Raises:
-        LutlabError: a product is wrong, a rank failed, or the ranks were not done in time.
+        LutlabError: a product is wrong.
     """
-    return ranks.run(time_on, products.gpus_of(spec), spec.device, (spec, rounds, kind))
-
-
-def time_on(rank: Rank, spec: ProductRun, rounds: int, kind: str) -> tuple[Entrants, float] | None:
-    """The part of one rank; None but of rank 0."""
     entered = None if rank.index else contestants.enter(alone(spec, rank), kind)
     rank.largest(0.0)  # with idle GPUs until then
     whole, product, facts = share(spec, rank, kind)
