@@ -42,15 +42,15 @@ def serve(job: dict[str, Any]) -> None:
     ids = load_file(work / CALIBRATION)["ids"]
     driver = digest(Path(sys.modules[peer.__module__].__file__))
     for method, q, g in job["rows"]:
-        way, path = peer.ways[method], work / row_file(method, q, g)
-        facts = {"version": peer.version(), "options": dict(way.options), "gradient": way.gradient}
+        options, path = peer.ways[method], work / row_file(method, q, g)
+        facts = {"version": peer.version(), "options": dict(options), "gradient": peer.gradient}
         facts |= {"asked": job["asked"], "driver": driver}
         kept = json.loads(path.read_text()) if path.exists() else {}
         if "not_run" not in kept and facts.items() <= kept.items():
             continue
         start = time.perf_counter()
         try:
-            dense = peer.quantize(job["model"], way.options, q, g, ids)
+            dense = peer.quantize(job["model"], options, q, g, ids)
         except Exception as error:  # whatever it raises is the result at this setting
             traceback.print_exc()
             reason = str(error).strip().partition("\n")[0]

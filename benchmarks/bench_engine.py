@@ -39,8 +39,7 @@ from lutlab.generate.contract import Engine
 from lutlab.measure.timing import RESIDENT, Contestant, CpuTimer, race
 from lutlab.models.load import embedded_names, load_model
 from lutlab.peers.llama_cpp import gguf_model
-from lutlab.peers.llama_cpp.decoder import Decoder
-from lutlab.peers.llama_cpp.gguf_model import Encoded
+from lutlab.peers.llama_cpp.gguf_model import Decoder, Encoded
 from lutlab.specs import ModelSpec
 
 GROUP = 128

@@ -24,9 +24,9 @@ from gpu_contestants import DEVICE, cold_copies, l2_bytes, run_parts
 
 import lutlab
 from lutlab.errors import LutlabError
+from lutlab.evaluators.breakdown import gpu_parts
 from lutlab.generate import engine
 from lutlab.generate.contract import Engine
-from lutlab.measure.gpu_breakdown import breakdown
 from lutlab.measure.timing import Contestant, GpuTimer, gpu_copier, race
 
 LENGTH = 128  # tokens in the cache at the end
@@ -104,7 +104,7 @@ def row(one: Contestant, own: Engine, memory: dict[str, float]) -> dict[str, Any
     """A model's row, with the breakdown of a step."""
     own.rewind(1)
     first = torch.zeros(1, dtype=torch.int64)
-    kinds, kernels = breakdown(lambda: own.greedy(first, 1), PROFILED)
+    kinds, kernels = gpu_parts(lambda: own.greedy(first, 1), PROFILED)
     bound = one.bytes / (memory["read_gb_s"] * 1e9)
     return {
         "model": one.name,

@@ -174,7 +174,7 @@ def qigens(shape: tuple[int, int], m: int, args: argparse.Namespace) -> list[Pro
     import torch
 
     from lutlab.kernels.cpu.qigen import qigen_gemv
-    from lutlab.measure.cpu_contestants import qigen_copies
+    from lutlab.measure.contestants import qigen_copies
     from lutlab.measure.drawn import relative_error
     from lutlab.tensors import UniformTensor
 

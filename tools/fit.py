@@ -8,6 +8,8 @@ weight takes the place of the bandwidth and misses a model left out by half.
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,9 +18,8 @@ import numpy as np
 from lutlab.errors import LutlabError
 from lutlab.groups import Bits
 from lutlab.predict.devices import Device
-from lutlab.predict.engines import Errors, Rates
 from lutlab.predict.footprint import predict_memory
-from lutlab.predict.per_token import Terms, parts, terms
+from lutlab.predict.per_token import Errors, Rates, parts
 from lutlab.predict.shapes import Decoder
 
 CONTEXT = (
@@ -43,11 +44,6 @@ class Observed:
     ms: float
     where: tuple[str, ...] = ()
 
-    def terms(self, to: Device) -> Terms:
-        """Its loads, at the context that is assumed."""
-        held = predict_memory(self.shape, self.q, self.g, gpus=self.gpus, context=CONTEXT)
-        return terms(self.shape, self.q, held, to, 1)
-
 
 def fit(observed: Sequence[Observed], to: Device) -> Rates:
     """Rates by the five constants.
@@ -61,15 +57,16 @@ def fit(observed: Sequence[Observed], to: Device) -> Rates:
     """
     from scipy.optimize import nnls
 
-    per_byte = 1e3 / to.bandwidth
-    loads = [one.terms(to) for one in observed]
-    columns = [
-        [per_byte * (of.dense + of.head + of.cache) for of in loads],
-        [per_byte * of.packed for of in loads],
-        [1e-3 * of.layers for of in loads],
-        [1e-3 * of.quantized_layers for of in loads],
-        [1e-3 * of.doublings for of in loads],
-    ]
+    free = Rates(math.inf, math.inf, math.inf, 0.0)  # all but what the all-reduces send
+    units = (
+        dataclasses.replace(free, dense=1.0, head=1.0),
+        dataclasses.replace(free, packed=1.0),
+        dataclasses.replace(free, layer_us=1.0),
+        dataclasses.replace(free, packed_layer_us=1.0),
+        dataclasses.replace(free, link_us=1.0),
+    )
+    sent = np.array([predicted(one, free, to) for one in observed])
+    columns = [[predicted(one, unit, to) for one in observed] - sent for unit in units]
     times = np.array([one.ms for one in observed])
     matrix = np.array(columns).T / times[:, None]
     if np.linalg.matrix_rank(matrix) < len(columns):
@@ -77,7 +74,7 @@ def fit(observed: Sequence[Observed], to: Device) -> Rates:
             f"{len(observed)} latencies do not decide {len(columns)} constants: give those of several models, in full "
             "precision and quantized, on one GPU and on several"
         )
-    wanted = 1 - np.array([1e3 * of.sent_s for of in loads]) / times
+    wanted = 1 - sent / times
     dense, packed, layer, quantized, link = (float(x) for x in nnls(matrix, wanted)[0])
     return Rates(1 / dense, 1 / packed, 1 / dense, layer, quantized, link_us=link)
 
@@ -97,8 +94,9 @@ def fit_kernels(times: Sequence[tuple[float, float, float]]) -> tuple[float, flo
 
 
 def predicted(one: Observed, rates: Rates, to: Device) -> float:
-    """Milliseconds a token by these rates."""
-    return sum(parts(one.terms(to), rates, to).values())
+    """Milliseconds a token by these rates, at the context that is assumed."""
+    held = predict_memory(one.shape, one.q, one.g, gpus=one.gpus, context=CONTEXT)
+    return sum(parts(one.shape, one.q, held, to, 1, rates).values())
 
 
 def off(one: Observed, rates: Rates, to: Device) -> float:

@@ -26,7 +26,7 @@ from lutlab.experiment.artifact.artifact import load_artifact
 from lutlab.experiment.artifact.catalog import LEAD_PAPER, artifact_groups
 from lutlab.experiment.run.ending import ended
 from lutlab.kept.files import write_atomically
-from lutlab.predict.engines import CONSTANTS, Errors
+from lutlab.predict.per_token import CONSTANTS, Errors
 from tools.fit import (
     CONTEXT,
     Observed,

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 import lutlab
 from lutlab import registry
 from lutlab.peers import efficientqat
-from lutlab.peers.contract import QuantizesModels, Way
+from lutlab.peers.contract import QuantizesModels
 
 FIRST = "model.decoder.layers.0."
 NORM = "model.decoder.final_layer_norm.bias"
@@ -44,7 +44,8 @@ def peer(monkeypatch, tmp_path):
 
     class Own(QuantizesModels):
         modules = ()
-        ways: ClassVar = {"best": Way({"by": 2}, gradient=True), "other": Way()}
+        ways: ClassVar = {"best": {"by": 2}, "other": {}}
+        gradient = True
         quantize = staticmethod(counting)
         version = staticmethod(lambda: "7.1")
 

@@ -16,7 +16,7 @@ from tests.tiny_models import byte_tokenizer, tiny_llama, tiny_opt
 
 from lutlab.data import load_text
 from lutlab.errors import LutlabError
-from lutlab.evaluators.harness import scores
+from lutlab.evaluators.harness import scores, standard_error
 from lutlab.specs import Text, TextSpec
 
 # protocol -> lm-eval's definition, and the split it reads
@@ -203,8 +203,6 @@ def test_nothing_of_the_callers_is_changed(capfd):
 
 def test_standard_errors_of_ratios_are_those_of_a_mean_where_all_weigh_the_same():
     from lm_eval.api import metrics
-
-    from lutlab.evaluators.harness.results import standard_error
 
     draw = random.Random(0)
     x = [draw.gauss(-2, 1) for _ in range(400)]

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from lutlab.measure.rank import Rank
+from lutlab.measure.ranks import Rank
 
 
 class ThreadRank(Rank):

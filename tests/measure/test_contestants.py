@@ -11,9 +11,9 @@ from lutlab.kernels.gpu import choice
 from lutlab.kernels.gpu import linear as gpu_linear
 from lutlab.kernels.gpu.lut_gemv.launcher import Product
 from lutlab.kernels.gpu.lut_gemv.variant import H200
-from lutlab.measure import contestants, dense_contestants, drawn, gpu_contestants, products
+from lutlab.measure import contestants, drawn, products
+from lutlab.measure.contestants import TimedRow
 from lutlab.measure.products import parse_shapes
-from lutlab.measure.timed_row import TimedRow
 from lutlab.measure.timing import Contestant
 from lutlab.specs import ProductRun
 
@@ -93,10 +93,10 @@ def test_on_a_gpu_the_dense_product_is_cublas_in_its_faster_layout(faster, monke
         asked.append(kind)
         return 1e-6 if one.name.endswith(faster) else 2e-6
 
-    monkeypatch.setattr(dense_contestants, "GpuTimer", lambda: timer)
+    monkeypatch.setattr(contestants, "GpuTimer", lambda: timer)
     timed = OnGpu(row(), 3 * 96 * 80 * 4, {}, "resident")
     x, weight = torch.randn(2, 80), torch.randn(96, 80)
-    found = dense_contestants.dense(timed, weight, x)
+    found = contestants.dense(timed, weight, x)
     assert (found.name, found.copies, found.rounds) == (f"torch float32 {faster}", 3, {})
     assert set(asked) == {"resident"}
     slower = ({"[N, K]", "[K, N]"} - {faster}).pop()
@@ -122,9 +122,9 @@ def test_a_layout_is_stored_as_it_says(monkeypatch):
         return 1e-6
 
     monkeypatch.setattr(torch, "mm", mm)
-    monkeypatch.setattr(dense_contestants, "GpuTimer", lambda: timer)
+    monkeypatch.setattr(contestants, "GpuTimer", lambda: timer)
     timed = OnGpu(row(), 3 * 96 * 80 * 4, {})
-    dense_contestants.dense(timed, torch.randn(96, 80), torch.randn(1, 80))
+    contestants.dense(timed, torch.randn(96, 80), torch.randn(1, 80))
     assert stored == {"torch float32 [N, K]": (1, 80), "torch float32 [K, N]": (96, 1)}
 
 
@@ -132,9 +132,7 @@ def test_a_layout_is_stored_as_it_says(monkeypatch):
 def test_who_takes_turns_on_a_gpu(gpu, monkeypatch):
     """The papers' kernel beside the best one, cuBLAS in both types, and copying; kernels run on the CPU."""
     monkeypatch.setattr(contestants, "TimedRow", OnGpu)
-    monkeypatch.setattr(
-        dense_contestants, "GpuTimer", lambda: lambda one, kind: float(len(one.name))
-    )
+    monkeypatch.setattr(contestants, "GpuTimer", lambda: lambda one, kind: float(len(one.name)))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a stand-in")
     copier = Contestant("copy", 100, 2, lambda i: None)
     monkeypatch.setattr(contestants, "gpu_copier", lambda cold: copier)
@@ -162,7 +160,7 @@ def test_a_dense_row_is_its_own_baseline():
 
 
 def test_a_dense_row_in_bfloat16_is_multiplied_in_bfloat16(monkeypatch):
-    monkeypatch.setattr(dense_contestants, "GpuTimer", lambda: lambda one, kind: 1e-6)
+    monkeypatch.setattr(contestants, "GpuTimer", lambda: lambda one, kind: 1e-6)
     timed = OnGpu(row(method="none", q=16, g=-1, dtype="bfloat16"), 1, {})
     part = contestants._part(timed, SHAPE)
     names = [part[name].name for name in ("own", "fp16", "fp32")]
@@ -234,7 +232,7 @@ def test_on_a_gpu_many_rows_go_through_a_dense_weight(monkeypatch):
     monkeypatch.setattr(gpu_linear, "dequantize", lambda packed, dtype: packed.dequantize())
     packed = pack(drawn.draw(row(), SHAPE, 16))
     x = torch.randn(4, 80)
-    one = gpu_contestants.quantized(TimedRow(row(), 1, {}), x, packed, "auto")
+    one = contestants.by_kernel(OnGpu(row(), 1, {}), x, packed, "auto")
     assert packed.offset is None
     assert one.name == "dequantize every call, cuBLAS (chosen by a race on this machine)"
     assert one.bytes == packed.planes.nbytes + packed.alpha.nbytes
@@ -258,17 +256,15 @@ def test_on_a_gpu_every_copy_is_a_product_with_weights_of_its_own(
     spec = row(method="rtn", kernel=kernel, knobs=tuple(knobs.items()), g=32)
     packed = pack(drawn.draw(spec, (96, 96, 1), 32))
     x = torch.randn(4, 96).half()
-    timed = TimedRow(spec, 1, {})
-    size = gpu_contestants.quantized(timed, x, packed, kernel).bytes
+    timed = OnGpu(spec, 1, {})
+    size = contestants.by_kernel(timed, x, packed, kernel).bytes
     timed.cold = 3 * size
-    one = gpu_contestants.quantized(timed, x, packed, kernel)
+    one = contestants.by_kernel(timed, x, packed, kernel)
     assert one.name.startswith(f"lut_gemv {variant} {knobs}, float16 x")
     assert (one.bytes, one.copies) == (size, 3)
     assert size >= 96 * 96 * 3 / 8
     for copy in range(3):
         expected = x.float() @ packed.dequantize().t()
         torch.testing.assert_close(one.run(copy).float(), expected, rtol=1e-2, atol=1e-2)
-    other = gpu_contestants.quantized(
-        timed, x, packed, "auto" if variant == "paper" else "lane_tables"
-    )
+    other = contestants.by_kernel(timed, x, packed, "auto" if variant == "paper" else "lane_tables")
     assert "{}" in other.name, "the knobs are the row's kernel's"

@@ -58,22 +58,6 @@ def test_a_run_longer_than_the_window_counts_once():
     assert (found.calls, found.seconds, found.joules) == (1, 3.0, pytest.approx(900))
 
 
-def test_gpus_that_work_together_are_counted_together():
-    gpus = FakeGpu(watts=300.0), FakeGpu(watts=100.0)
-
-    def run():
-        for gpu in gpus:
-            gpu.run()
-
-    both = energy.Several(gpus)
-    found = energy_of(run, 10, both, idle=100.0, seconds=1.0, clock=gpus[0].clock)
-    assert found.joules == pytest.approx(400 / 40)
-    assert found.net_joules == pytest.approx(300 / 40)
-    assert found.watts == pytest.approx(400)
-    gpus[1].runs = 1
-    assert both.utilization() == (30.0, 15.0), "of 5 runs and 1"
-
-
 def test_a_counter_that_stands_still_is_refused():
     gpu = FakeGpu(watts=0.0)
     with pytest.raises(LutlabError, match="did not advance"):
@@ -100,10 +84,10 @@ class FakeNvml(types.ModuleType):
     def nvmlDeviceGetTotalEnergyConsumption(self, gpu):
         if not self.counts:
             raise self.NVMLError("Not Supported")
-        return 1500
+        return {"GPU-0": 1500, "GPU-1": 500}[gpu]
 
     def nvmlDeviceGetUtilizationRates(self, gpu):
-        return types.SimpleNamespace(gpu=97, memory=40)
+        return types.SimpleNamespace(gpu={"GPU-0": 97, "GPU-1": 2}[gpu], memory=40)
 
     def nvmlSystemGetDriverVersion(self):
         return "600.1"
@@ -119,16 +103,16 @@ class FakeNvml(types.ModuleType):
 
 
 @pytest.fixture
-def one_gpu(monkeypatch):
-    properties = types.SimpleNamespace(uuid="abc")
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
+def gpus(monkeypatch):
+    """Two, which NVML numbers the other way round."""
+    of = {index: types.SimpleNamespace(uuid=str(1 - index)) for index in (0, 1)}
+    monkeypatch.setattr(torch.cuda, "get_device_properties", of.get)
 
 
-@pytest.mark.usefixtures("one_gpu")
+@pytest.mark.usefixtures("gpus")
 def test_nvml_is_asked_in_its_units(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
-    gpu = energy.Nvml()
-    assert gpu._gpu == "GPU-abc"
+    gpu = energy.Nvml(1)
     assert gpu.joules() == 1.5
     assert gpu.utilization() == (97.0, 40.0)
     assert gpu.facts() == {
@@ -138,12 +122,20 @@ def test_nvml_is_asked_in_its_units(monkeypatch):
     assert energy.clocks_of("cuda:1") == gpu.facts()
 
 
-@pytest.mark.usefixtures("one_gpu")
+@pytest.mark.usefixtures("gpus")
+def test_gpus_that_work_together_are_counted_together(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
+    both = energy.Nvml(0, 1)
+    assert both.joules() == 2.0
+    assert both.utilization() == (49.5, 40.0), "of 97 and 2"
+
+
+@pytest.mark.usefixtures("gpus")
 def test_without_nvml_or_a_counter_the_cure_is_told(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
     with pytest.raises(LutlabError, match="pip install nvidia-ml-py"):
-        energy.Nvml()
+        energy.Nvml(0)
     assert "pip install nvidia-ml-py" in energy.clocks_of("cuda")["clocks"]
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(counts=False))
     with pytest.raises(LutlabError, match="no energy counter"):
-        energy.Nvml()
+        energy.Nvml(0)

@@ -7,13 +7,12 @@ import pytest
 import torch
 
 from lutlab.evaluators import kernel_energy
-from lutlab.evaluators.kernel_energy import Energies, KernelEnergy
+from lutlab.evaluators.kernel_energy import KernelEnergy
 from lutlab.evaluators.kernel_latency import KernelLatency
 from lutlab.measure import drawn, products, ranks, tensor_parallel
-from lutlab.measure.contestants import Entrants
+from lutlab.measure.contestants import Entrants, TimedRow
 from lutlab.measure.energy import Energy, energy_of
 from lutlab.measure.products import parse_shapes
-from lutlab.measure.timed_row import TimedRow
 from lutlab.measure.timing import COLD, Contestant, CpuTimer
 from lutlab.specs import ProductRun, Subject
 
@@ -38,7 +37,7 @@ def products_of(rank, spec):
     found = []
     for shape in spec.shapes:
         for layout in ("[N, K]", "[K, N]"):
-            whole = tensor_parallel._part(timed, rank, shape, layout).whole
+            whole, _ = tensor_parallel._part(timed, rank, shape, layout)
             found.append([whole.run(copy).clone() for copy in range(whole.copies)])
     return found
 
@@ -53,15 +52,15 @@ class Timer(CpuTimer):
 class Nvml:
     """GPU 0 takes 100 J between two looks, GPU 1 200 J."""
 
-    def __init__(self, index):
-        self.watts, self.spent = 100.0 * (index + 1), 0.0
+    def __init__(self, *indices):
+        self.watts, self.spent = sum(100.0 * (index + 1) for index in indices), 0.0
 
     def joules(self):
         self.spent += self.watts
         return self.spent
 
     def utilization(self):
-        return self.watts / 10, 1.0
+        return self.watts / 20, 1.0
 
     def facts(self):
         return {"driver": "600.1"}
@@ -116,13 +115,13 @@ def test_the_shared_product_is_timed_beside_that_of_one_process(done):
 
 
 def test_energy_is_of_all_gpus_over_the_same_window(done):
-    found = done[2]
-    assert found.own.joules * found.own.calls == pytest.approx(300)
-    assert found.fp32.joules * found.fp32.calls == pytest.approx(100)
-    assert found.own.utilization == (15.0, 1.0)
-    assert found.idle_w == 30.0
-    assert found.facts["driver"] == "600.1"
-    assert found.facts["kernel"] == ["torch float32 [N, K] on 2 devices"]
+    own, _, fp32, idle, facts = done[2]
+    assert own.joules * own.calls == pytest.approx(300)
+    assert fp32.joules * fp32.calls == pytest.approx(100)
+    assert own.utilization == (15.0, 1.0)
+    assert idle == 30.0
+    assert facts["driver"] == "600.1"
+    assert facts["kernel"] == ["torch float32 [N, K] on 2 devices"]
 
 
 # ---- in this one ----
@@ -134,7 +133,7 @@ def contestant(name, size, *seconds):
 
 def test_the_slowest_rank_is_the_time():
     rank = types.SimpleNamespace(line_up=lambda: None, largest=lambda number: 2 * number)
-    assert tensor_parallel.Slowest(rank, lambda one, kind: one)(3.0, COLD) == 6.0
+    assert tensor_parallel.slowest(rank, lambda one, kind: one)(3.0, COLD) == 6.0
 
 
 def test_a_shared_product_is_compared_with_one_device_and_with_what_it_computes(monkeypatch):
@@ -161,7 +160,7 @@ def test_power_is_a_gpus_and_energy_is_of_all(monkeypatch):
     def energy(joules):
         return Energy(joules, joules / 2, 600.0, (50.0, 25.0), calls=100, seconds=1.0)
 
-    made = Energies(energy(0.012), energy(0.008), energy(0.016), 150.0, {"devices": 2})
+    made = energy(0.012), energy(0.008), energy(0.016), 150.0, {"devices": 2}
     monkeypatch.setattr(ranks, "run", lambda job, count, device, arguments: made)
     found = KernelEnergy().measure(subject(row(device="cuda", dtype="float16")))
     assert found.values == pytest.approx(
@@ -202,6 +201,6 @@ def test_on_gpus_graphs_with_collectives_are_timed(gpus, dtype):
 def test_on_gpus_energy_is_counted(gpus):
     pytest.importorskip("pynvml")
     spec = row("4096x4096", gpus, device="cuda", dtype="float16")
-    found = ranks.run(kernel_energy._of_rank, gpus, "cuda", (spec,))
-    assert found.own.joules > 0
-    assert found.own.watts > gpus * 20
+    own, *_ = ranks.run(kernel_energy._of_rank, gpus, "cuda", (spec,))
+    assert own.joules > 0
+    assert own.watts > gpus * 20

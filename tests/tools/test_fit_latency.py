@@ -10,11 +10,13 @@ from tests.conftest import ROOT
 
 from lutlab import predict
 from lutlab.errors import LutlabError
-from lutlab.predict import engines
+from lutlab.predict import per_token
 from tools import fit_latency
 from tools.fit import Observed, errors, fit, predicted
 
-KEPT = json.loads(Path(engines.__file__).with_name(engines.CONSTANTS).read_text(encoding="utf-8"))
+KEPT = json.loads(
+    Path(per_token.__file__).with_name(per_token.CONSTANTS).read_text(encoding="utf-8")
+)
 A100 = predict.device("A100-80GB")
 
 

@@ -154,9 +154,8 @@ def _masked(
     for name, text in texts.items():
         length = model.config.max_position_embeddings
         windows = masked_stream(text, tokenizer, length, MASK_SEED)
-        found = masked_predictions(model, model, windows)
-        tokens = sum(one.tokens for one in found)
-        losses["masked_loss"][name] = round(sum(one.nll for one in found) / tokens, 3)
+        tokens, nll, *_ = zip(*masked_predictions(model, model, windows), strict=True)
+        losses["masked_loss"][name] = round(sum(nll) / sum(tokens), 3)
         named = windows.ids[windows.chosen].numpy()
         losses["unigram_loss"][name] = round(float(unigram[named].mean()), 3)
     return losses

@@ -2,9 +2,14 @@
 
     <part>_percent = 100 x seconds of the part / seconds of the step       ms_per_token = 1000 x seconds of the step
 
-An engine that times its own parts says them (`Timed`). Of another torch's profiler says them, of a step at the same
-context: operations of a CPU, or kernels of a GPU, by their names. Other is the rest of the step, which is timed without
-the profiler: norms, activations, positions, and what lies between operations, as Python and gaps between kernels.
+An engine that times its own parts says them, `other` among them, by a method `breakdown`. Of another torch's profiler
+says them, of a step at the same context: operations of a CPU, or kernels of a GPU, by their names. Other is the rest of
+the step, which is timed without the profiler: norms, activations, positions, and what lies between operations, as
+Python and gaps between kernels.
+
+A profiler tells time by name: of operations on a CPU (`aten::addmm`), of kernels on a GPU, those of replayed graphs too
+(`nvjet_hsh_64x8_...`). A name is of the first part one of whose words it has, without regard to capitals; `other` are
+norms, rotations, activations, sums and copies.
 """
 
 from __future__ import annotations
@@ -13,8 +18,9 @@ import dataclasses
 import os
 import statistics
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import ClassVar
 
 from lutlab import generate
 from lutlab.errors import LutlabError
@@ -25,18 +31,26 @@ from lutlab.evaluators.generation import check_context, prompts, wait
 from lutlab.generate.contract import Engine
 from lutlab.lazy import torch
 from lutlab.limits import Count
-from lutlab.measure import gpu_breakdown
-from lutlab.measure.step_parts import OTHER, PARTS, by_part
 from lutlab.registry import register
 from lutlab.specs import Measurement, RunSpec, Subject
 
-
-@runtime_checkable
-class Timed(Protocol):
-    """An engine that times the parts of its step itself."""
-
-    def breakdown(self, context: int) -> dict[str, float]:
-        """Seconds of those of PARTS that it has, `other` among them, in a step behind so many tokens."""
+OTHER = "other"
+# In this order: flash and memory-efficient attention are named after CUTLASS.
+# Attention in separate products (`eager`) is seen on a CPU, as bmm; a GPU's kernels of it count as matmul: measure with
+# `sdpa` there.
+WORDS = {
+    "communication": (
+        *("all_reduce", "allreduce", "all_gather", "allgather"),  # of gloo, on a CPU
+        *("nccl", "cross_device_reduce", "multimem", "symm_mem"),
+    ),
+    "attention": ("attention", "softmax", "bmm", "flash", "fmha", "sdpa"),
+    "matmul": (
+        *("gemv", "dequant"),  # ours
+        *("::mm", "_mm", "addmm", "gemm", "linear", "matmul"),  # of torch and other libraries
+        *("nvjet", "cutlass", "splitk"),  # of cuBLAS and cuBLASLt
+    ),
+}
+PARTS = (*("matmul", "attention", OTHER), "communication")  # as the papers' figures name them
 
 
 @register("evaluator", "breakdown")
@@ -98,7 +112,7 @@ class Breakdown(Evaluator):
             engine.step(last)
             steps = [_step(engine, last, self.context) for _ in range(self.repeats)]
             step = statistics.median(steps)
-            if isinstance(engine, Timed):
+            if hasattr(engine, "breakdown"):
                 parts, by = engine.breakdown(self.context), "the engine's own clock"
             else:
                 parts, by = profiled(engine, last, self.context, self.repeats), "torch.profiler"
@@ -123,7 +137,7 @@ def profiled(engine: Engine, ids: torch.Tensor, context: int, repeats: int) -> d
     """Seconds of the operations of each part but `other` in a step, by torch's profiler: the mean of so many."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # else it reports its start and stop on stderr
     if engine.model.device.type == "cuda":
-        parts, _ = gpu_breakdown.breakdown(lambda: _step(engine, ids, context), repeats)
+        parts, _ = gpu_parts(lambda: _step(engine, ids, context), repeats)
     else:
         with torch.autograd.profiler.profile(use_kineto=False) as seen:
             for _ in range(repeats):
@@ -131,3 +145,45 @@ def profiled(engine: Engine, ids: torch.Tensor, context: int, repeats: int) -> d
         own = ((event.key, event.self_cpu_time_total) for event in seen.key_averages())
         parts = by_part((name, 1e-6 * microseconds / repeats) for name, microseconds in own)
     return {part: seconds for part, seconds in parts.items() if part != OTHER}
+
+
+def part_of(name: str) -> str:
+    """One of PARTS for the name of an operation or a kernel, as a profiler tells it.
+
+    >>> part_of("aten::_scaled_dot_product_flash_attention_for_cpu"), part_of("aten::addmm"), part_of("aten::mul")
+    ('attention', 'matmul', 'other')
+    """
+    name = name.lower()
+    return next((part for part, words in WORDS.items() if any(w in name for w in words)), OTHER)
+
+
+def by_part(named: Iterable[tuple[str, float]]) -> dict[str, float]:
+    """Sum of the times of operations or kernels (name, time) of each part."""
+    found = dict.fromkeys(PARTS, 0.0)
+    for name, seconds in named:
+        found[part_of(name)] += seconds
+    return found
+
+
+def gpu_parts(run: Callable[[], object], calls: int) -> tuple[dict[str, float], dict[str, float]]:
+    """Seconds of a call on the current GPU: by part, and by kernel, the longest first.
+
+    Args:
+        run: the call, as a step of an engine; it has run before, so that nothing is compiled in it.
+        calls: number of calls of `run` that are averaged.
+    """
+    from torch.autograd import DeviceType
+    from torch.profiler import ProfilerActivity, profile
+
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+        for _ in range(calls):
+            run()
+        torch.cuda.synchronize()
+    kernels = {
+        event.key: event.self_device_time_total * 1e-6 / calls  # microseconds
+        for event in profiler.key_averages()
+        if event.device_type == DeviceType.CUDA
+    }
+    longest = dict(sorted(kernels.items(), key=lambda one: -one[1]))
+    return by_part(longest.items()), longest

@@ -1,6 +1,7 @@
 """Contract of an evaluator: a Subject in, a Measurement out; its columns and its cost are declared beside it.
 
-An evaluator is a frozen dataclass under `@register("evaluator", <name>)`; its fields are `evaluator.<name>.<field>=`.
+An evaluator is a class under `@register("evaluator", <name>)`; one with options is a frozen dataclass, whose fields are
+`evaluator.<name>.<field>=`.
 """
 
 from __future__ import annotations
@@ -72,6 +73,7 @@ class Work:
     held_bytes: int = 0
 
 
+@dataclass(frozen=True)
 class Evaluator(ABC):
     """A measurement of a quantized model or of a product.
 
@@ -120,9 +122,9 @@ class Evaluator(ABC):
         """
         return cls.metrics[0]
 
-    @abstractmethod
     def work(self, run: RunSpec) -> Work:
-        """The cost of measuring a row, loading and quantizing not included."""
+        """The cost of measuring a row, loading and quantizing not included: one pass over a text that it reads."""
+        return Work(passes=1 if self.reads else 0)
 
     @abstractmethod
     def measure(self, subject: Subject) -> Measurement:

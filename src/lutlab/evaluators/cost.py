@@ -1,29 +1,45 @@
 """Speed, power and cost of greedy decoding on a GPU, beside the model in full precision in the same process.
 
-measure/cost.py has the formulas, of Li et al. 2024 (ICCAD), Eq. 11 and Table 3. Watts are the GPU's own counter's over
-windows of at least a second in which tokens are decoded, idle included, as the paper's are. The baseline is the model
-as it is loaded, in the run's dtype, on the same GPU, so that prices matter only for how much of a cost is electricity.
+As Li et al. 2024 count it (ICCAD, section 6.1, Eq. 11; Table 3):
+
+    runtime cost of a token = electricity * watts / (tokens a second)
+    runtime reduction r     = runtime cost of the baseline / own
+    total reduction         = (P0 + E0) / (P1 + E0 / r)        P: price of the GPUs; E0: electricity of the baseline
+
+E0 is of five years at full power. Eq. 11 itself (dollars an hour: price / 5 years + electricity * watts) leaves open
+over what speed is counted. Read so, the tokens that the baseline decodes in five years decide, and it is what
+reproduces the printed column (docs/errata.md); buying and running both divided by the speed does not.
+
+Watts are the GPU's own counter's over windows of at least a second in which tokens are decoded, idle included, as the
+paper's are. The baseline is the model as it is loaded, in the run's dtype, on the same GPU, so that prices matter only
+for how much of a cost is electricity.
 """
 
 from __future__ import annotations
 
 import gc
+import re
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
+from lutlab.errors import LutlabError
 from lutlab.evaluators import evaluation_mode
 from lutlab.evaluators.contract import Evaluator, Metric, Work
 from lutlab.evaluators.generation import check_decoding, decode, kernels
 from lutlab.lazy import PreTrainedModel, torch
 from lutlab.limits import Count
-from lutlab.measure import cost
-from lutlab.measure.energy import Counter, Energy, Nvml, energy_of, idle_watts, missing_library
+from lutlab.measure.energy import Energy, Nvml, energy_of, idle_watts, missing_library
 from lutlab.models.load import load_model
 from lutlab.registry import register
 from lutlab.specs import Measurement, ModelRun, Subject
 
+# Dollars of a GPU, as section 6.1 of the paper states them.
+PRICES_USD = {"A100": 12_500.0, "RTX 3090": 1_499.0, "RTX 2080": 699.0}
+ELECTRICITY_USD_KWH = 0.09
+YEARS = 5
+HOURS_A_YEAR = 365 * 24
 Price = Annotated[float, Field(ge=0)]
 
 
@@ -53,8 +69,8 @@ class Cost(Evaluator):
     )
     tokens: Count = 128
     price_usd: Price = 0.0
-    usd_kwh: Price = cost.ELECTRICITY_USD_KWH
-    years: Annotated[float, Field(gt=0)] = cost.YEARS
+    usd_kwh: Price = ELECTRICITY_USD_KWH
+    years: Annotated[float, Field(gt=0)] = YEARS
 
     @classmethod
     def obstacle(cls, run: ModelRun) -> str:
@@ -77,13 +93,13 @@ class Cost(Evaluator):
                 tokens than without.
         """
         run = subject.run
-        price = self.price_usd or cost.price_usd(torch.cuda.get_device_name(run.device))
+        price = self.price_usd or price_usd(torch.cuda.get_device_name(run.device))
         counter = Nvml(torch.device(run.device).index or 0)
         idle = idle_watts(counter)
         own, names = decoding_energy(subject.model, self.tokens, counter, idle)
         baseline = own
         if run.method != "none":
-            dense = _in_full_precision(run)
+            dense = load_model(run.model, getattr(torch, run.dtype), run.device, run.seed).model
             baseline, _ = decoding_energy(dense, self.tokens, counter, idle)
             del dense
             gc.collect()
@@ -103,21 +119,21 @@ class Cost(Evaluator):
     def values(self, baseline: Energy, own: Energy, price: float) -> dict[str, float]:
         """The metrics of two energies, whose calls are tokens, on GPUs of one price."""
         speeds = [energy.calls / energy.seconds for energy in (baseline, own)]
-        runtime = cost.runtime_reduction(baseline.watts, speeds[0], own.watts, speeds[1])
+        runtime = runtime_reduction(baseline.watts, speeds[0], own.watts, speeds[1])
         return {
             "tokens_per_s": speeds[1],
             "power_w": own.watts,
             "joules_per_token": own.joules,
             "speedup": speeds[1] / speeds[0],
             "runtime_reduction": runtime,
-            "total_reduction": cost.total_reduction(
+            "total_reduction": total_reduction(
                 price, baseline.watts, price, runtime, self.years, self.usd_kwh
             ),
         }
 
 
 def decoding_energy(
-    model: PreTrainedModel, tokens: int, counter: Counter, idle: float
+    model: PreTrainedModel, tokens: int, counter: Nvml, idle: float
 ) -> tuple[Energy, list[str]]:
     """Energy of a decoded token, and the kernels that multiplied; the decoding is checked before.
 
@@ -133,5 +149,50 @@ def decoding_energy(
     return energy, kernels()
 
 
-def _in_full_precision(run: ModelRun) -> PreTrainedModel:
-    return load_model(run.model, getattr(torch, run.dtype), run.device, run.seed).model
+def runtime_reduction(watts0: float, tokens0: float, watts1: float, tokens1: float) -> float:
+    """Joules of a token of the baseline over own joules.
+
+    Args:
+        watts0: watts of all GPUs of the baseline.
+        tokens0: a second.
+        watts1: watts of all GPUs of one's own.
+        tokens1: a second.
+    """
+    return watts0 / tokens0 / (watts1 / tokens1)
+
+
+def total_reduction(
+    price0: float,
+    watts0: float,
+    price1: float,
+    runtime: float,
+    years: float = YEARS,
+    usd_kwh: float = ELECTRICITY_USD_KWH,
+) -> float:
+    """Buying and running the baseline over buying and running one's own, for as many tokens.
+
+    Args:
+        price0: dollars of all GPUs of the baseline.
+        watts0: watts of all GPUs of the baseline.
+        price1: dollars of all GPUs of one's own.
+        runtime: the ratio that runtime_reduction returns.
+        years: years of service.
+        usd_kwh: dollars of a kilowatt hour.
+    """
+    electricity = watts0 / 1e3 * years * HOURS_A_YEAR * usd_kwh
+    return (price0 + electricity) / (price1 + electricity / runtime)
+
+
+def price_usd(gpu: str) -> float:
+    """Dollars of a GPU by its name, as torch has it.
+
+    Raises:
+        LutlabError: the paper states no price for it.
+    """
+    for name, price in PRICES_USD.items():
+        if re.search(rf"\b{name}\b(?! Ti)", gpu):
+            return price
+    raise LutlabError(
+        f"no price of '{gpu}' is known, only of {', '.join(PRICES_USD)} (Li et al. 2024): give "
+        "evaluator.cost.price_usd=<dollars>"
+    )

@@ -16,10 +16,10 @@ from typing import Any, ClassVar
 from lutlab.data.pairs import SCORED, Pair, encoded, labels_of, pairs
 from lutlab.errors import LutlabError
 from lutlab.evaluators import check_task, context_length, evaluation_mode, needed, text_facts
-from lutlab.evaluators.contract import Evaluator, Metric, Work
+from lutlab.evaluators.contract import Evaluator, Metric
 from lutlab.lazy import PreTrainedModel, PreTrainedTokenizerBase, torch
 from lutlab.registry import register
-from lutlab.specs import MNLI_LABELS, Measurement, RunSpec, Subject
+from lutlab.specs import MNLI_LABELS, Measurement, Subject
 
 BATCH_PAIRS = 32  # of like length, so that little is padded
 
@@ -52,10 +52,6 @@ class Glue(Evaluator):
                 f"evaluator.glue.labels={self.labels}: give {', '.join(MNLI_LABELS)} in the order of the model's head"
             )
 
-    def work(self, run: RunSpec) -> Work:
-        """One pass over the pairs."""
-        return Work(passes=1)
-
     def measure(self, subject: Subject) -> Measurement:
         """Accuracy on subject.text.
 
@@ -81,7 +77,6 @@ class Glue(Evaluator):
 
 
 @register("evaluator", "glue_correlation")
-@dataclass(frozen=True)
 class GlueCorrelation(Evaluator):
     """Metrics `pearson` and `spearman`, -1 to 1; samples are the predictions, as the model's head gives them."""
 
@@ -93,10 +88,6 @@ class GlueCorrelation(Evaluator):
         Metric("pearson", "correlation", "Pearson", lower_is_better=False),
         Metric("spearman", "correlation", "Spearman", lower_is_better=False),
     )
-
-    def work(self, run: RunSpec) -> Work:
-        """One pass over the pairs."""
-        return Work(passes=1)
 
     def measure(self, subject: Subject) -> Measurement:
         """Correlations on subject.text.

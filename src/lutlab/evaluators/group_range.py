@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from lutlab.errors import LutlabError
-from lutlab.evaluators.contract import Evaluator, Metric, Work
+from lutlab.evaluators.contract import Evaluator, Metric
 from lutlab.groups import blocks
 from lutlab.lazy import torch
 from lutlab.limits import a_group_size
 from lutlab.models.families import linear_layers, weight_of
 from lutlab.registry import register
-from lutlab.specs import Measurement, RunSpec, Subject
+from lutlab.specs import Measurement, Subject
 
 
 @register("evaluator", "group_range")
@@ -42,10 +42,6 @@ class GroupRange(Evaluator):
         Metric("range_top_quarter_max", "share", "range of the top quarter, a layer", False),
     )
     g: Annotated[int, a_group_size] = 16
-
-    def work(self, run: RunSpec) -> Work:
-        """No forward pass: its weights are read once."""
-        return Work()
 
     def measure(self, subject: Subject) -> Measurement:
         """Needs no text and no tokenizer.

@@ -10,22 +10,13 @@ would take. Where GPUs share a product (tensor_parallel.py), joules are those of
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from lutlab.evaluators.contract import Evaluator, Metric, Work
 from lutlab.evaluators.kernel_latency import ROUNDS, work_of
 from lutlab.lazy import torch
 from lutlab.measure import contestants, products, ranks, tensor_parallel
-from lutlab.measure.energy import (
-    Counter,
-    Energy,
-    Nvml,
-    Several,
-    energy_of,
-    idle_watts,
-    missing_library,
-)
+from lutlab.measure.energy import Energy, Nvml, energy_of, idle_watts, missing_library
 from lutlab.measure.ranks import Rank
 from lutlab.measure.timing import COLD, Contestant, GpuTimer
 from lutlab.registry import register
@@ -39,19 +30,11 @@ if TYPE_CHECKING:
 _RUN_SECONDS = 0.1
 
 
-@dataclass(frozen=True)
-class Energies:
-    """Energy of a call of the row's product and of the dense ones; idle_w: idle watts of all the row's GPUs."""
-
-    own: Energy
-    fp16: Energy
-    fp32: Energy
-    idle_w: float
-    facts: dict[str, Any]
+# Of a call of the row's product and of the dense ones in 16 and 32 bits; idle watts of all the row's GPUs; facts.
+Energies = tuple[Energy, Energy, Energy, float, dict[str, Any]]
 
 
 @register("evaluator", "kernel_energy")
-@dataclass(frozen=True)
 class KernelEnergy(Evaluator):
     """Metrics of a product, of one call.
 
@@ -94,7 +77,7 @@ class KernelEnergy(Evaluator):
         spec = subject.run
         gpus = products.gpus_of(spec)
         found = _of_one(spec) if gpus == 1 else ranks.run(_of_rank, gpus, spec.device, (spec,))
-        own = found.own
+        own, fp16, fp32, idle, facts = found
         return Measurement(
             values={
                 "energy_mj": own.joules * 1e3,
@@ -102,12 +85,11 @@ class KernelEnergy(Evaluator):
                 "power_w": own.watts / gpus,
                 "gpu_utilization": own.utilization[0],
                 "memory_utilization": own.utilization[1],
-                "energy_ratio_fp16": own.joules / found.fp16.joules,
-                "energy_ratio_fp32": own.joules / found.fp32.joules,
+                "energy_ratio_fp16": own.joules / fp16.joules,
+                "energy_ratio_fp32": own.joules / fp32.joules,
             },
             n=own.calls,
-            facts=found.facts
-            | {"idle_w": found.idle_w, "window_seconds": own.seconds, "calls": own.calls},
+            facts=facts | {"idle_w": idle, "window_seconds": own.seconds, "calls": own.calls},
         )
 
 
@@ -121,10 +103,10 @@ def _of_one(spec: ProductRun) -> Energies:
             for one in {id(o): o for o in (entered.fp16, entered.fp32, entered.own)}.values()
         }
     own, fp16, fp32 = (of[id(one)] for one in (entered.own, entered.fp16, entered.fp32))
-    return Energies(own, fp16, fp32, idle, entered.facts | counter.facts())
+    return own, fp16, fp32, idle, entered.facts | counter.facts()
 
 
-def _energy(one: Contestant, timer: GpuTimer, counter: Counter, idle: float) -> Energy:
+def _energy(one: Contestant, timer: GpuTimer, counter: Nvml, idle: float) -> Energy:
     graph, calls = timer.graph(one, COLD)
 
     def run() -> None:
@@ -138,11 +120,11 @@ def _of_rank(rank: Rank, spec: ProductRun) -> Energies | None:
     """The dense products of rank 0's GPU alone, then the shared one; None but of rank 0."""
     beside = None if rank.index else _of_one(tensor_parallel.alone(spec, rank))
     rank.largest(0.0)  # with idle GPUs until then
-    shared, facts = tensor_parallel.share(spec, rank)
+    whole, _, facts = tensor_parallel.share(spec, rank)
     timer = GpuTimer(tensor_parallel.CALLS)
     with torch.inference_mode():
-        graph, calls = timer.graph(shared.whole, COLD)
-        seconds = tensor_parallel.Slowest(rank, timer)(shared.whole, COLD)
+        graph, calls = timer.graph(whole, COLD)
+        seconds = tensor_parallel.slowest(rank, timer)(whole, COLD)
         replays = math.ceil(_RUN_SECONDS / (seconds * calls))
 
         def run() -> None:
@@ -153,13 +135,12 @@ def _of_rank(rank: Rank, spec: ProductRun) -> Energies | None:
         found = rank.lead(run, lambda run: _of_all(run, replays * calls, rank.count))
     if beside is None:
         return None
-    own, idle = found
-    facts = tensor_parallel.facts_of(beside.facts, shared, facts)
-    return Energies(own, beside.fp16, beside.fp32, idle, facts)
+    (own, idle), (_, fp16, fp32, _, facts_of_one) = found, beside
+    return own, fp16, fp32, idle, tensor_parallel.facts_of(facts_of_one, whole, facts)
 
 
 def _of_all(run: Callable[[], None], calls: int, gpus: int) -> tuple[Energy, float]:
     """Energy of a call that so many GPUs share, and their idle watts."""
-    counter = Several(tuple(Nvml(index) for index in range(gpus)))
+    counter = Nvml(*range(gpus))
     idle = idle_watts(counter)
     return energy_of(run, calls, counter, idle), idle

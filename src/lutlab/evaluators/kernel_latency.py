@@ -18,7 +18,7 @@ from lutlab.evaluators.contract import Evaluator, Metric, Work
 from lutlab.groups import group_count, group_length
 from lutlab.lazy import torch
 from lutlab.limits import Count
-from lutlab.measure import contestants, products, tensor_parallel
+from lutlab.measure import contestants, products, ranks, tensor_parallel
 from lutlab.measure.contestants import Entrants
 from lutlab.measure.energy import clocks_of
 from lutlab.measure.timing import CALLS, COLD, CpuTimer, GpuTimer, race
@@ -112,8 +112,9 @@ class KernelLatency(Evaluator):
         """
         spec = subject.run
         rounds = self.rounds or ROUNDS[spec.device.partition(":")[0]]
-        if products.gpus_of(spec) > 1:
-            entered, compute = tensor_parallel.timed(spec, rounds, self.weights)
+        if (gpus := products.gpus_of(spec)) > 1:
+            task = (spec, rounds, self.weights)
+            entered, compute = ranks.run(tensor_parallel.time_on, gpus, spec.device, task)
         else:
             entered, compute = _timed(spec, rounds, self.weights), 1.0
         clocks = {} if spec.device == "cpu" else clocks_of(spec.device)

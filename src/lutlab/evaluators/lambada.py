@@ -8,7 +8,7 @@ Paperno et al. 2016; lm-evaluation-harness, tasks lambada_openai and lambada_sta
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -17,7 +17,7 @@ from lutlab.data.tokens import examples as rows_of
 from lutlab.errors import LutlabError
 from lutlab.evaluators import check_evaluated, harness
 from lutlab.evaluators.contract import Metric
-from lutlab.evaluators.harness.evaluator import HarnessEvaluator
+from lutlab.evaluators.lm_eval import HarnessEvaluator
 from lutlab.lazy import PreTrainedModel, PreTrainedTokenizerBase
 from lutlab.registry import register
 from lutlab.specs import Text
@@ -50,13 +50,16 @@ class LambadaResult:
 
 
 @register("evaluator", "lambada")
-@dataclass(frozen=True)
 class Lambada(HarnessEvaluator):
     """Metrics `lambada_accuracy` (0 to 1), `lambada_perplexity`; samples: log-likelihoods of the last words."""
 
     version: ClassVar[int] = 2
     name: ClassVar[str] = "lambada"
     sampled: ClassVar[str] = "perplexity"
+    names: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "lambada_accuracy": ("acc",),
+        "lambada_perplexity": ("perplexity",),
+    }
     reads: ClassVar[tuple[str, ...]] = ("examples",)
     golden: ClassVar[str] = "passages"
     metrics: ClassVar[tuple[Metric, ...]] = (
@@ -67,10 +70,6 @@ class Lambada(HarnessEvaluator):
     def check_text(self, text: Text) -> None:
         """Raises LutlabError: a protocol that is no list of examples."""
         rows_of(text)
-
-    def named(self, found: harness.Scores) -> dict[str, str]:
-        """See HarnessEvaluator."""
-        return {"lambada_accuracy": "acc", "lambada_perplexity": "perplexity"}
 
 
 def lambada(

@@ -24,7 +24,7 @@ from lutlab.evaluators.peak_memory import save
 from lutlab.lazy import PreTrainedModel
 from lutlab.limits import Count
 from lutlab.measure import ranks
-from lutlab.measure.rank import Rank
+from lutlab.measure.ranks import Rank
 from lutlab.registry import register
 from lutlab.specs import Measurement, RunSpec, Subject
 

@@ -32,8 +32,7 @@ from lutlab.lazy import PreTrainedModel, np, torch
 from lutlab.limits import Count
 from lutlab.peers.llama_cpp import LlamaCpp as Peer
 from lutlab.peers.llama_cpp import gguf_model
-from lutlab.peers.llama_cpp.decoder import CACHES, Decoder
-from lutlab.peers.llama_cpp.gguf_model import BITS, PARTS, Encoded
+from lutlab.peers.llama_cpp.gguf_model import BITS, CACHES, PARTS, Decoder, Encoded
 from lutlab.registry import register
 from lutlab.specs import Measurement, RunSpec, Subject
 

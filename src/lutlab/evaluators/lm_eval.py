@@ -1,23 +1,79 @@
 """Any task of lm-evaluation-harness, by its own name and metrics: `evaluate=[lm_eval:piqa,lm_eval:boolq]`.
 
 Tasks whose rows lutlab reads (data/tasks.py) take them from `data.source`; the rows of all others lm-eval fetches from
-the hub by itself. Groups of tasks are named task by task, since a cell is one number's.
+the hub by itself. Groups of tasks are named task by task, since a cell is one number's. lambada.py and zero_shot.py
+have tasks under names of ours.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import numbers
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 from lutlab.data import tasks
 from lutlab.errors import LutlabError
-from lutlab.evaluators.contract import Metric, metric_of
-from lutlab.evaluators.harness.evaluator import HarnessEvaluator
+from lutlab.evaluators import context_length, harness, needed, text_facts
+from lutlab.evaluators.contract import Evaluator, Metric, metric_of
+from lutlab.limits import Count
 from lutlab.registry import register
+from lutlab.specs import Measurement, RunSpec, Subject, Text
+
+
+@dataclass(frozen=True)
+class HarnessEvaluator(Evaluator):
+    """A task's scores, under names of ours or under lm-eval's.
+
+    Attributes:
+        bos: `tokenizer`, begin as the tokenizer does (lm-eval since 0.4.10); `none`, without BOS (up to 0.4.9).
+        batch_size: requests at once.
+    """
+
+    name: ClassVar[str]  # as registered
+    sampled: ClassVar[str] = ""  # lm-eval's metric whose items are the samples; empty: the first
+    # our name of a metric -> lm-eval's, of which the first that the task has counts; empty: all under lm-eval's
+    names: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    task: ClassVar[str] = "causal_lm"
+    libraries: ClassVar[tuple[str, ...]] = ("lm-eval",)
+
+    bos: str = "tokenizer"
+    batch_size: Count = harness.BATCH_SIZE
+
+    @classmethod
+    def obstacle(cls, run: RunSpec) -> str:
+        """Reason why it cannot run: lm-eval is not installed."""
+        return tasks.MISSING if importlib.util.find_spec("lm_eval") is None else ""
+
+    def check_text(self, text: Text) -> None:
+        """Raises LutlabError: the text is none that it measures."""
+
+    def measure(self, subject: Subject) -> Measurement:
+        """Scores of subject.text; contexts are cut to the model's context, or subject.seqlen if it has none.
+
+        Raises:
+            LutlabError: no text or tokenizer, as `check_text`, or as `harness.scores`.
+        """
+        text, tokenizer = needed(subject, self.name)
+        self.check_text(text)
+        window = context_length(subject.model) or subject.seqlen
+        found = harness.scores(subject.model, tokenizer, text, self.bos, self.batch_size, window)
+        names = {name: name for name in found.values}
+        if self.names:
+            names = {o: next(n for n in t if n in found.values) for o, t in self.names.items()}
+        first = found.items[self.sampled] if self.sampled else next(iter(found.items.values()))
+        plain = all(isinstance(item, numbers.Real) for item in first)
+        return Measurement(
+            values={ours: found.values[theirs] for ours, theirs in names.items()},
+            n=found.n,
+            samples=tuple(map(float, first)) if plain else (),
+            facts=text_facts(text, tokenizer) | found.facts,
+            errors={o: found.errors[t] for o, t in names.items() if t in found.errors},
+        )
 
 
 @register("evaluator", "lm_eval")
-@dataclass(frozen=True)
 class LmEval(HarnessEvaluator):
     """The task's own metrics, under lm-eval's names; samples are those of its first metric, where they are numbers.
 

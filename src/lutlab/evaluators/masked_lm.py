@@ -14,7 +14,6 @@ The full-precision model is the row's own, loaded once more, in the row's dtype.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -38,15 +37,8 @@ from lutlab.models.load import load_model
 from lutlab.registry import register
 from lutlab.specs import Measurement, ModelRun, RunSpec, Subject
 
-
-@dataclass(frozen=True)
-class MaskedResult:
-    """Sums over the chosen tokens of one window: their number, nll and KL in nats, and where both models agree."""
-
-    tokens: int
-    nll: float
-    kl: float
-    agreeing: int
+# Sums over the chosen tokens of a window: their number, nll and KL in nats, and where both models agree.
+Sums = tuple[int, float, float, int]
 
 
 @register("evaluator", "masked_lm")
@@ -93,39 +85,29 @@ class MaskedLM(Evaluator):
         windows = masked_stream(text, tokenizer, subject.seqlen, self.seed)
         found = masked_predictions(subject.model, _full_precision(subject.run), windows)
         sizes = (windows.sizes * windows.chosen).sum(1).tolist()
-        tokens = sum(one.tokens for one in found)
-        values, errors = _summary(found, sizes)
+        tokens, nll, kl, agreeing = zip(*found, strict=True)
+        ratios = {
+            "masked_loss": (nll, tokens),
+            "masked_agreement": (agreeing, tokens),
+            "masked_kl": (kl, tokens),
+            "masked_bits_per_byte": ([one / math.log(2) for one in nll], sizes),
+        }
+        values = {name: sum(parts) / sum(wholes) for name, (parts, wholes) in ratios.items()}
+        errors = {name: ratio_error(*parts) for name, parts in ratios.items()}
+        values["masked_perplexity"] = exp_of_mean(values["masked_loss"])
+        errors["masked_perplexity"] = values["masked_perplexity"] * errors["masked_loss"]
         facts = text_facts(text, tokenizer) | {
             "token_sha256": token_sha256(windows.read),
             "seqlen": subject.seqlen,
             "windows": len(found),
-            "tokens": tokens,
+            "tokens": sum(tokens),
             "scored_bytes": sum(sizes),
             "seed": self.seed,
             "loss_dtype": "float32",
         }
-        samples = tuple(one.nll / one.tokens for one in found if one.tokens)
-        return Measurement(values, tokens, samples, facts, errors)
-
-
-def _summary(
-    found: Sequence[MaskedResult], sizes: Sequence[int]
-) -> tuple[dict[str, float], dict[str, float]]:
-    """Metrics of MaskedLM and their standard errors over windows; sizes: bytes of each window's chosen tokens."""
-    tokens = [one.tokens for one in found]
-    bits = [one.nll / math.log(2) for one in found]
-    ratios = {
-        "masked_loss": ([one.nll for one in found], tokens),
-        "masked_agreement": ([one.agreeing for one in found], tokens),
-        "masked_kl": ([one.kl for one in found], tokens),
-        "masked_bits_per_byte": (bits, sizes),
-    }
-    values = {name: sum(parts) / sum(wholes) for name, (parts, wholes) in ratios.items()}
-    errors = {name: ratio_error(*parts) for name, parts in ratios.items()}
-    ppl = exp_of_mean(values["masked_loss"])
-    values["masked_perplexity"] = ppl
-    errors["masked_perplexity"] = ppl * errors["masked_loss"]
-    return values, {name: error for name, error in errors.items() if math.isfinite(error)}
+        samples = tuple(one / n for one, n in zip(nll, tokens, strict=True) if n)
+        errors = {name: error for name, error in errors.items() if math.isfinite(error)}
+        return Measurement(values, sum(tokens), samples, facts, errors)
 
 
 def _full_precision(run: RunSpec | None) -> PreTrainedModel:
@@ -139,7 +121,7 @@ def _full_precision(run: RunSpec | None) -> PreTrainedModel:
 
 def masked_predictions(
     model: PreTrainedModel, reference: PreTrainedModel, windows: MaskedWindows
-) -> list[MaskedResult]:
+) -> list[Sums]:
     """Predictions of the chosen tokens, window by window, beside those of a reference.
 
     Args:
@@ -152,7 +134,7 @@ def masked_predictions(
     """
     size = max(1, batch_tokens(model) // windows.ids.shape[1])
     parts = (part.split(size) for part in (windows.ids, windows.read, windows.chosen))
-    found: list[MaskedResult] = []
+    found: list[Sums] = []
     with evaluation_mode(model), evaluation_mode(reference):
         for ids, read, chosen in zip(*parts, strict=True):
             chosen = chosen.to(model.device)
@@ -162,12 +144,12 @@ def masked_predictions(
                 ids.to(model.device)[chosen],
                 chosen.sum(1).tolist(),
             )
-    bad = next((i for i, one in enumerate(found) if not math.isfinite(one.nll + one.kl)), None)
-    if bad is not None:
-        raise LutlabError(
-            f"the loss of window {bad} is {found[bad].nll}, its KL {found[bad].kl}: the logits overflow {model.dtype} "
-            "or the weights are broken; try dtype=float32"
-        )
+    for window, (_, nll, kl, _) in enumerate(found):
+        if not math.isfinite(nll + kl):
+            raise LutlabError(
+                f"the loss of window {window} is {nll}, its KL {kl}: the logits overflow {model.dtype} or the weights "
+                "are broken; try dtype=float32"
+            )
     return found
 
 
@@ -178,13 +160,13 @@ def _log_p(model: PreTrainedModel, read: torch.Tensor, chosen: torch.Tensor) -> 
 
 def _sums(
     log_p: torch.Tensor, full: torch.Tensor, ids: torch.Tensor, counts: list[int]
-) -> list[MaskedResult]:
+) -> list[Sums]:
     """Sums a window of log-probabilities [n, V] against ids [n] and the reference's; counts: chosen tokens of each."""
     nll = -log_p.gather(1, ids[:, None])[:, 0]
     kl = (full.exp() * (full - log_p)).sum(-1)
     agreeing = log_p.argmax(-1) == full.argmax(-1)
     parts = (part.split(counts) for part in (nll.double(), kl.double(), agreeing))
     return [
-        MaskedResult(len(one), one.sum().item(), other.sum().item(), int(same.sum()))
+        (len(one), one.sum().item(), other.sum().item(), int(same.sum()))
         for one, other, same in zip(*parts, strict=True)
     ]

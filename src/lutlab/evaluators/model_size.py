@@ -7,13 +7,12 @@ Compression ratio = bits of a weight in full precision / bits of a weight: 16 fo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
-from lutlab.evaluators.contract import Evaluator, Metric, Work
+from lutlab.evaluators.contract import Evaluator, Metric
 from lutlab.formats.bcq import bits_paper
 from lutlab.registry import register
-from lutlab.specs import LayerStats, Measurement, RunSpec, Subject
+from lutlab.specs import LayerStats, Measurement, Subject
 
 # metric's suffix -> (formula, bits of a weight in full precision)
 _FORMULAS = {
@@ -33,7 +32,6 @@ def _by_formula(suffix: str) -> tuple[Metric, ...]:
 
 
 @register("evaluator", "model_size")
-@dataclass(frozen=True)
 class ModelSize(Evaluator):
     """Metrics of every buffer stored, padding included, and by each paper's formula.
 
@@ -56,10 +54,6 @@ class ModelSize(Evaluator):
         Metric("bits_paper_eq10", "bits/weight", "size by mixed-2-4-16 Eq. 10", format="mixed"),
         *(metric for suffix in _FORMULAS for metric in _by_formula(suffix)),
     )
-
-    def work(self, run: RunSpec) -> Work:
-        """No forward pass: sizes are taken when the layers are quantized."""
-        return Work()
 
     def measure(self, subject: Subject) -> Measurement:
         """Needs no text. A layer in full precision counts its full bits in every formula."""

@@ -5,19 +5,18 @@ sum tr(D H D^T) / sum tr(W H W^T),  D = W_hat - W,  H = X^T X / M     what GPTQ 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from lutlab.errors import LutlabError
-from lutlab.evaluators.contract import Evaluator, Metric, Work
+from lutlab.evaluators.contract import Evaluator, Metric
+from lutlab.evaluators.weight_error import relative_error
 from lutlab.registry import register
 from lutlab.specs import Measurement, RunSpec, Subject
 
 
 @register("evaluator", "output_error")
-@dataclass(frozen=True)
 class OutputError(Evaluator):
-    """Metric `output_relative_mse`; one sample a layer, in forward order. Lower is better."""
+    """Metric `output_relative_mse`; one sample a layer, in forward order."""
 
     version: ClassVar[int] = 1
     metrics: ClassVar[tuple[Metric, ...]] = (
@@ -31,29 +30,17 @@ class OutputError(Evaluator):
             return ""
         return "the row has no calibration inputs, whose outputs would err: its method looks at weights only"
 
-    def work(self, run: RunSpec) -> Work:
-        """No forward pass: errors are taken when the layers are quantized."""
-        return Work()
-
     def measure(self, subject: Subject) -> Measurement:
-        """Needs no text: the errors were taken when the layers were quantized.
+        """Needs no text.
 
         Raises:
             LutlabError: the model was quantized without calibration.
         """
-        layers = subject.layers
-        if any(layer.output_error is None for layer in layers):
+        errors = [layer.output_error for layer in subject.layers]
+        if None in errors:
             raise LutlabError(
                 "output_error needs calibration, and this method looks at weights only: use method=gptq, gptq_bcq or "
                 "awq, or evaluate weight_error"
             )
-        total = sum(layer.output_error for layer in layers)
-        return Measurement(
-            values={"output_relative_mse": total / sum(layer.output_norm for layer in layers)},
-            n=len(layers),
-            samples=tuple(
-                layer.output_error / layer.output_norm if layer.output_norm else 0.0
-                for layer in layers
-            ),
-            facts={"layers": [layer.name for layer in layers]},
-        )
+        norms = [layer.output_norm for layer in subject.layers]
+        return relative_error("output_relative_mse", subject, errors, norms)

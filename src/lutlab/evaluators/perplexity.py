@@ -37,11 +37,11 @@ from lutlab.evaluators import (
     needed,
     text_facts,
 )
-from lutlab.evaluators.contract import Evaluator, Metric, Work
+from lutlab.evaluators.contract import Evaluator, Metric
 from lutlab.evaluators.noise import ratio_error
 from lutlab.lazy import PreTrainedModel, PreTrainedTokenizerBase, torch
 from lutlab.registry import register
-from lutlab.specs import Measurement, RunSpec, Subject
+from lutlab.specs import Measurement, Subject
 
 LOSS_DTYPES = ("float32", "float16")
 # Float32 logits of one cross entropy: stays in a CPU's cache, a fraction of the batch's own.
@@ -68,10 +68,6 @@ class Perplexity(Evaluator):
     )
 
     loss_dtype: Literal[LOSS_DTYPES] = "float32"
-
-    def work(self, run: RunSpec) -> Work:
-        """One pass over the text."""
-        return Work(passes=1)
 
     def measure(self, subject: Subject) -> Measurement:
         """Perplexity of subject.text in windows of subject.seqlen tokens, per token, byte and word.

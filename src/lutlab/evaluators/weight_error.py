@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import ClassVar
 
-from lutlab.evaluators.contract import Evaluator, Metric, Work
+from lutlab.evaluators.contract import Evaluator, Metric
 from lutlab.quantizers.stored import STORED
 from lutlab.registry import register
 from lutlab.specs import Measurement, RunSpec, Subject
 
 
 @register("evaluator", "weight_error")
-@dataclass(frozen=True)
 class WeightError(Evaluator):
     """Metric `weight_relative_mse`; one sample a layer, in forward order."""
 
@@ -32,20 +31,23 @@ class WeightError(Evaluator):
             else ""
         )
 
-    def work(self, run: RunSpec) -> Work:
-        """No forward pass: errors are taken when the layers are quantized."""
-        return Work()
-
     def measure(self, subject: Subject) -> Measurement:
-        """Needs no text: the errors were taken when the layers were quantized."""
+        """Needs no text."""
         errors = [layer.squared_error for layer in subject.layers]
         norms = [layer.squared_norm for layer in subject.layers]
-        return Measurement(
-            values={"weight_relative_mse": _ratio(sum(errors), sum(norms))},
-            n=len(errors),
-            samples=tuple(_ratio(e, n) for e, n in zip(errors, norms, strict=True)),
-            facts={"layers": [layer.name for layer in subject.layers]},
-        )
+        return relative_error("weight_relative_mse", subject, errors, norms)
+
+
+def relative_error(
+    metric: str, subject: Subject, errors: Sequence[float], norms: Sequence[float]
+) -> Measurement:
+    """The ratio of the sums of errors and norms over the layers, and each layer's own."""
+    return Measurement(
+        values={metric: _ratio(sum(errors), sum(norms))},
+        n=len(errors),
+        samples=tuple(_ratio(error, norm) for error, norm in zip(errors, norms, strict=True)),
+        facts={"layers": [layer.name for layer in subject.layers]},
+    )
 
 
 def _ratio(error: float, norm: float) -> float:

@@ -10,26 +10,28 @@ lm-eval has no acc_norm of WinoGrande, nor have we of `continuations`: their end
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import ClassVar
 
 from lutlab.data.protocols import KINDS, PROTOCOLS, protocol
 from lutlab.errors import LutlabError
 from lutlab.evaluators.contract import Metric
-from lutlab.evaluators.harness import Scores
-from lutlab.evaluators.harness.evaluator import HarnessEvaluator
+from lutlab.evaluators.lm_eval import HarnessEvaluator
 from lutlab.registry import register
 from lutlab.specs import Text
 
 
 @register("evaluator", "zero_shot")
-@dataclass(frozen=True)
 class ZeroShot(HarnessEvaluator):
     """Metrics `accuracy`, `accuracy_norm`, 0 to 1; samples are 1 where the right ending is the most likely, else 0."""
 
     version: ClassVar[int] = 2
     name: ClassVar[str] = "zero_shot"
     sampled: ClassVar[str] = "acc"
+    names: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "accuracy": ("acc",),
+        "accuracy_norm": ("acc_norm", "acc"),
+    }
     reads: ClassVar[tuple[str, ...]] = ("choices",)
     golden: ClassVar[str] = "continuations"
     metrics: ClassVar[tuple[Metric, ...]] = (
@@ -45,8 +47,3 @@ class ZeroShot(HarnessEvaluator):
             raise LutlabError(
                 f"'{text.protocol}' is {KINDS[kind]}, not items with several endings; take one of: {', '.join(known)}"
             )
-
-    def named(self, found: Scores) -> dict[str, str]:
-        """See HarnessEvaluator."""
-        by_length = "acc_norm" if "acc_norm" in found.values else "acc"
-        return {"accuracy": "acc", "accuracy_norm": by_length}

@@ -36,7 +36,7 @@ from lutlab.generate.eager import Eager
 from lutlab.generate.shard import Part, share_of_block, share_out
 from lutlab.kept.files import SUMS, check_sums, has_sums
 from lutlab.measure import ranks
-from lutlab.measure.rank import Rank
+from lutlab.measure.ranks import Rank
 from lutlab.models.families import decoder_blocks, kinds
 from lutlab.models.files import weight_files
 from lutlab.models.load import LoadedModel, folder_of, load_model, quiet

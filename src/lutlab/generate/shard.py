@@ -22,7 +22,7 @@ from lutlab.formats import cut
 from lutlab.formats.contract import Format
 from lutlab.formats.dense import PackedDense
 from lutlab.lazy import PreTrainedConfig, PreTrainedModel
-from lutlab.measure.rank import Rank
+from lutlab.measure.ranks import Rank
 from lutlab.models.families import decoder_blocks, family_of, weight_of
 from lutlab.models.resident import Blocks
 from lutlab.models.share import Columns, Rows, Share, Width, even, share_of

@@ -5,23 +5,44 @@
     fp32      in 16 and in 32 bits                     memory    reads (CPU) or copies (GPU)
 
 Dense products are cuBLAS through torch, each in the layout of W that won a short race, [N, K] or [K, N]; on a CPU
-torch's float32 product stands in for both. What is multiplied is drawn (drawn.py). How a kernel is called is said once:
-cpu_contestants.py, gpu_contestants.py, dense_contestants.py.
+torch's float32 product stands in for both. What is multiplied is drawn (drawn.py). Copies of the weights are so many
+that together they are in no cache when their turn comes. The error of a product, |y - x W^T| / |x W^T|, is within a
+limit, and a fact of the record.
 """
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from lutlab import formats
+from lutlab.errors import LutlabError
+from lutlab.formats.contract import Format
+from lutlab.kernels.contract import Execution
+from lutlab.kernels.cpu.qigen.qigen_blocks import PackedQIGen
 from lutlab.lazy import torch
-from lutlab.measure import cpu_contestants, gpu_contestants
-from lutlab.measure.dense_contestants import dense, int8
-from lutlab.measure.drawn import MIXED, draw, operands
-from lutlab.measure.timed_row import TimedRow, cold_bytes
-from lutlab.measure.timing import COLD, Contestant, cpu_reader, gpu_copier, together
+from lutlab.measure import products
+from lutlab.measure.drawn import MIXED, draw, operands, relative_error
+from lutlab.measure.timing import (
+    COLD,
+    Contestant,
+    GpuTimer,
+    copies_for,
+    cpu_reader,
+    gpu_copier,
+    race,
+    together,
+)
 from lutlab.specs import ProductRun, Shape
+from lutlab.tensors import UniformTensor
+
+# |y - x W^T| / |x W^T| beyond which a product is wrong; in 16 bits it may be summed in 16 bits, as LUT-GEMM does.
+_ERRORS = {"int8": 0.0, "float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
+_INT16_ERROR = 1e-3
+_MOST_COPIES = 4096
+_CHOOSING_ROUNDS = 20  # of the race between cuBLAS's layouts
 
 
 @dataclass(frozen=True)
@@ -40,6 +61,86 @@ class Entrants:
         """Contestants, each once, in the order in which they take turns."""
         found = (self.memory, self.fp16, self.fp32, self.own, self.best, self.rowwise)
         return list({id(one): one for one in found if one is not None}.values())
+
+
+@dataclass
+class TimedRow:
+    """A row, and the facts of its record, which grow as contestants are made.
+
+    Attributes:
+        spec: the row.
+        cold: bytes of all copies of a contestant's weights.
+        facts: facts of a record: relative_errors by name; on a GPU cublas_us, microseconds of each layout in the short
+            race.
+        kind: state of the weights in the caches, cold or resident, with which cuBLAS's layouts race.
+    """
+
+    spec: ProductRun
+    cold: int
+    facts: dict[str, Any]
+    kind: str = COLD
+
+    @property
+    def cpu(self) -> bool:
+        """Whether the row's device is the CPU."""
+        return self.spec.device == "cpu"
+
+    def copies(self, size: int) -> int:
+        """The number of copies of weights of so many bytes; tiny ones are not all cold."""
+        return min(copies_for(size, self.cold), _MOST_COPIES)
+
+    def executed(self, execution: Execution, x: torch.Tensor) -> Contestant:
+        """A kernel's product with x [M, K], with as many copies of its weights as are cold.
+
+        Raises:
+            LutlabError: it is no kernel: none takes the weight.
+        """
+        from lutlab.kernels.dispatch import Dequantized
+
+        rows, dtype = len(x), x.dtype
+        name = execution.describe(rows, dtype)
+        if isinstance(execution, Dequantized):
+            raise LutlabError(f"there is no kernel to time: {name}")
+        size = execution.bytes_read(rows, dtype)
+        copies = [execution, *(execution.copy() for _ in range(self.copies(size) - 1))]
+        return Contestant(name, size, len(copies), lambda i: copies[i](x))
+
+    def checked(self, one: Contestant, x: torch.Tensor, weight: torch.Tensor) -> Contestant:
+        """The contestant, if its first and last copy multiply by the weight; the error is a fact of the record.
+
+        Args:
+            one: its run returns x W^T.
+            x: [M, K].
+            weight: [N, K].
+
+        Raises:
+            LutlabError: the product is wrong.
+        """
+        dtype = str(x.dtype).removeprefix("torch.")
+        limit = _INT16_ERROR if self.spec.kernel == "int16" else _ERRORS[dtype]
+        for copy in {0, one.copies - 1}:
+            error = relative_error(one.run(copy), x, weight)
+            if not error <= limit:  # of nan too
+                raise LutlabError(
+                    f"{one.name} is wrong: |y - x W^T| is {error:.1e} of |x W^T|, at most {limit:.0e} was expected "
+                    f"in {dtype}; its speed would say nothing"
+                )
+            errors = self.facts.setdefault("relative_errors", {})
+            errors[one.name] = max(error, errors.get(one.name, 0.0))
+        return one
+
+
+def cold_bytes(device: str) -> tuple[int, dict[str, Any]]:
+    """Bytes of all copies of a contestant's weights on a device, and the facts of a record on it."""
+    if device == "cpu":
+        from lutlab.kernels.cpu.qigen.qigen_model import caches
+
+        cache, times = caches().l3, products.CPU_CACHES
+    else:
+        cache = torch.cuda.get_device_properties(device).L2_cache_size
+        times = products.GPU_CACHES
+    cold = min(times * cache, products.COLD_LIMIT)
+    return cold, {"cache_bytes": cache, "cold_bytes": cold}
 
 
 def enter(spec: ProductRun, kind: str = COLD) -> Entrants:
@@ -66,7 +167,9 @@ def enter(spec: ProductRun, kind: str = COLD) -> Entrants:
     if not row.cpu:
         baseline = f"cuBLAS: {joined['fp16'].name}, {joined['fp32'].name}"
     names = {"kernel": joined["own"].kernels(), "best_kernel": joined["best"].kernels()}
-    return Entrants(**joined, memory=_memory(row), facts={"baseline": baseline} | names | row.facts)
+    # the bandwidth that others are fractions of: reading by a CPU's threads, or copying by a GPU
+    memory = cpu_reader(row.cold, torch.get_num_threads()) if row.cpu else gpu_copier(row.cold)
+    return Entrants(**joined, memory=memory, facts={"baseline": baseline} | names | row.facts)
 
 
 def _part(row: TimedRow, shape: Shape) -> dict[str, Contestant | None]:
@@ -87,25 +190,100 @@ def _part(row: TimedRow, shape: Shape) -> dict[str, Contestant | None]:
     return {"own": own, "best": best, "fp16": fp16, "fp32": fp32, "rowwise": rowwise}
 
 
+# ---- lutlab's kernels ----
+
+
 def _quantized(
     row: TimedRow, x: torch.Tensor, shape: Shape, g: int, kernel: str
 ) -> tuple[Contestant, torch.Tensor]:
     """A kernel with groups of g, and the matrix [N, K] float32 that it multiplies by."""
     drawn = draw(row.spec, shape, g)
     if kernel == "int8":
-        return int8(row, x, drawn.codes)
+        return _int8(row, x, drawn.codes)
     x = x.to(getattr(torch, row.spec.dtype))
     packed = formats.pack(drawn)
+    by_qigen = row.cpu and kernel == "optq"
+    one = _qigen(row, x, drawn) if by_qigen else by_kernel(row, x, packed, kernel)
     weight = packed.dequantize()
-    if not row.cpu:
-        one = gpu_contestants.quantized(row, x, packed, kernel)
-    elif kernel == "optq":
-        one = cpu_contestants.qigen(row, x, drawn)
-    else:
-        one = cpu_contestants.quantized(row, x, packed, kernel)
     return row.checked(one, x, weight), weight
 
 
-def _memory(row: TimedRow) -> Contestant:
-    """Reading by a CPU's threads, or copying by a GPU: the bandwidth that others are fractions of."""
-    return cpu_reader(row.cold, torch.get_num_threads()) if row.cpu else gpu_copier(row.cold)
+def by_kernel(row: TimedRow, x: torch.Tensor, packed: Format, kernel: str) -> Contestant:
+    """A kernel's product: on a CPU that of quantized layers, with tables of 16 bits for int16; on a GPU a variant.
+
+    Raises:
+        LutlabError: no such variant, or it does not take the weight here.
+    """
+    from lutlab.kernels.dispatch import prepare
+
+    asked: dict[str, Any] = {}
+    if not row.cpu:
+        variant = products.variant_of(kernel)  # None: what the dispatch takes for so many rows of x
+        knobs = dict(row.spec.knobs) if variant and kernel == row.spec.kernel else None
+        asked = {"op": packed.kernels["cuda"][0], "variant": variant, "knobs": knobs}
+    elif kernel == "int16":
+        asked = {"op": "bcq_gemv", "tables": "int16"}
+    return row.executed(prepare(packed, x.device, len(x), x.dtype, **asked), x)
+
+
+def _qigen(row: TimedRow, x: torch.Tensor, drawn: UniformTensor) -> Contestant:
+    """OPTQ's way on a CPU, which is QIGen's kernel: GPTQ's codes, dequantized in registers and multiplied."""
+    from lutlab.kernels.cpu.qigen import qigen_gemv
+
+    packed = qigen_gemv.prepare(drawn)
+    size = packed.words.nbytes + packed.scale.nbytes + packed.zero.nbytes
+    copies = qigen_copies(packed, row.copies(size))
+    name = qigen_gemv.variant(packed)
+    return Contestant(name, size, len(copies), lambda i: qigen_gemv.gemv(x, copies[i]))
+
+
+def qigen_copies(packed: PackedQIGen, count: int) -> list[PackedQIGen]:
+    """Copies of QIGen's words, scales and zero points, each at an address of its own."""
+    buffers = ("words", "scale", "zero")
+    return [
+        dataclasses.replace(packed, **{name: getattr(packed, name).clone() for name in buffers})
+        for _ in range(count)
+    ]
+
+
+# ---- torch's dense products ----
+
+
+def dense(row: TimedRow, weight: torch.Tensor, x: torch.Tensor) -> Contestant:
+    """The product x [M, K] with a dense weight [N, K] by torch, in their dtype; on a GPU in the faster layout."""
+    name = f"torch {str(weight.dtype).removeprefix('torch.')}"
+    if row.cpu:
+        return _by_torch(row, name, weight, x, torch.mm)
+    across = weight.t().contiguous().t()
+    layouts = {f"{name} [N, K]": weight, f"{name} [K, N]": across}
+    both = [_by_torch(row, layout, stored, x, torch.mm) for layout, stored in layouts.items()]
+    race(both, GpuTimer(), _CHOOSING_ROUNDS, (row.kind,))
+    shape = "x".join(map(str, (*weight.shape, len(x))))
+    took = {one.name: one.seconds(row.kind) * 1e6 for one in both}
+    row.facts.setdefault("cublas_us", {}).setdefault(shape, {}).update(took)
+    return dataclasses.replace(min(both, key=lambda one: took[one.name]), rounds={})
+
+
+def _int8(row: TimedRow, x: torch.Tensor, codes: torch.Tensor) -> tuple[Contestant, torch.Tensor]:
+    """Eight-bit codes and activations, summed in 32 bits, and the matrix [N, K] float32 that they are.
+
+    On a GPU cuBLAS takes no fewer than 17 rows of x: there are 32 then.
+    """
+    weight = (codes.int() - 128).to(torch.int8)
+    rows = len(x) if row.cpu else max(32, len(x))
+    few = torch.zeros(rows, x.shape[1], dtype=torch.int8, device=x.device)
+    few[: len(x)] = (32 * x).round().clamp(-127, 127).to(torch.int8)
+    return _by_torch(row, "torch int8", weight, few, torch._int_mm), weight.float()
+
+
+def _by_torch(
+    row: TimedRow,
+    name: str,
+    weight: torch.Tensor,
+    x: torch.Tensor,
+    multiply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+) -> Contestant:
+    """The product with W [N, K] as it is stored, rows or columns first."""
+    copies = [weight, *(weight.clone() for _ in range(row.copies(weight.nbytes) - 1))]
+    one = Contestant(name, weight.nbytes, len(copies), lambda i: multiply(x, copies[i].t()))
+    return row.checked(one, x, weight)

@@ -15,39 +15,13 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from lutlab.errors import LutlabError
 from lutlab.lazy import torch
 
 WINDOW_SECONDS = 1.0
 _SAMPLE_SECONDS = 0.1
-
-
-class Counter(Protocol):
-    """A GPU's counters."""
-
-    def joules(self) -> float:
-        """Since the driver was loaded."""
-
-    def utilization(self) -> tuple[float, float]:
-        """GPU and memory, in percent."""
-
-
-@dataclass(frozen=True)
-class Several:
-    """Counters of several GPUs as one: their joules are added, utilization is the mean of theirs."""
-
-    counters: tuple[Counter, ...]
-
-    def joules(self) -> float:
-        """Since the driver was loaded."""
-        return sum(one.joules() for one in self.counters)
-
-    def utilization(self) -> tuple[float, float]:
-        """GPU and memory, in percent."""
-        gpu, memory = zip(*(one.utilization() for one in self.counters), strict=True)
-        return statistics.mean(gpu), statistics.mean(memory)
 
 
 @dataclass(frozen=True)
@@ -72,21 +46,22 @@ def missing_library() -> str:
 
 
 class Nvml:
-    """NVML's counters of the GPU that torch names by an index.
+    """NVML's counters of the GPUs that torch names by some indices: joules are added, utilization is the mean.
 
     Raises:
-        LutlabError: nvidia-ml-py is not installed, or the GPU has no energy counter (before Volta).
+        LutlabError: nvidia-ml-py is not installed, or a GPU has no energy counter (before Volta).
     """
 
-    def __init__(self, index: int = 0) -> None:
+    def __init__(self, *indices: int) -> None:
         if reason := missing_library():
             raise LutlabError(reason)
         import pynvml
 
         self._nvml = pynvml
         pynvml.nvmlInit()
-        uuid = torch.cuda.get_device_properties(index).uuid  # torch's order need not be NVML's
-        self._gpu = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+        # by uuid, since torch's order need not be NVML's
+        uuids = [torch.cuda.get_device_properties(index).uuid for index in indices]
+        self._gpus = [pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}") for uuid in uuids]
         try:
             self.joules()
         except pynvml.NVMLError as error:
@@ -94,16 +69,17 @@ class Nvml:
 
     def joules(self) -> float:
         """Since the driver was loaded."""
-        return self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._gpu) * 1e-3
+        return sum(self._nvml.nvmlDeviceGetTotalEnergyConsumption(gpu) * 1e-3 for gpu in self._gpus)
 
     def utilization(self) -> tuple[float, float]:
         """GPU and memory, in percent."""
-        rates = self._nvml.nvmlDeviceGetUtilizationRates(self._gpu)
-        return float(rates.gpu), float(rates.memory)
+        rates = [self._nvml.nvmlDeviceGetUtilizationRates(gpu) for gpu in self._gpus]
+        gpu, memory = zip(*((float(rate.gpu), float(rate.memory)) for rate in rates), strict=True)
+        return statistics.mean(gpu), statistics.mean(memory)
 
     def facts(self) -> dict[str, Any]:
-        """Driver, clocks now and at most, power limit, for a record."""
-        nvml, gpu = self._nvml, self._gpu
+        """Driver, clocks now and at most, power limit of the first GPU, for a record."""
+        nvml, gpu = self._nvml, self._gpus[0]
         kinds = {"sm": nvml.NVML_CLOCK_SM, "memory": nvml.NVML_CLOCK_MEM}
         found = {"driver": nvml.nvmlSystemGetDriverVersion()}
         for name, kind in kinds.items():
@@ -121,7 +97,7 @@ def clocks_of(device: str) -> dict[str, Any]:
 
 
 def idle_watts(
-    counter: Counter,
+    counter: Nvml,
     seconds: float = WINDOW_SECONDS,
     clock: Callable[[], float] = time.perf_counter,
     sleep: Callable[[float], None] = time.sleep,
@@ -135,7 +111,7 @@ def idle_watts(
 def energy_of(
     run: Callable[[], None],
     calls: int,
-    counter: Counter,
+    counter: Nvml,
     idle: float,
     seconds: float = WINDOW_SECONDS,
     clock: Callable[[], float] = time.perf_counter,
@@ -145,7 +121,7 @@ def energy_of(
     Args:
         run: some calls, waited for.
         calls: their number.
-        counter: energy counter of the GPU that the calls run on.
+        counter: energy counter of the GPUs that the calls run on.
         idle: watts, of idle_watts.
         seconds: least seconds of the window.
         clock: clock in seconds.

@@ -13,14 +13,12 @@ of cuBLAS's that won a short race.
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 from typing import Any
 
 from lutlab.lazy import torch
-from lutlab.measure import contestants, drawn, products, ranks
-from lutlab.measure.contestants import Entrants
+from lutlab.measure import contestants, drawn
+from lutlab.measure.contestants import Entrants, TimedRow, cold_bytes
 from lutlab.measure.ranks import Rank
-from lutlab.measure.timed_row import TimedRow, cold_bytes
 from lutlab.measure.timing import COLD, Contestant, CpuTimer, GpuTimer, Timer, race, together
 from lutlab.specs import ProductRun, Shape
 
@@ -29,58 +27,57 @@ CALLS = 100
 _CHOOSING_ROUNDS = 20  # of the race between the layouts
 
 
-@dataclass(frozen=True)
-class Shared:
-    """Contestants of all ranks at the same time: `whole` multiplies and gathers, `product` only multiplies."""
-
-    whole: Contestant
-    product: Contestant
+# Contestants of all ranks at the same time: one multiplies and gathers, the other only multiplies.
+Shared = tuple[Contestant, Contestant]
 
 
-@dataclass(frozen=True)
-class Slowest:
+def slowest(rank: Rank, timer: Timer) -> Timer:
     """A timer of what all ranks do at the same time: the seconds of the slowest."""
 
-    rank: Rank
-    timer: Timer
+    def seconds(one: Contestant, kind: str) -> float:
+        rank.line_up()
+        return rank.largest(timer(one, kind))
 
-    def __call__(self, one: Contestant, kind: str) -> float:
-        """Seconds of one round."""
-        self.rank.line_up()
-        return self.rank.largest(self.timer(one, kind))
-
-
-def timed(spec: ProductRun, rounds: int, kind: str = COLD) -> tuple[Entrants, float]:
-    """Race the shared product with those that contestants.enter has for the first GPU alone, in one run.
-
-    Returns:
-        The contestants with their rounds, which can no longer be called, of memory what the GPUs copy together, so many
-        times what the first one does; and which part of the product's time is compute.
-
-    Raises:
-        LutlabError: a product is wrong, a rank failed, or the ranks were not done in time.
-    """
-    return ranks.run(time_on, products.gpus_of(spec), spec.device, (spec, rounds, kind))
+    return seconds
 
 
 def time_on(rank: Rank, spec: ProductRun, rounds: int, kind: str) -> tuple[Entrants, float] | None:
-    """The part of one rank; None but of rank 0."""
+    """Race the shared product with those that contestants.enter has for the first GPU alone, in one run.
+
+    Returns:
+        None but of rank 0. The contestants with their rounds, which can no longer be called, of memory what the GPUs
+        copy together, so many times what the first one does; and which part of the product's time is compute.
+
+    Raises:
+        LutlabError: a product is wrong.
+    """
     entered = None if rank.index else contestants.enter(alone(spec, rank), kind)
     rank.largest(0.0)  # with idle GPUs until then
-    shared, facts = share(spec, rank, kind)
+    whole, product, facts = share(spec, rank, kind)
     cpu = rank.device == "cpu"
     timer = CpuTimer() if cpu else GpuTimer()
-    slowest = Slowest(rank, CpuTimer() if cpu else GpuTimer(CALLS))
+    of_all = slowest(rank, CpuTimer() if cpu else GpuTimer(CALLS))
     with torch.inference_mode():
         for _ in range(rounds):
             if entered:
                 memory, *others = entered.all()
                 race([memory], timer, 1)
                 race(others, timer, 1, (kind,))
-            race([shared.product, shared.whole], slowest, 1, (kind,))
+            race([product, whole], of_all, 1, (kind,))
     if entered is None:
         return None
-    return _result(entered, shared, facts), shared.whole.times(shared.product, kind)
+    memory = dataclasses.replace(entered.memory, bytes=rank.count * entered.memory.bytes)
+    places = {
+        "own": whole,
+        "best": whole,
+        "fp16": entered.fp16,
+        "fp32": entered.fp32,
+        "memory": memory,
+    }
+    # without their callables, which cannot be pickled
+    ended = {name: dataclasses.replace(one, run=None) for name, one in places.items()}
+    joined = Entrants(**ended, rowwise=None, facts=facts_of(entered.facts, whole, facts))
+    return joined, whole.times(product, kind)
 
 
 def alone(spec: ProductRun, rank: Rank) -> ProductRun:
@@ -88,16 +85,18 @@ def alone(spec: ProductRun, rank: Rank) -> ProductRun:
     return dataclasses.replace(spec, kernel="auto", device=rank.device)
 
 
-def share(spec: ProductRun, rank: Rank, kind: str = COLD) -> tuple[Shared, dict[str, Any]]:
-    """This rank's share of each product, and facts for a record.
+def share(
+    spec: ProductRun, rank: Rank, kind: str = COLD
+) -> tuple[Contestant, Contestant, dict[str, Any]]:
+    """This rank's share of the products, with the gathering and without it, and facts for a record.
 
     Raises:
         LutlabError: the gathered y is not the product.
     """
     row = TimedRow(alone(spec, rank), *cold_bytes(rank.device))
     parts = [_fastest(row, rank, shape, kind) for shape in spec.shapes]
-    whole, product = (together([getattr(p, n) for p in parts]) for n in ("whole", "product"))
-    return Shared(whole, product), row.facts | _connection(rank)
+    whole, product = map(together, zip(*parts, strict=True))
+    return whole, product, row.facts | _connection(rank)
 
 
 def _fastest(row: TimedRow, rank: Rank, shape: Shape, kind: str) -> Shared:
@@ -105,12 +104,12 @@ def _fastest(row: TimedRow, rank: Rank, shape: Shape, kind: str) -> Shared:
     if row.cpu:
         return _part(row, rank, shape, "[N, K]")
     both = [_part(row, rank, shape, layout) for layout in ("[N, K]", "[K, N]")]
-    wholes = [one.whole for one in both]
-    race(wholes, Slowest(rank, GpuTimer(CALLS)), _CHOOSING_ROUNDS, (kind,))
+    wholes = [whole for whole, _ in both]
+    race(wholes, slowest(rank, GpuTimer(CALLS)), _CHOOSING_ROUNDS, (kind,))
     took = {one.name: one.seconds(kind) * 1e6 for one in wholes}
     row.facts.setdefault("shared_us", {})["x".join(map(str, shape))] = took
-    best = min(both, key=lambda one: took[one.whole.name])
-    return Shared(dataclasses.replace(best.whole, rounds={}), best.product)
+    whole, product = min(both, key=lambda pair: took[pair[0].name])
+    return dataclasses.replace(whole, rounds={}), product
 
 
 def _part(row: TimedRow, rank: Rank, shape: Shape, layout: str) -> Shared:
@@ -133,7 +132,7 @@ def _part(row: TimedRow, rank: Rank, shape: Shape, layout: str) -> Shared:
     name = f"torch {dtype} {layout} on {rank.count} devices"
     gathered = Contestant(name, rank.count * mine.nbytes, len(copies), whole)
     product = Contestant(f"{name}, not gathered", gathered.bytes, len(copies), multiply)
-    return Shared(row.checked(gathered, x, weight), product)
+    return row.checked(gathered, x, weight), product
 
 
 def _connection(rank: Rank) -> dict[str, Any]:
@@ -148,26 +147,8 @@ def _connection(rank: Rank) -> dict[str, Any]:
     }
 
 
-def facts_of(beside: dict[str, Any], shared: Shared, facts: dict[str, Any]) -> dict[str, Any]:
+def facts_of(beside: dict[str, Any], whole: Contestant, facts: dict[str, Any]) -> dict[str, Any]:
     """A record's facts of the shared product, and of those beside it on the first GPU."""
     errors = beside["relative_errors"] | facts["relative_errors"]
-    names = {"kernel": shared.whole.kernels(), "best_kernel": shared.whole.kernels()}
+    names = {"kernel": whole.kernels(), "best_kernel": whole.kernels()}
     return beside | facts | names | {"relative_errors": errors}
-
-
-def _result(entered: Entrants, shared: Shared, facts: dict[str, Any]) -> Entrants:
-    own, memory = _ended(shared.whole), _ended(entered.memory)
-    return Entrants(
-        own=own,
-        best=own,
-        fp16=_ended(entered.fp16),
-        fp32=_ended(entered.fp32),
-        rowwise=None,
-        memory=dataclasses.replace(memory, bytes=facts["devices"] * memory.bytes),
-        facts=facts_of(entered.facts, shared, facts),
-    )
-
-
-def _ended(one: Contestant) -> Contestant:
-    """A timed contestant without its callable, which cannot be pickled."""
-    return dataclasses.replace(one, run=None)

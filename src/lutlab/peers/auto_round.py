@@ -11,16 +11,16 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from lutlab.lazy import torch, transformers
-from lutlab.peers.contract import QuantizesModels, Tensors, Way
+from lutlab.peers.contract import QuantizesModels, Tensors
 from lutlab.registry import register
 
 _BEST = {"iters": 1000}
 WAYS = {
-    "auto-round": Way({"iters": 200, "sym": True}, gradient=True),
-    "auto-round asymmetric": Way({"iters": 200, "sym": False}, gradient=True),
-    "auto-round-best": Way({**_BEST, "sym": True}, gradient=True),
-    "auto-round-best asymmetric": Way({**_BEST, "sym": False}, gradient=True),
-    "auto-round-best alg_ext": Way({**_BEST, "sym": True, "enable_alg_ext": True}, gradient=True),
+    "auto-round": {"iters": 200, "sym": True},
+    "auto-round asymmetric": {"iters": 200, "sym": False},
+    "auto-round-best": {**_BEST, "sym": True},
+    "auto-round-best asymmetric": {**_BEST, "sym": False},
+    "auto-round-best alg_ext": {**_BEST, "sym": True, "enable_alg_ext": True},
 }
 
 
@@ -30,7 +30,8 @@ class AutoRound(QuantizesModels):
 
     modules: ClassVar[tuple[str, ...]] = ("auto_round",)
     install: ClassVar[str] = "auto-round"
-    ways: ClassVar[Mapping[str, Way]] = WAYS
+    ways: ClassVar[Mapping[str, Mapping[str, Any]]] = WAYS
+    gradient: ClassVar[bool] = True
 
     @staticmethod
     def quantize(

@@ -15,7 +15,7 @@ import importlib.util
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -25,19 +25,6 @@ from lutlab.lazy import torch
 from lutlab.measure.timing import Contestant
 
 Tensors = dict[str, "torch.Tensor"]
-
-
-@dataclass(frozen=True)
-class Way:
-    """A method of a peer that quantizes models.
-
-    Attributes:
-        options: arguments of its entry point beside q and g.
-        gradient: whether it goes backward through the model, or a block.
-    """
-
-    options: Mapping[str, Any] = field(default_factory=dict)
-    gradient: bool = False
 
 
 @dataclass
@@ -101,10 +88,12 @@ class QuantizesModels(Peer):
     """A peer whose entry point quantizes a whole model.
 
     Attributes:
-        ways: name -> Way.
+        ways: methods by name, each as the arguments of its entry point beside q and g.
+        gradient: whether it goes backward through the model, or a block.
     """
 
-    ways: ClassVar[Mapping[str, Way]]
+    ways: ClassVar[Mapping[str, Mapping[str, Any]]]
+    gradient: ClassVar[bool]
 
     @staticmethod
     @abstractmethod
@@ -115,7 +104,7 @@ class QuantizesModels(Peer):
 
         Args:
             folder: model in full precision.
-            options: options of a Way.
+            options: arguments, those of one of `ways`.
             q: bits a weight.
             g: group size.
             ids: calibration windows, [samples, S] int64.

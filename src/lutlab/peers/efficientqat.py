@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from lutlab.lazy import torch, transformers
-from lutlab.peers.contract import QuantizesModels, Tensors, Way
+from lutlab.peers.contract import QuantizesModels, Tensors
 from lutlab.registry import register
 
 PUBLISHED = {"epochs": 2, "quant_lr": 1e-4, "weight_lr": {2: 2e-5, 3: 1e-5, 4: 1e-5}}
@@ -29,9 +29,9 @@ E2E = {"e2e_epochs": 1, "e2e_lr": {2: 2e-5, 3: 1e-5, 4: 1e-5}, "e2e_batch": 32}
 LONGER = {"epochs": 8, "quant_lr": 1e-3, "weight_lr": {2: 2e-4, 3: 1e-4, 4: 1e-4}}
 LONGER_E2E = {"e2e_epochs": 8, "e2e_lr": {2: 2e-4, 3: 1e-4, 4: 1e-4}, "e2e_batch": 4}
 WAYS = {
-    "block-ap, published": Way({**PUBLISHED, "e2e_epochs": 0}, gradient=True),
-    "block-ap, e2e-qp, published": Way({**PUBLISHED, **E2E}, gradient=True),
-    "block-ap, e2e-qp, longer": Way({**LONGER, **LONGER_E2E}, gradient=True),
+    "block-ap, published": {**PUBLISHED, "e2e_epochs": 0},
+    "block-ap, e2e-qp, published": {**PUBLISHED, **E2E},
+    "block-ap, e2e-qp, longer": {**LONGER, **LONGER_E2E},
 }
 
 
@@ -88,7 +88,8 @@ class EfficientQAT(QuantizesModels):
     """See the top of this file."""
 
     modules: ClassVar[tuple[str, ...]] = ("quantize",)
-    ways: ClassVar[Mapping[str, Way]] = WAYS
+    ways: ClassVar[Mapping[str, Mapping[str, Any]]] = WAYS
+    gradient: ClassVar[bool] = True
 
     @classmethod
     def lacking(cls) -> str:

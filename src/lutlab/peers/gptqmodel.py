@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from lutlab.lazy import torch
-from lutlab.peers.contract import Block, QuantizesModels, RunsGPTQ, Tensors, Way
+from lutlab.peers.contract import Block, QuantizesModels, RunsGPTQ, Tensors
 from lutlab.registry import register
 
 _PLAIN = {
@@ -23,9 +23,9 @@ _PLAIN = {
     "true_sequential": False,
 }
 WAYS = {
-    "gptq": Way(_PLAIN),
-    "gptq as shipped": Way(),
-    "gptq as shipped asymmetric": Way({"sym": False}),
+    "gptq": _PLAIN,
+    "gptq as shipped": {},
+    "gptq as shipped asymmetric": {"sym": False},
 }
 
 
@@ -35,7 +35,8 @@ class GPTQModel(QuantizesModels, RunsGPTQ):
 
     modules: ClassVar[tuple[str, ...]] = ("gptqmodel",)
     install: ClassVar[str] = "gptqmodel"
-    ways: ClassVar[Mapping[str, Way]] = WAYS
+    ways: ClassVar[Mapping[str, Mapping[str, Any]]] = WAYS
+    gradient: ClassVar[bool] = False
 
     @staticmethod
     def quantize(

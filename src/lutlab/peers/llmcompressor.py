@@ -11,14 +11,14 @@ from typing import Any, ClassVar
 
 from lutlab.errors import LutlabError
 from lutlab.lazy import torch, transformers
-from lutlab.peers.contract import Block, QuantizesModels, RunsGPTQ, Tensors, Way
+from lutlab.peers.contract import Block, QuantizesModels, RunsGPTQ, Tensors
 from lutlab.registry import register
 
 WAYS = {
-    "rtn": Way({"modifier": "rtn"}),
-    "gptq": Way({"modifier": "gptq", "actorder": None}),
-    "gptq actorder=static": Way({"modifier": "gptq", "actorder": "static"}),
-    "awq": Way({"modifier": "awq"}),
+    "rtn": {"modifier": "rtn"},
+    "gptq": {"modifier": "gptq", "actorder": None},
+    "gptq actorder=static": {"modifier": "gptq", "actorder": "static"},
+    "awq": {"modifier": "awq"},
 }
 
 
@@ -28,7 +28,8 @@ class LLMCompressor(QuantizesModels, RunsGPTQ):
 
     modules: ClassVar[tuple[str, ...]] = ("llmcompressor",)
     install: ClassVar[str] = "llmcompressor"
-    ways: ClassVar[Mapping[str, Way]] = WAYS
+    ways: ClassVar[Mapping[str, Mapping[str, Any]]] = WAYS
+    gradient: ClassVar[bool] = False
 
     @staticmethod
     def quantize(

@@ -4,20 +4,19 @@
     predict.memory("opt-175b", q=3, context=2048, gpus=8).each
     predict.gpus("opt-175b", q=16, gpu="A100-80GB")
 
-shapes.py has the sizes of a model, devices.py those of GPUs, engines.py what an engine costs, as constants.json has it
-fitted to printed latencies (tools/fit_latency.py); per_token.py and footprint.py predict. torch is
-imported only where a method says how it stores a weight.
+shapes.py has the sizes of a model, devices.py those of GPUs, per_token.py what an engine costs, as constants.json has
+it fitted to printed latencies (tools/fit_latency.py). torch is imported only where a method says how it stores a
+weight.
 """
 
 from lutlab.predict.devices import DEVICES, Device, cpu, device
-from lutlab.predict.engines import ENGINES, Engine, Errors, Rates, engine
-from lutlab.predict.footprint import Memory
+from lutlab.predict.footprint import PAPER, Memory
 from lutlab.predict.footprint import predict_gpus as gpus
 from lutlab.predict.footprint import predict_memory as memory
-from lutlab.predict.per_token import Prediction
+from lutlab.predict.per_token import ENGINES, Engine, Errors, Prediction, Rates
+from lutlab.predict.per_token import engine_of as engine
 from lutlab.predict.per_token import predict_latency as latency
 from lutlab.predict.shapes import Decoder, decoder
-from lutlab.predict.weights import PAPER
 
 __all__ = [
     "DEVICES",

@@ -1,21 +1,25 @@
 """Memory of a decoder on its devices: weights as stored, head, embeddings, the cache, scratch; the least devices.
 
-The scratch is one matrix of the largest product in full precision, which reading a prompt dequantizes into.
+A linear weight takes the bits of the method that stores it, or those that LUT-GEMM counts. The scratch is one matrix of
+the largest product in full precision, which reading a prompt dequantizes into.
 """
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lutlab.errors import LutlabError
-from lutlab.groups import Bits
+from lutlab.groups import Bits, check_group_size, group_count
 from lutlab.predict.devices import Device, device
 from lutlab.predict.shapes import Decoder, decoder
-from lutlab.predict.weights import FULL, PAPER, weight_bytes
-from lutlab.quantizers.contract import Method
+from lutlab.quantizers.contract import Method, make_method
 
-MOST_GPUS = 1024
+# one scale and one offset of 16 bits a group, which LUT-GEMM's model sizes follow
+PAPER = "lut-gemm"
+FULL = 16
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,34 @@ def check_asked(shape: Decoder, gpus: int, context: int, batch: int) -> None:
         )
 
 
+def _check_width(q: Bits, g: int) -> None:
+    """Raise LutlabError unless q is 1 to 8, or 16 for full precision, and g a group size."""
+    known = isinstance(q, int | float) and not isinstance(q, bool) and math.isfinite(q)
+    if not known or not (1 <= q <= 8 or q == FULL):
+        raise LutlabError(
+            f"q={q!r} is no width of weights: give 1 to 8 bits (a fraction is a mean), or 16 for full precision"
+        )
+    check_group_size(g)
+
+
+@functools.cache
+def _weight_bytes(decoder: Decoder, q: Bits, g: int, stored: str | Method) -> float:
+    """Bytes of all linear weights of the layers, each stored once."""
+    bits = sum(_bits(rows, columns, q, g, stored) for rows, columns in decoder.products)
+    return decoder.layers * bits / 8
+
+
+def _bits(rows: int, columns: int, q: Bits, g: int, stored: str | Method) -> float:
+    if q == FULL:
+        return FULL * rows * columns
+    if stored == PAPER:
+        return rows * (q * columns + 2 * 16 * group_count(g, columns))
+    from lutlab.compress.sizes import stored_bits
+
+    method = make_method(stored) if isinstance(stored, str) else stored
+    return stored_bits(method, q, g, rows, columns)
+
+
 def predict_memory(
     shape: str | Decoder,
     q: Bits = FULL,
@@ -89,9 +121,10 @@ def predict_memory(
     shape = shape if isinstance(shape, Decoder) else decoder(shape)
     context = shape.positions if context is None else context
     check_asked(shape, gpus, context, batch)
+    _check_width(q, g)
     matrix = max(rows * columns for rows, columns in shape.products)
     parts = {
-        "weights": weight_bytes(shape, q, g, stored) * (number_bytes / 2 if q == FULL else 1),
+        "weights": _weight_bytes(shape, q, g, stored) * (number_bytes / 2 if q == FULL else 1),
         "head": float(number_bytes * shape.head),
         "embeddings": float(number_bytes * shape.embedded),
         "cache": float(number_bytes * batch * context * shape.layers * shape.cached),

@@ -1,46 +1,139 @@
-"""Milliseconds a token: what a step reads, launches and sends (Terms), priced by an engine's rates.
+"""Milliseconds a token of an engine on G devices, by constants of one formula:
 
-The prediction is linear in the constants that are fitted, so that fit.py solves for them with the same Terms.
+    t = (weights/s + head/s' + cache/s'') / (G B) + L (o + P r + [packed] o' + a log2 G + all-reduce bytes / link)
+
+B is the device's bandwidth, s the share of it that a product reads, P the products of a layer; o, o', r and a are
+microseconds a layer, a product and a doubling of G. Shares and microseconds of `lut-gemm` are fitted to the papers'
+tables (constants.json, which tools/fit_latency.py writes); the others' say where they are from.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.resources import files
 
-from lutlab.errors import LutlabError
+from lutlab.errors import LutlabError, nearest
 from lutlab.groups import Bits
-from lutlab.predict import engines
 from lutlab.predict.devices import Device, device
-from lutlab.predict.engines import Engine, Errors, Rates
-from lutlab.predict.footprint import Memory, check_asked, predict_memory
+from lutlab.predict.footprint import FULL, PAPER, Memory, check_asked, predict_memory
 from lutlab.predict.shapes import Decoder, decoder
-from lutlab.predict.weights import FULL
 from lutlab.quantizers.contract import Method
+
+CONSTANTS = "constants.json"
 
 
 @dataclass(frozen=True)
-class Terms:
-    """Loads of one step, a device's share of them.
+class Rates:
+    """Constants of an engine: shares of a bandwidth, and microseconds.
 
     Attributes:
-        dense, packed, head, cache: bytes read, of full-precision weights, quantized ones, the head, keys and values.
-        layers: L; quantized_layers: L where they are quantized, else 0.
-        products: launched, P L.
-        doublings: L log2 G.
-        sent_s: seconds that the bytes of the all-reduces take on the link.
+        dense: share of the bandwidth at which weights of 16 bits are read.
+        packed: the same of quantized weights.
+        head: the same of the head; the cache is read at that of `dense`.
+        layer_us: fixed microseconds of a layer: norms, attention, launches.
+        packed_layer_us: microseconds that quantized products add to it.
+        product_us: microseconds of a product's ramp and tail.
+        link_us: microseconds of the two all-reduces of a layer, for each doubling of the devices.
     """
 
     dense: float
     packed: float
     head: float
-    cache: float
-    layers: int
-    quantized_layers: int
-    products: int
-    doublings: float
-    sent_s: float
+    layer_us: float
+    packed_layer_us: float = 0.0
+    product_us: float = 0.0
+    link_us: float = 0.0
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Relative errors of predictions: |predicted / published - 1|."""
+
+    rows: int
+    median: float
+    p90: float
+    worst: float
+
+    def __str__(self) -> str:
+        return f"median error {self.median:.1%}, worst {self.worst:.0%}".replace("%", " %")
+
+
+@dataclass(frozen=True)
+class Engine:
+    """An engine whose latency can be predicted.
+
+    Attributes:
+        name: name of the engine, a value of `engine=`.
+        about: source of the numbers that its constants rest on.
+        rates: its constants.
+        stored: layout of its quantized weights by default: PAPER or a method.
+        gpu: the device that its errors are of; empty where nothing was compared.
+        errors: errors of the numbers that its constants were fitted to; None where nothing was compared.
+        number_bytes: bytes of a number that is not quantized: in the head, the cache, dense weights.
+        longest_batch: rows that its constants are of.
+        context: tokens in the cache that its constants are of.
+    """
+
+    name: str
+    about: str
+    rates: Rates
+    stored: str
+    gpu: str = ""
+    errors: Errors | None = None
+    number_bytes: int = 2
+    longest_batch: int = 16
+    context: int = 128
+
+
+def _engines() -> dict[str, Engine]:
+    found = json.loads(files("lutlab.predict").joinpath(CONSTANTS).read_text(encoding="utf-8"))
+    fitted = {name: Rates(**of["rates"]) for name, of in found.items()}
+    paper = fitted["lut-gemm"]
+    link = paper.link_us  # until ours is measured
+    return {
+        "lut-gemm": Engine(
+            "lut-gemm",
+            "FasterTransformer with cuBLAS and LUT-GEMM's kernels, as the papers measured it",
+            paper,
+            PAPER,
+            found["lut-gemm"]["gpu"],
+            Errors(**found["lut-gemm"]["errors"]),
+            longest_batch=1,
+        ),
+        "lutlab": Engine(
+            "lutlab",
+            "lutlab's kernels in one CUDA graph a step; constants are arithmetic for an H200, not measured",
+            # 4.3 and 3.9 TB/s of an H200's 4.8; 15 us of attention, two norms, rope and cache a layer
+            Rates(0.896, 0.896, 0.813, layer_us=15.0, product_us=5.0, link_us=link),
+            "bcq",
+        ),
+        "lutlab-cpu": Engine(
+            "lutlab-cpu",
+            "lutlab's CPU kernels in one C call a step; the kernels' published times on two threads, and what a step "
+            "of LLaMA-7B's shapes takes besides, at a context below 64; head and cache in 16 bits",
+            fitted["lutlab-cpu"],
+            "bcq",
+        ),
+    }
+
+
+ENGINES = _engines()
+
+
+def engine_of(name: str | Engine) -> Engine:
+    """The engine of a name; an Engine, as of rates that were measured elsewhere, is itself.
+
+    Raises:
+        LutlabError: an unknown engine.
+    """
+    if isinstance(name, Engine):
+        return name
+    if name not in ENGINES:
+        raise LutlabError(f"unknown engine '{name}' of a prediction: {nearest(str(name), ENGINES)}")
+    return ENGINES[name]
 
 
 @dataclass(frozen=True)
@@ -70,38 +163,36 @@ class Prediction:
         return self.memory.each <= self.device.memory
 
 
-def terms(shape: Decoder, q: Bits, held: Memory, to: Device, batch: int) -> Terms:
-    """The loads of a device, whose share of the model is `held`."""
-    full, gpus = q == FULL, held.gpus
-    share = {name: size / gpus for name, size in held.parts.items()}
-    sent = 2 * 2 * (gpus - 1) / gpus * 2 * shape.hidden * batch  # two all-reduces of d halves
-    return Terms(
-        dense=share["weights"] if full else 0.0,
-        packed=0.0 if full else share["weights"],
-        head=share["head"],
-        cache=share["cache"],
-        layers=shape.layers,
-        quantized_layers=0 if full else shape.layers,
-        products=shape.layers * len(shape.products),
-        doublings=shape.layers * math.log2(gpus),
-        sent_s=shape.layers * sent / to.link if gpus > 1 else 0.0,
-    )
+def parts(
+    shape: Decoder, q: Bits, held: Memory, to: Device, batch: int, rates: Rates
+) -> dict[str, float]:
+    """Milliseconds by what takes them; linear in microseconds and inverse shares, for which tools/fit.py solves.
 
-
-def parts(of: Terms, rates: Rates, to: Device) -> dict[str, float]:
-    """Milliseconds by what takes them."""
-    per_byte = 1e3 / to.bandwidth
+    Args:
+        shape: sizes of the model.
+        q: bits of a weight; 16 is full precision.
+        held: memory of the model on all its devices.
+        to: one of them.
+        batch: number of rows.
+        rates: constants of the engine.
+    """
+    share = {name: size / held.gpus for name, size in held.parts.items()}
+    per_byte, layers = 1e3 / to.bandwidth, shape.layers
+    sent = (
+        2 * 2 * (held.gpus - 1) / held.gpus * 2 * shape.hidden * batch
+    )  # two all-reduces of d halves
+    sent_s = layers * sent / to.link if held.gpus > 1 else 0.0
     return {
-        "weights": per_byte * (of.dense / rates.dense + of.packed / rates.packed),
-        "head": per_byte * of.head / rates.head,
-        "cache": per_byte * of.cache / rates.dense,
+        "weights": per_byte * (share["weights"] / (rates.dense if q == FULL else rates.packed)),
+        "head": per_byte * share["head"] / rates.head,
+        "cache": per_byte * share["cache"] / rates.dense,
         "layers": 1e-3
         * (
-            of.layers * rates.layer_us
-            + of.quantized_layers * rates.packed_layer_us
-            + of.products * rates.product_us
+            layers * rates.layer_us
+            + (0 if q == FULL else layers) * rates.packed_layer_us
+            + layers * len(shape.products) * rates.product_us
         ),
-        "communication": 1e-3 * of.doublings * rates.link_us + 1e3 * of.sent_s,
+        "communication": 1e-3 * (layers * math.log2(held.gpus)) * rates.link_us + 1e3 * sent_s,
     }
 
 
@@ -139,7 +230,7 @@ def predict_latency(
         LutlabError: an unknown GPU, engine or shape, or a number that is out of range.
     """
     shape = shape if isinstance(shape, Decoder) else decoder(shape)
-    to, by = device(gpu), engines.engine(engine)
+    to, by = device(gpu), engine_of(engine)
     context = by.context if context is None else context
     layout = by.stored if stored is None else stored
     check_asked(shape, gpus, context, batch)
@@ -152,6 +243,6 @@ def predict_latency(
         raise LutlabError(f"gpus={gpus}: {to.name} has no link to another; give gpus=1, or a link")
     of = {"gpus": gpus, "context": context, "batch": batch, "number_bytes": by.number_bytes}
     held = predict_memory(shape, q, g, stored=layout, **of)
-    split = parts(terms(shape, q, held, to, batch), by.rates, to)
+    split = parts(shape, q, held, to, batch, by.rates)
     errors = by.errors if to.name == by.gpu else None
     return Prediction(sum(split.values()), split, errors, held, to, gpus)

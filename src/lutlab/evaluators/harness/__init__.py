@@ -4,37 +4,55 @@
     found.values["acc"], found.errors["acc"], found.n, found.facts["lm_eval"]
 
 lm-eval makes prompts, likelihoods and each example's metrics. Here examples that have none are left out and named
-(model.py), the rest is aggregated by lm-eval's own functions, and standard errors are analytic (results.py): its
-bootstrap is slow, and unstable where a perplexity is huge. `evaluator.evaluate` is what is called: `simple_evaluate`
-would list all packages first, which takes a second, and leave every generator reseeded.
+(model.py), the rest is aggregated by lm-eval's own functions, and standard errors are analytic: its bootstrap is slow,
+and unstable where a perplexity is huge. With s^2 = sum (x_i - mean)^2 / (n - 1), r = sum a_i / sum b_i, and by
+linearization (delta method):
+
+    m = mean of x_i     s / sqrt(n)
+    exp(-m)             exp(-m) s / sqrt(n)
+    exp(-r)             exp(-r) e, with e = sqrt(n / (n - 1) * sum (a_i - r b_i)^2) / sum b_i
+    -r / ln 2           e / ln 2
+
+`evaluator.evaluate` is what is called: `simple_evaluate` would list all packages first, which takes a second, and leave
+every generator reseeded.
 """
 
 from __future__ import annotations
 
 import copy
 import functools
+import hashlib
 import importlib.metadata
-import importlib.util
 import logging
+import math
+import numbers
 import random
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lutlab.data import tasks
+from lutlab.data.choices import records
+from lutlab.data.protocols import PROTOCOLS
 from lutlab.data.tokens import begin_id
 from lutlab.errors import LutlabError
 from lutlab.evaluators import check_task, context_length, evaluation_mode
 from lutlab.lazy import PreTrainedModel, PreTrainedTokenizerBase, np, torch
-from lutlab.specs import Subject, Text
+from lutlab.specs import Text
+
+if TYPE_CHECKING:
+    from lm_eval.api.task import Task
+
+    from lutlab.evaluators.harness.model import CountingLM
 
 BOS = ("tokenizer", "none")
 BATCH_SIZE = 16  # requests; likelihoods of two sizes differ by rounding: it is in ids and records
-LIBRARIES = ("lm-eval",)
 # simple_evaluate's: of Python's generator, of numpy's and torch's, of the choice of examples in a prompt
 _SEED, _ARRAY_SEED, _FEWSHOT_SEED = 0, 1234, 1234
+# A definition's keys that say where it is listed; ConfigurableTask takes none of them.
+_LISTED = ("tag", "group", "task_list")
 
 
 @dataclass(frozen=True)
@@ -55,19 +73,6 @@ class Scores:
     errors: Mapping[str, float]
     items: Mapping[str, tuple[Any, ...]]
     facts: Mapping[str, Any]
-
-
-def missing() -> str:
-    """The reason why no task can be measured here; empty where lm-eval is installed."""
-    return tasks.MISSING if importlib.util.find_spec("lm_eval") is None else ""
-
-
-def measured(
-    subject: Subject, text: Text, tokenizer: PreTrainedTokenizerBase, bos: str, batch_size: int
-) -> Scores:
-    """The scores of a subject, contexts cut to the model's context, or to subject.seqlen where it states none."""
-    window = context_length(subject.model) or subject.seqlen
-    return scores(subject.model, tokenizer, text, bos, batch_size, window)
 
 
 def scores(
@@ -101,10 +106,8 @@ def scores(
         tokenizer = copy.deepcopy(tokenizer)  # lm-eval gives it one
     with _quietly(), _seeded(), evaluation_mode(model):
         from lutlab.evaluators.harness.model import CountingLM
-        from lutlab.evaluators.harness.results import counted, documents_sha256
-        from lutlab.evaluators.harness.tasks import load
 
-        task = load(text)
+        task = _task_of(text)
         task.set_fewshot_seed(seed=_FEWSHOT_SEED)
         lm = CountingLM(model, tokenizer, bos=bos, batch_size=batch_size, window=window)
         samples = _samples(lm, task, text)
@@ -116,9 +119,9 @@ def scores(
             "bos": begin,
             "seqlen": window,
             "loss_dtype": "float32",
-            "documents_sha256": documents_sha256(samples),
+            "documents_sha256": _documents_sha256(samples),
         }
-        return Scores(**counted(task, samples, lm), facts=facts | lm.facts())
+        return Scores(**_counted(task, samples, lm), facts=facts | lm.facts())
 
 
 def _samples(lm: Any, task: Any, text: Text) -> list[dict[str, Any]]:
@@ -168,3 +171,159 @@ def _quietly() -> Iterator[None]:
         tqdm.__init__ = init
         for log, level in zip(logs, levels, strict=True):
             log.setLevel(level)
+
+
+# ---- the task ----
+
+
+def _task_of(text: Text) -> Task:
+    """The task that reads a text: lm-eval's own definition over rows of ours, or all of it, rows included."""
+    from lm_eval.tasks._yaml_loader import load_yaml
+
+    if text.protocol not in PROTOCOLS:
+        return _fetched(tasks.definition(text.protocol))
+    rows = records(text)
+    if not rows:
+        raise LutlabError("there are no examples to predict the end of")
+    if text.protocol in tasks.DEFINITIONS:
+        return _over(rows, load_yaml(tasks.folder() / tasks.DEFINITIONS[text.protocol]))
+    return _over(rows, tasks.CONTINUATIONS)
+
+
+def _over(rows: Sequence[Mapping[str, Any]], definition: Mapping[str, Any]) -> Task:
+    """A definition with rows in memory in the place of its data set: no file, no cache, no download."""
+    from datasets import Dataset
+    from lm_eval.api.task import ConfigurableTask
+
+    config = {key: value for key, value in definition.items() if key not in _LISTED}
+    config |= {
+        "custom_dataset": lambda **_: {"test": Dataset.from_list(list(rows))},
+        "dataset_kwargs": None,
+        "training_split": None,
+        "validation_split": None,
+        "fewshot_split": None,
+        "test_split": "test",
+    }
+    if "query" in rows[0]:  # a file of HellaSwag that went through process_docs already
+        config["process_docs"] = None
+    return ConfigurableTask(config=config)
+
+
+def _fetched(definition: tasks.Definition) -> Task:
+    """A task with its own rows."""
+    from lm_eval.tasks import TaskManager
+
+    try:
+        with _offline_if_unreachable(definition.dataset):
+            loaded = TaskManager(include_defaults=False).load([str(definition.path)])["tasks"]
+    # of `datasets`, of the hub's client, of the task's own code: one line for the user
+    except Exception as error:
+        detail = " ".join(str(error).split())[:300] or "no detail"
+        cure = (
+            "connect once, so that the cache has them; with rows of ours, from files too, are "
+            + ", ".join(tasks.DEFINITIONS)
+            if isinstance(error, OSError)  # ConnectionError is one
+            else "they are of another form than the task expects, or it needs a package that is not installed"
+        )
+        raise LutlabError(
+            f"lm-eval cannot load its task '{definition.name}' with the rows of '{definition.dataset}' "
+            f"({type(error).__name__}: {detail}): {cure}"
+        ) from error
+    return next(iter(loaded.values()))
+
+
+@contextmanager
+def _offline_if_unreachable(dataset: str) -> Iterator[None]:
+    """One quick question to the hub; where nobody answers, only its cache is read: `datasets` would ask for 24 s."""
+    import datasets
+    import huggingface_hub
+    from huggingface_hub import constants, errors
+
+    states = constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
+    url = huggingface_hub.hf_hub_url(dataset, "README.md", repo_type="dataset")
+    try:
+        huggingface_hub.get_hf_file_metadata(url)
+    except errors.HfHubHTTPError:
+        pass  # it answers
+    except (errors.HTTPError, errors.FileMetadataError, OSError):
+        constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = states
+
+
+# ---- its values and their errors ----
+
+
+def _counted(task: Task, samples: Sequence[Mapping[str, Any]], lm: CountingLM) -> dict[str, Any]:
+    """The fields n, values, errors and items of Scores, without the examples that have no likelihood."""
+    from lm_eval.api import metrics
+
+    kept = [sample for sample in samples if sample["doc_id"] not in lm.left_out]
+    if not kept:
+        raise LutlabError(_nothing_left(task, samples, lm))
+    items: dict[str, list[Any]] = {}
+    functions: dict[str, Callable] = {}
+    for sample in kept:
+        suffix = "" if sample["filter"] == "none" else f",{sample['filter']}"
+        for metric in sample["metrics"]:
+            items.setdefault(metric + suffix, []).append(sample[metric])
+            functions[metric + suffix] = task.aggregation().get(metric, metrics.mean)
+    values = {name: functions[name](some) for name, some in items.items()}
+    values = {k: float(v) for k, v in values.items() if isinstance(v, numbers.Real)}
+    for name, value in values.items():
+        if not math.isfinite(value):
+            raise LutlabError(f"{name} of '{task.task_name}' is {value}: the model is broken")
+    errors = {name: standard_error(functions[name], items[name], values[name]) for name in values}
+    return {
+        "n": len({sample["doc_id"] for sample in kept}),
+        "values": values,
+        "errors": {name: error for name, error in errors.items() if error is not None},
+        "items": {name: tuple(some) for name, some in items.items()},
+    }
+
+
+def standard_error(aggregation: Callable, items: Sequence[Any], value: float) -> float | None:
+    """The standard error of an aggregate of lm-eval's; None where there is no formula, or one example only."""
+    from lm_eval.api import metrics
+
+    if len(items) < 2:
+        return None
+    if aggregation is metrics.mean:
+        return metrics.mean_stderr(items)
+    if aggregation is metrics.perplexity:
+        return value * metrics.mean_stderr(items)
+    if aggregation is metrics.weighted_perplexity:
+        return value * _ratio_error(items)
+    if aggregation is metrics.bits_per_byte:
+        return _ratio_error(items) / math.log(2)
+    return None
+
+
+def _ratio_error(items: Sequence[tuple[float, float]]) -> float:
+    """Standard error of sum a / sum b over items (a, b), by linearization."""
+    total, n = sum(b for _, b in items), len(items)
+    ratio = sum(a for a, _ in items) / total
+    return math.sqrt(n / (n - 1) * sum((a - ratio * b) ** 2 for a, b in items)) / total
+
+
+def _documents_sha256(samples: Sequence[Mapping[str, Any]]) -> str:
+    """Hash of all documents and prompts in order, by lm-eval's own hash of each."""
+    digest = hashlib.sha256()
+    for sample in samples:
+        digest.update(f"{sample['doc_hash']} {sample['prompt_hash']}\n".encode())
+    return digest.hexdigest()
+
+
+def _nothing_left(task: Task, samples: Sequence[Mapping[str, Any]], lm: CountingLM) -> str:
+    count = len({sample["doc_id"] for sample in samples})
+    if lm.not_finite:
+        return (
+            f"no example of {count} of '{task.task_name}' has a finite log-likelihood: the logits overflow "
+            f"{lm.model.dtype} or the weights are broken; try dtype=float32"
+        )
+    return (
+        f"no example of {count} of '{task.task_name}' fits: what is to be predicted makes no tokens or more than the "
+        f"model's context of {lm.max_length}, or stands alone for a tokenizer with neither BOS nor EOS"
+    )

@@ -1,6 +1,7 @@
-"""A LLaMA model as a GGUF file, every matrix in a named type of ggml, and the weights that such a file holds.
+"""A LLaMA model as a GGUF file, every matrix in a named type of ggml, and llama.cpp decoding it, a token at a time.
 
     encode(model, "q3_K", "f16") -> {name: Encoded}     save(config, that, path)     rounded(encoded) -> [N, K] float32
+    with Decoder(path, length, threads) as decoder: decoder.step(token) -> [V]
 
 Linear weights (a quantized layer's, dequantized) are rounded by ggml's own quantizer, all to one type, none to a wider
 one, as llama.cpp's `--pure` does; the head has a type of its own. Embeddings, of which a token reads one row, are
@@ -10,8 +11,8 @@ float16 where that is exact, else float32; norms are float32.
 from __future__ import annotations
 
 import ctypes
-import functools
-import importlib.util
+import logging
+import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from typing import Any
 
 from lutlab.errors import LutlabError
 from lutlab.lazy import PreTrainedConfig, PreTrainedModel, np, torch
+from lutlab.peers.llama_cpp import ggml_function, number_of
 
 # Type -> bits a weight as stored, scales included (ggml-common.h); narrowest first.
 BITS = {
@@ -39,6 +41,7 @@ PARTS = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
+CACHES = ("f16", "f32")
 _ROWS = 256  # of a matrix that a thread rounds at a time
 
 
@@ -117,7 +120,7 @@ def _encoded(values: np.ndarray, kind: str, threads: int) -> np.ndarray:
         return values.astype(FLOATS[kind], copy=False)
     rows, columns = values.shape
     words = np.empty((rows, int(columns * BITS[kind]) // 8), dtype=np.uint8)
-    quantize, number = _quantize_chunk(), _number(kind)
+    quantize, number = ggml_function("quantize_chunk"), number_of(kind)
 
     def some(first: int) -> None:
         here, there = values[first : first + _ROWS], words[first : first + _ROWS]
@@ -128,24 +131,6 @@ def _encoded(values: np.ndarray, kind: str, threads: int) -> np.ndarray:
     return words
 
 
-@functools.cache
-def _quantize_chunk() -> Any:
-    """ggml.h: size_t ggml_quantize_chunk(type, src, dst, start, nrows, n_per_row, imatrix), without the GIL."""
-    folder = Path(importlib.util.find_spec("llama_cpp").origin).parent / "lib"
-    (path, *_) = sorted(folder.glob("*ggml-base.*"))
-    function = ctypes.CDLL(str(path)).ggml_quantize_chunk
-    number, pointer = ctypes.c_int64, ctypes.c_void_p
-    function.argtypes = [ctypes.c_int, pointer, pointer, number, number, number, pointer]
-    function.restype = ctypes.c_size_t
-    return function
-
-
-def _number(kind: str) -> int:
-    import gguf
-
-    return int(gguf.GGMLQuantizationType[kind.upper()])
-
-
 def rounded(tensor: Encoded, heads: int | None = None) -> torch.Tensor:
     """[N, K] float32, the weight that llama.cpp reads; heads: of q and k, whose rows go back to transformers' order."""
     if tensor.type in FLOATS:
@@ -153,7 +138,7 @@ def rounded(tensor: Encoded, heads: int | None = None) -> torch.Tensor:
     else:
         from gguf import GGMLQuantizationType, quants
 
-        kind = GGMLQuantizationType(_number(tensor.type))
+        kind = GGMLQuantizationType(number_of(tensor.type))
         weight = torch.from_numpy(quants.dequantize(tensor.values, kind))
     return weight if heads is None else _halves(weight, heads)
 
@@ -180,7 +165,7 @@ def save(config: PreTrainedConfig, found: Mapping[str, Encoded], path: Path) -> 
     writer.add_rope_freq_base(_rope_base(config))
     for name, tensor in found.items():
         floats = tensor.type in FLOATS
-        kind = None if floats else gguf.GGMLQuantizationType(_number(tensor.type))
+        kind = None if floats else gguf.GGMLQuantizationType(number_of(tensor.type))
         writer.add_tensor(name, tensor.values, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -229,3 +214,79 @@ def _halves(weight: torch.Tensor, heads: int) -> torch.Tensor:
     """The inverse of interleaved."""
     rows = weight.view(heads, -1, 2, weight.shape[1])
     return rows.transpose(1, 2).reshape(weight.shape)
+
+
+class Decoder:
+    """A GGUF file in llama.cpp, a token at a time; `with` closes it.
+
+    Args:
+        path: path of the GGUF file.
+        length: tokens that its cache holds; it rounds up.
+        threads: number of threads that multiply.
+        cache: one of CACHES.
+        flash: attention by its fused kernel.
+
+    Raises:
+        LutlabError: llama.cpp cannot load it.
+    """
+
+    def __init__(
+        self, path: Path, length: int, threads: int, cache: str = "f16", flash: bool = False
+    ) -> None:
+        import gguf
+        import llama_cpp
+
+        # its own set_verbose(False) takes ggml's warnings for errors and shows them
+        logging.getLogger("llama-cpp-python").setLevel(logging.CRITICAL)
+        kept = int(gguf.GGMLQuantizationType[cache.upper()])
+        try:
+            self.llama = llama_cpp.Llama(
+                str(path),
+                n_ctx=length,
+                n_threads=threads,
+                n_threads_batch=threads,
+                type_k=kept,
+                type_v=kept,
+                flash_attn=flash,
+                verbose=False,
+            )
+        except (ValueError, RuntimeError) as error:
+            raise LutlabError(f"llama.cpp cannot load the model: {error}") from error
+        self._token = (ctypes.c_int32 * 1)()
+        self._batch = llama_cpp.llama_batch_get_one(self._token, 1)
+        self._memory = llama_cpp.llama_get_memory(self.llama.ctx)
+        self._vocabulary = self.llama.n_vocab()
+
+    def __enter__(self) -> Decoder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.llama.close()
+
+    def rewind(self, tokens: int = 0) -> None:
+        """Forget all tokens but the first `tokens`."""
+        import llama_cpp
+
+        llama_cpp.llama_memory_seq_rm(self._memory, 0, tokens, -1)
+
+    def step(self, token: int) -> np.ndarray:
+        """The logits [V] float32 that follow one token more, valid until the next step.
+
+        Raises:
+            LutlabError: llama.cpp refuses, as where its cache is full.
+        """
+        import llama_cpp
+
+        self._token[0] = token
+        if failed := llama_cpp.llama_decode(self.llama.ctx, self._batch):
+            raise LutlabError(f"llama.cpp refuses a token (code {failed})")
+        pointer = llama_cpp.llama_get_logits(self.llama.ctx)
+        return np.ctypeslib.as_array(pointer, (self._vocabulary,))
+
+    def seconds(self, first: int, tokens: int) -> float:
+        """Seconds of decoding so many tokens greedily into the emptied cache."""
+        self.rewind()
+        last, began = first, time.perf_counter()
+        for _ in range(tokens):
+            last = int(self.step(last).argmax())
+        return time.perf_counter() - began

@@ -5,9 +5,9 @@ import torch
 from tests.tiny_models import tiny_llama
 
 from lutlab.errors import LutlabError
+from lutlab.evaluators import cost
 from lutlab.evaluators.cost import Cost, decoding_energy
 from lutlab.experiment.artifact.artifact import load_artifact
-from lutlab.measure import cost
 from lutlab.measure.energy import Energy
 from lutlab.specs import ModelRun, ModelSpec
 
