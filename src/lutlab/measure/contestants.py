@@ -5,7 +5,7 @@
     fp32      in 16 and in 32 bits                     memory    reads (CPU) or copies (GPU)
 
 Dense products are cuBLAS through torch, each in the layout of W that won a short race, [N, K] or [K, N]; on a CPU
-torch's float32 product stands in for both. What is multiplied is drawn (drawn.py). Copies of the weights are so many
+torch's float32 product stands in for both. What is multiplied is drawn (products.py). Copies of the weights are so many
 that together they are in no cache when their turn comes. The error of a product, |y - x W^T| / |x W^T|, is within a
 limit, and a fact of the record.
 """
@@ -24,7 +24,7 @@ from lutlab.kernels.contract import Execution
 from lutlab.kernels.cpu.qigen.qigen_blocks import PackedQIGen
 from lutlab.lazy import torch
 from lutlab.measure import products
-from lutlab.measure.drawn import MIXED, draw, operands, relative_error
+from lutlab.measure.products import MIXED, draw, operands, relative_error
 from lutlab.measure.timing import (
     COLD,
     Contestant,

@@ -24,7 +24,7 @@ class Torch(MultipliesOnCPU, MultipliesOnGPU):
         shape: tuple[int, int], m: int, g: int, threads: int, copies: Callable[[int], int]
     ) -> list[Product]:
         """See MultipliesOnCPU."""
-        from lutlab.measure.drawn import relative_error
+        from lutlab.measure.products import relative_error
 
         rows, columns = shape
         generator = torch.Generator().manual_seed(0)
