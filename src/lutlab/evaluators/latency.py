@@ -21,7 +21,7 @@ from lutlab.evaluators import evaluation_mode
 from lutlab.evaluators.contract import Evaluator, Metric, Work
 from lutlab.evaluators.generation import Generation, check_tokens, decoded, prompts, timed
 from lutlab.evaluators.peak_memory import save
-from lutlab.lazy import PreTrainedModel
+from lutlab.lazy import PreTrainedModel, torch
 from lutlab.measure import ranks
 from lutlab.measure.ranks import Rank
 from lutlab.registry import register
@@ -114,7 +114,7 @@ class Latency(Evaluator):
                     refused[name] = str(error)
                     continue
                 with evaluation_mode(model):
-                    check_tokens(model, ids, self.prompt, found.facts["cache"])
+                    check_tokens(model, torch.tensor(ids), self.prompt, found.facts["cache"])
                 values[name] = 1e3 / found.values["tokens_per_s"]
                 facts[name] = found.facts | {"seconds": found.samples}
         return values, facts, refused
