@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar
 
 from lutlab.lazy import torch
 from lutlab.measure.timing import Contestant
@@ -15,9 +14,9 @@ from lutlab.registry import register
 class Torch(MultipliesOnCPU, MultipliesOnGPU):
     """See the top of this file."""
 
-    modules: ClassVar[tuple[str, ...]] = ("torch",)
-    install: ClassVar[str] = "torch"
-    gpu_bits: ClassVar[tuple[int, ...]] = (4,)
+    modules = ("torch",)
+    install = "torch"
+    gpu_bits = (4,)
 
     @staticmethod
     def cpu_products(
