@@ -99,12 +99,7 @@ class Generation(Evaluator):
         )
 
     def measure(self, subject: Subject) -> Measurement:
-        """Needs no text and no tokenizer.
-
-        Raises:
-            LutlabError: the model's context is too short, the engine that was named does not take the model, or
-                decoding chooses other tokens than the model does without a cache.
-        """
+        """Needs no text and no tokenizer."""
         found = self._rates(subject)
         ms = self.batch * 1e3 / found.values["tokens_per_s"]
         values = {

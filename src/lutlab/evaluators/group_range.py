@@ -49,11 +49,7 @@ class GroupRange(Evaluator):
         check_group_size(self.g)
 
     def measure(self, subject: Subject) -> Measurement:
-        """Needs no text and no tokenizer.
-
-        Raises:
-            LutlabError: the blocks are not in memory, or a layer has less than two groups.
-        """
+        """Needs no text and no tokenizer."""
         from lutlab.modules import QuantLinear
 
         found = {}

@@ -76,10 +76,6 @@ class Latency(Evaluator):
         """Needs no text and no tokenizer; with more than one GPU, disk for the model in the temporary folder (TMPDIR).
 
         The fact `not_measured` says of a metric why so many GPUs that are here cannot share the model.
-
-        Raises:
-            LutlabError: the model's context is too short, the engine that was named does not take the model, or the
-                GPUs choose other tokens than the model does without a cache.
         """
         found = self._decoding().measure(subject)
         values = {"latency_1gpu_ms": found.values["ms_per_token"]}

@@ -106,12 +106,7 @@ class TimedRow:
         return Contestant(name, size, len(copies), lambda i: copies[i](x))
 
     def checked(self, one: Contestant, x: torch.Tensor, weight: torch.Tensor) -> Contestant:
-        """The contestant, if its first and last copy multiply by the weight; the error is a fact of the record.
-
-        Args:
-            one: its run returns x W^T.
-            x: [M, K].
-            weight: [N, K].
+        """The contestant, if its first and last copy multiply x [M, K] by the weight [N, K]; the error is a fact.
 
         Raises:
             LutlabError: the product is wrong.
@@ -144,11 +139,7 @@ def cold_bytes(device: str) -> tuple[int, dict[str, Any]]:
 
 
 def enter(spec: ProductRun, kind: str = COLD) -> Entrants:
-    """Draw the weights, make the contestants and check what each of them computes.
-
-    Args:
-        spec: the row.
-        kind: state of the weights in the caches, cold or resident, with which cuBLAS's layouts race.
+    """Draw the weights, make the contestants and check what each of them computes; kind: as in TimedRow.
 
     Raises:
         LutlabError: a product is wrong, or there is no kernel for the row.

@@ -166,15 +166,9 @@ class Prediction:
 def parts(
     shape: Decoder, q: Bits, held: Memory, to: Device, batch: int, rates: Rates
 ) -> dict[str, float]:
-    """Milliseconds by what takes them; linear in microseconds and inverse shares, for which tools/fit.py solves.
+    """Milliseconds by what takes them, of a model that takes `held` on all its devices, each like `to`.
 
-    Args:
-        shape: sizes of the model.
-        q: bits of a weight; 16 is full precision.
-        held: memory of the model on all its devices.
-        to: one of them.
-        batch: number of rows.
-        rates: constants of the engine.
+    Linear in microseconds and inverse shares, for which tools/fit.py solves.
     """
     share = {name: size / held.gpus for name, size in held.parts.items()}
     per_byte, layers = 1e3 / to.bandwidth, shape.layers
