@@ -34,7 +34,7 @@ from lutlab.generate.prefill import PANEL_ROWS, by_panels, prefill
 from lutlab.kernels.codegen.isa import detect
 from lutlab.kernels.contract import Execution
 from lutlab.kernels.dispatch import prepare
-from lutlab.measure.drawn import relative_error
+from lutlab.measure.products import relative_error
 from lutlab.tensors import BCQTensor, UniformTensor
 
 GROUP = 128

@@ -27,7 +27,7 @@ def ours(shape: tuple[int, int], m: int, args: argparse.Namespace) -> list[Produ
     from lutlab.kernels.codegen import isa
     from lutlab.kernels.cpu import bcq_gemv, uniform_gemv
     from lutlab.kernels.cpu.rows.rows_gemv import kernel as built
-    from lutlab.measure.drawn import relative_error
+    from lutlab.measure.products import relative_error
     from lutlab.tensors import UniformTensor
 
     on = next(one for one in isa.runnable() if args.isa in (None, one.name))
@@ -112,7 +112,7 @@ def mixed(shape: tuple[int, int], m: int, args: argparse.Namespace) -> list[Prod
     from lutlab.kernels.codegen import isa
     from lutlab.kernels.cpu import mixed_gemv
     from lutlab.kernels.cpu.rows.rows_gemv import kernel as built
-    from lutlab.measure.drawn import relative_error
+    from lutlab.measure.products import relative_error
 
     on = next(one for one in isa.runnable() if args.isa in (None, one.name))
     x = torch.randn(m, shape[1], generator=torch.Generator().manual_seed(0))
@@ -175,7 +175,7 @@ def qigens(shape: tuple[int, int], m: int, args: argparse.Namespace) -> list[Pro
 
     from lutlab.kernels.cpu.qigen import qigen_gemv
     from lutlab.measure.contestants import qigen_copies
-    from lutlab.measure.drawn import relative_error
+    from lutlab.measure.products import relative_error
     from lutlab.tensors import UniformTensor
 
     generator = torch.Generator().manual_seed(0)

@@ -26,7 +26,7 @@ from lutlab.kernels.gpu import variants
 from lutlab.kernels.gpu.dequantize import dequantize
 from lutlab.kernels.gpu.lut_gemv import launcher
 from lutlab.kernels.gpu.lut_gemv.variant import case
-from lutlab.measure import drawn
+from lutlab.measure import products
 from lutlab.measure.energy import clocks_of
 from lutlab.measure.timing import Contestant, copies_for
 from lutlab.peers.contract import MultipliesOnGPU, able
@@ -84,15 +84,15 @@ def draw(shape: tuple[int, int], q: int, g: int, uniform: bool) -> PackedBCQ | P
     method = "rtn" if uniform else "bcq"
     one = (*shape, 1)
     row = ProductRun((one,), method, q, g, (("offset", True),), device=DEVICE, seed=q)
-    return formats.pack(drawn.draw(row, one, g))
+    return formats.pack(products.draw(row, one, g))
 
 
 def draw_mixed(shape: tuple[int, int], outliers: float) -> PackedMixed:
     """A normal weight rounded to memory-aligned 2/4-bit blocks, with a share of outliers."""
     one = (*shape, 1)
     options = (("outliers", outliers),)
-    row = ProductRun((one,), drawn.MIXED, 2.5, 16, options, device=DEVICE)
-    return formats.pack(drawn.draw(row, one, 16))
+    row = ProductRun((one,), products.MIXED, 2.5, 16, options, device=DEVICE)
+    return formats.pack(products.draw(row, one, 16))
 
 
 def draw_widths(shape: tuple[int, int], widths: Sequence[int]) -> PackedMixed:
@@ -138,7 +138,7 @@ def checked(one: Entrant, x: torch.Tensor, weight: torch.Tensor) -> Entrant:
         LutlabError: it is wrong.
     """
     for copy_ in {0, one.copies - 1}:
-        error = drawn.relative_error(one.run(copy_), x, weight)
+        error = products.relative_error(one.run(copy_), x, weight)
         if not error <= ERRORS[x.dtype]:  # of nan too
             raise LutlabError(f"{one.name} is wrong by {error:.1e}: its speed would say nothing")
         one.error = max(one.error, error)

@@ -11,7 +11,7 @@ from lutlab.kernels.gpu import choice
 from lutlab.kernels.gpu import linear as gpu_linear
 from lutlab.kernels.gpu.lut_gemv.launcher import Product
 from lutlab.kernels.gpu.lut_gemv.variant import H200
-from lutlab.measure import contestants, drawn, products
+from lutlab.measure import contestants, products
 from lutlab.measure.contestants import TimedRow
 from lutlab.measure.products import parse_shapes
 from lutlab.measure.timing import Contestant
@@ -48,14 +48,14 @@ def test_every_copy_multiplies_by_the_drawn_matrix(spec):
     (shape,) = spec.shapes
     _, columns, tokens = shape
     x = torch.randn(tokens, columns, generator=torch.Generator().manual_seed(spec.seed + 1))
-    weight = pack(drawn.draw(spec, shape, spec.g)).dequantize().double()
+    weight = pack(products.draw(spec, shape, spec.g)).dequantize().double()
     assert found.own.copies >= 2
     for one in (found.own, found.fp32):
         for copy in range(one.copies):
             torch.testing.assert_close(
                 one.run(copy).double(), x.double() @ weight.t(), rtol=1e-3, atol=1e-3
             )
-    rowwise = pack(drawn.draw(spec, shape, -1)).dequantize().double()
+    rowwise = pack(products.draw(spec, shape, -1)).dequantize().double()
     torch.testing.assert_close(
         found.rowwise.run(0).double(), x.double() @ rowwise.t(), rtol=1e-3, atol=1e-3
     )
@@ -230,7 +230,7 @@ def a_gpu(monkeypatch, chosen):
 def test_on_a_gpu_many_rows_go_through_a_dense_weight(monkeypatch):
     a_gpu(monkeypatch, choice.DENSE)
     monkeypatch.setattr(gpu_linear, "dequantize", lambda packed, dtype: packed.dequantize())
-    packed = pack(drawn.draw(row(), SHAPE, 16))
+    packed = pack(products.draw(row(), SHAPE, 16))
     x = torch.randn(4, 80)
     one = contestants.by_kernel(OnGpu(row(), 1, {}), x, packed, "auto")
     assert packed.offset is None
@@ -254,7 +254,7 @@ def test_on_a_gpu_every_copy_is_a_product_with_weights_of_its_own(
 ):
     a_gpu(monkeypatch, "uniform_mma")
     spec = row(method="rtn", kernel=kernel, knobs=tuple(knobs.items()), g=32)
-    packed = pack(drawn.draw(spec, (96, 96, 1), 32))
+    packed = pack(products.draw(spec, (96, 96, 1), 32))
     x = torch.randn(4, 96).half()
     timed = OnGpu(spec, 1, {})
     size = contestants.by_kernel(timed, x, packed, kernel).bytes

@@ -1,4 +1,4 @@
-"""What may be asked of a product, and why it is not measured here."""
+"""What may be asked of a product, why it is not measured here, and what it is timed with."""
 
 import pytest
 import torch
@@ -6,6 +6,9 @@ import torch
 from lutlab.errors import LutlabError
 from lutlab.measure import products
 from lutlab.specs import ProductRun
+from lutlab.tensors import BCQTensor, UniformTensor
+
+SHAPE = (96, 80, 1)
 
 
 def row(shape="96x80", method="bcq", q=3, g=16, **more):
@@ -121,3 +124,35 @@ def test_what_gpus_share_needs_as_many(monkeypatch):
     ):
         with pytest.raises(LutlabError, match=message):
             products.obstacle(dense(**change))
+
+
+def test_drawn_weights_are_the_methods_and_the_seeds():
+    bcq = products.draw(row(options=(("offset", True),)), SHAPE, 16)
+    assert isinstance(bcq, BCQTensor)
+    assert (bcq.codes.shape, bcq.alpha.shape, bcq.offset.shape) == ((96, 80), (3, 96, 5), (96, 5))
+    assert bcq.codes.unique().tolist() == list(range(8))
+    assert products.draw(row(), SHAPE, 16).offset is None
+    assert bcq.alpha.dtype == bcq.offset.dtype == torch.float16
+    wide = products.draw(row(options=(("alpha_dtype", "fp32"),)), SHAPE, 16)
+    assert wide.alpha.dtype == torch.float32
+    uniform = products.draw(row(method="rtn", q=4), SHAPE, -1)
+    assert isinstance(uniform, UniformTensor)
+    assert uniform.scale.shape == (96, 1)
+    assert torch.equal(uniform.codes, products.draw(row(method="rtn", q=4), SHAPE, -1).codes)
+    other = products.draw(row(method="rtn", q=4, seed=1), SHAPE, -1)
+    assert not torch.equal(uniform.codes, other.codes)
+
+
+def test_operands_are_the_seeds_and_only_dense_rows_have_a_weight():
+    x, weight = products.operands(row(method="none", q=16, g=-1), (96, 80, 2))
+    assert (x.shape, weight.shape) == ((2, 80), (96, 80))
+    assert torch.equal(x, products.operands(row(), (96, 80, 2))[0])
+    assert products.operands(row(), SHAPE)[1] is None
+
+
+def test_the_exact_product_is_cut_into_rows(monkeypatch):
+    monkeypatch.setattr(products, "_CHECKED_WEIGHTS", 3 * 80)  # rows of W three by three
+    x, weight = torch.randn(2, 80), torch.randn(10, 80)
+    found = products.exact_product(x, weight)
+    assert found.dtype == torch.float64
+    torch.testing.assert_close(found, x.double() @ weight.double().t(), rtol=0, atol=1e-12)

@@ -9,7 +9,7 @@ import torch
 from lutlab.evaluators import kernel_energy
 from lutlab.evaluators.kernel_energy import KernelEnergy
 from lutlab.evaluators.kernel_latency import KernelLatency
-from lutlab.measure import drawn, products, ranks, tensor_parallel
+from lutlab.measure import products, ranks, tensor_parallel
 from lutlab.measure.contestants import Entrants, TimedRow
 from lutlab.measure.energy import Energy, energy_of
 from lutlab.measure.products import parse_shapes
@@ -92,7 +92,7 @@ def done():
 def test_what_is_gathered_is_the_product_of_one_process(done):
     found = iter(done[0])
     for shape in row().shapes:
-        x, weight = drawn.operands(row(), shape)
+        x, weight = products.operands(row(), shape)
         for _ in ("[N, K]", "[K, N]"):
             copies = next(found)
             assert len(copies) >= 2

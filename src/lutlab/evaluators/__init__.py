@@ -74,11 +74,7 @@ def check_evaluated(model: Any, tokenizer: Any) -> None:
 
 
 def exp_of_mean(nll: float) -> float:
-    """Perplexity of a mean negative log-likelihood in nats.
-
-    Raises:
-        LutlabError: beyond the range of a float.
-    """
+    """Perplexity of a mean negative log-likelihood in nats; raises LutlabError beyond the range of a float."""
     if nll > LARGEST_NLL:
         raise LutlabError(
             f"the mean negative log-likelihood is {nll:.0f} nats, beyond what exp can express: "
@@ -88,11 +84,7 @@ def exp_of_mean(nll: float) -> float:
 
 
 def needed(subject: Subject, evaluator: str) -> tuple[Text, PreTrainedTokenizerBase]:
-    """The subject's text and tokenizer.
-
-    Raises:
-        LutlabError: either is missing.
-    """
+    """The subject's text and tokenizer; raises LutlabError where either is missing."""
     if subject.text is None or subject.tokenizer is None:
         lacking = "text" if subject.text is None else "tokenizer"
         raise LutlabError(

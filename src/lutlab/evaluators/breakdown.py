@@ -83,12 +83,7 @@ class Breakdown(Evaluator):
         return Work(checked_tokens=self.context, decoded_tokens=2 * self.repeats + 2)
 
     def measure(self, subject: Subject) -> Measurement:
-        """Needs no text and no tokenizer.
-
-        Raises:
-            LutlabError: the model's context is too short, the engine that was named does not take the model, or the
-                machine is too busy to scale a cut model's parts.
-        """
+        """Needs no text and no tokenizer."""
         found = self._seconds(subject)
         parts = {name: found.values[f"{name}_s"] for name in PARTS}
         if min(parts.values()) < 0:

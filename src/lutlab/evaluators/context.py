@@ -62,12 +62,7 @@ class Context(Evaluator):
         return Work(checked_tokens=len(WAYS) * (1 + self.rounds) * self.tokens)
 
     def measure(self, subject: Subject) -> Measurement:
-        """Needs no text and no tokenizer.
-
-        Raises:
-            LutlabError: the model's context is too short, the engine that was named does not take the model, or the two
-                ways give other logits.
-        """
+        """Needs no text and no tokenizer."""
         model = subject.model
         check_context(model, self.tokens)
         with evaluation_mode(model):

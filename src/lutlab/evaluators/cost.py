@@ -86,12 +86,7 @@ class Cost(Evaluator):
         return Work(checked_tokens=2 * self.tokens, decoded_tokens=8 * self.tokens, dense_copies=1)
 
     def measure(self, subject: Subject) -> Measurement:
-        """Needs no text and no tokenizer.
-
-        Raises:
-            LutlabError: no price of the GPU is known, no NVML or no counter, or decoding with a cache chooses other
-                tokens than without.
-        """
+        """Needs no text and no tokenizer."""
         run = subject.run
         price = self.price_usd or price_usd(torch.cuda.get_device_name(run.device))
         counter = Nvml(torch.device(run.device).index or 0)
@@ -135,12 +130,7 @@ class Cost(Evaluator):
 def decoding_energy(
     model: PreTrainedModel, tokens: int, counter: Nvml, idle: float
 ) -> tuple[Energy, list[str]]:
-    """Energy of a decoded token, and the kernels that multiplied; the decoding is checked before.
-
-    Raises:
-        LutlabError: the model's context is too short, decoding with a cache chooses other tokens than without, or the
-            counter does not advance.
-    """
+    """Energy of a decoded token, and the kernels that multiplied; the decoding is checked before."""
     with evaluation_mode(model):
         check_decoding(model, tokens)
         kernels()  # of the check, which sees all tokens at once
@@ -150,14 +140,7 @@ def decoding_energy(
 
 
 def runtime_reduction(watts0: float, tokens0: float, watts1: float, tokens1: float) -> float:
-    """Joules of a token of the baseline over own joules.
-
-    Args:
-        watts0: watts of all GPUs of the baseline.
-        tokens0: a second.
-        watts1: watts of all GPUs of one's own.
-        tokens1: a second.
-    """
+    """Joules of a token of the baseline over own joules, from watts of all GPUs and tokens a second of each."""
     return watts0 / tokens0 / (watts1 / tokens1)
 
 
@@ -171,13 +154,7 @@ def total_reduction(
 ) -> float:
     """Buying and running the baseline over buying and running one's own, for as many tokens.
 
-    Args:
-        price0: dollars of all GPUs of the baseline.
-        watts0: watts of all GPUs of the baseline.
-        price1: dollars of all GPUs of one's own.
-        runtime: the ratio that runtime_reduction returns.
-        years: years of service.
-        usd_kwh: dollars of a kilowatt hour.
+    Prices are dollars, and watts those, of all GPUs; `runtime` is the ratio that runtime_reduction returns.
     """
     electricity = watts0 / 1e3 * years * HOURS_A_YEAR * usd_kwh
     return (price0 + electricity) / (price1 + electricity / runtime)

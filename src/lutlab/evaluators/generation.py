@@ -93,12 +93,7 @@ class Generation(Evaluator):
         )
 
     def measure(self, subject: Subject) -> Measurement:
-        """Needs no text and no tokenizer.
-
-        Raises:
-            LutlabError: the model's context is too short, the engine that was named does not take the model, or
-                decoding chooses other tokens than the model does without a cache.
-        """
+        """Needs no text and no tokenizer."""
         found = self._rates(subject)
         ms = self.batch * 1e3 / found.values["tokens_per_s"]
         values = {
@@ -160,20 +155,22 @@ def decoded(engine: Engine, texts: Sequence[torch.Tensor], tokens: int) -> list[
 def check_engine(engine: Engine, texts: Sequence[torch.Tensor], tokens: int) -> None:
     """Raises LutlabError unless the engine chooses the tokens that its model chooses without a cache."""
     for ids, text in zip(decoded(engine, texts, tokens), texts, strict=True):
-        check_tokens(engine.model, ids.tolist(), len(text), engine.facts()["cache"])
+        check_tokens(engine.model, ids, len(text), engine.facts()["cache"])
 
 
-def check_tokens(model: PreTrainedModel, ids: list[int], prompt: int, cache: str) -> None:
+def check_tokens(
+    model: PreTrainedModel, ids: torch.Tensor, prompt: int = 1, cache: str = ""
+) -> None:
     """Raises LutlabError unless the model, without a cache, chooses the tokens that follow the prompt.
 
-    Args:
-        model: model in evaluation mode.
-        ids: ids of the prompt and of the tokens after it.
-        prompt: tokens of the prompt.
-        cache: the dtype of that which chose them.
+    Arguments are those of first_difference.
     """
-    near = max(NEAR[cache], _near(model))
-    _refuse(first_difference(model, torch.tensor(ids), prompt, near), len(ids) - prompt)
+    at = first_difference(model, ids, prompt, cache)
+    if at is not None:
+        raise LutlabError(
+            f"decoding with a cache and without choose other tokens, first at {at} of {len(ids) - prompt}: the model "
+            "is broken, or quantized beyond use; its speed would say nothing"
+        )
 
 
 def timed(engine: Engine, texts: Sequence[torch.Tensor], tokens: int, repeats: int) -> Measurement:
@@ -207,7 +204,7 @@ def wait(model: PreTrainedModel) -> None:
 def check_decoding(model: PreTrainedModel, tokens: int) -> None:
     """Decode, and raise LutlabError unless the context is long enough and the choices are those without a cache."""
     check_context(model, tokens)
-    _refuse(first_difference(model, decode(model, tokens)), tokens)
+    check_tokens(model, decode(model, tokens))
 
 
 def check_context(model: PreTrainedModel, tokens: int) -> None:
@@ -241,33 +238,21 @@ def kernels() -> list[str]:
 
 
 def first_difference(
-    model: PreTrainedModel, ids: torch.Tensor, prompt: int = 1, near: float | None = None
+    model: PreTrainedModel, ids: torch.Tensor, prompt: int = 1, cache: str = ""
 ) -> int | None:
     """First decoded token that the model, seeing all at once and without a cache, would not choose; None: no one.
 
     Args:
         model: model in evaluation mode.
-        ids: [prompt + tokens], the prompt first.
+        ids: [prompt + tokens] int64, the prompt first.
         prompt: tokens of the prompt.
-        near: distance of a chosen logit below the largest that is allowed, as a share of their range; None: by the
-            model's dtype.
+        cache: dtype of the cache that chose them; empty: the model's.
     """
     seen, kept = ids[None, :-1].to(model.device), len(ids) - prompt
     logits = model(input_ids=seen, use_cache=False, logits_to_keep=kept).logits[0].float()
     largest, smallest = logits.amax(1), logits.amin(1)
     chosen = logits.gather(1, ids[prompt:, None].to(logits.device))[:, 0]
-    near = _near(model) if near is None else near
+    dtype = str(model.dtype).removeprefix("torch.")
+    near = max(NEAR[dtype], NEAR[cache or dtype])
     wrong = ~(largest - chosen <= near * (largest - smallest))  # true for nan as well
     return int(wrong.nonzero()[0]) if wrong.any() else None
-
-
-def _near(model: PreTrainedModel) -> float:
-    return NEAR[str(model.dtype).removeprefix("torch.")]
-
-
-def _refuse(at: int | None, tokens: int) -> None:
-    if at is not None:
-        raise LutlabError(
-            f"decoding with a cache and without choose other tokens, first at {at} of {tokens}: the model is "
-            "broken, or quantized beyond use; its speed would say nothing"
-        )

@@ -53,12 +53,7 @@ class Glue(Evaluator):
             )
 
     def measure(self, subject: Subject) -> Measurement:
-        """Accuracy on subject.text.
-
-        Raises:
-            LutlabError: no text or tokenizer, no pairs with labels, a model of another task or without MNLI's three
-                labels, a label out of range, or scores that are not finite.
-        """
+        """Accuracy on subject.text."""
         text, tokenizer = needed(subject, "glue")
         some = _pairs(subject, "glue", labelled=True)
         labels = labels_of(some)
@@ -90,12 +85,7 @@ class GlueCorrelation(Evaluator):
     )
 
     def measure(self, subject: Subject) -> Measurement:
-        """Correlations on subject.text.
-
-        Raises:
-            LutlabError: no text or tokenizer, no pairs with a similarity, a model of another task or with another
-                head than a regression's, predictions that are not finite, or these or the similarities all equal.
-        """
+        """Correlations on subject.text."""
         from scipy import stats
 
         text, tokenizer = needed(subject, "glue_correlation")
@@ -153,15 +143,7 @@ def _label_order(model: PreTrainedModel, labels: str) -> list[int]:
 def scores(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, some: Sequence[Pair]
 ) -> torch.Tensor:
-    """Scores of a model's head for pairs of texts.
-
-    Args:
-        model: model for classification or regression of a sequence, quantized or not.
-        tokenizer: its tokenizer.
-        some: pairs, at least one.
-
-    Returns:
-        [pairs, labels] float32 on the CPU, in the order of `some`.
+    """Scores of a model's head for pairs of texts, at least one: [pairs, labels] float32 on the CPU, in their order.
 
     Raises:
         LutlabError: a score that is not finite.

@@ -44,11 +44,7 @@ class GroupRange(Evaluator):
     g: Annotated[int, a_group_size] = 16
 
     def measure(self, subject: Subject) -> Measurement:
-        """Needs no text and no tokenizer.
-
-        Raises:
-            LutlabError: the blocks are not in memory, or a layer has less than two groups.
-        """
+        """Needs no text and no tokenizer."""
         from lutlab.modules import QuantLinear
 
         found = {}

@@ -68,12 +68,7 @@ class KernelEnergy(Evaluator):
         return work_of(run, ROUNDS["cpu"])
 
     def measure(self, subject: Subject) -> Measurement:
-        """Needs no model, no text and no tokenizer: the row's ProductRun alone.
-
-        Raises:
-            LutlabError: a product is wrong, there is no kernel for the row, a rank failed or was not done in time; no
-                NVML or no counter.
-        """
+        """Needs no model, no text and no tokenizer: the row's ProductRun alone."""
         spec = subject.run
         gpus = products.gpus_of(spec)
         found = _of_one(spec) if gpus == 1 else ranks.run(_of_rank, gpus, spec.device, (spec,))

@@ -104,12 +104,7 @@ class KernelLatency(Evaluator):
         return work_of(run, self.rounds or ROUNDS["cpu"])
 
     def measure(self, subject: Subject) -> Measurement:
-        """Needs no model, no text and no tokenizer: the row's ProductRun alone.
-
-        Raises:
-            LutlabError: a contestant's product is wrong, or there is no kernel for the row, or of GPUs that share
-                a product one failed.
-        """
+        """Needs no model, no text and no tokenizer: the row's ProductRun alone."""
         spec = subject.run
         rounds = self.rounds or ROUNDS[spec.device.partition(":")[0]]
         if (gpus := products.gpus_of(spec)) > 1:

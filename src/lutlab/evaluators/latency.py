@@ -21,7 +21,7 @@ from lutlab.evaluators import evaluation_mode
 from lutlab.evaluators.contract import Evaluator, Metric, Work
 from lutlab.evaluators.generation import Generation, check_tokens, decoded, prompts, timed
 from lutlab.evaluators.peak_memory import save
-from lutlab.lazy import PreTrainedModel
+from lutlab.lazy import PreTrainedModel, torch
 from lutlab.limits import Count
 from lutlab.measure import ranks
 from lutlab.measure.ranks import Rank
@@ -77,10 +77,6 @@ class Latency(Evaluator):
         """Needs no text and no tokenizer; with more than one GPU, disk for the model in the temporary folder (TMPDIR).
 
         The fact `not_measured` says of a metric why so many GPUs that are here cannot share the model.
-
-        Raises:
-            LutlabError: the model's context is too short, the engine that was named does not take the model, or the
-                GPUs choose other tokens than the model does without a cache.
         """
         found = self._decoding().measure(subject)
         values = {"latency_1gpu_ms": found.values["ms_per_token"]}
@@ -115,7 +111,7 @@ class Latency(Evaluator):
                     refused[name] = str(error)
                     continue
                 with evaluation_mode(model):
-                    check_tokens(model, ids, self.prompt, found.facts["cache"])
+                    check_tokens(model, torch.tensor(ids), self.prompt, found.facts["cache"])
                 values[name] = 1e3 / found.values["tokens_per_s"]
                 facts[name] = found.facts | {"seconds": found.samples}
         return values, facts, refused

@@ -87,12 +87,7 @@ class LlamaCpp(Evaluator):
 
     @scaled_to_all_layers
     def measure(self, subject: Subject) -> Measurement:
-        """Needs no text and no tokenizer; disk for the packed model in the temporary folder (TMPDIR).
-
-        Raises:
-            LutlabError: a peer is not installed, the model is no LLaMA, has too short a context or layers that the type
-                does not take, or llama.cpp refuses it or computes something else.
-        """
+        """Needs no text and no tokenizer; disk for the packed model in the temporary folder (TMPDIR)."""
         if absent := Peer.lacking():
             raise LutlabError(absent)
         model = subject.model

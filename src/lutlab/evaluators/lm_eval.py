@@ -50,11 +50,7 @@ class HarnessEvaluator(Evaluator):
         """Raises LutlabError: the text is none that it measures."""
 
     def measure(self, subject: Subject) -> Measurement:
-        """Scores of subject.text; contexts are cut to the model's context, or subject.seqlen if it has none.
-
-        Raises:
-            LutlabError: no text or tokenizer, as `check_text`, or as `harness.scores`.
-        """
+        """Scores of subject.text; contexts are cut to the model's context, or subject.seqlen if it has none."""
         text, tokenizer = needed(subject, self.name)
         self.check_text(text)
         window = context_length(subject.model) or subject.seqlen

@@ -71,12 +71,7 @@ class MaskedLM(Evaluator):
         return Work(passes=2, float32_files=1)
 
     def measure(self, subject: Subject) -> Measurement:
-        """Predictions of subject.text's tokens in windows of subject.seqlen.
-
-        Raises:
-            LutlabError: no text or tokenizer, a model for another task, no run that names the full-precision model, a
-                text shorter than a window, a window longer than the model's context, or a loss that is not finite.
-        """
+        """Predictions of subject.text's tokens in windows of subject.seqlen."""
         text, tokenizer = needed(subject, "masked_lm")
         check_task(subject.model, "masked_lm", "masked_lm")
         limit = context_length(subject.model)
@@ -122,12 +117,7 @@ def _full_precision(run: RunSpec | None) -> PreTrainedModel:
 def masked_predictions(
     model: PreTrainedModel, reference: PreTrainedModel, windows: MaskedWindows
 ) -> list[Sums]:
-    """Predictions of the chosen tokens, window by window, beside those of a reference.
-
-    Args:
-        model: model for masked-language modelling, quantized or not.
-        reference: a model of the same vocabulary, on the same device.
-        windows: masked windows, made by the model's tokenizer.
+    """Predictions of the chosen tokens, window by window, beside those of a model of the same vocabulary and device.
 
     Raises:
         LutlabError: a loss or a KL that is not finite.

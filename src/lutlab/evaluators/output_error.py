@@ -31,11 +31,7 @@ class OutputError(Evaluator):
         return "the row has no calibration inputs, whose outputs would err: its method looks at weights only"
 
     def measure(self, subject: Subject) -> Measurement:
-        """Needs no text.
-
-        Raises:
-            LutlabError: the model was quantized without calibration.
-        """
+        """Needs no text."""
         errors = [layer.output_error for layer in subject.layers]
         if None in errors:
             raise LutlabError(

@@ -61,8 +61,6 @@ class PeakMemory(Evaluator):
         """Needs no text and no tokenizer; disk for the model in the temporary folder (TMPDIR).
 
         Raises:
-            LutlabError: no /proc, a context that is too short, blocks on disk (stream=true), a full disk, or the
-                process fails.
             MemoryError: the process was killed, as a system does that runs out of memory.
         """
         model = subject.model
@@ -138,11 +136,7 @@ def _in_a_fresh_process(folder: Path, modeling: str, tokens: int) -> dict[str, A
 def run(folder: str, modeling: str, tokens: str, threads: str) -> None:
     """Work of the fresh process: load, decode, print the bytes it saw as JSON.
 
-    Args:
-        folder: folder of the saved model.
-        modeling: the module that defines it, imported before memory is looked at.
-        tokens: number of tokens to decode.
-        threads: number of torch's threads.
+    `modeling` is the module that defines the model, imported before memory is looked at.
     """
     import importlib
 

@@ -74,10 +74,6 @@ class Perplexity(Evaluator):
 
         A text without white space, as Chinese, has next to no words: where exp cannot express `word_perplexity`, the
         measurement is without it.
-
-        Raises:
-            LutlabError: no text or tokenizer, a protocol of examples, a text shorter than a window, a window longer
-                than the model's context, or a loss that is not finite.
         """
         text, tokenizer = needed(subject, "ppl")
         ids = token_stream(text, tokenizer, subject.seqlen)
@@ -108,9 +104,6 @@ def per_unit(
         seqlen: tokens of a window, of which all but the first are predicted.
         sizes: UTF-8 bytes that the predicted tokens of each window spell.
         words: number of words that end in each window.
-
-    Raises:
-        LutlabError: a perplexity per token beyond what exp can express.
     """
     tokens = [float(seqlen)] * len(nll)
     nats = [value * (seqlen - 1) / seqlen for value in nll]  # summed over the predictions

@@ -80,8 +80,6 @@ class QIGen(Evaluator):
         """Needs no text and no tokenizer, and memory for every quantized weight once more.
 
         Raises:
-            LutlabError: nothing is quantized, or not to what QIGen multiplies; the context is too short; the kernels
-                decode other tokens than ours.
             NoCompiler: there is no C compiler.
         """
         from lutlab.kernels.cpu.qigen.qigen_gemv import parameters, variant

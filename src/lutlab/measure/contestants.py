@@ -5,7 +5,7 @@
     fp32      in 16 and in 32 bits                     memory    reads (CPU) or copies (GPU)
 
 Dense products are cuBLAS through torch, each in the layout of W that won a short race, [N, K] or [K, N]; on a CPU
-torch's float32 product stands in for both. What is multiplied is drawn (drawn.py). Copies of the weights are so many
+torch's float32 product stands in for both. What is multiplied is drawn (products.py). Copies of the weights are so many
 that together they are in no cache when their turn comes. The error of a product, |y - x W^T| / |x W^T|, is within a
 limit, and a fact of the record.
 """
@@ -24,7 +24,7 @@ from lutlab.kernels.contract import Execution
 from lutlab.kernels.cpu.qigen.qigen_blocks import PackedQIGen
 from lutlab.lazy import torch
 from lutlab.measure import products
-from lutlab.measure.drawn import MIXED, draw, operands, relative_error
+from lutlab.measure.products import MIXED, draw, operands, relative_error
 from lutlab.measure.timing import (
     COLD,
     Contestant,
@@ -106,12 +106,7 @@ class TimedRow:
         return Contestant(name, size, len(copies), lambda i: copies[i](x))
 
     def checked(self, one: Contestant, x: torch.Tensor, weight: torch.Tensor) -> Contestant:
-        """The contestant, if its first and last copy multiply by the weight; the error is a fact of the record.
-
-        Args:
-            one: its run returns x W^T.
-            x: [M, K].
-            weight: [N, K].
+        """The contestant, if its first and last copy multiply x [M, K] by the weight [N, K]; the error is a fact.
 
         Raises:
             LutlabError: the product is wrong.
@@ -144,11 +139,7 @@ def cold_bytes(device: str) -> tuple[int, dict[str, Any]]:
 
 
 def enter(spec: ProductRun, kind: str = COLD) -> Entrants:
-    """Draw the weights, make the contestants and check what each of them computes.
-
-    Args:
-        spec: the row.
-        kind: state of the weights in the caches, cold or resident, with which cuBLAS's layouts race.
+    """Draw the weights, make the contestants and check what each of them computes; kind: as in TimedRow.
 
     Raises:
         LutlabError: a product is wrong, or there is no kernel for the row.

@@ -116,15 +116,7 @@ def energy_of(
     seconds: float = WINDOW_SECONDS,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Energy:
-    """Run again and again for a window, and divide what it took.
-
-    Args:
-        run: some calls, waited for.
-        calls: their number.
-        counter: energy counter of the GPUs that the calls run on.
-        idle: watts, of idle_watts.
-        seconds: least seconds of the window.
-        clock: clock in seconds.
+    """Run so many calls, which are waited for, again and again for a window, and divide what it took; idle: watts.
 
     Raises:
         LutlabError: the counter did not advance.

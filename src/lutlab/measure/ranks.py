@@ -107,10 +107,7 @@ class Rank:
             distributed.all_reduce(tensor)
 
     def agree(self, facts: Mapping[str, str]) -> None:
-        """Compare what all ranks must have alike.
-
-        Args:
-            facts: name -> text; the names are the same on all ranks.
+        """Compare what all ranks must have alike, texts by name; the names are the same on all ranks.
 
         Raises:
             LutlabError: a rank has another text than rank 0. All ranks raise it.

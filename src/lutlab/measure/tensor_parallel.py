@@ -16,7 +16,7 @@ import dataclasses
 from typing import Any
 
 from lutlab.lazy import torch
-from lutlab.measure import contestants, drawn
+from lutlab.measure import contestants, products
 from lutlab.measure.contestants import Entrants, TimedRow, cold_bytes
 from lutlab.measure.ranks import Rank
 from lutlab.measure.timing import COLD, Contestant, CpuTimer, GpuTimer, Timer, race, together
@@ -113,7 +113,7 @@ def _fastest(row: TimedRow, rank: Rank, shape: Shape, kind: str) -> Shared:
 
 
 def _part(row: TimedRow, rank: Rank, shape: Shape, layout: str) -> Shared:
-    x, weight = (t.to(getattr(torch, row.spec.dtype)) for t in drawn.operands(row.spec, shape))
+    x, weight = (t.to(getattr(torch, row.spec.dtype)) for t in products.operands(row.spec, shape))
     mine = weight.chunk(rank.count)[rank.index]
     if layout == "[K, N]":
         mine = mine.t().contiguous().t()

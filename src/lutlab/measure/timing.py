@@ -128,13 +128,7 @@ def race(
     rounds: int,
     kinds: Sequence[str] = (COLD,),
 ) -> None:
-    """Time every contestant once a round, and append to the times that it has.
-
-    Args:
-        contestants: contestants in the order in which they take turns.
-        timer: seconds of a call in one round: CpuTimer() or GpuTimer().
-        rounds: their number.
-        kinds: cold, resident or both.
+    """Time every contestant once a round, in their order, and append to the times that it has.
 
     Raises:
         LutlabError: no round, or a timer measured no time at all.

@@ -8,7 +8,7 @@ has zero points.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from lutlab.lazy import torch, transformers
 from lutlab.peers.contract import QuantizesModels, Tensors
@@ -28,10 +28,10 @@ WAYS = {
 class AutoRound(QuantizesModels):
     """See the top of this file."""
 
-    modules: ClassVar[tuple[str, ...]] = ("auto_round",)
-    install: ClassVar[str] = "auto-round"
-    ways: ClassVar[Mapping[str, Mapping[str, Any]]] = WAYS
-    gradient: ClassVar[bool] = True
+    modules = ("auto_round",)
+    install = "auto-round"
+    ways = WAYS
+    gradient = True
 
     @staticmethod
     def quantize(

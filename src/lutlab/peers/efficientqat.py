@@ -18,7 +18,7 @@ import types
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from lutlab.lazy import torch, transformers
 from lutlab.peers.contract import QuantizesModels, Tensors
@@ -87,9 +87,9 @@ def train_scales(
 class EfficientQAT(QuantizesModels):
     """See the top of this file."""
 
-    modules: ClassVar[tuple[str, ...]] = ("quantize",)
-    ways: ClassVar[Mapping[str, Mapping[str, Any]]] = WAYS
-    gradient: ClassVar[bool] = True
+    modules = ("quantize",)
+    ways = WAYS
+    gradient = True
 
     @classmethod
     def lacking(cls) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar
 
 from lutlab.lazy import torch
 from lutlab.measure.timing import Contestant
@@ -15,9 +14,9 @@ from lutlab.registry import register
 class Gemlite(MultipliesOnGPU):
     """See the top of this file."""
 
-    modules: ClassVar[tuple[str, ...]] = ("gemlite",)
-    install: ClassVar[str] = "gemlite"
-    gpu_bits: ClassVar[tuple[int, ...]] = (1, 2, 4, 8)
+    modules = ("gemlite",)
+    install = "gemlite"
+    gpu_bits = (1, 2, 4, 8)
 
     @staticmethod
     def gpu_product(

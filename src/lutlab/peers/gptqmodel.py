@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from lutlab.lazy import torch
 from lutlab.peers.contract import Block, QuantizesModels, RunsGPTQ, Tensors
@@ -33,10 +33,10 @@ WAYS = {
 class GPTQModel(QuantizesModels, RunsGPTQ):
     """See the top of this file."""
 
-    modules: ClassVar[tuple[str, ...]] = ("gptqmodel",)
-    install: ClassVar[str] = "gptqmodel"
-    ways: ClassVar[Mapping[str, Mapping[str, Any]]] = WAYS
-    gradient: ClassVar[bool] = False
+    modules = ("gptqmodel",)
+    install = "gptqmodel"
+    ways = WAYS
+    gradient = False
 
     @staticmethod
     def quantize(

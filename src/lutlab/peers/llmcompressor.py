@@ -7,7 +7,7 @@ OPT: it is given the AWQ repository's. Scales are of the model's type, float32 h
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from lutlab.errors import LutlabError
 from lutlab.lazy import torch, transformers
@@ -26,10 +26,10 @@ WAYS = {
 class LLMCompressor(QuantizesModels, RunsGPTQ):
     """See the top of this file."""
 
-    modules: ClassVar[tuple[str, ...]] = ("llmcompressor",)
-    install: ClassVar[str] = "llmcompressor"
-    ways: ClassVar[Mapping[str, Mapping[str, Any]]] = WAYS
-    gradient: ClassVar[bool] = False
+    modules = ("llmcompressor",)
+    install = "llmcompressor"
+    ways = WAYS
+    gradient = False
 
     @staticmethod
     def quantize(

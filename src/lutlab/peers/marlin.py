@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import ClassVar
 
 from lutlab.lazy import torch
 from lutlab.measure.timing import Contestant
@@ -16,9 +15,9 @@ from lutlab.registry import register
 class Marlin(MultipliesOnGPU):
     """See the top of this file."""
 
-    modules: ClassVar[tuple[str, ...]] = ("marlin",)
-    install: ClassVar[str] = "marlin"
-    gpu_bits: ClassVar[tuple[int, ...]] = (3, 4)
+    modules = ("marlin",)
+    install = "marlin"
+    gpu_bits = (3, 4)
 
     @staticmethod
     def gpu_product(

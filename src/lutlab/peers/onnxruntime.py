@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 from lutlab.lazy import np
 from lutlab.peers.contract import MultipliesOnCPU, Product, checked
@@ -14,8 +14,8 @@ from lutlab.registry import register
 class OnnxRuntime(MultipliesOnCPU):
     """See the top of this file."""
 
-    modules: ClassVar[tuple[str, ...]] = ("onnx", "onnxruntime")
-    install: ClassVar[str] = "onnx onnxruntime"
+    modules = ("onnx", "onnxruntime")
+    install = "onnx onnxruntime"
 
     @staticmethod
     def cpu_products(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar
 
 from lutlab.lazy import torch
 from lutlab.measure.timing import Contestant
@@ -15,16 +14,16 @@ from lutlab.registry import register
 class Torch(MultipliesOnCPU, MultipliesOnGPU):
     """See the top of this file."""
 
-    modules: ClassVar[tuple[str, ...]] = ("torch",)
-    install: ClassVar[str] = "torch"
-    gpu_bits: ClassVar[tuple[int, ...]] = (4,)
+    modules = ("torch",)
+    install = "torch"
+    gpu_bits = (4,)
 
     @staticmethod
     def cpu_products(
         shape: tuple[int, int], m: int, g: int, threads: int, copies: Callable[[int], int]
     ) -> list[Product]:
         """See MultipliesOnCPU."""
-        from lutlab.measure.drawn import relative_error
+        from lutlab.measure.products import relative_error
 
         rows, columns = shape
         generator = torch.Generator().manual_seed(0)

@@ -93,8 +93,8 @@ def _engines() -> dict[str, Engine]:
     fitted = {name: Rates(**of["rates"]) for name, of in found.items()}
     paper = fitted["lut-gemm"]
     link = paper.link_us  # until ours is measured
-    return {
-        "lut-gemm": Engine(
+    engines = (
+        Engine(
             "lut-gemm",
             "FasterTransformer with cuBLAS and LUT-GEMM's kernels, as the papers measured it",
             paper,
@@ -103,21 +103,22 @@ def _engines() -> dict[str, Engine]:
             Errors(**found["lut-gemm"]["errors"]),
             longest_batch=1,
         ),
-        "lutlab": Engine(
+        Engine(
             "lutlab",
             "lutlab's kernels in one CUDA graph a step; constants are arithmetic for an H200, not measured",
             # 4.3 and 3.9 TB/s of an H200's 4.8; 15 us of attention, two norms, rope and cache a layer
             Rates(0.896, 0.896, 0.813, layer_us=15.0, product_us=5.0, link_us=link),
             "bcq",
         ),
-        "lutlab-cpu": Engine(
+        Engine(
             "lutlab-cpu",
             "lutlab's CPU kernels in one C call a step; the kernels' published times on two threads, and what a step "
             "of LLaMA-7B's shapes takes besides, at a context below 64; head and cache in 16 bits",
             fitted["lutlab-cpu"],
             "bcq",
         ),
-    }
+    )
+    return {one.name: one for one in engines}
 
 
 ENGINES = _engines()
@@ -166,21 +167,14 @@ class Prediction:
 def parts(
     shape: Decoder, q: Bits, held: Memory, to: Device, batch: int, rates: Rates
 ) -> dict[str, float]:
-    """Milliseconds by what takes them; linear in microseconds and inverse shares, for which tools/fit.py solves.
+    """Milliseconds by what takes them, of a model that takes `held` on all its devices, each like `to`.
 
-    Args:
-        shape: sizes of the model.
-        q: bits of a weight; 16 is full precision.
-        held: memory of the model on all its devices.
-        to: one of them.
-        batch: number of rows.
-        rates: constants of the engine.
+    Linear in microseconds and inverse shares, for which tools/fit.py solves.
     """
     share = {name: size / held.gpus for name, size in held.parts.items()}
     per_byte, layers = 1e3 / to.bandwidth, shape.layers
-    sent = (
-        2 * 2 * (held.gpus - 1) / held.gpus * 2 * shape.hidden * batch
-    )  # two all-reduces of d halves
+    # two all-reduces of d halves
+    sent = 2 * 2 * (held.gpus - 1) / held.gpus * 2 * shape.hidden * batch
     sent_s = layers * sent / to.link if held.gpus > 1 else 0.0
     return {
         "weights": per_byte * (share["weights"] / (rates.dense if q == FULL else rates.packed)),

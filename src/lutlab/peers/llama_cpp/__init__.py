@@ -14,7 +14,6 @@ import sys
 from collections.abc import Callable
 from ctypes import POINTER, c_bool, c_char_p, c_int, c_int64, c_size_t, c_void_p
 from pathlib import Path
-from typing import ClassVar
 
 from lutlab.lazy import np
 from lutlab.peers.contract import MultipliesOnCPU, Product, checked
@@ -184,8 +183,8 @@ class Products:
 class LlamaCpp(MultipliesOnCPU):
     """See the top of this file."""
 
-    modules: ClassVar[tuple[str, ...]] = ("llama_cpp", "gguf")
-    install: ClassVar[str] = "llama-cpp-python gguf"
+    modules = ("llama_cpp", "gguf")
+    install = "llama-cpp-python gguf"
 
     @classmethod
     def cpu_products(

@@ -89,17 +89,7 @@ def check_inputs(model: PreTrainedModel, linear: str, head: str) -> None:
 
 
 def encode(model: PreTrainedModel, linear: str, head: str, threads: int) -> dict[str, Encoded]:
-    """Every tensor of a LLaMA model by GGUF's name.
-
-    Args:
-        model: plain, or with quantized layers.
-        linear: type of the linear layers, a key of BITS.
-        head: type of the head, likewise.
-        threads: number of threads that round.
-
-    Raises:
-        LutlabError: see check_inputs.
-    """
+    """Every tensor of a LLaMA model by GGUF's name, linear layers and head in types of BITS; raises as check_inputs."""
     check_inputs(model, linear, head)
     found = {}
     for name, weight in tensors(model):
