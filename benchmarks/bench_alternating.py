@@ -28,7 +28,7 @@ import origin
 import torch
 
 from lutlab.quantizers import alternating
-from lutlab.quantizers.sorted_groups import sort_groups
+from lutlab.quantizers.alternating import sort_groups
 
 
 def plain_group(w: np.ndarray, q: int, rounds: int) -> np.ndarray:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lutlab.quantizers import alternating
-from lutlab.quantizers.sorted_groups import ceil32
+from lutlab.quantizers.alternating import ceil32
 
 EXACT = torch.float64
 

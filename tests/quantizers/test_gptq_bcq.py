@@ -12,9 +12,8 @@ from tests.quantizers.test_gptq import by_channel, quantize, random_weight, weig
 from lutlab import formats
 from lutlab.errors import LutlabError
 from lutlab.quantizers.bcq import BCQ
-from lutlab.quantizers.from_grid import solve_from_grid
 from lutlab.quantizers.gptq import GPTQ
-from lutlab.quantizers.gptq_bcq import GPTQBCQ
+from lutlab.quantizers.gptq_bcq import GPTQBCQ, solve_from_grid
 
 
 def fitted_codes(values, q, offset, dtype=torch.float16):

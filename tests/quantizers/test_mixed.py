@@ -9,7 +9,7 @@ from tests.quantizers.naive_gptq import correlated, naive_gptq
 from lutlab import formats
 from lutlab.errors import LutlabError
 from lutlab.formats import mixed
-from lutlab.quantizers import second_order
+from lutlab.quantizers import mixed_books
 from lutlab.quantizers.contract import make_method
 from lutlab.tensors import CalibStats
 
@@ -120,12 +120,12 @@ def test_the_sweep_is_naive_gptq_with_second_order_grids(q):
 def test_a_search_never_errs_more_than_min_max():
     values = weight(64, 16).t()
     for bits in (2, 3, 4):
-        low, high = second_order.low_high(values)
+        low, high = mixed_books.low_high(values)
         error = []
-        for ranges in ((low, high), second_order.searched(values, bits)):
+        for ranges in ((low, high), mixed_books.searched(values, bits)):
             scale = (ranges[1] - ranges[0]) / (2**bits - 1)
             zero = (-ranges[0] / scale).round().clamp(0, 2**bits - 1)
-            hat = second_order.levels(values, scale, zero, 2**bits - 1) * scale
+            hat = mixed_books.levels(values, scale, zero, 2**bits - 1) * scale
             error.append((hat - values).square().sum(0))
         assert (error[1] <= error[0]).all()
         assert (error[1] < error[0]).any()
@@ -135,12 +135,11 @@ def test_searched_grids_never_err_more_than_others_of_their_steps():
     values = weight(40, 16, seed=3).t()
     errors = []
     for search in (False, True):
-        grids = second_order.fit_group(values, 2, 4, 16, search=search)
-        hat = second_order.levels(values, grids.scale, grids.zero, 3) * grids.scale
+        scale, zero, code, *second = mixed_books.fit_group(values, 2, 4, 16, search=search)
+        hat = mixed_books.levels(values, scale, zero, 3) * scale
         errors.append((hat - values).square().sum())
-        step = grids.scale_step.repeat_interleave(16)[:40]
-        least = grids.scale_zero.repeat_interleave(16)[:40]
-        assert torch.equal(grids.scale, step * (grids.scale_code + least))
+        least, step = (one.repeat_interleave(16)[:40] for one in second)
+        assert torch.equal(scale, step * (code + least))
     assert errors[1] < 0.8 * errors[0]
 
 
@@ -155,16 +154,12 @@ def test_second_order_scales_are_near(rows, bits, scale_bits, spread, seed):
     """Within half a step, and half an ulp of float16 of the step, of the scale itself; codes and zeros in range."""
     draw = torch.Generator().manual_seed(seed)
     high = torch.exp(spread * torch.rand(rows, generator=draw))
-    grids = second_order.fit(-0.3 * high, high, bits, scale_bits, 16)
+    decoded, zero, code, least, step = mixed_books.fit(-0.3 * high, high, bits, scale_bits, 16)
     scale = 1.3 * high / (2**bits - 1)
-    step = grids.scale_step.repeat_interleave(16)[:rows]
-    assert ((grids.scale - scale).abs() <= step * (0.5 + 31 * 2**-11 + 1e-5)).all()
-    assert (grids.scale_code >= 0).all()
-    assert (grids.scale_code < 2**scale_bits).all()
-    assert (grids.scale_zero >= 0).all()
-    assert (grids.scale_zero <= 15).all()
-    assert (grids.zero >= 0).all()
-    assert (grids.zero < 2**bits).all()
+    step = step.repeat_interleave(16)[:rows]
+    assert ((decoded - scale).abs() <= step * (0.5 + 31 * 2**-11 + 1e-5)).all()
+    for found, levels in ((code, 2**scale_bits), (least, 16), (zero, 2**bits)):
+        assert ((found >= 0) & (found < levels)).all()
 
 
 @pytest.mark.parametrize("q", [2, 2.5, 3.1, 4])

@@ -20,20 +20,19 @@ group G that is about to begin is moved there by one small triangular solve, W_G
 
 Columns that no input reaches (diagonal 0) count for nothing: they are set to 0 and rounded with the rest.
 
-W [N, K] is worked on as [K, N], block by block (columns.py). After a block one product reaches all columns after it.
+W [N, K] is worked on as [K, N], block by block. After a block one product reaches all columns after it.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
 from lutlab.errors import LutlabError
 from lutlab.groups import check_bits, check_group_size, group_length
 from lutlab.lazy import torch
-from lutlab.quantizers.columns import Columns
 from lutlab.quantizers.one_thread import one_thread
 
 log = logging.getLogger(__name__)
@@ -176,6 +175,57 @@ def compensate(
     return codes, order.to(torch.int32)
 
 
+class Columns:
+    """Columns of a matrix [K, N] rounded one after another, each after it has taken in the changes of those before it.
+
+        current_j += sum_{i<j} feedback_ji change_i,  change_i = value_i before - value_i rounded
+
+    A column is contiguous. A block of columns is halved again and again: the left half is rounded, one product brings
+    its changes to the right half. So most of the arithmetic is in products, and not in operations on single columns.
+
+    feedback: [K, K] float32, of which only what is below the diagonal is read.
+    current: [K, N] float32, what a column is rounded from; columns: the same, one by one.
+    changes: [K, N] float32, the value of a column before; once it is rounded, what its value lost.
+    nearest: function from the number of a column and what it is rounded from, [N], to its level and nearest value [N].
+    scale: [K, 1], factor of the rows of feedback; None: 1.
+    levels: of the columns rounded so far.
+    """
+
+    def __init__(
+        self,
+        feedback: torch.Tensor,
+        current: torch.Tensor,
+        changes: torch.Tensor,
+        nearest: Callable[[int, torch.Tensor], tuple[torch.Tensor, torch.Tensor]],
+        scale: torch.Tensor | None = None,
+    ) -> None:
+        self.feedback, self.current, self.changes = feedback, current, changes
+        self.nearest, self.scale = nearest, scale
+        self.columns = current.unbind(0)
+        self.levels: list[torch.Tensor] = []
+
+    def halve(self, first: int, last: int) -> None:
+        """Round columns first .. last-1, which have the changes of all columns before them."""
+        if last - first == 1:
+            level, value = self.nearest(first, self.columns[first])
+            self.levels.append(level)
+            change = self.changes[first]
+            torch.sub(change, value, out=change)
+            return
+        middle = first + (last - first) // 2
+        self.halve(first, middle)
+        self.pass_on(first, middle, last)
+        self.halve(middle, last)
+
+    def pass_on(self, first: int, middle: int, last: int) -> None:
+        """Bring the changes of columns first .. middle-1 to columns middle .. last-1."""
+        if middle < last:
+            weights = self.feedback[middle:last, first:middle]
+            if self.scale is not None:
+                weights = weights * self.scale[middle:last]  # only this much is wanted at once
+            self.current[middle:last].addmm_(weights, self.changes[first:middle])
+
+
 class _Sweep(Columns):
     """One pass over the columns of a weight. length: of the groups to fit on the way; None: all are fitted.
 
@@ -191,9 +241,9 @@ class _Sweep(Columns):
         length: int | None,
     ) -> None:
         original = weight.t().index_select(0, factored.order)  # W [K, N]
-        super().__init__(factored.feedback, original.clone(), original)
         self.books, self.length = books, length
         self.groups, self.group_of = groups, groups.tolist()
+        super().__init__(factored.feedback, original.clone(), original, self._nearest)
 
     def run(self, block_size: int) -> torch.Tensor:
         """Codes [N, K] in the order of the columns."""
@@ -207,8 +257,8 @@ class _Sweep(Columns):
             self.levels.clear()
         return codes
 
-    def nearest(self, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.books.round(self.group_of[k], self.columns[k])
+    def _nearest(self, k: int, column: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.books.round(self.group_of[k], column)
 
     def _groups(self, first: int, last: int) -> None:
         """Round columns first .. last-1, which have the errors of all columns before them.

@@ -5,7 +5,7 @@ sensitivity. q is the mean width of codes, which is never exceeded; each bit goe
 
     cost of group i at w bits      c_i(w) = sum over its columns j of H_jj sum over rows of (W - W_hat(w))^2
 
-with W_hat the nearest values on the grids of second_order.py. Steps of the convex hull of c_i over w are taken by
+with W_hat the nearest values on the grids of mixed_books.py. Steps of the convex hull of c_i over w are taken by
 falling gain a bit. Groups go by rising width, the widest last (`wide_last`), ranges are searched, and all groups
 have second-order scales unless wide_scale=row.
 
@@ -26,9 +26,9 @@ from typing import ClassVar, Literal
 from lutlab.errors import LutlabError
 from lutlab.groups import Bits, Width
 from lutlab.lazy import torch
-from lutlab.quantizers import second_order
-from lutlab.quantizers.mixed import Inputs, Mixed
-from lutlab.quantizers.mixed_books import NARROW, WIDE
+from lutlab.quantizers.compensation import Factored
+from lutlab.quantizers.mixed import Mixed
+from lutlab.quantizers.mixed_books import NARROW, WIDE, fit_group, levels
 from lutlab.registry import register
 from lutlab.tensors import MIXED_WIDTHS, SCALE_BITS
 
@@ -58,7 +58,7 @@ class GroupWidths(Mixed):
             )
         return q, g
 
-    def choose(self, weight: torch.Tensor, q: Bits, g: int, inputs: Inputs) -> torch.Tensor:
+    def choose(self, weight: torch.Tensor, q: Bits, g: int, inputs: Factored) -> torch.Tensor:
         """Widths of 2, 3 and 4 bits of the groups, of mean at most q; see Mixed."""
         if not self.by_group:
             groups = weight.shape[1] // g
@@ -91,9 +91,7 @@ class GroupWidths(Mixed):
 
     def _error(self, values: torch.Tensor, matters: torch.Tensor, bits: int) -> torch.Tensor:
         """Cost [G] of groups of values [G, g, N] at so many bits."""
-        grids = second_order.fit_group(
-            values, bits, SCALE_BITS, self.scale_group, search=self.search_ranges
-        )
-        scale, zero = grids.scale.unsqueeze(1), grids.zero.unsqueeze(1)
-        nearest = second_order.levels(values, scale, zero, 2**bits - 1) * scale
+        found = fit_group(values, bits, SCALE_BITS, self.scale_group, search=self.search_ranges)
+        scale, zero = (one.unsqueeze(1) for one in found[:2])
+        nearest = levels(values, scale, zero, 2**bits - 1) * scale
         return ((nearest - values).square() * matters).sum(dim=(1, 2))

@@ -19,9 +19,8 @@ from typing import ClassVar, Literal
 from lutlab.groups import group_length
 from lutlab.lazy import torch
 from lutlab.limits import CountFrom0
-from lutlab.quantizers.codewords import Codewords
 from lutlab.quantizers.compensation import Factored
-from lutlab.quantizers.gptq_bcq import GPTQBCQ
+from lutlab.quantizers.gptq_bcq import GPTQBCQ, Codewords
 from lutlab.quantizers.refinement import refined, solved
 from lutlab.registry import register
 from lutlab.tensors import BCQTensor
@@ -39,7 +38,7 @@ class HessianBCQ(GPTQBCQ):
     Attributes:
         sweeps: passes over all groups, each of which fits coefficients and codes to the layer's outputs; 2 are
             most of what there is to gain.
-        joint: end with least squares of all coefficients of a row at once (joint.py); for small groups.
+        joint: end with least squares of all coefficients of a row at once; for small groups.
     """
 
     version: ClassVar[int] = 1

@@ -35,14 +35,6 @@ from lutlab.tensors import BLOCK_GROUP, CalibStats, MixedTensor, fill_blocks
 
 
 @dataclass(frozen=True)
-class Inputs:
-    """H [K, K] float32 of one shared input, and its factor in the order of channels."""
-
-    hessian: torch.Tensor
-    factored: Factored
-
-
-@dataclass(frozen=True)
 class Mixed(Compensating):
     """Options of methods whose groups differ in width; the module says what they change.
 
@@ -71,7 +63,7 @@ class Mixed(Compensating):
         return check_mean_bits(q), check_group_size(g)
 
     @abstractmethod
-    def choose(self, weight: torch.Tensor, q: Bits, g: int, inputs: Inputs) -> torch.Tensor:
+    def choose(self, weight: torch.Tensor, q: Bits, g: int, inputs: Factored) -> torch.Tensor:
         """Widths [G] uint8 of the groups of a weight [N, G * g] float32, of inputs with H [G * g, G * g]."""
 
     @abstractmethod
@@ -103,15 +95,15 @@ class Mixed(Compensating):
         exists = sizes and self.wide_scale == "row" and fill_blocks(widths)
         return self.aligned and exists
 
-    def prepare(self, stats: CalibStats) -> Inputs:
+    def prepare(self, stats: CalibStats) -> Factored:
         """Factor H, once for all layers that share an input, and for every q and g.
 
         Raises:
             LutlabError: H is not finite or has a negative diagonal.
         """
-        return Inputs(stats.hessian, factor(stats.hessian, self.damp))
+        return factor(stats.hessian, self.damp)
 
-    def quantize(self, weight: torch.Tensor, q: Bits, g: int, prepared: Inputs) -> MixedTensor:
+    def quantize(self, weight: torch.Tensor, q: Bits, g: int, prepared: Factored) -> MixedTensor:
         """[N, K] float and the factored inputs -> MixedTensor with G = ceil(K / g) groups a row.
 
         Raises:
@@ -136,8 +128,8 @@ class Mixed(Compensating):
         return self._at_widths(filled, widths, length, columns, None)
 
     def _filled(
-        self, weight: torch.Tensor, g: int, prepared: Inputs
-    ) -> tuple[torch.Tensor, Inputs, int]:
+        self, weight: torch.Tensor, g: int, prepared: Factored
+    ) -> tuple[torch.Tensor, Factored, int]:
         """Weight and inputs with whole groups, and the length of a group."""
         weight, columns = finite(weight), weight.shape[1]
         length = group_length(check_group_size(g), columns)
@@ -145,8 +137,8 @@ class Mixed(Compensating):
         if not missing:
             return weight, prepared, length
         hessian = torch.nn.functional.pad(prepared.hessian, (0, missing, 0, missing))
-        inputs = Inputs(hessian, factor(hessian, self.damp))
-        return torch.nn.functional.pad(weight, (0, missing)), inputs, length
+        padded = torch.nn.functional.pad(weight, (0, missing))
+        return padded, factor(hessian, self.damp), length
 
     def _at_widths(
         self,
@@ -154,7 +146,7 @@ class Mixed(Compensating):
         widths: torch.Tensor,
         g: int,
         columns: int,
-        inputs: Inputs | None,
+        inputs: Factored | None,
     ) -> MixedTensor:
         """The weight [N, G * g], of which `columns` are real, at these widths; inputs None: nothing is compensated."""
         kept = self._outliers(weight[:, :columns], widths, g)
@@ -172,11 +164,10 @@ class Mixed(Compensating):
             codes = books.round_all()
         else:
             order = self._order(widths, g)
-            factored = (
-                inputs.factored if order is None else factor(inputs.hessian, self.damp, order)
-            )
-            books.begin(factored.order)
-            codes, order = compensate(weight, g, factored, books, self.block_size)
+            if order is not None:
+                inputs = factor(inputs.hessian, self.damp, order)
+            books.begin(inputs.order)
+            codes, order = compensate(weight, g, inputs, books, self.block_size)
             if order is not None:
                 codes = torch.empty_like(codes).index_copy_(1, order.long(), codes)
         return books.tensor(codes[:, :columns].contiguous())

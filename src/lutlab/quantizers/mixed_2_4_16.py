@@ -29,7 +29,8 @@ from lutlab.errors import LutlabError
 from lutlab.groups import Bits
 from lutlab.lazy import torch
 from lutlab.limits import a_seed
-from lutlab.quantizers.mixed import Inputs, Mixed
+from lutlab.quantizers.compensation import Factored
+from lutlab.quantizers.mixed import Mixed
 from lutlab.quantizers.mixed_books import NARROW, WIDE
 from lutlab.registry import register
 
@@ -54,7 +55,7 @@ class Mixed2416(Mixed):
     neighbours: bool = False
     seed: Annotated[int, a_seed] = 0
 
-    def choose(self, weight: torch.Tensor, q: Bits, g: int, inputs: Inputs) -> torch.Tensor:
+    def choose(self, weight: torch.Tensor, q: Bits, g: int, inputs: Factored) -> torch.Tensor:
         """Widths 2 and 4 of the groups; see Mixed.
 
         Raises:
@@ -82,7 +83,7 @@ class Mixed2416(Mixed):
             return 0, math.ceil(groups / _BLOCK)
         return 0, math.floor(groups * (q - NARROW) / (WIDE - NARROW) + 1e-9)
 
-    def sensitivities(self, weight: torch.Tensor, g: int, inputs: Inputs) -> torch.Tensor:
+    def sensitivities(self, weight: torch.Tensor, g: int, inputs: Factored) -> torch.Tensor:
         """S [G] of a weight [N, G * g] float32."""
         groups = weight.shape[1] // g
         if self.sensitivity == "random":
@@ -94,17 +95,15 @@ class Mixed2416(Mixed):
             grouped = weight.view(len(weight), groups, g)
             return (grouped.amax(dim=2) - grouped.amin(dim=2)).square().sum(dim=0)
         matters = {
-            "cholesky": lambda: inputs.factored.pivots,
+            "cholesky": lambda: inputs.pivots,
             "diagonal": lambda: inputs.hessian.diagonal(),
             "inverse": lambda: _diagonal_of_inverse(inputs).pow(-2),
         }[self.sensitivity]()
         return (weight.square().sum(dim=0) * matters).view(groups, g).sum(dim=1)
 
 
-def _diagonal_of_inverse(inputs: Inputs) -> torch.Tensor:
+def _diagonal_of_inverse(inputs: Factored) -> torch.Tensor:
     """[K] diagonal of the damped H's inverse: H = F^T D F with F of compensation.py, so F^-1 D^-1 F^-T."""
     unit = torch.eye(len(inputs.hessian), device=inputs.hessian.device)
-    inverse = torch.linalg.solve_triangular(
-        inputs.factored.feedback, unit, upper=False, unitriangular=True
-    )
-    return (inverse.square() / inputs.factored.pivots).sum(dim=1)
+    inverse = torch.linalg.solve_triangular(inputs.feedback, unit, upper=False, unitriangular=True)
+    return (inverse.square() / inputs.pivots).sum(dim=1)

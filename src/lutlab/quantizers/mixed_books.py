@@ -1,12 +1,29 @@
-"""Code books of column groups of different widths, fitted as a sweep reaches them (compensation.CodeBooks)."""
+"""Code books of column groups of different widths: grids whose scales are codes, fitted as a sweep reaches them.
+
+
+    s = (max - min) / (2^w - 1),  zero = round(-min / s),  code = clamp(round(x / s) + zero)     first order, Eq. 2-4
+    s ~ step * (scale_code + scale_zero),  over `scale_group` rows of one group                    second order, Eq. 6
+
+Li et al., "Fast and Efficient 2-bit LLM Inference on GPU" (ICCAD 2024), sections 2.2 and 3.3. Zero is forced into every
+range, so that zero points fit w bits. Eq. 3 would give scales, which are positive, a negative zero point: here it is
+stored negated, in 0..15, and the step is as small as that allows. Zero points and codes follow the decoded scale.
+
+The paper's ranges are min-max. A search takes, for each group of a row, the one of SHRINK times it whose squared error
+is least; and once the steps are known, the scale code and the zero point of least squared error.
+
+Values are [..., g, N]: the weights of a group, for N rows; the axes before are groups that are fitted at once.
+"""
 
 from __future__ import annotations
 
+from lutlab.errors import LutlabError
 from lutlab.lazy import torch
-from lutlab.quantizers import second_order
 from lutlab.tensors import BLOCK_SCALE_BITS, SCALE_BITS, MixedTensor
 
 NARROW, WIDE = 2, 4
+SCALE_ZERO_TOP = 15
+SHRINK = tuple(1 - 0.05 * i for i in range(13))
+SMALLEST_STEP = 2.0**-24  # float16's smallest number
 
 
 class MixedBooks:
@@ -52,7 +69,7 @@ class MixedBooks:
         """One grid a row for all groups of 4 bits."""
         wide = self.widths == WIDE
         values = self.weight.view(len(self.weight), -1, self.g)[:, wide].flatten(1).t()
-        self.row = second_order.fit_rows(values, WIDE, search=self.search)
+        self.row = fit_rows(values, WIDE, search=self.search)
         self.scale[wide], self.zero[wide] = self.row
 
     def begin(self, order: torch.Tensor) -> None:
@@ -67,15 +84,14 @@ class MixedBooks:
             return
         if self.kept is not None:
             values = values.masked_fill(self.kept[at * self.g : (at + 1) * self.g], 0.0)
-        self._set(at, second_order.fit_group(values, *self._bits(at), search=self.search))
+        self._set(at, fit_group(values, *self._bits(at), search=self.search))
 
     def _bits(self, group: int) -> tuple[int, int, int]:
         return self.width_of[group], self.scale_bits[group], self.scale_group
 
-    def _set(self, at: int | torch.Tensor, grids: second_order.Grids) -> None:
-        self.scale[at], self.zero[at] = grids.scale, grids.zero
-        self.scale_code[at] = grids.scale_code
-        self.scale_zero[at], self.scale_step[at] = grids.scale_zero, grids.scale_step
+    def _set(self, at: int | torch.Tensor, grids: tuple[torch.Tensor, ...]) -> None:
+        self.scale[at], self.zero[at], self.scale_code[at] = grids[:3]
+        self.scale_zero[at], self.scale_step[at] = grids[3:]
 
     def round(self, group: int, column: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Level and value [N] of the sweep's next column [N]."""
@@ -83,7 +99,7 @@ class MixedBooks:
         self.next += 1
         at = channel // self.g
         scale, zero = self.scale[at], self.zero[at]
-        level = second_order.levels(column, scale, zero, 2 ** self.width_of[at] - 1)
+        level = levels(column, scale, zero, 2 ** self.width_of[at] - 1)
         value = level * scale
         if self.kept is not None:
             kept = self.kept[channel]
@@ -106,11 +122,11 @@ class MixedBooks:
         for kind in sorted({self._bits(group) for group in range(len(self.width_of))}):
             at = [group for group in range(len(self.width_of)) if self._bits(group) == kind]
             if self.row is None or kind[0] != WIDE:
-                grids = second_order.fit_group(grouped[at], *kind, search=self.search)
+                grids = fit_group(grouped[at], *kind, search=self.search)
                 self._set(torch.tensor(at, device=values.device), grids)
         top = (2.0 ** self.widths.float() - 1)[:, None, None]
         zero = self.zero[:, None]
-        level = second_order.levels(grouped, self.scale[:, None], zero, top)
+        level = levels(grouped, self.scale[:, None], zero, top)
         return (level + zero).to(torch.uint8).flatten(0, 1).t()
 
     def tensor(self, codes: torch.Tensor) -> MixedTensor:
@@ -145,3 +161,149 @@ class MixedBooks:
             aligned=self.aligned,
             **parts,
         )
+
+
+# ---- grids of groups ----
+
+
+def low_high(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Range [..., N] of values [..., g, N], with 0 in it."""
+    return values.amin(dim=-2).clamp(max=0), values.amax(dim=-2).clamp(min=0)
+
+
+def searched(values: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The range of SHRINK times low_high that errs least, of values [..., g, N] on a grid of so many bits."""
+    low, high = low_high(values)
+    best, chosen = torch.full_like(low, torch.inf), torch.ones_like(low)
+    for factor in SHRINK:
+        scale = factor * (high - low) / (2**bits - 1)
+        zero = _zero(factor * low, scale, bits)
+        error = (values - _nearest(values, scale, zero, bits)).square().sum(dim=-2)
+        better = error < best
+        best = torch.where(better, error, best)
+        chosen = torch.where(better, factor, chosen)
+    return chosen * low, chosen * high
+
+
+def fit(
+    low: torch.Tensor, high: torch.Tensor, bits: int, scale_bits: int, scale_group: int
+) -> tuple[torch.Tensor, ...]:
+    """Grids of ranges [..., N] with second-order scales.
+
+    Returns:
+        Scale as decoded, exact, and zero, [..., N]; the scale's code [..., N]; zero and step of scales [..., B],
+        B = ceil(N / scale_group); all float32, the step a float16's.
+
+    Args:
+        low: least weight of each range [..., N], at most 0.
+        high: largest weight of each range [..., N], at least 0.
+        bits: bits of a code.
+        scale_bits: bits of a scale's code.
+        scale_group: rows whose scales share a step and a zero.
+
+    Raises:
+        LutlabError: a step is beyond float16.
+    """
+    rows = low.shape[-1]
+    scale = (high - low) / (2**bits - 1)
+    padded = torch.nn.functional.pad(scale, (0, -rows % scale_group), mode="constant", value=-1)
+    bands = padded.unflatten(-1, (-1, scale_group))
+    most = bands.amax(dim=-1)
+    least = bands.masked_fill(bands < 0, torch.inf).amin(dim=-1)
+    top = 2**scale_bits - 1
+    step = torch.maximum((most - least) / top, most / (top + SCALE_ZERO_TOP)).half().float()
+    if not torch.isfinite(step).all():
+        raise LutlabError(
+            f"the weights of a group span {float((high - low).max()):.3g}, whose scale is beyond float16: rescale the "
+            "weights"
+        )
+    step = torch.where(most > 0, step.clamp(min=SMALLEST_STEP), step)
+    divisor = torch.where(step > 0, step, 1.0)
+    zero = (least / divisor).round_().clamp_(0, SCALE_ZERO_TOP)
+
+    of_rows = (_by_row(values, scale_group, rows) for values in (step, divisor, zero))
+    row_step, row_divisor, row_zero = of_rows
+    code = (scale / row_divisor).round_().sub_(row_zero).clamp_(0, top)
+    decoded = row_step * (code + row_zero)
+    return decoded, _zero(low, decoded, bits), code, zero, step
+
+
+def fit_group(
+    values: torch.Tensor, bits: int, scale_bits: int, scale_group: int, *, search: bool
+) -> tuple[torch.Tensor, ...]:
+    """Grids, as `fit` gives them, of weights [..., g, N]; search: of least squared error, not of min-max ranges.
+
+    Raises:
+        LutlabError: a step is beyond float16.
+    """
+    if not search:
+        return fit(*low_high(values), bits, scale_bits, scale_group)
+    grids = fit(*searched(values, bits), bits, scale_bits, scale_group)
+    return _refined(values, grids, bits, scale_bits, scale_group)
+
+
+def _refined(
+    values: torch.Tensor,
+    grids: tuple[torch.Tensor, ...],
+    bits: int,
+    scale_bits: int,
+    scale_group: int,
+) -> tuple[torch.Tensor, ...]:
+    """The scale code and zero point of each row, under the steps of `grids`, that err least."""
+    rows, top = values.shape[-1], 2**bits - 1
+    *found, scale_zero, scale_step = grids
+    step = _by_row(scale_step, scale_group, rows)
+    least = _by_row(scale_zero, scale_group, rows)
+    low, high = low_high(values)
+    best = torch.full_like(low, torch.inf)
+    for code in range(2**scale_bits):
+        scale = step * (code + least)
+        # the grid's middle on that of the range, and its neighbours
+        middle = ((top - (low + high) / torch.where(scale > 0, scale, torch.inf)) / 2).round_()
+        for shift in (-1, 0, 1):
+            zero = (middle + shift).clamp_(0, top)
+            error = (values - _nearest(values, scale, zero, bits)).square().sum(dim=-2)
+            better = error < best
+            best = torch.where(better, error, best)
+            tried = (scale, zero, torch.full_like(scale, code))
+            found = [torch.where(better, new, old) for new, old in zip(tried, found, strict=True)]
+    return *found, scale_zero, scale_step
+
+
+def fit_rows(values: torch.Tensor, bits: int, *, search: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scale, a float16's, and zero point [..., N], float32, of weights [..., g, N]: first order only.
+
+    Raises:
+        LutlabError: a scale is beyond float16.
+    """
+    low, high = searched(values, bits) if search else low_high(values)
+    scale = ((high - low) / (2**bits - 1)).half().float()
+    if not torch.isfinite(scale).all():
+        raise LutlabError(
+            f"the weights of a row span {float((high - low).max()):.3g}, whose scale is beyond float16: rescale the "
+            "weights"
+        )
+    scale = torch.where(high > low, scale.clamp(min=SMALLEST_STEP), scale)
+    return scale, _zero(low, scale, bits)
+
+
+def levels(values: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor, top: int) -> torch.Tensor:
+    """Nearest code - zero, float32, of values on grids 0..top of a shape that broadcasts; 0 where there is no scale."""
+    divisor = torch.where(scale > 0, scale, torch.inf)
+    return torch.minimum(torch.maximum((values / divisor).round_(), -zero), top - zero)
+
+
+def _by_row(of_bands: torch.Tensor, scale_group: int, rows: int) -> torch.Tensor:
+    """[..., B] -> [..., N]."""
+    return of_bands.repeat_interleave(scale_group, dim=-1)[..., :rows]
+
+
+def _zero(low: torch.Tensor, scale: torch.Tensor, bits: int) -> torch.Tensor:
+    return (-low / torch.where(scale > 0, scale, torch.inf)).round_().clamp_(0, 2**bits - 1)
+
+
+def _nearest(
+    values: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor, bits: int
+) -> torch.Tensor:
+    scale, zero = scale.unsqueeze(-2), zero.unsqueeze(-2)
+    return levels(values, scale, zero, 2**bits - 1) * scale

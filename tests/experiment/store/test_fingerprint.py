@@ -102,7 +102,7 @@ def test_other_data_and_another_file_move_it(tmp_path: Path) -> None:
     ("source", "needs", "ignores"),
     [
         ("quantizers/rtn.py", {"quantizers/grid.py", "groups.py"}, "quantizers/gptq.py"),
-        ("quantizers/gptq_bcq.py", {"quantizers/from_grid.py", "quantizers/sorted_groups.py"}, "quantizers/awq.py"),
+        ("quantizers/gptq_bcq.py", {"quantizers/compensation.py", "quantizers/alternating.py"}, "quantizers/awq.py"),
     ],
 )  # fmt: skip
 def test_imports_are_followed_within_rooms(source, needs, ignores) -> None:
