@@ -206,8 +206,7 @@ def quantize(
         if budget is None:
             chosen = widths(kinds(model.config), q, g, skip=skip, layers=own)
         else:
-            found = search_widths(model, quantizer, candidates, budget, calibration, skip=skip)
-            chosen = found.widths
+            chosen, _ = search_widths(model, quantizer, candidates, budget, calibration, skip=skip)
         packed = None
         if tuning is not None:
             packed, rest, _ = tune(model, quantizer, chosen, samples, tuning)

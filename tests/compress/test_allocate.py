@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lutlab.compress.allocate import Option, allocate, budget_bits
+from lutlab.compress.search import Option, allocate
+from lutlab.compress.sizes import budget_bits
 from lutlab.errors import LutlabError
 
 OPTION = st.builds(

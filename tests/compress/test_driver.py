@@ -14,7 +14,7 @@ from tests.models.architectures import CONFIGS, DIFFERENT, make, token_ids, unif
 from tests.tiny_models import byte_tokenizer
 
 from lutlab import registry
-from lutlab.compress import calibrate, layer_errors
+from lutlab.compress import calibrate, driver
 from lutlab.compress.driver import quantize_model
 from lutlab.compress.kept_blocks import BlockStore, StatsStore
 from lutlab.errors import LutlabError
@@ -195,7 +195,7 @@ def test_output_error_is_that_of_the_outputs():
 def test_sums_over_chunks_of_rows_are_the_sums(monkeypatch):
     windows, found = token_ids(2, 16), []
     for chunk in (2**20, 33):
-        monkeypatch.setattr(layer_errors, "_CHUNK_WEIGHTS", chunk)
+        monkeypatch.setattr(driver, "_CHUNK_WEIGHTS", chunk)
         model = make("opt")
         found.append(quantize_model(model, RTN(), uniform(model, 3, 16), windows))
     for whole, parts in zip(*found, strict=True):

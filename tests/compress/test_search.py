@@ -52,13 +52,13 @@ def test_what_is_found_is_stored_within_the_budget(name, method):
         bits_per_weight(make(name), method, uniform(model, *c)) for c in ((2, -1), (4, -1))
     )
     budget = (small + large) / 2
-    found = search_widths(model, make_method(method), CANDIDATES, budget, windows())
+    chosen, facts = search_widths(model, make_method(method), CANDIDATES, budget, windows())
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
-    assert list(found.widths) == list(kinds(model.config))
-    assert set(found.widths.values()) <= set(CANDIDATES)
-    stored = bits_per_weight(model, method, found.widths)
-    assert stored == found.facts["bits_per_weight"] <= budget
-    assert found.facts["widths"] == {name: list(width) for name, width in found.widths.items()}
+    assert list(chosen) == list(kinds(model.config))
+    assert set(chosen.values()) <= set(CANDIDATES)
+    stored = bits_per_weight(model, method, chosen)
+    assert stored == facts["bits_per_weight"] <= budget
+    assert facts["widths"] == {name: list(width) for name, width in chosen.items()}
 
 
 def test_no_grid_point_of_the_same_size_that_was_tried_is_better():
@@ -66,15 +66,15 @@ def test_no_grid_point_of_the_same_size_that_was_tried_is_better():
     grid = widths(kinds(model.config), 2, -1)
     grid |= {name: (4, 8) for name, kind in kinds(model.config).items() if kind == "attention"}
     budget = bits_per_weight(make("opt"), "rtn", grid)
-    found = search_widths(model, make_method("rtn"), CANDIDATES, budget, windows())
-    tried = found.facts["contenders"]
+    chosen, facts = search_widths(model, make_method("rtn"), CANDIDATES, budget, windows())
+    tried = facts["contenders"]
     assert [one["name"] for one in tried[:1]] == ["integer program"]
     assert len(tried) == 1 + sensitivity.GRID_POINTS
     estimates = [one["estimated_increase"] for one in tried]
     assert estimates[0] <= min(estimates[1:]) * (1 + 1e-9)  # the optimum of what it optimises
     best = min(tried, key=lambda one: one["loss"])
-    assert found.facts["winner"] == best["name"]
-    quantize_model(model, make_method("rtn"), found.widths)
+    assert facts["winner"] == best["name"]
+    quantize_model(model, make_method("rtn"), chosen)
     assert loss_of(model, windows()) == pytest.approx(best["loss"], rel=1e-5)
 
 
@@ -86,10 +86,10 @@ def test_the_lowest_loss_wins_not_the_lowest_estimate(monkeypatch):
     )
     quantizer = make_method("rtn")
     monkeypatch.setattr(sensitivity, "GRID_POINTS", 16)
-    found = search_widths(make("opt"), quantizer, CANDIDATES, 12.0, windows())
-    losses = {one["name"]: one["loss"] for one in found.facts["contenders"]}
-    assert found.facts["winner"] != "integer program"
-    assert losses[found.facts["winner"]] == min(losses.values()) < losses["integer program"]
+    _, facts = search_widths(make("opt"), quantizer, CANDIDATES, 12.0, windows())
+    losses = {one["name"]: one["loss"] for one in facts["contenders"]}
+    assert facts["winner"] != "integer program"
+    assert losses[facts["winner"]] == min(losses.values()) < losses["integer program"]
 
 
 @pytest.mark.parametrize("name", ["opt", "llama-2", "gpt2"])
@@ -112,9 +112,11 @@ def test_curvature_is_that_of_the_gradients(name):
 
 def test_skipped_layers_count_and_stay():
     model = make("opt")
-    chosen = search_widths(model, make_method("rtn"), CANDIDATES, 10.0, windows(), skip=["*.fc2"])
-    assert all((width is None) == name.endswith("fc2") for name, width in chosen.widths.items())
-    assert bits_per_weight(model, "rtn", chosen.widths) == chosen.facts["bits_per_weight"] <= 10
+    chosen, facts = search_widths(
+        model, make_method("rtn"), CANDIDATES, 10.0, windows(), skip=["*.fc2"]
+    )
+    assert all((width is None) == name.endswith("fc2") for name, width in chosen.items())
+    assert bits_per_weight(model, "rtn", chosen) == facts["bits_per_weight"] <= 10
 
 
 def test_the_python_api_takes_a_budget():

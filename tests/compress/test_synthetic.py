@@ -161,7 +161,7 @@ def test_bad_arguments_are_named(arguments, said):
 
 def test_a_model_that_does_not_fit_is_refused_before_anything_is_drawn(monkeypatch):
     monkeypatch.setattr("lutlab.models.fits.available", lambda device: 24 * 10**9)
-    monkeypatch.setattr("lutlab.compress.drawn_blocks.drawn", None)
+    monkeypatch.setattr("lutlab.compress.synthetic.drawn", None)
     with pytest.raises(
         TooLargeError,
         match=r"needs 77.2 GB \(weights 73.4, embeddings 2.6, scratch 1.2\), and cpu has 24.0",

@@ -15,14 +15,14 @@ from tests.models.architectures import make, token_ids, uniform
 
 import lutlab
 from lutlab.compress import calibrate
-from lutlab.compress.beside import HELD_OUT
 from lutlab.compress.driver import quantize_model
 from lutlab.compress.search import search_widths
-from lutlab.compress.target import DAMP, Moments, Target
+from lutlab.compress.target import DAMP, HELD_OUT, Target
 from lutlab.compress.widths import widths
 from lutlab.errors import LutlabError
 from lutlab.models.families import decoder_blocks, family_of, kinds, stream_of, weight_of
 from lutlab.quantizers.gptq import GPTQ
+from lutlab.tensors import CalibStats
 
 
 def naive(weight, x, ahead, stream, held):
@@ -46,8 +46,8 @@ def naive(weight, x, ahead, stream, held):
 
 def moments(x, ahead, stream, rows):
     x, ahead = x[rows], ahead[rows]
-    stream = None if stream is None else stream[rows].T @ x / len(x)
-    return Moments(len(x), x.T @ x / len(x), ahead.T @ x / len(x), stream)
+    stream = [] if stream is None else [stream[rows].T @ x / len(x)]
+    return CalibStats(x.T @ x / len(x), x.abs().mean(0), len(x)), [ahead.T @ x / len(x), *stream]
 
 
 @given(seed=st.integers(0, 2**20), tokens=st.integers(12, 80), streamed=st.booleans())
@@ -157,7 +157,7 @@ def test_a_budget_is_searched_with_targets():
     found, expected = (
         search_widths(model, one, [(3, 16)], 6.0, windows) for one in (method, plain)
     )
-    first, other = (one.facts["contenders"] for one in (found, expected))
+    first, other = (facts["contenders"] for _, facts in (found, expected))
     assert [c["estimated_increase"] for c in first] == [c["estimated_increase"] for c in other]
     assert [c["loss"] for c in first] != [c["loss"] for c in other]
 

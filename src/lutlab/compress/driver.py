@@ -8,8 +8,15 @@ activations these are:
     full        of the full-precision model: one pass serves every method, q and g, and is kept on disk (StatsStore)
 
 Where its `target` is not the weights, the method is given others that make up for the errors of the layers before
-(target.py); the full-precision model then goes beside the quantized one, block by block (beside.py). Where its
+(target.py); the full-precision model then goes beside the quantized one, block by block. Where its
 `hessian` is by gradients, tokens count by the end loss (gradients.py).
+
+Of each layer it states the errors of its weight, and of what it puts out on calibration text:
+
+    ||W^ - W||^2,    E||W^ x - W x||^2 = tr((W^ - W) H (W^ - W)^T),    H = E[x x^T]
+
+W is the layer's own weight, whatever target the method was given: under another target than the weights the second
+number has in it what the layer does on purpose, to make up for errors before it.
 """
 
 from __future__ import annotations
@@ -22,27 +29,27 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from lutlab.compress.beside import Beside
 from lutlab.compress.calibrate import BlockInputs, Windows, advance, capture, observe
 from lutlab.compress.gradients import Weights, quantized_rows, token_weights, weighted
 from lutlab.compress.kept_blocks import BlockStore, StatsStore
-from lutlab.compress.layer_errors import layer_stats
 from lutlab.compress.rescale import rescale_input
-from lutlab.compress.target import Target
+from lutlab.compress.target import Beside, Target
 from lutlab.errors import LutlabError
-from lutlab.formats import pack
+from lutlab.formats import name_of, pack
 from lutlab.formats.contract import Format
 from lutlab.formats.dense import PackedDense
 from lutlab.groups import Width
 from lutlab.models.families import Family, SharedInput, family_of, weight_of
 from lutlab.models.resident import Blocks, Resident
 from lutlab.modules import QuantLinear
-from lutlab.quantizers.coefficients import quantized
+from lutlab.quantizers.coefficients import exponent, quantized, times_power
 from lutlab.quantizers.contract import Calibrated, Method, Rescaling
 from lutlab.quantizers.none import NoQuantization
 from lutlab.specs import LayerStats
 from lutlab.tensors import CalibStats
 
+# Weights whose norms are taken at a time: bounds the float64 temporaries at some 10 MB.
+_CHUNK_WEIGHTS = 2**20
 Seen = Mapping[SharedInput, CalibStats]
 _NONE: Mapping[Any, Any] = {}
 
@@ -274,7 +281,7 @@ class _Run:
             packed, widened = self._packed(name, weight, prepared, target)
         except LutlabError as error:
             raise LutlabError(f"{name}: {error}") from error
-        self.layers.append(layer_stats(name, weight, packed, width, stats, widened))
+        self.layers.append(_layer_stats(name, weight, packed, width, stats, widened))
         if isinstance(packed, PackedDense):
             # The layer stays, its weight rounded to the stored dtype.
             weight_of(module).copy_(packed.dequantize())
@@ -297,3 +304,49 @@ class _Run:
             else:
                 found, widened = quantized(self.quantizer, weight, *width, *prepared, name=name)
         return pack(found), widened
+
+
+def _layer_stats(
+    name: str,
+    weight: torch.Tensor,
+    packed: Format,
+    width: Width,
+    stats: CalibStats | None,
+    widened: bool,
+) -> LayerStats:
+    """Errors, norms, widths (q, g) and stored bits of a layer.
+
+    Without the statistics of its inputs, errors of outputs are left out; widened: its coefficients had to be stored in
+    float32.
+    """
+    found = packed.dequantize()
+    power = exponent(weight)  # so that the squares of outputs stay in float32's range
+    sums = dict.fromkeys(("squared_error", "squared_norm"), 0.0)
+    if stats is not None:
+        sums |= dict.fromkeys(("output_error", "output_norm"), 0.0)
+    rows = max(1, _CHUNK_WEIGHTS // weight.shape[1])
+    for before, after in zip(weight.split(rows), found.split(rows), strict=True):
+        error = after.double() - before.double()
+        sums["squared_error"] += error.square().sum().item()
+        sums["squared_norm"] += before.double().square().sum().item()
+        if stats is not None:
+            sums["output_error"] += _weighted(error.float(), stats.hessian, power)
+            sums["output_norm"] += _weighted(before, stats.hessian, power)
+    return LayerStats(
+        name,
+        *packed.shape,
+        bits_stored=packed.bits_stored,
+        q=width[0],
+        g=width[1],
+        format=name_of(packed),
+        bits_bcq=packed.bcq_bits,
+        bits_average=packed.bits_average,
+        widened=widened,
+        **sums,
+    )
+
+
+def _weighted(rows: torch.Tensor, hessian: torch.Tensor, power: int) -> float:
+    """tr(D H D^T) of D [N, K], taken of 2^-power D: the mean over calibration tokens of the squared norm of D x."""
+    rows = times_power(rows, -power)
+    return (rows @ hessian).mul_(rows).sum(dtype=torch.float64).item() * 4.0**power

@@ -9,7 +9,14 @@ rounded apart, so G's diagonal is what counts; one number a layer is kept of it.
 of a layer (specs.LayerStats, output_error) when the model is quantized at one width, once for every candidate, with the
 weights as targets: under another (target.py) D has what a layer does on purpose.
 
-The estimate adds layers up as if errors did not meet. So the answer of the integer program (allocate.py) is quantized
+Of all widths those are taken that fit into the budget of bits together,
+
+    minimise sum_l cost[l, o_l]   over one option o_l a layer   subject to   sum_l bits[l, o_l] <= budget
+
+a multiple-choice knapsack, solved by HiGHS (scipy.optimize.milp): a variable in {0, 1} for each layer and option. Bits
+are whole numbers and the budget is checked on them after solving, so it is never exceeded, not by one bit.
+
+The estimate adds layers up as if errors did not meet. So the answer of the integer program is quantized
 and its loss measured beside that of grid points (one width, or one for attention and one for feed-forward) that fit
 into the same budget, and the lowest loss wins.
 """
@@ -27,14 +34,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from scipy.optimize import LinearConstraint, milp
+from scipy.sparse import csr_array, vstack
 from transformers import PreTrainedModel
 
-from lutlab.compress.allocate import Option, allocate, budget_bits
 from lutlab.compress.driver import quantize_model
 from lutlab.compress.gradients import batches, output_gradients
 from lutlab.compress.kept_blocks import StatsStore
-from lutlab.compress.sizes import refuse_below
+from lutlab.compress.sizes import budget_bits, refuse_below
 from lutlab.compress.widths import widths
 from lutlab.errors import LutlabError
 from lutlab.groups import Width
@@ -48,21 +57,20 @@ GRID_POINTS = 3
 GRADIENT_WINDOWS = 16  # that gradients are taken on
 
 
+# HiGHS stops within 1e-6 of the optimum, in units of the objective: costs are scaled to this largest difference.
+_LARGEST_COST = 1e6
+# Where the proof of optimality is given up, for hundreds of layers of equal shapes: the best answer by then stands.
+# A count of nodes, unlike a time, gives the same answer on every machine.
+_NODES = 5000
+
+
 @dataclass(frozen=True)
-class Found:
-    """The widths of all layers, and how they came about, in JSON's types."""
+class Option:
+    """One way to store a layer. width: (q, g), None for full precision; bits: of every buffer; cost: to be low."""
 
-    widths: dict[str, Width | None]
-    facts: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class _Contender:
-    """Widths whose loss is measured. estimate: of the loss's increase, in nats a token."""
-
-    name: str
-    widths: dict[str, Width | None]
-    estimate: float
+    width: Width | None
+    bits: int
+    cost: float
 
 
 def search_widths(
@@ -74,7 +82,7 @@ def search_widths(
     *,
     skip: Sequence[str] = (),
     seen: StatsStore | None = None,
-) -> Found:
+) -> tuple[dict[str, Width | None], dict[str, Any]]:
     """The widths of least calibration loss that store at most `budget` bits a weight; the model stays as it is.
 
     The model is copied and quantized once for every candidate and contender, so it has to be in memory, twice.
@@ -88,6 +96,9 @@ def search_widths(
         calibration: token ids [samples, S] int64.
         skip: patterns (fnmatch) of layer names that stay in full precision.
         seen: store of the statistics of full-precision inputs; None: they last as long as the call.
+
+    Returns:
+        The widths of all layers, by name; and how they came about, in JSON's types.
 
     Raises:
         LutlabError: the method does not quantize, there are no candidates, the budget is not positive or below the
@@ -111,52 +122,45 @@ def search_widths(
         trial = _Trial(model, quantizer, calibration, seen or StatsStore(Path(folder) / "inputs"))
         options = trial.options([widths(kinds(model.config), *c, skip=skip) for c in candidates])
         solved = {name: option.width for name, option in _solve(options, bits, weights).items()}
-        contenders = [_Contender("integer program", solved, _total(options, solved).cost)]
+        contenders = [("integer program", solved, _total(options, solved).cost)]
         contenders += _grid(options, kinds(model.config), candidates, bits)[:GRID_POINTS]
-        tried = [(*trial.measure(one.widths), one) for one in contenders]
-    fitting = [(loss, size, one) for loss, size, one in tried if size <= bits]
+        tried = [(*trial.measure(one[1]), *one) for one in contenders]
+    fitting = [one for one in tried if one[1] <= bits]
     if not fitting:
         raise LutlabError(
             f"no widths of {budget} bits a weight were found: the method stores more at mixed widths than at one; "
             "lower the budget"
         )
-    best = min(fitting, key=lambda item: item[0])  # of equal ones the first: the integer program
-    log.info("budget %s: %s wins with loss %.4f", budget, best[2].name, best[0])
+    # of equal ones the first: the integer program
+    lowest, size, winner, chosen, _ = min(fitting, key=lambda one: one[0])
+    log.info("budget %s: %s wins with loss %.4f", budget, winner, lowest)
     facts = {
         "budget": budget,
-        "bits_per_weight": best[1] / weights,
-        "winner": best[2].name,
+        "bits_per_weight": size / weights,
+        "winner": winner,
         "loss_full_precision": trial.loss(model),
         "contenders": [
             {
-                "name": one.name,
+                "name": name,
                 "loss": loss,
-                "estimated_increase": one.estimate,
+                "estimated_increase": estimate,
                 "bits_per_weight": size / weights,
             }
-            for loss, size, one in tried
+            for loss, size, name, _, estimate in tried
         ],
-        "widths": {name: list(width or (16, -1)) for name, width in best[2].widths.items()},
+        "widths": {name: list(width or (16, -1)) for name, width in chosen.items()},
     }
-    return Found(best[2].widths, facts)
+    return chosen, facts
 
 
 class _Trial:
     """A model that is quantized again and again, in copies."""
 
     def __init__(
-        self,
-        model: PreTrainedModel,
-        quantizer: Method,
-        calibration: torch.Tensor,
-        seen: StatsStore,
+        self, model: PreTrainedModel, quantizer: Method, calibration: torch.Tensor, seen: StatsStore
     ) -> None:
-        self.model, self.quantizer, self.calibration, self.seen = (
-            model,
-            quantizer,
-            calibration,
-            seen,
-        )
+        self.model, self.quantizer = model, quantizer
+        self.calibration, self.seen = calibration, seen
 
     def options(self, uniform: Sequence[Mapping[str, Width | None]]) -> dict[str, list[Option]]:
         """Layer name -> size and estimated increase of the loss at every width tried."""
@@ -189,9 +193,8 @@ class _Trial:
         total = 0.0
         with torch.no_grad():
             for batch in batches(model, self.calibration):
-                total += model(input_ids=batch, labels=batch, use_cache=False).loss.item() * len(
-                    batch
-                )
+                found = model(input_ids=batch, labels=batch, use_cache=False).loss.item()
+                total += found * len(batch)
         return total / len(self.calibration)
 
 
@@ -228,8 +231,11 @@ def _grid(
     kind_of: Mapping[str, str],
     candidates: Sequence[Width],
     bits: int,
-) -> list[_Contender]:
-    """Grid points within the budget, one width for each kind of sub-layer, by rising estimate."""
+) -> list[tuple[str, dict[str, Width | None], float]]:
+    """Name, widths and estimated increase of the loss of grid points within the budget, by rising estimate.
+
+    A grid point has one width for each kind of sub-layer.
+    """
     known = sorted(set(kind_of.values()))
     skipped = {name for name, some in options.items() if some[0].width is None}
     points = []
@@ -239,5 +245,70 @@ def _grid(
         total = _total(options, chosen)
         if total.bits <= bits:
             name = ", ".join(f"{kind} q={q} g={g}" for kind, (q, g) in own.items())
-            points.append(_Contender(name, chosen, total.cost))
-    return sorted(points, key=lambda point: point.estimate)
+            points.append((name, chosen, total.cost))
+    return sorted(points, key=lambda point: point[2])
+
+
+def allocate(options: Mapping[str, Sequence[Option]], budget: int) -> dict[str, Option]:
+    """The options of least total cost that fit into the budget.
+
+    Args:
+        options: layer name -> at least one option each, of finite cost.
+        budget: bits of all layers together.
+
+    Returns:
+        Layer name -> one of its options. Of options of equal cost the smaller one, of equal ones the first.
+
+    Raises:
+        LutlabError: the smallest options together exceed the budget, or the solver gives up.
+    """
+    smallest = sum(min(option.bits for option in some) for some in options.values())
+    if smallest > budget:
+        raise LutlabError(
+            f"a budget of {budget} bits is below the smallest possible, {smallest} bits: "
+            "raise it, or allow fewer bits or larger groups"
+        )
+    useful = {name: _undominated(some) for name, some in options.items()}
+    layer = np.concatenate([[i] * len(some) for i, some in enumerate(useful.values())])
+    every = [option for some in useful.values() for option in some]
+    bits = np.array([option.bits for option in every])
+    cost = np.concatenate([[o.cost - some[-1].cost for o in some] for some in useful.values()])
+    cost *= _LARGEST_COST / (cost.max() or 1.0)
+    # What options take beyond the smallest of their layer, without a common factor: small coefficients, small rounding
+    # errors in the solver, which gives up on coefficients of 10^10.
+    extra = np.concatenate([[o.bits - some[0].bits for o in some] for some in useful.values()])
+    unit = math.gcd(*extra.tolist()) or 1
+    columns = np.arange(len(every))
+    one_each = csr_array((np.ones(len(every)), (layer, columns)))
+    rows, lower, upper = [one_each], [np.ones(len(useful))], [np.ones(len(useful))]
+    rows.append(csr_array((extra // unit)[None].astype(float)))
+    lower.append([0.0])
+    upper.append([float((budget - smallest) // unit)])
+    while True:
+        found = milp(
+            cost,
+            integrality=np.ones(len(every)),
+            bounds=(0, 1),
+            constraints=LinearConstraint(
+                vstack(rows), np.concatenate(lower), np.concatenate(upper)
+            ),
+            options={"mip_rel_gap": 0, "node_limit": _NODES},
+        )
+        if found.x is None:
+            raise LutlabError(f"the solver found no allocation of widths: {found.message}")
+        chosen = np.flatnonzero(found.x > 0.5)
+        if bits[chosen].sum() <= budget:
+            return dict(zip(useful, (every[i] for i in chosen), strict=True))
+        # the solver's tolerance let too much through: forbid exactly this choice
+        rows.append(csr_array(np.isin(columns, chosen)[None].astype(float)))
+        lower.append([0.0])
+        upper.append([len(useful) - 1.0])
+
+
+def _undominated(options: Sequence[Option]) -> list[Option]:
+    """Options by rising bits and falling cost, without those that are neither smaller nor better than another."""
+    kept: list[Option] = []
+    for option in sorted(options, key=lambda option: (option.bits, option.cost)):
+        if not kept or option.cost < kept[-1].cost:
+            kept.append(option)
+    return kept

@@ -7,10 +7,10 @@ that are. No byte of the model is read.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Collection, Mapping
 from fnmatch import fnmatchcase
 
-from lutlab.compress.allocate import budget_bits
 from lutlab.errors import LutlabError
 from lutlab.formats import pack
 from lutlab.formats.contract import Format
@@ -19,6 +19,7 @@ from lutlab.lazy import torch
 from lutlab.quantizers.contract import Calibrated, Method
 from lutlab.tensors import CalibStats
 
+_MOST_BITS = 1e9  # a weight, of a budget: far beyond what any takes, and within what a float counts
 _SAMPLE = 64  # rows and columns that are quantized to learn a method's layout
 
 
@@ -48,6 +49,25 @@ def check_budget(
         sizes = (stored_bits(method, q, g, rows, columns) for q, g in candidates)
         smallest += 16 * rows * columns if kept else min(sizes)
     refuse_below(smallest, budget_bits(budget, weights), weights)
+
+
+def budget_bits(budget: float, weights: int) -> int:
+    """The most bits whose quotient by `weights` is at most `budget` bits a weight.
+
+    >>> budget_bits(3.3, 1000)
+    3300
+
+    Raises:
+        LutlabError: the budget is not a positive number.
+    """
+    if isinstance(budget, bool) or not 0 < budget <= _MOST_BITS:
+        raise LutlabError(
+            f"budget={budget}: give a positive number of stored bits a weight, as 3.5"
+        )
+    bits = math.floor(budget * weights) + 1
+    while bits / weights > budget:
+        bits -= 1
+    return bits
 
 
 def refuse_below(smallest: int, bits: int, weights: int) -> None:

@@ -13,23 +13,29 @@ Numbers follow from the seed and each layer's name alone, whatever the device, t
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from lutlab import arguments
 from lutlab.checkpoint.stored import stats_of_layer
 from lutlab.checkpoint.transformers import declare
-from lutlab.compress.drawn_blocks import FULL, Drawn
+from lutlab.compress.drawn import Bits, dense, drawn
+from lutlab.compress.sizes import empty
 from lutlab.compress.widths import widths
 from lutlab.devices import device_named
 from lutlab.errors import LutlabError
+from lutlab.formats.contract import Format
+from lutlab.formats.dense import PackedDense
 from lutlab.groups import Width
 from lutlab.lazy import PreTrainedConfig, PreTrainedModel, transformers
-from lutlab.models import streamed
-from lutlab.models.families import kinds
+from lutlab.models import fits, streamed
+from lutlab.models.families import decoder_blocks, family_of, kinds, linear_layers, weight_of
 from lutlab.models.files import check_shipped
 from lutlab.models.load import (
     EMBEDDED,
@@ -43,8 +49,11 @@ from lutlab.models.load import (
 from lutlab.models.resident import Resident
 from lutlab.modules import QuantLinear
 from lutlab.quantizers.contract import Method, make_method
+from lutlab.quantizers.none import NoQuantization
+from lutlab.quantizers.stored import STORED
 from lutlab.specs import LayerStats, ModelRun, ModelSpec
 
+FULL: Width = (16, -1)
 DTYPES = ("float32", "float16", "bfloat16")
 
 
@@ -98,7 +107,7 @@ def synthetic(
     with quiet():
         config = _config(config, layers)
     chosen = widths(kinds(config), *width, skip=skip)
-    model, stats = build(config, quantizer, chosen, getattr(torch, dtype), device, seed)
+    model, stats = _all_of(Drawn(config, quantizer, chosen, getattr(torch, dtype), device, seed))
     if any(layer.format != "dense" for layer in stats):
         declare(model)  # so that save_pretrained says how to read the layers
     return model
@@ -147,35 +156,6 @@ def drawn_blocks(run: ModelRun, device: str, ranks: int = 1) -> Drawn:
     return Drawn(config, quantizer, chosen, dtype, device, run.seed, run.name, ranks)
 
 
-def build(
-    config: PreTrainedConfig,
-    method: Method,
-    chosen: Mapping[str, Width | None],
-    dtype: torch.dtype,
-    device: str,
-    seed: int,
-    name: str = "",
-) -> tuple[PreTrainedModel, tuple[LayerStats, ...]]:
-    """Draw a model whose linear layers have the layouts of their widths.
-
-    Args:
-        config: config with the number of layers that are wanted.
-        method: the method whose layouts the layers have.
-        chosen: layer name -> (q, g), None where it stays dense.
-        dtype: dtype of everything that is not quantized.
-        device: device of the model.
-        seed: seed of all random numbers.
-        name: name of the model, for a message.
-
-    Returns:
-        The model, and the sizes of its linear layers in forward order; errors and norms are nan.
-
-    Raises:
-        LutlabError: no such device; q or g out of range; a layout that cannot be drawn.
-    """
-    return _all_of(Drawn(config, method, chosen, dtype, device, seed, name))
-
-
 def _all_of(drawing: Drawn) -> tuple[PreTrainedModel, tuple[LayerStats, ...]]:
     """A model with all its layers, each made ready on a CPU, where its kernel's layout replaces the stored one."""
     stats = []
@@ -186,3 +166,124 @@ def _all_of(drawing: Drawn) -> tuple[PreTrainedModel, tuple[LayerStats, ...]]:
             layer.prepare(1, drawing.dtype)
             streamed.trim_heap()
     return drawing.model, tuple(stats)
+
+
+class Drawn:
+    """A model whose linear layers are drawn block by block: `open` draws one (Blocks of models/resident.py).
+
+    Args:
+        config: config with the number of layers that are wanted.
+        method: the method whose layouts the layers have.
+        chosen: layer name -> (q, g), None where it stays dense.
+        dtype: dtype of everything that is not quantized.
+        device: device of the model.
+        seed: seed of all random numbers.
+        name: name of the model, for a message.
+        ranks: number of ranks that share the model, each of which keeps a part of every layer.
+    """
+
+    def __init__(
+        self,
+        config: PreTrainedConfig,
+        method: Method,
+        chosen: Mapping[str, Width | None],
+        dtype: torch.dtype,
+        device: str,
+        seed: int,
+        name: str = "",
+        ranks: int = 1,
+    ) -> None:
+        if method == make_method(STORED):
+            raise LutlabError(
+                "method=stored is what a checkpoint holds, and nothing is stored of a drawn model: name another method"
+            )
+        streamed.return_freed_memory()
+        self.model = streamed.skeleton(config, dtype)
+        self.dtype, self.device, self._chosen, self._seed = dtype, device, chosen, seed
+        linears = dict(linear_layers(self.model))
+        self.plan = {
+            path: _empty(method, chosen[path], *weight_of(module).shape)
+            for path, module in linears.items()
+        }
+        weights = {"weights": sum(one.bits_stored for one in self.plan.values()) // 8 // ranks}
+        largest = max(math.prod(one.shape) for one in self.plan.values())
+        # what a layer is packed, or dequantized to read a prompt in: 16 bits a weight
+        parts = weights | fits.outside_parts(self.model) | {"scratch": 2 * largest}
+        fits.check(name or config.model_type, parts, device)
+        self._deviation = getattr(config, family_of(config).deviation)
+        with torch.no_grad():
+            _draw_others(self.model, set(linears.values()), self._deviation, device, seed)
+        streamed.finish(self.model, device)
+
+    def __len__(self) -> int:
+        return len(decoder_blocks(self.model))
+
+    @contextmanager
+    def open(self, index: int) -> Iterator[nn.Module]:
+        """A block with its layers; closed, they are shapes only."""
+        family = family_of(self.model.config)
+        block = decoder_blocks(self.model)[index]
+        for layer in family.linears:
+            self.draw(f"{family.blocks}.{index}.{layer}")
+        try:
+            yield block
+        finally:
+            for layer in family.linears:
+                streamed.release(block.get_submodule(layer))
+
+    def draw(self, path: str) -> nn.Module:
+        """Put a layer in its place."""
+        with torch.no_grad():
+            made = drawn(self.plan[path], self._deviation, Bits(self._seed, path), self.device)
+            layer = _layer(self.model.get_submodule(path), made, self.dtype, self.device)
+        self.model.set_submodule(path, layer)
+        return layer
+
+    def width(self, path: str) -> Width:
+        """Q and g of a layer."""
+        return FULL if isinstance(self.plan[path], PackedDense) else self._chosen[path]
+
+
+def _empty(method: Method, width: Width | None, rows: int, columns: int) -> Format:
+    """The layout of a layer, on the meta device."""
+    if width is None or not method.quantizes:
+        return empty(NoQuantization(), *FULL, rows, columns)
+    return empty(method, *width, rows, columns)
+
+
+def _layer(module: nn.Module, packed: Format, dtype: torch.dtype, device: str) -> nn.Module:
+    """The module that takes the place of one on the meta device; its bias is 0."""
+    bias = None
+    if module.bias is not None:
+        bias = torch.zeros(packed.shape[0], dtype=dtype, device=device)
+    if not isinstance(packed, PackedDense):
+        return QuantLinear(packed, bias)
+    weight = packed.weight.to(dtype)
+    transposed = weight_of(module).stride() != module.weight.stride()  # GPT-2 stores [K, N]
+    module.weight = nn.Parameter(
+        weight.T.contiguous() if transposed else weight, requires_grad=False
+    )
+    if bias is not None:
+        module.bias = nn.Parameter(bias, requires_grad=False)
+    return module
+
+
+def _draw_others(
+    model: PreTrainedModel, linears: set[nn.Module], deviation: float, device: str, seed: int
+) -> None:
+    """Embeddings and head as dense weights, the rest as the model initialises it; what is tied is drawn once."""
+    tied = model.all_tied_weights_keys
+    for path, module in model.named_modules():
+        own = module._parameters
+        if module in linears or not any(one is not None for one in own.values()):
+            continue
+        for key, meta in own.items():
+            if meta is None or f"{path}.{key}" in tied:
+                continue
+            if meta.dim() == 2:
+                made = dense(tuple(meta.shape), deviation, Bits(seed, f"{path}.{key}"), device)
+            else:
+                made = torch.zeros(meta.shape, device=device)
+            own[key] = nn.Parameter(made.to(meta.dtype), requires_grad=False)
+        if all(one is None or one.dim() < 2 for one in own.values()):
+            model._init_weights(module)  # norms

@@ -27,40 +27,36 @@ The target of `outputs`: Li et al., "GPTAQ: Efficient Finetuning-Free Quantizati
 U in closed form, with a fixed t: Arai and Ichikawa, "Quantization Error Propagation: Revisiting Layer-Wise
 Post-Training Quantization" (arXiv 2504.09629). The stream in a target: Lin and Wan, "LoaQ: Layer-wise Output
 Approximation Quantization" (arXiv 2509.06297). Choosing t and s by windows held out is ours.
+
+The full-precision model goes beside the one that is quantized. Memory: a copy of one block, the hidden states of all
+calibration windows a second time, and of the layers that are observed their cross moments and what they read in one
+batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import copy
+from collections.abc import Iterator, Sequence
 
 import torch
+from torch import nn
+from transformers import PreTrainedConfig
 
+from lutlab.compress.calibrate import BlockInputs, Sums, advance, read
 from lutlab.errors import LutlabError
+from lutlab.models.contract import SharedInput
+from lutlab.models.families import stream_of
 from lutlab.quantizers.coefficients import exponent, times_power
 from lutlab.quantizers.compensation import Factored, factor
+from lutlab.tensors import CalibStats
 
 DAMP = 0.01  # GPTQ's own
-HELD_OUT = 8  # as many as tuning.py holds out
+HELD_OUT = 8  # as many as tuning/ holds out
 _ROUNDS = 100  # of two coordinates: a correlation of 0.9 then counts for 0.81^100
 
 
-@dataclass(frozen=True)
-class Moments:
-    """Moments of one shared input, means over `tokens` in float32; the module defines them.
-
-    hessian: H [K, K]; inputs: D [K, K]; stream: S [N, K], None unless target=stream adds to one.
-    """
-
-    tokens: int
-    hessian: torch.Tensor
-    inputs: torch.Tensor
-    stream: torch.Tensor | None = None
-
-    def lacking(self, weight: torch.Tensor, power: int) -> list[torch.Tensor]:
-        """2^-power W D, and 2^-power S where there is one: [N, K] each, in sum E[(y* - W x) x^T]."""
-        of_inputs = times_power(weight, -power) @ self.inputs
-        return [of_inputs] if self.stream is None else [of_inputs, times_power(self.stream, -power)]
+# Statistics of one shared input, with H; and D, with S behind it where there is a stream: means over tokens.
+Moments = tuple[CalibStats, list[torch.Tensor]]
 
 
 class Target:
@@ -68,7 +64,7 @@ class Target:
 
     def __init__(self, every: Moments, held: Moments) -> None:
         self._every, self._held = every, held
-        self._factored = factor(every.hessian, DAMP)
+        self._factored = factor(every[0].hessian, DAMP)
 
     def __call__(self, weight: torch.Tensor) -> torch.Tensor:
         """W [N, K] float32 -> W* [N, K] float32.
@@ -77,7 +73,7 @@ class Target:
             LutlabError: W* leaves float32's range.
         """
         power = exponent(weight)  # so that squares of outputs stay in float32's range
-        every = self._every.lacking(weight, power)
+        every = _lacking(self._every, weight, power)
         moved = weight
         for strength, lacking in zip(self._strengths(weight, every, power), every, strict=True):
             moved = moved + times_power(_solved(self._factored, lacking).mul_(strength), power)
@@ -92,8 +88,8 @@ class Target:
         self, weight: torch.Tensor, every: Sequence[torch.Tensor], power: int
     ) -> list[float]:
         """The t, and s, of the module's equation; every: what is lacking by all tokens."""
-        tokens, held = self._every.tokens, self._held
-        lacking = held.lacking(weight, power)
+        tokens, held = self._every[0].tokens, self._held[0]
+        lacking = _lacking(self._held, weight, power)
         steps = [
             _solved(self._factored, (tokens * a - held.tokens * b) / (tokens - held.tokens))
             for a, b in zip(every, lacking, strict=True)
@@ -102,6 +98,13 @@ class Target:
         said = [step @ held.hessian for step in steps]
         square = [[_sum_of_products(a, b) for b in steps] for a in said]
         return _least_in_box(square, gain)
+
+
+def _lacking(moments: Moments, weight: torch.Tensor, power: int) -> list[torch.Tensor]:
+    """2^-power W D, and 2^-power S where there is one: [N, K] each, in sum E[(y* - W x) x^T]."""
+    of_inputs, *of_stream = moments[1]
+    of_stream = [times_power(one, -power) for one in of_stream]
+    return [times_power(weight, -power) @ of_inputs, *of_stream]
 
 
 def _least_in_box(square: Sequence[Sequence[float]], gain: Sequence[float]) -> list[float]:
@@ -125,3 +128,91 @@ def _solved(factored: Factored, wanted: torch.Tensor) -> torch.Tensor:
 
 def _sum_of_products(a: torch.Tensor, b: torch.Tensor) -> float:
     return (a * b).sum(dtype=torch.float64).item()
+
+
+# ---- the full-precision model beside ----
+
+
+class Beside:
+    """One block of the full-precision model at a time, and what it reads.
+
+    Attributes:
+        stream: whether targets are of the residual stream, where layers add to it.
+    """
+
+    def __init__(self, config: PreTrainedConfig, inputs: BlockInputs, *, stream: bool) -> None:
+        self.config, self.stream = config, stream
+        self._inputs = BlockInputs(list(inputs.hidden), inputs.calls, inputs.tokens)
+        self._block: nn.Module | None = None
+
+    def enter(self, block: nn.Module) -> None:
+        """Keep a copy of a block that is still in full precision."""
+        self._block = copy.deepcopy(block)
+
+    def leave(self) -> None:
+        """Go on to what the next block reads, and drop the copy."""
+        advance(self._block, self._inputs)
+        self._block = None
+
+    def observe(
+        self, block: nn.Module, inputs: BlockInputs, shared: Sequence[SharedInput]
+    ) -> tuple[dict[SharedInput, CalibStats], dict[SharedInput, Target]]:
+        """Statistics of the inputs of some linear layers of a block as it is now, and the targets of their weights.
+
+        Raises:
+            LutlabError: an activation is inf or nan; or there is one window only.
+        """
+        streams = {one: stream_of(self.config, one) if self.stream else None for one in shared}
+        paths = [path for path in streams.values() if path is not None]
+        paths = list(dict.fromkeys([*paths, *(one.layers[0] for one in shared)]))
+        every, held = _Sums(), _Sums()
+        for index, kept in enumerate(_held_out(inputs)):
+            now = read(block, inputs, index, paths)
+            full = read(self._block, self._inputs, index, paths)
+            ahead = {path: full.pop(path) - now[path] for path in paths}
+            for one, path in streams.items():
+                x, error = now[one.layers[0]], ahead[one.layers[0]]
+                errors = [error] if path is None else [error, ahead[path]]
+                every.add(one, x, errors)
+                held.add(one, x[kept], [error[kept] for error in errors])
+        of_all, of_held = every.moments(), held.moments()
+        stats = {one: moments[0] for one, moments in of_all.items()}
+        return stats, {one: Target(of_all[one], of_held[one]) for one in shared}
+
+
+def _held_out(inputs: BlockInputs) -> Iterator[torch.Tensor]:
+    """Mask [m] bool of each batch, on the CPU: the rows that belong to held-out windows."""
+    windows = sum(map(len, inputs.hidden))
+    if windows < 2:
+        raise LutlabError(
+            "target: of the calibration windows one is held out: give at least two, as calibration.samples=128"
+        )
+    start = 0
+    for hidden, tokens in zip(inputs.hidden, inputs.tokens, strict=True):
+        held = torch.arange(start, start + len(hidden)) % HELD_OUT == 0
+        start += len(hidden)
+        each = held.repeat_interleave(hidden.shape[1])
+        yield each if tokens is None else each[tokens.flatten().cpu()]
+
+
+class _Sums:
+    """Running sums of the moments of each shared input."""
+
+    def __init__(self) -> None:
+        self.inputs = Sums()
+        self._products: dict[SharedInput, list[torch.Tensor]] = {}
+
+    def add(self, one: SharedInput, x: torch.Tensor, errors: Sequence[torch.Tensor]) -> None:
+        """Add a batch: x [m, K]; x_full - x [m, K], and where there is a stream h_full - h [m, N]."""
+        self.inputs.add(one, x)
+        if one not in self._products:
+            self._products[one] = [x.new_zeros(e.shape[1], x.shape[1]) for e in errors]
+        for total, error in zip(self._products[one], errors, strict=True):
+            total.addmm_(error.T, x)
+
+    def moments(self) -> dict[SharedInput, Moments]:
+        """Mean moments of each shared input, the sums over its number of tokens."""
+        return {
+            one: (stats, [total / stats.tokens for total in self._products[one]])
+            for one, stats in self.inputs.stats().items()
+        }

@@ -62,10 +62,9 @@ def prepare(job: Job, files: Files) -> Prepared:
     else:
         from lutlab.compress.search import search_widths
 
-        found = search_widths(
+        chosen, facts["budget"] = search_widths(
             model, quantizer, spec.candidates, spec.budget, windows, skip=spec.skip, seen=seen
         )
-        chosen, facts["budget"] = found.widths, found.facts
     packed = None
     # A tuned model has calibration text, and so its blocks are kept; all of them are of one tuning.
     states = TuningStore(job.quantized) if spec.tuning else None

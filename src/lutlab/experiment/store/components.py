@@ -65,7 +65,7 @@ _PARTS = {
         ("compress/driver.py", "compress/widths.py"),
         ("compress", "modules", "groups", "tensors"),
     ),
-    "search": _Part(compress.SEARCH_VERSION, ("compress/search.py", "compress/allocate.py")),
+    "search": _Part(compress.SEARCH_VERSION, ("compress/search.py", "compress/sizes.py")),
     "tuning": _Part(tuning.WEIGHTS_VERSION, ("tuning/weights.py", *_END_TO_END)),
     "tuning/scales": _Part(tuning.SCALES_VERSION, _END_TO_END),
     "tuning/blocks": _Part(tuning.BLOCKS_VERSION, ("tuning/blocks.py", *_LOOP)),
@@ -73,12 +73,7 @@ _PARTS = {
     "tuning/labels": _Part(tuning.LABELS_VERSION, ("tuning/losses.py",)),
     "synthetic": _Part(
         compress.SYNTHETIC_VERSION,
-        (
-            "compress/synthetic.py",
-            "compress/drawn.py",
-            "compress/drawn_blocks.py",
-            "compress/sizes.py",
-        ),
+        ("compress/synthetic.py", "compress/drawn.py", "compress/sizes.py"),
     ),
     "checkpoint": _Part(
         checkpoint.VERSION,
