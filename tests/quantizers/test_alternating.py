@@ -226,16 +226,18 @@ def test_offset_pays_on_shifted_weights():
 
 @pytest.mark.parametrize("offset", [False, True])
 @pytest.mark.parametrize("q", [1, 3, 6, 8])
-def test_result_does_not_depend_on_chunks_or_threads(q, offset):
+def test_result_does_not_depend_on_chunks_or_threads(q, offset, monkeypatch):
     weight = gaussian(9, 150, 1)
     whole = solve(weight, q, 32, offset=offset)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        alone = solve(weight, q, 32, offset=offset, chunk_weights=1)
+        monkeypatch.setattr(alternating, "CHUNK_WEIGHTS", 1)
+        alone = solve(weight, q, 32, offset=offset)
     finally:
         torch.set_num_threads(threads)
-    parts = solve(weight, q, 32, offset=offset, chunk_weights=300)
+    monkeypatch.setattr(alternating, "CHUNK_WEIGHTS", 300)
+    parts = solve(weight, q, 32, offset=offset)
     for a, b, c in zip(whole, alone, parts, strict=True):
         assert a is b is c is None or (torch.equal(a, b) and torch.equal(a, c))
 

@@ -9,8 +9,8 @@ are padded, each batch has its own arguments, the attention mask among them, and
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -131,12 +131,10 @@ def observe(
     Raises:
         LutlabError: an activation is inf or nan.
     """
-    with _observing(block, shared, stop=True) as seen:
-        for index in range(len(inputs.hidden)):
-            seen.tokens = inputs.tokens[index]
-            with suppress(_Stop):
-                inputs.run(block, index)
-    return seen.stats()
+    sums, of = Sums(), {one.layers[0]: one for one in shared}
+    for index in range(len(inputs.hidden)):
+        _pass(block, inputs, index, [*of], lambda path, x: sums.add(of[path], x), stop=True)
+    return sums.stats()
 
 
 def advance(
@@ -147,11 +145,12 @@ def advance(
     Raises:
         LutlabError: an activation is inf or nan.
     """
-    with _observing(block, shared, stop=False) as seen:
-        for index in range(len(inputs.hidden)):
-            seen.tokens = inputs.tokens[index]
-            inputs.hidden[index] = inputs.run(block, index)
-    return inputs, seen.stats()
+    sums, of = Sums(), {one.layers[0]: one for one in shared}
+    for index in range(len(inputs.hidden)):
+        inputs.hidden[index] = _pass(
+            block, inputs, index, [*of], lambda path, x: sums.add(of[path], x), stop=False
+        )
+    return inputs, sums.stats()
 
 
 def read(
@@ -159,23 +158,36 @@ def read(
 ) -> dict[str, torch.Tensor]:
     """Inputs of modules of a block in one batch, by path: [m, K] float32 without padding. The pass ends at the last."""
     found: dict[str, torch.Tensor] = {}
+    _pass(block, inputs, index, paths, found.__setitem__, stop=True)
+    return found
+
+
+def _pass(
+    block: nn.Module,
+    inputs: BlockInputs,
+    index: int,
+    paths: Sequence[str],
+    see: Callable[[str, torch.Tensor], None],
+    *,
+    stop: bool,
+) -> torch.Tensor | None:
+    """One batch through a block, with see(path, x [m, K]) in front of some modules; `stop` ends it at the last one."""
 
     def watch(path: str) -> Any:
-        def see(_: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
-            found[path] = rows(args[0], inputs.tokens[index])
-            if path == paths[-1]:
+        def hook(_: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
+            see(path, rows(args[0], inputs.tokens[index]))
+            if stop and path == paths[-1]:
                 raise _Stop
 
-        return block.get_submodule(path).register_forward_pre_hook(see)
+        return block.get_submodule(path).register_forward_pre_hook(hook)
 
     hooks = [watch(path) for path in paths]
     try:
         with suppress(_Stop):
-            inputs.run(block, index)
+            return inputs.run(block, index)
     finally:
         for hook in hooks:
             hook.remove()
-    return found
 
 
 def rows(x: torch.Tensor, tokens: torch.Tensor | None) -> torch.Tensor:
@@ -194,66 +206,39 @@ def stats_of(x: torch.Tensor) -> CalibStats:
     """
     layer = SharedInput("", ("the layer",))
     sums = Sums()
-    sums.add(layer, x)
+    sums.add(layer, rows(x, None))
     return sums.stats()[layer]
 
 
 class Sums:
-    """Running sums over the inputs X of each shared input; `tokens` [B, S] bool says which rows of a batch count."""
+    """Running sums over the inputs X of each shared input: X^T X, |X| and their number."""
 
     def __init__(self) -> None:
-        self.hessian: dict[SharedInput, torch.Tensor] = {}
-        self.absolute: dict[SharedInput, torch.Tensor] = {}
-        self.count: dict[SharedInput, int] = {}
-        self.tokens: torch.Tensor | None = None  # None: all
+        self._of: dict[SharedInput, tuple[torch.Tensor, torch.Tensor, int]] = {}
 
     def add(self, shared: SharedInput, x: torch.Tensor) -> None:
-        """Add the inputs x [..., K] of one batch."""
-        x = rows(x, self.tokens)
-        if shared not in self.hessian:
-            self.hessian[shared] = x.new_zeros(x.shape[1], x.shape[1])
-            self.absolute[shared] = x.new_zeros(x.shape[1])
-            self.count[shared] = 0
-        self.hessian[shared].addmm_(x.T, x)
-        self.absolute[shared] += x.abs().sum(0)
-        self.count[shared] += len(x)
+        """Add the inputs x [m, K] float32 of one batch."""
+        if shared not in self._of:
+            channels = x.shape[1]
+            self._of[shared] = x.new_zeros(channels, channels), x.new_zeros(channels), 0
+        hessian, absolute, count = self._of[shared]
+        hessian.addmm_(x.T, x)
+        absolute += x.abs().sum(0)
+        self._of[shared] = hessian, absolute, count + len(x)
 
     def stats(self) -> dict[SharedInput, CalibStats]:
         """Statistics of each shared input, means over its tokens."""
         found = {}
-        for shared, hessian in self.hessian.items():
+        for shared, (hessian, absolute, tokens) in self._of.items():
             if not torch.isfinite(hessian).all():
                 raise LutlabError(
                     f"calibration: the inputs of {shared.layers[0]} are inf or nan (or their squares overflow "
                     "float32): the model overflows on this text; load it with dtype=float32, or check its weights"
                 )
-            if hessian.diagonal().max() < TINIEST and bool(self.absolute[shared].any()):
+            if hessian.diagonal().max() < TINIEST and bool(absolute.any()):
                 raise LutlabError(
                     f"calibration: the inputs of {shared.layers[0]} are so small that their squares leave float32: "
                     "multiply the weights that make them"
                 )
-            tokens = self.count[shared]
-            absolute = self.absolute[shared].div_(tokens)
-            found[shared] = CalibStats(hessian.div_(tokens), absolute, tokens)
+            found[shared] = CalibStats(hessian.div_(tokens), absolute.div_(tokens), tokens)
         return found
-
-
-@contextmanager
-def _observing(block: nn.Module, shared: Sequence[SharedInput], *, stop: bool) -> Iterator[Sums]:
-    """Collect sums in front of the first layer of each shared input; `stop` leaves the pass at the last one."""
-    sums = Sums()
-
-    def watch(one: SharedInput, last: bool) -> Any:
-        def see(_: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
-            sums.add(one, args[0])
-            if stop and last:
-                raise _Stop
-
-        return block.get_submodule(one.layers[0]).register_forward_pre_hook(see)
-
-    hooks = [watch(one, one == shared[-1]) for one in shared]
-    try:
-        yield sums
-    finally:
-        for hook in hooks:
-            hook.remove()

@@ -47,11 +47,10 @@ def solve(
     rounds: int,
     offset: bool,
     dtype: torch.dtype,
-    chunk_weights: int = CHUNK_WEIGHTS,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Fit every group, round the coefficients to `dtype`, take the nearest codes of the rounded coefficients.
 
-    Deterministic, and independent of chunk_weights and of the number of threads: groups never mix. The error with
+    Deterministic, and independent of CHUNK_WEIGHTS and of the number of threads: groups never mix. The error with
     offset is at most that of the symmetric solution of as many rounds, and that of the min-max grid.
 
     Args:
@@ -61,7 +60,6 @@ def solve(
         rounds: most rounds; 0 keeps the greedy coefficients. A group stops by itself where its error stops falling.
         offset: fit z as well, from the symmetric solution and from the min-max grid; the better one is kept.
         dtype: dtype to which alpha and z are rounded (float64: not rounded).
-        chunk_weights: weights solved at a time.
 
     Returns:
         codes [N, K] uint8, alpha [q, N, G] >= 0 and descending along q, z [N, G] or None.
@@ -73,7 +71,6 @@ def solve(
         dtype,
         lambda values: _fit(values, q, rounds, offset),
         lambda values, fitted: nearest_codes(values, fitted, not offset),
-        chunk_weights,
     )
     if offset:
         return codes, planes[1:].contiguous(), planes[0].contiguous()
@@ -81,7 +78,7 @@ def solve(
 
 
 def greedy(
-    weight: torch.Tensor, q: int, g: int, *, dtype: torch.dtype, chunk_weights: int = CHUNK_WEIGHTS
+    weight: torch.Tensor, q: int, g: int, *, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Greedy coefficients rounded to `dtype`, and the greedy codes that follow from the rounded ones: sign by sign.
 
@@ -98,7 +95,6 @@ def greedy(
         dtype,
         lambda values: _greedy(sort_groups(values.abs()), q),
         _successive_signs,
-        chunk_weights,
     )
 
 
@@ -109,7 +105,6 @@ def _in_chunks(
     dtype: torch.dtype,
     fit: Callable[[torch.Tensor], torch.Tensor],
     assign: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
-    chunk_weights: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Codes [N, K] by `assign` from coefficients [planes, N, G] by `fit`, rounded to dtype."""
     rows, in_features = weight.shape
@@ -123,17 +118,17 @@ def _in_chunks(
         coefficients[:, at, group_columns] = fitted.view(-1, *values.shape[:2])
         codes[at, columns] = assign(flat, fitted.double()).view(values.shape[0], -1)
 
-    for_each(work, _pieces(weight, g, 2**planes, chunk_weights), weight.device)
+    for_each(work, _pieces(weight, g, 2**planes), weight.device)
     return codes, coefficients
 
 
 def _pieces(
-    weight: torch.Tensor, g: int, words: int, chunk_weights: int
+    weight: torch.Tensor, g: int, words: int
 ) -> Iterator[tuple[slice, slice, slice, torch.Tensor]]:
     """Rows and columns of a chunk, its columns of G, its weights [rows, groups, length]."""
     for columns, group_columns, block in blocks(weight, g):
         # Small groups of many codewords keep more numbers a codeword than a weight.
-        step = max(1, chunk_weights // (block.shape[1] * max(block.shape[2], words)))
+        step = max(1, CHUNK_WEIGHTS // (block.shape[1] * max(block.shape[2], words)))
         for first in range(0, block.shape[0], step):
             at = slice(first, first + step)
             yield at, columns, group_columns, block[at]

@@ -10,6 +10,7 @@ W [N, K] -> codes [N, K] uint8, scale [N, G], zero_point [N, G] int16; with act_
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -58,7 +59,10 @@ class GPTQ(Compensated):
 
 
 class _Grids:
-    """The grids of all groups: step, lowest and highest level, [G, N] float32. A level is code - zero."""
+    """The grids of all groups: step, lowest and highest level, [G, N] float32. A level is code - zero.
+
+    As refinement.Books they have the planes codes and 1: a = (step, -step zero), changed in place.
+    """
 
     def __init__(self, weight: torch.Tensor, q: int, g: int, grid: Grid) -> None:
         rows, in_features = weight.shape
@@ -66,9 +70,13 @@ class _Grids:
         self.step = weight.new_empty(group_count(g, in_features), rows)
         self.lowest, self.highest = self.step.clone(), self.step.clone()
 
-    def at(self, rows: slice) -> _Refinable:
+    def at(self, rows: slice) -> _Grids:
         """The grids of some rows."""
-        return _Refinable(self, rows)
+        found = copy.copy(self)
+        found.step, found.lowest, found.highest = (
+            one[:, rows] for one in (self.step, self.lowest, self.highest)
+        )
+        return found
 
     def fit(self, group: int, values: torch.Tensor) -> None:
         step, zero = self.grid.fit(values.amin(dim=0), values.amax(dim=0), self.q)
@@ -88,15 +96,6 @@ class _Grids:
         """Scale [N, G] and zero point [N, G] int16."""
         scale = self.step.t().to(self.grid.dtype).contiguous()
         return scale, -self.lowest.t().to(torch.int16).contiguous()
-
-
-class _Refinable(_Grids):
-    """Grids of some rows as refinement.Books, of planes codes and 1: a = (step, -step zero), changed in place."""
-
-    def __init__(self, grids: _Grids, rows: slice) -> None:
-        self.q, self.grid = grids.q, grids.grid
-        self.step = grids.step[:, rows]
-        self.lowest, self.highest = grids.lowest[:, rows], grids.highest[:, rows]
 
     def planes(self, codes: torch.Tensor) -> list[torch.Tensor]:
         values = codes.float()

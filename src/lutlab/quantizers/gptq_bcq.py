@@ -62,7 +62,11 @@ class GPTQBCQ(Compensated):
             LutlabError: q or g out of range; a weight is inf or nan; a coefficient is beyond alpha_dtype's range.
         """
         weight = checked(weight, q, g)
-        books = _Codewords(weight, q, g, self)
+        groups = group_count(g, weight.shape[1])
+        dtype = torch.float16 if self.alpha_dtype == "fp16" else torch.float32
+        alpha = weight.new_empty(q, len(weight), groups, dtype=dtype)
+        offset = weight.new_empty(len(weight), groups, dtype=dtype) if self.offset else None
+        books = Codewords(alpha, offset, self.rounds)
         codes, order = compensate(weight, g, prepared, books, self.block_size, self.static_groups)
         return BCQTensor(codes, books.alpha, books.offset, q, g, order)
 
@@ -70,18 +74,39 @@ class GPTQBCQ(Compensated):
 class Codewords:
     """The binary codes of all groups: alpha [q, N, G], offset [N, G] or None, and by group their sorted codewords.
 
+    rounds: most rounds of `fit`.
     words: [2^q * N] float32, ascending along 2^q; cuts: [2^q - 1, N] float32, what is at or above cut j is nearer to
     word j + 1; code_of: [2^q * N] uint8. A level is the index into words and code_of: j * N + n, int32.
     """
 
-    def __init__(self, alpha: torch.Tensor, offset: torch.Tensor | None) -> None:
-        self.alpha, self.offset = alpha, offset
+    def __init__(self, alpha: torch.Tensor, offset: torch.Tensor | None, rounds: int = 0) -> None:
+        self.alpha, self.offset, self.rounds = alpha, offset, rounds
         self.q, rows, _ = alpha.shape
         self.words: dict[int, torch.Tensor] = {}
         self.cuts: dict[int, torch.Tensor] = {}
         self.code_of: dict[int, torch.Tensor] = {}
         self.row = torch.arange(rows, dtype=torch.int32, device=alpha.device)
         self.above = alpha.new_empty(2**self.q - 1, rows, dtype=torch.float32)
+
+    def fit(self, group: int, values: torch.Tensor) -> None:
+        """Fit the codes of a group to its weights [length, N] (compensation.CodeBooks)."""
+        some = values.split(max(1, FIT_FLOATS // len(values)), dim=1)
+        folded, dtype = self.offset is None, self.alpha.dtype
+        parts = [
+            solve_from_grid(
+                one.t().contiguous(), self.q, rounds=self.rounds, offset=not folded, dtype=dtype
+            )
+            for one in some
+        ]
+        alpha = torch.cat([part[0] for part in parts], dim=1)
+        offset = None if folded else torch.cat([part[1] for part in parts])
+        for coefficient in (alpha,) if offset is None else (alpha, offset):
+            if not torch.isfinite(coefficient).all():
+                raise LutlabError(
+                    f"weights up to {float(values.abs().max()):.3g} need coefficients beyond "
+                    f"{'fp16' if dtype == torch.float16 else 'fp32'}: use alpha_dtype=fp32 or rescale the weights"
+                )
+        self.take(group, alpha, offset)
 
     def take(self, group: int, alpha: torch.Tensor, offset: torch.Tensor | None) -> None:
         """Take alpha [q, N] and offset [N] or None as a group's; columns are rounded to them from now on."""
@@ -116,41 +141,6 @@ class Codewords:
             some = levels[at]
             out[at] = self.code_of[group].index_select(0, some.view(-1)).view_as(some)
         return out
-
-
-class _Codewords(Codewords):
-    """Codewords of a weight [N, K], fitted group by group."""
-
-    def __init__(self, weight: torch.Tensor, q: int, g: int, options: GPTQBCQ) -> None:
-        rows, in_features = weight.shape
-        groups = group_count(g, in_features)
-        dtype = torch.float16 if options.alpha_dtype == "fp16" else torch.float32
-        alpha = weight.new_empty(q, rows, groups, dtype=dtype)
-        offset = weight.new_empty(rows, groups, dtype=dtype) if options.offset else None
-        super().__init__(alpha, offset)
-        self.options = options
-
-    def fit(self, group: int, values: torch.Tensor) -> None:
-        options = self.options
-        parts = [
-            solve_from_grid(
-                rows.t().contiguous(),
-                self.q,
-                rounds=options.rounds,
-                offset=options.offset,
-                dtype=self.alpha.dtype,
-            )
-            for rows in values.split(max(1, FIT_FLOATS // len(values)), dim=1)
-        ]
-        alpha = torch.cat([part[0] for part in parts], dim=1)
-        offset = torch.cat([part[1] for part in parts]) if options.offset else None
-        for coefficient in (alpha,) if offset is None else (alpha, offset):
-            if not torch.isfinite(coefficient).all():
-                raise LutlabError(
-                    f"weights up to {float(values.abs().max()):.3g} need coefficients beyond "
-                    f"{self.options.alpha_dtype}: use alpha_dtype=fp32 or rescale the weights"
-                )
-        self.take(group, alpha, offset)
 
 
 def solve_from_grid(
