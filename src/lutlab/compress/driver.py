@@ -132,6 +132,9 @@ class _Run:
         if method.hessian == "gradients":
             self.weights = token_weights(self.model, windows, method.output_groups)
         inputs = capture(self.model, windows)
+        passes = [self.family.inputs]  # each of shared inputs that are observed together
+        if method.true_sequential:
+            passes = [(shared,) for shared in self.family.inputs]
         if method.target != "weights":
             beside = Beside(self.model.config, inputs, stream=method.target == "stream")
         for index in range(len(self.blocks)):
@@ -141,7 +144,7 @@ class _Run:
                 if not self._restore(index, block):
                     if self.kept:
                         self.kept.forget_from(index + 1)  # they saw what this block gave before
-                    for shared in self._rounds():
+                    for shared in passes:
                         self._observe_and_quantize(index, block, inputs, shared, beside)
                     self._keep(index, block)
                 if index + 1 < len(self.blocks):
@@ -165,12 +168,6 @@ class _Run:
         path = functools.partial(self._path, index)
         guided = weighted(block, inputs, stats, self.weights, path) if self.weights else {}
         self._quantize(index, block, shared, stats, targets, guided)
-
-    def _rounds(self) -> list[tuple[SharedInput, ...]]:
-        """The shared inputs that are observed in one pass."""
-        if self.quantizer.true_sequential:
-            return [(shared,) for shared in self.family.inputs]
-        return [self.family.inputs]
 
     def with_full_inputs(
         self, windows: Windows, store: StatsStore | None
@@ -235,13 +232,8 @@ class _Run:
     ) -> None:
         """Quantize the layers of some shared inputs of a block.
 
-        Args:
-            index: number of the block, from 0.
-            block: the block in its present state.
-            inputs: shared inputs whose layers are quantized.
-            seen: shared input -> statistics.
-            targets: shared input -> target of its layers; none: their own weights.
-            guided: layer -> statistics of each group of its outputs; none: `seen` for all.
+        Without targets these are the layers' own weights; guided: layer -> statistics of each group of its outputs, in
+        the place of those of its input.
         """
         stats = dict(seen)
         if isinstance(self.quantizer, Rescaling):

@@ -107,14 +107,9 @@ def weighted(
     weights: Weights,
     path: Callable[[str], str],
 ) -> dict[str, list[CalibStats]]:
-    """Layer -> statistics with the H_k of each of its output groups.
+    """Layer -> statistics with the H_k of each of its output groups, for the layers of `stats`.
 
-    Args:
-        block: the block in its present state.
-        inputs: hidden states that the block reads, all tokens of which count.
-        stats: shared input -> statistics, for the layers that are looked at.
-        weights: weights of the tokens, for all layers of the model.
-        path: name of a layer in the model, of its path in the block.
+    All tokens of the hidden states count; path: name of a layer in the model, of its path in the block.
     """
     layers = {layer: one for one in stats for layer in one.layers}
     sums = {

@@ -34,17 +34,8 @@ def rescale_input(
 ) -> CalibStats:
     """Scale the layers of a shared input and the module before them, in place, where that is possible.
 
-    Args:
-        config: the model's config.
-        block: the block in full precision.
-        shared: the layers and what makes their input.
-        widths: (q, g) of each layer, None for full precision.
-        search: chooses the scales.
-        stats: statistics of the input before it is scaled.
-
-    Returns:
-        Statistics of the input as it is afterwards: the same object where nothing can carry a scale, or where every
-        layer stays in full precision.
+    The block is in full precision, `stats` is of the input before it is scaled. Returns statistics of the input as it
+    is afterwards: the same object where nothing can carry a scale, or where every layer stays in full precision.
 
     Raises:
         LutlabError: the search refuses; a weight or bias leaves its dtype's range, or was inf or nan.

@@ -118,7 +118,13 @@ def _in_chunks(
         coefficients[:, at, group_columns] = fitted.view(-1, *values.shape[:2])
         codes[at, columns] = assign(flat, fitted.double()).view(values.shape[0], -1)
 
-    for_each(work, _pieces(weight, g, 2**planes), weight.device)
+    pieces = _pieces(weight, g, 2**planes)
+    if weight.device.type != "cpu":
+        for piece in pieces:
+            work(piece)
+        return codes, coefficients
+    with one_thread() as threads, ThreadPoolExecutor(threads) as pool:  # a chunk a thread
+        list(pool.map(work, pieces))  # list: raises what a worker raised
     return codes, coefficients
 
 
@@ -132,16 +138,6 @@ def _pieces(
         for first in range(0, block.shape[0], step):
             at = slice(first, first + step)
             yield at, columns, group_columns, block[at]
-
-
-def for_each(work: Callable, pieces: Iterator, device: torch.device) -> None:
-    """Chunks side by side on a CPU, a thread each, one after the other on a GPU."""
-    if device.type != "cpu":
-        for piece in pieces:
-            work(piece)
-        return
-    with one_thread() as threads, ThreadPoolExecutor(threads) as pool:
-        list(pool.map(work, pieces))  # list: raises what a worker raised
 
 
 def _canonical(a: torch.Tensor, folded: bool) -> torch.Tensor:

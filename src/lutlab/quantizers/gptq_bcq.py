@@ -146,17 +146,9 @@ class Codewords:
 def solve_from_grid(
     values: torch.Tensor, q: int, *, rounds: int, offset: bool, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Fit groups from one start.
+    """Alpha [q, n] >= 0 and descending along q, and z [n] or None, of groups [n, length] float32, from one start.
 
-    Args:
-        values: [n, length] finite float32, a group a row.
-        q: planes, 1-8.
-        rounds: most rounds, at least 1.
-        offset: fit z as well.
-        dtype: dtype to which alpha and z are rounded.
-
-    Returns:
-        alpha [q, n] >= 0 and descending along q, z [n] or None.
+    rounds: most rounds, at least 1; offset: fit z as well; dtype: dtype to which alpha and z are rounded.
     """
     data = sort_groups(values if offset else values.abs())
     row = torch.arange(len(values), device=values.device)

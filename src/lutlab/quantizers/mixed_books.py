@@ -188,18 +188,11 @@ def searched(values: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tenso
 def fit(
     low: torch.Tensor, high: torch.Tensor, bits: int, scale_bits: int, scale_group: int
 ) -> tuple[torch.Tensor, ...]:
-    """Grids of ranges [..., N] with second-order scales.
+    """Grids, with second-order scales, of ranges low <= 0 <= high [..., N] float32.
 
     Returns:
         Scale as decoded, exact, and zero, [..., N]; the scale's code [..., N]; zero and step of scales [..., B],
         B = ceil(N / scale_group); all float32, the step a float16's.
-
-    Args:
-        low: least weight of each range [..., N], at most 0.
-        high: largest weight of each range [..., N], at least 0.
-        bits: bits of a code.
-        scale_bits: bits of a scale's code.
-        scale_group: rows whose scales share a step and a zero.
 
     Raises:
         LutlabError: a step is beyond float16.

@@ -37,7 +37,7 @@ from typing import Protocol
 from lutlab.groups import group_length
 from lutlab.lazy import torch
 from lutlab.quantizers.alternating import least_squares
-from lutlab.quantizers.compensation import Columns, Factored, finite
+from lutlab.quantizers.compensation import CodeBooks, Columns, Factored, finite
 from lutlab.quantizers.one_thread import one_thread
 
 SPAN = 128  # columns after which H E is made anew, at least; groups of fewer share one product
@@ -48,7 +48,7 @@ DOUBT = 2**-14  # of sum_j H_jj E_j^2: below, the fall of a row is looked at aga
 BLOCK_FLOATS = 2**24  # of E in a block of rows, or eight times of a group: 64 MiB
 
 
-class Books(Protocol):
+class Books(CodeBooks, Protocol):
     """Coefficients of the groups of N rows, p of them in a group, and how columns are rounded to them."""
 
     def planes(self, codes: torch.Tensor) -> list[torch.Tensor]:
@@ -65,12 +65,6 @@ class Books(Protocol):
 
     def rounded(self, coefficients: torch.Tensor) -> torch.Tensor:
         """Coefficients a [p, N] float64 as stored; only of books for which joint least squares are asked."""
-
-    def round(self, group: int, column: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """See compensation.CodeBooks."""
-
-    def codes(self, levels: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
-        """See compensation.CodeBooks."""
 
 
 def refined(

@@ -30,7 +30,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional
 from torch.utils._pytree import tree_map
 from transformers import PreTrainedModel
 
@@ -41,7 +40,6 @@ from lutlab.formats import pack
 from lutlab.formats.bcq import PackedBCQ
 from lutlab.formats.contract import Format
 from lutlab.formats.uniform import PackedUniform
-from lutlab.groups import group_length
 from lutlab.models import fits
 from lutlab.models.families import decoder_blocks, family_of, linear_layers, weight_of
 from lutlab.modules import QuantLinear
@@ -334,12 +332,6 @@ class CodedLinear(ScaledLinear):
         """[N, K] by input channels -> [N, G, g] by columns."""
         order = self.packed.order
         return self._grouped(weight if order is None else weight[:, order.long()])
-
-    def _grouped(self, columns: torch.Tensor) -> torch.Tensor:
-        """[N, K] -> [N, G, g]; a ragged last group is filled with zeros."""
-        rows, width = columns.shape
-        length = group_length(self.packed.group_size, width)
-        return functional.pad(columns, (0, -width % length)).view(rows, -1, length)
 
     def _columns(self, grouped: torch.Tensor) -> torch.Tensor:
         """[N, G, g] -> [N, K]."""

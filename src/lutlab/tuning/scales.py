@@ -91,15 +91,11 @@ class ScaledLinear(nn.Module):
 
     def gradients(self, gradient: torch.Tensor) -> list[torch.Tensor]:
         """dL/dW [N, K] -> dL/d of each of the scales: sums over groups of columns."""
-        rows, columns = self.packed.shape
-        if self.packed.order is not None:
-            gradient = gradient[:, self.packed.order.long()]
-        length = group_length(self.packed.group_size, columns)
-        width = -(-columns // length) * length
+        order = self.packed.order
+        gradient = gradient if order is None else gradient[:, order.long()]
 
         def by_group(values: torch.Tensor) -> torch.Tensor:
-            padded = functional.pad(values, (0, width - columns))
-            return padded.view(rows, -1, length).sum(2)
+            return self._grouped(values).sum(2)
 
         total = by_group(gradient)
         if isinstance(self.packed, PackedUniform):
@@ -108,3 +104,9 @@ class ScaledLinear(nn.Module):
         ones = torch.stack([by_group(gradient * (self.codes >> b & 1)) for b in bits])
         found = {"alpha": 2 * ones - total, "offset": total}
         return [found[name] for name in self.scales]
+
+    def _grouped(self, columns: torch.Tensor) -> torch.Tensor:
+        """[N, K] -> [N, G, g]; a ragged last group is filled with zeros."""
+        rows, width = columns.shape
+        length = group_length(self.packed.group_size, width)
+        return functional.pad(columns, (0, -width % length)).view(rows, -1, length)
