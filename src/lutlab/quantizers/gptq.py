@@ -17,8 +17,7 @@ from typing import ClassVar
 from lutlab.groups import group_count
 from lutlab.lazy import torch
 from lutlab.limits import CountFrom0
-from lutlab.quantizers.compensated import Compensated
-from lutlab.quantizers.compensation import Factored, checked, compensate
+from lutlab.quantizers.compensation import Compensated, Factored, checked, compensate
 from lutlab.quantizers.grid import SMALLEST, Grid, Rule, ScaleDtype
 from lutlab.quantizers.refinement import refined, solved
 from lutlab.registry import register
@@ -28,7 +27,7 @@ from lutlab.tensors import UniformTensor
 @register("method", "gptq")
 @dataclass(frozen=True)
 class GPTQ(Compensated):
-    """Options of the grid; the others are in compensated.py.
+    """Options of the grid; the others are in compensation.py.
 
     Attributes:
         variant: rule by which a grid is made (grid.py).

@@ -26,8 +26,7 @@ from lutlab.groups import group_count
 from lutlab.lazy import torch
 from lutlab.limits import Count
 from lutlab.quantizers.alternating import SortedGroups, alternate, ceil32, sort_groups
-from lutlab.quantizers.compensated import Compensated
-from lutlab.quantizers.compensation import Factored, checked, compensate
+from lutlab.quantizers.compensation import Compensated, Factored, checked, compensate
 from lutlab.quantizers.grid import ScaleDtype
 from lutlab.registry import register
 from lutlab.tensors import BCQTensor
@@ -40,7 +39,7 @@ GAUSSIAN_STEP = (1.596, 0.9957, 0.5860, 0.3352, 0.1881, 0.1041, 0.0569, 0.0308)
 @register("method", "gptq_bcq")
 @dataclass(frozen=True)
 class GPTQBCQ(Compensated):
-    """Options of the binary codes; the others are in compensated.py.
+    """Options of the binary codes; the others are in compensation.py.
 
     Attributes:
         offset: fit z too.

@@ -29,7 +29,7 @@ from lutlab.tensors import BCQTensor
 @register("method", "hessian_bcq")
 @dataclass(frozen=True)
 class HessianBCQ(GPTQBCQ):
-    """Options of the refinement; the others are in gptq_bcq.py and compensated.py.
+    """Options of the refinement; the others are in gptq_bcq.py and compensation.py.
 
     It makes up for the errors of the layers before by default (compress/target.py): of four embedded models at q=2,
     g=128 that removes twice what the refinement does. With target=weights a layer comes near to its own weight, as

@@ -28,8 +28,7 @@ from lutlab.errors import LutlabError
 from lutlab.groups import Bits, Width, check_group_size, group_length
 from lutlab.lazy import torch
 from lutlab.limits import Count
-from lutlab.quantizers.compensated import Compensating
-from lutlab.quantizers.compensation import Factored, compensate, factor, finite
+from lutlab.quantizers.compensation import Compensating, Factored, compensate, factor, finite
 from lutlab.quantizers.mixed_books import NARROW, WIDE, MixedBooks
 from lutlab.tensors import BLOCK_GROUP, CalibStats, MixedTensor, fill_blocks
 
