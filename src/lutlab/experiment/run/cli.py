@@ -50,14 +50,10 @@ def run(main: Callable[[], None]) -> int:
 
 
 def composed(arguments: Sequence[str], refused: Sequence[str]) -> Row:
-    """The settings of one row, for a command that runs one.
-
-    Args:
-        arguments: overrides, none of them swept.
-        refused: keys that such a command does not read.
+    """The settings of one row, for a command that runs one and does not read the keys `refused`.
 
     Raises:
-        Mistakes: all among them.
+        Mistakes: all among the arguments, a swept value too.
     """
     from hydra import compose, initialize_config_dir
 

@@ -139,16 +139,11 @@ def _row(
         name=f"{artifact}/{row}{_other(artifact, variant)} #{digest}",
         group=f"{artifact}{_other(artifact, variant)}",
         kind="row",
-        tags=_tags(config, [key.partition("/")[0] for key in charts_and_numbers(summary)]),
+        tags=_tags(config, [key.partition("/")[0] for key in summary if key.count("/") == 1]),
         config={"kind": "row"} | config,
         summary=summary,
         charts=charts,
     )
-
-
-def charts_and_numbers(summary: Mapping[str, Any]) -> list[str]:
-    """The keys of a summary that are metrics: `<text or evaluator>/<metric>`."""
-    return [key for key in summary if key.count("/") == 1]
 
 
 def axes_of(records: Iterable[Record]) -> dict[str, Any]:
