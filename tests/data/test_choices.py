@@ -7,8 +7,8 @@ import json
 
 import pytest
 
-from lutlab.data import records, tasks
-from lutlab.data.choices import TEMPLATES, item_rows
+from lutlab.data import pairs, records, tasks
+from lutlab.data.choices import ITEMS, item_rows
 from lutlab.data.protocols import PROTOCOLS
 from lutlab.data.tasks import CONTINUATIONS, DEFINITIONS, definition, folder, metrics_of
 from lutlab.errors import LutlabError
@@ -38,7 +38,7 @@ def rows(dataset, record):
 
 def test_every_protocol_of_choices_has_its_records_and_every_text_of_examples_its_definition():
     datasets = {rule.dataset for rule in PROTOCOLS.values() if rule.kind == "choices"}
-    assert datasets == {*TEMPLATES, "continuations"}
+    assert datasets == {*(ITEMS.keys() - pairs.TEMPLATES), "continuations"}
     read = {name for name, rule in PROTOCOLS.items() if rule.kind in ("choices", "examples")}
     assert read == {*DEFINITIONS, CONTINUATIONS["task"]}
     assert all((folder() / path).is_file() for path in DEFINITIONS.values())

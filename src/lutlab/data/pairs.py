@@ -94,11 +94,7 @@ def encoded(
 def calibration_pairs(
     text: Text, tokenizer: PreTrainedTokenizerBase, samples: int, window: int, seed: int
 ) -> dict[str, torch.Tensor]:
-    """`samples` different pairs of a text of kind `calibration-pairs`, drawn with `seed`, as `encoded`.
-
-    Raises:
-        LutlabError: a protocol of another kind, or fewer pairs than asked for.
-    """
+    """`samples` different pairs of a text of kind `calibration-pairs`, drawn with `seed`, as `encoded`."""
     return encoded(tokenizer, drawn_pairs(text, samples, seed), window)
 
 
