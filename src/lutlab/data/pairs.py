@@ -104,8 +104,7 @@ def labelled_pairs(
     """The pairs of calibration_pairs, and their labels [samples] int64, to be trained on.
 
     Raises:
-        LutlabError: a protocol of another kind, fewer pairs than were asked for, pairs with similarities, or a label
-            out of range.
+        LutlabError: pairs with similarities, or what `drawn_pairs` and `labels_of` refuse.
     """
     if text.protocol in SCORED:
         raise LutlabError(

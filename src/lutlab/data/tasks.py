@@ -87,11 +87,7 @@ def has_own_rows(name: str) -> bool:
 
 
 def metrics_of(name: str) -> tuple[str, ...]:
-    """Metrics of a task, in its definition's order; name: a protocol's or lm-eval's.
-
-    Raises:
-        LutlabError: lm-eval is not installed, or has no such task.
-    """
+    """Metrics of a task, in its definition's order; name: a protocol's or lm-eval's."""
     if name == CONTINUATIONS["task"]:
         return tuple(metric["metric"] for metric in CONTINUATIONS["metric_list"])
     path = folder() / DEFINITIONS[name] if name in DEFINITIONS else definition(name).path
@@ -99,11 +95,7 @@ def metrics_of(name: str) -> tuple[str, ...]:
 
 
 def text_of_task(name: str, limit: int | None) -> Text:
-    """A task whose rows lm-eval fetches, as a text without rows.
-
-    Raises:
-        LutlabError: lm-eval is not installed, has no such task, a group of tasks of that name, or a damaged file.
-    """
+    """A task whose rows lm-eval fetches, as a text without rows; raises LutlabError where `definition` does."""
     found = definition(name)
     version = importlib.metadata.version("lm-eval")
     origin = f"lm-eval {version}, its own rows of '{found.dataset}'"

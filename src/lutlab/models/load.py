@@ -164,11 +164,7 @@ def _first_line(error: Exception) -> str:
 
 
 def config_to_draw(spec: ModelSpec) -> PreTrainedConfig:
-    """The config of a synthetic model, with the spec's number of layers.
-
-    Raises:
-        LutlabError: no such folder, embedded name or repository, or no network; an unknown architecture.
-    """
+    """The config of a synthetic model, with the spec's number of layers; raises LutlabError where `folder_of` does."""
     return cut(_config(folder_of(spec)), spec.layers)
 
 

@@ -44,8 +44,7 @@ def read(arguments: Sequence[str]) -> list[str]:
     Hydra would take values with commas between them for a sweep.
 
     Raises:
-        LutlabError: a module cannot be imported, the folder is missing or names an artifact that exists, or
-            `experiments=` names several folders.
+        LutlabError: what `add` refuses, or `experiments=` names several folders.
         hydra.errors.OverrideParseException: a value that Hydra's grammar cannot read.
     """
     found: dict[str, list[str]] = {"plugins": [], "experiments": []}

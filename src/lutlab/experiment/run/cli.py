@@ -100,12 +100,7 @@ def _words_of_ours() -> Iterator[None]:
 
 
 def _read(arguments: Sequence[str]) -> list[str] | None:
-    """Arguments in Hydra's form; None where the line is --help.
-
-    Raises:
-        LutlabError: an option that would run code of a file.
-        Mistakes: all among them.
-    """
+    """Arguments in Hydra's form; None where the line is --help."""
     # Hydra's own parser: it alone knows which of its options take a value
     from hydra._internal.utils import get_args_parser
 

@@ -94,7 +94,7 @@ def runs_of(
         shelf: the cells of one variant of one artifact, and their records.
         project: project of Weights & Biases; a row is another run in another project.
         table: the same with its claims; None: a sweep read from its files, which has none.
-        figure: figure as PNG; empty: none.
+        figure: PNG; empty: none.
     """
     cells = [dict(row) for row in rows_of(shelf)]
     records = [shelf.records[c["cell_id"]] for c in cells if c["cell_id"] in shelf.records]

@@ -40,9 +40,8 @@ if TYPE_CHECKING:
     import wandb_workspaces.workspaces as ws
 
 log = logging.getLogger(__name__)
-LIST = (
-    Path("results") / "published" / "list.yaml"
-)  # tools/published_list.py reads and checks all of it
+# tools/published_list.py reads and checks all of it
+LIST = Path("results") / "published" / "list.yaml"
 VIEWS = Path("wandb") / "views.json"  # below a results folder
 TEXTS = ("topics", "wikitext2")  # of the models that ship with lutlab, and of the papers
 BITS = "model_size/bits_per_weight"
