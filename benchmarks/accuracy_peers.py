@@ -140,8 +140,7 @@ class Material:
         texts: files to calibrate on and to evaluate; None takes Python's documentation.
         """
         from lutlab.data import load_text
-        from lutlab.data.calibration import calibration_windows
-        from lutlab.data.tokens import token_stream
+        from lutlab.data.tokens import calibration_windows, token_stream
         from lutlab.models.load import embedded_names, folder_of, load_model
         from lutlab.specs import ModelSpec, Text, TextSpec
 

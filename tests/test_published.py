@@ -13,10 +13,10 @@ from tests.conftest import ROOT
 from lutlab.experiment.artifact.artifact import load_artifact
 from lutlab.experiment.report import published
 from lutlab.experiment.report.means import is_mean
-from lutlab.experiment.run.published_list import read_list
 from lutlab.experiment.store.record import content_id
 from lutlab.experiment.store.store import Store
 from lutlab.kept.files import check_sums
+from tools.published_list import read_list
 
 PUBLISHED = ROOT / "results" / "published"
 ARTIFACTS = sorted(path.parent for path in PUBLISHED.glob("*/*/*/table.csv"))

@@ -18,7 +18,7 @@ from lutlab.experiment.artifact.artifact import Artifact, load_artifact
 from lutlab.experiment.artifact.catalog import artifact_groups, cite, program, short_name
 from lutlab.experiment.report import figure, published
 from lutlab.experiment.run.ending import ended
-from lutlab.experiment.run.published_list import PUBLISHED, read_list
+from tools.published_list import PUBLISHED, read_list
 
 GALLERY = Path("docs") / "artifacts"
 _INTRODUCTION = """# Artifacts

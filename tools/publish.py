@@ -28,12 +28,12 @@ from lutlab.experiment.artifact.artifact import load_artifact
 from lutlab.experiment.report import csv, published
 from lutlab.experiment.report.published import Published
 from lutlab.experiment.run.ending import ended
-from lutlab.experiment.run.published_list import PUBLISHED, Variant, read_list
 from lutlab.experiment.store.provenance import NoAnswer, ask_git, environment, machine_name
 from lutlab.experiment.store.record import LINES, parse_lines
 from lutlab.experiment.store.store import Store
 from lutlab.kept.files import check_file, write_atomically
 from tools import changes, render
+from tools.published_list import PUBLISHED, Variant, read_list
 
 WORK = Path("results") / "publishing"
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from lutlab.errors import LutlabError
 from lutlab.experiment.report import published, write_report
 from lutlab.experiment.run.ending import ended
-from lutlab.experiment.run.published_list import PUBLISHED, read_list
+from tools.published_list import PUBLISHED, read_list
 
 RENDERED = Path("results") / "rendered"
 

@@ -14,43 +14,28 @@ from lutlab.checkpoint.hook import register_with_transformers
 from lutlab.errors import explained
 
 if TYPE_CHECKING:
-    from lutlab.api import quantize, quantize_tensor
-    from lutlab.checkpoint.adapter import load_adapter, save_adapter
-    from lutlab.checkpoint.compressed_tensors import export_compressed_tensors
-    from lutlab.checkpoint.gptq import export_gptq
-    from lutlab.checkpoint.loading import load
-    from lutlab.checkpoint.saving import save
-    from lutlab.compress.synthetic import synthetic
-    from lutlab.evaluators.lambada import lambada
-    from lutlab.evaluators.perplexity import perplexity
-    from lutlab.experiment.records.frame import results
-    from lutlab.generate import engine
-    from lutlab.generate.text import complete, stream
-    from lutlab.predict.footprint import predict_gpus, predict_memory
-    from lutlab.predict.per_token import predict_latency
-    from lutlab.specs import Tuning
+    from lutlab.api import quantize as quantize
+    from lutlab.api import quantize_tensor as quantize_tensor
+    from lutlab.checkpoint.adapter import load_adapter as load_adapter
+    from lutlab.checkpoint.adapter import save_adapter as save_adapter
+    from lutlab.checkpoint.compressed_tensors import (
+        export_compressed_tensors as export_compressed_tensors,
+    )
+    from lutlab.checkpoint.gptq import export_gptq as export_gptq
+    from lutlab.checkpoint.loading import load as load
+    from lutlab.checkpoint.saving import save as save
+    from lutlab.compress.synthetic import synthetic as synthetic
+    from lutlab.evaluators.lambada import lambada as lambada
+    from lutlab.evaluators.perplexity import perplexity as perplexity
+    from lutlab.experiment.records.frame import results as results
+    from lutlab.generate import engine as engine
+    from lutlab.generate.text import complete as complete
+    from lutlab.generate.text import stream as stream
+    from lutlab.predict.footprint import predict_gpus as predict_gpus
+    from lutlab.predict.footprint import predict_memory as predict_memory
+    from lutlab.predict.per_token import predict_latency as predict_latency
+    from lutlab.specs import Tuning as Tuning
 
-__all__ = [
-    "Tuning",
-    "complete",
-    "engine",
-    "export_compressed_tensors",
-    "export_gptq",
-    "lambada",
-    "load",
-    "load_adapter",
-    "perplexity",
-    "predict_gpus",
-    "predict_latency",
-    "predict_memory",
-    "quantize",
-    "quantize_tensor",
-    "results",
-    "save",
-    "save_adapter",
-    "stream",
-    "synthetic",
-]
 __version__ = "0.1.0"
 
 _HOME = {
@@ -74,6 +59,8 @@ _HOME = {
     "predict_memory": "lutlab.predict.footprint",
     "predict_gpus": "lutlab.predict.footprint",
 }
+
+__all__ = sorted(_HOME)
 
 # A thread of GNU's OpenMP that waits for another one spins 3 ms and more, and so keeps a core from the thread that it
 # waits for where others are busy. 5000 rounds, some 0.1 ms, bridge the gaps between our products. OpenMP reads this

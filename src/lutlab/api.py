@@ -267,11 +267,7 @@ def _checked_candidates(
 
 
 def _default_calibration(model: PreTrainedModel) -> torch.Tensor:
-    """Calibration windows of Python's documentation, for a model that is given none.
-
-    Raises:
-        LutlabError: a classifier, or no tokenizer.
-    """
+    """Calibration windows of Python's documentation, for a model that is given none."""
     task, source = task_of(model), model.name_or_path
     if task == "sequence_classification":
         raise LutlabError(

@@ -22,13 +22,10 @@ def kind_and_index(
 ) -> tuple[str, int]:
     """Kind and number of a device by its name alone, whether it is here or not; imports no torch.
 
+    The message of a mistake names the `key` that it was given for, and the `others` that the caller takes too.
+
     >>> kind_and_index("cuda:1")
     ('cuda', 1)
-
-    Args:
-        name: name of the device as the user gave it: `cpu`, `cuda`, `cuda:1`.
-        key: argument or key that it was given for, which the message names.
-        others: names beside these that the caller takes, for the message.
 
     Raises:
         LutlabError: no device has this name.

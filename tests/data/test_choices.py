@@ -7,10 +7,10 @@ import json
 
 import pytest
 
-from lutlab.data import records, tasks
-from lutlab.data.choices import TEMPLATES, item_rows
+from lutlab.data import pairs, records, tasks
+from lutlab.data.choices import ITEMS, item_rows
 from lutlab.data.protocols import PROTOCOLS
-from lutlab.data.tasks import CONTINUATIONS, DEFINITIONS, definition, folder, metrics_of
+from lutlab.data.tasks import CONTINUATIONS, DEFINITIONS, dataset_of, definition, folder, metrics_of
 from lutlab.errors import LutlabError
 from lutlab.specs import Text
 
@@ -38,7 +38,7 @@ def rows(dataset, record):
 
 def test_every_protocol_of_choices_has_its_records_and_every_text_of_examples_its_definition():
     datasets = {rule.dataset for rule in PROTOCOLS.values() if rule.kind == "choices"}
-    assert datasets == {*TEMPLATES, "continuations"}
+    assert datasets == {*(ITEMS.keys() - pairs.TEMPLATES), "continuations"}
     read = {name for name, rule in PROTOCOLS.items() if rule.kind in ("choices", "examples")}
     assert read == {*DEFINITIONS, CONTINUATIONS["task"]}
     assert all((folder() / path).is_file() for path in DEFINITIONS.values())
@@ -100,11 +100,12 @@ def test_only_texts_of_examples_and_of_items_have_records():
 
 
 def test_tasks_are_found_by_their_name_without_lm_evals_index():
-    found = definition("boolq")  # in a folder and a file of other names
-    assert (found.dataset, found.metrics) == ("aps/super_glue", ("acc",))
+    found = dataset_of("boolq"), metrics_of("boolq")  # in a folder and a file of other names
+    assert found == ("aps/super_glue", ("acc",))
     # Metrics of the file that it includes.
-    assert definition("arc_challenge").metrics == ("acc", "acc_norm")
-    assert definition("arc_challenge").sha256 != definition("arc_easy").sha256
+    assert metrics_of("arc_challenge") == ("acc", "acc_norm")
+    one, other = (tasks.text_of_task(name, None) for name in ("arc_challenge", "arc_easy"))
+    assert one.sha256 != other.sha256
     assert metrics_of("wikitext") == ("word_perplexity", "byte_perplexity", "bits_per_byte")
     with pytest.raises(LutlabError, match="lm-eval has no task 'bolq': did you mean 'boolq'"):
         definition("bolq")

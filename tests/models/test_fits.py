@@ -29,12 +29,14 @@ def test_embeddings_and_head_are_what_is_outside_of_blocks(name):
     assert found["head"] == (0 if name != "llama-2" else model.lm_head.weight.nbytes)
 
 
-def test_what_does_not_fit_is_refused_with_the_numbers():
+def test_what_does_not_fit_is_refused_with_the_numbers(monkeypatch):
     parts = {"weights": 3 * 10**9, "head": 0, "cache": 10**9}
-    fits.check("a model", parts, "cpu", free=4 * 10**9)
+    monkeypatch.setattr(fits, "available", lambda device: 4 * 10**9)
+    fits.check("a model", parts, "cpu")
+    monkeypatch.setattr(fits, "available", lambda device: 39 * 10**8)
     said = r"a model needs 4.0 GB \(weights 3.0, cache 1.0\), and cpu has 3.9 GB free"
     with pytest.raises(fits.TooLargeError, match=said) as refused:
-        fits.check("a model", parts, "cpu", free=39 * 10**8)
+        fits.check("a model", parts, "cpu")
     assert isinstance(refused.value, LutlabError)
     assert isinstance(refused.value, MemoryError)  # a table says OOM
 

@@ -16,10 +16,10 @@ from tests.conftest import ROOT
 from lutlab.errors import LutlabError
 from lutlab.experiment.report import csv, published
 from lutlab.experiment.report.published import Published
-from lutlab.experiment.run.published_list import Variant, read_list
 from lutlab.experiment.store.record import Record
 from lutlab.kept.files import write_sums
 from tools import publish, render
+from tools.published_list import Variant, read_list
 
 NAME = "lut-gemm-v3/table4"
 LIST = f"""

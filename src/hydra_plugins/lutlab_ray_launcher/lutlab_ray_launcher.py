@@ -166,12 +166,7 @@ def _run(
 
 
 def _check(job: Future[JobReturn]) -> None:
-    """Raise what kept a job from its end.
-
-    Raises:
-        LutlabError: its process was lost, or could not begin.
-        Exception: that of the job, which it did not record.
-    """
+    """Raise what kept a job from its end: the exception that it did not record, or that its process was lost."""
     from ray.exceptions import RayError
 
     try:

@@ -18,14 +18,19 @@ from collections.abc import Iterable, Mapping
 from typing import Literal, get_args
 
 from lutlab.data import embedded, folder, hub, tasks
-from lutlab.data.calibration import calibration_windows
 from lutlab.data.choices import ITEMS, item_rows, records
 from lutlab.data.files import each
 from lutlab.data.masking import masked_calibration
 from lutlab.data.pairs import calibration_pairs
 from lutlab.data.protocols import PROTOCOLS, protocol
 from lutlab.data.splits import difference
-from lutlab.data.tokens import examples, token_sha256, token_stream, tokenizer_sha256
+from lutlab.data.tokens import (
+    calibration_windows,
+    examples,
+    token_sha256,
+    token_stream,
+    tokenizer_sha256,
+)
 from lutlab.errors import LutlabError, nearest
 from lutlab.lazy import PreTrainedTokenizerBase, torch
 from lutlab.specs import Text, TextSpec

@@ -36,12 +36,7 @@ def records(text: Text) -> list[dict[str, Any]]:
 
 
 def item_rows(dataset: str, given: Iterable[str], origin: str) -> list[str]:
-    """Rows of a text of kind `choices`, `pairs` or `calibration-pairs` out of a data set's records.
-
-    Args:
-        dataset: a key of ITEMS.
-        given: JSON objects as the data set is published, on the hub or as files.
-        origin: their source, for the message.
+    """Rows of a text of kind `choices`, `pairs` or `calibration-pairs` out of a data set's records, JSON as published.
 
     Raises:
         LutlabError: a record that lacks a field, has one of another type or no right answer; the message has its line.
@@ -113,15 +108,14 @@ def _arc(record: Mapping[str, Any]) -> str:
     return _row(record, ("question", "choices", "answerKey"), fits, key)
 
 
-# data set -> the row of one of its records
-TEMPLATES: dict[str, Callable[[Mapping[str, Any]], str]] = {
+# data set whose rows are records -> the row of one of them
+ITEMS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "piqa": _piqa,
     "hellaswag": _hellaswag,
     "winogrande": _winogrande,
     "arc-easy": _arc,
     "arc-challenge": _arc,
-}
-# the same of all data sets whose rows are records
-ITEMS: dict[str, Callable[[Mapping[str, Any]], str]] = TEMPLATES | {
-    name: lambda record, make=make: make(record).row() for name, make in pairs.TEMPLATES.items()
+    **{
+        name: lambda record, make=make: make(record).row() for name, make in pairs.TEMPLATES.items()
+    },
 }

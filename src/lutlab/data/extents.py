@@ -20,15 +20,7 @@ from lutlab.specs import Text
 
 
 def stream_extents(text: Text, tokenizer: PreTrainedTokenizerBase, seqlen: int) -> torch.Tensor:
-    """Bytes and words of the tokens of `token_stream(text, tokenizer, seqlen)`.
-
-    Returns:
-        [2, T] int64: bytes, words.
-
-    Raises:
-        LutlabError: a protocol of examples, a text shorter than one window, or a tokenizer that promises BOS and does
-            not set it.
-    """
+    """Bytes and words, [2, T] int64, of the tokens of `token_stream(text, tokenizer, seqlen)`, with its errors."""
     rule = protocol(text.protocol)
     if rule.crops:
         places = crop_places(text, tokenizer, seqlen, rule.windows, seed=0)

@@ -60,16 +60,13 @@ def read_rows(path: Path, column: str | None, limit: int | None = None) -> list[
 
 
 def each(make: Callable[[Any], str], rows: Iterable[Any], origin: str, said: str) -> list[str]:
-    """make(row) of every row, in order.
+    """make(row) of every row of a file, in order.
 
     Args:
         make: function of a row, which raises ValueError, TypeError, KeyError or the like where it is damaged.
         rows: rows of one file.
         origin: path or name of the file.
-        said: the message's words about a row that is damaged, as "is no item of piqa".
-
-    Raises:
-        LutlabError: `make` refused a row; the message has its line.
+        said: the message's words about a row that is damaged, as "is no item of piqa"; it has its line too.
     """
     made: list[str] = []
     try:

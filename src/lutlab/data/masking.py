@@ -12,9 +12,8 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lutlab.data.calibration import calibration_windows
 from lutlab.data.extents import stream_extents
-from lutlab.data.tokens import token_stream
+from lutlab.data.tokens import calibration_windows, token_stream
 from lutlab.errors import LutlabError
 from lutlab.lazy import PreTrainedTokenizerBase, torch
 from lutlab.specs import Text
@@ -70,15 +69,12 @@ def vocabulary_of(tokenizer: PreTrainedTokenizerBase) -> Vocabulary:
 def corrupted(
     ids: torch.Tensor, vocabulary: Vocabulary, seed: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids as the model reads them, and the chosen positions.
+    """Token ids as the model reads them, and a bool mask, true where a token is to be named.
 
     Args:
         ids: [..., S] int64 on the CPU; not changed.
         vocabulary: special tokens and size of the tokenizer's vocabulary.
         seed: seed of the draw, which depends on nothing else but the shape of `ids`.
-
-    Returns:
-        ids of the same shape, and a bool mask of that shape, true where a token is to be named.
     """
     draw = torch.Generator().manual_seed(seed)
     chosen = torch.rand(ids.shape, generator=draw) < CHOSEN
@@ -116,12 +112,7 @@ def masked_stream(
 def masked_calibration(
     text: Text, tokenizer: PreTrainedTokenizerBase, samples: int, seqlen: int, seed: int
 ) -> torch.Tensor:
-    """Windows [samples, seqlen] int64 of a text of kind `calibration`, corrupted as those that are evaluated.
-
-    Raises:
-        LutlabError: samples below 1, a text of another kind or too short, a window shorter than 3 tokens, or a
-            tokenizer that has no mask token, or none that begins or ends a text.
-    """
+    """Windows [samples, seqlen] int64 of a text of kind `calibration`, corrupted as those that are evaluated."""
     vocabulary = vocabulary_of(tokenizer)
     windows = calibration_windows(text, tokenizer, samples, _inside(seqlen), seed)
     windows = _framed(windows, vocabulary.begin, vocabulary.end)

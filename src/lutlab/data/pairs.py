@@ -94,11 +94,7 @@ def encoded(
 def calibration_pairs(
     text: Text, tokenizer: PreTrainedTokenizerBase, samples: int, window: int, seed: int
 ) -> dict[str, torch.Tensor]:
-    """`samples` different pairs of a text of kind `calibration-pairs`, drawn with `seed`, as `encoded`.
-
-    Raises:
-        LutlabError: a protocol of another kind, or fewer pairs than asked for.
-    """
+    """`samples` different pairs of a text of kind `calibration-pairs`, drawn with `seed`, as `encoded`."""
     return encoded(tokenizer, drawn_pairs(text, samples, seed), window)
 
 
@@ -108,8 +104,7 @@ def labelled_pairs(
     """The pairs of calibration_pairs, and their labels [samples] int64, to be trained on.
 
     Raises:
-        LutlabError: a protocol of another kind, fewer pairs than were asked for, pairs with similarities, or a label
-            out of range.
+        LutlabError: pairs with similarities, or what `drawn_pairs` and `labels_of` refuse.
     """
     if text.protocol in SCORED:
         raise LutlabError(

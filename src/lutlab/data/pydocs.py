@@ -31,14 +31,8 @@ from lutlab.kept.findings import recall
 SLICES = ("topics", "docstrings", "passages")
 OVERLAP_WORDS = 13  # the overlap window of the GPT-3 paper's contamination study, appendix C
 _SKIPPED_FOLDERS = {
-    "test",
-    "tests",
-    "site-packages",
-    "dist-packages",
-    "__pycache__",
-    "_vendor",
-    "idle_test",
-}
+    "test", "tests", "site-packages", "dist-packages", "__pycache__", "_vendor", "idle_test",
+}  # fmt: skip
 _BUCKETS = ((12, "heldout"), (40, "passages"), (100, "train"))  # upper percent of each, exclusive
 _PASSAGE_WORDS = range(16, 121)
 # Where a definition can stand.

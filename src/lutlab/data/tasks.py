@@ -1,7 +1,7 @@
 """Task definitions of lm-evaluation-harness, read as YAML without importing it (its own index of them takes 40 s).
 
     DEFINITIONS["winogrande"]  -> winogrande/default.yaml, over rows of ours
-    definition("boolq").path   -> super_glue/boolq/default.yaml, over rows that lm-eval itself fetches from the hub
+    definition("boolq")        -> super_glue/boolq/default.yaml, over rows that lm-eval itself fetches from the hub
 
 Definitions are those of the installed lm-eval and of nobody else: no option names another file or folder. Here they are
 data, a `!function` is its name, and no other tag is known; lm-eval itself imports its functions when it measures,
@@ -20,7 +20,6 @@ import importlib.metadata
 import importlib.util
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -65,17 +64,6 @@ _USUAL_METRICS = {
 _NAMED = re.compile(rb"""^["']?(task|group)["']?:[ \t]*["']?([^\s"'#]+)""", re.MULTILINE)
 
 
-@dataclass(frozen=True)
-class Definition:
-    """One task of lm-eval: its file, the hub's data set, its metrics in order, and the hash of its YAML."""
-
-    name: str
-    path: Path
-    dataset: str
-    metrics: tuple[str, ...]
-    sha256: str
-
-
 def protocol_of(name: str) -> str:
     """The protocol of ours with the rows of a task, named as lm-eval names it; the name itself where there is none."""
     return _PROTOCOLS.get(name, name)
@@ -87,35 +75,31 @@ def has_own_rows(name: str) -> bool:
 
 
 def metrics_of(name: str) -> tuple[str, ...]:
-    """Metrics of a task, in its definition's order; name: a protocol's or lm-eval's.
-
-    Raises:
-        LutlabError: lm-eval is not installed, or has no such task.
-    """
+    """Metrics of a task, in its definition's order; name: a protocol's or lm-eval's."""
     if name == CONTINUATIONS["task"]:
-        return tuple(metric["metric"] for metric in CONTINUATIONS["metric_list"])
-    path = folder() / DEFINITIONS[name] if name in DEFINITIONS else definition(name).path
+        return _metrics(CONTINUATIONS)
+    path = folder() / DEFINITIONS[name] if name in DEFINITIONS else definition(name)
     return _metrics(_read(path)[0])
 
 
+def dataset_of(name: str) -> str:
+    """The hub's data set of a task whose rows lm-eval fetches."""
+    return str(_read(definition(name))[0].get("dataset_path"))
+
+
 def text_of_task(name: str, limit: int | None) -> Text:
-    """A task whose rows lm-eval fetches, as a text without rows.
+    """A task whose rows lm-eval fetches, as a text without rows; raises LutlabError where `definition` does."""
+    origin = (
+        f"lm-eval {importlib.metadata.version('lm-eval')}, its own rows of '{dataset_of(name)}'"
+    )
+    return Text(name, (), _read(definition(name))[1].hexdigest(), origin, limit)
+
+
+def definition(name: str) -> Path:
+    """The file of the definition of a task of lm-eval.
 
     Raises:
-        LutlabError: lm-eval is not installed, has no such task, a group of tasks of that name, or a damaged file.
-    """
-    found = definition(name)
-    version = importlib.metadata.version("lm-eval")
-    origin = f"lm-eval {version}, its own rows of '{found.dataset}'"
-    return Text(name, (), found.sha256, origin, limit)
-
-
-@functools.cache
-def definition(name: str) -> Definition:
-    """The definition of a task of lm-eval.
-
-    Raises:
-        LutlabError: lm-eval is not installed, has no such task, a group of tasks of that name, or a damaged file.
+        LutlabError: lm-eval is not installed, has no such task, or a group of tasks of that name.
     """
     tasks, groups = _index()
     if name in groups:
@@ -126,10 +110,7 @@ def definition(name: str) -> Definition:
         close = difflib.get_close_matches(name, tasks, n=5, cutoff=0.5)
         own = [p for p, rule in PROTOCOLS.items() if rule.kind in ("choices", "examples")]
         raise LutlabError(f"lm-eval has no task '{name}': {nearest(name, close or own)}")
-    config, digest = _read(tasks[name])
-    return Definition(
-        name, tasks[name], str(config.get("dataset_path")), _metrics(config), digest.hexdigest()
-    )
+    return tasks[name]
 
 
 def folder() -> Path:

@@ -1,6 +1,7 @@
 """Rows to token ids, as the GPTQ repository does it: the whole text in ONE tokenisation, so BOS stands once, first.
 
-A hash of the ids turns "the same protocol" into something two runs can check.
+Commit 2d65066, datautils.py, for what is evaluated and for the windows that calibrated methods look at. A hash of the
+ids turns "the same protocol" into something two runs can check.
 """
 
 from __future__ import annotations
@@ -21,15 +22,7 @@ _kept: OrderedDict[tuple[object, ...], torch.Tensor] = OrderedDict()
 
 
 def token_stream(text: Text, tokenizer: PreTrainedTokenizerBase, seqlen: int) -> torch.Tensor:
-    """Token ids of a text of kind `stream`.
-
-    Args:
-        text: rows under a protocol.
-        tokenizer: tokenizer of the model that will read the ids.
-        seqlen: window length; only c4 and c4-new depend on it.
-
-    Returns:
-        [T] int64, T >= seqlen.
+    """Token ids [T] int64, T >= seqlen, of a text of kind `stream`; only c4 and c4-new depend on the window's length.
 
     Raises:
         LutlabError: a protocol of examples, a text shorter than one window, or a tokenizer that promises BOS and
@@ -124,11 +117,7 @@ def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
 
 
 def joined_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> torch.Tensor:
-    """Ids [T] int64 of one long text, as encode; to be read only.
-
-    Raises:
-        LutlabError: BOS is promised and missing (begin_id), or the tokenizer has no `tokenizers` backend.
-    """
+    """Ids [T] int64 of one long text, as encode; to be read only."""
     return once(_ids, tokenizer, text)
 
 
@@ -160,7 +149,7 @@ def once(
 def crops(
     text: Text, tokenizer: PreTrainedTokenizerBase, seqlen: int, count: int, seed: int
 ) -> list[int]:
-    """Ids of `count` crops of `seqlen` ids, one after the other; raises LutlabError as crop_places."""
+    """Ids of `count` crops of `seqlen` ids, one after the other."""
     places = crop_places(text, tokenizer, seqlen, count, seed)
     return [i for _, start, ids in places for i in ids[start : start + seqlen]]
 
@@ -172,9 +161,6 @@ def crop_places(
 
     Yields:
         the document's index, where in it the crop starts, and the document's ids.
-
-    Raises:
-        LutlabError: no document is longer than `seqlen` tokens.
     """
     # the sequence of random.seed(seed); the module's own state stays untouched
     draw = random.Random(seed)
@@ -195,6 +181,52 @@ def crop_places(
                 f"'{text.protocol}' crops windows of {seqlen} tokens out of longer documents, but its longest has "
                 f"{max(lengths.values())} ({text.origin}): take a window below that"
             )
+
+
+def calibration_windows(
+    text: Text, tokenizer: PreTrainedTokenizerBase, samples: int, seqlen: int, seed: int
+) -> torch.Tensor:
+    """Random windows [samples, seqlen] int64 of a text of kind `calibration`, two of which may overlap.
+
+    As the GPTQ repository draws them, after random.seed(seed) (get_wikitext2, get_ptb, get_c4): of rows joined,
+    `samples` times a start in the ids of the whole text; of documents, `samples` times documents until one is longer
+    than seqlen, then a start in it. BOS stands before the text, or before each document, so a window holds it only
+    where it was drawn from there. The `random` module's own state stays untouched.
+
+    Raises:
+        LutlabError: samples or seqlen below 1, a text of another kind (calibrating on what is evaluated would flatter
+            the result), or one that is too short.
+    """
+    if samples < 1 or seqlen < 1:
+        raise LutlabError(
+            f"calibration takes at least 1 sample of at least 1 token, not {samples} of {seqlen}"
+        )
+    rule = protocol(text.protocol)
+    if rule.kind != "calibration":
+        known = [name for name, p in PROTOCOLS.items() if p.kind == "calibration"]
+        raise LutlabError(
+            f"'{text.protocol}' is {KINDS[rule.kind]}, it is evaluated and not calibrated on; take one of: "
+            f"{', '.join(known)}"
+        )
+    if rule.crops:
+        ids = torch.tensor(crops(text, tokenizer, seqlen, samples, seed))
+    else:
+        ids = _stretches(
+            text, joined_ids(tokenizer, rule.join.join(text.rows)), samples, seqlen, seed
+        )
+    return ids.view(samples, seqlen)
+
+
+def _stretches(text: Text, ids: torch.Tensor, samples: int, seqlen: int, seed: int) -> torch.Tensor:
+    """GPTQ's get_wikitext2: `samples` random stretches of `seqlen` ids of one long text, one after the other."""
+    if len(ids) <= seqlen:
+        raise LutlabError(
+            f"'{text.protocol}' has {len(ids)} tokens, calibration draws windows of {seqlen} out of at least "
+            f"{seqlen + 1} ({text.origin}): take a longer text or calibration.seqlen={len(ids) - 1} or less"
+        )
+    draw = random.Random(seed)
+    starts = [draw.randint(0, len(ids) - seqlen - 1) for _ in range(samples)]
+    return torch.cat([ids[start : start + seqlen] for start in starts])
 
 
 def token_sha256(ids: torch.Tensor) -> str:

@@ -18,7 +18,6 @@ from lutlab.errors import LutlabError
 from lutlab.formats.contract import dtype_name
 from lutlab.lazy import PreTrainedModel, torch
 from lutlab.models.families import linear_layers
-from lutlab.modules import QuantLinear
 
 
 class Engine(ABC):
@@ -114,6 +113,10 @@ class Engine(ABC):
 
     def modules_read(self) -> dict[str, int]:
         """Bytes of `weights` and `head` that transformers' own modules read in a step."""
+        from lutlab.modules import (
+            QuantLinear,  # a class of torch's: --help reads this file without it
+        )
+
         weights = 0
         for _, layer in linear_layers(self.model):
             if isinstance(layer, QuantLinear):

@@ -39,7 +39,7 @@ def take(
     Args:
         cache: folder of such folders; another place is taken where it cannot be written (findings.py).
         name: name of the folder, with the key of all that decides its files.
-        make: fills an empty folder, and returns JSON values, to be sealed with the files.
+        make: function that fills an empty folder, and returns JSON values, to be sealed with the files.
 
     Raises:
         LutlabError: no folder can be written.

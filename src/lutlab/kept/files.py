@@ -82,24 +82,16 @@ def draft_beside(path: Path) -> Iterator[Path]:
         shutil.rmtree(draft, ignore_errors=True)
 
 
-def remove_leftovers(folder: Path, pattern: str = ".*", older_s: float = _HOUR) -> list[Path]:
-    """Remove what killed writers left below a folder, `.<name>.<uuid>` that nobody has written to for so long.
+def remove_leftovers(folder: Path, pattern: str = ".*") -> list[Path]:
+    """Remove what killed writers left in a folder, `.<name>.<uuid>`, and return it; `**/.*` looks in its folders too.
 
-    A writer that is still at work, here or on another machine, touches its file or folder far more often.
-
-    Args:
-        folder: folder to look in.
-        pattern: pattern of names, as Path.glob's; `**/.*` looks in its folders too.
-        older_s: age in seconds from which a file is left over.
-
-    Returns:
-        the files and folders that are gone.
+    A writer that is still at work, here or on another machine, touches its file or folder more often than each hour.
     """
     found = [p for p in folder.glob(pattern) if _LEFTOVER.fullmatch(p.name)]
     removed = []
     for path in found:
         with contextlib.suppress(FileNotFoundError):  # another process was faster
-            if time.time() - path.lstat().st_mtime > older_s:
+            if time.time() - path.lstat().st_mtime > _HOUR:
                 if path.is_dir():
                     shutil.rmtree(path, ignore_errors=True)
                 else:
@@ -185,7 +177,7 @@ def has_sums(folder: Path) -> bool:
 def check_sums(
     folder: Path, cure: str, used: Iterable[str] = (), some: slice = slice(None)
 ) -> None:
-    """Compare every file that SHA256SUMS names with what it says.
+    """Compare every file that SHA256SUMS names, and those that are `used`, with what it says.
 
     Args:
         folder: folder with a SHA256SUMS.

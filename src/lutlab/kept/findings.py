@@ -141,13 +141,10 @@ def _private() -> Path:
 
 
 def kept(path: Path, read: Callable[[Any], _Found], nothing: _Found) -> _Found:
-    """Findings of a file.
+    """Findings of a file; `nothing` where there is none, or a damaged one.
 
-    Args:
-        path: path of the file.
-        read: function from the file's content to the findings; raises ValueError, TypeError, KeyError or AttributeError
-            where they are not such as are found.
-        nothing: findings where there is no file, or a damaged one.
+    `read` makes them of its content, and raises ValueError, TypeError, KeyError or AttributeError where they are not
+    such as are found.
     """
     if not os.path.lexists(path):
         return nothing
@@ -160,10 +157,6 @@ def kept(path: Path, read: Callable[[Any], _Found], nothing: _Found) -> _Found:
 
 def keep(path: Path, change: Callable[[], Any]) -> Path:
     """Write what change() returns, JSON, while other processes wait for their turn; returns the file.
-
-    Args:
-        path: path of the file.
-        change: function that reads the file's findings, and returns the new ones.
 
     Raises:
         LutlabError: the folder cannot be written.
@@ -184,12 +177,9 @@ def keep(path: Path, change: Callable[[], Any]) -> Path:
 
 
 def known(kind: str, decides: Sequence[Any], find: Callable[[], Any]) -> Any:
-    """The value of find(), from the cache where it is there; code is made of it, so others may not change it.
+    """The value of find(), JSON, from the cache where it is there; code is made of it, so others may not change it.
 
-    Args:
-        kind: letters and digits, the beginning of the file's name.
-        decides: JSON values; find() must depend on nothing else.
-        find: function that returns a JSON value.
+    It is kept under `kind`, letters and digits, and the hash of `decides`, JSON values: find() depends on nothing else.
 
     Raises:
         LutlabError: others can change the cache folder, and the system's temporary folder too; the disk is full.
@@ -211,12 +201,9 @@ def known(kind: str, decides: Sequence[Any], find: Callable[[], Any]) -> Any:
 
 
 def recall(name: str, sources: Iterable[bytes], find: Callable[[], Any]) -> Any:
-    """The value of find(), from the cache where the same bytes led to it before.
+    """The value of find(), JSON, from the cache where the same bytes led to it before.
 
-    Args:
-        name: name of the file in the cache.
-        sources: everything that decides the value, the code that finds it included; only their content counts.
-        find: function that returns a JSON value.
+    `sources` are everything that decides the value, the code that finds it included; only their content counts.
     """
     digest = hashlib.sha256()
     for part in sources:

@@ -95,23 +95,18 @@ declare(
 
 # GLM-4, and ChatGLM3 converted to it: two rotations a head, gate and up in one layer.
 declare(
-    Family(
+    dataclasses.replace(
+        _LLAMA,
         model_types=("glm",),
-        blocks="model.layers",
         inputs=(
-            _attention(
-                "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",
-                scaled_by="input_layernorm",
-            ),
-            _attention("self_attn.o_proj", scaled_by="self_attn.v_proj", adds_to=_BLOCK),
+            *_LLAMA.inputs[:2],
             _feed_forward("mlp.gate_up_proj", scaled_by="post_attention_layernorm"),
             # its channels are half of gate_up_proj's
             _feed_forward("mlp.down_proj", adds_to=(("post_attention_layernorm", ()),)),
         ),
-        kept=_HEADS,
-        graphs=True,
+        sizes=None,
     )
-)  # fmt: skip
+)
 
 declare(
     Family(
@@ -127,18 +122,11 @@ declare(
         seqlen="n_positions",
         longest=1024,
         sizes=Sizes(
-            "n_embd",
-            "n_inner",
-            "n_layer",
-            "n_head",
-            "n_positions",
-            gated=False,
-            tied=True,
-            learned=0,
+            "n_embd", "n_inner", "n_layer", "n_head", "n_positions", gated=False, tied=True, learned=0
         ),
         graphs=True,
     )
-)
+)  # fmt: skip
 
 # Its causal table is cut by lengths that Python knows: no CUDA graph.
 declare(

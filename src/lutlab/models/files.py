@@ -114,6 +114,32 @@ def hash_of(files: Iterable[Path]) -> str:
     return digest.hexdigest()
 
 
+def check_names(
+    folder: Path, lacking: Mapping[str, str], others: Iterable[str], blocks: str
+) -> None:
+    """Refuse a checkpoint that lacks weights of its config, or whose decoder blocks find no place in the model.
+
+    Args:
+        folder: folder of the checkpoint.
+        lacking: name of a weight that it does not fill -> what its file has instead.
+        others: names that it holds and the model does not.
+        blocks: the model's name of its decoder blocks' list.
+    """
+    if lacking:
+        name = min(lacking)
+        raise LutlabError(
+            f"{folder} lacks {len(lacking)} weights that its config.json asks for, first {name} (the file "
+            f"{lacking[name]}): the checkpoint is incomplete or belongs to another config; lutlab would otherwise "
+            "evaluate random weights"
+        )
+    pattern = re.compile(rf"\b{blocks.rpartition('.')[2]}\.\d+\..*weight$")
+    if superfluous := [name for name in others if pattern.search(name)]:
+        raise LutlabError(
+            f"{folder} holds {len(superfluous)} weights of decoder blocks that its config.json has no place for, first "
+            f"{min(superfluous)}: the config belongs to another checkpoint (num_hidden_layers?)"
+        )
+
+
 def check_shipped(folder: Path, shipped: Path) -> None:
     """Check a model that ships with lutlab; a folder that lies elsewhere than in `shipped` is the user's.
 
@@ -150,29 +176,14 @@ class Shards:
         return self._stored(name) is not None
 
     def check(self, names: Collection[str], blocks: str) -> None:
-        """The checkpoint must hold the weights `names`, and its decoder blocks must find a place among them.
-
-        Args:
-            names: names of the weights in the model.
-            blocks: the model's name of its decoder blocks' list.
+        """Refuse a checkpoint that lacks one of the model's weights `names`, or has blocks that the model lacks.
 
         Raises:
             LutlabError: weights are missing, or of blocks that the model lacks.
         """
-        lacking = [name for name in names if name not in self]
-        if lacking:
-            raise LutlabError(
-                f"{self._folder} lacks {len(lacking)} weights that its config.json asks for, first {min(lacking)}: the "
-                "checkpoint is incomplete or belongs to another config; lutlab would otherwise evaluate random weights"
-            )
+        lacking = {name: "has no such weight" for name in names if name not in self}
         claimed = {self._stored(name) for name in names}
-        pattern = re.compile(rf"\b{blocks.rpartition('.')[2]}\.\d+\..*weight$")
-        superfluous = [n for n in self._file if n not in claimed and pattern.search(n)]
-        if superfluous:
-            raise LutlabError(
-                f"{self._folder} holds {len(superfluous)} weights of decoder blocks that its config.json has no place "
-                f"for, first {min(superfluous)}: the config belongs to another checkpoint (num_hidden_layers?)"
-            )
+        check_names(self._folder, lacking, [n for n in self._file if n not in claimed], blocks)
 
     def read(
         self, wanted: Mapping[str, torch.Tensor], dtype: torch.dtype, device: str
@@ -253,7 +264,12 @@ def _check_weight(tensor: torch.Tensor, expected: torch.Size, what: str) -> None
         raise LutlabError(
             f"{what} holds {list(tensor.shape)} instead of {list(expected)}: the checkpoint belongs to another config"
         )
-    if not torch.isfinite(tensor).all():
+    check_finite(tensor, what)
+
+
+def check_finite(weight: torch.Tensor, what: str) -> None:
+    """Raises LutlabError: a weight, as the message calls it, has numbers that are none."""
+    if not torch.isfinite(weight).all():
         raise LutlabError(
             f"{what} holds NaN or infinite values; the checkpoint is damaged, or overflowed when it was saved in half "
             "precision: fetch it again or use its float32 form"

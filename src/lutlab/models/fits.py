@@ -32,8 +32,6 @@ def check(
     what: str,
     parts: Mapping[str, int],
     device: str,
-    *,
-    free: int | None = None,
     cure: str = _CURE,
 ) -> None:
     """Refuse what does not fit.
@@ -42,13 +40,12 @@ def check(
         what: the model and how it is stored, as the message calls it.
         parts: name -> bytes that are still to be allocated.
         device: torch's name of the device.
-        free: bytes that the device has; None: looked up.
         cure: end of the message: how to need less.
 
     Raises:
         TooLargeError: the parts together are more than is free; the message has the numbers.
     """
-    free, needed = available(device) if free is None else free, sum(parts.values())
+    free, needed = available(device), sum(parts.values())
     if needed <= free:
         return
     named = ", ".join(f"{name} {size / 1e9:.1f}" for name, size in parts.items() if size)
@@ -73,12 +70,7 @@ def available(device: str) -> int:
 def cache_bytes(config: PreTrainedConfig, batch: int, length: int, itemsize: int) -> int:
     """Bytes of a key-value cache: 2 * layers * kv_heads * head_dim * length * batch * itemsize.
 
-    Args:
-        config: config of the model; without num_key_value_heads every head has keys and values of its own, without
-            head_dim the heads share hidden_size.
-        batch: number of rows.
-        length: tokens of a row.
-        itemsize: bytes of a number.
+    Without num_key_value_heads every head has keys and values of its own, without head_dim heads share hidden_size.
     """
     said = config.to_dict()
     heads = said.get("num_key_value_heads") or config.num_attention_heads

@@ -116,7 +116,7 @@ def download(repository: str, revision: str | None, *, weights: bool) -> Path:
             waiting = _bytes_missing(repository, commit, patterns) > 0
         except errors.DryRunError:  # offline, cached by a client that kept no listing
             waiting = False
-        with nullcontext() if waiting else _without_bars():
+        with nullcontext() if waiting else without_bars():
             folder = Path(snapshot_download(repository, revision=commit, allow_patterns=patterns))
     if _is_commit(revision) and commit != revision:
         conversion = _cache_folder(repository) / "refs" / "lutlab" / revision
@@ -134,7 +134,7 @@ def download_bytes(repository: str, revision: str | None) -> int:
 def _bytes_missing(repository: str, commit: str, patterns: list[str]) -> int:
     from huggingface_hub import snapshot_download
 
-    with _without_bars():
+    with without_bars():
         files = snapshot_download(
             repository, revision=commit, allow_patterns=patterns, dry_run=True
         )
@@ -142,7 +142,7 @@ def _bytes_missing(repository: str, commit: str, patterns: list[str]) -> int:
 
 
 @contextmanager
-def _without_bars() -> Iterator[None]:
+def without_bars() -> Iterator[None]:
     """A context without a progress bar where nothing is fetched."""
     from huggingface_hub import utils
 

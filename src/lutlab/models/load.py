@@ -6,8 +6,6 @@ weights from the config alone, optionally cut to its first layers, for shapes to
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,13 +17,15 @@ from lutlab.models import hub, new_head, streamed
 from lutlab.models.families import family_of, family_written, model_class, task_of_config
 from lutlab.models.files import (
     QUANTIZATION_FILES,
+    check_finite,
+    check_names,
     check_shipped,
     hash_of,
     quantization_of,
     shape_folders,
     weight_files,
 )
-from lutlab.models.pretrained import config_of, model_of, quiet, tokenizer_of
+from lutlab.models.pretrained import config_of, mapping_of, model_of, quiet, tokenizer_of
 from lutlab.models.resident import Blocks, Resident, spread
 from lutlab.specs import ModelSpec
 
@@ -86,11 +86,7 @@ def task_here(spec: ModelSpec) -> str:
         return spec.task
     if spec.source not in ("embedded", "folder"):
         return ""
-    try:
-        written = json.loads((folder_of(spec) / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # loading names the damage
-        return ""
-    return task_of_config(written) if isinstance(written, dict) else ""
+    return task_of_config(mapping_of(folder_of(spec) / "config.json"))  # loading names a damage
 
 
 def load_model(
@@ -168,11 +164,7 @@ def _first_line(error: Exception) -> str:
 
 
 def config_to_draw(spec: ModelSpec) -> PreTrainedConfig:
-    """The config of a synthetic model, with the spec's number of layers.
-
-    Raises:
-        LutlabError: no such folder, embedded name or repository, or no network; an unknown architecture.
-    """
+    """The config of a synthetic model, with the spec's number of layers; raises LutlabError where `folder_of` does."""
     return cut(_config(folder_of(spec)), spec.layers)
 
 
@@ -208,8 +200,9 @@ def _pretrained(
         ) from error
     drawn = set() if head_seed is None else new_head.draw(model, head_seed)
     info["missing_keys"] = set(info["missing_keys"]) - drawn
-    _check_keys(info, folder, family_of(config).blocks.rpartition(".")[2])
-    _check_finite(model, folder)
+    _check_keys(info, folder, family_of(config).blocks)
+    for name, parameter in model.named_parameters():
+        check_finite(parameter, f"{folder}: weight {name}")
     return model
 
 
@@ -218,30 +211,7 @@ def _check_keys(info: Mapping[str, Collection[Any]], folder: Path, blocks: str) 
     lacking = dict.fromkeys(info["missing_keys"], "has no such weight")
     for key, found, expected in info["mismatched_keys"]:
         lacking[key] = f"holds {list(found)} instead of {list(expected)}"
-    superfluous = [
-        k for k in info["unexpected_keys"] if re.search(rf"\b{blocks}\.\d+\..*weight$", k)
-    ]
-    if lacking:
-        name = min(lacking)
-        raise LutlabError(
-            f"{folder} lacks {len(lacking)} weights that its config.json asks for, first {name} (the file "
-            f"{lacking[name]}): the checkpoint is incomplete or belongs to another config; lutlab would otherwise "
-            "evaluate random weights"
-        )
-    if superfluous:
-        raise LutlabError(
-            f"{folder} holds {len(superfluous)} weights of decoder blocks that its config.json has no place for, first "
-            f"{min(superfluous)}: the config belongs to another checkpoint (num_hidden_layers?)"
-        )
-
-
-def _check_finite(model: PreTrainedModel, folder: Path) -> None:
-    for name, parameter in model.named_parameters():
-        if not torch.isfinite(parameter).all():
-            raise LutlabError(
-                f"{folder}: weight {name} holds NaN or infinite values; the checkpoint is damaged, or overflowed when "
-                "it was saved in half precision: fetch it again or use its float32 form"
-            )
+    check_names(folder, lacking, info["unexpected_keys"], blocks)
 
 
 def load_tokenizer(folder: Path, *, required: bool = True) -> PreTrainedTokenizerBase | None:

@@ -22,6 +22,7 @@ from typing import Any
 
 from lutlab.errors import LutlabError
 from lutlab.lazy import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, transformers
+from lutlab.models.hub import without_bars
 
 log = logging.getLogger(__name__)
 
@@ -37,24 +38,18 @@ _KEY_VALUE, _SIZE = ("num_key_value_heads",), ("head_dim",)
 @contextmanager
 def quiet() -> Iterator[None]:
     """Without transformers' progress bars and reports: what is wrong with a model, an error of ours says."""
-    from huggingface_hub.utils import are_progress_bars_disabled, enable_progress_bars
     from transformers.utils import logging
 
-    verbosity, bars, hub_bars = (
-        logging.get_verbosity(),
-        logging.is_progress_bar_enabled(),
-        not are_progress_bars_disabled(),
-    )
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()
-        if hub_bars:
-            enable_progress_bars()
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    with without_bars():
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
+        try:
+            yield
+        finally:
+            logging.set_verbosity(verbosity)
+            if bars:
+                logging.enable_progress_bar()
 
 
 def config_of(folder: Path) -> PreTrainedConfig:
@@ -80,12 +75,7 @@ def config_of(folder: Path) -> PreTrainedConfig:
 
 
 def model_of(model_class: Any, folder: Path, **how: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
-    """A model from a folder's safetensors, and transformers' account of its weights.
-
-    Args:
-        model_class: an Auto class of transformers.
-        folder: folder of the model.
-        how: further arguments of from_pretrained.
+    """A model of an Auto class from a folder's safetensors, and transformers' account of its weights.
 
     Raises:
         LutlabError: the config asks for code, kernels or files that are not read here.
@@ -107,15 +97,10 @@ def model_of(model_class: Any, folder: Path, **how: Any) -> tuple[PreTrainedMode
 
 
 def tokenizer_of(source: str | Path, *, local: bool = True) -> PreTrainedTokenizerBase:
-    """A tokenizer by transformers' own classes.
-
-    Args:
-        source: a folder; unless local, a repository of the hub too.
-        local: nothing is fetched.
+    """A tokenizer by transformers' own classes, of a folder; unless local, of a repository of the hub too.
 
     Raises:
-        Exception: no readable tokenizer; the errors are of many kinds, and the Rust tokenizers' own is a bare
-            Exception.
+        Exception: no readable tokenizer; the errors are of many kinds, the Rust tokenizers' own is a bare Exception.
     """
     if Path(source).is_dir():
         check_folder(Path(source))
@@ -132,9 +117,9 @@ def check_folder(folder: Path) -> None:
     Raises:
         LutlabError: see the head of this file.
     """
-    config = _mapping(folder / "config.json")
+    config = mapping_of(folder / "config.json")
     for name in ("config.json", "tokenizer_config.json"):
-        if _mapping(folder / name).get("auto_map"):
+        if mapping_of(folder / name).get("auto_map"):
             _own_code(folder, name, str(config.get("model_type", "")))
     if weights := config.get("transformers_weights"):
         raise LutlabError(
@@ -164,7 +149,7 @@ def check_heads(folder: Path) -> None:
             heads the heads.
     """
     path = folder / "config.json"
-    written = _mapping(path)
+    written = mapping_of(path)
     heads, hidden = _size(written, _HEADS, path), _size(written, _HIDDEN, path)
     shared, size = _size(written, _KEY_VALUE, path), _size(written, _SIZE, path)
     if heads and hidden and size is None and hidden % heads:
@@ -213,7 +198,7 @@ def _kernels(config: Any) -> Iterator[tuple[str, Any]]:
             yield from _kernels(value)
 
 
-def _mapping(path: Path) -> dict[str, Any]:
+def mapping_of(path: Path) -> dict[str, Any]:
     """A JSON mapping; empty where it is missing or damaged, which its reader says."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))

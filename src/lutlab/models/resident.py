@@ -41,14 +41,10 @@ class Resident:
 def spread(
     model: PreTrainedModel, device_map: Mapping[str, int | str] | None = None
 ) -> PreTrainedModel:
-    """Place a model's modules, in place, whole decoder blocks at a time.
+    """Place a model's modules, in place, whole decoder blocks at a time; device_map: module path -> device.
 
-    accelerate decides which module goes where and moves what passes between them; the driver and the evaluators work
-    as they do on one device.
-
-    Args:
-        model: model in memory, on any device.
-        device_map: module path -> device; None: all GPUs, evenly filled.
+    accelerate decides where it is not given, and moves what passes between modules; driver and evaluators work as they
+    do on one device.
 
     Raises:
         LutlabError: the GPUs do not hold the model.

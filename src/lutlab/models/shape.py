@@ -167,14 +167,6 @@ def _from_config(folder: Path, layers: int | None) -> tuple[ModelShape, Matrices
         model = model_class(config).from_config(config)
     linears = {name: tuple(weight_of(module).shape) for name, module in linear_layers(model)}
     parameters = sum(p.numel() for p in model.parameters())
-    return (
-        _shape(
-            family_of(config),
-            linears,
-            config.num_hidden_layers,
-            parameters,
-            config.vocab_size,
-            evaluation_seqlen(config),
-        ),
-        linears,
-    )
+    layers, seqlen = config.num_hidden_layers, evaluation_seqlen(config)
+    found = _shape(family_of(config), linears, layers, parameters, config.vocab_size, seqlen)
+    return found, linears

@@ -93,14 +93,7 @@ def even(total: int, unit: int, count: int, what: str) -> list[range]:
 def share_of(
     family: Family, widths: Mapping[str, Width], heads: int, index: int, count: int
 ) -> Share:
-    """The part of a block of rank `index` of `count`.
-
-    Args:
-        family: family of the model.
-        widths: path in the block -> the layer, of all linear layers.
-        heads: number of heads of queries in the block.
-        index: index of the rank.
-        count: number of ranks.
+    """The part of a block that rank `index` of `count` has; widths: path in the block -> each of its linear layers.
 
     Raises:
         LutlabError: heads, key-value heads or channels cannot be shared by so many, or the block has another build.

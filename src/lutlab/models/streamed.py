@@ -8,6 +8,9 @@ batch.
 
 from __future__ import annotations
 
+import ctypes
+import sys
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -81,18 +84,12 @@ def return_freed_memory() -> None:
     glibc raises the size from which it does so to 32 MB as it meets larger ones, and the heap below that fragments: by
     the size of a weight a block, in a model of a hundred blocks several times the memory of one.
     """
-    import ctypes
-    import sys
-
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
         libc.mallopt(_M_MMAP_THRESHOLD, 2**20)
 
 
 def trim_heap() -> None:
     """Return the free pages of the heap: what is smaller than a map of its own, and stays between others."""
-    import ctypes
-    import sys
-
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
         libc.malloc_trim(0)
 
@@ -172,8 +169,6 @@ def synthetic(
 
 def _draw(model: PreTrainedModel, modules: Iterable[nn.Module], seed: str, device: str) -> None:
     """Random weights as the model's own initialisation gives them."""
-    import zlib
-
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(zlib.crc32(seed.encode()))
         for root in modules:

@@ -1,7 +1,7 @@
 import pytest
 
 import lutlab
-from lutlab.experiment.run.published_list import PUBLISHED
+from tools.published_list import PUBLISHED
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from tests.experiment.records.browser import choose, one, opened, text_of
 
 from lutlab.errors import LutlabError
 from lutlab.experiment.records import dashboard, frame, wandb_files
-from lutlab.experiment.run.published_list import PUBLISHED
+from tools.published_list import PUBLISHED
 
 ARTIFACTS = ("lut-gemm-v3/table4", "lut-gemm-iclr2024/table1")
 NUMBERS = ("paper", "artifact", "variant", "row", "column", "metric", "measured", "published", "cell_id")  # fmt: skip

@@ -9,8 +9,8 @@ from tests.command_line import QUICK
 import lutlab
 from lutlab.errors import LutlabError
 from lutlab.experiment.records import frame
-from lutlab.experiment.run.published_list import PUBLISHED
 from lutlab.experiment.store.record import LINES, read_lines
+from tools.published_list import PUBLISHED
 
 TABLE4 = "lut-gemm-v3/table4"
 

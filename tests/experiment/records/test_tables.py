@@ -11,8 +11,8 @@ from tests.experiment.report.example import example_table
 from lutlab.errors import LutlabError
 from lutlab.experiment.records.frame import cells_of
 from lutlab.experiment.report import csv, published
-from lutlab.experiment.run.published_list import PUBLISHED
 from lutlab.kept.files import write_sums
+from tools.published_list import PUBLISHED
 
 ARTIFACTS = ("lut-gemm-v3/table2", "lut-gemm-v3/table3")
 

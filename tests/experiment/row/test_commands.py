@@ -10,8 +10,8 @@ from lutlab.experiment.artifact.columns import free_columns
 from lutlab.experiment.plan.resolve import evaluation_of
 from lutlab.experiment.row.run import run_of
 from lutlab.experiment.row.spelling import axes, evaluation_from, overrides_of, run_from, shell
-from lutlab.experiment.run.published_list import PUBLISHED
 from lutlab.experiment.store.store import Store
+from tools.published_list import PUBLISHED
 
 SAMPLE = 10
 

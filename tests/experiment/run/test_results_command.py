@@ -14,8 +14,8 @@ from tests.command_line import QUICK
 
 from lutlab.experiment.records import prune
 from lutlab.experiment.run.main import main
-from lutlab.experiment.run.published_list import PUBLISHED
 from lutlab.experiment.store.store import Store
+from tools.published_list import PUBLISHED
 
 
 @pytest.fixture(scope="module")

@@ -181,7 +181,7 @@ def _task_of(text: Text) -> Task:
     from lm_eval.tasks._yaml_loader import load_yaml
 
     if text.protocol not in PROTOCOLS:
-        return _fetched(tasks.definition(text.protocol))
+        return _fetched(text.protocol)
     rows = records(text)
     if not rows:
         raise LutlabError("there are no examples to predict the end of")
@@ -209,13 +209,14 @@ def _over(rows: Sequence[Mapping[str, Any]], definition: Mapping[str, Any]) -> T
     return ConfigurableTask(config=config)
 
 
-def _fetched(definition: tasks.Definition) -> Task:
+def _fetched(name: str) -> Task:
     """A task with its own rows."""
     from lm_eval.tasks import TaskManager
 
+    path, dataset = tasks.definition(name), tasks.dataset_of(name)
     try:
-        with _offline_if_unreachable(definition.dataset):
-            loaded = TaskManager(include_defaults=False).load([str(definition.path)])["tasks"]
+        with _offline_if_unreachable(dataset):
+            loaded = TaskManager(include_defaults=False).load([str(path)])["tasks"]
     # of `datasets`, of the hub's client, of the task's own code: one line for the user
     except Exception as error:
         detail = " ".join(str(error).split())[:300] or "no detail"
@@ -226,7 +227,7 @@ def _fetched(definition: tasks.Definition) -> Task:
             else "they are of another form than the task expects, or it needs a package that is not installed"
         )
         raise LutlabError(
-            f"lm-eval cannot load its task '{definition.name}' with the rows of '{definition.dataset}' "
+            f"lm-eval cannot load its task '{name}' with the rows of '{dataset}' "
             f"({type(error).__name__}: {detail}): {cure}"
         ) from error
     return next(iter(loaded.values()))

@@ -27,9 +27,7 @@ _MOST = 100  # names of one key
 def add(plugins: Iterable[str], experiments: str | None) -> None:
     """Import a user's modules and add a user's artifacts; what is known already stays as it is.
 
-    Args:
-        plugins: dotted names, looked for where Python looks, then in the current directory.
-        experiments: a folder of <paper>/<artifact>.yaml, or None.
+    Modules are looked for where Python looks, then in the current directory.
 
     Raises:
         LutlabError: a module cannot be imported, the folder is missing or names an artifact that exists.
@@ -46,8 +44,7 @@ def read(arguments: Sequence[str]) -> list[str]:
     Hydra would take values with commas between them for a sweep.
 
     Raises:
-        LutlabError: a module cannot be imported, the folder is missing or names an artifact that exists, or
-            `experiments=` names several folders.
+        LutlabError: what `add` refuses, or `experiments=` names several folders.
         hydra.errors.OverrideParseException: a value that Hydra's grammar cannot read.
     """
     found: dict[str, list[str]] = {"plugins": [], "experiments": []}

@@ -50,14 +50,10 @@ def run(main: Callable[[], None]) -> int:
 
 
 def composed(arguments: Sequence[str], refused: Sequence[str]) -> Row:
-    """The settings of one row, for a command that runs one.
-
-    Args:
-        arguments: overrides, none of them swept.
-        refused: keys that such a command does not read.
+    """The settings of one row, for a command that runs one and does not read the keys `refused`.
 
     Raises:
-        Mistakes: all among them.
+        Mistakes: all among the arguments, a swept value too.
     """
     from hydra import compose, initialize_config_dir
 
@@ -104,12 +100,7 @@ def _words_of_ours() -> Iterator[None]:
 
 
 def _read(arguments: Sequence[str]) -> list[str] | None:
-    """Arguments in Hydra's form; None where the line is --help.
-
-    Raises:
-        LutlabError: an option that would run code of a file.
-        Mistakes: all among them.
-    """
+    """Arguments in Hydra's form; None where the line is --help."""
     # Hydra's own parser: it alone knows which of its options take a value
     from hydra._internal.utils import get_args_parser
 

@@ -22,7 +22,7 @@ from lutlab.experiment.plan.resolve import Files
 from lutlab.experiment.row.row import Row
 from lutlab.experiment.run import cli
 from lutlab.experiment.run.ending import ended
-from lutlab.experiment.run.prepare import prepare
+from lutlab.experiment.run.worker import prepare
 from lutlab.generate.contract import Engine
 from lutlab.lazy import torch
 

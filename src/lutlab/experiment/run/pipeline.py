@@ -12,7 +12,7 @@ from rich.console import Console
 from lutlab.errors import LutlabError
 from lutlab.experiment.plan import cost, free, plan
 from lutlab.experiment.plan.free import AskedRow
-from lutlab.experiment.plan.job import Job, job_of, override_of
+from lutlab.experiment.plan.job import job_of, override_of
 from lutlab.experiment.plan.plan import PlannedCell, PlannedRow
 from lutlab.experiment.plan.resolve import Files, resolve
 from lutlab.experiment.plan.view import print_plan
@@ -129,7 +129,8 @@ def _measure(
     for row, cells, one in zip(rows, plan.fresh_cells(rows), asked, strict=True):
         if not cells or common.alone not in (None, row.alone):
             continue
-        job = _job(row, cells, one.settings)
+        threads = one.settings.threads or (torch.get_num_threads() if row.alone else None)
+        job = job_of(row, cells, one.settings, threads)
         chosen = alone if row.alone else together
         chosen.append([*one.row.overrides, override_of(job)])
         waiting |= {
@@ -140,11 +141,6 @@ def _measure(
         with progress.watch(Store(common.results), waiting):
             for jobs in filter(None, [together, *([job] for job in alone)]):
                 launch(jobs)
-
-
-def _job(row: PlannedRow, cells: dict[str, PlannedCell], settings: Row) -> Job:
-    threads = torch.get_num_threads() if row.alone and not settings.threads else settings.threads
-    return job_of(row, cells, settings, threads)
 
 
 def _weight(row: PlannedRow, cell: PlannedCell, files: Files) -> float:

@@ -24,16 +24,14 @@ _POLL_SECONDS = 0.3
 _TELL_SECONDS = 1.0  # between two words on the stage of some cells
 _STAGE_SECONDS = 30.0  # between two lines of stages, where there is no bar
 _BAR = 12  # characters
+_Cell = tuple[
+    str, float
+]  # its name for the reader, predicted seconds, its weight in the time that remains
 
 
 @contextmanager
-def watch(store: Store, cells: Mapping[str, tuple[str, float]]) -> Iterator[None]:
-    """Show the cells as they appear.
-
-    Args:
-        store: store in which records appear.
-        cells: cell id -> (its name for the reader, predicted seconds), the weights of the time that remains.
-    """
+def watch(store: Store, cells: Mapping[str, _Cell]) -> Iterator[None]:
+    """Show the cells, by id, as their records appear in the store."""
     console = Console(file=sys.stderr)
     stop = threading.Event()
     earlier = {c: store.path(c).stat().st_mtime_ns for c in cells if store.path(c).exists()}
@@ -47,34 +45,39 @@ def watch(store: Store, cells: Mapping[str, tuple[str, float]]) -> Iterator[None
         thread.join()
 
 
-def _new(store: Store, waiting: Mapping[str, object], earlier: Mapping[str, int]) -> list[str]:
-    """Cells whose file appeared, or was rewritten, since the run began."""
-    found = []
-    for cell in waiting:
-        path = store.path(cell)
-        if path.exists() and path.stat().st_mtime_ns != earlier.get(cell):
-            found.append(cell)
-    return found
+def _looks(
+    store: Store, cells: dict[str, _Cell], earlier: Mapping[str, int], stop: threading.Event
+) -> Iterator[tuple[str, list[_Cell]]]:
+    """Look after look, once more after the end: the stage of a waiting cell, and the cells that finished.
+
+    A cell is finished when its file appeared, or was rewritten, since the run began; it leaves `cells`.
+    """
+    since, last = time.time(), False
+    while not last:
+        last = stop.wait(_POLL_SECONDS)
+        stage, finished = _stage(store, cells, since), []
+        for cell in list(cells):
+            path = store.path(cell)
+            if path.exists() and path.stat().st_mtime_ns != earlier.get(cell):
+                finished.append(cells.pop(cell))
+        yield stage, finished
 
 
 def _lines(
     console: Console,
     store: Store,
-    cells: dict[str, tuple[str, float]],
+    cells: dict[str, _Cell],
     earlier: Mapping[str, int],
     stop: threading.Event,
 ) -> None:
-    total, began = len(cells), time.monotonic()
-    since, said = time.time(), began
-    last = False
-    while not last:
-        last = stop.wait(_POLL_SECONDS)  # one more look after the end
-        if time.monotonic() >= said + _STAGE_SECONDS and (stage := _stage(store, cells, since)):
+    total, began, done = len(cells), time.monotonic(), 0
+    said = began
+    for stage, finished in _looks(store, cells, earlier, stop):
+        if stage and time.monotonic() >= said + _STAGE_SECONDS:
             console.print(shorten(stage, console.width), highlight=False, markup=False)
             said = time.monotonic()
-        for cell in _new(store, cells, earlier):
-            name, _ = cells.pop(cell)
-            done = total - len(cells)
+        for name, _ in finished:
+            done += 1
             count, took = f"[{done}/{total}] ", f"  {time.monotonic() - began:.0f} s"
             name = shorten(name, console.width - len(count) - len(took))
             console.print(f"{count}{name}{took}", highlight=False, markup=False)
@@ -121,7 +124,7 @@ def shorten(name: str, room: int) -> str:
 def _bar(
     console: Console,
     store: Store,
-    cells: dict[str, tuple[str, float]],
+    cells: dict[str, _Cell],
     earlier: Mapping[str, int],
     stop: threading.Event,
 ) -> None:
@@ -137,19 +140,13 @@ def _bar(
     others = beside + len(f"about {predicted:.0f}0 s left ")
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("measuring", total=len(cells), eta="")
-        finished, began, since = 0.0, time.monotonic(), time.time()
-        last = False
-        while not last:
-            last = stop.wait(_POLL_SECONDS)
-            if stage := _stage(store, cells, since):
-                room = console.width - beside  # it has a time of its own
-                progress.update(task, description=shorten(stage, room), eta="")
-            for cell in _new(store, cells, earlier):
-                name, seconds = cells.pop(cell)
-                finished += seconds
-                remaining = (
-                    (predicted - finished) * (time.monotonic() - began) / max(finished, 1e-9)
-                )
-                eta = f"about {remaining:.0f} s left"
+        done, began = 0.0, time.monotonic()
+        for stage, finished in _looks(store, cells, earlier, stop):
+            if stage:  # it has a time of its own
+                progress.update(task, description=shorten(stage, console.width - beside), eta="")
+            for name, seconds in finished:
+                done += seconds
+                remaining = (predicted - done) * (time.monotonic() - began) / max(done, 1e-9)
                 shown = shorten(name, console.width - others)
+                eta = f"about {remaining:.0f} s left"
                 progress.update(task, advance=1, description=shown, eta=eta)

@@ -94,7 +94,7 @@ def runs_of(
         shelf: the cells of one variant of one artifact, and their records.
         project: project of Weights & Biases; a row is another run in another project.
         table: the same with its claims; None: a sweep read from its files, which has none.
-        figure: figure as PNG; empty: none.
+        figure: PNG; empty: none.
     """
     cells = [dict(row) for row in rows_of(shelf)]
     records = [shelf.records[c["cell_id"]] for c in cells if c["cell_id"] in shelf.records]
@@ -139,16 +139,11 @@ def _row(
         name=f"{artifact}/{row}{_other(artifact, variant)} #{digest}",
         group=f"{artifact}{_other(artifact, variant)}",
         kind="row",
-        tags=_tags(config, [key.partition("/")[0] for key in charts_and_numbers(summary)]),
+        tags=_tags(config, [key.partition("/")[0] for key in summary if key.count("/") == 1]),
         config={"kind": "row"} | config,
         summary=summary,
         charts=charts,
     )
-
-
-def charts_and_numbers(summary: Mapping[str, Any]) -> list[str]:
-    """The keys of a summary that are metrics: `<text or evaluator>/<metric>`."""
-    return [key for key in summary if key.count("/") == 1]
 
 
 def axes_of(records: Iterable[Record]) -> dict[str, Any]:

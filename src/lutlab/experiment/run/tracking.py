@@ -168,14 +168,10 @@ def fill(
     request: Request,
     console: Console,
 ) -> None:
-    """mode=track: copy what tables and records hold; say what they lack.
+    """mode=track: copy what tables and records hold; say what they lack, a line a table.
 
-    Args:
-        tracker: tracker of the command line.
-        logger: its settings; `records` names the folder that is copied.
-        results: folder that is copied where `records` names none.
-        request: all variants of its artifact are copied; without one, all tables and sweeps.
-        console: console of the report, a line a table.
+    All variants of the request's artifact are copied, without one all tables and sweeps: of the folder that the
+    logger's settings name under `records`, else of the results.
 
     Raises:
         LutlabError: logger=none; an argument that chooses rows, which mode=track does not; no such folder, or none of

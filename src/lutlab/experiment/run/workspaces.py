@@ -25,14 +25,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lutlab.errors import LutlabError
-from lutlab.experiment.artifact.catalog import artifacts
+from lutlab.experiment.artifact.catalog import artifacts, program, short_name
 from lutlab.experiment.artifact.outcome import ResultTable
+from lutlab.experiment.artifact.yaml_file import read_yaml
 from lutlab.experiment.records.frame import shelves
 from lutlab.experiment.report import markdown
 from lutlab.experiment.report.layout import lay_out
 from lutlab.experiment.report.published import Published
 from lutlab.experiment.run.ending import ended
-from lutlab.experiment.run.published_list import commands
 from lutlab.kept.files import set_aside, write_atomically
 
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     import wandb_workspaces.workspaces as ws
 
 log = logging.getLogger(__name__)
+# tools/published_list.py reads and checks all of it
+LIST = Path("results") / "published" / "list.yaml"
 VIEWS = Path("wandb") / "views.json"  # below a results folder
 TEXTS = ("topics", "wikitext2")  # of the models that ship with lutlab, and of the papers
 BITS = "model_size/bits_per_weight"
@@ -80,9 +82,18 @@ def _tables(records: Path) -> Iterator[tuple[str, ResultTable]]:
             found.setdefault(cell["artifact"], {}).setdefault(cell["variant"], []).append(cell)
         for artifact in sorted(found.keys() & artifacts().keys()):
             own = Published(artifact, found[artifact], shelf.records_of(artifact))
-            tables = own.tables(commands(artifact))
+            tables = own.tables(_commands(artifact))
             for variant, table in tables.items():
                 yield " ".join(filter(None, [artifact, variant, shelf.machine])), table
+
+
+def _commands(artifact: str) -> dict[str, str]:
+    """Variant -> the command that measures it, as a checkout's list of what is published says; nothing without one."""
+    if not LIST.exists():
+        return {}
+    begin = f"{program()} +exp={short_name(artifact)}"
+    lines = read_yaml(LIST).get(artifact, {})
+    return {variant: f"{begin} {line}".strip() for variant, line in lines.items()}
 
 
 def build(found: Pages, project: Project) -> dict[str, str]:
@@ -195,28 +206,29 @@ def _check(given: argparse.Namespace) -> None:
 # ---- the pages ----
 
 
-def accuracy(project: Project, texts: Sequence[str] = TEXTS) -> ws.Workspace:
-    """Stored bits against perplexity, methods as bars, every axis side by side, what differs between any runs.
-
-    Args:
-        project: project whose runs it shows.
-        texts: protocols, a section each.
-    """
-    import wandb_workspaces.reports.v2 as wr
+def _section(name: str, *panels: Any, is_open: bool = True) -> ws.Section:
     import wandb_workspaces.workspaces as ws
+
+    return ws.Section(name=name, panels=list(panels), is_open=is_open)
+
+
+def accuracy(project: Project) -> ws.Workspace:
+    """Stored bits against perplexity, methods as bars, every axis side by side, what differs between any runs."""
+    import wandb_workspaces.reports.v2 as wr
 
     axes = [wr.Config(name) for name in ("model", "method", "q", "g")]
 
     def of(text: str) -> ws.Section:
         ppl = wr.SummaryMetric(f"{text}/ppl")
         columns = [*axes, wr.SummaryMetric(BITS), ppl]
-        panels = [
+        return _section(
+            f"perplexity on {text}",
             wr.ScatterPlot(title=f"size and perplexity, {text}", x=wr.SummaryMetric(BITS), y=ppl, log_y=True),
             wr.BarPlot(title=f"perplexity by method, {text}", metrics=[ppl], groupby=wr.Config("method")),
             wr.ParallelCoordinatesPlot(columns=[wr.ParallelCoordinatesPlotColumn(c) for c in columns]),
             wr.LinePlot(title="perplexity of the first windows", x=wr.Metric("window"), y=[f"window/{text}/ppl"]),
-        ]  # fmt: skip
-        return ws.Section(name=f"perplexity on {text}", panels=panels, is_open=text == texts[0])
+            is_open=text == TEXTS[0],
+        )  # fmt: skip
 
     by_layer = [
         wr.LinePlot(title=title, x=wr.Metric("layer"), y=[f"layer/{name}"])
@@ -226,15 +238,12 @@ def accuracy(project: Project, texts: Sequence[str] = TEXTS) -> ws.Workspace:
             ("bits_per_weight", "stored bits by layer"),
         )
     ]
-    tuning = wr.LinePlot(
-        title="tuning loss",
-        x=wr.Metric("tuning_step"),
-        y=["tuning_step/held_out_loss", "tuning_step/loss"],
-    )
+    losses = ["tuning_step/held_out_loss", "tuning_step/loss"]
+    tuning = wr.LinePlot(title="tuning loss", x=wr.Metric("tuning_step"), y=losses)
     sections = [
-        *map(of, texts),
-        ws.Section(name="layers and tuning", panels=[*by_layer, tuning], is_open=False),
-        ws.Section(name="compare runs", panels=[wr.RunComparer(diff_only="split")], is_open=True),
+        *map(of, TEXTS),
+        _section("layers and tuning", *by_layer, tuning, is_open=False),
+        _section("compare runs", wr.RunComparer(diff_only="split")),
     ]
     return _workspace(project, "lutlab: accuracy", "model", sections)
 
@@ -242,7 +251,6 @@ def accuracy(project: Project, texts: Sequence[str] = TEXTS) -> ws.Workspace:
 def kernels(project: Project) -> ws.Workspace:
     """Latency and fraction of the memory's bandwidth by shape and q, rounds, what differs between any runs."""
     import wandb_workspaces.reports.v2 as wr
-    import wandb_workspaces.workspaces as ws
 
     latency, fraction, speedup, error = (
         wr.SummaryMetric(f"{KERNEL}/{name}")
@@ -259,34 +267,25 @@ def kernels(project: Project) -> ws.Workspace:
         fraction,
     ]
     sections = [
-        ws.Section(
-            name="latency",
-            panels=[
-                wr.BarPlot(title="µs by shape", metrics=[latency], groupby=shape),
-                wr.BarPlot(title="µs by q", metrics=[latency], groupby=q),
-                wr.ScatterPlot(title="µs over q", x=q, y=latency, log_y=True),
-                wr.BarPlot(title="speed-up over the dense product by q", metrics=[speedup], groupby=q),
-            ],
-            is_open=True,
+        _section(
+            "latency",
+            wr.BarPlot(title="µs by shape", metrics=[latency], groupby=shape),
+            wr.BarPlot(title="µs by q", metrics=[latency], groupby=q),
+            wr.ScatterPlot(title="µs over q", x=q, y=latency, log_y=True),
+            wr.BarPlot(title="speed-up over the dense product by q", metrics=[speedup], groupby=q),
         ),
-        ws.Section(
-            name="of the memory's bandwidth",
-            panels=[
-                wr.BarPlot(title="fraction by shape", metrics=[fraction], groupby=shape),
-                wr.BarPlot(title="fraction by q", metrics=[fraction], groupby=q),
-                wr.ScatterPlot(title="fraction over q", x=q, y=fraction),
-            ],
-            is_open=True,
+        _section(
+            "of the memory's bandwidth",
+            wr.BarPlot(title="fraction by shape", metrics=[fraction], groupby=shape),
+            wr.BarPlot(title="fraction by q", metrics=[fraction], groupby=q),
+            wr.ScatterPlot(title="fraction over q", x=q, y=fraction),
         ),
-        ws.Section(
-            name="all axes, rounds, errors",
-            panels=[
-                wr.ParallelCoordinatesPlot(columns=[wr.ParallelCoordinatesPlotColumn(c) for c in columns]),
-                wr.LinePlot(title="s by round", x=wr.Metric("round"), y=[f"round/{KERNEL}_s"]),
-                wr.ScatterPlot(title="error over q", x=q, y=error, log_y=True),
-                wr.RunComparer(diff_only="split"),
-            ],
-            is_open=True,
+        _section(
+            "all axes, rounds, errors",
+            wr.ParallelCoordinatesPlot(columns=[wr.ParallelCoordinatesPlotColumn(c) for c in columns]),
+            wr.LinePlot(title="s by round", x=wr.Metric("round"), y=[f"round/{KERNEL}_s"]),
+            wr.ScatterPlot(title="error over q", x=q, y=error, log_y=True),
+            wr.RunComparer(diff_only="split"),
         ),
     ]  # fmt: skip
     return _workspace(project, "lutlab: kernels", "product", sections)
@@ -308,13 +307,7 @@ def _workspace(project: Project, name: str, of: str, sections: Sequence[ws.Secti
 
 
 def report(project: Project, paper: str, tables: Mapping[str, ResultTable]) -> wr.Report:
-    """A paper's tables, published beside measured, with their claims, over the runs that they come from.
-
-    Args:
-        project: project whose runs its panels show.
-        paper: a folder of experiments.
-        tables: `<artifact> <variant>` -> table.
-    """
+    """A paper's tables, published beside measured, with their claims, over the runs that they come from."""
     import wandb_workspaces.reports.v2 as wr
 
     blocks: list[Any] = [wr.TableOfContents()]

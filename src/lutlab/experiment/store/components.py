@@ -31,9 +31,7 @@ _ROOMS = {
     "evaluator": ("evaluators", "groups"),
 }
 _OF_NO_NUMBER = ("description", "attested", "version", "tokens")  # of a protocol
-_PROTOCOL_FILES = tuple(
-    f"data/{name}.py" for name in ("tokens", "choices", "pairs", "calibration", "masking")
-)
+_PROTOCOL_FILES = tuple(f"data/{name}.py" for name in ("tokens", "choices", "pairs", "masking"))
 
 
 @dataclass(frozen=True)

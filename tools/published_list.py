@@ -57,13 +57,6 @@ def read_list(only: str = "*", path: Path = LIST) -> list[Variant]:
     return chosen
 
 
-def commands(artifact: str) -> dict[str, str]:
-    """Variant -> the command that measures it, as the list of this checkout says; nothing where there is no list."""
-    if not LIST.exists():
-        return {}
-    return {v.name: v.command for v in read_list() if v.artifact == artifact}
-
-
 def _mapping(path: Path, name: str, value: object) -> dict:
     if not isinstance(value, dict) or not value:
         raise LutlabError(f"{path}: {name} must map names to values, and is {value!r}")
