@@ -183,7 +183,7 @@ def qigens(shape: tuple[int, int], m: int, args: argparse.Namespace) -> list[Pro
     x = torch.randn(m, columns, generator=generator)
     found = []
     for q in [q for q in args.bits if q <= 4]:
-        if args.search and not qigen_gemv.parameters(shape, q, GROUP).searched:
+        if args.search and not qigen_gemv.parameters(shape, q, GROUP)[1]:
             qigen_gemv.search(q)
         for group in (GROUP, -1):
             groups = columns // GROUP if group == GROUP else 1

@@ -101,9 +101,7 @@ class QIGen(Evaluator):
             found = timed(engine, prompts(model, 1, 1), self.tokens, self.repeats)
         facts = {
             "kernel": sorted({variant(weight) for weight in packed.values()}),
-            "searched": all(
-                parameters(w.shape, w.bits, w.group_size).searched for w in packed.values()
-            ),
+            "searched": all(parameters(w.shape, w.bits, w.group_size)[1] for w in packed.values()),
         }
         return dataclasses.replace(found, facts={**found.facts, **facts})
 

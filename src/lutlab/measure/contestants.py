@@ -130,7 +130,7 @@ def cold_bytes(device: str) -> tuple[int, dict[str, Any]]:
     if device == "cpu":
         from lutlab.kernels.cpu.qigen.qigen_model import caches
 
-        cache, times = caches().l3, products.CPU_CACHES
+        cache, times = caches()["l3"], products.CPU_CACHES
     else:
         cache = torch.cuda.get_device_properties(device).L2_cache_size
         times = products.GPU_CACHES

@@ -7,8 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lutlab.kernels.cpu.qigen.qigen_model import (
-    CacheBlocks,
-    Caches,
     cache_blocks,
     caches,
     candidates,
@@ -38,14 +36,12 @@ def test_the_program_finds_what_brute_force_finds(k, n, t_u, cores, step, bits, 
     found = cache_blocks(k, options, step, bits, gamma)
     best = brute_force(k, options, step, bits, gamma)
     if best is None:
-        assert found == CacheBlocks(
-            step, min(options), footprint(step, min(options), bits), fits=False
-        )
+        assert found == (step, min(options))
         return
-    assert found.fits
-    assert found.bits == best == footprint(found.m_b, found.t_b, bits)
-    assert found.m_b % step == 0
-    assert found.t_b in options
+    m_b, t_b = found
+    assert footprint(m_b, t_b, bits) == best
+    assert m_b % step == 0
+    assert t_b in options
 
 
 def test_footprint_is_the_left_side_of_eq_3():
@@ -53,9 +49,7 @@ def test_footprint_is_the_left_side_of_eq_3():
 
 
 def test_a_layer_that_fits_whole_is_one_block_a_core():
-    assert cache_blocks(64, tuple(candidates(64, 32, 2)), 8, 4, 10**9) == CacheBlocks(
-        64, 32, footprint(64, 32, 4), fits=True
-    )
+    assert cache_blocks(64, tuple(candidates(64, 32, 2)), 8, 4, 10**9) == (64, 32)
 
 
 def test_candidates_divide_a_cores_share():
@@ -76,7 +70,12 @@ def test_caches_as_linux_writes_them(tmp_path):
     cache_entry(tmp_path, 1, "1", "Instruction", "64K")
     cache_entry(tmp_path, 2, "2", "Unified", "1024K")
     cache_entry(tmp_path, 3, "3", "Unified", "32M")
-    assert caches(tmp_path) == Caches(48 * 2**10, 2**20, 32 * 2**20, "sysfs")
+    assert caches(tmp_path) == {
+        "l1": 48 * 2**10,
+        "l2": 2**20,
+        "l3": 32 * 2**20,
+        "origin": "sysfs",
+    }
 
 
 @pytest.mark.parametrize("broken", ["", "none", "K"])
@@ -84,6 +83,6 @@ def test_what_the_system_does_not_say_is_assumed_and_said(tmp_path, broken):
     cache_entry(tmp_path, 0, "1", "Data", "48K")
     cache_entry(tmp_path, 1, "2", "Unified", broken)
     found = caches(tmp_path)
-    assert (found.l1, found.origin) == (48 * 2**10, "assumed")
-    assert found.l2 > 0
-    assert caches(tmp_path / "nothing").l1 == 32 * 2**10
+    assert (found["l1"], found["origin"]) == (48 * 2**10, "assumed")
+    assert found["l2"] > 0
+    assert caches(tmp_path / "nothing")["l1"] == 32 * 2**10

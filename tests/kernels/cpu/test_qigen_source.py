@@ -3,7 +3,7 @@
 import pytest
 
 from lutlab.errors import LutlabError
-from lutlab.kernels.cpu.qigen.qigen_source import MicroKernel, groups_in_unit, micro_kernels, source
+from lutlab.kernels.cpu.qigen.qigen_gemv import MicroKernel, groups_in_unit, micro_kernels, source
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4])

@@ -9,6 +9,10 @@ Rows of x are taken one after the other on a block that lies in the cache: the p
 float32 (Eq. 1 and 2): where x has a mean far from zero, the sum of x codes and z sum of x cancel, and with a single
 scale a column an output's error is that of its two large terms. Rows of x whose sums overflow or that have NaN or inf
 are multiplied by the dequantized weight (overflow.py). AVX2 where the CPU has it, also under AVX-512; else portable C.
+
+The sizes of a layer, m_b and t_b are arguments of the generated function, as in the authors' released module: a source
+serves every layer of a model. The authors' notation is kept: x [m], y [t]; m_u input channels are unpacked at a time
+into m_u t_u registers, t_u registers accumulate eight outputs each.
 """
 
 from __future__ import annotations
@@ -29,14 +33,81 @@ from lutlab.groups import group_length
 from lutlab.kept import findings
 from lutlab.kernels.codegen import library
 from lutlab.kernels.codegen.isa import Isa, detect, features
+from lutlab.kernels.codegen.templates import render
 from lutlab.kernels.cpu.overflow import mend
 from lutlab.kernels.cpu.qigen import qigen_blocks, qigen_model
-from lutlab.kernels.cpu.qigen.qigen_blocks import LANES, Blocks, PackedQIGen
-from lutlab.kernels.cpu.qigen.qigen_source import MicroKernel, groups_in_unit, micro_kernels, source
+from lutlab.kernels.cpu.qigen.qigen_blocks import LANES, UNIT, Blocks, PackedQIGen
 from lutlab.lazy import torch
 from lutlab.tensors import UniformTensor
 
 log = logging.getLogger(__name__)
+# ---- the source ----
+
+# Vector registers of AVX and AVX2, the eta of Eq. 4.
+REGISTERS = 16
+
+
+@dataclass(frozen=True)
+class MicroKernel:
+    """m_u: input channels unpacked at a time; t_u: accumulators of eight outputs."""
+
+    m_u: int
+    t_u: int
+
+    @property
+    def registers(self) -> int:
+        """Left side of Eq. 4: x, W and y of a step."""
+        return self.m_u + self.m_u * self.t_u + self.t_u
+
+
+def micro_kernels(bits: int, registers: int = REGISTERS) -> tuple[MicroKernel, ...]:
+    """Every micro kernel within Eq. 4 whose m_u divides a unit: what the empirical search chooses from.
+
+    >>> [(k.m_u, k.t_u) for k in micro_kernels(4, registers=8)]
+    [(1, 1), (1, 2), (1, 3), (2, 1), (2, 2)]
+    """
+    divisors = [m for m in range(1, UNIT[bits] + 1) if UNIT[bits] % m == 0]
+    every = (MicroKernel(m, t) for m in divisors for t in range(1, registers))
+    return tuple(kernel for kernel in every if kernel.registers <= registers)
+
+
+def groups_in_unit(bits: int, group_size: int, in_features: int) -> int:
+    """Groups in a unit, for the source: 0, one scale a column; 1, groups of whole units; else their count."""
+    length = group_length(group_size, in_features)
+    if length >= in_features:
+        return 0
+    return max(1, UNIT[bits] // length)
+
+
+def source(bits: int, groups: int, kernel: MicroKernel, lanes: str) -> str:
+    """C source of `qigen_gemv` (its arguments are in kernels/cpu/qigen/gemv.c).
+
+    Args:
+        bits: 2, 3 or 4.
+        groups: groups in a unit, from `groups_in_unit`.
+        kernel: within Eq. 4 or not: a larger one spills registers.
+        lanes: `avx2` or `portable`.
+
+    Raises:
+        LutlabError: m_u does not divide a unit.
+    """
+    if kernel.t_u < 1 or kernel.m_u < 1 or UNIT[bits] % kernel.m_u:
+        raise LutlabError(
+            f"{kernel} for q={bits}: m_u must divide the {UNIT[bits]} values that are unpacked "
+            "together, and t_u be at least 1"
+        )
+    return render(
+        "qigen/gemv.c",
+        bits=bits,
+        m_u=kernel.m_u,
+        t_u=kernel.t_u,
+        groups_in_unit=groups,
+        lanes=lanes,
+    )
+
+
+# ---- its parameters, packing, launch ----
+
 # For a machine that has not been searched. The authors' own is m_u = 2, t_u = 4: as fast in most cases, but gcc spills
 # registers in its 2-bit form with a scale a column.
 DEFAULT = MicroKernel(m_u=1, t_u=4)
@@ -47,16 +118,6 @@ _SEARCH_RUNS = 30
 _OUT = 5
 
 
-@dataclass(frozen=True)
-class Parameters:
-    """Answer of Algorithm 4 for a layer; searched: whether m_u, t_u were measured on this machine, or are DEFAULT."""
-
-    blocks: Blocks
-    l1_bits: int
-    block_bits: int
-    searched: bool
-
-
 def prepare(tensor: UniformTensor, blocks: Blocks | None = None) -> PackedQIGen:
     """Pack a uniform weight for this machine; `blocks` overrides what the model finds.
 
@@ -65,7 +126,7 @@ def prepare(tensor: UniformTensor, blocks: Blocks | None = None) -> PackedQIGen:
     """
     rows, in_features = tensor.codes.shape
     if blocks is None:
-        blocks = parameters((rows, in_features), tensor.bits, tensor.group_size).blocks
+        blocks = parameters((rows, in_features), tensor.bits, tensor.group_size)[0]
     return qigen_blocks.pack(tensor, blocks)
 
 
@@ -75,8 +136,8 @@ def parameters(
     group_size: int,
     kernel: MicroKernel | None = None,
     cores: int | None = None,
-) -> Parameters:
-    """Algorithm 4, steps 1 to 3, for a layer [N, K].
+) -> tuple[Blocks, bool]:
+    """Algorithm 4, steps 1 to 3, for a layer [N, K]; and whether m_u, t_u were measured here, or are DEFAULT.
 
     Args:
         shape: (N, K).
@@ -91,19 +152,22 @@ def parameters(
     qigen_blocks.check_groups(bits, group_size, shape[1])
     found = kernel or _searched().get(bits)
     kernel = found or DEFAULT
-    gamma = 8 * qigen_model.caches().l1
+    gamma = 8 * qigen_model.caches()["l1"]
     strip, cores = LANES * kernel.t_u, cores or torch.get_num_threads()
     options = qigen_model.candidates(shape[0], strip, cores)
-    solved = qigen_model.cache_blocks(
+    m_b, t_b = qigen_model.cache_blocks(
         shape[1], tuple(options), qigen_blocks.step(bits, group_size, shape[1]), bits, gamma
     )
-    panel = options[-1] // solved.t_b  # the largest candidate is a core's share
-    blocks = Blocks(solved.m_b, solved.t_b, kernel.m_u, kernel.t_u, panel)
+    panel = options[-1] // t_b  # the largest candidate is a core's share
+    blocks, taken = (
+        Blocks(m_b, t_b, kernel.m_u, kernel.t_u, panel),
+        qigen_model.footprint(m_b, t_b, bits),
+    )
     log.info(
         "QIGen q=%d g=%d [%d, %d]: %s, %d of %d bits of L1%s",
-        bits, group_size, *shape, blocks, solved.bits, gamma, "" if found else "; m_u, t_u not searched here",
+        bits, group_size, *shape, blocks, taken, gamma, "" if found else "; m_u, t_u not searched here",
     )  # fmt: skip
-    return Parameters(blocks, gamma, solved.bits, searched=found is not None)
+    return blocks, found is not None
 
 
 def gemv(x: torch.Tensor, packed: PackedQIGen, threads: int | None = None) -> torch.Tensor:
@@ -186,7 +250,7 @@ def search(bits: int) -> dict[MicroKernel, float]:
         groups = _SEARCH_SIDE // 128
         zero = torch.full((rows, groups), 2 ** (bits - 1), dtype=torch.int16)
         tensor = UniformTensor(codes, torch.ones(rows, groups), zero, bits, 128)
-        cut = parameters((rows, _SEARCH_SIDE), bits, 128, kernel, cores=1).blocks
+        cut = parameters((rows, _SEARCH_SIDE), bits, 128, kernel, cores=1)[0]
         packed = prepare(tensor, cut)
         runs[kernel] = (functools.partial(gemv, x, packed, 1), codes.numel())
     times = {kernel: _seconds(run) for kernel, (run, _) in runs.items()}  # compiles, warms up
@@ -215,7 +279,7 @@ def _seconds(run: Callable[[], object]) -> float:
 
 def _parameter_file() -> Path:
     """File of this CPU's parameters: home folders may be shared between machines."""
-    machine = json.dumps([sorted(features()), asdict(qigen_model.caches())])
+    machine = json.dumps([sorted(features()), qigen_model.caches()])
     digest = hashlib.sha256(machine.encode()).hexdigest()[:16]
     return library.cache_folder() / f"qigen-{instructions().name}-{digest}.sealed"
 

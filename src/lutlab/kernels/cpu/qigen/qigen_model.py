@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -29,29 +29,9 @@ _FALLBACK = {1: 32 * 2**10, 2: 256 * 2**10, 3: 2 * 2**20}
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
 
-@dataclass(frozen=True)
-class Caches:
-    """Bytes of a core's data caches, l3 shared; origin: `sysfs`, or `assumed` for what it does not say."""
-
-    l1: int
-    l2: int
-    l3: int
-    origin: str
-
-
-@dataclass(frozen=True)
-class CacheBlocks:
-    """m_b, t_b of Eq. 5 and the bits they take; fits: whether these are at most gamma."""
-
-    m_b: int
-    t_b: int
-    bits: int
-    fits: bool
-
-
 @functools.cache
-def caches(folder: Path = _SYSFS) -> Caches:
-    """Data caches of the first core, as Linux reports them."""
+def caches(folder: Path = _SYSFS) -> dict[str, Any]:
+    """Bytes of the first core's data caches l1, l2, l3; origin: `sysfs`, or `assumed` for what that does not say."""
     found = {}
     for index in sorted(folder.glob("index*")):
         try:
@@ -64,7 +44,7 @@ def caches(folder: Path = _SYSFS) -> Caches:
             continue
     origin = "sysfs" if found.keys() >= _FALLBACK.keys() else "assumed"
     sizes = _FALLBACK | found
-    return Caches(sizes[1], sizes[2], sizes[3], origin)
+    return {f"l{level}": sizes[level] for level in (1, 2, 3)} | {"origin": origin}
 
 
 def footprint(m_b: int, t_b: int, bits: int) -> int:
@@ -81,7 +61,7 @@ def candidates(outputs: int, strip: int, cores: int) -> list[int]:
 @functools.lru_cache(maxsize=256)
 def cache_blocks(
     in_features: int, t_candidates: tuple[int, ...], step: int, bits: int, gamma: int
-) -> CacheBlocks:
+) -> tuple[int, int]:
     """Choose cache blocks by solving Eq. 5.
 
     Args:
@@ -92,17 +72,16 @@ def cache_blocks(
         gamma: bits of the L1 data cache.
 
     Returns:
-        An optimum; of several the solver's. Where not even the smallest block fits (a group longer than the cache is
-        deep), that one.
+        m_b, t_b of an optimum; of several the solver's. Where not even the smallest block fits (a group longer than
+        the cache is deep), that one.
 
     Raises:
         LutlabError: the solver fails.
     """
     from scipy.optimize import LinearConstraint, milp
 
-    smallest = footprint(step, min(t_candidates), bits)
-    if smallest > gamma:
-        return CacheBlocks(step, min(t_candidates), smallest, fits=False)
+    if footprint(step, min(t_candidates), bits) > gamma:
+        return step, min(t_candidates)
     t = np.array([c for c in t_candidates if footprint(step, c, bits) <= gamma])
     most, count = -(-in_features // step), len(t)
     weight = np.concatenate([(32 + bits * t) * step, 32 * t])  # of m_1 .. m_I, z_1 .. z_I
@@ -124,5 +103,4 @@ def cache_blocks(
     if found.x is None:
         raise LutlabError(f"the solver found no blocks for {gamma} bits of cache: {found.message}")
     steps, picked = np.round(found.x[:count]).astype(int), found.x[count:].argmax()
-    m_b, t_b = int(steps[picked]) * step, int(t[picked])
-    return CacheBlocks(m_b, t_b, footprint(m_b, t_b, bits), fits=True)
+    return int(steps[picked]) * step, int(t[picked])
