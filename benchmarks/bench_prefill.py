@@ -7,14 +7,14 @@
     kernel           packed weights, one reading for up to 64 rows of x
     panels           W dequantized by --panels rows into one buffer that stays in the cache, and torch.mm of each
     panels, free     the same without dequantizing: no faster dequantizer can make panels cheaper than this
-    whole            W dequantized in one piece, and torch.mm: from `dense_rows` rows of x on, a layer does this
+    whole            W dequantized in one piece, and torch.mm: from DENSE_ROWS rows of x on, a layer does this
     dense            torch.mm of W in float32
 
 A prompt is read by the engine's kernels, by dequantized panels (generate/prefill.py), and by transformers with the
 model in float32, to the logits of its last token.
 
 Contestants take turns, and a time is the least of --rounds, as a busy machine only adds. A crossover is the first of
---rows from which on the other way is faster than the kernel. `dense_rows` of rows_gemv.py is to be no less.
+--rows from which on the other way is faster than the kernel. DENSE_ROWS of rows_gemv.py is to be no less.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def contestants(linear: Execution, x: torch.Tensor, panel_rows: int) -> dict[str
     n, k = linear.rows.shape
     weight, panel, out = linear.dense(), torch.empty(panel_rows, k), torch.empty(len(x), n)
     found = {
-        "kernel": lambda: linear.kernel.gemv(x, linear.rows, out=out),
+        "kernel": lambda: linear.kernel.gemv(x, linear.rows),
         "panels": lambda: by_panels(x, linear, panel),
         "whole": lambda: torch.mm(x, linear.dense().t()),
         "dense": lambda: torch.mm(x, weight.t(), out=out),

@@ -7,15 +7,8 @@
    own. Four digits added are still a byte, so that only one sum in four is widened to 16 bits. Sums of integers are
    exact; at the end of a unit the digits are put together, converted and multiplied by scale and alpha.
    src/lutlab/kernels/cpu/bcq_gemv.py and row_blocks.py draw the stream of weights. */
-#include <float.h>
-#include <math.h>
-#include <stdint.h>
-#include <string.h>
-#define INLINE inline __attribute__((always_inline))
-{% include "simd/" ~ simd ~ ".h" %}
-{% include "simd/" ~ simd ~ "_bytes.h" %}
-
-{% include "rows/activations.h" %}
+{% set parts = ["avx2_bytes"] %}
+{% include "rows/head.h" %}
 
 {% include "bcq/planes.h" %}
 enum {
@@ -64,23 +57,12 @@ static __attribute__((noinline)) void add_plane(const uint8_t *unit, int plane, 
 {% endfor %}
         const rows_f sum = four_digits(two_digits(digit0, digit1), two_digits(digit2, {{ "digit3" if digits == 4 else "none" }}), bias);
         (void)none;
-        store_f32(y + v * 16, fma_rows(mul(broadcast(scale), load_alpha(unit, 0, plane, v)), sum, load_f32(y + v * 16)));
+        add_sum(unit, plane, v, scale, sum, y);
     }
 }
 
-/* One row of x times one unit, offsets included. */
-static INLINE void unit_1(const uint8_t *unit, long unit_words, const float *t, long t_stride, const float *sums,
-                          long sums_stride, float *y, long y_stride, long ahead)
-{
-    (void)t_stride, (void)sums_stride, (void)y_stride;
-    for (int line = 0; line < WORDS_AT; line += 64) prefetch(unit + ahead + line);
-    for (int plane = 0; plane < Q; plane++)
-        add_plane(unit, plane, unit_words, (const uint8_t *)t, sums[0], y, ahead);
-{% if offset %}
-    add_offset(unit, 0, sums[1], y);
-{% endif %}
-}
-
+{% set pairs = 0 %}
+{% include "bcq/unit.h" %}
 {% include "bcq/byte_tables.h" %}
 
 {% include "rows/entry.h" %}

@@ -6,15 +6,8 @@
    times the same (LUT-GEMM Eq. 5), which lie in neighbouring bytes, by one vpmaddubsw that weighs, adds and widens. Sums
    of integers are exact; in the end the bytes are put together, converted and multiplied by scale and alpha.
    src/lutlab/kernels/cpu/bcq_gemv.py and row_blocks.py draw the stream of weights. */
-#include <float.h>
-#include <math.h>
-#include <stdint.h>
-#include <string.h>
-#define INLINE inline __attribute__((always_inline))
-{% include "simd/" ~ simd ~ ".h" %}
-{% include "simd/" ~ simd ~ "_bytes.h" %}
-
-{% include "rows/activations.h" %}
+{% set parts = ["avx2_bytes"] %}
+{% include "rows/head.h" %}
 
 {% include "bcq/planes.h" %}
 enum {
@@ -24,16 +17,9 @@ enum {
     LOOKUP_BYTES = DIGITS * 16,
     SUMS = 2,                      /* floats kept of a unit of x: scale of its tables, sum */
     WORD_READY = WORD_LOOKUPS * LOOKUP_BYTES / (int)sizeof(float), /* floats' room that a word of columns is prepared into */
-    PAIRS = {{ pairs }},                     /* planes of which two and two are looked up together */
     PAIR_WORDS = 8                 /* 3 * 255 times their lookups are less than 2^16 */
 };
 
-/* y += scale * alpha of a plane * sum, of 16 rows. */
-static INLINE void add_sum(const uint8_t *unit, int plane, int v, float scale, rows_f sum, float *y)
-{
-    y += v * 16;
-    store_f32(y, fma_rows(mul(broadcast(scale), load_alpha(unit, 0, plane, v)), sum, load_f32(y)));
-}
 /* What sums of the highest bytes begin with, so that no bias is left of `lookups` entries in the end. */
 static INLINE rows_h less_bias(long lookups) { return _mm256_set1_epi16((short)-(BIAS / 65536 * lookups)); }
 
@@ -106,26 +92,7 @@ static __attribute__((noinline)) void add_pair(const uint8_t *unit, int plane, l
 }
 {% endif %}
 
-/* One row of x times one unit, offsets included. */
-static INLINE void unit_1(const uint8_t *unit, long unit_words, const float *t, long t_stride, const float *sums,
-                          long sums_stride, float *y, long y_stride, long ahead)
-{
-    (void)t_stride, (void)sums_stride, (void)y_stride;
-    const uint8_t *tables = (const uint8_t *)t;
-    for (int line = 0; line < WORDS_AT; line += 64) prefetch(unit + ahead + line);
-{% if pairs %}
-    for (int plane = 0; plane < PAIRS; plane += 2)
-        for (long word = 0; word < unit_words; word += PAIR_WORDS) {
-            const long left = unit_words - word;
-            add_pair(unit, plane, word, left < PAIR_WORDS ? left : PAIR_WORDS, tables, sums[0], y, ahead);
-        }
-{% endif %}
-    for (int plane = PAIRS; plane < Q; plane++) add_plane(unit, plane, unit_words, tables, sums[0], y, ahead);
-{% if offset %}
-    add_offset(unit, 0, sums[1], y);
-{% endif %}
-}
-
+{% include "bcq/unit.h" %}
 {% include "bcq/byte_tables.h" %}
 
 {% include "rows/entry.h" %}

@@ -5,13 +5,8 @@
    the {{ 2 ** lut_bits }} sums those activations can make. A table is one register, the rows lie in the lanes, a step is
    shift, lookup, {{ "multiply by alpha and add" if weigh == "first" else "add, and alpha multiplies the sum of a group" }}: every bit of every plane costs the same.
    src/lutlab/kernels/cpu/bcq_gemv.py and row_blocks.py draw the stream of weights. */
-#include <math.h>
-#include <stdint.h>
-#include <string.h>
-#define INLINE inline __attribute__((always_inline))
-{% include "simd/" ~ simd ~ ".h" %}
-
-{% include "rows/activations.h" %}
+{% set parts = [] %}
+{% include "rows/head.h" %}
 
 {% include "bcq/planes.h" %}
 #define TABLE (1 << TABLE_BITS)

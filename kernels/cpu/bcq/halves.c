@@ -5,15 +5,8 @@
    that 16 columns cannot sum to more than 16 bits hold: four lookups are added in 16 bits, widened to 32 once. A step
    is shift, lookup, add, and for 4 of them two dot products that widen: 12 instructions for 512 signs.
    src/lutlab/kernels/cpu/bcq_gemv.py and row_blocks.py draw the stream of weights. */
-#include <float.h>
-#include <math.h>
-#include <stdint.h>
-#include <string.h>
-#define INLINE inline __attribute__((always_inline))
-{% include "simd/" ~ simd ~ ".h" %}
-{% include "simd/" ~ simd ~ "_halves.h" %}
-
-{% include "rows/activations.h" %}
+{% set parts = ["avx512_halves"] %}
+{% include "rows/head.h" %}
 
 {% include "bcq/planes.h" %}
 enum {
@@ -48,22 +41,12 @@ static INLINE void add_plane(const uint8_t *unit, int plane, long unit_words, co
 {% endfor %}
     }
 {% for v, name in ((0, "low"), (1, "high")) %}
-    store_f32(y + {{ 16 * v }}, fma_rows(mul(broadcast(scale), load_alpha(unit, 0, plane, {{ v }})), {% if sums == 2 %}add(to_floats({{ name }}0), to_floats({{ name }}1)){% else %}to_floats({{ name }}0){% endif %}, load_f32(y + {{ 16 * v }})));
+    add_sum(unit, plane, {{ v }}, scale, {% if sums == 2 %}add(to_floats({{ name }}0), to_floats({{ name }}1)){% else %}to_floats({{ name }}0){% endif %}, y);
 {% endfor %}
 }
 
-/* One row of x times one unit, offsets included. */
-static INLINE void unit_1(const uint8_t *unit, long unit_words, const float *t, long t_stride, const float *sums,
-                          long sums_stride, float *y, long y_stride, long ahead)
-{
-    (void)t_stride, (void)sums_stride, (void)y_stride;
-    for (int line = 0; line < WORDS_AT; line += 64) prefetch(unit + ahead + line);
-    for (int plane = 0; plane < Q; plane++)
-        add_plane(unit, plane, unit_words, (const int16_t *)t, sums[0], y, ahead);
-{% if offset %}
-    add_offset(unit, 0, sums[1], y);
-{% endif %}
-}
+{% set pairs = 0 %}
+{% include "bcq/unit.h" %}
 
 /* Tables, their scale, and sums of activations of `units` units of one row of x. A unit that holds inf or nan gets the
    scale nan; one of nothing but tiny numbers is rounded to multiples of 2^-100 / MOST (arrange() has lifted tiny rows). */

@@ -36,6 +36,13 @@ static INLINE void add_offset(const uint8_t *unit, int group, float sum, float *
 }
 {% endif %}
 
+/* y += scale * alpha of a plane * sum, of 16 rows. */
+static INLINE void add_sum(const uint8_t *unit, int plane, int v, float scale, rows_f sum, float *y)
+{
+    y += v * 16;
+    store_f32(y, fma_rows(mul(broadcast(scale), load_alpha(unit, 0, plane, v)), sum, load_f32(y)));
+}
+
 /* The words of 16 rows of a plane, row v * 16 first; p: that word of the plane. */
 static INLINE rows_w load_plane(const uint8_t *p, int v)
 {

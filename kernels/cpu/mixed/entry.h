@@ -1,4 +1,5 @@
-enum { BATCH = 64 }; /* rows of x at most that share a reading of the weights: what is prepared of them fits L2 */
+typedef struct sections geometry;
+static INLINE long stored_columns(const geometry *k) { return (k->units[2] + k->units[3] + k->units[4]) * G; }
 
 {% include "rows/parts.h" %}
 
@@ -38,9 +39,10 @@ static __attribute__((noinline)) void add_section_{{ q }}(const float *x, long x
 {% endfor %}
 
 /* Blocks `first` .. `last`-1, for m <= BATCH rows of x as arrange() left them. */
-static void some_blocks(const float *x, long columns, long m, const uint8_t *stream, const struct sections *k, long blocks,
-                        long first, long last, float *y, long y_stride, long ahead)
+static void blocks_of_part(const float *x, long m, const uint8_t *stream, const geometry *k, long blocks, long first, long last,
+                           float *y, long y_stride, long ahead)
 {
+    const long columns = stored_columns(k);
     const uint8_t *rows = behind_sections(stream, k, blocks);
     const float *x_of = x;
     for (long i = 0; i < m; i++) memset(y + i * y_stride + first * ROWS, 0, (last - first) * ROWS * sizeof *y);
@@ -63,44 +65,20 @@ static void some_blocks(const float *x, long columns, long m, const uint8_t *str
         for (long i = 0; i < m; i++) add_outliers(outliers, block, x + i * columns, y + i * y_stride + block * ROWS, ahead);
 }
 
-/* As some_blocks, of all parts: each prepares x for itself, since parts that share an order of columns are rare. */
-static void some_blocks_of_parts(const float *x, long columns, long m, const struct part *parts, const struct sections *k,
-                                 long first, long last, float *y, long y_stride, long ahead)
+/* Blocks of all parts: each prepares x for itself, since parts that share an order of columns are rare. */
+static void some_blocks(const float *x, long m, const struct part *parts, const geometry *k, long first, long last, float *y,
+                        long y_stride, long ahead)
 {
     for (struct place at = place_of(parts, first); first < last;) {
         const long left = at.part->blocks - at.block, count = last - first < left ? last - first : left;
-        some_blocks(x, columns, m, at.part->stream, k, at.part->blocks, at.block, at.block + count,
-                    y + (first - at.block) * ROWS, y_stride, ahead);
+        blocks_of_part(x, m, at.part->stream, k, at.part->blocks, at.block, at.block + count, y + (first - at.block) * ROWS,
+                       y_stride, ahead);
         first += count;
         at = (struct place){at.part + 1, 0};
     }
 }
 
-/* x [m, x_stride] of k->channels, channels [stored columns], y [m, y_stride] of 32 rows a block, scratch m * stored columns
-   floats. Threads share out the blocks of all parts, and a row is computed by one of them: the result depends neither on
-   their number nor on what other parts there are. Returns whether all of y is finite. */
-int gemv(const float *x, long x_stride, long m, const struct part *parts, long count, const struct sections *k,
-         const int32_t *channels, float *y, long y_stride, float *scratch, long ahead, int threads)
-{
-    int finite = 1;
-    const long blocks = blocks_of(parts, count);
-    const long columns = (k->units[2] + k->units[3] + k->units[4]) * G;
-    for (; m > 0; m -= BATCH, x += BATCH * x_stride, y += BATCH * y_stride) {
-        const long rows = m < BATCH ? m : BATCH;
-        float back[BATCH];
-        for (long i = 0; i < rows; i++)
-            back[i] = arrange(x + i * x_stride, channels, k->channels, columns, scratch + i * columns);
-#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static, 1) reduction(& : finite)
-        for (int thread = 0; thread < threads; thread++) {
-            const long first = blocks * thread / threads, last = blocks * (thread + 1) / threads;
-            some_blocks_of_parts(scratch, columns, rows, parts, k, first, last, y, y_stride, ahead);
-            finite &= all_finite(y + first * ROWS, y_stride, rows, (last - first) * ROWS);
-        }
-        for (long i = 0; i < rows; i++)
-            for (long n = 0; back[i] != 1 && n < blocks * ROWS; n++) y[i * y_stride + n] *= back[i];
-    }
-    return finite;
-}
+{% include "rows/gemv.h" %}
 
 /* out[row, channel] = W[row, channel], out [N, K]: units of 32 rows in a tile, then row by row; outliers in the end. */
 void dequantize(const uint8_t *stream, const struct sections *k, const int32_t *channels, long n, float *out, int threads)

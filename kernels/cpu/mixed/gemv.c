@@ -5,18 +5,8 @@
    of a group weighed on the way (LUT-GEMM Eq. 5: alpha_b = 2^(b-1) s); codes of 4 bits are multiplied by the digits of the
    activations, which costs less there. Then scales are decoded from 4 bits, second order, and y is brought up to date.
    src/lutlab/kernels/cpu/mixed_gemv.py draws the stream of weights. */
-#include <float.h>
-#include <math.h>
-#include <stdint.h>
-#include <string.h>
-#define INLINE inline __attribute__((always_inline))
-{% include "simd/" ~ simd ~ ".h" %}
-{% if simd == "avx2" %}
-{% include "simd/avx2_bytes.h" %}
-{% include "simd/avx2_digits.h" %}
-{% endif %}
-
-{% include "rows/activations.h" %}
+{% set parts = ["avx2_bytes", "avx2_digits"] if simd == "avx2" else [] %}
+{% include "rows/head.h" %}
 
 {% include "mixed/units.h" %}
 

@@ -1,10 +1,6 @@
-enum {
-    TILE_FROM = {{ tile_from }},      /* rows of x from which on weights become floats once for all of them */
-    TILE_ROWS = {{ tile_rows }},       /* rows of x at most that are multiplied together */
-    TILE_UNITS = G < 128 ? 128 / G : 1 /* at a time: their floats fit L1 */
-};
-
 {% include "rows/multiply.h" %}
+enum { TILE_UNITS = G < 128 ? 128 / G : 1 }; /* at a time: their floats fit L1 */
+
 /* Floats of `count` units from unit `first` of `units` on, outliers 0: tile[(v * columns + column) * 16 + lane], exact. */
 static __attribute__((noinline)) void dequantize_units(int q, const uint8_t *at, long units, long first, long count, const uint8_t *rows,
                                                        float *tile)
@@ -48,31 +44,18 @@ static __attribute__((noinline)) void dequantize_units(int q, const uint8_t *at,
 static __attribute__((noinline)) void add_section_by_tiles(int q, const float *x, long x_stride, long m, const uint8_t *stream, const uint8_t *rows,
                                  long all_units, long panel_units, long blocks, long first, long last, float *y, long y_stride)
 {
-    static void (*const multiply[])(const float *, const float *, long, float *, long) = {
-        0{% for m in range(1, tile_rows + 1) %}, multiply_{{ m }}{% endfor %}
-
-    };
-    const long most = all_units < panel_units ? all_units : panel_units, parts = (m + TILE_ROWS - 1) / TILE_ROWS;
-    float ready[m * most * G]; /* [parts, columns of the panel, rows of x of the part] */
+    const long most = all_units < panel_units ? all_units : panel_units;
+    float ready[m * most * G];
     float tile[ROWS * TILE_UNITS * G] __attribute__((aligned(64)));
     for (long panel = 0; panel < all_units; panel += panel_units) {
         const long units = all_units - panel < panel_units ? all_units - panel : panel_units, columns = units * G;
-        for (long part = 0; part < parts; part++) {
-            const long from = m * part / parts, count = m * (part + 1) / parts - from;
-            for (long i = 0; i < count; i++)
-                for (long c = 0; c < columns; c++)
-                    ready[from * columns + c * count + i] = x[(from + i) * x_stride + panel * G + c];
-        }
+        share_out(x + panel * G, x_stride, m, columns, ready);
         for (long block = first; block < last; block++) {
             const uint8_t *at = stream + (blocks * panel + block * units) * unit_bytes(q);
             for (long u = 0; u < units; u += TILE_UNITS) {
                 const long some = units - u < TILE_UNITS ? units - u : TILE_UNITS;
                 dequantize_units(q, at, units, u, some, rows + block * 96, tile);
-                for (long part = 0; part < parts; part++) {
-                    const long from = m * part / parts, count = m * (part + 1) / parts - from;
-                    multiply[count](tile, ready + from * columns + u * G * count, some * G,
-                                    y + from * y_stride + block * ROWS, y_stride);
-                }
+                multiply_parts(tile, ready, m, columns, u * G, some * G, y + block * ROWS, y_stride);
             }
         }
     }

@@ -1,3 +1,8 @@
+enum {
+    TILE_FROM = {{ tile_from }},      /* rows of x from which on weights become floats once for all of them */
+    TILE_ROWS = {{ tile_rows }}       /* rows of x at most that are multiplied together */
+};
+
 {% for m in range(1, tile_rows + 1) %}
 /* y += tile x^T for {{ m }} row{{ "s" if m > 1 }} of x [columns, {{ m }}]. */
 static void multiply_{{ m }}(const float *tile, const float *x, long columns, float *y, long y_stride)
@@ -25,3 +30,27 @@ static void multiply_{{ m }}(const float *tile, const float *x, long columns, fl
 }
 
 {% endfor %}
+
+static INLINE long parts_of(long m) { return (m + TILE_ROWS - 1) / TILE_ROWS; }
+/* out [parts, columns, rows of x of the part] of m rows of x, x_stride apart. */
+static INLINE void share_out(const float *x, long x_stride, long m, long columns, float *out)
+{
+    for (long part = 0; part < parts_of(m); part++) {
+        const long from = m * part / parts_of(m), rows = m * (part + 1) / parts_of(m) - from;
+        for (long i = 0; i < rows; i++)
+            for (long c = 0; c < columns; c++) out[from * columns + c * rows + i] = x[(from + i) * x_stride + c];
+    }
+}
+/* y += tile x^T of all rows of x; x: as shared out, of whose `columns` the tile has `count` from `first` on. */
+static INLINE void multiply_parts(const float *tile, const float *x, long m, long columns, long first, long count, float *y,
+                                  long y_stride)
+{
+    static void (*const multiply[])(const float *, const float *, long, float *, long) = {
+        0{% for m in range(1, tile_rows + 1) %}, multiply_{{ m }}{% endfor %}
+
+    };
+    for (long part = 0; part < parts_of(m); part++) {
+        const long from = m * part / parts_of(m), rows = m * (part + 1) / parts_of(m) - from;
+        multiply[rows](tile, x + from * columns + first * rows, count, y + from * y_stride, y_stride);
+    }
+}

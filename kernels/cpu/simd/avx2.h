@@ -11,7 +11,6 @@ typedef __m256 table_f;                    /* 2^TABLE_BITS sums of activations, 
    putting off sums until it runs out of registers. */
 #define KEEP(value) __asm__ volatile("" : "+x"((value).lo), "+x"((value).hi))
 #define KEEP_TABLE(value) __asm__ volatile("" : "+x"(value))
-static INLINE void prefetch(const void *line) { _mm_prefetch((const char *)line, _MM_HINT_T0); }
 
 static INLINE rows_w load_words(const void *p)
 {

@@ -84,15 +84,7 @@ static INLINE __m256i cut_activations(int32_t *out, const float *x, float invers
 /* Signed digits of 8 activations: out[(3 odd + digit) * 32 + 4 r + j] is that of x[2 j + odd], the same for all 8 r. */
 static INLINE void build_activation_digits(uint8_t *out, const float *x, float inverse)
 {
-    const __m256i up = _mm256_set1_epi32(UP_DIGITS);
-    const __m256i all = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x), _mm256_set1_ps(inverse)));
-    __m256i digits = _mm256_xor_si256(_mm256_add_epi32(all, up), up);
-    digits = _mm256_permutevar8x32_epi32(digits, _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7));
-    const __m128i transposed = _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-    digits = _mm256_shuffle_epi8(digits, _mm256_broadcastsi128_si256(transposed));
-    int four[8];
-    _mm256_storeu_si256((__m256i *)four, digits);
-    for (int odd = 0; odd < 2; odd++)
-        for (int digit = 0; digit < DIGITS; digit++, out += 32)
-            _mm256_store_si256((__m256i *)out, _mm256_set1_epi32(four[4 * odd + digit]));
+    int32_t four[2 * DIGITS];
+    cut_activations(four, x, inverse);
+    for (int i = 0; i < 2 * DIGITS; i++, out += 32) _mm256_store_si256((__m256i *)out, _mm256_set1_epi32(four[i]));
 }

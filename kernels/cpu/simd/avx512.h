@@ -10,7 +10,6 @@ typedef __m512 table_f; /* 2^TABLE_BITS sums of activations, one for each patter
    putting off sums until it runs out of registers. */
 #define KEEP(value) __asm__ volatile("" : "+v"(value))
 #define KEEP_TABLE(value) KEEP(value)
-static INLINE void prefetch(const void *line) { _mm_prefetch((const char *)line, _MM_HINT_T0); }
 
 static INLINE rows_w load_words(const void *p) { return _mm512_loadu_si512(p); }
 static INLINE rows_f load_f32(const void *p) { return _mm512_loadu_ps(p); }
@@ -57,18 +56,5 @@ static INLINE void build_table(float *entries, const float *x)
     _mm512_store_ps(entries, t);
 }
 
-/* All sixteen rows: there are registers enough. */
-enum { PARTS = 1 };
-typedef rows_f part_f;
-typedef rows_w part_w;
-#define PART(rows, part) ((void)(part), (rows))
-static INLINE part_f negated(part_f a) { return mul(a, broadcast(-1)); }
-static INLINE part_f add_part(part_f a, part_f b) { return add(a, b); }
-static INLINE void store_part(float *p, part_f a) { store_f32(p, a); }
-static INLINE part_w shifted_left(part_w w, int n) { return _mm512_slli_epi32(w, n); }
-/* plus where bit 31 is 1, minus where it is 0 */
-static INLINE part_f by_sign(part_f minus, part_f plus, part_w w)
-{
-    (void)minus;
-    return negated_unless(plus, w, 31);
-}
+static INLINE rows_w shifted_left(rows_w w, int n) { return _mm512_slli_epi32(w, n); }
+{% include "simd/whole.h" %}

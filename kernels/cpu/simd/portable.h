@@ -9,7 +9,6 @@ typedef struct { const float *entries; } table_f;         /* 2^TABLE_BITS sums, 
 
 #define KEEP(value) ((void)0) /* left to the compiler */
 #define KEEP_TABLE(value) ((void)0)
-static INLINE void prefetch(const void *line) { __builtin_prefetch(line); }
 
 static INLINE rows_w load_words(const void *p)
 {
@@ -83,18 +82,5 @@ static INLINE void build_table(float *entries, const float *x)
     }
 }
 
-/* All sixteen rows: the compiler cuts them as it likes. */
-enum { PARTS = 1 };
-typedef rows_f part_f;
-typedef rows_w part_w;
-#define PART(rows, part) ((void)(part), (rows))
-static INLINE part_f negated(part_f a) { return -a; }
-static INLINE part_f add_part(part_f a, part_f b) { return a + b; }
-static INLINE void store_part(float *p, part_f a) { store_f32(p, a); }
-static INLINE part_w shifted_left(part_w w, int n) { return w << n; }
-/* plus where bit 31 is 1, minus where it is 0 */
-static INLINE part_f by_sign(part_f minus, part_f plus, part_w w)
-{
-    (void)minus;
-    return negated_unless(plus, w, 31);
-}
+static INLINE rows_w shifted_left(rows_w w, int n) { return w << n; }
+{% include "simd/whole.h" %}

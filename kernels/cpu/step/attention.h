@@ -45,13 +45,12 @@ static float softmax_terms(float *scores, long n)
     return sum_of_lanes(sum);
 }
 {% for type in types | reverse %}
-{% set T = "float" if type == "float32" else type %}
 
 /* scores[p] = q . k of n positions, eight at a time: as many sums as hide the latency of an FMA. */
-static void scores_{{ type }}(const float *q, const {{ T }} *keys, long room, long n, float *scores)
+static void scores_{{ type }}(const float *q, const {{ type }} *keys, long room, long n, float *scores)
 {
     for (long p = 0; p < n; p += 8) {
-        const {{ T }} *key[8]; /* behind the last one: the last one again */
+        const {{ type }} *key[8]; /* behind the last one: the last one again */
         lanes_f sum[8] = {0};
         float eight[8];
         for (int i = 0; i < 8; i++) key[i] = keys + (p + i < n ? p + i : n - 1) * room;
@@ -66,7 +65,7 @@ static void scores_{{ type }}(const float *q, const {{ T }} *keys, long room, lo
 }
 
 /* out += sum of weight[p] v of n positions */
-static void add_values_{{ type }}(const float *weight, const {{ T }} *values, long room, long n, float *out)
+static void add_values_{{ type }}(const float *weight, const {{ type }} *values, long room, long n, float *out)
 {
     long j = 0;
 {% for vectors in (8, 4, 2, 1) %}
@@ -74,7 +73,7 @@ static void add_values_{{ type }}(const float *weight, const {{ T }} *values, lo
         lanes_f {% for v in range(vectors) %}sum{{ v }} = load_float32(out + j + {{ v }} * LANES){{ ";" if loop.last else ", " }}{% endfor %}
 
         for (long p = 0; p < n; p++) {
-            const {{ T }} *here = values + p * room + j;
+            const {{ type }} *here = values + p * room + j;
             const float w = weight[p];
 {% for v in range(vectors) %}
             sum{{ v }} += load_{{ type }}(here + {{ v }} * LANES) * w;
@@ -87,13 +86,7 @@ static void add_values_{{ type }}(const float *weight, const {{ T }} *values, lo
 {% endfor %}
 }
 
-/* A tile as floats, for all that meet it. */
-static void widen_tile_{{ type }}(const {{ T }} *here, long n, float *tile)
-{
-    for (long j = 0; j < n; j += LANES) store_float32(tile + j, load_{{ type }}(here + j));
-}
-
-static void attend_{{ type }}(const struct queries *some, const {{ T }} *keys, const {{ T }} *values, const struct workspace *room)
+static void attend_{{ type }}(const struct queries *some, const {{ type }} *keys, const {{ type }} *values, const struct workspace *room)
 {
     const long first = first_seen(some, 0), last = some->position + some->tokens, rows = some->tokens * some->group;
     const int widen = {{ "0" if type == "float32" else "rows > 1" }};
@@ -101,10 +94,10 @@ static void attend_{{ type }}(const struct queries *some, const {{ T }} *keys, c
     for (int pass = 0; pass < 2; pass++) {
         for (long at = first; at < last; at += TILE) {
             const long end = at + TILE < last ? at + TILE : last;
-            const {{ T }} *here = (pass ? values : keys) + at * some->room;
+            const {{ type }} *here = (pass ? values : keys) + at * some->room;
             for (long line = 0; line < (end - at) * some->room * (long)sizeof *here; line += 64)
                 __builtin_prefetch((const char *)here + AHEAD + line);
-            if (widen) widen_tile_{{ type }}(here, (end - at) * some->room, tile);
+            if (widen) widen_{{ type }}(here, (end - at) * some->room, tile);
             for (long row = 0; row < rows; row++) {
                 const long token = row / some->group, head = row % some->group;
                 const long seen = first_seen(some, token), from = at > seen ? at : seen;
@@ -131,7 +124,7 @@ static void attend_{{ type }}(const struct queries *some, const {{ T }} *keys, c
 }
 
 /* A key or a value into its place in the cache; whether it is finite there, as it was before. */
-static int hold_{{ type }}(const float *x, long size, long room, {{ T }} *place)
+static int hold_{{ type }}(const float *x, long size, long room, {{ type }} *place)
 {
     lanes_i lost = {0};
     for (long j = 0; j < room; j += LANES) {
@@ -149,7 +142,7 @@ static int hold(long type, const float *x, long size, long room, void *cache, lo
 {
     switch (type) {
 {% for type in types %}
-    case {{ loop.index0 }}: return hold_{{ type }}(x, size, room, ({{ "float" if type == "float32" else type }} *)cache + place);
+    case {{ loop.index0 }}: return hold_{{ type }}(x, size, room, ({{ type }} *)cache + place);
 {% endfor %}
     }
     return 0;
@@ -159,8 +152,7 @@ static void attend(long type, const struct queries *some, const void *keys, cons
 {
     switch (type) {
 {% for type in types %}
-{% set T = "const float" if type == "float32" else "const " ~ type %}
-    case {{ loop.index0 }}: attend_{{ type }}(some, ({{ T }} *)keys + place, ({{ T }} *)values + place, room); return;
+    case {{ loop.index0 }}: attend_{{ type }}(some, (const {{ type }} *)keys + place, (const {{ type }} *)values + place, room); return;
 {% endfor %}
     }
 }

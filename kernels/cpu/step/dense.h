@@ -1,8 +1,7 @@
 /* y[m, n] = sum_k x[m, k] W[n, k], W [rows, width] of {{ types | join(", ") }}: width is K, padded to whole vectors by zeros. */
 {% for type in types %}
-{% set T = "float" if type == "float32" else type %}
 /* A row of W times one row of x, in lanes whose sum it is: one stream, four sums under way. `end` is what is left of x. */
-static INLINE lanes_f one_row_{{ type }}(const float *x, long k, const {{ T }} *w, lanes_f end)
+static INLINE lanes_f one_row_{{ type }}(const float *x, long k, const {{ type }} *w, lanes_f end)
 {
     enum { WAYS = 4, FAR = 2048 / (int)sizeof *w };
     const long whole = k / LANES * LANES, many = whole / (WAYS * LANES) * (WAYS * LANES);
@@ -17,7 +16,7 @@ static INLINE lanes_f one_row_{{ type }}(const float *x, long k, const {{ T }} *
     return (sum[0] + sum[1]) + (sum[2] + sum[3]);
 }
 /* Rows `first` .. `last`-1 of W for one row of x. */
-static void dense_row_{{ type }}(const float *x, long k, const {{ T }} *w, long width, long first, long last, float *y)
+static void dense_row_{{ type }}(const float *x, long k, const {{ type }} *w, long width, long first, long last, float *y)
 {
     const long whole = k / LANES * LANES;
     const lanes_f end = load_some(x + whole, k - whole);
@@ -30,12 +29,12 @@ static void dense_row_{{ type }}(const float *x, long k, const {{ T }} *w, long 
     }
 }
 /* As dense_row, for four rows of x: two rows of W at a time meet all four. */
-static void dense_four_{{ type }}(const float *x, long x_stride, long k, const {{ T }} *w, long width, long first, long last, float *y,
+static void dense_four_{{ type }}(const float *x, long x_stride, long k, const {{ type }} *w, long width, long first, long last, float *y,
                            long y_stride)
 {
     const long whole = k / LANES * LANES;
     for (long row = first; row < last; row += 2) {
-        const {{ T }} *a = w + row * width, *b = row + 1 < last ? a + width : a;
+        const {{ type }} *a = w + row * width, *b = row + 1 < last ? a + width : a;
         lanes_f sum[8] = {0};
         for (long j = 0; j < whole; j += LANES) {
             const lanes_f wa = load_{{ type }}(a + j), wb = load_{{ type }}(b + j);

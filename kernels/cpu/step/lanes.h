@@ -9,6 +9,7 @@ typedef float lanes_f __attribute__((vector_size(4 * LANES)));
 typedef int32_t lanes_i __attribute__((vector_size(4 * LANES)));
 typedef uint16_t lanes_h __attribute__((vector_size(2 * LANES)));
 typedef uint16_t float16, bfloat16; /* their bits */
+typedef float float32;
 
 static INLINE lanes_f all(float a) { return (lanes_f){} + a; }
 static INLINE lanes_f load_float32(const float *p)

@@ -69,14 +69,14 @@ static void add_to_row(float *x, const float *y, long n)
     for (long j = 0; j < n; j++) x[j] += y[j];
 }
 {% for type in types %}
-static void widen_{{ type }}(const {{ "float" if type == "float32" else type }} *row, long n, float *out)
+static void widen_{{ type }}(const {{ type }} *row, long n, float *out)
 {
     for (long j = 0; j < n; j += LANES) {
         if (n - j >= LANES) {
             store_float32(out + j, load_{{ type }}(row + j));
             continue;
         }
-        {{ "float" if type == "float32" else type }} some[LANES] = {0};
+        {{ type }} some[LANES] = {0};
         memcpy(some, row + j, (n - j) * sizeof *some);
         store_some(out + j, load_{{ type }}(some), n - j);
     }
@@ -87,7 +87,7 @@ static void row_of_table(const void *table, long type, long row, long n, float *
 {
     switch (type) {
 {% for type in types %}
-    case {{ loop.index0 }}: widen_{{ type }}(({{ "const float" if type == "float32" else "const " ~ type }} *)table + row * n, n, out); return;
+    case {{ loop.index0 }}: widen_{{ type }}((const {{ type }} *)table + row * n, n, out); return;
 {% endfor %}
     }
 }

@@ -178,7 +178,7 @@ INTEGER_ROWS = 3  # of x at most; four at once cost less converted, as they shar
 
 
 def integers(isa: Isa, bits: int) -> bool:
-    """Whether activations become integers (kernels/cpu/uniform/digits.c)."""
+    """Whether activations of few rows of x become integers."""
     return isa.name in EIGHTS and bits == 4
 
 
@@ -192,25 +192,23 @@ def source(isa: Isa, *, bits: int, scale: str) -> str:
         scale: f16 or f32, what scales are stored in.
     """
     vectors = dict(VECTORS.get(isa.name, PORTABLE_VECTORS))
-    template, tile_from, more = "uniform/gemv.c", TILE_FROM, {}
-    batches = sorted(vectors)
+    batches, tile_from, integer_loops = sorted(vectors), TILE_FROM, []
     if integers(isa, bits):
         eights = EIGHTS[isa.name]
         vectors = {m: count for m, count in vectors.items() if m > INTEGER_ROWS}
-        template, tile_from = "uniform/digits.c", INTEGER_TILE_FROM
-        batches = sorted({*vectors, *eights})
-        more["integer_loops"] = [Loop(m, count, 3) for m, count in eights.items()]
+        batches, tile_from = sorted({*vectors, *eights}), INTEGER_TILE_FROM
+        integer_loops = [Loop(m, count, 3) for m, count in eights.items()]
     size = {"f16": 2, "f32": 4}[scale]
     sums = SUMS.get(isa.name, PORTABLE_SUMS)
     return templates.render(
-        template,
+        "uniform/gemv.c",
         simd=isa.name if isa.name in VECTORS else "portable",
         bits=bits,
         scale=scale,
         scale_size=size,
         scale_bytes=32 * size,
         loops=[Loop(m, count, max(1, sums // (count * m))) for m, count in vectors.items()],
+        integer_loops=integer_loops,
         batches=batches,
-        **more,
         **tiles(isa, tile_from),
     )

@@ -34,6 +34,7 @@ from dataclasses import dataclass
 
 from lutlab.errors import LutlabError
 from lutlab.formats.code_words import pack_words, unpack_words
+from lutlab.formats.uniform import PackedUniform
 from lutlab.groups import group_length
 from lutlab.lazy import torch
 from lutlab.tensors import UniformTensor
@@ -77,27 +78,13 @@ class PackedQIGen:
 
     def dequantize(self) -> torch.Tensor:
         """[N, K] float32: scale * (code - zero_point)."""
-        tensor = unpack(self)
-        length = group_length(self.group_size, self.shape[1])
-        group = torch.arange(self.shape[1], device=self.words.device) // length
-        values = tensor.codes.float() - tensor.zero_point[:, group]
-        values *= tensor.scale[:, group]
-        if self.order is None:
-            return values
-        out = torch.empty_like(values)
-        out[:, self.order.long()] = values
-        return out
+        return PackedUniform.pack(unpack(self)).dequantize()
 
     @property
     def bits_stored(self) -> int:
         """Bits of every buffer: words with their padding, scale, zero, order."""
         buffers = (self.words, self.scale, self.zero, self.order)
         return sum(b.numel() * b.element_size() * 8 for b in buffers if b is not None)
-
-    @property
-    def bits_per_weight(self) -> float:
-        """bits_stored / (N * K)."""
-        return self.bits_stored / (self.shape[0] * self.shape[1])
 
 
 def check_groups(bits: int, group_size: int, in_features: int) -> None:

@@ -4,7 +4,7 @@
     uniform codes of 1 to 3 bits   bcq_gemv, planes that share a scale (Eq. 5): a bit costs less than a conversion
     binary codes                   bcq_gemv
     mixed groups                   mixed_gemv
-    from dense_rows rows of x on   the kernel dequantizes, torch multiplies; nothing dense is kept
+    from DENSE_ROWS rows of x on   the kernel dequantizes, torch multiplies; nothing dense is kept
 
 The blocks of rows replace the packed weight, which is recovered from them bit for bit.
 
@@ -27,6 +27,7 @@ from lutlab.kernels import ran
 from lutlab.kernels.contract import KernelOp
 from lutlab.kernels.cpu.rows import rows_tuning
 from lutlab.kernels.cpu.rows.rows_gemv import (
+    DENSE_ROWS,
     EXACT,
     Kernel,
     RowsWeight,
@@ -116,7 +117,7 @@ class CpuLinear(Numbered):
 
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """See Numbered."""
-        few = x.numel() < self.kernel.dense_rows * self.rows.shape[1]
+        few = x.numel() < DENSE_ROWS * self.rows.shape[1]
         ran.note(self._name(few))
         if not few:
             check_input(x, self.rows.shape[1])
@@ -136,7 +137,7 @@ class CpuLinear(Numbered):
 
     def describe(self, rows: int, dtype: torch.dtype) -> str:
         """Variant, instruction set, threads."""
-        return self._name(rows < self.kernel.dense_rows)
+        return self._name(rows < DENSE_ROWS)
 
     def _name(self, few: bool) -> str:
         """Name of the kernel for few rows of x, or many, for a record."""

@@ -1,7 +1,7 @@
 """Launcher of the kernels over blocks of rows (row_blocks.py): checks, geometry, one call into C.
 
 y[M, N] = x[M, K] W[N, K]^T for M rows of x at once; the weights are read once for up to 64 rows. x may be float16,
-bfloat16 or float32 and is computed on in float32; rows that are not contiguous are copied. From `dense_rows` rows of x
+bfloat16 or float32 and is computed on in float32; rows that are not contiguous are copied. From DENSE_ROWS rows of x
 on a layer calls `dense` and multiplies with torch. Rows that are not finite are put right (overflow.py).
 """
 
@@ -141,11 +141,10 @@ class Kernel:
     library: ctypes.CDLL
     variant: str
     isa: str
-    dense_rows: int  # rows of x from which on dense() and a product by torch take over
     prefetch_bytes: int
 
     def __post_init__(self) -> None:
-        """Tell ctypes the arguments of kernels/cpu/rows/entry.h, which is faster than wrapping each in every call."""
+        """Tell ctypes the arguments of kernels/cpu/rows/gemv.h, which is faster than wrapping each in every call."""
         pointer, long, integer = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
         self.library.gemv.argtypes = [
             *(pointer, long, long, pointer, long, pointer, pointer),
@@ -168,7 +167,6 @@ class Kernel:
         self,
         x: torch.Tensor,
         packed: RowsWeight,
-        out: torch.Tensor | None = None,
         threads: int | None = None,
     ) -> torch.Tensor:
         """The product x [..., K] -> y [..., N] in x's dtype.
@@ -176,7 +174,6 @@ class Kernel:
         Args:
             x: float16, bfloat16 or float32 on the CPU, any strides.
             packed: the weight this kernel was made for.
-            out: [..., N] in x's dtype to be filled and returned; None: a new tensor.
             threads: number of threads; None: torch.get_num_threads(), fewer for a weight so small that starting them
                 would cost more.
 
@@ -185,18 +182,10 @@ class Kernel:
         """
         rows, in_features = packed.shape
         check_input(x, in_features)
-        check_out(out, x, rows)
         plain = x.dtype == torch.float32 and x.is_contiguous()
         m, inputs = x.numel() // in_features, x if plain else x.float().contiguous()
-        padded = blocks_of(rows) * ROWS
-        direct = (
-            out is not None
-            and padded == rows
-            and out.is_contiguous()
-            and out.dtype == torch.float32
-        )
-        y = out if direct else torch.empty(m, padded)
-        channels = packed.channels
+        padded, channels = blocks_of(rows) * ROWS, packed.channels
+        y = torch.empty(m, padded)
         scratch = torch.empty(min(m, BATCH), packed.columns)
         if threads is None:
             work = packed.stream.numel() * m
@@ -219,14 +208,11 @@ class Kernel:
         )
         if not finite:
             flat = x.reshape(m, in_features)
-            if mend(y.view(m, padded)[:, :rows], flat, self.dense(packed, threads=threads)):
+            if mend(y[:, :rows], flat, self.dense(packed, threads=threads)):
                 ran.note(
                     f"dequantize for rows that overflow ({self.describe(threads)}), torch matmul"
                 )
-        if direct:
-            return out
-        y = (y if padded == rows else y[:, :rows]).reshape(*x.shape[:-1], rows)
-        return y.to(x.dtype) if out is None else out.copy_(y)
+        return y[:, :rows].reshape(*x.shape[:-1], rows).to(x.dtype)
 
     def dense(
         self,
@@ -272,7 +258,7 @@ def kernel(weight: RowsWeight, isa: Isa | None = None, tables: str = EXACT) -> K
     """
     isa = isa or weight.instructions()
     text, name, variant = weight.source(isa, tables)
-    return Kernel(_library(text, name, isa), variant, isa.name, DENSE_ROWS, prefetch_bytes(isa))
+    return Kernel(_library(text, name, isa), variant, isa.name, prefetch_bytes(isa))
 
 
 @functools.cache
@@ -294,17 +280,6 @@ def check_input(x: torch.Tensor, in_features: int) -> None:
         raise LutlabError(f"x is {x.dtype}: expected float16, bfloat16 or float32")
     if x.dim() == 0 or x.shape[-1] != in_features:
         raise LutlabError(f"x has shape {tuple(x.shape)}: expected [..., K] with K = {in_features}")
-
-
-def check_out(out: torch.Tensor | None, x: torch.Tensor, rows: int) -> None:
-    """Raises LutlabError unless out is None, or [..., N] in x's dtype on the CPU."""
-    if out is None:
-        return
-    wanted = (*x.shape[:-1], rows)
-    if tuple(out.shape) != wanted or out.dtype != x.dtype or out.device != x.device:
-        raise LutlabError(
-            f"out is {out.dtype} {tuple(out.shape)} on {out.device}: expected {x.dtype} {wanted} on {x.device}"
-        )
 
 
 @functools.cache
