@@ -176,6 +176,35 @@ __device__ __forceinline__ void add_slices(T *y, const float *partial, int slice
     }
 }
 
+// y[m][n], or of several slices what this one has of it: partial[m][slice][n], whose rows are `stride` long.
+template <class T>
+__device__ __forceinline__ void put(T *y, float *partial, int m, int n, int rows, int slices, int stride, float value) {
+    if (slices > 1)
+        __stcg(partial + (static_cast<size_t>(m) * slices + blockIdx.y) * stride + n, value);
+    else if (n < rows)
+        y[static_cast<size_t>(m) * rows + n] = round_to(value, T());
+}
+
+// y of `count` rows of x from `from` on, rows first .. first + each - 1 of W, of what slices have put; by a block.
+template <class T>
+__device__ __forceinline__ void add_put(T *y, const float *partial, int from, int count, int first, int each, int rows,
+                                        int slices, int stride) {
+    for (int i = threadIdx.x; i < each * count; i += blockDim.x) {
+        const size_t m = from + i / each;
+        const int n = first + i % each;
+        if (n >= rows) continue;
+        float sum = 0.0f;
+        for (int s = 0; s < slices; s++) sum += __ldcg(partial + (m * slices + s) * stride + n);
+        y[m * rows + n] = round_to(sum, T());
+    }
+}
+
+// The sum of a value of the four lanes 4 r .. 4 r + 3.
+__device__ __forceinline__ float of_four_lanes(float value) {
+    value += __shfl_xor_sync(0xffffffffu, value, 1);
+    return value + __shfl_xor_sync(0xffffffffu, value, 2);
+}
+
 // ---- binary tensor cores ----
 
 // d[i][j] = number of k with a[i][k] = b[k][j] = 1, for 16 x 128 and 128 x 8 bits: mma.m16n8k128 ... and.popc. A lane has

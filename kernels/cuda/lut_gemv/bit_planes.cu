@@ -177,11 +177,6 @@ __device__ __forceinline__ void multiply(float4 (&sums)[BATCH][TILES], const uns
     }
 }
 
-__device__ __forceinline__ float of_four_lanes(float value) {
-    value += __shfl_xor_sync(0xffffffffu, value, 1);
-    return value + __shfl_xor_sync(0xffffffffu, value, 2);
-}
-
 extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS)
 lut_gemv_bit_planes(const word_t *planes,            // [T][C][BITS][32][4]
                     const ALPHA_TYPE *alpha,         // [T][G][BITS][32]
@@ -261,25 +256,13 @@ lut_gemv_bit_planes(const word_t *planes,            // [T][C][BITS][32][4]
     __syncthreads();
     if (LAUNCHES == 1) reset(progress);
 
-    partial += static_cast<size_t>(blockIdx.z) * BATCH * slices * rows;
-    y += static_cast<size_t>(blockIdx.z) * BATCH * rows;
-    const int n0 = blockIdx.x * ROWS, batch = min(BATCH, count - static_cast<int>(blockIdx.z) * BATCH);
+    const int n0 = blockIdx.x * ROWS, from = blockIdx.z * BATCH, batch = min(BATCH, count - from);
     for (int i = threadIdx.x; i < batch * ROWS; i += 32 * WARPS) {
         const int m = i / ROWS, n = n0 + i % ROWS;
         float sum = 0.0f;
         for (int w = 0; w < WARPS; w++) sum += of_warps[w][m][i % ROWS];
-        if (n >= rows) continue;
-        if (slices == 1)
-            y[static_cast<size_t>(m) * rows + n] = round_to(sum, X_TYPE());
-        else
-            __stcg(partial + (static_cast<size_t>(m) * slices + blockIdx.y) * rows + n, sum);
+        if (n < rows) put(y, partial, from + m, n, rows, slices, rows, sum);
     }
-    if (slices == 1 || !last_to_arrive(arrived + blockIdx.z * gridDim.x + blockIdx.x, slices)) return;
-    for (int i = threadIdx.x; i < batch * ROWS; i += 32 * WARPS) {
-        const int m = i / ROWS, n = n0 + i % ROWS;
-        if (n >= rows) continue;
-        float sum = 0.0f;
-        for (int s = 0; s < slices; s++) sum += __ldcg(partial + (static_cast<size_t>(m) * slices + s) * rows + n);
-        y[static_cast<size_t>(m) * rows + n] = round_to(sum, X_TYPE());
-    }
+    if (slices > 1 && last_to_arrive(arrived + blockIdx.z * gridDim.x + blockIdx.x, slices))
+        add_put(y, partial, from, batch, n0, ROWS, rows, slices, rows);
 }

@@ -10,12 +10,12 @@
 //
 // What is lost. X keeps 11 bits down to 2^-17 of its block's largest, and is wrong by 2^-29 of it below. Tensor cores cut
 // sums off (half_mma.cuh): 24 bits behind the largest product, where bits at places 6 .. 9, subnormal halves, count as
-// 2^-14. So 4 bits of 24 are lost; at place 0 it would be 10. Places 7 .. 14 would leave X few bits. Errors: half_bits.py.
+// 2^-14. So 4 bits of 24 are lost; at place 0 it would be 10. Places 7 .. 14 would leave X few bits. Errors: kernels/README.md.
 //
 // A warp takes `turns` tiles of 32 rows of W (lut_gemv/binary_tiles.py) one after the other, which come by cp.async through
 // a ring of STAGES blocks of columns. The block of threads has its slice of x in shared memory.
 // Groups of 32 and 64: PARTS of a block. Each has columns of B of its own, in which the words of other parts are zero.
-// An inf or nan in a row of x: its whole y is nan, as t is inf or nan and no bit takes that away. 
+// An inf or nan in a row of x: its whole y is nan, as t is inf or nan and no bit takes that away.
 // Several slices: as in uniform_mma.cu.
 //
 // grid = (ceil(T / (WARPS turns)), slices of blocks, ceil(M / AT_ONCE)), 32 WARPS threads.
@@ -235,10 +235,7 @@ lut_gemv_half_bits(const word_t *planes,            // [T][C][BITS][32][4]
                     const int n = (t * 8 + lane % 4 * 2 + i % 2) / HALVES, row = tile * 32 + 16 * h + i / 2 * 8 + lane / 4;
                     const float value = 32.0f * (HALVES == 2 ? of[i] + of[i + HALVES - 1] : of[i]);
                     if (n >= m || lane % 4 * 2 >= X_ROWS) continue;
-                    if (slices > 1)
-                        __stcg(partial + (static_cast<size_t>(from + n) * slices + blockIdx.y) * stride + row, value);
-                    else if (row < rows)
-                        y[static_cast<size_t>(from + n) * rows + row] = round_to(value, X_TYPE());
+                    put(y, partial, from + n, row, rows, slices, stride, value);
                 }
             }
     }

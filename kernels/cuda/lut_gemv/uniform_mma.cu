@@ -224,18 +224,9 @@ lut_gemv_uniform_mma(const uint4 *words,          // [T][chunks][VECTORS][32], T
             const int n = t * 8 + lane % 4 * 2 + i % 2, own = row + i / 2 * 8;
             if (n >= m) continue;
             const float value = Wide<X_TYPE>::value ? values_of[i] * units[n] : values_of[i];
-            if (slices > 1)
-                __stcg(partial + (static_cast<size_t>(from + n) * slices + blockIdx.y) * stride + own, value);
-            else if (own < rows)
-                y[static_cast<size_t>(from + n) * rows + own] = round_to(value, X_TYPE());
+            put(y, partial, from + n, own, rows, slices, stride, value);
         }
     }
-    if (slices == 1 || !last_to_arrive(arrived + blockIdx.z * gridDim.x + blockIdx.x, slices)) return;
-    for (int item = threadIdx.x; item < ROWS * m; item += 32 * WARPS) {
-        const int n = item / ROWS, own = blockIdx.x * ROWS + item % ROWS;
-        if (own >= rows) continue;
-        float sum = 0.0f;
-        for (int s = 0; s < slices; s++) sum += __ldcg(partial + (static_cast<size_t>(from + n) * slices + s) * stride + own);
-        y[static_cast<size_t>(from + n) * rows + own] = round_to(sum, X_TYPE());
-    }
+    if (slices > 1 && last_to_arrive(arrived + blockIdx.z * gridDim.x + blockIdx.x, slices))
+        add_put(y, partial, from, m, blockIdx.x * ROWS, ROWS, rows, slices, stride);
 }

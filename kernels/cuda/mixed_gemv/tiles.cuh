@@ -103,11 +103,6 @@ struct Sums {
     }
 };
 
-__device__ __forceinline__ float of_four_lanes(float value) {
-    value += __shfl_xor_sync(0xffffffffu, value, 1);
-    return value + __shfl_xor_sync(0xffffffffu, value, 2);
-}
-
 // ---- the product ----
 
 // A scale and a zero point of 4 bits for all wide groups of a row.
@@ -245,18 +240,9 @@ __device__ __forceinline__ void multiply_tiles(const Weights &weights, RowScales
                 sum = fmaf(to_float(of_rows.scale[n]), fmaf(-zero, wide_totals[m], wide), narrow);
             }
             if (Wide<X_TYPE>::value) sum *= units[m];
-            if (slices == 1)
-                y[static_cast<size_t>(from + m) * rows + n] = round_to(sum, X_TYPE());
-            else
-                __stcg(partial + (static_cast<size_t>(from + m) * slices + blockIdx.y) * rows + n, sum);
+            put(y, partial, from + m, n, rows, slices, rows, sum);
         }
-        if (slices == 1 || !last_to_arrive(arrived + blockIdx.z * tiles + tile, slices)) continue;
-        for (int i = threadIdx.x; i < 16 * count; i += THREADS) {
-            const int m = i / 16, n = tile * 16 + i % 16;
-            if (n >= rows) continue;
-            float sum = 0.0f;
-            for (int s = 0; s < slices; s++) sum += __ldcg(partial + (static_cast<size_t>(from + m) * slices + s) * rows + n);
-            y[static_cast<size_t>(from + m) * rows + n] = round_to(sum, X_TYPE());
-        }
+        if (slices > 1 && last_to_arrive(arrived + blockIdx.z * tiles + tile, slices))
+            add_put(y, partial, from, count, tile * 16, 16, rows, slices, rows);
     }
 }

@@ -43,9 +43,9 @@ def run(plan: Plan, weight, x, *, reverse, workspace):
     """The plan's launches; y."""
     text = cuda.source(plan.file, plan.parameters)
     kernels = cuda_on_host.build(text, sorted({step.function for step in plan.steps}))
-    for name, space in plan.workspace.items():
-        fill = 0 if space.zeroed else 255
-        workspace.setdefault(name, torch.full((space.bytes,), fill, dtype=torch.uint8))
+    for sizes, fill in ((plan.workspace, 255), (plan.zeroed, 0)):
+        for name, size in sizes.items():
+            workspace.setdefault(name, torch.full((size,), fill, dtype=torch.uint8))
     y = torch.full((len(x), weight.shape[0]), torch.nan, dtype=x.dtype)
     if plan.zero_y:
         y.zero_()
@@ -60,6 +60,6 @@ def run(plan: Plan, weight, x, *, reverse, workspace):
             arguments=[buffers[a] if isinstance(a, str) else a for a in step.arguments],
             reverse=reverse,
         )
-    for name, space in plan.workspace.items():
-        assert not space.zeroed or not workspace[name].any(), f"{name} is not left zeroed"
+    for name in plan.zeroed:
+        assert not workspace[name].any(), f"{name} is not left zeroed"
     return y

@@ -221,8 +221,8 @@ def test_grids_and_workspace():
                 plan = VARIANT.plan_for(Case(1, rows, columns, q, 128, F16, F16, F16), gpu)
                 tiles, slices, _ = plan.steps[-1].grid
                 assert tiles * slices >= 0.9 * gpu.sms, "multiprocessors are left idle"
-                assert plan.workspace["partial"].bytes == slices * rows * 4
-                assert plan.workspace["arrived"].bytes == tiles * 4
+                assert plan.workspace["partial"] == slices * rows * 4
+                assert plan.zeroed["arrived"] == tiles * 4
                 under_way = plan.blocks_per_sm * plan.steps[-1].shared
                 assert under_way >= 64 * 1024, "too few bytes under way for the memory's latency"
 

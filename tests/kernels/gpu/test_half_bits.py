@@ -215,8 +215,8 @@ def test_grids_and_workspace():
                 assert passes == 1
                 assert of_rows * slices >= 0.9 * gpu.sms, "multiprocessors are left idle"
                 padded = 32 * plan.parameters["WARPS"] * plan.steps[0].arguments[11] * of_rows
-                assert plan.workspace["partial"].bytes == 16 * slices * padded * 4
-                assert plan.workspace["arrived"].bytes == of_rows * 4
+                assert plan.workspace["partial"] == 16 * slices * padded * 4
+                assert plan.zeroed["arrived"] == of_rows * 4
                 ring = plan.parameters["WARPS"] * plan.parameters["STAGE_BYTES"]
                 under_way = plan.blocks_per_sm * ring * (plan.parameters["STAGES"] - 1)
                 assert under_way >= 33 * 1024, "too few bytes under way for the memory's latency"

@@ -186,8 +186,8 @@ def test_grids_and_workspace():
         for rows in (12288, 49152):
             plan = VARIANT.plan_for(Case(1, rows, 12288, 3, 128, F16, F16, F16), gpu)
             assert plan.steps[0].grid == (blocks, 12, 1)  # as many as there are SMs
-            assert plan.workspace["partial"].bytes == 12 * rows * 4
-            assert plan.workspace["arrived"].bytes == blocks * 4
+            assert plan.workspace["partial"] == 12 * rows * 4
+            assert plan.zeroed["arrived"] == blocks * 4
 
 
 @pytest.mark.parametrize(

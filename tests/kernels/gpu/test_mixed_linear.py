@@ -14,7 +14,7 @@ from lutlab.kernels.codegen import cuda
 from lutlab.kernels.dispatch import prepare
 from lutlab.kernels.gpu import mixed_linear
 from lutlab.kernels.gpu.lut_gemv.variant import GPUS, SM_REGISTERS
-from lutlab.kernels.gpu.mixed_gemv import dequantize, mixed_chunks
+from lutlab.kernels.gpu.mixed_gemv import mixed_chunks
 from lutlab.kernels.gpu.mixed_linear import MixedGemvGpu
 from lutlab.measure import contestants
 from lutlab.specs import ProductRun
@@ -47,25 +47,25 @@ def inputs(rows, dtype=F32):
 def test_dequantized_to_the_last_bit(rows, columns, options, dtype, reverse):
     packed = PackedMixed.pack(mixed_tensor(rows, columns, outliers=rows // 4, **options))
     read = packed if packed.aligned else mixed_chunks.pack(packed)
-    dense = plans.dense(dequantize, read, dtype, reverse)
-    whole = dequantize.scatter(dense, packed, dequantize.outlier_index(packed))
+    dense = plans.dense(mixed_linear, read, dtype, reverse)
+    whole = mixed_linear.scatter(dense, packed, mixed_linear.outlier_index(packed))
     assert torch.equal(whole, packed.dequantize().to(dtype))
 
 
 def test_resources_of_the_dequantizer(packed):
     chunks = mixed_chunks.pack(PackedMixed.pack(mixed_tensor(N, K, widths=(2, 3, 4))))
     for weight, gpu in ((packed, GPUS[0]), (packed, GPUS[2]), (chunks, GPUS[1]), (chunks, GPUS[2])):
-        plan = dequantize.plan(weight, F16)
+        plan = mixed_linear.plan(weight, F16)
         built = cuda.build(cuda.source(plan.file, plan.parameters), "test-dequantize", gpu.arch)
         takes = built.resources[plan.steps[0].function]
         assert (takes.spill_bytes, takes.stack_bytes, takes.shared_bytes) == (0, 0, 0)
-        assert takes.registers * dequantize.THREADS * plan.blocks_per_sm <= SM_REGISTERS
+        assert takes.registers * mixed_linear.THREADS * plan.blocks_per_sm <= SM_REGISTERS
 
 
 @pytest.mark.parametrize(("dtype", "aligned"), [(F16, True), (F32, False)], ids=str)
 def test_few_rows_by_the_kernel_and_many_by_cublas(gpu, monkeypatch, dtype, aligned):
     packed = PackedMixed.pack(mixed_tensor(N, K, aligned=aligned, outliers=60))
-    monkeypatch.setattr(mixed_linear, "dequantize", functools.partial(plans.dense, dequantize))
+    monkeypatch.setattr(mixed_linear, "dequantize", functools.partial(plans.dense, mixed_linear))
     linear = MixedGemvGpu().prepare(packed, CPU, 1, dtype)
     for rows in (1, 100):
         x = inputs(rows, dtype)

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, ConfigDict, Field, PositiveInt, TypeAdapter
 
 from lutlab.kept import findings
 from lutlab.kept.findings import writable
@@ -29,20 +31,29 @@ DENSE = "dense"  # dequantize, then cuBLAS
 MODEL, RACE = "by a model of bytes", "by a race on this machine"
 
 
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Kernel = Annotated[str, AfterValidator(full_name)]  # a variant, or DENSE
+
+
 @dataclass(frozen=True)
 class Race:
-    """Seconds of a product by rows of x and by kernel, a variant's name or DENSE.
+    """Seconds of a product by rows of x and by kernel; of a file, variants may be under their short names.
 
     x: its dtype, as float16; uniform: codes with one scale a group; shape: N, K.
     """
 
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
     gpu: str
     x: str
     uniform: bool
-    bits: int
-    group: int
-    shape: tuple[int, int]
-    seconds: Mapping[int, Mapping[str, float]]
+    bits: PositiveInt
+    group: PositiveInt
+    shape: tuple[PositiveInt, PositiveInt]
+    seconds: Annotated[
+        dict[PositiveInt, Annotated[dict[Kernel, Seconds], Field(min_length=1)]],
+        Field(min_length=1),
+    ]
 
     def like(self, gpu: str, case: Case) -> bool:
         """Whether it says anything of a case."""
@@ -59,6 +70,9 @@ class Race:
         rows = min((r for r in self.seconds if r >= m), default=max(self.seconds))
         raced = {name: s for name, s in self.seconds[rows].items() if name in among}
         return min(raced, key=raced.get) if raced else None
+
+
+_RACES = TypeAdapter(list[Race])
 
 
 def choose(case: Case, gpu: Gpu, name: str) -> tuple[str, str]:
@@ -102,7 +116,11 @@ def keep(races: Sequence[Race]) -> Path:
     path = writable(cache_folder()) / _path().name
 
     def all_races() -> list[dict]:
-        known = [race for race in findings.kept(path, _races, []) if product(race) not in new]
+        known = [
+            race
+            for race in findings.kept(path, _RACES.validate_python, [])
+            if product(race) not in new
+        ]
         return [asdict(race) for race in [*known, *races]]
 
     findings.keep(path, all_races)
@@ -141,36 +159,4 @@ def _path() -> Path:
 @functools.cache
 def _read(path: Path) -> list[Race]:
     """Races of the cache's file."""
-    return findings.kept(path, _races, [])
-
-
-def _races(found: list[dict[str, Any]]) -> list[Race]:
-    return [_race(**one) for one in found]
-
-
-def _race(
-    gpu: str,
-    x: str,
-    uniform: bool,
-    bits: int,
-    group: int,
-    shape: list[int],
-    seconds: dict[str, dict[str, float]],
-) -> Race:
-    """A race from JSON, which has neither tuples nor numbers as keys; variants may be under their short names.
-
-    Raises:
-        ValueError: no race has such numbers.
-    """
-    rows, columns = map(int, shape)
-    by_rows = {
-        int(m): {full_name(name): float(s) for name, s in of.items()} for m, of in seconds.items()
-    }
-    times = [s for of in by_rows.values() for s in of.values()]
-    if (
-        not times
-        or min(rows, columns, bits, group, *by_rows) < 1
-        or not all(0 < s < math.inf for s in times)
-    ):
-        raise ValueError(f"a race of {shape} with {seconds}")
-    return Race(gpu, x, uniform, bits, group, (rows, columns), by_rows)
+    return findings.kept(path, _RACES.validate_python, [])

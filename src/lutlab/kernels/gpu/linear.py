@@ -12,7 +12,6 @@ from a variant's own layout; binary codes that are held in such a layout alone b
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
@@ -32,7 +31,6 @@ from lutlab.registry import register
 Stored = PackedBCQ | PackedUniform
 
 
-@dataclass(eq=False)
 class GpuLinear(GpuExecution):
     """A weight of binary or uniform codes for the kernels of its GPU."""
 

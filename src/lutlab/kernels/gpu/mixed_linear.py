@@ -4,11 +4,19 @@
     many rows        dequantize once a call, torch.matmul (cuBLAS), from 4 (1 + 16 e / q) rows of x of e bytes on
 
 Groups are of 16 columns and 16 rows, or multiples of these; what else there is `takes` refuses.
+
+Dequantizing: memory-aligned blocks are read as they are stored, other weights in the layout of the product. Bit for bit
+`packed.dequantize()` rounded to the type, but for outliers, whose places are zero: `scatter` puts them in.
+
+Outliers by cuSPARSE, as the paper has them: y += S x by its SpMV, a launch a row of x. cuSPARSE is torch's: it computes
+halves in float32 (CuPy's matrices hold no halves, and CuPy refuses cuSPARSE inside the capture of a graph). y is
+rounded before S x is added to it, and again afterwards.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import copy
+import warnings
 from functools import cached_property
 from typing import ClassVar
 
@@ -18,17 +26,21 @@ from lutlab.errors import LutlabError
 from lutlab.formats.contract import Format
 from lutlab.formats.mixed import PackedMixed
 from lutlab.kernels.gpu import VERSIONS, choice, variants
+from lutlab.kernels.gpu.dequantize import MOST_BLOCKS, OUT_TYPES, filled
 from lutlab.kernels.gpu.execution import GpuExecution, GpuOp
 from lutlab.kernels.gpu.lut_gemv import launcher
-from lutlab.kernels.gpu.lut_gemv.variant import Variant, Weight
-from lutlab.kernels.gpu.mixed_gemv.dequantize import dequantize, outlier_index, scatter
-from lutlab.kernels.gpu.mixed_gemv.sparse import WithSparse, csr
+from lutlab.kernels.gpu.lut_gemv.launcher import Product
+from lutlab.kernels.gpu.lut_gemv.variant import Plan, Step, Variant, Weight
+from lutlab.kernels.gpu.mixed_gemv.mixed_tiles import MixedWeight, places
 from lutlab.registry import register
 
 OP = "mixed_gemv_gpu"
+THREADS = 128
+BLOCKS = 4  # of an SM: 128 registers a thread
+_BLOCKS = ("blocks", "apart", "meta", "scale_step", "scale_zero", "row_scale", "row_zero")
+_CHUNKS = ("words", "row_scale", "row_zero", "source")
 
 
-@dataclass(eq=False)
 class MixedLinear(GpuExecution):
     """A weight of mixed groups for the kernels of its GPU."""
 
@@ -50,7 +62,7 @@ class MixedLinear(GpuExecution):
         dense = choice.dense_readings(dtype, self.stored.bits_per_weight)
         return (best.name if readings <= dense else choice.DENSE), choice.MODEL
 
-    def bind(self, variant: Variant, weight: Weight, dtype: torch.dtype) -> launcher.Product:
+    def bind(self, variant: Variant, weight: Weight, dtype: torch.dtype) -> Product:
         """See GpuExecution; outliers=cusparse adds the sparse product."""
         asked = variant.with_knobs(self.knobs)["outliers"]
         if asked == "fused" or not weight.most_outliers:
@@ -101,3 +113,128 @@ class MixedGemvGpu(GpuOp):
         except LutlabError as error:  # no GPU, an old one, no CuPy, groups of other sizes
             return str(error)
         return ""
+
+
+# ---- many rows: the dense weight ----
+
+
+def plan(weight: PackedMixed | MixedWeight, dtype: torch.dtype) -> Plan:
+    """The launch that fills `dense` [N, K] of a dtype from `buffers`.
+
+    Args:
+        weight: packed weight in memory-aligned blocks, or in chunks.
+        dtype: float16, bfloat16 or float32.
+
+    Raises:
+        LutlabError: dtype is not float16, bfloat16 or float32.
+    """
+    if dtype not in OUT_TYPES:
+        raise LutlabError(
+            f"a weight cannot be dequantized to {dtype} on a GPU: ask for float16, bfloat16 or float32"
+        )
+    rows, columns = weight.shape
+    parameters = {"THREADS": THREADS, "BLOCKS": BLOCKS, "OUT_TYPE": OUT_TYPES[dtype]}
+    if isinstance(weight, PackedMixed):
+        function, groups = "dequantize_mixed", len(weight.widths)
+        arguments = (*_BLOCKS, "places", "dense", rows, columns, weight.apart.shape[1], groups)
+    else:
+        function, groups = "dequantize_mixed_chunks", len(weight.buffers["source"])
+        arguments = (*_CHUNKS, "dense", rows, columns, *weight.chunks)
+        parameters["ROW_SCALES"] = int(weight.buffers["row_scale"] is not None)
+    grid = (-(-groups // THREADS), min(rows, MOST_BLOCKS), 1)
+    return Plan(
+        file=f"dequantize/{function.removeprefix('dequantize_')}.cu",
+        parameters=parameters,
+        steps=(Step(function, grid, THREADS, arguments),),
+        blocks_per_sm=BLOCKS,
+    )
+
+
+def buffers(weight: PackedMixed | MixedWeight) -> dict[str, torch.Tensor | None]:
+    """Buffers that the kernel reads, by the names of the plan."""
+    if not isinstance(weight, PackedMixed):
+        return {name: weight.buffers[name] for name in _CHUNKS}
+    found = {name: getattr(weight, name).contiguous() for name in _BLOCKS}
+    return found | {"places": places(weight.widths)}
+
+
+def outlier_index(packed: PackedMixed) -> torch.Tensor | None:
+    """[E] int64: of each outlier its place in W [N, K], flattened; None: there are none."""
+    if packed.outlier_count is None:
+        return None
+    rows, columns = packed.shape
+    row = torch.arange(rows, device=packed.widths.device)
+    row = row.repeat_interleave(packed.outlier_count.long())
+    return row * columns + (packed.outlier_column.long() & 0xFFFF)
+
+
+def dequantize(weight: PackedMixed | MixedWeight, dtype: torch.dtype) -> torch.Tensor:
+    """W [N, K] in a dtype without its outliers, which `scatter` adds.
+
+    Args:
+        weight: packed weight in memory-aligned blocks, or in chunks, on a CUDA device.
+        dtype: float16, bfloat16 or float32.
+
+    Raises:
+        LutlabError: another dtype, no GPU or no compiler.
+    """
+    return filled(plan(weight, dtype), buffers(weight), weight.shape, dtype)
+
+
+def scatter(
+    dense: torch.Tensor, packed: PackedMixed, outliers: torch.Tensor | None
+) -> torch.Tensor:
+    """W with the outliers in their places; changed in place."""
+    if outliers is not None:
+        dense.view(-1)[outliers] = packed.outlier_value.to(dense.dtype)
+    return dense
+
+
+# ---- outliers by cuSPARSE ----
+
+
+def csr(packed: PackedMixed, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """The outliers [N, K] as torch's sparse CSR matrix in a dtype; row pointers and columns are int32."""
+    count = packed.outlier_count.to(device)
+    crow = torch.nn.functional.pad(count.cumsum(0, dtype=torch.int32), (1, 0))
+    column = packed.outlier_column.to(device).int() & 0xFFFF
+    value = packed.outlier_value.to(device, dtype)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta state")
+        return torch.sparse_csr_tensor(crow, column, value, packed.shape, check_invariants=False)
+
+
+class WithSparse(Product):
+    """A product whose outliers are a matrix of their own; made by MixedLinear.bind."""
+
+    sparse: torch.Tensor
+
+    def describe(self) -> str:
+        """See Product; and who adds the outliers."""
+        return f"{super().describe()}, outliers by a launch of cuSPARSE's SpMV a row of x"
+
+    @property
+    def matrix(self) -> tuple[torch.Tensor, ...]:
+        """Row pointers, columns and values of the sparse matrix."""
+        return self.sparse.crow_indices(), self.sparse.col_indices(), self.sparse.values()
+
+    @property
+    def bytes_read(self) -> int:
+        """See Product; with the sparse matrix's, and without those of the outliers in the kernel's layout."""
+        held = self.weight.buffers
+        fused = sum(held[name].nbytes for name in ("outlier_first", "outliers"))
+        return super().bytes_read - fused + sum(part.nbytes for part in self.matrix)
+
+    def copy(self) -> WithSparse:
+        """See Product."""
+        other = super().copy()
+        other.sparse = copy.deepcopy(self.sparse)
+        return other
+
+    def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """See Product."""
+        y = super().__call__(x, out)
+        rows, columns = self.weight.shape
+        for one, of_one in zip(x.view(-1, columns), y.view(-1, rows), strict=True):
+            torch.addmv(of_one, self.sparse, one, out=of_one)
+        return y

@@ -27,8 +27,7 @@ from lutlab.errors import LutlabError
 from lutlab.formats.bcq import PackedBCQ
 from lutlab.formats.code_words import in_order
 from lutlab.groups import group_count, group_length
-from lutlab.kernels.gpu.lut_gemv import planes
-from lutlab.kernels.gpu.lut_gemv.variant import Weight
+from lutlab.kernels.gpu.lut_gemv.variant import Weight, of_planes, with_planes
 
 ROWS, COLUMNS = 32, 128
 WORDS = COLUMNS // 32
@@ -86,7 +85,7 @@ def pack(packed: PackedBCQ) -> Weight:
         there = there.reshape(len(scales), -1, 4, 8, layout.groups).permute(1, 4, 0, 3, 2)
         return in_order(there).view(-1, layout.groups, len(scales), ROWS)
 
-    return planes.packed(packed, words, place, 2)
+    return with_planes(packed, words, place, 2)
 
 
 def unpack(weight: Weight) -> PackedBCQ:
@@ -105,7 +104,7 @@ def unpack(weight: Weight) -> PackedBCQ:
         there = there.reshape(b, tiles * ROWS, groups)[:, :rows]
         return there[..., : group_count(weight.group_size, columns)]
 
-    return planes.stored(weight, runs.reshape(q, rows, -1)[..., : -(-columns // 32)], back, 2)
+    return of_planes(weight, runs.reshape(q, rows, -1)[..., : -(-columns // 32)], back, 2)
 
 
 def _words_of_group(weight: PackedBCQ | Weight, layout: Cut) -> int:

@@ -5,15 +5,9 @@
 X = rint(x / unit) has P bits (knob x_bits), unit = max |x| of the block / (2^(P-1) - 1). The sums over k are exact
 integers, what follows is float32 in one order: y is the same in every run.
 
-Accuracy. x differs from unit X by unit / 2 at most, evenly spread: for Gaussian x a relative error of y of
-
-    P = 16   2.7e-5     (1e-4 where a few x are 100 times the others: they make the unit of their block)
-    P = 20   2e-6
-    P = 24   2e-7       what float32 sums leave
-
-before y is rounded, which alone is 2e-4 for a float16 y and 1.7e-3 for a bfloat16 y. The default is P = 16 for x of 16
-bits, P = 24 for float32 x.
-Tensor cores take planes in eights: P = 20 costs what P = 24 costs.
+Accuracy. x differs from unit X by unit / 2 at most, evenly spread (errors by P: kernels/README.md); a few x of 100
+times the others make the unit of their block. The default is P = 16 for x of 16 bits, P = 24, what float32 sums leave,
+for float32 x. Tensor cores take planes in eights: P = 20 costs what P = 24 costs.
 
 A row of x with an inf or a nan gives a y of nan. x below 1e-30 counts as if its block had a 1e-30.
 """
@@ -26,7 +20,6 @@ from lutlab.kernels.gpu.lut_gemv.variant import (
     Gpu,
     Knobs,
     Plan,
-    Space,
     Step,
     Variant,
     declare,
@@ -118,10 +111,12 @@ def plan(case: Case, gpu: Gpu, knobs: Knobs) -> Plan:
             ),
         )[-launches:],
         workspace={
-            "records": Space(case.m * layout.blocks * record),
-            "progress": Space(12, zeroed=True),
-            "partial": Space(case.m * slices * case.rows * 4),
-            "arrived": Space(chunks * tiles_of_all * 4, zeroed=True),
+            "records": case.m * layout.blocks * record,
+            "partial": case.m * slices * case.rows * 4,
+        },
+        zeroed={
+            "progress": 12,
+            "arrived": chunks * tiles_of_all * 4,
         },
         blocks_per_sm=blocks,
     )

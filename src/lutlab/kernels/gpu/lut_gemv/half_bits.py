@@ -8,16 +8,8 @@ memory and takes several tiles of rows with it; K is cut into slices, whose part
 adds in order: y is the same in every run.
 
 Accuracy. X keeps 11 bits (a float32 x 22) down to 2^-17 of the largest of its row and block, and is wrong by 2^-29 of
-that below. What is left are the sums of tensor cores, which cut off instead of rounding and count a subnormal half as
-2^-14 (half_mma.cuh). By that model, with the 24 bits of sm_80, a relative error of y before it is rounded of
-
-    1.2e-7    Gaussian x            (1.7e-7 of float32 x)
-    1.9e-7    a few x of 100 times the others
-    1.1e-7    x of mean 10 and deviation 1
-
-at 256 x 12288, q = 3, g = 128 (seen once on the CPU, not recorded); were the bits at places 0 .. 7 of a half, 1.1e-5,
-2.9e-5 and 1.1e-7. Rounding y to half is 2e-4 alone. A row of x with an inf or a nan gives a y of nan. Sums below 2^-121
-may be zero.
+that below; half_bits.cu says what tensor cores lose, kernels/README.md has the errors. A row of x with an inf or a nan
+gives a y of nan. Sums below 2^-121 may be zero.
 """
 
 from __future__ import annotations
@@ -31,7 +23,6 @@ from lutlab.kernels.gpu.lut_gemv.variant import (
     Gpu,
     Knobs,
     Plan,
-    Space,
     Step,
     Variant,
     declare,
@@ -99,10 +90,8 @@ def plan(case: Case, gpu: Gpu, knobs: Knobs) -> Plan:
                 shared=cut.shared,
             ),
         ),
-        workspace={
-            "partial": Space(case.m * grid[1] * grid[0] * rows * 4),
-            "arrived": Space(grid[0] * grid[2] * 4, zeroed=True),
-        },
+        workspace={"partial": case.m * grid[1] * grid[0] * rows * 4},
+        zeroed={"arrived": grid[0] * grid[2] * 4},
         blocks_per_sm=cut.blocks,
     )
 

@@ -24,18 +24,19 @@ import torch
 from lutlab.formats.bcq import WORD, PackedBCQ
 from lutlab.formats.code_words import in_order
 from lutlab.groups import group_count, group_length
-from lutlab.kernels.gpu.lut_gemv import planes
 from lutlab.kernels.gpu.lut_gemv.variant import (
     SM_REGISTERS,
     Case,
     Gpu,
     Knobs,
     Plan,
-    Space,
     Step,
     Variant,
     Weight,
     declare,
+    of_planes,
+    stride,
+    with_planes,
 )
 
 FILE = "lut_gemv/lane_tables.cu"
@@ -45,16 +46,6 @@ TABLES = {"float": "float", "half": "__half", "pair": "__half2"}  # types of ent
 STATIC = 8 * 1024  # more than a block's other shared memory, with what CUDA takes
 LANES = 32
 QUAD = 4  # rows side by side
-ALIGNED_ROWS = 32  # the most rows that a warp sums at a time
-
-
-def stride(rows: int) -> int:
-    """Number of rows N with its padding.
-
-    >>> stride(1), stride(9)
-    (32, 32)
-    """
-    return -(-rows // ALIGNED_ROWS) * ALIGNED_ROWS
 
 
 def cut(columns: int) -> tuple[int, int]:
@@ -93,7 +84,7 @@ def pack(packed: PackedBCQ) -> Weight:
         groups = _stored_groups(packed).clamp(max=scales.shape[2] - 1)
         return _quads(scales[:, :, groups.flatten()].unflatten(2, groups.shape))
 
-    return planes.packed(packed, _quads(there), place, 2)
+    return with_planes(packed, _quads(there), place, 2)
 
 
 def unpack(weight: Weight) -> PackedBCQ:
@@ -110,7 +101,7 @@ def unpack(weight: Weight) -> PackedBCQ:
         place[groups[there]] = torch.arange(len(groups))[there]
         return _in_rows(scales, rows).flatten(2)[:, :, place]
 
-    return planes.stored(weight, words, back, 2)
+    return of_planes(weight, words, back, 2)
 
 
 def _quads(values: torch.Tensor) -> torch.Tensor:
@@ -178,10 +169,8 @@ def plan(case: Case, gpu: Gpu, knobs: Knobs) -> Plan:
             **case.types,
         },
         steps=(Step("lut_gemv_lane_tables", grid, threads, (*buffers, *numbers), shared=shared),),
-        workspace={
-            "partial": Space(case.m * slices * padded * 4),
-            "arrived": Space(passes * grid[0] * 4, zeroed=True),
-        },
+        workspace={"partial": case.m * slices * padded * 4},
+        zeroed={"arrived": passes * grid[0] * 4},
         blocks_per_sm=blocks,
     )
 

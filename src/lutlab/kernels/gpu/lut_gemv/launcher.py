@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -57,24 +56,6 @@ def bind(
     return Product(chosen, chosen.packed(packed).to(device), dtype, device, here, knobs or {})
 
 
-@dataclass(frozen=True)
-class _Launch:
-    """A step with its loaded kernel; arguments: numbers as they are, buffers as pointers, "x" and "y" as names."""
-
-    kernel: Any
-    step: Step
-    arguments: tuple[Any, ...]
-
-
-@dataclass(frozen=True)
-class _Ready:
-    """Prepared launches of a call; space keeps the workspace alive, to which they have pointers."""
-
-    launches: tuple[_Launch, ...]
-    zero_y: bool
-    space: dict[str, torch.Tensor]
-
-
 class Product:
     """y = x W^T with one weight and one variant; made by bind."""
 
@@ -93,7 +74,9 @@ class Product:
         self.device = device
         self.gpu = gpu
         self.knobs = variant.with_knobs(knobs)
-        self._ready: dict[int, _Ready] = {}
+        # By rows of x: the plan, a kernel and arguments of each launch, and the workspace, to which these point.
+        self._ready: dict[int, tuple[Plan, list[tuple[Any, list[Any]]], dict[str, torch.Tensor]]]
+        self._ready = {}
         self._order = None if weight.order is None else weight.order.long()
 
     def describe(self) -> str:
@@ -122,11 +105,10 @@ class Product:
         if m not in self._ready:
             case_ = self.variant.case(self.weight, self.dtype, m)
             plan = self.variant.plan_for(case_, self.gpu, self.knobs)
-            space = {
-                name: _allocate(one.bytes, one.zeroed, self.device)
-                for name, one in plan.workspace.items()
-            }
-            self._ready[m] = _Ready(self._load(plan, space), plan.zero_y, space)
+            here = {"dtype": torch.uint8, "device": self.device}
+            space = {name: torch.empty(size, **here) for name, size in plan.workspace.items()}
+            space |= {name: torch.zeros(size, **here) for name, size in plan.zeroed.items()}
+            self._ready[m] = plan, self._load(plan, space), space
         return self
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -152,17 +134,16 @@ class Product:
             raise LutlabError(
                 f"a graph is being captured with {m} rows of x: call prepare({m}) before"
             )
-        ready = self.prepare(m)._ready[m]
+        plan, launches, _ = self.prepare(m)._ready[m]
         if self._order is not None:
             x = x.index_select(-1, self._order)
-        if ready.zero_y:
+        if plan.zero_y:
             out.zero_()
         own = {"x": np.uint64(x.data_ptr()), "y": np.uint64(out.data_ptr())}
         with on_torch_stream(self.device):
-            for launch in ready.launches:
-                arguments = tuple(own[a] if isinstance(a, str) else a for a in launch.arguments)
-                step = launch.step
-                launch.kernel(step.grid, (step.block, 1, 1), arguments, shared_mem=step.shared)
+            for step, (kernel, prepared) in zip(plan.steps, launches, strict=True):
+                arguments = tuple(own[a] if isinstance(a, str) else a for a in prepared)
+                kernel(step.grid, (step.block, 1, 1), arguments, shared_mem=step.shared)
         return out
 
     def _check(self, name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> None:
@@ -184,7 +165,8 @@ class Product:
                 f"{name} does not begin at a multiple of {ALIGNMENT} bytes: clone() it"
             )
 
-    def _load(self, plan: Plan, space: dict[str, torch.Tensor]) -> tuple[_Launch, ...]:
+    def _load(self, plan: Plan, space: dict[str, torch.Tensor]) -> list[tuple[Any, list[Any]]]:
+        """Of each step its kernel and arguments: numbers, pointers to buffers, "x" and "y" as names."""
         text = cuda.source(plan.file, plan.parameters)
         name = f"{plan.file.split('/')[0]}-{self.variant.name}"
         path = str(cuda.build(text, name, self.gpu.arch).path)
@@ -195,14 +177,10 @@ class Product:
                 return np.int32(a)
             return a if a in ("x", "y") else pointer(buffers[a])
 
-        return tuple(
-            _Launch(
-                load_kernel(path, step.function, self.device, self.gpu, carve=step.shared > 0),
-                step,
-                tuple(map(argument, step.arguments)),
-            )
-            for step in plan.steps
-        )
+        def kernel(step: Step) -> Any:
+            return load_kernel(path, step.function, self.device, self.gpu, carve=step.shared > 0)
+
+        return [(kernel(step), [argument(a) for a in step.arguments]) for step in plan.steps]
 
 
 def gpu(device: torch.device) -> Gpu:
@@ -292,11 +270,6 @@ def on_torch_stream(device: torch.device) -> Iterator[None]:
     stream = cupy.cuda.Stream.from_external(_TorchStream(device))
     with cupy.cuda.Device(device.index), stream:
         yield
-
-
-def _allocate(size: int, zeroed: bool, device: torch.device) -> torch.Tensor:
-    make = torch.zeros if zeroed else torch.empty
-    return make(size, dtype=torch.uint8, device=device)
 
 
 def pointer(tensor: torch.Tensor | None) -> np.uint64:

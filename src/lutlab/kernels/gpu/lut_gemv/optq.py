@@ -14,7 +14,6 @@ import torch
 
 from lutlab.formats.code_words import WORD, pack_words
 from lutlab.formats.uniform import PackedUniform
-from lutlab.kernels.gpu.lut_gemv.paper import stride
 from lutlab.kernels.gpu.lut_gemv.variant import (
     Case,
     Gpu,
@@ -25,6 +24,7 @@ from lutlab.kernels.gpu.lut_gemv.variant import (
     Weight,
     declare,
     scale_dtype,
+    stride,
 )
 
 FILE = "lut_gemv/optq.cu"

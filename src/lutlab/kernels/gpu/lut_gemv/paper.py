@@ -21,7 +21,6 @@ from __future__ import annotations
 import torch
 
 from lutlab.formats.bcq import PackedBCQ
-from lutlab.kernels.gpu.lut_gemv import planes
 from lutlab.kernels.gpu.lut_gemv.variant import (
     Case,
     Gpu,
@@ -31,25 +30,18 @@ from lutlab.kernels.gpu.lut_gemv.variant import (
     Variant,
     Weight,
     declare,
+    of_planes,
+    stride,
+    with_planes,
 )
 
 FILE = "lut_gemv/paper.cu"
-ALIGNED_ROWS = 32
-
-
-def stride(rows: int) -> int:
-    """S: rows between the words of two planes.
-
-    >>> stride(1), stride(33)
-    (32, 64)
-    """
-    return -(-rows // ALIGNED_ROWS) * ALIGNED_ROWS
 
 
 def pack(packed: PackedBCQ) -> Weight:
     """From rows of words."""
     words = _side_by_side(packed.planes)
-    return planes.packed(packed, words, _side_by_side, 1)
+    return with_planes(packed, words, _side_by_side, 1)
 
 
 def unpack(weight: Weight) -> PackedBCQ:
@@ -59,7 +51,7 @@ def unpack(weight: Weight) -> PackedBCQ:
     def back(values: torch.Tensor) -> torch.Tensor:
         return values[..., :rows].permute(1, 2, 0)
 
-    return planes.stored(weight, back(weight.buffers["planes"]), back, 1)
+    return of_planes(weight, back(weight.buffers["planes"]), back, 1)
 
 
 def _side_by_side(values: torch.Tensor) -> torch.Tensor:

@@ -38,7 +38,6 @@ from lutlab.kernels.gpu.lut_gemv.variant import (
     Gpu,
     Knobs,
     Plan,
-    Space,
     Step,
     Variant,
     Weight,
@@ -222,10 +221,8 @@ def plan(case: Case, gpu: Gpu, knobs: Knobs) -> Plan:
                 shared=_x_bytes(case, slice_),
             ),
         ),
-        workspace={
-            "partial": Space(case.m * grid[1] * stride * 4),
-            "arrived": Space(grid[0] * grid[2] * 4, zeroed=True),
-        },
+        workspace={"partial": case.m * grid[1] * stride * 4},
+        zeroed={"arrived": grid[0] * grid[2] * 4},
         blocks_per_sm=blocks,
     )
 

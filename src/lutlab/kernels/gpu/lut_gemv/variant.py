@@ -17,6 +17,7 @@ import torch
 
 from lutlab.errors import LutlabError, nearest
 from lutlab.formats.bcq import PackedBCQ
+from lutlab.formats.code_words import in_order
 from lutlab.formats.uniform import PackedUniform
 from lutlab.groups import group_length
 from lutlab.registry import register
@@ -64,6 +65,50 @@ class Weight:
         )
 
 
+# ---- layouts of planes: each says where words and scales lie; an offset is one more scale ----
+
+Move = Callable[[torch.Tensor], torch.Tensor]
+
+
+def with_planes(stored: PackedBCQ, planes: torch.Tensor, place: Move, axis: int) -> Weight:
+    """A weight in a layout of planes. An offset in float64 becomes float32.
+
+    Args:
+        stored: binary codes.
+        planes: int32, as the layout has them.
+        place: scales [q, N, G] -> as the layout has them.
+        axis: axis of the planes among these, which an offset has not.
+    """
+    offset = stored.offset
+    if offset is not None:
+        narrow = offset.float() if offset.dtype == torch.float64 else offset
+        offset = place(narrow.unsqueeze(0)).squeeze(axis)
+    held = {"planes": planes, "alpha": place(stored.alpha), "offset": offset}
+    return Weight(held, stored.shape, stored.bits, stored.group_size, stored.order)
+
+
+def of_planes(weight: Weight, planes: torch.Tensor, back: Move, axis: int) -> PackedBCQ:
+    """The inverse of with_planes, bit for bit where the offset is not float64; planes: [q, N, W]; back undoes place."""
+    offset = weight.offset
+    return PackedBCQ(
+        planes=in_order(planes),
+        alpha=in_order(back(weight.alpha)),
+        offset=None if offset is None else in_order(back(offset.unsqueeze(axis))[0]),
+        shape=weight.shape,
+        group_size=weight.group_size,
+        order=weight.order,
+    )
+
+
+def stride(rows: int) -> int:
+    """Rows of a layout that has them side by side: N rounded up to 32.
+
+    >>> stride(1), stride(33)
+    (32, 64)
+    """
+    return -(-rows // 32) * 32
+
+
 EXACT_IN_HALF = 2048  # integers up to here
 
 
@@ -90,6 +135,7 @@ H200 = Gpu("sm_90", 132, 232_448, 233_472)
 GPUS = (A100, RTX_3090, H200)
 SM_REGISTERS = 65_536  # of all three
 GRID_LIMIT = 65_535  # blocks in y and in z
+LEAST_ARCH = 80
 
 
 @dataclass(frozen=True)
@@ -163,25 +209,20 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Space:
-    """Memory that a product keeps. zeroed: it is zero before the first launch, and each launch leaves it so."""
-
-    bytes: int
-    zeroed: bool = False
-
-
-@dataclass(frozen=True)
 class Plan:
     """Launches and memory of a case.
 
-    file: below kernels/cuda; parameters: its #defines; steps: launches, in order; zero_y: y is zeroed before them;
-    blocks_per_sm: blocks of the last step that shall share an SM, for which registers and shared memory must suffice.
+    file: below kernels/cuda; parameters: its #defines; steps: launches, in order; workspace, zeroed: bytes of buffers
+    that a product keeps, by name, the latter zero before the first launch and left so by each; zero_y: y is zeroed
+    before them; blocks_per_sm: blocks of the last step that shall share an SM, for which registers and shared memory
+    must suffice.
     """
 
     file: str
     parameters: Mapping[str, int | str]
     steps: tuple[Step, ...]
-    workspace: Mapping[str, Space] = field(default_factory=dict)
+    workspace: Mapping[str, int] = field(default_factory=dict)
+    zeroed: Mapping[str, int] = field(default_factory=dict)
     zero_y: bool = False
     blocks_per_sm: int = 1
 
@@ -197,7 +238,7 @@ class Variant:
     readings, 0: never chosen; idea: half a sentence for tables; knobs: what may be swept, with defaults; pack: from
     binary codes, or, with `codes`, from uniform ones; unpack: its inverse, or None where that takes far more memory
     than the weight; refuses: why it cannot take a case with these knobs, a sentence with a cure, or None; plan: how
-    it runs one; least_arch: 80 is sm_80; deterministic: whether y is the same to the last bit in every run; batch:
+    it runs one; deterministic: whether y is the same to the last bit in every run; batch:
     rows of x that take, by the model, hardly longer than one reading of the weights, of a case with many; op: the
     operation that it is a variant of; case: of a weight and a dtype and rows of x.
     """
@@ -208,7 +249,6 @@ class Variant:
     pack: Callable[[PackedBCQ], Weight] | Callable[[PackedUniform], Weight]
     refuses: Callable[[Case, Knobs], str | None]
     plan: Callable[[Case, Gpu, Knobs], Plan]
-    least_arch: int = 80
     deterministic: bool = True
     batch: Callable[[Case], int] = lambda case: 1
     codes: bool = False
@@ -239,8 +279,8 @@ class Variant:
 
     def why_not(self, case: Case, gpu: Gpu, given: Knobs | None = None) -> str | None:
         """Reason for not running a case on a GPU, or None."""
-        if int(gpu.arch[3:].rstrip("af")) < self.least_arch:
-            return f"the GPU is {gpu.arch}: {self.name} needs sm_{self.least_arch} or newer"
+        if int(gpu.arch[3:].rstrip("af")) < LEAST_ARCH:
+            return f"the GPU is {gpu.arch}: {self.name} needs sm_{LEAST_ARCH} or newer"
         knobs = self.with_knobs(given or {})
         if why := self.refuses(case, knobs):
             return why

@@ -24,7 +24,6 @@ from lutlab.kernels.gpu.lut_gemv.variant import (
     Gpu,
     Knobs,
     Plan,
-    Space,
     Step,
     Variant,
     declare,
@@ -94,16 +93,6 @@ class MixedCase:
         return self.batch * self.parts <= 2
 
 
-@dataclass(frozen=True)
-class Shape:
-    """Chunks of a slice; warps of a block of threads, chunks that each has room for, blocks that share an SM."""
-
-    slice: int
-    warps: int
-    stages: int
-    blocks: int
-
-
 def case(weight: PackedMixed | MixedWeight, x: torch.dtype, m: int = 1) -> MixedCase:
     """The case of a weight, packed for the kernel or not, for m rows of x.
 
@@ -156,10 +145,10 @@ def refuses(case: MixedCase, knobs: Knobs) -> str | None:
 def plan(case: MixedCase, gpu: Gpu, knobs: Knobs, overlap: bool = True) -> Plan:
     """See Variant; overlap: mixed_async."""
     tiles = -(-case.rows // mixed_tiles.ROWS)
-    shape = _shape(case, gpu, knobs, tiles)
-    stages = shape.stages if overlap else 1
-    slices, passes = -(-case.of_row // shape.slice), -(-case.m // case.batch)
-    turns = -(-tiles // max(1, gpu.sms * shape.blocks // slices))  # tiles that a block takes
+    slice_, warps, stages, blocks = _shape(case, gpu, knobs, tiles)
+    stages = stages if overlap else 1
+    slices, passes = -(-case.of_row // slice_), -(-case.m // case.batch)
+    turns = -(-tiles // max(1, gpu.sms * blocks // slices))  # tiles that a block takes
     fused = case.most_outliers > 0 and knobs["outliers"] == "fused"
     aligned = case.chunks is None
     sizes = (case.rows, case.columns, case.m)
@@ -168,10 +157,10 @@ def plan(case: MixedCase, gpu: Gpu, knobs: Knobs, overlap: bool = True) -> Plan:
         parameters={
             "ASYNC": int(overlap),
             "STAGES": stages,
-            "WARPS": shape.warps,
-            "BLOCKS": shape.blocks,
+            "WARPS": warps,
+            "BLOCKS": blocks,
             "BATCH": case.batch,
-            "AHEAD": min(AHEAD, -(-case.most_outliers // (2 * shape.warps))) if fused else 0,
+            "AHEAD": min(AHEAD, -(-case.most_outliers // (2 * warps))) if fused else 0,
             "STAGE_BYTES": case.stage,
             "X_TYPE": C_TYPES[case.x],
             **({} if aligned else _widths(case)),
@@ -180,25 +169,19 @@ def plan(case: MixedCase, gpu: Gpu, knobs: Knobs, overlap: bool = True) -> Plan:
             Step(
                 "mixed_gemv_blocks" if aligned else "mixed_gemv_streams",
                 (-(-tiles // turns), slices, passes),
-                32 * shape.warps,
+                32 * warps,
                 (
                     *(("codes", "scales") if aligned else ("words",)),
                     *("row_scale", "row_zero", "source", "outlier_first", "outliers"),
                     *("x", "y", "partial", "arrived"),
-                    *(
-                        (*sizes, case.of_row, shape.slice)
-                        if aligned
-                        else (*sizes, shape.slice, *case.chunks)
-                    ),
+                    *((*sizes, case.of_row, slice_) if aligned else (*sizes, slice_, *case.chunks)),
                 ),
-                shared=_x_bytes(case, shape.slice) + shape.warps * stages * case.stage,
+                shared=_x_bytes(case, slice_) + warps * stages * case.stage,
             ),
         ),
-        workspace={
-            "partial": Space(case.m * slices * case.rows * 4 if slices > 1 else 4),
-            "arrived": Space(passes * tiles * 4, zeroed=True),
-        },
-        blocks_per_sm=shape.blocks,
+        workspace={"partial": case.m * slices * case.rows * 4 if slices > 1 else 4},
+        zeroed={"arrived": passes * tiles * 4},
+        blocks_per_sm=blocks,
     )
 
 
@@ -215,8 +198,10 @@ def _x_bytes(case: MixedCase, slice_: int) -> int:
     return case.batch * (case.parts * slot + blocks * 4 * 4) + _X_BLOCK
 
 
-def _shape(case: MixedCase, gpu: Gpu, knobs: Knobs, tiles: int) -> Shape:
-    """The knobs, or the fewest slices that leave shared memory for all threads of an SM and no SM without a block.
+def _shape(case: MixedCase, gpu: Gpu, knobs: Knobs, tiles: int) -> tuple[int, int, int, int]:
+    """Chunks of a slice; warps of a block of threads, chunks that each has room for, blocks that share an SM.
+
+    The knobs, or the fewest slices that leave shared memory for all threads of an SM and no SM without a block.
 
     Where none leaves any, one that does not fit, of which why_not tells.
     """
@@ -224,16 +209,18 @@ def _shape(case: MixedCase, gpu: Gpu, knobs: Knobs, tiles: int) -> Shape:
     warps = knobs["warps"] or min(8 if case.few else 4, 1 << (chunks - 1).bit_length())
     most = [knobs["slices"]] if knobs["slices"] else range(1, 1 + -(-chunks // warps))
     found = [_fitted(case, gpu, knobs, -(-chunks // slices), warps) for slices in most]
-    best = max((one.blocks for one in found if one), default=0)
-    good = [one for one in found if one and one.blocks == best]
+    best = max((one[-1] for one in found if one), default=0)
+    good = [one for one in found if one and one[-1] == best]
     if not good:
-        return Shape(-(-chunks // most[-1]), warps, knobs.get("stages") or STAGES[0], 1)
-    busy = (one for one in good if tiles * -(-chunks // one.slice) >= gpu.sms)
+        return -(-chunks // most[-1]), warps, knobs.get("stages") or STAGES[0], 1
+    busy = (one for one in good if tiles * -(-chunks // one[0]) >= gpu.sms)
     return next(busy, good[-1])
 
 
-def _fitted(case: MixedCase, gpu: Gpu, knobs: Knobs, slice_: int, warps: int) -> Shape | None:
-    """Shape with as many blocks on an SM as have room and registers, each with as many chunks under way as fit."""
+def _fitted(
+    case: MixedCase, gpu: Gpu, knobs: Knobs, slice_: int, warps: int
+) -> tuple[int, int, int, int] | None:
+    """As _shape, with as many blocks on an SM as have room and registers, each with as many chunks under way as fit."""
     least, most = STAGES
     # Of 128, 168 and 255 registers: what NVRTC compiles without spills, by trial.
     threads = 512 if case.few else 384 if case.chunks is None else 256
@@ -242,7 +229,7 @@ def _fitted(case: MixedCase, gpu: Gpu, knobs: Knobs, slice_: int, warps: int) ->
         room = min(gpu.sm_shared // blocks, gpu.block_shared + RESERVED) - rest
         stages = knobs.get("stages") or max(least, min(most, room // (warps * case.stage)))
         if stages * warps * case.stage <= room:
-            return Shape(slice_, warps, stages, blocks)
+            return slice_, warps, stages, blocks
     return None
 
 
