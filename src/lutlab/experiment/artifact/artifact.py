@@ -162,11 +162,7 @@ class Artifact(Strict):
         return self
 
     def predictions(self) -> dict[tuple[str, str], Prediction]:
-        """(row key, column) -> what is predicted for it, of the paper's model.
-
-        Raises:
-            LutlabError: a column asks for a prediction that a row does not say all of.
-        """
+        """(row key, column) -> what is predicted for it, of the paper's model."""
         wanted = {key: column.predict for key, column in self.columns.items() if column.predict}
         if not wanted:
             return {}

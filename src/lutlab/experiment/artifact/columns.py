@@ -101,11 +101,7 @@ class ColumnSpec(Strict):
         return self.not_run
 
     def of_row(self, not_run: str, metric: str | None) -> ColumnSpec:
-        """The column of a row that is not run for a reason, or has another metric of the same evaluator.
-
-        Raises:
-            ValueError: the evaluator has no such metric.
-        """
+        """The column of a row that is not run for a reason, or has another metric of the same evaluator."""
         if metric and metric_of(registry.lookup("evaluator", self.evaluator), metric) is None:
             raise ValueError(f"{self.evaluator} has no metric '{metric}'")
         return self.model_copy(

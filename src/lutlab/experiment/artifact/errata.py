@@ -43,11 +43,7 @@ class Erratum(BaseModel):
     consequence: str
 
     def numbers(self) -> list[dict[str, float]]:
-        """Column -> number of every row, references looked up.
-
-        Raises:
-            LutlabError: a reference names no published number.
-        """
+        """Column -> number of every row, references looked up."""
         return [
             dict(zip(self.columns[1:], map(_number, row[1:]), strict=True)) for row in self.rows
         ]
@@ -110,11 +106,7 @@ def _table(erratum: Erratum, outcomes: list[bool]) -> str:
 
 
 def write() -> None:
-    """Write the page into the checkout.
-
-    Raises:
-        LutlabError: lutlab runs from an installed wheel, which has no page.
-    """
+    """Write the page into the checkout."""
     root = sources.checkout()
     if root is None:
         raise LutlabError("docs/errata.md is written in a checkout, and this is an installed wheel")

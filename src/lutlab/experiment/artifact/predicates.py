@@ -108,11 +108,7 @@ def truth(predicate: str, scope: Scope) -> Truth:
 
 
 def parse(predicate: str) -> ast.expr:
-    """The expression of a predicate.
-
-    Raises:
-        LutlabError: it does not parse.
-    """
+    """The expression of a predicate."""
     shown = textwrap.shorten(predicate, 100, placeholder=" …")
     if len(predicate) > _LONGEST:
         raise LutlabError(

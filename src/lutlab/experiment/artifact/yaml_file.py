@@ -44,21 +44,22 @@ def read_yaml(path: Path) -> Any:
 def _mistakes(root: yaml.Node) -> Iterator[str]:
     """The line and cause of what is refused of a tree of nodes."""
     sizes: dict[int, int] = {}  # of nodes, by id, with anchors written out; 0 while one is open
+    nodes: list[yaml.Node] = []  # each once
 
     def size(node: yaml.Node) -> int:
         if id(node) in sizes:
             return sizes[id(node)] or MOST_VALUES + 1  # it holds itself
         sizes[id(node)] = 0
-        inner = {
-            yaml.MappingNode: lambda: [one for pair in node.value for one in pair],
-            yaml.SequenceNode: lambda: node.value,
-        }.get(type(node), list)()
+        nodes.append(node)
+        inner = node.value if isinstance(node, yaml.CollectionNode) else []
+        if isinstance(node, yaml.MappingNode):
+            inner = [one for pair in inner for one in pair]
         sizes[id(node)] = 1 + sum(map(size, inner))
         return sizes[id(node)]
 
     if (count := size(root)) > MOST_VALUES:
         yield f"its anchors stand for {count:.0e} values or for themselves: write out what is meant"
-    for node in _all(root):
+    for node in nodes:
         line = f"line {node.start_mark.line + 1}"
         if isinstance(node, yaml.MappingNode):
             keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
@@ -67,18 +68,3 @@ def _mistakes(root: yaml.Node) -> Iterator[str]:
                 yield f"{line}: '{twice}' stands twice in one mapping: keep one of them"
         elif isinstance(node, yaml.ScalarNode) and (found := CONTROLS.search(node.value)):
             yield f"{line}: a text holds the control character {found[0]!r}: leave it out"
-
-
-def _all(root: yaml.Node) -> Iterator[yaml.Node]:
-    """Nodes below a root, each once."""
-    waiting, seen = [root], set()
-    while waiting:
-        node = waiting.pop()
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
-        yield node
-        if isinstance(node, yaml.MappingNode):
-            waiting += [one for pair in node.value for one in pair]
-        elif isinstance(node, yaml.SequenceNode):
-            waiting += node.value

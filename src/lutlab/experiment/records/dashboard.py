@@ -80,11 +80,7 @@ def _text_of(place: str) -> dict[str, str]:
 
 
 def write(path: Path, cells: Sequence[Row], claims: Sequence[Row], source: str) -> Path:
-    """Write the page and return its path; the folder is made. Arguments are those of `render`.
-
-    Raises:
-        LutlabError: plotly is not installed.
-    """
+    """Write the page and return its path; the folder is made. Arguments are those of `render`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     return write_atomically(path, render(cells, claims, source).encode())
 
@@ -96,9 +92,6 @@ def render(cells: Sequence[Row], claims: Sequence[Row], source: str) -> str:
         cells: flat rows by the columns of `lutlab.results`; what a row does not have is left out.
         claims: rows of `frame.claims`; none where the source has none.
         source: folders, as the page's head names them.
-
-    Raises:
-        LutlabError: plotly is not installed.
     """
     import jinja2
 

@@ -43,10 +43,10 @@ class Points:
     name: str
     color: str
     marker: str
-    filled: bool
     x: tuple[int, ...]
     y: tuple[float | None, ...]
     words: tuple[str, ...]
+    filled: bool = True
     guessed: bool = False
 
     @property

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 from lutlab import registry
@@ -18,16 +19,17 @@ from lutlab.experiment.artifact.catalog import cite
 from lutlab.experiment.artifact.claims import judge
 from lutlab.experiment.artifact.columns import SIZE, ColumnSpec
 from lutlab.experiment.artifact.outcome import (
+    FRONT,
     Cell,
     ClaimResult,
     Column,
     ResultTable,
     Row,
 )
+from lutlab.experiment.artifact.pareto import Point, front
 from lutlab.experiment.artifact.predicted import VERDICT, Prediction, because, predicted
 from lutlab.experiment.plan.plan import PlannedCell, PlannedRow
 from lutlab.experiment.report import means, origins
-from lutlab.experiment.report.fronts import mark_fronts
 from lutlab.experiment.row.spelling import table_command
 from lutlab.experiment.store import noise
 from lutlab.experiment.store.record import Record
@@ -84,9 +86,19 @@ def assemble(
         told: row key -> notes: the options of its evaluators in the command line's spelling, examples without a value.
         records: records of the cells, each once.
     """
-    curve = artifact.curve(scale)
+    curve, of = artifact.curve(scale), artifact.predictions()
+    rows = [
+        dataclasses.replace(
+            row,
+            cells={
+                key: with_prediction(cell, of.get((row.key, key)), artifact.columns[key])
+                for key, cell in row.cells.items()
+            },
+        )
+        for row in rows
+    ]
     rows = means.with_means(artifact, columns, rows, scale)
-    rows = mark_fronts(rows, curve) if curve and curve.front else tuple(rows)
+    rows = _with_fronts(rows, curve) if curve and curve.front else tuple(rows)
     return ResultTable(
         artifact=artifact.name,
         title=artifact.title,
@@ -102,6 +114,28 @@ def assemble(
         provenance=origins.facts(records),
         curve=curve,
         one_axis=tuple(artifact.one_axis),
+    )
+
+
+def _with_fronts(rows: Sequence[Row], curve: Curve) -> tuple[Row, ...]:
+    """The rows, each saying whether its measured point is on the front of its group."""
+    groups: dict[str, dict[str, Point]] = {}
+    for row in rows:
+        x, y = row.cells[curve.x].measured, row.cells[curve.y].measured
+        if x is not None and y is not None and not fnmatchcase(row.key, curve.baseline):
+            groups.setdefault(curve.front_of(row.key), {})[row.key] = (x, y)
+    on_front = {
+        list(points)[i]
+        for points in groups.values()
+        for i in front([*points.values()], curve.larger)
+    }
+    return tuple(
+        dataclasses.replace(
+            row,
+            on_front=row.key in on_front,
+            labels={**row.labels, FRONT: "yes"} if row.key in on_front else row.labels,
+        )
+        for row in rows
     )
 
 
@@ -215,13 +249,8 @@ def row_of(artifact: Artifact | None, row: PlannedRow, scale: str) -> Row:
         scale == "paper" and _public(artifact)[row.key] and not _on_other_kernels(row)
     )
     published = artifact.numbers().get(row.key, {}) if artifact else {}
-    predictions = artifact.predictions() if artifact else {}
     cells = {
-        key: with_prediction(
-            _cell(key, spec, row.cells[key], row, published.get(key), own_model),
-            predictions.get((row.key, key)),
-            spec,
-        )
+        key: _cell(key, spec, row.cells[key], row, published.get(key), own_model)
         for key, spec in row.columns.items()
     }
     records = [cell.record for cell in row.cells.values()]
@@ -349,7 +378,7 @@ def tabulate_sweep(name: str, rows: Sequence[PlannedRow], scale: str, command: s
     table_rows = tuple(_beside(found[row.key], found.get(row.baseline), of_text) for row in rows)
     curve, records = _size_against_quality(rows), records_of(rows)
     if curve:
-        table_rows = mark_fronts(table_rows, curve)
+        table_rows = _with_fronts(table_rows, curve)
     return ResultTable(
         artifact=f"sweep/{name}",
         title=f"Sweep {name}",

@@ -7,7 +7,6 @@ y where the paper draws the degradation. Points of a stand-in bear its name. Con
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
@@ -27,13 +26,7 @@ HOLLOW = "row-wise: hollow"
 Point = tuple[float, float]
 
 
-@dataclass(frozen=True, eq=False)
-class Dot:
-    """A point of a row: its column of x, its series."""
-
-    row: Row
-    x: str
-    name: str
+Dot = tuple[Row, str, str, Point]  # its row, its column of x, its series, where it is drawn
 
 
 def draw(table: ResultTable) -> Figure:
@@ -45,7 +38,7 @@ def draw(table: ResultTable) -> Figure:
     for row in table.rows:
         panels.setdefault(row.labels.get(curve.panel, ""), []).append(row)
     dots = _dots(table.rows, curve, columns)
-    names = list(dict.fromkeys(dot.name for dot in dots))
+    names = list(dict.fromkeys(name for _, _, name, _ in dots))
     width = max(NARROWEST, PANEL[0] * len(panels))
     room = width / len(panels) - 0.8
     titles = [style.fit(_title(rows, curve), room, style.PANEL_SIZE) for rows in panels.values()]
@@ -62,7 +55,7 @@ def draw(table: ResultTable) -> Figure:
     axes = figure.subplots(1, len(panels), squeeze=False)[0]
     for axis, rows, title in zip(axes, panels.values(), titles, strict=True):
         keys = {row.key for row in rows}
-        _panel(axis, rows, [dot for dot in dots if dot.row.key in keys], table, names)
+        _panel(axis, rows, [dot for dot in dots if dot[0].key in keys], table, names)
         axis.set_title(title, loc="left", fontsize=style.PANEL_SIZE)
         axis.set_xlabel(style.fit(_x_name(curve, columns), room, style.LABEL_SIZE))
     y = _axis_name(columns[curve.y], "degradation" if curve.degradation else "")
@@ -91,7 +84,8 @@ def _dots(rows: Sequence[Row], curve: Curve, columns: Mapping[str, Column]) -> l
             name = _name(row, curve)
             if several and len(models[name]) == 1 and not curve.panel:
                 name = f"{name}: ours {row.model}"
-            found.append(Dot(row, key, f"{columns[key].title}, {name}" if curve.beside else name))
+            name = f"{columns[key].title}, {name}" if curve.beside else name
+            found.append((row, key, name, tuple(cell.measured for cell in cells)))
     return found
 
 
@@ -128,30 +122,29 @@ def _panel(
     axis: Axes, rows: Sequence[Row], dots: Sequence[Dot], table: ResultTable, names: Sequence[str]
 ) -> None:
     curve, levels = table.curve, _levels(rows, table.curve)
-    points: dict[Dot, Point] = {}
-    for dot in dots:
-        if (level := _level_of(dot.row, curve, levels)) is not None:
-            cells = dot.row.cells
-            points[dot] = (cells[dot.x].measured, cells[curve.y].measured - level)
+    dots = [
+        (row, column, name, (x, y - level))
+        for row, column, name, (x, y) in dots
+        if (level := _level_of(row, curve, levels)) is not None
+    ]
     for i, name in enumerate(names):
-        members = {dot: point for dot, point in points.items() if dot.name == name}
-        if members:
+        if members := [dot for dot in dots if dot[2] == name]:
             _series(axis, members, curve, i)
-    _fronts(axis, points, table)
-    ys = [y for _, y in points.values()]
+    _fronts(axis, dots, table)
+    xs, ys = ([point[i] for *_, point in dots] for i in (0, 1))
     if not curve.degradation:
         ys += [level for level, _ in levels.values()]
         for group, (level, _) in levels.items():
-            of_group = [dot.name for dot in points if curve.front_of(dot.row.key) == group]
+            of_group = [name for row, _, name, _ in dots if curve.front_of(row.key) == group]
             alone = len(set(of_group)) == 1 and len(levels) > 1
             color = SERIES[names.index(of_group[0]) % len(SERIES)] if alone else MUTED
             axis.axhline(level, color=color, linestyle=":", linewidth=1.1, label="full precision")
-    if not points:
+    if not dots:
         said = style.fit(_why_empty(rows, curve), PANEL[0] - 0.8, style.LABEL_SIZE)
         where = {"ha": "center", "va": "center", "transform": axis.transAxes}
         axis.text(0.5, 0.5, said, color=MUTED, **where)
         axis.set(xticks=[], yticks=[])
-    _scale(axis, [x for x, _ in points.values()], ys, curve)
+    _scale(axis, xs, ys, curve)
 
 
 def _why_empty(rows: Sequence[Row], curve: Curve) -> str:
@@ -172,19 +165,21 @@ def _scale(axis: Axes, xs: Sequence[float], ys: Sequence[float], curve: Curve) -
         axis.locator_params(axis="y", nbins=5)
 
 
-def _series(axis: Axes, points: Mapping[Dot, Point], curve: Curve, i: int) -> None:
+def _series(axis: Axes, dots: Sequence[Dot], curve: Curve, i: int) -> None:
     """One series in its i-th colour and marker, from left to right; row-wise points hollow."""
     color, marker = SERIES[i % len(SERIES)], MARKERS[i % len(MARKERS)]
-    ordered = sorted(points, key=points.__getitem__)
-    cloud = len(points) > LINED
+    ordered = sorted(dots, key=lambda dot: dot[3])
+    cloud = len(dots) > LINED
     lined = "q" in curve.series or not curve.front  # else a line would join points of several q
     if lined and not cloud:
-        xs, ys = zip(*(points[dot] for dot in ordered), strict=True)
+        xs, ys = zip(*(point for *_, point in ordered), strict=True)
         axis.plot(xs, ys, linewidth=0.9, alpha=0.5, color=color, zorder=2)
     for hollow in (False, True):
-        chosen = [dot for dot in ordered if fnmatchcase(dot.row.key, curve.rowwise) == hollow]
+        chosen = [
+            point for row, *_, point in ordered if fnmatchcase(row.key, curve.rowwise) == hollow
+        ]
         if chosen:
-            xs, ys = zip(*(points[dot] for dot in chosen), strict=True)
+            xs, ys = zip(*chosen, strict=True)
             axis.scatter(
                 xs,
                 ys,
@@ -195,16 +190,16 @@ def _series(axis: Axes, points: Mapping[Dot, Point], curve: Curve, i: int) -> No
                 linewidth=0.8 if hollow else 0 if cloud else 1.1,
                 alpha=0.55 if cloud else 1,
                 zorder=3 if cloud else 4,
-                label=HOLLOW if hollow else ordered[0].name,
+                label=HOLLOW if hollow else ordered[0][2],
             )
 
 
-def _fronts(axis: Axes, points: Mapping[Dot, Point], table: ResultTable) -> None:
+def _fronts(axis: Axes, dots: Sequence[Dot], table: ResultTable) -> None:
     """Each group's front over x as a staircase: what is attainable between two of its points is the worse one's y."""
     curve, groups = table.curve, {}
-    for dot, point in points.items():
-        if dot.row.on_front and dot.x == curve.x:
-            groups.setdefault(curve.front_of(dot.row.key), []).append(point)
+    for row, column, _, point in dots:
+        if row.on_front and column == curve.x:
+            groups.setdefault(curve.front_of(row.key), []).append(point)
     title = next(column.title for column in table.columns if column.key == curve.x)
     label = f"Pareto front, {title}" if curve.beside else "Pareto front"
     for found in groups.values():

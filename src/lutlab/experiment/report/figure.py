@@ -137,12 +137,26 @@ def _measured(
     name: str, cells: Sequence[Cell], i: int, rows: Sequence[Row], ticks: dict[str, str]
 ) -> Points:
     """The i-th series of ours; one without any number says so by its name alone."""
-    values = tuple(cell.measured for cell in cells)
-    missing = all(value is None for value in values)
-    words = tuple("" if c.measured is not None or missing else c.verdict for c in cells)
-    said = f"{name}: {cells[0].verdict}" if missing else name
-    color, marker = SERIES[i % len(SERIES)], MARKERS[i % len(MARKERS)]
-    return Points(said, color, marker, True, _places(rows, ticks), values, words)
+    if all(cell.measured is None for cell in cells):
+        name, shown = f"{name}: {cells[0].verdict}", [None] * len(cells)
+    else:
+        shown = [c.verdict if c.measured is None else c.measured for c in cells]
+    return _points(name, i, _places(rows, ticks), shown)
+
+
+def _points(
+    name: str, i: int, x: tuple[int, ...], shown: Sequence[float | str | None], **look: bool
+) -> Points:
+    """A series in its i-th colour and marker, of numbers and of words in their place."""
+    return Points(
+        name,
+        SERIES[i % len(SERIES)],
+        MARKERS[i % len(MARKERS)],
+        x,
+        tuple(None if isinstance(value, str) else value for value in shown),
+        tuple(value if isinstance(value, str) else "" for value in shown),
+        **look,
+    )
 
 
 def _configurations(grid: Grid, layout: Layout) -> tuple[dict[str, str], str]:
@@ -208,30 +222,18 @@ def _series(
     for i, block in enumerate(grid.blocks):
         members = [rows[line.key] for line in block.lines]
         cells = [row.cells[column.key] for row in members]
-        color, marker = SERIES[i % len(SERIES)], MARKERS[i % len(MARKERS)]
-        x = _places(members, ticks)
+        x, label = _places(members, ticks), _label(members[0])
         if column.published:
-            words = tuple(c.published if isinstance(c.published, str) else "" for c in cells)
-            values = tuple(None if isinstance(c.published, str) else c.published for c in cells)
-            name = f"paper: {_label(members[0])}"
-            paper.append(Points(name, color, marker, False, x, values, words))
-        guessed += _predicted(members[0], cells, color, marker, x)
+            paper.append(
+                _points(f"paper: {label}", i, x, [c.published for c in cells], filled=False)
+            )
+        if any(cell.verdict == PREDICTED for cell in cells):
+            shown = [cell.predicted if cell.verdict == PREDICTED else None for cell in cells]
+            guessed.append(_points(f"predicted: {label}", i, x, shown, filled=False, guessed=True))
         points = _measured(f"ours: {_measured_name(members[0])}", cells, i, members, ticks)
         if any(value is not None for value in points.y):
             ours.setdefault((points.name, x, points.y), points)
     return paper, list(ours.values()), guessed
-
-
-def _predicted(
-    first: Row, cells: Sequence[Cell], color: str, marker: str, x: tuple[int, ...]
-) -> list[Points]:
-    """The series of predicted cells of the paper's model, hatched; none where there are none."""
-    if not any(cell.verdict == PREDICTED for cell in cells):
-        return []
-    shown = [cell.predicted if cell.verdict == PREDICTED else None for cell in cells]
-    words = tuple(value if isinstance(value, str) else "" for value in shown)
-    values = tuple(None if isinstance(value, str) else value for value in shown)
-    return [Points(f"predicted: {_label(first)}", color, marker, False, x, values, words, True)]
 
 
 def _label(row: Row) -> str:

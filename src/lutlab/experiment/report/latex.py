@@ -2,7 +2,7 @@ r"""The report as LaTeX with booktabs: compiles alone with pdflatex; other docum
 
 from __future__ import annotations
 
-from lutlab.experiment.report.layout import Grid, Head, Layout, Line, break_lines
+from lutlab.experiment.report.layout import Grid, Layout, break_lines
 
 PACKAGES = ("booktabs", "amssymb", "graphicx")
 HEAD_WIDTH = 14  # characters in a line of a head
@@ -111,7 +111,7 @@ def _float(layout: Layout, grid: Grid, caption: str, below: tuple[str, ...], pai
     first = 1 if layout.headed else 0
     with_model = pairs and layout.show_model and not layout.headed
     axes = [*layout.axes[first:], *(["ours on"] if with_model else [])]
-    spans = [2 if pairs and head.paper else 1 for head in grid.heads]
+    spans = [len(head.halves(pairs)) for head in grid.heads]
     columns = "l" * len(axes) + "r" * sum(spans)
     body = []
     for block in grid.blocks:
@@ -124,7 +124,9 @@ def _float(layout: Layout, grid: Grid, caption: str, below: tuple[str, ...], pai
         body += ["\\midrule"]
         for line in block.lines:
             labels = [*line.labels[first:], *([line.model] if with_model else [])]
-            body.append(_row([*labels, *_entries(grid, line, pairs)]))
+            entries = zip(grid.heads, line.entries, strict=True)
+            cells = [text for head, entry in entries for text in entry.halves(head, pairs)]
+            body.append(_row([*labels, *cells]))
     return "\n".join(
         (
             "\\begin{table}[tbp]",
@@ -152,7 +154,7 @@ def _heads(axes: list[str], grid: Grid, spans: list[int], pairs: bool) -> list[s
     for span in spans:
         rules.append(f"\\cmidrule(lr){{{at}-{at + span - 1}}}")
         at += span
-    halves = [half for head in grid.heads for half in _halves(head, pairs)]
+    halves = [half for head in grid.heads for half in head.halves(pairs)]
     return [
         " & ".join([*[""] * len(axes), *titles]) + " \\\\",
         "".join(rules),
@@ -165,22 +167,6 @@ def _broken(head: str, align: str) -> str:
     lines = [escape(line) for line in break_lines(head, HEAD_WIDTH)]
     stacked = " \\\\ ".join(lines)
     return stacked if len(lines) == 1 else f"\\shortstack[{align}]{{{stacked}}}"
-
-
-def _halves(head: Head, pairs: bool) -> list[str]:
-    if not pairs:
-        return [head.paper or "ours"]
-    return [head.paper, head.ours] if head.paper else [head.ours]
-
-
-def _entries(grid: Grid, line: Line, pairs: bool) -> list[str]:
-    cells = []
-    for head, entry in zip(grid.heads, line.entries, strict=True):
-        if not pairs:
-            cells.append(entry.paper + entry.foot if head.paper else entry.ours_text)
-        else:
-            cells += [entry.paper, entry.ours_text] if head.paper else [entry.ours_text]
-    return cells
 
 
 def _row(cells: list[str]) -> str:

@@ -11,10 +11,12 @@ A figure of very many points is a table of its Pareto front; the CSV file has al
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 from lutlab.escapes import mapped_texts, visible
 from lutlab.experiment.artifact.outcome import TRIED, Cell, ClaimResult, Column, ResultTable, Row
@@ -27,9 +29,9 @@ from lutlab.experiment.report.digits import (
     printed_decimals,
     superscript,
 )
-from lutlab.experiment.report.fronts import shortened
 
 DASH = "–"
+LONGEST = 60  # rows of a curve that are all shown
 LONGEST_WORD = 14  # of a head; longer words are cut
 PREDICTION = "pred."  # before every predicted number, since it stands where a measured one would
 PREDICTION_MEANING = (
@@ -78,6 +80,10 @@ class Head:
         """Title and unit, unless the title says the unit."""
         return f"{self.title} ({self.unit})" if self.unit else self.title
 
+    def halves(self, pairs: bool) -> list[str]:
+        """Heads of its halves; without `pairs`, of the paper's alone, or of ours where there is no other."""
+        return [self.paper, self.ours] if self.paper and pairs else [self.paper or self.ours]
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -106,6 +112,16 @@ class Entry:
     def ours_text(self) -> str:
         """Number or word with its error and mark: `12.34 ± 0.05 †²`, `not run¹`."""
         return f"{self.ours}{f' {self.error}' if self.error else ''}{self.ours_mark}"
+
+    def halves(self, head: Head, pairs: bool, delta: bool = False) -> list[str]:
+        """Texts of a column's halves; a published number that stands alone has the footnote.
+
+        delta: whether ours is followed by its relative difference.
+        """
+        ours = f"{self.ours_text} {self.delta}".rstrip() if delta else self.ours_text
+        if head.paper and pairs:
+            return [self.paper, ours]
+        return [self.paper + self.foot] if head.paper and not pairs else [ours]
 
 
 @dataclass(frozen=True)
@@ -162,13 +178,9 @@ class Layout:
 
 
 def lay_out(table: ResultTable) -> Layout:
-    """Lay out a table: titles, columns, rows and notes.
-
-    Raises:
-        ValueError: a row has no cell for a column: no cell may be blank.
-    """
+    """Lay out a table: titles, columns, rows and notes."""
     _check(table)
-    table, left_out = shortened(table)
+    table, left_out = _shortened(table)
     main = [c for c in table.columns if _in_main(table, c)]
     reference = [c for c in table.columns if c not in main]
     axes = tuple(dict.fromkeys(axis for row in table.rows for axis in row.labels))
@@ -209,6 +221,29 @@ def lay_out(table: ResultTable) -> Layout:
     )
     # Reasons and labels are whatever a record or a file says.
     return mapped_texts(laid_out, visible)
+
+
+def _shortened(table: ResultTable) -> tuple[ResultTable, str]:
+    """The table without the rows that would hide its message, and the sentence that says so."""
+    if table.curve is None or len(table.rows) <= LONGEST or not any(r.on_front for r in table.rows):
+        return table, ""
+    baseline = table.curve.baseline
+    shown = tuple(row for row in table.rows if row.on_front or _must_show(row, baseline))
+    printed = " or stands in a paper" if any(map(_is_printed, table.rows)) else ""
+    sentence = (
+        f"{len(shown)} of {len(table.rows)} rows shown: full precision, the Pareto front, and what failed{printed}; "
+        "table.csv has all"
+    )
+    return dataclasses.replace(table, rows=shown), sentence
+
+
+def _must_show(row: Row, baseline: str) -> bool:
+    tried = any(cell.verdict in TRIED for cell in row.cells.values())
+    return fnmatchcase(row.key, baseline) or tried or _is_printed(row)
+
+
+def _is_printed(row: Row) -> bool:
+    return any(cell.published is not None for cell in row.cells.values())
 
 
 def _footnotes(foot: dict[str, str]) -> tuple[str, ...]:

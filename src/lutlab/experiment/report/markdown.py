@@ -73,21 +73,12 @@ def _table(layout: Layout, grid: Grid, pairs: bool) -> str:
 
     with_model = pairs and layout.show_model
     heads = [*layout.axes, *(["ours on"] if with_model else [])]
-    for head in grid.heads:
-        if not pairs:
-            heads.append(f"{head.name} {head.paper}".rstrip())
-            continue
-        heads += [f"{head.name} {head.paper}"] if head.paper else []
-        heads.append(f"{head.name} {head.ours}")
+    heads += [f"{head.name} {half}" for head in grid.heads for half in head.halves(pairs)]
     rows = []
     for line in (line for block in grid.blocks for line in block.lines):
         cells = [*line.labels, *([line.model] if with_model else [])]
         for head, entry in zip(grid.heads, line.entries, strict=True):
-            if not pairs:
-                cells.append(entry.paper + entry.foot if head.paper else entry.ours_text)
-                continue
-            cells += [entry.paper] if head.paper else []
-            cells.append(f"{entry.ours_text} {entry.delta}".rstrip())
+            cells += entry.halves(head, pairs, delta=pairs)
         rows.append([_escape(cell) for cell in cells])
     left = len(layout.axes) + with_model
     align = ["left"] * left + ["right"] * (len(heads) - left)

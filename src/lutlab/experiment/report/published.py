@@ -165,7 +165,7 @@ def _row(
 ) -> Row:
     published = artifact.numbers().get(row.key, {})
     found = {cell["column"]: cell for cell in cells}
-    said, predictions = {}, artifact.predictions()
+    said = {}
     for key, spec in artifact.columns_of(row).items():
         if means.is_mean(row, spec):  # compare.assemble takes it again
             said[key] = Cell(key, published.get(key), None, "not run", row.not_run or spec.reason)
@@ -175,7 +175,6 @@ def _row(
             said[key] = _cell(artifact.name, spec, found[key], published.get(key), records)
         else:
             said[key] = Cell(key, published.get(key), None, "not run", compare.NOT_YET)
-        said[key] = compare.with_prediction(said[key], predictions.get((row.key, key)), spec)
     measured = [records.get(cell["cell_id"]) for cell in cells]
     return Row(
         row.key,

@@ -133,16 +133,6 @@ _PARTS = {
         ("generate/graph.py", "kernels/joined.py"),
     ),
 }
-_KERNELS = {
-    "cpu": (
-        "kernel/bcq_gemv",
-        "kernel/uniform_gemv",
-        "kernel/mixed_gemv",
-        "kernel/qigen_gemv",
-        "kernel/step",
-    ),
-    "gpu": ("kernel/lut_gemv", "kernel/mixed_gemv_gpu", "kernel/graph"),
-}
 
 
 def every_name() -> list[str]:
@@ -157,11 +147,7 @@ def every_name() -> list[str]:
 
 
 def version(name: str) -> int:
-    """Version that a component declares.
-
-    Raises:
-        LutlabError: no such component; a class that declares no version.
-    """
+    """Version that a component declares."""
     group, _, key = name.partition("/")
     if group in _ROOMS:
         cls = registry.lookup(group, key)
@@ -228,8 +214,8 @@ def _source(cls: type) -> Path:
 
 def kernel_files(device: str) -> set[Path]:
     """The sources of a device's kernels, and of what builds and chooses them. device: cpu, or any other for a GPU."""
-    names = _KERNELS["cpu" if device == "cpu" else "gpu"]
-    return set().union(*(_PARTS[name].files() for name in names))
+    names = (cpu if device == "cpu" else gpu).VERSIONS
+    return set().union(*(_PARTS[f"kernel/{name}"].files() for name in names))
 
 
 @functools.cache

@@ -75,11 +75,7 @@ def made_with() -> dict[str, str]:
 
 
 def golden_cells() -> dict[str, str]:
-    """Component -> 16 hex digits, of all components that have a golden cell, made in a process of its own.
-
-    Raises:
-        subprocess.CalledProcessError: one of them fails; the process has printed why.
-    """
+    """Component -> 16 hex digits, of all components that have a golden cell, made in a process of its own."""
     # An empty cache: no library that a compiler built before.
     with tempfile.TemporaryDirectory() as cache:
         done = subprocess.run(
@@ -110,9 +106,11 @@ def _maker(name: str) -> Callable[[], Any] | None:
     rest = {
         "driver": _driver,
         "search": _search,
-        "tuning": _tuning,
-        "tuning/scales": _tuned_scales,
-        "tuning/blocks": _tuned_blocks,
+        "tuning": lambda: [_tuned("mixed_2_4_16", loss=loss) for loss in get_args(Loss)],
+        "tuning/scales": lambda: [_tuned(name, trains="scales") for name in ("rtn", "gptq_bcq")],
+        "tuning/blocks": lambda: [
+            _tuned(name, steps=0, block_steps=2) for name in ("rtn", "gptq_bcq")
+        ],
         "tuning/whole": lambda: [_tuned("none", loss="labels")],
         "tuning/labels": _tuned_labels,
         "models": _models,
@@ -303,18 +301,6 @@ def _search() -> Any:
 
     method, candidates = make_method("rtn"), [(2, -1), (3, 16), (4, -1)]
     return search_widths(tiny_opt(), method, candidates, 5.0, windows())
-
-
-def _tuning() -> Any:
-    return [_tuned("mixed_2_4_16", loss=loss) for loss in get_args(Loss)]
-
-
-def _tuned_scales() -> Any:
-    return [_tuned(name, trains="scales") for name in ("rtn", "gptq_bcq")]
-
-
-def _tuned_blocks() -> Any:
-    return [_tuned(name, steps=0, block_steps=2) for name in ("rtn", "gptq_bcq")]
 
 
 def _tuned_labels() -> Any:

@@ -33,11 +33,7 @@ Lock = Mapping[str, Any]  # content of the file
 
 
 def path() -> Path:
-    """Path of the lock's file.
-
-    Raises:
-        LutlabError: lutlab does not run from a checkout.
-    """
+    """Path of the lock's file."""
     root = sources.checkout()
     if root is None:
         raise LutlabError("the lock is of a checkout, and lutlab runs from an installed package")
@@ -52,11 +48,7 @@ def read(file: Path) -> Lock:
 
 
 def now() -> Lock:
-    """The components as they are, their golden cells made here: some seconds.
-
-    Raises:
-        subprocess.CalledProcessError: a golden cell cannot be made.
-    """
+    """The components as they are, their golden cells made here: some seconds."""
     cells = golden.golden_cells()
     found = {
         name: {
@@ -122,11 +114,7 @@ def _refusal(
 
 
 def write(file: Path, lock: Lock) -> None:
-    """Write the lock down.
-
-    Raises:
-        LutlabError: the disk is full or the folder cannot be written.
-    """
+    """Write the lock down."""
     text = json.dumps(lock, indent=1, sort_keys=True)
     write_atomically(file, f"{text}\n".encode())
 
