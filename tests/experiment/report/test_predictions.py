@@ -6,7 +6,9 @@ import dataclasses
 import re
 from pathlib import Path
 
+import matplotlib as mpl
 import pytest
+from matplotlib.colors import to_hex
 from pydantic import ValidationError
 
 from lutlab import predict
@@ -16,9 +18,10 @@ from lutlab.experiment.artifact.outcome import Cell, ResultTable
 from lutlab.experiment.artifact.predicted import VERDICT
 from lutlab.experiment.artifact.yaml_file import read_yaml
 from lutlab.experiment.plan.plan import PlannedCell, PlannedRow
-from lutlab.experiment.report import compare, csv, published, write_report
+from lutlab.experiment.report import compare, csv, figure, published, write_report
 from lutlab.experiment.report.layout import PREDICTION_MEANING, lay_out
 from lutlab.experiment.report.published import Published
+from lutlab.experiment.report.style import PAPER, STYLE
 from lutlab.experiment.store.record import Record
 from lutlab.specs import EvalSpec, ModelRun, ModelSpec
 
@@ -198,3 +201,11 @@ def test_tables_without_predictions_are_as_they_were() -> None:
     layout = lay_out(plain)
     assert not set(LATENCIES) & {head.key for head in layout.main.heads}
     assert PREDICTION_MEANING not in layout.legend
+
+
+def test_predicted_bars_are_hollow_and_hatched() -> None:
+    with mpl.rc_context(STYLE):
+        drawn = figure.draw(TABLE)
+    hatched = [bar for axis in drawn.axes for bar in axis.patches if bar.get_hatch()]
+    assert hatched
+    assert {to_hex(bar.get_facecolor()) for bar in hatched} == {PAPER}
