@@ -4,6 +4,8 @@ VENV ?= .venv
 # Of gpu-report: a Python whose torch can use the GPU; lutlab need not be installed in it.
 GPU_PYTHON ?= $(PYTHON)
 BIN = $(VENV)/bin
+# Where containers forbid bytecode, two workers would rewrite and compile every test anew.
+unexport PYTHONDONTWRITEBYTECODE
 # Of attack: cases of each attack, the first one's seed, kinds of files (all).
 CASES ?= 10000
 SEED ?= 0

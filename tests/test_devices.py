@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from tests.command_line import CommandLine
+from tests.experiment.row.composing import settings
 
 from lutlab.checkpoint.loading import load
 from lutlab.devices import device_named
 from lutlab.errors import LutlabError
-from lutlab.experiment.row.run import _device, _dtype
+from lutlab.experiment.row.run import _device, _dtype, run_of
 from lutlab.limits import a_device
 
 
@@ -53,6 +54,5 @@ def test_nothing_is_measured_on_a_device_that_is_not_here(command: CommandLine) 
     assert outcome.code == 2
     assert "device=cpu:99: it is not here; this machine has cpu" in outcome.err
     assert command.records() == {}
-    assert command("model=opt-embedded-s", "evaluate=[weight_error]", "device=cpu:0").code == 0
-    (record,) = command.records().values()
-    assert (record["run"]["device"], record["run"]["dtype"]) == ("cpu", "float32")
+    run = run_of(settings("device=cpu:0"))
+    assert (run.device, run.dtype) == ("cpu", "float32")

@@ -78,12 +78,6 @@ def test_without_a_compiler_torch_multiplies_and_says_so(no_compiler, caplog):
         assert_multiplies(module.to(dtype), x(dtype))
 
 
-def test_a_group_size_without_a_kernel_is_named():
-    module = QuantLinear(quantize_tensor(weight(), q=3, g=13, method="bcq"), None)
-    assert_multiplies(module, x())
-    assert "bcq_gemv: g=13 is not a group size" in module.describe(1, torch.float32)
-
-
 def test_forward_follows_the_dtype_of_its_input():
     module = layer(bias=False)
     for dtype in LIMIT:

@@ -26,7 +26,7 @@ def small(gpu, monkeypatch, tmp_path):
     some = [variants.variant(name) for name in ("bit_planes", "lane_tables", "paper")]
     monkeypatch.setattr(variants, "preferred", lambda: some)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "a stand-in")
-    monkeypatch.setenv("LUTLAB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(choice, "cache_folder", lambda: tmp_path)  # of races; kernels stay built
     return tmp_path
 
 

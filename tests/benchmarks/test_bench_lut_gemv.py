@@ -10,7 +10,7 @@ from tests.benchmarks.cpu_for_gpu import stand_in
 from tests.kernels.gpu import test_lut_gemv
 
 from lutlab.errors import LutlabError
-from lutlab.kernels.gpu import variants
+from lutlab.kernels.gpu import choice, variants
 
 gpu = test_lut_gemv.gpu
 LARGE = (64, 256)
@@ -26,7 +26,7 @@ def small(gpu, monkeypatch, tmp_path):
     monkeypatch.setattr(bench, "BATCHES", (1, 2))
     some = {name: variants.variant(name) for name in KERNELS}
     monkeypatch.setattr(variants, "variants", lambda op="lut_gemv": some)
-    monkeypatch.setenv("LUTLAB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(choice, "cache_folder", lambda: tmp_path)  # of races; kernels stay built
     return tmp_path
 
 

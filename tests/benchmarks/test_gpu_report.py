@@ -146,16 +146,18 @@ def test_every_step_names_what_exists(tmp_path):
 def test_the_sanitizer_sees_some_of_every_variant():
     from lutlab.kernels.gpu.variants import variants
 
-    names = [*variants(), "mixed_gemv"]
     command = next(step.command for step in steps(ROOT, 1) if step.name == "memcheck")
     expression = command[command.index("-k") + 1]
     said = subprocess.run(
         [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", "gpu", "-k", expression,
-         "-p", "no:cacheprovider", *(f"tests/kernels/gpu/test_{n}.py" for n in names)],
+         "-p", "no:cacheprovider", "tests/kernels/gpu"],
         cwd=ROOT, capture_output=True, text=True, check=False,
     ).stdout  # fmt: skip
-    for name in names:
-        assert said.count(f"test_{name}.py") >= 5, said
+    for test in (
+        *(f"test_variants.py::test_on_a_gpu[{name}-" for name in variants()),
+        "mixed_gemv.py",
+    ):
+        assert said.count(test) >= 5, said
 
 
 def test_without_a_gpu_nothing_is_run(monkeypatch, tmp_path, capsys):

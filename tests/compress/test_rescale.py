@@ -106,7 +106,7 @@ def logits(model):
 
 
 @pytest.mark.parametrize(("name", "index"), EVERY_INPUT)
-def test_the_model_computes_what_it_did_bit_for_bit(name, index):
+def test_the_model_and_its_statistics_are_computed_as_before_bit_for_bit(name, index):
     model = model_of(name)
     shared = family_of(model.config).inputs[index]
     source = SOURCES[name].get(shared.layers[0])
@@ -119,8 +119,11 @@ def test_the_model_computes_what_it_did_bit_for_bit(name, index):
     changed = {n for n, value in parameters(model).items() if not torch.equal(value, before[n])}
     assert changed == touched
     assert torch.equal(logits(model), expected)
-    if not source:
-        assert after is stats
+    assert (after is stats) == (not source)
+    observed = stats_of(model, shared)
+    assert torch.equal(after.hessian, observed.hessian)
+    assert torch.equal(after.mean_abs, observed.mean_abs)
+    assert after.tokens == observed.tokens
 
 
 @pytest.mark.parametrize("name", SOURCES)
@@ -130,20 +133,6 @@ def test_all_inputs_of_a_block_at_once(name):
     for shared in family_of(model.config).inputs:
         rescaled(model, shared, Given())
     assert torch.equal(logits(model), expected)
-
-
-@pytest.mark.parametrize(("name", "index"), EVERY_INPUT)
-def test_statistics_are_those_observed_afterwards(name, index):
-    model = model_of(name)
-    shared = family_of(model.config).inputs[index]
-    before, given_back = rescaled(model, shared, Given())
-    observed = stats_of(model, shared)
-    assert torch.equal(given_back.hessian, observed.hessian)
-    assert torch.equal(given_back.mean_abs, observed.mean_abs)
-    assert given_back.tokens == observed.tokens
-    assert torch.equal(before.mean_abs, observed.mean_abs) == (
-        shared.layers[0] not in SOURCES[name]
-    )
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -230,14 +230,13 @@ def test_why_layers_are_not_joined():
     assert GraphStep(model, 1, 8, "").facts()["not_joined"] == [why]
 
 
-def test_the_layers_of_a_gpu_are_joined_and_held_once(gpu, monkeypatch, tmp_path):
+def test_the_layers_of_a_gpu_are_joined_and_held_once(gpu, monkeypatch):
     """The executions that a GPU has, their kernels as C++: one launch for q, k and v, in the kernel's layout alone."""
     model = make("opt")
     lutlab.quantize(model, "bcq", q=2, g=32, offset=True)
     prompts = [token_ids(length=3)[0], token_ids(length=2)[1]]
     expected = torch.stack([alone(model, ids) for ids in prompts])
     alike = copy.deepcopy(model)
-    monkeypatch.setenv("LUTLAB_CACHE", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a stand-in")
     monkeypatch.setattr(PackedBCQ, "kernels", {"cpu": ("lut_gemv",)})
     monkeypatch.setattr(choice, "choose", lambda *_: ("lane_tables", ""))

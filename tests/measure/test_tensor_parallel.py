@@ -114,6 +114,7 @@ def test_the_shared_product_is_timed_beside_that_of_one_process(done):
     assert done[3] == (1.0, 7.0), "the largest, and rank 0's"
 
 
+@pytest.mark.slow
 def test_energy_is_of_all_gpus_over_the_same_window(done):
     own, _, fp32, idle, facts = done[2]
     assert own.joules * own.calls == pytest.approx(300)

@@ -164,23 +164,14 @@ def test_layers_add_to_the_stream_that_a_family_names(name):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_layers_come_in_the_order_of_the_forward_pass(name):
-    model = make(name)
-    called = []
-    for layer, module in linear_layers(model):
-        module.register_forward_hook(lambda *_, layer=layer: called.append(layer))
-    model(token_ids(), use_cache=False)
-    assert called == [layer for layer, _ in linear_layers(model)]
-
-
-@pytest.mark.parametrize("name", CONFIGS)
-def test_weight_is_out_by_in_features(name):
+def test_weight_is_out_by_in_features_and_layers_come_in_the_order_of_the_forward_pass(name):
     model = make(name)
     inputs = {}
     for layer, module in linear_layers(model):
         hook = lambda _, x, y, layer=layer: inputs.update({layer: (x[0], y)})  # noqa: E731
         module.register_forward_hook(hook)
     model(token_ids(), use_cache=False)
+    assert list(inputs) == [layer for layer, _ in linear_layers(model)]
     for layer, module in linear_layers(model):
         x, y = inputs[layer]
         weight = weight_of(module)

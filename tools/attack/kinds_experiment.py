@@ -22,18 +22,9 @@ from tools.attack.kinds_models import make_folder
 from tools.attack.kinds_texts import make_texts
 
 QUICK = [
-    "method=gptq",
-    "q=3",
-    "g=16",
-    "evaluate=[ppl:wikitext2,weight_error]",
-    "data.limit=2",
-    "name=mine",
-]
-CALIBRATION = [
-    "calibration.text=wikitext103-train-head",
-    "calibration.samples=2",
-    "calibration.seqlen=32",
-]
+    "method=gptq", "q=3", "g=16", "evaluate=[ppl:wikitext2,weight_error]", "data.limit=2", "name=mine", "logger=none",
+    "calibration.text=wikitext103-train-head", "calibration.samples=2", "calibration.seqlen=32",
+]  # fmt: skip
 
 
 def run(folder: Path, *arguments: str) -> None:
@@ -72,7 +63,7 @@ def make_run(folder: Path) -> None:
 def measure(folder: Path) -> dict[str, Any]:
     """Run the sweep: what is kept is not measured again."""
     places = ["model=folder", f"model.id={folder / 'model'}", "data=hub", "data.source=folder"]
-    run(folder, *places, f"data.root={folder / 'data'}", *QUICK, *CALIBRATION, "logger=none")
+    run(folder, *places, f"data.root={folder / 'data'}", *QUICK)
     records = Store(folder / "results").all().values()
     numbers = [[r.cell_id, r.status, dict(r.values), list(r.samples)] for r in records]
     return {"numbers": [numbers, (folder / "results/sweep/mine/table.csv").read_text()]}
@@ -86,15 +77,9 @@ def make_preset(folder: Path) -> None:
 
 
 def plan_preset(folder: Path) -> dict[str, Any]:
-    command = [
-        f"--config-dir={folder / 'conf'}",
-        "--multirun",
-        "model=mine",
-        "mode=plan",
-        "method=rtn",
-        "q=3",
-    ]
-    run(folder, *command, "g=16", "evaluate=[weight_error]", "logger=none")
+    presets = f"--config-dir={folder / 'conf'}"
+    line = "--multirun model=mine mode=plan method=rtn q=3 g=16 evaluate=[weight_error] logger=none"
+    run(folder, presets, *line.split())
     return {"numbers": 0}
 
 

@@ -8,7 +8,6 @@ import json
 from typing import Any
 
 import pytest
-from tests.command_line import CommandLine
 
 from lutlab import registry
 from lutlab.data import protocols
@@ -248,24 +247,6 @@ def test_of_a_race_the_order_counts(monkeypatch) -> None:
     assert decided(race(r1=1.5, r2=3.0)) == kept
     assert decided(race(r1=1.0, r2=2.0), race(bits=3, r1=1.0), race(gpu="H", r1=1.0)) == kept
     assert decided(race(r1=2.0, r2=1.0)) != kept
-
-
-def test_an_id_can_be_computed_from_its_record(command: CommandLine) -> None:
-    outcome = command(
-        "model=opt-embedded-s", "method=rtn", "evaluate=[weight_error]", "logger=none", "g=32"
-    )  # fmt: skip
-    assert outcome.code == 0, outcome.err
-    speed = command("model=product", "model.id=96x64", "evaluate=[kernel_latency]", "logger=none",
-                    "evaluator.kernel_latency.rounds=1", "g=32", "threads=1")  # fmt: skip
-    assert speed.code == 0, speed.err
-    records = command.records()
-    assert {r["evaluation"]["evaluator"] for r in records.values()} == {
-        "weight_error",
-        "kernel_latency",
-    }
-    for name, record in records.items():
-        assert content_id(record["provenance"]["identity"]) == name == record["cell_id"]
-        assert record["provenance"]["identity"]["components"]
 
 
 def test_an_identity_is_json() -> None:

@@ -11,13 +11,27 @@ import pytest
 from tests import wandb_offline
 from tests.command_line import QUICK, CommandLine
 
+from lutlab.experiment.store.record import content_id
+
 MODEL = "opt-embedded-s"
 
 
-def test_a_sweep_measures_the_product_and_reports_it(command: CommandLine) -> None:
+@pytest.fixture
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: socket.socket, address: object) -> None:
+        raise AssertionError(f"connects to {address}")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+
+
+def test_a_sweep_of_embedded_models_measures_and_reports_without_a_network(
+    command: CommandLine, no_network: None
+) -> None:
     outcome = command(*QUICK, "method=rtn", "q=2,4", "g=64")
     assert outcome.code == 0, outcome.err
     found = command.records().values()
+    assert {r["status"] for r in found} == {"done"}
     assert {(r["run"]["q"], r["evaluation"]["evaluator"]) for r in found} == {
         (2, "ppl"), (2, "weight_error"), (4, "ppl"), (4, "weight_error"),
     }  # fmt: skip
@@ -81,19 +95,9 @@ def test_a_record_tells_where_its_number_comes_from(command: CommandLine) -> Non
         "identity",
         "measured_at",
     } <= set(record["provenance"])
-
-
-def test_embedded_scale_touches_no_network(
-    command: CommandLine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(_: socket.socket, address: object) -> None:
-        raise AssertionError(f"connects to {address}")
-
-    monkeypatch.setattr(socket.socket, "connect", refuse)
-    monkeypatch.setattr(socket, "getaddrinfo", refuse)
-    outcome = command(*QUICK)
-    assert outcome.code == 0, outcome.err
-    assert {r["status"] for r in command.records().values()} == {"done"}
+    for name, one in command.records().items():
+        assert content_id(one["provenance"]["identity"]) == name == one["cell_id"]
+        assert one["provenance"]["identity"]["components"]
 
 
 def test_a_row_and_its_table_are_tracked_offline_by_default(command: CommandLine) -> None:

@@ -7,7 +7,9 @@ Each tensor is copied to memory of exactly its size, so that one byte read or wr
 
 from __future__ import annotations
 
+import hashlib
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +17,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from lutlab.kernels.codegen import compiler
+from lutlab.kept import findings
+from lutlab.kernels.codegen import compiler, library
 from lutlab.kernels.codegen.isa import Isa
 
 SANITIZERS = ("address", "undefined")
@@ -46,14 +49,24 @@ def program(
 ) -> subprocess.CompletedProcess[str]:
     """Compile a C source and its main with sanitizers and run them; a finding is a return code and a stderr.
 
-    A warning of the compiler is an error here.
+    A warning of the compiler is an error here. The program is kept in the user's cache folder. It is not optimized,
+    which takes a third of the time to compile.
     """
-    (folder / "kernel.c").write_text(source)
-    (folder / "main.c").write_text('#include "kernel.c"\n' + main)
+    cc = compiler.find()
     flags = (*compiler.FLAGS, *isa.flags, *compiler.sanitizing(SANITIZERS), *compiler.OPENMP)
-    built = compiler.find().run(["main.c", "-o", "main", *define, *WARNINGS, *flags, "-lm"], folder)
-    assert built.returncode == 0, built.stderr
-    return subprocess.run(["./main"], cwd=folder, capture_output=True, text=True, check=False)
+    flags = (*define, *WARNINGS, *flags, "-O0", "-lm")
+    identity = "\n".join((source, main, cc.version, *cc.command, *flags))
+    name = f"sanitized-{hashlib.sha256(identity.encode()).hexdigest()[:32]}"
+    kept = findings.writable(library.cache_folder()) / name
+    if not kept.exists():
+        (folder / "kernel.c").write_text(source)
+        (folder / "main.c").write_text('#include "kernel.c"\n' + main)
+        built = cc.run(["main.c", "-o", "main", *flags], folder)
+        assert built.returncode == 0, built.stderr
+        beside = kept.with_name(f".{name}-{os.getpid()}")
+        shutil.copy(folder / "main", beside)
+        os.replace(beside, kept)
+    return subprocess.run([str(kept)], cwd=folder, capture_output=True, text=True, check=False)
 
 
 def call(

@@ -1,11 +1,11 @@
-"""What every variant of the GPU kernel has to pass, on the CPU (plans.py) and on a GPU."""
+"""What every variant of the GPU kernel has to pass, on the CPU (plans.py) and on a GPU: see test_variants.py."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 from tests.kernels.gpu import plans
-from tests.kernels.weights import bcq_tensor
+from tests.kernels.weights import bcq_tensor, uniform_tensor
 
 from lutlab.formats import bcq
 from lutlab.formats.uniform import PackedUniform
@@ -26,6 +26,11 @@ FLOAT = 1e-6
 
 def weight(rows, columns, q, g, **options):
     return bcq.pack(bcq_tensor(rows, columns, q, g, **options))
+
+
+def codes(rows, columns, q, g, alpha="f16", offset=None, **options):
+    """Uniform codes, which have zero points for an offset."""
+    return PackedUniform.pack(uniform_tensor(rows, columns, q, g, scale=alpha, **options))
 
 
 def inputs(m, columns, dtype, seed=1, outliers=False):
@@ -93,20 +98,6 @@ def check(variant, packed, x, **how):
     return y
 
 
-def check_range(variant, sizes=(1e-38, 1e38), make=weight, dtypes=(BF16, F32), **how):
-    """x from the least normal float to the greatest: no sum overflows, and none is lost."""
-    for size in sizes:
-        packed = make(70, 300, 3, 32, alpha="f32", offset="f32")
-        if size > 1:
-            uniform = isinstance(packed, PackedUniform)
-            for scales in (packed.scale,) if uniform else (packed.alpha, packed.offset):
-                scales.mul_(2.0**-10)  # exact
-        for dtype in dtypes:
-            x = (inputs(2, 300, F32).clamp(-3, 3) * size).to(dtype)
-            y = plans.product(variant, packed, x, **how)
-            assert error(y, packed, x) <= allowed(variant, packed, x)
-
-
 # ---- compiled for GPUs that are not there ----
 
 SHAPES = ((49152, 12288), (12288, 12288), (4096, 4096), (1, 33))
@@ -149,7 +140,7 @@ def check_grids(variant, m=1):
     """Launches that a GPU takes, for real and for tiny shapes."""
     for rows, columns in SHAPES:
         for gpu in GPUS:
-            case = Case(m, rows, columns, 3, 128, F16, F16, F16)
+            case = Case(m, rows, columns, 3, 128, F16, F16, F16, variant.codes)
             for step in variant.plan_for(case, gpu).steps:
                 assert all(1 <= n <= 65535 for n in step.grid[1:])
                 assert 1 <= step.grid[0] < 2**31
@@ -169,11 +160,6 @@ GPU_CASES = [
     ),
     *((4096, 4096, q, g, 1) for q in (1, 3, 8) for g in (32, 128, -1)),
     (12288, 12288, 3, 128, 1),
-]
-# The same with a dtype of x. bfloat16 differs in how x is read and y written, in nothing that a shape decides.
-GPU_PRODUCTS = [
-    *((*case, dtype) for case in GPU_CASES for dtype in (F16, F32)),
-    *((*case, BF16) for case in GPU_CASES if case[0] == 1023),
 ]
 
 

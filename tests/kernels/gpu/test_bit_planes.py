@@ -1,9 +1,7 @@
-"""bit_planes: every q, group size, dtype, batch and awkward shape, how exact it is, on the CPU; the same on a GPU."""
+"""bit_planes: tiles and slices, planes of x by one launch or two, how exact it is. See test_variants.py."""
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tests.kernels.gpu import lut_gemv_matrix as matrix
 from tests.kernels.gpu import plans
 from tests.kernels.gpu.lut_gemv_matrix import BF16, F16, F32, check, inputs, weight
@@ -13,47 +11,6 @@ from lutlab.kernels.gpu.lut_gemv.bit_planes import VARIANT
 from lutlab.kernels.gpu.lut_gemv.variant import A100, H200, Case
 
 SMALL = {"warps": 2, "stages": 2, "tiles": 1, "launches": 1}
-
-
-@pytest.mark.parametrize("q", range(1, 9))
-def test_every_q(q):
-    """Each with a type of x and a shape in turn: neither changes what a plane is."""
-    dtype = (F16, BF16, F32)[q % 3]
-    rows, columns, g = ((70, 200, 128), (31, 520, -1))[q // 3 % 2]
-    packed = weight(rows, columns, q, g, alpha="f16", offset="f16")
-    check(VARIANT, packed, inputs(1, columns, dtype), knobs=SMALL)
-
-
-@pytest.mark.parametrize(("g", "dtype"), [(32, F16), (32, F32), (64, F16), (64, BF16)])
-def test_groups_that_share_a_block(g, dtype):
-    for rows, columns in ((33, 129), (64, 256), (5, 1)):
-        packed = weight(rows, columns, 3, g, alpha="f16", offset="f16")
-        check(VARIANT, packed, inputs(1, columns, dtype), knobs=SMALL)
-
-
-def test_rows_columns_and_groups_around_tiles_and_blocks():
-    for rows, columns, g in (
-        (1, 1, -1),
-        (31, 31, 128),
-        (32, 127, 96),
-        (33, 128, -1),
-        (1, 129, 128),
-    ):
-        packed = weight(rows, columns, 2, g, alpha="f32", offset="f32")
-        check(VARIANT, packed, inputs(1, columns, F32), knobs=SMALL)
-
-
-@given(
-    rows=st.integers(1, 70),
-    columns=st.integers(1, 900),
-    g=st.sampled_from([-1, 96, 128, 160, 256, 416]),
-    slices=st.integers(1, 5),
-    seed=st.integers(0, 2**31),
-)
-@settings(deadline=None, max_examples=25)
-def test_any_shape(rows, columns, g, slices, seed):
-    packed = weight(rows, columns, 2, g, alpha="f32", offset="f32", seed=seed)
-    check(VARIANT, packed, inputs(1, columns, F32, seed), knobs=SMALL | {"slices": slices})
 
 
 def test_slices_and_a_pipe_that_goes_round():
@@ -71,27 +28,11 @@ def test_several_tiles_of_rows(tiles):
         check(VARIANT, packed, inputs(1, 200, F16), knobs=SMALL | {"tiles": tiles})
 
 
-@pytest.mark.parametrize(("m", "batch"), [(2, 2), (4, 4), (5, 3)])
-def test_rows_of_x_share_the_weights(m, batch):
-    wanted = Case(m, 70, 300, 2, 64, F16, F16, None)
-    assert VARIANT.plan_for(wanted, H200).parameters["BATCH"] == batch
-    packed, x = weight(70, 300, 2, 64, alpha="f16", ordered=True), inputs(m, 300, F16)
-    y = check(VARIANT, packed, x, knobs=SMALL | {"slices": 2})
-    for row in (0, m - 1):  # a row's y does not depend on its neighbours
-        alone = plans.product(VARIANT, packed, x[row : row + 1], knobs=SMALL | {"slices": 2})
-        assert torch.equal(y[row : row + 1], alone)
-
-
 @pytest.mark.parametrize("g", [32, 160])
 def test_planes_of_x_by_a_launch_of_their_own(g):
     packed, x = weight(70, 200, 3, g, alpha="f16", offset="f16"), inputs(3, 200, F16)
     y = check(VARIANT, packed, x, knobs=SMALL | {"launches": 2})
     assert torch.equal(y, plans.product(VARIANT, packed, x, knobs=SMALL))
-
-
-def test_the_defaults():
-    packed = weight(300, 1100, 3, 128, alpha="f16", offset="f16")
-    check(VARIANT, packed, inputs(1, 1100, F16))
 
 
 # ---- how exact ----
@@ -124,11 +65,6 @@ def test_error_before_y_is_rounded(x_bits, gaussian, outliers):
     assert relative_error(plans.product(VARIANT, packed, x, knobs=knobs), x, dense) <= outliers
 
 
-def test_outliers_in_half():
-    packed = weight(200, 1024, 3, 128, alpha="f16", offset="f16")
-    check(VARIANT, packed, inputs(1, 1024, F16, outliers=True), knobs=SMALL)
-
-
 def test_bfloat16_takes_the_planes_of_half():
     """Its 8 bits are far above the 16 of an integer: y is wrong by its own rounding, outliers or not."""
     assert (
@@ -140,11 +76,6 @@ def test_bfloat16_takes_the_planes_of_half():
         y = check(VARIANT, packed, x, knobs=SMALL)
         rounded = matrix.error(matrix.exact(packed, x).to(BF16), packed, x)
         assert abs(matrix.error(y, packed, x) / rounded - 1) < 0.02
-
-
-def test_the_range_of_bfloat16():
-    """The least is the module's, for a block's largest."""
-    matrix.check_range(VARIANT, sizes=(1e-29, 1e38), knobs=SMALL)
 
 
 @pytest.mark.parametrize("size", [1e-24, 1.0, 1e30])
@@ -165,56 +96,13 @@ def test_activations_too_small_for_a_unit_of_their_own():
     assert not plans.product(VARIANT, packed, x * 0, knobs=SMALL).any()
 
 
-@pytest.mark.parametrize("bad", [torch.inf, -torch.inf, torch.nan])
-def test_what_is_not_finite_makes_its_row_nan_and_no_other(bad):
-    packed, x = weight(40, 300, 2, 128, alpha="f16", offset="f16"), inputs(2, 300, F16)
-    clean = plans.product(VARIANT, packed, x, knobs=SMALL)
-    x[1, 299] = bad
-    y = plans.product(VARIANT, packed, x, knobs=SMALL)
-    assert torch.equal(y[0], clean[0])
-    assert y[1].isnan().all()
-
-
-def test_workspace_serves_many_launches():
-    packed = weight(40, 1700, 2, 256, alpha="f32", offset="f32")
-    workspace, x = {}, inputs(1, 1700, F32)
-    results = [
-        plans.product(
-            VARIANT,
-            packed,
-            x,
-            knobs=SMALL | {"slices": 3},
-            workspace=workspace,
-            reverse=reverse,
-        )
-        for reverse in (False, True, False)
-    ]
-    assert sorted(workspace) == ["arrived", "partial", "progress", "records"]
-    assert all(result.equal(results[0]) for result in results)
-
-
 # ---- plans ----
 
 
-@pytest.mark.parametrize(
-    ("gpu", "case"),
-    matrix.in_turn(
-        (Case(m, rows, 12288, q, g, x, scale, scale),)
-        for m, rows, q, g, x, scale in (
-            (1, 49152, 3, 128, F16, F16),
-            (1, 49152, 1, 64, F16, F16),
-            (4, 4096, 3, 32, F32, F32),
-            (1, 49152, 3, 128, BF16, F16),
-        )
-    ),
-)
-def test_resources(gpu, case):
-    matrix.check_resources(VARIANT, case, gpu)
-
-
 def test_grids_and_workspace():
-    matrix.check_grids(VARIANT)
-    matrix.check_grids(VARIANT, m=9)
+    for m, batch in ((2, 2), (4, 4), (5, 3)):
+        wanted = Case(m, 70, 300, 2, 64, F16, F16, None)
+        assert VARIANT.plan_for(wanted, H200).parameters["BATCH"] == batch
     for gpu in (A100, H200):
         for rows, columns in ((49152, 12288), (12288, 12288), (4096, 4096), (2048, 8192)):
             for q in range(1, 9):
@@ -225,38 +113,3 @@ def test_grids_and_workspace():
                 assert plan.zeroed["arrived"] == tiles * 4
                 under_way = plan.blocks_per_sm * plan.steps[-1].shared
                 assert under_way >= 64 * 1024, "too few bytes under way for the memory's latency"
-
-
-@pytest.mark.parametrize(
-    ("knobs", "g", "why"),
-    [
-        ({"x_bits": 7}, 32, "8 to 24 bits"),
-        ({"x_bits": 25}, 32, "8 to 24 bits"),
-        ({"tiles": 3}, 32, "1, 2 or 4 tiles"),
-        ({"warps": 3}, 32, "a power of two up to 16"),
-        ({"stages": 1}, 32, "2 to 16 blocks"),
-        ({"slices": -1}, 32, "number of slices"),
-        ({"launches": 3}, 32, "launches=3: planes of x"),
-        ({}, 40, "g=40: bit_planes takes groups that are multiples of 32"),
-        ({"stages": 16, "warps": 16}, 32, "bytes of shared memory"),
-    ],
-)
-def test_refuses(knobs, g, why):
-    assert why in VARIANT.why_not(Case(1, 64, 4096, 3, g, F16, F16, None), H200, knobs)
-
-
-# ---- on a GPU ----
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize(("rows", "columns", "q", "g", "m", "dtype"), matrix.GPU_PRODUCTS)
-def test_on_a_gpu(rows, columns, q, g, m, dtype):
-    packed = weight(rows, columns, q, g, alpha="f16", offset="f16")
-    matrix.check_on_gpu(VARIANT, packed, inputs(m, columns, dtype, outliers=True))
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("m", [2, 4, 7])
-def test_several_rows_of_x_on_a_gpu(m):
-    packed = weight(1023, 1056, 3, 128, alpha="f16", offset="f16")
-    matrix.check_on_gpu(VARIANT, packed, inputs(m, 1056, F16))

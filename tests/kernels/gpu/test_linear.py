@@ -32,7 +32,7 @@ LIMITS = {F16: 2e-3, BF16: 8e-3, F32: 1e-6}
 
 @pytest.fixture
 def named_gpu(gpu, monkeypatch, tmp_path):
-    monkeypatch.setenv("LUTLAB_CACHE", str(tmp_path))
+    monkeypatch.setattr(choice, "cache_folder", lambda: tmp_path)  # of races; kernels stay built
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a stand-in")
     return gpu
 

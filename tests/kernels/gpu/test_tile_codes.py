@@ -4,11 +4,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.kernels.gpu.unpacked import of_uniform_mma
+from tests.kernels.gpu.unpacked import of_optq, of_uniform_mma
 from tests.kernels.weights import uniform_tensor
 
 from lutlab.formats.uniform import PackedUniform
-from lutlab.kernels.gpu.lut_gemv import uniform_mma
+from lutlab.kernels.gpu.lut_gemv import optq, uniform_mma
 from lutlab.tensors import UniformTensor
 
 
@@ -24,6 +24,17 @@ def test_a_code_fits_a_mantissa_where_its_turns_put_it(q):
     assert sum(width for width, _ in uniform_mma.parts(q)) == q
     assert (count - 1) * step + q <= 10
     assert uniform_mma.UNITS[q] * q % 4 == 0
+
+
+@pytest.mark.parametrize("scale", ["f16", "f32"])
+def test_optq_there_and_back(scale):
+    uniform = uniform_tensor(37, 205, 3, 32, scale=scale, ordered=True)
+    plain = PackedUniform.pack(uniform)
+    stored = optq.pack(plain)
+    back = of_optq(stored)
+    assert torch.equal(back.unpack().codes, uniform.codes)
+    assert torch.equal(back.dequantize(), plain.dequantize())
+    assert stored.buffers["words"].shape == (7, 3, 64)
 
 
 @given(
