@@ -121,9 +121,9 @@ class Key:
 
     def or_as(self, other: Key) -> Key:
         """The field of one of two classes: what either takes."""
-        same = self.default == other.default
-        default, about = (self.default, self.about) if same else (MISSING, "")
-        return Key(self.name, self.annotation | other.annotation, default, about)
+        same, alike = self.default == other.default, self._kind is other._kind
+        either = self.annotation | other.annotation if alike else Any  # the class refuses
+        return Key(self.name, either, *((self.default, self.about) if same else (MISSING, "")))
 
     def _limit(self, value: Any) -> None:
         for one in _added(self.annotation):
@@ -212,7 +212,7 @@ def annotation(cls: type, field: dataclasses.Field) -> Any:
 
 def nested(cls: type, field: dataclasses.Field) -> type | None:
     """The dataclass that a field holds, as `Tuning | None` does; None where it holds a value."""
-    kind = annotation(cls, field)
+    kind = _plain(annotation(cls, field))
     found = [arm for arm in (*typing.get_args(kind), kind) if dataclasses.is_dataclass(arm)]
     return found[0] if found else None
 
@@ -224,8 +224,15 @@ def default_of(field: dataclasses.Field) -> Any:
 
 
 @functools.cache
+def defaults(cls: type) -> Mapping[str, Any]:
+    """Field -> default of a dataclass."""
+    return {field.name: default_of(field) for field in dataclasses.fields(cls)}
+
+
+@functools.cache
 def _reader(kind: Any) -> Callable[..., Any]:
-    return TypeAdapter(kind, config=ConfigDict(coerce_numbers_to_str=True)).validate_python
+    config = ConfigDict(coerce_numbers_to_str=True, allow_inf_nan=False)
+    return TypeAdapter(kind, config=config).validate_python
 
 
 def _added(kind: Any) -> tuple[Any, ...]:

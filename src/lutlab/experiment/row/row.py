@@ -31,14 +31,14 @@ from lutlab.limits import (
     Count,
     Threads,
     a_device,
+    a_folder_name,
     a_group_size,
     a_path,
     a_seed,
 )
-from lutlab.specs import ModelSpec, Tuning
+from lutlab.specs import ModelSpec, Options, Tuning
 
 Logging = Literal["none", "offline", "online"]
-Options = tuple[tuple[str, Any], ...]  # names and values, sorted by name
 _OF_GROUPS = ("method", "options", "evaluator")  # set by keys of their own classes
 _ELSEWHERE = ("scale", "artifact", "job")
 # The fixed part of a sweep may lack what its rows give.
@@ -203,7 +203,7 @@ class Row:
 
     artifact: str = ""
     job: str = ""
-    name: str | None = None
+    name: Annotated[str | None, a_folder_name] = None
     baseline: bool = True
     rows: tuple[str, ...] = ()
     mode: Mode = Mode.run
