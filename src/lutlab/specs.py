@@ -58,15 +58,19 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class TextSpec:
-    """A text under a named protocol (data/protocols.py) from a named source; `root` is the folder of source=folder.
+    """A text from a named source.
 
-    `limit`: only the first so many windows of a stream, or examples, are evaluated; None evaluates all.
+    Attributes:
+        protocol: name of its protocol (data/protocols.py).
+        source: embedded, folder, hub, or lm_eval, a task whose rows lm-eval fetches.
+        root: folder of source=folder.
+        limit: number of windows of a stream, or of examples, to evaluate, the first ones; null: all.
     """
 
     protocol: str
-    source: str  # embedded | folder | hub | lm_eval, a task whose rows lm-eval fetches
+    source: str
     root: str | None = None
-    limit: int | None = None
+    limit: Count | None = None
 
     @property
     def name(self) -> str:
