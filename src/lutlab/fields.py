@@ -89,15 +89,12 @@ class Key:
             LutlabError: it is of another type, none of the values, or out of the limit.
         """
         if value == "" and self.default != "":
-            raise LutlabError(
-                f"{self._shown(value)}: the value is missing: give {self._expected(value)}"
-            )
+            raise LutlabError(f"{self.name}=: the value is missing: give {self._expected(value)}")
         text = self._kind in (str, Path) or (self.values and not self.many)
-        number = isinstance(value, int | float)
-        if number and self._kind in (int, float) and isinstance(value, bool):
-            raise LutlabError(f"{self._shown(value)}: give {self._expected(value)}")
-        if number and self._kind is bool and value not in (0, 1):
-            raise LutlabError(f"{self._shown(value)}: give {self._expected(value)}")
+        flag = isinstance(value, bool) and self._kind in (int, float)
+        number = isinstance(value, int | float) and self._kind is bool and value not in (0, 1)
+        if flag or number:
+            raise LutlabError(self._refusal(value, spelled(value)))
         try:
             found = _reader(self.annotation)(_text(value) if text else value)
         except ValidationError as error:
@@ -137,9 +134,6 @@ class Key:
         outside = isinstance(value, int | float) and not isinstance(value, bool) and self._bounds()
         about = f": {self.about.rstrip('.')}" if outside and self.about else ""
         return f"{self.name}={shown}: give {self._expected(value)}{about}"
-
-    def _shown(self, value: Any) -> str:
-        return f"{self.name}={spelled(value)}"
 
     def _expected(self, value: Any) -> str:
         null = ", or null" if NoneType in typing.get_args(self.type) else ""
@@ -231,7 +225,9 @@ def defaults(cls: type) -> Mapping[str, Any]:
 
 @functools.cache
 def _reader(kind: Any) -> Callable[..., Any]:
-    config = ConfigDict(coerce_numbers_to_str=True, allow_inf_nan=False)
+    config = ConfigDict(
+        coerce_numbers_to_str=True, allow_inf_nan=False, arbitrary_types_allowed=True
+    )
     return TypeAdapter(kind, config=config).validate_python
 
 

@@ -111,8 +111,8 @@ def _of_model(row: Row) -> Iterator[str]:
         named = f"kernel={row.kernel}" if row.kernel != "auto" else row.all_knobs[0][0]
         yield f"{named} is of a single product: set model=product"
     if row.method == STORED and (row.stream or spread):
-        asked = "stream=true" if row.stream else "device=spread"
-        yield f"method=stored holds the whole model on one device: drop {asked}"
+        cause = "stream=true" if row.stream else "device=spread"
+        yield f"method=stored holds the whole model on one device: drop {cause}"
     does = {"layers": "cuts synthetic models", "packed": "draws the layers of synthetic models"}
     for name, what in does.items():
         if (value := getattr(model, name)) and model.source != "synthetic":
