@@ -187,7 +187,7 @@ def check(one: Any, prefix: str = "") -> None:
 
     Args:
         one: the instance.
-        prefix: what stands before a field's name in a message, as `evaluator.generation.`.
+        prefix: text before a field's name in a message, as `evaluator.generation.`.
 
     Raises:
         LutlabError: a field is; the message names it, and what to give.

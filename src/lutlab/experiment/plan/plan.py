@@ -42,7 +42,7 @@ class AskedRow:
 
     Attributes:
         line: its overrides, key and labels.
-        row: what the overrides are composed to.
+        row: Row that the overrides are composed to.
         baseline: in a sweep, its row in full precision.
     """
 
