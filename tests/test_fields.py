@@ -6,12 +6,12 @@ import dataclasses
 from typing import Literal
 
 import pytest
-from lutlab.generate.text import Chooser
 
 import lutlab
 from lutlab import registry
 from lutlab.errors import LutlabError
 from lutlab.fields import Key, keys_of
+from lutlab.generate.text import Chooser
 from lutlab.limits import Count
 
 CLASSES = {
