@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from lutlab.evaluators.contract import Evaluator, Metric, Work
+from lutlab.limits import Count
 from lutlab.quantizers.contract import Method
 from lutlab.quantizers.rtn import RTN
 from lutlab.registry import register
@@ -47,7 +48,7 @@ class LayerCount(Evaluator):
         Metric("layers", "layers", "count", lower_is_better=False),
     )
 
-    per: int = 1  # evaluator.layer_count.per=
+    per: Count = 1  # evaluator.layer_count.per=, from 1 (limits.py)
 
     def work(self, run: RunSpec) -> Work:
         """Nothing is run: mode=plan adds no time for it."""

@@ -89,15 +89,12 @@ class Key:
             LutlabError: it is of another type, none of the values, or out of the limit.
         """
         if value == "" and self.default != "":
-            raise LutlabError(
-                f"{self._shown(value)}: the value is missing: give {self._expected(value)}"
-            )
+            raise LutlabError(f"{self.name}=: the value is missing: give {self._expected(value)}")
         text = self._kind in (str, Path) or (self.values and not self.many)
-        number = isinstance(value, int | float)
-        if number and self._kind in (int, float) and isinstance(value, bool):
-            raise LutlabError(f"{self._shown(value)}: give {self._expected(value)}")
-        if number and self._kind is bool and value not in (0, 1):
-            raise LutlabError(f"{self._shown(value)}: give {self._expected(value)}")
+        flag = isinstance(value, bool) and self._kind in (int, float)
+        number = isinstance(value, int | float) and self._kind is bool and value not in (0, 1)
+        if flag or number:
+            raise LutlabError(self._refusal(value, spelled(value)))
         try:
             found = _reader(self.annotation)(_text(value) if text else value)
         except ValidationError as error:
@@ -121,9 +118,9 @@ class Key:
 
     def or_as(self, other: Key) -> Key:
         """The field of one of two classes: what either takes."""
-        same = self.default == other.default
-        default, about = (self.default, self.about) if same else (MISSING, "")
-        return Key(self.name, self.annotation | other.annotation, default, about)
+        same, alike = self.default == other.default, self._kind is other._kind
+        either = self.annotation | other.annotation if alike else Any  # the class refuses
+        return Key(self.name, either, *((self.default, self.about) if same else (MISSING, "")))
 
     def _limit(self, value: Any) -> None:
         for one in _added(self.annotation):
@@ -137,9 +134,6 @@ class Key:
         outside = isinstance(value, int | float) and not isinstance(value, bool) and self._bounds()
         about = f": {self.about.rstrip('.')}" if outside and self.about else ""
         return f"{self.name}={shown}: give {self._expected(value)}{about}"
-
-    def _shown(self, value: Any) -> str:
-        return f"{self.name}={spelled(value)}"
 
     def _expected(self, value: Any) -> str:
         null = ", or null" if NoneType in typing.get_args(self.type) else ""
@@ -193,7 +187,7 @@ def check(one: Any, prefix: str = "") -> None:
 
     Args:
         one: the instance.
-        prefix: what stands before a field's name in a message, as `evaluator.generation.`.
+        prefix: text before a field's name in a message, as `evaluator.generation.`.
 
     Raises:
         LutlabError: a field is; the message names it, and what to give.
@@ -212,7 +206,7 @@ def annotation(cls: type, field: dataclasses.Field) -> Any:
 
 def nested(cls: type, field: dataclasses.Field) -> type | None:
     """The dataclass that a field holds, as `Tuning | None` does; None where it holds a value."""
-    kind = annotation(cls, field)
+    kind = _plain(annotation(cls, field))
     found = [arm for arm in (*typing.get_args(kind), kind) if dataclasses.is_dataclass(arm)]
     return found[0] if found else None
 
@@ -224,8 +218,17 @@ def default_of(field: dataclasses.Field) -> Any:
 
 
 @functools.cache
+def defaults(cls: type) -> Mapping[str, Any]:
+    """Field -> default of a dataclass."""
+    return {field.name: default_of(field) for field in dataclasses.fields(cls)}
+
+
+@functools.cache
 def _reader(kind: Any) -> Callable[..., Any]:
-    return TypeAdapter(kind, config=ConfigDict(coerce_numbers_to_str=True)).validate_python
+    config = ConfigDict(
+        coerce_numbers_to_str=True, allow_inf_nan=False, arbitrary_types_allowed=True
+    )
+    return TypeAdapter(kind, config=config).validate_python
 
 
 def _added(kind: Any) -> tuple[Any, ...]:

@@ -7,6 +7,7 @@ is never out of range.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 from pydantic import Field
@@ -20,7 +21,8 @@ MOST = 2**31 - 1  # of what is counted
 Count = Annotated[int, Field(ge=1, le=MOST)]
 CountFrom0 = Annotated[int, Field(ge=0, le=MOST)]
 Threads = Annotated[int, Field(ge=1, le=4096)]  # that some machine has
-Budget = Annotated[float, Field(gt=0, allow_inf_nan=False)]  # stored bits a weight
+Budget = Annotated[float, Field(gt=0)]  # stored bits a weight
+_FOLDER = re.compile(r"\w[\w.+=-]{0,99}")  # a folder's name has 255 bytes
 _PATH, _NAME = 4000, 255  # characters of a path, bytes of each part: Linux's and macOS's limits
 
 
@@ -36,6 +38,14 @@ def a_path(name: str, value: object) -> None:
     if len(path) > _PATH or max(map(len, path.encode().split(b"/"))) > _NAME:
         raise LutlabError(
             f"{name}={path}: give a path of at most {_PATH} characters, each part of at most {_NAME}"
+        )
+
+
+def a_folder_name(name: str, value: str) -> None:
+    """A name that every file system takes for a folder."""
+    if not _FOLDER.fullmatch(value):
+        raise LutlabError(
+            f"{name}={value}: give letters, digits, '.', '_', '-', '+' or '=', at most 100, as it names a folder"
         )
 
 

@@ -8,16 +8,20 @@ No layer imports another's code to exchange these; nothing here imports torch wh
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from lutlab.errors import LutlabError
-from lutlab.fields import check
+from lutlab.fields import MISSING, check, defaults
 from lutlab.lazy import PreTrainedModel, PreTrainedTokenizerBase
 from lutlab.limits import Count, CountFrom0, a_path, a_seed
 
+Options = Annotated[  # names and values, sorted by name; a record has them as a mapping
+    tuple[tuple[str, Any], ...],
+    BeforeValidator(lambda given: sorted(given.items()) if isinstance(given, Mapping) else given),
+]
 Loss = Literal["labels", "distribution"]
 Rate = Annotated[float, Field(gt=0, lt=1)]
 _TUNING_OF_BEFORE = 5  # fields of the first Tuning, of which published records say all
@@ -48,21 +52,25 @@ class ModelSpec:
 
     def changed(self) -> dict[str, Any]:
         """Fields that are not at their defaults, by name."""
-        later = fields(self)[3:]  # name, source and id have none
-        return {f.name: v for f in later if (v := getattr(self, f.name)) != f.default}
+        fixed = defaults(ModelSpec)
+        return {k: v for k, v in vars(self).items() if fixed[k] not in (MISSING, v)}
 
 
 @dataclass(frozen=True)
 class TextSpec:
-    """A text under a named protocol (data/protocols.py) from a named source; `root` is the folder of source=folder.
+    """A text from a named source.
 
-    `limit`: only the first so many windows of a stream, or examples, are evaluated; None evaluates all.
+    Attributes:
+        protocol: name of its protocol (data/protocols.py).
+        source: embedded, folder, hub, or lm_eval, a task whose rows lm-eval fetches.
+        root: folder of source=folder.
+        limit: number of windows of a stream, or of examples, to evaluate, the first ones; null: all.
     """
 
     protocol: str
-    source: str  # embedded | folder | hub | lm_eval, a task whose rows lm-eval fetches
+    source: str
     root: str | None = None
-    limit: int | None = None
+    limit: Count | None = None
 
     @property
     def name(self) -> str:
@@ -125,14 +133,13 @@ class Tuning:
 
     def changed(self) -> dict[str, Any]:
         """The steps, and what else is not at its default, by name."""
-        found = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {k: v for k, v in found.items() if k == "steps" or v != getattr(Tuning, k)}
+        fixed = defaults(Tuning)
+        return {k: v for k, v in vars(self).items() if k == "steps" or v != fixed[k]}
 
     def asked(self) -> dict[str, Any]:
         """Fields by name, but for later ones at their defaults, so that ids of published rows stay."""
-        changed, later = self.changed(), fields(self)[_TUNING_OF_BEFORE:]
-        left_out = {field.name for field in later} - changed.keys()
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in left_out}
+        changed, first = self.changed(), list(defaults(Tuning))[:_TUNING_OF_BEFORE]
+        return {k: v for k, v in vars(self).items() if k in first or k in changed}
 
 
 @dataclass(frozen=True)
@@ -162,7 +169,7 @@ class EvalSpec:
 
     evaluator: str
     text: TextSpec | None = None
-    options: tuple[tuple[str, Any], ...] = ()
+    options: Options = ()
 
     @property
     def options_named(self) -> str:
@@ -191,7 +198,7 @@ class ModelRun:
     method: str
     q: int | float
     g: int
-    options: tuple[tuple[str, Any], ...] = ()
+    options: Options = ()
     calibration: CalibrationSpec | None = None
     sublayers: tuple[Sublayer, ...] = ()
     budget: float | None = None
@@ -227,9 +234,9 @@ class ProductRun:
     method: str
     q: int | float
     g: int
-    options: tuple[tuple[str, Any], ...] = ()
+    options: Options = ()
     kernel: str = "auto"
-    knobs: tuple[tuple[str, Any], ...] = ()
+    knobs: Options = ()
     device: str = "cpu"
     dtype: str = "float32"
     seed: int = 0

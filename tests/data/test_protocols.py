@@ -146,7 +146,7 @@ def test_a_limit_keeps_the_first_windows_or_examples():
 
 @pytest.mark.parametrize("limit", [0, -1, True, 2.0, "3", 10**30])
 def test_a_limit_that_is_no_number_from_one_is_refused(limit):
-    with pytest.raises(LutlabError, match=r"data\.limit=.*: give the number of windows"):
+    with pytest.raises(LutlabError, match=r"data\.limit=.*: give a whole number of at least 1"):
         load_text(TextSpec("topics", "embedded", limit=limit))
 
 

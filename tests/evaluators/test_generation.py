@@ -116,7 +116,7 @@ def test_attention_is_the_one_asked_for_and_put_back():
     [
         ({"attention": "eagre"}, "did you mean 'eager'"),
         ({"attention": "sdpa"}, "set evaluator.generation.engine=transformers"),
-        ({"tokens": 1}, "evaluator.generation.tokens=1: give 2 or more"),
+        ({"tokens": 1}, "evaluator.generation.tokens=1: give a whole number of at least 2"),
         ({"batch": 0}, "evaluator.generation.batch=0"),
     ],
 )

@@ -106,7 +106,7 @@ def test_resident_weights_are_told_against_cold_memory(monkeypatch):
 
 
 def test_other_words_for_the_weights_are_refused():
-    with pytest.raises(LutlabError, match="time 'resdent' weights: did you mean 'resident'"):
+    with pytest.raises(LutlabError, match="weights 'resdent': did you mean 'resident'"):
         KernelLatency(weights="resdent")
 
 

@@ -90,7 +90,7 @@ def test_the_width_of_a_row_names_the_type_and_its_cost():
     ]  # fmt: skip
     with pytest.raises(LutlabError, match="did you mean 'q3_K'"):
         LlamaCpp(type="q3_k")
-    with pytest.raises(LutlabError, match=r"evaluator\.llama_cpp\.cache=q8_0"):
+    with pytest.raises(LutlabError, match=r"unknown evaluator\.llama_cpp\.cache 'q8_0'"):
         LlamaCpp(cache="q8_0")
 
 

@@ -45,18 +45,11 @@ def test_more_rounds_never_hurt():
     assert errors[-1] < errors[0]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"solver": "alternate"}, "did you mean 'alternating'"),
-        ({"alpha_dtype": "fp61"}, "did you mean 'fp16'"),
-        ({"rounds": 0}, "at least 1"),
-        ({"solver": "greedy", "offset": True}, "solver=alternating with offset=true"),
-    ],
-)
-def test_wrong_options_teach(options, message):
-    with pytest.raises(LutlabError, match=message):
-        BCQ(**options)
+def test_wrong_options_teach():
+    with pytest.raises(LutlabError, match="rounds=0: give a whole number of at least 1"):
+        BCQ(rounds=0)
+    with pytest.raises(LutlabError, match="solver=alternating with offset=true"):
+        BCQ(solver="greedy", offset=True)
 
 
 @pytest.mark.parametrize("solver", ["greedy", "alternating"])

@@ -231,24 +231,14 @@ def test_refuses_a_negative_diagonal():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"variant": "gtpq"}, "did you mean 'gptq'"),
-        ({"scale_dtype": "fp61"}, "did you mean 'fp16'"),
-        ({"inputs": "quantised"}, "did you mean 'quantized'"),
         ({"inputs": "full", "true_sequential": True}, "inputs=quantized"),
-        ({"target": "streams"}, "did you mean 'stream'"),
         ({"target": "outputs", "inputs": "full"}, "errors of the layers before, which inputs=full"),
         ({"target": "outputs"}, "give true_sequential=true"),
-        ({"hessian": "gradient"}, "did you mean 'gradients'"),
         ({"hessian": "gradients", "inputs": "full"}, "use inputs=quantized"),
         ({"hessian": "gradients", "act_order": True}, "drop one of them"),
         ({"output_groups": 0}, "output_groups=0"),
         ({"damp": -0.1}, "damp=-0.1"),
-        ({"damp": float("nan")}, "damp=nan"),
-        ({"damp": "a"}, "damp='a'"),
         ({"block_size": 0}, "block_size=0"),
-        ({"act_order": "yes"}, "act_order='yes'"),
-        ({"static_groups": 1}, "static_groups=1"),
-        ({"true_sequential": None}, "true_sequential=None"),
     ],
 )
 def test_refuses_options_out_of_range(options, message):

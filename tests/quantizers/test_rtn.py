@@ -118,16 +118,9 @@ def test_scales_beyond_the_stored_type_are_refused(scale_dtype, size):
         RTN(scale_dtype=scale_dtype).quantize(size * torch.tensor([[1.0, -1.0] * 4]), 2, -1)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"variant": "gtpq"}, "did you mean 'gptq'"),
-        ({"scale_dtype": "fp61"}, "did you mean 'fp16'"),
-    ],
-)
-def test_unknown_options_suggest(arguments, message):
-    with pytest.raises(LutlabError, match=message):
-        RTN(**arguments)
+def test_unknown_options_suggest():
+    with pytest.raises(LutlabError, match="did you mean 'gptq'"):
+        RTN(variant="gtpq")
 
 
 @pytest.mark.parametrize(("q", "expected"), [(2, 0.2553), (3, 0.0466), (4, 0.0101)])

@@ -31,7 +31,7 @@ from lutlab import registry
 from lutlab.experiment.row.row import choices, evaluator_keys, method_keys, row_keys
 from lutlab.experiment.run import pipeline, results_command
 from lutlab.experiment.run.main import main
-from lutlab.fields import spelled
+from lutlab.fields import MISSING, spelled
 
 # no model's shape has to be computed for these, so that a case takes milliseconds
 VALID = (
@@ -125,7 +125,10 @@ class Generator:
         for name in registry.classes("method"):
             keys |= method_keys(name)
         # what a key takes, beside what no key should: half of the lines get as far as the plan
-        self.values = {name: [*key.values, spelled(key.default)] for name, key in keys.items()}
+        self.values = {
+            name: [*key.values, "???" if key.default is MISSING else spelled(key.default)]
+            for name, key in keys.items()
+        }
 
     def line(self) -> list[str]:
         """One line."""

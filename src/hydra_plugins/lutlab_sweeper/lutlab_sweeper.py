@@ -5,7 +5,7 @@
     method=rtn,bcq q=2,3         without +exp: the product of the swept values
 
 Works with the basic, joblib, ray and submitit launchers: they get ordinary override lists, one a row, the last of which
-is the row as a job (lutlab/experiment/plan/job.py).
+is the row as a job (lutlab/experiment/plan/plan.py).
 """
 
 from __future__ import annotations

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import sys
 from collections.abc import Iterable, Mapping
 from typing import Literal, get_args
 
@@ -32,13 +31,13 @@ from lutlab.data.tokens import (
     tokenizer_sha256,
 )
 from lutlab.errors import LutlabError, nearest
+from lutlab.fields import check
 from lutlab.lazy import PreTrainedTokenizerBase, torch
 from lutlab.specs import Text, TextSpec
 
 __all__ = [
     "calibration_inputs",
     "calibration_windows",
-    "check_limit",
     "examples",
     "load_text",
     "records",
@@ -60,7 +59,7 @@ def load_text(spec: TextSpec) -> Text:
             an empty split, another number of rows than the draws of its protocol rest on, a row that is no example or
             item, or a limit that is no number from 1.
     """
-    check_limit(spec.limit)
+    check(spec, "data.")
     if spec.source == tasks.SOURCE:
         return tasks.text_of_task(spec.protocol, spec.limit)
     rule = protocol(spec.protocol)
@@ -145,14 +144,6 @@ def calibration_inputs(
         LutlabError: a text of another kind, too short, or with too few pairs; a tokenizer that lacks a special token.
     """
     return _CALIBRATION[task](text, tokenizer, samples, seqlen, seed)
-
-
-def check_limit(limit: int | None) -> None:
-    """Raises LutlabError unless it is None or a whole number, at least 1, that can be an index."""
-    if limit is not None and (type(limit) is not int or not 1 <= limit <= sys.maxsize):
-        raise LutlabError(
-            f"data.limit={limit!r}: give the number of windows or examples to evaluate, at least 1, or null for all"
-        )
 
 
 def _rows_sha256(rows: Iterable[str]) -> str:

@@ -316,9 +316,8 @@ class Compensating(Calibrated):
         block_size: columns after which all later ones are brought up to date, at most; speed only.
         inputs: model whose activations H is of (compress/driver.py).
         true_sequential: whether a layer sees those before it in the same block quantized too; needs inputs=quantized.
-        target: what a layer comes near to: its own weight; its output in the full-precision
-            model; that, and what the residual stream lacks of it. The latter two need inputs=quantized and
-            true_sequential (compress/target.py).
+        target: aim of a layer: its own weight; its output in the full-precision model; that, and what the residual
+            stream lacks of it. The latter two need inputs=quantized and true_sequential (compress/target.py).
     """
 
     damp: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.01

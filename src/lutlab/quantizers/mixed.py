@@ -41,7 +41,7 @@ class Mixed(Compensating):
         wide_last: groups go by rising width.
         search_ranges: ranges of least squared error instead of min-max.
         outliers: share of all weights that is kept in float16; the paper keeps 0.002 to 0.005.
-        wide_scale: what shares a scale in groups of 4 bits.
+        wide_scale: extent of a scale in groups of 4 bits.
         scale_group: rows whose scales share a second-order step (g2).
         aligned: memory-aligned blocks where they exist.
         compensate: false: each weight to its nearest value.

@@ -44,7 +44,7 @@ class Mixed2416(Mixed):
     """Options beside those of mixed.py; the module says what they change.
 
     Attributes:
-        sensitivity: which groups have 4 bits.
+        sensitivity: rule by which groups have 4 bits.
         neighbours: one group of every four neighbours at 25 %.
         seed: seed of sensitivity=random.
     """

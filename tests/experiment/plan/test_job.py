@@ -14,9 +14,10 @@ from tests.test_architecture import RANK, SOURCE, module_of, room_of
 
 from lutlab.errors import LutlabError
 from lutlab.experiment.artifact.columns import free_columns
+from lutlab.experiment.artifact.rows import ArtifactRow
 from lutlab.experiment.plan import plan
-from lutlab.experiment.plan.job import Job, job_from, job_of, override_of
-from lutlab.experiment.plan.resolve import Files, resolve
+from lutlab.experiment.plan.plan import AskedRow, Job, job_from, job_of, override_of
+from lutlab.experiment.plan.resolve import Files
 from lutlab.experiment.run import worker
 from lutlab.experiment.store.store import Store
 from lutlab.specs import ModelRun, TextSpec
@@ -28,8 +29,8 @@ ODD = r"""it's "$HOME" ${q} \' \\ {a: [b], c=d} # é"""
 def job(results: Path, *overrides: str) -> Job:
     asked = settings(f"results='{results}'", *overrides)
     columns = free_columns(asked.evaluate)
-    row = plan.plan_row("", {}, columns, resolve(asked, columns, Files()), Store(results))
-    return job_of(row, row.todo, asked, asked.threads)
+    row = plan.plan_row(AskedRow(ArtifactRow("", {}, []), asked), columns, Files())
+    return job_of(row, row.todo, asked.threads)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +56,7 @@ def test_a_job_is_made_of_what_was_resolved(tmp_path: Path) -> None:
     """Its ids are computed from hashes, so that no text, model or checkpoint is opened on the way."""
     asked = settings(f"results='{tmp_path}'", "method=gptq", QUICK)
     columns = free_columns(asked.evaluate)
-    row = plan.plan_row("", {}, columns, resolve(asked, columns, Files()), Store(tmp_path))
+    row = plan.plan_row(AskedRow(ArtifactRow("", {}, []), asked), columns, Files())
     entered, climbs = set(), 0
 
     def note(frame: FrameType, event: str, _: object) -> None:
@@ -68,7 +69,7 @@ def test_a_job_is_made_of_what_was_resolved(tmp_path: Path) -> None:
     before = sys.getprofile()
     sys.setprofile(note)
     try:
-        job_of(row, row.todo, asked, None)
+        job_of(row, row.todo, None)
     finally:
         sys.setprofile(before)
     assert len(entered) <= 10

@@ -49,11 +49,12 @@ def test_what_one_method_has_and_another_has_not_is_no_difference():
 
 def test_a_sweep_is_named_by_its_axes_and_its_id():
     some = rows("method=none", "q=2", "q=3")
-    assert sweep_name(some, "0123456789", None) == "q-01234567"
-    assert sweep_name(rows("q=3 g=64"), "0123456789", None) == "rtn-3-64-01234567"
-    assert sweep_name(some, "0123456789", "mine") == "mine"
-    with pytest.raises(LutlabError, match="as it names a folder"):
-        sweep_name(some, "0123456789", "../mine")
+    assert sweep_name(some, "0123456789") == "q-01234567"
+    assert sweep_name(rows("q=3 g=64"), "0123456789") == "rtn-3-64-01234567"
+    assert settings("name=mine").name == "mine"
+    for odd in ("'../mine'", "a" * 101, "-a"):
+        with pytest.raises(LutlabError, match="as it names a folder"):
+            settings(f"name={odd}")
 
 
 ROW = st.fixed_dictionaries(

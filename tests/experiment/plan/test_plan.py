@@ -9,15 +9,16 @@ from tests.experiment.row.composing import settings
 
 from lutlab.errors import LutlabError
 from lutlab.experiment.artifact.columns import ColumnSpec, free_columns
+from lutlab.experiment.artifact.rows import ArtifactRow
 from lutlab.experiment.plan import plan
-from lutlab.experiment.plan.resolve import Files, resolve
-from lutlab.experiment.store.store import Store
+from lutlab.experiment.plan.resolve import Files
 
 
 def planned(tmp_path: Path, *overrides: str, **column: str) -> plan.PlannedCell:
     columns = {"only": ColumnSpec(title="a", unit="b", **column)}
-    resolved = resolve(settings(*overrides), columns, Files())
-    return plan.plan_row("", {}, columns, resolved, Store(tmp_path)).cells["only"]
+    asked = settings(f"results='{tmp_path}'", *overrides)
+    row = plan.plan_row(plan.AskedRow(ArtifactRow("", {}, []), asked), columns, Files())
+    return row.cells["only"]
 
 
 def test_a_column_that_nobody_measures_says_why(tmp_path: Path) -> None:

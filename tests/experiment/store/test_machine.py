@@ -11,7 +11,7 @@ from tests.command_line import CommandLine
 from lutlab import registry
 from lutlab.errors import LutlabError
 from lutlab.evaluators.generation import Generation
-from lutlab.experiment.plan.job import job_from
+from lutlab.experiment.plan.plan import job_from
 from lutlab.experiment.run import pipeline
 from lutlab.experiment.store import provenance
 from lutlab.kernels.codegen.isa import Isa
@@ -67,7 +67,7 @@ def test_no_threads_are_refused(command: CommandLine) -> None:
         provenance.machine("cpu", threads=-1)
     outcome = command(*BOTH, "threads=0")
     assert outcome.code != 0
-    assert "threads=0: give at least 1" in outcome.err
+    assert "threads=0: give a whole number of at least 1" in outcome.err
 
 
 def threads_of(overrides: list[str]) -> int | None:

@@ -1,4 +1,4 @@
-"""Cost of a cell here: seconds, peak memory, disk, downloads. Predictions only, shown by mode=plan.
+"""Cost of a cell here, seconds, peak memory, disk, downloads, and mode=plan, which prints it and runs nothing.
 
 An evaluator says what it does in units of no machine (evaluators/contract.py, Work); the rates are measured here in a
 moment. Seconds: 2 * parameters * tokens floating-point operations of a forward pass plus 4 * layers * hidden * seqlen a
@@ -14,20 +14,30 @@ own work.
 from __future__ import annotations
 
 import functools
+import shutil
 import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
 
 from lutlab import registry
 from lutlab.data import tasks
 from lutlab.data.protocols import PROTOCOLS
+from lutlab.errors import LutlabError
 from lutlab.evaluators.contract import Work
+from lutlab.experiment.artifact.artifact import Artifact
+from lutlab.experiment.artifact.predicted import OOM, least, predicted
+from lutlab.experiment.plan.plan import PlannedCell, PlannedRow
 from lutlab.experiment.plan.resolve import Files
 from lutlab.lazy import torch
 from lutlab.models import hub
 from lutlab.models.shape import ModelShape, linear_shapes, shape_of
+from lutlab.predict import latency
 from lutlab.quantizers.contract import make_method
-from lutlab.specs import EvalSpec, ModelRun, ModelSpec, RunSpec, TextSpec
+from lutlab.specs import EvalSpec, ModelRun, RunSpec, TextSpec
 
 # of a task whose rows lm-eval fetches: a guess, which is known when it is loaded
 TASK_EXAMPLES, TASK_TOKENS = 2000, 100
@@ -61,31 +71,34 @@ class Cost:
 @functools.cache
 def matmul_rate(device: str, dtype: str) -> float:
     """Floating-point operations a second of a 1024^3 matmul here, the best of five."""
-    place = "cuda" if device == "spread" else device
-    a = torch.randn(1024, 1024, device=place, dtype=getattr(torch, dtype))
-    best = float("inf")
-    for _ in range(5):
-        began = time.perf_counter()
-        (a @ a).sum().item()
-        best = min(best, time.perf_counter() - began)
-    return 2 * 1024**3 / best
+    a = torch.randn(1024, 1024, device=_place(device), dtype=getattr(torch, dtype))
+    return 2 * 1024**3 / _best_of_five(lambda: (a @ a).sum().item())
 
 
 @functools.cache
 def read_rate(device: str) -> float:
     """Bytes a second that a sum over 256 MB reads here, the best of five."""
-    values = torch.ones(2**26, device="cuda" if device == "spread" else device)
-    best = float("inf")
+    values = torch.ones(2**26, device=_place(device))
+    return values.nbytes / _best_of_five(lambda: values.sum().item())
+
+
+def _place(device: str) -> str:
+    return "cuda" if device == "spread" else device
+
+
+def _best_of_five(call: Callable[[], object]) -> float:
+    seconds = []
     for _ in range(5):
         began = time.perf_counter()
-        values.sum().item()
-        best = min(best, time.perf_counter() - began)
-    return values.nbytes / best
+        call()
+        seconds.append(time.perf_counter() - began)
+    return min(seconds)
 
 
 def predict(run: RunSpec, evaluation: EvalSpec, files: Files) -> Cost:
     """Predicted seconds and peak bytes of one cell, loading and quantizing not included in the seconds."""
-    work = _work(run, evaluation)
+    evaluator = registry.lookup("evaluator", evaluation.evaluator)
+    work: Work = evaluator(**dict(evaluation.options)).work(run)
     if not isinstance(run, ModelRun):
         reading = work.streamed_bytes / (work.read_share * read_rate(run.device))
         return Cost(reading + _DRAW_SECONDS * work.drawn_weights, work.held_bytes)
@@ -96,7 +109,7 @@ def predict(run: RunSpec, evaluation: EvalSpec, files: Files) -> Cost:
         tokens += work.passes * _tokens(evaluation.text, shape.seqlen, files)
         held += 2048 * shape.vocabulary * (_width(run) + 4)
     codes, head = _packed_bytes(run, shape, work)
-    seconds = _LEAST_SECONDS if not tokens else _forward_seconds(run, shape, tokens)
+    seconds = _seconds(run, _forward(shape, tokens)) if tokens else _LEAST_SECONDS
     seconds += _decoding_seconds(run, shape, work, codes, head)
     seconds += work.processes * _PROCESS_SECONDS
     seconds += work.packed_files * (codes + head) / _DISK_RATE
@@ -106,11 +119,6 @@ def predict(run: RunSpec, evaluation: EvalSpec, files: Files) -> Cost:
     held += work.packed_copies * (codes + head)
     held += work.dense_copies * shape.parameters * _width(run)
     return Cost(seconds, int(held))
-
-
-def _work(run: RunSpec, evaluation: EvalSpec) -> Work:
-    cls = registry.lookup("evaluator", evaluation.evaluator)
-    return cls(**dict(evaluation.options)).work(run)
 
 
 def _width(run: ModelRun) -> int:
@@ -167,9 +175,12 @@ def _decoding_seconds(
     return work.decoded_tokens * (reading + shape.layers * _LAYER_SECONDS)
 
 
-def _forward_seconds(run: ModelRun, shape: ModelShape, tokens: float) -> float:
-    """Seconds of a forward pass over many tokens at once."""
-    operations = tokens * (2 * shape.parameters + 4 * shape.layers * shape.hidden * shape.seqlen)
+def _forward(shape: ModelShape, tokens: float) -> float:
+    """Operations of a forward pass over many tokens at once."""
+    return tokens * (2 * shape.parameters + 4 * shape.layers * shape.hidden * shape.seqlen)
+
+
+def _seconds(run: ModelRun, operations: float) -> float:
     return operations / (matmul_rate(run.device, run.dtype) * _EFFICIENCY)
 
 
@@ -206,7 +217,7 @@ def _tuning_seconds(run: ModelRun, shape: ModelShape, quantizing: float) -> floa
     steps = run.tuning.steps + run.tuning.block_steps
     tokens = steps * run.tuning.batch * _window(run, shape)
     rounded = steps * _ROUNDING_SECONDS * shape.linear_parameters
-    return quantizing + _TUNING_PASSES * _forward_seconds(run, shape, tokens) + rounded
+    return quantizing + _TUNING_PASSES * _seconds(run, _forward(shape, tokens)) + rounded
 
 
 def _window(run: ModelRun, shape: ModelShape) -> int:
@@ -230,15 +241,13 @@ def _calibration_seconds(run: ModelRun, shape: ModelShape) -> float:
     if not run.calibration:
         return 0.0
     tokens = run.calibration.samples * _window(run, shape)
-    forward = tokens * (2 * shape.parameters + 4 * shape.layers * shape.hidden * shape.seqlen)
     beside, groups = _beside(run), _groups(run)
     solve = sum(
         2 * (1 + beside) * tokens * columns**2 + (2 * columns + 4 * rows) * columns**2
         for columns, rows in shape.inputs
     )
     passes = (1 + beside) * _CALIBRATION_PASSES + (_GRADIENT_PASSES if groups else 0)
-    operations = passes * forward + (1 + groups) * shape.layers * solve
-    return operations / (matmul_rate(run.device, run.dtype) * _EFFICIENCY)
+    return _seconds(run, passes * _forward(shape, tokens) + (1 + groups) * shape.layers * solve)
 
 
 def disk_bytes(run: RunSpec) -> int:
@@ -251,16 +260,110 @@ def disk_bytes(run: RunSpec) -> int:
     return packed + 4 * shape.layers * sum(columns**2 for columns, _ in shape.inputs)
 
 
-def download_bytes(spec: ModelSpec) -> int:
-    """Bytes a hub model still has to fetch; 0 if its files are here."""
-    if spec.source != "hub":
-        return 0
-    return hub.download_bytes(spec.id, spec.revision)
+# ---- mode=plan ----
 
 
-def free_bytes(folder: Path) -> int:
-    """Free disk space where the results go."""
-    import shutil
+def print_plan(
+    artifact: Artifact | None,
+    rows: Sequence[PlannedRow],
+    results: Path,
+    console: Console,
+    files: Files,
+) -> None:
+    """Print the plan of an artifact or a sweep: every cell, measured or not, with what it is predicted to cost.
 
-    existing = next(p for p in (folder, *folder.resolve().parents) if p.exists())
-    return shutil.disk_usage(existing).free
+    Of rows with predicted columns it says the latency, memory and least number of GPUs of the paper's model too.
+    """
+    console.print(f"plan: {artifact.name if artifact else 'sweep'} (predictions; nothing is run)\n")
+    table = Table(box=None)
+    for title in ("row", "model", "evaluation", "state"):
+        table.add_column(title)
+    for title in ("time", "memory"):
+        table.add_column(title, justify="right")
+    planned: dict[tuple[RunSpec, EvalSpec], Cost | None] = {}
+    unknown: set[str] = set()
+    for row in rows:
+        for evaluation, cell in {c.evaluation: c for c in row.cells.values()}.items():
+            state, wanted = _state(cell)
+            predicted = _predict(row, cell, unknown, files) if wanted else None
+            if wanted:
+                planned[row.spec, evaluation] = predicted
+            text = f" on {evaluation.text.name}" if evaluation.text else ""
+            table.add_row(
+                row.key,
+                row.spec.name,
+                f"{evaluation.evaluator}{text}",
+                state,
+                f"{predicted.seconds:.1f} s" if predicted else "?" if wanted else "",
+                f"{predicted.peak_bytes / 1e6:,.0f} MB" if predicted else "?" if wanted else "",
+            )
+    console.print(table)
+    for reason in sorted({c.missing for row in rows for c in row.cells.values() if c.missing}):
+        console.print(f"not run: {reason}", highlight=False)
+    for reason in sorted(unknown):
+        console.print(f"not predicted: {reason}", highlight=False)
+    console.print(_summary(planned, results), highlight=False)
+    for line in _per_token(artifact, rows) if artifact else ():
+        console.print(line, highlight=False, soft_wrap=True)
+
+
+def _per_token(artifact: Artifact, rows: Sequence[PlannedRow]) -> Iterator[str]:
+    """A line for each row with predicted columns: milliseconds, memory, the least GPUs that hold the model."""
+    predictions = artifact.predictions()
+    said = ""
+    for row in rows:
+        own = [of for (key, _), of in predictions.items() if key == row.key]
+        if not own:
+            continue
+        found = [latency(**of) for of in own]
+        _, note = predicted(own[0])
+        if note != said:
+            yield f"\npredicted, of the paper's models, {note}:"
+        said = note
+        times = ", ".join(f"{one.ms_per_token:.1f}" if one.fits else OOM for one in found)
+        sizes = ", ".join(f"{one.memory.each / 1e9:.1f}" for one in found)
+        gpus = ", ".join(str(of["gpus"]) for of in own)
+        enough = least(own[0])
+        held = f"{enough} GPU(s) hold it" if enough else "no number of GPUs holds it"
+        yield f"  {row.key}: {times} ms/token on {gpus} GPU(s); {sizes} GB each; {held}"
+
+
+def _predict(row: PlannedRow, cell: PlannedCell, unknown: set[str], files: Files) -> Cost | None:
+    """The cell's cost; None, and why, where the model's config is not here and the hub cannot be asked."""
+    try:
+        return predict(row.spec, cell.evaluation, files)
+    except LutlabError as error:
+        unknown.add(str(error))
+        return None
+
+
+def _summary(planned: dict[tuple[RunSpec, EvalSpec], Cost | None], results: Path) -> str:
+    known = [predicted for predicted in planned.values() if predicted]
+    seconds, disk = sum(p.seconds for p in known), len(planned) * RECORD_BYTES
+    more, downloads = f" for the {len(known)} predicted", "an unknown amount"
+    if len(known) == len(planned):
+        to_run = {spec for spec, _ in planned}
+        seconds += sum(map(quantize_seconds, to_run))
+        disk += sum(map(disk_bytes, to_run))
+        hubs = {run.model for run in to_run if isinstance(run, ModelRun)}
+        lacking = (hub.download_bytes(m.id, m.revision) for m in hubs if m.source == "hub")
+        more, downloads = "", f"{sum(lacking) / 1e9:,.1f} GB"
+    peak = max((p.peak_bytes for p in known), default=0)
+    free = shutil.disk_usage(next(p for p in (results, *results.resolve().parents) if p.exists()))
+    return (
+        f"{len(planned)} cells to measure, about {seconds:.0f} s one by one, at most {peak / 1e6:,.0f} MB{more}; "
+        f"disk {disk / 1e6:,.1f} MB of {free.free / 1e9:,.0f} GB free; models to download: {downloads}"
+    )
+
+
+def _state(cell: PlannedCell) -> tuple[str, bool]:
+    """State of a cell as it is printed, and whether it is to be measured."""
+    if cell.missing:
+        return "not run: see below", False
+    if cell.done:
+        return f"measured ({cell.cell_id})", False
+    if cell.cell_id is None:
+        return "to be downloaded and measured", True
+    if cell.record is not None:
+        return f"{cell.record.status} before, to be tried again", True
+    return "to be measured", True

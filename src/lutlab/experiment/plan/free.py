@@ -13,24 +13,21 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lutlab import registry
 from lutlab.errors import LutlabError
 from lutlab.experiment.artifact.columns import SIZE, asks_for_quality, free_columns
-from lutlab.experiment.artifact.rows import ArtifactRow
-from lutlab.experiment.plan.plan import PlannedRow, plan_row
-from lutlab.experiment.plan.resolve import Files, resolve
+from lutlab.experiment.plan.plan import AskedRow, PlannedRow, plan_row
+from lutlab.experiment.plan.resolve import Files
 from lutlab.experiment.row.row import Row
 from lutlab.experiment.row.run import run_of
 from lutlab.experiment.row.spelling import axes, differing, to_json
 from lutlab.experiment.row.sweeping import baseline_of
 from lutlab.experiment.store.record import content_id
-from lutlab.experiment.store.store import Store
+from lutlab.fields import defaults, spelled
 from lutlab.kept.files import set_aside, write_atomically
 from lutlab.quantizers.stored import STORED
 from lutlab.specs import ModelRun, RunSpec
@@ -39,61 +36,52 @@ log = logging.getLogger(__name__)
 MARK = "sweep.json"
 
 
-@dataclass(frozen=True)
-class AskedRow:
-    """One row of a request: its overrides, what they are composed to, and in a sweep its row in full precision."""
-
-    row: ArtifactRow
-    settings: Row
-    baseline: Row | None = None
-
-
 def beside_full_precision(
     asked: Sequence[AskedRow], compose: Callable[[Sequence[str]], Row]
 ) -> list[AskedRow]:
     """The rows of a sweep, model by model; where one measures quality, its model in full precision comes first."""
     found: dict[str, dict[tuple[str, ...], AskedRow]] = {}
     for one in asked:
-        rows = found.setdefault(one.settings.model.name, {})
+        rows = found.setdefault(one.row.model.name, {})
         baseline = None
-        if _wants_baseline(one.settings):
-            row = baseline_of(one.row)
-            first = AskedRow(row, compose(row.overrides))
-            baseline = rows.setdefault(tuple(row.overrides), first).settings
-        rows[tuple(one.row.overrides)] = dataclasses.replace(one, baseline=baseline)
+        if _wants_baseline(one.row):
+            line = baseline_of(one.line)
+            first = AskedRow(line, compose(line.overrides))
+            baseline = rows.setdefault(tuple(line.overrides), first).row
+        rows[tuple(one.line.overrides)] = dataclasses.replace(one, baseline=baseline)
     return [one for rows in found.values() for one in rows.values()]
 
 
-def plan_sweep(asked: Sequence[AskedRow], files: Files) -> tuple[list[PlannedRow], list[AskedRow]]:
-    """Planned rows of a sweep without repetitions, and the row of the command line for each.
+def plan_sweep(asked: Sequence[AskedRow], files: Files) -> list[PlannedRow]:
+    """Planned rows of a sweep without repetitions, each with its labels.
 
     Raises:
         LutlabError: a row names something that does not exist, or a budget that no width meets; all texts or the model
             are missing; a stored record is damaged.
     """
-    distinct = {_identity(one.settings): one for one in reversed(asked)}
+    distinct = {_identity(one.row): one for one in reversed(asked)}
     rows = list(reversed(distinct.values()))
-    labels = labels_of([(run_of(one.settings), one.settings) for one in rows])
-    keys = {_identity(one.settings): row_key(own) for one, own in zip(rows, labels, strict=True)}
+    labels = labels_of([(run_of(one.row), one.row) for one in rows])
+    keys = {_identity(one.row): row_key(own) for one, own in zip(rows, labels, strict=True)}
     found = []
     for one, own in zip(rows, labels, strict=True):
-        size = [SIZE] if _shows_size(one.settings) else []
-        columns = free_columns([*dict.fromkeys([*one.settings.evaluate, *size])])
+        size = [SIZE] if _shows_size(one.row) else []
+        columns = free_columns([*dict.fromkeys([*one.row.evaluate, *size])])
         beside = keys[_identity(one.baseline)] if one.baseline else ""
-        resolved, store = resolve(one.settings, columns, files), Store(one.settings.results)
-        found.append(plan_row(row_key(own), own, columns, resolved, store, beside))
-    return found, rows
+        line = dataclasses.replace(one.line, key=row_key(own), labels=own)
+        found.append(plan_row(dataclasses.replace(one, line=line), columns, files, beside))
+    return found
 
 
-def folder_of(rows: Sequence[PlannedRow], asked: Sequence[AskedRow], common: Row) -> Path:
+def folder_of(rows: Sequence[PlannedRow], common: Row) -> Path:
     """The folder of the sweep's report, which bears its name; no other sweep is written over.
 
     Raises:
-        LutlabError: `name=` is that of another sweep, or is no file name.
+        LutlabError: `name=` is that of another sweep.
     """
-    pairs = [(row.spec, one.settings) for row, one in zip(rows, asked, strict=True)]
     own = _id(rows)
-    folder = common.results / "sweep" / sweep_name(pairs, own, common.name)
+    pairs = [(row.spec, row.asked.row) for row in rows]
+    folder = common.results / "sweep" / (common.name or sweep_name(pairs, own))
     earlier, command = _marked(folder / MARK) or (own, "")
     if earlier != own:
         raise LutlabError(
@@ -126,19 +114,18 @@ def mark(folder: Path, rows: Sequence[PlannedRow], command: str) -> Path:
     return write_atomically(folder / MARK, (json.dumps(said, indent=1) + "\n").encode())
 
 
-def _shows_size(settings: Row) -> bool:
-    is_model = settings.model.source != "product"
-    return settings.baseline and is_model and asks_for_quality(settings.evaluate)
+def _shows_size(row: Row) -> bool:
+    return row.baseline and row.model.source != "product" and asks_for_quality(row.evaluate)
 
 
-def _wants_baseline(settings: Row) -> bool:
+def _wants_baseline(row: Row) -> bool:
     """Whether full precision belongs beside a row; a folder that is quantized already has none."""
-    return _shows_size(settings) and settings.method != STORED
+    return _shows_size(row) and row.method != STORED
 
 
-def _identity(settings: Row) -> Hashable:
+def _identity(row: Row) -> Hashable:
     """Identity of a row within a sweep."""
-    return run_of(settings), settings.threads, repr(sorted(settings.evaluator.items()))
+    return run_of(row), row.threads, repr(sorted(row.evaluator.items()))
 
 
 def _id(rows: Sequence[PlannedRow]) -> str:
@@ -154,17 +141,15 @@ def _id(rows: Sequence[PlannedRow]) -> str:
 _ALWAYS = ("model", "method", "q", "g")
 # Keys that q or the model's name says already.
 _SAID = ("budget", "candidates", "model.id", "model.source", "model.revision")
-_NAME = re.compile(r"[\w][\w.+=-]*")
-_LONGEST_GIVEN = 100  # of one that is given: a folder's name has 255 bytes
 _LONGEST = 60  # characters of a name that is made of axes
 
 
-def row_axes(run: RunSpec, settings: Row) -> dict[str, Any]:
+def row_axes(run: RunSpec, row: Row) -> dict[str, Any]:
     """The axes of a row: those of its run, its evaluators' fields, its threads where they are given."""
     found = axes(run)
-    for evaluator, options in settings.evaluator.items():
+    for evaluator, options in row.evaluator.items():
         found |= {f"evaluator.{evaluator}.{key}": value for key, value in options}
-    return found | ({"threads": settings.threads} if settings.threads else {})
+    return found | ({"threads": row.threads} if row.threads else {})
 
 
 def varied(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -174,19 +159,13 @@ def varied(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """
     methods = dict.fromkeys(row["method"] for row in rows)
     groups = [[row for row in rows if row["method"] == method] for method in methods]
-    return list(
-        dict.fromkeys(
-            [
-                *differing({k: row[k] for k in ("model", "method")} for row in rows),
-                *(name for group in groups for name in differing(group)),
-            ]
-        )
-    )
+    beside = differing({k: row[k] for k in ("model", "method")} for row in rows)
+    return list(dict.fromkeys([*beside, *(name for group in groups for name in differing(group))]))
 
 
 def labels_of(rows: Sequence[tuple[RunSpec, Row]]) -> list[dict[str, str]]:
     """Labels of the rows of a sweep: model, method, q, g, and every axis that is not the same in all of them."""
-    own = [row_axes(run, settings) for run, settings in rows]
+    own = [row_axes(run, row) for run, row in rows]
     more = [name for name in varied(own) if name not in _ALWAYS]
     short = [name for name in more if name not in _SAID]
     found = _labelled(rows, own, short)
@@ -214,25 +193,9 @@ def _labelled(
     return found
 
 
-def sweep_name(rows: Sequence[tuple[RunSpec, Row]], own: str, given: str | None) -> str:
-    """The name of a sweep: the one that is given, or its varied axes and 8 digits of its id.
-
-    Args:
-        rows: (run, settings) of each row.
-        own: the id, of all that the sweep asks for.
-        given: `name=`, or None.
-
-    Raises:
-        LutlabError: the given name is no file name.
-    """
-    if given is not None:
-        if not _NAME.fullmatch(given) or len(given) > _LONGEST_GIVEN:
-            raise LutlabError(
-                f"name={given}: give letters, digits, '.', '_', '-', '+' or '=', at most {_LONGEST_GIVEN}, as it "
-                "names a folder"
-            )
-        return given
-    found = [row_axes(run, settings) for run, settings in rows]
+def sweep_name(rows: Sequence[tuple[RunSpec, Row]], own: str) -> str:
+    """The name of a sweep to which none is given: its varied axes, and 8 digits of its id, of all that it asks for."""
+    found = [row_axes(run, row) for run, row in rows]
     chosen = [row for row in found if row["method"] != "none"] or found
     parts = varied(chosen) or [str(chosen[0][name]) for name in ("method", "q", "g")]
     return f"{'-'.join(parts)[:_LONGEST].strip('-')}-{own[:8]}"
@@ -245,18 +208,15 @@ def _group_size(run: RunSpec) -> str:
 
 def _method(run: RunSpec, shown: Sequence[str]) -> str:
     """`rtn(variant=awq)`: the method and its parameters that are not at their defaults and in no column."""
-    method = registry.lookup("method", run.method)
-    defaults = {field.name: field.default for field in dataclasses.fields(method)}
-    own = [(k, v) for k, v in run.options if defaults[k] != v and f"method.{k}" not in shown]
-    changed = [f"{key}={_text(value)}" for key, value in own]
+    default = defaults(registry.lookup("method", run.method))
+    own = {k: v for k, v in run.options if default[k] != v and f"method.{k}" not in shown}
     if isinstance(run, ModelRun) and run.tuning:
-        tuning = run.tuning.changed().items()
-        changed += [f"tuning.{k}={_text(v)}" for k, v in tuning if f"tuning.{k}" not in shown]
-    return run.method + (f"({', '.join(changed)})" if changed else "")
+        tuning = {f"tuning.{k}": v for k, v in run.tuning.changed().items()}
+        own |= {k: v for k, v in tuning.items() if k not in shown}
+    changed = ", ".join(f"{key}={_text(value)}" for key, value in own.items())
+    return run.method + (f"({changed})" if changed else "")
 
 
 def _text(value: Any) -> str:
     """A value as the command line writes it; nothing where a row does not have the axis."""
-    if value is None:
-        return ""
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return "" if value is None else spelled(value)

@@ -24,6 +24,7 @@ from lutlab.data import tasks
 from lutlab.experiment.store.components import versions
 from lutlab.experiment.store.provenance import libraries
 from lutlab.experiment.store.record import canonical, content_id
+from lutlab.fields import defaults
 from lutlab.quantizers.stored import STORED
 from lutlab.specs import EvalSpec, ProductRun, RunSpec, TextSpec
 
@@ -83,7 +84,7 @@ def cell_identity(row: Resolved, evaluation: EvalSpec) -> dict[str, Any]:
     identity = {"run": _run_identity(row), "libraries": libraries(*evaluator.libraries)}
     if text := evaluation.text:
         # Of a task that lm-eval fetches: the hash of its definition, and lm-eval's version.
-        names += [] if text.source == tasks.SOURCE else _protocol(text)
+        names += [] if text.source == tasks.SOURCE else [f"protocol/{text.protocol}"]
         identity["text"] = {"sha256": row.texts[text], "limit": text.limit}
     if evaluation.options:
         identity["options"] = dict(evaluation.options)
@@ -101,12 +102,8 @@ def inputs_id(row: Resolved) -> str:
     """Names the calibration statistics of the full-precision model: the same for every method, q and g."""
     run = _run_identity(row)
     said = {k: run.get(k) for k in ("model", "device", "dtype", "seed", "calibration")}
-    components = versions("driver", "models", *_protocol(row.run.calibration.text))
+    components = versions("driver", "models", f"protocol/{row.run.calibration.text.protocol}")
     return content_id([said, components, libraries()])
-
-
-def _protocol(text: TextSpec) -> list[str]:
-    return [f"protocol/{text.protocol}"]
 
 
 def _components(row: Resolved) -> list[str]:
@@ -123,7 +120,7 @@ def _components(row: Resolved) -> list[str]:
         on_device = kernels.get("cpu" if run.device == "cpu" else "cuda", ())
         names += [f"format/{name}", *(f"kernel/{kernel}" for kernel in on_device)]
     if run.calibration:
-        names += _protocol(run.calibration.text)
+        names.append(f"protocol/{run.calibration.text.protocol}")
     if run.budget is not None:
         names.append("search")
     return names + _stages(row) if run.tuning else names
@@ -144,9 +141,8 @@ def _stages(row: Resolved) -> list[str]:
 def _run_identity(row: Resolved) -> dict[str, Any]:
     """A run with hashes in the place of names that files may change under, and without what is at its default."""
     run = row.run
-    defaults = {f.name: f.default for f in dataclasses.fields(run)}
-    said = {k: v for k, v in dataclasses.asdict(run).items() if getattr(run, k) != defaults[k]}
-    own = {f.name: f.default for f in dataclasses.fields(registry.lookup("method", run.method))}
+    fixed, own = defaults(type(run)), defaults(registry.lookup("method", run.method))
+    said = {k: v for k, v in dataclasses.asdict(run).items() if getattr(run, k) != fixed[k]}
     options = {key: value for key, value in run.options if value != own[key]}
     said |= {"device": run.device.partition(":")[0], "options": options}
     if isinstance(run, ProductRun):

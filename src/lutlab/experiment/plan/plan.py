@@ -1,6 +1,10 @@
-"""Resolved rows and what the store holds of them -> rows of cells to measure: pure data, and the jobs' order.
+"""Rows to measure: resolved, with what the store holds of their cells, and the job by which a worker measures them.
 
-A column is one metric of one evaluation; several columns may read the same evaluation, which is measured once.
+    AskedRow, columns -> PlannedRow -> Job
+
+A column is one metric of one evaluation; several columns may read the same evaluation, which is measured once. A job is
+complete, so that the worker plans nothing. Every Hydra launcher hands overrides to its workers, and so it travels as
+one of the row's own, `job='{...}'`, in JSON, and nothing is left behind on a disk.
 """
 
 from __future__ import annotations
@@ -8,13 +12,43 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
+from lutlab.errors import LutlabError
 from lutlab.experiment.artifact.columns import ColumnSpec
-from lutlab.experiment.plan.ids import Resolved, cell_identity, of_this_machine
+from lutlab.experiment.artifact.rows import ArtifactRow
+from lutlab.experiment.plan.ids import (
+    Resolved,
+    cell_identity,
+    inputs_id,
+    of_this_machine,
+    quantized_id,
+)
+from lutlab.experiment.plan.resolve import Files, look, resolve
+from lutlab.experiment.row.row import Row
+from lutlab.experiment.row.run import run_of
+from lutlab.experiment.store.provenance import machine
 from lutlab.experiment.store.record import Record, content_id
 from lutlab.experiment.store.store import Store
 from lutlab.specs import EvalSpec, ModelRun, RunSpec
+
+
+@dataclass(frozen=True)
+class AskedRow:
+    """One row of a request.
+
+    Attributes:
+        line: its overrides, key and labels.
+        row: Row that the overrides are composed to.
+        baseline: in a sweep, its row in full precision.
+    """
+
+    line: ArtifactRow
+    row: Row
+    baseline: Row | None = None
 
 
 @dataclass(frozen=True)
@@ -36,6 +70,11 @@ class PlannedCell:
         """Measured already (a failed try is not)."""
         return self.record is not None and self.record.status == "done"
 
+    @property
+    def text_sha256(self) -> str | None:
+        """Hash of the text that it was planned with."""
+        return (self.identity or {}).get("text", {}).get("sha256")
+
 
 @dataclass(frozen=True)
 class PlannedRow:
@@ -44,6 +83,7 @@ class PlannedRow:
     Attributes:
         resolved: all that is known of its files; None of a row that is only reported.
         baseline: key of the same model's row in full precision, of the same sweep; empty where there is none.
+        asked: the row of the request; None of a row that is only reported.
     """
 
     key: str
@@ -53,6 +93,7 @@ class PlannedRow:
     cells: Mapping[str, PlannedCell]
     resolved: Resolved | None = None
     baseline: str = ""
+    asked: AskedRow | None = None
 
     @property
     def todo(self) -> dict[str, PlannedCell]:
@@ -66,18 +107,15 @@ class PlannedRow:
 
 
 def plan_row(
-    key: str,
-    labels: Mapping[str, str],
-    columns: Mapping[str, ColumnSpec],
-    resolved: Resolved,
-    store: Store,
-    baseline: str = "",
+    asked: AskedRow, columns: Mapping[str, ColumnSpec], files: Files, baseline: str = ""
 ) -> PlannedRow:
-    """One row, its cells with their records.
+    """One row, resolved, its cells with their records.
 
     Raises:
-        LutlabError: a stored record is damaged.
+        LutlabError: the row asks for what does not exist, or for a budget that no width meets; all texts or the
+            model are missing; a stored record is damaged.
     """
+    resolved = resolve(asked.row, columns, files)
     known = {evaluation: cell_identity(resolved, evaluation) for evaluation in resolved.runnable}
     cells = {}
     for name, evaluation in resolved.evaluations.items():
@@ -85,8 +123,9 @@ def plan_row(
         identity = None if missing else known.get(evaluation)
         cell_id = identity and content_id(identity)
         cells[name] = PlannedCell(evaluation, cell_id, missing=missing, identity=identity)
-    row = PlannedRow(key, labels, resolved.run, columns, cells, resolved, baseline)
-    return with_records(row, store)
+    line = asked.line
+    row = PlannedRow(line.key, line.labels, resolved.run, columns, cells, resolved, baseline, asked)
+    return with_records(row, Store(asked.row.results))
 
 
 def with_records(row: PlannedRow, store: Store) -> PlannedRow:
@@ -119,3 +158,98 @@ def cell_name(run: RunSpec, evaluation: EvalSpec) -> str:
     budget = run.budget if isinstance(run, ModelRun) else None
     width = f"q={run.q} g={run.g}" if budget is None else f"budget={budget:g}"
     return f"{run.name} {run.method} {width}: {evaluation.evaluator}{text}"
+
+
+# ---- jobs ----
+
+
+@dataclass(frozen=True)
+class Job:
+    """Work of one row for a worker, with paths, hashes and threads.
+
+    Attributes:
+        run: the model to quantize, or the product.
+        cells: cells to measure.
+        results: folder of the store.
+        stream: whether blocks stay on disk until they are opened.
+        threads: number of torch's threads; None: its own choice.
+        machine: machine that a speed or a memory peak is planned for; None where none is measured.
+        quantized: folder of the kept blocks; None keeps none.
+        untuned: folder of the kept blocks that a tuned row starts from; None: it has no tuning.
+        inputs: folder of what calibration sees of the full-precision model; None without calibration.
+        calibration_sha256: hash of the calibration text.
+    """
+
+    run: RunSpec
+    cells: tuple[PlannedCell, ...]
+    results: Path
+    stream: bool
+    threads: int | None
+    machine: dict[str, Any] | None
+    quantized: Path | None
+    untuned: Path | None
+    inputs: Path | None
+    calibration_sha256: str | None
+
+
+_JOBS: TypeAdapter[Job] = TypeAdapter(Job)
+
+
+def job_of(row: PlannedRow, cells: Mapping[str, PlannedCell], threads: int | None) -> Job:
+    """The job that measures some cells of a row, by id; threads: number of torch's, None: its own choice."""
+    asked = dataclasses.replace(row.asked.row, threads=threads)
+    speed = any(cell.evaluation in row.resolved.speeds for cell in cells.values())
+    return dataclasses.replace(
+        _job(row.resolved, asked),
+        cells=tuple(dataclasses.replace(cell, record=None) for cell in cells.values()),
+        machine=machine(row.spec.device, threads) if speed else None,
+    )
+
+
+def job_of_model(asked: Row, files: Files) -> Job:
+    """A job without cells: its model is loaded, quantized and stored like that of a table's row.
+
+    Raises:
+        LutlabError: q, g, device or an option out of range; no such model or text; or it is a product.
+    """
+    run = run_of(asked)
+    if not isinstance(run, ModelRun):
+        raise LutlabError("model=product is one product of matrices, and no model: name a model")
+    row = look(Resolved(run, {}), asked.threads, files)
+    return _job(row, dataclasses.replace(asked, stream=False))
+
+
+def _job(row: Resolved, asked: Row) -> Job:
+    """The job without cells. Blocks are kept of what is calibrated or streamed."""
+    run, quantized = row.run, asked.results / "quantized"
+    is_model = isinstance(run, ModelRun)
+    calibration = run.calibration if is_model else None
+    untuned = None
+    if is_model and run.tuning:
+        plain = dataclasses.replace(row, run=dataclasses.replace(run, tuning=None))
+        untuned = quantized / quantized_id(plain)
+    return Job(
+        run=run,
+        cells=(),
+        results=asked.results,
+        stream=asked.stream,
+        threads=asked.threads,
+        machine=None,
+        quantized=quantized / quantized_id(row)
+        if calibration or (asked.stream and is_model)
+        else None,
+        untuned=untuned,
+        inputs=asked.results / "calibration" / inputs_id(row) if calibration else None,
+        calibration_sha256=row.texts.get(calibration.text) if calibration else None,
+    )
+
+
+def override_of(job: Job) -> str:
+    """The job as an override; quotes and dollars, which mean something to Hydra, are escaped as JSON does."""
+    text = _JOBS.dump_json(job).decode()
+    return "job='{}'".format(text.replace("'", "\\u0027").replace("$", "\\u0024"))
+
+
+def job_from(text: str) -> Job:
+    """The job that `override_of` wrote."""
+    return _JOBS.validate_json(text)

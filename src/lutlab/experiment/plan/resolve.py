@@ -84,12 +84,8 @@ def resolve(row: Row, columns: Mapping[str, ColumnSpec], files: Files) -> Resolv
     run = run_of(row)
     _check_budget(run, row)
     evaluations = {name: evaluation_of(column, row) for name, column in columns.items()}
-    reasons = {evaluation: _missing(run, evaluation) for evaluation in evaluations.values()}
-    missing = {
-        name: reason
-        for name, evaluation in evaluations.items()
-        if (reason := columns[name].reason or _few_gpus(run, columns[name]) or reasons[evaluation])
-    }
+    reasons = {name: _missing(run, one, columns[name]) for name, one in evaluations.items()}
+    missing = {name: reason for name, reason in reasons.items() if reason}
     own = {e for name, e in evaluations.items() if name not in missing}
     absent = frozenset(e for e in own if row.mode is Mode.plan and _on_hub(run, e.text))
     here = dict.fromkeys(e.text for e in evaluations.values() if e.text and e in own - absent)
@@ -131,19 +127,15 @@ def look(resolved: Resolved, threads: int | None, files: Files) -> Resolved:
         if calibration:
             texts[calibration] = files.text(calibration).sha256
         model = files.model_sha256(run.model)
-        formats = _formats(run)
+        formats = (registry.lookup("method", run.method).format,)
+        if run.method == STORED:
+            from lutlab.checkpoint.stored import formats_of
+
+            formats = formats_of(run.model)
     speeds = {e: _speed(run, e, threads) for e in measured if of_this_machine(e)}
     return dataclasses.replace(
         resolved, texts=texts, model=model, formats=formats, speeds=speeds, labelled=labelled
     )
-
-
-def _formats(run: ModelRun) -> tuple[str, ...]:
-    if run.method != STORED:
-        return (registry.lookup("method", run.method).format,)
-    from lutlab.checkpoint.stored import formats_of
-
-    return formats_of(run.model)
 
 
 def _speed(run: RunSpec, evaluation: EvalSpec, threads: int | None) -> dict[str, Any]:
@@ -188,34 +180,21 @@ def evaluation_of(column: ColumnSpec, row: Row) -> EvalSpec:
     return EvalSpec(column.evaluator, text, row.evaluator.get(column.evaluator, ()))
 
 
-def _missing(run: RunSpec, evaluation: EvalSpec) -> str:
-    """The reason why an evaluator cannot measure a row here, as a peer that is not installed; empty where it can."""
-    evaluator = registry.lookup("evaluator", evaluation.evaluator)
+def _missing(run: RunSpec, evaluation: EvalSpec, column: ColumnSpec) -> str:
+    """The reason why a column's metric cannot be measured here, as a peer that is not installed; empty where it can."""
+    evaluator = registry.lookup("evaluator", column.evaluator)
     evaluator(**dict(evaluation.options))  # refuses values out of range
+    if column.reason:
+        return column.reason
+    wanted = metric_of(evaluator, column.metric).gpus
+    if wanted > 1 and (here := gpus(run.device)) < wanted:
+        return f"needs {wanted} GPUs that share the model, here {here}"
     if not isinstance(run, evaluator.measures):
         return _OTHER_KIND[evaluator.measures]
-    if isinstance(run, ModelRun) and (reason := _other_task(run, evaluator.task)):
-        return reason
+    task = evaluator.task
+    if isinstance(run, ModelRun) and task and (found := task_here(run.model)) not in ("", task):
+        return f"it is of models for {task}, and {run.name} is for {found}"
     return evaluator.obstacle(run)
-
-
-def _few_gpus(run: RunSpec, column: ColumnSpec) -> str:
-    """The reason why a metric of several GPUs cannot be measured here; empty where it can."""
-    wanted = metric_of(registry.lookup("evaluator", column.evaluator), column.metric).gpus
-    if wanted == 1:
-        return ""
-    here = gpus(run.device)
-    return "" if here >= wanted else f"needs {wanted} GPUs that share the model, here {here}"
-
-
-def _other_task(run: ModelRun, task: str) -> str:
-    """The reason why a model's head has no such number; empty where it has, or where that is not known yet."""
-    found = task_here(run.model) if task else task
-    return (
-        f"it is of models for {task}, and {run.name} is for {found}"
-        if found != task and found
-        else ""
-    )
 
 
 def _on_hub(run: RunSpec, text: TextSpec | None) -> bool:

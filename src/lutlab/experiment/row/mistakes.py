@@ -75,10 +75,9 @@ def read(arguments: Sequence[str], config_dirs: Sequence[Path] = ()) -> list[str
         Mistakes: all of them.
     """
     line = _Line(choices(config_dirs))
-    for argument in arguments:
-        line.read(argument)
+    said = [mistake for argument in arguments for mistake in line.read(argument)]
     line.presets |= bool(config_dirs)
-    if said := [*line.said, *line.repeated(), *line.together()]:
+    if said := [*said, *line.repeated(), *line.together()]:
         raise Mistakes(said)
     return [line.for_hydra(argument) for argument in arguments]
 
@@ -92,12 +91,10 @@ class _Line:
 
     def __init__(self, groups: Mapping[str, Sequence[str]]) -> None:
         self.groups = groups
-        self.said: list[str] = []  # mistakes found so far
         self.values: dict[str, list[Any]] = {}  # several where it is swept
         self.overrides: list[Override] = []
-        self.presets = "default" in groups.get(
-            "local", ()
-        )  # a user's may set what the line does not
+        # Whether a user's own may set what the line does not.
+        self.presets = "default" in groups.get("local", ())
         self.keys = row_keys() | evaluator_keys()
         self.of_methods: dict[str, Key] = {}  # of one of several swept methods, `method.bcq.offset`
         for name in registry.classes("method"):
@@ -109,71 +106,66 @@ class _Line:
 
     # ---- one argument ----
 
-    def read(self, argument: str) -> None:
+    def read(self, argument: str) -> Iterator[str]:
         """Keep the values of one argument, or say what is wrong with it."""
         if _UNREAD.search(argument):
-            self.said.append(
-                f"{argument!a} has characters that are no text: give UTF-8 without control characters"
-            )
+            yield f"{argument!a} has characters that are no text: give UTF-8 without control characters"
             return
         try:
             override = OverridesParser.create().parse_override(argument)
             values = list(itertools.islice(_values(override), _MOST + 1))
         except (HydraException, RecursionError):
-            self.said.append(self._unreadable(argument))
+            yield self._unreadable(argument)
             return
         key = override.key_or_group
         self.overrides.append(override)
         if key != "exp":
             self.values.pop(key, None)  # the last one is Hydra's
         if wrong := _of_no_value(override, values):
-            self.said.append(f"{argument}: {wrong}")
+            yield f"{argument}: {wrong}"
         elif key.replace("/", ".").partition(".")[0] in _HYDRAS:
-            self.said += [f"{argument}: {wrong}" for wrong in _of_hydras(key, values)]
+            yield from (f"{argument}: {wrong}" for wrong in _of_hydras(key, values))
             self.values[key] = values
         elif override.is_delete():
-            self.said.append(f"{argument}: no key can be left out; give another value, as {key}=…")
+            yield f"{argument}: no key can be left out; give another value, as {key}=…"
         elif key in _INTERNAL:
-            self.said.append(f"{argument}: {_INTERNAL[key]}")
+            yield f"{argument}: {_INTERNAL[key]}"
         elif key in self.groups:
-            self._choice(key, values)
+            yield from self._choice(key, values)
         elif override.is_sweep_override() and key in self.keys and self.keys[key].many:
-            self._value(key, ",".join(map(spelled, values)))  # commas without brackets: no list
+            yield from self._value(key, ",".join(map(spelled, values)))  # no brackets: no list
         else:
             for value in values:
-                self._value(key, value)
+                yield from self._value(key, value)
 
-    def _choice(self, group: str, values: Sequence[Any]) -> None:
-        kind = "experiment" if group == "exp" else group
+    def _choice(self, group: str, values: Sequence[Any]) -> Iterator[str]:
+        kind, known = "experiment" if group == "exp" else group, self.groups[group]
         for value in values:
+            shown = spelled(value)
             if isinstance(value, dict):
-                self.said.append(f"{group}={spelled(value)}: give one {kind}, and {group}.<key>=…")
+                yield f"{group}={shown}: give one {kind}, and {group}.<key>=…"
             elif isinstance(value, list) and value:
-                items = spelled(value).strip("[]")
-                self.said.append(
-                    f"{group}=[{items}]: give one {kind}; a sweep over several has no brackets: {group}={items}"
-                )
-            elif value not in self.groups[group] and "hydra.searchpath" not in self.values:
-                self.said.append(
-                    f"unknown {kind} '{spelled(value)}': {nearest(spelled(value), self.groups[group])}"
-                )
+                items = shown.strip("[]")
+                yield f"{group}=[{items}]: give one {kind}; a sweep over several has no brackets: {group}={items}"
+            elif value not in known and "hydra.searchpath" not in self.values:
+                yield f"unknown {kind} '{shown}': {nearest(shown, known)}"
             else:
                 self.values.setdefault(group, []).append(value)
 
-    def _value(self, name: str, value: Any) -> None:
+    def _value(self, name: str, value: Any) -> Iterator[str]:
         key = self.keys.get(name) or self.of_methods.get(name)
         if isinstance(value, dict) and any(k.startswith(f"{name}.") for k in self.keys):
             for inner, item in value.items():
-                self._value(f"{name}.{inner}", item)
+                yield from self._value(f"{name}.{inner}", item)
         elif any(name.startswith(f"{opened}.") for opened in self.opened):
             return
         elif key is None:
-            self.said.append(self._unknown(name))
+            yield self._unknown(name)
         elif not (isinstance(value, str) and "${" in value):
             try:
                 found = key.read(value)
             except LutlabError as error:
-                self.said.append(str(error))
+                yield str(error)
             else:
                 self.values.setdefault(name, []).append(found)
 
@@ -219,22 +211,19 @@ class _Line:
             return f"{argument}: the value is missing: write {bare}=<value>, without blanks"
         return f"{argument}: write <key>=<value>, without blanks; --help names all keys"
 
-    def repeated(self) -> list[str]:
+    def repeated(self) -> Iterator[str]:
         """Say which keys are given twice: of values the last is taken, with a warning; of sweeps that is no answer."""
-        said, seen = [], {}
+        seen: dict[str, Override] = {}
         for override in self.overrides:
             key, earlier = override.key_or_group, seen.get(override.key_or_group)
             seen[key] = override
             if earlier is None or key == "exp":
                 continue
             if earlier.is_sweep_override() or override.is_sweep_override():
-                said.append(
-                    f"{key} is given twice, {earlier.input_line} and {override.input_line}: write one"
-                )
+                yield f"{key} is given twice, {earlier.input_line} and {override.input_line}: write one"
             elif earlier.value() != override.value():  # Hydra has set up no log yet
                 used = f"{earlier.input_line} is not used: {override.input_line} stands behind it"
                 print(f"lutlab: {used}", file=sys.stderr)
-        return said
 
     def for_hydra(self, argument: str) -> str:
         """The argument with Hydra's `+` where Hydra wants it, and only there."""
@@ -253,13 +242,15 @@ class _Line:
 
     # ---- values beside each other ----
 
-    def together(self) -> list[str]:
+    def together(self) -> Iterator[str]:
         """Mistakes of values beside each other, each of which is right by itself."""
-        said = [*self._of_a_table(), *self._of_the_call(), *self._without_use(), *self._texts()]
-        said += self._methods()
+        yield from self._of_a_table()
+        yield from self._of_the_call()
+        yield from self._without_use()
+        yield from self._texts()
+        yield from self._methods()
         for name, cls in registry.classes("evaluator").items():
-            said += refusals(cls, self._options(f"evaluator.{name}."))
-        return said
+            yield from _refusals(cls, self._options(f"evaluator.{name}."))
 
     def _of_a_table(self) -> Iterator[str]:
         given = self.values
@@ -297,16 +288,13 @@ class _Line:
 
     # ---- texts ----
 
-    def _texts(self) -> list[str]:
-        said = []
+    def _texts(self) -> Iterator[str]:
         for items in self.values.get("evaluate", ()):
             if not items:
-                said.append("evaluate=[]: name what to measure, as evaluate=[ppl:wikitext2]")
-            for item in items:
-                said += _refused(lambda name: free_columns([name]), [item]) or _text_of(item)
+                yield "evaluate=[]: name what to measure, as evaluate=[ppl:wikitext2]"
+            yield from _refused(_check_evaluation, items)
         if "data.stand_in" not in self.values:
-            said += _refused(protocol, self.values.get("calibration.text", ()))
-        return said
+            yield from _refused(protocol, self.values.get("calibration.text", ()))
 
     # ---- methods ----
 
@@ -326,7 +314,7 @@ class _Line:
                 alone = f"method.{others[0]}.{option}= sets it in the rows of {others[0]} alone"
                 cure = alone if set(others) & set(named) else nearest(option, known)
                 yield f"method.{option}: method={name} has no such option, {', '.join(others)} has: {cure}"
-            yield from refusals(cls, {o: v for o, v in options.items() if o in known})
+            yield from _refusals(cls, {o: v for o, v in options.items() if o in known})
             if "budget" not in self.values and cls.quantizes:
                 method, asked = cls(), map(whole, self.values.get("q", ()))
                 yield from _refused(lambda q, m=method: m.check_width(q, Row.g), asked)
@@ -378,26 +366,21 @@ def _values(override: Override) -> Iterator[Any]:
         yield parser.parse_override(f"{override.get_key_element()}={text}").value()
 
 
-def _text_of(item: str) -> list[str]:
-    """Mistakes of an evaluation's text, as in `ppl:wikitext2`, for an evaluator that exists."""
+def _check_evaluation(item: str) -> None:
+    """Raise LutlabError unless an evaluation, as `ppl:wikitext2`, names an evaluator and a text of its kinds."""
+    free_columns([item])
     asked, _, text = item.partition(":")
     name = asked.partition(".")[0]
     evaluator: type[Evaluator] = registry.lookup("evaluator", name)
-    if not evaluator.reads:
-        return [f"{item}: {name} reads no text: write {asked}"] if text else []
     wanted = " or ".join(KINDS[kind] for kind in evaluator.reads)
-    if not text:
-        return [f"{item}: {name} reads {wanted}: name it, as {asked}:<text>"]
-    if evaluator.reads_tasks:  # tasks are lm-eval's to know
-        return []
-    if unknown := _refused(protocol, [text]):
-        return unknown
-    kind = protocol(text).kind
-    return (
-        []
-        if kind in evaluator.reads
-        else [f"{item}: {name} reads {wanted}, and {text} is {KINDS[kind]}"]
-    )
+    if text and not wanted:
+        raise LutlabError(f"{item}: {name} reads no text: write {asked}")
+    if wanted and not text:
+        raise LutlabError(f"{item}: {name} reads {wanted}: name it, as {asked}:<text>")
+    if not text or evaluator.reads_tasks:  # tasks are lm-eval's to know
+        return
+    if (kind := protocol(text).kind) not in evaluator.reads:
+        raise LutlabError(f"{item}: {name} reads {wanted}, and {text} is {KINDS[kind]}")
 
 
 def _refused(check: Callable[[Any], object], values: Iterable[Any]) -> list[str]:
@@ -410,29 +393,17 @@ def _refused(check: Callable[[Any], object], values: Iterable[Any]) -> list[str]
     return said
 
 
-def refusals(cls: type, options: Mapping[str, Sequence[Any]]) -> list[str]:
+def _refusals(cls: type, options: Mapping[str, Sequence[Any]]) -> Iterator[str]:
     """Refusals of a class of its own options, each with one or several values."""
-    first = {option: values[0] for option, values in options.items()}
-    found = []
+
+    def refused(given: Mapping[str, Any]) -> list[str]:
+        return _refused(lambda _: cls(**given), [None])
+
+    first = left = {option: values[0] for option, values in options.items()}
+    while said := refused(left):  # it refuses one at a time: leave the culprit out and ask again
+        yield from said
+        without = [{k: v for k, v in left.items() if k != option} for option in left]
+        left = next((rest for rest in without if refused(rest) != said), {})
     for option, values in options.items():
         for value in values[1:]:
-            found += _refusal(cls, first | {option: value})
-    return [*_each_refusal(cls, first), *found]
-
-
-def _each_refusal(cls: type, options: dict[str, Any]) -> list[str]:
-    """A class refuses one option at a time: leave the culprit out and ask again."""
-    found = []
-    while said := _refusal(cls, options):
-        found += said
-        without = ({k: v for k, v in options.items() if k != option} for option in options)
-        options = next((rest for rest in without if _refusal(cls, rest) != said), {})
-    return found
-
-
-def _refusal(cls: type, options: Mapping[str, Any]) -> list[str]:
-    try:
-        cls(**options)
-    except LutlabError as error:
-        return [str(error)]
-    return []
+            yield from refused(first | {option: value})

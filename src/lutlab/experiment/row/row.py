@@ -23,7 +23,7 @@ from lutlab.data import Source
 from lutlab.errors import LutlabError, Mistakes, nearest
 from lutlab.experiment.artifact.catalog import artifact_groups, artifacts, long_name
 from lutlab.experiment.artifact.yaml_file import read_yaml
-from lutlab.fields import Key, default_of, keys_of, nested
+from lutlab.fields import Key, default_of, defaults, keys_of, nested
 from lutlab.groups import CANDIDATE_BITS, CANDIDATE_GROUP_SIZES, Bits
 from lutlab.limits import (
     DEVICES,
@@ -31,14 +31,14 @@ from lutlab.limits import (
     Count,
     Threads,
     a_device,
+    a_folder_name,
     a_group_size,
     a_path,
     a_seed,
 )
-from lutlab.specs import ModelSpec, Tuning
+from lutlab.specs import ModelSpec, Options, Tuning
 
 Logging = Literal["none", "offline", "online"]
-Options = tuple[tuple[str, Any], ...]  # names and values, sorted by name
 _OF_GROUPS = ("method", "options", "evaluator")  # set by keys of their own classes
 _ELSEWHERE = ("scale", "artifact", "job")
 # The fixed part of a sweep may lack what its rows give.
@@ -203,7 +203,7 @@ class Row:
 
     artifact: str = ""
     job: str = ""
-    name: str | None = None
+    name: Annotated[str | None, a_folder_name] = None
     baseline: bool = True
     rows: tuple[str, ...] = ()
     mode: Mode = Mode.run
@@ -251,19 +251,24 @@ class Row:
         keys = all_row_keys() | method_keys(method) | evaluator_keys()
         said, flat = [], {}
         for name, value in _leaves(given, keys):
+            if name not in keys:
+                said.append(f"no key '{name}': {nearest(name, keys)}")
+                continue
             try:
-                flat[name] = keys[name].read(value) if name in keys else _refuse(name, keys)
+                flat[name] = keys[name].read(value)
             except LutlabError as error:
                 said.append(str(error))
         if said:
             raise Mistakes(said)
-        found = _built(cls, "", flat | {"method": method})
-        evaluators = {
-            name: _changed(f"evaluator.{name}.", flat, keys) for name in given["evaluator"]
-        }
-        options = _sorted({key.rpartition(".")[2]: flat[key] for key in method_keys(method)})
-        own = {name: _sorted(changed) for name, changed in evaluators.items() if changed}
-        return dataclasses.replace(found, options=options, evaluator=own)
+        evaluators = {}
+        for name, one in registry.classes("evaluator").items():
+            own = _below(f"evaluator.{name}.", flat).items()
+            if changed := {key: value for key, value in own if value != defaults(one)[key]}:
+                evaluators[name] = _sorted(changed)
+        options = _sorted(_below("method.", flat))
+        return _built(
+            cls, "", flat | {"method": method, "options": options, "evaluator": evaluators}
+        )
 
     @property
     def all_knobs(self) -> Options:
@@ -312,10 +317,6 @@ def _leaves(given: Mapping[str, Any], keys: Mapping[str, Key], above: str = "") 
             yield name, value
 
 
-def _refuse(name: str, keys: Mapping[str, Key]) -> None:
-    raise LutlabError(f"no key '{name}': {nearest(name, keys)}")
-
-
 def _built(cls: type, above: str, flat: Mapping[str, Any]) -> Any:
     """An instance of a row's class, or of one within it, by dotted names; tuning of no steps is None."""
     found = {}
@@ -329,10 +330,9 @@ def _built(cls: type, above: str, flat: Mapping[str, Any]) -> Any:
     return cls(**_EMPTY.get(cls, {}) | found)
 
 
-def _changed(above: str, flat: Mapping[str, Any], keys: Mapping[str, Key]) -> dict[str, Any]:
-    """Field -> value, of the keys below `above` that are not at their defaults."""
-    own = {name: value for name, value in flat.items() if name.startswith(above)}
-    return {n.removeprefix(above): v for n, v in own.items() if v != keys[n].default}
+def _below(above: str, flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Field -> value, of the keys below one."""
+    return {k.removeprefix(above): v for k, v in flat.items() if k.startswith(above)}
 
 
 def _sorted(values: Mapping[str, Any]) -> Options:

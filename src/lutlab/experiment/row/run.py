@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from collections.abc import Iterator
 from pathlib import PurePath
 
 from lutlab import registry
@@ -11,10 +13,10 @@ from lutlab.data import folder
 from lutlab.data import tasks as lm_eval
 from lutlab.data.protocols import PROTOCOLS
 from lutlab.devices import device_named
-from lutlab.errors import LutlabError, nearest
+from lutlab.errors import LutlabError, Mistakes, nearest
 from lutlab.experiment.row.row import Data, Row
-from lutlab.fields import default_of
-from lutlab.groups import Width, whole
+from lutlab.fields import defaults, spelled
+from lutlab.groups import Bits, Width, whole
 from lutlab.kernels.gpu.variants import full_name
 from lutlab.lazy import torch
 from lutlab.measure import products
@@ -28,7 +30,6 @@ from lutlab.specs import (
     RunSpec,
     Sublayer,
     TextSpec,
-    Tuning,
 )
 
 # Fields of a row that a product of matrices does not read.
@@ -39,9 +40,8 @@ def run_of(row: Row) -> RunSpec:
     """The run that a row asks for.
 
     Raises:
-        LutlabError: q or g out of range, no such device here, a budget for what has no widths to choose, tuning of
-            what cannot be tuned, layers cut of a model that is not synthetic, a commit of one that is not on the hub,
-            or settings of layers for a product.
+        Mistakes: fields that contradict each other, as a budget for what has no widths to choose.
+        LutlabError: q or g out of range, no such device here, tuning of what cannot be tuned.
     """
     quantizer = registry.lookup("method", row.method)(**dict(row.options))  # refuses
     device = _device(row.device)
@@ -52,71 +52,104 @@ def run_of(row: Row) -> RunSpec:
         "dtype": _dtype(row.dtype, device),
         "seed": row.seed,
     }
-    if not row.model.id:
-        raise LutlabError(
-            f"model.id is not given: name a model or its folder, of a product its shape (source "
-            f"{row.model.source})"
-        )
-    if row.model.source == "product":
-        return _product(row, quantizer, asked)
-    if row.kernel != "auto" or row.all_knobs:
-        named = f"kernel={row.kernel}" if row.kernel != "auto" else row.all_knobs[0][0]
-        raise LutlabError(f"{named} is of a single product: set model=product")
+    if said := list(_mistakes(row, quantizer)):
+        raise Mistakes(said)
+    quantizes = quantizer.quantizes
+    if row.model.source == "product":  # one weight, and nothing to calibrate on
+        q, g = _width(row, quantizer)
+        shapes, kernel = products.parse_shapes(row.model.id), full_name(row.kernel)
+        return ProductRun(shapes=shapes, q=q, g=g, kernel=kernel, knobs=row.all_knobs, **asked)
     candidates = _candidates(row, quantizer)
     q, g = (max(q for q, _ in candidates), -1) if candidates else _width(row, quantizer)
-    drawn = _is_drawn(row)
-    looks = candidates or row.tuning or (isinstance(quantizer, Calibrated) and not drawn)
+    if row.tuning:
+        from lutlab.tuning.stages import check_tunable
+
+        check_tunable(quantizer, row.tuning)
+    packed = row.model.packed  # layers are drawn as they are stored: no quantizer sees a weight
+    looks = candidates or row.tuning or (isinstance(quantizer, Calibrated) and not packed)
     return ModelRun(
-        model=_model(row.model),
+        model=_named(row.model),
         q=q,
         g=g,
         calibration=_calibration(row) if looks else None,
-        sublayers=_sublayers(row, quantizer) if quantizer.quantizes else (),
+        sublayers=_sublayers(row, quantizer) if quantizes else (),
         budget=row.budget,
         candidates=candidates,
-        skip=row.skip if quantizer.quantizes else (),
-        layers=layer_widths(row.layers or {}, quantizer) if quantizer.quantizes else (),
-        tuning=_tuning(row, quantizer),
+        skip=row.skip if quantizes else (),
+        layers=layer_widths(row.layers or {}, quantizer) if quantizes else (),
+        tuning=row.tuning,
         **asked,
     )
 
 
-def _is_drawn(row: Row) -> bool:
-    """Whether layers are drawn as they are stored, so that no quantizer sees a weight; refuses what needs one."""
-    if not row.model.packed:
-        return False
+def _mistakes(row: Row, quantizer: Method) -> Iterator[str]:
+    """What a row asks for that cannot be together, a line each."""
+    model = row.model
+    if not model.id:
+        yield (
+            f"model.id is not given: name a model or its folder, of a product its shape (source {model.source})"
+        )
+    elif model.source == "product":
+        given = [name for name in _OF_LAYERS if getattr(row, name) != defaults(Row)[name]]
+        for name in (*given, *(f"model.{name}" for name in model.changed())):
+            yield f"{name}= is of a model, and {model.id} is a single product (model=product): drop it"
+    else:
+        yield from _of_model(row)
+        yield from _of_budget(row, quantizer)
+        if row.tuning and row.stream:
+            yield "tuning moves all weights of the model at once: drop stream=true"
+        if row.tuning and model.task and row.tuning.loss != "labels":
+            yield (
+                f"tuning.loss={row.tuning.loss} learns from the full-precision model's classes, and its head is drawn "
+                "(model.task): give tuning.loss=labels"
+            )
+
+
+def _of_model(row: Row) -> Iterator[str]:
+    model, spread = row.model, row.device == "spread"
+    if row.kernel != "auto" or row.all_knobs:
+        named = f"kernel={row.kernel}" if row.kernel != "auto" else row.all_knobs[0][0]
+        yield f"{named} is of a single product: set model=product"
+    if row.method == STORED and (row.stream or spread):
+        cause = "stream=true" if row.stream else "device=spread"
+        yield f"method=stored holds the whole model on one device: drop {cause}"
+    does = {"layers": "cuts synthetic models", "packed": "draws the layers of synthetic models"}
+    for name, what in does.items():
+        if (value := getattr(model, name)) and model.source != "synthetic":
+            yield (
+                f"model.{name}={spelled(value)} {what} only, and {model.name} is of source {model.source}: give "
+                f"model=synthetic model.id={model.id}, or drop model.{name}"
+            )
+    if model.revision is not None and model.source in ("embedded", "folder"):
+        yield (
+            f"model.revision={model.revision} is a commit on the hub, and {model.name} is of source {model.source}, "
+            "whose files are here: drop it, or write model.revision=null where the preset has one"
+        )
     asked = {
         "budget": row.budget is not None,
-        "tuning": row.tuning is not None,
+        "tuning": row.tuning,
         "stream": row.stream,
-        "device=spread": row.device == "spread",
+        "device=spread": spread,
     }
-    if named := [key for key, is_asked in asked.items() if is_asked]:
-        raise LutlabError(
-            f"model.packed draws layers as they are stored, in the memory of one device, and has no weights to choose "
-            f"widths by or to train: drop {named[0]}, or model.packed"
+    if model.packed and any(asked.values()):
+        yield (
+            "model.packed draws layers as they are stored, in the memory of one device, and has no weights to choose "
+            f"widths by or to train: drop {next(key for key, given in asked.items() if given)}, or model.packed"
         )
-    return True
 
 
-def _product(row: Row, quantizer: Method, asked: dict[str, object]) -> ProductRun:
-    """A product has one weight, and nothing to calibrate on."""
-    _refuse_of_layers(row)
-    q, g = _width(row, quantizer)
-    shapes = products.parse_shapes(row.model.id)
-    return ProductRun(
-        shapes=shapes, q=q, g=g, kernel=full_name(row.kernel), knobs=row.all_knobs, **asked
-    )
-
-
-def _refuse_of_layers(row: Row) -> None:
-    """Raise LutlabError for settings of a model's layers, which a product does not have."""
-    default = {field.name: default_of(field) for field in dataclasses.fields(Row)}
-    given = [name for name in _OF_LAYERS if getattr(row, name) != default[name]]
-    if named := [*given, *(f"model.{name}" for name in row.model.changed())]:
-        raise LutlabError(
-            f"{named[0]}= is of a model, and {row.model.id} is a single product (model=product): drop it"
-        )
+def _of_budget(row: Row, quantizer: Method) -> Iterator[str]:
+    if row.budget is None:
+        return
+    if not quantizer.quantizes:
+        yield f"method={row.method} has no widths to choose: drop budget={row.budget}"
+    if row.stream:
+        yield "budget tries widths out on copies of the model: drop stream=true"
+    own = [f"sublayers.{kind}" for kind, *_ in _own_widths(row)] + ["layers"] * bool(row.layers)
+    if own:
+        yield f"budget chooses the widths of all layers: drop {own[0]} or the budget"
+    if not (row.candidates.q and row.candidates.g):
+        yield "budget needs widths to choose from: candidates.q or candidates.g is empty"
 
 
 def _width(row: Row, quantizer: Method) -> Width:
@@ -124,36 +157,14 @@ def _width(row: Row, quantizer: Method) -> Width:
     folder.
     """
     if row.method == STORED:
-        return _stored_width(row)
+        from lutlab.checkpoint.stored import row_width
+
+        return row_width(_named(row.model))
     return quantizer.check_width(row.q, row.g) if quantizer.quantizes else (16, -1)
 
 
-def _stored_width(row: Row) -> Width:
-    from lutlab.checkpoint.stored import row_width
-
-    if row.stream or row.device == "spread":
-        asked = "stream=true" if row.stream else "device=spread"
-        raise LutlabError(f"method=stored holds the whole model on one device: drop {asked}")
-    return row_width(_model(row.model))
-
-
-def _model(spec: ModelSpec) -> ModelSpec:
+def _named(spec: ModelSpec) -> ModelSpec:
     """A folder is named by its last part, as whole paths do not fit a table; a cut model says to how many layers."""
-    if spec.layers and spec.source != "synthetic":
-        raise LutlabError(
-            f"model.layers={spec.layers} cuts synthetic models only, and {spec.name} is of source {spec.source}: give "
-            f"model=synthetic model.id={spec.id}, or drop model.layers"
-        )
-    if spec.packed and spec.source != "synthetic":
-        raise LutlabError(
-            f"model.packed=true draws the layers of synthetic models only, and {spec.name} is of source {spec.source}: "
-            f"give model=synthetic model.id={spec.id}, or drop model.packed"
-        )
-    if spec.revision is not None and spec.source in ("embedded", "folder"):
-        raise LutlabError(
-            f"model.revision={spec.revision} is a commit on the hub, and {spec.name} is of source {spec.source}, whose "
-            "files are here: drop it, or write model.revision=null where the preset has one"
-        )
     if spec.source == "folder" and spec.name == spec.id:
         return dataclasses.replace(spec, name=PurePath(spec.id).name)
     if spec.source == "synthetic" and spec.name == f"synthetic-{spec.id}":
@@ -169,55 +180,25 @@ def _calibration(row: Row) -> CalibrationSpec:
     return CalibrationSpec(text, chosen.samples, chosen.seqlen, chosen.seed)
 
 
+def _own_widths(row: Row) -> list[tuple[str, Bits, int]]:
+    """Kinds of sub-layer that have a width of their own, with it."""
+    found = []
+    for kind, own in sorted(vars(row.sublayers).items()):
+        width = row.q if own.q is None else own.q, row.g if own.g is None else own.g
+        found += [(kind, *width)] if width != (row.q, row.g) else []
+    return found
+
+
 def _sublayers(row: Row, quantizer: Method) -> tuple[Sublayer, ...]:
-    """Kinds of sub-layer that have a width of their own."""
-    own = []
-    for kind, width in sorted(vars(row.sublayers).items()):
-        q = row.q if width.q is None else width.q
-        g = row.g if width.g is None else width.g
-        if (q, g) != (row.q, row.g):
-            own.append(Sublayer(kind, *quantizer.check_width(q, g)))
-    return tuple(own)
+    return tuple(Sublayer(kind, *quantizer.check_width(q, g)) for kind, q, g in _own_widths(row))
 
 
 def _candidates(row: Row, quantizer: Method) -> tuple[Width, ...]:
     """The widths that a budget may choose from for each layer; () without one."""
-    budget = row.budget
-    if budget is None:
+    if row.budget is None:
         return ()
-    if not quantizer.quantizes:
-        raise LutlabError(f"method={row.method} has no widths to choose: drop budget={budget}")
-    if row.stream:
-        raise LutlabError("budget tries widths out on copies of the model: drop stream=true")
-    if own := _sublayers(row, quantizer):
-        raise LutlabError(
-            f"budget chooses the widths of all layers: drop sublayers.{own[0].kind} or the budget"
-        )
-    if row.layers:
-        raise LutlabError("budget chooses the widths of all layers: drop layers or the budget")
-    bits = map(whole, row.candidates.q)
-    found = [quantizer.check_width(q, g) for q in bits for g in row.candidates.g]
-    if not found:
-        raise LutlabError(
-            "budget needs widths to choose from: candidates.q or candidates.g is empty"
-        )
-    return tuple(dict.fromkeys(found))
-
-
-def _tuning(row: Row, quantizer: Method) -> Tuning | None:
-    if row.tuning is None:
-        return None
-    from lutlab.tuning.stages import check_tunable
-
-    check_tunable(quantizer, row.tuning)
-    if row.stream:
-        raise LutlabError("tuning moves all weights of the model at once: drop stream=true")
-    if row.model.task and row.tuning.loss != "labels":
-        raise LutlabError(
-            f"tuning.loss={row.tuning.loss} learns from the full-precision model's classes, and its head is drawn "
-            "(model.task): give tuning.loss=labels"
-        )
-    return row.tuning
+    widths = itertools.product(map(whole, row.candidates.q), row.candidates.g)
+    return tuple(dict.fromkeys(quantizer.check_width(q, g) for q, g in widths))
 
 
 def _device(wanted: str) -> str:

@@ -25,7 +25,8 @@ from pydantic import TypeAdapter
 from lutlab import registry, sources
 from lutlab.experiment.artifact.catalog import program, short_name
 from lutlab.experiment.store.record import canonical
-from lutlab.specs import CalibrationSpec, EvalSpec, ModelRun, ModelSpec, ProductRun, RunSpec
+from lutlab.fields import defaults, spelled
+from lutlab.specs import EvalSpec, ModelRun, ModelSpec, ProductRun, RunSpec
 
 _MODEL_RUN: TypeAdapter[ModelRun] = TypeAdapter(ModelRun)
 _PRODUCT_RUN: TypeAdapter[ProductRun] = TypeAdapter(ProductRun)
@@ -50,17 +51,13 @@ def run_from(stored: Mapping[str, Any]) -> RunSpec:
     options = stored.get("options", {})
     known = registry.classes("method").get(stored.get("method"))
     if options and known:  # a record says all that the method had then
-        options = {f.name: f.default for f in dataclasses.fields(known)} | options
-    return kind.validate_python(_with_pairs({**stored, "options": options}))
+        options = {**defaults(known), **options}
+    return kind.validate_python({**stored, "options": options})
 
 
 def evaluation_from(stored: Mapping[str, Any]) -> EvalSpec:
     """The evaluation that `to_json` wrote."""
-    return _EVALUATION.validate_python(_with_pairs(stored))
-
-
-def _with_pairs(stored: Mapping[str, Any]) -> dict[str, Any]:
-    return dict(stored) | {"options": sorted(stored.get("options", {}).items())}
+    return _EVALUATION.validate_python(stored)
 
 
 def axes(run: RunSpec, evaluation: EvalSpec | None = None) -> dict[str, Any]:
@@ -74,7 +71,10 @@ def axes(run: RunSpec, evaluation: EvalSpec | None = None) -> dict[str, Any]:
     """
     found = {"model": run.name, "method": run.method, "q": run.q, "g": run.g}
     found |= {f"method.{key}": value for key, value in run.options}
-    found |= dict(_axes_of_model(run) if isinstance(run, ModelRun) else _axes_of_product(run))
+    if isinstance(run, ModelRun):
+        found |= dict(_axes_of_model(run))
+    else:
+        found |= {"kernel": run.kernel} | {f"knobs.{name}": value for name, value in run.knobs}
     found |= {"device": run.device, "dtype": run.dtype, "seed": run.seed}
     if evaluation:
         found |= dict(_axes_of_evaluation(evaluation))
@@ -92,30 +92,31 @@ def _axes_of_model(run: ModelRun) -> Iterator[tuple[str, Any]]:
     yield "model.id", run.model.id
     yield "model.source", run.model.source
     yield from ((f"model.{name}", value) for name, value in run.model.changed().items())
-    for one in run.sublayers:
-        yield f"sublayers.{one.kind}.q", one.q
-        yield f"sublayers.{one.kind}.g", one.g
-    yield "layers", ", ".join(f"{one.pattern}: [{one.q}, {one.g}]" for one in run.layers)
+    yield from _sublayers(run)
+    yield "layers", _layers(run)
     yield "skip", ", ".join(run.skip)
     yield "budget", run.budget
     yield "candidates", ", ".join(f"q{q} g{g}" for q, g in run.candidates)
-    if run.calibration:
-        yield from _axes_of_calibration(run.calibration)
+    yield from _calibration(run)
     if run.tuning:
-        for name, value in run.tuning.asked().items():
-            yield f"tuning.{name}", value
+        yield from ((f"tuning.{name}", value) for name, value in run.tuning.asked().items())
 
 
-def _axes_of_calibration(calibration: CalibrationSpec) -> Iterator[tuple[str, Any]]:
-    yield "calibration.text", calibration.text.protocol
-    for name in ("samples", "seqlen", "seed"):
-        yield f"calibration.{name}", getattr(calibration, name)
+def _sublayers(run: ModelRun) -> Iterator[tuple[str, Any]]:
+    for one in run.sublayers:
+        yield f"sublayers.{one.kind}.q", one.q
+        yield f"sublayers.{one.kind}.g", one.g
 
 
-def _axes_of_product(run: ProductRun) -> Iterator[tuple[str, Any]]:
-    yield "kernel", run.kernel
-    for name, value in run.knobs:
-        yield f"knobs.{name}", value
+def _layers(run: ModelRun) -> str:
+    return ", ".join(f"{one.pattern}: [{one.q}, {one.g}]" for one in run.layers)
+
+
+def _calibration(run: ModelRun) -> Iterator[tuple[str, Any]]:
+    if run.calibration:
+        yield "calibration.text", run.calibration.text.protocol
+        for name in ("samples", "seqlen", "seed"):
+            yield f"calibration.{name}", getattr(run.calibration, name)
 
 
 def _axes_of_evaluation(evaluation: EvalSpec) -> Iterator[tuple[str, Any]]:
@@ -219,16 +220,12 @@ def _model_run(run: ModelRun) -> Iterator[str]:
         for i, name in enumerate(("q", "g")):
             values = dict.fromkeys(str(width[i]) for width in run.candidates)
             yield f"candidates.{name}=[{','.join(values)}]"
-    for one in run.sublayers:
-        yield f"sublayers.{one.kind}.q={one.q}"
-        yield f"sublayers.{one.kind}.g={one.g}"
+    yield from (f"{name}={value}" for name, value in _sublayers(run))
     if run.layers:
-        inside = ", ".join(f"{one.pattern}: [{one.q}, {one.g}]" for one in run.layers)
-        yield f"layers={{{inside}}}"
+        yield f"layers={{{_layers(run)}}}"
     if run.skip:
         yield "skip=[{}]".format(",".join(f"'{pattern}'" for pattern in run.skip))
-    if run.calibration:
-        yield from _calibration(run.calibration)
+    yield from (f"{name}={value}" for name, value in _calibration(run) if value)
     if run.tuning:
         yield from (f"tuning.{name}={_value(v)}" for name, v in run.tuning.changed().items())
 
@@ -267,22 +264,12 @@ def _preset(path: Path) -> Mapping[str, Any] | None:
 def _method(run: RunSpec) -> Iterator[str]:
     """The method, its parameters that are not at their defaults, q and g where it has them."""
     method = registry.lookup("method", run.method)
-    defaults = {field.name: field.default for field in dataclasses.fields(method)}
     yield f"method={run.method}"
-    yield from (f"method.{k}={_value(v)}" for k, v in run.options if v != defaults[k])
+    yield from (f"method.{k}={_value(v)}" for k, v in run.options if v != defaults(method)[k])
     budget = run.budget if isinstance(run, ModelRun) else None
     if method.quantizes and budget is None:
         yield f"q={run.q}"
         yield f"g={run.g}"
-
-
-def _calibration(calibration: CalibrationSpec) -> Iterator[str]:
-    yield f"calibration.text={calibration.text.protocol}"
-    yield f"calibration.samples={calibration.samples}"
-    if calibration.seqlen:
-        yield f"calibration.seqlen={calibration.seqlen}"
-    if calibration.seed:
-        yield f"calibration.seed={calibration.seed}"
 
 
 def _value(value: Any) -> str:
@@ -290,6 +277,6 @@ def _value(value: Any) -> str:
     if isinstance(value, list):
         return f"[{','.join(map(_value, value))}]"
     if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
+        return spelled(value)
     text = str(value)
     return text if _PLAIN.fullmatch(text) else "'{}'".format(text.replace("'", "\\'"))

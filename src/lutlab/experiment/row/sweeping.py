@@ -98,50 +98,47 @@ def _alternatives(override: Override) -> list[str]:
 
 
 def _artifact_names(override: Override) -> list[str]:
-    values = (
-        [str(v) for v in override.sweep_string_iterator()] if override.is_sweep_override() else None
-    )
-    groups = artifact_groups()
+    swept, groups = override.is_sweep_override(), artifact_groups()
+    values = override.sweep_string_iterator() if swept else [override.value()]
     names = []
-    for value in values or [str(override.value())]:
+    for value in map(str, values):
         if value not in groups and value not in artifacts():
-            raise LutlabError(
-                f"unknown experiment '{value}': {nearest(value, [*artifacts(), *groups])}"
-            )
+            known = nearest(value, [*artifacts(), *groups])
+            raise LutlabError(f"unknown experiment '{value}': {known}")
         names += groups.get(value, [value])
     return names
 
 
-def variant(request: Request, settings: Row) -> str:
+def variant(request: Request, row: Row) -> str:
     """The folder of a report: other scales, texts, models and options than the default ones stand beside them."""
-    parts, model = [settings.scale], settings.model
-    if settings.data.root:
-        parts.append(Path(settings.data.root).name)
-    if settings.data.limit:
-        parts.append(f"first{settings.data.limit}")
+    parts, model = [row.scale], row.model
+    if row.data.root:
+        parts.append(Path(row.data.root).name)
+    if row.data.limit:
+        parts.append(f"first{row.data.limit}")
     if request.artifact and any(o.startswith("model=") for o in request.arguments):
         kind = "synthetic-" if model.source == "synthetic" else ""
         parts.append(kind + Path(model.name).name.removeprefix(kind))
-    for options in settings.evaluator.values():
+    for options in row.evaluator.values():
         parts += [f"{key}-{value}" for key, value in options]
     return "-".join(parts)
 
 
-def rows_of(request: Request, settings: Row) -> list[ArtifactRow]:
+def rows_of(request: Request, common: Row) -> list[ArtifactRow]:
     """The rows of a request with their complete overrides, command line last so that it wins.
 
     Args:
         request: one request of the command line.
-        settings: the values that all its rows have in common.
+        common: the values that all its rows have in common.
 
     Raises:
         LutlabError: `rows=` (names or patterns) names no row, the command line contradicts an axis of the artifact, or
             a field is given of a method that no row has.
     """
     if request.artifact is None:
-        return _free_rows(request, settings.method)
-    artifact, selected = request.artifact, settings.rows
-    rows = artifact.rows(settings.scale)
+        return _free_rows(request, common.method)
+    artifact, selected = request.artifact, common.rows
+    rows = artifact.rows(common.scale)
     keys = {override.lstrip("+").partition("=")[0] for override in request.arguments}
     fixed = set().union(*(row.axis_keys for row in rows))
     if clash := sorted((fixed & keys) - _SELECTABLE):

@@ -17,7 +17,7 @@ from typing import Any
 
 from lutlab.errors import LutlabError
 from lutlab.escapes import visible
-from lutlab.experiment.plan.job import job_of_model
+from lutlab.experiment.plan.plan import job_of_model
 from lutlab.experiment.plan.resolve import Files
 from lutlab.experiment.row.row import Row
 from lutlab.experiment.run import cli
@@ -99,12 +99,12 @@ def split(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     return {name: default for name, (default, _) in _WORDS.items()} | found, rest
 
 
-def _prepared(settings: Row) -> tuple[Any, Any]:
-    """The model that the settings ask for, quantized, and its tokenizer."""
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
+def _prepared(row: Row) -> tuple[Any, Any]:
+    """The model that the row asks for, quantized, and its tokenizer."""
+    if row.threads:
+        torch.set_num_threads(row.threads)
     files = Files()
-    job = job_of_model(settings, files)
+    job = job_of_model(row, files)
     subject, _ = prepare(job, files)
     if subject.tokenizer is None:
         raise LutlabError(

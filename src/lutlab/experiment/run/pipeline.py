@@ -11,11 +11,8 @@ from rich.console import Console
 
 from lutlab.errors import LutlabError
 from lutlab.experiment.plan import cost, free, plan
-from lutlab.experiment.plan.free import AskedRow
-from lutlab.experiment.plan.job import job_of, override_of
-from lutlab.experiment.plan.plan import PlannedCell, PlannedRow
-from lutlab.experiment.plan.resolve import Files, resolve
-from lutlab.experiment.plan.view import print_plan
+from lutlab.experiment.plan.plan import AskedRow, PlannedCell, PlannedRow
+from lutlab.experiment.plan.resolve import Files
 from lutlab.experiment.records import dashboard
 from lutlab.experiment.report import compare, print_table, write_report
 from lutlab.experiment.row import sweeping
@@ -55,12 +52,12 @@ def sweep(arguments: Sequence[str], compose: Compose, launch: Launch) -> None:
         if common.mode is Mode.track:
             fill(tracker, logger, common.results, request, Console())
             continue
-        planned, asked, folder = _plan(request, common, compose, files)
+        planned, folder = _plan(request, common, compose, files)
         if common.mode is Mode.plan:
-            print_plan(request.artifact, planned, common.results, Console(), files)
+            cost.print_plan(request.artifact, planned, common.results, Console(), files)
             continue
         if common.mode is Mode.run:
-            _measure(planned, asked, common, launch, files)
+            _measure(planned, common, launch, files)
             store = Store(common.results)
             planned = [plan.with_records(row, store) for row in planned]
         failed += _report(request, planned, common, folder, tracker)
@@ -93,32 +90,20 @@ def _draw(request: sweeping.Request, common: Row) -> None:
 
 def _plan(
     request: sweeping.Request, common: Row, compose: Compose, files: Files
-) -> tuple[list[PlannedRow], list[AskedRow], Path]:
-    """Planned rows, the row of the command line for each, and the folder of their report."""
-    rows = sweeping.rows_of(request, common)
-    asked = [AskedRow(row, compose(row.overrides)) for row in rows]
+) -> tuple[list[PlannedRow], Path]:
+    """Planned rows, and the folder of their report."""
+    asked = [AskedRow(r, compose(r.overrides)) for r in sweeping.rows_of(request, common)]
     if request.artifact is None:
-        asked = free.beside_full_precision(asked, compose)
-        planned, asked = free.plan_sweep(asked, files)
-        return planned, asked, free.folder_of(planned, asked, common)
+        planned = free.plan_sweep(free.beside_full_precision(asked, compose), files)
+        return planned, free.folder_of(planned, common)
     if common.name is not None:
         raise LutlabError(f"name={common.name} is of a sweep of your own: drop it, or +exp")
     artifact = request.artifact
-    store, planned = Store(common.results), []
-    for one in asked:
-        columns = artifact.columns_of(one.row)
-        resolved = resolve(one.settings, columns, files)
-        planned.append(plan.plan_row(one.row.key, one.row.labels, columns, resolved, store))
-    return planned, asked, common.results / artifact.name / sweeping.variant(request, common)
+    planned = [plan.plan_row(one, artifact.columns_of(one.line), files) for one in asked]
+    return planned, common.results / artifact.name / sweeping.variant(request, common)
 
 
-def _measure(
-    rows: Sequence[PlannedRow],
-    asked: Sequence[AskedRow],
-    common: Row,
-    launch: Launch,
-    files: Files,
-) -> None:
+def _measure(rows: Sequence[PlannedRow], common: Row, launch: Launch, files: Files) -> None:
     """Launch a job for each row that misses a cell and that `alone` selects; a cell that several rows ask for is
     measured once.
 
@@ -126,13 +111,14 @@ def _measure(
     """
     together, alone = [], []
     waiting: dict[str, tuple[str, float]] = {}
-    for row, cells, one in zip(rows, plan.fresh_cells(rows), asked, strict=True):
+    for row, cells in zip(rows, plan.fresh_cells(rows), strict=True):
         if not cells or common.alone not in (None, row.alone):
             continue
-        threads = one.settings.threads or (torch.get_num_threads() if row.alone else None)
-        job = job_of(row, cells, one.settings, threads)
+        own = row.asked.row.threads
+        threads = own or (torch.get_num_threads() if row.alone else None)
+        job = plan.job_of(row, cells, threads)
         chosen = alone if row.alone else together
-        chosen.append([*one.row.overrides, override_of(job)])
+        chosen.append([*row.asked.line.overrides, plan.override_of(job)])
         waiting |= {
             i: (plan.cell_name(row.spec, c.evaluation), _weight(row, c, files))
             for i, c in cells.items()

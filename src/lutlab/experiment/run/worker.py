@@ -14,8 +14,7 @@ from lutlab.compress.widths import widths
 from lutlab.data import calibration_inputs
 from lutlab.data.pairs import labelled_pairs
 from lutlab.errors import LutlabError
-from lutlab.experiment.plan.job import Job, JobCell, job_from
-from lutlab.experiment.plan.plan import cell_name
+from lutlab.experiment.plan.plan import Job, PlannedCell, cell_name, job_from
 from lutlab.experiment.plan.resolve import Files
 from lutlab.experiment.row.spelling import to_json
 from lutlab.experiment.run import additions
@@ -85,7 +84,7 @@ def _check_machine(job: Job) -> None:
         )
 
 
-def _measure(job: Job, cell: JobCell, prepared: Prepared) -> Record:
+def _measure(job: Job, cell: PlannedCell, prepared: Prepared) -> Record:
     began = time.monotonic()
     (subject, facts), evaluation = prepared, cell.evaluation
     try:
@@ -110,7 +109,7 @@ def _measure(job: Job, cell: JobCell, prepared: Prepared) -> Record:
     return _record(job, cell, measurement, "done", time.monotonic() - began)
 
 
-def _failure(job: Job, cell: JobCell, error: Exception, seconds: float) -> Record:
+def _failure(job: Job, cell: PlannedCell, error: Exception, seconds: float) -> Record:
     out_of_memory = isinstance(error, MemoryError | torch.OutOfMemoryError) or (
         isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
     )
@@ -124,7 +123,7 @@ def _failure(job: Job, cell: JobCell, error: Exception, seconds: float) -> Recor
 
 def _record(
     job: Job,
-    cell: JobCell,
+    cell: PlannedCell,
     measurement: Measurement,
     status: str,
     seconds: float,
