@@ -272,16 +272,9 @@ class PackedMixed(Format):
 
 def _checked(layout: Mapping[str, Any]) -> tuple[int, int, int]:
     """Groups of each width of a layout that may be damaged."""
-    least = {"g": 1, "g2": 1, "groups_3": 0, "groups_4": 0, "outliers": 0}
+    numbers = {"g": 1, "g2": 1, "groups_3": 0, "groups_4": 0, "outliers": 0}
     choices = {"aligned": (False, True), "wide_scale": ("row", "group")}
-    counts = {"count_dtype": (None, "uint8", "int16")}
-    check_layout(layout, dict.fromkeys(least, ()) | choices | counts)
-    for name, smallest in least.items():
-        if type(layout[name]) is not int or layout[name] < smallest:
-            raise LutlabError(
-                f"the layout of a quantized layer says {name}={layout[name]!r}: expected an integer of at least "
-                f"{smallest}"
-            )
+    check_layout(layout, numbers | choices | {"count_dtype": (None, "uint8", "int16")})
     groups = -(-layout["in_features"] // layout["g"])
     narrow = groups - layout["groups_3"] - layout["groups_4"]
     blocks = -(-groups // (mixed_blocks.NARROW + 1))
