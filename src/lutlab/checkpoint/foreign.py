@@ -1,8 +1,8 @@
 """Models that other projects quantized: which layout a folder has, and the model with its weights packed as ours.
 
-    GPTQ (AutoGPTQ, GPTQModel, EfficientQAT, AutoRound)   read_gptq.py
-    AWQ gemm (AutoAWQ, GPTQModel)                         read_awq.py
-    compressed-tensors, weights in integers               read_compressed_tensors.py
+    GPTQ (AutoGPTQ, GPTQModel, EfficientQAT, AutoRound)   gptq.py
+    AWQ gemm (AutoAWQ, GPTQModel)                         awq.py
+    compressed-tensors, weights in integers               compressed_tensors.py
 
 All of them are uniform codes, and become UniformTensors one layer at a time: the dense model is never there.
 """
@@ -13,10 +13,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from lutlab.checkpoint.awq import awq_layout
+from lutlab.checkpoint.compressed_tensors import compressed_tensors_layout
+from lutlab.checkpoint.gptq import FIELD, TENS, GPTQLayout, auto_round_layout, gptq_layout
 from lutlab.checkpoint.layout import Layout
-from lutlab.checkpoint.read_awq import awq_layout
-from lutlab.checkpoint.read_compressed_tensors import compressed_tensors_layout
-from lutlab.checkpoint.read_gptq import FIELD, TENS, GPTQLayout, auto_round_layout, gptq_layout
 from lutlab.errors import LutlabError
 from lutlab.formats import pack
 from lutlab.lazy import PreTrainedConfig, PreTrainedModel, nn, torch

@@ -68,16 +68,16 @@ def load(folder: str | Path, rank: Rank, dtype: torch.dtype | str = "auto") -> P
     """
     folder = arguments.path("folder", folder)
     with quiet():
-        mapped = load_mapped(folder, dtype)
+        model, blocks = load_mapped(folder, dtype)
     rank.agree(_identity(folder, rank, dtype))
-    for block in decoder_blocks(mapped.model):  # refused before files are read for their sums
-        share_of_block(block, mapped.model.config, rank)
+    for block in decoder_blocks(model):  # refused before files are read for their sums
+        share_of_block(block, model.config, rank)
     if has_sums(folder):
         used = ["config.json", *(path.name for path in weight_files(folder))]
         check_sums(folder, CURE, used, slice(rank.index, None, rank.count))
     elif not rank.index:
         log.warning("%s has no %s, so that damage to its files would not be noticed", folder, SUMS)
-    part = share_out(mapped.model, mapped, rank)
+    part = share_out(model, blocks, rank)
     rank.arrive(LOAD_SECONDS)
     return part
 
