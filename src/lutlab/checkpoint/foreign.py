@@ -66,8 +66,8 @@ def load_foreign(
 
     Args:
         folder: folder with config.json and safetensors.
-        config: without a quantization config.
-        quantization: `quantization_config` of the folder's config.json; None where there is none, as in EfficientQAT's.
+        config: architecture, without `quantization`, which EfficientQAT's folders lack.
+        quantization: `quantization_config` of the folder's config.json, or None.
         dtype: dtype of everything that is not quantized.
         device: device of the model.
 
@@ -122,14 +122,8 @@ def layout_in(
 ) -> Layout:
     """The layout by the config, else by shapes: nobody but EfficientQAT writes those of its files of 3 bits.
 
-    Args:
-        folder: folder of the checkpoint, for messages.
-        quantization: `quantization_config` of the folder's config.json, or None.
-        sizes: path of each linear layer -> (N, K).
-        shards: safetensors files of the folder.
-
     Raises:
-        LutlabError: no layout that lutlab reads, or no layer that is quantized.
+        LutlabError: no layout that lutlab reads, or none of the linear layers (path -> (N, K)) is quantized.
     """
     layout = GPTQLayout(FIELD) if quantization is None else layout_of(quantization)
     names = quantized_names(sizes, layout, shards)
@@ -153,7 +147,7 @@ def _read(
     folder: Path, name: str, size: tuple[int, int], layout: Layout, shards: Shards
 ) -> UniformTensor:
     """The weight of a layer, out of the files; an error names the layer."""
-    held = [s for s in (*layout.needed, *layout.others) if f"{name}.{s}" in shards]
+    held = layout.held(name, shards)
     lacking = [suffix for suffix in layout.needed if suffix not in held]
     if lacking:
         raise LutlabError(

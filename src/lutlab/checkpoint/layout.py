@@ -6,7 +6,7 @@ A layout is made of a checkpoint's quantization config once, and reads layer by 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 from typing import ClassVar
 
 from lutlab.errors import LutlabError
@@ -41,6 +41,10 @@ class Layout(ABC):
 
     def __init__(self, bits: Iterable[int] = (), sizes: Iterable[int] = ()) -> None:
         self.bits, self.sizes = tuple(dict.fromkeys(bits)), tuple(dict.fromkeys(sizes))
+
+    def held(self, layer: str, names: Container[str]) -> list[str]:
+        """Suffixes of a layer's tensors that are among the names of a checkpoint."""
+        return [suffix for suffix in (*self.needed, *self.others) if f"{layer}.{suffix}" in names]
 
     def width(self, shapes: Shapes, rows: int, columns: int) -> Width:
         """(q, g) of a layer [N, K] by the shapes of its tensors.

@@ -54,7 +54,10 @@ def engine(
         found = registry.lookup("engine", candidate)
         why = found.obstacle(model, cache)
         if not why:
-            _check_cache(model, batch, length, cache)
+            dtype = getattr(torch, cache) if cache else model.dtype
+            needed = fits.cache_bytes(model.config, batch, length, dtype.itemsize)
+            what = f"a cache of {batch} x {length} tokens"
+            fits.check(what, {"cache": needed}, str(model.device))
             if reasons:
                 log.warning("decoding by engine %s: %s", candidate, "; ".join(reasons))
             return found(model, batch, length, cache)
@@ -66,13 +69,6 @@ def engines_of(device: str) -> list[str]:
     """Names of the engines of a kind of device, one that was made for fewer kinds before one for more."""
     found = registry.classes("engine").items()
     return [n for _, n in sorted((len(e.devices), n) for n, e in found if device in e.devices)]
-
-
-def _check_cache(model: PreTrainedModel, batch: int, length: int, cache: str) -> None:
-    """Raises fits.TooLargeError for a cache that does not fit beside the model."""
-    dtype = getattr(torch, cache) if cache else model.dtype
-    needed = fits.cache_bytes(model.config, batch, length, dtype.itemsize)
-    fits.check(f"a cache of {batch} x {length} tokens", {"cache": needed}, str(model.device))
 
 
 def sizes(model: PreTrainedModel, batch: int, length: int | None) -> tuple[int, int]:
@@ -87,16 +83,12 @@ def sizes(model: PreTrainedModel, batch: int, length: int | None) -> tuple[int, 
             f"the model is for {task}, and only a causal language model generates text"
         )
     batch = arguments.integer("batch", batch, 1, "rows of the cache, as 1")
-    return batch, _length(model, length)
-
-
-def _length(model: PreTrainedModel, length: int | None) -> int:
     context = getattr(model.config, family_of(model.config).seqlen)
     if length is None:
-        return context
+        return batch, context
     arguments.integer("length", length, 1, "tokens of a row of the cache, as 512")
     if length > context:
         raise LutlabError(
             f"length={length}: the model's context is {context} tokens; give at most as many"
         )
-    return length
+    return batch, length

@@ -98,14 +98,7 @@ def even(total: int, unit: int, count: int, what: str) -> list[range]:
 def share_of(
     family: Family, widths: Mapping[str, Width], heads: int, index: int, count: int
 ) -> Share:
-    """The part of a block of rank `index` of `count`.
-
-    Args:
-        family: family of the model.
-        widths: path in the block -> the layer, of all linear layers.
-        heads: number of heads of queries in the block.
-        index: index of the rank.
-        count: number of ranks.
+    """The part of a block of rank `index` of `count`; `widths` has all linear layers by their paths in the block.
 
     Raises:
         LutlabError: heads, key-value heads or channels cannot be shared by so many, or the block has another build.
@@ -113,12 +106,13 @@ def share_of(
     (attention, out), (feed_forward, down) = (_pair(family, kind) for kind in KINDS)
     rows: dict[str, tuple[range, ...]] = {}
     size = widths[out].columns // heads
-    held, kept = _heads(heads, _key_value_heads(attention, widths, size), index, count)
-    spans = [_channels(one, size) for one in (held, kept, kept)]
+    parts = 3 if len(attention) == 1 else 1  # GPT-2's c_attn: q, k and v below each other
+    held, kept = _heads(heads, widths[attention[-1]].rows // (parts * size), index, count)
+    spans = [range(one.start * size, one.stop * size) for one in (held, kept, kept)]
     if len(attention) == len(spans):
         rows |= {path: (span,) for path, span in zip(attention, spans, strict=True)}
-    else:  # GPT-2's c_attn: q, k and v below each other
-        third = widths[attention[0]].rows // len(spans)
+    else:
+        third = widths[attention[0]].rows // parts
         rows[attention[0]] = tuple(_shift(span, at * third) for at, span in enumerate(spans))
     total = widths[down].columns
     own = even(total, _unit(widths[down]), count, "intermediate channels")[index]
@@ -143,12 +137,6 @@ def _pair(family: Family, kind: str) -> tuple[tuple[str, ...], str]:
     return shared[0], shared[1][0]
 
 
-def _key_value_heads(attention: tuple[str, ...], widths: Mapping[str, Width], size: int) -> int:
-    if len(attention) == 1:
-        return widths[attention[0]].rows // (3 * size)
-    return widths[attention[1]].rows // size
-
-
 def _heads(heads: int, key_values: int, index: int, count: int) -> tuple[range, range]:
     """Heads of queries of a rank, and of the keys and values that they read."""
     if heads % count or (key_values % count and count % key_values):
@@ -159,10 +147,6 @@ def _heads(heads: int, key_values: int, index: int, count: int) -> tuple[range, 
     own, shared = heads // count, max(1, key_values // count)
     first = index * key_values // count
     return range(index * own, (index + 1) * own), range(first, first + shared)
-
-
-def _channels(heads: range, size: int) -> range:
-    return range(heads.start * size, heads.stop * size)
 
 
 def _shift(span: range, by: int) -> range:
@@ -250,9 +234,7 @@ def share_out(model: PreTrainedModel, blocks: Blocks, rank: Rank) -> Part:
 
 
 def share_of_block(block: nn.Module, config: PreTrainedConfig, rank: Rank) -> Share:
-    """The part of a block that a rank has; the block may be on the meta device. Raises LutlabError: it cannot be shared
-    so.
-    """
+    """The part of a block, which may be on the meta device, that a rank has; with the errors of share_of."""
     family = family_of(config)
     widths = {}
     for path in family.linears:
