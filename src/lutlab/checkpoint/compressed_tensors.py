@@ -210,7 +210,7 @@ class _CompressedTensors(Layout):
         scale = tensors["weight_scale"]
         if scale.numel() == 1:  # of the whole weight
             scale = scale.expand(rows, 1)
-        if len(scale) != rows:
+        if scale.ndim != 2 or len(scale) != rows:
             raise LutlabError(
                 f"weight_scale is {list(scale.shape)} for N = {rows} rows (strategy block?), and lutlab reads scales "
                 "by group, channel or tensor: quantize with one of these strategies"

@@ -72,13 +72,12 @@ def _unknown(packed: Format) -> LutlabError:
 
 def group_size(packed: Format) -> int:
     """Weights along K that share a scale; -1: a row, or there are no scales."""
-    grouped = isinstance(packed, PackedUniform | PackedBCQ | PackedMixed)
-    return packed.group_size if grouped else -1
+    return getattr(packed, "group_size", -1)
 
 
 def order(packed: Format) -> torch.Tensor | None:
     """[K] int32: stored column j holds input channel order[j]; None: channel j."""
-    return packed.order if isinstance(packed, PackedUniform | PackedBCQ) else None
+    return getattr(packed, "order", None)
 
 
 # ---- rows of uniform and binary codes, and weights as one ----

@@ -22,10 +22,9 @@ import torch
 
 from lutlab import registry
 from lutlab.errors import LutlabError
-from lutlab.formats.contract import dtype_name
 from lutlab.formats.cut import joined
 from lutlab.generate.architecture import GROWING_ROPES
-from lutlab.generate.contract import Engine, other_cache
+from lutlab.generate.contract import Engine
 from lutlab.kernels.dispatch import Dequantized, prepare
 from lutlab.kernels.joined import RowsOf, Whole
 from lutlab.lazy import PreTrainedModel, transformers
@@ -170,7 +169,7 @@ class GraphStep(Engine):
             return f"attention '{config._attn_implementation}' takes no mask of slots: set {' or '.join(ATTENTIONS)}"
         if rope.get("rope_type") in GROWING_ROPES:  # on the host, by the length
             return f"rope_type '{rope['rope_type']}' chooses its frequencies on the host, by the length of the text"
-        return other_cache(model, cache)
+        return super().obstacle(model, cache)
 
     # ---- Engine ----
 
@@ -233,20 +232,11 @@ class GraphStep(Engine):
         are products of their own, where they could be one.
         """
         layers = [m for m in self.model.modules() if isinstance(m, QuantLinear)]
-        dtype = dtype_name(self.model.dtype)
         kernels = {layer.describe(self.batch, self.model.dtype) for layer in layers}
-        without = ", without graphs" if self._capture is no_graph else ""
-        return {
-            "engine": f"cuda_graph{without}",
-            "kernel": sorted(kernels) or ["torch matmul"],
-            "cache": dtype,
-            "cache_bytes": self._slots.nbytes,
-            "head": dtype,
-            "threads": torch.get_num_threads(),
-            "buckets": sorted(self._replays),
-            **({"not_joined": self._apart} if self._apart else {}),
-            **self.of_ranks,
-        }
+        name = "cuda_graph, without graphs" if self._capture is no_graph else "cuda_graph"
+        facts = self.modules_facts(name, sorted(kernels) or ["torch matmul"], self._slots.nbytes)
+        facts["buckets"] = sorted(self._replays)
+        return facts | ({"not_joined": self._apart} if self._apart else {})
 
     # ---- a step ----
 
