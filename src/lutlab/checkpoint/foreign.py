@@ -9,7 +9,7 @@ All of them are uniform codes, and become UniformTensors one layer at a time: th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -78,10 +78,10 @@ def load_foreign(
     model = skeleton(config, dtype)
     sizes = _sizes(model)
     shards = Shards(folder, model.base_model_prefix)
-    layout = layout_in(folder, quantization, sizes, shards)
+    layout, names = layout_in(folder, quantization, sizes, shards)
     tied = model.all_tied_weights_keys
     held, buffers = [], set()
-    for name in quantized_names(sizes, layout, shards):
+    for name in names:
         if f"{name}.weight" in tied:
             raise LutlabError(
                 f"{folder}: {name} is quantized, and config.json ties its weight to {tied[f'{name}.weight']}: set "
@@ -109,24 +109,21 @@ def _sizes(model: PreTrainedModel) -> dict[str, tuple[int, int]]:
     }
 
 
-def quantized_names(names: Iterable[str], layout: Layout, shards: Shards) -> list[str]:
-    """Names of the linear layers whose weights the files hold quantized."""
-    return [name for name in names if f"{name}.{layout.mark}" in shards]
-
-
 def layout_in(
     folder: Path,
     quantization: Mapping[str, Any] | None,
     sizes: Mapping[str, tuple[int, int]],
     shards: Shards,
-) -> Layout:
-    """The layout by the config, else by shapes: nobody but EfficientQAT writes those of its files of 3 bits.
+) -> tuple[Layout, list[str]]:
+    """The layout by the config, else by shapes, and names of the linear layers that are quantized.
+
+    Nobody but EfficientQAT writes the shapes of its files of 3 bits.
 
     Raises:
         LutlabError: no layout that lutlab reads, or none of the linear layers (path -> (N, K)) is quantized.
     """
     layout = GPTQLayout(FIELD) if quantization is None else layout_of(quantization)
-    names = quantized_names(sizes, layout, shards)
+    names = [name for name in sizes if f"{name}.{layout.mark}" in shards]
     if not names:
         raise LutlabError(
             f"{folder} holds no quantized weights{f' (<layer>.{layout.mark})' if quantization else ''}: load a model "
@@ -140,7 +137,7 @@ def layout_in(
             'add to config.json "quantization_config": {"quant_method": "gptq", "bits": <bits>, "group_size": <g>, '
             "\"checkpoint_format\": <format>}, with gptq_v2 for EfficientQAT's own files, gptq for GPTQ-for-LLaMa's"
         )
-    return layout
+    return layout, names
 
 
 def _read(

@@ -136,7 +136,7 @@ def save_as(
     config: Mapping[str, Any],
     tensors: Mapping[str, Mapping[str, torch.Tensor]],
 ) -> None:
-    """Write the model with `tensors` [layer][name] in place of its quantized layers' buffers; biases stay.
+    """Write the model with `tensors[layer][name]` in place of its quantized layers' buffers; biases stay.
 
     Raises:
         LutlabError: the folder is not empty, or cannot be written.

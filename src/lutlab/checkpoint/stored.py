@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from lutlab.checkpoint.foreign import layout_in, quantized_names
+from lutlab.checkpoint.foreign import layout_in
 from lutlab.checkpoint.loading import load
 from lutlab.checkpoint.transformers import CURE, METHOD
 from lutlab.errors import LutlabError
@@ -48,9 +48,9 @@ def layer_widths(spec: ModelSpec) -> Mapping[str, Width]:
     if (quantization or {}).get("quant_method") == METHOD:
         return {n: _width(one) for n, one in quantization["layers"].items() if n in sizes}
     shards = Shards(folder, next(iter(sizes)).partition(".")[0])
-    layout = layout_in(folder, quantization, sizes, shards)
+    layout, names = layout_in(folder, quantization, sizes, shards)
     found = {}
-    for name in quantized_names(sizes, layout, shards):
+    for name in names:
         held = layout.held(name, shards)
         shapes = {suffix: shards.shape(f"{name}.{suffix}") for suffix in held}
         found[name] = layout.width(shapes, *sizes[name])

@@ -47,7 +47,7 @@ def engine(
     """
     if cache not in CACHES:
         raise LutlabError(f"cache={cache}: give one of {', '.join(CACHES[1:])}, or none")
-    batch, length = sizes(model, batch, length)
+    batch, length = _sizes(model, batch, length)
     names = (name,) if name else engines_of(model.device.type)
     reasons = []
     for candidate in names:
@@ -71,12 +71,8 @@ def engines_of(device: str) -> list[str]:
     return [n for _, n in sorted((len(e.devices), n) for n, e in found if device in e.devices)]
 
 
-def sizes(model: PreTrainedModel, batch: int, length: int | None) -> tuple[int, int]:
-    """Rows of a cache and tokens of a row, checked.
-
-    Raises:
-        LutlabError: the model is no causal language model, or the cache is longer than its context.
-    """
+def _sizes(model: PreTrainedModel, batch: int, length: int | None) -> tuple[int, int]:
+    """Rows of a cache and tokens of a row, with the errors of engine."""
     arguments.model(model)
     if (task := task_of(model)) != "causal_lm":
         raise LutlabError(

@@ -151,13 +151,10 @@ class Engine(ABC):
             )
         for row, ids in enumerate(prompts):
             if not 1 <= len(ids) <= self.length:
+                longer = "shorten it, or make the cache longer (length=)"
                 raise LutlabError(
                     f"prompt {row} has {len(ids)} tokens, and a row of the cache holds 1 to {self.length}: "
-                    + (
-                        "shorten it, or make the cache longer (length=)"
-                        if len(ids)
-                        else "give at least one token"
-                    )
+                    f"{longer if len(ids) else 'give at least one token'}"
                 )
             self._check_ids(ids)
 

@@ -109,7 +109,9 @@ def _multiply(layer: QuantLinear, panel: torch.Tensor, x: torch.Tensor) -> torch
     """The product y [..., N] = x [..., K] W^T + b in x's dtype; panel: floats for PANEL_ROWS rows of W."""
     execution = layer.ready(1, x.dtype)
     bias = None if layer.bias is None else layer.bias.to(x)
-    if not takes_panels(execution):
+    # Codes and planes, in the layout of a CPU kernel, can be cut into panels.
+    kinds = PackedBCQRows | PackedUniformRows
+    if not (isinstance(execution, CpuLinear) and isinstance(execution.rows, kinds)):
         return functional.linear(x, execution.dense().to(x), bias)
     rows = x.reshape(-1, layer.in_features).float()
     into = panel[: PANEL_ROWS * layer.in_features].view(PANEL_ROWS, layer.in_features)
@@ -117,14 +119,8 @@ def _multiply(layer: QuantLinear, panel: torch.Tensor, x: torch.Tensor) -> torch
     return y if bias is None else y + bias
 
 
-def takes_panels(execution: Any) -> bool:
-    """Whether a weight can be cut into panels: codes and planes can, in the layout of a CPU kernel."""
-    kinds = PackedBCQRows | PackedUniformRows
-    return isinstance(execution, CpuLinear) and isinstance(execution.rows, kinds)
-
-
 def by_panels(x: torch.Tensor, linear: CpuLinear, panel: torch.Tensor) -> torch.Tensor:
-    """The product x [M, K] float32 -> y [M, N] float32 of a weight that `takes_panels`, panel after panel.
+    """The product x [M, K] float32 -> y [M, N] float32 of codes or planes, panel after panel.
 
     Each is written into `panel`, [rows, K] float32, of a multiple of 32 rows.
     """
