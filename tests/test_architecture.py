@@ -168,7 +168,7 @@ DOORS = {
 }  # fmt: skip
 OPENED = {
     "__init__.py": {"import_module"},  # lutlab's own, by name
-    "checkpoint/hook.py": {"import_module"},
+    "checkpoint/__init__.py": {"import_module"},
     "data/tasks.py": {"yaml.load"},  # by a safe loader of its own
     "evaluators/peak_memory.py": {"import_module"},  # of a loaded model's class
     "experiment/run/additions.py": {"import_module"},  # plugins=

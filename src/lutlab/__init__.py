@@ -10,7 +10,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from lutlab.checkpoint.hook import register_with_transformers
+from lutlab.checkpoint import register_with_transformers
 from lutlab.errors import explained
 
 if TYPE_CHECKING:

@@ -21,9 +21,9 @@ from tests.tiny_models import byte_tokenizer
 import lutlab
 from lutlab.checkpoint.foreign import layout_of
 from lutlab.checkpoint.gptq import export_gptq
+from lutlab.checkpoint.saving import save_as
 from lutlab.checkpoint.stored import row_width
 from lutlab.checkpoint.transformers import quantized_layers
-from lutlab.checkpoint.uniform import write
 from lutlab.errors import LutlabError
 from lutlab.formats import pack
 from lutlab.groups import group_length
@@ -206,7 +206,7 @@ def written(ours, folder, layout, config):
         else:
             group = [k // group_length(one.group_size, len(codes[0])) for k in range(len(codes[0]))]
             tensors[name] = naive.gptq(codes, zeros, one.scale, group, q, ten=layout == "tens")
-    write(ours, folder, byte_tokenizer(), config, tensors)
+    save_as(ours, folder, byte_tokenizer(), config, tensors)
 
 
 def rewrite(folder, quantization):

@@ -1,5 +1,7 @@
 """Two ways to read a prompt: same logits within rounding, same cache, and the faster is kept."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from tests.tiny_models import tiny_llama, tiny_opt
@@ -50,8 +52,7 @@ def test_both_ways_leave_the_same_text_in_the_cache(model, method, name):
 
 
 def test_the_faster_way_is_kept(monkeypatch, tmp_path, caplog):
-    file = tmp_path / ways._file(tiny_llama()).name
-    monkeypatch.setattr(ways, "_file", lambda model: file)
+    monkeypatch.setattr(ways, "library", SimpleNamespace(cache_folder=lambda: tmp_path))
     seconds = {"kernel": 2.0, "dequantize": 1.0}
     asked = []
 
@@ -67,6 +68,7 @@ def test_the_faster_way_is_kept(monkeypatch, tmp_path, caplog):
     assert torch.equal(logits, prefill(engine, model, PROMPTS, "dequantize"))
     prefill(engine, model, PROMPTS, "race")
     assert asked == ["kernel", "dequantize"]
+    (file,) = tmp_path.glob("prefill-*.sealed")
     file.write_bytes(file.read_bytes().replace(b'"dequantize"', b'"telepathy!"'))
     prefill(engine, model, PROMPTS, "race")
     assert len(asked) == 4

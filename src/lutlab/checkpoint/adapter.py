@@ -97,7 +97,13 @@ def load_adapter(model: PreTrainedModel, folder: str | Path) -> PreTrainedModel:
     if not (folder / _FACTS).is_file():
         raise LutlabError(f"no {_FACTS} in {folder}: give a folder that lutlab.save_adapter wrote")
     check_sums(folder, _CURE, used=[_FACTS, _TENSORS])
-    facts, tensors = _read(folder)
+    facts = json.loads((folder / _FACTS).read_text(encoding="utf-8"))
+    if facts.get("format") != FORMAT:
+        raise LutlabError(
+            f"{folder} is an adapter of format {facts.get('format')!r}, this lutlab reads {FORMAT}: use the version "
+            "that wrote it, and save it again"
+        )
+    tensors = load_file(folder / _TENSORS)
     layers = quantized_layers(model)
     here = planes_sha256(layers)
     if here != facts["planes_sha256"]:
@@ -138,17 +144,6 @@ def _scales(name: str, layer: QuantLinear) -> dict[str, torch.Tensor]:
             "codes and of uniform ones"
         )
     return {key: packed.buffers[key] for key in packed.scales if packed.buffers[key] is not None}
-
-
-def _read(folder: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """Facts and tensors of an intact folder."""
-    facts = json.loads((folder / _FACTS).read_text(encoding="utf-8"))
-    if facts.get("format") != FORMAT:
-        raise LutlabError(
-            f"{folder} is an adapter of format {facts.get('format')!r}, this lutlab reads {FORMAT}: use the version "
-            "that wrote it, and save it again"
-        )
-    return facts, load_file(folder / _TENSORS)
 
 
 def _with_scales(

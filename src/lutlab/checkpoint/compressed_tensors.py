@@ -10,28 +10,35 @@
     int-quantized     weight [N, K] int8, weight_zero_point [N, G] int8, both less 2^(q-1); weight_scale [N, G]
 
 Its readers of packed fields take 2^(q-1) from codes and zero points alike. Where all zero points are 2^(q-1) the
-weights are symmetric, and there is no weight_zero_point.
+weights are symmetric, and there is no weight_zero_point. Checkpoints of others (llm-compressor) are read in the same
+two layouts, the second also by its older name, naive-quantized.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
-from lutlab.checkpoint.saving import check_saved
+from lutlab.checkpoint.layout import Layout, Numbers, Shapes, Size, Tensors
+from lutlab.checkpoint.saving import check_saved, save_as, uniform_of
 from lutlab.checkpoint.transformers import quantized_layers
-from lutlab.checkpoint.uniform import uniform_of, write
 from lutlab.errors import LutlabError, nearest
-from lutlab.formats.code_words import pack_words
+from lutlab.formats.code_words import WORD, pack_words, unpack_words
+from lutlab.groups import Width
 from lutlab.lazy import PreTrainedModel, PreTrainedTokenizerBase
 from lutlab.tensors import UniformTensor
 
 log = logging.getLogger(__name__)
 PACKED, BYTES = "pack-quantized", "int-quantized"
+PLAIN = (BYTES, "naive-quantized")  # names of one layout
+_Integers = tuple[
+    torch.Tensor, torch.Tensor | None
+]  # codes, and zero points where weights are not symmetric
 
 
 def export_compressed_tensors(
@@ -99,7 +106,7 @@ def export_compressed_tensors(
                 PACKED,
                 BYTES,
             )
-    write(model, folder, tokenizer, config, tensors)
+    save_as(model, folder, tokenizer, config, tensors)
 
 
 def pack(name: str, tensor: UniformTensor, dtype: torch.dtype) -> dict[str, torch.Tensor]:
@@ -172,3 +179,152 @@ def _check_linear(model: PreTrainedModel, names: list[str]) -> None:
                 f"{name} is a {type(module).__name__} in this architecture, and compressed-tensors replaces nn.Linear "
                 "only: use export_gptq or lutlab.save"
             )
+
+
+# ---- what others wrote ----
+
+
+class _CompressedTensors(Layout):
+    """Codes and zero points as integers that are counted from -2^(q-1), or packed from 0 on."""
+
+    others: ClassVar[tuple[str, ...]] = ("weight_zero_point", "weight_g_idx")
+
+    def groups(self, shapes: Shapes) -> int:
+        """G by the scales, [N, G], or one number of the whole weight."""
+        scale = shapes["weight_scale"]
+        return scale[1] if len(scale) == 2 else 1
+
+    def bits_of(self, shapes: Shapes, size: Size) -> int:
+        """See Layout."""
+        if "weight_g_idx" in shapes:
+            raise LutlabError(
+                "weight_g_idx, of groups of reordered channels (actorder: group), is not read from compressed-tensors: "
+                "quantize with actorder static (or weight), or save as GPTQ"
+            )
+        return self._stored_bits(shapes, *size)
+
+    def unpack(self, tensors: Tensors, size: Size, width: Width) -> Numbers:
+        """See Layout."""
+        (rows, _), (q, _) = size, width
+        codes, zero = self._integers(tensors, size, q)
+        scale = tensors["weight_scale"]
+        if scale.numel() == 1:  # of the whole weight
+            scale = scale.expand(rows, 1)
+        if scale.ndim != 2 or len(scale) != rows:
+            raise LutlabError(
+                f"weight_scale is {list(scale.shape)} for N = {rows} rows (strategy block?), and lutlab reads scales "
+                "by group, channel or tensor: quantize with one of these strategies"
+            )
+        if zero is None:
+            zero = torch.full(scale.shape, 2 ** (q - 1), dtype=torch.int16)
+        return codes, scale, zero.expand(scale.shape), None
+
+
+class PackQuantized(_CompressedTensors):
+    """Layout `pack-quantized`: codes packed into words of 32 bits."""
+
+    mark: ClassVar[str] = "weight_packed"
+    needed: ClassVar[tuple[str, ...]] = ("weight_packed", "weight_scale", "weight_shape")
+
+    def _stored_bits(self, shapes: Shapes, rows: int, columns: int) -> int:
+        found = shapes["weight_packed"]
+        fitting = [q for q in self.bits if found == (rows, -(-columns * q // WORD))]
+        if len(fitting) != 1:
+            raise LutlabError(
+                f"weight_packed of {list(found)} for [N, K] = {[rows, columns]} fits "
+                f"{'several' if fitting else 'none'} of the widths that config.json names "
+                f"({', '.join(map(str, self.bits))} bits): the two belong to different models"
+            )
+        return fitting[0]
+
+    def read(self, tensors: Tensors, rows: int, columns: int) -> UniformTensor:
+        """See Layout."""
+        if (stated := tensors["weight_shape"].tolist()) != [rows, columns]:
+            raise LutlabError(
+                f"weight_shape says [N, K] = {stated}, and config.json {[rows, columns]}: the two belong to different "
+                "models"
+            )
+        return super().read(tensors, rows, columns)
+
+    def _integers(self, tensors: Tensors, size: Size, q: int) -> _Integers:
+        rows, columns = size
+        codes = unpack_words(self.words(tensors, "weight_packed"), q, columns)
+        if "weight_zero_point" not in tensors:
+            return codes, None
+        groups = self.groups(self.shapes_of(tensors))
+        self.shaped(tensors, "weight_zero_point", -(-rows * q // WORD), groups)
+        return codes, unpack_words(self.words(tensors, "weight_zero_point").T, q, rows).T
+
+
+class IntQuantized(_CompressedTensors):
+    """Layout `int-quantized`: a byte for each code."""
+
+    mark: ClassVar[str] = "weight_scale"
+    needed: ClassVar[tuple[str, ...]] = ("weight", "weight_scale")
+
+    def _stored_bits(self, shapes: Shapes, rows: int, columns: int) -> int:
+        """Shapes do not tell which of several widths a layer has: it is read as it is held, 8."""
+        if shapes["weight"] != (rows, columns):
+            raise LutlabError(
+                f"weight is {list(shapes['weight'])} instead of [N, K] = {[rows, columns]}: the checkpoint belongs to "
+                "another config"
+            )
+        return self.bits[0] if len(self.bits) == 1 else 8
+
+    def _integers(self, tensors: Tensors, size: Size, q: int) -> _Integers:
+        half = 2 ** (q - 1)
+        signed = [tensors[name] for name in ("weight", "weight_zero_point") if name in tensors]
+        for tensor in signed:
+            if tensor.dtype != torch.int8 or int(tensor.min()) < -half or int(tensor.max()) >= half:
+                raise LutlabError(
+                    f"weight or weight_zero_point holds {tensor.dtype} from {tensor.min()} to {tensor.max()}, and its "
+                    f"config says integers of {q} bits: the two belong to different models"
+                )
+        codes, *zero = (tensor.short() + half for tensor in signed)
+        return codes.to(torch.uint8), zero[0] if zero else None
+
+
+def compressed_tensors_layout(config: Mapping[str, Any]) -> Layout:
+    """The layout of quant_method compressed-tensors.
+
+    Raises:
+        LutlabError: a format that lutlab does not read, activations that are quantized as well, sparse weights.
+    """
+    groups = list((config.get("config_groups") or {}).values())
+    if not all(
+        isinstance(group, dict) and isinstance(group.get("weights"), dict) for group in groups
+    ):
+        raise LutlabError(
+            f"config_groups of quantization_config is {config['config_groups']}, and lutlab reads schemes of weights "
+            "that are written out: save the model with compressed-tensors, which writes them so"
+        )
+    formats = {str(group.get("format") or config.get("format")) for group in groups}
+    for what in _beyond_weights(config, groups):
+        raise LutlabError(
+            f"the checkpoint's config.json asks for {what}, and lutlab reads quantized weights only: its numbers would "
+            "be of another model; give a weight-only checkpoint (as W4A16)"
+        )
+    known = formats == {PACKED} or (formats and formats <= set(PLAIN))
+    integers = all((group.get("weights") or {}).get("type", "int") == "int" for group in groups)
+    if not known or not integers:
+        raise LutlabError(
+            f"a compressed-tensors checkpoint of format {', '.join(sorted(formats)) or config.get('format')} with "
+            f"{'integers' if integers else 'floating-point codes'} is not read: lutlab reads weights in integers as "
+            f"{PACKED}, {PLAIN[0]} or {PLAIN[1]}, one format a checkpoint"
+        )
+    weights = [group["weights"] for group in groups]
+    bits = [int(one["num_bits"]) for one in weights]
+    sizes = [int(one["group_size"]) for one in weights if one.get("group_size")]
+    return (PackQuantized if formats == {PACKED} else IntQuantized)(bits, sizes)
+
+
+def _beyond_weights(config: Mapping[str, Any], groups: list[Mapping[str, Any]]) -> Iterator[str]:
+    """Features beside quantized weights that a config requires, in words."""
+    if any(group.get("input_activations") or group.get("output_activations") for group in groups):
+        yield "quantized activations (input_activations)"
+    if config.get("kv_cache_scheme"):
+        yield "a quantized cache of keys and values (kv_cache_scheme)"
+    if (config.get("sparsity_config") or {}).get("format", "dense") != "dense":
+        yield "sparse weights (sparsity_config)"
+    if config.get("transform_config"):
+        yield "rotated activations (transform_config)"

@@ -1,22 +1,22 @@
 """Models that other projects quantized: which layout a folder has, and the model with its weights packed as ours.
 
-    GPTQ (AutoGPTQ, GPTQModel, EfficientQAT, AutoRound)   read_gptq.py
-    AWQ gemm (AutoAWQ, GPTQModel)                         read_awq.py
-    compressed-tensors, weights in integers               read_compressed_tensors.py
+    GPTQ (AutoGPTQ, GPTQModel, EfficientQAT, AutoRound)   gptq.py
+    AWQ gemm (AutoAWQ, GPTQModel)                         awq.py
+    compressed-tensors, weights in integers               compressed_tensors.py
 
 All of them are uniform codes, and become UniformTensors one layer at a time: the dense model is never there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from lutlab.checkpoint.awq import awq_layout
+from lutlab.checkpoint.compressed_tensors import compressed_tensors_layout
+from lutlab.checkpoint.gptq import FIELD, TENS, GPTQLayout, auto_round_layout, gptq_layout
 from lutlab.checkpoint.layout import Layout
-from lutlab.checkpoint.read_awq import awq_layout
-from lutlab.checkpoint.read_compressed_tensors import compressed_tensors_layout
-from lutlab.checkpoint.read_gptq import FIELD, TENS, GPTQLayout, auto_round_layout, gptq_layout
 from lutlab.errors import LutlabError
 from lutlab.formats import pack
 from lutlab.lazy import PreTrainedConfig, PreTrainedModel, nn, torch
@@ -66,8 +66,8 @@ def load_foreign(
 
     Args:
         folder: folder with config.json and safetensors.
-        config: without a quantization config.
-        quantization: `quantization_config` of the folder's config.json; None where there is none, as in EfficientQAT's.
+        config: architecture, without `quantization`, which EfficientQAT's folders lack.
+        quantization: `quantization_config` of the folder's config.json, or None.
         dtype: dtype of everything that is not quantized.
         device: device of the model.
 
@@ -78,10 +78,10 @@ def load_foreign(
     model = skeleton(config, dtype)
     sizes = _sizes(model)
     shards = Shards(folder, model.base_model_prefix)
-    layout = layout_in(folder, quantization, sizes, shards)
+    layout, names = layout_in(folder, quantization, sizes, shards)
     tied = model.all_tied_weights_keys
     held, buffers = [], set()
-    for name in quantized_names(sizes, layout, shards):
+    for name in names:
         if f"{name}.weight" in tied:
             raise LutlabError(
                 f"{folder}: {name} is quantized, and config.json ties its weight to {tied[f'{name}.weight']}: set "
@@ -109,30 +109,21 @@ def _sizes(model: PreTrainedModel) -> dict[str, tuple[int, int]]:
     }
 
 
-def quantized_names(names: Iterable[str], layout: Layout, shards: Shards) -> list[str]:
-    """Names of the linear layers whose weights the files hold quantized."""
-    return [name for name in names if f"{name}.{layout.mark}" in shards]
-
-
 def layout_in(
     folder: Path,
     quantization: Mapping[str, Any] | None,
     sizes: Mapping[str, tuple[int, int]],
     shards: Shards,
-) -> Layout:
-    """The layout by the config, else by shapes: nobody but EfficientQAT writes those of its files of 3 bits.
+) -> tuple[Layout, list[str]]:
+    """The layout by the config, else by shapes, and names of the linear layers that are quantized.
 
-    Args:
-        folder: folder of the checkpoint, for messages.
-        quantization: `quantization_config` of the folder's config.json, or None.
-        sizes: path of each linear layer -> (N, K).
-        shards: safetensors files of the folder.
+    Nobody but EfficientQAT writes the shapes of its files of 3 bits.
 
     Raises:
-        LutlabError: no layout that lutlab reads, or no layer that is quantized.
+        LutlabError: no layout that lutlab reads, or none of the linear layers (path -> (N, K)) is quantized.
     """
     layout = GPTQLayout(FIELD) if quantization is None else layout_of(quantization)
-    names = quantized_names(sizes, layout, shards)
+    names = [name for name in sizes if f"{name}.{layout.mark}" in shards]
     if not names:
         raise LutlabError(
             f"{folder} holds no quantized weights{f' (<layer>.{layout.mark})' if quantization else ''}: load a model "
@@ -146,14 +137,14 @@ def layout_in(
             'add to config.json "quantization_config": {"quant_method": "gptq", "bits": <bits>, "group_size": <g>, '
             "\"checkpoint_format\": <format>}, with gptq_v2 for EfficientQAT's own files, gptq for GPTQ-for-LLaMa's"
         )
-    return layout
+    return layout, names
 
 
 def _read(
     folder: Path, name: str, size: tuple[int, int], layout: Layout, shards: Shards
 ) -> UniformTensor:
     """The weight of a layer, out of the files; an error names the layer."""
-    held = [s for s in (*layout.needed, *layout.others) if f"{name}.{s}" in shards]
+    held = layout.held(name, shards)
     lacking = [suffix for suffix in layout.needed if suffix not in held]
     if lacking:
         raise LutlabError(

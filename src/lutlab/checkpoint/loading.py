@@ -10,15 +10,15 @@ from safetensors import SafetensorError
 
 from lutlab import arguments
 from lutlab.checkpoint.foreign import load_foreign
-from lutlab.checkpoint.mapped import Mapped
-from lutlab.checkpoint.transformers import CURE, METHOD, LutlabConfig
+from lutlab.checkpoint.transformers import CURE, METHOD, LutlabConfig, empty_layers
 from lutlab.devices import device_named
 from lutlab.errors import LutlabError
 from lutlab.kept.files import check_file, check_sums, has_sums
-from lutlab.lazy import PreTrainedConfig, PreTrainedModel
-from lutlab.models.families import model_class
-from lutlab.models.files import quantization_of, weight_files
+from lutlab.lazy import PreTrainedConfig, PreTrainedModel, nn
+from lutlab.models.families import family_of, model_class
+from lutlab.models.files import Shards, quantization_of, weight_files
 from lutlab.models.pretrained import config_of, model_of
+from lutlab.models.streamed import Streamed, assign, finish, outside, skeleton
 
 DTYPES = {
     str(one).removeprefix("torch."): one
@@ -58,10 +58,13 @@ def load(
     return load_foreign(folder, config, quantization, dtype, device)
 
 
-def load_mapped(folder: str | Path, dtype: torch.dtype | str = "auto") -> Mapped:
-    """A model whose blocks stay in their files until they are opened, and of which only what is looked at is read.
+def load_mapped(
+    folder: str | Path, dtype: torch.dtype | str = "auto"
+) -> tuple[PreTrainedModel, Streamed]:
+    """A model, and its blocks, which stay in their files until they are opened: only pages that are looked at are read.
 
-    Files are not compared with SHA256SUMS, for which they would be read: check_sums, or one rank a file, does that.
+    Embeddings and norms are in memory from the beginning; an output head of its own is the file's pages too. Files are
+    not compared with SHA256SUMS, for which they would be read: check_sums, or one rank a file, does that.
 
     Args:
         folder: folder that lutlab.save wrote, or of a model in full precision; with config.json and safetensors.
@@ -82,8 +85,40 @@ def load_mapped(folder: str | Path, dtype: torch.dtype | str = "auto") -> Mapped
     config = _config(folder)
     if isinstance(dtype, str):
         dtype = config.dtype or torch.float32
-    layers = LutlabConfig(**quantization).layers if quantization else {}
-    return Mapped(folder, config, layers, dtype)
+    model = skeleton(config, dtype)
+    for name, module in empty_layers(
+        model, LutlabConfig(**quantization).layers if quantization else {}
+    ):
+        model.set_submodule(name, module)
+    shards = Shards(folder, model.base_model_prefix)
+    tied = model.all_tied_weights_keys
+    shards.check([n for n in model.state_dict() if n not in tied], family_of(config).blocks)
+
+    def stored(name: str, expected: torch.Tensor, *, packed: bool = False) -> torch.Tensor:
+        """A tensor of the files; what is not packed has the model's dtype."""
+        found = shards.mapped(name)
+        if found.shape != expected.shape or (packed and found.dtype != expected.dtype):
+            raise LutlabError(
+                f"{folder}: {name} is {found.dtype} {list(found.shape)} in the files, but config.json says "
+                f"{expected.dtype} {list(expected.shape)}: the two belong to different models; copy the folder again"
+            )
+        return found if packed else found.to(expected.dtype)
+
+    def fill(block: nn.Module, prefix: str) -> None:
+        parameters, state = dict(block.named_parameters()), block.state_dict()
+        packed = {name: name not in parameters for name in state}
+        found = {prefix + n: stored(prefix + n, t, packed=packed[n]) for n, t in state.items()}
+        assign(block, prefix, found)
+
+    names = {module: name for name, module in model.named_modules()}
+    head = model.get_output_embeddings()
+    for module in outside(model):
+        own = {f"{names[module]}.{n}": p for n, p in module.named_parameters(recurse=False)}
+        own = {name: stored(name, p) for name, p in own.items() if name not in tied}
+        if module is not head:
+            own = {name: tensor.clone() for name, tensor in own.items()}
+        assign(module, f"{names[module]}.", own)
+    return finish(model, "cpu"), Streamed(model, fill, "cpu")
 
 
 def _quantization(folder: Path) -> dict[str, Any] | None:

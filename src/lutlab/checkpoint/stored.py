@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from lutlab.checkpoint.foreign import layout_in, quantized_names
+from lutlab.checkpoint.foreign import layout_in
 from lutlab.checkpoint.loading import load
 from lutlab.checkpoint.transformers import CURE, METHOD
 from lutlab.errors import LutlabError
@@ -48,10 +48,10 @@ def layer_widths(spec: ModelSpec) -> Mapping[str, Width]:
     if (quantization or {}).get("quant_method") == METHOD:
         return {n: _width(one) for n, one in quantization["layers"].items() if n in sizes}
     shards = Shards(folder, next(iter(sizes)).partition(".")[0])
-    layout = layout_in(folder, quantization, sizes, shards)
+    layout, names = layout_in(folder, quantization, sizes, shards)
     found = {}
-    for name in quantized_names(sizes, layout, shards):
-        held = [s for s in (*layout.needed, *layout.others) if f"{name}.{s}" in shards]
+    for name in names:
+        held = layout.held(name, shards)
         shapes = {suffix: shards.shape(f"{name}.{suffix}") for suffix in held}
         found[name] = layout.width(shapes, *sizes[name])
     return found
@@ -67,11 +67,7 @@ def _width(layout: Mapping[str, Any]) -> Width:
 
 
 def row_width(spec: ModelSpec) -> Width:
-    """(q, g) by which a row of the folder is called.
-
-    Raises:
-        LutlabError: the model is no folder, holds no quantized weights, or a layout that lutlab does not read.
-    """
+    """(q, g) by which a row of the folder is called; with the errors of layer_widths."""
     widths, sizes = layer_widths(spec), linear_shapes(spec)
     weights = {name: math.prod(sizes[name]) for name in widths}
     mean = sum(weights[name] * q for name, (q, _) in widths.items()) / sum(weights.values())
@@ -82,11 +78,7 @@ def row_width(spec: ModelSpec) -> Width:
 
 
 def formats_of(spec: ModelSpec) -> tuple[str, ...]:
-    """Names of the formats in which the folder's weights are held once they are loaded, sorted.
-
-    Raises:
-        LutlabError: the model is no folder, holds no quantized weights, or a layout that lutlab does not read.
-    """
+    """Names of the formats that hold the folder's weights once they are loaded, sorted; errors as of layer_widths."""
     layer_widths(spec)
     quantization = quantization_of(folder_of(spec)) or {}
     if quantization.get("quant_method") != METHOD:

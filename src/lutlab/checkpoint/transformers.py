@@ -152,10 +152,9 @@ def empty_layers(
     """
     for name, layout in layers.items():
         try:
-            module = _skeleton(model, name, layout)
+            yield name, _skeleton(model, name, layout)
         except LutlabError as error:
             raise LutlabError(f"quantization_config, layer {name}: {error}") from error
-        yield name, module
 
 
 def _skeleton(model: PreTrainedModel, name: str, layout: Mapping[str, Any]) -> QuantLinear:

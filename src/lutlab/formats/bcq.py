@@ -57,6 +57,8 @@ class PackedBCQ(Format):
         "cuda": ("lut_gemv",),
     }
     scales: ClassVar[tuple[str, ...]] = ("alpha", "offset")
+    # To whoever asks what kernels may read; Eq. 5 is not looked for.
+    uniform: ClassVar[bool] = False
 
     planes: torch.Tensor
     alpha: torch.Tensor
@@ -64,10 +66,6 @@ class PackedBCQ(Format):
     shape: tuple[int, int]
     group_size: int
     order: torch.Tensor | None = None
-
-    uniform: ClassVar[bool] = (
-        False  # to whoever asks what kernels may read; Eq. 5 is not looked for
-    )
 
     def dequantize(self) -> torch.Tensor:
         """[N, K] float32: offset, then + or - alpha_0, alpha_1, ... in float64, rounded once to float32.
@@ -124,16 +122,10 @@ class PackedBCQ(Format):
         cls, layout: Mapping[str, Any], device: torch.device | str = "cpu"
     ) -> PackedBCQ:
         """An empty weight; see Format."""
-        check_layout(
-            layout,
-            {
-                "q": (),
-                "g": (),
-                "has_order": (False, True),
-                "alpha_dtype": ("float16", "float32"),
-                "offset_dtype": (None, "float16", "float32", "float64"),
-            },
-        )
+        choices = {"q": (), "g": (), "has_order": (False, True)}
+        choices |= {"alpha_dtype": ("float16", "float32")}
+        choices |= {"offset_dtype": (None, "float16", "float32", "float64")}
+        check_layout(layout, choices)
         rows, columns = shape = layout["out_features"], layout["in_features"]
         q, groups = check_bits(layout["q"]), group_count(layout["g"], columns)
 

@@ -118,35 +118,38 @@ def _tensor_fields(cls: type[Format]) -> tuple[str, ...]:
     return tuple(f.name for f in dataclasses.fields(cls) if "torch.Tensor" in str(f.type))
 
 
-def check_layout(layout: Mapping[str, Any], choices: Mapping[str, tuple[Choice, ...]]) -> None:
+def check_layout(
+    layout: Mapping[str, Any], choices: Mapping[str, tuple[Choice, ...] | int]
+) -> None:
     """Refuse a layout that is not out_features, in_features and the keys of `choices`, each of an allowed value.
 
     Args:
         layout: the layout to be checked.
-        choices: key -> the values it may have; none: checked by who reads it.
+        choices: key -> the values it may have, or the least integer; no values: checked by who reads it.
 
     Raises:
         LutlabError: which key is wrong, and what was expected.
     """
-    sizes = ("out_features", "in_features")
-    known = dict.fromkeys((*sizes, *choices))
-    for key in [*known, *layout]:
-        if key not in layout or key not in known:
+    choices = {"out_features": 1, "in_features": 1, **choices}
+    for key in [*choices, *layout]:
+        if key not in layout or key not in choices:
             raise LutlabError(
-                f"the layout of a quantized layer {'lacks' if key in known else 'has unknown'} '{key}': "
-                f"{nearest(key, known)}; the file is damaged, or another version of lutlab wrote it"
-            )
-    for key in sizes:
-        if type(layout[key]) is not int or layout[key] < 1:
-            raise LutlabError(
-                f"the layout of a quantized layer says {key}={layout[key]!r}: expected an integer of at least 1"
+                f"the layout of a quantized layer {'lacks' if key in choices else 'has unknown'} '{key}': "
+                f"{nearest(key, choices)}; the file is damaged, or another version of lutlab wrote it"
             )
     for key, allowed in choices.items():
-        if allowed and (type(layout[key]), layout[key]) not in [
-            (type(one), one) for one in allowed
-        ]:
+        value = layout[key]
+        if isinstance(allowed, int):
+            fits, expected = (
+                type(value) is int and value >= allowed,
+                f"an integer of at least {allowed}",
+            )
+        else:
+            same = [(type(one), one) for one in allowed]
+            fits, expected = not same or (type(value), value) in same, f"one of {allowed}"
+        if not fits:
             raise LutlabError(
-                f"the layout of a quantized layer says {key}={layout[key]!r}: expected one of {allowed}"
+                f"the layout of a quantized layer says {key}={value!r}: expected {expected}"
             )
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from lutlab.errors import LutlabError
@@ -72,33 +72,70 @@ def _unknown(packed: Format) -> LutlabError:
 
 def group_size(packed: Format) -> int:
     """Weights along K that share a scale; -1: a row, or there are no scales."""
-    grouped = isinstance(packed, PackedUniform | PackedBCQ | PackedMixed)
-    return packed.group_size if grouped else -1
+    return getattr(packed, "group_size", -1)
 
 
 def order(packed: Format) -> torch.Tensor | None:
     """[K] int32: stored column j holds input channel order[j]; None: channel j."""
-    return packed.order if isinstance(packed, PackedUniform | PackedBCQ) else None
+    return getattr(packed, "order", None)
 
 
-# ---- uniform ----
+# ---- rows of uniform and binary codes, and weights as one ----
+
+# Buffers, and the dimension of each that is rows; zero points in q bits are one stream of all rows.
+_ROWS_AT = {"qweight": 0, "scale": 0, "planes": 1, "alpha": 1, "offset": 0}
 
 
-@rows.register
-def _(packed: PackedUniform, spans: Sequence[range]) -> PackedUniform:
-    zero = packed.qzero
-    if zero.ndim == 1:
-        zero = code_words.pack_stream(_rows(packed.zero_point, spans), packed.bits)
-    else:
-        zero = _rows(zero, spans)
-    return replace(
-        packed,
-        qweight=_rows(packed.qweight, spans),
-        scale=_rows(packed.scale, spans),
-        qzero=zero,
-        shape=(sum(map(len, spans)), packed.shape[1]),
-        order=_copy(packed.order),
-    )
+def _of_rows(
+    packed: PackedUniform | PackedBCQ, count: int, take: Callable[[str, int], torch.Tensor]
+) -> PackedUniform | PackedBCQ:
+    """A weight of so many other rows; take: name of a tensor and its dimension of rows -> what it becomes."""
+    held = {n: take(n, dim) for n, dim in _ROWS_AT.items() if packed.buffers.get(n) is not None}
+    if isinstance(packed, PackedUniform):
+        zero = take("zero_point", 0)
+        held["qzero"] = zero if packed.qzero.ndim > 1 else code_words.pack_stream(zero, packed.bits)
+    return replace(packed, shape=(count, packed.shape[1]), **held)
+
+
+@rows.register(PackedUniform)
+@rows.register(PackedBCQ)
+def _(packed: PackedUniform | PackedBCQ, spans: Sequence[range]) -> PackedUniform | PackedBCQ:
+    def take(name: str, dim: int) -> torch.Tensor:
+        return _rows(getattr(packed, name), spans, dim)
+
+    return replace(_of_rows(packed, sum(map(len, spans)), take), order=_copy(packed.order))
+
+
+def joined(parts: Sequence[Format]) -> Format:
+    """The weight of all rows.
+
+    Args:
+        parts: weights of format uniform or bcq, all of one layout but for their numbers of rows.
+
+    Raises:
+        LutlabError: other formats, or layouts or orders of columns that differ.
+    """
+    first, *others = parts
+    if not isinstance(first, PackedUniform | PackedBCQ):
+        raise LutlabError(
+            f"a {type(first).__name__} cannot be joined: only formats uniform and bcq"
+        )
+    layout = first.layout()
+    for other in others:
+        if other.layout() | {"out_features": first.shape[0]} != layout:
+            raise LutlabError(
+                f"weights of other layouts cannot be joined: {layout} and {other.layout()}"
+            )
+        if first.order is not None and not torch.equal(first.order, other.order):
+            raise LutlabError("weights whose columns are in different orders cannot be joined")
+
+    def take(name: str, dim: int) -> torch.Tensor:
+        return torch.cat([getattr(part, name) for part in parts], dim)
+
+    return _of_rows(first, sum(part.shape[0] for part in parts), take)
+
+
+# ---- columns of uniform codes ----
 
 
 @columns.register
@@ -121,19 +158,7 @@ def _(packed: PackedUniform, span: range) -> PackedUniform:
     )
 
 
-# ---- bcq ----
-
-
-@rows.register
-def _(packed: PackedBCQ, spans: Sequence[range]) -> PackedBCQ:
-    return replace(
-        packed,
-        planes=_rows(packed.planes, spans, 1),
-        alpha=_rows(packed.alpha, spans, 1),
-        offset=None if packed.offset is None else _rows(packed.offset, spans),
-        shape=(sum(map(len, spans)), packed.shape[1]),
-        order=_copy(packed.order),
-    )
+# ---- columns of binary codes ----
 
 
 @columns.register
@@ -163,23 +188,15 @@ def _(packed: PackedBCQ, span: range) -> PackedBCQ:
 _OF_GROUPS = ("zero_point", "scale_code", "scale_zero", "scale_step")
 
 
-@rows.register
-def _(packed: PackedMixed, spans: Sequence[range]) -> PackedMixed:
-    return _owning(PackedMixed.pack(_mixed_rows(packed.unpack(), spans)))
-
-
-@columns.register
-def _(packed: PackedMixed, span: range) -> PackedMixed:
-    return _owning(PackedMixed.pack(_mixed_columns(packed.unpack(), span)))
-
-
-def _owning(packed: PackedMixed) -> PackedMixed:
-    """Packing keeps some of the whole's tensors as they are."""
+def _owning(tensor: MixedTensor) -> PackedMixed:
+    """Packed; packing keeps some of the whole's tensors as they are."""
+    packed = PackedMixed.pack(tensor)
     return packed.with_buffers({name: _copy(buffer) for name, buffer in packed.buffers.items()})
 
 
-def _mixed_rows(tensor: MixedTensor, spans: Sequence[range]) -> MixedTensor:
-    """Rows of a tensor. Raises LutlabError: a span does not begin or end with a band."""
+@rows.register
+def _(packed: PackedMixed, spans: Sequence[range]) -> PackedMixed:
+    tensor = packed.unpack()
     band, total = tensor.scale_group, len(tensor.codes)
     for span in spans:
         _check_mixed("rows", span, band, total)
@@ -203,11 +220,12 @@ def _mixed_rows(tensor: MixedTensor, spans: Sequence[range]) -> MixedTensor:
             "outlier_column": tensor.outlier_column[at],
             "outlier_value": tensor.outlier_value[at],
         }
-    return replace(tensor, **found)
+    return _owning(replace(tensor, **found))
 
 
-def _mixed_columns(tensor: MixedTensor, span: range) -> MixedTensor:
-    """Columns of a tensor. Raises LutlabError: the span does not begin or end with a group."""
+@columns.register
+def _(packed: PackedMixed, span: range) -> PackedMixed:
+    tensor = packed.unpack()
     g = tensor.group_size
     _check_mixed("columns", span, g, tensor.codes.shape[1])
     groups = slice(span.start // g, -(-span.stop // g))
@@ -216,7 +234,7 @@ def _mixed_columns(tensor: MixedTensor, span: range) -> MixedTensor:
     if tensor.outlier_count is not None:
         found |= _outliers(tensor, span)
     whole = len(found["widths"]) == len(tensor.widths)
-    return replace(tensor, **found, aligned=tensor.aligned and whole)
+    return _owning(replace(tensor, **found, aligned=tensor.aligned and whole))
 
 
 def _outliers(tensor: MixedTensor, span: range) -> dict[str, torch.Tensor]:
@@ -294,43 +312,3 @@ def _grouping(g: int, in_features: int, span: range) -> tuple[int, slice | list[
             f"needed, and they have at least {_LEAST} weights; cut at a multiple of {_LEAST}"
         )
     return finer, [at // length for at in range(span.start, span.stop, finer)]
-
-
-# ---- weights as one ----
-
-
-def joined(parts: Sequence[Format]) -> Format:
-    """The weight of all rows.
-
-    Args:
-        parts: weights of format uniform or bcq, all of one layout but for their numbers of rows.
-
-    Raises:
-        LutlabError: other formats, or layouts or orders of columns that differ.
-    """
-    first, *others = parts
-    if not isinstance(first, PackedUniform | PackedBCQ):
-        raise LutlabError(
-            f"a {type(first).__name__} cannot be joined: only formats uniform and bcq"
-        )
-    layout = first.layout()
-    for other in others:
-        if other.layout() | {"out_features": first.shape[0]} != layout:
-            raise LutlabError(
-                f"weights of other layouts cannot be joined: {layout} and {other.layout()}"
-            )
-        if first.order is not None and not torch.equal(first.order, other.order):
-            raise LutlabError("weights whose columns are in different orders cannot be joined")
-    shape = (sum(part.shape[0] for part in parts), first.shape[1])
-
-    def rows(name: str, dim: int = 0) -> torch.Tensor:
-        return torch.cat([part.buffers[name] for part in parts], dim)
-
-    if isinstance(first, PackedBCQ):
-        offset = None if first.offset is None else rows("offset")
-        held = {"planes": rows("planes", 1), "alpha": rows("alpha", 1), "offset": offset}
-        return replace(first, shape=shape, **held)
-    zero = torch.cat([part.zero_point for part in parts])
-    if first.qzero.ndim == 1:
-        zero = code_words.pack_stream(zero, first.bits)
-    return replace(first, shape=shape, qweight=rows("qweight"), scale=rows("scale"), qzero=zero)

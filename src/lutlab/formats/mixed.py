@@ -173,19 +173,19 @@ class PackedMixed(Format):
         rows, bands = self.shape[0], -(-self.shape[0] // self.scale_group)
         by_row = self.row_scale is not None
         of_codes, of_zeros = _lengths(rows, self.group_size, self.of_width, by_row)
-        codes = {
-            w: unpack_words(some, w, n * self.group_size)
-            for w, n, some in zip(
-                MIXED_WIDTHS, self.of_width, self.codes.split(of_codes, dim=1), strict=True
-            )
-            if n
-        }
-        zero = self.widths.new_zeros(rows, len(self.widths))
-        for w, n, some in zip(MIXED_WIDTHS, self.of_width, self.zero.split(of_zeros), strict=True):
-            if len(some):
-                zero[:, self.widths == w] = _values(some, w, rows, n)
-        scale_code = _values(self.scale_code, SCALE_BITS, rows, second)
-        return codes, zero, scale_code, _values(self.scale_zero, SCALE_BITS, bands, second)
+
+        def values(stream: torch.Tensor, bits: int, rows: int, columns: int) -> torch.Tensor:
+            return unpack_stream(stream, bits, rows * columns).view(rows, columns).to(torch.uint8)
+
+        codes, zero = {}, self.widths.new_zeros(rows, len(self.widths))
+        parts = self.codes.split(of_codes, dim=1), self.zero.split(of_zeros)
+        for w, n, of_row, of_all in zip(MIXED_WIDTHS, self.of_width, *parts, strict=True):
+            if n:
+                codes[w] = unpack_words(of_row, w, n * self.group_size)
+            if len(of_all):
+                zero[:, self.widths == w] = values(of_all, w, rows, n)
+        scale_code = values(self.scale_code, SCALE_BITS, rows, second)
+        return codes, zero, scale_code, values(self.scale_zero, SCALE_BITS, bands, second)
 
     @property
     def aligned(self) -> bool:
@@ -272,16 +272,9 @@ class PackedMixed(Format):
 
 def _checked(layout: Mapping[str, Any]) -> tuple[int, int, int]:
     """Groups of each width of a layout that may be damaged."""
-    least = {"g": 1, "g2": 1, "groups_3": 0, "groups_4": 0, "outliers": 0}
+    numbers = {"g": 1, "g2": 1, "groups_3": 0, "groups_4": 0, "outliers": 0}
     choices = {"aligned": (False, True), "wide_scale": ("row", "group")}
-    counts = {"count_dtype": (None, "uint8", "int16")}
-    check_layout(layout, dict.fromkeys(least, ()) | choices | counts)
-    for name, smallest in least.items():
-        if type(layout[name]) is not int or layout[name] < smallest:
-            raise LutlabError(
-                f"the layout of a quantized layer says {name}={layout[name]!r}: expected an integer of at least "
-                f"{smallest}"
-            )
+    check_layout(layout, numbers | choices | {"count_dtype": (None, "uint8", "int16")})
     groups = -(-layout["in_features"] // layout["g"])
     narrow = groups - layout["groups_3"] - layout["groups_4"]
     blocks = -(-groups // (mixed_blocks.NARROW + 1))
@@ -320,16 +313,7 @@ def by_width(tensor: MixedTensor) -> dict[int, torch.Tensor]:
 
 
 def by_channel(codes: Mapping[int, torch.Tensor], widths: torch.Tensor, g: int) -> torch.Tensor:
-    """The inverse of by_width, columns beyond K included; what blocks are filled with is dropped.
-
-    Args:
-        codes: width -> [N, at least G_w * g] uint8.
-        widths: bits of each group, [G].
-        g: weights of a group.
-
-    Returns:
-        [N, G * g] uint8.
-    """
+    """The inverse of by_width, [N, G * g] uint8, columns beyond K included; what blocks are filled with is dropped."""
     some = next(iter(codes.values()))
     out = some.new_zeros(len(some), len(widths), g)
     for w, values in codes.items():
@@ -366,25 +350,15 @@ def _streams(tensor: MixedTensor) -> dict[str, torch.Tensor]:
     """The four buffers of the module's drawing, by name."""
     second = second_order(tensor.widths, tensor.row_scale is not None)
     codes = [pack_words(values, w) for w, values in by_width(tensor).items() if values.shape[1]]
-    zeros = [_stream(tensor.zero_point[:, (tensor.widths == w) & second], w) for w in MIXED_WIDTHS]
+    zeros = [
+        pack_stream(tensor.zero_point[:, (tensor.widths == w) & second], w) for w in MIXED_WIDTHS
+    ]
     return {
         "codes": torch.cat(codes, dim=1),
         "zero": torch.cat(zeros),
-        "scale_code": _stream(tensor.scale_code[:, second], SCALE_BITS),
-        "scale_zero": _stream(tensor.scale_zero[:, second], SCALE_BITS),
+        "scale_code": pack_stream(tensor.scale_code[:, second], SCALE_BITS),
+        "scale_zero": pack_stream(tensor.scale_zero[:, second], SCALE_BITS),
     }
-
-
-def _stream(values: torch.Tensor, bits: int) -> torch.Tensor:
-    """Pack the values of a tensor, which may be empty, into one stream of int32."""
-    return pack_stream(values, bits) if values.numel() else values.new_empty(0, dtype=torch.int32)
-
-
-def _values(stream: torch.Tensor, bits: int, rows: int, columns: int) -> torch.Tensor:
-    """The inverse of _stream: [rows, columns] uint8."""
-    if not rows * columns:
-        return stream.new_empty(rows, columns, dtype=torch.uint8)
-    return unpack_stream(stream, bits, rows * columns).view(rows, columns).to(torch.uint8)
 
 
 # ---- the paper's average ----

@@ -37,7 +37,7 @@ def pack(tensor: MixedTensor, codes: Mapping[int, torch.Tensor]) -> dict[str, to
 
     Args:
         tensor: weight whose groups fill blocks.
-        codes: width -> codes [N, G_w * 16] uint8 of its groups of that width.
+        codes: width -> the codes of its groups, [N, G_w * 16] uint8.
 
     Raises:
         LutlabError: the tensor's groups or scale codes do not fit blocks.

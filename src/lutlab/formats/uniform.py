@@ -133,16 +133,8 @@ class PackedUniform(Format):
     ) -> PackedUniform:
         """An empty weight; see Format."""
         either = (False, True)
-        check_layout(
-            layout,
-            {
-                "q": (),
-                "g": (),
-                "has_order": either,
-                "scale_dtype": ("float16", "float32"),
-                "packed_zeros": either,
-            },
-        )
+        choices = {"q": (), "g": (), "has_order": either, "packed_zeros": either}
+        check_layout(layout, choices | {"scale_dtype": ("float16", "float32")})
         rows, columns = shape = layout["out_features"], layout["in_features"]
         q, groups = check_bits(layout["q"]), group_count(layout["g"], columns)
 

@@ -47,14 +47,17 @@ def engine(
     """
     if cache not in CACHES:
         raise LutlabError(f"cache={cache}: give one of {', '.join(CACHES[1:])}, or none")
-    batch, length = sizes(model, batch, length)
+    batch, length = _sizes(model, batch, length)
     names = (name,) if name else engines_of(model.device.type)
     reasons = []
     for candidate in names:
         found = registry.lookup("engine", candidate)
         why = found.obstacle(model, cache)
         if not why:
-            _check_cache(model, batch, length, cache)
+            dtype = getattr(torch, cache) if cache else model.dtype
+            needed = fits.cache_bytes(model.config, batch, length, dtype.itemsize)
+            what = f"a cache of {batch} x {length} tokens"
+            fits.check(what, {"cache": needed}, str(model.device))
             if reasons:
                 log.warning("decoding by engine %s: %s", candidate, "; ".join(reasons))
             return found(model, batch, length, cache)
@@ -68,35 +71,20 @@ def engines_of(device: str) -> list[str]:
     return [n for _, n in sorted((len(e.devices), n) for n, e in found if device in e.devices)]
 
 
-def _check_cache(model: PreTrainedModel, batch: int, length: int, cache: str) -> None:
-    """Raises fits.TooLargeError for a cache that does not fit beside the model."""
-    dtype = getattr(torch, cache) if cache else model.dtype
-    needed = fits.cache_bytes(model.config, batch, length, dtype.itemsize)
-    fits.check(f"a cache of {batch} x {length} tokens", {"cache": needed}, str(model.device))
-
-
-def sizes(model: PreTrainedModel, batch: int, length: int | None) -> tuple[int, int]:
-    """Rows of a cache and tokens of a row, checked.
-
-    Raises:
-        LutlabError: the model is no causal language model, or the cache is longer than its context.
-    """
+def _sizes(model: PreTrainedModel, batch: int, length: int | None) -> tuple[int, int]:
+    """Rows of a cache and tokens of a row, with the errors of engine."""
     arguments.model(model)
     if (task := task_of(model)) != "causal_lm":
         raise LutlabError(
             f"the model is for {task}, and only a causal language model generates text"
         )
     batch = arguments.integer("batch", batch, 1, "rows of the cache, as 1")
-    return batch, _length(model, length)
-
-
-def _length(model: PreTrainedModel, length: int | None) -> int:
     context = getattr(model.config, family_of(model.config).seqlen)
     if length is None:
-        return context
+        return batch, context
     arguments.integer("length", length, 1, "tokens of a row of the cache, as 512")
     if length > context:
         raise LutlabError(
             f"length={length}: the model's context is {context} tokens; give at most as many"
         )
-    return length
+    return batch, length

@@ -6,8 +6,7 @@ widens; what narrows). A `Decoder` says the rest of a family, once, by paths of 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 from lutlab.lazy import PreTrainedConfig
 
@@ -27,104 +26,81 @@ GROWING_ROPES = ("dynamic", "longrope")
 
 @dataclass(frozen=True)
 class Decoder:
-    """A family, beside its linear layers.
+    """A family, beside its linear layers: paths of modules in a block, or in the body, and names of config fields."""
 
-    Attributes:
-        body: path of the module that holds embeddings and the last norm.
-        tokens: path in it of the table of tokens.
-        attention: path in a block of the attention, which knows head_dim and, where `scaled`, its scaling.
-        norms: paths in a block of the norms of attention and feed-forward.
-        last_norm: path in the body; that module may be None.
-        rms: RMSNorm, else LayerNorm.
-        gated: the widening layers give gate and up, either two layers or halves of one.
-        activation: config field.
-        kv_heads: config field.
-        positions: path in the body of a table of positions; empty: rotations.
-        positions_from: row of the table for position 0.
-        rotary: path in the body of the module that gives cosines and sines.
-        neighbours: rotated pairs are neighbours, else halves of the head apart.
-        head_norms: paths in the attention of norms of each query and key.
-        scaled: the product of query and key is scaled by attention.scaling, else by nothing.
-        norm_first: config field that says whether norms come before sub-layers; empty: they do.
-        projections: paths in the body between embeddings and blocks, blocks and head; those modules may be None.
-        window: config field of how many tokens a block sees; empty: all.
-        window_where: config field that has "local" for blocks with a window; empty: all have it.
-    """
-
-    body: str
-    tokens: str
-    attention: str
-    norms: tuple[str, str]
-    last_norm: str
-    rms: bool
-    activation: str
-    gated: bool = False
-    kv_heads: str = "num_attention_heads"
-    positions: str = ""
-    positions_from: int = 0
-    rotary: str = ""
-    neighbours: bool = False
-    head_norms: tuple[str, ...] = ()
-    scaled: bool = True
-    norm_first: str = ""
+    body: str  # path of the module that holds embeddings and the last norm
+    tokens: str  # path in it of the table of tokens
+    attention: str  # path in a block of the attention, which knows head_dim and, where `scaled`, its scaling
+    norms: tuple[str, str]  # paths in a block of the norms of attention and feed-forward
+    last_norm: str  # path in the body; that module may be None
+    rms: bool  # RMSNorm, else LayerNorm
+    activation: str  # config field
+    gated: bool = False  # the widening layers give gate and up, either two layers or halves of one
+    kv_heads: str = "num_attention_heads"  # config field
+    positions: str = ""  # path in the body of a table of positions; empty: rotations
+    positions_from: int = 0  # row of the table for position 0
+    rotary: str = ""  # path in the body of the module that gives cosines and sines
+    neighbours: bool = False  # rotated pairs are neighbours, else halves of the head apart
+    head_norms: tuple[str, ...] = ()  # paths in the attention of norms of each query and key
+    scaled: bool = (
+        True  # the product of query and key is scaled by attention.scaling, else by nothing
+    )
+    norm_first: str = (
+        ""  # config field that says whether norms come before sub-layers; empty: they do
+    )
+    # paths in the body between embeddings and blocks, blocks and head; those modules may be None
     projections: tuple[str, ...] = ()
-    window: str = ""
-    window_where: str = ""
-
-
-def _llama(**more: Any) -> Decoder:
-    return Decoder(
-        body="model",
-        tokens="embed_tokens",
-        attention="self_attn",
-        norms=("input_layernorm", "post_attention_layernorm"),
-        last_norm="norm",
-        rms=True,
-        activation="hidden_act",
-        gated=True,
-        kv_heads="num_key_value_heads",
-        rotary="rotary_emb",
-        **more,
+    window: str = ""  # config field of how many tokens a block sees; empty: all
+    window_where: str = (
+        ""  # config field that has "local" for blocks with a window; empty: all have it
     )
 
 
-def _gpt(attention: str, **more: Any) -> Decoder:
-    return Decoder(
-        body="transformer",
-        tokens="wte",
-        attention=attention,
-        norms=("ln_1", "ln_2"),
-        last_norm="ln_f",
-        rms=False,
-        activation="activation_function",
-        positions="wpe",
-        **more,
-    )
-
-
+_LLAMA = Decoder(
+    body="model",
+    tokens="embed_tokens",
+    attention="self_attn",
+    norms=("input_layernorm", "post_attention_layernorm"),
+    last_norm="norm",
+    rms=True,
+    activation="hidden_act",
+    gated=True,
+    kv_heads="num_key_value_heads",
+    rotary="rotary_emb",
+)
+_GPT2 = Decoder(
+    body="transformer",
+    tokens="wte",
+    attention="attn",
+    norms=("ln_1", "ln_2"),
+    last_norm="ln_f",
+    rms=False,
+    activation="activation_function",
+    positions="wpe",
+)
+_OPT = Decoder(
+    body="model.decoder",
+    tokens="embed_tokens",
+    attention="self_attn",
+    norms=("self_attn_layer_norm", "final_layer_norm"),
+    last_norm="final_layer_norm",
+    rms=False,
+    activation="activation_function",
+    positions="embed_positions",
+    positions_from=2,
+    norm_first="do_layer_norm_before",
+    projections=("project_in", "project_out"),
+)
+_NEO = {"attention": "attn.attention", "scaled": False}
 DECODERS = {
-    "opt": Decoder(
-        body="model.decoder",
-        tokens="embed_tokens",
-        attention="self_attn",
-        norms=("self_attn_layer_norm", "final_layer_norm"),
-        last_norm="final_layer_norm",
-        rms=False,
-        activation="activation_function",
-        positions="embed_positions",
-        positions_from=2,
-        norm_first="do_layer_norm_before",
-        projections=("project_in", "project_out"),
-    ),
-    "llama": _llama(),
-    "mistral": _llama(window="sliding_window"),
-    "qwen2": _llama(),
-    "qwen3": _llama(head_norms=("q_norm", "k_norm")),
-    "glm": _llama(neighbours=True),
-    "gpt2": _gpt("attn"),
-    "gpt_neo": _gpt(
-        "attn.attention", scaled=False, window="window_size", window_where="attention_layers"
-    ),
+    "opt": _OPT,
+    "llama": _LLAMA,
+    "mistral": replace(_LLAMA, window="sliding_window"),
+    "qwen2": _LLAMA,
+    "qwen3": replace(_LLAMA, head_norms=("q_norm", "k_norm")),
+    "glm": replace(_LLAMA, neighbours=True),
+    "gpt2": _GPT2,
+    "gpt_neo": replace(_GPT2, **_NEO, window="window_size", window_where="attention_layers"),
 }
 
 

@@ -46,9 +46,12 @@ class Engine(ABC):
         self.of_ranks: dict[str, Any] = {}
 
     @classmethod
-    @abstractmethod
     def obstacle(cls, model: PreTrainedModel, cache: str) -> str:
-        """Reason for not decoding a model with such a cache; empty where it can."""
+        """Reason for not decoding a model with such a cache, here one of another dtype; empty where it can."""
+        own = dtype_name(model.dtype)
+        return (
+            "" if cache in ("", own) else f"its cache is of the model's dtype, {own}, not {cache}"
+        )
 
     @abstractmethod
     def prefill(self, prompts: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -111,6 +114,19 @@ class Engine(ABC):
 
     # ---- what engines share ----
 
+    def modules_facts(self, name: str, kernels: list[str], cache_bytes: int) -> dict[str, Any]:
+        """Facts of an engine of transformers' own modules, whose cache and head have the model's dtype."""
+        dtype = dtype_name(self.model.dtype)
+        return {
+            "engine": name,
+            "kernel": kernels,
+            "cache": dtype,
+            "cache_bytes": cache_bytes,
+            "head": dtype,
+            "threads": torch.get_num_threads(),
+            **self.of_ranks,
+        }
+
     def modules_read(self) -> dict[str, int]:
         """Bytes of `weights` and `head` that transformers' own modules read in a step."""
         from lutlab.modules import (
@@ -135,13 +151,10 @@ class Engine(ABC):
             )
         for row, ids in enumerate(prompts):
             if not 1 <= len(ids) <= self.length:
+                longer = "shorten it, or make the cache longer (length=)"
                 raise LutlabError(
                     f"prompt {row} has {len(ids)} tokens, and a row of the cache holds 1 to {self.length}: "
-                    + (
-                        "shorten it, or make the cache longer (length=)"
-                        if len(ids)
-                        else "give at least one token"
-                    )
+                    f"{longer if len(ids) else 'give at least one token'}"
                 )
             self._check_ids(ids)
 
@@ -172,9 +185,3 @@ class Engine(ABC):
                 f"token ids from {low} to {high}, and the vocabulary is 0 to {self.vocabulary - 1}: use the model's "
                 "own tokenizer"
             )
-
-
-def other_cache(model: PreTrainedModel, cache: str) -> str:
-    """Reason against a cache in another dtype than the model's; empty where it is that one."""
-    own = dtype_name(model.dtype)
-    return "" if cache in ("", own) else f"its cache is of the model's dtype, {own}, not {cache}"

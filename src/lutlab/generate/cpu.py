@@ -111,14 +111,9 @@ class CpuStep(Engine):
     def write(
         self, layer: int, row: int, first: int, keys: torch.Tensor, values: torch.Tensor
     ) -> None:
-        """Put keys and values that were computed elsewhere into the cache; whoever calls sets `positions`.
+        """Put keys and values [kv heads, T, size] of elsewhere, rotated, into the cache from position `first` on.
 
-        Args:
-            layer: number of the layer in the model.
-            row: row of the cache.
-            first: position of the first token.
-            keys: [kv heads, T, size], rotated as transformers keeps them.
-            values: [kv heads, T, size].
+        Whoever calls sets `positions`.
 
         Raises:
             LutlabError: one is larger than the cache can hold.

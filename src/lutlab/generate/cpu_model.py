@@ -53,10 +53,10 @@ class Placed:
 
 
 class CpuModel:
-    """The struct of a model, its cache and its products.
+    """The struct of a model whose family has a Decoder, its cache and its products.
 
     Args:
-        model: model whose weights the struct points to; of a family that has a Decoder.
+        model: model whose weights the struct points to.
         cache: dtype of keys and values.
         batch: rows of the cache.
         length: tokens of a row.

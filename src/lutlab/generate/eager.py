@@ -10,8 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from lutlab.formats.contract import dtype_name
-from lutlab.generate.contract import Engine, other_cache
+from lutlab.generate.contract import Engine
 from lutlab.kernels import ran
 from lutlab.lazy import PreTrainedModel, transformers
 from lutlab.models import fits
@@ -33,11 +32,6 @@ class Eager(Engine):
         self.token_bytes = fits.cache_bytes(model.config, 1, 1, model.dtype.itemsize)
         self._names: list[str] = []
         self._empty()
-
-    @classmethod
-    def obstacle(cls, model: PreTrainedModel, cache: str) -> str:
-        """See Engine."""
-        return other_cache(model, cache)
 
     def _empty(self) -> None:
         # without a config: layers whose window slides keep all tokens too, so that they can be rewound
@@ -93,13 +87,5 @@ class Eager(Engine):
 
     def facts(self) -> dict[str, Any]:
         """See Engine."""
-        dtype = dtype_name(self.model.dtype)
-        return {
-            "engine": "transformers",
-            "kernel": self._names,
-            "cache": dtype,
-            "cache_bytes": self.batch * self.length * self.token_bytes,
-            "head": dtype,
-            "threads": torch.get_num_threads(),
-            **self.of_ranks,
-        }
+        cache = self.batch * self.length * self.token_bytes
+        return self.modules_facts("transformers", self._names, cache)

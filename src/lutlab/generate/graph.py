@@ -22,9 +22,9 @@ import torch
 
 from lutlab import registry
 from lutlab.errors import LutlabError
-from lutlab.formats.contract import dtype_name
 from lutlab.formats.cut import joined
-from lutlab.generate.contract import Engine, other_cache
+from lutlab.generate.architecture import GROWING_ROPES
+from lutlab.generate.contract import Engine
 from lutlab.kernels.dispatch import Dequantized, prepare
 from lutlab.kernels.joined import RowsOf, Whole
 from lutlab.lazy import PreTrainedModel, transformers
@@ -36,7 +36,6 @@ from lutlab.registry import register
 BUCKETS = tuple(2**n for n in range(7, 20))  # slots that a graph's attention reads
 WARM_UP = 3  # steps before a capture: they compile, load and allocate
 ATTENTIONS = ("sdpa", "eager")
-HOST_ROPES = ("dynamic", "longrope")  # choose frequencies by the length, on the host
 
 KeysValues = list[tuple[torch.Tensor, torch.Tensor]]  # of each layer, [B, heads, T, d]
 Run = Callable[[], None]
@@ -168,9 +167,9 @@ class GraphStep(Engine):
             return f"a graph decodes {', '.join(known)}, and not '{config.model_type}'"
         if config._attn_implementation not in ATTENTIONS:
             return f"attention '{config._attn_implementation}' takes no mask of slots: set {' or '.join(ATTENTIONS)}"
-        if rope.get("rope_type") in HOST_ROPES:
+        if rope.get("rope_type") in GROWING_ROPES:  # on the host, by the length
             return f"rope_type '{rope['rope_type']}' chooses its frequencies on the host, by the length of the text"
-        return other_cache(model, cache)
+        return super().obstacle(model, cache)
 
     # ---- Engine ----
 
@@ -233,21 +232,11 @@ class GraphStep(Engine):
         are products of their own, where they could be one.
         """
         layers = [m for m in self.model.modules() if isinstance(m, QuantLinear)]
-        dtype = dtype_name(self.model.dtype)
         kernels = {layer.describe(self.batch, self.model.dtype) for layer in layers}
-        return {
-            "engine": "cuda_graph"
-            if self._capture is not no_graph
-            else "cuda_graph, without graphs",
-            "kernel": sorted(kernels) or ["torch matmul"],
-            "cache": dtype,
-            "cache_bytes": self._slots.nbytes,
-            "head": dtype,
-            "threads": torch.get_num_threads(),
-            "buckets": sorted(self._replays),
-            **({"not_joined": self._apart} if self._apart else {}),
-            **self.of_ranks,
-        }
+        name = "cuda_graph, without graphs" if self._capture is no_graph else "cuda_graph"
+        facts = self.modules_facts(name, sorted(kernels) or ["torch matmul"], self._slots.nbytes)
+        facts["buckets"] = sorted(self._replays)
+        return facts | ({"not_joined": self._apart} if self._apart else {})
 
     # ---- a step ----
 
@@ -324,7 +313,7 @@ def fuse(model: PreTrainedModel, rows: int, dtype: torch.dtype) -> list[str]:
 
     Args:
         model: quantized; of what is not, nothing is joined.
-        rows: rows of x to be ready for.
+        rows: number of rows of x to be ready for.
         dtype: dtype of x.
 
     Returns:

@@ -12,11 +12,10 @@ measure/tensor_parallel.py.
 
 from __future__ import annotations
 
-import functools
 import logging
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,16 +67,16 @@ def load(folder: str | Path, rank: Rank, dtype: torch.dtype | str = "auto") -> P
     """
     folder = arguments.path("folder", folder)
     with quiet():
-        mapped = load_mapped(folder, dtype)
+        model, blocks = load_mapped(folder, dtype)
     rank.agree(_identity(folder, rank, dtype))
-    for block in decoder_blocks(mapped.model):  # refused before files are read for their sums
-        share_of_block(block, mapped.model.config, rank)
+    for block in decoder_blocks(model):  # refused before files are read for their sums
+        share_of_block(block, model.config, rank)
     if has_sums(folder):
         used = ["config.json", *(path.name for path in weight_files(folder))]
         check_sums(folder, CURE, used, slice(rank.index, None, rank.count))
     elif not rank.index:
         log.warning("%s has no %s, so that damage to its files would not be noticed", folder, SUMS)
-    part = share_out(mapped.model, mapped, rank)
+    part = share_out(model, blocks, rank)
     rank.arrive(LOAD_SECONDS)
     return part
 
@@ -98,7 +97,7 @@ def _identity(folder: Path, rank: Rank, dtype: torch.dtype | str) -> dict[str, s
 
 
 def _header(path: Path) -> bytes:
-    """Names, dtypes and shapes, as they are written."""
+    """Names, dtypes and shapes of a safetensors file, as they are written."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         return file.read(min(length, path.stat().st_size))
@@ -191,21 +190,16 @@ def latency(run: ModelRun, gpus: int, tokens: int, repeats: int) -> Latency:
 
 
 def _of_rank(rank: Rank, run: ModelRun, tokens: int, repeats: int) -> Latency:
-    return timed(_part_of(rank, run), tokens, repeats)
-
-
-def _part_of(rank: Rank, run: ModelRun) -> Part:
-    """A rank's part of a row's model."""
     if run.method == STORED:
-        return load(folder_of(run.model), rank, getattr(torch, run.dtype))
-    if run.model.packed:
+        part = load(folder_of(run.model), rank, getattr(torch, run.dtype))
+    elif run.model.packed:
         drawn = drawn_blocks(run, rank.device, rank.count)
         part = share_out(drawn.model, drawn, rank)
     else:
         whole = quantized(run)
         part = share_out(whole.model, whole.blocks, rank)
     rank.arrive(LOAD_SECONDS)
-    return part
+    return timed(part, tokens, repeats)
 
 
 def quantized(run: ModelRun) -> LoadedModel:
@@ -224,25 +218,18 @@ def timed(part: Part, tokens: int, repeats: int) -> Latency:
     whole, apart = (engine(part, 1, tokens) for _ in range(2))
     prompt = [[getattr(part.model.config, "bos_token_id", None) or 0]]
 
-    def decode(own: Engine) -> None:
+    def seconds_of(own: Engine) -> float:
+        """Seconds of the slowest rank; all begin together. Tokens end on the CPU, and so does the GPU's work."""
+        part.rank.line_up()
+        began = time.perf_counter()
         part.silent = own is apart
         try:
             greedy(own, prompt, tokens)
         finally:
             part.silent = False
+        return part.rank.largest(time.perf_counter() - began)
 
-    rounds = [
-        [_seconds(part.rank, functools.partial(decode, own)) for own in (whole, apart)]
-        for _ in range(1 + repeats)
-    ]
+    rounds = [[seconds_of(own) for own in (whole, apart)] for _ in range(1 + repeats)]
     seconds, silent = zip(*rounds[1:], strict=True)  # behind one that prepares
     facts = whole.facts() | {"prompt_tokens": 1, "bytes_read": whole.bytes_read(tokens)}
     return Latency(tokens, seconds, silent, facts)
-
-
-def _seconds(rank: Rank, work: Callable[[], None]) -> float:
-    """Seconds of the slowest rank; all begin together. Work ends with tokens on the CPU, and so with the GPU's."""
-    rank.line_up()
-    began = time.perf_counter()
-    work()
-    return rank.largest(time.perf_counter() - began)

@@ -17,7 +17,6 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -110,7 +109,9 @@ def _multiply(layer: QuantLinear, panel: torch.Tensor, x: torch.Tensor) -> torch
     """The product y [..., N] = x [..., K] W^T + b in x's dtype; panel: floats for PANEL_ROWS rows of W."""
     execution = layer.ready(1, x.dtype)
     bias = None if layer.bias is None else layer.bias.to(x)
-    if not takes_panels(execution):
+    # Codes and planes, in the layout of a CPU kernel, can be cut into panels.
+    kinds = PackedBCQRows | PackedUniformRows
+    if not (isinstance(execution, CpuLinear) and isinstance(execution.rows, kinds)):
         return functional.linear(x, execution.dense().to(x), bias)
     rows = x.reshape(-1, layer.in_features).float()
     into = panel[: PANEL_ROWS * layer.in_features].view(PANEL_ROWS, layer.in_features)
@@ -118,19 +119,10 @@ def _multiply(layer: QuantLinear, panel: torch.Tensor, x: torch.Tensor) -> torch
     return y if bias is None else y + bias
 
 
-def takes_panels(execution: Any) -> bool:
-    """Whether a weight can be cut into panels: codes and planes can, in the layout of a CPU kernel."""
-    kinds = PackedBCQRows | PackedUniformRows
-    return isinstance(execution, CpuLinear) and isinstance(execution.rows, kinds)
-
-
 def by_panels(x: torch.Tensor, linear: CpuLinear, panel: torch.Tensor) -> torch.Tensor:
-    """The product x [M, K] float32 -> y [M, N] float32, panel after panel of W.
+    """The product x [M, K] float32 -> y [M, N] float32 of codes or planes, panel after panel.
 
-    Args:
-        x: rows of activations.
-        linear: a weight that `takes_panels`.
-        panel: [rows, K] float32, a multiple of 32 rows, overwritten.
+    Each is written into `panel`, [rows, K] float32, of a multiple of 32 rows.
     """
     weight, (n, _) = linear.rows, linear.rows.shape
     y = torch.empty(n, len(x))
@@ -165,11 +157,20 @@ def _winner(engine: Engine, model: PreTrainedModel, prompts: Sequence[torch.Tens
     """The way that was faster for such a model and so many tokens, to a power of two; tried now if it never was."""
     tokens = sum(map(len, prompts))
     key = f"{_weights(model)}, {1 << (tokens - 1).bit_length()} tokens, {torch.get_num_threads()} threads"
-    if kept := _read(model).get(key):
-        return kept
+    about = sorted(features())
+    if model.device.type == "cuda":
+        about = [torch.cuda.get_device_name(model.device)]
+    digest = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]
+    file = library.cache_folder() / f"prefill-{digest}.sealed"
+
+    def kept() -> dict[str, str]:
+        return findings.kept(file, _checked, {})
+
+    if found := kept().get(key):
+        return found
     seconds = {way: _seconds(engine, model, prompts, way) for way in (KERNEL, DEQUANTIZE)}
     best = min(seconds, key=seconds.__getitem__)
-    findings.keep(_file(model), lambda: _read(model) | {key: best})
+    findings.keep(file, lambda: kept() | {key: best})
     return best
 
 
@@ -192,19 +193,6 @@ def _weights(model: PreTrainedModel) -> str:
         if isinstance(layer, QuantLinear)
     ]
     return hashlib.sha256(json.dumps(layers, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _file(model: PreTrainedModel) -> Path:
-    """The cache's file for this processor or GPU."""
-    about = sorted(features())
-    if model.device.type == "cuda":
-        about = [torch.cuda.get_device_name(model.device)]
-    digest = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]
-    return library.cache_folder() / f"prefill-{digest}.sealed"
-
-
-def _read(model: PreTrainedModel) -> dict[str, str]:
-    return findings.kept(_file(model), _checked, {})
 
 
 def _checked(found: dict[str, Any]) -> dict[str, str]:

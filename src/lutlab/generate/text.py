@@ -43,13 +43,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Chooser:
-    """The next token of each row of one batch, call by call: its generators advance.
-
-    Args:
-        temperature: divisor of the logits, as of stream.
-        top_k: number of tokens to draw from.
-        top_p: probability of the tokens to draw from.
-        seed: seed of the first row; that of each further one is larger by 1.
+    """The next token of each row of one batch, call by call: its generators advance. Arguments as of stream.
 
     Raises:
         LutlabError: a value is out of range.

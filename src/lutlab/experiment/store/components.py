@@ -75,9 +75,7 @@ _PARTS = {
     ),
     "checkpoint": _Part(
         checkpoint.VERSION,
-        tuple(
-            f"checkpoint/{name}.py" for name in ("foreign", "layout", "loading", "read_*", "stored")
-        ),
+        ("checkpoint/foreign.py", "checkpoint/loading.py", "checkpoint/stored.py"),
         ("checkpoint", "modules", "groups", "tensors"),
     ),
     "models": _Part(models.VERSION, ("models/*.py",)),

@@ -3,8 +3,8 @@
 import pytest
 
 from lutlab.errors import LutlabError
+from lutlab.generate.shard import Width, share_of
 from lutlab.models.families import family_named
-from lutlab.models.share import Columns, Rows, Width, share_of
 
 Q, K, V, O = (f"self_attn.{n}_proj" for n in "qkvo")  # noqa: E741
 GATE, UP, DOWN = (f"mlp.{n}_proj" for n in ("gate", "up", "down"))
@@ -20,14 +20,14 @@ def llama(count, hidden=4096, inner=11008, heads=32, kv=None, g=128, **down):
 
 def test_channels_that_do_not_divide_by_groups_are_cut_where_groups_end():
     shares = llama(4)
-    assert [len(one.parts[DOWN].span) // 128 for one in shares] == [22, 22, 21, 21]
+    assert [len(one.columns[DOWN][0]) // 128 for one in shares] == [22, 22, 21, 21]
     for one in shares:
-        assert one.parts[GATE] == one.parts[UP] == Rows((one.parts[DOWN].span,))
-        assert one.parts[O] == Columns(one.parts[Q].spans[0], one.parts[Q].spans[0])
-    ends = [one.parts[DOWN].span for one in shares]
+        assert one.rows[GATE] == one.rows[UP] == one.columns[DOWN][:1]
+        assert one.columns[O] == one.rows[Q] * 2
+    ends = [one.columns[DOWN][0] for one in shares]
     assert (ends[0].start, ends[-1].stop) == (0, 11008)
     assert [a.stop for a in ends[:-1]] == [b.start for b in ends[1:]]
-    assert [len(one.parts[DOWN].span) for one in llama(4, g=-1)] == [2752] * 4
+    assert [len(one.columns[DOWN][0]) for one in llama(4, g=-1)] == [2752] * 4
 
 
 def test_key_value_heads_fewer_than_ranks_are_held_by_several():
@@ -38,10 +38,10 @@ def test_key_value_heads_fewer_than_ranks_are_held_by_several():
 
 
 def test_columns_with_an_order_are_cut_apart_from_channels():
-    part = llama(4, ordered=True)[1].parts[DOWN]
-    assert (part.span, part.given) == (range(2816, 5632), range(2816, 5632))
-    last = llama(4, inner=11000, ordered=True)[3].parts
-    assert last[DOWN].span == range(65 * 128, 11000)
+    part = llama(4, ordered=True)[1].columns[DOWN]
+    assert part == (range(2816, 5632), range(2816, 5632))
+    last = llama(4, inner=11000, ordered=True)[3].columns[DOWN]
+    assert last[0] == range(65 * 128, 11000)
 
 
 def test_layers_of_several_parts_are_cut_in_each():
@@ -49,7 +49,7 @@ def test_layers_of_several_parts_are_cut_in_each():
     widths |= {"mlp.c_fc": Width(64, 32), "mlp.c_proj": Width(32, 64)}
     share = share_of(family_named("gpt2"), widths, 4, 1, 2)
     thirds = (range(16, 32), range(48, 64), range(80, 96))
-    assert share.parts["attn.c_attn"] == Rows(thirds)
+    assert share.rows["attn.c_attn"] == thirds
     assert (share.heads, share.key_values, share.head_size) == (range(2, 4), range(2, 4), 8)
 
 

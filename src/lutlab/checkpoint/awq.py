@@ -12,39 +12,27 @@ At 4 bits the eight fields of a word are interleaved: field p holds column 8 w +
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from lutlab.checkpoint.layout import (
-    Layout,
-    Shapes,
-    check_groups,
-    check_shape,
-    exact_scale,
-    group_size,
-    int32,
-)
+from lutlab.checkpoint.layout import Layout, Numbers, Shapes, Size, Tensors
 from lutlab.errors import LutlabError
 from lutlab.formats.code_words import WORD, unpack_words
 from lutlab.groups import Width
 from lutlab.lazy import torch
-from lutlab.tensors import UniformTensor
 
 BITS = (2, 3, 4, 8)
 FIELD_OF_COLUMN = (0, 4, 1, 5, 2, 6, 3, 7)  # column 8 w + i is in field FIELD_OF_COLUMN[i]
 
 
-@dataclass(frozen=True)
 class AWQLayout(Layout):
-    """One checkpoint; sizes: the group sizes that its config names."""
+    """Layout of one checkpoint; its config states no widths, which shapes tell."""
 
     mark: ClassVar[str] = "qweight"
     needed: ClassVar[tuple[str, ...]] = ("qweight", "qzeros", "scales")
 
-    sizes: tuple[int, ...] = ()
-
-    def width(self, shapes: Shapes, rows: int, columns: int) -> Width:
-        """(q, g); see Layout."""
+    def bits_of(self, shapes: Shapes, size: Size) -> int:
+        """See Layout."""
+        rows, columns = size
         found = shapes["qweight"]
         fitting = [q for q in BITS if found == (columns, -(-rows * q // WORD))]
         if len(fitting) != 1:
@@ -52,23 +40,17 @@ class AWQLayout(Layout):
                 f"qweight of {list(found)} for [N, K] = {[rows, columns]} is not of AWQ's gemm layout at "
                 f"{', '.join(map(str, BITS))} bits, [K, N q / 32]: write the checkpoint with version gemm"
             )
-        return fitting[0], group_size(columns, shapes["scales"][0], self.sizes)
+        return fitting[0]
 
-    def read(self, tensors: Mapping[str, torch.Tensor], rows: int, columns: int) -> UniformTensor:
-        """The weight; see Layout."""
-        shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-        q, g = self.width(shapes, rows, columns)
-        groups = shapes["scales"][0]
-        check_groups(g, columns, groups)
-        scale = check_shape(tensors, "scales", groups, rows)
-        check_shape(tensors, "qzeros", groups, shapes["qweight"][1])
-        return UniformTensor(
-            codes=_unpack(int32(tensors, "qweight"), q, rows).T.contiguous(),
-            scale=exact_scale(scale).T.contiguous(),
-            zero_point=_unpack(int32(tensors, "qzeros"), q, rows).T.short().contiguous(),
-            bits=q,
-            group_size=g,
+    def unpack(self, tensors: Tensors, size: Size, width: Width) -> Numbers:
+        """See Layout."""
+        (rows, _), (q, _), shapes = size, width, self.shapes_of(tensors)
+        scale = self.shaped(tensors, "scales", self.groups(shapes), rows)
+        self.shaped(tensors, "qzeros", self.groups(shapes), shapes["qweight"][1])
+        codes, zero = (
+            _unpack(self.words(tensors, name), q, rows) for name in ("qweight", "qzeros")
         )
+        return codes.T, scale.T, zero.T, None
 
 
 def _unpack(words: torch.Tensor, q: int, columns: int) -> torch.Tensor:
@@ -94,4 +76,4 @@ def awq_layout(config: Mapping[str, Any]) -> AWQLayout:
             "version gemm (AutoAWQ: quant_config={'version': 'GEMM'})"
         )
     sizes = (config.get("group_size"), config.get("q_group_size"))
-    return AWQLayout(tuple(size for size in sizes if isinstance(size, int)))
+    return AWQLayout(sizes=[size for size in sizes if isinstance(size, int)])
