@@ -189,7 +189,7 @@ def _in_our_words(error: Exception) -> str:
 def help_page(config_dirs: Sequence[Path] = ()) -> str:
     """The page of `--help`, as wide as the terminal: examples, the choices of every group, and every key.
 
-    All of it is read where it is decided: conf/config.yaml, the folders of presets, and the classes (row/keys.py).
+    All of it is read where it is decided: conf/config.yaml, the folders of presets, and the classes (fields.py).
     """
     width = min(shutil.get_terminal_size().columns, _WIDEST)
     header = OmegaConf.load(sources.folder("conf") / "config.yaml").hydra.help.header

@@ -5,7 +5,7 @@
 
 Li et al., "Fast and Efficient 2-bit LLM Inference on GPU" (ICCAD 2024), section 5. Codes and x of 16 bits are exact in
 a half, float32 x are two; sums are float32 in one order. Outliers: `outliers=fused` adds them in the same launch;
-`cusparse`, as the paper has it, in a second one (sparse.py).
+`cusparse`, as the paper has it, in a second one (mixed_linear.py).
 
 Memory-aligned blocks are read in tiles of the same bits (mixed_tiles.py, blocks.cu), other weights in chunks of
 one width (mixed_chunks.py, streams.cu).
