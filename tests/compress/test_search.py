@@ -168,7 +168,7 @@ def test_the_command_line_keeps_to_the_budget(command: CommandLine):
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
-    (["budget=-1"], "budget=-1.0: give a positive number"),
+    (["budget=-1"], "budget=-1: give a number above 0"),
     (["budget=3.5", "method=none"], "method=none has no widths to choose"),
     (["budget=3.5", "stream=true"], "drop stream=true"),
     (["budget=3.5", "candidates.g=[]"], "candidates.q or candidates.g is empty"),

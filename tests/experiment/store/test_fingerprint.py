@@ -55,7 +55,7 @@ def test_words_leave_it(before: str, after: str, tmp_path: Path) -> None:
     [
         ("2 ** check_bits(q) - 1", "2 ** check_bits(q) - 2"),
         ("2 ** check_bits(q) - 1", "2.0 ** check_bits(q) - 1"),
-        ('scale_dtype: str = "fp16"', 'scale_dtype: str = "fp32"'),
+        ('scale_dtype: ScaleDtype = "fp16"', 'scale_dtype: ScaleDtype = "fp32"'),
         ("blocks(weight, g)", "blocks(weight, -1)"),
         ("if not torch.isfinite(weight).all():", "if torch.isfinite(weight).all():"),
         ("check_group_size(g)\n", "\n"),
