@@ -170,7 +170,7 @@ class Dashboard:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """Everything a run depends on; `artifact` is set by +exp, `scale` by its preset, `job` by the sweeper (plan/plan.py).
+    """Everything a run depends on; `artifact` is set by +exp, `scale` by its preset, `job` by the sweeper.
 
     `method` is the name of a method and `options` are its fields, sorted by name; `evaluator` has of each evaluator
     the fields that are not at their defaults.
