@@ -108,6 +108,8 @@ def uniform(q):
         tried = []
         for zero in range(2**q):
             u = torch.tensor(codes).double() - zero
+            if not u.any():
+                continue  # any scale is as good; nan would be the least of all
             scale = max(float((u @ wanted) / (u @ hessian @ u)), 1e-4)
             scale = torch.tensor(scale).half().double()
             v = scale * u
