@@ -9,6 +9,7 @@ A variant's name is that of the folder its report is written to (row/sweeping.va
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -43,9 +44,9 @@ def read_list(only: str = "*", path: Path = LIST) -> list[Variant]:
     """
     if not path.exists():
         raise LutlabError(f"no {path} here: run this at the top of a checkout of lutlab")
-    content = read_yaml(path)
+    content, known = read_yaml(path), artifacts()
     found = [
-        _variant(path, artifact, name, line)
+        _variant(path, known, artifact, name, line)
         for artifact, variants in _mapping(path, "the file", content).items()
         for name, line in _mapping(path, artifact, variants).items()
     ]
@@ -63,11 +64,9 @@ def _mapping(path: Path, name: str, value: object) -> dict:
     return value
 
 
-def _variant(path: Path, artifact: str, name: str, line: object) -> Variant:
-    if artifact not in artifacts():
-        raise LutlabError(
-            f"{path}: unknown artifact '{artifact}': {nearest(artifact, artifacts())}"
-        )
+def _variant(path: Path, known: Collection[str], artifact: str, name: str, line: object) -> Variant:
+    if artifact not in known:
+        raise LutlabError(f"{path}: unknown artifact '{artifact}': {nearest(artifact, known)}")
     if not isinstance(line, str):
         raise LutlabError(
             f"{path}: {artifact}, {name}: give the overrides as one text, as on a command line; "

@@ -10,6 +10,7 @@ is the row as a job (lutlab/experiment/plan/plan.py).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -38,9 +39,13 @@ class LutlabSweeper(Sweeper):
         from lutlab.experiment.row.row import Row
         from lutlab.experiment.run import pipeline
 
-        def compose(overrides: Sequence[str]) -> Row:
+        @functools.cache  # a line of one row is that row, too
+        def composed(overrides: tuple[str, ...]) -> Row:
             loader = self.hydra_context.config_loader
             return Row.of(loader.load_sweep_config(self.config, list(overrides)))
+
+        def compose(overrides: Sequence[str]) -> Row:
+            return composed(tuple(overrides))
 
         pipeline.sweep(arguments, compose=compose, launch=self._launch)
 
