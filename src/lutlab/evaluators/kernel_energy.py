@@ -10,7 +10,7 @@ would take. Where GPUs share a product (tensor_parallel.py), joules are those of
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from lutlab.evaluators.contract import Evaluator, Metric, Work
 from lutlab.evaluators.kernel_latency import ROUNDS, work_of
@@ -30,8 +30,14 @@ if TYPE_CHECKING:
 _RUN_SECONDS = 0.1
 
 
-# Of a call of the row's product and of the dense ones in 16 and 32 bits; idle watts of all the row's GPUs; facts.
-Energies = tuple[Energy, Energy, Energy, float, dict[str, Any]]
+class Energies(NamedTuple):
+    """Energy of a call of the row's product and of the dense ones; idle_w: idle watts of all the row's GPUs."""
+
+    own: Energy
+    fp16: Energy
+    fp32: Energy
+    idle_w: float
+    facts: dict[str, Any]
 
 
 @register("evaluator", "kernel_energy")
@@ -72,7 +78,7 @@ class KernelEnergy(Evaluator):
         spec = subject.run
         gpus = products.gpus_of(spec)
         found = _of_one(spec) if gpus == 1 else ranks.run(_of_rank, gpus, spec.device, (spec,))
-        own, fp16, fp32, idle, facts = found
+        own = found.own
         return Measurement(
             values={
                 "energy_mj": own.joules * 1e3,
@@ -80,11 +86,12 @@ class KernelEnergy(Evaluator):
                 "power_w": own.watts / gpus,
                 "gpu_utilization": own.utilization[0],
                 "memory_utilization": own.utilization[1],
-                "energy_ratio_fp16": own.joules / fp16.joules,
-                "energy_ratio_fp32": own.joules / fp32.joules,
+                "energy_ratio_fp16": own.joules / found.fp16.joules,
+                "energy_ratio_fp32": own.joules / found.fp32.joules,
             },
             n=own.calls,
-            facts=facts | {"idle_w": idle, "window_seconds": own.seconds, "calls": own.calls},
+            facts=found.facts
+            | {"idle_w": found.idle_w, "window_seconds": own.seconds, "calls": own.calls},
         )
 
 
@@ -98,7 +105,7 @@ def _of_one(spec: ProductRun) -> Energies:
             for one in {id(o): o for o in (entered.fp16, entered.fp32, entered.own)}.values()
         }
     own, fp16, fp32 = (of[id(one)] for one in (entered.own, entered.fp16, entered.fp32))
-    return own, fp16, fp32, idle, entered.facts | counter.facts()
+    return Energies(own, fp16, fp32, idle, entered.facts | counter.facts())
 
 
 def _energy(one: Contestant, timer: GpuTimer, counter: Nvml, idle: float) -> Energy:
@@ -130,8 +137,9 @@ def _of_rank(rank: Rank, spec: ProductRun) -> Energies | None:
         found = rank.lead(run, lambda run: _of_all(run, replays * calls, rank.count))
     if beside is None:
         return None
-    (own, idle), (_, fp16, fp32, _, facts_of_one) = found, beside
-    return own, fp16, fp32, idle, tensor_parallel.facts_of(facts_of_one, whole, facts)
+    own, idle_w = found
+    facts = tensor_parallel.facts_of(beside.facts, whole, facts)
+    return beside._replace(own=own, idle_w=idle_w, facts=facts)
 
 
 def _of_all(run: Callable[[], None], calls: int, gpus: int) -> tuple[Energy, float]:

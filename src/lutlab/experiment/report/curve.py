@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from lutlab.experiment.artifact.artifact import Curve
 from lutlab.experiment.artifact.outcome import Column, ResultTable, Row
@@ -26,7 +26,13 @@ HOLLOW = "row-wise: hollow"
 Point = tuple[float, float]
 
 
-Dot = tuple[Row, str, str, Point]  # its row, its column of x, its series, where it is drawn
+class Dot(NamedTuple):
+    """A point: its row, its column of x, its series, and where it is drawn."""
+
+    row: Row
+    column: str
+    series: str
+    point: Point
 
 
 def draw(table: ResultTable) -> Figure:
@@ -55,7 +61,7 @@ def draw(table: ResultTable) -> Figure:
     axes = figure.subplots(1, len(panels), squeeze=False)[0]
     for axis, rows, title in zip(axes, panels.values(), titles, strict=True):
         keys = {row.key for row in rows}
-        _panel(axis, rows, [dot for dot in dots if dot[0].key in keys], table, names)
+        _panel(axis, rows, [dot for dot in dots if dot.row.key in keys], table, names)
         axis.set_title(title, loc="left", fontsize=style.PANEL_SIZE)
         axis.set_xlabel(style.fit(_x_name(curve, columns), room, style.LABEL_SIZE))
     y = _axis_name(columns[curve.y], "degradation" if curve.degradation else "")
@@ -85,7 +91,7 @@ def _dots(rows: Sequence[Row], curve: Curve, columns: Mapping[str, Column]) -> l
             if several and len(models[name]) == 1 and not curve.panel:
                 name = f"{name}: ours {row.model}"
             name = f"{columns[key].title}, {name}" if curve.beside else name
-            found.append((row, key, name, tuple(cell.measured for cell in cells)))
+            found.append(Dot(row, key, name, tuple(cell.measured for cell in cells)))
     return found
 
 
@@ -123,19 +129,19 @@ def _panel(
 ) -> None:
     curve, levels = table.curve, _levels(rows, table.curve)
     dots = [
-        (row, column, name, (x, y - level))
-        for row, column, name, (x, y) in dots
-        if (level := _level_of(row, curve, levels)) is not None
+        dot._replace(point=(dot.point[0], dot.point[1] - level))
+        for dot in dots
+        if (level := _level_of(dot.row, curve, levels)) is not None
     ]
     for i, name in enumerate(names):
-        if members := [dot for dot in dots if dot[2] == name]:
+        if members := [dot for dot in dots if dot.series == name]:
             _series(axis, members, curve, i)
     _fronts(axis, dots, table)
-    xs, ys = ([point[i] for *_, point in dots] for i in (0, 1))
+    xs, ys = ([dot.point[i] for dot in dots] for i in (0, 1))
     if not curve.degradation:
         ys += [level for level, _ in levels.values()]
         for group, (level, _) in levels.items():
-            of_group = [name for row, _, name, _ in dots if curve.front_of(row.key) == group]
+            of_group = [dot.series for dot in dots if curve.front_of(dot.row.key) == group]
             alone = len(set(of_group)) == 1 and len(levels) > 1
             color = SERIES[names.index(of_group[0]) % len(SERIES)] if alone else MUTED
             axis.axhline(level, color=color, linestyle=":", linewidth=1.1, label="full precision")
@@ -168,16 +174,14 @@ def _scale(axis: Axes, xs: Sequence[float], ys: Sequence[float], curve: Curve) -
 def _series(axis: Axes, dots: Sequence[Dot], curve: Curve, i: int) -> None:
     """One series in its i-th colour and marker, from left to right; row-wise points hollow."""
     color, marker = SERIES[i % len(SERIES)], MARKERS[i % len(MARKERS)]
-    ordered = sorted(dots, key=lambda dot: dot[3])
+    ordered = sorted(dots, key=lambda dot: dot.point)
     cloud = len(dots) > LINED
     lined = "q" in curve.series or not curve.front  # else a line would join points of several q
     if lined and not cloud:
-        xs, ys = zip(*(point for *_, point in ordered), strict=True)
+        xs, ys = zip(*(dot.point for dot in ordered), strict=True)
         axis.plot(xs, ys, linewidth=0.9, alpha=0.5, color=color, zorder=2)
     for hollow in (False, True):
-        chosen = [
-            point for row, *_, point in ordered if fnmatchcase(row.key, curve.rowwise) == hollow
-        ]
+        chosen = [dot.point for dot in ordered if fnmatchcase(dot.row.key, curve.rowwise) == hollow]
         if chosen:
             xs, ys = zip(*chosen, strict=True)
             axis.scatter(
@@ -190,16 +194,16 @@ def _series(axis: Axes, dots: Sequence[Dot], curve: Curve, i: int) -> None:
                 linewidth=0.8 if hollow else 0 if cloud else 1.1,
                 alpha=0.55 if cloud else 1,
                 zorder=3 if cloud else 4,
-                label=HOLLOW if hollow else ordered[0][2],
+                label=HOLLOW if hollow else ordered[0].series,
             )
 
 
 def _fronts(axis: Axes, dots: Sequence[Dot], table: ResultTable) -> None:
     """Each group's front over x as a staircase: what is attainable between two of its points is the worse one's y."""
     curve, groups = table.curve, {}
-    for row, column, _, point in dots:
-        if row.on_front and column == curve.x:
-            groups.setdefault(curve.front_of(row.key), []).append(point)
+    for dot in dots:
+        if dot.row.on_front and dot.column == curve.x:
+            groups.setdefault(curve.front_of(dot.row.key), []).append(dot.point)
     title = next(column.title for column in table.columns if column.key == curve.x)
     label = f"Pareto front, {title}" if curve.beside else "Pareto front"
     for found in groups.values():

@@ -24,9 +24,7 @@ _POLL_SECONDS = 0.3
 _TELL_SECONDS = 1.0  # between two words on the stage of some cells
 _STAGE_SECONDS = 30.0  # between two lines of stages, where there is no bar
 _BAR = 12  # characters
-_Cell = tuple[
-    str, float
-]  # its name for the reader, predicted seconds, its weight in the time that remains
+_Cell = tuple[str, float]  # its name for the reader, predicted seconds
 
 
 @contextmanager
