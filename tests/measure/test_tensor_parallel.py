@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lutlab.evaluators import kernel_energy
-from lutlab.evaluators.kernel_energy import KernelEnergy
+from lutlab.evaluators.kernel_energy import Energies, KernelEnergy
 from lutlab.evaluators.kernel_latency import KernelLatency
 from lutlab.measure import products, ranks, tensor_parallel
 from lutlab.measure.contestants import Entrants, TimedRow
@@ -161,7 +161,8 @@ def test_power_is_a_gpus_and_energy_is_of_all(monkeypatch):
     def energy(joules):
         return Energy(joules, joules / 2, 600.0, (50.0, 25.0), calls=100, seconds=1.0)
 
-    made = energy(0.012), energy(0.008), energy(0.016), 150.0, {"devices": 2}
+    three = energy(0.012), energy(0.008), energy(0.016)
+    made = Energies(*three, idle_w=150.0, facts={"devices": 2})
     monkeypatch.setattr(ranks, "run", lambda job, count, device, arguments: made)
     found = KernelEnergy().measure(subject(row(device="cuda", dtype="float16")))
     assert found.values == pytest.approx(
@@ -202,6 +203,6 @@ def test_on_gpus_graphs_with_collectives_are_timed(gpus, dtype):
 def test_on_gpus_energy_is_counted(gpus):
     pytest.importorskip("pynvml")
     spec = row("4096x4096", gpus, device="cuda", dtype="float16")
-    own, *_ = ranks.run(kernel_energy._of_rank, gpus, "cuda", (spec,))
+    own = ranks.run(kernel_energy._of_rank, gpus, "cuda", (spec,)).own
     assert own.joules > 0
     assert own.watts > gpus * 20
