@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 def shared() -> Path:
     """The folder of real data and models beside the checkout; the product works without it, these tests skip."""
     folder = ROOT.parent / "shared"
-    if not folder.is_dir():
+    if not (folder / "data").is_dir():
         pytest.skip("no ../shared with real data and models")
     return folder
 

@@ -35,15 +35,15 @@ class ModelSpec:
     Attributes:
         name: name of the model in tables.
         source: place of its files; `product`, a single product of matrices, has none.
-        id: hub id, folder or embedded name; of a product its shapes, <N>x<K>.
-        revision: commit on the hub.
+        id: hub id, folder, GGUF file or embedded name; of a package <name>/<file>; of a product its shapes, <N>x<K>.
+        revision: commit on the hub, or version of the package.
         layers: number of layers that a synthetic model is cut to, its first ones; null: all.
         packed: linear layers of a synthetic model are drawn as the method stores them; nothing is quantized.
         task: a new head of three classes on a causal model, to be fine-tuned; null: the checkpoint's own task.
     """
 
     name: str
-    source: Literal["hub", "folder", "embedded", "synthetic", "product"]
+    source: Literal["hub", "folder", "package", "embedded", "synthetic", "product"]
     id: Annotated[str, a_path]
     revision: str | None = None
     layers: Count | None = None

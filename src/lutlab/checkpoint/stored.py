@@ -36,7 +36,7 @@ def layer_widths(spec: ModelSpec) -> Mapping[str, Width]:
     Raises:
         LutlabError: the model is no folder, holds no quantized weights, or a layout that lutlab does not read.
     """
-    if spec.source != "folder":
+    if spec.source not in ("folder", "package"):
         raise LutlabError(
             f"method=stored reads the quantized weights of a folder, and the model is of source {spec.source}: give "
             "model=folder model.id=<folder>, with a checkpoint that you downloaded or saved"

@@ -1,7 +1,8 @@
 """Turn a ModelSpec into a model and its tokenizer: safetensors only, never pickles, never a repository's own code.
 
-Sources: `embedded` (ships with lutlab), `folder`, `hub` (a pinned revision, downloaded once), `synthetic` (random
-weights from the config alone, optionally cut to its first layers, for shapes too large to hold).
+Sources: `embedded` (ships with lutlab), `folder` (or a GGUF file), `package` (a GGUF file in a Python package), `hub`
+(a pinned revision, downloaded once), `synthetic` (random weights from the config alone, optionally cut to its first
+layers, for shapes too large to hold).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 from lutlab.errors import LutlabError, nearest
 from lutlab.lazy import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, torch
-from lutlab.models import hub, new_head, streamed
+from lutlab.models import gguf, hub, new_head, package, streamed
 from lutlab.models.families import family_of, family_written, model_class, task_of_config
 from lutlab.models.files import (
     QUANTIZATION_FILES,
@@ -36,6 +37,7 @@ TOKENIZER_FILES = (
     "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
 )  # fmt: skip
 _VOCABULARIES = TOKENIZER_FILES[:3]
+IN_FOLDERS = ("embedded", "folder", "package")  # sources whose files are here
 
 
 @dataclass(frozen=True)
@@ -53,10 +55,11 @@ def embedded_names() -> list[str]:
 
 
 def folder_of(spec: ModelSpec) -> Path:
-    """The local folder of a model's files; downloads a hub model.
+    """The local folder of a model's files; downloads a hub model, unpacks a GGUF file.
 
     Raises:
-        LutlabError: no such folder, embedded name or repository, or no network.
+        LutlabError: no such folder, embedded name, package or repository, or no network; a GGUF file that cannot be
+            read.
     """
     if spec.source == "embedded":
         if spec.id not in embedded_names():
@@ -66,6 +69,8 @@ def folder_of(spec: ModelSpec) -> Path:
         return EMBEDDED / spec.id
     if spec.source == "hub" or (spec.source == "synthetic" and hub.is_repository(spec.id)):
         return hub.download(spec.id, spec.revision, weights=spec.source == "hub")
+    if file := gguf_of(spec):
+        return gguf.unpacked(file)
     folder = EMBEDDED / spec.id if spec.id in embedded_names() else Path(spec.id).expanduser()
     here = (folder / "config.json").is_file()
     if not here and spec.source == "synthetic" and spec.id in (shapes := shape_folders()):
@@ -78,13 +83,26 @@ def folder_of(spec: ModelSpec) -> Path:
     return folder
 
 
+def gguf_of(spec: ModelSpec) -> Path | None:
+    """The GGUF file that a model is read from; None where it is none.
+
+    Raises:
+        LutlabError: its package is not installed.
+    """
+    if spec.source == "package":
+        return package.file_of(spec.id, spec.revision)
+    if spec.source == "folder" and gguf.is_gguf(spec.id):
+        return Path(spec.id).expanduser()
+    return None
+
+
 def task_here(spec: ModelSpec) -> str:
     """The task of a model whose config.json is here, or that asks for one; empty where neither is, or where loading
     the model will fail.
     """
     if spec.task:
         return spec.task
-    if spec.source not in ("embedded", "folder"):
+    if spec.source not in IN_FOLDERS:
         return ""
     return task_of_config(mapping_of(folder_of(spec) / "config.json"))  # loading names a damage
 
@@ -254,6 +272,8 @@ def fingerprint(spec: ModelSpec) -> str:
 def _files_fingerprint(spec: ModelSpec) -> str:
     if spec.source == "hub":
         return f"hub:{spec.id}@{hub.commit_of(spec.id, spec.revision)}"
+    if file := gguf_of(spec):
+        return gguf.fingerprint(file)
     folder = folder_of(spec)
     check_shipped(folder, EMBEDDED)
     texts = [

@@ -26,7 +26,7 @@ from lutlab.models.families import (
     weight_of,
 )
 from lutlab.models.files import weight_files
-from lutlab.models.load import folder_of
+from lutlab.models.load import IN_FOLDERS, folder_of
 from lutlab.models.pretrained import check_heads, config_of
 from lutlab.specs import ModelSpec
 
@@ -70,7 +70,7 @@ def _read(spec: ModelSpec) -> tuple[ModelShape, Matrices]:
     on_hub = spec.source == "hub"
     folder = hub.download(spec.id, spec.revision, weights=False) if on_hub else folder_of(spec)
     try:
-        known = _from_files(folder) if spec.source in ("embedded", "folder") else None
+        known = _from_files(folder) if spec.source in IN_FOLDERS else None
         return known or _from_config(folder, spec.layers)
     except LutlabError:
         raise

@@ -187,12 +187,17 @@ class Artifact(Strict):
         return dict(_flatten(self.published))
 
     def rows(self, scale: Scale) -> list[ArtifactRow]:
-        """The product of the axes, first axis slowest, also across blocks; without what the scale cannot run."""
+        """The product of the axes, first axis slowest, also across blocks; without what the scale cannot run.
+
+        At scale=real, whose models are one, rows that would run the same are one too, the first.
+        """
         rows = [
             row_of(combination, scale)
             for combination in self._combinations()
             if all(entry.at(scale) is not None for _, entry in combination)
         ]
+        if scale == "real":
+            rows = list({tuple(row.overrides): row for row in reversed(rows)}.values())[::-1]
         firsts = list(dict.fromkeys(row.first for row in rows))
         return sorted(rows, key=lambda row: firsts.index(row.first))
 

@@ -17,7 +17,9 @@ from lutlab.experiment.artifact.catalog import cite
 from lutlab.experiment.artifact.columns import PredictSpec, Strict
 from lutlab.experiment.artifact.outcome import OURS
 
-Scale = Literal["embedded", "small", "paper"]
+Scale = Literal["embedded", "small", "real", "paper"]
+# The model of scale=real, in the place of each that a paper names: the one that is to be had without the hub.
+REAL = "smollm2-135m"
 # Keys that a row may set, and what lies below them: what is measured, never where results go or whose code runs.
 ROW_KEYS = (
     "model", "method", "q", "g", "mu", "kernel", "knobs", "sublayers", "layers", "budget", "candidates", "skip",
@@ -34,6 +36,8 @@ _PRESET = re.compile(r"\w[\w.-]*(?:/\w[\w.-]*)*")
 
 class AxisEntry(Strict):
     """One value of an axis: how the paper labels it and the overrides that produce it.
+
+    At scale=real, where an entry says nothing else, it is what it is at scale=paper with another model, REAL.
 
     `public: false` is a model whose weights nobody can have: its row runs on a stand-in at every scale.
     """
@@ -58,7 +62,12 @@ class AxisEntry(Strict):
 
     def at(self, scale: Scale) -> list[str] | None:
         """The overrides at a scale; None where the entry has nothing to run there."""
-        return self.overrides if isinstance(self.overrides, list) else self.overrides.get(scale)
+        if isinstance(self.overrides, list):
+            return self.overrides
+        if scale == "real" and scale not in self.overrides and "paper" in self.overrides:
+            paper = self.overrides["paper"]
+            return [f"model={REAL}" if o.startswith("model=") else o for o in paper]
+        return self.overrides.get(scale)
 
 
 def _check_override(override: str) -> None:

@@ -16,7 +16,6 @@ import json
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -242,9 +241,9 @@ def _product_run(run: ProductRun) -> Iterator[str]:
 
 def _model(model: ModelSpec) -> Iterator[str]:
     """Overrides of a model, by its preset where it has one."""
-    known, more = _preset(sources.folder("conf") / "model" / f"{model.name}.yaml"), model.changed()
-    if known and (known["id"], known.get("revision")) == (model.id, model.revision):
-        yield f"model={model.name}"
+    more = model.changed()
+    if preset := _presets().get((model.name, model.id, model.revision)):
+        yield f"model={preset}"
         more.pop("revision", None)
     else:
         yield f"model={'synthetic' if model.source == 'synthetic' else 'folder'}"
@@ -256,9 +255,13 @@ def _model(model: ModelSpec) -> Iterator[str]:
 
 
 @functools.cache
-def _preset(path: Path) -> Mapping[str, Any] | None:
-    """Read once: thousands of commands are written for a table of all that is published."""
-    return yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else None
+def _presets() -> Mapping[tuple[str, str, str | None], str]:
+    """Name, id and revision of a model -> its preset; read once: a page of all has thousands of commands."""
+    found = {}
+    for path in sorted((sources.folder("conf") / "model").glob("*.yaml")):
+        said = yaml.safe_load(path.read_text(encoding="utf-8"))
+        found[said["name"], said["id"], said.get("revision")] = path.stem
+    return found
 
 
 def _method(run: RunSpec) -> Iterator[str]:

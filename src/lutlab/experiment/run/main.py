@@ -29,6 +29,10 @@ def main() -> int:
         from lutlab.experiment.run import generate_command
 
         return generate_command.main(sys.argv[2:])
+    if sys.argv[1:2] == ["fetch"]:
+        from lutlab.experiment.run import fetch_command
+
+        return fetch_command.main(sys.argv[2:])
     if sys.argv[1:2] == ["workspaces"]:
         from lutlab.experiment.run import workspaces
 
