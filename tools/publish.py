@@ -1,13 +1,13 @@
-"""Measure and publish: `make publish`, or `python -m tools.publish [--only <pattern>] [--render-only]`.
+"""Measure and publish: `make publish`, or `python -m tools.publish [--only <pattern>] [--variants <pattern>]`.
 
     results/published/list.yaml ─▶ run.py, into results/publishing ─▶ results/published/<machine>/
                                                                    against the last commit └▶ changes.md
 
 Artifacts under the same overrides are one call. Accuracies first, several rows at once with one thread each; then, one
 row at a time, what measures the machine. It wants a clean tree and nobody else at work on the machine. A run that was
-stopped goes on where it was; only cells of the plan of this code are published. What cannot be measured here is said
-and stays as it was published, unless --prune. With --render-only nothing is measured: page and table are written anew
-from the published records, as this code reads and judges them.
+stopped goes on where it was; only cells of the plan of this code are published. What cannot be measured here, or is no
+variant that --variants names, is said and stays as it was published, unless --prune. With --render-only nothing is
+measured: page and table are written anew from the published records, as this code reads and judges them.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from lutlab import children, registry
@@ -42,8 +43,8 @@ class NotMeasured(Exception):
     """A variant has no complete report; the message says why."""
 
 
-def publish(only: str, machine: str | None, prune: bool, jobs: int) -> bool:
-    """Measure the artifacts that match a pattern and write them; returns whether all of them are published as of now.
+def publish(only: str, wanted: str, machine: str | None, prune: bool, jobs: int) -> bool:
+    """Measure variants that match patterns and write their artifacts; returns whether all of these are as of now.
 
     Raises:
         LutlabError: the tree is not clean, this is no checkout, or the list is wrong.
@@ -56,12 +57,13 @@ def publish(only: str, machine: str | None, prune: bool, jobs: int) -> bool:
             "stash what 'git status' shows of src, kernels, experiments and conf"
         )
     for alone in (False, True):
-        measure_all([v for v in variants if _has_columns(v, of_this_machine=alone)], alone, jobs)
+        measured = [v for v in variants if fnmatchcase(v.name, wanted)]
+        measure_all([v for v in measured if _has_columns(v, of_this_machine=alone)], alone, jobs)
     folder = PUBLISHED / (machine or machine_name(about))
     complete = True
     for artifact, own in itertools.groupby(variants, lambda variant: variant.artifact):
         try:
-            complete &= write(artifact, list(own), folder, prune)
+            complete &= write(artifact, list(own), wanted, folder, prune)
         except LutlabError as error:  # the other artifacts are measured and can be written
             complete = False
             _say(f"{artifact}: {error}")
@@ -151,13 +153,17 @@ def collect(variant: Variant) -> Published:
 # ---- writing ----
 
 
-def write(artifact: str, variants: Sequence[Variant], folder: Path, prune: bool) -> bool:
+def write(
+    artifact: str, variants: Sequence[Variant], wanted: str, folder: Path, prune: bool
+) -> bool:
     """Publish an artifact; returns whether each of its variants is measured by this code."""
     target = folder / artifact
     before = published.read(target) if (target / published.TABLE).exists() else None
     cells, records, complete = {}, {}, True
     for variant in variants:
         try:
+            if not fnmatchcase(variant.name, wanted):
+                raise NotMeasured(f"--variants is {wanted}")
             found = collect(variant)
         except NotMeasured as error:
             complete = False
@@ -251,6 +257,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="tools.publish")
     parser.description = "Measure what results/published/list.yaml names, and publish it."
     parser.add_argument("--only", default="*", help="pattern of <paper>/<artifact>")
+    parser.add_argument("--variants", default="*", help="pattern of the names of their variants")
     parser.add_argument("--machine", help="the machine's folder; by default from its processor")
     parser.add_argument("--prune", action="store_true", help="remove what cannot be measured here")
     parser.add_argument(
@@ -267,7 +274,7 @@ def _publish(given: argparse.Namespace) -> int:
         for folder in render.rewrite(given.only, given.machine or "*"):
             _say(f"{folder}: rendered from its records")
         return 0
-    return 0 if publish(given.only, given.machine, given.prune, given.jobs) else 1
+    return 0 if publish(given.only, given.variants, given.machine, given.prune, given.jobs) else 1
 
 
 if __name__ == "__main__":

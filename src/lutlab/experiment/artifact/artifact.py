@@ -197,7 +197,8 @@ class Artifact(Strict):
             if all(entry.at(scale) is not None for _, entry in combination)
         ]
         if scale == "real":
-            rows = list({tuple(row.overrides): row for row in reversed(rows)}.values())[::-1]
+            run = [None if row.not_run or row.mean_of else row.overrides for row in rows]
+            rows = [row for i, row in enumerate(rows) if run[i] is None or run[i] not in run[:i]]
         firsts = list(dict.fromkeys(row.first for row in rows))
         return sorted(rows, key=lambda row: firsts.index(row.first))
 
