@@ -18,6 +18,7 @@ from lutlab.experiment.artifact.outcome import ResultTable
 from lutlab.experiment.report import write_report
 from lutlab.experiment.report.latex import escape
 from lutlab.experiment.report.layout import Grid, Line, lay_out
+from lutlab.experiment.report.markdown import render_variants
 
 FILES = (
     "table.md", "table.csv", "table.tex", "table.html", "figure.svg", "figure.png", "SHA256SUMS",
@@ -104,6 +105,19 @@ def test_markdown_tables_hold_every_cell(written: dict[str, bytes]) -> None:
 
 
 # ---- LaTeX ----
+
+
+def test_a_page_says_where_a_real_model_and_a_stand_in_differ() -> None:
+    table = example_table()
+    first, second = table.claims
+    kept = dataclasses.replace(first, measured=(12, 12), failing=())
+    real = dataclasses.replace(table, scale="real", claims=(kept, second))
+    page = render_variants({"embedded": lay_out(table), "real": lay_out(real)}, (), {})
+    assert "- ✓ on real, ✗ on embedded: A smaller group has lower perplexity" in page
+    assert page.count(" on embedded: ") == 1  # nobody decides the second claim
+    same = render_variants({"embedded": lay_out(table), "real": lay_out(table)}, (), {})
+    assert "Believe" in page
+    assert "Believe" not in same
 
 
 def test_latex_escapes_what_latex_reads() -> None:

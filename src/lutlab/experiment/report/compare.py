@@ -28,6 +28,7 @@ from lutlab.experiment.artifact.outcome import (
 )
 from lutlab.experiment.artifact.pareto import Point, front
 from lutlab.experiment.artifact.predicted import VERDICT, Prediction, because, predicted
+from lutlab.experiment.artifact.rows import REAL
 from lutlab.experiment.plan.plan import PlannedCell, PlannedRow
 from lutlab.experiment.report import means, origins
 from lutlab.experiment.row.spelling import table_command
@@ -82,7 +83,7 @@ def assemble(
         artifact: artifact of the rows.
         columns: columns in the artifact's order.
         rows: all of the table or some, not marked as on a front.
-        scale: embedded, small or paper.
+        scale: embedded, small, real or paper.
         told: row key -> notes: the options of its evaluators in the command line's spelling, examples without a value.
         records: records of the cells, each once.
     """
@@ -141,6 +142,11 @@ def _with_fronts(rows: Sequence[Row], curve: Curve) -> tuple[Row, ...]:
 
 def _notes(artifact: Artifact, scale: str) -> Iterator[str]:
     yield from artifact.notes
+    if scale == "real":
+        yield (
+            f"{REAL}: whoever packed this model had rounded its weights to Q4_1, 4 bits in groups of 32. At q=4 and "
+            "g=32 that flatters uniform codes, at q <= 3 it does not."
+        )
     if absent := artifact.absent(scale):
         yield f"not at scale {scale}, which has no model for it: {', '.join(absent)}"
     for column in artifact.columns.values():
@@ -368,7 +374,7 @@ def tabulate_sweep(name: str, rows: Sequence[PlannedRow], scale: str, command: s
     Args:
         name: name of the sweep and of its folder.
         rows: rows with their plans and records, those in full precision among them.
-        scale: embedded, small or paper.
+        scale: embedded, small, real or paper.
         command: the one that was typed.
     """
     columns = tuple(column_here(key, spec, rows) for key, spec in rows[0].columns.items())

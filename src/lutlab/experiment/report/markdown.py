@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
+from lutlab.experiment.artifact.outcome import BREAKS, HOLDS
 from lutlab.experiment.report.layout import Grid, Layout
 
 
@@ -22,7 +23,30 @@ def render_variants(
     parts = [f"# {_escape(first.title)}", *_paper(first)]
     for name, layout in layouts.items():
         parts += [f"## {_escape(name)}", "\n".join(_measured(layout)), *_body(layout, "###")]
-    return _join([*parts, *_provenance(origins, provenance.items())])
+    return _join([*parts, *_differences(layouts), *_provenance(origins, provenance.items())])
+
+
+def _differences(layouts: Mapping[str, Layout]) -> list[str]:
+    """Claims that a real model decides otherwise than a stand-in does, and which of the two to believe."""
+    lines = []
+    for name, real in layouts.items():
+        if real.scale != "real":
+            continue
+        for i, claim in enumerate(real.claims):
+            signs = {
+                n: other.claims[i].sign for n, other in layouts.items() if other.scale != "real"
+            }
+            others = [n for n, sign in signs.items() if {sign, claim.sign} == {HOLDS, BREAKS}]
+            if others:
+                said = f"{claim.sign} on {name}, {signs[others[0]]} on {', '.join(others)}: {claim.text}"
+                lines.append(said)
+    if not lines:
+        return []
+    why = (
+        "Believe the real model: weights of a trained language model have outliers, which those of a stand-in of a few "
+        "million parameters lack, and codes are judged by what they do to outliers."
+    )
+    return ["## Where the real model and the stand-ins differ", why, _list(lines)]
 
 
 def _join(parts: Sequence[str]) -> str:
