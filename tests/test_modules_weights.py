@@ -58,6 +58,8 @@ def packed_weights(draw):
     alpha = torch.randn(q, rows, groups, generator=generator).to(alpha_dtype)
     offset = offset_dtype and torch.randn(rows, groups, generator=generator).to(offset_dtype)
     order = torch.randperm(columns, generator=generator).int() if draw(st.booleans()) else None
+    if offset_dtype in (torch.float16, torch.float32) and draw(st.booleans()):
+        return PackedUniform.pack(UniformTensor(codes, alpha[0], None, q, g, order, offset))
     if draw(st.booleans()):
         low, high = draw(st.sampled_from([(0, 2**q), (-300, 300)]))
         zero = torch.randint(low, high, (rows, groups), generator=generator).to(torch.int16)

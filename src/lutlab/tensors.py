@@ -35,19 +35,21 @@ class DenseTensor:
 
 @dataclass(frozen=True)
 class UniformTensor:
-    """W ~ scale * (codes - zero_point), LUT-GEMM Eq. 3 with z_hat = -scale * zero_point.
+    """W ~ scale * (codes - zero_point), LUT-GEMM Eq. 3 with z_hat = -scale * zero_point; or W ~ scale * codes + offset.
 
-    codes: [N, K] uint8 in 0..2^bits-1; scale: [N, G] float16 or float32; zero_point: [N, G] int16.
+    codes: [N, K] uint8 in 0..2^bits-1; scale: [N, G] float16 or float32; zero_point: [N, G] int16, or None.
     group_size: weights along K that share one scale; -1 = all of K; the last group may be shorter.
     order: [K] int32, column j of codes holds input channel order[j], and groups are of columns; None: channel j.
+    offset: [N, G] float16 or float32, no multiple of the scale, as in GGUF's Q4_1; None where there is a zero_point.
     """
 
     codes: torch.Tensor
     scale: torch.Tensor
-    zero_point: torch.Tensor
+    zero_point: torch.Tensor | None
     bits: int
     group_size: int
     order: torch.Tensor | None = None
+    offset: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)

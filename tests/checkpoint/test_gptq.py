@@ -132,6 +132,11 @@ def test_zero_points_out_of_range(tmp_path):
     ours.set_submodule("model.layers.0.mlp.up_proj", QuantLinear(pack(shifted), None))
     with pytest.raises(LutlabError, match=r"up_proj: zero points from -\d+ to"):
         export_gptq(ours, tmp_path / "out")
+    offset = -tensor.scale * 7.3
+    floats = dataclasses.replace(tensor, zero_point=None, offset=offset)
+    ours.set_submodule("model.layers.0.mlp.up_proj", QuantLinear(pack(floats), None))
+    with pytest.raises(LutlabError, match=r"up_proj: its codes have a float offset a group"):
+        export_gptq(ours, tmp_path / "out")
 
 
 def test_one_q_and_g_for_all_layers(tmp_path):

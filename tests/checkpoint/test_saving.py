@@ -17,6 +17,7 @@ from lutlab.checkpoint.loading import load
 from lutlab.checkpoint.saving import save
 from lutlab.checkpoint.transformers import LutlabConfig
 from lutlab.errors import LutlabError
+from lutlab.formats import pack
 from lutlab.kept.files import write_sums
 from lutlab.models.families import linear_layers, model_class, weight_of
 from lutlab.modules import QuantLinear
@@ -36,6 +37,10 @@ def mixed(name, skip=(1,)):
         ][index % 4]
         weight = weight_of(module).contiguous()
         packed = quantize_tensor(weight, q=1 + index % 5, g=[8, 16, -1, 13][index % 4], **options)
+        if index == 7:  # of a float offset a group
+            tensor = packed.unpack()
+            offset = -tensor.scale * (tensor.zero_point + 0.3)
+            packed = pack(dataclasses.replace(tensor, zero_point=None, offset=offset))
         if index == 2:
             order = torch.randperm(weight.shape[1], generator=torch.Generator().manual_seed(0))
             packed = dataclasses.replace(packed, order=order.int())

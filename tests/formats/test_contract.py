@@ -17,6 +17,7 @@ EXAMPLES = {
     UniformTensor: [
         uniform_tensor(5, 45, 3, 16, ordered=True),
         uniform_tensor(4, 64, 4, -1, scale="f32"),
+        uniform_tensor(5, 45, 4, 16, shift="f16", ordered=True),
         UniformTensor(
             torch.zeros(3, 8, dtype=torch.uint8),
             torch.ones(3, 1),

@@ -20,12 +20,14 @@ def weights(draw):
     rows, columns = draw(st.integers(2, 9)), draw(st.integers(16, 200))
     q, g = draw(st.integers(1, 8)), draw(st.sampled_from([-1, 8, 12, 16, 32, 128]))
     ordered = draw(st.booleans())
-    kind = draw(st.sampled_from(["uniform", "wide zeros", "bcq", "bcq offset", "dense"]))
+    kind = draw(st.sampled_from(["uniform", "wide zeros", "shift", "bcq", "bcq offset", "dense"]))
     if kind == "dense":
         return formats.pack(DenseTensor(torch.randn(rows, columns)))
     if kind.startswith("bcq"):
         offset = "f32" if kind == "bcq offset" else None
         return formats.pack(bcq_tensor(rows, columns, min(q, 4), g, offset=offset, ordered=ordered))
+    if kind == "shift":
+        return formats.pack(uniform_tensor(rows, columns, q, g, shift="f32", ordered=ordered))
     tensor = uniform_tensor(rows, columns, q, g, ordered=ordered)
     zero = tensor.zero_point - 99 if kind == "wide zeros" else tensor.zero_point.clamp(0, 2**q - 1)
     return formats.pack(UniformTensor(**{**vars(tensor), "zero_point": zero}))
@@ -96,6 +98,7 @@ N, K = 21, 72
 CODES = PackedUniform.pack(uniform_tensor(N, K, 3, 32, ordered=True))
 WEIGHTS = {
     "uniform": CODES,
+    "shift": PackedUniform.pack(uniform_tensor(N, K, 4, 32, shift="f16", ordered=True)),
     "wide zeros": CODES.with_buffers({"qzero": CODES.zero_point}),
     "planes": bcq.pack(bcq_tensor(N, K, 3, 32, offset="f32", ordered=True)),
     "no offset": bcq.pack(bcq_tensor(N, K, 2, -1, offset=None)),

@@ -27,21 +27,20 @@ def bcq_tensor(rows, columns, q, g, *, alpha="f16", offset=None, ordered=False, 
     )
 
 
-def uniform_tensor(rows, columns, q, g, *, scale="f16", ordered=False, seed=0):
+def uniform_tensor(rows, columns, q, g, *, scale="f16", shift=None, ordered=False, seed=0):
+    """shift: None for zero points, or the dtype of float offsets, which lie between them."""
     generator = torch.Generator().manual_seed(seed)
     groups = group_count(g, columns)
-    dtype = {"f16": torch.float16, "f32": torch.float32}[scale]
-    return UniformTensor(
-        codes=torch.randint(0, 2**q, (rows, columns), generator=generator, dtype=torch.uint8),
-        scale=(torch.rand(rows, groups, generator=generator) + 0.5).to(dtype),
-        # Around the middle, as weights around zero have it: no sum cancels by far more than theirs do.
-        zero_point=torch.randint(
-            2**q // 2 - 3, 2**q // 2 + 3, (rows, groups), generator=generator
-        ).short(),
-        bits=q,
-        group_size=g,
-        order=torch.randperm(columns, generator=generator).int() if ordered else None,
-    )
+    dtypes = {"f16": torch.float16, "f32": torch.float32}
+    codes = torch.randint(0, 2**q, (rows, columns), generator=generator, dtype=torch.uint8)
+    steps = (torch.rand(rows, groups, generator=generator) + 0.5).to(dtypes[scale])
+    # Around the middle, as weights around zero have it: no sum cancels by far more than theirs do.
+    zero = torch.randint(2**q // 2 - 3, 2**q // 2 + 3, (rows, groups), generator=generator)
+    order = torch.randperm(columns, generator=generator).int() if ordered else None
+    if shift is None:
+        return UniformTensor(codes, steps, zero.short(), q, g, order)
+    offset = -steps.float() * (zero + torch.rand(rows, groups, generator=generator))
+    return UniformTensor(codes, steps, None, q, g, order, offset.to(dtypes[shift]))
 
 
 def packed(rows, columns, kind, q, g, *, lane_bytes=4, **options):

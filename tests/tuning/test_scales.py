@@ -42,18 +42,19 @@ def naive(tensor: BCQTensor | UniformTensor, scales: dict[str, torch.Tensor]) ->
         for k in range(columns):
             code, g = int(tensor.codes[n, k]), k // length
             if isinstance(tensor, UniformTensor):
-                found = scales["scale"][n, g] * (code - int(tensor.zero_point[n, g]))
+                zero = 0 if tensor.zero_point is None else int(tensor.zero_point[n, g])
+                found = scales["scale"][n, g] * (code - zero)
             else:
                 signs = [2 * (code >> b & 1) - 1 for b in range(tensor.bits)]
                 found = sum(s * a[n, g] for s, a in zip(signs, scales["alpha"], strict=True))
-                found = found + scales["offset"][n, g] if "offset" in scales else found
+            found = found + scales["offset"][n, g] if "offset" in scales else found
             out[n, k if tensor.order is None else int(tensor.order[k])] = found
     return torch.stack([torch.stack([out[n, k] for k in range(columns)]) for n in range(rows)])
 
 
 @settings(max_examples=12)
 @given(
-    st.sampled_from(["bcq", "offset", "uniform"]),
+    st.sampled_from(["bcq", "offset", "uniform", "uniform offset"]),
     st.sampled_from([8, -1]),
     st.integers(9, 19),
     st.integers(1, 3),
@@ -69,6 +70,9 @@ def test_gradients_are_those_of_the_formulas(kind, g, columns, q, ordered, seed)
     zeros = torch.randint(-3, 2**q, (2, groups), generator=draw).short()
     if kind == "uniform":
         tensor, scales = UniformTensor(codes, values[0], zeros, q, g, order), {"scale": values[0]}
+    elif kind == "uniform offset":
+        scales = {"scale": values[0], "offset": values[q]}
+        tensor = UniformTensor(codes, values[0], None, q, g, order, values[q])
     else:
         offset = values[q] if kind == "offset" else None
         tensor = BCQTensor(codes, values[:q].contiguous(), offset, q, g, order)

@@ -119,6 +119,11 @@ def uniform_of(name: str, layer: QuantLinear) -> UniformTensor:
             "with a matching offset, LUT-GEMM Eq. 5), and this layout can only hold uniform weights: export a model of "
             "method=rtn or gptq, or keep this one with lutlab.save"
         )
+    if tensor.offset is not None:
+        raise LutlabError(
+            f"{name}: its codes have a float offset a group, no multiple of the scale (as GGUF's Q4_1), and this "
+            "layout has integer zero points only: keep this model with lutlab.save"
+        )
     top = 2**tensor.bits - 1
     low, high = int(tensor.zero_point.min()), int(tensor.zero_point.max())
     if low < 0 or high > top:

@@ -18,7 +18,8 @@ A uniform weight s * (codes - zero_point) is BCQ too (Eq. 5): B_b = 2 * bit_b(co
 exactly, to the last bit of float32. alpha is s with another exponent. z is s times a half-integer of some ten bits, so
 it needs ten significant bits more than s: it is stored one width wider than alpha (float16 -> float32 -> float64). Then
 every partial sum is a multiple of half of s's last bit, below 2^53 of them: float64 adds without error, and the one
-rounding to float32 at the end is the rounding of s * (codes - zero_point).
+rounding to float32 at the end is the rounding of s * (codes - zero_point). Of s * codes + m the offset is
+m + s (2^q - 1) / 2, in float64 where float32 does not hold it, and a weight that would need more bits is refused.
 """
 
 from __future__ import annotations
@@ -182,14 +183,15 @@ def unpack(packed: PackedBCQ) -> BCQTensor:
 
 
 def from_uniform(tensor: UniformTensor) -> BCQTensor:
-    """Eq. 5, exact: dequantized, both are the float32 nearest to scale * (codes - zero_point).
+    """Eq. 5, exact: dequantized, both are the float32 nearest to scale * (codes - zero_point), or + offset.
 
     alpha has scale's dtype, except where some 2^(b-1) s is not a float16 (s subnormal and odd, or beyond 65504): then
     all alphas are float32. The offset is one width wider than alpha; float64 also where a zero_point outside of
-    0 .. 2^q - 1 needs more than float32's 24 bits.
+    0 .. 2^q - 1 needs more than float32's 24 bits. Of a float offset it is float32 where that is exact, else float64.
 
     Raises:
-        LutlabError: a scale is inf or nan, or some 2^(b-1) s is not a float32 either.
+        LutlabError: a scale is inf or nan, some 2^(b-1) s is not a float32 either, or a float offset and its scale are
+            so far apart that float64 would round their sums.
     """
     q = check_bits(tensor.bits)
     scale = tensor.scale.double()
@@ -209,12 +211,42 @@ def from_uniform(tensor: UniformTensor) -> BCQTensor:
             f"scales from {scale.abs().min():.3g} to {scale.abs().max():.3g} times 1/2 .. 2^{q - 2} leave float32's "
             "exponents, so Eq. 5 would not be exact: rescale the weights, or quantize them with method=bcq"
         )
-    # Adding zero turns -0 (from s = 0) into 0, the sign an empty group's product has.
-    offset = scale * ((2**q - 1) / 2 - tensor.zero_point.double()) + 0.0
-    wide = offset.float() if fitting[0] == torch.float16 else offset
+    if tensor.offset is None:
+        # Adding zero turns -0 (from s = 0) into 0, the sign an empty group's product has.
+        offset = scale * ((2**q - 1) / 2 - tensor.zero_point.double()) + 0.0
+    else:
+        offset = _shifted(scale, tensor.offset.double(), q)
+    narrow = fitting[0] == torch.float16 or tensor.offset is not None
+    wide = offset.float() if narrow else offset
     if not torch.equal(wide.double(), offset):
         wide = offset
     return BCQTensor(tensor.codes, alpha.to(fitting[0]), wide, q, tensor.group_size, tensor.order)
+
+
+def _shifted(scale: torch.Tensor, offset: torch.Tensor, q: int) -> torch.Tensor:
+    """The offset of Eq. 5 of scale * codes + offset, all [N, G] float64.
+
+    Raises:
+        LutlabError: float64 would round it, or a partial sum of it and the alphas.
+    """
+    # Every partial sum is a multiple of 2^least, and below 2^most.
+    least = torch.minimum(_last_place(offset), _last_place(scale) - 1)
+    most = torch.frexp(offset.abs() + scale.abs() * (2**q - 1)).exponent
+    far = int((most - least > 53).sum())
+    if far:
+        raise LutlabError(
+            f"{far} of {scale.numel()} offsets are so much larger or smaller than their scales that float64 would "
+            "round their sums, so Eq. 5 would not be exact: keep the weight in format uniform, or take method=bcq"
+        )
+    return offset + scale * (2**q - 1) / 2 + 0.0
+
+
+def _last_place(values: torch.Tensor) -> torch.Tensor:
+    """Exponents of the last set bits of float64 numbers, int32; of 0 more than any."""
+    mantissa, exponent = torch.frexp(values)
+    whole = (mantissa * 2.0**53).long()
+    last = torch.frexp((whole & -whole).double()).exponent - 1
+    return torch.where(whole == 0, 2**14, exponent - 53 + last)
 
 
 def bits_of(tensor: BCQTensor) -> int:

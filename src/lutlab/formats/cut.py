@@ -91,7 +91,7 @@ def _of_rows(
 ) -> PackedUniform | PackedBCQ:
     """A weight of so many other rows; take: name of a tensor and its dimension of rows -> what it becomes."""
     held = {n: take(n, dim) for n, dim in _ROWS_AT.items() if packed.buffers.get(n) is not None}
-    if isinstance(packed, PackedUniform):
+    if isinstance(packed, PackedUniform) and packed.qzero is not None:
         zero = take("zero_point", 0)
         held["qzero"] = zero if packed.qzero.ndim > 1 else code_words.pack_stream(zero, packed.bits)
     return replace(packed, shape=(count, packed.shape[1]), **held)
@@ -146,12 +146,16 @@ def _(packed: PackedUniform, span: range) -> PackedUniform:
         codes = code_words.unpack_words(held, q, span.stop - first)
         held = code_words.pack_words(codes[:, span.start - first :], q)
     g, groups = _grouping(packed.group_size, packed.shape[1], span)
-    zero = packed.zero_point[:, groups]
+    zero, offset = packed.zero_point, packed.offset
+    if zero is not None:
+        zero = zero[:, groups]
+        zero = code_words.pack_stream(zero, q) if packed.qzero.ndim == 1 else _copy(zero)
     return replace(
         packed,
         qweight=_copy(held),
         scale=_copy(packed.scale[:, groups]),
-        qzero=code_words.pack_stream(zero, q) if packed.qzero.ndim == 1 else _copy(zero),
+        qzero=zero,
+        offset=None if offset is None else _copy(offset[:, groups]),
         shape=(packed.shape[0], len(span)),
         group_size=g,
         order=None,

@@ -1,14 +1,16 @@
 """Uniform weights as they are quantized: integers in a dense stream of bits, a scale and a zero point a group.
 
     W[n, k] = s[n, k // g] * (codes[n, k] - zero_point[n, k // g])                                  LUT-GEMM Eq. 3
+    W[n, k] = s[n, k // g] * codes[n, k] + offset[n, k // g]          where that is no multiple of s, GGUF's Q4_1
 
     qweight [N, ceil(K q / 32)] int32: a row's codes in a dense stream of bits (code_words.py)
     scale [N, G] float16 | float32          order [K] int32, or None
     qzero   [ceil(N G q / 32)] int32: zero points in q bits, row by row in one stream, where all are in 0 .. 2^q-1;
-            else [N, G] int16
+            else [N, G] int16; None where there is an offset
+    offset  [N, G] float16 | float32, or None
 
-RTN, GPTQ and AWQ at q = 4, g = 32 store 4 + (16 + 4) / 32 = 4.625 bits a weight; their BCQ form (Eq. 5, `to_bcq`) is
-what kernels with lookup tables read: the same values to the last bit in q alphas and one offset a group.
+RTN, GPTQ and AWQ at q = 4, g = 32 store 4 + (16 + 4) / 32 = 4.625 bits a weight, Q4_1 stores 5; their BCQ form (Eq. 5,
+`to_bcq`) is what kernels with lookup tables read: the same values to the last bit in q alphas and one offset a group.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ class PackedUniform(Format):
     """qweight [N, W] int32, scale [N, G], qzero [Z] int32 or [N, G] int16; shape (N, K). The module draws the words.
 
     order: [K] int32, column j of the codes holds input channel order[j]; None: channel j.
+    offset: [N, G] in the place of qzero, or None.
     """
 
     version: ClassVar[int] = 1
@@ -44,31 +47,37 @@ class PackedUniform(Format):
         "cpu": ("uniform_gemv", "bcq_gemv"),
         "cuda": ("lut_gemv",),
     }
-    scales: ClassVar[tuple[str, ...]] = ("scale",)
+    scales: ClassVar[tuple[str, ...]] = ("scale", "offset")
 
     qweight: torch.Tensor
     scale: torch.Tensor
-    qzero: torch.Tensor
+    qzero: torch.Tensor | None
     shape: tuple[int, int]
     bits: int
     group_size: int
     order: torch.Tensor | None = None
+    offset: torch.Tensor | None = None
 
     @classmethod
     def pack(cls, tensor: UniformTensor) -> PackedUniform:
-        """Codes and zero points to words; scale as it is.
+        """Codes and zero points to words; scale and offset as they are.
 
         Raises:
-            LutlabError: a scale is inf or nan.
+            LutlabError: a scale or an offset is inf or nan; there are zero points and offsets, or neither.
         """
-        bad = int((~torch.isfinite(tensor.scale)).sum())
-        if bad:
+        if (tensor.zero_point is None) == (tensor.offset is None):
             raise LutlabError(
-                f"{bad} of {tensor.scale.numel()} scales are inf or nan: quantize finite weights, or keep scales "
-                "beyond float16's 65504 in float32 (scale_dtype=fp32)"
+                "uniform codes with both a zero_point and an offset, or neither: give one of them"
             )
+        for what, values in (("scales", tensor.scale), ("offsets", tensor.offset)):
+            bad = 0 if values is None else int((~torch.isfinite(values)).sum())
+            if bad:
+                raise LutlabError(
+                    f"{bad} of {values.numel()} {what} are inf or nan: quantize finite weights, or keep {what} "
+                    "beyond float16's 65504 in float32 (scale_dtype=fp32)"
+                )
         zero, top = tensor.zero_point, 2**tensor.bits - 1
-        if bool(((zero >= 0) & (zero <= top)).all()):
+        if zero is not None and bool(((zero >= 0) & (zero <= top)).all()):
             zero = pack_stream(zero, tensor.bits)
         return cls(
             qweight=pack_words(tensor.codes, tensor.bits),
@@ -78,6 +87,7 @@ class PackedUniform(Format):
             bits=tensor.bits,
             group_size=tensor.group_size,
             order=tensor.order,
+            offset=tensor.offset,
         )
 
     def unpack(self) -> UniformTensor:
@@ -89,34 +99,40 @@ class PackedUniform(Format):
             bits=self.bits,
             group_size=self.group_size,
             order=self.order,
+            offset=self.offset,
         )
 
     @property
-    def zero_point(self) -> torch.Tensor:
-        """Zero points [N, G] int16."""
-        if self.qzero.dtype == torch.int16:
+    def zero_point(self) -> torch.Tensor | None:
+        """Zero points [N, G] int16; None where there is an offset."""
+        if self.qzero is None or self.qzero.dtype == torch.int16:
             return self.qzero
         groups = group_count(self.group_size, self.shape[1])
         return unpack_stream(self.qzero, self.bits, self.shape[0] * groups).view(-1, groups)
 
     def dequantize(self) -> torch.Tensor:
-        """[N, K] float32, the nearest to scale * (codes - zero_point)."""
+        """[N, K] float32, the nearest to scale * (codes - zero_point), or to the float64 of scale * codes + offset."""
         rows, in_features = self.shape
         out = torch.empty(rows, in_features, dtype=torch.float32, device=self.qweight.device)
         group = torch.arange(in_features, device=out.device)
         group = group // group_length(self.group_size, in_features)
         channels = slice(None) if self.order is None else self.order.long()
-        scale, zero = self.scale.double(), self.zero_point.double()
+        scale, offset = self.scale.double(), self.offset
+        shift = (self.zero_point if offset is None else offset).double()
         step = max(1, CHUNK_WEIGHTS // in_features)
         for first in range(0, rows, step):
             at = slice(first, first + step)
             values = unpack_words(self.qweight[at], self.bits, in_features).double()
-            values = (values - zero[at][:, group]).mul_(scale[at][:, group])
+            by, to = scale[at][:, group], shift[at][:, group]
+            values = values.sub_(to).mul_(by) if offset is None else values.mul_(by).add_(to)
             out[at][:, channels] = values.add_(0.0).float()  # -0, of no or a negative scale, is 0
         return out
 
     def layout(self) -> dict[str, Choice]:
-        """Sizes, q, g, the dtype of the scales, and whether zero points are in q bits."""
+        """Sizes, q, g, dtypes of scales and offsets, and whether zero points are in q bits; None: there are none."""
+        shift = {"packed_zeros": dtype_name(self.qzero) == "int32"}
+        if self.offset is not None:
+            shift = {"packed_zeros": None, "offset_dtype": dtype_name(self.offset)}
         return {
             "out_features": self.shape[0],
             "in_features": self.shape[1],
@@ -124,7 +140,7 @@ class PackedUniform(Format):
             "g": self.group_size,
             "has_order": self.order is not None,
             "scale_dtype": dtype_name(self.scale),
-            "packed_zeros": dtype_name(self.qzero) == "int32",
+            **shift,
         }
 
     @classmethod
@@ -132,26 +148,34 @@ class PackedUniform(Format):
         cls, layout: Mapping[str, Any], device: torch.device | str = "cpu"
     ) -> PackedUniform:
         """An empty weight; see Format."""
-        either = (False, True)
-        choices = {"q": (), "g": (), "has_order": either, "packed_zeros": either}
-        check_layout(layout, choices | {"scale_dtype": ("float16", "float32")})
+        either, floats = (False, True), ("float16", "float32")
+        choices = {"q": (), "g": (), "has_order": either, "scale_dtype": floats}
+        choices |= {"packed_zeros": either}
+        if "offset_dtype" in layout or layout.get("packed_zeros", False) is None:
+            choices |= {"packed_zeros": (None,), "offset_dtype": floats}
+        check_layout(layout, choices)
         rows, columns = shape = layout["out_features"], layout["in_features"]
         q, groups = check_bits(layout["q"]), group_count(layout["g"], columns)
 
-        def empty(dtype: torch.dtype, *shape: int) -> torch.Tensor:
-            return torch.empty(shape, dtype=dtype, device=device)
+        def empty(dtype: str, *shape: int) -> torch.Tensor:
+            return torch.empty(shape, dtype=getattr(torch, dtype), device=device)
 
-        packed_zeros = layout["packed_zeros"]
+        zero = offset = None
+        if layout["packed_zeros"] is None:
+            offset = empty(layout["offset_dtype"], rows, groups)
+        elif layout["packed_zeros"]:
+            zero = empty("int32", -(-rows * groups * q // WORD))
+        else:
+            zero = empty("int16", rows, groups)
         return cls(
-            qweight=empty(torch.int32, rows, -(-columns * q // WORD)),
-            scale=empty(getattr(torch, layout["scale_dtype"]), rows, groups),
-            qzero=empty(torch.int32, -(-rows * groups * q // WORD))
-            if packed_zeros
-            else empty(torch.int16, rows, groups),
+            qweight=empty("int32", rows, -(-columns * q // WORD)),
+            scale=empty(layout["scale_dtype"], rows, groups),
+            qzero=zero,
             shape=shape,
             bits=q,
             group_size=layout["g"],
-            order=empty(torch.int32, columns) if layout["has_order"] else None,
+            order=empty("int32", columns) if layout["has_order"] else None,
+            offset=offset,
         )
 
     @property
@@ -173,6 +197,8 @@ class PackedUniform(Format):
 
 def to_uniform(tensor: BCQTensor) -> UniformTensor | None:
     """The inverse of formats.bcq.from_uniform: a weight with the same values to the last bit, or None if none has.
+
+    It has a zero_point; an offset that is no multiple of the scale is not looked for.
 
     A scale of 0 fits any zero_point and gets 0. scale is float16 where that is exact, else float32.
     """

@@ -35,7 +35,7 @@ ROUNDING, LOSS = 2.0**-11, 2.0**-8
 # Of a tensor's largest weight: beyond them a grid of one bit, or the partial sums of a product, leave float32.
 LEAST, MOST = 2.0**-100, 2.0**126
 # Class of a quantized tensor -> its coefficients, all that may be float16 or float32.
-_COEFFICIENTS = {UniformTensor: ("scale",), BCQTensor: ("alpha", "offset")}
+_COEFFICIENTS = {UniformTensor: ("scale", "offset"), BCQTensor: ("alpha", "offset")}
 _OF_HALVES = ("scale_step", "row_scale", "outlier_value")  # of any other: float16 alone
 
 

@@ -2,6 +2,7 @@
 
     bcq       W = sum_b alpha_b B_b + z     dL/dalpha_b = sum_group B_b dL/dW     dL/dz = sum_group dL/dW
     uniform   W = s (codes - zero_point)    dL/ds = sum_group (codes - zero_point) dL/dW
+              W = s codes + offset          dL/ds = sum_group codes dL/dW     dL/doffset = sum_group dL/dW
 
 Kwon et al., "AlphaTuning" (EMNLP 2022 Findings), train alpha of binary codes so; here every offset moves too, and of
 uniform codes the scale, whose zero points stay. Adam's masters are float32 (float64 where what is stored is), and every
@@ -99,10 +100,12 @@ class ScaledLinear(nn.Module):
 
         total = by_group(gradient)
         if isinstance(self.packed, PackedUniform):
-            return [by_group(gradient * self.codes) - self.packed.zero_point * total]
-        bits = range(self.packed.bits)
-        ones = torch.stack([by_group(gradient * (self.codes >> b & 1)) for b in bits])
-        found = {"alpha": 2 * ones - total, "offset": total}
+            scale, zero = by_group(gradient * self.codes), self.packed.zero_point
+            found = {"scale": scale if zero is None else scale - zero * total, "offset": total}
+        else:
+            bits = range(self.packed.bits)
+            ones = torch.stack([by_group(gradient * (self.codes >> b & 1)) for b in bits])
+            found = {"alpha": 2 * ones - total, "offset": total}
         return [found[name] for name in self.scales]
 
     def _grouped(self, columns: torch.Tensor) -> torch.Tensor:

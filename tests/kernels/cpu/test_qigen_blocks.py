@@ -1,5 +1,7 @@
 """QIGen's layout: the drawn words and blocks, exact round trips, sizes."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -122,6 +124,13 @@ def test_every_buffer_is_counted():
 def test_what_the_layout_lacks_is_refused(q, g):
     with pytest.raises(LutlabError, match=f"q={q}"):
         qigen.check_groups(q, g, 96)
+
+
+def test_a_float_offset_is_refused():
+    plain = random_tensor(3, 33, 70, 32)
+    tensor = replace(plain, zero_point=None, offset=-plain.scale * 2.5)
+    with pytest.raises(LutlabError, match="integer zero points, and these codes have a float"):
+        qigen.pack(tensor, Blocks(64, 32, 2, 2))
 
 
 def test_a_group_longer_than_k_is_a_scale_a_column():

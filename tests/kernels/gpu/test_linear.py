@@ -26,6 +26,7 @@ N, K = 40, 96
 WEIGHTS = {
     "planes": lambda: bcq.pack(bcq_tensor(N, K, 3, 32, offset="f32", ordered=True)),
     "codes": lambda: PackedUniform.pack(uniform_tensor(N, K, 4, 32, ordered=True)),
+    "float offset": lambda: PackedUniform.pack(uniform_tensor(N, K, 4, 32, shift="f16")),
 }
 LIMITS = {F16: 2e-3, BF16: 8e-3, F32: 1e-6}
 
@@ -105,8 +106,9 @@ def test_a_named_variant_takes_every_x_with_its_knobs(named_gpu):
         gpu_linear(packed, knobs={"mu": 4})
     with pytest.raises(LutlabError, match="lut_gemv has no option 'variants'"):
         gpu_linear(packed, variants="paper")
-    with pytest.raises(LutlabError, match="no uniform codes with one scale a group"):
-        gpu_linear(WEIGHTS["planes"](), F16, variant="uniform_mma")
+    for kind in ("planes", "float offset"):
+        with pytest.raises(LutlabError, match="no uniform codes with one scale a group"):
+            gpu_linear(WEIGHTS[kind](), F16, variant="uniform_mma")
 
 
 @pytest.mark.parametrize("g", [8, 40])

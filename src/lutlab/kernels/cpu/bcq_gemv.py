@@ -74,6 +74,8 @@ class BCQGemv(RowsOp):
 
     def empty(self, packed: PackedBCQ | PackedUniform, tables: str) -> PackedBCQRows:
         """See RowsOp."""
+        if isinstance(packed, PackedUniform) and packed.offset is not None:
+            raise LutlabError("the codes have a float offset")
         return empty(packed, lane_bytes(detect(), packed.group_size, packed.shape[1], tables))
 
 

@@ -65,6 +65,8 @@ class UniformGemv(RowsOp):
         """See RowsOp."""
         if packed.bits < 4:
             raise LutlabError(f"q={packed.bits}: codes of 1 to 3 bits are faster as planes")
+        if packed.offset is not None:
+            raise LutlabError("the codes have a float offset")
         return empty(packed)
 
 

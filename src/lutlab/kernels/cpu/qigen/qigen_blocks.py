@@ -158,9 +158,14 @@ def pack(tensor: UniformTensor, blocks: Blocks) -> PackedQIGen:
     """Codes [N, K], scale and zero_point [N, G] into blocks.
 
     Raises:
-        LutlabError: bits or group size that the layout lacks (`check_groups`), or blocks that cut units, groups or
-            strips.
+        LutlabError: bits or group size that the layout lacks (`check_groups`), blocks that cut units, groups or
+            strips, or codes with a float offset.
     """
+    if tensor.offset is not None:
+        raise LutlabError(
+            "QIGen's layout has integer zero points, and these codes have a float offset a group: quantize by "
+            "method=rtn or method=gptq"
+        )
     rows, in_features = tensor.codes.shape
     q, g = tensor.bits, tensor.group_size
     check_groups(q, g, in_features)

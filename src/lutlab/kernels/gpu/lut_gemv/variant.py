@@ -188,7 +188,7 @@ def case(weight: Weight | PackedBCQ | PackedUniform, x: torch.dtype, m: int = 1)
         )
     rows, columns = weight.shape
     if isinstance(weight, PackedUniform):  # its planes, where a variant takes those, have an offset
-        alpha, offset, uniform = weight.scale.dtype, torch.float32, True
+        alpha, offset, uniform = weight.scale.dtype, torch.float32, weight.offset is None
     else:
         alpha, uniform = weight.alpha.dtype, weight.uniform
         offset = None if weight.offset is None else weight.offset.dtype
