@@ -10,7 +10,7 @@ enum {
 
 static INLINE rows_f load_alpha(const uint8_t *unit, int group, int plane, int v)
 {
-{% if offset == "i16" %}
+{% if uniform %}
     /* LUT-GEMM Eq. 5: alpha_b = 2^(b-1) s */
     return mul(broadcast(0.5f * (float)(1 << plane)), load_{{ alpha }}(unit + (group * ROWS + v * 16) * {{ alpha_size }}));
 {% else %}
@@ -21,7 +21,10 @@ static INLINE rows_f load_alpha(const uint8_t *unit, int group, int plane, int v
 static INLINE rows_f load_offset(const uint8_t *unit, int group, int v)
 {
     rows_f z = load_{{ offset }}(unit + {{ scale_bytes }} + (group * ROWS + v * 16) * {{ offset_size }});
-{% if offset == "i16" %}
+{% if uniform and offset != "i16" %}
+    /* LUT-GEMM Eq. 5: z = s (2^q - 1) / 2 + offset */
+    z = fma_rows(load_{{ alpha }}(unit + (group * ROWS + v * 16) * {{ alpha_size }}), broadcast({{ (2 ** q - 1) / 2 }}f), z);
+{% elif uniform %}
     /* LUT-GEMM Eq. 5: z = s ((2^q - 1) / 2 - zero_point) */
     z = fma_rows(broadcast(-1), z, broadcast({{ (2 ** q - 1) / 2 }}f));
     z = mul(z, load_{{ alpha }}(unit + (group * ROWS + v * 16) * {{ alpha_size }}));
@@ -63,12 +66,23 @@ static INLINE void add_exactly(rows_f *sum, rows_f *rest, rows_f b)
     *sum = s;
 }
 
+{% set floats = uniform and offset != "i16" %}
+{% if floats %}
+{% include "rows/nearest.h" %}
+{% endif %}
 /* 16 rows of a unit, from row v * 16 on: tile[column * ROWS + lane]. */
 static void dequantize_unit(const uint8_t *unit, int v, long unit_words, float *tile)
 {
     for (int group = 0; group < GROUPS; group++) {
+{% if floats %}
+        const rows_f scale = load_{{ alpha }}(unit + (group * ROWS + v * 16) * {{ alpha_size }});
+        const rows_f offset = load_{{ offset }}(unit + {{ scale_bytes }} + (group * ROWS + v * 16) * {{ offset_size }});
+        rows_f a[Q], z = broadcast({{ (2 ** q - 1) / 2 }}f); /* of the code, which is exact */
+        for (int plane = 0; plane < Q; plane++) a[plane] = broadcast(0.5f * (float)(1 << plane));
+{% else %}
         rows_f a[Q], z = {{ "load_offset(unit, group, v)" if offset else "broadcast(0)" }};
         for (int plane = 0; plane < Q; plane++) a[plane] = load_alpha(unit, group, plane, v);
+{% endif %}
         for (long word = 0; word < unit_words; word++) {
             rows_w w[Q];
             for (int plane = 0; plane < Q; plane++)
@@ -77,7 +91,7 @@ static void dequantize_unit(const uint8_t *unit, int v, long unit_words, float *
                 rows_f value = z, rest = broadcast(0);
                 for (int plane = 0; plane < Q; plane++)
                     add_exactly(&value, &rest, negated_unless(a[plane], w[plane], bit));
-                store_f32(tile + (word * 32 + bit) * ROWS, add(value, rest));
+                {{ "store_nearest" if floats else "store_f32" }}(tile + (word * 32 + bit) * ROWS, {{ "scale, add(value, rest), offset" if floats else "add(value, rest)" }});
             }
         }
     }

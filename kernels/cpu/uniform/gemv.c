@@ -1,8 +1,9 @@
-/* y[m, n] = sum_k x[m, k] W[n, k],  W[n, k] = scale[n, group] (code[n, k] - zero_point[n, group])
+{% set floats = offset != "i16" %}
+/* y[m, n] = sum_k x[m, k] W[n, k],  W[n, k] = {{ "scale[n, group] code[n, k] + offset[n, group]" if floats else "scale[n, group] (code[n, k] - zero_point[n, group])" }}
 
    A field of a word becomes a float where it stands: and, convert, and the float is code * 2^(its lowest bit), exactly.
    The activation it meets was divided by that power of two beforehand, exactly too, so a step is and, convert, FMA,
-   without a shift. (The field that holds bit 31 would be negative: it is shifted down instead.) zero_point meets the
+   without a shift. (The field that holds bit 31 would be negative: it is shifted down instead.) {{ "offset" if floats else "zero_point" }} meets the
    sum of a group's activations (QIGen Eq. 2).
 {% if integer_loops %}
 
@@ -19,7 +20,7 @@ enum {
     BITS = {{ bits }},                  /* of a field */
     ROWS = 32,                 /* of a block: two vectors of 16 */
     WORD_COLUMNS = 32 / BITS,
-    WORDS_AT = {{ scale_bytes + 64 }},{{ " " * (14 - (scale_bytes + 64) | string | length) }}/* of a unit: scales and zero points come first */
+    WORDS_AT = {{ scale_bytes + offset_bytes }},{{ " " * (14 - (scale_bytes + offset_bytes) | string | length) }}/* of a unit: scales and {{ "offsets" if floats else "zero points" }} come first */
     WORD_BYTES = ROWS * 4,     /* of a block */
 {% if integer_loops %}
     SCALED_AT = 6,             /* floats' room of 3 bytes of each activation; then scaled ones, for many rows of x */
@@ -34,24 +35,40 @@ enum {
 };
 
 static INLINE rows_f load_scale(const uint8_t *unit, int v) { return load_{{ scale }}(unit + v * {{ 16 * scale_size }}); }
+{% if floats %}
+static INLINE rows_f load_offset(const uint8_t *unit, int v) { return load_{{ offset }}(unit + {{ scale_bytes }} + v * {{ offset_bytes // 2 }}); }
+{% include "rows/nearest.h" %}
+{% else %}
 /* -scale * zero_point */
 static INLINE rows_f load_offset(const uint8_t *unit, int v)
 {
     return mul(load_scale(unit, v), mul(broadcast(-1), load_i16(unit + {{ scale_bytes }} + v * 32)));
 }
+{% endif %}
 
 {% if integer_loops %}
-/* y += scale (unit of x * (a + 256 b + 65536 c) - zero_point * sum of x), of 8 rows from row 8 `eight` on. */
+{% macro load_eight(type, at) %}{{ "_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)%s))" % at if type == "f16" else "_mm256_loadu_ps((const float *)%s)" % at }}{% endmacro %}
+/* y += scale (unit of x * (a + 256 b + 65536 c){{ ") + offset * sum of x" if floats else " - zero_point * sum of x)" }}, of 8 rows from row 8 `eight` on. */
 static INLINE void add_unit(const uint8_t *unit, int eight, __m256i a, __m256i b, __m256i c, const float *sums, float *y)
 {
     y += 8 * eight;
     const uint8_t *at = unit + eight * {{ 8 * scale_size }};
-    const __m256 scale = {{ "_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)at))" if scale == "f16" else "_mm256_loadu_ps((const float *)at)" }};
+    const __m256 scale = {{ load_eight(scale, "at") }};
+{% if floats %}
+    at = unit + {{ scale_bytes }} + eight * {{ offset_bytes // 4 }};
+    const __m256 offset = {{ load_eight(offset, "at") }};
+{% else %}
     const __m256 zero = eight_i16((const __m128i *)(unit + {{ scale_bytes }}) + eight);
+{% endif %}
     __m256 sum = _mm256_fmadd_ps(_mm256_cvtepi32_ps(b), _mm256_set1_ps(256), _mm256_cvtepi32_ps(a));
     sum = _mm256_fmadd_ps(_mm256_cvtepi32_ps(c), _mm256_set1_ps(65536), sum);
+{% if floats %}
+    const __m256 shifted = _mm256_fmadd_ps(offset, _mm256_set1_ps(sums[1]), _mm256_loadu_ps(y));
+    _mm256_storeu_ps(y, _mm256_fmadd_ps(scale, _mm256_mul_ps(sum, _mm256_set1_ps(sums[0])), shifted));
+{% else %}
     sum = _mm256_fnmadd_ps(zero, _mm256_set1_ps(sums[1]), _mm256_mul_ps(sum, _mm256_set1_ps(sums[0])));
     _mm256_storeu_ps(y, _mm256_fmadd_ps(scale, sum, _mm256_loadu_ps(y)));
+{% endif %}
 }
 
 {% for loop_of in integer_loops %}
@@ -198,7 +215,7 @@ static void prepare(const float *x, long units, long unit_words, float *ready, f
 /* 16 rows of a unit, from row v * 16 on: tile[column * ROWS + lane]. */
 static void dequantize_unit(const uint8_t *unit, int v, long unit_words, float *tile)
 {
-    const rows_f scale = load_scale(unit, v), zero = load_i16(unit + {{ scale_bytes }} + v * 32);
+    const rows_f scale = load_scale(unit, v), {{ "offset = load_offset(unit, v)" if floats else "zero = load_i16(unit + %d + v * 32)" % scale_bytes }};
     for (long word = 0; word < unit_words; word++) {
         const rows_w w = load_words(unit + WORDS_AT + word * WORD_BYTES + v * 64);
         rows_f code[WORD_COLUMNS];
@@ -206,7 +223,7 @@ static void dequantize_unit(const uint8_t *unit, int v, long unit_words, float *
         code[{{ field }}] = {{ "above(w, %d)" % (32 - bits) if field == 32 // bits - 1 else "mul(broadcast(0x1p-%df), masked(w, 0x%x))" % (bits * field, (2 ** bits - 1) * 2 ** (bits * field)) }};
 {% endfor %}
         for (int field = 0; field < WORD_COLUMNS; field++)
-            store_f32(tile + (word * WORD_COLUMNS + field) * ROWS, mul(scale, add(code[field], mul(broadcast(-1), zero))));
+            {{ "store_nearest" if floats else "store_f32" }}(tile + (word * WORD_COLUMNS + field) * ROWS, {{ "scale, code[field], offset" if floats else "mul(scale, add(code[field], mul(broadcast(-1), zero)))" }});
     }
 }
 

@@ -21,12 +21,22 @@ KINDS = {
     "planes, offset": {"kind": "planes", "q": 3, "offset": "f32"},
     "uniform planes": {"kind": "uniform planes", "q": 3},
     "codes": {"kind": "codes", "q": 4},
+    "codes, float offset": {"kind": "codes", "q": 4, "shift": "f16"},
 }
 if "avx2" in ISAS:
     KINDS |= {
         "planes in bytes": {"kind": "planes", "q": 3, "offset": "f32", "lane_bytes": 1},
         "uniform planes in bytes": {"kind": "uniform planes", "q": 3, "lane_bytes": 1},
+        "uniform planes in bytes, float offset": {
+            "kind": "uniform planes",
+            "q": 3,
+            "lane_bytes": 1,
+            "shift": "f32",
+            "scale": "f32",
+        },
     }
+# Of planes that are not in bytes, for a sample of the tests.
+SHIFTED = {"kind": "uniform planes", "q": 3, "shift": "f32", "scale": "f32"}
 # Kinds and the instruction sets that run them.
 ROUNDED = [kind for kind in KINDS if "uniform" not in kind]
 RUN = [(kind, name) for kind in KINDS for name in ISAS if "in bytes" not in kind or name == "avx2"]

@@ -19,7 +19,7 @@ def test_lookups_use_every_column_once_and_stay_in_a_group(lut_bits, groups_in_u
 
 def test_a_source_starts_with_its_parameters_and_has_no_template_left():
     for text in (
-        bcq.source(ISAS[0], q=5, groups_in_unit=4, alpha="f32", offset="i16"),
+        bcq.source(ISAS[0], q=5, groups_in_unit=4, alpha="f32", offset="i16", uniform=True),
         uniform.source(ISAS[0], bits=4, scale="f16"),
         bcq.source(ISAS[0], q=3, groups_in_unit=1, alpha="f16", offset=None, table_bits=16),
     ):

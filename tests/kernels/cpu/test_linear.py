@@ -22,6 +22,8 @@ WEIGHTS = {
     "planes": lambda: bcq.pack(bcq_tensor(N, K, 3, 16, offset="f32", ordered=True)),
     "uniform planes": lambda: pack(uniform_tensor(N, K, 3, 16)),
     "codes": lambda: pack(uniform_tensor(N, K, 4, 16, ordered=True)),
+    "codes, float offset": lambda: pack(uniform_tensor(N, K, 5, 16, scale="f32", shift="f32")),
+    "uniform planes, float offset": lambda: pack(uniform_tensor(N, K, 2, 16, shift="f16")),
     "mixed groups": lambda: pack(mixed_tensor(N, K, outliers=30)),
 }
 F32 = torch.float32
@@ -66,14 +68,16 @@ def test_half_precision_stays_half_precision(dtype, limit, rows):
     [
         ("planes", (PackedBCQRows, 512, torch.float32), "bcq lut"),
         ("uniform planes", (PackedBCQRows, 512, torch.int16), "bcq lut"),
-        ("codes", (PackedUniformRows, 1024, None), CODES),
+        ("uniform planes, float offset", (PackedBCQRows, 512, torch.float16), "bcq lut"),
+        ("codes", (PackedUniformRows, 1024, torch.int16), CODES),
+        ("codes, float offset", (PackedUniformRows, 1024, torch.float32), "uniform convert"),
     ],
 )
 def test_uniform_codes_take_the_faster_of_their_two_layouts(kind, layout, variant):
     chosen = prepare(WEIGHTS[kind](), "cpu")
     threads = torch.get_num_threads()
     rows = chosen.rows
-    assert (type(rows), rows.panel_columns, getattr(rows, "offset_dtype", None)) == layout
+    assert (type(rows), rows.panel_columns, rows.offset_dtype) == layout
     assert chosen.kernel.prefetch_bytes == prefetch_bytes(detect())
     assert chosen.describe(1, F32) == f"{variant}, {detect().name}, {threads} threads"
     assert chosen.describe(800, F32).startswith(f"dequantize every call ({variant}, ")

@@ -58,13 +58,18 @@ def test_planes_come_back(rows, columns, q, g, scale, ordered, panel, seed, offs
     assert bits_of(packed) >= rows * columns * q
 
 
-@given(**SHAPES, planes=st.booleans(), lanes=LANES)
+@given(**SHAPES, planes=st.booleans(), lanes=LANES, shift=st.sampled_from([None, "f16", "f32"]))
 @settings(deadline=None, max_examples=40)
-def test_uniform_codes_come_back(rows, columns, q, g, scale, ordered, panel, seed, planes, lanes):
-    tensor = uniform_tensor(rows, columns, q, g, scale=scale, ordered=ordered, seed=seed)
+def test_uniform_codes_come_back(
+    rows, columns, q, g, scale, ordered, panel, seed, planes, lanes, shift
+):
+    options = {"scale": scale, "shift": shift, "ordered": ordered, "seed": seed}
+    tensor = uniform_tensor(rows, columns, q, g, **options)
     packed = rows_of(PackedUniform.pack(tensor), panel, lanes, codes=not planes)
     back = packed.stored().unpack()
-    for name in ("codes", "scale", "zero_point"):
+    absent, shifted = ("zero_point", "offset") if shift else ("offset", "zero_point")
+    assert getattr(back, absent) is None
+    for name in ("codes", "scale", shifted):
         assert torch.equal(getattr(back, name), getattr(tensor, name))
         assert getattr(back, name).dtype == getattr(tensor, name).dtype
     assert (back.bits, back.group_size, back.order is tensor.order) == (q, g, True)

@@ -1,13 +1,16 @@
 """The kernels over blocks of rows against float64: every width, grouping and shape."""
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.kernels.cpu.rows_products import (
     ISAS,
     KINDS,
     ROUNDED,
+    SHIFTED,
     assert_near_float64,
+    kernel,
 )
 from tests.kernels.weights import packed
 
@@ -41,12 +44,14 @@ def test_every_number_of_code_bits(bits):
         ("planes, offset", 32),
         ("uniform planes", 32),
         ("codes", 32),
+        ("float offset", 32),
     ],
 )
 def test_every_instruction_set_and_grouping_of_a_word(kind, g, name):
-    weight = packed(33, 200, **KINDS[kind], g=g, ordered=True)
+    weight = packed(33, 200, **KINDS.get(kind, SHIFTED), g=g, ordered=True)
     for m in (1, 14):
         assert_near_float64(weight, m, ISAS[name])
+    assert torch.equal(kernel(weight, ISAS[name]).dense(weight), weight.dequantize())
 
 
 @pytest.mark.parametrize("g", [24, 40, 64, 1000, 1056, 2000])

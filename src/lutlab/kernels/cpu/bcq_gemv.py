@@ -26,7 +26,8 @@ That is lane_bytes = 4. With 2 or 1 a row's word is cut: [half 0: 32 rows] [half
     lane_bytes = 1   row 16 h + 8 i + 4 j + l   is at place 16 j + 8 i + 2 l + h
 
 Uniform codes s * (codes - zero_point) have the same planes and fewer scales (Eq. 5: alpha_b = 2^(b-1) s): a unit then
-starts with [scale: groups_in_unit x 32 rows] [zero_point: groups_in_unit x 32 rows int16].
+starts with [scale: groups_in_unit x 32 rows] [zero_point: groups_in_unit x 32 rows int16], or, of s * codes + m, with
+[scale: …] [m: groups_in_unit x 32 rows].
 
 The source (kernels/cpu/bcq): a word of a plane is cut into lookups of as many bits as a table has: four with AVX-512,
 whose tables have 16 entries, ten of three and one of two with AVX2. A lookup never spans two groups. As many planes are
@@ -74,8 +75,6 @@ class BCQGemv(RowsOp):
 
     def empty(self, packed: PackedBCQ | PackedUniform, tables: str) -> PackedBCQRows:
         """See RowsOp."""
-        if isinstance(packed, PackedUniform) and packed.offset is not None:
-            raise LutlabError("the codes have a float offset")
         return empty(packed, lane_bytes(detect(), packed.group_size, packed.shape[1], tables))
 
 
@@ -86,20 +85,17 @@ class BCQGemv(RowsOp):
 class PackedBCQRows(RowsWeight):
     """Planes.
 
-    scale_dtype: of alpha, or of the scales of uniform codes. offset_dtype: of offset; int16 says that the unit holds
-    uniform scales and zero points; None says that there is no offset. lane_bytes: bytes of a row's word that lie
-    together, 4, 2 or 1. wide_offset: [N, G] float64, which the stream holds in float32; None where it holds all.
+    scale_dtype: of alpha, or of the scales of uniform codes. uniform: whether the unit holds such scales, with their
+    offsets, or, where offset_dtype is int16, zero points. offset_dtype: None says that there is no offset. lane_bytes:
+    bytes of a row's word that lie together, 4, 2 or 1. wide_offset: [N, G] float64, which the stream holds in float32;
+    None where it holds all.
     """
 
     scale_dtype: torch.dtype
     offset_dtype: torch.dtype | None
+    uniform: bool = False
     lane_bytes: int = 4
     wide_offset: torch.Tensor | None = None
-
-    @property
-    def uniform(self) -> bool:
-        """Whether the scales are those of uniform codes."""
-        return self.offset_dtype == torch.int16
 
     @property
     def widths(self) -> list[int]:
@@ -127,6 +123,7 @@ class PackedBCQRows(RowsWeight):
             groups_in_unit=self.geometry.groups_in_unit,
             alpha=C_NAMES[self.scale_dtype],
             offset=None if self.offset_dtype is None else C_NAMES[self.offset_dtype],
+            uniform=self.uniform,
             table_bits=table_bits,
         )
         return text, f"bcq-q{self.bits}" + (f"-int{table_bits}" if table_bits else ""), variant
@@ -144,7 +141,8 @@ class PackedBCQRows(RowsWeight):
         q, g, scale = self.bits, self.group_size, codes.scale
         no_alpha = scale.new_zeros(q, *scale.shape)
         planes = bcq.pack(BCQTensor(codes.codes, no_alpha, None, q, g, self.order)).planes
-        return _fill(self, planes, scale.unsqueeze(0), codes.zero_point)
+        offset = codes.zero_point if codes.offset is None else codes.offset
+        return _fill(self, planes, scale.unsqueeze(0), offset)
 
     def stored(self) -> PackedBCQ | PackedUniform:
         """See RowsWeight."""
@@ -154,13 +152,17 @@ class PackedBCQRows(RowsWeight):
             offset = offset if self.wide_offset is None else self.wide_offset
             return PackedBCQ(planes, scales, offset, self.shape, g, order)
         codes = bcq.unpack(PackedBCQ(planes, scales, None, self.shape, g, order)).codes
-        return PackedUniform.pack(UniformTensor(codes, scales[0], offset, self.bits, g, order))
+        zero, offset = (offset, None) if offset.dtype == torch.int16 else (None, offset)
+        return PackedUniform.pack(
+            UniformTensor(codes, scales[0], zero, self.bits, g, order, offset)
+        )
 
 
 def empty(packed: PackedBCQ | PackedUniform, lane_bytes: int = 4) -> PackedBCQRows:
     """The layout of a weight, without its stream."""
     if isinstance(packed, PackedUniform):
-        scale, offset = packed.scale.dtype, torch.int16
+        scale = packed.scale.dtype
+        offset = torch.int16 if packed.offset is None else packed.offset.dtype
     else:
         scale, offset = packed.alpha.dtype, None if packed.offset is None else packed.offset.dtype
     return PackedBCQRows(
@@ -170,6 +172,7 @@ def empty(packed: PackedBCQ | PackedUniform, lane_bytes: int = 4) -> PackedBCQRo
         order=packed.order,
         scale_dtype=scale,
         offset_dtype=torch.float32 if offset == torch.float64 else offset,
+        uniform=isinstance(packed, PackedUniform),
         lane_bytes=lane_bytes,
     )
 
@@ -345,6 +348,7 @@ def source(
     groups_in_unit: int,
     alpha: str,
     offset: str | None,
+    uniform: bool = False,
     table_bits: int | None = None,
 ) -> str:
     """C source of the product.
@@ -354,7 +358,8 @@ def source(
         q: planes, 1-8.
         groups_in_unit: 1, 2 or 4; more than 1: a unit is one word, and tables are of floats.
         alpha: f16 or f32, what scales are stored in.
-        offset: f16, f32 or None; i16: the unit holds one uniform scale and a zero point in the place of alphas.
+        offset: f16, f32 or None; i16: zero points.
+        uniform: whether the unit holds one scale of uniform codes in the place of alphas.
         table_bits: bits of an integer entry: 24, as exact as float32, or 18, for AVX2; 16, for AVX-512. None: floats.
     """
     more: dict[str, object] = {"simd": isa.name, "batches": [1]}
@@ -372,7 +377,7 @@ def source(
     elif table_bits == 16:
         template, lane, tile_from = "bcq/halves.c", 2, INTEGER_TILE_FROM
         more["sums"] = 2 if q == 1 else 1
-    elif offset == "i16" and table_bits == 24:
+    elif uniform and table_bits == 24:
         template, lane, tile_from = "bcq/digits.c", 1, {isa.name: PAIRS_TILE_FROM[min(q, 3)]}
         more |= {"digit_bits": 8, "pairs": q // 2 * 2}
     else:
@@ -385,10 +390,11 @@ def source(
         groups_in_unit=groups_in_unit,
         alpha=alpha,
         offset=offset,
+        uniform=uniform,
         lane_bytes=lane,
         alpha_size=sizes[alpha],
         offset_size=sizes[offset],
-        scale_bytes=groups_in_unit * (1 if offset == "i16" else q) * ROWS * sizes[alpha],
+        scale_bytes=groups_in_unit * (1 if uniform else q) * ROWS * sizes[alpha],
         offset_bytes=groups_in_unit * ROWS * sizes[offset],
         **more,
         **tiles(isa, tile_from),

@@ -1,6 +1,7 @@
 """y[M, N] = x[M, K] W[N, K]^T on the CPU, W uniform codes, converted and multiplied.
 
     y[m, n] = sum_groups scale ( sum_k codes[n, k] x[m, k]  -  zero_point sum_k x[m, k] )             QIGen Eq. 2
+    y[m, n] = sum_groups scale sum_k codes[n, k] x[m, k]  +  offset sum_k x[m, k]                     of float offsets
 
 Codes become floats and meet float32 activations; codes of up to 4 bits on AVX2, for up to 3 rows of x, meet
 activations as integers of 24 bits with one scale for the columns of a unit, whose sums are exact: both are in error by
@@ -10,7 +11,7 @@ are faster as planes: bcq_gemv.
 
 The layout: blocks of 32 rows, one stream (rows/row_blocks.py draws panels and blocks).
 
-    unit = [scale: 32 rows] [zero_point: 32 rows int16] [word 0: 32 rows] [word 1: 32 rows] ...
+    unit = [scale: 32 rows] [zero_point: 32 rows int16, or offset: 32 rows] [word 0: 32 rows] [word 1: 32 rows] ...
 
 Codes of up to 4 bits take fields of 4, wider ones fields of 8; column j of a word is in field j, the lowest first:
 
@@ -65,8 +66,6 @@ class UniformGemv(RowsOp):
         """See RowsOp."""
         if packed.bits < 4:
             raise LutlabError(f"q={packed.bits}: codes of 1 to 3 bits are faster as planes")
-        if packed.offset is not None:
-            raise LutlabError("the codes have a float offset")
         return empty(packed)
 
 
@@ -75,9 +74,10 @@ class UniformGemv(RowsOp):
 
 @dataclass(frozen=True, kw_only=True)
 class PackedUniformRows(RowsWeight):
-    """Uniform codes; scale_dtype: float16 or float32."""
+    """Uniform codes; scale_dtype: float16 or float32; offset_dtype: one of these, or int16, that of zero points."""
 
     scale_dtype: torch.dtype
+    offset_dtype: torch.dtype = torch.int16
     panel_columns: int = PANEL_COLUMNS
 
     @property
@@ -92,19 +92,21 @@ class PackedUniformRows(RowsWeight):
 
     @property
     def widths(self) -> list[int]:
-        """Bytes of the parts of a unit: scales, zero points, words."""
-        return [ROWS * self.scale_dtype.itemsize, ROWS * 2, self.geometry.unit_words * ROWS * 4]
+        """Bytes of the parts of a unit: scales, zero points or offsets, words."""
+        dtypes = (self.scale_dtype, self.offset_dtype)
+        return [*(ROWS * one.itemsize for one in dtypes), self.geometry.unit_words * ROWS * 4]
 
     def source(self, isa: Isa, tables: str = EXACT) -> tuple[str, str, str]:
         """See RowsWeight."""
-        text = source(isa, bits=self.field_bits, scale=C_NAMES[self.scale_dtype])
+        scale, offset = C_NAMES[self.scale_dtype], C_NAMES[self.offset_dtype]
+        text = source(isa, bits=self.field_bits, scale=scale, offset=offset)
         variant = INTEGERS if integers(isa, self.field_bits) else FLOATS
         return text, f"uniform-{self.field_bits}", variant
 
     def filled(self, stored: PackedUniform) -> PackedUniformRows:
         """See RowsWeight."""
         tensor = stored.unpack()
-        row_blocks.check_finite(tensor.scale)
+        row_blocks.check_finite(tensor.scale, tensor.offset)
         geo, rows = self.geometry, self.shape[0]
         words = torch.empty(rows, geo.units * geo.unit_words, dtype=torch.int32)
         step = max(1, CHUNK_CODES // geo.columns)
@@ -112,16 +114,17 @@ class PackedUniformRows(RowsWeight):
             words[first : first + step] = _words(tensor.codes[first : first + step], geo)
         # [N, words] -> [blocks, 32, units, unit_words] -> [blocks, units, unit_words, 32]
         words = row_blocks.lanes(words, rows).unflatten(2, (geo.units, -1)).permute(0, 2, 3, 1)
+        offset = tensor.zero_point if tensor.offset is None else tensor.offset
         scales = [
             row_blocks.lanes(geo.unit_scales(values)[..., 0], rows).permute(0, 2, 1)
-            for values in (tensor.scale, tensor.zero_point)
+            for values in (tensor.scale, offset)
         ]
         return replace(self, stream=row_blocks.write(geo, rows, [*scales, words]))
 
     def stored(self) -> PackedUniform:
         """See RowsWeight."""
         geo, rows = self.geometry, self.shape[0]
-        scales, zeros, words = row_blocks.read(self.stream, geo, rows, self.widths)
+        scales, offsets, words = row_blocks.read(self.stream, geo, rows, self.widths)
         words = words.view(torch.int32).unflatten(2, (geo.unit_words, ROWS)).permute(0, 3, 1, 2)
         words = words.flatten(0, 1).flatten(1)[:rows]
         codes = torch.empty(words.shape, dtype=torch.int32).copy_(words).view(torch.uint8)
@@ -129,12 +132,15 @@ class PackedUniformRows(RowsWeight):
             codes = torch.stack((codes & 15, codes >> 4), dim=2).flatten(1)
         columns = geo.stored_columns()
         codes = codes[:, columns >= 0]
-        scale, zero_point = (
+        scale, offset = (
             geo.group_scales(values.view(dtype).permute(0, 2, 1).flatten(0, 1)[:rows].unsqueeze(2))
-            for values, dtype in ((scales, self.scale_dtype), (zeros, torch.int16))
+            for values, dtype in ((scales, self.scale_dtype), (offsets, self.offset_dtype))
         )
-        scale, zero, g = scale.contiguous(), zero_point.contiguous(), self.group_size
-        return PackedUniform.pack(UniformTensor(codes, scale, zero, self.bits, g, self.order))
+        scale, offset, g = scale.contiguous(), offset.contiguous(), self.group_size
+        zero, offset = (offset, None) if offset.dtype == torch.int16 else (None, offset)
+        return PackedUniform.pack(
+            UniformTensor(codes, scale, zero, self.bits, g, self.order, offset)
+        )
 
 
 def empty(packed: PackedUniform) -> PackedUniformRows:
@@ -145,6 +151,7 @@ def empty(packed: PackedUniform) -> PackedUniformRows:
         group_size=packed.group_size,
         order=packed.order,
         scale_dtype=packed.scale.dtype,
+        offset_dtype=torch.int16 if packed.offset is None else packed.offset.dtype,
     )
 
 
@@ -185,13 +192,14 @@ def integers(isa: Isa, bits: int) -> bool:
 
 
 @templates.kept
-def source(isa: Isa, *, bits: int, scale: str) -> str:
+def source(isa: Isa, *, bits: int, scale: str, offset: str = "i16") -> str:
     """C source of the product.
 
     Args:
         isa: the instructions to write it in.
         bits: bits of a field, 4 or 8.
         scale: f16 or f32, what scales are stored in.
+        offset: f16 or f32, what offsets are stored in; i16: there are zero points.
     """
     vectors = dict(VECTORS.get(isa.name, PORTABLE_VECTORS))
     batches, tile_from, integer_loops = sorted(vectors), TILE_FROM, []
@@ -200,15 +208,17 @@ def source(isa: Isa, *, bits: int, scale: str) -> str:
         vectors = {m: count for m, count in vectors.items() if m > INTEGER_ROWS}
         batches, tile_from = sorted({*vectors, *eights}), INTEGER_TILE_FROM
         integer_loops = [Loop(m, count, 3) for m, count in eights.items()]
-    size = {"f16": 2, "f32": 4}[scale]
+    sizes = {"f16": 2, "i16": 2, "f32": 4}
     sums = SUMS.get(isa.name, PORTABLE_SUMS)
     return templates.render(
         "uniform/gemv.c",
         simd=isa.name if isa.name in VECTORS else "portable",
         bits=bits,
         scale=scale,
-        scale_size=size,
-        scale_bytes=32 * size,
+        offset=offset,
+        scale_size=sizes[scale],
+        scale_bytes=32 * sizes[scale],
+        offset_bytes=32 * sizes[offset],
         loops=[Loop(m, count, max(1, sums // (count * m))) for m, count in vectors.items()],
         integer_loops=integer_loops,
         batches=batches,

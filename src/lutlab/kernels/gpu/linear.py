@@ -5,9 +5,10 @@
     bfloat16 x       with groups that are no whole words of 32: few rows are multiplied in float32 and rounded back, as
                      paper, which alone takes such groups, computes in the dtype of x, and not in bfloat16
 
-Uniform codes are read as they are by variants that take them; the others, and the dequantizer, read the planes of
-Eq. 5, which are made when they are first asked for. Many rows are dequantized from the plain planes, few are multiplied
-from a variant's own layout; binary codes that are held in such a layout alone become plain planes for each such call.
+Uniform codes with zero points are read as they are by variants that take them; codes with a float offset, the other
+variants, and the dequantizer take the planes of Eq. 5, which are made when they are first asked for. Many rows are
+dequantized from the plain planes, few are multiplied from a variant's own layout; binary codes that are held in such a
+layout alone become plain planes for each such call.
 """
 
 from __future__ import annotations
