@@ -52,6 +52,7 @@ class Work:
         dense_copies: copies of the model in full precision that are held beside it.
         packed_files: number of copies of the packed model on disk, each written and read once.
         float32_files: number of copies of the model in float32 on disk, each written and read once.
+        state_files: number of copies on disk of the last hidden state of every token, which other rows read too.
         processes: number of fresh processes, which import torch and transformers.
         streamed_bytes: bytes read from memory by products without a model.
         drawn_weights: number of weights drawn and packed for products without a model.
@@ -67,6 +68,7 @@ class Work:
     dense_copies: int = 0
     packed_files: int = 0
     float32_files: int = 0
+    state_files: int = 0
     processes: int = 0
     streamed_bytes: int = 0
     drawn_weights: int = 0

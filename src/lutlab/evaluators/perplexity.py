@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from lutlab import arguments
 from lutlab.data.extents import stream_extents
@@ -41,7 +41,7 @@ from lutlab.evaluators.contract import Evaluator, Metric
 from lutlab.evaluators.noise import ratio_error
 from lutlab.lazy import PreTrainedModel, PreTrainedTokenizerBase, torch
 from lutlab.registry import register
-from lutlab.specs import Measurement, Subject
+from lutlab.specs import Measurement, Subject, Text
 
 LOSS_DTYPES = ("float32", "float16")
 # Float32 logits of one cross entropy: stays in a CPU's cache, a fraction of the batch's own.
@@ -78,20 +78,27 @@ class Perplexity(Evaluator):
         text, tokenizer = needed(subject, "ppl")
         ids = token_stream(text, tokenizer, subject.seqlen)
         nll = window_nll(subject.model, ids, subject.seqlen, self.loss_dtype)
-        facts = text_facts(text, tokenizer) | {
-            "token_sha256": token_sha256(ids),
-            "tokens": len(ids),
-            "seqlen": subject.seqlen,
-            "windows": len(nll),
-            "bos": begin_id(tokenizer),
-            "loss_dtype": self.loss_dtype,
-        }
+        facts = stream_facts(text, tokenizer, ids, subject.seqlen)
+        facts["loss_dtype"] = self.loss_dtype
         size = len(nll) * subject.seqlen
         scored = stream_extents(text, tokenizer, subject.seqlen)[:, :size]
         scored = scored.view(2, -1, subject.seqlen)[:, :, 1:].sum(2)  # [2, windows]: bytes, words
         facts |= dict(zip(("scored_bytes", "scored_words"), scored.sum(1).tolist(), strict=True))
         values, errors = per_unit(nll, subject.seqlen, *scored.tolist())
         return Measurement(values, len(nll), tuple(nll), facts, errors)
+
+
+def stream_facts(
+    text: Text, tokenizer: PreTrainedTokenizerBase, ids: torch.Tensor, seqlen: int
+) -> dict[str, Any]:
+    """Facts for repeating a measurement on the same windows of a text, of token ids [T]."""
+    return text_facts(text, tokenizer) | {
+        "token_sha256": token_sha256(ids),
+        "tokens": len(ids),
+        "seqlen": seqlen,
+        "windows": len(ids) // seqlen,
+        "bos": begin_id(tokenizer),
+    }
 
 
 def per_unit(
@@ -167,6 +174,34 @@ def window_nll(
         LutlabError: a window is longer than the model's context, or a loss is not finite.
     """
     check_task(model, "ppl", "causal_lm")
+    if loss_dtype not in LOSS_DTYPES:
+        raise LutlabError(f"loss_dtype '{loss_dtype}' is none of {', '.join(LOSS_DTYPES)}")
+    nll: list[float] = []
+    with evaluation_mode(model):
+        for batch in window_batches(model, ids, seqlen):
+            batch = batch.to(model.device)
+            logits = model(input_ids=batch, use_cache=False).logits  # [size, seqlen, V]
+            losses = _mean_loss(logits, batch, loss_dtype).tolist()
+            del logits  # before the next batch's are made
+            for loss in losses:
+                if not math.isfinite(value := loss * seqlen):
+                    raise LutlabError(
+                        f"the loss of window {len(nll)} of {len(ids) // seqlen} (tokens {len(nll) * seqlen} to "
+                        f"{(len(nll) + 1) * seqlen - 1}) is {value}: the logits overflow {model.dtype} or the weights "
+                        "are broken; try dtype=float32"
+                    )
+                nll.append(value)
+    return nll
+
+
+def window_batches(
+    model: PreTrainedModel, ids: torch.Tensor, seqlen: int
+) -> tuple[torch.Tensor, ...]:
+    """The full windows of token ids [T], in batches [B, seqlen] of which the model's logits are LOGITS_BYTES.
+
+    Raises:
+        LutlabError: a window is longer than the model's context, or there is none.
+    """
     limit = context_length(model)
     if limit is not None and seqlen > limit:
         raise LutlabError(
@@ -176,26 +211,8 @@ def window_nll(
         raise LutlabError(
             f"a text of {len(ids)} tokens has no window of {seqlen}: pass a longer text or seqlen from 2 to {len(ids)}"
         )
-    if loss_dtype not in LOSS_DTYPES:
-        raise LutlabError(f"loss_dtype '{loss_dtype}' is none of {', '.join(LOSS_DTYPES)}")
     windows = ids[: len(ids) // seqlen * seqlen].view(-1, seqlen)
-    size = max(1, batch_tokens(model) // seqlen)
-    nll: list[float] = []
-    with evaluation_mode(model):
-        for batch in windows.split(size):
-            batch = batch.to(model.device)
-            logits = model(input_ids=batch, use_cache=False).logits  # [size, seqlen, V]
-            losses = _mean_loss(logits, batch, loss_dtype).tolist()
-            del logits  # before the next batch's are made
-            for loss in losses:
-                if not math.isfinite(value := loss * seqlen):
-                    raise LutlabError(
-                        f"the loss of window {len(nll)} of {len(windows)} (tokens {len(nll) * seqlen} to "
-                        f"{(len(nll) + 1) * seqlen - 1}) is {value}: the logits overflow {model.dtype} or the weights "
-                        "are broken; try dtype=float32"
-                    )
-                nll.append(value)
-    return nll
+    return windows.split(max(1, batch_tokens(model) // seqlen))
 
 
 def _mean_loss(logits: torch.Tensor, ids: torch.Tensor, loss_dtype: str) -> torch.Tensor:

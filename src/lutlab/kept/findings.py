@@ -9,6 +9,7 @@ Values that take long to find are kept there, sealed; a file that is damaged is 
 
     <cache>/known/<kind>-<key>.sealed     rendered sources, compilers, features of a CPU; key: of all that decides it
     <cache>/texts/<name>-<key>.sealed     texts that took seconds to find
+    <cache>/full-precision/<key>/         what full-precision models put out on a text, some gigabytes at most
     <cache>/…                             what tuning found on this machine, by `kept` and `keep`
 
 What tuning finds chooses among kernels that all give the product, and its readers take only values that tuning can have
@@ -34,7 +35,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from lutlab.errors import LutlabError
-from lutlab.kept.files import Damaged, sealed, set_aside, unsealed, write_atomically
+from lutlab.kept.files import (
+    Damaged,
+    remove_leftovers,
+    sealed,
+    set_aside,
+    unsealed,
+    write_atomically,
+)
 
 log = logging.getLogger(__name__)
 _Found = TypeVar("_Found")
@@ -217,6 +225,18 @@ def recall(name: str, sources: Iterable[bytes], find: Callable[[], Any]) -> Any:
         except LutlabError as error:
             log.info("%s is found anew in every process: %s", name, error)
     return value
+
+
+def make_room(folder: Path, limit: int, used: Path) -> None:
+    """Remove the folders in one that were not touched for longest, until all but `used` hold `limit` bytes at most."""
+    remove_leftovers(folder, "**/.*")
+    others = (each for each in folder.iterdir() if each.is_dir() and each != used)
+    held = 0
+    with contextlib.suppress(FileNotFoundError):  # another process was faster
+        for each in sorted(others, key=lambda each: each.stat().st_mtime, reverse=True):
+            held += sum(file.stat().st_size for file in each.iterdir())
+            if held > limit:
+                shutil.rmtree(each, ignore_errors=True)
 
 
 def set_damaged_aside(path: Path, why: Exception) -> None:

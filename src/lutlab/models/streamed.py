@@ -50,12 +50,18 @@ class Streamed:
         for index, block in enumerate(self._blocks):
             self._fill(block, f"{self._path}.{index}.")
 
-    def serve(self, load: Callable[[int, nn.Module, str], object]) -> None:
-        """`load(index, block, device)` makes a block in front of its forward pass; behind it, it is freed."""
+    def serve(self, load: Callable[[int, nn.Module, str], object] | None = None) -> None:
+        """`load(index, block, device)` makes a block in front of its forward pass; behind it, it is freed.
+
+        None: its full-precision weights make it.
+        """
         for index, block in enumerate(self._blocks):
 
             def before(module: nn.Module, _: object, index: int = index) -> None:
-                load(index, module, self._device)
+                if load:
+                    load(index, module, self._device)
+                else:
+                    self._fill(module, f"{self._path}.{index}.")
 
             def after(module: nn.Module, *_: object) -> None:
                 release(module)

@@ -103,3 +103,22 @@ def test_a_target_takes_the_full_precision_model_along() -> None:
     squares = sum(columns**2 for columns, _ in SEVEN.inputs)
     assert cost._model_bytes(guided, SEVEN) == cost._model_bytes(plain, SEVEN) + 2 * 4 * squares
     assert cost.quantize_seconds(guided) > 1.5 * cost.quantize_seconds(plain)
+
+
+def test_rows_of_one_model_and_text_share_what_kld_keeps_on_disk(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(cost, "_tokens", lambda text, seqlen, files: 4 * seqlen)
+    tiny = ModelSpec("tiny", "folder", "tiny")
+    rows = [ModelRun(tiny, "rtn", q, 64) for q in (3, 4)]
+    rows.append(dataclasses.replace(rows[0], dtype="float16"))
+    text = EvalSpec("kld", TextSpec("topics", "embedded"))
+    planned = {(row, text): predict(row, text, Files()) for row in rows}
+    states = 4 * 512 * 128
+    assert [one.state_bytes for one in planned.values()] == [4 * states, 4 * states, 2 * states]
+    ppl = predict(rows[0], dataclasses.replace(text, evaluator="ppl"), Files())
+    kld = planned[rows[0], text]
+    assert (kld.seconds, kld.peak_bytes) > (
+        1.9 * ppl.seconds,
+        ppl.peak_bytes + 4 * TINY.parameters - 1,
+    )
+    said = cost._summary(planned, tmp_path)
+    assert f"disk {(6 * states + 3 * cost.RECORD_BYTES) / 1e6:.1f} MB" in said

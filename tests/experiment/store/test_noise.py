@@ -33,6 +33,8 @@ def test_of_a_perplexity_by_the_delta_method() -> None:
     found = record("ppl", "ppl", value, NLL, seqlen=32)
     assert error_of(found, "ppl") == pytest.approx(value * naive(NLL) / 32)
     assert error_of(record("ppl", "ppl", value, NLL[:1], seqlen=32), "ppl") == math.inf
+    divergence = record("kld", "kld_mean_nats", statistics.fmean(NLL), NLL)
+    assert error_of(divergence, "kld_mean_nats") == pytest.approx(naive(NLL))
     word = record("lambada", "lambada_perplexity", 9.0, LIKELIHOODS)
     assert error_of(word, "lambada_perplexity") == pytest.approx(9 * naive(LIKELIHOODS))
 

@@ -62,10 +62,11 @@ _DRAW_SECONDS = 1e-7  # a weight of a product, drawn and packed
 
 @dataclass(frozen=True)
 class Cost:
-    """Predicted cost of one cell."""
+    """Predicted cost of one cell; state_bytes: kept on disk, once for all rows of its model, dtype and text."""
 
     seconds: float
     peak_bytes: int
+    state_bytes: int = 0
 
 
 @functools.cache
@@ -104,9 +105,11 @@ def predict(run: RunSpec, evaluation: EvalSpec, files: Files) -> Cost:
         return Cost(reading + _DRAW_SECONDS * work.drawn_weights, work.held_bytes)
     shape = shape_of(run.model)
     held = _model_bytes(run, shape) + work.held_bytes
-    tokens = float(work.checked_tokens)
+    tokens, states = float(work.checked_tokens), 0
     if evaluation.text and work.passes:
-        tokens += work.passes * _tokens(evaluation.text, shape.seqlen, files)
+        read = _tokens(evaluation.text, shape.seqlen, files)
+        tokens += work.passes * read
+        states = int(work.state_files * read * shape.hidden * _width(run))
         held += 2048 * shape.vocabulary * (_width(run) + 4)
     codes, head = _packed_bytes(run, shape, work)
     seconds = _seconds(run, _forward(shape, tokens)) if tokens else _LEAST_SECONDS
@@ -118,7 +121,7 @@ def predict(run: RunSpec, evaluation: EvalSpec, files: Files) -> Cost:
         seconds *= 1.5
     held += work.packed_copies * (codes + head)
     held += work.dense_copies * shape.parameters * _width(run)
-    return Cost(seconds, int(held))
+    return Cost(seconds, int(held), states)
 
 
 def _width(run: ModelRun) -> int:
@@ -348,6 +351,13 @@ def _summary(planned: dict[tuple[RunSpec, EvalSpec], Cost | None], results: Path
         hubs = {run.model for run in to_run if isinstance(run, ModelRun)}
         lacking = (hub.download_bytes(m.id, m.revision) for m in hubs if m.source == "hub")
         more, downloads = "", f"{sum(lacking) / 1e9:,.1f} GB"
+    disk += sum(
+        {
+            (s.model, s.dtype, e.text): p.state_bytes
+            for (s, e), p in planned.items()
+            if p and p.state_bytes
+        }.values()
+    )
     peak = max((p.peak_bytes for p in known), default=0)
     free = shutil.disk_usage(next(p for p in (results, *results.resolve().parents) if p.exists()))
     return (

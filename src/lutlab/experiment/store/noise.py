@@ -3,6 +3,7 @@
 A record made before errors were kept (as the fact `standard_error`) has its samples, which are, by evaluator:
 
     ppl                   nll of each window, nats       ppl = exp(mean / seqlen)
+    kld_mean_nats         mean of each window, nats      mean
     lambada_perplexity    log-likelihood of each word    exp(-mean)
     accuracy              margin, positive where right   mean of right; 0 and 1 have the error of half an example
 
@@ -62,6 +63,8 @@ def _influences(record: Record, evaluator: str | None, metric: str) -> Sequence[
     value, samples = record.values[metric], record.samples
     if (evaluator, metric) == ("ppl", "ppl"):
         return [value * nll / record.facts["seqlen"] for nll in samples]
+    if (evaluator, metric) == ("kld", "kld_mean_nats"):
+        return samples
     if (evaluator, metric) == ("lambada", "lambada_perplexity"):
         return [-value * likelihood for likelihood in samples]
     if (evaluator, metric) in _JUDGED:
