@@ -62,6 +62,7 @@ PINNED = {
 }
 WIDTHS = ((3, 32), (4, -1))
 MODEL = ModelSpec("opt-embedded-s", "embedded", "opt-embedded-s")
+LARGER = ModelSpec("opt-embedded-m", "embedded", "opt-embedded-m")
 ENCODER = ModelSpec("bert-embedded-s", "embedded", "bert-embedded-s")
 SENTENCE = (
     "the table of a kernel holds sums of eight inputs for every pattern of signs, so that a byte of the weight is read "
@@ -277,7 +278,8 @@ def _evaluator(name: str) -> Any:
         for n, g in ((1, 32), (2, -1))
     )
     text = text_of(cls.golden) if cls.golden else None
-    subject = Subject(model, loaded.tokenizer, layers, text, 64, ModelRun(spec, "rtn", 4, 32))
+    origin = LARGER if name == "kld" else spec  # of its own full-precision model it would say 0
+    subject = Subject(model, loaded.tokenizer, layers, text, 64, ModelRun(origin, "rtn", 4, 32))
     found = cls().measure(subject)
     return [found.values, found.n, found.samples]
 
