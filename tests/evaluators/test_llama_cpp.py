@@ -12,6 +12,7 @@ import lutlab
 from lutlab.errors import LutlabError
 from lutlab.evaluators import llama_cpp
 from lutlab.evaluators.llama_cpp import LlamaCpp
+from lutlab.models.gguf_names import interleaved
 from lutlab.peers.llama_cpp import gguf_model
 from lutlab.peers.llama_cpp.gguf_model import Encoded
 from lutlab.specs import Subject
@@ -61,7 +62,7 @@ def test_rows_of_q_are_in_the_order_that_llama_cpp_rotates():
     theirs, _ = apply_rotary_pos_emb(
         q, q, torch.cat((cos, cos))[None, None], torch.cat((sin, sin))[None, None]
     )
-    reordered = gguf_model.interleaved(weight, heads)
+    reordered = interleaved(weight, heads)
     pairs = (reordered @ x).view(heads, width // 2, 2)
     even, odd = pairs[..., 0], pairs[..., 1]
     rotated = torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=2)

@@ -30,9 +30,10 @@ from lutlab.evaluators.depth import scaled_to_all_layers
 from lutlab.evaluators.generation import check_context
 from lutlab.lazy import PreTrainedModel, np, torch
 from lutlab.limits import Count
+from lutlab.models.gguf_names import PARTS, heads_of
 from lutlab.peers.llama_cpp import LlamaCpp as Peer
 from lutlab.peers.llama_cpp import gguf_model
-from lutlab.peers.llama_cpp.gguf_model import BITS, CACHES, PARTS, Decoder, Encoded
+from lutlab.peers.llama_cpp.gguf_model import BITS, CACHES, Decoder, Encoded
 from lutlab.registry import register
 from lutlab.specs import Measurement, RunSpec, Subject
 
@@ -169,7 +170,7 @@ def _products(model: PreTrainedModel) -> Iterator[tuple[str, torch.nn.Module, in
     for index, block in enumerate(model.model.layers):
         for ours, theirs in PARTS.items():
             if not theirs.endswith("norm"):
-                heads = gguf_model.heads_of(model.config, theirs)
+                heads = heads_of(model.config, theirs)
                 yield f"blk.{index}.{theirs}.weight", block.get_submodule(ours), heads
 
 

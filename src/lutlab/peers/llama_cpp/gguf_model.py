@@ -21,6 +21,7 @@ from typing import Any
 
 from lutlab.errors import LutlabError
 from lutlab.lazy import PreTrainedConfig, PreTrainedModel, np, torch
+from lutlab.models.gguf_names import PARTS, halves, heads_of, interleaved
 from lutlab.peers.llama_cpp import ggml_function, number_of
 
 # Type -> bits a weight as stored, scales included (ggml-common.h); narrowest first.
@@ -29,18 +30,6 @@ BITS = {
 }  # fmt: skip
 FLOATS = {"f16": "float16", "f32": "float32"}
 _CODE_BITS = {"q2_K": 2, "q3_K": 3, "q4_0": 4, "q5_0": 5, "q6_K": 6, "q8_0": 8, "f16": 16}
-# LLaMA's own name of a block's part -> GGUF's
-PARTS = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
 CACHES = ("f16", "f32")
 _ROWS = 256  # of a matrix that a thread rounds at a time
 
@@ -130,7 +119,7 @@ def rounded(tensor: Encoded, heads: int | None = None) -> torch.Tensor:
 
         kind = GGMLQuantizationType(number_of(tensor.type))
         weight = torch.from_numpy(quants.dequantize(tensor.values, kind))
-    return weight if heads is None else _halves(weight, heads)
+    return weight if heads is None else halves(weight, heads)
 
 
 def save(config: PreTrainedConfig, found: Mapping[str, Encoded], path: Path) -> None:
@@ -182,28 +171,11 @@ def tensors(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
             yield f"blk.{index}.{theirs}.weight", weight
 
 
-def heads_of(config: PreTrainedConfig, part: str) -> int | None:
-    """Heads of a part that is rotated, q or k; None of the others."""
-    return {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}.get(part)
-
-
 def weight_of(module: torch.nn.Module) -> torch.Tensor:
     """[N, K], a quantized layer's dequantized."""
     from lutlab.modules import QuantLinear
 
     return module.packed.dequantize() if isinstance(module, QuantLinear) else module.weight
-
-
-def interleaved(weight: torch.Tensor, heads: int) -> torch.Tensor:
-    """Rows of q and k in llama.cpp's order: it rotates neighbours, transformers a head's first half with its second."""
-    rows = weight.view(heads, 2, -1, weight.shape[1])
-    return rows.transpose(1, 2).reshape(weight.shape)
-
-
-def _halves(weight: torch.Tensor, heads: int) -> torch.Tensor:
-    """The inverse of interleaved."""
-    rows = weight.view(heads, -1, 2, weight.shape[1])
-    return rows.transpose(1, 2).reshape(weight.shape)
 
 
 class Decoder:
