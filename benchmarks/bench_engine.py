@@ -37,9 +37,11 @@ from lutlab.evaluators import llama_cpp
 from lutlab.evaluators.llama_cpp import CHECKED, check
 from lutlab.generate.contract import Engine
 from lutlab.measure.timing import RESIDENT, Contestant, CpuTimer, race
+from lutlab.models import gguf_file
+from lutlab.models.gguf_file import Encoded
 from lutlab.models.load import embedded_names, load_model
 from lutlab.peers.llama_cpp import gguf_model
-from lutlab.peers.llama_cpp.gguf_model import Decoder, Encoded
+from lutlab.peers.llama_cpp.gguf_model import Decoder
 from lutlab.specs import ModelSpec
 
 GROUP = 128
@@ -141,12 +143,12 @@ def peer(model: Model, quantized: Any, form: str, head: str, folder: Path) -> Pe
         print(f"  {error}")
         kind = "q4_0"
     encoded = gguf_model.encode(one, kind, head, threads)
-    gguf_model.save(one.config, encoded, path)
+    gguf_file.write(one.config, encoded, path)
     with Decoder(path, CHECKED, threads) as decoder:
         said = check(one, encoded, decoder, 1)
     if one is not quantized:  # drawn weights, whose speed is that of any others
         encoded = repeated(encoded, quantized.config.num_hidden_layers)
-        gguf_model.save(quantized.config, encoded, path)
+        gguf_file.write(quantized.config, encoded, path)
     size = sum(t.values.nbytes for name, t in encoded.items() if name != "token_embd.weight")
     return Peer(path, kind, head, size, said)
 

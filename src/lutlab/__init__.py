@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from lutlab.checkpoint.compressed_tensors import (
         export_compressed_tensors as export_compressed_tensors,
     )
+    from lutlab.checkpoint.gguf_writing import export_gguf as export_gguf
     from lutlab.checkpoint.gptq import export_gptq as export_gptq
     from lutlab.checkpoint.loading import load as load
     from lutlab.checkpoint.saving import save as save
@@ -53,6 +54,7 @@ _HOME = {
     "save_adapter": "lutlab.checkpoint.adapter",
     "load_adapter": "lutlab.checkpoint.adapter",
     "synthetic": "lutlab.compress.synthetic",
+    "export_gguf": "lutlab.checkpoint.gguf_writing",
     "export_gptq": "lutlab.checkpoint.gptq",
     "export_compressed_tensors": "lutlab.checkpoint.compressed_tensors",
     "predict_latency": "lutlab.predict.per_token",

@@ -12,9 +12,10 @@ import lutlab
 from lutlab.errors import LutlabError
 from lutlab.evaluators import llama_cpp
 from lutlab.evaluators.llama_cpp import LlamaCpp
+from lutlab.models import gguf_file
+from lutlab.models.gguf_file import Encoded
 from lutlab.models.gguf_names import interleaved
 from lutlab.peers.llama_cpp import gguf_model
-from lutlab.peers.llama_cpp.gguf_model import Encoded
 from lutlab.specs import Subject
 
 
@@ -75,7 +76,7 @@ def test_the_file_holds_the_weights_and_the_numbers(tmp_path):
     gguf = pytest.importorskip("gguf")
     model = tiny_llama()
     encoded = gguf_model.encode(model, "f32", "f16", threads=1)
-    gguf_model.save(model.config, encoded, tmp_path / "model.gguf")
+    gguf_file.write(model.config, encoded, tmp_path / "model.gguf")
     reader = gguf.GGUFReader(tmp_path / "model.gguf")
     found = {tensor.name: torch.tensor(tensor.data) for tensor in reader.tensors}
     for name, values in gguf_model.tensors(model):
@@ -158,5 +159,5 @@ def test_the_check_takes_what_rounding_explains_and_nothing_more():
 
 
 def test_other_families_are_refused():
-    with pytest.raises(LutlabError, match="this one is 'opt'"):
+    with pytest.raises(LutlabError, match="of type 'opt'"):
         gguf_model.check_inputs(tiny_opt(), "q4_0", "f16")

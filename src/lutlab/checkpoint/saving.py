@@ -102,11 +102,11 @@ def new_folder(folder: str | Path) -> Iterator[Path]:
 # ---- in other projects' layouts ----
 
 
-def uniform_of(name: str, layer: QuantLinear) -> UniformTensor:
-    """A layer's weight as scale * (codes - zero_point), with zero_point in 0 .. 2^q-1.
+def as_uniform(name: str, layer: QuantLinear) -> UniformTensor:
+    """A layer's weight as scale * (codes - zero_point), or scale * codes + offset.
 
     Raises:
-        LutlabError: it has no such form; the message says why.
+        LutlabError: it has no such form.
     """
     packed, tensor = layer.packed, None
     if isinstance(packed, PackedUniform):
@@ -119,6 +119,16 @@ def uniform_of(name: str, layer: QuantLinear) -> UniformTensor:
             "with a matching offset, LUT-GEMM Eq. 5), and this layout can only hold uniform weights: export a model of "
             "method=rtn or gptq, or keep this one with lutlab.save"
         )
+    return tensor
+
+
+def uniform_of(name: str, layer: QuantLinear) -> UniformTensor:
+    """A layer's weight as scale * (codes - zero_point), with zero_point in 0 .. 2^q-1.
+
+    Raises:
+        LutlabError: it has no such form; the message says why.
+    """
+    tensor = as_uniform(name, layer)
     if tensor.offset is not None:
         raise LutlabError(
             f"{name}: its codes have a float offset a group, no multiple of the scale (as GGUF's Q4_1), and this "

@@ -7,7 +7,8 @@ where they are not. All linear layers have one type, the head and the key-value 
 (peers/llama_cpp/gguf_model.py); the facts have all three. Decoding is that of generation.py, with as many threads, and
 is checked before it is timed.
 
-llama.cpp multiplies rounded weights by activations that it rounds to 8 bits. The check has transformers multiply by the
+llama.cpp multiplies the file's weights, which are the row's own where the type holds its codes exactly, else rounded
+again, by activations that it rounds to 8 bits. The check has transformers multiply by the
 weights that the file holds: llama.cpp's logits may be at most twice as far from its logits as rounding the activations
 to 8 bits takes them, and what float16 keys and values add.
 """
@@ -30,10 +31,12 @@ from lutlab.evaluators.depth import scaled_to_all_layers
 from lutlab.evaluators.generation import check_context
 from lutlab.lazy import PreTrainedModel, np, torch
 from lutlab.limits import Count
-from lutlab.models.gguf_names import PARTS, heads_of
+from lutlab.models import gguf_file
+from lutlab.models.gguf_file import FLOATS, Encoded
+from lutlab.models.gguf_names import parts
 from lutlab.peers.llama_cpp import LlamaCpp as Peer
 from lutlab.peers.llama_cpp import gguf_model
-from lutlab.peers.llama_cpp.gguf_model import BITS, CACHES, Decoder, Encoded
+from lutlab.peers.llama_cpp.gguf_model import BITS, CACHES, Decoder
 from lutlab.registry import register
 from lutlab.specs import Measurement, RunSpec, Subject
 
@@ -99,7 +102,7 @@ class LlamaCpp(Evaluator):
         with tempfile.TemporaryDirectory(prefix="lutlab-") as folder:
             path = Path(folder) / "model.gguf"
             encoded = gguf_model.encode(model, kind, self.head, threads)
-            gguf_model.save(model.config, encoded, path)
+            gguf_file.write(model.config, encoded, path)
             with Decoder(path, self.tokens, threads, self.cache, self.flash) as decoder:
                 checked = check(model, encoded, decoder, first)
                 del encoded
@@ -166,12 +169,9 @@ def _multiplying(model: PreTrainedModel, encoded: Mapping[str, Encoded]) -> Iter
 
 def _products(model: PreTrainedModel) -> Iterator[tuple[str, torch.nn.Module, int | None]]:
     """GGUF's name, module and heads of every product."""
-    yield "output.weight", model.get_output_embeddings(), None
-    for index, block in enumerate(model.model.layers):
-        for ours, theirs in PARTS.items():
-            if not theirs.endswith("norm"):
-                heads = heads_of(model.config, theirs)
-                yield f"blk.{index}.{theirs}.weight", block.get_submodule(ours), heads
+    for name, _, module, heads in parts(model):
+        if not name.endswith("norm.weight") and name != "token_embd.weight":
+            yield name, module, heads
 
 
 def _product(
@@ -185,7 +185,7 @@ def _product(
 
 def _as_rounded(x: torch.Tensor, kind: str) -> torch.Tensor:
     """Activations as ggml rounds them for a type: to 8 bits, a scale for each block of the type's; f16: to float16."""
-    if kind in gguf_model.FLOATS:
+    if kind in FLOATS:
         return x.half().to(x) if kind == "f16" else x
     blocks = x.unflatten(-1, (-1, gguf_model.block_of(kind)))
     step = blocks.abs().amax(-1, keepdim=True).clamp(min=1e-30) / 127

@@ -6,9 +6,10 @@ of 2n are transformers' 0, n, 1, n + 1, … Codes, scales and zero points of a r
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TypeVar
 
-from lutlab.lazy import PreTrainedConfig, np, torch
+from lutlab.lazy import PreTrainedConfig, PreTrainedModel, nn, np, torch
 
 _Array = TypeVar("_Array", "torch.Tensor", "np.ndarray")
 
@@ -26,6 +27,17 @@ PARTS = {
 }
 # The same outside of the blocks; a model with a tied head has no `output`.
 OUTSIDE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+
+
+def parts(model: PreTrainedModel) -> Iterator[tuple[str, str, nn.Module, int | None]]:
+    """GGUF's name, our path, module, and heads (of q and k) of every part that has a weight."""
+    for ours, theirs in OUTSIDE.items():
+        yield f"{theirs}.weight", ours, model.get_submodule(ours), None
+    for index in range(model.config.num_hidden_layers):
+        for ours, theirs in PARTS.items():
+            path = f"model.layers.{index}.{ours}"
+            heads = heads_of(model.config, theirs)
+            yield f"blk.{index}.{theirs}.weight", path, model.get_submodule(path), heads
 
 
 def heads_of(config: PreTrainedConfig, part: str) -> int | None:

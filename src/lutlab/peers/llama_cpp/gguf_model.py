@@ -1,45 +1,39 @@
 """A LLaMA model as a GGUF file, every matrix in a named type of ggml, and llama.cpp decoding it, a token at a time.
 
-    encode(model, "q3_K", "f16") -> {name: Encoded}     save(config, that, path)     rounded(encoded) -> [N, K] float32
+    encode(model, "q3_K", "f16") -> {name: Encoded}     rounded(encoded) -> [N, K] float32
     with Decoder(path, length, threads) as decoder: decoder.step(token) -> [V]
 
-Linear weights (a quantized layer's, dequantized) are rounded by ggml's own quantizer, all to one type, none to a wider
-one, as llama.cpp's `--pure` does; the head has a type of its own. Embeddings, of which a token reads one row, are
+A quantized layer's codes are the file's where the type holds them exactly (models/gguf_packing.py), as q4_0 does
+symmetric ones of q=4. All other linear weights, dequantized, are rounded by ggml's own quantizer. None goes to a wider
+type, as in llama.cpp's `--pure`; the head has a type of its own. Embeddings, of which a token reads one row, are
 float16 where that is exact, else float32; norms are float32.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from lutlab.errors import LutlabError
-from lutlab.lazy import PreTrainedConfig, PreTrainedModel, np, torch
-from lutlab.models.gguf_names import PARTS, halves, heads_of, interleaved
+from lutlab.lazy import PreTrainedModel, np, torch
+from lutlab.models.gguf_file import FLOATS, Encoded, as_floats, check_llama
+from lutlab.models.gguf_names import halves, interleaved, parts
+from lutlab.models.gguf_packing import exact, holding, multiples
 from lutlab.peers.llama_cpp import ggml_function, number_of
+from lutlab.tensors import BCQTensor, UniformTensor
 
 # Type -> bits a weight as stored, scales included (ggml-common.h); narrowest first.
 BITS = {
     "q2_K": 2.625, "q3_K": 3.4375, "q4_0": 4.5, "q5_0": 5.5, "q6_K": 6.5625, "q8_0": 8.5, "f16": 16, "f32": 32,
 }  # fmt: skip
-FLOATS = {"f16": "float16", "f32": "float32"}
 _CODE_BITS = {"q2_K": 2, "q3_K": 3, "q4_0": 4, "q5_0": 5, "q6_K": 6, "q8_0": 8, "f16": 16}
 CACHES = ("f16", "f32")
 _ROWS = 256  # of a matrix that a thread rounds at a time
-
-
-@dataclass(frozen=True)
-class Encoded:
-    """A tensor as the file has it: values (numbers, or the bytes [N, bytes of a row] of a type), the type's name."""
-
-    values: np.ndarray
-    type: str
 
 
 def type_for(q: float) -> str:
@@ -57,16 +51,9 @@ def block_of(kind: str) -> int:
 
 
 def check_inputs(model: PreTrainedModel, linear: str, head: str) -> None:
-    """Raises LutlabError: no LLaMA, or a matrix with inputs that are no multiple of its type's block."""
+    """Raises LutlabError: a model that is not written, or a matrix whose inputs are no multiple of its type's block."""
+    check_llama(model)
     config = model.config
-    if config.model_type != "llama":
-        raise LutlabError(
-            f"the llama.cpp column converts LLaMA models, this one is '{config.model_type}'"
-        )
-    if config.attention_bias or config.mlp_bias:
-        raise LutlabError(
-            "the llama.cpp column converts LLaMA models without biases, this one has some"
-        )
     wanted = [("linear layers", linear, config.hidden_size), ("head", head, config.hidden_size)]
     wanted.append(("mlp.down_proj", linear, config.intermediate_size))
     for what, kind, inputs in wanted:
@@ -81,16 +68,28 @@ def encode(model: PreTrainedModel, linear: str, head: str, threads: int) -> dict
     """Every tensor of a LLaMA model by GGUF's name, linear layers and head in types of BITS; raises as check_inputs."""
     check_inputs(model, linear, head)
     found = {}
-    for name, weight in tensors(model):
-        weight = weight.detach().float().cpu().contiguous()
-        if name == "token_embd.weight":
-            kind = "f16" if bool((weight.half().float() == weight).all()) else "f32"
-        elif weight.dim() == 1:
-            kind = "f32"
-        else:
-            kind = head if name == "output.weight" else linear
-        found[name] = Encoded(_encoded(weight.numpy(), kind, threads), kind)
+    for name, _, module, heads in parts(model):
+        if name.endswith("norm.weight") or name == "token_embd.weight":
+            found[name] = as_floats(module.weight)
+            continue
+        kind = head if name == "output.weight" else linear
+        found[name] = _as_it_is(module, heads, kind) or Encoded(
+            _encoded(_weight_of(module, heads).numpy(), kind, threads), kind
+        )
     return found
+
+
+def _as_it_is(module: torch.nn.Module, heads: int | None, kind: str) -> Encoded | None:
+    """A quantized layer in a type that holds it exactly; None: it has to be rounded."""
+    from lutlab.modules import QuantLinear
+
+    tensor = module.packed.unpack() if isinstance(module, QuantLinear) else None
+    if not isinstance(tensor, UniformTensor | BCQTensor):
+        return None
+    with contextlib.suppress(LutlabError):  # it is no multiple of float16 scales
+        weight = multiples(tensor, heads)
+        return next((exact(weight, one) for one in holding(weight) if one.name == kind), None)
+    return None
 
 
 def _encoded(values: np.ndarray, kind: str, threads: int) -> np.ndarray:
@@ -122,60 +121,19 @@ def rounded(tensor: Encoded, heads: int | None = None) -> torch.Tensor:
     return weight if heads is None else halves(weight, heads)
 
 
-def save(config: PreTrainedConfig, found: Mapping[str, Encoded], path: Path) -> None:
-    """Write a file: tensors, and the numbers of the config; no vocabulary, as tokens go in and out by id.
-
-    Raises:
-        LutlabError: rotary embeddings that are not plain.
-    """
-    import gguf
-
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_vocab_size(config.vocab_size)
-    writer.add_tokenizer_model("none")
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_dimension_count(config.head_dim)
-    writer.add_rope_freq_base(_rope_base(config))
-    for name, tensor in found.items():
-        floats = tensor.type in FLOATS
-        kind = None if floats else gguf.GGMLQuantizationType(number_of(tensor.type))
-        writer.add_tensor(name, tensor.values, raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
-def _rope_base(config: PreTrainedConfig) -> float:
-    rope: dict[str, Any] = config.rope_parameters
-    if rope.get("rope_type", "default") != "default":
-        raise LutlabError(f"the llama.cpp column knows plain rotary embeddings, not {rope}")
-    return float(rope["rope_theta"])
-
-
 def tensors(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
     """GGUF's name and the weight of every part; rows of q and k in llama.cpp's order."""
-    yield "token_embd.weight", model.get_input_embeddings().weight
-    yield "output_norm.weight", model.model.norm.weight
-    yield "output.weight", model.get_output_embeddings().weight
-    for index, block in enumerate(model.model.layers):
-        for ours, theirs in PARTS.items():
-            weight, heads = weight_of(block.get_submodule(ours)), heads_of(model.config, theirs)
-            weight = weight if heads is None else interleaved(weight, heads)
-            yield f"blk.{index}.{theirs}.weight", weight
+    for name, _, module, heads in parts(model):
+        yield name, _weight_of(module, heads)
 
 
-def weight_of(module: torch.nn.Module) -> torch.Tensor:
-    """[N, K], a quantized layer's dequantized."""
+def _weight_of(module: torch.nn.Module, heads: int | None) -> torch.Tensor:
+    """[N, K] or [N] float32, a quantized layer's dequantized."""
     from lutlab.modules import QuantLinear
 
-    return module.packed.dequantize() if isinstance(module, QuantLinear) else module.weight
+    weight = module.packed.dequantize() if isinstance(module, QuantLinear) else module.weight
+    weight = weight.detach().float().cpu().contiguous()
+    return weight if heads is None else interleaved(weight, heads)
 
 
 class Decoder:

@@ -1,0 +1,168 @@
+"""Uniform codes, and binary ones of one bit, as blocks of ggml's types: codes and scales as they are.
+
+A type of ggml stores a block of neighbours of a row as one float16 scale d and integers:
+
+    type   block  bits    weights                      from codes c with scale s and zero point z
+    Q1_0   128    1.125   d (2c - 1)                   binary codes, q=1, no offset: d = alpha
+    Q2_0   64     2.25    d (c - 1),   c in 0 .. 3     q=2, z = 1; or z = 2, with d = -s and every code 3 - c
+    Q4_0   32     4.5     d (c - 8),   c in 0 .. 15    q=4, z = 8
+    Q5_0   32     5.5     d (c - 16),  c in 0 .. 31    q=5, z = 16
+    Q8_0   32     8.5     d c,         c in -128..127  q=8, z = 128
+    Q4_1   32     5       d c + m                      q=4, any z: m = -s z, rounded to float16
+    Q5_1   32     6       d c + m                      q=5, likewise
+
+A group of ours is one block, or several with the same scale. Where z is another one, all codes of a group move by the
+difference, if they stay in range: what a type holds is decided by the values d l, l integers, d of either sign.
+llama.cpp reads Q1_0 and Q2_0 since spring 2026.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lutlab.errors import LutlabError
+from lutlab.groups import expand, group_length
+from lutlab.lazy import np, torch
+from lutlab.models.gguf_file import Encoded
+from lutlab.models.gguf_names import interleaved
+from lutlab.tensors import BCQTensor, UniformTensor
+
+
+@dataclass(frozen=True)
+class Type:
+    """A quantized type: a block of `block` weights d * (lowest + step * code), code in `bits` bits."""
+
+    name: str
+    bits: int
+    block: int
+    lowest: int
+    step: int = 1
+
+    @property
+    def stored_bits(self) -> float:
+        """Bits a weight, with the scale."""
+        return self.bits + 16 / self.block
+
+
+TYPES = (  # narrowest first
+    Type("q1_0", 1, 128, -1, step=2),
+    Type("q2_0", 2, 64, -1),
+    Type("q4_0", 4, 32, -8),
+    Type("q5_0", 5, 32, -16),
+    Type("q8_0", 8, 32, -128),
+)
+WITH_OFFSET = {4: Type("q4_1", 4, 32, 0), 5: Type("q5_1", 5, 32, 0)}
+
+
+@dataclass(frozen=True)
+class Multiples:
+    """A weight as integers times scales, exact.
+
+    Attributes:
+        levels: [N, K] int32; the weight is levels * scale.
+        scale: [N, G] float16.
+        bits: bits of the codes that the levels are from.
+        group_size: weights that share a scale; -1: a row.
+        zero_point: [N, G] int16, what was taken from uniform codes; None of binary ones.
+    """
+
+    levels: torch.Tensor
+    scale: torch.Tensor
+    bits: int
+    group_size: int
+    zero_point: torch.Tensor | None
+
+    def in_blocks(self, per_group: torch.Tensor, block: int) -> np.ndarray:
+        """[N, G] -> [N, K / block]."""
+        return expand(per_group, self.group_size, self.levels.shape[1])[:, ::block].numpy()
+
+
+def multiples(tensor: UniformTensor | BCQTensor, heads: int | None = None) -> Multiples:
+    """A weight as integers times float16 scales; rows of q and k, which have heads, in GGUF's order.
+
+    Args:
+        tensor: uniform codes, or binary ones of q=1 without offset.
+        heads: number of heads of q or k; None of other layers.
+
+    Raises:
+        LutlabError: groups of reordered channels, scales that need float32, or binary codes that are no multiples.
+    """
+    if isinstance(tensor, UniformTensor):
+        scale, zero = tensor.scale, tensor.zero_point
+        columns = tensor.codes.shape[1]
+        levels = tensor.codes.int() - expand(zero.int(), tensor.group_size, columns)
+    elif tensor.bits == 1 and tensor.offset is None:
+        levels, scale, zero = 2 * tensor.codes.int() - 1, tensor.alpha[0], None
+    else:
+        raise LutlabError(
+            "binary codes of several bits, or with an offset, have no type in GGUF: keep this model with lutlab.save"
+        )
+    if tensor.order is not None:
+        raise LutlabError(
+            "its groups are of reordered channels (act_order), and GGUF's of neighbours: quantize with "
+            "method.static_groups=true or without act_order, or keep this model with lutlab.save"
+        )
+    half = scale.half()
+    if not torch.equal(half.double(), scale.double()):
+        lost = ((half.double() - scale.double()) / scale.double()).abs().nan_to_num(0).max()
+        raise LutlabError(
+            f"its scales are {scale.dtype}, and float16, which GGUF's types hold, would change them by up to "
+            f"{float(lost):.1e} of their value: quantize with scale_dtype=fp16, or keep this model with lutlab.save"
+        )
+    rows = (levels, half, *(() if zero is None else (zero,)))
+    rows = [one.cpu() if heads is None else interleaved(one.cpu(), heads) for one in rows]
+    return Multiples(rows[0], rows[1], tensor.bits, tensor.group_size, *(rows[2:] or [None]))
+
+
+def holding(found: Multiples) -> list[Type]:
+    """The types that hold a weight exactly, narrowest first."""
+    return [kind for kind in TYPES if _sign(found, kind)]
+
+
+def exact(found: Multiples, kind: Type) -> Encoded:
+    """A weight in a type that holds it exactly."""
+    sign = _sign(found, kind)
+    codes = (found.levels * sign - kind.lowest) // kind.step
+    return encoded(found, kind, codes, found.scale * sign)
+
+
+def fills(found: Multiples, kind: Type) -> bool:
+    """Whether groups are whole blocks of a type."""
+    columns = found.levels.shape[1]
+    return columns % kind.block == group_length(found.group_size, columns) % kind.block == 0
+
+
+def _sign(found: Multiples, kind: Type) -> int:
+    """1 or -1, by which levels must be multiplied to be a type's; 0: it does not hold the weight."""
+    whole = kind.step == 1 or not bool(((found.levels - kind.lowest) % kind.step).any())
+    if not fills(found, kind) or not whole:
+        return 0
+    highest = kind.lowest + kind.step * (2**kind.bits - 1)
+    for sign in (1, -1):
+        low, high = sorted(sign * int(one) for one in found.levels.aminmax())
+        if kind.lowest <= low and high <= highest:
+            return sign
+    return 0
+
+
+def encoded(found: Multiples, kind: Type, codes: torch.Tensor, *scales: torch.Tensor) -> Encoded:
+    """Blocks of codes [N, K] behind their scales [N, G], as bytes [N, bytes of a row]."""
+    blocks = codes.to(torch.uint8).view(len(codes), -1, kind.block).numpy()
+    fields = [
+        found.in_blocks(one, kind.block)[..., None].astype("<f2").view(np.uint8) for one in scales
+    ]
+    if kind.bits in (
+        4,
+        5,
+    ):  # the lower four bits of the first half and of the second; all fifth bits before them
+        if kind.bits == 5:
+            fields.append(np.packbits(blocks >> 4, axis=-1, bitorder="little"))
+        first, second = np.split(blocks & 15, 2, axis=-1)
+        fields.append(first | second << 4)
+    elif kind.bits == 8:  # signed
+        fields.append(blocks ^ 128)
+    else:  # neighbours in a byte, the first one lowest
+        shifts = np.arange(0, 8, kind.bits, dtype=np.uint8)
+        octets = blocks.reshape(*blocks.shape[:2], -1, len(shifts)) << shifts
+        fields.append(np.bitwise_or.reduce(octets, axis=-1))
+    return Encoded(np.concatenate(fields, axis=-1).reshape(len(codes), -1), kind.name)
