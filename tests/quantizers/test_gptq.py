@@ -116,15 +116,26 @@ def test_output_error_is_below_rtns(q, g, act_order, static_groups):
 
 
 @pytest.mark.parametrize("g", [-1, 8, 24])
-@pytest.mark.parametrize("variant", ["gptq", "awq"])
-def test_uncorrelated_inputs_give_rtn(g, variant):
+@pytest.mark.parametrize(
+    ("variant", "symmetric"), [("gptq", False), ("gptq", True), ("awq", False)]
+)
+def test_uncorrelated_inputs_give_rtn(g, variant, symmetric):
     weight = random_weight(7, 50)
     hessian = torch.diag(torch.rand(50, generator=torch.Generator().manual_seed(1)) + 0.1)
-    tensor = quantize(GPTQ(variant=variant), weight, 3, g, hessian)
-    expected = RTN(variant).quantize(weight, 3, g)
+    tensor = quantize(GPTQ(variant=variant, symmetric=symmetric), weight, 3, g, hessian)
+    expected = RTN(variant, symmetric=symmetric).quantize(weight, 3, g)
     assert torch.equal(tensor.codes, expected.codes)
     assert torch.equal(tensor.scale, expected.scale)
     assert torch.equal(tensor.zero_point, expected.zero_point)
+
+
+def test_sweeps_leave_a_symmetric_grid_where_it_is():
+    weight, hessian = random_weight(48, 160), correlated(160)
+    before, after = (
+        quantize(GPTQ(symmetric=True, sweeps=sweeps), weight, 3, 32, hessian) for sweeps in (0, 2)
+    )
+    assert bool((after.zero_point == 4).all())
+    assert weighted_error(weight, after, hessian) < weighted_error(weight, before, hessian)
 
 
 @pytest.mark.parametrize("g", [-1, 8, 24])

@@ -12,20 +12,27 @@ from lutlab.errors import LutlabError
 from lutlab.quantizers.rtn import RTN
 
 
-def gptq_quantizer(group: torch.Tensor, q: int) -> torch.Tensor:
-    """GPTQ quant.py, perchannel, sym=False, mse=False: a row's min and max always enclose zero."""
+def gptq_quantizer(group: torch.Tensor, q: int, symmetric: bool) -> torch.Tensor:
+    """GPTQ quant.py, perchannel, mse=False: a row's min and max always enclose zero; sym mirrors the larger one."""
     top = torch.tensor(2**q - 1)
     low, high = min(group.min().item(), 0.0), max(group.max().item(), 0.0)
+    if symmetric:
+        high = max(-low, high)
+        low = -high
     if low == 0 and high == 0:
         low, high = -1.0, 1.0
     scale = (torch.tensor(high) - torch.tensor(low)) / top
-    zero = torch.round(-torch.tensor(low) / scale)
+    zero = (top + 1) / 2 if symmetric else torch.round(-torch.tensor(low) / scale)
     level = torch.clamp(torch.round(group / scale) + zero, 0, top)
     return scale * (level - zero)
 
 
-def awq_quantizer(group: torch.Tensor, q: int) -> torch.Tensor:
-    """AWQ pseudo_quantize_tensor, zero_point=True."""
+def awq_quantizer(group: torch.Tensor, q: int, symmetric: bool) -> torch.Tensor:
+    """AWQ pseudo_quantize_tensor, zero_point=not symmetric; of one bit it has no symmetric form."""
+    if symmetric:
+        half = 2 ** (q - 1)
+        scale = group.abs().max().clamp(min=1e-5) / max(0.5, half - 1)
+        return torch.clamp(torch.round(group / scale), -half, half - 1) * scale
     scale = (group.max() - group.min()).clamp(min=1e-5) / (2**q - 1)
     zero = (-torch.round(group.min() / scale)).clamp(0, 2**q - 1)
     level = torch.clamp(torch.round(group / scale) + zero, 0, 2**q - 1)
@@ -35,10 +42,11 @@ def awq_quantizer(group: torch.Tensor, q: int) -> torch.Tensor:
 NAIVE = {"gptq": gptq_quantizer, "awq": awq_quantizer}
 
 
-def naive(weight: torch.Tensor, q: int, g: int, variant: str) -> torch.Tensor:
+def naive(weight: torch.Tensor, q: int, g: int, variant: str, symmetric: bool) -> torch.Tensor:
     length = weight.shape[1] if g == -1 else g
     pieces = [
-        torch.cat([NAIVE[variant](piece, q) for piece in row.split(length)]) for row in weight
+        torch.cat([NAIVE[variant](piece, q, symmetric) for piece in row.split(length)])
+        for row in weight
     ]
     return torch.stack(pieces)
 
@@ -49,13 +57,16 @@ def naive(weight: torch.Tensor, q: int, g: int, variant: str) -> torch.Tensor:
     g=st.sampled_from([-1, 8, 24]),
     in_features=st.integers(1, 60),
     mean=st.sampled_from([0.0, 2.0, -5.0]),
+    symmetric=st.booleans(),
     seed=st.integers(0, 2**31),
 )
-def test_in_float32_equal_to_the_repositories(variant, q, g, in_features, mean, seed):
+def test_in_float32_equal_to_the_repositories(variant, q, g, in_features, mean, symmetric, seed):
     generator = torch.Generator().manual_seed(seed)
     weight = torch.randn(3, in_features, generator=generator) + mean
-    tensor = RTN(variant=variant, scale_dtype="fp32").quantize(weight, q, g)
-    assert torch.equal(formats.dequantize(tensor), naive(weight, q, g, variant))
+    method = RTN(variant=variant, scale_dtype="fp32", symmetric=symmetric)
+    tensor = method.quantize(weight, q, g)
+    assert torch.equal(formats.dequantize(tensor), naive(weight, q, g, variant, symmetric))
+    assert not symmetric or bool((tensor.zero_point == 2 ** (q - 1)).all())
 
 
 def test_gptq_forces_zero_into_the_range_and_awq_does_not():

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     import gguf
 
 FLOATS = {"f16": "float16", "f32": "float32"}
-# Types that gguf 0.19, as released, has no name for: number (ggml.h), weights and bytes of a block (ggml-common.h).
-_NEWER = {"q2_0": (42, 64, 18)}
+# Types that releases of gguf have no name for: number (ggml.h), weights and bytes of a block (ggml-common.h).
+_NEWER = {"q1_0": (41, 128, 18), "q2_0": (42, 64, 18)}
 
 
 @dataclass(frozen=True)

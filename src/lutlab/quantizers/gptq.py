@@ -34,6 +34,7 @@ class GPTQ(Compensated):
         scale_dtype: dtype of a scale as stored (grid.py).
         sweeps: passes over all groups after that, each of which fits scale, zero point and codes to the layer's outputs
             (refinement.py); 0 is GPTQ.
+        symmetric: zero points of 2^(q-1) in every group (grid.py), which sweeps leave there.
     """
 
     version: ClassVar[int] = 1
@@ -42,6 +43,7 @@ class GPTQ(Compensated):
     variant: Rule = "gptq"
     scale_dtype: ScaleDtype = "fp16"
     sweeps: CountFrom0 = 0
+    symmetric: bool = False
 
     def quantize(self, weight: torch.Tensor, q: int, g: int, prepared: Factored) -> UniformTensor:
         """[N, K] float and the factored inputs -> UniformTensor with G = ceil(K / g) groups a row.
@@ -50,7 +52,7 @@ class GPTQ(Compensated):
             LutlabError: q or g out of range; a weight is inf or nan; a scale is beyond scale_dtype's range.
         """
         weight = checked(weight, q, g)
-        grids = _Grids(weight, q, g, Grid(self.variant, self.scale_dtype))
+        grids = _Grids(weight, q, g, Grid(self.variant, self.scale_dtype, self.symmetric))
         codes, order = compensate(weight, g, prepared, grids, self.block_size, self.static_groups)
         if self.sweeps:
             codes = refined(weight, codes, order, grids.at, prepared, g, self.sweeps)
@@ -105,12 +107,16 @@ class _Grids:
         return torch.stack((step, step * self.lowest[group]))
 
     def fitted(self, before: torch.Tensor, gram: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
-        """The best zero point among those beside the real optimum and the present one, each with its best scale."""
+        """The best zero point among those beside the real optimum and the present one, each with its best scale.
+
+        Of a symmetric grid, the present one.
+        """
         wanted = (gram * before).sum(dim=1) + rhs
         free = before + solved(gram, rhs)
         near = torch.round(-free[1] / free[0]).nan_to_num(0.0, 0.0, 0.0)
         zeros = torch.stack((near - 1, near, near + 1)).clamp(0, 2**self.q - 1)
-        zeros = torch.cat((zeros, torch.round(-before[1] / before[0]).unsqueeze(0)))
+        present = torch.round(-before[1] / before[0]).unsqueeze(0)
+        zeros = present if self.grid.symmetric else torch.cat((zeros, present))
         square = gram[0, 0] - zeros * (2 * gram[0, 1] - zeros * gram[1, 1])
         scale = (wanted[0] - zeros * wanted[1]) / square
         scale = scale.to(self.grid.dtype).double().clamp(min=SMALLEST[self.grid.scale_dtype])

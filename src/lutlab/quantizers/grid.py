@@ -1,4 +1,4 @@
-"""The uniform grid of a group from its smallest and largest weight, asymmetric; RTN and GPTQ share it.
+"""The uniform grid of a group from its smallest and largest weight; RTN and GPTQ share it.
 
     s = (max - min) / (2^q - 1),  zero = round(-min / s)        levels 0 .. 2^q - 1 stand for s * (level - zero)
 
@@ -6,6 +6,11 @@ Two rules of the same name, and the papers use both:
 
     gptq   GPTQ quant.py: 0 is forced into [min, max]; a group of zeros gets the range [-1, 1]
     awq    AWQ pseudo_quantize_tensor: the range is the weights' own, at least 1e-5; zero is clamped to 0 .. 2^q - 1
+
+Both have a symmetric form, with zero = 2^(q-1) in every group, by the largest absolute weight:
+
+    gptq   s = 2 max|w| / (2^q - 1); quant.py takes half of that where no weight is negative, which clips the largest
+    awq    s = max|w| / (2^(q-1) - 1), max|w| at least 1e-5; at q=1 as gptq
 
 scale_dtype=fp16 rounds s first: zero and codes are then computed with the scale as stored. fp32 is what both
 repositories compute with.
@@ -32,6 +37,7 @@ class Grid:
 
     variant: Rule
     scale_dtype: ScaleDtype
+    symmetric: bool = False
 
     @property
     def dtype(self) -> torch.dtype:
@@ -51,9 +57,12 @@ class Grid:
             low, high = low.clamp(max=0), high.clamp(min=0)
             empty = (low == 0) & (high == 0)
             low, high = low.masked_fill(empty, -1), high.masked_fill(empty, 1)
-            scale = (high - low) / top
-        else:
-            scale = (high - low).clamp(min=1e-5) / top
+        if self.symmetric:
+            high = torch.maximum(-low, high)
+            low = -high
+            top = top if self.variant == "gptq" else max(1, top - 1)
+        least = 0.0 if self.variant == "gptq" else 2e-5 if self.symmetric else 1e-5
+        scale = (high - low).clamp(min=least) / top
         if self.scale_dtype == "fp16":
             scale = scale.half().float()
         scale = scale.clamp(min=SMALLEST[self.scale_dtype])
@@ -62,5 +71,7 @@ class Grid:
                 f"the weights of a group span {float((high - low).max()):.3g}, whose scale is beyond "
                 f"{self.scale_dtype}: use scale_dtype=fp32 or rescale the weights"
             )
+        if self.symmetric:
+            return scale, torch.full_like(scale, 2 ** (q - 1))
         zero = torch.round(-low / scale)
         return scale, zero.clamp(0, top) if self.variant == "awq" else zero

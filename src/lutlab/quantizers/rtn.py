@@ -1,4 +1,4 @@
-"""Round-to-nearest (RTN): a uniform grid from the smallest to the largest weight of a group, asymmetric.
+"""Round-to-nearest (RTN): a uniform grid from the smallest to the largest weight of a group.
 
     code = clamp(round(w / s) + zero, 0, 2^q - 1),  w ~ s * (code - zero)      LUT-GEMM Eq. 3 with z_hat = -s * zero
 
@@ -29,6 +29,7 @@ class RTN(Method):
     Attributes:
         variant: rule by which a grid is made.
         scale_dtype: dtype of a scale as stored.
+        symmetric: zero points of 2^(q-1) in every group, which Q4_0, Q5_0 and Q8_0 of llama.cpp hold as they are.
     """
 
     version: ClassVar[int] = 1
@@ -36,6 +37,7 @@ class RTN(Method):
 
     variant: Rule = "gptq"
     scale_dtype: ScaleDtype = "fp16"
+    symmetric: bool = False
 
     def quantize(self, weight: torch.Tensor, q: int, g: int) -> UniformTensor:
         """[N, K] float -> UniformTensor with G = ceil(K / g) groups a row; computed in float32.
@@ -51,7 +53,7 @@ class RTN(Method):
                 f"{int((~torch.isfinite(weight)).sum())} of {weight.numel()} weights are inf or nan: "
                 "method rtn takes its range from every weight; check the checkpoint"
             )
-        grid = Grid(self.variant, self.scale_dtype)
+        grid = Grid(self.variant, self.scale_dtype, self.symmetric)
         rows, in_features = weight.shape
         groups = group_count(g, in_features)
         codes = torch.empty(rows, in_features, dtype=torch.uint8, device=weight.device)
