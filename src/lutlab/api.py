@@ -13,6 +13,7 @@
     model = lutlab.load_adapter(model, folder / "mnli")
     lutlab.export_gptq(model, folder / "gptq")                          # layouts of others, for uniform codes
     lutlab.export_compressed_tensors(model, folder / "compressed")
+    lutlab.export_gguf(model, folder / "model.gguf", tokenizer)         # llama.cpp's file, of LLaMA models
     lutlab.complete(model, tokenizer, "to be", tokens=9)                # the text goes on; lutlab.stream(…), by letters
     lutlab.engine(model, batch=1, length=512)                           # a cache, and a token a call
     lutlab.synthetic("opt-embedded-s", method="bcq", q=3, g=128)        # drawn as it is stored: a model of any size

@@ -18,7 +18,7 @@ from lutlab.checkpoint.transformers import quantized_layers
 from lutlab.errors import LutlabError
 from lutlab.formats import pack
 from lutlab.models.gguf_names import interleaved
-from lutlab.models.gguf_packing import exact, holding, multiples
+from lutlab.models.gguf_packing import affine, exact, holding
 from lutlab.modules import QuantLinear
 from lutlab.tensors import BCQTensor, UniformTensor
 
@@ -182,7 +182,7 @@ def two_bits(zero, rows=3, columns=256):
 )
 def test_types_of_one_and_two_bits(tensor, kind, block):
     """gguf 0.19 does not dequantize them: by the formulas of ggml-quants.c."""
-    weight = multiples(tensor)
+    weight = affine(tensor)
     found = exact(weight, holding(weight)[0])
     assert found.type == kind
     for row, expected in zip(found.values, pack(tensor).dequantize(), strict=True):
@@ -200,8 +200,23 @@ def test_a_type_that_the_package_has_no_name_for_is_written(tmp_path):
     name = b"blk.1.ffn_down.weight"
     record = struct.pack("<Q", len(name)) + name + struct.pack("<IQQI", 2, 256, 128, 42)
     assert data.count(record) == 1
-    weight = multiples(model.model.layers[1].mlp.down_proj.packed.unpack())
+    weight = affine(model.model.layers[1].mlp.down_proj.packed.unpack())
     assert data.count(exact(weight, holding(weight)[0]).values.tobytes()) == 1
+
+
+def test_float_offsets_go_where_they_are_from(tmp_path):
+    """Codes of Q4_1 with an offset that is no multiple of the scale: written as they are."""
+    model = quantized(method="rtn", q=4, g=32)
+    layer = model.model.layers[0].mlp.down_proj
+    tensor = layer.packed.unpack()
+    offset = torch.rand(tensor.scale.shape, generator=torch.Generator().manual_seed(0)).half()
+    moved = UniformTensor(tensor.codes, tensor.scale, None, 4, 32, offset=offset)
+    model.model.layers[0].mlp.down_proj = QuantLinear(pack(moved), None)
+    lutlab.export_gguf(model, tmp_path / "model.gguf")
+    stored = tensors_of(tmp_path / "model.gguf")["blk.0.ffn_down.weight"]
+    theirs = torch.from_numpy(gguf.quants.dequantize(stored.data, stored.tensor_type))
+    assert stored.tensor_type.name == "Q4_1"
+    assert torch.equal(theirs, pack(moved).dequantize())
 
 
 def test_what_is_not_quantized_is_exact(tmp_path):

@@ -51,6 +51,14 @@ def test_every_weight_has_its_name_and_quantized_layers_are_dequantized():
     )
 
 
+def test_codes_that_the_type_holds_are_sent_as_they_are():
+    model = lutlab.quantize(tiny_llama(), method="rtn", q=4, g=32, symmetric=True)
+    encoded = gguf_model.encode(model, "q4_0", "f16", threads=1)  # ggml's quantizer is not called
+    quantized = {name: w for name, w in gguf_model.tensors(model) if encoded[name].type == "q4_0"}
+    assert len(quantized) == 2 * 7
+    assert all(torch.equal(gguf_model.rounded(encoded[n]), w) for n, w in quantized.items())
+
+
 def test_rows_of_q_are_in_the_order_that_llama_cpp_rotates():
     """Rotating neighbours after the reordering equals transformers' rotation of halves before it."""
     heads, width = 2, 8

@@ -16,7 +16,6 @@ from lutlab.checkpoint.saving import as_uniform, check_saved
 from lutlab.errors import LutlabError
 from lutlab.formats.bcq import PackedBCQ
 from lutlab.formats.dense import PackedDense
-from lutlab.groups import expand
 from lutlab.kept.files import draft_beside
 from lutlab.lazy import PreTrainedModel, PreTrainedTokenizerBase, torch
 from lutlab.models.gguf_file import Encoded, as_floats, check_llama, write
@@ -24,13 +23,13 @@ from lutlab.models.gguf_names import parts
 from lutlab.models.gguf_packing import (
     TYPES,
     WITH_OFFSET,
-    Multiples,
+    Affine,
     Type,
+    affine,
     encoded,
     exact,
     fills,
     holding,
-    multiples,
 )
 from lutlab.modules import QuantLinear
 from lutlab.tensors import BCQTensor, UniformTensor
@@ -102,7 +101,7 @@ def _tensors(
         else:
             tensor = _tensor_of(path, module)
             try:
-                yield name, _in_type(multiples(tensor, heads), wider, offsets)
+                yield name, _in_type(affine(tensor, heads), wider, offsets)
             except LutlabError as error:
                 raise LutlabError(f"{path}: {error}") from error
 
@@ -114,7 +113,7 @@ def _tensor_of(path: str, layer: QuantLinear) -> UniformTensor | BCQTensor:
     return packed.unpack() if signs else as_uniform(path, layer)
 
 
-def _in_type(found: Multiples, wider: bool, offsets: _Offsets) -> Encoded:
+def _in_type(found: Affine, wider: bool, offsets: _Offsets) -> Encoded:
     """A layer in the type of its width; where wider, in the narrowest that holds it.
 
     Raises:
@@ -124,17 +123,20 @@ def _in_type(found: Multiples, wider: bool, offsets: _Offsets) -> Encoded:
     if enough and (wider or enough[0].bits == found.bits):
         return exact(found, enough[0])
     offset = WITH_OFFSET.get(found.bits)
-    if offset and not wider and found.zero_point is not None and fills(found, offset):
+    rounds = offset and found.offset is not None and fills(found, offset)
+    if rounds and (found.levels is None or not wider):
         return offsets.rounded(found, offset)
-    own = next((one for one in TYPES if one.bits == found.bits), None)
-    low, high = (int(one) for one in found.levels.aminmax())
+    own = next((kind for kind in TYPES if kind.bits == found.bits), None)
     if own is None:
         why = f"GGUF has no type of {found.bits} bits"
     elif not fills(found, own):
         why = f"{own.name.upper()} has one scale for {own.block} neighbours, which these groups do not fill"
+    elif found.levels is None:
+        why = f"{own.name.upper()} has no float offset a group, which Q4_1 and Q5_1 alone have"
     else:
+        low, high = (int(one) for one in found.levels.aminmax())
         why = f"{own.name.upper()} has no room for weights of {low} to {high} scales"
-    layer = f"q={found.bits} g={found.group_size} [N, K] = {list(found.levels.shape)}"
+    layer = f"q={found.bits} g={found.group_size} [N, K] = {list(found.codes.shape)}"
     if not enough:
         raise LutlabError(
             f"{layer}: {why}, nor does a wider type hold the same weights: quantize with a g that is a multiple of 32 "
@@ -165,29 +167,26 @@ class _Offsets:
     most: float = 0.0
     steps: float = 0.0
 
-    def rounded(self, found: Multiples, kind: Type) -> Encoded:
+    def rounded(self, found: Affine, kind: Type) -> Encoded:
         """A layer in a type with offsets.
 
         Raises:
             LutlabError: an offset is beyond float16.
         """
-        scale = found.scale.double()
-        exact = -scale * found.zero_point
-        offset = exact.half()
+        offset = found.offset.half()
         if not torch.isfinite(offset).all():
             raise LutlabError(
-                f"{kind.name.upper()} has the offset -scale * zero_point in float16, and "
-                f"{exact.abs().max():.3g} is beyond that: give export_gguf(…, wider=True), or keep this model with "
-                "lutlab.save"
+                f"{kind.name.upper()} has the offset of a group in float16, and {found.offset.abs().max():.3g} is "
+                "beyond that: give export_gguf(…, wider=True), or keep this model with lutlab.save"
             )
-        change = (offset.double() - exact).abs()
+        change = (offset.double() - found.offset).abs()
         self.layers += 1
         self.groups += change.numel()
         self.moved += int((change > 0).sum())
         self.most = max(self.most, float(change.max()))
-        self.steps = max(self.steps, float((change / scale.abs()).nan_to_num(0).max()))
-        zero = expand(found.zero_point.int(), found.group_size, found.levels.shape[1])
-        return encoded(found, kind, found.levels + zero, found.scale, offset)
+        steps = (change / found.scale.double().abs()).nan_to_num(0)
+        self.steps = max(self.steps, float(steps.max()))
+        return encoded(found, kind, found.codes, found.scale, offset)
 
     def report(self) -> None:
         """Say what was rounded, if anything was."""

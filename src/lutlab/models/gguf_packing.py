@@ -13,7 +13,7 @@ A type of ggml stores a block of neighbours of a row as one float16 scale d and 
 
 A group of ours is one block, or several with the same scale. Where z is another one, all codes of a group move by the
 difference, if they stay in range: what a type holds is decided by the values d l, l integers, d of either sign.
-llama.cpp reads Q1_0 and Q2_0 since spring 2026.
+Q1_0 and Q2_0 are llama.cpp's youngest: llama-cpp-python 0.3.36 reads both.
 """
 
 from __future__ import annotations
@@ -55,48 +55,56 @@ WITH_OFFSET = {4: Type("q4_1", 4, 32, 0), 5: Type("q5_1", 5, 32, 0)}
 
 
 @dataclass(frozen=True)
-class Multiples:
-    """A weight as integers times scales, exact.
+class Affine:
+    """A weight with float16 scales, scale * levels or scale * codes + offset; rows of q and k in GGUF's order.
 
     Attributes:
-        levels: [N, K] int32; the weight is levels * scale.
+        codes: [N, K] uint8.
         scale: [N, G] float16.
-        bits: bits of the codes that the levels are from.
+        levels: [N, K] int32, codes less zero points, or signs; None: the offset is no multiple of the scale.
+        offset: [N, G] float64, exact; None of signs.
+        bits: bits of the codes.
         group_size: weights that share a scale; -1: a row.
-        zero_point: [N, G] int16, what was taken from uniform codes; None of binary ones.
     """
 
-    levels: torch.Tensor
+    codes: torch.Tensor
     scale: torch.Tensor
+    levels: torch.Tensor | None
+    offset: torch.Tensor | None
     bits: int
     group_size: int
-    zero_point: torch.Tensor | None
 
     def in_blocks(self, per_group: torch.Tensor, block: int) -> np.ndarray:
         """[N, G] -> [N, K / block]."""
-        return expand(per_group, self.group_size, self.levels.shape[1])[:, ::block].numpy()
+        return expand(per_group, self.group_size, self.codes.shape[1])[:, ::block].numpy()
 
 
-def multiples(tensor: UniformTensor | BCQTensor, heads: int | None = None) -> Multiples:
-    """A weight as integers times float16 scales; rows of q and k, which have heads, in GGUF's order.
+def affine(tensor: UniformTensor | BCQTensor, heads: int | None = None) -> Affine:
+    """A weight as GGUF's types have theirs.
 
     Args:
         tensor: uniform codes, or binary ones of q=1 without offset.
         heads: number of heads of q or k; None of other layers.
 
     Raises:
-        LutlabError: groups of reordered channels, scales that need float32, or binary codes that are no multiples.
+        LutlabError: groups of reordered channels, scales that need float32, or other binary codes.
     """
-    if isinstance(tensor, UniformTensor):
-        scale, zero = tensor.scale, tensor.zero_point
-        columns = tensor.codes.shape[1]
-        levels = tensor.codes.int() - expand(zero.int(), tensor.group_size, columns)
-    elif tensor.bits == 1 and tensor.offset is None:
-        levels, scale, zero = 2 * tensor.codes.int() - 1, tensor.alpha[0], None
+    levels = offset = None
+    if isinstance(tensor, BCQTensor):
+        if tensor.bits > 1 or tensor.offset is not None:
+            raise LutlabError(
+                "binary codes of several bits, or with an offset, have no type in GGUF: keep this model with "
+                "lutlab.save"
+            )
+        scale, levels = tensor.alpha[0], 2 * tensor.codes.int() - 1
     else:
-        raise LutlabError(
-            "binary codes of several bits, or with an offset, have no type in GGUF: keep this model with lutlab.save"
-        )
+        scale, zero = tensor.scale, tensor.zero_point
+        if zero is None:
+            offset = tensor.offset.double()
+        else:
+            columns = tensor.codes.shape[1]
+            levels = tensor.codes.int() - expand(zero.int(), tensor.group_size, columns)
+            offset = -scale.double() * zero
     if tensor.order is not None:
         raise LutlabError(
             "its groups are of reordered channels (act_order), and GGUF's of neighbours: quantize with "
@@ -109,33 +117,37 @@ def multiples(tensor: UniformTensor | BCQTensor, heads: int | None = None) -> Mu
             f"its scales are {scale.dtype}, and float16, which GGUF's types hold, would change them by up to "
             f"{float(lost):.1e} of their value: quantize with scale_dtype=fp16, or keep this model with lutlab.save"
         )
-    rows = (levels, half, *(() if zero is None else (zero,)))
-    rows = [one.cpu() if heads is None else interleaved(one.cpu(), heads) for one in rows]
-    return Multiples(rows[0], rows[1], tensor.bits, tensor.group_size, *(rows[2:] or [None]))
+
+    def ordered(one: torch.Tensor | None) -> torch.Tensor | None:
+        return one if one is None or heads is None else interleaved(one, heads)
+
+    parts = (one if one is None else one.cpu() for one in (tensor.codes, half, levels, offset))
+    return Affine(*map(ordered, parts), tensor.bits, tensor.group_size)
 
 
-def holding(found: Multiples) -> list[Type]:
+def holding(found: Affine) -> list[Type]:
     """The types that hold a weight exactly, narrowest first."""
     return [kind for kind in TYPES if _sign(found, kind)]
 
 
-def exact(found: Multiples, kind: Type) -> Encoded:
+def exact(found: Affine, kind: Type) -> Encoded:
     """A weight in a type that holds it exactly."""
     sign = _sign(found, kind)
     codes = (found.levels * sign - kind.lowest) // kind.step
     return encoded(found, kind, codes, found.scale * sign)
 
 
-def fills(found: Multiples, kind: Type) -> bool:
+def fills(found: Affine, kind: Type) -> bool:
     """Whether groups are whole blocks of a type."""
-    columns = found.levels.shape[1]
+    columns = found.codes.shape[1]
     return columns % kind.block == group_length(found.group_size, columns) % kind.block == 0
 
 
-def _sign(found: Multiples, kind: Type) -> int:
+def _sign(found: Affine, kind: Type) -> int:
     """1 or -1, by which levels must be multiplied to be a type's; 0: it does not hold the weight."""
-    whole = kind.step == 1 or not bool(((found.levels - kind.lowest) % kind.step).any())
-    if not fills(found, kind) or not whole:
+    if found.levels is None or not fills(found, kind):
+        return 0
+    if kind.step > 1 and bool(((found.levels - kind.lowest) % kind.step).any()):
         return 0
     highest = kind.lowest + kind.step * (2**kind.bits - 1)
     for sign in (1, -1):
@@ -145,16 +157,14 @@ def _sign(found: Multiples, kind: Type) -> int:
     return 0
 
 
-def encoded(found: Multiples, kind: Type, codes: torch.Tensor, *scales: torch.Tensor) -> Encoded:
+def encoded(found: Affine, kind: Type, codes: torch.Tensor, *scales: torch.Tensor) -> Encoded:
     """Blocks of codes [N, K] behind their scales [N, G], as bytes [N, bytes of a row]."""
     blocks = codes.to(torch.uint8).view(len(codes), -1, kind.block).numpy()
     fields = [
         found.in_blocks(one, kind.block)[..., None].astype("<f2").view(np.uint8) for one in scales
     ]
-    if kind.bits in (
-        4,
-        5,
-    ):  # the lower four bits of the first half and of the second; all fifth bits before them
+    if kind.bits in (4, 5):
+        # four bits of a code of the first half beside those of the second; all fifth bits before them
         if kind.bits == 5:
             fields.append(np.packbits(blocks >> 4, axis=-1, bitorder="little"))
         first, second = np.split(blocks & 15, 2, axis=-1)

@@ -23,7 +23,7 @@ from lutlab.errors import LutlabError
 from lutlab.lazy import PreTrainedModel, np, torch
 from lutlab.models.gguf_file import FLOATS, Encoded, as_floats, check_llama
 from lutlab.models.gguf_names import halves, interleaved, parts
-from lutlab.models.gguf_packing import exact, holding, multiples
+from lutlab.models.gguf_packing import affine, exact, holding
 from lutlab.peers.llama_cpp import ggml_function, number_of
 from lutlab.tensors import BCQTensor, UniformTensor
 
@@ -86,8 +86,8 @@ def _as_it_is(module: torch.nn.Module, heads: int | None, kind: str) -> Encoded 
     tensor = module.packed.unpack() if isinstance(module, QuantLinear) else None
     if not isinstance(tensor, UniformTensor | BCQTensor):
         return None
-    with contextlib.suppress(LutlabError):  # it is no multiple of float16 scales
-        weight = multiples(tensor, heads)
+    with contextlib.suppress(LutlabError):  # it has no float16 scales of neighbours
+        weight = affine(tensor, heads)
         return next((exact(weight, one) for one in holding(weight) if one.name == kind), None)
     return None
 
