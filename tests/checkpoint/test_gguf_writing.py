@@ -406,4 +406,4 @@ def test_llama_cpp_computes_the_same_model(options, wider, tmp_path):
         decoder.rewind()
         theirs = np.stack([decoder.step(token).copy() for token in ids])
     ours = model(torch.tensor([ids])).logits[0].detach().numpy()
-    assert np.linalg.norm(theirs - ours) < 0.05 * np.linalg.norm(ours)
+    assert np.linalg.norm(theirs - ours) < 0.08 * np.linalg.norm(ours)

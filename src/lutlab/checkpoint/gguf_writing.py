@@ -18,6 +18,7 @@ from lutlab.formats.bcq import PackedBCQ
 from lutlab.formats.dense import PackedDense
 from lutlab.kept.files import draft_beside
 from lutlab.lazy import PreTrainedModel, PreTrainedTokenizerBase, torch
+from lutlab.models import gguf_vocabulary
 from lutlab.models.gguf_file import Encoded, as_floats, check_llama, write
 from lutlab.models.gguf_names import parts
 from lutlab.models.gguf_packing import (
@@ -67,6 +68,10 @@ def export_gguf(
         raise LutlabError(
             f"{path} exists: lutlab overwrites no model; give a new path, or remove that file first"
         )
+    if tokenizer is not None:
+        gguf_vocabulary.checked(
+            tokenizer, model.config.vocab_size
+        )  # before layers, which take time
     offsets = _Offsets()
     found = dict(_tensors(model, wider, offsets))
     try:

@@ -31,20 +31,30 @@ _WHOLE_FIRST = "llama-bpe"  # a word that is a token is not merged
 _SPECIAL = ("bos", "eos", "unk", "pad")
 
 
-def add_vocabulary(writer: GGUFWriter, tokenizer: PreTrainedTokenizerBase, size: int) -> None:
-    """Add tokens, merges, special tokens and chat template to a file of a model with `size` embeddings.
+def checked(tokenizer: PreTrainedTokenizerBase, size: int) -> dict[str, Any]:
+    """What is in the tokenizer's tokenizer.json, which a GGUF file of a model with `size` embeddings can say.
 
     Raises:
         LutlabError: the tokenizer is not byte-level BPE, or does what a GGUF file cannot say.
     """
-    import gguf
-
     backend = getattr(tokenizer, "backend_tokenizer", None)
     spec = {} if backend is None else json.loads(backend.to_str())
     for why in _obstacles(tokenizer, spec, size):
         raise LutlabError(
             f"the tokenizer {why}: pass tokenizer=None for a file without vocabulary, whose tokens go in and out by id"
         )
+    return spec
+
+
+def add_vocabulary(writer: GGUFWriter, tokenizer: PreTrainedTokenizerBase, size: int) -> None:
+    """Add tokens, merges, special tokens and chat template to a file of a model with `size` embeddings.
+
+    Raises:
+        LutlabError: what `checked` refuses.
+    """
+    import gguf
+
+    spec = checked(tokenizer, size)
     added = {token["id"]: token for token in spec["added_tokens"]}
     by_id = {number: token for token, number in spec["model"]["vocab"].items()}
     by_id |= {number: token["content"] for number, token in added.items()}
