@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import importlib.util
 import inspect
 import textwrap
 from collections.abc import Callable, Iterable
@@ -56,6 +57,12 @@ def nearest(name: str, known: Iterable[str]) -> str:
         shown = [by_lower[match] for match in close]
     more = f", … ({len(names)} in all)" if len(names) > len(shown) else ""
     return f"{guess}known: {', '.join(shown) or '(none)'}{more}"
+
+
+def not_installed(modules: Iterable[str], install: str) -> str:
+    """Say which of some optional modules are missing, and what pip installs for them; empty where none is."""
+    absent = [name for name in modules if importlib.util.find_spec(name) is None]
+    return (absent and f"{' and '.join(absent)} not installed: pip install {install}") or ""
 
 
 def arguments_of(function: Callable[..., Any]) -> list[str]:

@@ -259,7 +259,8 @@ class LayerStats:
     it; None without calibration. W is the layer's own weight, whatever target the method had (compress/target.py).
     Errors and norms are nan of a checkpoint that was quantized before (method=stored), whose weights in full precision
     nobody has. q and g are 16 and -1 where the layer stays in full precision. format: the name of the format that
-    bits_stored counts; bits_bcq: bits of the binary form (LUT-GEMM Eq. 5), None where there is none.
+    bits_stored counts, with ggml's type where it is that; bits_bcq: bits of the binary form (LUT-GEMM Eq. 5), None
+    where there is none.
     bits_average: bits a weight as Eq. 10 of the 2/4/16-bit paper counts them, None of a format that it does not count.
     widened: its coefficients are in float32 because float16 would lose them (quantizers/coefficients.py).
     """

@@ -135,7 +135,19 @@ class MixedTensor:
         return scale, zero
 
 
-QuantizedTensor = DenseTensor | UniformTensor | BCQTensor | MixedTensor
+@dataclass(frozen=True)
+class BlocksTensor:
+    """Blocks of one of ggml's types (ggml.py), as a GGUF file has them.
+
+    blocks: [N, bytes of a row] uint8; type: its name, as Q4_K; in_features: K.
+    """
+
+    blocks: torch.Tensor
+    type: str
+    in_features: int
+
+
+QuantizedTensor = DenseTensor | UniformTensor | BCQTensor | MixedTensor | BlocksTensor
 
 
 def stacked(parts: Sequence[UniformTensor | BCQTensor]) -> UniformTensor | BCQTensor:

@@ -13,7 +13,10 @@ from lutlab.models.families import linear_layers, weight_of
 from lutlab.quantizers.contract import Calibrated, make_method
 from lutlab.tensors import CalibStats
 
-METHODS = [name for name, cls in registry.classes("method").items() if cls.quantizes]
+# Those by code of others are in tests/quantizers/test_ggml.py.
+METHODS = [
+    name for name, cls in registry.classes("method").items() if cls.quantizes and not cls.libraries
+]
 SHAPES = [(32, 640), (70, 200), (33, 100), (64, 416), (16, 1000)]
 
 

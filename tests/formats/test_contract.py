@@ -2,6 +2,7 @@
 
 import json
 
+import gguf
 import pytest
 import torch
 from tests.kernels.weights import bcq_tensor, uniform_tensor
@@ -10,7 +11,15 @@ from tests.mixed_weights import mixed_tensor
 from lutlab import formats, registry
 from lutlab.errors import LutlabError
 from lutlab.formats.contract import Format
-from lutlab.tensors import BCQTensor, DenseTensor, MixedTensor, UniformTensor
+from lutlab.tensors import BCQTensor, BlocksTensor, DenseTensor, MixedTensor, UniformTensor
+
+
+def blocks_tensor(kind):
+    """[5, 96] in one of ggml's types that gguf itself rounds to."""
+    weight = torch.randn(5, 96, generator=torch.Generator().manual_seed(0))
+    blocks = gguf.quants.quantize(weight.numpy(), gguf.GGMLQuantizationType[kind])
+    return BlocksTensor(torch.from_numpy(blocks), kind, 96)
+
 
 FORMATS = registry.classes("format")
 EXAMPLES = {
@@ -35,6 +44,7 @@ EXAMPLES = {
         mixed_tensor(5, 45, 8, (2, 3, 4), by_row=False),
     ],
     DenseTensor: [DenseTensor(torch.randn(3, 7)), DenseTensor(torch.randn(3, 7).half())],
+    BlocksTensor: [blocks_tensor("Q4_0"), blocks_tensor("Q8_0")],
 }
 WEIGHTS = [(name, tensor) for name, cls in FORMATS.items() for tensor in EXAMPLES[cls.tensor]]
 

@@ -14,8 +14,12 @@ from lutlab.quantizers.mixed import Mixed
 from lutlab.quantizers.stored import STORED
 from lutlab.tensors import BCQTensor, CalibStats, DenseTensor, UniformTensor
 
-# All that make a tensor of a weight; `stored` reads tensors that others made.
-METHODS = {name: cls for name, cls in registry.classes("method").items() if name != STORED}
+# All that make a tensor of a weight: `stored` reads what others made. Those by code of others are in test_ggml.py.
+METHODS = {
+    name: cls
+    for name, cls in registry.classes("method").items()
+    if name != STORED and not cls.libraries
+}
 QUANTIZING = {name: cls for name, cls in METHODS.items() if cls.quantizes}
 # One width of whole bits for all groups; tests/quantizers/test_mixed.py has the others.
 OF_ONE_WIDTH = {name: cls for name, cls in QUANTIZING.items() if not issubclass(cls, Mixed)}

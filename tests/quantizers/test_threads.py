@@ -10,7 +10,10 @@ from lutlab import registry
 from lutlab.compress.calibrate import stats_of
 from lutlab.quantizers.compensation import factor
 
-METHODS = [name for name, cls in registry.classes("method").items() if cls.quantizes]
+# Those by code of others are in tests/quantizers/test_ggml.py.
+METHODS = [
+    name for name, cls in registry.classes("method").items() if cls.quantizes and not cls.libraries
+]
 
 
 @pytest.fixture

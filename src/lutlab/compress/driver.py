@@ -330,7 +330,7 @@ def _layer_stats(
         bits_stored=packed.bits_stored,
         q=width[0],
         g=width[1],
-        format=name_of(packed),
+        format=f"{name_of(packed)} {packed.kind}".rstrip(),
         bits_bcq=packed.bcq_bits,
         bits_average=packed.bits_average,
         widened=widened,

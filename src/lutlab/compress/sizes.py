@@ -11,6 +11,7 @@ import math
 from collections.abc import Collection, Mapping
 from fnmatch import fnmatchcase
 
+from lutlab import registry
 from lutlab.errors import LutlabError
 from lutlab.formats import pack
 from lutlab.formats.contract import Format
@@ -91,6 +92,8 @@ def stored_bits(method: Method, q: Bits, g: int, rows: int, columns: int) -> int
 
 def empty(method: Method, q: Bits, g: int, rows: int, columns: int) -> Format:
     """A weight [rows, columns] in the layout that a random one gets, on the meta device: sizes without numbers."""
+    if layout := method.layout(rows, columns):
+        return registry.lookup("format", method.format).from_layout(layout, "meta")
     packed = _packed(method, q, g, min(rows, _SAMPLE), min(columns, _SAMPLE))
     return packed.from_layout(method.resized(packed.layout(), rows, columns, q, g), "meta")
 

@@ -20,6 +20,7 @@ _FORMULAS = {
     "table6": ("lut-gemm-table6", 16),
     "nuqmm": ("nuqmm", 32),
 }
+_OF_ANOTHER_SIZE = ("mixed", "ggml")  # formats whose size is none that a paper counts by q and g
 
 
 def _by_formula(suffix: str) -> tuple[Metric, ...]:
@@ -36,12 +37,13 @@ class ModelSize(Evaluator):
     """Metrics of every buffer stored, padding included, and by each paper's formula.
 
     bits_per_weight, megabytes (10^6 bytes), ratio: as stored, in the layouts that the fact `layout` names (uniform,
-    bcq, dense, …); ratio is 16 / bits_per_weight. The fact `bits_by_layer` has bits a weight of each layer, in forward
-    order.
+    bcq, dense, ggml Q4_K, …); ratio is 16 / bits_per_weight. The fact `bits_by_layer` has bits a weight of each layer,
+    in forward order.
     bits_per_weight_bcq, megabytes_bcq: in the binary form of LUT-GEMM Eq. 5, which the LUT kernel reads; the same as
     stored where the layout is bcq. Absent where a layer has no such form.
-    bits_paper_<formula>, megabytes_<formula>, ratio_<formula>: eq7 | table6 | nuqmm. Absent of groups of several
-    widths, which have bits_paper_eq10 of the 2/4/16-bit paper (formats/mixed.py); full precision has both.
+    bits_paper_<formula>, megabytes_<formula>, ratio_<formula>: eq7 | table6 | nuqmm. Absent of ggml's types,
+    and of groups of several widths, which have bits_paper_eq10 of the 2/4/16-bit paper (formats/mixed.py); full
+    precision has both.
     """
 
     version: ClassVar[int] = 1
@@ -72,7 +74,7 @@ class ModelSize(Evaluator):
         if all(layer.q >= 16 or layer.bits_average is not None for layer in layers):
             average = sum(_weights(layer) * (layer.bits_average or 16) for layer in layers)
             values["bits_paper_eq10"] = average / weights
-        counted = all(layer.format != "mixed" for layer in layers)
+        counted = not any(layer.format.startswith(_OF_ANOTHER_SIZE) for layer in layers)
         for suffix, (formula, full) in _FORMULAS.items() if counted else ():
             bits = _paper_bits(layers, formula, full)
             values[f"bits_paper_{suffix}"] = bits / weights

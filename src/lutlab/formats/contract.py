@@ -84,6 +84,11 @@ class Format(ABC):
         """
 
     @property
+    def kind(self) -> str:
+        """Name of what a record says beside the format's, as ggml's type; empty where q and g say all."""
+        return ""
+
+    @property
     def bcq_bits(self) -> int | None:
         """Bits of this weight in a model in binary form (LUT-GEMM Eq. 5), None where it has none."""
         return None

@@ -11,7 +11,6 @@ beyond the standard library, numpy and torch are imported by the functions that 
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from lutlab import registry
-from lutlab.errors import LutlabError
+from lutlab.errors import LutlabError, not_installed
 from lutlab.lazy import torch
 from lutlab.measure.timing import Contestant
 
@@ -75,8 +74,7 @@ class Peer:
     @classmethod
     def lacking(cls) -> str:
         """Why it cannot be called in this environment; empty where it can."""
-        absent = [name for name in cls.modules if importlib.util.find_spec(name) is None]
-        return (absent and f"{' and '.join(absent)} not installed: pip install {cls.install}") or ""
+        return not_installed(cls.modules, cls.install)
 
     @classmethod
     def version(cls) -> str:

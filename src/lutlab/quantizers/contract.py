@@ -25,11 +25,13 @@ class Method(ABC):
         version: raised by whoever changes what the method returns; part of the ids of its cells.
         format: the registered format that stores what the method returns.
         quantizes: False where weights are kept, so that q and g do not matter.
+        libraries: those whose exact version is in the ids of its cells, beside torch and transformers.
     """
 
     version: ClassVar[int]
     format: ClassVar[str]
     quantizes: ClassVar[bool] = True
+    libraries: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         """Refuse options of another type or out of their limits; a method adds what it refuses of several together."""
@@ -42,6 +44,20 @@ class Method(ABC):
             LutlabError: q or g out of range.
         """
         return check_bits(q), check_group_size(g)
+
+    @classmethod
+    def obstacle(cls) -> str:
+        """Why it cannot quantize here, as an optional library that is not installed; empty where it can."""
+        return ""
+
+    def layout(self, rows: int, columns: int) -> Mapping[str, Any] | None:
+        """Layout (formats/contract.py) of a weight [rows, columns], where its shape decides it; None: a small weight is
+        quantized to learn it, and `resized`.
+
+        Raises:
+            LutlabError: the method takes no such weight.
+        """
+        del rows, columns
 
     def resized(
         self, layout: Mapping[str, Any], rows: int, columns: int, q: Bits, g: int

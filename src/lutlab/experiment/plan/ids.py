@@ -3,7 +3,7 @@
     id = hash of  versions of the components that decide it (store/components.py)
                   the request, without what is at its default
                   hashes of model, tokenizer and text
-                  torch and transformers at major.minor; lm-eval's version, of what it measures
+                  torch and transformers at major.minor; of another library that quantizes or measures, its version
     and of a speed  machine, threads, fingerprint of the device's kernels, what tuning and races decided
 
 A default is in no id, so that an option that is added later leaves the ids as they are. So whoever changes the default
@@ -81,7 +81,7 @@ def cell_identity(row: Resolved, evaluation: EvalSpec) -> dict[str, Any]:
     """
     names = [*_components(row), f"evaluator/{evaluation.evaluator}"]
     evaluator = registry.lookup("evaluator", evaluation.evaluator)
-    identity = {"run": _run_identity(row), "libraries": libraries(*evaluator.libraries)}
+    identity = {"run": _run_identity(row), "libraries": _libraries(row, *evaluator.libraries)}
     if text := evaluation.text:
         # Of a task that lm-eval fetches: the hash of its definition, and lm-eval's version.
         names += [] if text.source == tasks.SOURCE else [f"protocol/{text.protocol}"]
@@ -95,7 +95,7 @@ def cell_identity(row: Resolved, evaluation: EvalSpec) -> dict[str, Any]:
 
 def quantized_id(row: Resolved) -> str:
     """Names the quantized model of a row: everything that decides its weights."""
-    return content_id([_run_identity(row), versions(*_components(row)), libraries()])
+    return content_id([_run_identity(row), versions(*_components(row)), _libraries(row)])
 
 
 def inputs_id(row: Resolved) -> str:
@@ -104,6 +104,11 @@ def inputs_id(row: Resolved) -> str:
     said = {k: run.get(k) for k in ("model", "device", "dtype", "seed", "calibration")}
     components = versions("driver", "models", f"protocol/{row.run.calibration.text.protocol}")
     return content_id([said, components, libraries()])
+
+
+def _libraries(row: Resolved, *measuring: str) -> dict[str, str]:
+    """Libraries that decide a row's weights, and the exact versions of those that measure them."""
+    return libraries(*registry.lookup("method", row.run.method).libraries, *measuring)
 
 
 def _components(row: Resolved) -> list[str]:

@@ -194,7 +194,7 @@ def _missing(run: RunSpec, evaluation: EvalSpec, column: ColumnSpec) -> str:
     task = evaluator.task
     if isinstance(run, ModelRun) and task and (found := task_here(run.model)) not in ("", task):
         return f"it is of models for {task}, and {run.name} is for {found}"
-    return evaluator.obstacle(run)
+    return registry.lookup("method", run.method).obstacle() or evaluator.obstacle(run)
 
 
 def _on_hub(run: RunSpec, text: TextSpec | None) -> bool:

@@ -9,7 +9,8 @@
 
 Inputs are drawn as whole numbers and scaled by powers of two, exact everywhere. What is computed with them is not: the
 cells are made in a process of its own, of one thread and without the instruction sets that machines differ in (PINNED),
-and MADE_WITH says where they can be compared. Kernels, timers and evaluators of speeds have none.
+and MADE_WITH says where they can be compared. Kernels, timers, evaluators of speeds and methods that call another
+library have none.
 """
 
 from __future__ import annotations
@@ -49,7 +50,14 @@ from lutlab.specs import (
     Text,
     Tuning,
 )
-from lutlab.tensors import BCQTensor, CalibStats, DenseTensor, MixedTensor, UniformTensor
+from lutlab.tensors import (
+    BCQTensor,
+    BlocksTensor,
+    CalibStats,
+    DenseTensor,
+    MixedTensor,
+    UniformTensor,
+)
 
 # torch, MKL and oneDNN compute as on a machine without AVX; without a C compiler torch multiplies.
 PINNED = {
@@ -99,6 +107,8 @@ def _maker(name: str) -> Callable[[], Any] | None:
     group, _, key = name.partition("/")
     if group == "evaluator" and registry.lookup(group, key).of_this_machine:
         return None
+    if group == "method" and registry.lookup(group, key).libraries:
+        return None  # their code decides it, which need not be here
     if name == "method/stored":
         return _checkpoint  # it quantizes nothing
     makers = {"method": _method, "format": _format, "evaluator": _evaluator, "protocol": _protocol}
@@ -242,10 +252,17 @@ def _format(name: str) -> Any:
         ],
         BCQTensor: [BCQTensor(codes, scale[:3], offset, 3, 32) for offset in (None, scale[3])],
         MixedTensor: [mixed(weight, **options) for options in ({}, {"aligned": False})],
+        BlocksTensor: [BlocksTensor(_blocks(scale[0], codes), "Q8_0", 96)],
     }
     cls = registry.lookup("format", name)
     packed = [cls.pack(tensor) for tensor in tensors[cls.tensor]]
     return [[one, one.dequantize(), one.bits_stored] for one in packed]
+
+
+def _blocks(scale: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
+    """Blocks of 32 codes [N, K] behind a float16 scale [N, G], its type Q8_0: [N, G * 34] uint8."""
+    scales = scale.half().view(torch.uint8).unflatten(1, (-1, 2))
+    return torch.cat((scales, codes.unflatten(1, (-1, 32))), dim=2).flatten(1)
 
 
 def _protocol(name: str) -> Any:

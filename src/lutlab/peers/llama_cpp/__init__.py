@@ -9,12 +9,12 @@ this CPU ("CPU_REPACK", its default for q4_0), then plain memory. gguf_model.py 
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import sys
 from collections.abc import Callable
-from ctypes import POINTER, c_bool, c_char_p, c_int, c_int64, c_size_t, c_void_p
-from pathlib import Path
+from ctypes import POINTER, c_char_p, c_int, c_void_p
 
+from lutlab import ggml
+from lutlab.ggml import FUNCTIONS, InitParams, blocks_of, function, number_of
 from lutlab.lazy import np
 from lutlab.peers.contract import MultipliesOnCPU, Product, checked
 from lutlab.registry import register
@@ -26,58 +26,11 @@ _BUFFER_AT = 8
 _ROWS = 512  # of the matrix, drawn and quantized at a time
 
 
-class _InitParams(ctypes.Structure):
-    _fields_ = [("mem_size", c_size_t), ("mem_buffer", c_void_p), ("no_alloc", c_bool)]
-
-
-# library, result, arguments
-_FUNCTIONS = {
-    "log_set": ("base", None, [c_void_p, c_void_p]),
-    "init": ("base", c_void_p, [_InitParams]),
-    "new_tensor_2d": ("base", c_void_p, [c_void_p, c_int, c_int64, c_int64]),
-    "mul_mat": ("base", c_void_p, [c_void_p, c_void_p, c_void_p]),
-    "new_graph_custom": ("base", c_void_p, [c_void_p, c_size_t, c_bool]),
-    "build_forward_expand": ("base", None, [c_void_p, c_void_p]),
-    "row_size": ("base", c_size_t, [c_int, c_int64]),
-    "quantize_chunk": ("base", c_size_t, [c_int, c_void_p, c_void_p, *[c_int64] * 3, c_void_p]),
-    "backend_get_device": ("base", c_void_p, [c_void_p]),
-    "backend_dev_backend_reg": ("base", c_void_p, [c_void_p]),
-    "backend_dev_supports_op": ("base", c_bool, [c_void_p, c_void_p]),
-    "backend_reg_get_proc_address": ("base", c_void_p, [c_void_p, c_char_p]),
-    "backend_buft_alloc_buffer": ("base", c_void_p, [c_void_p, c_size_t]),
-    "backend_buft_name": ("base", c_char_p, [c_void_p]),
-    "backend_alloc_ctx_tensors_from_buft": ("base", c_void_p, [c_void_p, c_void_p]),
-    "backend_tensor_set": ("base", None, [c_void_p, c_void_p, c_size_t, c_size_t]),
-    "backend_tensor_get": ("base", None, [c_void_p, c_void_p, c_size_t, c_size_t]),
-    "backend_graph_compute": ("base", c_int, [c_void_p, c_void_p]),
-    "backend_cpu_init": ("cpu", c_void_p, []),
-    "backend_cpu_buffer_type": ("cpu", c_void_p, []),
-    "backend_cpu_set_n_threads": ("cpu", None, [c_void_p, c_int]),
-}
-
-
 @ctypes.CFUNCTYPE(None, c_int, c_char_p, c_void_p)
 def _errors_only(level: int, text: bytes, _: c_void_p) -> None:
     """ggml.h: enum ggml_log_level, 4 is an error."""
     if level == 4:
         sys.stderr.write(text.decode())
-
-
-def ggml_function(name: str) -> ctypes._CFuncPtr:
-    """A function of ggml's, one of _FUNCTIONS; called without the GIL."""
-    library, result, arguments = _FUNCTIONS[name]
-    folder = Path(importlib.util.find_spec("llama_cpp").origin).parent / "lib"
-    (path, *_) = sorted(folder.glob(f"*ggml-{library}.*"))
-    function = getattr(ctypes.CDLL(str(path)), f"ggml_{name}")
-    function.restype, function.argtypes = result, arguments
-    return function
-
-
-def number_of(kind: str) -> int:
-    """The number of a type in ggml."""
-    import gguf
-
-    return int(gguf.GGMLQuantizationType[kind.upper()])
 
 
 class Products:
@@ -92,7 +45,7 @@ class Products:
     def __init__(
         self, kind: str, shape: tuple[int, int], m: int, threads: int, copies: Callable[[int], int]
     ) -> None:
-        self.ggml = ggml = {name: ggml_function(name) for name in _FUNCTIONS}
+        self.ggml = ggml = {name: function(name) for name in FUNCTIONS}
         ggml["log_set"](ctypes.cast(_errors_only, c_void_p), None)
         (rows, columns), number = shape, number_of(kind)
         self.bytes = ggml["row_size"](number, columns) * rows
@@ -102,7 +55,7 @@ class Products:
         random = np.random.default_rng(0)
         x = random.standard_normal((m, columns), dtype=np.float32)
         words, expected = self._matrix(kind, shape, x, random)
-        weights, rest = (ggml["init"](_InitParams(2**24, None, True)) for _ in range(2))
+        weights, rest = (ggml["init"](InitParams(2**24, None, True)) for _ in range(2))
         matrices = [
             ggml["new_tensor_2d"](weights, number, columns, rows) for _ in range(self.copies)
         ]
@@ -124,17 +77,13 @@ class Products:
         from gguf.quants import dequantize
 
         (rows, columns), number = shape, number_of(kind)
-        words = np.empty((rows, self.ggml["row_size"](number, columns)), dtype=np.uint8)
-        expected = np.empty((len(x), rows))
+        words, expected = [], np.empty((len(x), rows))
         for first in range(0, rows, _ROWS):
             some = random.standard_normal((min(_ROWS, rows - first), columns), dtype=np.float32)
-            into = words[first : first + len(some)]
-            self.ggml["quantize_chunk"](
-                number, some.ctypes.data, into.ctypes.data, 0, len(some), columns, None
-            )
-            dense = dequantize(into, GGMLQuantizationType(number)).astype(np.float64)
+            words.append(blocks_of(some, kind))
+            dense = dequantize(words[-1], GGMLQuantizationType(number)).astype(np.float64)
             expected[:, first : first + len(some)] = x @ dense.T
-        return words, expected
+        return np.concatenate(words), expected
 
     def _graph(self, context: int, result: int) -> int:
         graph = self.ggml["new_graph_custom"](context, 8, False)
@@ -183,8 +132,8 @@ class Products:
 class LlamaCpp(MultipliesOnCPU):
     """See the top of this file."""
 
-    modules = ("llama_cpp", "gguf")
-    install = "llama-cpp-python gguf"
+    modules = ggml.MODULES
+    install = ggml.INSTALL
 
     @classmethod
     def cpu_products(

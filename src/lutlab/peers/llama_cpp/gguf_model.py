@@ -16,15 +16,14 @@ import ctypes
 import logging
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from lutlab.errors import LutlabError
+from lutlab.ggml import blocks_of, number_of
 from lutlab.lazy import PreTrainedModel, np, torch
 from lutlab.models.gguf_file import FLOATS, Encoded, as_floats, check_llama
 from lutlab.models.gguf_names import halves, interleaved, parts
 from lutlab.models.gguf_packing import affine, exact, holding
-from lutlab.peers.llama_cpp import ggml_function, number_of
 from lutlab.tensors import BCQTensor, UniformTensor
 
 # Type -> bits a weight as stored, scales included (ggml-common.h); narrowest first.
@@ -33,7 +32,6 @@ BITS = {
 }  # fmt: skip
 _CODE_BITS = {"q2_K": 2, "q3_K": 3, "q4_0": 4, "q5_0": 5, "q6_K": 6, "q8_0": 8, "f16": 16}
 CACHES = ("f16", "f32")
-_ROWS = 256  # of a matrix that a thread rounds at a time
 
 
 def type_for(q: float) -> str:
@@ -96,17 +94,7 @@ def _encoded(values: np.ndarray, kind: str, threads: int) -> np.ndarray:
     """[N, K] float32 -> numbers, or the bytes [N, bytes of a row] of a quantized type."""
     if kind in FLOATS:
         return values.astype(FLOATS[kind], copy=False)
-    rows, columns = values.shape
-    words = np.empty((rows, int(columns * BITS[kind]) // 8), dtype=np.uint8)
-    quantize, number = ggml_function("quantize_chunk"), number_of(kind)
-
-    def some(first: int) -> None:
-        here, there = values[first : first + _ROWS], words[first : first + _ROWS]
-        quantize(number, here.ctypes.data, there.ctypes.data, 0, len(here), columns, None)
-
-    with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(some, range(0, rows, _ROWS)))
-    return words
+    return blocks_of(values, kind, threads=threads)
 
 
 def rounded(tensor: Encoded, heads: int | None = None) -> torch.Tensor:
