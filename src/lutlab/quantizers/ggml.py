@@ -1,7 +1,7 @@
 """llama.cpp's types, rounded by ggml's own C code: what a GGUF file of the same weights and type holds, byte for byte.
 
-    method=ggml method.type=Q4_K                 a type rounds weights alone: squared errors count by ggml's own guess
-    method=ggml_imatrix method.type=IQ2_XS       errors of column k count by E[x_k^2], llama.cpp's importance matrix
+    method=ggml method.type=Q4_K                 looks at weights alone: squared errors count by ggml's own guess
+    method=ggml_imatrix method.type=IQ2_XS       they count by llama.cpp's importance matrix (ggml_imatrix.py)
 
 The type decides q and g, whatever a row says. A layer has one type, as by llama-quantize --pure: the recipes that go by
 llama.cpp's names of files (Q4_K_M, and Q2_K, which keeps some layers wider) are mixtures of types. A layer whose inputs
@@ -24,7 +24,7 @@ from lutlab.groups import Bits, Width
 from lutlab.lazy import torch
 from lutlab.quantizers.contract import Calibrated, Method
 from lutlab.registry import register
-from lutlab.tensors import BlocksTensor, CalibStats
+from lutlab.tensors import BlocksTensor
 
 # src/llama-quant.cpp of the llama.cpp that llama-cpp-python 0.3.36 brings: tensor_type_fallback …
 FALLBACKS = {
@@ -97,7 +97,7 @@ class GGML(Method):
     def quantize(
         self, weight: torch.Tensor, q: Bits, g: int, prepared: torch.Tensor | None = None
     ) -> BlocksTensor:
-        """[N, K] float -> BlocksTensor; q and g are the type's. `prepared` is of GGMLImatrix.
+        """[N, K] float -> BlocksTensor; q and g are the type's. `prepared` is of ggml_imatrix.py.
 
         Raises:
             LutlabError: q or g out of range; a weight is inf or nan; the type's blocks do not divide K;
@@ -116,23 +116,3 @@ class GGML(Method):
         importance = None if prepared is None else prepared.cpu().numpy()
         blocks = ggml.blocks_of(weight.cpu().numpy(), kind, importance, torch.get_num_threads())
         return BlocksTensor(torch.from_numpy(blocks).to(weight.device), kind, weight.shape[1])
-
-
-@register("method", "ggml_imatrix")
-@dataclass(frozen=True)
-class GGMLImatrix(GGML, Calibrated):
-    """The same with an importance matrix of the full-precision model's inputs; Q8_0 does not look at it."""
-
-    inputs: ClassVar[str] = "full"
-    true_sequential: ClassVar[bool] = False
-
-    def prepare(self, stats: CalibStats) -> torch.Tensor:
-        """Mean squares of the inputs, [K] float32.
-
-        Raises:
-            LutlabError: they are inf or nan.
-        """
-        found = stats.hessian.diagonal()
-        if not torch.isfinite(found).all():
-            raise LutlabError("calibration: mean squares of inputs are inf or nan: check the text")
-        return found

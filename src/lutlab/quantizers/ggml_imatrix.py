@@ -1,0 +1,37 @@
+"""llama.cpp's types with an importance matrix: errors of column k count by E[x_k^2], as llama-imatrix measures it.
+
+The inputs are those of the full-precision model on the calibration text. The rest is ggml.py, whose version and
+options these are; of types that do not look at it (Q8_0) the blocks are the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from lutlab.errors import LutlabError
+from lutlab.lazy import torch
+from lutlab.quantizers.contract import Calibrated
+from lutlab.quantizers.ggml import GGML
+from lutlab.registry import register
+from lutlab.tensors import CalibStats
+
+
+@register("method", "ggml_imatrix")
+@dataclass(frozen=True)
+class GGMLImatrix(GGML, Calibrated):
+    """Options of ggml.py."""
+
+    inputs: ClassVar[str] = "full"
+    true_sequential: ClassVar[bool] = False
+
+    def prepare(self, stats: CalibStats) -> torch.Tensor:
+        """Mean squares of the inputs, [K] float32.
+
+        Raises:
+            LutlabError: they are inf or nan.
+        """
+        found = stats.hessian.diagonal()
+        if not torch.isfinite(found).all():
+            raise LutlabError("calibration: mean squares of inputs are inf or nan: check the text")
+        return found
