@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from lutlab.quantizers import alternating
 from lutlab.quantizers.alternating import ceil32
+from lutlab.quantizers.rtn import RTN
 
 EXACT = torch.float64
 
@@ -60,6 +61,16 @@ def naive_errors(w, q, rounds):
         errors.append(((planes @ alpha - w) ** 2).sum())
         planes = naive_codes(w, alpha)
     return errors
+
+
+def from_greedy(weight, q, rounds):
+    """Alternation from the paper's start alone: coefficients [q, N] and errors [N], not rounded."""
+    data = alternating.sort_groups(weight.abs())
+    start = torch.from_numpy(
+        np.stack([naive_greedy(w, q) for w in weight.double().numpy()], axis=1)
+    )
+    start = start.sort(dim=0, descending=True).values
+    return alternating.alternate(data, torch.arange(len(weight)), start, rounds, folded=True)
 
 
 def gaussian(rows, in_features, seed):
@@ -152,7 +163,7 @@ def test_every_round_is_the_naive_round(q, columns, seed):
         alpha = np.linalg.lstsq(planes, w, rcond=None)[0]
         if ((planes @ alpha - w) ** 2).sum() >= before * (1 - 1e-9):
             return  # the fixed point: rounding decides whether one more step is taken
-        ours = solve(weight, q, rounds=rounds)[1][:, 0, 0]
+        ours = from_greedy(weight, q, rounds)[0][:, 0]
         np.testing.assert_allclose(ours, np.sort(np.abs(alpha))[::-1], rtol=1e-7, atol=1e-9)
 
 
@@ -187,35 +198,60 @@ def test_ends_where_the_naive_alternation_ends(q, columns, seed):
     weight = gaussian(1, columns, seed)
     w = weight[0].double().numpy()
     errors = naive_errors(w, q, 60)
-    ours = float(squared_error(weight, solve(weight, q, rounds=60))[0])
+    ours = float(from_greedy(weight, q, 60)[1])
     # A dependent plane may be resolved differently and end elsewhere; both must improve on the same start.
     planes = naive_codes(w, naive_greedy(w, q))
     if np.linalg.matrix_rank(planes) == q and columns >= 4 * 2**q:
         assert ours == pytest.approx(errors[-1], rel=1e-6, abs=1e-12)
     assert ours <= errors[0] * (1 + 1e-9) + 1e-12
+    assert float(squared_error(weight, solve(weight, q, rounds=60))[0]) <= ours + 1e-12
 
 
-def uniform_grid_error(weight, q):
-    """Nearest of 2^q equidistant values from min to max, per row, float64."""
-    w = weight.double()
-    low, high = w.amin(dim=1, keepdim=True), w.amax(dim=1, keepdim=True)
-    grid = low + (high - low) * torch.arange(2**q) / (2**q - 1)
-    return (w.unsqueeze(2) - grid.unsqueeze(1)).abs().amin(dim=2).square().sum(dim=1)
+def nearest_error(weight, levels):
+    """Squared error of weights [N, K] at the nearest of levels [N, L], by row, float64."""
+    away = (weight.double().unsqueeze(2) - levels.unsqueeze(1)).abs().amin(dim=2)
+    return away.square().sum(dim=1)
+
+
+def rtn_of(weight, q, variant):
+    """RTN's squared error by row as stored, and the centre of its levels."""
+    stored = RTN(variant=variant).quantize(weight, q, -1)
+    scale, zero = stored.scale.double(), stored.zero_point.double()
+    error = (scale * (stored.codes - zero) - weight).square().sum(dim=1)
+    return error, (scale * ((2**q - 1) / 2 - zero))[:, 0]
+
+
+@given(
+    **(ANY | {"q": st.integers(1, 4)}), dtype=st.sampled_from([torch.float16, torch.float32, EXACT])
+)
+def test_binary_codes_err_no_more_than_the_uniform_ones_they_contain(kind, q, columns, seed, dtype):
+    """With coefficients as stored; of RTN in float16, up to the rounding of its centre, which float16 may not hold."""
+    weight = draw("gaussian" if kind == "large" else kind, columns, seed)
+    slack = 1e-12 * weight.double().square().sum(dim=1)
+    plain, extended = (
+        squared_error(weight, solve(weight, q, offset=offset, dtype=dtype))
+        for offset in (False, True)
+    )
+    width = 2.0 * weight.double().abs().amax(dim=1, keepdim=True)
+    planes = [(width / (2**q - 1) * 2.0 ** (b - 1)).to(dtype).double() for b in range(q)]
+    symmetric = torch.cat(planes, dim=1) @ torch.from_numpy(signs(q)).T
+    assert (plain <= nearest_error(weight, symmetric) + slack).all()
+    assert (extended <= plain + slack).all()
+    for variant in ("gptq", "awq"):
+        error, centre = rtn_of(weight, q, variant)
+        moved = centre.abs() * 2.0**-11 + 2.0**-24 if dtype == torch.float16 else 0.0
+        assert (extended <= (error.sqrt() + columns**0.5 * moved) ** 2 + slack).all()
 
 
 @given(**ANY)
 def test_offset_is_never_worse_than_symmetric_nor_than_the_grid(kind, q, columns, seed):
-    """Unrounded, up to float64; rounded to float16, each weight moves by at most its codeword's rounding."""
+    """The min-max grid, not rounded."""
     weight = draw(kind, columns, seed)
+    low, high = (end.double() for end in weight.aminmax(dim=1, keepdim=True))
+    grid = low + (high - low) * torch.arange(2**q) / (2**q - 1)
     error = squared_error(weight, solve(weight, q, offset=True))
-    bound = torch.minimum(squared_error(weight, solve(weight, q)), uniform_grid_error(weight, q))
+    bound = torch.minimum(squared_error(weight, solve(weight, q)), nearest_error(weight, grid))
     assert (error <= bound + 1e-12 * weight.double().square().sum(dim=1)).all()
-    if kind == "large":
-        return
-    _, alpha, z = solve(weight, q, offset=True)
-    moved = sum(c[..., 0].abs() * 2.0**-11 + 2.0**-25 for c in (*alpha, z))
-    rounded = squared_error(weight, solve(weight, q, offset=True, dtype=torch.float16))
-    assert (rounded.sqrt() <= bound.sqrt() + moved * columns**0.5 * (1 + 1e-9)).all()
 
 
 def test_offset_pays_on_shifted_weights():

@@ -3,7 +3,9 @@
     W ~ sum_b alpha_b B_b (+ z),  B_b in {-1, +1}     LUT-GEMM Eq. 1-2 (section 3.1); nuQmm section III
 
     greedy        alpha_b = mean |r|, B_b = sign(r), r -= alpha_b B_b, sign(0) = +1; one pass (Xu et al. section 2)
-    alternating   from there, least squares and nearest codes in turn, to the fixed point (Xu et al. section 3)
+    alternating   from there, least squares and nearest codes in turn, to the fixed point (Xu et al. section 3); and
+                  so from a uniform grid, which is not the papers': a group keeps the better end, and binary codes
+                  err no more than the uniform ones that they contain (alternating.py says it exactly)
 
 W [N, K] -> codes [N, K] uint8 (bit b: B_b = +1), alpha [q, N, G], z [N, G] or None.
 """
@@ -36,7 +38,7 @@ class BCQ(Method):
         alpha_dtype: dtype of alpha and z.
     """
 
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     format: ClassVar[str] = "bcq"
 
     solver: Literal["greedy", "alternating"] = "alternating"

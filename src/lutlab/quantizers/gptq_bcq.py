@@ -25,7 +25,13 @@ from lutlab.errors import LutlabError
 from lutlab.groups import group_count
 from lutlab.lazy import torch
 from lutlab.limits import Count
-from lutlab.quantizers.alternating import SortedGroups, alternate, ceil32, sort_groups
+from lutlab.quantizers.alternating import (
+    SortedGroups,
+    alternate,
+    ceil32,
+    sort_groups,
+    uniform_planes,
+)
 from lutlab.quantizers.compensation import Compensated, Factored, checked, compensate
 from lutlab.quantizers.grid import ScaleDtype
 from lutlab.registry import register
@@ -166,5 +172,4 @@ def _gaussian_grid(data: SortedGroups, q: int, offset: bool) -> torch.Tensor:
     scale, widest = GAUSSIAN_STEP[q - 1] * deviation, (high - low) / (2**q - 1)
     centre = torch.where(scale < widest, centre, (low + high) / 2)
     scale = torch.minimum(scale, widest)
-    planes = [scale * 2.0 ** (b - 1) for b in reversed(range(q))]
-    return torch.stack([centre, *planes] if offset else planes)
+    return uniform_planes(scale, q, centre if offset else None)

@@ -52,6 +52,18 @@ class Grid:
         Raises:
             LutlabError: a scale is beyond scale_dtype's range.
         """
+        scale, zero = self.of_range(low, high, q)
+        if not torch.isfinite(scale).all():
+            raise LutlabError(
+                f"the weights of a group span {float((high - low).max()):.3g}, whose scale is beyond "
+                f"{self.scale_dtype}: use scale_dtype=fp32 or rescale the weights"
+            )
+        return scale, zero
+
+    def of_range(
+        self, low: torch.Tensor, high: torch.Tensor, q: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `fit`; a scale beyond scale_dtype's range is inf."""
         top = 2**q - 1
         if self.variant == "gptq":
             low, high = low.clamp(max=0), high.clamp(min=0)
@@ -66,11 +78,6 @@ class Grid:
         if self.scale_dtype == "fp16":
             scale = scale.half().float()
         scale = scale.clamp(min=SMALLEST[self.scale_dtype])
-        if not torch.isfinite(scale).all():
-            raise LutlabError(
-                f"the weights of a group span {float((high - low).max()):.3g}, whose scale is beyond "
-                f"{self.scale_dtype}: use scale_dtype=fp32 or rescale the weights"
-            )
         if self.symmetric:
             return scale, torch.full_like(scale, 2 ** (q - 1))
         zero = torch.round(-low / scale)
