@@ -3,7 +3,7 @@
     min ||w - sum_b alpha_b B_b||^2 (+ offset z):  alpha = (B^T B)^-1 B^T w  <->  B = nearest of the 2^q codewords
 
 Xu et al., "Alternating Multi-bit Quantization for Recurrent Neural Networks" (ICLR 2018), sections 2 and 3; the solver
-behind LUT-GEMM section 5.1 ([54]) and nuQmm section III ([20]). Extended BCQ, LUT-GEMM Eq. 2, adds the offset.
+behind LUT-GEMM v3 section 4.3 ([54]) and nuQmm section III ([20]). Extended BCQ, LUT-GEMM Eq. 2, adds the offset.
 
 Three observations make a round cost O(2^q log g) a group instead of O(q^2 g), without approximation:
 
