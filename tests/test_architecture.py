@@ -165,6 +165,7 @@ def test_a_weight_takes_the_modules_of_its_tour() -> None:
 DOORS = {
     "from_pretrained", "import_module", "instantiate", "eval", "exec", "__import__", "os.system", "pickle.load",
     "pickle.loads", "torch.load", "np.load", "joblib.load", "yaml.load", "yaml.unsafe_load", "yaml.full_load",
+    "apply_chat_template",
 }  # fmt: skip
 OPENED = {
     "__init__.py": {"import_module"},  # lutlab's own, by name
@@ -172,6 +173,7 @@ OPENED = {
     "data/tasks.py": {"yaml.load"},  # by a safe loader of its own
     "evaluators/peak_memory.py": {"import_module"},  # of a loaded model's class
     "experiment/run/additions.py": {"import_module"},  # plugins=
+    "generate/text.py": {"apply_chat_template"},  # chat=true alone, in Jinja's sandbox
     "lazy.py": {"import_module"},  # libraries that it names itself
     "measure/ranks.py": {"pickle.loads"},  # of our own child, in a folder that is this user's alone
     "models/gguf.py": {"from_pretrained"},  # of a GGUF file, always with trust_remote_code=False

@@ -7,9 +7,13 @@ from tests.tiny_models import byte_tokenizer
 
 import lutlab
 from lutlab.errors import LutlabError
-from lutlab.generate.text import Chooser
+from lutlab.generate.text import Chooser, encoded
 
 PROMPTS = ["the other", "a näther ether", "e"]
+TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}[{{ message['role'] }}] {{ message['content'] }}{% endfor %}"
+    "{% if add_generation_prompt %}[it]{% endif %}"
+)
 
 
 @pytest.fixture(scope="module")
@@ -36,25 +40,72 @@ def test_greedy_tokens_are_those_of_transformers(model, tokenizer):
         assert [piece.id for piece in pieces if piece.row == row] == expected[:end]
 
 
+class Spells(lutlab.generate.contract.Engine):
+    """Says the tokens that it is given, whatever it is asked."""
+
+    def __init__(self, model, ids):
+        self.model, self.batch, self.length, self.left = model, 1, 64, list(ids)
+
+    def step(self, _):
+        return torch.nn.functional.one_hot(torch.tensor([self.left.pop(0)]), 260).float()
+
+    prefill = step
+    obstacle = rewind = bytes_read = facts = None
+
+
 def test_letters_of_several_tokens_come_whole(model, tokenizer):
     text = "ä–日本"
     ids = tokenizer(text).input_ids[1:]
-
-    class Spells(lutlab.generate.contract.Engine):
-        """Says a text, whatever it is asked."""
-
-        def __init__(self):
-            self.model, self.batch, self.length, self.left = model, 1, 64, list(ids)
-
-        def step(self, _):
-            return torch.nn.functional.one_hot(torch.tensor([self.left.pop(0)]), 260).float()
-
-        prefill = step
-        obstacle = rewind = bytes_read = facts = None
-
-    pieces = list(lutlab.stream(Spells(), tokenizer, "e", tokens=len(ids)))
+    pieces = list(lutlab.stream(Spells(model, ids), tokenizer, "e", tokens=len(ids)))
     assert "".join(piece.text for piece in pieces) == text
     assert [piece.text for piece in pieces if piece.text] == list(text)
+
+
+def test_a_chat_is_the_template_spelled_out(model):
+    chatty = byte_tokenizer()  # it puts <s> before every text
+    chatty.chat_template = TEMPLATE
+    ids = chatty("<s>[user] the other[it]", add_special_tokens=False).input_ids
+    assert ids.count(0) == 1
+    (found,) = encoded(chatty, ["the other"], chat=True)
+    assert found.tolist() == ids
+    pieces = lutlab.stream(model, chatty, "the other", tokens=12, chat=True)
+    expected = model.generate(torch.tensor([ids]), max_new_tokens=12, do_sample=False)
+    spoken = expected[0, len(ids) :].tolist()
+    assert [piece.id for piece in pieces] == spoken[: spoken.index(0) if 0 in spoken else None]
+
+
+def test_an_answer_ends_with_the_tokenizers_end_of_text(model, monkeypatch):
+    """It ends a turn also where the model's config names another token, and is not printed."""
+    monkeypatch.setattr(model.generation_config, "eos_token_id", [259])
+    chatty = byte_tokenizer()
+    chatty.chat_template = TEMPLATE
+    ids = chatty("yes<s>no", add_special_tokens=False).input_ids
+    for chat, expected in ((True, "yes"), (False, "yesno")):
+        engine = Spells(model, ids)
+        assert lutlab.complete(engine, chatty, "e", tokens=len(ids), chat=chat) == expected
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        (None, "no chat template"),
+        ("{% for", "fails .TemplateSyntaxError"),
+        ("{{ raise_exception('no such role') }}", "fails .TemplateError: no such role"),
+        ("{{ cycler.__init__.__globals__.os.getcwd() }}", "fails .SecurityError"),
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "fails .RecursionError"),
+        ("{{ messages[0].content + 1 }}", "fails .TypeError"),
+        ("{{ '\\ud800' }}", "fails .UnicodeEncodeError"),
+        ({"tool_use": "x", "other": "y"}, "multiple chat templates"),
+        ("{{ messages[0].content * 3000000 }}", "makes 3000000 characters of a message of 1"),
+        ("", "no chat template"),
+        ("{# nothing #}", "makes 0 characters"),
+    ],
+)
+def test_a_template_that_fails_is_one_message(template, message):
+    chatty = byte_tokenizer()
+    chatty.chat_template = template
+    with pytest.raises(LutlabError, match=message):
+        encoded(chatty, ["e"], chat=True)
 
 
 def test_a_row_ends_with_the_end_of_text(model, tokenizer):
@@ -95,6 +146,7 @@ def test_sampling_draws_from_the_warped_distribution():
         ({"prompts": "e", "top_p": 0}, "top_p=0"),
         ({"prompts": "e", "seed": 2**63}, "seed=9223372036854775808"),
         ({"prompts": "e", "cache": "float8"}, "cache=float8"),
+        ({"prompts": "e", "chat": 1}, "chat is 1: give True or False"),
     ],
 )
 def test_mistakes(model, tokenizer, arguments, message):

@@ -23,6 +23,7 @@ from tests.tiny_models import byte_tokenizer
 import lutlab
 from lutlab.errors import LutlabError
 from lutlab.evaluators import peak_memory
+from lutlab.experiment.run import generate_command
 from lutlab.models import load, pretrained, shape
 from lutlab.specs import ModelSpec
 
@@ -157,6 +158,12 @@ def test_the_command_line_runs_no_trap(
     outcome = command(*asked, *arguments, "baseline=false")
     assert "Traceback" not in outcome.err
     assert outcome.code == (2 if "method=stored" in arguments else 0), outcome.err
+
+
+def test_a_chat_template_reaches_nothing(folder: Path, capsys: pytest.CaptureFixture) -> None:
+    asked = ["model=folder", f"model.id={folder}", "method=none", "prompt=x"]
+    assert generate_command.main([*asked, "chat=true"]) == 2
+    assert "chat template fails (SecurityError" in capsys.readouterr().err
 
 
 def test_a_row_of_an_architecture_of_its_own_fails_alone(

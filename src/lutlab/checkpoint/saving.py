@@ -72,6 +72,16 @@ def check_saved(model: Any, tokenizer: Any) -> None:
         arguments.tokenizer(tokenizer)
 
 
+def check_new(folder: str | Path) -> Path:
+    """The folder's whole path; raises LutlabError where there is a file, or a folder that is not empty."""
+    folder = arguments.path("folder", folder).resolve()
+    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
+        raise LutlabError(
+            f"{folder} is not empty: lutlab overwrites no model; give a new folder, or remove that one first"
+        )
+    return folder
+
+
 @contextmanager
 def new_folder(folder: str | Path) -> Iterator[Path]:
     """A temporary folder to fill, which gets SHA256SUMS and its name at the end, or is removed after an error.
@@ -79,11 +89,7 @@ def new_folder(folder: str | Path) -> Iterator[Path]:
     Raises:
         LutlabError: the folder is not empty, or nothing can be written there.
     """
-    folder = arguments.path("folder", folder).resolve()
-    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
-        raise LutlabError(
-            f"{folder} is not empty: lutlab overwrites no model; give a new folder, or remove that one first"
-        )
+    folder = check_new(folder)
     try:
         with draft_beside(folder) as beside:
             draft = beside / folder.name  # beside is its user's alone, which the folder need not be

@@ -4,6 +4,7 @@
 
 for piece in lutlab.stream(model, tokenizer, "def main("): print(piece.text, end="")
 lutlab.complete(model, tokenizer, ["One", "Another"], tokens=64, temperature=0.8, seed=1)
+lutlab.complete(model, tokenizer, "What is the capital of France?", chat=True)         the answer, by the chat template
 """
 
 from __future__ import annotations
@@ -24,6 +25,10 @@ from lutlab.generate import engine as make_engine
 from lutlab.generate.contract import Engine
 from lutlab.lazy import PreTrainedModel, PreTrainedTokenizerBase, transformers
 from lutlab.limits import CountFrom0, a_seed
+
+# Characters that a chat template may put around a message: those of known models put some hundreds, a hostile one fills
+# the memory of the tokenizer.
+_AROUND = 2**20
 
 
 @dataclass(frozen=True)
@@ -108,6 +113,7 @@ def stream(
     top_p: float = 1.0,
     seed: int = 0,
     cache: str = "",
+    chat: bool = False,
 ) -> Iterator[Piece]:
     """Continue texts, yielding each row's letters as they come; a row ends with the model's own end of text.
 
@@ -121,17 +127,21 @@ def stream(
         top_p: probability that the likeliest tokens to draw from have together; 1: all.
         seed: seed of all rows; each draws from a generator of its own, so that no row depends on the others.
         cache: dtype of keys and values, as of `lutlab.engine`.
+        chat: whether prompts are a user's messages, which the tokenizer's chat template frames, and rows the answers,
+            which end with the tokenizer's end of text too.
 
     Raises:
-        LutlabError: an argument is out of range, a prompt is empty, or prompt and tokens exceed the context or the
-            cache.
+        LutlabError: an argument is out of range, a prompt is empty, there is no chat template or it fails, or prompt
+            and tokens exceed the context or the cache.
     """
     choose = Chooser(temperature, top_k, top_p, seed)
     arguments.integer("tokens", tokens, 1, "the tokens to generate, as 128")
-    ids = encoded(tokenizer, [prompts] if isinstance(prompts, str) else prompts)
+    arguments.instance("chat", chat, bool, "True or False")
+    ids = encoded(tokenizer, [prompts] if isinstance(prompts, str) else prompts, chat)
     if isinstance(model, torch.nn.Module):
         model = make_engine(model, len(ids), max(map(len, ids)) + tokens - 1, cache)
-    return _pieces(model, tokenizer, ids, tokens, choose)
+    ends = _ends(model.model) | ({tokenizer.eos_token_id} if chat else set())
+    return _pieces(model, tokenizer, ids, tokens, choose, ends)
 
 
 def complete(
@@ -149,11 +159,13 @@ def complete(
     return texts[0] if single else texts
 
 
-def encoded(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str]) -> list[torch.Tensor]:
-    """Token ids [T] int64 of each prompt, begun as the tokenizer begins texts.
+def encoded(
+    tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], chat: bool = False
+) -> list[torch.Tensor]:
+    """Token ids [T] int64 of each prompt, begun as the tokenizer begins texts, or framed by its chat template.
 
     Raises:
-        LutlabError: no prompt, an empty one, or a tokenizer without a fast form.
+        LutlabError: no prompt, an empty one, a tokenizer without a fast form, or none or a broken chat template.
     """
     arguments.tokenizer(tokenizer)
     if not tokenizer.is_fast:
@@ -163,17 +175,55 @@ def encoded(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str]) -> list[
         )
     found = []
     for row, prompt in enumerate(arguments.strings("prompts", prompts, "texts, as ['Once']")):
-        ids = tokenizer(prompt, return_tensors="pt").input_ids[0].long() if prompt else []
-        if not len(ids):
+        text = _message(tokenizer, prompt) if chat and prompt else prompt
+        # A template writes the token that begins a text itself.
+        ids = tokenizer(text, add_special_tokens=not chat).input_ids if text else []
+        if not ids:
             raise LutlabError(f"prompt {row} is empty: give the text to continue")
-        found.append(ids)
+        found.append(torch.tensor(ids))
     if not found:
         raise LutlabError("no prompt: give the text to continue")
     return found
 
 
+def _message(tokenizer: PreTrainedTokenizerBase, prompt: str) -> str:
+    """The prompt as a user's message by the chat template, up to where the answer begins.
+
+    A template is a program of whoever made the tokenizer. transformers runs it in Jinja's sandbox: it reaches no file
+    and no module, and its time and memory are not bounded (docs/security.md).
+
+    Raises:
+        LutlabError: there is no template, it fails, or makes no text or far too long a one.
+    """
+    if not tokenizer.chat_template:
+        raise LutlabError(
+            "the tokenizer has no chat template (chat_template.jinja beside its files): the model was hardly trained "
+            "to answer messages; drop chat to continue a text, or put the template of the model's authors there"
+        )
+    message = {"role": "user", "content": prompt}
+    try:
+        text = tokenizer.apply_chat_template([message], tokenize=False, add_generation_prompt=True)
+        text.encode()
+    except Exception as error:  # whatever its program raises
+        raise LutlabError(
+            f"the tokenizer's chat template fails ({type(error).__name__}: {str(error).partition(chr(10))[0]}): fetch "
+            "chat_template.jinja and tokenizer_config.json again, or drop chat to continue a text"
+        ) from error
+    if not 0 < len(text) <= len(prompt) + _AROUND:
+        raise LutlabError(
+            f"the tokenizer's chat template makes {len(text)} characters of a message of {len(prompt)}: it is broken; "
+            "fetch chat_template.jinja and tokenizer_config.json again"
+        )
+    return text
+
+
 def _pieces(
-    engine: Engine, tokenizer: Any, prompts: list[torch.Tensor], tokens: int, choose: Chooser
+    engine: Engine,
+    tokenizer: Any,
+    prompts: list[torch.Tensor],
+    tokens: int,
+    choose: Chooser,
+    ends: set[int | None],
 ) -> Iterator[Piece]:
     longest = max(map(len, prompts)) + tokens - 1  # the last token is chosen, and not read
     if longest > engine.length:
@@ -181,7 +231,6 @@ def _pieces(
             f"a prompt of {max(map(len, prompts))} tokens and {tokens} to generate take {longest}, and a row of the "
             f"cache holds {engine.length}: give fewer tokens, or a longer cache"
         )
-    ends = _ends(engine.model)
     decoders = [DecodeStream(ids.tolist(), skip_special_tokens=True) for ids in prompts]
     growing = set(range(engine.batch))
     logits = engine.prefill(prompts)

@@ -16,7 +16,7 @@ from pathlib import Path
 from lutlab.errors import LutlabError
 from lutlab.kept.files import Damaged, is_named, write_atomically
 
-_TEXT_FILES = ["*.json", "*.model", "merges.txt", "vocab.txt"]
+_TEXT_FILES = ["*.json", "*.model", "merges.txt", "vocab.txt", "chat_template.jinja"]
 _WEIGHT_FILES = ["*.safetensors", "*.safetensors.index.json"]
 _LOADABLE = {"model.safetensors", "model.safetensors.index.json"}  # one of them must be at the top
 CONVERSION_AUTHOR = "SFconvertbot"

@@ -1,7 +1,11 @@
 """`lutlab generate` continues a text by a model quantized as a row is; mistakes are one message and exit code 2."""
 
 import pytest
+from tests.models.architectures import make
+from tests.tiny_models import byte_tokenizer
+from transformers import AutoTokenizer
 
+import lutlab
 from lutlab.experiment.run import generate_command, main
 
 MODEL = ["model=llama-embedded-s", "method=rtn", "q=4", "g=32", "threads=1"]
@@ -27,6 +31,37 @@ def test_prompts_of_a_batch_are_those_alone(capsys):
     _, both, _ = run(capsys, *(f"prompt={one}" for one in prompts), "tokens=6")
     alone = [run(capsys, f"prompt={one}", "tokens=6")[1].rstrip("\n") for one in prompts]
     assert both == "\n\n".join(alone) + "\n"
+
+
+@pytest.fixture(scope="module")
+def chatty(tmp_path_factory):
+    """A folder of a tiny model whose tokenizer has a chat template."""
+    folder = tmp_path_factory.mktemp("chatty")
+    make("llama-2").save_pretrained(folder)
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = (
+        "{{ bos_token }}you: {{ messages[0].content }}{% if add_generation_prompt %} I:{% endif %}"
+    )
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_an_answer_is_printed_alone_and_the_model_kept(capsys, chatty, tmp_path):
+    kept = tmp_path / "kept"
+    talk = ["model=folder", "chat=true", "tokens=9", "prompt=the other"]
+    code, out, err = run(capsys, *talk, f"model.id={chatty}", f"save={kept}")
+    assert code == 0, err
+    tokenizer = AutoTokenizer.from_pretrained(kept)
+    said = lutlab.complete(lutlab.load(kept), tokenizer, "the other", tokens=9, chat=True)
+    assert out == said + "\n"
+    again = [one for one in MODEL if not one.startswith(("method", "q=", "g="))]
+    assert generate_command.main([*again, *talk, f"model.id={kept}", "method=stored"]) == 0
+    assert capsys.readouterr().out == out
+    _, both, _ = run(capsys, *talk, f"model.id={chatty}", "prompt=e")
+    assert both.startswith(f"> the other\n{out}\n> e\n")
+    code, out, err = run(capsys, *talk, f"model.id={chatty}", f"save={kept}")
+    assert (code, out) == (2, "")
+    assert "kept is not empty" in err
 
 
 def test_ctrl_c_keeps_what_there_is(capsys, monkeypatch):
@@ -59,6 +94,9 @@ def test_ctrl_c_keeps_what_there_is(capsys, monkeypatch):
         (["prompt=x", "+exp=table4"], "it is of a table or a sweep"),
         (["prompt=x", "methd=bcq"], "did you mean 'method'"),
         (["prompt=x", "engine=fast"], "unknown engine 'fast'"),
+        (["prompt=x", "chat=yes"], "chat=yes: give chat=true or chat=false"),
+        (["prompt=x", "chat=true"], "no chat template"),
+        (["prompt=x", "method=none", "save=new"], "no layer of this LlamaForCausalLM is quantized"),
         (["prompt=x", "model=product", "model.id=64x64"], "no model: name a model"),
     ],
 )

@@ -2,6 +2,8 @@
 
     lutlab generate model=llama-embedded-m method=bcq q=3 g=128 prompt="def main("
     lutlab generate model=folder model.id=my-model method=stored prompt="Once" prompt="Twice" temperature=0.8 seed=1
+    lutlab generate model=folder model.id=my-chat method=gptq_bcq q=3 g=64 save=my-chat-3bit chat=true prompt="Why?"
+    lutlab generate model=folder model.id=my-chat-3bit method=stored chat=true prompt="Why not?"
 
 What is not in the list below is a key of a sweep (--help): model, method, q, g, device, threads, seed and the others.
 The text goes to the standard output, and what was run, with its speed, to the standard error.
@@ -17,14 +19,15 @@ from typing import Any
 
 from lutlab.errors import LutlabError
 from lutlab.escapes import visible
-from lutlab.experiment.plan.plan import job_of_model
+from lutlab.experiment.plan.plan import Job, job_of_model
 from lutlab.experiment.plan.resolve import Files
-from lutlab.experiment.row.row import Row
 from lutlab.experiment.run import cli
 from lutlab.experiment.run.ending import ended
 from lutlab.experiment.run.worker import prepare
 from lutlab.generate.contract import Engine
-from lutlab.lazy import torch
+from lutlab.lazy import PreTrainedTokenizerBase, torch
+from lutlab.models.load import folder_of, load_tokenizer
+from lutlab.models.pretrained import quiet
 
 # Keys that say what a table measures, and nothing here.
 _OF_TABLES = ("exp", "rows", "evaluate", "mode", "name", "baseline", "alone", "stream")
@@ -38,6 +41,8 @@ _WORDS: dict[str, tuple[Any, str]] = {
     "length": (0, "tokens of a row of the cache; 0: prompt and tokens."),
     "cache": ("", "dtype of cached keys and values: float32, float16, bfloat16; empty: the engine's own choice."),
     "engine": ("", "its name; empty: the best that takes the model."),
+    "chat": (False, "true: each prompt is a user's message in the tokenizer's chat template; its answer is printed."),
+    "save": ("", "a new folder for the quantized model; afterwards model=folder model.id=<it> method=stored."),
 }  # fmt: skip
 
 
@@ -60,18 +65,31 @@ def _generate(arguments: Sequence[str]) -> int:
     if not prompts:
         raise LutlabError('no prompt: give the text to continue, as prompt="Once upon a time"')
     settings = cli.composed(rest, _OF_TABLES)
-    model, tokenizer = _prepared(settings)
+    files, chat, folder = Files(), words["chat"], words["save"]
+    job = job_of_model(settings, files)
+    from lutlab.checkpoint.saving import check_new, save
     from lutlab.generate import engine
     from lutlab.generate.text import Chooser, encoded, stream
 
+    # Refused before a model is quantized, which may take hours.
     draws = {name: words[name] for name in ("temperature", "top_k", "top_p")}
     draws["seed"] = settings.seed
-    Chooser(**draws)  # refused before an engine is made
-    longest = max(map(len, encoded(tokenizer, prompts)))
+    Chooser(**draws)
+    tokenizer = _tokenizer(job)
+    longest = max(map(len, encoded(tokenizer, prompts, chat)))
+    if folder:
+        check_new(folder)
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    model = prepare(job, files)[0].model
+    if folder:
+        save(model, folder, tokenizer)
     length = words["length"] or longest + words["tokens"] - 1
     own = engine(model, len(prompts), length, words["cache"], words["engine"])
-    pieces = stream(own, tokenizer, prompts, words["tokens"], **draws)
-    return _tell(pieces, own, prompts)
+    pieces = stream(own, tokenizer, prompts, words["tokens"], chat=chat, **draws)
+    # An answer is told from its message; a continuation begins with its prompt.
+    begun = [f"> {one}\n" if len(prompts) > 1 else "" for one in prompts] if chat else prompts
+    return _tell(pieces, own, begun)
 
 
 def split(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
@@ -91,6 +109,10 @@ def split(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
             found[key] = (*found.get(key, ()), value)
         elif key in found:
             raise LutlabError(f"{key}= is given twice: once is enough")
+        elif isinstance(default, bool):
+            if value not in ("true", "false"):
+                raise LutlabError(f"{argument}: give {key}=true or {key}=false")
+            found[key] = value == "true"
         else:
             try:
                 found[key] = type(default)(value)
@@ -99,34 +121,35 @@ def split(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     return {name: default for name, (default, _) in _WORDS.items()} | found, rest
 
 
-def _prepared(row: Row) -> tuple[Any, Any]:
-    """The model that the row asks for, quantized, and its tokenizer."""
-    if row.threads:
-        torch.set_num_threads(row.threads)
-    files = Files()
-    job = job_of_model(row, files)
-    subject, _ = prepare(job, files)
-    if subject.tokenizer is None:
+def _tokenizer(job: Job) -> PreTrainedTokenizerBase:
+    """The tokenizer of a job's model, which is not loaded."""
+    spec = job.run.model
+    with quiet():
+        found = load_tokenizer(folder_of(spec), required=spec.source != "synthetic")
+    if found is None:
         raise LutlabError(
             f"{job.run.name} came without a tokenizer, so no text can be read: copy the model's tokenizer.json beside "
             "its config.json"
         )
-    return subject.model, subject.tokenizer
+    return found
 
 
-def _tell(pieces: Any, engine: Engine, prompts: Sequence[str]) -> int:
-    """Print texts, one row as it grows, several at the end; then the engine and kernels. Ctrl-C ends the text."""
-    texts, stamps, code = list(prompts), [time.perf_counter()], 0
+def _tell(pieces: Any, engine: Engine, begun: Sequence[str]) -> int:
+    """Print texts behind their beginnings, one row as it grows, several at the end; then the engine and kernels.
+
+    Ctrl-C ends the text.
+    """
+    texts, stamps, code = list(begun), [time.perf_counter()], 0
     try:
         for piece in pieces:
-            if len(prompts) == 1:
-                begun = "" if len(stamps) > 1 else prompts[0]
-                print(visible(begun + piece.text), end="", flush=True)
+            if len(begun) == 1:
+                before = "" if len(stamps) > 1 else begun[0]
+                print(visible(before + piece.text), end="", flush=True)
             stamps.append(time.perf_counter())
             texts[piece.row] += piece.text
     except KeyboardInterrupt:
         code = 130
-    if len(prompts) > 1:
+    if len(begun) > 1:
         print("\n\n".join(map(visible, texts)), end="")
     print(flush=True)
     print(visible(_summary(engine, stamps)), file=sys.stderr)
