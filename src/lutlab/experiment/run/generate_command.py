@@ -83,7 +83,8 @@ def _generate(arguments: Sequence[str]) -> int:
         torch.set_num_threads(settings.threads)
     model = prepare(job, files)[0].model
     if folder:
-        save(model, folder, tokenizer)
+        with quiet():
+            save(model, folder, tokenizer)
     length = words["length"] or longest + words["tokens"] - 1
     own = engine(model, len(prompts), length, words["cache"], words["engine"])
     pieces = stream(own, tokenizer, prompts, words["tokens"], chat=chat, **draws)
