@@ -39,7 +39,7 @@ from lutlab.data import load_text
 from lutlab.data.tokens import token_stream
 from lutlab.experiment.run import cli
 from lutlab.generate.text import encoded
-from lutlab.measure.timing import RESIDENT, Contestant, CpuTimer, race
+from lutlab.measure.timing import RESIDENT, CpuTimer, race
 from lutlab.models.load import LoadedModel, folder_of, gguf_of, load_model
 from lutlab.models.pretrained import quiet
 from lutlab.modules import QuantLinear
@@ -136,22 +136,39 @@ def answer_of_llama_cpp(decoder: Decoder, tokenizer: Any, args: argparse.Namespa
     return tokenizer.decode(said, skip_special_tokens=True)
 
 
-def speeds(everyone: list[Contestant], args: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """Race; numbers by name."""
+def add_speeds(
+    ours: list[One], decoder: Decoder | None, rows: list[dict[str, Any]], args: argparse.Namespace
+) -> None:
+    """Race all rows, and put what it says into them."""
+    everyone = []
+    for one, row in zip(ours, rows, strict=False):  # llama.cpp's row is the last
+        engine = lutlab.engine(one.loaded.model, 1, args.length, args.cache)
+        everyone.append(of_engine(one.name, engine, args))
+        row["facts"] = engine.facts()
+    if decoder:
+        size = int(1e6 * rows[-1]["file_mb"])
+        everyone.append(of_llama_cpp(rows[-1]["name"], decoder, args, size))
     race(everyone, CpuTimer(args.tokens), args.rounds, (RESIDENT,))
-    found = {}
-    for one in everyone:
+    for row, one in zip(rows, everyone, strict=True):
         low, high = one.spread(RESIDENT)
-        found[one.name] = {
+        row |= {
             "tokens_per_s": 1 / one.seconds(RESIDENT),
             "ms_quartiles": [1e3 * low, 1e3 * high],
             "rounds_ms": [1e3 * seconds for seconds in one.rounds[RESIDENT]],
             "gb_read": one.bytes / 1e9,
         }
-    return found
+        print(f"{one.name}: {row['tokens_per_s']:.1f} tokens/s")
 
 
 # ---- memory ----
+
+
+def add_memory(rows: list[dict[str, Any]], file: Path | None, args: argparse.Namespace) -> None:
+    """Put into the rows what a process of each saw."""
+    kinds = ["full", *("stored" for _ in args.folders), "llama.cpp"]
+    for row, kind, name in zip(rows, kinds, [args.model, *args.folders, str(file)], strict=False):
+        row["memory"] = memory(kind, name, args)
+        print(f"{row['name']}: memory {row['memory']['growth_gb']:.3f} GB")
 
 
 def memory(kind: str, name: str, args: argparse.Namespace) -> dict[str, float]:
@@ -202,35 +219,21 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             row["kld_along_blocks"] = along_blocks(full.loaded.model, one.loaded.model, windows)
         rows.append(row)
         print(f"{one.name}: {one.bits:.2f} bits\n> {args.question}\n{said}\n", flush=True)
+    file = gguf_of(spec_of(args.model))
     with ExitStack() as stack:
-        engines = [
-            lutlab.engine(m.loaded.model, 1, args.length, args.cache) for m in (full, *others)
-        ]
-        pairs = zip(rows, engines, strict=True)
-        everyone = [of_engine(row["name"], engine, args) for row, engine in pairs]
-        for row, engine in zip(rows, engines, strict=True):
-            row["facts"] = engine.facts()
-        file = gguf_of(spec_of(args.model))
+        decoder = None
         if file and importlib.util.find_spec("llama_cpp"):
-            length = max(
-                args.length, len(encoded(tokenizer, [args.question], True)[0]) + args.answer
-            )
+            (ids,) = encoded(tokenizer, [args.question], chat=True)
+            length = max(args.length, len(ids) + args.answer)
             decoder = Decoder(file, length, args.threads, GGML[args.cache], True)
             stack.enter_context(decoder)
-            name, size = f"llama.cpp, {file.name}", file.stat().st_size
-            said = answer_of_llama_cpp(decoder, tokenizer, args)
+            name, said = f"llama.cpp, {file.name}", answer_of_llama_cpp(decoder, tokenizer, args)
+            rows.append({"name": name, "answer": said, "file_mb": file.stat().st_size / 1e6})
             print(f"{name}\n> {args.question}\n{said}\n", flush=True)
-            rows.append({"name": name, "answer": said, "file_mb": size / 1e6})
-            everyone.append(of_llama_cpp(name, decoder, args, size))
-        found = speeds(everyone, args)
-    kinds = ["full", *("stored" for _ in others), "llama.cpp"]
-    names = [args.model, *args.folders, str(file)]
-    for row, kind, name in zip(rows, kinds, names, strict=False):  # llama.cpp may have no row
-        row |= found[row["name"]] | {"memory": memory(kind, name, args)}
-        print(
-            f"{row['name']}: {row['tokens_per_s']:.1f} tokens/s, memory {row['memory']['growth_gb']:.3f} GB, file "
-            f"{row['file_mb']:.1f} MB"
-        )
+        if args.rounds:
+            add_speeds([full, *others], decoder, rows, args)
+    if args.rounds:
+        add_memory(rows, file, args)
     about = {
         key: getattr(args, key) for key in ("model", "question", "answer", "context", "tokens")
     }
@@ -250,7 +253,7 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=32, help="timed a round")
     parser.add_argument("--cache", default="float16", choices=GGML, help="of keys and values")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=5, help="0: no speed, no memory")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--out", type=Path, help="a JSON file")
     parser.add_argument("--alone", choices=("full", "stored", "llama.cpp"), help=argparse.SUPPRESS)
