@@ -176,7 +176,6 @@ OPENED = {
     "generate/text.py": {"apply_chat_template"},  # chat=true alone, in Jinja's sandbox
     "lazy.py": {"import_module"},  # libraries that it names itself
     "measure/ranks.py": {"pickle.loads"},  # of our own child, in a folder that is this user's alone
-    "models/gguf.py": {"from_pretrained"},  # of a GGUF file, always with trust_remote_code=False
     "models/pretrained.py": {"from_pretrained"},  # always with trust_remote_code=False
     "peers/auto_round.py": {"from_pretrained"},  # in an environment of its own, by a benchmark
     "peers/efficientqat.py": {"from_pretrained"},

@@ -9,6 +9,7 @@ import torch
 from safetensors import SafetensorError
 
 from lutlab import arguments
+from lutlab.checkpoint import gguf_packed
 from lutlab.checkpoint.foreign import load_foreign
 from lutlab.checkpoint.transformers import CURE, METHOD, LutlabConfig, empty_layers
 from lutlab.devices import device_named
@@ -17,6 +18,7 @@ from lutlab.kept.files import check_file, check_sums, has_sums
 from lutlab.lazy import PreTrainedConfig, PreTrainedModel, nn
 from lutlab.models.families import family_of, model_class
 from lutlab.models.files import Shards, quantization_of, weight_files
+from lutlab.models.gguf import is_gguf
 from lutlab.models.pretrained import config_of, model_of
 from lutlab.models.streamed import Streamed, assign, finish, outside, skeleton
 
@@ -35,7 +37,7 @@ def load(
     file's scales, is what the layout's own reader makes (GPTQ, AWQ: float16 products). `save` writes them as ours.
 
     Args:
-        folder: folder with config.json and safetensors.
+        folder: folder with config.json and safetensors, or a GGUF file.
         dtype: dtype of everything that is not quantized; `auto` is the one it was saved in. Packed weights never
             change.
         device: device of the model.
@@ -45,7 +47,7 @@ def load(
             points that readers disagree on; files that are missing, truncated, of another model, or not those of the
             folder's SHA256SUMS.
     """
-    folder, dtype = arguments.path("folder", folder), _dtype(dtype)
+    folder, dtype = _folder(folder), _dtype(dtype)
     device = device_named(device)
     quantization = _quantization(folder)
     if (quantization or {}).get("quant_method") == METHOD:
@@ -74,7 +76,7 @@ def load_mapped(
         LutlabError: the weights are not quantized, or in another project's layout; files are missing, truncated, of
             another model, or not those of the folder's SHA256SUMS.
     """
-    folder, dtype = arguments.path("folder", folder), _dtype(dtype)
+    folder, dtype = _folder(folder), _dtype(dtype)
     quantization = _quantization(folder)
     method = (quantization or {}).get("quant_method", METHOD)
     if method != METHOD:
@@ -119,6 +121,12 @@ def load_mapped(
             own = {name: tensor.clone() for name, tensor in own.items()}
         assign(module, f"{names[module]}.", own)
     return finish(model, "cpu"), Streamed(model, fill, "cpu")
+
+
+def _folder(given: Any) -> Path:
+    """Check the argument `folder`; a GGUF file is unpacked into one."""
+    folder = arguments.path("folder", given)
+    return gguf_packed.unpacked(folder) if is_gguf(folder) and not folder.is_dir() else folder
 
 
 def _quantization(folder: Path) -> dict[str, Any] | None:

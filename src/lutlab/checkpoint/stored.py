@@ -10,8 +10,10 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from lutlab.checkpoint import gguf_packed
 from lutlab.checkpoint.foreign import layout_in
 from lutlab.checkpoint.loading import load
 from lutlab.checkpoint.transformers import CURE, METHOD
@@ -22,11 +24,21 @@ from lutlab.kept.files import check_file, has_sums
 from lutlab.lazy import torch
 from lutlab.models.families import linear_layers, weight_of
 from lutlab.models.files import Shards, quantization_of
-from lutlab.models.load import LoadedModel, folder_of, load_tokenizer, quiet
+from lutlab.models.load import LoadedModel, folder_of, gguf_of, load_tokenizer, quiet
 from lutlab.models.resident import Resident
 from lutlab.models.shape import linear_shapes
 from lutlab.modules import QuantLinear
 from lutlab.specs import LayerStats, ModelSpec
+
+
+def stored_folder(spec: ModelSpec) -> Path:
+    """The folder of a model's quantized weights; those of a GGUF file are unpacked as they are.
+
+    Raises:
+        LutlabError: no such folder, or a file that lutlab does not read so.
+    """
+    file = gguf_of(spec)
+    return gguf_packed.unpacked(file) if file else folder_of(spec)
 
 
 @functools.cache
@@ -41,7 +53,7 @@ def layer_widths(spec: ModelSpec) -> Mapping[str, Width]:
             f"method=stored reads the quantized weights of a folder, and the model is of source {spec.source}: give "
             "model=folder model.id=<folder>, with a checkpoint that you downloaded or saved"
         )
-    folder = folder_of(spec)
+    folder = stored_folder(spec)
     if has_sums(folder):
         check_file(folder, "config.json", CURE)  # loading compares the others
     sizes, quantization = linear_shapes(spec), quantization_of(folder)
@@ -80,7 +92,7 @@ def row_width(spec: ModelSpec) -> Width:
 def formats_of(spec: ModelSpec) -> tuple[str, ...]:
     """Names of the formats that hold the folder's weights once they are loaded, sorted; errors as of layer_widths."""
     layer_widths(spec)
-    quantization = quantization_of(folder_of(spec)) or {}
+    quantization = quantization_of(stored_folder(spec)) or {}
     if quantization.get("quant_method") != METHOD:
         return ("uniform",)
     return tuple(sorted({one["format"] for one in quantization["layers"].values()}))
@@ -97,7 +109,7 @@ def load_stored(
         LutlabError: there is no tokenizer; a layout that lutlab does not read; files that are missing, damaged or of
             another model.
     """
-    folder = folder_of(spec)
+    folder = stored_folder(spec)
     with quiet():
         model = load(folder, dtype, device)
         loaded = LoadedModel(model, load_tokenizer(folder), Resident(model))
@@ -106,6 +118,8 @@ def load_stored(
         stats_of_layer(name, module, widths.get(name, (16, -1)))
         for name, module in linear_layers(model)
     )
+    if file := gguf_of(spec):
+        return loaded, layers, {"stored_as": gguf_packed.stored_as(file)}
     quantization = quantization_of(folder) or {}
     keys = ("quant_method", "checkpoint_format", "packing_format", "version", "format")
     said = {key: quantization[key] for key in keys if key in quantization}

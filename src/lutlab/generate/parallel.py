@@ -24,6 +24,7 @@ import torch
 
 from lutlab import arguments
 from lutlab.checkpoint.loading import load_mapped
+from lutlab.checkpoint.stored import stored_folder
 from lutlab.checkpoint.transformers import CURE
 from lutlab.compress.driver import quantize_model
 from lutlab.compress.synthetic import drawn_blocks
@@ -38,7 +39,7 @@ from lutlab.measure import ranks
 from lutlab.measure.ranks import Rank
 from lutlab.models.families import decoder_blocks, kinds
 from lutlab.models.files import weight_files
-from lutlab.models.load import LoadedModel, folder_of, load_model, quiet
+from lutlab.models.load import LoadedModel, load_model, quiet
 from lutlab.quantizers.contract import make_method
 from lutlab.quantizers.stored import STORED
 from lutlab.specs import ModelRun
@@ -191,7 +192,7 @@ def latency(run: ModelRun, gpus: int, tokens: int, repeats: int) -> Latency:
 
 def _of_rank(rank: Rank, run: ModelRun, tokens: int, repeats: int) -> Latency:
     if run.method == STORED:
-        part = load(folder_of(run.model), rank, getattr(torch, run.dtype))
+        part = load(stored_folder(run.model), rank, getattr(torch, run.dtype))
     elif run.model.packed:
         drawn = drawn_blocks(run, rank.device, rank.count)
         part = share_out(drawn.model, drawn, rank)

@@ -1,26 +1,122 @@
 """A GGUF file as a folder of transformers' files, unpacked once into the cache.
 
-    x.gguf -> <cache>/gguf/<SHA-256 of the file, cut>-<VERSION>/  config.json  model.safetensors  tokenizer.json  …
+    x.gguf -> <cache>/gguf/<SHA-256, cut>-dense-<VERSION>/  config.json  model.safetensors  tokenizer.json  …
 
 Weights are what `gguf.quants.dequantize` gives, to the last bit of float32; a tensor that float16 holds exactly takes
-half of the place. Whatever reads folders, by blocks, by ranks or whole, then reads a GGUF file too.
+half of the place. Whatever reads folders, by blocks, by ranks or whole, then reads a GGUF file too. Its quantized
+weights as they are: checkpoint/gguf_packed.py.
+
+Every key of the architecture and every tensor must have a place in the model, or the file is refused: what a reader
+leaves aside makes another model of it. Text is cut where llama.cpp cuts it. The chat template is a text in the folder;
+nothing of the file runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from lutlab.errors import LutlabError
 from lutlab.kept import built
 from lutlab.kept.files import sha256_of
 from lutlab.kept.findings import cache_folder
-from lutlab.lazy import torch, transformers
-from lutlab.models.pretrained import quiet
+from lutlab.lazy import PreTrainedTokenizerBase, np, torch, transformers
+from lutlab.models import gguf_blocks
+from lutlab.models.gguf_header import Elements, Header, read_header
+from lutlab.models.gguf_names import OUTSIDE, PARTS, halves, heads_of
+from lutlab.models.pretrained import quiet, tokenizer_in_gguf
 
 # Raised where what is unpacked changes.
-VERSION = 1
+VERSION = 2
+DENSE = "dense"
+_SHARD_BYTES = 2**31  # of a safetensors file, and one tensor more
+_CHUNK = 2**22  # weights dequantized at a time
+_FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+@dataclass(frozen=True)
+class _Architecture:
+    """An architecture of GGUF as transformers has it.
+
+    Attributes:
+        model_type: transformers' name of it.
+        parts: names of its parts that LLaMA has not, transformers' and GGUF's.
+        biases: parts (GGUF's names) that always have a bias.
+        interleaved: rows of q and k are in llama.cpp's order.
+        config: further fields of its config.
+    """
+
+    model_type: str
+    parts: tuple[tuple[str, str], ...] = ()
+    biases: tuple[str, ...] = ()
+    interleaved: bool = False
+    config: tuple[tuple[str, Any], ...] = ()
+
+
+_ATTENTION, _MLP = ("attn_q", "attn_k", "attn_v", "attn_output"), ("ffn_gate", "ffn_up", "ffn_down")
+ARCHITECTURES = {
+    "llama": _Architecture("llama", interleaved=True),
+    "qwen2": _Architecture("qwen2", biases=_ATTENTION[:3], config=(("use_sliding_window", False),)),
+    "qwen3": _Architecture(
+        "qwen3",
+        parts=(("self_attn.q_norm", "attn_q_norm"), ("self_attn.k_norm", "attn_k_norm")),
+        config=(("use_sliding_window", False),),
+    ),
+}
+# Keys of an architecture that the config is made of; others that change nothing, and the values at which that is so.
+_READ = (
+    "block_count", "context_length", "embedding_length", "feed_forward_length", "attention.head_count",
+    "attention.head_count_kv", "attention.key_length", "attention.value_length",
+    "attention.layer_norm_rms_epsilon", "rope.dimension_count", "rope.freq_base",
+)  # fmt: skip
+_NEUTRAL = {
+    "vocab_size": None,
+    "tensor_data_layout": None,
+    "rope.scaling.original_context_length": None,
+    "rope.scaling.finetuned": None,
+    "rope.scaling.type": ("none", "linear"),
+    "rope.scaling.factor": (0, 1),
+    "rope.scale_linear": (1,),
+    "attention.causal": (True,),
+    "expert_count": (0,),
+    "expert_used_count": (0,),
+}
+_FREQUENCIES = "rope_freqs.weight"
+# Llama 3's own parameters, which a file has only in the factors made of them.
+_LLAMA_3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}  # fmt: skip
+_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s"
+_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+# `tokenizer.ggml.pre` -> the pattern that cuts text for byte-level BPE; None: GPT-2's own.
+_PRE = {
+    "gpt-2": None,
+    "smollm": None,  # after every digit is cut off
+    "qwen2": _WORDS % "" + _REST,
+    "deepseek-r1-qwen": _WORDS % "" + _REST,
+    "llama-bpe": _WORDS % "{1,3}" + _REST,
+}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor of a file stands in transformers' model: its name, its shape, heads of a part that is rotated."""
+
+    name: str
+    shape: tuple[int, ...]
+    heads: int | None = None
+
+
+@dataclass(frozen=True)
+class Outline:
+    """The model of a file: header, config in config.json's form, GGUF's name of each tensor -> its place."""
+
+    header: Header
+    config: Mapping[str, Any]
+    places: Mapping[str, Place]
 
 
 def is_gguf(path: str | Path) -> bool:
@@ -41,47 +137,413 @@ def unpacked(path: Path) -> Path:
     """The folder of a file's model, in full precision; made where it is not there yet, of the same file only once.
 
     Raises:
-        LutlabError: the file cannot be read, or holds a model that transformers does not know.
+        LutlabError: the file cannot be read, is damaged, or holds a model that lutlab does not read from GGUF.
     """
-    name = f"{_sha256(path)[:32]}-{VERSION}"
-    return built.take(cache_folder("gguf"), name, lambda folder: _unpack(path, folder))[0]
+    return kept(path, DENSE, _unpack)
+
+
+def kept(path: Path, kind: str, make: Callable[[Outline, Path], None]) -> Path:
+    """A folder in the cache that is made of a file.
+
+    Args:
+        path: path of the GGUF file.
+        kind: word for what the folder holds, a part of its name.
+        make: function that writes config.json and safetensors into a folder with the tokenizer.
+
+    Raises:
+        LutlabError: the file cannot be read, is damaged, or holds a model that lutlab does not read from GGUF.
+    """
+    name = f"{_sha256(path)[:32]}-{kind}-{VERSION}"
+    return _taken(cache_folder("gguf"), name, path, make)
+
+
+@functools.lru_cache(maxsize=64)  # whose files are hashed: once a process
+def _taken(cache: Path, name: str, path: Path, make: Callable[[Outline, Path], None]) -> Path:
+    def fill(folder: Path) -> Mapping[str, Any]:
+        outline = outline_of(path)
+        with quiet():
+            tokenizer_of(outline, folder).save_pretrained(folder)
+            make(outline, folder)
+        return {"file": path.name}
+
+    return built.take(cache, name, fill)[0]
 
 
 def _sha256(path: Path) -> str:
+    return _digest(path, *_state(path))
+
+
+@functools.lru_cache(maxsize=64)  # a plan, its rows and their evaluations all ask
+def _digest(path: Path, *_: int) -> str:
     try:
         return sha256_of(path)
     except OSError as error:
-        raise LutlabError(
-            f"cannot read {path} ({error.strerror}): give a GGUF file (model=folder model.id=<path>.gguf)"
+        raise _unreadable(path, error) from error
+
+
+def _state(path: Path) -> tuple[int, ...]:
+    """Numbers that change with a file."""
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _unreadable(path: Path, error: OSError) -> LutlabError:
+    return LutlabError(
+        f"cannot read {path} ({error.strerror}): give a GGUF file (model=folder model.id=<path>.gguf)"
+    )
+
+
+# ---- what a file says of its model ----
+
+
+def outline_of(path: Path) -> Outline:
+    """The model of a file, no weight read.
+
+    Raises:
+        LutlabError: the file cannot be read or is damaged; its architecture, one of its keys or of its tensors is none
+            that lutlab reads.
+    """
+    return _outline(path, *_state(path))
+
+
+@functools.lru_cache(maxsize=64)
+def _outline(path: Path, *_: int) -> Outline:
+    header = read_header(path)
+    name = header.keys.get("general.architecture")
+    if name not in ARCHITECTURES:
+        raise header.refused(
+            f"its architecture (general.architecture) is {name!r}, and lutlab reads {', '.join(ARCHITECTURES)}",
+            "take the model's safetensors (model=hub or model=folder)",
+        )
+    architecture = ARCHITECTURES[name]
+    config = _config(header, name, architecture)
+    places = _places(header, architecture, config)
+    for tensor, place in places.items():
+        if tensor not in header.tensors:
+            raise header.refused(f"it lacks the tensor {tensor}")
+        if header.tensors[tensor].shape != place.shape:
+            raise header.refused(
+                f"tensor {tensor} is {list(header.tensors[tensor].shape)}, and its keys say {list(place.shape)}"
+            )
+    others = header.tensors.keys() - places.keys() - {_FREQUENCIES}
+    if others:
+        raise header.refused(
+            f"it holds {len(others)} tensors that lutlab has no place for in a model of '{name}', first {min(others)}",
+            "without them it would be another model; take its safetensors",
+        )
+    return Outline(header, config, places)
+
+
+def _config(header: Header, name: str, architecture: _Architecture) -> dict[str, Any]:
+    """The fields of config.json."""
+    _check_keys(header, name)
+    heads, hidden = (
+        _whole(header, f"{name}.attention.head_count"),
+        _whole(header, f"{name}.embedding_length"),
+    )
+    size = _whole(header, f"{name}.attention.key_length", hidden // heads)
+    rotated = _whole(header, f"{name}.rope.dimension_count", size)
+    if {rotated, _whole(header, f"{name}.attention.value_length", size)} != {size}:
+        raise header.refused(
+            f"of each head, of {size} numbers, {rotated} are rotated, or its values are of other sizes",
+            "lutlab reads heads that are rotated whole; take the model's safetensors",
+        )
+    layers = _whole(header, f"{name}.block_count")
+    if layers > len(header.tensors):
+        raise header.refused(f"it announces {layers} blocks and has {len(header.tensors)} tensors")
+    vocabulary = header.tensors.get("token_embd.weight")
+    if vocabulary is None:
+        raise header.refused("it lacks the tensor token_embd.weight")
+    config = {
+        "architectures": [transformers_class(architecture.model_type)],
+        "model_type": architecture.model_type,
+        "vocab_size": vocabulary.shape[0],
+        "hidden_size": hidden,
+        "intermediate_size": _whole(header, f"{name}.feed_forward_length"),
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": _whole(header, f"{name}.attention.head_count_kv", heads),
+        "head_dim": size,
+        "hidden_act": "silu",
+        "max_position_embeddings": _whole(header, f"{name}.context_length"),
+        "rms_norm_eps": _number(header, f"{name}.attention.layer_norm_rms_epsilon"),
+        "rope_parameters": _rope(header, _number(header, f"{name}.rope.freq_base", 10000.0), size),
+        "tie_word_embeddings": "output.weight" not in header.tensors,
+        "dtype": "float32",
+        **dict(architecture.config),
+    }
+    if not architecture.biases:
+        config["attention_bias"] = "blk.0.attn_q.bias" in header.tensors
+        config["mlp_bias"] = "blk.0.ffn_up.bias" in header.tensors
+    for ours, theirs in (("bos", "bos"), ("eos", "eos"), ("pad", "padding")):
+        token = header.keys.get(f"tokenizer.ggml.{theirs}_token_id")
+        if token is not None and not (type(token) is int and 0 <= token < config["vocab_size"]):
+            raise header.refused(
+                f"tokenizer.ggml.{theirs}_token_id is {token!r}, no token of the vocabulary"
+            )
+        config[f"{ours}_token_id"] = token
+    return config
+
+
+def transformers_class(model_type: str) -> str:
+    """The name of transformers' class of a decoder with its head: LlamaForCausalLM."""
+    return f"{model_type.capitalize()}ForCausalLM"
+
+
+def _check_keys(header: Header, name: str) -> None:
+    """Refuse a key of the architecture that would change the model and is not read."""
+    for key, value in header.keys.items():
+        short = key.removeprefix(f"{name}.")
+        if short == key or short in _READ:
+            continue
+        neutral = _NEUTRAL.get(short, ())
+        if neutral is not None and value not in neutral:
+            raise header.refused(
+                f"lutlab does not read its key {key} ({value!r})",
+                "without it the model would be another one; take its safetensors",
+            )
+
+
+def _whole(header: Header, key: str, default: int | None = None) -> int:
+    """A key's whole number of at least 1."""
+    found = header.keys.get(key, default)
+    if type(found) is int and found >= 1:
+        return found
+    if isinstance(found, Elements):
+        raise header.refused(
+            f"{key} is a list, one number a block",
+            "lutlab reads models whose blocks are alike; take its safetensors",
+        )
+    raise header.refused(
+        f"it lacks {key}" if found is None else f"{key} is {found!r}, no positive integer"
+    )
+
+
+def _number(header: Header, key: str, default: float | None = None) -> float:
+    """A key's positive number."""
+    found = header.keys.get(key, default)
+    if isinstance(found, float) and 0 < found < float("inf"):
+        return found
+    raise header.refused(
+        f"it lacks {key}" if found is None else f"{key} is {found!r}, no positive number"
+    )
+
+
+def _rope(header: Header, base: float, size: int) -> dict[str, Any]:
+    """How positions are rotated; factors of the frequencies, where a file has them, are Llama 3's or refused."""
+    found: dict[str, Any] = {"rope_type": "default", "rope_theta": base}
+    if _FREQUENCIES not in header.tensors:
+        return found
+    factors = as_stored(header, _FREQUENCIES).double()
+    found |= {"rope_type": "llama3", "factor": float(factors.max()), **_LLAMA_3}
+    wavelength = 2 * torch.pi * base ** (torch.arange(0, size, 2, dtype=torch.float64) / size)
+    smooth = _LLAMA_3["original_max_position_embeddings"] / wavelength - _LLAMA_3["low_freq_factor"]
+    smooth = (smooth / (_LLAMA_3["high_freq_factor"] - _LLAMA_3["low_freq_factor"])).clamp(0, 1)
+    expected = 1 / ((1 - smooth) / found["factor"] + smooth)
+    if factors.shape != expected.shape or not torch.allclose(factors, expected, rtol=1e-5, atol=0):
+        raise header.refused(
+            f"its factors of frequencies ({_FREQUENCIES}) are not Llama 3's",
+            "take the model's safetensors",
+        )
+    return found
+
+
+def _places(
+    header: Header, architecture: _Architecture, config: Mapping[str, Any]
+) -> dict[str, Place]:
+    """GGUF's name -> place of every tensor that the model has."""
+    sizes = SimpleNamespace(**config)
+    hidden, size = sizes.hidden_size, sizes.head_dim
+    rows = {
+        "attn_q": sizes.num_attention_heads * size,
+        "attn_k": sizes.num_key_value_heads * size,
+        "attn_v": sizes.num_key_value_heads * size,
+        "attn_output": hidden,
+        "ffn_gate": sizes.intermediate_size,
+        "ffn_up": sizes.intermediate_size,
+        "ffn_down": hidden,
+    }
+    columns = {"attn_output": rows["attn_q"], "ffn_down": sizes.intermediate_size}
+    biases = architecture.biases
+    biases += _ATTENTION * config.get("attention_bias", False) + _MLP * config.get(
+        "mlp_bias", False
+    )
+    found = {}
+    for ours, theirs in OUTSIDE.items():
+        if theirs != "output" or not sizes.tie_word_embeddings:
+            shape = (hidden,) if "norm" in theirs else (sizes.vocab_size, hidden)
+            found[f"{theirs}.weight"] = Place(f"{ours}.weight", shape)
+    for index in range(sizes.num_hidden_layers):
+        for ours, part in (*PARTS.items(), *architecture.parts):
+            here, there = f"model.layers.{index}.{ours}", f"blk.{index}.{part}"
+            if part not in rows:
+                shape = (size,) if part in dict(architecture.parts).values() else (hidden,)
+                found[f"{there}.weight"] = Place(f"{here}.weight", shape)
+                continue
+            heads = heads_of(sizes, part) if architecture.interleaved else None
+            shape = (rows[part], columns.get(part, hidden))
+            found[f"{there}.weight"] = Place(f"{here}.weight", shape, heads)
+            if part in biases:
+                found[f"{there}.bias"] = Place(f"{here}.bias", shape[:1], heads)
+    return found
+
+
+# ---- weights ----
+
+
+def blocks_of(header: Header, name: str, heads: int | None = None) -> np.ndarray:
+    """The bytes of a tensor's rows, [N, bytes] uint8; those of q and k, by their heads, in transformers' order."""
+    stored = header.tensors[name]
+    rows = stored.shape[0]
+    found = np.memmap(header.path, np.uint8, "r", stored.offset, (rows, stored.nbytes // rows))
+    return found if heads is None else halves(found, heads)
+
+
+def as_stored(header: Header, name: str, heads: int | None = None) -> torch.Tensor:
+    """A tensor in float32, or in a narrower dtype of the file's or float16 that holds it exactly.
+
+    Raises:
+        LutlabError: the package gguf cannot dequantize its type, or a number is none.
+    """
+    stored, data = header.tensors[name], blocks_of(header, name, heads)
+    if stored.type in _FLOATS:
+        found = torch.frombuffer(
+            bytearray(data.tobytes()), dtype=getattr(torch, _FLOATS[stored.type])
+        )
+        found = found.view(stored.shape)
+    else:
+        found = torch.empty(stored.shape)
+        step = max(1, _CHUNK // stored.shape[-1])
+        for first in range(0, len(data), step):
+            found[first : first + step] = _dequantized(header, name, data[first : first + step])
+    if not torch.isfinite(found).all():
+        raise header.refused(
+            f"tensor {name} holds NaN or infinite values", "it is damaged, fetch it again"
+        )
+    half = found.half()
+    return half if found.dtype == torch.float32 and torch.equal(half.float(), found) else found
+
+
+def _dequantized(header: Header, name: str, data: np.ndarray) -> torch.Tensor:
+    from gguf import GGMLQuantizationType, quants
+
+    stored = header.tensors[name]
+    if stored.type in ("Q1_0", "Q2_0"):  # which the package does not dequantize
+        return gguf_blocks.values(gguf_blocks.unpacked(np.array(data), stored.type))
+    try:
+        with np.errstate(all="ignore"):
+            return torch.from_numpy(quants.dequantize(data, GGMLQuantizationType(stored.number)))
+    except NotImplementedError as error:
+        raise header.refused(
+            f"tensor {name} is of type {stored.type}, which the package gguf does not dequantize",
+            "update gguf (pip install -U gguf), or take the model's safetensors",
         ) from error
 
 
-def _unpack(path: Path, folder: Path) -> Mapping[str, Any]:
-    asked = {"gguf_file": path.name, "local_files_only": True, "trust_remote_code": False}
-    with quiet():
-        try:
-            read = transformers.AutoModelForCausalLM.from_pretrained(
-                path.parent, dtype=torch.float32, **asked
-            )
-            tokenizer = transformers.AutoTokenizer.from_pretrained(path.parent, **asked)
-        except Exception as error:  # of many kinds: struct, numpy, transformers, the Rust tokenizers' bare Exception
-            said = str(error).strip().partition("\n")[0]
-            raise LutlabError(
-                f"cannot read {path} ({type(error).__name__}: {said}): the file is damaged, or of a model that "
-                "transformers does not read from GGUF; fetch it again, or take the model's safetensors"
-            ) from error
-        config = read.config
-        if hasattr(config, "quantization_config"):
-            del config.quantization_config  # weights are plain now
-        with torch.device("meta"):
-            model = type(read)(config)
-        model.load_state_dict(read.state_dict(), assign=True)
-        model.tie_weights()
-        model.generation_config = read.generation_config
-        for parameter in model.parameters():
-            half = parameter.data.half()
-            if bool((half.float() == parameter.data).all()):
-                parameter.data = half
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-    return {"file": path.name}
+# ---- the folder ----
+
+
+def _unpack(outline: Outline, folder: Path) -> None:
+    """Fill a folder with the model in full precision."""
+    write_config(folder, outline.config)
+    write_tensors(
+        folder,
+        ((p.name, as_stored(outline.header, name, p.heads)) for name, p in outline.places.items()),
+    )
+
+
+def write_config(folder: Path, config: Mapping[str, Any]) -> None:
+    """Write config.json."""
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def write_tensors(folder: Path, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """Write tensors by their names, one shard of them in memory at a time."""
+    from safetensors.torch import save_file
+
+    shards: list[list[str]] = []
+    held: dict[str, torch.Tensor] = {}
+
+    def put() -> None:
+        save_file(held, folder / _shard(len(shards)), metadata={"format": "pt"})
+        shards.append(list(held))
+        held.clear()
+
+    for name, tensor in tensors:
+        held[name] = tensor.contiguous()
+        if sum(one.nbytes for one in held.values()) >= _SHARD_BYTES:
+            put()
+    if held:
+        put()
+    if len(shards) == 1:
+        (folder / _shard(0)).rename(folder / "model.safetensors")
+        return
+    places = {name: _shard(index) for index, names in enumerate(shards) for name in names}
+    index = json.dumps({"metadata": {}, "weight_map": places}, indent=2)
+    (folder / "model.safetensors.index.json").write_text(index, encoding="utf-8")
+
+
+def _shard(index: int) -> str:
+    return f"model-{index + 1:05d}.safetensors"
+
+
+def tokenizer_of(outline: Outline, folder: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer of a file, made by transformers; a link to the file lies in the empty folder meanwhile.
+
+    Raises:
+        LutlabError: transformers cannot make it, or would cut text elsewhere than llama.cpp.
+    """
+    header = outline.header
+    kind, pre = header.keys.get("tokenizer.ggml.model"), header.keys.get("tokenizer.ggml.pre")
+    if kind != "llama" and (kind != "gpt2" or pre not in _PRE):
+        raise header.refused(
+            f"its tokenizer (tokenizer.ggml.model, .pre) is {kind!r}, {pre!r}, and lutlab cuts text as "
+            f"'llama' and, of 'gpt2', {', '.join(_PRE)} do",
+            "take the model's safetensors and tokenizer.json",
+        )
+    link = folder / "model.gguf"
+    link.symlink_to(header.path.resolve())
+    asked = {}
+    if pre == "llama-bpe":  # llama.cpp's default of it
+        asked["add_bos_token"] = header.keys.get("tokenizer.ggml.add_bos_token", True)
+    try:
+        found = tokenizer_in_gguf(folder, link.name, **asked)
+        backend = _backend(found, header, kind, pre)
+    except (
+        Exception
+    ) as error:  # of many kinds: struct, the Rust tokenizers' own is a bare Exception
+        said = str(error).strip().partition("\n")[0]
+        cause = f"its tokenizer cannot be read ({type(error).__name__}: {said})"
+        raise header.refused(cause) from error
+    finally:
+        link.unlink()
+    tokens, rows = backend.get_vocab_size(), outline.config["vocab_size"]
+    if tokens > rows:
+        raise header.refused(f"its tokenizer has {tokens} tokens, and the model {rows} embeddings")
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend, chat_template=found.chat_template, **found.special_tokens_map
+    )
+
+
+def _backend(made: PreTrainedTokenizerBase, header: Header, kind: str, pre: Any) -> Any:
+    """What transformers made of a file, with the tokens of the file alone, and cutting text as the file says."""
+    from tokenizers import Regex, Tokenizer, pre_tokenizers
+
+    said = json.loads(made.backend_tokenizer.to_str())
+    count = header.keys["tokenizer.ggml.tokens"].count
+    said["added_tokens"] = [one for one in said["added_tokens"] if one["id"] < count]
+    if pre == "llama-bpe":
+        said["model"]["ignore_merges"] = True  # a word that is a token is that token
+    found = Tokenizer.from_str(json.dumps(said))
+    if kind == "gpt2":
+        pattern = _PRE[pre]
+        parts = [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern is None)]
+        if pre == "smollm":
+            parts.insert(0, pre_tokenizers.Digits(individual_digits=True))
+        if pattern:
+            parts.insert(0, pre_tokenizers.Split(Regex(pattern), behavior="isolated"))
+        found.pre_tokenizer = pre_tokenizers.Sequence(parts)
+    return found

@@ -104,6 +104,8 @@ def task_here(spec: ModelSpec) -> str:
         return spec.task
     if spec.source not in IN_FOLDERS:
         return ""
+    if file := gguf_of(spec):
+        return task_of_config(gguf.outline_of(file).config)
     return task_of_config(mapping_of(folder_of(spec) / "config.json"))  # loading names a damage
 
 

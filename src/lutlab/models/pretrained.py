@@ -109,6 +109,22 @@ def tokenizer_of(source: str | Path, *, local: bool = True) -> PreTrainedTokeniz
     )
 
 
+def tokenizer_in_gguf(folder: Path, name: str, **asked: Any) -> PreTrainedTokenizerBase:
+    """A tokenizer that transformers makes of a GGUF file's metadata, whatever the architecture.
+
+    Args:
+        folder: folder that holds the file, or a link to it, and no file of a tokenizer.
+        name: name of the file.
+        asked: options of the tokenizer.
+
+    Raises:
+        Exception: it cannot be made; the errors are of many kinds, as those of tokenizer_of.
+    """
+    return transformers.PreTrainedTokenizerFast.from_pretrained(
+        folder, gguf_file=name, local_files_only=True, trust_remote_code=False, **asked
+    )
+
+
 def check_folder(folder: Path) -> None:
     """Refuse what a folder asks for beyond data; says once where its own code is left aside.
 

@@ -9,16 +9,18 @@ from __future__ import annotations
 import functools
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lutlab.errors import LutlabError
 from lutlab.lazy import torch
-from lutlab.models import hub
+from lutlab.models import gguf, hub
 from lutlab.models.contract import Family
 from lutlab.models.families import (
     evaluation_seqlen,
+    family_named,
     family_of,
     family_written,
     linear_layers,
@@ -26,7 +28,7 @@ from lutlab.models.families import (
     weight_of,
 )
 from lutlab.models.files import weight_files
-from lutlab.models.load import IN_FOLDERS, folder_of
+from lutlab.models.load import IN_FOLDERS, folder_of, gguf_of
 from lutlab.models.pretrained import check_heads, config_of
 from lutlab.specs import ModelSpec
 
@@ -67,6 +69,8 @@ def linear_shapes(spec: ModelSpec) -> Matrices:
 
 @functools.cache
 def _read(spec: ModelSpec) -> tuple[ModelShape, Matrices]:
+    if (file := gguf_of(spec)) and (known := _from_gguf(file)):
+        return known
     on_hub = spec.source == "hub"
     folder = hub.download(spec.id, spec.revision, weights=False) if on_hub else folder_of(spec)
     try:
@@ -82,6 +86,13 @@ def _read(spec: ModelSpec) -> tuple[ModelShape, Matrices]:
         ) from error
 
 
+def _from_gguf(file: Path) -> tuple[ModelShape, Matrices] | None:
+    """The shape by the header of a GGUF file, which is not unpacked for it."""
+    outline = gguf.outline_of(file)
+    sizes = {place.name: place.shape for place in outline.places.values()}
+    return _from_sizes(family_named(outline.config["model_type"]), outline.config, sizes)
+
+
 def _from_files(folder: Path) -> tuple[ModelShape, Matrices] | None:
     """The shape by the headers of the weights; None where config.json leaves a field to transformers' default."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -91,7 +102,14 @@ def _from_files(folder: Path) -> tuple[ModelShape, Matrices] | None:
         return None
     if wrong := [k for k in ("vocab_size", family.seqlen) if type(config[k]) is not int]:
         raise TypeError(f"{wrong[0]} is {config[wrong[0]]!r}")
-    sizes, linears, index = _headers(folder), {}, 0
+    return _from_sizes(family, config, _headers(folder))
+
+
+def _from_sizes(
+    family: Family, config: Mapping[str, Any], sizes: Mapping[str, tuple[int, ...]]
+) -> tuple[ModelShape, Matrices] | None:
+    """The shape by the sizes of all tensors; None where they are not those of the family's layers."""
+    linears, index = {}, 0
     while _matrix(sizes, f"{family.blocks}.{index}.{family.linears[0]}"):
         paths = [f"{family.blocks}.{index}.{layer}" for layer in family.linears]
         linears |= {path: _matrix(sizes, path) for path in paths}
@@ -145,7 +163,7 @@ def _header(path: Path) -> dict[str, tuple[int, ...]]:
         ) from error
 
 
-def _matrix(sizes: dict[str, tuple[int, ...]], path: str) -> tuple[int, int] | None:
+def _matrix(sizes: Mapping[str, tuple[int, ...]], path: str) -> tuple[int, int] | None:
     """(N, K) of a layer: GPT-2 stores [K, N], and the bias, of N numbers, says so. None where it is not found.
 
     A checkpoint of the bare decoder leaves out the first part of a path.
