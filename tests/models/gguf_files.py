@@ -28,6 +28,7 @@ CONFIGS = {
     "qwen2": lambda: Qwen2Config(**SIZES),
     "qwen3": lambda: Qwen3Config(**SIZES, head_dim=128),
 }
+TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 # Bytes of each type's block at which a float16 scale lies.
 SCALES = {
     "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q2_K": (80, 82), "Q3_K": (108,),
@@ -80,7 +81,7 @@ def write(
         writer.add_key_length(config.head_dim)
         writer.add_value_length(config.head_dim)
     if tokenizer:
-        add_tokenizer(writer, keys.pop("pre", "gpt-2"))
+        add_tokenizer(writer, keys.pop("pre", "gpt-2"), keys.pop("template", TEMPLATE))
     for key, value in keys.items():
         add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}
         add.get(type(value), writer.add_string)(key.replace("__", "."), value)
@@ -123,7 +124,7 @@ def add_tensor(writer: gguf.GGUFWriter, name: str, values: np.ndarray, kind: str
     writer.add_tensor(name, data, raw_dtype=Type[kind])
 
 
-def add_tokenizer(writer: gguf.GGUFWriter, pre: str) -> None:
+def add_tokenizer(writer: gguf.GGUFWriter, pre: str, template: str) -> None:
     """The byte-level tokenizer of the tests."""
     made = byte_tokenizer()
     vocabulary = sorted(made.get_vocab(), key=made.get_vocab().get)
@@ -135,4 +136,4 @@ def add_tokenizer(writer: gguf.GGUFWriter, pre: str) -> None:
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(0)
     writer.add_add_bos_token(True)
-    writer.add_chat_template("{% for m in messages %}{{ m.content }}{% endfor %}")
+    writer.add_chat_template(template)

@@ -11,6 +11,7 @@ import gguf as package
 import numpy as np
 import pytest
 import torch
+from jinja2.exceptions import SecurityError
 from tests.models import gguf_files
 from tests.tiny_models import byte_tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
@@ -176,6 +177,25 @@ def test_text_is_cut_as_the_file_says(
     tokenizer = load_model(spec_of(path), torch.float32, "cpu", 0).tokenizer
     pieces = tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str(text)
     assert [piece for piece, _ in pieces] == tokens
+
+
+def test_nothing_of_a_file_or_beside_it_runs(tmp_path: Path) -> None:
+    """A template that would run a program is a text; what a folder's files ask for is that folder's, not the file's."""
+    mark = tmp_path / "ran"
+    template = f"{{{{ cycler.__init__.__globals__.os.system('touch {mark}') }}}}"
+    path = gguf_files.write(tmp_path / "x.gguf", gguf_files.make("llama"), template=template)
+    (tmp_path / "own.py").write_text(f"open({str(mark)!r}, 'w')\n")
+    trap = {
+        "auto_map": {"AutoTokenizer": ["own.T", None], "AutoConfig": "own.C"},
+        "bos_token": "th",
+    }
+    for name in ("config.json", "tokenizer_config.json"):
+        (tmp_path / name).write_text(json.dumps(trap))
+    found = load_model(spec_of(path), torch.float32, "cpu", 0).tokenizer
+    assert (found.chat_template, found.bos_token) == (template, "<s>")
+    with pytest.raises(SecurityError):  # where it is rendered, it is in transformers' sandbox
+        found.apply_chat_template([{"role": "user", "content": "x"}])
+    assert not mark.exists()
 
 
 # ---- refused ----

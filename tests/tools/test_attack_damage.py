@@ -33,8 +33,8 @@ from tools.attack.kinds import Kind, all_kinds
 
 # One of each way of reading; the others take longer to make, and `make attack` has them all.
 SAMPLED = (
-    "blocks-gptq", "statistics", "records", "records-frame", "published", "folder-shards", "saved", "texts",
-    "cached-texts", "races", "yaml",
+    "blocks-gptq", "statistics", "records", "records-frame", "published", "folder-shards", "saved", "gguf",
+    "texts", "cached-texts", "races", "yaml",
 )  # fmt: skip
 CASES = 44
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tests.models import gguf_files
 from tests.models.architectures import make, token_ids
 from tests.tiny_models import byte_tokenizer
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -17,7 +18,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 import lutlab
 from lutlab.checkpoint.stored import load_stored, row_width
 from lutlab.errors import LutlabError
-from lutlab.models import load
+from lutlab.models import gguf, load
 from lutlab.models.load import fingerprint, load_model, load_tokenizer
 from lutlab.models.shape import shape_of
 from lutlab.specs import ModelSpec
@@ -104,6 +105,29 @@ def make_export(export: Callable[..., None], folder: Path) -> None:
     export(model, folder / "model", byte_tokenizer())
 
 
+# ---- llama.cpp's files ----
+
+GGUF_TYPES = {"v_proj": "Q4_K", "down_proj": "Q6_K", "o_proj": "Q1_0", "up_proj": "Q8_0"}
+
+
+def make_gguf(folder: Path) -> None:
+    made = gguf_files.make("llama")
+    gguf_files.write(folder / "x.gguf", made, lambda n: GGUF_TYPES.get(n.split(".")[-2], "Q4_1"))
+
+
+def load_gguf(folder: Path) -> dict[str, Any]:
+    """As a plan reads it, as a dense model, and with its quantized weights as they are."""
+    gguf.cache_folder = lambda name: folder / "cache" / name
+    spec = ModelSpec("tiny", "folder", str(folder / "x.gguf"))
+    identity = fingerprint(spec)
+    width, shape = row_width(spec), shape_of(spec)
+    dense = load_model(spec, torch.float32, "cpu", 0)
+    packed, layers, _ = load_stored(spec, torch.float32, "cpu")
+    bits = [layer.bits_stored for layer in layers]
+    found = [numbers(one.model, one.tokenizer) for one in (dense, packed)]
+    return {"numbers": [found, width, shape.parameters, bits], "identity": identity}
+
+
 # ---- the hub's cache ----
 
 
@@ -177,6 +201,7 @@ def _kinds() -> list[Kind]:
             Kind(f"export-{name}", functools.partial(make_export, export), measure_stored)
             for name, export in exports.items()
         ),
+        Kind("gguf", make_gguf, load_gguf, "x.gguf"),
         Kind("embedded", make_embedded, load_embedded, "embedded/*/*"),
         Kind("hub-model", make_hub, load_hub),
     ]
