@@ -198,6 +198,13 @@ def test_nothing_of_a_file_or_beside_it_runs(tmp_path: Path) -> None:
     assert not mark.exists()
 
 
+def test_a_sentencepiece_vocabulary_is_cut_by_scores_and_bytes(tmp_path: Path) -> None:
+    path = gguf_files.write(tmp_path / "x.gguf", gguf_files.make("llama"), pre="sentencepiece")
+    found = load_model(spec_of(path), torch.float32, "cpu", 0).tokenizer
+    assert found.tokenize("the ate é") == ["▁the", "▁a", "t", "e", "▁", "<0xC3>", "<0xA9>"]
+    assert found("a")["input_ids"] == [1, 3 + 248 + 8]  # <s> in front
+
+
 # ---- refused ----
 
 
@@ -295,6 +302,7 @@ def test_a_damaged_header_is_one_message(name: str, tmp_path: Path) -> None:
             {"llama__rope__dimension_count": 32, "llama__attention__key_length": 64},
             "of 64 numbers, 32 are rotated",
         ),
+        ({"split__count": 3}, "one of 3 files of a model: join them"),
         ({"pre": "of-tomorrow"}, "'of-tomorrow', and lutlab cuts text as"),
         ({"tokenizer": False}, "its tokenizer .* is None"),
     ],

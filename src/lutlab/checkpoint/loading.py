@@ -126,7 +126,7 @@ def load_mapped(
 def _folder(given: Any) -> Path:
     """Check the argument `folder`; a GGUF file is unpacked into one."""
     folder = arguments.path("folder", given)
-    return gguf_packed.unpacked(folder) if is_gguf(folder) and not folder.is_dir() else folder
+    return gguf_packed.unpacked(folder) if is_gguf(folder) else folder
 
 
 def _quantization(folder: Path) -> dict[str, Any] | None:

@@ -120,8 +120,8 @@ class Outline:
 
 
 def is_gguf(path: str | Path) -> bool:
-    """Whether a path is a GGUF file by its name."""
-    return Path(path).suffix == ".gguf"
+    """Whether a path is a GGUF file by its name, and no folder."""
+    return Path(path).suffix == ".gguf" and not Path(path).expanduser().is_dir()
 
 
 def fingerprint(path: Path) -> str:
@@ -212,6 +212,11 @@ def outline_of(path: Path) -> Outline:
 @functools.lru_cache(maxsize=64)
 def _outline(path: Path, *_: int) -> Outline:
     header = read_header(path)
+    if header.keys.get("split.count") not in (None, 0, 1):
+        raise header.refused(
+            f"it is one of {header.keys['split.count']} files of a model",
+            "join them by llama.cpp (llama-gguf-split --merge)",
+        )
     name = header.keys.get("general.architecture")
     if name not in ARCHITECTURES:
         raise header.refused(
