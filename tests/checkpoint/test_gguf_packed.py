@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.models import gguf_files
+from tests.tiny_models import byte_tokenizer
 
 import lutlab
 from lutlab.checkpoint import gguf_packed
@@ -25,6 +26,7 @@ TYPES = {
     "qwen3": {"q_proj": "Q4_1", "k_proj": "Q4_K", "v_proj": "F32", "o_proj": "Q6_K", "gate_proj": "Q4_0",
               "up_proj": "Q4_0", "down_proj": "Q8_0", "embed_tokens": "F16", "lm_head": "F16"},
 }  # fmt: skip
+SYMMETRIC = {"rtn": {"symmetric": True}, "bcq": {}}
 
 
 @pytest.fixture(autouse=True)
@@ -73,6 +75,19 @@ def test_a_stored_row_beside_a_quantized_one(command, tmp_path: Path) -> None:
 
 def stored_as(record: dict) -> dict | None:
     return record["facts"].get("stored_as")
+
+
+@pytest.mark.parametrize(("method", "q", "g"), [("rtn", 4, 32), ("rtn", 8, 32), ("bcq", 1, 128)])
+def test_what_is_exported_is_read_again(method: str, q: int, g: int, tmp_path: Path) -> None:
+    made = lutlab.quantize(gguf_files.make("llama"), method=method, q=q, g=g, **SYMMETRIC[method])
+    lutlab.export_gguf(made, tmp_path / "x.gguf", byte_tokenizer())
+    found = lutlab.load(tmp_path / "x.gguf")
+    layers = {n: m for n, m in made.named_modules() if isinstance(m, QuantLinear)}
+    assert len(layers) == 14
+    for name, layer in layers.items():
+        ours, theirs = layer.packed.unpack(), found.get_submodule(name).packed.unpack()
+        assert torch.equal(ours.codes, theirs.codes), name
+        assert torch.equal(layer.packed.dequantize(), found.get_submodule(name).packed.dequantize())
 
 
 def test_types_without_steps_of_one_size_are_refused_by_name(tmp_path: Path) -> None:
