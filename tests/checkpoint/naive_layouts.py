@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import torch
 
+BPDQ = {"quant_method": "gptq", "checkpoint_format": "bpdq", "bits": 8}  # q is not `bits`
+ANYBCQ = {"quant_method": "anybcq", "seed_precision": 2, "parent_precision": 2}
 AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)  # of the fields of a word at 4 bits
 
 
@@ -71,3 +73,40 @@ def awq(codes, zeros, scales, q) -> dict[str, torch.Tensor]:
 
     codes, zeros = ([list(row) for row in one] for one in (codes, zeros))
     return {"qweight": packed(codes), "qzeros": packed(zeros), "scales": scales.T.contiguous()}
+
+
+def planes(codes, count: int) -> torch.Tensor:
+    """[K / 32, count, N] int32: bit b of each code in plane b, a bit a channel, lowest first."""
+    by_plane = [[words([code >> b & 1 for code in row], 1) for row in codes] for b in range(count)]
+    return torch.tensor(by_plane, dtype=torch.int32).permute(2, 0, 1).contiguous()
+
+
+def bpdq(codes, alpha, bias) -> dict[str, torch.Tensor]:
+    """B, c: alpha [q, N, G] of bits 0 and 1 and bias [N, G] are tensors of one dtype."""
+    q, rows, groups = alpha.shape
+    c = torch.empty(groups, q + 1, rows, dtype=alpha.dtype)
+    for j in range(groups):
+        for n in range(rows):
+            for b in range(q):
+                c[j, b, n] = alpha[b, n, j]
+            c[j, q, n] = bias[n, j]
+    return {"B": planes(codes, q), "c": c}
+
+
+def anybcq(codes, alphas, betas, count: int) -> dict[str, torch.Tensor]:
+    """qweight of count planes, alpha_<q>, beta_<q>: q -> alpha [q, N, G] of bits -1 and +1, and beta [N, G]."""
+    tensors = {"qweight": planes(codes, count)}
+    for q, alpha in alphas.items():
+        tensors[f"alpha_{q}"] = alpha.permute(2, 0, 1).contiguous()
+        tensors[f"beta_{q}"] = betas[q].T.contiguous()
+    rows, groups = betas[count].shape
+    tensors["q_bias"] = torch.full((groups, rows), torch.nan, dtype=betas[count].dtype)
+    return tensors
+
+
+def binary(layout: str, tensor) -> dict[str, torch.Tensor]:
+    """A BCQTensor of 3 planes and an offset as bpdq (c in float32) or anybcq (beside another precision of 2 planes)."""
+    codes, alpha, z = tensor.codes.tolist(), tensor.alpha, tensor.offset
+    if layout == "bpdq":
+        return bpdq(codes, 2 * alpha.float(), z.float() - alpha.float().sum(0))
+    return anybcq(codes, {2: alpha[:2] / 4, 3: alpha}, {2: z / 4, 3: z}, 3)

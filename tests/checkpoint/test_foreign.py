@@ -22,7 +22,7 @@ import lutlab
 from lutlab.checkpoint.foreign import layout_of
 from lutlab.checkpoint.gptq import export_gptq
 from lutlab.checkpoint.saving import save_as
-from lutlab.checkpoint.stored import row_width
+from lutlab.checkpoint.stored import formats_of, row_width
 from lutlab.checkpoint.transformers import quantized_layers
 from lutlab.errors import LutlabError
 from lutlab.formats import pack
@@ -200,6 +200,9 @@ def written(ours, folder, layout, config):
     tensors = {}
     for name, layer in quantized_layers(ours).items():
         one = layer.packed.unpack()
+        if layout in ("bpdq", "anybcq"):
+            tensors[name] = naive.binary(layout, one)
+            continue
         codes, zeros, q = one.codes.tolist(), one.zero_point.tolist(), one.bits
         if layout == "awq":
             tensors[name] = naive.awq(codes, zeros, one.scale, q)
@@ -209,11 +212,12 @@ def written(ours, folder, layout, config):
     save_as(ours, folder, byte_tokenizer(), config, tensors)
 
 
-def rewrite(folder, quantization):
-    """Another quantization_config in config.json; None: none."""
+def rewrite(folder, quantization, **others):
+    """Another quantization_config in config.json; None: none. Others are other keys."""
     path = folder / "config.json"
     config = json.loads(path.read_text())
     config.pop("quantization_config", None)
+    config |= others
     if quantization is not None:
         config["quantization_config"] = quantization
     path.write_text(json.dumps(config))
@@ -232,14 +236,18 @@ def shard(folder):
     write_sums(folder)
 
 
-@pytest.mark.parametrize("layout", ["v2", "tens", "awq"])
+@pytest.mark.parametrize("layout", ["v2", "tens", "awq", "bpdq", "anybcq"])
 def test_a_folder_gives_the_logits_of_its_dequantized_weights(layout, tmp_path):
     model, q, config = {
         "v2": (make("opt"), 4, V2 | {"bits": 4}),  # with biases
         "tens": (plain(), 3, {"quant_method": "-"}),
         "awq": (make("gpt2"), 4, AWQ),  # Conv1D
+        "bpdq": (plain(), 3, naive.BPDQ | {"meta": {"bpdq": {"msbits": 3}}}),
+        "anybcq": (plain(), 3, {"quant_method": "-"}),
     }[layout]
-    ours, folder = lutlab.quantize(model, "rtn", q, 16), tmp_path / layout
+    binary = layout in ("bpdq", "anybcq")
+    method, g, options = ("bcq", 32, {"offset": True}) if binary else ("rtn", 16, {})
+    ours, folder = lutlab.quantize(model, method, q, g, **options), tmp_path / layout
     written(ours, folder, layout, config)
     if layout == "tens":
         rewrite(folder, None)  # as EfficientQAT writes it
@@ -247,6 +255,11 @@ def test_a_folder_gives_the_logits_of_its_dequantized_weights(layout, tmp_path):
         rewrite(folder, None)
         (folder / "quant_config.json").write_text('{"w_bit": 4, "q_group_size": 16}')
         shard(folder)
+    if layout == "anybcq":
+        rewrite(folder, None, anybcq={"seed_precision": 2, "parent_precision": 3, "group_size": g})
+    spec = ModelSpec(layout, "folder", str(folder))
+    assert row_width(spec) == (q, g)
+    assert formats_of(spec) == ("bcq" if binary else "uniform",)
     loaded = lutlab.load(folder)
     reference = lutlab.load(folder)
     for name, layer in quantized_layers(loaded).items():
@@ -261,6 +274,7 @@ def test_a_folder_gives_the_logits_of_its_dequantized_weights(layout, tmp_path):
     with torch.no_grad():
         again = lutlab.load(tmp_path / "again")(token_ids()).logits
         assert torch.equal(again, loaded(token_ids()).logits)
+    assert "anybcq" not in json.loads((tmp_path / "again" / "config.json").read_text())
 
 
 def test_folders_that_say_too_little(tmp_path):
@@ -281,8 +295,10 @@ def test_folders_that_say_too_little(tmp_path):
     with pytest.raises(LutlabError, match=r"model\.safetensors is not the file that SHA256SUMS"):
         lutlab.load(tmp_path / "out")
     write_sums(tmp_path / "out")
-    with pytest.raises(LutlabError, match=r"lacks model\.layers\.1\.mlp\.up_proj\.qzeros"):
-        lutlab.load(tmp_path / "out")
+    spec = ModelSpec("out", "folder", str(tmp_path / "out"))
+    for read_it in (lambda: lutlab.load(tmp_path / "out"), lambda: row_width(spec)):
+        with pytest.raises(LutlabError, match=r"lacks model\.layers\.1\.mlp\.up_proj\.qzeros"):
+            read_it()
 
 
 def test_a_stored_model_is_a_row(command, tmp_path):

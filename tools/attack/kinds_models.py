@@ -10,14 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tests.checkpoint import naive_layouts
 from tests.models import gguf_files
 from tests.models.architectures import make, token_ids
-from tests.tiny_models import byte_tokenizer
+from tests.tiny_models import byte_tokenizer, tiny_llama
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import lutlab
+from lutlab.checkpoint.saving import save_as
 from lutlab.checkpoint.stored import load_stored, row_width
+from lutlab.checkpoint.transformers import quantized_layers
 from lutlab.errors import LutlabError
+from lutlab.kept.files import SUMS
 from lutlab.models import gguf, load
 from lutlab.models.load import fingerprint, load_model, load_tokenizer
 from lutlab.models.shape import shape_of
@@ -128,6 +132,15 @@ def load_gguf(folder: Path) -> dict[str, Any]:
     return {"numbers": [found, width, shape.parameters, bits], "identity": identity}
 
 
+def make_bpdq(folder: Path) -> None:
+    """Bit planes as another project has them: no writer of lutlab's, no SHA256SUMS."""
+    model = lutlab.quantize(tiny_llama(), method="bcq", q=3, g=32, offset=True)
+    layers = quantized_layers(model).items()
+    tensors = {name: naive_layouts.binary("bpdq", one.packed.unpack()) for name, one in layers}
+    save_as(model, folder / "model", byte_tokenizer(), naive_layouts.BPDQ, tensors)
+    (folder / "model" / SUMS).unlink()
+
+
 # ---- the hub's cache ----
 
 
@@ -202,6 +215,7 @@ def _kinds() -> list[Kind]:
             for name, export in exports.items()
         ),
         Kind("gguf", make_gguf, load_gguf, "x.gguf"),
+        Kind("bpdq", make_bpdq, measure_stored),
         Kind("embedded", make_embedded, load_embedded, "embedded/*/*"),
         Kind("hub-model", make_hub, load_hub),
     ]

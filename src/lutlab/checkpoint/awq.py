@@ -45,12 +45,12 @@ class AWQLayout(Layout):
     def unpack(self, tensors: Tensors, size: Size, width: Width) -> Numbers:
         """See Layout."""
         (rows, _), (q, _), shapes = size, width, self.shapes_of(tensors)
-        scale = self.shaped(tensors, "scales", self.groups(shapes), rows)
+        self.shaped(tensors, "scales", self.groups(shapes), rows)
         self.shaped(tensors, "qzeros", self.groups(shapes), shapes["qweight"][1])
         codes, zero = (
             _unpack(self.words(tensors, name), q, rows) for name in ("qweight", "qzeros")
         )
-        return codes.T, scale.T, zero.T, None
+        return codes.T, self.floats(tensors, "scales").T, zero.T, None
 
 
 def _unpack(words: torch.Tensor, q: int, columns: int) -> torch.Tensor:

@@ -207,7 +207,7 @@ class _CompressedTensors(Layout):
         """See Layout."""
         (rows, _), (q, _) = size, width
         codes, zero = self._integers(tensors, size, q)
-        scale = tensors["weight_scale"]
+        scale = self.floats(tensors, "weight_scale")
         if scale.numel() == 1:  # of the whole weight
             scale = scale.expand(rows, 1)
         if scale.ndim != 2 or len(scale) != rows:

@@ -3,13 +3,16 @@
     GPTQ (AutoGPTQ, GPTQModel, EfficientQAT, AutoRound)   gptq.py
     AWQ gemm (AutoAWQ, GPTQModel)                         awq.py
     compressed-tensors, weights in integers               compressed_tensors.py
+    BPDQ, AnyBCQ: bit planes with an offset               planes.py
 
-All of them are uniform codes, and become UniformTensors one layer at a time: the dense model is never there.
+The last are binary codes and become BCQTensors, all others uniform ones and UniformTensors, one layer at a time: the
+dense model is never there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,25 +20,33 @@ from lutlab.checkpoint.awq import awq_layout
 from lutlab.checkpoint.compressed_tensors import compressed_tensors_layout
 from lutlab.checkpoint.gptq import FIELD, TENS, GPTQLayout, auto_round_layout, gptq_layout
 from lutlab.checkpoint.layout import Layout
+from lutlab.checkpoint.planes import anybcq_layout, bpdq_layout
 from lutlab.errors import LutlabError
 from lutlab.formats import pack
+from lutlab.groups import Width
 from lutlab.lazy import PreTrainedConfig, PreTrainedModel, nn, torch
 from lutlab.models.families import family_of, weight_of
 from lutlab.models.files import Shards
 from lutlab.models.streamed import assign, finish, skeleton
 from lutlab.modules import QuantLinear
-from lutlab.tensors import UniformTensor
+from lutlab.tensors import BCQTensor, UniformTensor
 
-READ = "gptq, awq, auto-round and compressed-tensors"
+READ = "gptq, awq, auto-round, compressed-tensors, bpdq and anybcq"
 
 
-def layout_of(config: Mapping[str, Any]) -> Layout:
-    """The layout that a quantization config names.
+def layout_of(config: Mapping[str, Any] | None) -> Layout:
+    """The layout that a quantization config names; without one EfficientQAT's, whose shapes `layout_in` looks at.
 
     Raises:
         LutlabError: it names none that lutlab reads.
     """
+    if config is None:
+        return GPTQLayout(FIELD)
     method = str(config.get("quant_method")).lower()
+    if "bpdq" in (method, config.get("checkpoint_format"), config.get("format")):
+        return bpdq_layout(config)
+    if method == "anybcq":
+        return anybcq_layout(config)
     if method == "gptq":
         return gptq_layout(config)
     if method == "awq":
@@ -122,7 +133,7 @@ def layout_in(
     Raises:
         LutlabError: no layout that lutlab reads, or none of the linear layers (path -> (N, K)) is quantized.
     """
-    layout = GPTQLayout(FIELD) if quantization is None else layout_of(quantization)
+    layout = layout_of(quantization)
     names = [name for name in sizes if f"{name}.{layout.mark}" in shards]
     if not names:
         raise LutlabError(
@@ -140,10 +151,32 @@ def layout_in(
     return layout, names
 
 
+def width_in(
+    folder: Path, name: str, size: tuple[int, int], layout: Layout, shards: Shards
+) -> Width:
+    """(q, g) of a layer by the shapes of its tensors in the files, no weight read.
+
+    Raises:
+        LutlabError: a tensor is missing, or they are of no width that the layout has; the message names the layer.
+    """
+    held = _held(folder, name, layout, shards)
+    shapes = {suffix: shards.shape(f"{name}.{suffix}") for suffix in held}
+    with _naming(folder, name):
+        return layout.width(shapes, *size)
+
+
 def _read(
     folder: Path, name: str, size: tuple[int, int], layout: Layout, shards: Shards
-) -> UniformTensor:
-    """The weight of a layer, out of the files; an error names the layer."""
+) -> UniformTensor | BCQTensor:
+    """The weight of a layer, out of the files; errors as of width_in."""
+    held = _held(folder, name, layout, shards)
+    tensors = {suffix: shards.as_stored(f"{name}.{suffix}") for suffix in held}
+    with _naming(folder, name):
+        return layout.read(tensors, *size)
+
+
+def _held(folder: Path, name: str, layout: Layout, shards: Shards) -> list[str]:
+    """Suffixes of the tensors of a layer. Raises LutlabError: one that the layout needs is missing."""
     held = layout.held(name, shards)
     lacking = [suffix for suffix in layout.needed if suffix not in held]
     if lacking:
@@ -151,9 +184,14 @@ def _read(
             f"{folder} lacks {name}.{lacking[0]} beside {name}.{layout.mark}: files are incomplete, or of another "
             "layout than config.json names; copy the folder again"
         )
-    tensors = {suffix: shards.as_stored(f"{name}.{suffix}") for suffix in held}
+    return held
+
+
+@contextmanager
+def _naming(folder: Path, name: str) -> Iterator[None]:
+    """Errors name the layer."""
     try:
-        return layout.read(tensors, *size)
+        yield
     except LutlabError as error:
         raise LutlabError(f"{folder}, layer {name}: {error}") from error
 

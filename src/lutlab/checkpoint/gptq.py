@@ -149,7 +149,7 @@ class GPTQLayout(Layout):
         _, tens = self._packing(shapes, size)
         unpack = _unpack_tens if tens else unpack_words
         groups = self.groups(shapes)
-        scale = self.shaped(tensors, "scales", groups, rows)
+        self.shaped(tensors, "scales", groups, rows)
         self.shaped(tensors, "qzeros", groups, shapes["qzeros"][1])
         words = self.words(tensors, "qzeros")
         if self._zeros == WORDS and q != 3 and not self._symmetric:
@@ -160,7 +160,7 @@ class GPTQLayout(Layout):
         order = _order(tensors, g, columns)
         if order is not None:
             codes = codes[:, order.long()]
-        return codes, scale.T, zero.T, order
+        return codes, self.floats(tensors, "scales").T, zero.T, order
 
     def _packing(self, shapes: Shapes, size: Size) -> tuple[int, bool]:
         """q, and whether 10 codes are in a word."""

@@ -1,4 +1,4 @@
-"""Contract of another project's layout: the tensors of a layer, as files hold them, to codes, scales and zero points.
+"""Contract of another project's layout: the tensors of a layer, as files hold them, to a quantized tensor of ours.
 
 A layout is made of a checkpoint's quantization config once, and reads layer by layer; nothing dense is ever made.
 """
@@ -12,10 +12,10 @@ from typing import ClassVar
 from lutlab.errors import LutlabError
 from lutlab.groups import Width, check_group_size
 from lutlab.lazy import torch
-from lutlab.tensors import UniformTensor
+from lutlab.tensors import BCQTensor, UniformTensor
 
 # Of one layer: suffix of a tensor -> its shape; the tensors; [N, K]; codes [N, K] uint8, scales and zero points [N, G],
-# and order ([K] int32 or None).
+# or alpha [q, N, G] and offsets [N, G], and order ([K] int32 or None).
 Shapes = Mapping[str, tuple[int, ...]]
 Tensors = Mapping[str, "torch.Tensor"]
 Size = tuple[int, int]
@@ -33,11 +33,13 @@ class Layout(ABC):
         mark: the tensor (`<layer>.<mark>`) by which a layer is known to be quantized.
         needed: the tensors that each such layer has.
         others: those that it may have.
+        tensor: class of the weights that are read, UniformTensor or BCQTensor, which decides their format.
     """
 
     mark: ClassVar[str]
     needed: ClassVar[tuple[str, ...]]
     others: ClassVar[tuple[str, ...]] = ()
+    tensor: ClassVar[type] = UniformTensor
 
     def __init__(self, bits: Iterable[int] = (), sizes: Iterable[int] = ()) -> None:
         self.bits, self.sizes = tuple(dict.fromkeys(bits)), tuple(dict.fromkeys(sizes))
@@ -55,24 +57,19 @@ class Layout(ABC):
         q = self.bits_of(shapes, (rows, columns))
         return q, group_size(columns, self.groups(shapes), self.sizes)
 
-    def read(self, tensors: Tensors, rows: int, columns: int) -> UniformTensor:
-        """The weight [N, K] of a layer; rounded to the scales' dtype it is what the layout's own reader gives.
+    def read(self, tensors: Tensors, rows: int, columns: int) -> UniformTensor | BCQTensor:
+        """The weight [N, K] of a layer; uniform and rounded to the scales' dtype it is what the layout's reader gives.
 
         Raises:
             LutlabError: the tensors are of no width that the layout has, or of several; they are ambiguous or damaged.
         """
         q, g = self.width(self.shapes_of(tensors), rows, columns)
         codes, scale, zero, order = self.unpack(tensors, (rows, columns), (q, g))
-        if scale.dtype not in (torch.float16, torch.bfloat16, torch.float32):
-            raise LutlabError(
-                f"scales are {scale.dtype}, and lutlab reads float16, bfloat16 and float32: write the checkpoint in "
-                "one of these"
-            )
         if scale.dtype == torch.bfloat16:  # which no format of ours holds
             scale = scale.float()
-        return UniformTensor(
-            codes.contiguous(), scale.contiguous(), zero.short().contiguous(), q, g, order
-        )
+        if self.tensor is UniformTensor:
+            zero = zero.short()
+        return self.tensor(codes.contiguous(), scale.contiguous(), zero.contiguous(), q, g, order)
 
     @abstractmethod
     def bits_of(self, shapes: Shapes, size: Size) -> int:
@@ -109,6 +106,16 @@ class Layout(ABC):
             raise LutlabError(
                 f"{name} is {tensors[name].dtype}, and lutlab reads words of 32 bits: write the checkpoint with "
                 "pack_dtype=int32, its default"
+            )
+        return tensors[name]
+
+    @staticmethod
+    def floats(tensors: Tensors, name: str) -> torch.Tensor:
+        """The scales `name` of a layer. Raises LutlabError: they are of a dtype that lutlab does not read."""
+        if tensors[name].dtype not in (torch.float16, torch.bfloat16, torch.float32):
+            raise LutlabError(
+                f"{name} is {tensors[name].dtype}, and lutlab reads float16, bfloat16 and float32: write the "
+                "checkpoint in one of these"
             )
         return tensors[name]
 

@@ -17,7 +17,7 @@ from lutlab.errors import LutlabError
 from lutlab.kept.files import check_file, check_sums, has_sums
 from lutlab.lazy import PreTrainedConfig, PreTrainedModel, nn
 from lutlab.models.families import family_of, model_class
-from lutlab.models.files import Shards, quantization_of, weight_files
+from lutlab.models.files import ANYBCQ, Shards, quantization_of, weight_files
 from lutlab.models.gguf import is_gguf
 from lutlab.models.pretrained import config_of, model_of
 from lutlab.models.streamed import Streamed, assign, finish, outside, skeleton
@@ -33,8 +33,10 @@ def load(
 ) -> PreTrainedModel:
     """Load a quantized model, in evaluation mode: what `save` wrote, or another project (foreign.py says which).
 
-    Weights of others are packed as uniform codes, without loss: `packed.dequantize()`, rounded to the dtype of the
-    file's scales, is what the layout's own reader makes (GPTQ, AWQ: float16 products). `save` writes them as ours.
+    Weights of others are packed as uniform codes, those of BPDQ and AnyBCQ as binary ones, without loss:
+    `packed.dequantize()` of uniform codes, rounded to the dtype of the file's scales, is what the layout's own reader
+    makes (GPTQ, AWQ: float16 products), and of binary codes the layout's formula, rounded once to float32 (planes.py).
+    `save` writes them as ours.
 
     Args:
         folder: folder with config.json and safetensors, or a GGUF file.
@@ -161,7 +163,8 @@ def _config(folder: Path) -> PreTrainedConfig:
         config = config_of(folder)
     except (OSError, ValueError) as error:
         raise _damaged(folder, error) from error
-    vars(config).pop("quantization_config", None)
+    for key in ("quantization_config", ANYBCQ):
+        vars(config).pop(key, None)
     return config
 
 

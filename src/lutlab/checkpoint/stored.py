@@ -13,8 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from lutlab import registry
 from lutlab.checkpoint import gguf_packed
-from lutlab.checkpoint.foreign import layout_in
+from lutlab.checkpoint.foreign import layout_in, layout_of, width_in
 from lutlab.checkpoint.loading import load
 from lutlab.checkpoint.transformers import CURE, METHOD
 from lutlab.errors import LutlabError
@@ -61,12 +62,7 @@ def layer_widths(spec: ModelSpec) -> Mapping[str, Width]:
         return {n: _width(one) for n, one in quantization["layers"].items() if n in sizes}
     shards = Shards(folder, next(iter(sizes)).partition(".")[0])
     layout, names = layout_in(folder, quantization, sizes, shards)
-    found = {}
-    for name in names:
-        held = layout.held(name, shards)
-        shapes = {suffix: shards.shape(f"{name}.{suffix}") for suffix in held}
-        found[name] = layout.width(shapes, *sizes[name])
-    return found
+    return {name: width_in(folder, name, sizes[name], layout, shards) for name in names}
 
 
 def _width(layout: Mapping[str, Any]) -> Width:
@@ -92,10 +88,11 @@ def row_width(spec: ModelSpec) -> Width:
 def formats_of(spec: ModelSpec) -> tuple[str, ...]:
     """Names of the formats that hold the folder's weights once they are loaded, sorted; errors as of layer_widths."""
     layer_widths(spec)
-    quantization = quantization_of(stored_folder(spec)) or {}
-    if quantization.get("quant_method") != METHOD:
-        return ("uniform",)
-    return tuple(sorted({one["format"] for one in quantization["layers"].values()}))
+    quantization = quantization_of(stored_folder(spec))
+    if (quantization or {}).get("quant_method") == METHOD:
+        return tuple(sorted({one["format"] for one in quantization["layers"].values()}))
+    tensor = layout_of(quantization).tensor
+    return tuple(n for n, one in registry.classes("format").items() if one.tensor is tensor)
 
 
 def load_stored(

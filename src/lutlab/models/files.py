@@ -17,6 +17,7 @@ from lutlab.lazy import torch
 
 # Beside a config.json without it: AutoGPTQ's and AutoAWQ's own files, neither of which names its method.
 QUANTIZATION_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
+ANYBCQ = "anybcq"  # key of config.json under which AnyBCQ says how weights are quantized
 
 
 def quantization_of(folder: Path) -> dict[str, Any] | None:
@@ -27,6 +28,8 @@ def quantization_of(folder: Path) -> dict[str, Any] | None:
     """
     written = _json(folder / "config.json")
     found = written.get("quantization_config") or written.get("compression_config")
+    if found is None and isinstance(written.get(ANYBCQ), dict):
+        found = {"quant_method": ANYBCQ, **written[ANYBCQ]}
     for name, method in QUANTIZATION_FILES.items():
         if found is None and (folder / name).is_file():
             found = {"quant_method": method, **_json(folder / name)}
