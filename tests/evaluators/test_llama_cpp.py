@@ -16,7 +16,7 @@ from lutlab.models import gguf_file
 from lutlab.models.gguf_file import Encoded
 from lutlab.models.gguf_names import interleaved
 from lutlab.peers.llama_cpp import gguf_model
-from lutlab.specs import Subject
+from lutlab.specs import ModelRun, ModelSpec, Subject
 
 
 def subject(model):
@@ -134,6 +134,32 @@ def test_decodes_what_the_model_decodes(kind):
         if encoded[name].type == kind:
             error = (gguf_model.rounded(encoded[name]) - weight).norm() / weight.norm()
             assert 0.02 < error < {"q4_0": 0.1, "q3_K": 0.2, "q2_K": 0.4}[kind]
+
+
+def test_layers_of_method_ggml_are_in_the_file_byte_for_byte():
+    """Of 256 and 352 inputs, so that down_proj has the fall-back; without a library that decodes it."""
+    pytest.importorskip("llama_cpp")
+    config = LlamaConfig(
+        vocab_size=300, hidden_size=256, intermediate_size=352, num_hidden_layers=1, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=64, bos_token_id=1, initializer_range=0.05,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(config)
+    options = {"type": "IQ4_XS", "fallback": True}
+    lutlab.quantize(model, method="ggml", **options)
+    run = ModelRun(ModelSpec("m", "folder", "m"), "ggml", 4, 32, options=tuple(options.items()))
+    one = Subject(model, None, (), None, 64, run)
+    found = LlamaCpp(tokens=8, repeats=1).measure(one)
+    assert found.facts["kernel"] == [llama_cpp.name("IQ4_NL and IQ4_XS")]
+    encoded = gguf_model.encode(model, "f16", "f16", threads=1)
+    for layer, part, heads in (
+        ("mlp.down_proj", "ffn_down", None),
+        ("self_attn.k_proj", "attn_k", 2),
+    ):
+        packed = model.model.layers[0].get_submodule(layer).packed
+        there = encoded[f"blk.0.{part}.weight"]
+        assert torch.equal(gguf_model.rounded(there, heads), packed.dequantize())
+        assert there.values.nbytes * 8 == packed.bits_stored
 
 
 class Seen:

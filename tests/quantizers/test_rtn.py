@@ -27,7 +27,7 @@ def gptq_quantizer(group: torch.Tensor, q: int, symmetric: bool) -> torch.Tensor
     return scale * (level - zero)
 
 
-def awq_quantizer(group: torch.Tensor, q: int, symmetric: bool) -> torch.Tensor:
+def awq_quantizer(group: torch.Tensor, q: int, symmetric: bool = False) -> torch.Tensor:
     """AWQ pseudo_quantize_tensor, zero_point=not symmetric; of one bit it has no symmetric form."""
     if symmetric:
         half = 2 ** (q - 1)

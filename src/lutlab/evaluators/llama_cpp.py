@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from lutlab import registry
 from lutlab.errors import LutlabError
 from lutlab.evaluators import evaluation_mode
 from lutlab.evaluators.contract import Evaluator, Metric, Work
@@ -54,7 +55,8 @@ class LlamaCpp(Evaluator):
         tokens: number of tokens to decode.
         repeats: timed, after one that is not.
         type: ggml's type of all linear layers; empty: the narrowest that has the row's bits (q4_0 at q=4, q3_K at 3,
-            q2_K at 2). Types that end in K need layers whose inputs are a multiple of 256.
+            q2_K at 2). Types that end in K need layers whose inputs are a multiple of 256. Layers of method=ggml keep
+            the types that they are stored in, and those beside them that it leaves out are float16.
         head: its type: `f16`, or llama.cpp's own default `q6_K`, or `f32`.
         cache: dtype of cached keys and values: `f16`, llama.cpp's default, or `f32`.
         flash: attention by llama.cpp's fused kernel, its own default. llama-embedded-m on AVX2: faster than the plain
@@ -84,10 +86,15 @@ class LlamaCpp(Evaluator):
         return Work(
             checked_tokens=2 * CHECKED,
             decoded_tokens=(1 + self.repeats) * self.tokens,
-            bits=BITS[self.type or gguf_model.type_for(run.q)],
+            bits=BITS[self._kind(run)],
             packed_copies=2,
             packed_files=1,
         )
+
+    def _kind(self, run: RunSpec | None) -> str:
+        """Type of the linear layers that have none of their own."""
+        own = run and registry.lookup("method", run.method).format == "ggml"
+        return self.type or ("f16" if own else gguf_model.type_for(run.q if run else 4))
 
     @scaled_to_all_layers
     def measure(self, subject: Subject) -> Measurement:
@@ -98,19 +105,20 @@ class LlamaCpp(Evaluator):
         check_context(model, self.tokens)
         first = getattr(model.config, "bos_token_id", None) or 0
         threads = torch.get_num_threads()
-        kind = self.type or gguf_model.type_for(subject.run.q if subject.run else 4)
+        kind = self._kind(subject.run)
         with tempfile.TemporaryDirectory(prefix="lutlab-") as folder:
             path = Path(folder) / "model.gguf"
             encoded = gguf_model.encode(model, kind, self.head, threads)
             gguf_file.write(model.config, encoded, path)
             with Decoder(path, self.tokens, threads, self.cache, self.flash) as decoder:
                 checked = check(model, encoded, decoder, first)
+                kinds = _kinds(encoded)
                 del encoded
                 seconds = [decoder.seconds(first, self.tokens) for _ in range(1 + self.repeats)][1:]
         facts = {
             "tokens": self.tokens,
             "prompt_tokens": 1,
-            "kernel": [name(kind)],
+            "kernel": [name(kinds)],
             "head": self.head,
             "cache": self.cache,
             "attention": "flash" if self.flash else "plain",
@@ -119,6 +127,12 @@ class LlamaCpp(Evaluator):
         }
         values = {"tokens_per_s": self.tokens / statistics.median(seconds)}
         return Measurement(values=values, n=self.repeats, samples=tuple(seconds), facts=facts)
+
+
+def _kinds(encoded: Mapping[str, Encoded]) -> str:
+    """Types of the linear layers of a file, each once."""
+    of_layers = (t for name, t in encoded.items() if name.startswith("blk") and t.values.ndim == 2)
+    return " and ".join(sorted({tensor.type for tensor in of_layers}))
 
 
 def name(kind: str) -> str:

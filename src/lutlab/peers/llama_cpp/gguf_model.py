@@ -3,10 +3,10 @@
     encode(model, "q3_K", "f16") -> {name: Encoded}     rounded(encoded) -> [N, K] float32
     with Decoder(path, length, threads) as decoder: decoder.step(token) -> [V]
 
-A quantized layer's codes are the file's where the type holds them exactly (models/gguf_packing.py), as q4_0 does
-symmetric ones of q=4. All other linear weights, dequantized, are rounded by ggml's own quantizer. None goes to a wider
-type, as in llama.cpp's `--pure`; the head has a type of its own. Embeddings, of which a token reads one row, are
-float16 where that is exact, else float32; norms are float32.
+Layers of method=ggml go into the file as they are. Another quantized layer's codes are the file's where the type holds
+them exactly (models/gguf_packing.py), as q4_0 does symmetric ones of q=4. All other linear weights, dequantized, are
+rounded by ggml's own quantizer. None goes to a wider type, as in llama.cpp's `--pure`; the head has a type of its own.
+Embeddings, of which a token reads one row, are float16 where that is exact, else float32; norms are float32.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from lutlab import ggml
 from lutlab.errors import LutlabError
 from lutlab.ggml import blocks_of, number_of
 from lutlab.lazy import PreTrainedModel, np, torch
 from lutlab.models.gguf_file import FLOATS, Encoded, as_floats, check_llama
 from lutlab.models.gguf_names import halves, interleaved, parts
 from lutlab.models.gguf_packing import affine, exact, holding
-from lutlab.tensors import BCQTensor, UniformTensor
+from lutlab.tensors import BCQTensor, BlocksTensor, UniformTensor
 
 # Type -> bits a weight as stored, scales included (ggml-common.h); narrowest first.
 BITS = {
@@ -45,7 +46,7 @@ def type_for(q: float) -> str:
 
 def block_of(kind: str) -> int:
     """Weights that share scales: the inputs of a layer must be a multiple."""
-    return 1 if kind in FLOATS else {"K": 256, "0": 32}[kind[-1]]
+    return 1 if kind in FLOATS else ggml.block_of(kind)[0]
 
 
 def check_inputs(model: PreTrainedModel, linear: str, head: str) -> None:
@@ -82,6 +83,10 @@ def _as_it_is(module: torch.nn.Module, heads: int | None, kind: str) -> Encoded 
     from lutlab.modules import QuantLinear
 
     tensor = module.packed.unpack() if isinstance(module, QuantLinear) else None
+    if isinstance(tensor, BlocksTensor):
+        blocks = tensor.blocks.cpu()
+        blocks = blocks if heads is None else interleaved(blocks, heads).contiguous()
+        return Encoded(blocks.numpy(), tensor.type)
     if not isinstance(tensor, UniformTensor | BCQTensor):
         return None
     with contextlib.suppress(LutlabError):  # it has no float16 scales of neighbours
