@@ -29,6 +29,7 @@ from lutlab.lazy import PreTrainedTokenizerBase, np, torch, transformers
 from lutlab.models import gguf_blocks
 from lutlab.models.gguf_header import Elements, Header, read_header
 from lutlab.models.gguf_names import OUTSIDE, PARTS, halves, heads_of
+from lutlab.models.gguf_vocabulary import SPLITTING, WHOLE_FIRST
 from lutlab.models.pretrained import quiet, tokenizer_in_gguf
 
 # Raised where what is unpacked changes.
@@ -89,16 +90,6 @@ _NEUTRAL = {
 _FREQUENCIES = "rope_freqs.weight"
 # Llama 3's own parameters, which a file has only in the factors made of them.
 _LLAMA_3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}  # fmt: skip
-_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s"
-_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-# `tokenizer.ggml.pre` -> the pattern that cuts text for byte-level BPE; None: GPT-2's own.
-_PRE = {
-    "gpt-2": None,
-    "smollm": None,  # after every digit is cut off
-    "qwen2": _WORDS % "" + _REST,
-    "deepseek-r1-qwen": _WORDS % "" + _REST,
-    "llama-bpe": _WORDS % "{1,3}" + _REST,
-}
 
 
 @dataclass(frozen=True)
@@ -503,16 +494,16 @@ def tokenizer_of(outline: Outline, folder: Path) -> PreTrainedTokenizerBase:
     """
     header = outline.header
     kind, pre = header.keys.get("tokenizer.ggml.model"), header.keys.get("tokenizer.ggml.pre")
-    if kind != "llama" and (kind != "gpt2" or pre not in _PRE):
+    if kind != "llama" and (kind != "gpt2" or pre not in SPLITTING):
         raise header.refused(
             f"its tokenizer (tokenizer.ggml.model, .pre) is {kind!r}, {pre!r}, and lutlab cuts text as "
-            f"'llama' and, of 'gpt2', {', '.join(_PRE)} do",
+            f"'llama' and, of 'gpt2', {', '.join(SPLITTING)} do",
             "take the model's safetensors and tokenizer.json",
         )
     link = folder / "model.gguf"
     link.symlink_to(header.path.resolve())
     asked = {}
-    if pre == "llama-bpe":  # llama.cpp's default of it
+    if pre == WHOLE_FIRST:  # llama.cpp's default of it
         asked["add_bos_token"] = header.keys.get("tokenizer.ggml.add_bos_token", True)
     try:
         found = tokenizer_in_gguf(folder, link.name, **asked)
@@ -535,20 +526,26 @@ def tokenizer_of(outline: Outline, folder: Path) -> PreTrainedTokenizerBase:
 
 def _backend(made: PreTrainedTokenizerBase, header: Header, kind: str, pre: Any) -> Any:
     """What transformers made of a file, with the tokens of the file alone, and cutting text as the file says."""
-    from tokenizers import Regex, Tokenizer, pre_tokenizers
+    from tokenizers import Tokenizer, pre_tokenizers
 
     said = json.loads(made.backend_tokenizer.to_str())
     count = header.keys["tokenizer.ggml.tokens"].count
     said["added_tokens"] = [one for one in said["added_tokens"] if one["id"] < count]
-    if pre == "llama-bpe":
+    if pre == WHOLE_FIRST:
         said["model"]["ignore_merges"] = True  # a word that is a token is that token
     found = Tokenizer.from_str(json.dumps(said))
     if kind == "gpt2":
-        pattern = _PRE[pre]
-        parts = [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern is None)]
-        if pre == "smollm":
-            parts.insert(0, pre_tokenizers.Digits(individual_digits=True))
-        if pattern:
-            parts.insert(0, pre_tokenizers.Split(Regex(pattern), behavior="isolated"))
+        parts = [_step(*step) for step in SPLITTING[pre]]
         found.pre_tokenizer = pre_tokenizers.Sequence(parts)
     return found
+
+
+def _step(kind: str, how: Any) -> Any:
+    """A step of SPLITTING."""
+    from tokenizers import Regex, pre_tokenizers
+
+    if kind == "Digits":
+        return pre_tokenizers.Digits(individual_digits=how)
+    if kind == "Split":
+        return pre_tokenizers.Split(Regex(how), behavior="isolated")
+    return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=how)

@@ -17,17 +17,19 @@ from lutlab.lazy import PreTrainedTokenizerBase
 if TYPE_CHECKING:
     from gguf import GGUFWriter
 
-_LLAMA_3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)"
+_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)"
     r"|\s+"
 )
-# Steps before merging, as transformers' fast tokenizers have them -> llama.cpp's name.
-_SPLITTING = {
-    (("ByteLevel", True),): "gpt-2",  # by GPT-2's expression
-    (("Digits", True), ("ByteLevel", True)): "smollm",  # each digit alone before that
-    (("Split", _LLAMA_3), ("ByteLevel", False)): "llama-bpe",
+# llama.cpp's name -> steps before merging, as transformers' fast tokenizers have them.
+SPLITTING = {
+    "gpt-2": (("ByteLevel", True),),  # by GPT-2's expression
+    "smollm": (("Digits", True), ("ByteLevel", True)),  # each digit alone before that
+    "llama-bpe": (("Split", _WORDS % "{1,3}"), ("ByteLevel", False)),
+    "qwen2": (("Split", _WORDS % ""), ("ByteLevel", False)),
 }
-_WHOLE_FIRST = "llama-bpe"  # a word that is a token is not merged
+_NAMES = {steps: name for name, steps in SPLITTING.items()}
+WHOLE_FIRST = "llama-bpe"  # a word that is a token is not merged
 _SPECIAL = ("bos", "eos", "unk", "pad")
 
 
@@ -63,7 +65,7 @@ def add_vocabulary(writer: GGUFWriter, tokenizer: PreTrainedTokenizerBase, size:
         special = token["special"]
         kinds[number] = gguf.TokenType.CONTROL if special else gguf.TokenType.USER_DEFINED
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(_SPLITTING[tuple(_steps(spec["pre_tokenizer"]))])
+    writer.add_tokenizer_pre(_NAMES[tuple(_steps(spec["pre_tokenizer"]))])
     writer.add_token_list([by_id.get(number, f"[PAD{number}]") for number in range(size)])
     writer.add_token_types([kinds.get(number, gguf.TokenType.UNUSED) for number in range(size)])
     merges = spec["model"]["merges"]
@@ -91,11 +93,11 @@ def _obstacles(
         yield f"is {kind}, and byte-level BPE alone is written to GGUF"
         return
     steps = tuple(_steps(spec["pre_tokenizer"]))
-    name = _SPLITTING.get(steps)
+    name = _NAMES.get(steps)
     if name is None:
-        known = ", ".join(_SPLITTING.values())
+        known = ", ".join(SPLITTING)
         yield f"splits text by {steps}, of which llama.cpp's name is not known here (known: {known})"
-    elif bool(model.get("ignore_merges")) != (name == _WHOLE_FIRST):
+    elif bool(model.get("ignore_merges")) != (name == WHOLE_FIRST):
         yield f"has ignore_merges={bool(model.get('ignore_merges'))}, unlike llama.cpp where it splits as {name}"
     for part in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback"):
         if model.get(part):
