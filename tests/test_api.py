@@ -9,7 +9,7 @@ import pytest
 import torch
 from tests.conftest import ROOT
 from tests.models.architectures import make, token_ids
-from tests.tiny_models import byte_tokenizer, tiny_opt
+from tests.tiny_models import byte_tokenizer, tiny_llama, tiny_opt
 
 import lutlab
 from lutlab import api, errors
@@ -36,7 +36,7 @@ def test_the_example_at_the_top_runs_as_it_stands(tmp_path):
     example = textwrap.dedent(api.__doc__.partition("\n\n")[2].partition("\n\n")[0])
     names = {
         "weight": weight(),
-        "model": tiny_opt(context=2048),
+        "model": tiny_llama(context=2048),
         "tokenizer": byte_tokenizer(),
         "text": "to be or not to be, " * 150,
         "folder": tmp_path,
@@ -44,7 +44,7 @@ def test_the_example_at_the_top_runs_as_it_stands(tmp_path):
     exec(example, names)
     for name, home in lutlab._HOME.items():
         assert f"lutlab.{name}(" in example or home.startswith("lutlab.experiment.")
-    assert isinstance(names["model"].model.decoder.layers[0].fc1, QuantLinear)
+    assert isinstance(names["model"].model.layers[0].mlp.up_proj, QuantLinear)
 
 
 def test_importing_lutlab_costs_nothing():

@@ -6,11 +6,13 @@ import csv
 import json
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from tests.conftest import ROOT
 
 from lutlab.experiment.artifact.artifact import load_artifact
+from lutlab.experiment.artifact.rows import Scale
 from lutlab.experiment.report import published
 from lutlab.experiment.report.means import is_mean
 from lutlab.experiment.store.record import content_id
@@ -30,7 +32,7 @@ def test_every_measured_number_is_that_of_a_record(folder: Path) -> None:
     lines = (folder / "records.jsonl").read_text(encoding="utf-8").removesuffix("\n").split("\n")
     records = {r["cell_id"]: r for r in (json.loads(line)["record"] for line in lines)}
     measured, named, means = 0, set(), {}
-    rows = {r.key: r for scale in ("embedded", "small", "paper") for r in artifact.rows(scale)}
+    rows = {r.key: r for scale in get_args(Scale) for r in artifact.rows(scale)}
     with (folder / "table.csv").open(newline="") as file:
         for row in csv.DictReader(file):
             named.add(row["cell_id"])
@@ -91,3 +93,18 @@ def test_no_published_file_names_a_folder_of_a_machine() -> None:
     pattern = re.compile(r"(^|[^A-Za-z0-9_.~])/(work|root|home|tmp|Users)/")
     assert FILES
     assert [p for p in FILES if pattern.search(p.read_text(encoding="utf-8"))] == []
+
+
+@pytest.mark.parametrize("q", [2, 3, 4])
+@pytest.mark.parametrize("method", ["bcq", "bcq_offset"])
+def test_binary_codes_err_no_more_than_uniform_ones_on_any_real_layer(q: int, method: str) -> None:
+    (folder,) = PUBLISHED.glob("*/lutlab/binary_and_uniform")
+    found = published.read(folder)
+    (variant,) = (name for name in found.cells if name.startswith("real"))
+    cells = {(c["row"], c["column"]): c["cell_id"] for c in found.cells[variant]}
+    binary, uniform = (
+        found.records[cells[f"llama/q{q}/{name}", "error"]].samples for name in (method, "rtn")
+    )
+    assert len(binary) == len(uniform) == 210
+    pairs = enumerate(zip(binary, uniform, strict=True))
+    assert [layer for layer, (one, other) in pairs if one > other] == []

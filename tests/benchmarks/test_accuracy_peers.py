@@ -43,7 +43,7 @@ def peer(monkeypatch, tmp_path):
         return quantized(*given)
 
     class Own(QuantizesModels):
-        modules = ()
+        modules, install = (), "none"
         ways: ClassVar = {"best": {"by": 2}, "other": {}}
         gradient = True
         quantize = staticmethod(counting)

@@ -32,10 +32,9 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from lutlab import models
-from lutlab.compress.kept_blocks import KeptFiles
 from lutlab.data.tokens import token_sha256, token_stream
 from lutlab.errors import LutlabError
 from lutlab.evaluators import check_task, evaluation_mode, needed
@@ -48,6 +47,9 @@ from lutlab.lazy import PreTrainedModel, np, torch, transformers
 from lutlab.models.load import fingerprint, load_model
 from lutlab.registry import register
 from lutlab.specs import Measurement, ModelRun, RunSpec, Subject
+
+if TYPE_CHECKING:  # it imports torch, and names of evaluators do not
+    from lutlab.compress.kept_blocks import KeptFiles
 
 KEPT_BYTES = 4 * 2**30  # 900 windows of 2,048 tokens of SmolLM2-135M, 64 of LLaMA-7B in float32
 _CHUNK_BYTES = 8 * 2**20  # float64 of one chunk's logits, as perplexity.py has float32
@@ -179,6 +181,10 @@ def _kept(run: ModelRun, origin: str, windows: Sequence[torch.Tensor]) -> KeptFi
     make_room(folder.parent, KEPT_BYTES, used=folder)
     folder.mkdir(mode=0o700, exist_ok=True)
     os.utime(folder)
+    from lutlab.compress.kept_blocks import (
+        KeptFiles,  # it imports torch; names of evaluators do not
+    )
+
     return KeptFiles(folder, "window")
 
 
