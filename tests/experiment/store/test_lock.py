@@ -58,7 +58,8 @@ def test_every_moved_source_is_answered_for(found: Lock) -> None:
 def test_golden_cells_are_of_all_that_decides_accuracies(found: Lock) -> None:
     without = {name for name, one in found["components"].items() if one["golden"] is None}
     kinds = {name.partition("/")[0] for name in without}
-    assert kinds == {"kernel", "evaluator", "measure"}
+    assert kinds == {"kernel", "evaluator", "measure", "method"}
+    assert {n for n in without if n.startswith("method/")} == {"method/ggml", "method/ggml_imatrix"}
     assert "evaluator/generation" in without
     assert {"evaluator/ppl", "evaluator/lambada", "evaluator/zero_shot"}.isdisjoint(without)
     cells = [one["golden"] for one in found["components"].values() if one["golden"]]
