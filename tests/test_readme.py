@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import csv
 import re
 from pathlib import Path
@@ -30,6 +31,20 @@ def test_environment_names_no_versions_of_its_own() -> None:
     environment = (ROOT / "environment.yml").read_text()
     assert "-e .[dev]" in environment
     assert "torch" not in environment
+
+
+def test_its_table_of_the_real_model_is_the_published_one() -> None:
+    block = README.partition("<!-- published-real -->")[2].partition("<!-- /published-real -->")[0]
+    source = ROOT / re.search(r"\((results/published/[^)]+)/table\.md\)", block)[1] / "table.csv"
+    rows = collections.defaultdict(dict)
+    with source.open(newline="") as file:
+        for row in csv.DictReader(file):
+            if row["variant"].startswith("real"):
+                rows[row["row"]][row["column"]] = float(row["measured"])
+    digits = {"bits": 2, "ppl": 2, "kld": 3, "agreement": 3}
+    expected = {tuple(f"{row[k]:.{d}f}" for k, d in digits.items()) for row in rows.values()}
+    lines = [line.split(" | ")[2:] for line in block.splitlines() if line.startswith("| ")][1:]
+    assert {tuple(cell.strip(" |") for cell in line) for line in lines} == expected
 
 
 def test_its_table_is_the_published_run() -> None:
