@@ -42,7 +42,7 @@ def spec_of(path: Path) -> ModelSpec:
 
 
 @pytest.mark.parametrize("scale", [0.02, 3e4, 2e-7])
-@pytest.mark.parametrize("kind", gguf_blocks.AFFINE)
+@pytest.mark.parametrize("kind", gguf_blocks.TYPES)
 def test_blocks_are_what_the_package_dequantizes(kind: str, scale: float) -> None:
     data = gguf_files.random_blocks(kind, 5, 512, scale / 4)
     found = gguf_blocks.unpacked(data, kind)

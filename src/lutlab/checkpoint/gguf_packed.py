@@ -21,10 +21,10 @@ from lutlab.kept.files import write_sums
 from lutlab.lazy import np, torch
 from lutlab.models import gguf, gguf_blocks
 from lutlab.models.gguf import Outline
+from lutlab.models.gguf_header import FLOATS
 from lutlab.modules import QuantLinear
 
 PACKED = "packed"
-_FLOATS = ("F32", "F16", "BF16")
 
 
 def unpacked(path: Path) -> Path:
@@ -61,12 +61,12 @@ def _linear(outline: Outline) -> dict[str, str]:
 
 def _unpack(outline: Outline, folder: Path) -> None:
     tensors, linear = outline.header.tensors, _linear(outline)
-    quantized = {n: layer for n, layer in linear.items() if tensors[n].type not in _FLOATS}
+    quantized = {n: layer for n, layer in linear.items() if tensors[n].type not in FLOATS}
     for name in quantized:
-        if tensors[name].type not in gguf_blocks.AFFINE:
+        if tensors[name].type not in gguf_blocks.TYPES:
             raise outline.header.refused(
                 f"tensor {name} is of type {tensors[name].type}, whose values are not steps of one size from an "
-                f"offset, and lutlab packs {', '.join(gguf_blocks.AFFINE)}",
+                f"offset, and lutlab packs {', '.join(gguf_blocks.TYPES)}",
                 "read the file in full precision (method=none, or any method that quantizes it anew)",
             )
     if not any(name.startswith("blk.") for name in quantized):

@@ -19,13 +19,13 @@ from lutlab.formats.dense import PackedDense
 from lutlab.kept.files import draft_beside
 from lutlab.lazy import PreTrainedModel, PreTrainedTokenizerBase, torch
 from lutlab.models import gguf_vocabulary
+from lutlab.models.gguf_blocks import Type
 from lutlab.models.gguf_file import Encoded, as_floats, check_llama, write
 from lutlab.models.gguf_names import parts
 from lutlab.models.gguf_packing import (
-    TYPES,
     WITH_OFFSET,
+    WITHOUT_OFFSET,
     Affine,
-    Type,
     affine,
     encoded,
     exact,
@@ -131,16 +131,16 @@ def _in_type(found: Affine, wider: bool, offsets: _Offsets) -> Encoded:
     rounds = offset and found.offset is not None and fills(found, offset)
     if rounds and (found.levels is None or not wider):
         return offsets.rounded(found, offset)
-    own = next((kind for kind in TYPES if kind.bits == found.bits), None)
+    own = next((kind for kind in WITHOUT_OFFSET if kind.bits == found.bits), None)
     if own is None:
         why = f"GGUF has no type of {found.bits} bits"
     elif not fills(found, own):
-        why = f"{own.name.upper()} has one scale for {own.block} neighbours, which these groups do not fill"
+        why = f"{own.name} has one scale for {own.group} neighbours, which these groups do not fill"
     elif found.levels is None:
-        why = f"{own.name.upper()} has no float offset a group, which Q4_1 and Q5_1 alone have"
+        why = f"{own.name} has no float offset a group, which Q4_1 and Q5_1 alone have"
     else:
         low, high = (int(one) for one in found.levels.aminmax())
-        why = f"{own.name.upper()} has no room for weights of {low} to {high} scales"
+        why = f"{own.name} has no room for weights of {low} to {high} scales"
     layer = f"q={found.bits} g={found.group_size} [N, K] = {list(found.codes.shape)}"
     if not enough:
         raise LutlabError(
@@ -149,7 +149,7 @@ def _in_type(found: Affine, wider: bool, offsets: _Offsets) -> Encoded:
         )
     nearest = enough[0]
     raise LutlabError(
-        f"{layer}: {why}. {nearest.name.upper()} holds the same weights in {nearest.stored_bits:g} bits each: give "
+        f"{layer}: {why}. {nearest.name} holds the same weights in {nearest.stored_bits:g} bits each: give "
         "export_gguf(…, wider=True); or quantize at q=4, whose types are Q4_0 (symmetric=true) and Q4_1"
     )
 
@@ -181,7 +181,7 @@ class _Offsets:
         offset = found.offset.half()
         if not torch.isfinite(offset).all():
             raise LutlabError(
-                f"{kind.name.upper()} has the offset of a group in float16, and {found.offset.abs().max():.3g} is "
+                f"{kind.name} has the offset of a group in float16, and {found.offset.abs().max():.3g} is "
                 "beyond that: give export_gguf(…, wider=True), or keep this model with lutlab.save"
             )
         change = (offset.double() - found.offset).abs()

@@ -25,19 +25,18 @@ from lutlab.errors import LutlabError
 from lutlab.kept import built
 from lutlab.kept.files import sha256_of
 from lutlab.kept.findings import cache_folder
-from lutlab.lazy import PreTrainedTokenizerBase, np, torch, transformers
+from lutlab.lazy import np, torch
 from lutlab.models import gguf_blocks
-from lutlab.models.gguf_header import Elements, Header, read_header
+from lutlab.models.gguf_header import FLOATS, Elements, Header, read_header
 from lutlab.models.gguf_names import OUTSIDE, PARTS, halves, heads_of
-from lutlab.models.gguf_vocabulary import SPLITTING, WHOLE_FIRST
-from lutlab.models.pretrained import quiet, tokenizer_in_gguf
+from lutlab.models.gguf_vocabulary import read_tokenizer
+from lutlab.models.pretrained import quiet
 
 # Raised where what is unpacked changes.
 VERSION = 2
 DENSE = "dense"
 _SHARD_BYTES = 2**31  # of a safetensors file, and one tensor more
 _CHUNK = 2**22  # weights dequantized at a time
-_FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 @dataclass(frozen=True)
@@ -153,7 +152,9 @@ def _taken(cache: Path, name: str, path: Path, make: Callable[[Outline, Path], N
     def fill(folder: Path) -> Mapping[str, Any]:
         outline = outline_of(path)
         with quiet():
-            tokenizer_of(outline, folder).save_pretrained(folder)
+            read_tokenizer(outline.header, outline.config["vocab_size"], folder).save_pretrained(
+                folder
+            )
             make(outline, folder)
         return {"file": path.name}
 
@@ -405,9 +406,9 @@ def as_stored(header: Header, name: str, heads: int | None = None) -> torch.Tens
         LutlabError: the package gguf cannot dequantize its type, or a number is none.
     """
     stored, data = header.tensors[name], blocks_of(header, name, heads)
-    if stored.type in _FLOATS:
+    if stored.type in FLOATS:
         found = torch.frombuffer(
-            bytearray(data.tobytes()), dtype=getattr(torch, _FLOATS[stored.type])
+            bytearray(data.tobytes()), dtype=getattr(torch, FLOATS[stored.type])
         )
         found = found.view(stored.shape)
     else:
@@ -428,7 +429,7 @@ def _dequantized(header: Header, name: str, data: np.ndarray) -> torch.Tensor:
 
     stored = header.tensors[name]
     if stored.type in ("Q1_0", "Q2_0"):  # which the package does not dequantize
-        return gguf_blocks.values(gguf_blocks.unpacked(np.array(data), stored.type))
+        return gguf_blocks.values(np.array(data), stored.type)
     try:
         with np.errstate(all="ignore"):
             return torch.from_numpy(quants.dequantize(data, GGMLQuantizationType(stored.number)))
@@ -484,68 +485,3 @@ def write_tensors(folder: Path, tensors: Iterable[tuple[str, torch.Tensor]]) -> 
 
 def _shard(index: int) -> str:
     return f"model-{index + 1:05d}.safetensors"
-
-
-def tokenizer_of(outline: Outline, folder: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of a file, made by transformers; a link to the file lies in the empty folder meanwhile.
-
-    Raises:
-        LutlabError: transformers cannot make it, or would cut text elsewhere than llama.cpp.
-    """
-    header = outline.header
-    kind, pre = header.keys.get("tokenizer.ggml.model"), header.keys.get("tokenizer.ggml.pre")
-    if kind != "llama" and (kind != "gpt2" or pre not in SPLITTING):
-        raise header.refused(
-            f"its tokenizer (tokenizer.ggml.model, .pre) is {kind!r}, {pre!r}, and lutlab cuts text as "
-            f"'llama' and, of 'gpt2', {', '.join(SPLITTING)} do",
-            "take the model's safetensors and tokenizer.json",
-        )
-    link = folder / "model.gguf"
-    link.symlink_to(header.path.resolve())
-    asked = {}
-    if pre == WHOLE_FIRST:  # llama.cpp's default of it
-        asked["add_bos_token"] = header.keys.get("tokenizer.ggml.add_bos_token", True)
-    try:
-        found = tokenizer_in_gguf(folder, link.name, **asked)
-        backend = _backend(found, header, kind, pre)
-    except (
-        Exception
-    ) as error:  # of many kinds: struct, the Rust tokenizers' own is a bare Exception
-        said = str(error).strip().partition("\n")[0]
-        cause = f"its tokenizer cannot be read ({type(error).__name__}: {said})"
-        raise header.refused(cause) from error
-    finally:
-        link.unlink()
-    tokens, rows = backend.get_vocab_size(), outline.config["vocab_size"]
-    if tokens > rows:
-        raise header.refused(f"its tokenizer has {tokens} tokens, and the model {rows} embeddings")
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=backend, chat_template=found.chat_template, **found.special_tokens_map
-    )
-
-
-def _backend(made: PreTrainedTokenizerBase, header: Header, kind: str, pre: Any) -> Any:
-    """What transformers made of a file, with the tokens of the file alone, and cutting text as the file says."""
-    from tokenizers import Tokenizer, pre_tokenizers
-
-    said = json.loads(made.backend_tokenizer.to_str())
-    count = header.keys["tokenizer.ggml.tokens"].count
-    said["added_tokens"] = [one for one in said["added_tokens"] if one["id"] < count]
-    if pre == WHOLE_FIRST:
-        said["model"]["ignore_merges"] = True  # a word that is a token is that token
-    found = Tokenizer.from_str(json.dumps(said))
-    if kind == "gpt2":
-        parts = [_step(*step) for step in SPLITTING[pre]]
-        found.pre_tokenizer = pre_tokenizers.Sequence(parts)
-    return found
-
-
-def _step(kind: str, how: Any) -> Any:
-    """A step of SPLITTING."""
-    from tokenizers import Regex, pre_tokenizers
-
-    if kind == "Digits":
-        return pre_tokenizers.Digits(individual_digits=how)
-    if kind == "Split":
-        return pre_tokenizers.Split(Regex(how), behavior="isolated")
-    return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=how)

@@ -1,4 +1,4 @@
-"""GGUF's types whose weights are scale * (codes - zero point), scale * codes + offset, or signs: their blocks unpacked.
+"""GGUF's types whose weights are scale * (codes - zero point), scale * codes + offset, or signs: their blocks as codes.
 
     Q4_0 Q5_0 Q8_0     d (c - 8), d (c - 16), d (c - 128)           32 weights a block, d float16
     Q4_1 Q5_1          d c + m                                      32, d and m float16
@@ -24,48 +24,66 @@ from lutlab.tensors import BCQTensor, UniformTensor
 _Codes = tuple[int, int]
 
 
-class _Type(NamedTuple):
+class Type(NamedTuple):
     """A type's block: its parts in order with their bytes; where codes are, and their upper bits; group; zero point."""
 
+    name: str
     parts: Mapping[str, int]
     low: _Codes
     group: int
     zero: int | None = None
-    high: _Codes | None = None
+    high: _Codes = (0, 1)
+
+    @property
+    def bits(self) -> int:
+        """Bits of a code."""
+        return self.low[0] + self.high[0]
+
+    @property
+    def step(self) -> int:
+        """Scales from a code to the next; weights are scale * (step * code - zero)."""
+        return 2 if self.name == _SIGNS else 1
+
+    @property
+    def stored_bits(self) -> float:
+        """Bits a weight, with the scales, of a type whose block is one group."""
+        return 8 * sum(self.parts.values()) / self.group
 
 
-_TYPES = {
-    "Q4_0": _Type({"d": 2, "low": 16}, (4, 16), 32, 8),
-    "Q4_1": _Type({"d": 2, "m": 2, "low": 16}, (4, 16), 32),
-    "Q5_0": _Type({"d": 2, "high": 4, "low": 16}, (4, 16), 32, 16, (1, 1)),
-    "Q5_1": _Type({"d": 2, "m": 2, "high": 4, "low": 16}, (4, 16), 32, None, (1, 1)),
-    "Q8_0": _Type({"d": 2, "low": 32}, (8, 1), 32, 128),
-    "Q2_K": _Type({"scales": 16, "low": 64, "d": 2, "m": 2}, (2, 32), 16),
-    "Q3_K": _Type({"high": 32, "low": 64, "scales": 12, "d": 2}, (2, 32), 16, 4, (1, 32)),
-    "Q4_K": _Type({"d": 2, "m": 2, "scales": 12, "low": 128}, (4, 32), 32),
-    "Q5_K": _Type({"d": 2, "m": 2, "scales": 12, "high": 32, "low": 128}, (4, 32), 32, None, (1, 32)),
-    "Q6_K": _Type({"low": 128, "high": 64, "scales": 16, "d": 2}, (4, 64), 16, 32, (2, 32)),
-    "Q1_0": _Type({"d": 2, "low": 16}, (1, 1), 128),
-    "Q2_0": _Type({"d": 2, "low": 16}, (2, 1), 64, 1),
-    "TQ1_0": _Type({"low": 52, "d": 2}, (2, 32), 256, 1),
-    "TQ2_0": _Type({"low": 64, "d": 2}, (2, 32), 256, 1),
-}  # fmt: skip
-AFFINE = tuple(_TYPES)
 _SIGNS = "Q1_0"
+TYPES = {
+    one.name: one
+    for one in (
+        Type("Q4_0", {"d": 2, "low": 16}, (4, 16), 32, 8),
+        Type("Q4_1", {"d": 2, "m": 2, "low": 16}, (4, 16), 32),
+        Type("Q5_0", {"d": 2, "high": 4, "low": 16}, (4, 16), 32, 16, (1, 1)),
+        Type("Q5_1", {"d": 2, "m": 2, "high": 4, "low": 16}, (4, 16), 32, None, (1, 1)),
+        Type("Q8_0", {"d": 2, "low": 32}, (8, 1), 32, 128),
+        Type("Q2_K", {"scales": 16, "low": 64, "d": 2, "m": 2}, (2, 32), 16),
+        Type("Q3_K", {"high": 32, "low": 64, "scales": 12, "d": 2}, (2, 32), 16, 4, (1, 32)),
+        Type("Q4_K", {"d": 2, "m": 2, "scales": 12, "low": 128}, (4, 32), 32),
+        Type("Q5_K", {"d": 2, "m": 2, "scales": 12, "high": 32, "low": 128}, (4, 32), 32, None, (1, 32)),
+        Type("Q6_K", {"low": 128, "high": 64, "scales": 16, "d": 2}, (4, 64), 16, 32, (2, 32)),
+        Type("Q1_0", {"d": 2, "low": 16}, (1, 1), 128, 1),
+        Type("Q2_0", {"d": 2, "low": 16}, (2, 1), 64, 1),
+        Type("TQ1_0", {"low": 52, "d": 2}, (2, 32), 256, 1),
+        Type("TQ2_0", {"low": 64, "d": 2}, (2, 32), 256, 1),
+    )
+}  # fmt: skip
 
 
 def unpacked(data: np.ndarray, kind: str) -> UniformTensor | BCQTensor:
-    """The weight [N, K] that blocks of one of AFFINE hold.
+    """The weight [N, K] that blocks of one of TYPES hold.
 
     Args:
         data: [N, bytes of a row] uint8.
         kind: name of the type.
     """
-    layout = _TYPES[kind]
-    blocks = data.reshape(len(data), -1, sum(layout.parts.values()))
+    layout = TYPES[kind]
+    rows = data.reshape(len(data), -1, sum(layout.parts.values()))
     ends = np.cumsum(list(layout.parts.values()))[:-1]
-    parts = dict(zip(layout.parts, np.split(blocks, ends, axis=2), strict=True))
-    codes, bits = _codes(parts, layout, kind)
+    parts = dict(zip(layout.parts, np.split(rows, ends, axis=2), strict=True))
+    codes, bits = _codes(parts, layout), layout.bits
     scale, offset = _scales(parts, kind)
     codes = torch.from_numpy(codes.reshape(len(data), -1))
     scale = torch.from_numpy(scale.reshape(len(data), -1))
@@ -78,28 +96,45 @@ def unpacked(data: np.ndarray, kind: str) -> UniformTensor | BCQTensor:
     return UniformTensor(codes, scale, zero, bits, layout.group)
 
 
-def values(tensor: UniformTensor | BCQTensor) -> torch.Tensor:
-    """[N, K] float32, the weight of a type without an offset."""
-    rows, groups = tensor.codes.view(len(tensor.codes), -1, tensor.group_size).float(), None
-    if isinstance(tensor, BCQTensor):
-        rows, groups = 2 * rows - 1, tensor.alpha[0]
-    else:
-        rows, groups = rows - tensor.zero_point.float()[:, :, None], tensor.scale
-    return (rows * groups.float()[:, :, None]).flatten(1)
+def blocks(kind: Type, codes: np.ndarray, *scales: np.ndarray) -> np.ndarray:
+    """Bytes [N, blocks, bytes] uint8 of a type whose block is one group: the inverse of unpacked.
+
+    Args:
+        kind: type.
+        codes: [N, blocks, weights] uint8.
+        scales: d, and m where the type has it, each [N, blocks] float16.
+    """
+    found = dict(
+        zip("dm", (one[..., None].astype("<f2").view(np.uint8) for one in scales), strict=False)
+    )
+    codes = codes ^ _sign_bit(kind)
+    found["low"] = _gathered(codes & (2 ** kind.low[0] - 1), *kind.low)
+    if kind.high[0]:
+        found["high"] = _gathered(codes >> kind.low[0], *kind.high)
+    return np.concatenate([found[part] for part in kind.parts], axis=-1)
 
 
-def _codes(parts: Mapping[str, np.ndarray], layout: _Type, kind: str) -> tuple[np.ndarray, int]:
-    """Codes [N, blocks, weights] uint8, and their bits."""
-    if kind == "TQ1_0":
-        return _trits(parts["low"]), 2
-    bits = layout.low[0]
+def values(data: np.ndarray, kind: str) -> torch.Tensor:
+    """[N, K] float32, the weights of rows [N, bytes] uint8 of a type without sub-scales and offsets."""
+    found, layout = unpacked(data, kind), TYPES[kind]
+    scale = found.alpha[0] if isinstance(found, BCQTensor) else found.scale
+    levels = layout.step * found.codes.view(*scale.shape, -1).float() - layout.zero
+    return (levels * scale.float()[:, :, None]).flatten(1)
+
+
+def _codes(parts: Mapping[str, np.ndarray], layout: Type) -> np.ndarray:
+    """Codes [N, blocks, weights] uint8."""
+    if layout.name == "TQ1_0":
+        return _trits(parts["low"])
     found = _spread(parts["low"], *layout.low)
-    if layout.high:
-        found = found | (_spread(parts["high"], *layout.high) << bits)
-        bits += layout.high[0]
-    if kind == "Q8_0":  # signed numbers
-        found = found ^ 0x80
-    return found, bits
+    if layout.high[0]:
+        found = found | (_spread(parts["high"], *layout.high) << layout.low[0])
+    return found ^ _sign_bit(layout)
+
+
+def _sign_bit(layout: Type) -> int:
+    """The bit in which signed numbers differ from codes that begin at 0."""
+    return 0x80 if layout.bits == 8 else 0
 
 
 def _spread(packed: np.ndarray, bits: int, stretch: int) -> np.ndarray:
@@ -107,6 +142,13 @@ def _spread(packed: np.ndarray, bits: int, stretch: int) -> np.ndarray:
     stretches = packed.reshape(*packed.shape[:2], -1, 1, stretch)
     shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
     return ((stretches >> shifts) & (2**bits - 1)).reshape(*packed.shape[:2], -1).astype(np.uint8)
+
+
+def _gathered(codes: np.ndarray, bits: int, stretch: int) -> np.ndarray:
+    """The inverse of _spread."""
+    stretches = codes.reshape(*codes.shape[:2], -1, 8 // bits, stretch)
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
+    return np.bitwise_or.reduce(stretches << shifts, axis=-2).reshape(*codes.shape[:2], -1)
 
 
 def _trits(packed: np.ndarray) -> np.ndarray:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from lutlab.errors import LutlabError
 from lutlab.lazy import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, np, torch
+from lutlab.models.gguf_header import types
 from lutlab.models.gguf_names import interleaved
 from lutlab.models.gguf_vocabulary import add_vocabulary
 
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
     import gguf
 
 FLOATS = {"f16": "float16", "f32": "float32"}
-# Types that releases of gguf have no name for: number (ggml.h), weights and bytes of a block (ggml-common.h).
-_NEWER = {"q1_0": (41, 128, 18), "q2_0": (42, 64, 18)}
 
 
 @dataclass(frozen=True)
@@ -98,19 +97,14 @@ def write(
 
 def _add(writer: gguf.GGUFWriter, name: str, tensor: Encoded) -> None:
     """Add a tensor, of a type that the package gguf need not know."""
-    import gguf
-
     if tensor.type in FLOATS:
         writer.add_tensor(name, tensor.values)
-    elif tensor.type.upper() in gguf.GGMLQuantizationType.__members__:
-        kind = gguf.GGMLQuantizationType[tensor.type.upper()]
-        writer.add_tensor(name, tensor.values, raw_dtype=kind)
-    else:
-        number, weights, size = _NEWER[tensor.type]
-        rows, width = tensor.values.shape
-        # of signed bytes the writer takes shape and number as they are given
-        shape = (rows, width // size * weights)
-        writer.add_tensor(name, tensor.values.view(np.int8), shape, number)
+        return
+    sizes = {kind: (number, *of_block) for number, (kind, *of_block) in types().items()}
+    number, weights, size = sizes[tensor.type.upper()]
+    rows, width = tensor.values.shape
+    # of signed bytes the writer takes shape and number as they are given
+    writer.add_tensor(name, tensor.values.view(np.int8), (rows, width // size * weights), number)
 
 
 def _numbers(config: PreTrainedConfig) -> Iterable[tuple[str, Any]]:

@@ -24,7 +24,9 @@ from typing import NamedTuple, NoReturn
 from lutlab.errors import LutlabError
 
 VERSIONS = (2, 3)
-Q2_0 = 42  # a type that ggml has, and the package gguf not yet: {-1, 0, 1, 2} d, 64 weights in 18 bytes
+FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+# Types that releases of gguf do not know yet: number (ggml.h) -> name, weights and bytes of a block (ggml-common.h).
+_NEWER = {41: ("Q1_0", 128, 18), 42: ("Q2_0", 64, 18)}
 _NUMBERS = {
     0: "B",
     1: "b",
@@ -97,7 +99,7 @@ def types() -> Mapping[int, tuple[str, int, int]]:
     from gguf.constants import GGML_QUANT_SIZES
 
     known = {int(one): (one.name, *sizes) for one, sizes in GGML_QUANT_SIZES.items()}
-    return {Q2_0: ("Q2_0", 64, 18), **known}
+    return {**_NEWER, **known}
 
 
 class _Walk:

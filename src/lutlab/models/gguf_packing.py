@@ -23,35 +23,14 @@ from dataclasses import dataclass
 from lutlab.errors import LutlabError
 from lutlab.groups import expand, group_length
 from lutlab.lazy import np, torch
+from lutlab.models.gguf_blocks import TYPES, Type, blocks
 from lutlab.models.gguf_file import Encoded
 from lutlab.models.gguf_names import interleaved
 from lutlab.tensors import BCQTensor, UniformTensor
 
-
-@dataclass(frozen=True)
-class Type:
-    """A quantized type: a block of `block` weights d * (lowest + step * code), code in `bits` bits."""
-
-    name: str
-    bits: int
-    block: int
-    lowest: int
-    step: int = 1
-
-    @property
-    def stored_bits(self) -> float:
-        """Bits a weight, with the scale."""
-        return self.bits + 16 / self.block
-
-
-TYPES = (  # narrowest first
-    Type("q1_0", 1, 128, -1, step=2),
-    Type("q2_0", 2, 64, -1),
-    Type("q4_0", 4, 32, -8),
-    Type("q5_0", 5, 32, -16),
-    Type("q8_0", 8, 32, -128),
-)
-WITH_OFFSET = {4: Type("q4_1", 4, 32, 0), 5: Type("q5_1", 5, 32, 0)}
+# Narrowest first.
+WITHOUT_OFFSET = tuple(TYPES[name] for name in ("Q1_0", "Q2_0", "Q4_0", "Q5_0", "Q8_0"))
+WITH_OFFSET = {one.bits: one for one in (TYPES["Q4_1"], TYPES["Q5_1"])}
 
 
 @dataclass(frozen=True)
@@ -127,52 +106,38 @@ def affine(tensor: UniformTensor | BCQTensor, heads: int | None = None) -> Affin
 
 def holding(found: Affine) -> list[Type]:
     """The types that hold a weight exactly, narrowest first."""
-    return [kind for kind in TYPES if _sign(found, kind)]
+    return [kind for kind in WITHOUT_OFFSET if _sign(found, kind)]
 
 
 def exact(found: Affine, kind: Type) -> Encoded:
     """A weight in a type that holds it exactly."""
     sign = _sign(found, kind)
-    codes = (found.levels * sign - kind.lowest) // kind.step
+    codes = (found.levels * sign + kind.zero) // kind.step
     return encoded(found, kind, codes, found.scale * sign)
 
 
 def fills(found: Affine, kind: Type) -> bool:
     """Whether groups are whole blocks of a type."""
     columns = found.codes.shape[1]
-    return columns % kind.block == group_length(found.group_size, columns) % kind.block == 0
+    return columns % kind.group == group_length(found.group_size, columns) % kind.group == 0
 
 
 def _sign(found: Affine, kind: Type) -> int:
     """1 or -1, by which levels must be multiplied to be a type's; 0: it does not hold the weight."""
     if found.levels is None or not fills(found, kind):
         return 0
-    if kind.step > 1 and bool(((found.levels - kind.lowest) % kind.step).any()):
+    if kind.step > 1 and bool(((found.levels + kind.zero) % kind.step).any()):
         return 0
-    highest = kind.lowest + kind.step * (2**kind.bits - 1)
+    highest = kind.step * (2**kind.bits - 1) - kind.zero
     for sign in (1, -1):
         low, high = sorted(sign * int(one) for one in found.levels.aminmax())
-        if kind.lowest <= low and high <= highest:
+        if -kind.zero <= low and high <= highest:
             return sign
     return 0
 
 
 def encoded(found: Affine, kind: Type, codes: torch.Tensor, *scales: torch.Tensor) -> Encoded:
-    """Blocks of codes [N, K] behind their scales [N, G], as bytes [N, bytes of a row]."""
-    blocks = codes.to(torch.uint8).view(len(codes), -1, kind.block).numpy()
-    fields = [
-        found.in_blocks(one, kind.block)[..., None].astype("<f2").view(np.uint8) for one in scales
-    ]
-    if kind.bits in (4, 5):
-        # four bits of a code of the first half beside those of the second; all fifth bits before them
-        if kind.bits == 5:
-            fields.append(np.packbits(blocks >> 4, axis=-1, bitorder="little"))
-        first, second = np.split(blocks & 15, 2, axis=-1)
-        fields.append(first | second << 4)
-    elif kind.bits == 8:  # signed
-        fields.append(blocks ^ 128)
-    else:  # neighbours in a byte, the first one lowest
-        shifts = np.arange(0, 8, kind.bits, dtype=np.uint8)
-        octets = blocks.reshape(*blocks.shape[:2], -1, len(shifts)) << shifts
-        fields.append(np.bitwise_or.reduce(octets, axis=-1))
-    return Encoded(np.concatenate(fields, axis=-1).reshape(len(codes), -1), kind.name)
+    """Blocks of codes [N, K] with their scales [N, G], as bytes [N, bytes of a row]."""
+    codes = codes.to(torch.uint8).view(len(codes), -1, kind.group).numpy()
+    data = blocks(kind, codes, *(found.in_blocks(one, kind.group) for one in scales))
+    return Encoded(data.reshape(len(data), -1), kind.name.lower())

@@ -1,4 +1,4 @@
-"""A tokenizer in GGUF's keys: byte-level BPE, which llama.cpp calls `gpt2`.
+"""A tokenizer in GGUF's keys, written and read: byte-level BPE, which llama.cpp calls `gpt2`; read, also `llama`.
 
 Beside tokens and merges a file names the way in which a text is split before them (`tokenizer.ggml.pre`), since
 llama.cpp has no other place for it. It is found by what the tokenizer does, not by the model's name; a tokenizer that
@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lutlab.errors import LutlabError
-from lutlab.lazy import PreTrainedTokenizerBase
+from lutlab.lazy import PreTrainedTokenizerBase, transformers
+from lutlab.models.gguf_header import Header
+from lutlab.models.pretrained import tokenizer_in_gguf
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter
@@ -142,3 +145,71 @@ def _around(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]] |
             if whole == [*before, *inner, *behind]:
                 return before, behind
     return None
+
+
+# ---- read ----
+
+
+def read_tokenizer(header: Header, embeddings: int, folder: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer of a file, made by transformers; a link to the file lies in the empty folder meanwhile.
+
+    Raises:
+        LutlabError: transformers cannot make it, or would cut text elsewhere than llama.cpp; it has more tokens than
+            the model has embeddings.
+    """
+    kind, pre = header.keys.get("tokenizer.ggml.model"), header.keys.get("tokenizer.ggml.pre")
+    if kind != "llama" and (kind != "gpt2" or pre not in SPLITTING):
+        raise header.refused(
+            f"its tokenizer (tokenizer.ggml.model, .pre) is {kind!r}, {pre!r}, and lutlab cuts text as "
+            f"'llama' and, of 'gpt2', {', '.join(SPLITTING)} do",
+            "take the model's safetensors and tokenizer.json",
+        )
+    link = folder / "model.gguf"
+    link.symlink_to(header.path.resolve())
+    asked = {}
+    if pre == WHOLE_FIRST:  # llama.cpp's default of it
+        asked["add_bos_token"] = header.keys.get("tokenizer.ggml.add_bos_token", True)
+    try:
+        found = tokenizer_in_gguf(folder, link.name, **asked)
+        backend = _backend(found, header, kind, pre)
+    except Exception as error:  # of many kinds: struct's, the Rust tokenizers' own a bare Exception
+        said = str(error).strip().partition("\n")[0]
+        cause = f"its tokenizer cannot be read ({type(error).__name__}: {said})"
+        raise header.refused(cause) from error
+    finally:
+        link.unlink()
+    tokens = backend.get_vocab_size()
+    if tokens > embeddings:
+        raise header.refused(
+            f"its tokenizer has {tokens} tokens, and the model {embeddings} embeddings"
+        )
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend, chat_template=found.chat_template, **found.special_tokens_map
+    )
+
+
+def _backend(made: PreTrainedTokenizerBase, header: Header, kind: str, pre: Any) -> Any:
+    """What transformers made of a file, with the tokens of the file alone, and cutting text as the file says."""
+    from tokenizers import Tokenizer, pre_tokenizers
+
+    said = json.loads(made.backend_tokenizer.to_str())
+    count = header.keys["tokenizer.ggml.tokens"].count
+    said["added_tokens"] = [one for one in said["added_tokens"] if one["id"] < count]
+    if pre == WHOLE_FIRST:
+        said["model"]["ignore_merges"] = True  # a word that is a token is that token
+    found = Tokenizer.from_str(json.dumps(said))
+    if kind == "gpt2":
+        parts = [_step(*step) for step in SPLITTING[pre]]
+        found.pre_tokenizer = pre_tokenizers.Sequence(parts)
+    return found
+
+
+def _step(kind: str, how: Any) -> Any:
+    """A step of SPLITTING."""
+    from tokenizers import Regex, pre_tokenizers
+
+    if kind == "Digits":
+        return pre_tokenizers.Digits(individual_digits=how)
+    if kind == "Split":
+        return pre_tokenizers.Split(Regex(how), behavior="isolated")
+    return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=how)

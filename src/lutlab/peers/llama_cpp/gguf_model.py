@@ -91,7 +91,9 @@ def _as_it_is(module: torch.nn.Module, heads: int | None, kind: str) -> Encoded 
         return None
     with contextlib.suppress(LutlabError):  # it has no float16 scales of neighbours
         weight = affine(tensor, heads)
-        return next((exact(weight, one) for one in holding(weight) if one.name == kind), None)
+        return next(
+            (exact(weight, one) for one in holding(weight) if one.name.lower() == kind), None
+        )
     return None
 
 
