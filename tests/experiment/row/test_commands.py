@@ -36,3 +36,13 @@ def test_the_command_measures_the_same_cell(at):
     (column,) = free_columns(composed.evaluate).values()
     assert (run_of(composed), evaluation_of(column, composed)) == (run, evaluation)
     assert shlex.split(shell(overrides))[2:] == overrides
+
+
+@pytest.mark.parametrize(
+    ("line", "limits"),
+    [("data.limit=4", (4, 4)), ("data.examples=9", (None, 9)), ("data.limit=4 data.examples=9", (4, 9))],
+)  # fmt: skip
+def test_windows_and_examples_are_limited_apart(line, limits):
+    composed = settings(*line.split(), "evaluate=[ppl:wikitext2,lambada:lambada]")
+    columns = free_columns(composed.evaluate).values()
+    assert tuple(evaluation_of(one, composed).text.limit for one in columns) == limits

@@ -11,7 +11,7 @@ from typing import Any
 
 from lutlab import registry
 from lutlab.data import load_text
-from lutlab.data.protocols import protocol
+from lutlab.data.protocols import PROTOCOLS, protocol
 from lutlab.devices import gpus
 from lutlab.errors import LutlabError, MissingTextError
 from lutlab.evaluators.contract import metric_of
@@ -176,7 +176,10 @@ def evaluation_of(column: ColumnSpec, row: Row) -> EvalSpec:
     if column.text:
         tasks = registry.lookup("evaluator", column.evaluator).reads_tasks
         text = text_of(column.text, row.data, tasks=tasks)
-        text = dataclasses.replace(text, limit=row.data.limit)
+        rule = PROTOCOLS.get(text.protocol)  # none of lm-eval's own tasks
+        windows = rule is not None and rule.kind == "stream"
+        limit = row.data.limit if windows else row.data.examples or row.data.limit
+        text = dataclasses.replace(text, limit=limit)
     return EvalSpec(column.evaluator, text, row.evaluator.get(column.evaluator, ()))
 
 

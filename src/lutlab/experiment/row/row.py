@@ -77,13 +77,15 @@ class Data:
     Attributes:
         source: source of texts.
         root: folder of texts as files (docs/data-layout.md), whatever the source.
-        limit: evaluate only the first so many windows or examples of each text; every table names it.
+        limit: number of windows or examples of each text that are evaluated, the first ones; every table names it.
+        examples: the same of texts that are lists of examples (LAMBADA, zero-shot); None: limit is for them, too.
         stand_in: the paper's protocol -> the one evaluated instead.
     """
 
     source: Source
     root: Annotated[str | None, a_path] = None
     limit: Count | None = None
+    examples: Count | None = None
     stand_in: dict[str, str] = field(default_factory=dict)
 
 

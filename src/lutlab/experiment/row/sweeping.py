@@ -116,6 +116,8 @@ def variant(request: Request, row: Row) -> str:
         parts.append(Path(row.data.root).name)
     if row.data.limit:
         parts.append(f"first{row.data.limit}")
+    if row.data.examples:
+        parts.append(f"{row.data.examples}examples")
     if request.artifact and any(o.startswith("model=") for o in request.arguments):
         kind = "synthetic-" if model.source == "synthetic" else ""
         parts.append(kind + Path(model.name).name.removeprefix(kind))
