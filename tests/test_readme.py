@@ -36,15 +36,19 @@ def test_environment_names_no_versions_of_its_own() -> None:
 def test_its_table_of_the_real_model_is_the_published_one() -> None:
     block = README.partition("<!-- published-real -->")[2].partition("<!-- /published-real -->")[0]
     source = ROOT / re.search(r"\((results/published/[^)]+)/table\.md\)", block)[1] / "table.csv"
-    rows = collections.defaultdict(dict)
+    rows, front = collections.defaultdict(dict), set()
     with source.open(newline="") as file:
         for row in csv.DictReader(file):
             if row["variant"].startswith("real"):
                 rows[row["row"]][row["column"]] = float(row["measured"])
+                front |= {row["row"]} if row["on_front"] == "True" else set()
     digits = {"bits": 2, "ppl": 2, "kld": 3, "agreement": 3}
-    expected = {tuple(f"{row[k]:.{d}f}" for k, d in digits.items()) for row in rows.values()}
+    expected = {
+        name: tuple(f"{row[k]:.{d}f}" for k, d in digits.items()) for name, row in rows.items()
+    }
     lines = [line.split(" | ")[2:] for line in block.splitlines() if line.startswith("| ")][1:]
-    assert {tuple(cell.strip(" |") for cell in line) for line in lines} == expected
+    found = {tuple(cell.strip(" |") for cell in line) for line in lines}
+    assert {expected[name] for name in front} <= found <= set(expected.values())
 
 
 def test_its_table_is_the_published_run() -> None:
