@@ -100,7 +100,7 @@ def blocks(kind: Type, codes: np.ndarray, *scales: np.ndarray) -> np.ndarray:
     """Bytes [N, blocks, bytes] uint8 of a type whose block is one group: the inverse of unpacked.
 
     Args:
-        kind: type.
+        kind: type whose block is one group.
         codes: [N, blocks, weights] uint8.
         scales: d, and m where the type has it, each [N, blocks] float16.
     """
