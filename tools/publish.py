@@ -150,6 +150,15 @@ def collect(variant: Variant) -> Published:
     return Published(variant.artifact, {variant.name: cells}, records)
 
 
+def check_complete(before: Published, found: Published, variant: str) -> None:
+    """Raises NotMeasured: a row of a variant is published and cannot be measured here, as where a peer is missing."""
+    absent = {(c["row"], c["column"]) for c in found.cells[variant] if not c["cell_id"]}
+    there = [c for c in before.cells.get(variant, ()) if c["cell_id"]]
+    lost = sorted({c["row"] for c in there if (c["row"], c["column"]) in absent})
+    if lost:
+        raise NotMeasured(f"{len(lost)} published rows cannot be measured here, first {lost[0]}")
+
+
 # ---- writing ----
 
 
@@ -165,6 +174,8 @@ def write(
             if not fnmatchcase(variant.name, wanted):
                 raise NotMeasured(f"--variants is {wanted}")
             found = collect(variant)
+            if before and not prune:
+                check_complete(before, found, variant.name)
         except NotMeasured as error:
             complete = False
             kept = before is not None and variant.name in before.cells and not prune

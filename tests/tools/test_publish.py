@@ -72,6 +72,7 @@ class Measured:
 
     def __init__(self) -> None:
         self.records: dict[str, Record | None] = {}
+        self.second: str | None = None  # cell of another row, empty where it cannot be measured
         self.calls: list[tuple[str, str, bool]] = []
 
     def __call__(self, variants: Sequence[Variant], alone: bool, jobs: int) -> None:
@@ -94,7 +95,12 @@ class Measured:
         one |= {"measured": repr(record.values["ppl"])}
         report = publish.WORK / variant.artifact / variant.name / "table.csv"
         report.parent.mkdir(parents=True, exist_ok=True)
-        report.write_text(",".join(one) + "\n" + ",".join(one.values()) + "\n")
+        rows = [one]
+        if self.second is not None:
+            value = one["measured"] if self.second else ""
+            rows += [one | {"row": "opt-30b/q3_g64", "cell_id": self.second, "measured": value}]
+        lines = [",".join(one), *(",".join(row.values()) for row in rows)]
+        report.write_text("\n".join(lines) + "\n")
         write_sums(report.parent)
         publish.Store(publish.WORK).save(record)
 
@@ -159,6 +165,19 @@ def test_a_variant_that_cannot_be_measured_stays_unless_pruned(measured: Measure
     (publish.WORK / NAME / "embedded-first2/table.csv").unlink()
     run("--only", NAME, "--prune")
     assert not (Path("results/published/here") / NAME).exists()
+
+
+def test_a_row_that_cannot_be_measured_here_is_not_published_away(
+    measured: Measured, capsys
+) -> None:
+    measured.records["embedded-first2"] = RECORD
+    for measured.second in (RECORD.cell_id, ""):
+        assert run("--only", NAME) == 1
+        assert sum(bool(c["cell_id"]) for c in found().cells["embedded-first2"]) == 2
+    said = "1 published rows cannot be measured here, first opt-30b/q3_g64; kept published"
+    assert said in capsys.readouterr().err
+    run("--only", NAME, "--prune")
+    assert sum(bool(c["cell_id"]) for c in found().cells["embedded-first2"]) == 1
 
 
 def test_cells_of_a_plan_without_record_are_not_published(measured: Measured, capsys) -> None:
