@@ -48,7 +48,7 @@ from lutlab.models.load import fingerprint, load_model
 from lutlab.registry import register
 from lutlab.specs import Measurement, ModelRun, RunSpec, Subject
 
-if TYPE_CHECKING:  # it imports torch, and names of evaluators do not
+if TYPE_CHECKING:  # it imports torch, which naming an evaluator does not
     from lutlab.compress.kept_blocks import KeptFiles
 
 KEPT_BYTES = 4 * 2**30  # 900 windows of 2,048 tokens of SmolLM2-135M, 64 of LLaMA-7B in float32
@@ -181,9 +181,7 @@ def _kept(run: ModelRun, origin: str, windows: Sequence[torch.Tensor]) -> KeptFi
     make_room(folder.parent, KEPT_BYTES, used=folder)
     folder.mkdir(mode=0o700, exist_ok=True)
     os.utime(folder)
-    from lutlab.compress.kept_blocks import (
-        KeptFiles,  # it imports torch; names of evaluators do not
-    )
+    from lutlab.compress.kept_blocks import KeptFiles
 
     return KeptFiles(folder, "window")
 
