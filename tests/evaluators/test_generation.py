@@ -3,6 +3,7 @@
 import pytest
 import torch
 from tests.tiny_models import tiny_llama, tiny_opt
+from transformers import DynamicCache
 
 import lutlab
 from lutlab.errors import LutlabError
@@ -82,10 +83,11 @@ def test_nothing_is_timed_that_a_cache_changes(monkeypatch):
     model = tiny_llama()
     forward = model.forward
 
-    def forgetful(past_key_values=None, **given):
+    def forgetful(**given):
         """Chooses another token when it has a longer cache than when it has none."""
-        kept = past_key_values.get_seq_length() if past_key_values is not None else 0
-        out = forward(past_key_values=past_key_values, **given)
+        caches = [value for value in given.values() if isinstance(value, DynamicCache)]
+        kept = sum(cache.get_seq_length() for cache in caches)
+        out = forward(**given)
         out.logits = -out.logits if kept > 5 else out.logits
         return out
 

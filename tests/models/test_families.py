@@ -20,6 +20,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     BloomConfig,
+    DynamicCache,
     PhiConfig,
 )
 from transformers.pytorch_utils import Conv1D
@@ -35,6 +36,7 @@ from lutlab.models.families import (
     evaluation_seqlen,
     family_named,
     family_of,
+    forward_with_cache,
     linear_layers,
     model_class,
     stream_of,
@@ -253,6 +255,25 @@ def test_window_is_the_context_up_to_the_papers(name, field, context, expected):
     changed = config(name)
     setattr(changed, field, context)
     assert evaluation_seqlen(changed) == expected
+
+
+class OfToday(nn.Module):
+    def forward(self, input_ids, cache=None, use_cache=None):
+        return input_ids, cache, use_cache
+
+
+class OfYesterday(nn.Module):
+    def forward(self, input_ids, past_key_values=None, use_cache=None):
+        return input_ids, past_key_values, use_cache
+
+
+@pytest.mark.parametrize("architecture", [OfToday, OfYesterday])
+def test_a_cache_goes_to_a_forward_under_the_name_in_its_signature(architecture):
+    ids, cache = torch.zeros(1, 1), DynamicCache()
+    given = forward_with_cache(architecture(), cache, input_ids=ids)
+    assert given[0] is ids
+    assert given[1] is cache
+    assert given[2] is True
 
 
 def test_unknown_architecture_is_an_error_with_the_known_ones():

@@ -7,6 +7,7 @@ from transformers import DynamicCache
 
 from lutlab.errors import LutlabError
 from lutlab.models import fits
+from lutlab.models.families import forward_with_cache
 
 
 # mistral's window slides.
@@ -14,7 +15,7 @@ from lutlab.models import fits
 def test_a_cache_has_the_bytes_of_transformers_own(name):
     model, cache = make(name), DynamicCache()
     with torch.no_grad():
-        model(torch.zeros(3, 10, dtype=torch.int64), past_key_values=cache)
+        forward_with_cache(model, cache, input_ids=torch.zeros(3, 10, dtype=torch.int64))
     held = sum(one.nbytes for layer in cache.layers for one in (layer.keys, layer.values))
     assert fits.cache_bytes(model.config, 3, 10, 4) == held
 

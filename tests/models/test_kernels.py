@@ -6,9 +6,11 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from transformers import DynamicCache
 
 import lutlab
 from lutlab.kernels import ran
+from lutlab.models.families import forward_with_cache
 from lutlab.models.load import load_model
 from lutlab.modules import QuantLinear
 from lutlab.specs import ModelSpec
@@ -18,12 +20,10 @@ TEXT = "Return the number of items in a list. If the list is empty, the result i
 
 def perplexity(model, ids, step):
     """Of one text [1, T]: `step` tokens at a time, with a cache."""
-    cache, logits = None, []
+    cache, logits = DynamicCache(config=model.config), []
     with torch.inference_mode():
         for part in ids.split(step, dim=1):
-            out = model(input_ids=part, past_key_values=cache, use_cache=True)
-            cache = out.past_key_values
-            logits.append(out.logits)
+            logits.append(forward_with_cache(model, cache, input_ids=part).logits)
     loss = functional.cross_entropy(torch.cat(logits, dim=1)[0, :-1].double(), ids[0, 1:])
     return loss.exp().item()
 

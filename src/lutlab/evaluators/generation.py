@@ -28,8 +28,9 @@ from lutlab.evaluators.contract import Evaluator, Metric, Work
 from lutlab.evaluators.depth import scaled_to_all_layers
 from lutlab.generate.contract import Engine
 from lutlab.kernels import ran
-from lutlab.lazy import PreTrainedModel, torch
+from lutlab.lazy import PreTrainedModel, torch, transformers
 from lutlab.limits import MOST, Count
+from lutlab.models.families import forward_with_cache
 from lutlab.registry import register
 from lutlab.specs import Measurement, RunSpec, Subject
 
@@ -220,10 +221,10 @@ def check_context(model: PreTrainedModel, tokens: int) -> None:
 def decode(model: PreTrainedModel, tokens: int) -> torch.Tensor:
     """Greedy decoding from the token that begins a text: [1 + tokens] int64, that token first. Ends are passed over."""
     last = torch.full((1, 1), _first(model), dtype=torch.int64, device=model.device)
-    chosen, cache = [last], None
+    chosen, cache = [last], transformers.DynamicCache(config=model.config)
     for _ in range(tokens):
-        out = model(input_ids=last, past_key_values=cache, use_cache=True)
-        last, cache = out.logits[:, -1].argmax(-1, keepdim=True), out.past_key_values
+        out = forward_with_cache(model, cache, input_ids=last)
+        last = out.logits[:, -1].argmax(-1, keepdim=True)
         chosen.append(last)
     return torch.tensor(torch.cat(chosen, dim=1)[0].tolist())
 

@@ -14,6 +14,7 @@ from lutlab.generate.contract import Engine
 from lutlab.kernels import ran
 from lutlab.lazy import PreTrainedModel, transformers
 from lutlab.models import fits
+from lutlab.models.families import forward_with_cache
 from lutlab.registry import register
 
 
@@ -69,11 +70,11 @@ class Eager(Engine):
         found = []
         for row, ids in enumerate(rows):
             at = torch.arange(self.positions[row], self.positions[row] + len(ids))
-            out = self.model(
+            out = forward_with_cache(
+                self.model,
+                self._rows[row],
                 input_ids=ids[None].to(self.model.device),
                 position_ids=at[None].to(self.model.device),
-                past_key_values=self._rows[row],
-                use_cache=True,
                 logits_to_keep=1,
             )
             found.append(out.logits[0, -1].float())

@@ -29,7 +29,7 @@ from lutlab.kernels.dispatch import Dequantized, prepare
 from lutlab.kernels.joined import RowsOf, Whole
 from lutlab.lazy import PreTrainedModel, transformers
 from lutlab.models import fits
-from lutlab.models.families import decoder_blocks, family_of
+from lutlab.models.families import decoder_blocks, family_of, forward_with_cache
 from lutlab.modules import QuantLinear
 from lutlab.registry import register
 
@@ -255,12 +255,12 @@ class GraphStep(Engine):
         @torch.inference_mode()
         def run() -> None:
             slots.bucket = bucket
-            out = self.model(
+            out = forward_with_cache(
+                self.model,
+                slots,
                 input_ids=self._ids,
                 position_ids=slots.position[:, None],
                 attention_mask=slots.mask(self._window, self.model.dtype),
-                past_key_values=slots,
-                use_cache=True,
             )
             self._logits.copy_(out.logits[:, -1])
             self._ids.copy_(self._logits.argmax(-1, keepdim=True))
@@ -287,11 +287,11 @@ class GraphStep(Engine):
         device = self.model.device
         # without a config: layers whose window slides keep all tokens too
         cache = transformers.DynamicCache()
-        out = self.model(
+        out = forward_with_cache(
+            self.model,
+            cache,
             input_ids=ids.to(device),
             position_ids=torch.arange(ids.shape[1], device=device).expand_as(ids),
-            past_key_values=cache,
-            use_cache=True,
             logits_to_keep=at.to(device),
         )
         return out.logits, [(layer.keys, layer.values) for layer in cache.layers]

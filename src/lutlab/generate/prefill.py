@@ -33,6 +33,7 @@ from lutlab.kernels.cpu.rows.linear import CpuLinear
 from lutlab.kernels.cpu.rows.row_blocks import ROWS, blocks_of
 from lutlab.kernels.cpu.uniform_gemv import PackedUniformRows
 from lutlab.lazy import PreTrainedModel, transformers
+from lutlab.models.families import forward_with_cache
 from lutlab.modules import QuantLinear
 
 KERNEL, DEQUANTIZE, RACE = WAYS = ("kernel", "dequantize", "race")
@@ -79,7 +80,7 @@ def _through_the_model(
     for row, ids in enumerate(prompts):
         # without a config: layers whose window slides keep all tokens too
         cache = transformers.DynamicCache()
-        out = model(input_ids=ids[None], past_key_values=cache, use_cache=True, logits_to_keep=1)
+        out = forward_with_cache(model, cache, input_ids=ids[None], logits_to_keep=1)
         logits.append(out.logits[0, -1].float())
         for layer, kept in enumerate(cache.layers):
             engine.write(layer, row, 0, kept.keys[0], kept.values[0])

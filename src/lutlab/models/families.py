@@ -9,6 +9,8 @@ so that a group is always a run of *input* channels of one output.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import inspect
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -266,6 +268,20 @@ def decoder_blocks(model: PreTrainedModel) -> nn.ModuleList:
         raise LutlabError(
             f"a {type(model).__name__} has no blocks at {path}: load it with its head, as AutoModelForCausalLM does"
         ) from error
+
+
+def forward_with_cache(model: PreTrainedModel, cache: Any, **inputs: Any) -> Any:
+    """The output of a decoder's forward pass that reads a cache of keys and values, and adds its tokens to it.
+
+    transformers calls the argument `cache`, before 5.24 `past_key_values`; models with code of their own keep either.
+    """
+    return model(**{_cache_argument(type(model)): cache}, use_cache=True, **inputs)
+
+
+@functools.cache
+def _cache_argument(architecture: type[PreTrainedModel]) -> str:
+    parameters = inspect.signature(architecture.forward).parameters
+    return "cache" if "cache" in parameters else "past_key_values"
 
 
 def kinds(config: PreTrainedConfig) -> dict[str, str]:
