@@ -11,16 +11,16 @@ CASES ?= 10000
 SEED ?= 0
 KIND ?=
 
-.PHONY: help env lint format lock test test-all test-isa test-gpu attack installed table bench report dashboard publish notebooks docs gpu-report
+.PHONY: help env lint format versions lock test test-newest test-all test-isa test-gpu attack installed table bench report dashboard publish notebooks docs gpu-report
 
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
 env: $(BIN)/ruff ## virtual environment with everything that developing needs
 
-$(BIN)/ruff: pyproject.toml
+$(BIN)/ruff: pyproject.toml requirements/lock.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q -e '.[dev]'
+	$(BIN)/pip install -q -c requirements/lock.txt -e '.[dev]'
 	@touch $@
 
 lint: env ## style, unused names, docstrings
@@ -31,11 +31,23 @@ format: env ## rewrite in house style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# A week old: mirrors lag behind, and what is broken is mostly withdrawn by then.
+versions: $(BIN)/uv ## renew requirements/lock.txt: versions that pyproject.toml allows, for every Python and system
+	$(BIN)/uv pip compile -q --upgrade --exclude-newer "7 days" --universal --all-extras --no-annotate \
+		--custom-compile-command "make versions" pyproject.toml -o requirements/lock.txt
+
+$(BIN)/uv:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q uv
+
 lock: env ## check versions against sources and golden cells, and lock them (UNCHANGED=<components>: CONTRIBUTING.md)
 	$(BIN)/python -m lutlab.experiment.store.lock $(if $(UNCHANGED),--unchanged $(UNCHANGED))
 
 test: env ## the README's tests: those that take moments and need no GPU
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal
+
+test-newest: env ## the README's tests with the newest versions, whatever the lock says; a warning fails none
+	tests/newest.sh $(VENV)
 
 test-all: env ## those and the slow ones: the site, notebooks, launchers, kills, published runs
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not gpu"

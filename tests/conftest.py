@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 from hypothesis import settings
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from tests.command_line import CommandLine
 
 # Other examples in each run: they add up.
@@ -61,8 +64,28 @@ def no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
     rows_gemv._library.cache_clear()
 
 
-def pytest_configure() -> None:
-    """See tests/kernels/simde.py."""
+def locked() -> bool:
+    """Whether what is installed of requirements/lock.txt has the versions that stand there."""
+    lines = (ROOT / "requirements" / "lock.txt").read_text(encoding="utf-8").splitlines()
+    pins = [Requirement(line) for line in lines if not line.startswith("#")]
+    installed = {
+        canonicalize_name(package.name): package.version
+        for package in importlib.metadata.distributions()
+    }
+    return all(
+        pin.specifier.contains(installed[pin.name], prereleases=True)
+        for pin in pins
+        if pin.name in installed and (pin.marker is None or pin.marker.evaluate())
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make every warning an error, under the lock: what newer libraries deprecate fails no one's tests.
+
+    For LUTLAB_ISA see tests/kernels/simde.py.
+    """
+    if locked():
+        config.addinivalue_line("filterwarnings", "error")
     if "LUTLAB_ISA" in os.environ:
         from tests.kernels import simde
 

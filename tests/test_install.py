@@ -1,19 +1,18 @@
-"""What is installed: the packages of the project, the lock file of published numbers, the container recipe."""
+"""What is installed: the packages of the project, the lock of their versions, the container recipe."""
 
 from __future__ import annotations
 
-import collections
 import json
 import re
+import tomllib
 
 import pytest
 from packaging.requirements import Requirement
 from tests.conftest import ROOT
 
-tomllib = pytest.importorskip("tomllib", reason="part of Python from 3.11 on")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-LOCK = (ROOT / "requirements" / "published.lock").read_text(encoding="utf-8")
-LOCKED = dict(re.findall(r"^([A-Za-z0-9_.-]+)==(\S+)$", LOCK, re.MULTILINE))
+LINES = (ROOT / "requirements" / "lock.txt").read_text(encoding="utf-8").splitlines()
+LOCK = [Requirement(line) for line in LINES if not line.startswith("#")]
 CONTAINER = (ROOT / "Containerfile").read_text(encoding="utf-8")
 
 
@@ -49,27 +48,58 @@ def test_the_documentation_names_every_extra() -> None:
     assert [e for e in PROJECT["optional-dependencies"] if f"`{e}`" not in page] == []
 
 
-def test_the_lock_file_has_the_versions_that_records_name() -> None:
-    measured = collections.defaultdict(set)
-    for path in (ROOT / "results" / "published").glob("*/*/*/records.jsonl"):
-        for line in path.read_text(encoding="utf-8").splitlines():
-            made = json.loads(line)["record"]["provenance"]
-            for name, version in made["versions"].items():
-                measured[normal(name)].add(version.partition("+")[0])  # 2.13.0+cpu: a build
-            measured["python"].add(made["python"])
-    assert measured.pop("lutlab")
-    (python,) = measured.pop("python")
-    assert f"Python {python}." in LOCK
-    locked = {normal(name): {version} for name, version in LOCKED.items()}
-    assert measured == {name: locked[name] for name in measured}
+PYTHONS = ("3.11", "3.12", "3.13", "3.14")
+SYSTEMS = (
+    ("linux", "Linux", "x86_64"),
+    ("linux", "Linux", "aarch64"),
+    ("darwin", "Darwin", "arm64"),
+)
 
 
-def test_the_lock_file_is_one_of_the_plain_install() -> None:
-    locked = {normal(name): version for name, version in LOCKED.items()}
-    for name, requirement in required().items():
-        assert requirement.specifier.contains(locked[name], prereleases=True), name
-    lines = [line for line in LOCK.splitlines() if line and not line.startswith("#")]
-    assert len(lines) == len(LOCKED), "a line is <package>==<version>: no address, no file"
+@pytest.mark.parametrize("python", PYTHONS)
+@pytest.mark.parametrize(("platform", "system", "machine"), SYSTEMS)
+def test_the_lock_has_one_version_of_each_requirement_on_every_python_and_system(
+    python: str, platform: str, system: str, machine: str
+) -> None:
+    environment = {
+        "python_version": python,
+        "python_full_version": f"{python}.9",
+        "sys_platform": platform,
+        "platform_system": system,
+        "platform_machine": machine,
+        "os_name": "posix",
+        "implementation_name": "cpython",
+        "extra": "",
+    }
+
+    def applies(requirement: Requirement) -> bool:
+        return requirement.marker is None or requirement.marker.evaluate(environment)
+
+    pins = [pin for pin in LOCK if applies(pin)]
+    versions = {pin.name: pin.specifier for pin in pins}
+    assert len(versions) == len(pins), "two versions of a package"
+    for extra in (None, *PROJECT["optional-dependencies"]):
+        for name, requirement in required(extra).items():
+            if applies(requirement):
+                (version,) = versions[name]
+                assert version.operator == "=="
+                assert requirement.specifier.contains(version.version, prereleases=True), name
+
+
+def test_the_lock_is_for_the_pythons_that_the_project_allows() -> None:
+    allowed = Requirement(f"python{PROJECT['requires-python']}").specifier
+    assert [f"3.{minor}" for minor in range(30) if f"3.{minor}.9" in allowed] == list(PYTHONS)
+
+
+@pytest.mark.parametrize(
+    "page",
+    ["README.md", "docs/first-table.md", "docs/install.md", "Makefile", "Containerfile", ".ci/run"],
+)
+def test_a_checkout_is_installed_with_the_lock(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    commands = re.findall(r"pip install.* -e .*", text)
+    assert commands
+    assert [line for line in commands if "-c requirements/lock.txt" not in line] == []
 
 
 def test_the_container_recipe_names_what_there_is() -> None:

@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# The newest versions that pyproject.toml allows, as whoever installs without the lock has them: a row of README's table,
+# which must print no warning, and tests, in which a warning is no error (tests/conftest.py).
+#     tests/newest.sh .venv [path ...]     a copy of that environment, renewed; README's tests, or some of them
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+newest=$PWD/build/newest # beside .venv, whose files a copy shares
+rm -rf "$newest"
+trap 'rm -rf "$newest"' EXIT
+mkdir -p "$newest"
+cp -al "$1/." "$newest"
+python=$newest/bin/python
+"$1/bin/uv" pip install --python "$python" --upgrade -e '.[dev]' # prints what moved
+
+echo "newest.sh: a row"
+row=(+exp=table4 'rows=[opt-30b/q3_g64]' data.limit=2 logger=none results="$newest/results")
+"$python" run.py "${row[@]}" > "$newest/row" 2>&1 || { cat "$newest/row"; exit 1; }
+if grep -i warning "$newest/row"; then exit 1; fi
+
+"$python" -m pytest -q -n 2 --dist worksteal -W default "${@:2}"
