@@ -10,7 +10,7 @@ from lutlab.experiment.artifact.artifact import load_artifact
 from lutlab.experiment.artifact.columns import free_columns
 from lutlab.experiment.artifact.outcome import Cell, ResultTable
 from lutlab.experiment.plan.plan import PlannedCell, PlannedRow
-from lutlab.experiment.report.compare import tabulate, tabulate_sweep, tuned_badly
+from lutlab.experiment.report.compare import assemble, tabulate, tabulate_sweep, tuned_badly
 from lutlab.experiment.report.layout import lay_out
 from lutlab.experiment.store.record import Record
 from lutlab.specs import EvalSpec, ModelRun, ModelSpec, ProductRun, TextSpec
@@ -255,3 +255,12 @@ def test_a_product_says_what_ran_and_a_claim_on_a_gpu_is_of_gpus_alone(
 def test_a_tuning_that_went_badly_is_noted(tuning: dict, note: str) -> None:
     tuned = dataclasses.replace(record(9.0), facts={"tuning": tuning})
     assert tuned_badly(tuned) == "" if not note else note in tuned_badly(tuned)
+
+
+def test_a_claim_of_rows_that_a_scale_leaves_out_is_not_decidable() -> None:
+    artifact = load_artifact("qigen/table2")
+    at_real = {row.key for row in artifact.rows("real")}
+    dropped = {row.key for row in artifact.rows("paper")} - at_real
+    assert any(key in one for claim in artifact.claims for one in claim.holds for key in dropped)
+    claims = assemble(artifact, (), (), "real", {}, ()).claims
+    assert {claim.measured for claim in claims} == {(0, 0)}

@@ -109,7 +109,7 @@ def assemble(
         command=table_command(artifact.name, ()),
         columns=tuple(columns),
         rows=rows,
-        claims=_claims(artifact, rows, scale, curve),
+        claims=_claims(artifact, rows, curve),
         notes=(*_notes(artifact, scale), *options(told)),
         origins=origins.lines(records),
         provenance=origins.facts(records),
@@ -340,13 +340,13 @@ def _verdict(
 
 
 def _claims(
-    artifact: Artifact, rows: Sequence[Row], scale: str, curve: Curve | None
+    artifact: Artifact, rows: Sequence[Row], curve: Curve | None
 ) -> tuple[ClaimResult, ...]:
-    """Judge every claim; rows left out of a partial run are undecidable, not unknown.
+    """Judge every claim; one of rows that this run or its scale leaves out is undecidable, not unknown.
 
     A claim on a GPU is judged on rows that were measured on one, or not at all.
     """
-    blank = {row.key: dict.fromkeys(artifact.columns) for row in artifact.rows(scale)}
+    blank = {row.key: dict.fromkeys(artifact.columns) for row in artifact.rows("paper")}
     published = {
         row.key: {key: _number(cell.published) for key, cell in row.cells.items()} for row in rows
     }
