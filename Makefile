@@ -6,6 +6,8 @@ GPU_PYTHON ?= $(PYTHON)
 BIN = $(VENV)/bin
 # Where containers forbid bytecode, two workers would rewrite and compile every test anew.
 unexport PYTHONDONTWRITEBYTECODE
+# Of versions: pyproject.toml's requires-python, as a marker.
+PYTHONS = python_full_version >= '3.11' and python_full_version < '3.15'
 # Of attack: cases of each attack, the first one's seed, kinds of files (all).
 CASES ?= 10000
 SEED ?= 0
@@ -35,6 +37,8 @@ format: env ## rewrite in house style
 versions: $(BIN)/uv ## renew requirements/lock.txt: versions that pyproject.toml allows, for every Python and system
 	$(BIN)/uv pip compile -q --upgrade --exclude-newer "7 days" --universal --all-extras --no-annotate \
 		--custom-compile-command "make versions" pyproject.toml -o requirements/lock.txt
+	@# On another Python no line applies, so that pip says what is wrong: lutlab's requires-python.
+	sed -i.bak -E "/^#/! { s/ ; (.*)/ ; (\1) and $(PYTHONS)/; /;/! s/$$/ ; $(PYTHONS)/; }" requirements/lock.txt && rm requirements/lock.txt.bak
 
 $(BIN)/uv:
 	$(PYTHON) -m venv $(VENV)

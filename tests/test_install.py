@@ -89,6 +89,8 @@ def test_the_lock_has_one_version_of_each_requirement_on_every_python_and_system
 def test_the_lock_is_for_the_pythons_that_the_project_allows() -> None:
     allowed = Requirement(f"python{PROJECT['requires-python']}").specifier
     assert [f"3.{minor}" for minor in range(30) if f"3.{minor}.9" in allowed] == list(PYTHONS)
+    others = {"python_full_version": "3.10.13"}, {"python_full_version": "3.15.0"}
+    assert [pin for pin in LOCK if any(pin.marker.evaluate(other) for other in others)] == []
 
 
 @pytest.mark.parametrize(
