@@ -167,7 +167,7 @@ def test_a_model_of_16_bits_is_read_where_it_lies():
 @given(
     heads=st.sampled_from([(1, 1), (3, 1), (6, 3), (4, 4), (5, 5)]),
     size=st.sampled_from([2, 6, 8, 20, 32, 66]),
-    width=st.sampled_from([1, 4, 13]),
+    width=st.sampled_from([2, 4, 13]),  # a norm of one number is its sign, which rounding turns
     inner=st.sampled_from([8, 33, 72]),
     neighbours=st.booleans(),
     cache=st.sampled_from(["float32", "float16"]),
