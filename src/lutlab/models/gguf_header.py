@@ -7,7 +7,6 @@
 
 Counts, lengths and offsets are the file's word. Each is held against the bytes that are left before it is followed, so
 that a damaged file ends in one message, and no list is made before its elements are known to be there.
-Libraries that read the file again (transformers, for its tokenizer) follow the same numbers without asking.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from lutlab.errors import LutlabError
 
@@ -48,10 +47,11 @@ _OLD = "its metadata or its tensors are cut or damaged: fetch it again"
 
 
 class Elements(NamedTuple):
-    """A list among a file's keys, which is not read here: type and number of its elements."""
+    """A list among a file's keys, of which `Header.elements` reads the contents: type and number of these, and place."""
 
     type: int
     count: int
+    offset: int
 
 
 class Stored(NamedTuple):
@@ -75,6 +75,20 @@ class Header:
     def refused(self, cause: str, cure: str = _OLD) -> LutlabError:
         """The error about this file."""
         return _refusal(self.path, cause, cure)
+
+    def elements(self, key: str) -> list[Any]:
+        """The texts or numbers of a list among the keys; none where the file has no such key.
+
+        Raises:
+            LutlabError: the key is no list, or one of its texts is no UTF-8.
+        """
+        place = self.keys.get(key)
+        if place is None:
+            return []
+        if not isinstance(place, Elements):
+            raise self.refused(f"{key} is {place!r}, no list")
+        with self.path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return _Walk(self.path, data, place.offset).elements(place, key)
 
 
 def read_header(path: Path) -> Header:
@@ -105,8 +119,8 @@ def types() -> Mapping[int, tuple[str, int, int]]:
 class _Walk:
     """One pass over a header."""
 
-    def __init__(self, path: Path, data: mmap.mmap) -> None:
-        self._path, self._data, self._at = path, data, 0
+    def __init__(self, path: Path, data: mmap.mmap, at: int = 0) -> None:
+        self._path, self._data, self._at = path, data, at
 
     def header(self) -> Header:
         """Everything up to the tensors' data, and where each lies."""
@@ -156,12 +170,19 @@ class _Walk:
             self._refuse(
                 f"the list {key!r} has {count} elements, and no model's has more than {_ELEMENTS}"
             )
+        first = self._at
         if kind in _NUMBERS:
             self._at += count * width
         else:
             for _ in range(count):
                 self._skip(*self._take("Q", f"an element of {key!r}"), f"an element of {key!r}")
-        return Elements(kind, count)
+        return Elements(kind, count, first)
+
+    def elements(self, place: Elements, key: str) -> list[Any]:
+        """The contents of the list that begins here."""
+        if place.type in _NUMBERS:
+            return list(self._take(f"{place.count}{_NUMBERS[place.type]}", repr(key)))
+        return [self._text(None, f"an element of {key!r}") for _ in range(place.count)]
 
     def _tensor(self, name: str) -> Stored:
         """A tensor by its entry, its offset still the file's."""
