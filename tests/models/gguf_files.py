@@ -80,10 +80,7 @@ def write(
     if arch == "qwen3":
         writer.add_key_length(config.head_dim)
         writer.add_value_length(config.head_dim)
-    if tokenizer and keys.get("pre") == "sentencepiece":
-        keys.pop("pre")
-        add_sentencepiece(writer)
-    elif tokenizer:
+    if tokenizer:
         add_tokenizer(writer, keys.pop("pre", "gpt-2"), keys.pop("template", TEMPLATE))
     for key, value in keys.items():
         add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}
@@ -140,16 +137,3 @@ def add_tokenizer(writer: gguf.GGUFWriter, pre: str, template: str) -> None:
     writer.add_eos_token_id(0)
     writer.add_add_bos_token(True)
     writer.add_chat_template(template)
-
-
-def add_sentencepiece(writer: gguf.GGUFWriter) -> None:
-    """LLaMA's first kind of tokenizer: 3 control tokens, bytes but the last 8, 9 pieces by their scores."""
-    pieces = ["▁", "a", "t", "h", "e", "th", "▁th", "▁the", "▁a"]
-    bytes_ = [f"<0x{i:02X}>" for i in range(248)]
-    writer.add_tokenizer_model("llama")
-    writer.add_token_list(["<unk>", "<s>", "</s>", *bytes_, *pieces])
-    writer.add_token_types([2, 3, 3, *[6] * len(bytes_), *[1] * len(pieces)])
-    writer.add_token_scores([0.0] * (3 + len(bytes_)) + [-float(i) for i in range(len(pieces))])
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    writer.add_unk_token_id(0)

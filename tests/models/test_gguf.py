@@ -198,13 +198,6 @@ def test_nothing_of_a_file_or_beside_it_runs(tmp_path: Path) -> None:
     assert not mark.exists()
 
 
-def test_a_sentencepiece_vocabulary_is_cut_by_scores_and_bytes(tmp_path: Path) -> None:
-    path = gguf_files.write(tmp_path / "x.gguf", gguf_files.make("llama"), pre="sentencepiece")
-    found = load_model(spec_of(path), torch.float32, "cpu", 0).tokenizer
-    assert found.tokenize("the ate é") == ["▁the", "▁a", "t", "e", "▁", "<0xC3>", "<0xA9>"]
-    assert found("a")["input_ids"] == [1, 3 + 248 + 8]  # <s> in front
-
-
 # ---- refused ----
 
 

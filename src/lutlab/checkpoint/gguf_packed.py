@@ -89,7 +89,7 @@ def _unpack(outline: Outline, folder: Path) -> None:
 
     gguf.write_tensors(folder, held())
     quantization = {"quant_method": METHOD, "format": FORMAT, "layers": layouts}
-    gguf.write_config(folder, {**outline.config, "quantization_config": quantization})
+    gguf.write_json(folder / "config.json", {**outline.config, "quantization_config": quantization})
     write_sums(folder)
 
 

@@ -19,6 +19,7 @@ from lutlab.formats.dense import PackedDense
 from lutlab.kept.files import draft_beside
 from lutlab.lazy import PreTrainedModel, PreTrainedTokenizerBase, torch
 from lutlab.models import gguf_vocabulary
+from lutlab.models.families import ends_of_text
 from lutlab.models.gguf_blocks import Type
 from lutlab.models.gguf_file import Encoded, as_floats, check_llama, write
 from lutlab.models.gguf_names import parts
@@ -68,15 +69,14 @@ def export_gguf(
         raise LutlabError(
             f"{path} exists: lutlab overwrites no model; give a new path, or remove that file first"
         )
-    if tokenizer is not None:
-        gguf_vocabulary.checked(
-            tokenizer, model.config.vocab_size
-        )  # before layers, which take time
+    ends = ends_of_text(model)
+    if tokenizer is not None:  # before layers, which take time
+        gguf_vocabulary.checked(tokenizer, model.config.vocab_size, ends)
     offsets = _Offsets()
     found = dict(_tensors(model, wider, offsets))
     try:
         with draft_beside(path) as beside:
-            write(model.config, found, beside / path.name, tokenizer)
+            write(model.config, found, beside / path.name, tokenizer, ends)
             (beside / path.name).rename(path)
     except OSError as error:
         raise LutlabError(

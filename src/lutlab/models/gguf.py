@@ -27,13 +27,15 @@ from lutlab.kept.files import sha256_of
 from lutlab.kept.findings import cache_folder
 from lutlab.lazy import np, torch
 from lutlab.models import gguf_blocks
+from lutlab.models.files import unread
 from lutlab.models.gguf_header import FLOATS, Elements, Header, read_header
 from lutlab.models.gguf_names import OUTSIDE, PARTS, halves, heads_of
-from lutlab.models.gguf_vocabulary import read_tokenizer
+from lutlab.models.gguf_tokenizer import ends_of, read_tokenizer, special_ids
 from lutlab.models.pretrained import quiet
 
-# Raised where what is unpacked changes.
-VERSION = 2
+# Raised where another folder is unpacked; and, by kind of tokenizer, where its numbers change: these are in ids.
+VERSION = 3
+_NUMBERS = {"gpt2": 2, "llama": 3}
 DENSE = "dense"
 _SHARD_BYTES = 2**31  # of a safetensors file, and one tensor more
 _CHUNK = 2**22  # weights dequantized at a time
@@ -115,12 +117,13 @@ def is_gguf(path: str | Path) -> bool:
 
 
 def fingerprint(path: Path) -> str:
-    """Identity of a file's weights and tokenizer: its SHA-256, and the version of what is unpacked of it.
+    """Identity of a file's weights and tokenizer: its SHA-256, and the version of the numbers that are unpacked of it.
 
     Raises:
-        LutlabError: it cannot be read.
+        LutlabError: it cannot be read, or holds a model that lutlab does not read from GGUF.
     """
-    return f"gguf:{_sha256(path)}:{VERSION}"
+    kind = outline_of(path).header.keys.get("tokenizer.ggml.model")
+    return f"gguf:{_sha256(path)}:{_NUMBERS.get(kind, VERSION)}"
 
 
 def unpacked(path: Path) -> Path:
@@ -152,9 +155,9 @@ def _taken(cache: Path, name: str, path: Path, make: Callable[[Outline, Path], N
     def fill(folder: Path) -> Mapping[str, Any]:
         outline = outline_of(path)
         with quiet():
-            read_tokenizer(outline.header, outline.config["vocab_size"], folder).save_pretrained(
-                folder
-            )
+            read_tokenizer(outline.header, outline.config["vocab_size"]).save_pretrained(folder)
+            generation = {**special_tokens(outline.header), "eos_token_id": ends_of(outline.header)}
+            write_json(folder / "generation_config.json", generation)
             make(outline, folder)
         return {"file": path.name}
 
@@ -275,14 +278,13 @@ def _config(header: Header, name: str, architecture: _Architecture) -> dict[str,
     if not architecture.biases:
         config["attention_bias"] = "blk.0.attn_q.bias" in header.tensors
         config["mlp_bias"] = "blk.0.ffn_up.bias" in header.tensors
-    for ours, theirs in (("bos", "bos"), ("eos", "eos"), ("pad", "padding")):
-        token = header.keys.get(f"tokenizer.ggml.{theirs}_token_id")
-        if token is not None and not (type(token) is int and 0 <= token < config["vocab_size"]):
-            raise header.refused(
-                f"tokenizer.ggml.{theirs}_token_id is {token!r}, no token of the vocabulary"
-            )
-        config[f"{ours}_token_id"] = token
-    return config
+    return config | special_tokens(header)
+
+
+def special_tokens(header: Header) -> dict[str, int | None]:
+    """The fields of config.json that name tokens. Raises LutlabError: one is none of the vocabulary."""
+    found = special_ids(header)
+    return {f"{name}_token_id": found[name] for name in ("bos", "eos", "pad")}
 
 
 def transformers_class(model_type: str) -> str:
@@ -292,16 +294,16 @@ def transformers_class(model_type: str) -> str:
 
 def _check_keys(header: Header, name: str) -> None:
     """Refuse a key of the architecture that would change the model and is not read."""
-    for key, value in header.keys.items():
-        short = key.removeprefix(f"{name}.")
-        if short == key or short in _READ:
-            continue
-        neutral = _NEUTRAL.get(short, ())
-        if neutral is not None and value not in neutral:
-            raise header.refused(
-                f"lutlab does not read its key {key} ({value!r})",
-                "without it the model would be another one; take its safetensors",
-            )
+    keys = {
+        key.removeprefix(f"{name}."): value
+        for key, value in header.keys.items()
+        if key.startswith(f"{name}.")
+    }
+    for key, value in unread(keys, _READ, _NEUTRAL).items():
+        raise header.refused(
+            f"lutlab does not read its key {name}.{key} ({value!r})",
+            "without it the model would be another one; take its safetensors",
+        )
 
 
 def _whole(header: Header, key: str, default: int | None = None) -> int:
@@ -445,16 +447,16 @@ def _dequantized(header: Header, name: str, data: np.ndarray) -> torch.Tensor:
 
 def _unpack(outline: Outline, folder: Path) -> None:
     """Fill a folder with the model in full precision."""
-    write_config(folder, outline.config)
+    write_json(folder / "config.json", outline.config)
     write_tensors(
         folder,
         ((p.name, as_stored(outline.header, name, p.heads)) for name, p in outline.places.items()),
     )
 
 
-def write_config(folder: Path, config: Mapping[str, Any]) -> None:
-    """Write config.json."""
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+def write_json(path: Path, fields: Mapping[str, Any]) -> None:
+    """Write a file of a folder as transformers does."""
+    path.write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
 
 
 def write_tensors(folder: Path, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:

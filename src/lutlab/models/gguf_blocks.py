@@ -9,7 +9,8 @@
     TQ1_0 TQ2_0        d (c - 1)                                    256
 
 Nothing is rounded: d s and dmin t, of at most 19 bits, are float32 numbers, and dequantized a weight is the float32
-that the package gguf makes. The other types of ggml take their weights from tables of values that have no such form.
+that the package gguf makes, but that a -0 is a 0. The other types of ggml take their weights from tables of values
+that have no such form.
 """
 
 from __future__ import annotations

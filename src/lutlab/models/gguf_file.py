@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,7 +46,7 @@ def check_llama(model: PreTrainedModel) -> None:
     """Refuse what is not written as architecture `llama`.
 
     Raises:
-        LutlabError: another model type, no head, biases, another activation, rotary embeddings that are not plain.
+        LutlabError: another model type, no head, a bias, another activation, rotary embeddings that are not plain.
     """
     config = model.config
     if config.model_type != "llama" or model.get_output_embeddings() is None:
@@ -55,8 +55,9 @@ def check_llama(model: PreTrainedModel) -> None:
             f"'{config.model_type}': keep it with lutlab.save"
         )
     rope = config.rope_parameters
+    bias = next((name for name, _ in model.named_parameters() if name.endswith(".bias")), None)
     unlike = {
-        "biases": config.attention_bias or config.mlp_bias,
+        f"the bias {bias}": bias,
         f"the activation {config.hidden_act}": config.hidden_act != "silu",
         f"rotary embeddings of {rope}": rope.get("rope_type", "default") != "default",
     }
@@ -72,8 +73,16 @@ def write(
     found: Mapping[str, Encoded],
     path: Path,
     tokenizer: PreTrainedTokenizerBase | None = None,
+    ends: Collection[int] = (),
 ) -> None:
     """Write a file: the numbers of the config, the tokenizer's vocabulary, and tensors.
+
+    Args:
+        config: config of the architecture.
+        found: GGUF's name and value of every tensor.
+        path: path of the new file.
+        tokenizer: the model's; None: the file has no vocabulary.
+        ends: tokens that end a text, beside the tokenizer's own.
 
     Raises:
         LutlabError: a tokenizer that GGUF has no place for.
@@ -87,7 +96,7 @@ def write(
         if tokenizer is None:
             writer.add_tokenizer_model("none")
         else:
-            add_vocabulary(writer, tokenizer, config.vocab_size)
+            add_vocabulary(writer, tokenizer, config.vocab_size, ends)
         for name, tensor in found.items():
             _add(writer, name, tensor)
         writer.write_header_to_file()

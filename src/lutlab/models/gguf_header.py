@@ -47,7 +47,7 @@ _OLD = "its metadata or its tensors are cut or damaged: fetch it again"
 
 
 class Elements(NamedTuple):
-    """A list among a file's keys, of which `Header.elements` reads the contents: type and number of these, and place."""
+    """A list among a file's keys, whose contents `Header.elements` reads: their type, their number and their place."""
 
     type: int
     count: int
@@ -87,7 +87,10 @@ class Header:
             return []
         if not isinstance(place, Elements):
             raise self.refused(f"{key} is {place!r}, no list")
-        with self.path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        with (
+            self.path.open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+        ):
             return _Walk(self.path, data, place.offset).elements(place, key)
 
 

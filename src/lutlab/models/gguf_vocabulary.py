@@ -1,4 +1,4 @@
-"""A tokenizer in GGUF's keys, written and read: byte-level BPE, which llama.cpp calls `gpt2`; read, also `llama`.
+"""A tokenizer written in GGUF's keys: byte-level BPE, which llama.cpp calls `gpt2`.
 
 Beside tokens and merges a file names the way in which a text is split before them (`tokenizer.ggml.pre`), since
 llama.cpp has no other place for it. It is found by what the tokenizer does, not by the model's name; a tokenizer that
@@ -8,14 +8,11 @@ splits, normalizes or ends a text in a way that is not below is refused, and nev
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from lutlab.errors import LutlabError
-from lutlab.lazy import PreTrainedTokenizerBase, transformers
-from lutlab.models.gguf_header import Header
-from lutlab.models.pretrained import tokenizer_in_gguf
+from lutlab.lazy import PreTrainedTokenizerBase
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter
@@ -34,32 +31,41 @@ SPLITTING = {
 _NAMES = {steps: name for name, steps in SPLITTING.items()}
 WHOLE_FIRST = "llama-bpe"  # a word that is a token is not merged
 _SPECIAL = ("bos", "eos", "unk", "pad")
+_ENDS = ("eot", "eom")  # keys of tokens that end a text, beside eos
 
 
-def checked(tokenizer: PreTrainedTokenizerBase, size: int) -> dict[str, Any]:
-    """What is in the tokenizer's tokenizer.json, which a GGUF file of a model with `size` embeddings can say.
+def checked(
+    tokenizer: PreTrainedTokenizerBase, size: int, ends: Collection[int] = ()
+) -> dict[str, Any]:
+    """What is in the tokenizer's tokenizer.json, which a GGUF file can say.
+
+    Args:
+        tokenizer: the model's.
+        size: number of the model's embeddings.
+        ends: tokens that end a text, beside the tokenizer's own.
 
     Raises:
         LutlabError: the tokenizer is not byte-level BPE, or does what a GGUF file cannot say.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     spec = {} if backend is None else json.loads(backend.to_str())
-    for why in _obstacles(tokenizer, spec, size):
+    for why in _obstacles(tokenizer, spec, size, ends):
         raise LutlabError(
             f"the tokenizer {why}: pass tokenizer=None for a file without vocabulary, whose tokens go in and out by id"
         )
     return spec
 
 
-def add_vocabulary(writer: GGUFWriter, tokenizer: PreTrainedTokenizerBase, size: int) -> None:
-    """Add tokens, merges, special tokens and chat template to a file of a model with `size` embeddings.
-
-    Raises:
-        LutlabError: what `checked` refuses.
-    """
+def add_vocabulary(
+    writer: GGUFWriter,
+    tokenizer: PreTrainedTokenizerBase,
+    size: int,
+    ends: Collection[int] = (),
+) -> None:
+    """Add tokens, merges, special tokens and chat template to a file. Arguments and errors: `checked`."""
     import gguf
 
-    spec = checked(tokenizer, size)
+    spec = checked(tokenizer, size, ends)
     added = {token["id"]: token for token in spec["added_tokens"]}
     by_id = {number: token for token, number in spec["model"]["vocab"].items()}
     by_id |= {number: token["content"] for number, token in added.items()}
@@ -76,6 +82,8 @@ def add_vocabulary(writer: GGUFWriter, tokenizer: PreTrainedTokenizerBase, size:
     for name in _SPECIAL:
         if (number := getattr(tokenizer, f"{name}_token_id")) is not None:
             getattr(writer, f"add_{name}_token_id")(number)
+    for name, number in zip(_ENDS, _other_ends(tokenizer, ends), strict=False):
+        getattr(writer, f"add_{name}_token_id")(number)
     before, behind = _around(tokenizer)
     writer.add_add_bos_token(bool(before))
     writer.add_add_eos_token(bool(behind))
@@ -86,8 +94,13 @@ def add_vocabulary(writer: GGUFWriter, tokenizer: PreTrainedTokenizerBase, size:
         writer.add_chat_template(template)
 
 
+def _other_ends(tokenizer: PreTrainedTokenizerBase, ends: Collection[int]) -> list[int]:
+    """Tokens that end a text beside the tokenizer's own, ascending."""
+    return sorted(set(ends) - {tokenizer.eos_token_id})
+
+
 def _obstacles(
-    tokenizer: PreTrainedTokenizerBase, spec: Mapping[str, Any], size: int
+    tokenizer: PreTrainedTokenizerBase, spec: Mapping[str, Any], size: int, ends: Collection[int]
 ) -> Iterator[str]:
     """What a GGUF file cannot say of a tokenizer, in words."""
     model = spec.get("model") or {}
@@ -115,6 +128,8 @@ def _obstacles(
         yield f"has a token of id {most}, and the model {size} embeddings"
     if tokenizer.eos_token_id is None:
         yield "has no eos_token, and llama.cpp would take token 11 for it"
+    if len(others := _other_ends(tokenizer, ends)) > len(_ENDS):
+        yield f"and generation_config.json end a text at {len(others) + 1} tokens, of which GGUF names {len(_ENDS) + 1}"
     if _around(tokenizer) is None:
         yield "adds other tokens to a text than one bos_token before and one eos_token behind it"
 
@@ -145,71 +160,3 @@ def _around(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]] |
             if whole == [*before, *inner, *behind]:
                 return before, behind
     return None
-
-
-# ---- read ----
-
-
-def read_tokenizer(header: Header, embeddings: int, folder: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of a file, made by transformers; a link to the file lies in the empty folder meanwhile.
-
-    Raises:
-        LutlabError: transformers cannot make it, or would cut text elsewhere than llama.cpp; it has more tokens than
-            the model has embeddings.
-    """
-    kind, pre = header.keys.get("tokenizer.ggml.model"), header.keys.get("tokenizer.ggml.pre")
-    if kind != "llama" and (kind != "gpt2" or pre not in SPLITTING):
-        raise header.refused(
-            f"its tokenizer (tokenizer.ggml.model, .pre) is {kind!r}, {pre!r}, and lutlab cuts text as "
-            f"'llama' and, of 'gpt2', {', '.join(SPLITTING)} do",
-            "take the model's safetensors and tokenizer.json",
-        )
-    link = folder / "model.gguf"
-    link.symlink_to(header.path.resolve())
-    asked = {}
-    if pre == WHOLE_FIRST:  # llama.cpp's default of it
-        asked["add_bos_token"] = header.keys.get("tokenizer.ggml.add_bos_token", True)
-    try:
-        found = tokenizer_in_gguf(folder, link.name, **asked)
-        backend = _backend(found, header, kind, pre)
-    except Exception as error:  # of many kinds: struct's, the Rust tokenizers' own a bare Exception
-        said = str(error).strip().partition("\n")[0]
-        cause = f"its tokenizer cannot be read ({type(error).__name__}: {said})"
-        raise header.refused(cause) from error
-    finally:
-        link.unlink()
-    tokens = backend.get_vocab_size()
-    if tokens > embeddings:
-        raise header.refused(
-            f"its tokenizer has {tokens} tokens, and the model {embeddings} embeddings"
-        )
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=backend, chat_template=found.chat_template, **found.special_tokens_map
-    )
-
-
-def _backend(made: PreTrainedTokenizerBase, header: Header, kind: str, pre: Any) -> Any:
-    """What transformers made of a file, with the tokens of the file alone, and cutting text as the file says."""
-    from tokenizers import Tokenizer, pre_tokenizers
-
-    said = json.loads(made.backend_tokenizer.to_str())
-    count = header.keys["tokenizer.ggml.tokens"].count
-    said["added_tokens"] = [one for one in said["added_tokens"] if one["id"] < count]
-    if pre == WHOLE_FIRST:
-        said["model"]["ignore_merges"] = True  # a word that is a token is that token
-    found = Tokenizer.from_str(json.dumps(said))
-    if kind == "gpt2":
-        parts = [_step(*step) for step in SPLITTING[pre]]
-        found.pre_tokenizer = pre_tokenizers.Sequence(parts)
-    return found
-
-
-def _step(kind: str, how: Any) -> Any:
-    """A step of SPLITTING."""
-    from tokenizers import Regex, pre_tokenizers
-
-    if kind == "Digits":
-        return pre_tokenizers.Digits(individual_digits=how)
-    if kind == "Split":
-        return pre_tokenizers.Split(Regex(how), behavior="isolated")
-    return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=how)
