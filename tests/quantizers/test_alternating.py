@@ -237,7 +237,7 @@ def test_binary_codes_err_no_more_than_the_uniform_ones_they_contain(kind, q, co
     symmetric = torch.cat(planes, dim=1) @ torch.from_numpy(signs(q)).T
     assert (plain <= nearest_error(weight, symmetric) + slack).all()
     assert (extended <= plain + slack).all()
-    for variant in ("gptq", "awq"):
+    for variant in ("gptq", "awq", "autoawq"):
         error, centre = rtn_of(weight, q, variant)
         moved = centre.abs() * 2.0**-11 + 2.0**-24 if dtype == torch.float16 else 0.0
         assert (extended <= (error.sqrt() + columns**0.5 * moved) ** 2 + slack).all()

@@ -38,8 +38,9 @@ def uniform_book(q, variant="gptq", half=False):
 
     def fit(values):
         low, high = values.amin(1), values.amax(1)
-        if variant == "gptq":
+        if variant != "autoawq":
             low, high = low.clamp(max=0), high.clamp(min=0)
+        if variant == "gptq":
             empty = (low == 0) & (high == 0)
             low[empty], high[empty] = -1, 1
             scale = (high - low) / top
@@ -74,7 +75,7 @@ def by_channel(tensor):
     block_size=st.sampled_from([1, 8, 20, 128]),
     act_order=st.booleans(),
     static_groups=st.booleans(),
-    variant=st.sampled_from(["gptq", "awq"]),
+    variant=st.sampled_from(["gptq", "awq", "autoawq"]),
     damp=st.sampled_from([0.01, 0.1]),
     seed=st.integers(0, 2**31),
 )

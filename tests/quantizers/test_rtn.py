@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lutlab import formats
+from lutlab.compress.calibrate import stats_of
 from lutlab.errors import LutlabError
+from lutlab.quantizers.awq import AWQ
 from lutlab.quantizers.rtn import RTN
 
 
@@ -28,6 +30,12 @@ def gptq_quantizer(group: torch.Tensor, q: int, symmetric: bool) -> torch.Tensor
 
 
 def awq_quantizer(group: torch.Tensor, q: int, symmetric: bool = False) -> torch.Tensor:
+    """AWQ's rule over a range that holds 0."""
+    held = torch.cat([group, torch.zeros(1)])
+    return autoawq_quantizer(held, q, symmetric)[:-1]
+
+
+def autoawq_quantizer(group: torch.Tensor, q: int, symmetric: bool = False) -> torch.Tensor:
     """AWQ pseudo_quantize_tensor, zero_point=not symmetric; of one bit it has no symmetric form."""
     if symmetric:
         half = 2 ** (q - 1)
@@ -39,7 +47,7 @@ def awq_quantizer(group: torch.Tensor, q: int, symmetric: bool = False) -> torch
     return (level - zero) * scale
 
 
-NAIVE = {"gptq": gptq_quantizer, "awq": awq_quantizer}
+NAIVE = {"gptq": gptq_quantizer, "awq": awq_quantizer, "autoawq": autoawq_quantizer}
 
 
 def naive(weight: torch.Tensor, q: int, g: int, variant: str, symmetric: bool) -> torch.Tensor:
@@ -69,12 +77,23 @@ def test_in_float32_equal_to_the_repositories(variant, q, g, in_features, mean, 
     assert not symmetric or bool((tensor.zero_point == 2 ** (q - 1)).all())
 
 
-def test_gptq_forces_zero_into_the_range_and_awq_does_not():
-    weight = torch.linspace(3.0, 4.0, 16).unsqueeze(0)
-    gptq = RTN("gptq", "fp32").quantize(weight, 4, -1)
-    awq = RTN("awq", "fp32").quantize(weight, 4, -1)
-    assert gptq.scale.item() == pytest.approx(4 / 15)
-    assert awq.scale.item() == pytest.approx(1 / 15)
+@pytest.mark.parametrize("method", [RTN("gptq"), RTN("awq"), AWQ(clip=False, grid=1)])
+@pytest.mark.parametrize(("low", "high"), [(0.5, 0.5), (1.0, 2.0), (-4.0, -3.0)])
+def test_weights_on_one_side_of_zero_are_within_a_step(method, low, high):
+    weight = torch.linspace(low, high, 128).unsqueeze(0)
+    prepared = () if isinstance(method, RTN) else (method.prepare(stats_of(torch.eye(128))),)
+    for q in (2, 4, 8):
+        error = (formats.dequantize(method.quantize(weight, q, 32, *prepared)) - weight).abs().max()
+        assert error <= 0.501 * max(abs(low), abs(high)) / (2**q - 1)
+
+
+def test_autoawqs_own_rule_loses_them():
+    weight = torch.full((1, 128), 0.5)
+    assert formats.dequantize(RTN("autoawq").quantize(weight, 4, 32)).max() < 2e-5
+    both = torch.linspace(-1.0, 2.0, 128).unsqueeze(0)
+    first, second = (RTN(variant).quantize(both, 4, 128) for variant in ("awq", "autoawq"))
+    assert torch.equal(first.codes, second.codes)
+    assert torch.equal(first.scale, second.scale)
 
 
 @pytest.mark.parametrize("scale_dtype", ["fp16", "fp32"])

@@ -29,7 +29,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import get_args
 
 from lutlab.groups import blocks, group_count
 from lutlab.lazy import np, torch
@@ -45,6 +44,7 @@ NOISE = 2.0**-46
 # another 6 and 10 % of the squared error (3 % with offset); two more, of 0.55 and 0.4, take nothing, and add 2 % at
 # q = 2 to weights with heavy tails.
 CLIPS = (1.0, 0.85, 0.7)
+RULES: tuple[Rule, ...] = ("gptq", "autoawq")  # of RTN's grids among the starts
 # B^T B holds integers; a pivot below this share of its diagonal g is a plane that depends on the others.
 SINGULAR = 1e-9
 
@@ -315,7 +315,7 @@ def _grids(data: SortedGroups, q: int) -> list[torch.Tensor]:
     top = 2**q - 1
     step, centre = (high.double() - low.double()) / top, (high.double() + low.double()) / 2
     grids = [uniform_planes(clip * step, q, centre) for clip in CLIPS]
-    for variant in get_args(Rule):
+    for variant in RULES:
         scale, zero = Grid(variant, "fp16").of_range(low, high, q)
         scale = scale.double()
         grids.append(uniform_planes(scale, q, scale * (top / 2 - zero.double())))

@@ -2,10 +2,13 @@
 
     s = (max - min) / (2^q - 1),  zero = round(-min / s)        levels 0 .. 2^q - 1 stand for s * (level - zero)
 
-Two rules of the same name, and the papers use both:
+Two rules of the same name, and the papers use both; 0 is forced into [min, max]:
 
-    gptq   GPTQ quant.py: 0 is forced into [min, max]; a group of zeros gets the range [-1, 1]
-    awq    AWQ pseudo_quantize_tensor: the range is the weights' own, at least 1e-5; zero is clamped to 0 .. 2^q - 1
+    gptq     GPTQ quant.py: a group of zeros gets the range [-1, 1]
+    awq      AWQ pseudo_quantize_tensor: the range is at least 1e-5; zero is clamped to 0 .. 2^q - 1
+
+    autoawq  the second as AutoAWQ has it, the range the weights' own: a group on one side of 0 is shifted by the
+             clamped zero, and weights of 1 .. 2 err by up to 88 %. The same grid wherever a group has both signs.
 
 Both have a symmetric form, with zero = 2^(q-1) in every group, by the largest absolute weight:
 
@@ -24,7 +27,7 @@ from typing import Literal
 from lutlab.errors import LutlabError
 from lutlab.lazy import torch
 
-Rule = Literal["gptq", "awq"]
+Rule = Literal["gptq", "awq", "autoawq"]
 ScaleDtype = Literal["fp16", "fp32"]
 # Smallest scale stored, so that a group of tiny weights does not divide by zero: float16's smallest number; and for
 # float32 one whose half (Eq. 5 stores s / 2) still has all 24 bits.
@@ -65,8 +68,9 @@ class Grid:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """As `fit`; a scale beyond scale_dtype's range is inf."""
         top = 2**q - 1
-        if self.variant == "gptq":
+        if self.variant != "autoawq":
             low, high = low.clamp(max=0), high.clamp(min=0)
+        if self.variant == "gptq":
             empty = (low == 0) & (high == 0)
             low, high = low.masked_fill(empty, -1), high.masked_fill(empty, 1)
         if self.symmetric:
@@ -81,4 +85,4 @@ class Grid:
         if self.symmetric:
             return scale, torch.full_like(scale, 2 ** (q - 1))
         zero = torch.round(-low / scale)
-        return scale, zero.clamp(0, top) if self.variant == "awq" else zero
+        return scale, zero if self.variant == "gptq" else zero.clamp(0, top)
