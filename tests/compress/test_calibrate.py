@@ -3,6 +3,7 @@
 import pytest
 import torch
 from tests.models.architectures import CAUSAL, CONFIGS, config, make, randomized, token_ids
+from torch.nn import functional
 
 from lutlab.compress import calibrate
 from lutlab.compress.calibrate import advance, capture, observe, stats_of
@@ -181,3 +182,39 @@ def test_statistics_of_a_matrix():
     assert stats.tokens == 2
     half = stats_of(torch.full((3, 2), 300.0).half())  # 300^2 is beyond float16
     assert half.hessian.tolist() == [[9e4, 9e4], [9e4, 9e4]]
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_padding_on_either_side_counts_for_nothing(name, side):
+    """The reference is each text alone, which needs no padding and no mask."""
+    model, lengths = make(name), (5, 16, 9)
+    texts = [(token_ids(1, 16)[:, :length] + row) % 260 for row, length in enumerate(lengths)]
+    pads = [(16 - length, 0) if side == "left" else (0, 16 - length) for length in lengths]
+    ids, mask = (
+        torch.cat(
+            [functional.pad(one, pad, value=value) for one, pad in zip(rows, pads, strict=True)]
+        )
+        for rows, value in ((texts, 7), ([torch.ones_like(text) for text in texts], 0))
+    )
+    found = second_block(model, {"input_ids": ids, "attention_mask": mask})
+    alone = [second_block(model, text) for text in texts]
+    for shared, stats in found.items():
+        parts = [
+            (one[shared], length / sum(lengths)) for one, length in zip(alone, lengths, strict=True)
+        ]
+        assert stats.tokens == sum(lengths)
+        hessian = sum(share * one.hessian for one, share in parts)
+        torch.testing.assert_close(
+            stats.hessian, hessian, rtol=1e-4, atol=1e-4 * hessian.abs().max()
+        )
+        mean = sum(share * one.mean_abs for one, share in parts)
+        torch.testing.assert_close(stats.mean_abs, mean, rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def second_block(model, windows):
+    """Statistics of the inputs of the second block's linear layers."""
+    blocks, inputs = decoder_blocks(model), capture(model, windows)
+    inputs, _ = advance(blocks[0], inputs)
+    return observe(blocks[1], inputs, family_of(model.config).inputs)

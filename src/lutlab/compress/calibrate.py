@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from lutlab.arguments import described, token_ids
 from lutlab.errors import LutlabError
 from lutlab.models.contract import SharedInput
-from lutlab.models.families import decoder_blocks
+from lutlab.models.families import decoder_blocks, with_positions
 from lutlab.tensors import CalibStats
 
 # Token ids [samples, S] int64, or what a tokenizer returns of padded texts: input_ids, attention_mask, …, of that shape
@@ -116,7 +116,7 @@ def capture(model: PreTrainedModel, windows: Windows) -> BlockInputs:
         for start in range(0, samples, size):
             batch = {k: v[start : start + size].to(model.device) for k, v in named.items()}
             with suppress(_Stop):
-                model(**batch, use_cache=False)
+                model(**with_positions(model, batch), use_cache=False)
     finally:
         hook.remove()
     tokens = [None] * len(hidden) if mask is None else mask.bool().to(model.device).split(size)

@@ -18,6 +18,7 @@ from lutlab.errors import LutlabError
 from lutlab.evaluators import check_task, context_length, evaluation_mode, needed, text_facts
 from lutlab.evaluators.contract import Evaluator, Metric
 from lutlab.lazy import PreTrainedModel, PreTrainedTokenizerBase, torch
+from lutlab.models.families import with_positions
 from lutlab.registry import register
 from lutlab.specs import MNLI_LABELS, Measurement, Subject
 
@@ -156,7 +157,7 @@ def scores(
             batch = order[start : start + BATCH_PAIRS]
             inputs: Mapping[str, Any] = encoded(tokenizer, [some[i] for i in batch], window)
             inputs = {name: value.to(model.device) for name, value in inputs.items()}
-            found[batch] = model(**inputs).logits.float().cpu()
+            found[batch] = model(**with_positions(model, inputs)).logits.float().cpu()
     if not torch.isfinite(found).all():
         raise LutlabError(
             f"a score is inf or nan: the logits overflow {model.dtype} or the weights are broken; try dtype=float32"

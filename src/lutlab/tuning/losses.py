@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from lutlab.errors import LutlabError
-from lutlab.models.families import decoder_blocks
+from lutlab.models.families import decoder_blocks, with_positions
 from lutlab.models.new_head import head_of
 
 # Of so many windows one is held out.
@@ -104,7 +104,7 @@ def _logits(model: PreTrainedModel, samples: Samples) -> torch.Tensor:
     """Logits in float32: [B, classes] of pairs, [B * (S - 1), V] of windows."""
     if isinstance(samples, Labelled):
         inputs = {name: one.to(model.device) for name, one in samples.trimmed().items()}
-        return model(**inputs).logits.float()
+        return model(**with_positions(model, inputs)).logits.float()
     found = model(input_ids=samples.to(model.device), use_cache=False).logits
     return found[:, :-1].flatten(0, 1).float()
 
