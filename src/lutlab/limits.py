@@ -23,6 +23,7 @@ CountFrom0 = Annotated[int, Field(ge=0, le=MOST)]
 Threads = Annotated[int, Field(ge=1, le=4096)]  # that some machine has
 Budget = Annotated[float, Field(gt=0)]  # stored bits a weight
 _FOLDER = re.compile(r"\w[\w.+=-]{0,99}")  # a folder's name has 255 bytes
+_PROJECT, _NOT_IN_A_PROJECT = 128, "/\\#?%:"  # wandb's own rule (Settings.validate_project)
 _PATH, _NAME = 4000, 255  # characters of a path, bytes of each part: Linux's and macOS's limits
 
 
@@ -38,6 +39,17 @@ def a_path(name: str, value: object) -> None:
     if len(path) > _PATH or max(map(len, path.encode().split(b"/"))) > _NAME:
         raise LutlabError(
             f"{name}={path}: give a path of at most {_PATH} characters, each part of at most {_NAME}"
+        )
+
+
+def a_project(name: str, value: str) -> None:
+    """A name that Weights & Biases takes for a project, told before anything is measured."""
+    wrong = sorted(set(_NOT_IN_A_PROJECT) & set(value))
+    if wrong or not 0 < len(value) <= _PROJECT:
+        cause = f"it has {' '.join(wrong)}" if wrong else f"it has {len(value)} characters"
+        raise LutlabError(
+            f"{name}={value}: no name of a W&B project, {cause}: give at most {_PROJECT} characters, none "
+            f"of {' '.join(_NOT_IN_A_PROJECT)}; the account is wandb's own setting (WANDB_ENTITY)"
         )
 
 

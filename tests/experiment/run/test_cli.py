@@ -31,6 +31,12 @@ MISTAKES = [
     ),
     (["method=[rtn,bcq]"], "give one method; a sweep over several has no brackets: method=rtn,bcq"),
     (["q=2,,3"], "q=2,,3 cannot be read: several values are a sweep, as q=2,3"),
+    (
+        ["model.id=/a(1)"],
+        "cannot be read.*other characters go in quotes inside the argument, as .*'/a path",
+    ),
+    (["model=folder", "model.id=/a, b/c"], "no model in folder /a: .*comma: .model.id='<path>'"),
+    (["logger.project=me/mine"], r"logger.project=me/mine: no name of a W&B project, it has /"),
     (["skip='*.fc1'"], r"skip=\*.fc1: give a list, as skip=\[\*.fc1\]"),
     (["evaluate=ppl:ptb,weight_error"], r"give a list, as evaluate=\[ppl:ptb,weight_error\]"),
     (["rows=[opt-30b]"], "rows= chooses rows of a table: name it, as .exp=table4"),

@@ -199,7 +199,8 @@ class _Line:
         if equals:
             return (
                 f"{argument} cannot be read: several values are a sweep, as q=2,3; a list has brackets, as "
-                "rows=[a,b]; no blanks; quote an argument with other characters, as \"skip=['*.fc2']\""
+                "rows=[a,b]; other characters go in quotes inside the argument, as \"skip=['*.fc2']\" or "
+                "\"model.id='/a path (2)'\""
             )
         if colon:
             return f"{argument}: write {bare}={rest}"
@@ -209,7 +210,7 @@ class _Line:
             return f"{argument}: write mode={bare}"
         if bare in self._top() or bare in self.keys:
             return f"{argument}: the value is missing: write {bare}=<value>, without blanks"
-        return f"{argument}: write <key>=<value>, without blanks; --help names all keys"
+        return f"{argument}: write <key>=<value>, a value with blanks as \"model.id='/a path'\"; --help names all keys"
 
     def repeated(self) -> Iterator[str]:
         """Say which keys are given twice: of values the last is taken, with a warning; of sweeps that is no answer."""

@@ -34,6 +34,7 @@ from lutlab.limits import (
     a_folder_name,
     a_group_size,
     a_path,
+    a_project,
     a_seed,
 )
 from lutlab.specs import ModelSpec, Options, Tuning
@@ -151,7 +152,7 @@ class Logger:
     """
 
     mode: Logging
-    project: str = "lutlab"
+    project: Annotated[str, a_project] = "lutlab"
     records: Annotated[str | None, a_path] = None
 
 
