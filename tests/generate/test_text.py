@@ -2,12 +2,13 @@
 
 import pytest
 import torch
-from tests.models.architectures import make
+from tests.models.architectures import config, make, randomized
 from tests.tiny_models import byte_tokenizer
 
 import lutlab
 from lutlab.errors import LutlabError
 from lutlab.generate.text import Chooser, encoded
+from lutlab.models.families import model_class
 
 PROMPTS = ["the other", "a näther ether", "e"]
 TEMPLATE = (
@@ -157,3 +158,29 @@ def test_mistakes(model, tokenizer, arguments, message):
 def test_nan_logits_are_refused():
     with pytest.raises(LutlabError, match="NaN"):
         Chooser()(torch.full((1, 4), torch.nan))
+
+
+def test_what_generation_config_asks_beyond_ends_is_said_once(
+    model, tokenizer, monkeypatch, caplog
+):
+    monkeypatch.setattr(model.generation_config, "repetition_penalty", 1.3)
+    for _ in range(2):
+        lutlab.complete(model, tokenizer, "e", tokens=2)
+    found = [line for line in caplog.messages if "repetition_penalty=1.3" in line]
+    assert len(found) == 1
+
+
+def test_a_rotation_that_changes_with_the_length_keeps_its_first_context():
+    """Of longrope, transformers' own cache holds keys of the other rotation from there on."""
+    rope = {
+        "rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4,
+        "factor": 4.0, "original_max_position_embeddings": 32,
+    }  # fmt: skip
+    chosen = config("llama-1")
+    chosen.rope_parameters = rope
+    model = randomized(model_class(chosen).from_config(chosen))
+    assert lutlab.engine(model).length == 32
+    with pytest.raises(
+        LutlabError, match=r"context is 32 tokens of 64: .*longrope.* at most as many"
+    ):
+        lutlab.engine(model, length=33)

@@ -90,7 +90,7 @@ def test_weights_missing_for_the_config(folder):
 
 def test_weights_without_a_place_in_the_config(folder):
     change_config(folder, num_hidden_layers=1)
-    refused(folder, r"holds 8 weights of decoder blocks .*no place for.*num_hidden_layers")
+    refused(folder, r"holds 16 tensors .*no place for.*num_hidden_layers")
 
 
 def test_weights_of_other_shapes(folder):

@@ -11,10 +11,10 @@ At 4 bits the eight fields of a word are interleaved: field p holds column 8 w +
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
-from lutlab.checkpoint.layout import Layout, Numbers, Shapes, Size, Tensors
+from lutlab.checkpoint.layout import Layout, Numbers, Shapes, Size, Tensors, check_symmetric
 from lutlab.errors import LutlabError
 from lutlab.formats.code_words import WORD, unpack_words
 from lutlab.groups import Width
@@ -25,10 +25,18 @@ FIELD_OF_COLUMN = (0, 4, 1, 5, 2, 6, 3, 7)  # column 8 w + i is in field FIELD_O
 
 
 class AWQLayout(Layout):
-    """Layout of one checkpoint; its config states no widths, which shapes tell."""
+    """Layout of one checkpoint; its config states no widths, which shapes tell.
+
+    Args beside a Layout's:
+        symmetric: whether config.json says that zero points are 2^(q-1).
+    """
 
     mark: ClassVar[str] = "qweight"
     needed: ClassVar[tuple[str, ...]] = ("qweight", "qzeros", "scales")
+
+    def __init__(self, sizes: Iterable[int] = (), symmetric: bool = False) -> None:
+        super().__init__(sizes=sizes)
+        self._symmetric = symmetric
 
     def bits_of(self, shapes: Shapes, size: Size) -> int:
         """See Layout."""
@@ -50,6 +58,8 @@ class AWQLayout(Layout):
         codes, zero = (
             _unpack(self.words(tensors, name), q, rows) for name in ("qweight", "qzeros")
         )
+        if self._symmetric:
+            check_symmetric(zero, q, "zero_point is false")
         return codes.T, self.floats(tensors, "scales").T, zero.T, None
 
 
@@ -76,4 +86,5 @@ def awq_layout(config: Mapping[str, Any]) -> AWQLayout:
             "version gemm (AutoAWQ: quant_config={'version': 'GEMM'})"
         )
     sizes = (config.get("group_size"), config.get("q_group_size"))
-    return AWQLayout(sizes=[size for size in sizes if isinstance(size, int)])
+    symmetric = config.get("zero_point") is False
+    return AWQLayout([size for size in sizes if isinstance(size, int)], symmetric)

@@ -17,15 +17,15 @@ two layouts, the second also by its older name, naive-quantized.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
-from lutlab.checkpoint.layout import Layout, Numbers, Shapes, Size, Tensors
-from lutlab.checkpoint.saving import check_saved, save_as, uniform_of
+from lutlab.checkpoint.layout import Layout, Numbers, Shapes, Size, Tensors, check_symmetric
+from lutlab.checkpoint.saving import check_saved, original_of, save_as, uniform_of
 from lutlab.checkpoint.transformers import quantized_layers
 from lutlab.errors import LutlabError, nearest
 from lutlab.formats.code_words import WORD, pack_words, unpack_words
@@ -170,8 +170,7 @@ def _scheme(
 
 def _check_linear(model: PreTrainedModel, names: list[str]) -> None:
     """compressed-tensors has no place for GPT-2's Conv1D."""
-    with torch.device("meta"):
-        original = type(model)(model.config)
+    original = original_of(model)
     for name in names:
         module = original.get_submodule(name)
         if not isinstance(module, nn.Linear):
@@ -185,9 +184,24 @@ def _check_linear(model: PreTrainedModel, names: list[str]) -> None:
 
 
 class _CompressedTensors(Layout):
-    """Codes and zero points as integers that are counted from -2^(q-1), or packed from 0 on."""
+    """Codes and zero points as integers that are counted from -2^(q-1), or packed from 0 on.
+
+    Args beside a Layout's:
+        symmetric: whether config.json says that there are no zero points; None: of some layers, or nothing.
+        reordered: whether config.json says that groups are of reordered channels (actorder: group).
+    """
 
     others: ClassVar[tuple[str, ...]] = ("weight_zero_point", "weight_g_idx")
+
+    def __init__(
+        self,
+        bits: Iterable[int],
+        sizes: Iterable[int],
+        symmetric: bool | None = None,
+        reordered: bool = False,
+    ) -> None:
+        super().__init__(bits, sizes)
+        self._symmetric, self._reordered = symmetric, reordered
 
     def groups(self, shapes: Shapes) -> int:
         """G by the scales, [N, G], or one number of the whole weight."""
@@ -196,7 +210,7 @@ class _CompressedTensors(Layout):
 
     def bits_of(self, shapes: Shapes, size: Size) -> int:
         """See Layout."""
-        if "weight_g_idx" in shapes:
+        if "weight_g_idx" in shapes or self._reordered:
             raise LutlabError(
                 "weight_g_idx, of groups of reordered channels (actorder: group), is not read from compressed-tensors: "
                 "quantize with actorder static (or weight), or save as GPTQ"
@@ -214,6 +228,13 @@ class _CompressedTensors(Layout):
             raise LutlabError(
                 f"weight_scale is {list(scale.shape)} for N = {rows} rows (strategy block?), and lutlab reads scales "
                 "by group, channel or tensor: quantize with one of these strategies"
+            )
+        if self._symmetric and zero is not None:
+            check_symmetric(zero, q, "symmetric is true")
+        if self._symmetric is False and zero is None:
+            raise LutlabError(
+                "config.json says that weights are asymmetric (symmetric is false), and there is no weight_zero_point: "
+                "files are incomplete, or of another model; copy the folder again"
             )
         if zero is None:
             zero = torch.full(scale.shape, 2 ** (q - 1), dtype=torch.int16)
@@ -315,7 +336,13 @@ def compressed_tensors_layout(config: Mapping[str, Any]) -> Layout:
     weights = [group["weights"] for group in groups]
     bits = [int(one["num_bits"]) for one in weights]
     sizes = [int(one["group_size"]) for one in weights if one.get("group_size")]
-    return (PackQuantized if formats == {PACKED} else IntQuantized)(bits, sizes)
+    symmetric = {one.get("symmetric") for one in weights}
+    return (PackQuantized if formats == {PACKED} else IntQuantized)(
+        bits,
+        sizes,
+        symmetric.pop() if len(symmetric) == 1 else None,
+        any(one.get("actorder") == "group" for one in weights),
+    )
 
 
 def _beyond_weights(config: Mapping[str, Any], groups: list[Mapping[str, Any]]) -> Iterator[str]:

@@ -11,7 +11,7 @@ dense model is never there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,19 +19,19 @@ from typing import Any
 from lutlab.checkpoint.awq import awq_layout
 from lutlab.checkpoint.compressed_tensors import compressed_tensors_layout
 from lutlab.checkpoint.gptq import FIELD, TENS, GPTQLayout, auto_round_layout, gptq_layout
+from lutlab.checkpoint.keys import READ, check_keys
 from lutlab.checkpoint.layout import Layout
 from lutlab.checkpoint.planes import anybcq_layout, bpdq_layout
+from lutlab.checkpoint.transformers import declare
 from lutlab.errors import LutlabError
 from lutlab.formats import pack
 from lutlab.groups import Width
 from lutlab.lazy import PreTrainedConfig, PreTrainedModel, nn, torch
 from lutlab.models.families import family_of, weight_of
 from lutlab.models.files import Shards
-from lutlab.models.streamed import assign, finish, skeleton
+from lutlab.models.streamed import assign, check_tied, finish, skeleton
 from lutlab.modules import QuantLinear
 from lutlab.tensors import BCQTensor, UniformTensor
-
-READ = "gptq, awq, auto-round, compressed-tensors, bpdq and anybcq"
 
 
 def layout_of(config: Mapping[str, Any] | None) -> Layout:
@@ -42,28 +42,39 @@ def layout_of(config: Mapping[str, Any] | None) -> Layout:
     """
     if config is None:
         return GPTQLayout(FIELD)
-    method = str(config.get("quant_method")).lower()
-    if "bpdq" in (method, config.get("checkpoint_format"), config.get("format")):
-        return bpdq_layout(config)
-    if method == "anybcq":
-        return anybcq_layout(config)
-    if method == "gptq":
-        return gptq_layout(config)
-    if method == "awq":
-        return awq_layout(config)
-    if method in ("auto-round", "intel/auto-round"):
-        packing = str(config.get("packing_format") or config.get("backend") or "auto_round")
-        if "awq" in packing:
-            return awq_layout({"group_size": config.get("group_size")})
-        if "llm_compressor" in packing:
-            return compressed_tensors_layout(config)
-        return auto_round_layout(config, packing)
-    if method == "compressed-tensors":
+    method = str(config.get("quant_method")).lower().removeprefix("intel/")
+    if method not in READ:
+        raise LutlabError(
+            f"quant_method {config.get('quant_method')!r} is not read by lutlab, which reads {', '.join(READ)}, and "
+            "what lutlab.save wrote: give a checkpoint of one of these, or quantize the full-precision model with "
+            "lutlab.quantize"
+        )
+    if method == "gptq" and "bpdq" in (config.get("checkpoint_format"), config.get("format")):
+        method = "bpdq"
+    layout = _LAYOUTS[method](config)
+    check_keys(method, config)
+    return layout
+
+
+def _auto_round(config: Mapping[str, Any]) -> Layout:
+    """Another project's layout, or AutoRound's own."""
+    packing = str(config.get("packing_format") or config.get("backend") or "auto_round")
+    if "awq" in packing:
+        symmetric = config.get("sym") and not config.get("extra_config")
+        return awq_layout({"group_size": config.get("group_size"), "zero_point": not symmetric})
+    if "llm_compressor" in packing:
         return compressed_tensors_layout(config)
-    raise LutlabError(
-        f"quant_method {config.get('quant_method')!r} is not read by lutlab, which reads {READ}, and what lutlab.save "
-        "wrote: give a checkpoint of one of these, or quantize the full-precision model with lutlab.quantize"
-    )
+    return auto_round_layout(config, packing)
+
+
+_LAYOUTS: Mapping[str, Callable[[Mapping[str, Any]], Layout]] = {
+    "gptq": gptq_layout,
+    "bpdq": bpdq_layout,
+    "awq": awq_layout,
+    "auto-round": _auto_round,
+    "compressed-tensors": compressed_tensors_layout,
+    "anybcq": anybcq_layout,
+}
 
 
 def load_foreign(
@@ -86,7 +97,7 @@ def load_foreign(
         LutlabError: a layout that lutlab does not read, ambiguous zero points, files that are missing, damaged or of
             another model.
     """
-    model = skeleton(config, dtype)
+    model = skeleton(config, dtype, folder)
     sizes = _sizes(model)
     shards = Shards(folder, model.base_model_prefix)
     layout, names = layout_in(folder, quantization, sizes, shards)
@@ -101,11 +112,14 @@ def load_foreign(
         module = model.get_submodule(name)
         packed = pack(_read(folder, name, sizes[name], layout, shards))
         model.set_submodule(name, QuantLinear(packed, _bias(name, module, shards)))
-        held += [f"{name}.{suffix}" for suffix in (*layout.needed, *layout.others)]
+        suffixes = (*layout.needed, *layout.others, *layout.unread, "bias")
+        held += [f"{name}.{suffix}" for suffix in suffixes]
         buffers |= {f"{name}.{buffer}" for buffer in packed.buffers}
     rest = {n: t for n, t in model.state_dict().items() if n not in tied and n not in buffers}
     shards.check([*rest, *(n for n in held if n in shards)], family_of(config).blocks)
+    check_tied(folder, model, shards)
     assign(model, "", shards.read(rest, dtype, "cpu"))
+    declare(model)  # so that model.save_pretrained writes what lutlab.save does
     return finish(model, "cpu").to(device).eval()
 
 
@@ -197,7 +211,11 @@ def _naming(folder: Path, name: str) -> Iterator[None]:
 
 
 def _bias(name: str, module: nn.Module, shards: Shards) -> torch.Tensor | None:
-    """An empty bias where the architecture has one, or the files do (AutoGPTQ once gave every layer one)."""
-    if getattr(module, "bias", None) is None and f"{name}.bias" not in shards:
-        return None
+    """An empty bias where the architecture has one, or the files do; one of zeros alone, as AutoGPTQ once gave every
+    layer, only where the architecture has it.
+    """
+    if getattr(module, "bias", None) is None:
+        key = f"{name}.bias"
+        if key not in shards or not shards.as_stored(key).any():
+            return None
     return torch.empty(len(weight_of(module)), dtype=module.weight.dtype, device="meta")

@@ -15,7 +15,7 @@ What stands in the qzeros of others depends on who wrote it; z is the zero point
     gptq (v1) of GPTQModel                            z by whole words: qzeros + 0b…01…01 modulo 2^32, carries included,
                                                       the inverse of its writer; at q = 3 z = f + 1 modulo 2^3
     gptq (v1) of others, AutoRound's auto_gptq        z = f + 1; f = 2^q - 1 is ambiguous (z = 0, or 2^q?) and refused
-    AutoRound, symmetric                              z = 2^(q-1), which the constant f tells, whatever the key says
+    of symmetric weights (`sym`), of whomever         z = 2^(q-1), where f is that or one less, whatever the format says
 
 EfficientQAT packs 3 bits its own way, 10 codes a word, the upper 2 bits unused: qweight [ceil(K / 10), N].
 """
@@ -96,9 +96,11 @@ def pack(name: str, tensor: UniformTensor) -> dict[str, torch.Tensor]:
             f"{name}: [N, K] = {[rows, columns]} at q={q} do not fill whole 32-bit words, which readers of the GPTQ "
             "layout count on: use export_compressed_tensors or lutlab.save"
         )
-    if tensor.scale.dtype != torch.float16:
+    scale = tensor.scale.half()
+    if not torch.equal(scale.double(), tensor.scale.double()):
         raise LutlabError(
-            f"{name}: scales of {tensor.scale.dtype}, but the GPTQ layout holds float16: quantize with scale_dtype=fp16"
+            f"{name}: its scales are {tensor.scale.dtype}, and the GPTQ layout holds float16: quantize with "
+            "scale_dtype=fp16, or use export_compressed_tensors or lutlab.save"
         )
     group = torch.arange(columns, dtype=torch.int32) // group_length(tensor.group_size, columns)
     codes, order = tensor.codes.cpu(), torch.arange(columns)
@@ -108,7 +110,7 @@ def pack(name: str, tensor: UniformTensor) -> dict[str, torch.Tensor]:
     return {
         "qweight": pack_words(codes[:, place], q).T,
         "qzeros": pack_words(tensor.zero_point.cpu().T, q),
-        "scales": tensor.scale.cpu().T,
+        "scales": scale.cpu().T,
         "g_idx": group[place],
     }
 
@@ -122,7 +124,8 @@ class GPTQLayout(Layout):
     Args beside a Layout's:
         zeros: FIELD, WORDS or PLUS_ONE.
         bits: widths that the config states, which decide where shapes fit several.
-        symmetric: AutoRound says that all zero points are 2^(q-1).
+        symmetric: whether config.json says that zero points are 2^(q-1); None: of some layers.
+        reordered: whether config.json says that groups are of reordered channels (desc_act).
     """
 
     mark: ClassVar[str] = "qweight"
@@ -134,10 +137,11 @@ class GPTQLayout(Layout):
         zeros: str,
         bits: Iterable[int] = (),
         sizes: Iterable[int] = (),
-        symmetric: bool = False,
+        symmetric: bool | None = False,
+        reordered: bool = False,
     ) -> None:
         super().__init__(bits, sizes)
-        self._zeros, self._symmetric = zeros, symmetric
+        self._zeros, self._symmetric, self._reordered = zeros, symmetric, reordered
 
     def bits_of(self, shapes: Shapes, size: Size) -> int:
         """See Layout."""
@@ -152,10 +156,19 @@ class GPTQLayout(Layout):
         self.shaped(tensors, "scales", groups, rows)
         self.shaped(tensors, "qzeros", groups, shapes["qzeros"][1])
         words = self.words(tensors, "qzeros")
-        if self._zeros == WORDS and q != 3 and not self._symmetric:
+        if self._symmetric:
+            zero = _of_symmetric(unpack(words, q, rows).short(), q)
+        elif self._zeros == WORDS and q != 3:
             zero = unpack(words + sum(1 << at for at in range(0, WORD, q)), q, rows)
         else:
             zero = self._zero_points(unpack(words, q, rows).short(), q, tens)
+        if self._symmetric is None:
+            _check_some_symmetric(zero, q)
+        if self._reordered and groups > 1 and "g_idx" not in tensors:
+            raise LutlabError(
+                "config.json says that groups are of reordered channels (desc_act), and there is no g_idx, which says "
+                "of which: copy the checkpoint again, or set desc_act to false where groups are of neighbours"
+            )
         codes = unpack(self.words(tensors, "qweight").T, q, columns)
         order = _order(tensors, g, columns)
         if order is not None:
@@ -184,14 +197,7 @@ class GPTQLayout(Layout):
 
     def _zero_points(self, field: torch.Tensor, q: int, tens: bool) -> torch.Tensor:
         """Zero points of fields [G, N] int16, one by one."""
-        top, middle = 2**q - 1, 2 ** (q - 1)
-        if self._symmetric:
-            if not any(bool((field == constant).all()) for constant in (middle, middle - 1)):
-                raise LutlabError(
-                    f"config.json says that the weights are symmetric, and zero points are not all stored as {middle} "
-                    f"or all as {middle - 1}: the two belong to different models, or sym is false"
-                )
-            return field.clone().fill_(middle)
+        top = 2**q - 1
         if self._zeros == FIELD or tens:
             return field
         if self._zeros == WORDS:
@@ -203,6 +209,28 @@ class GPTQLayout(Layout):
                 "save as gptq_v2 (GPTQModel: format=gptq_v2)"
             )
         return field + 1
+
+
+def _of_symmetric(field: torch.Tensor, q: int) -> torch.Tensor:
+    """Zero points, all 2^(q-1), of fields [G, N]."""
+    middle = 2 ** (q - 1)
+    if not any(bool((field == constant).all()) for constant in (middle, middle - 1)):
+        raise LutlabError(
+            f"config.json says that the weights are symmetric (sym), and zero points are not all stored as {middle} or "
+            f"all as {middle - 1}: the two belong to different models, or sym is false"
+        )
+    return torch.full_like(field, middle)
+
+
+def _check_some_symmetric(zero: torch.Tensor, q: int) -> None:
+    """Refuse zero points that are one off from those of symmetric weights, where some layers have such."""
+    middle = 2 ** (q - 1)
+    if bool((zero == zero[0, 0]).all()) and abs(int(zero[0, 0]) - middle) == 1:
+        raise LutlabError(
+            f"all zero points are {int(zero[0, 0])} by config.json's format, and some layers are symmetric by its sym, "
+            f"whose zero points are {middle}: one of the two is wrong; correct checkpoint_format, or save the model "
+            "anew"
+        )
 
 
 def _order(tensors: Tensors, g: int, columns: int) -> torch.Tensor | None:
@@ -248,24 +276,28 @@ def gptq_layout(config: Mapping[str, Any]) -> GPTQLayout:
     quantizer = (config.get("meta") or {}).get("quantizer") or ()
     quantizer = " ".join([quantizer] if isinstance(quantizer, str) else map(str, quantizer))
     v1 = WORDS if "gptqmodel" in quantizer.lower() else PLUS_ONE
-    overrides = [one for one in (config.get("dynamic") or {}).values() if isinstance(one, dict)]
-    return GPTQLayout(
-        v1 if written == "gptq" else FIELD,
-        _numbers("bits", config, *overrides),
-        _numbers("group_size", config, *overrides),
-    )
+    return _layout(config, config.get("dynamic"), v1 if written == "gptq" else FIELD)
 
 
 def auto_round_layout(config: Mapping[str, Any], packing: str) -> GPTQLayout:
     """AutoRound's layout, for a packing_format `auto_round…` that is neither AWQ's nor compressed-tensors'."""
-    overrides = [
-        one for one in (config.get("extra_config") or {}).values() if isinstance(one, dict)
-    ]
+    zeros = PLUS_ONE if "gptq" in packing else FIELD
+    return _layout(config, config.get("extra_config"), zeros)
+
+
+def _layout(
+    config: Mapping[str, Any], of_layers: Mapping[str, Any] | None, zeros: str
+) -> GPTQLayout:
+    """The layout of a config that some layers override."""
+    overrides = [one for one in (of_layers or {}).values() if isinstance(one, dict)]
+    stated = bool(config.get("sym"))
+    symmetric = {stated, *(bool(one.get("sym", stated)) for one in overrides)}
     return GPTQLayout(
-        PLUS_ONE if "gptq" in packing else FIELD,
+        zeros,
         _numbers("bits", config, *overrides),
         _numbers("group_size", config, *overrides),
-        bool(config.get("sym")) and all(one.get("sym", True) for one in overrides),
+        stated if len(symmetric) == 1 else None,
+        any(bool(one.get("desc_act")) for one in (config, *overrides)),
     )
 
 

@@ -33,12 +33,14 @@ class Layout(ABC):
         mark: the tensor (`<layer>.<mark>`) by which a layer is known to be quantized.
         needed: the tensors that each such layer has.
         others: those that it may have.
+        unread: those that it may have and that nothing reads.
         tensor: class of the weights that are read, UniformTensor or BCQTensor, which decides their format.
     """
 
     mark: ClassVar[str]
     needed: ClassVar[tuple[str, ...]]
     others: ClassVar[tuple[str, ...]] = ()
+    unread: ClassVar[tuple[str, ...]] = ()
     tensor: ClassVar[type] = UniformTensor
 
     def __init__(self, bits: Iterable[int] = (), sizes: Iterable[int] = ()) -> None:
@@ -137,3 +139,22 @@ def group_size(columns: int, groups: int, stated: Collection[int]) -> int:
             f"({', '.join(map(str, stated)) or 'none'}): the two belong to different models"
         )
     return check_group_size(columns // groups)
+
+
+def check_symmetric(zero: torch.Tensor, q: int, stated: str) -> None:
+    """Refuse zero points other than 2^(q-1).
+
+    Args:
+        zero: zero points of a layer.
+        q: bits of its codes.
+        stated: words of config.json by which its weights are symmetric.
+
+    Raises:
+        LutlabError: there are others.
+    """
+    if not bool((zero == 2 ** (q - 1)).all()):
+        raise LutlabError(
+            f"config.json says that weights are symmetric ({stated}), and the file's zero points are from "
+            f"{int(zero.min())} to {int(zero.max())} instead of {2 ** (q - 1)}: the two belong to different models; "
+            "correct config.json if the file is right"
+        )

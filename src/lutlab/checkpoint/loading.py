@@ -19,8 +19,9 @@ from lutlab.lazy import PreTrainedConfig, PreTrainedModel, nn
 from lutlab.models.families import family_of, model_class
 from lutlab.models.files import ANYBCQ, Shards, quantization_of, weight_files
 from lutlab.models.gguf import is_gguf
+from lutlab.models.load import check_loaded
 from lutlab.models.pretrained import config_of, model_of
-from lutlab.models.streamed import Streamed, assign, finish, outside, skeleton
+from lutlab.models.streamed import Streamed, assign, check_tied, finish, outside, skeleton
 
 DTYPES = {
     str(one).removeprefix("torch."): one
@@ -89,7 +90,7 @@ def load_mapped(
     config = _config(folder)
     if isinstance(dtype, str):
         dtype = config.dtype or torch.float32
-    model = skeleton(config, dtype)
+    model = skeleton(config, dtype, folder)
     for name, module in empty_layers(
         model, LutlabConfig(**quantization).layers if quantization else {}
     ):
@@ -97,6 +98,7 @@ def load_mapped(
     shards = Shards(folder, model.base_model_prefix)
     tied = model.all_tied_weights_keys
     shards.check([n for n in model.state_dict() if n not in tied], family_of(config).blocks)
+    check_tied(folder, model, shards)
 
     def stored(name: str, expected: torch.Tensor, *, packed: bool = False) -> torch.Tensor:
         """A tensor of the files; what is not packed has the model's dtype."""
@@ -171,14 +173,15 @@ def _config(folder: Path) -> PreTrainedConfig:
 def _load_ours(folder: Path, dtype: torch.dtype | str) -> PreTrainedModel:
     try:
         config = config_of(folder)
-        model, info = model_of(model_class(config), folder, dtype=dtype)
+        model, info = model_of(
+            model_class(config),
+            folder,
+            dtype=dtype,
+            ignore_mismatched_sizes=True,  # reported in info, with the names
+        )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise _damaged(folder, error) from error
-    if info["missing_keys"]:
-        raise LutlabError(
-            f"{folder} lacks {len(info['missing_keys'])} weights that its config.json asks for, first "
-            f"{min(info['missing_keys'])}: files are incomplete or of another model; copy the folder again"
-        )
+    check_loaded(model, info, folder)
     return model
 
 

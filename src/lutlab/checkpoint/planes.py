@@ -85,6 +85,10 @@ class AnyBCQLayout(Layout):
     """
 
     mark: ClassVar[str] = "qweight"
+    unread: ClassVar[tuple[str, ...]] = (
+        "q_bias",
+        *(f"{name}_{p}" for name in ("alpha", "beta") for p in range(1, MOST + 1)),
+    )
     tensor: ClassVar[type] = BCQTensor
 
     def __init__(self, q: int, sizes: tuple[int, ...] = ()) -> None:

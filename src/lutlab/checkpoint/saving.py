@@ -150,6 +150,24 @@ def uniform_of(name: str, layer: QuantLinear) -> UniformTensor:
     return tensor
 
 
+def original_of(model: PreTrainedModel) -> PreTrainedModel:
+    """What other readers make of the model's config.json: its architecture, on the meta device.
+
+    Raises:
+        LutlabError: a layer has a bias that the architecture has not, which they would leave out.
+    """
+    with torch.device("meta"):
+        original = type(model)(model.config)
+    known = dict(original.named_parameters())
+    for name, layer in quantized_layers(model).items():
+        if layer.bias is not None and f"{name}.bias" not in known:
+            raise LutlabError(
+                f"{name} has a bias, which a {type(model).__name__} of this config.json has not: readers of this "
+                "layout would leave it out; keep this model with lutlab.save"
+            )
+    return original
+
+
 def save_as(
     model: PreTrainedModel,
     folder: str | Path,
@@ -162,12 +180,15 @@ def save_as(
     Raises:
         LutlabError: the folder is not empty, or cannot be written.
     """
+    original_of(model)
     layers = quantized_layers(model).items()
     packed = {f"{name}.{buffer}" for name, layer in layers for buffer in layer.packed.buffers}
     state = {key: tensor for key, tensor in model.state_dict().items() if key not in packed}
     for layer, by_name in tensors.items():
         state |= {f"{layer}.{name}": tensor.contiguous() for name, tensor in by_name.items()}
     ours = getattr(model.config, "quantization_config", None)
+    # with it, transformers would write the buffers and the config of the folder that it loaded
+    quantizer = vars(model).pop("hf_quantizer", None)
     try:
         with new_folder(folder) as draft:
             model.config.quantization_config = dict(config)
@@ -175,6 +196,8 @@ def save_as(
             if tokenizer is not None:
                 tokenizer.save_pretrained(draft)
     finally:
+        if quantizer is not None:
+            model.hf_quantizer = quantizer
         if ours is None:
             del model.config.quantization_config
         else:

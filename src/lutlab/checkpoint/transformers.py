@@ -26,7 +26,8 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from lutlab.errors import LutlabError
 from lutlab.kept.files import SUMS, check_sums, has_sums
 from lutlab.lazy import PreTrainedModel
-from lutlab.models.families import weight_of
+from lutlab.models.families import family_of, weight_of
+from lutlab.models.files import check_names
 from lutlab.modules import QuantLinear
 
 log = logging.getLogger(__name__)
@@ -158,7 +159,10 @@ def empty_layers(
 
 
 def _skeleton(model: PreTrainedModel, name: str, layout: Mapping[str, Any]) -> QuantLinear:
-    """An empty layer that fits where `name` is; its bias has the dtype that the model is loaded in."""
+    """An empty layer that fits where `name` is; its bias has the dtype that the model is loaded in.
+
+    A layer may have a bias that the architecture has not: layers of other projects' files came with one.
+    """
     try:
         replaced = model.get_submodule(name)
     except AttributeError as error:
@@ -169,16 +173,17 @@ def _skeleton(model: PreTrainedModel, name: str, layout: Mapping[str, Any]) -> Q
     module = QuantLinear.from_layout(layout, "meta")
     if not hasattr(replaced, "weight") or replaced.weight.ndim != 2:
         raise LutlabError(f"{type(replaced).__name__} is not a linear layer")
-    bias = getattr(replaced, "bias", None)
-    expected = tuple(weight_of(replaced).shape), bias is not None
-    found = (module.out_features, module.in_features), module.bias is not None
-    if found != expected:
+    biased = getattr(replaced, "bias", None) is not None
+    expected = tuple(weight_of(replaced).shape)
+    found = module.out_features, module.in_features
+    if found != expected or (biased and module.bias is None):
         raise LutlabError(
-            f"[N, K] = {list(found[0])} with bias={found[1]}, but the rest of config.json says {list(expected[0])} "
-            f"with bias={expected[1]}: the two belong to different models"
+            f"[N, K] = {list(found)} with bias={module.bias is not None}, but the rest of config.json says "
+            f"{list(expected)} with bias={biased}: the two belong to different models"
         )
-    if bias is not None:
-        module.bias = nn.Parameter(torch.empty_like(bias, device="meta"), requires_grad=False)
+    if module.bias is not None:
+        bias = torch.empty(module.out_features, dtype=replaced.weight.dtype, device="meta")
+        module.bias = nn.Parameter(bias, requires_grad=False)
     return module
 
 
@@ -197,8 +202,10 @@ def _check_sums(files: Sequence[Path]) -> None:
         )
 
 
-def _check_files(model: PreTrainedModel, names: Iterable[str], files: Iterable[str]) -> None:
-    """Compare the files' headers with the empty layers, which would otherwise keep whatever memory holds."""
+def _check_files(model: PreTrainedModel, names: Iterable[str], files: Sequence[str]) -> None:
+    """Compare the files' headers with the empty layers, which would otherwise keep whatever memory holds, and with the
+    model: transformers would leave tensors out that it has no place for, and draw those that are missing.
+    """
     stored = {}
     for path in files:
         try:
@@ -218,3 +225,10 @@ def _check_files(model: PreTrainedModel, names: Iterable[str], files: Iterable[s
                     f"{key} is {stored.get(key, 'not there')} in the files, but config.json says {expected}: "
                     "a file is missing, or they belong to different models"
                 )
+    places = model.state_dict().keys()
+    missing = places - stored.keys() - model.all_tied_weights_keys.keys()
+    if type(model).__name__ not in (model.config.architectures or ()):
+        missing = set()  # a new head, which is drawn
+    lacking = dict.fromkeys(missing, "has no such weight")
+    blocks = family_of(model.config).blocks
+    check_names(Path(files[0]).parent, lacking, stored.keys() - places, places, blocks)

@@ -36,7 +36,7 @@ def engine(
     Args:
         model: a causal language model of a known family, quantized or not, whose weights are in memory.
         batch: rows, each a text of its own.
-        length: tokens of a row, prompt included; None: the model's context.
+        length: tokens of a row, prompt included; None: the model's context, of rotations of type longrope the first.
         cache: dtype of cached keys and values: `float32`, `float16` or `bfloat16`; empty: the engine's own choice.
         name: name of the engine, which must take the model then; empty: the best.
 
@@ -79,12 +79,21 @@ def _sizes(model: PreTrainedModel, batch: int, length: int | None) -> tuple[int,
             f"the model is for {task}, and only a causal language model generates text"
         )
     batch = arguments.integer("batch", batch, 1, "rows of the cache, as 1")
-    context = getattr(model.config, family_of(model.config).seqlen)
+    context, why = getattr(model.config, family_of(model.config).seqlen), ""
+    rope = getattr(model.config, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "longrope":
+        first = rope.get("original_max_position_embeddings") or context
+        if first < context:
+            why = (
+                f" of {context}: beyond them its rotation (longrope) is another one, also of the keys that are in the "
+                "cache already"
+            )
+            context = first
     if length is None:
         return batch, context
     arguments.integer("length", length, 1, "tokens of a row of the cache, as 512")
     if length > context:
         raise LutlabError(
-            f"length={length}: the model's context is {context} tokens; give at most as many"
+            f"length={length}: the model's context is {context} tokens{why}; give at most as many"
         )
     return batch, length

@@ -9,6 +9,8 @@ lutlab.complete(model, tokenizer, "What is the capital of France?", chat=True)  
 
 from __future__ import annotations
 
+import functools
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,7 +27,17 @@ from lutlab.generate import engine as make_engine
 from lutlab.generate.contract import Engine
 from lutlab.lazy import PreTrainedModel, PreTrainedTokenizerBase, transformers
 from lutlab.limits import CountFrom0, a_seed
+from lutlab.models.families import ends_of_text
 
+log = logging.getLogger(__name__)
+# Keys of generation_config.json with which transformers' generate takes another token than the likeliest, or stops
+# elsewhere; and the values at which they do not. How tokens are drawn is the caller's choice.
+_CHANGING = (
+    "repetition_penalty", "no_repeat_ngram_size", "bad_words_ids", "suppress_tokens", "begin_suppress_tokens",
+    "forced_bos_token_id", "forced_eos_token_id", "min_length", "min_new_tokens", "sequence_bias",
+    "exponential_decay_length_penalty", "guidance_scale", "num_beams", "penalty_alpha", "stop_strings",
+)  # fmt: skip
+_NEUTRAL = (None, 0, 1)
 # Characters that a chat template may put around a message: those of known models put some hundreds, a hostile one fills
 # the memory of the tokenizer.
 _AROUND = 2**20
@@ -140,7 +152,9 @@ def stream(
     ids = encoded(tokenizer, [prompts] if isinstance(prompts, str) else prompts, chat)
     if isinstance(model, torch.nn.Module):
         model = make_engine(model, len(ids), max(map(len, ids)) + tokens - 1, cache)
-    ends = _ends(model.model) | ({tokenizer.eos_token_id} if chat else set())
+    if unread := _unread(model.model):
+        _warn(unread)
+    ends = ends_of_text(model.model) | ({tokenizer.eos_token_id} if chat else set())
     return _pieces(model, tokenizer, ids, tokens, choose, ends)
 
 
@@ -247,10 +261,18 @@ def _pieces(
         logits = engine.step(ids)
 
 
-def _ends(model: PreTrainedModel) -> set[int]:
-    """Tokens that end a text."""
-    config = model.generation_config or model.config
-    found = config.eos_token_id
-    if found is None:
-        return set()
-    return set(found) if isinstance(found, list) else {found}
+def _unread(model: PreTrainedModel) -> str:
+    """What generation_config.json asks for and no choice of tokens here does, in words."""
+    config = model.generation_config
+    asked = {key: getattr(config, key, None) for key in _CHANGING}
+    return ", ".join(f"{key}={value!r}" for key, value in asked.items() if value not in _NEUTRAL)
+
+
+@functools.cache
+def _warn(unread: str) -> None:
+    """Say it once a process."""
+    log.warning(
+        "the model's generation_config.json asks for %s, which lutlab does not read: a text may go on otherwise than "
+        "by transformers' generate",
+        unread,
+    )

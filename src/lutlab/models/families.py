@@ -284,6 +284,45 @@ def _cache_argument(architecture: type[PreTrainedModel]) -> str:
     return "cache" if "cache" in parameters else "past_key_values"
 
 
+def with_positions(
+    model: PreTrainedModel, inputs: Mapping[str, torch.Tensor]
+) -> Mapping[str, torch.Tensor]:
+    """Inputs of a forward pass in which padding before a token does not count among its positions.
+
+    Architectures with learned positions (GPT-2, GPT-Neo) count it otherwise: transformers' generate leaves it out too.
+
+    Args:
+        model: a model of a known family.
+        inputs: input_ids, attention_mask, … [B, S] int64.
+
+    Returns:
+        The inputs, with position_ids [B, S] int64 where padding stands before a token and the architecture takes them.
+    """
+    mask = inputs.get("attention_mask")
+    if mask is None or "position_ids" in inputs or not _takes_positions(type(model)):
+        return inputs
+    tokens = mask.bool()
+    positions = (tokens.cumsum(-1) - 1).clamp(min=0)
+    if torch.equal(
+        positions[tokens], torch.arange(mask.shape[1], device=mask.device).expand_as(mask)[tokens]
+    ):
+        return inputs
+    return {**inputs, "position_ids": positions}
+
+
+@functools.cache
+def _takes_positions(architecture: type[PreTrainedModel]) -> bool:
+    return "position_ids" in inspect.signature(architecture.forward).parameters
+
+
+def ends_of_text(model: PreTrainedModel) -> set[int]:
+    """Tokens that end a text, as transformers' generate ends it."""
+    ends = (model.generation_config or model.config).eos_token_id
+    if ends is None:
+        return set()
+    return set(ends) if isinstance(ends, list) else {ends}
+
+
 def kinds(config: PreTrainedConfig) -> dict[str, str]:
     """Path of every linear layer that is quantized -> its kind of sub-layer, in forward order."""
     family = family_of(config)

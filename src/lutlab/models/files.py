@@ -17,6 +17,13 @@ from lutlab.lazy import torch
 
 # Beside a config.json without it: AutoGPTQ's and AutoAWQ's own files, neither of which names its method.
 QUANTIZATION_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
+# Tensors that older files hold and that are computed: causal masks, frequencies of the rotation, positions.
+_COMPUTED = re.compile(
+    r"(^|\.)(attn|attention)\.(masked_)?bias$|rotary_emb\.inv_freq$|position_ids$"
+)
+_AUTO_GPTQ = (
+    "gptq_model-*bit-*g.safetensors*"  # AutoGPTQ's names of a file of weights, or of its index
+)
 ANYBCQ = "anybcq"  # key of config.json under which AnyBCQ says how weights are quantized
 
 
@@ -38,6 +45,28 @@ def quantization_of(folder: Path) -> dict[str, Any] | None:
             f"{folder}: quantization_config is {found!r} instead of a mapping: fetch config.json again"
         )
     return found
+
+
+def unread(
+    facts: Mapping[str, Any],
+    read: Collection[str],
+    neutral: Mapping[str, Collection[Any] | None],
+    nothing: Collection[Any] = (),
+) -> dict[str, Any]:
+    """Keys of a file, with their values, that may change its numbers and that nothing here reads.
+
+    Args:
+        facts: keys of the file.
+        read: keys that are read.
+        neutral: key that changes nothing -> the values at which that is so; None: all.
+        nothing: values at which a key that nobody knows asks for nothing.
+    """
+    return {
+        key: value
+        for key, value in facts.items()
+        if key not in read
+        if (values := neutral.get(key, nothing)) is not None and value not in values
+    }
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -63,12 +92,16 @@ def shape_folders() -> dict[str, Path]:
 def weight_files(folder: Path) -> list[Path]:
     """The files transformers reads: model.safetensors, else the shards named by the index and the index.
 
+    Those of a quantized folder without either may be called as AutoGPTQ calls them, gptq_model-4bit-128g.safetensors,
+    or as its quantize_config.json says (model_file_base_name).
+
     Raises:
         LutlabError: one of them is missing, there are no safetensors at all, or the index is damaged or names a path
             outside of the folder (a link that lies in it may lead anywhere: it is the user's).
     """
-    index = folder / "model.safetensors.index.json"
-    wanted = ["model.safetensors"]
+    base = _base_name(folder)
+    index = folder / f"{base}.safetensors.index.json"
+    wanted = [f"{base}.safetensors"]
     if index.is_file() and not (folder / wanted[0]).is_file():
         wanted = [*_shards(index), index.name]
     absent = [name for name in wanted if not (folder / name).is_file()]
@@ -78,6 +111,21 @@ def weight_files(folder: Path) -> list[Path]:
             "pickled weights (*.bin); convert them with transformers' save_pretrained or fetch the missing shards"
         )
     return [folder / name for name in wanted]
+
+
+def _base_name(folder: Path) -> str:
+    """What files of weights are called before .safetensors."""
+
+    def there(base: Any) -> bool:
+        ends = (".safetensors", ".safetensors.index.json")
+        return any((folder / f"{base}{end}").is_file() for end in ends)
+
+    if there("model") or not (folder / "config.json").is_file():
+        return "model"
+    quantization = quantization_of(folder) or {}
+    found = [path.name.partition(".safetensors")[0] for path in folder.glob(_AUTO_GPTQ)]
+    bases = {name for name in (quantization.get("model_file_base_name"), *found) if there(name)}
+    return bases.pop() if len(bases) == 1 and PurePath(*bases).name in bases else "model"
 
 
 def _shards(index: Path) -> list[str]:
@@ -118,15 +166,24 @@ def hash_of(files: Iterable[Path]) -> str:
 
 
 def check_names(
-    folder: Path, lacking: Mapping[str, str], others: Iterable[str], blocks: str
+    folder: Path,
+    lacking: Mapping[str, str],
+    others: Iterable[str],
+    names: Collection[str],
+    blocks: str,
 ) -> None:
-    """Refuse a checkpoint that lacks weights of its config, or whose decoder blocks find no place in the model.
+    """Refuse a checkpoint that lacks weights of its config, or holds tensors of parts that the model has without them.
 
     Args:
         folder: folder of the checkpoint.
         lacking: name of a weight that it does not fill -> what its file has instead.
         others: names that it holds and the model does not.
+        names: names of the model's own tensors.
         blocks: the model's name of its decoder blocks' list.
+
+    Raises:
+        LutlabError: there is such a weight or tensor. Those of heads and towers that the model has not, and masks and
+            rotations that are computed, are left aside.
     """
     if lacking:
         name = min(lacking)
@@ -135,11 +192,20 @@ def check_names(
             f"{lacking[name]}): the checkpoint is incomplete or belongs to another config; lutlab would otherwise "
             "evaluate random weights"
         )
-    pattern = re.compile(rf"\b{blocks.rpartition('.')[2]}\.\d+\..*weight$")
-    if superfluous := [name for name in others if pattern.search(name)]:
+    block = re.compile(rf"\b{blocks.rpartition('.')[2]}\.\d+\.")
+    parts = {name.rpartition(".")[0] for name in names}
+    parts |= {part.partition(".")[2] for part in parts}  # of a checkpoint of the bare decoder
+    parts -= {""}
+    superfluous = [
+        name
+        for name in others
+        if not _COMPUTED.search(name) and (block.search(name) or name.rpartition(".")[0] in parts)
+    ]
+    if superfluous:
         raise LutlabError(
-            f"{folder} holds {len(superfluous)} weights of decoder blocks that its config.json has no place for, first "
-            f"{min(superfluous)}: the config belongs to another checkpoint (num_hidden_layers?)"
+            f"{folder} holds {len(superfluous)} tensors that its config.json has no place for, first "
+            f"{min(superfluous)}: without them the model would be another; the config belongs to another checkpoint "
+            "(num_hidden_layers, attention_bias?)"
         )
 
 
@@ -186,7 +252,8 @@ class Shards:
         """
         lacking = {name: "has no such weight" for name in names if name not in self}
         claimed = {self._stored(name) for name in names}
-        check_names(self._folder, lacking, [n for n in self._file if n not in claimed], blocks)
+        others = [name for name in self._file if name not in claimed]
+        check_names(self._folder, lacking, others, names, blocks)
 
     def read(
         self, wanted: Mapping[str, torch.Tensor], dtype: torch.dtype, device: str

@@ -78,7 +78,7 @@ def folder_of(spec: ModelSpec) -> Path:
     if not here:
         raise LutlabError(
             f"no model in folder {folder}: expected config.json, *.safetensors and tokenizer.json there "
-            "(model=folder model.id=<path>)"
+            "(model=folder model.id=<path>; a path with a comma: \"model.id='<path>'\")"
         )
     return folder
 
@@ -220,18 +220,28 @@ def _pretrained(
         ) from error
     drawn = set() if head_seed is None else new_head.draw(model, head_seed)
     info["missing_keys"] = set(info["missing_keys"]) - drawn
-    _check_keys(info, folder, family_of(config).blocks)
+    check_loaded(model, info, folder)
     for name, parameter in model.named_parameters():
         check_finite(parameter, f"{folder}: weight {name}")
     return model
 
 
-def _check_keys(info: Mapping[str, Collection[Any]], folder: Path, blocks: str) -> None:
-    """The checkpoint must fill the model, and its decoder blocks must find a place there."""
+def check_loaded(model: PreTrainedModel, info: Mapping[str, Collection[Any]], folder: Path) -> None:
+    """Refuse a folder whose weights do not fill the model, or that holds more than it has.
+
+    Args:
+        model: model that transformers loaded.
+        info: its account of the weights.
+        folder: folder of the files.
+
+    Raises:
+        LutlabError: the message names a weight.
+    """
     lacking = dict.fromkeys(info["missing_keys"], "has no such weight")
     for key, found, expected in info["mismatched_keys"]:
         lacking[key] = f"holds {list(found)} instead of {list(expected)}"
-    check_names(folder, lacking, info["unexpected_keys"], blocks)
+    blocks = family_of(model.config).blocks
+    check_names(folder, lacking, info["unexpected_keys"], model.state_dict().keys(), blocks)
 
 
 def load_tokenizer(folder: Path, *, required: bool = True) -> PreTrainedTokenizerBase | None:

@@ -78,11 +78,13 @@ def model_of(model_class: Any, folder: Path, **how: Any) -> tuple[PreTrainedMode
     """A model of an Auto class from a folder's safetensors, and transformers' account of its weights.
 
     Raises:
-        LutlabError: the config asks for code, kernels or files that are not read here.
+        LutlabError: the config asks for code, kernels or files that are not read here; generation_config.json is
+            damaged, which transformers would pass over.
         OSError, ValueError, RuntimeError, safetensors.SafetensorError: transformers cannot load it; a ValueError too
             where it fails otherwise over a JSON file of the folder (generation_config.json among them).
     """
     check_folder(folder)
+    generation_config_of(folder)
     try:
         return model_class.from_pretrained(
             folder,
@@ -109,20 +111,19 @@ def tokenizer_of(source: str | Path, *, local: bool = True) -> PreTrainedTokeniz
     )
 
 
-def tokenizer_in_gguf(folder: Path, name: str, **asked: Any) -> PreTrainedTokenizerBase:
-    """A tokenizer that transformers makes of a GGUF file's metadata, whatever the architecture.
-
-    Args:
-        folder: folder that holds the file, or a link to it, and no file of a tokenizer.
-        name: name of the file.
-        asked: options of the tokenizer.
+def generation_config_of(folder: Path) -> transformers.GenerationConfig | None:
+    """How a model of a folder ends and draws a text, by its generation_config.json; None where there is none.
 
     Raises:
-        Exception: it cannot be made; the errors are of many kinds, as those of tokenizer_of.
+        LutlabError: the file is damaged.
     """
-    return transformers.PreTrainedTokenizerFast.from_pretrained(
-        folder, gguf_file=name, local_files_only=True, trust_remote_code=False, **asked
-    )
+    path = folder / "generation_config.json"
+    if not path.is_file():
+        return None
+    try:
+        return transformers.GenerationConfig.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise LutlabError(f"{path} is damaged ({error}): fetch it again") from error
 
 
 def check_folder(folder: Path) -> None:

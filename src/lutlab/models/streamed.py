@@ -19,6 +19,7 @@ from lutlab.errors import LutlabError
 from lutlab.lazy import PreTrainedConfig, PreTrainedModel, nn, torch
 from lutlab.models.families import decoder_blocks, family_of, model_class
 from lutlab.models.files import Shards
+from lutlab.models.pretrained import generation_config_of
 
 _M_MMAP_THRESHOLD = -3  # malloc.h
 Fill = Callable[["nn.Module", str], None]  # gives a module on the meta device its weights
@@ -100,10 +101,20 @@ def trim_heap() -> None:
         libc.malloc_trim(0)
 
 
-def skeleton(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+def skeleton(
+    config: PreTrainedConfig, dtype: torch.dtype, folder: Path | None = None
+) -> PreTrainedModel:
     """A model whose parameters are on the meta device; buffers that no checkpoint holds are computed.
 
     By the model's `_init_weights`, which knows these buffers since transformers 5: its own loading rests on that too.
+
+    Args:
+        config: config of the architecture.
+        dtype: dtype of the parameters.
+        folder: folder of the checkpoint, whose generation_config.json says how a text ends.
+
+    Raises:
+        LutlabError: that file is damaged.
     """
     with torch.device("meta"):
         model = model_class(config).from_config(config, dtype=dtype)
@@ -112,6 +123,8 @@ def skeleton(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
             module._buffers[name] = torch.empty_like(module._buffers[name], device="cpu")
         if module._non_persistent_buffers_set:
             model._init_weights(module)
+    if folder is not None and (generation := generation_config_of(folder)) is not None:
+        model.generation_config = generation
     return model.eval()
 
 
@@ -134,10 +147,11 @@ def from_shards(
         LutlabError: a file or a weight is missing, truncated, of another shape, or not finite (for blocks: when they
             are opened).
     """
-    model = skeleton(config, dtype)
+    model = skeleton(config, dtype, folder)
     shards = Shards(folder, model.base_model_prefix)
     tied = model.all_tied_weights_keys
     shards.check([n for n in model.state_dict() if n not in tied], family_of(config).blocks)
+    check_tied(folder, model, shards)
 
     def fill(module: nn.Module, prefix: str) -> None:
         wanted = {f"{prefix}{name}": value for name, value in module.state_dict().items()}
@@ -148,16 +162,24 @@ def from_shards(
         own = {f"{names[module]}.{n}": p for n, p in module.named_parameters(recurse=False)}
         own = {name: value for name, value in own.items() if name not in tied}
         assign(module, f"{names[module]}.", shards.read(own, dtype, device))
-    for target, origin in tied.items():
-        expected = model.get_parameter(origin)
-        if target in shards and not shards.read({target: expected}, dtype, device)[target].equal(
-            expected
-        ):
+    return finish(model, device), Streamed(model, fill, device)
+
+
+def check_tied(folder: Path, model: PreTrainedModel, shards: Shards) -> None:
+    """Refuse a checkpoint that holds other values for a weight than for the one that config.json ties it to.
+
+    Raises:
+        LutlabError: there is such a weight, or a file is damaged.
+    """
+    for target, origin in model.all_tied_weights_keys.items():
+        if target not in shards or origin not in shards:
+            continue
+        held, tied = shards.mapped(target), shards.mapped(origin)
+        if held.dtype != tied.dtype or not torch.equal(held, tied):
             raise LutlabError(
                 f"{folder}: config.json ties {target} to {origin}, but the checkpoint holds other values for it: set "
                 "tie_word_embeddings to false there"
             )
-    return finish(model, device), Streamed(model, fill, device)
 
 
 def synthetic(
