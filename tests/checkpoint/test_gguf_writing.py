@@ -17,8 +17,10 @@ import lutlab
 from lutlab.checkpoint.transformers import quantized_layers
 from lutlab.errors import LutlabError
 from lutlab.formats import pack
+from lutlab.models.gguf_header import read_header
 from lutlab.models.gguf_names import interleaved
 from lutlab.models.gguf_packing import affine, exact, holding
+from lutlab.models.gguf_tokenizer import ends_of
 from lutlab.modules import QuantLinear
 from lutlab.tensors import BCQTensor, UniformTensor
 
@@ -407,3 +409,14 @@ def test_llama_cpp_computes_the_same_model(options, wider, tmp_path):
         theirs = np.stack([decoder.step(token).copy() for token in ids])
     ours = model(torch.tensor([ids])).logits[0].detach().numpy()
     assert np.linalg.norm(theirs - ours) < 0.08 * np.linalg.norm(ours)
+
+
+def test_a_file_names_the_ends_that_llama_cpp_does_not_know(tmp_path):
+    model, tokenizer = quantized(method="rtn", q=4, g=32, symmetric=True), byte_tokenizer()
+    tokenizer.add_tokens(["<|im_end|>"], special_tokens=True)  # which it knows by its text
+    model.generation_config.eos_token_id = [0, 5, 6, 260]
+    lutlab.export_gguf(model, tmp_path / "x.gguf", tokenizer)
+    assert ends_of(read_header(tmp_path / "x.gguf")) == [0, 5, 6, 260]
+    model.generation_config.eos_token_id = [0, 5, 6, 7]
+    with pytest.raises(LutlabError, match="end a text at 4 tokens, of which GGUF names 3"):
+        lutlab.export_gguf(model, tmp_path / "y.gguf", tokenizer)

@@ -82,7 +82,7 @@ def write(
         found: GGUF's name and value of every tensor.
         path: path of the new file.
         tokenizer: the model's; None: the file has no vocabulary.
-        ends: tokens that end a text, beside the tokenizer's own.
+        ends: tokens that end a text, the tokenizer's own among them or not.
 
     Raises:
         LutlabError: a tokenizer that GGUF has no place for.

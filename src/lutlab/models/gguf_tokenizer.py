@@ -15,26 +15,33 @@ As src/llama-vocab.cpp of llama.cpp does, in llama-cpp-python 0.3.36.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from typing import Any
 
 from lutlab.errors import LutlabError
 from lutlab.lazy import PreTrainedTokenizerBase, transformers
 from lutlab.models.files import unread
 from lutlab.models.gguf_header import Elements, Header
-from lutlab.models.gguf_vocabulary import SPLITTING, WHOLE_FIRST
 
+_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)"
+    r"|\s+"
+)
+# llama.cpp's name -> steps before merging, as transformers' fast tokenizers have them.
+SPLITTING = {
+    "gpt-2": (("ByteLevel", True),),  # by GPT-2's expression
+    "smollm": (("Digits", True), ("ByteLevel", True)),  # each digit alone before that
+    "llama-bpe": (("Split", _WORDS % "{1,3}"), ("ByteLevel", False)),
+    "qwen2": (("Split", _WORDS % ""), ("ByteLevel", False)),
+}
+WHOLE_FIRST = "llama-bpe"  # a word that is a token is not merged
 _KEY = "tokenizer.ggml."
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # gguf.TokenType
 _BLANK = "▁"
 # Bytes that stand in UTF-8.
 _BYTES = [f"<0x{byte:02X}>" for byte in (*range(0xC0), *range(0xC2, 0xF5))]
-_SPECIAL = {
-    "bos": "bos",
-    "eos": "eos",
-    "unk": "unknown",
-    "pad": "padding",
-}  # transformers' names, and keys
+# transformers' name of a special token -> its key
+_SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 # Where a file of `llama` names none, llama.cpp's own; of `gpt2` it would take token 11.
 _BY_DEFAULT = {"unknown": 0, "bos": 1, "eos": 2}
 # Tokens that end an answer whatever their type; so do those under _END_KEYS, of which fim_* have texts where no key is.
@@ -51,6 +58,7 @@ _END_KEYS: Mapping[str, tuple[str, ...]] = {
     "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
     "fim_sep": ("<|file_sep|>",),
 }
+KNOWN_ENDS = (*_ENDS, *(text for texts in _END_KEYS.values() for text in texts))
 _FILLING = (  # the middle of a text: control tokens, and no ends
     "<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<｜fim▁begin｜>", "<PRE>", "▁<PRE>", "<|code_prefix|>",
     "<|prefix|>", "<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<｜fim▁hole｜>", "<SUF>", "▁<SUF>",
@@ -114,10 +122,13 @@ def read_tokenizer(header: Header, embeddings: int) -> PreTrainedTokenizerBase:
         raise header.refused(
             f"its tokenizer has {len(tokens)} tokens, and the model {embeddings} embeddings"
         )
-    special = special_ids(header)
-    make = _sentencepiece if header.keys[f"{_KEY}model"] == "llama" else _byte_level
+    special, ids = special_ids(header), _vocabulary(header, tokens)
+    template = header.keys.get("tokenizer.chat_template")
+    if not isinstance(template, str | None):
+        raise header.refused(f"tokenizer.chat_template is {template!r}, no text")
     try:
-        backend = make(header, tokens, special)
+        of_pieces = header.keys[f"{_KEY}model"] == "llama"
+        backend = _sentencepiece(header, ids) if of_pieces else _byte_level(header, ids)
     except LutlabError:
         raise
     except Exception as error:  # the Rust tokenizers' own
@@ -128,7 +139,7 @@ def read_tokenizer(header: Header, embeddings: int) -> PreTrainedTokenizerBase:
     backend.post_processor = _around(header, tokens, special)
     tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_object=backend,
-        chat_template=header.keys.get("tokenizer.chat_template"),
+        chat_template=template,
         **{
             f"{name}_token": tokens[number]
             for name, number in special.items()
@@ -182,7 +193,7 @@ def _special_tokens(header: Header, tokens: Sequence[str]) -> dict[int, Any]:
 
     kinds = header.elements(f"{_KEY}token_type") or [1] * len(tokens)
     _same_length(header, "token_type", kinds, tokens)
-    control = {*_ENDS, *_FILLING, *(text for texts in _END_KEYS.values() for text in texts)}
+    control = {*KNOWN_ENDS, *_FILLING}
     added = {}
     for number, (text, kind) in enumerate(zip(tokens, kinds, strict=True)):
         if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED) or text in control:
@@ -201,7 +212,7 @@ def _special_tokens(header: Header, tokens: Sequence[str]) -> dict[int, Any]:
     return added
 
 
-def _same_length(header: Header, name: str, values: Sequence[Any], tokens: Sequence[str]) -> None:
+def _same_length(header: Header, name: str, values: Sized, tokens: Sized) -> None:
     if len(values) != len(tokens):
         raise header.refused(f"{_KEY}{name} has {len(values)} elements for {len(tokens)} tokens")
 
@@ -220,49 +231,39 @@ def _around(header: Header, tokens: Sequence[str], special: Mapping[str, int | N
     from tokenizers import processors
 
     kind, pre = header.keys[f"{_KEY}model"], header.keys.get(f"{_KEY}pre")
-    asked = {"bos": kind == "llama" or pre == WHOLE_FIRST, "eos": False}
-    asked = {
-        name: header.keys.get(f"{_KEY}add_{name}_token", there) for name, there in asked.items()
-    }
-    used = {}
-    for name in (name for name, there in asked.items() if there):
-        if special[name] is None:
+    by_default = {"bos": kind == "llama" or pre == WHOLE_FIRST, "eos": False}
+    beside: dict[str, list[str]] = {}
+    for name, default in by_default.items():
+        asked = header.keys.get(f"{_KEY}add_{name}_token", default)
+        if asked and special[name] is None:
             raise header.refused(f"{_KEY}add_{name}_token is true, and it names no such token")
-        used[name] = tokens[special[name]]
-    template = [
-        *([used["bos"]] if "bos" in used else []),
-        "$A",
-        *([used["eos"]] if "eos" in used else []),
-    ]
+        beside[name] = [tokens[special[name]]] if asked else []
+    single = [*beside["bos"], "$A", *beside["eos"]]
     return processors.TemplateProcessing(
-        single=template,
-        pair=[*template, *(f"{one}:1" if one != "$A" else "$B:1" for one in template)],
-        special_tokens=[(text, special[name]) for name, text in used.items()],
+        single=single,
+        pair=[*single, *("$B:1" if part == "$A" else f"{part}:1" for part in single)],
+        special_tokens=[(text, tokens.index(text)) for text in {*beside["bos"], *beside["eos"]}],
     )
 
 
 # ---- gpt2 ----
 
 
-def _byte_level(header: Header, tokens: Sequence[str], special: Mapping[str, int | None]) -> Any:
+def _byte_level(header: Header, ids: Mapping[str, int]) -> Any:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     pre = header.keys[f"{_KEY}pre"]
-    # a blank may begin the first part
-    merges = [
-        (one[0] + a, b)
-        for one in header.elements(f"{_KEY}merges")
-        for a, _, b in [one[1:].partition(" ")]
-    ]
-    model = models.BPE(
-        _vocabulary(header, tokens),
-        merges,
-        ignore_merges=pre == WHOLE_FIRST,  # a word that is a token is that token
-    )
-    backend = Tokenizer(model)
+    merges = [_halves(merge) for merge in header.elements(f"{_KEY}merges")]
+    backend = Tokenizer(models.BPE(ids, merges, ignore_merges=pre == WHOLE_FIRST))
     backend.pre_tokenizer = pre_tokenizers.Sequence([_step(*step) for step in SPLITTING[pre]])
     backend.decoder = decoders.ByteLevel()
     return backend
+
+
+def _halves(merge: str) -> tuple[str, str]:
+    """The two parts of a merge, between which is the first blank that does not begin it."""
+    first, _, second = merge[1:].partition(" ")
+    return merge[:1] + first, second
 
 
 def _step(kind: str, how: Any) -> Any:
@@ -279,22 +280,17 @@ def _step(kind: str, how: Any) -> Any:
 # ---- llama ----
 
 
-def _sentencepiece(header: Header, tokens: Sequence[str], special: Mapping[str, int | None]) -> Any:
+def _sentencepiece(header: Header, ids: Mapping[str, int]) -> Any:
     from tokenizers import Tokenizer, decoders, models, normalizers
 
-    ids = _vocabulary(header, tokens)
     if lacking := [text for text in _BYTES if text not in ids]:
         raise header.refused(
             f"its tokenizer has no {lacking[0]}, and llama.cpp stops at a character that is neither piece nor bytes",
             "take the model's safetensors and tokenizer.json",
         )
-    scores = header.elements(f"{_KEY}scores") or [0.0] * len(tokens)
-    _same_length(header, "scores", scores, tokens)
-    unknown = None if special["unk"] is None else tokens[special["unk"]]
-    merges = _merges(header, ids, scores)
-    backend = Tokenizer(
-        models.BPE(ids, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
-    )
+    scores = header.elements(f"{_KEY}scores") or [0.0] * len(ids)
+    _same_length(header, "scores", scores, ids)
+    backend = Tokenizer(models.BPE(ids, _merges(header, ids, scores), byte_fallback=True))
     prefix = header.keys.get(f"{_KEY}add_space_prefix", True)
     backend.normalizer = normalizers.Sequence(
         [*([normalizers.Prepend(_BLANK)] if prefix else []), normalizers.Replace(" ", _BLANK)]

@@ -2,7 +2,8 @@
 
 Beside tokens and merges a file names the way in which a text is split before them (`tokenizer.ggml.pre`), since
 llama.cpp has no other place for it. It is found by what the tokenizer does, not by the model's name; a tokenizer that
-splits, normalizes or ends a text in a way that is not below is refused, and never written as a similar one.
+splits, normalizes or ends a text in a way that gguf_tokenizer.py does not read is refused, and never written as a
+similar one.
 """
 
 from __future__ import annotations
@@ -13,23 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from lutlab.errors import LutlabError
 from lutlab.lazy import PreTrainedTokenizerBase
+from lutlab.models.gguf_tokenizer import KNOWN_ENDS, SPLITTING, WHOLE_FIRST
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter
 
-_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)"
-    r"|\s+"
-)
-# llama.cpp's name -> steps before merging, as transformers' fast tokenizers have them.
-SPLITTING = {
-    "gpt-2": (("ByteLevel", True),),  # by GPT-2's expression
-    "smollm": (("Digits", True), ("ByteLevel", True)),  # each digit alone before that
-    "llama-bpe": (("Split", _WORDS % "{1,3}"), ("ByteLevel", False)),
-    "qwen2": (("Split", _WORDS % ""), ("ByteLevel", False)),
-}
 _NAMES = {steps: name for name, steps in SPLITTING.items()}
-WHOLE_FIRST = "llama-bpe"  # a word that is a token is not merged
 _SPECIAL = ("bos", "eos", "unk", "pad")
 _ENDS = ("eot", "eom")  # keys of tokens that end a text, beside eos
 
@@ -42,7 +32,7 @@ def checked(
     Args:
         tokenizer: the model's.
         size: number of the model's embeddings.
-        ends: tokens that end a text, beside the tokenizer's own.
+        ends: tokens that end a text, the tokenizer's own among them or not.
 
     Raises:
         LutlabError: the tokenizer is not byte-level BPE, or does what a GGUF file cannot say.
@@ -95,8 +85,9 @@ def add_vocabulary(
 
 
 def _other_ends(tokenizer: PreTrainedTokenizerBase, ends: Collection[int]) -> list[int]:
-    """Tokens that end a text beside the tokenizer's own, ascending."""
-    return sorted(set(ends) - {tokenizer.eos_token_id})
+    """Tokens that end a text, ascending, without the tokenizer's own and those that llama.cpp knows by their text."""
+    known = {tokenizer.eos_token_id, *tokenizer.convert_tokens_to_ids(list(KNOWN_ENDS))}
+    return sorted(set(ends) - known)
 
 
 def _obstacles(
