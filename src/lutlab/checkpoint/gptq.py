@@ -29,7 +29,7 @@ from typing import Any, ClassVar
 import torch
 
 from lutlab.checkpoint.layout import Layout, Numbers, Shapes, Size, Tensors
-from lutlab.checkpoint.saving import check_saved, save_as, uniform_of
+from lutlab.checkpoint.saving import check_saved, original_of, save_as, uniform_of
 from lutlab.checkpoint.transformers import quantized_layers
 from lutlab.errors import LutlabError
 from lutlab.formats.code_words import WORD, pack_words, unpack_words
@@ -58,6 +58,7 @@ def export_gptq(
     """
     check_saved(model, tokenizer)
     layers = quantized_layers(model)
+    original_of(model)
     left = [name for name in kinds(model.config) if name not in layers]
     uniform = {name: uniform_of(name, layer) for name, layer in layers.items()}
     widths = {(tensor.bits, tensor.group_size) for tensor in uniform.values()}
@@ -217,7 +218,7 @@ def _of_symmetric(field: torch.Tensor, q: int) -> torch.Tensor:
     if not any(bool((field == constant).all()) for constant in (middle, middle - 1)):
         raise LutlabError(
             f"config.json says that the weights are symmetric (sym), and zero points are not all stored as {middle} or "
-            f"all as {middle - 1}: the two belong to different models, or sym is false"
+            f"all as {middle - 1}: the two belong to different models; if the zero points are meant, set sym to false"
         )
     return torch.full_like(field, middle)
 

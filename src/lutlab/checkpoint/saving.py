@@ -180,7 +180,6 @@ def save_as(
     Raises:
         LutlabError: the folder is not empty, or cannot be written.
     """
-    original_of(model)
     layers = quantized_layers(model).items()
     packed = {f"{name}.{buffer}" for name, layer in layers for buffer in layer.packed.buffers}
     state = {key: tensor for key, tensor in model.state_dict().items() if key not in packed}

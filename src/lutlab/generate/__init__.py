@@ -79,16 +79,7 @@ def _sizes(model: PreTrainedModel, batch: int, length: int | None) -> tuple[int,
             f"the model is for {task}, and only a causal language model generates text"
         )
     batch = arguments.integer("batch", batch, 1, "rows of the cache, as 1")
-    context, why = getattr(model.config, family_of(model.config).seqlen), ""
-    rope = getattr(model.config, "rope_parameters", None) or {}
-    if rope.get("rope_type") == "longrope":
-        first = rope.get("original_max_position_embeddings") or context
-        if first < context:
-            why = (
-                f" of {context}: beyond them its rotation (longrope) is another one, also of the keys that are in the "
-                "cache already"
-            )
-            context = first
+    context, why = _context(model)
     if length is None:
         return batch, context
     arguments.integer("length", length, 1, "tokens of a row of the cache, as 512")
@@ -97,3 +88,16 @@ def _sizes(model: PreTrainedModel, batch: int, length: int | None) -> tuple[int,
             f"length={length}: the model's context is {context} tokens{why}; give at most as many"
         )
     return batch, length
+
+
+def _context(model: PreTrainedModel) -> tuple[int, str]:
+    """Tokens that a cache may hold, and why these are fewer than the model reads at once; empty where they are not."""
+    context = getattr(model.config, family_of(model.config).seqlen)
+    rope = getattr(model.config, "rope_parameters", None) or {}
+    first = rope.get("original_max_position_embeddings") or context
+    if rope.get("rope_type") != "longrope" or first >= context:
+        return context, ""
+    return first, (
+        f" of {context}: beyond them its rotation (longrope) is another one, also of the keys that are in the cache "
+        "already"
+    )

@@ -289,7 +289,7 @@ def with_positions(
 ) -> Mapping[str, torch.Tensor]:
     """Inputs of a forward pass in which padding before a token does not count among its positions.
 
-    Architectures with learned positions (GPT-2, GPT-Neo) count it otherwise: transformers' generate leaves it out too.
+    Architectures with learned positions (GPT-2, GPT-Neo, BERT) would count it; transformers' generate does not.
 
     Args:
         model: a model of a known family.
@@ -303,9 +303,8 @@ def with_positions(
         return inputs
     tokens = mask.bool()
     positions = (tokens.cumsum(-1) - 1).clamp(min=0)
-    if torch.equal(
-        positions[tokens], torch.arange(mask.shape[1], device=mask.device).expand_as(mask)[tokens]
-    ):
+    places = torch.arange(mask.shape[1], device=mask.device).expand_as(mask)
+    if torch.equal(positions[tokens], places[tokens]):
         return inputs
     return {**inputs, "position_ids": positions}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 import json
 import re
@@ -21,9 +22,7 @@ QUANTIZATION_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"
 _COMPUTED = re.compile(
     r"(^|\.)(attn|attention)\.(masked_)?bias$|rotary_emb\.inv_freq$|position_ids$"
 )
-_AUTO_GPTQ = (
-    "gptq_model-*bit-*g.safetensors*"  # AutoGPTQ's names of a file of weights, or of its index
-)
+_AUTO_GPTQ = "gptq_model-*bit-*g"  # how AutoGPTQ calls a file of weights
 ANYBCQ = "anybcq"  # key of config.json under which AnyBCQ says how weights are quantized
 
 
@@ -115,17 +114,14 @@ def weight_files(folder: Path) -> list[Path]:
 
 def _base_name(folder: Path) -> str:
     """What files of weights are called before .safetensors."""
-
-    def there(base: Any) -> bool:
-        ends = (".safetensors", ".safetensors.index.json")
-        return any((folder / f"{base}{end}").is_file() for end in ends)
-
-    if there("model") or not (folder / "config.json").is_file():
+    names = {path.name.partition(".safetensors")[0] for path in folder.glob("*.safetensors*")}
+    if "model" in names or not (folder / "config.json").is_file():
         return "model"
-    quantization = quantization_of(folder) or {}
-    found = [path.name.partition(".safetensors")[0] for path in folder.glob(_AUTO_GPTQ)]
-    bases = {name for name in (quantization.get("model_file_base_name"), *found) if there(name)}
-    return bases.pop() if len(bases) == 1 and PurePath(*bases).name in bases else "model"
+    stated = (quantization_of(folder) or {}).get("model_file_base_name")
+    if stated in names:
+        return stated
+    of_auto_gptq = fnmatch.filter(names, _AUTO_GPTQ)
+    return of_auto_gptq[0] if len(of_auto_gptq) == 1 else "model"
 
 
 def _shards(index: Path) -> list[str]:

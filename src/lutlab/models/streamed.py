@@ -175,7 +175,8 @@ def check_tied(folder: Path, model: PreTrainedModel, shards: Shards) -> None:
         if target not in shards or origin not in shards:
             continue
         held, tied = shards.mapped(target), shards.mapped(origin)
-        if held.dtype != tied.dtype or not torch.equal(held, tied):
+        wider = torch.promote_types(held.dtype, tied.dtype)
+        if not torch.equal(held.to(wider), tied.to(wider)):
             raise LutlabError(
                 f"{folder}: config.json ties {target} to {origin}, but the checkpoint holds other values for it: set "
                 "tie_word_embeddings to false there"

@@ -7,8 +7,8 @@ Two rules of the same name, and the papers use both; 0 is forced into [min, max]
     gptq     GPTQ quant.py: a group of zeros gets the range [-1, 1]
     awq      AWQ pseudo_quantize_tensor: the range is at least 1e-5; zero is clamped to 0 .. 2^q - 1
 
-    autoawq  the second as AutoAWQ has it, the range the weights' own: a group on one side of 0 is shifted by the
-             clamped zero, and weights of 1 .. 2 err by up to 88 %. The same grid wherever a group has both signs.
+    autoawq  the second as AutoAWQ has it, the range the weights' own: with the clamped zero no weight is larger than
+             the range, so that 0.5 throughout becomes 0.00001. The same grid wherever a group has both signs.
 
 Both have a symmetric form, with zero = 2^(q-1) in every group, by the largest absolute weight:
 
