@@ -21,7 +21,7 @@ TOOLS = SOURCE.parents[1] / "tools"
 # The order of the folders; `experiment` has an order of its own. A string is a floor: its rooms do not know each other.
 FLOORS = [
     "errors lazy",
-    "arguments children devices escapes ggml groups kept registry sources tensors",
+    "arguments children devices escapes ggml groups kept progress registry sources tensors",
     "limits",
     "fields",
     "specs",
@@ -31,6 +31,7 @@ FLOORS = [
     "checkpoint peers",
     "compress",
     "tuning",
+    "recipe",
     "generate predict",
     "api evaluators",
 ]

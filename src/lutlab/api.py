@@ -38,24 +38,22 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from lutlab import arguments, registry
+from lutlab import arguments, recipe, registry
 from lutlab.checkpoint.transformers import declare
 from lutlab.compress.calibrate import Windows, check_windows, stats_of
-from lutlab.compress.driver import quantize_model
-from lutlab.compress.search import search_widths
-from lutlab.compress.widths import layer_widths, widths
+from lutlab.compress.widths import layer_widths
 from lutlab.data import calibration_inputs, load_text
 from lutlab.errors import OTHER_NAMES, LutlabError, arguments_of, nearest
 from lutlab.formats import pack
 from lutlab.formats.contract import Format
 from lutlab.groups import CANDIDATE_BITS, CANDIDATE_GROUP_SIZES, Bits, Width
-from lutlab.models.families import decoder_blocks, evaluation_seqlen, kinds, task_of
+from lutlab.models.families import decoder_blocks, evaluation_seqlen, task_of
 from lutlab.models.pretrained import tokenizer_of
 from lutlab.quantizers.coefficients import quantized
 from lutlab.quantizers.contract import Calibrated, Method, make_method
 from lutlab.specs import LayerWidth, TextSpec, Tuning
 from lutlab.tuning.losses import Labelled
-from lutlab.tuning.stages import check_tunable, put, tune
+from lutlab.tuning.stages import check_tunable
 
 log = logging.getLogger(__name__)
 # What quantize calibrates on where it is given nothing: text that is present with every Python.
@@ -192,28 +190,28 @@ def quantize(
         calibration = _default_calibration(model)
     if calibration is not None:
         check_windows(model, calibration)
-    samples = calibration
+    labelled = None
     if labels is not None:
         if tuning is None or not isinstance(calibration, Mapping):
             raise LutlabError(
                 "labels are what tuning trains a classifier on: give tuning=lutlab.Tuning(…) and "
                 "calibration=tokenizer(firsts, seconds, padding=True, return_tensors='pt') beside them"
             )
-        samples = Labelled(
+        labelled = Labelled(
             calibration, arguments.instance("labels", labels, torch.Tensor, "a tensor")
         )
     training = model.training
     model.eval()
     try:
-        if budget is None:
-            chosen = widths(kinds(model.config), q, g, skip=skip, layers=own)
-        else:
-            chosen, _ = search_widths(model, quantizer, candidates, budget, calibration, skip=skip)
-        packed = None
-        if tuning is not None:
-            packed, rest, _ = tune(model, quantizer, chosen, samples, tuning)
-            put(model, rest)
-        stats = quantize_model(model, quantizer, chosen, calibration, packed=packed)
+        stats, _ = recipe.quantize(
+            *(model, quantizer, q, g, calibration),
+            labelled=labelled,
+            skip=skip,
+            layers=own,
+            budget=budget,
+            candidates=candidates,
+            tuning=tuning,
+        )
     finally:
         model.train(training)
     if any(layer.format != "dense" for layer in stats):

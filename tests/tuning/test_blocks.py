@@ -17,6 +17,7 @@ from lutlab.errors import LutlabError
 from lutlab.formats import pack
 from lutlab.models import fits
 from lutlab.models.families import decoder_blocks, linear_layers
+from lutlab.progress import heard
 from lutlab.tensors import BCQTensor, UniformTensor
 from lutlab.tuning import loop
 from lutlab.tuning.blocks import CodedLinear, tune_blocks
@@ -144,11 +145,12 @@ def test_a_killed_run_ends_byte_for_byte_the_same(tmp_path, monkeypatch):
                 raise KeyboardInterrupt
 
         if killed:
-            with pytest.raises(KeyboardInterrupt):
-                tune_blocks(again, full, WINDOWS, PACE, kept=store, report=kill)
+            with pytest.raises(KeyboardInterrupt), heard(kill):
+                tune_blocks(again, full, WINDOWS, PACE, kept=store)
         else:
             seen = []
-            assert tune_blocks(again, full, WINDOWS, PACE, kept=store, report=seen.append) == wanted
+            with heard(seen.append):
+                assert tune_blocks(again, full, WINDOWS, PACE, kept=store) == wanted
             assert {one.name for one in seen} == {"block-0001"}, "the first block was finished"
             assert seen[0].step == 6
     for key, buffer in buffers(whole).items():

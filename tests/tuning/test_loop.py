@@ -11,6 +11,7 @@ from torch import nn
 
 from lutlab.compress.kept_blocks import TuningStore
 from lutlab.errors import LutlabError
+from lutlab.progress import heard
 from lutlab.specs import Tuning
 from lutlab.tuning import loop
 from lutlab.tuning.loop import Progress, fit
@@ -23,14 +24,14 @@ class Killed(Exception):
 
 
 def kill_after(steps: int):
-    """A report that ends the run after so many steps of this process."""
+    """A listener that ends the run after so many steps of this process."""
     count = itertools.count(1)
 
-    def report(progress: Progress) -> None:
-        if next(count) == steps:
+    def listener(stage: object) -> None:
+        if isinstance(stage, Progress) and next(count) == steps:
             raise Killed
 
-    return report
+    return listener
 
 
 class Toy:
@@ -70,8 +71,8 @@ def test_a_killed_run_ends_byte_for_byte_as_another(judges, tmp_path: Path, monk
     for steps in (1, 5):
         store = TuningStore(tmp_path / f"{steps}")
         for _ in range(12 // steps):
-            with pytest.raises(Killed):
-                Toy().fit(kept=store, report=kill_after(steps), **more)
+            with pytest.raises(Killed), heard(kill_after(steps)):
+                Toy().fit(kept=store, **more)
         again = Toy()
         assert (again.fit(kept=store, **more), again.state()) == (curve, whole.state())
         assert len(again.seen) == 12 % steps

@@ -20,6 +20,7 @@ from lutlab.errors import LutlabError
 from lutlab.formats import pack
 from lutlab.models import fits
 from lutlab.models.families import linear_layers
+from lutlab.progress import heard
 from lutlab.quantizers.contract import make_method
 from lutlab.specs import Tuning
 from lutlab.tensors import BCQTensor, UniformTensor
@@ -138,8 +139,8 @@ def test_a_killed_tuning_ends_byte_for_byte_as_another(trains, tmp_path: Path, m
     method, store = "gptq_bcq" if trains == "scales" else "mixed_2_4_16", TuningStore(tmp_path)
     options = {"trains": trains, "loss": "distribution", "steps": 5}
     whole = tuned("opt", method, **options)
-    with pytest.raises(Killed):
-        tuned("opt", method, **options, kept=store, report=kill_after(3))
+    with pytest.raises(Killed), heard(kill_after(3)):
+        tuned("opt", method, **options, kept=store)
     again = tuned("opt", method, **options, kept=store)
     assert again[2] == whole[2]
     for name, layer in whole[0].items():

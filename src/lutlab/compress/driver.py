@@ -22,7 +22,7 @@ number has in it what the layer does on purpose, to make up for errors before it
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -42,6 +42,7 @@ from lutlab.groups import Width
 from lutlab.models.families import Family, SharedInput, family_of, weight_of
 from lutlab.models.resident import Blocks, Resident
 from lutlab.modules import QuantLinear
+from lutlab.progress import steps
 from lutlab.quantizers.coefficients import exponent, quantized, times_power
 from lutlab.quantizers.contract import Calibrated, Method, Rescaling
 from lutlab.quantizers.none import NoQuantization
@@ -119,8 +120,11 @@ class _Run:
         self.layers: list[LayerStats] = []
         self.weights: Weights = {}  # of tokens, where H is weighted by gradients
 
+    def _indices(self) -> Iterator[int]:
+        return steps(range(len(self.blocks)), "quantizing layer")
+
     def without_inputs(self) -> tuple[LayerStats, ...]:
-        for index in range(len(self.blocks)):
+        for index in self._indices():
             with self.blocks.open(index) as block:
                 if not self._restore(index, block):
                     self._quantize(index, block, self.family.inputs, {})
@@ -137,7 +141,7 @@ class _Run:
             passes = [(shared,) for shared in self.family.inputs]
         if method.target != "weights":
             beside = Beside(self.model.config, inputs, stream=method.target == "stream")
-        for index in range(len(self.blocks)):
+        for index in self._indices():
             with self.blocks.open(index) as block:
                 if beside:
                     beside.enter(block)
@@ -174,7 +178,7 @@ class _Run:
     ) -> tuple[LayerStats, ...]:
         unseen = [i for i in range(len(self.blocks)) if store is None or not store.has(i)]
         inputs = capture(self.model, windows) if unseen else None
-        for index in range(len(self.blocks)):
+        for index in self._indices():
             with self.blocks.open(index) as block:
                 self._with_full_inputs_of(index, block, inputs, unseen, store)
             if index in unseen[-1:]:

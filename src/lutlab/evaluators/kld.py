@@ -45,6 +45,7 @@ from lutlab.evaluators.weight_error import WeightError
 from lutlab.kept.findings import cache_folder, make_room, writable
 from lutlab.lazy import PreTrainedModel, np, torch, transformers
 from lutlab.models.load import fingerprint, load_model
+from lutlab.progress import steps
 from lutlab.registry import register
 from lutlab.specs import Measurement, ModelRun, RunSpec, Subject
 
@@ -103,7 +104,7 @@ class KLDivergence(Evaluator):
         full = _full_precision(run, streamed=any(p.is_meta for p in model.parameters()))
         divergences, agreeing, floor = [], [], math.nan
         with evaluation_mode(model), evaluation_mode(full):
-            for index, batch in enumerate(windows):
+            for index, batch in enumerate(steps(windows, "measuring batch")):
                 wanted, facts = full_logits(full, kept, index, batch)
                 floor = facts.get("floor_nats", floor)
                 found = model(input_ids=batch.to(model.device), use_cache=False).logits

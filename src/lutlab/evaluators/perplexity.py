@@ -40,6 +40,7 @@ from lutlab.evaluators import (
 from lutlab.evaluators.contract import Evaluator, Metric
 from lutlab.evaluators.noise import ratio_error
 from lutlab.lazy import PreTrainedModel, PreTrainedTokenizerBase, torch
+from lutlab.progress import steps
 from lutlab.registry import register
 from lutlab.specs import Measurement, Subject, Text
 
@@ -178,7 +179,7 @@ def window_nll(
         raise LutlabError(f"loss_dtype '{loss_dtype}' is none of {', '.join(LOSS_DTYPES)}")
     nll: list[float] = []
     with evaluation_mode(model):
-        for batch in window_batches(model, ids, seqlen):
+        for batch in steps(window_batches(model, ids, seqlen), "measuring batch"):
             batch = batch.to(model.device)
             logits = model(input_ids=batch, use_cache=False).logits  # [size, seqlen, V]
             losses = _mean_loss(logits, batch, loss_dtype).tolist()

@@ -46,7 +46,7 @@ from lutlab.modules import QuantLinear
 from lutlab.quantizers.contract import Method
 from lutlab.specs import Tuning
 from lutlab.tensors import BCQTensor, UniformTensor
-from lutlab.tuning.loop import Report, fit
+from lutlab.tuning.loop import fit
 from lutlab.tuning.losses import HELD_OUT
 from lutlab.tuning.scales import ScaledLinear
 
@@ -98,7 +98,6 @@ def tune_blocks(
     tuning: Tuning,
     *,
     kept: TuningStore | None = None,
-    report: Report | None = None,
 ) -> dict[str, Any]:
     """Train the quantized layers of a model block by block, in place.
 
@@ -108,7 +107,6 @@ def tune_blocks(
         windows: token ids [samples, S] int64, at least 2.
         tuning: options, with block_steps of 1 at least.
         kept: store of finished blocks and of the state of the one that is being trained.
-        report: function that is called after every step.
 
     Returns:
         The curve of each block, and the share of its codes that changed.
@@ -118,7 +116,7 @@ def tune_blocks(
     """
     steps, learning_rate = tuning.block_steps, tuning.block_learning_rate
     pace = dataclasses.replace(tuning, steps=steps, learning_rate=learning_rate)
-    run = _Run(full, windows, pace, kept, report)
+    run = _Run(full, windows, pace, kept)
     quantized, wanted, facts = run.hidden(start), run.hidden(full), []
     for index, block in enumerate(decoder_blocks(start)):
         run.advance(copy.deepcopy(decoder_blocks(full)[index]).float(), wanted)
@@ -140,10 +138,8 @@ class _Run:
         windows: torch.Tensor,
         pace: Tuning,
         kept: TuningStore | None,
-        report: Report | None,
     ) -> None:
-        self.full, self.windows, self.pace = full, windows, pace
-        self.kept, self.report = kept, report
+        self.full, self.windows, self.pace, self.kept = full, windows, pace, kept
         self.family = family_of(full.config)
         self.size = max(1, BATCH_TOKENS // windows.shape[1])  # windows at once, as capture has it
         held = torch.arange(len(windows)) % HELD_OUT == 0
@@ -239,7 +235,6 @@ class _Run:
             self.pace,
             held_out=held_out,
             kept=self.kept,
-            report=self.report,
         )
         after = {layer: module.rounded().unpack().codes for layer, module in layers.items()}
         changed = sum(int((after[layer] != codes).sum()) for layer, codes in before.items())

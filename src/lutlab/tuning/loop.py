@@ -33,6 +33,7 @@ from torch import nn
 
 from lutlab.compress.kept_blocks import TuningStore, content_sha256
 from lutlab.errors import LutlabError
+from lutlab.progress import duration, tell
 from lutlab.specs import Tuning
 
 log = logging.getLogger(__name__)
@@ -55,12 +56,8 @@ class Progress:
     seconds_left: float
 
     def __str__(self) -> str:
-        seconds = self.seconds_left
-        left = f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+        left = duration(self.seconds_left)
         return f"tuning {self.name} {self.step}/{self.steps}, loss {self.loss:.4g}, {left} left"
-
-
-Report = Callable[[Progress], None]
 
 
 def fit(
@@ -73,7 +70,6 @@ def fit(
     held_out: Callable[[], float] | None = None,
     first: float | None = None,
     kept: TuningStore | None = None,
-    report: Report | None = None,
 ) -> dict[str, Any]:
     """Train parameters in place, and leave them in their best state.
 
@@ -87,7 +83,6 @@ def fit(
             the last step stay, or of a run that diverges those it began with.
         first: the held-out loss before the first step, where it is known; None: `held_out` computes it.
         kept: store to which the state is written, and from which it is taken up again.
-        report: function that is called after every step.
 
     Returns:
         The curve, in JSON's types: `losses`, pairs [step, mean loss of the steps since the pair before]; `held_out`,
@@ -110,9 +105,9 @@ def fit(
             torch.manual_seed((tuning.seed * 1_000_003 + step) % 2**63)
             found = run.take(step, loss, batch)
             run.keep(last=step == steps or run.curve["diverged"])
-            if report:  # by the pace of this process's own steps
-                left = (steps - step) * (time.monotonic() - began) / max(1, step - done)
-                report(Progress(name, step, steps, found, left))
+            # by the pace of this process's own steps
+            left = (steps - step) * (time.monotonic() - began) / max(1, step - done)
+            tell(Progress(name, step, steps, found, left))
     return run.end()
 
 

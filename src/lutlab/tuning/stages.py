@@ -35,7 +35,7 @@ from lutlab.modules import QuantLinear
 from lutlab.quantizers.contract import Method
 from lutlab.specs import Tuning
 from lutlab.tuning import blocks, scales, weights
-from lutlab.tuning.loop import Report, fit
+from lutlab.tuning.loop import fit
 from lutlab.tuning.losses import (
     Labelled,
     Samples,
@@ -72,7 +72,6 @@ def tune(
     seen: StatsStore | None = None,
     untuned: BlockStore | None = None,
     kept: TuningStore | None = None,
-    report: Report | None = None,
 ) -> tuple[dict[str, Format], dict[str, torch.Tensor], dict[str, Any]]:
     """Quantize and tune a copy of a model; the model stays as it is.
 
@@ -86,7 +85,6 @@ def tune(
         seen: store of the statistics of full-precision inputs, for the method.
         untuned: finished blocks of the method's own result.
         kept: store of the states of unfinished stages, which go on from there.
-        report: function that is called after every step.
 
     Returns:
         The packed weights of quantized layers, by name; the tuned parameters that are not quantized, in float32: a
@@ -117,9 +115,9 @@ def tune(
         raise LutlabError("tuning finds no quantized layer: skip names all of them; drop tuning")
     facts = tuning.asked()
     if tuning.block_steps:
-        facts |= blocks.tune_blocks(start, model, calibration, tuning, kept=kept, report=report)
+        facts |= blocks.tune_blocks(start, model, calibration, tuning, kept=kept)
     if tuning.steps:
-        facts |= _tune_end_to_end(start, model, quantizer, calibration, tuning, kept, report)
+        facts |= _tune_end_to_end(start, model, quantizer, calibration, tuning, kept)
     layers = {n: m.packed for n, m in linear_layers(start) if isinstance(m, QuantLinear)}
     rest = head_parameters(start) if labelled else {}
     if not quantizer.quantizes:
@@ -134,7 +132,6 @@ def _tune_end_to_end(
     samples: Samples,
     tuning: Tuning,
     kept: TuningStore | None,
-    report: Report | None,
 ) -> dict[str, Any]:
     """Train a quantized copy of a full-precision model in place; returns the curve."""
     trained, held = divided(samples, tuning.batch)
@@ -163,7 +160,6 @@ def _tune_end_to_end(
         held_out=lambda: mean_loss(model, full, tuning.loss, held),
         first=first,
         kept=kept,
-        report=report,
     )
     if curve["kept_step"]:
         packed = {name: layer.rounded() for name, layer in layers.items()}

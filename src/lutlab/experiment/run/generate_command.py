@@ -23,7 +23,7 @@ from lutlab.experiment.plan.plan import Job, job_of_model
 from lutlab.experiment.plan.resolve import Files
 from lutlab.experiment.run import cli
 from lutlab.experiment.run.ending import ended
-from lutlab.experiment.run.worker import prepare
+from lutlab.experiment.run.prepared import prepare
 from lutlab.generate.contract import Engine
 from lutlab.lazy import PreTrainedTokenizerBase, torch
 from lutlab.models.load import folder_of, load_tokenizer

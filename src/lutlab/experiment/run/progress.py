@@ -23,6 +23,7 @@ from lutlab.kept.files import write_atomically
 _POLL_SECONDS = 0.3
 _TELL_SECONDS = 1.0  # between two words on the stage of some cells
 _STAGE_SECONDS = 30.0  # between two lines of stages, where there is no bar
+_FIRST_STAGE_SECONDS = 2.0  # after which the first one is shown
 _BAR = 12  # characters
 _Cell = tuple[str, float]  # its name for the reader, predicted seconds
 
@@ -69,7 +70,7 @@ def _lines(
     stop: threading.Event,
 ) -> None:
     total, began, done = len(cells), time.monotonic(), 0
-    said = began
+    said = began + _FIRST_STAGE_SECONDS - _STAGE_SECONDS
     for stage, finished in _looks(store, cells, earlier, stop):
         if stage and time.monotonic() >= said + _STAGE_SECONDS:
             console.print(shorten(stage, console.width), highlight=False, markup=False)
