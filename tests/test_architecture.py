@@ -28,6 +28,7 @@ FLOORS = [
     "data models quantizers formats",
     "kernels",
     "modules measure",
+    "embeddings",
     "checkpoint peers",
     "compress",
     "tuning",

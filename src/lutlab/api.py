@@ -43,6 +43,7 @@ from lutlab.checkpoint.transformers import declare
 from lutlab.compress.calibrate import Windows, check_windows, stats_of
 from lutlab.compress.widths import layer_widths
 from lutlab.data import calibration_inputs, load_text
+from lutlab.embeddings import quantize_embeddings
 from lutlab.errors import OTHER_NAMES, LutlabError, arguments_of, nearest
 from lutlab.formats import pack
 from lutlab.formats.contract import Format
@@ -136,9 +137,10 @@ def quantize(
     candidates: Sequence[Width] | None = None,
     tuning: Tuning | None = None,
     labels: torch.Tensor | None = None,
+    embeddings: int | None = None,
     **options: Any,
 ) -> PreTrainedModel:
-    """Quantize the linear layers of every decoder block, in place; embeddings and head stay as they are.
+    """Quantize the linear layers of every decoder block, in place; embeddings and head stay as they are, unless told.
 
     Args:
         model: a transformers causal language model of a known family (OPT, LLaMA, GPT-2, GPT-Neo), or a BERT for
@@ -161,6 +163,8 @@ def quantize(
             stay (tuning/). Takes the memory of a float32 copy of the model and of Adam's state.
         labels: [samples] int64, the class of each text of `calibration`, which a classifier is tuned on; its head is
             trained too, and stays in full precision.
+        embeddings: bits of the table of tokens and of the output head, in symmetric groups of 32; at 8 they are what
+            llama.cpp's Q8_0 holds. None: both stay as they are.
         **options: parameters of the method, e.g. `variant="awq"` of `rtn`.
 
     Returns:
@@ -212,9 +216,11 @@ def quantize(
             candidates=candidates,
             tuning=tuning,
         )
+        if embeddings is not None:
+            quantize_embeddings(model, embeddings)
     finally:
         model.train(training)
-    if any(layer.format != "dense" for layer in stats):
+    if embeddings is not None or any(layer.format != "dense" for layer in stats):
         declare(model)  # so that save_pretrained says how to read the layers
     return model
 

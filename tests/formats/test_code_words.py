@@ -4,7 +4,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lutlab.formats.code_words import pack_stream, pack_words, unpack_stream, unpack_words
+from lutlab.formats.code_words import (
+    pack_stream,
+    pack_words,
+    unpack_some,
+    unpack_stream,
+    unpack_words,
+)
 
 
 @settings(deadline=None)
@@ -31,3 +37,5 @@ def test_a_stream_runs_through_all_rows(q, rows, columns, seed):
     words = pack_stream(values, q)
     assert torch.equal(words, pack_words(values.reshape(1, -1), q)[0])
     assert torch.equal(unpack_stream(words, q, values.numel()), values.flatten())
+    places = torch.randperm(values.numel(), generator=generator).view(1, -1)
+    assert torch.equal(unpack_some(words, q, places), values.flatten()[places])

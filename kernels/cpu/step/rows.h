@@ -82,12 +82,25 @@ static void widen_{{ type }}(const {{ type }} *row, long n, float *out)
     }
 }
 {% endfor %}
-/* A row of a table of embeddings [rows, n]. */
+/* A table of codes: code [rows, n], scale and zero [rows, ceil(n / group)]. */
+typedef struct {
+    const unsigned char *code;
+    const float *scale, *zero;
+    long group;
+} coded_table;
+
+/* A row of a table of embeddings [rows, n]; of a type that is none of the floats', a coded_table. */
 static void row_of_table(const void *table, long type, long row, long n, float *out)
 {
     switch (type) {
 {% for type in types %}
     case {{ loop.index0 }}: widen_{{ type }}((const {{ type }} *)table + row * n, n, out); return;
 {% endfor %}
+    }
+    const coded_table *coded = table;
+    const long groups = (n + coded->group - 1) / coded->group;
+    for (long j = 0; j < n; j++) {
+        const long at = row * groups + j / coded->group;
+        out[j] = coded->scale[at] * (coded->code[row * n + j] - coded->zero[at]);
     }
 }

@@ -27,6 +27,7 @@ from torch import nn
 from lutlab.checkpoint.layout import Layout, Numbers, Shapes, Size, Tensors, check_symmetric
 from lutlab.checkpoint.saving import check_saved, original_of, save_as, uniform_of
 from lutlab.checkpoint.transformers import quantized_layers
+from lutlab.embeddings import QuantEmbedding
 from lutlab.errors import LutlabError, nearest
 from lutlab.formats.code_words import WORD, pack_words, unpack_words
 from lutlab.groups import Width
@@ -74,7 +75,11 @@ def export_compressed_tensors(
             f"unknown format '{format}' of compressed-tensors: {nearest(format, (PACKED, BYTES))}"
         )
     check_saved(model, tokenizer)
-    layers = quantized_layers(model)
+    layers = {
+        name: layer
+        for name, layer in quantized_layers(model).items()
+        if not isinstance(layer, QuantEmbedding)
+    }
     _check_linear(model, list(layers))
     uniform = {name: uniform_of(name, layer) for name, layer in layers.items()}
     symmetric = all(bool((t.zero_point == 2 ** (t.bits - 1)).all()) for t in uniform.values())

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from lutlab import arguments
 from lutlab.checkpoint.saving import as_uniform, check_saved
+from lutlab.embeddings import is_tied
 from lutlab.errors import LutlabError
 from lutlab.formats.bcq import PackedBCQ
 from lutlab.formats.dense import PackedDense
@@ -95,7 +96,7 @@ def _tensors(
     Raises:
         LutlabError: a layer has no type; the message names it.
     """
-    tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    tied = is_tied(model)
     for name, path, module, heads in parts(model):
         if name == "output.weight" and tied:
             continue

@@ -57,9 +57,10 @@ def export_gptq(
         LutlabError: the layout cannot hold this model; the message says why. Or the folder cannot be written.
     """
     check_saved(model, tokenizer)
-    layers = quantized_layers(model)
+    in_blocks, layers = kinds(model.config), quantized_layers(model)
     original_of(model)
-    left = [name for name in kinds(model.config) if name not in layers]
+    left = [name for name in in_blocks if name not in layers]
+    layers = {name: layer for name, layer in layers.items() if name in in_blocks}
     uniform = {name: uniform_of(name, layer) for name, layer in layers.items()}
     widths = {(tensor.bits, tensor.group_size) for tensor in uniform.values()}
     if left or len(widths) > 1:

@@ -13,6 +13,7 @@ from lutlab.checkpoint import gguf_packed
 from lutlab.checkpoint.foreign import load_foreign
 from lutlab.checkpoint.transformers import CURE, METHOD, LutlabConfig, empty_layers
 from lutlab.devices import device_named
+from lutlab.embeddings import QuantEmbedding
 from lutlab.errors import LutlabError
 from lutlab.kept.files import check_file, check_sums, has_sums
 from lutlab.lazy import PreTrainedConfig, PreTrainedModel, nn
@@ -94,6 +95,11 @@ def load_mapped(
     for name, module in empty_layers(
         model, LutlabConfig(**quantization).layers if quantization else {}
     ):
+        if isinstance(module, QuantEmbedding):
+            raise LutlabError(
+                f"{folder}: its table of tokens is quantized, and only dense ones are read block by block: save the "
+                "model without embeddings="
+            )
         model.set_submodule(name, module)
     shards = Shards(folder, model.base_model_prefix)
     tied = model.all_tied_weights_keys

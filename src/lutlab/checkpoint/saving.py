@@ -177,12 +177,17 @@ def save_as(
 ) -> None:
     """Write the model with `tensors[layer][name]` in place of its quantized layers' buffers; biases stay.
 
+    A quantized layer without such tensors, as a table of tokens, is written in the model's dtype.
+
     Raises:
         LutlabError: the folder is not empty, or cannot be written.
     """
-    layers = quantized_layers(model).items()
+    layers = list(quantized_layers(model).items())
     packed = {f"{name}.{buffer}" for name, layer in layers for buffer in layer.packed.buffers}
     state = {key: tensor for key, tensor in model.state_dict().items() if key not in packed}
+    for name, layer in layers:
+        if name not in tensors:
+            state[f"{name}.weight"] = layer.packed.dequantize().to(model.dtype)
     for layer, by_name in tensors.items():
         state |= {f"{layer}.{name}": tensor.contiguous() for name, tensor in by_name.items()}
     ours = getattr(model.config, "quantization_config", None)

@@ -23,6 +23,8 @@ from transformers.quantizers.auto import register_quantization_config, register_
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
+from lutlab import embeddings
+from lutlab.embeddings import QuantEmbedding, TiedHead
 from lutlab.errors import LutlabError
 from lutlab.kept.files import SUMS, check_sums, has_sums
 from lutlab.lazy import PreTrainedModel
@@ -101,12 +103,15 @@ class LutlabQuantizer(HfQuantizer):
             module.weight = torch.empty(0)
             module.weight._is_hf_initialized = True
             model.set_submodule(name, module)
+        self._tied = embeddings.begin_tie(model)
         if checkpoint_files is not None:
             _check_files(model, self.quantization_config.layers, checkpoint_files)
 
     def _process_model_after_weight_loading(self, model: PreTrainedModel, **kwargs: Any) -> None:
         for name in self.quantization_config.layers:
             del model.get_submodule(name).weight
+        if self._tied:
+            embeddings.tie(model)
 
     def is_serializable(self) -> bool:
         """Yes: model.save_pretrained writes what lutlab.save does."""
@@ -134,7 +139,11 @@ def quantized_layers(model: PreTrainedModel) -> dict[str, QuantLinear]:
     Raises:
         LutlabError: there are none.
     """
-    layers = {name: m for name, m in model.named_modules() if isinstance(m, QuantLinear)}
+    layers = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, QuantLinear) and not isinstance(module, TiedHead)
+    }
     if not layers:
         raise LutlabError(
             f"no layer of this {type(model).__name__} is quantized: call lutlab.quantize first; a model in full "
@@ -170,7 +179,8 @@ def _skeleton(model: PreTrainedModel, name: str, layout: Mapping[str, Any]) -> Q
             f"{type(model).__name__} has no such layer: load the model with AutoModelForCausalLM; else its config "
             "belongs to another one"
         ) from error
-    module = QuantLinear.from_layout(layout, "meta")
+    cls = QuantEmbedding if isinstance(replaced, nn.Embedding) else QuantLinear
+    module = cls.from_layout(layout, "meta")
     if not hasattr(replaced, "weight") or replaced.weight.ndim != 2:
         raise LutlabError(f"{type(replaced).__name__} is not a linear layer")
     biased = getattr(replaced, "bias", None) is not None
@@ -181,6 +191,8 @@ def _skeleton(model: PreTrainedModel, name: str, layout: Mapping[str, Any]) -> Q
             f"[N, K] = {list(found)} with bias={module.bias is not None}, but the rest of config.json says "
             f"{list(expected)} with bias={biased}: the two belong to different models"
         )
+    if isinstance(module, QuantEmbedding):
+        module.like = torch.empty(0, dtype=replaced.weight.dtype, device="meta")
     if module.bias is not None:
         bias = torch.empty(module.out_features, dtype=replaced.weight.dtype, device="meta")
         module.bias = nn.Parameter(bias, requires_grad=False)
@@ -217,7 +229,9 @@ def _check_files(model: PreTrainedModel, names: Iterable[str], files: Sequence[s
                 f"cannot read {path} ({error}): it is damaged or truncated; copy it again"
             ) from error
     for name in names:
-        for buffer, tensor in model.get_submodule(name).named_buffers():
+        for buffer, tensor in model.get_submodule(name).packed.buffers.items():
+            if tensor is None:
+                continue
             key = f"{name}.{buffer}"
             expected = (SAFETENSORS[tensor.dtype], list(tensor.shape))
             if stored.get(key) != expected:

@@ -74,3 +74,17 @@ def _halves(q: int, held: int) -> tuple[int, int]:
     """Masks of an int64 in fields of 16 * held bits: their lowest q * held bits, and the next as many."""
     low = sum(((1 << q * held) - 1) << at for at in range(0, 64, 16 * held))
     return low, low << q * held
+
+
+def unpack_some(words: torch.Tensor, bits: int, places: torch.Tensor) -> torch.Tensor:
+    """Numbers at some places of a stream, int16.
+
+    Args:
+        words: [W] int32, as pack_stream makes them.
+        bits: bits of a number.
+        places: int64 of any shape, indices of numbers in the stream.
+    """
+    first, shift = places * bits // WORD, places * bits % WORD
+    low = words[first].long() & 0xFFFFFFFF
+    high = words[(first + 1).clamp(max=len(words) - 1)].long() << WORD  # of a number over two words
+    return ((low | high) >> shift & 2**bits - 1).short()

@@ -15,13 +15,21 @@ RTN, GPTQ and AWQ at q = 4, g = 32 store 4 + (16 + 4) / 32 = 4.625 bits a weight
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from lutlab.errors import LutlabError
 from lutlab.formats import bcq
-from lutlab.formats.code_words import WORD, pack_stream, pack_words, unpack_stream, unpack_words
+from lutlab.formats.code_words import (
+    WORD,
+    pack_stream,
+    pack_words,
+    unpack_some,
+    unpack_stream,
+    unpack_words,
+)
 from lutlab.formats.contract import Choice, Format, check_layout, dtype_name
 from lutlab.groups import check_bits, group_count, group_length
 from lutlab.lazy import torch
@@ -127,6 +135,24 @@ class PackedUniform(Format):
             values = values.sub_(to).mul_(by) if offset is None else values.mul_(by).add_(to)
             out[at][:, channels] = values.add_(0.0).float()  # -0, of no or a negative scale, is 0
         return out
+
+    def rows(self, ids: torch.Tensor) -> PackedUniform:
+        """The weight [M, K] of some rows, ids [M] int64; nothing but them is read."""
+        zero = self.qzero
+        if zero is not None and zero.dtype == torch.int32:
+            groups = group_count(self.group_size, self.shape[1])
+            places = ids[:, None] * groups + torch.arange(groups, device=ids.device)
+            zero = unpack_some(zero, self.bits, places)
+        elif zero is not None:
+            zero = zero[ids]
+        return dataclasses.replace(
+            self,
+            qweight=self.qweight[ids],
+            scale=self.scale[ids],
+            qzero=zero,
+            offset=None if self.offset is None else self.offset[ids],
+            shape=(len(ids), self.shape[1]),
+        )
 
     def layout(self) -> dict[str, Choice]:
         """Sizes, q, g, dtypes of scales and offsets, and whether zero points are in q bits; None: there are none."""

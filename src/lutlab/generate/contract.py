@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from lutlab.errors import LutlabError
 from lutlab.formats.contract import dtype_name
-from lutlab.lazy import PreTrainedModel, torch
+from lutlab.lazy import PreTrainedModel, nn, torch
 from lutlab.models.families import linear_layers
 
 
@@ -133,14 +133,14 @@ class Engine(ABC):
             QuantLinear,  # a class of torch's: --help reads this file without it
         )
 
-        weights = 0
-        for _, layer in linear_layers(self.model):
-            if isinstance(layer, QuantLinear):
-                given = self.batch, self.model.dtype
-                weights += layer.ready(*given).bytes_read(*given)
-            else:
-                weights += layer.weight.nbytes
-        return {"weights": weights, "head": self.model.get_output_embeddings().weight.nbytes}
+        def read(layer: nn.Module) -> int:
+            if not isinstance(layer, QuantLinear):
+                return layer.weight.nbytes
+            given = self.batch, self.model.dtype
+            return layer.ready(*given).bytes_read(*given)
+
+        weights = sum(read(layer) for _, layer in linear_layers(self.model))
+        return {"weights": weights, "head": read(self.model.get_output_embeddings())}
 
     def check_prompts(self, prompts: Sequence[torch.Tensor]) -> None:
         """Raises LutlabError as prefill says."""

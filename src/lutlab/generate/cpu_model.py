@@ -16,7 +16,9 @@ from dataclasses import dataclass
 
 import torch
 
+from lutlab.embeddings import QuantEmbedding
 from lutlab.generate.architecture import ACTIVATIONS, DECODERS, Decoder
+from lutlab.groups import group_length
 from lutlab.kernels.codegen.isa import detect
 from lutlab.kernels.cpu import step
 from lutlab.kernels.cpu.overflow import mend
@@ -212,8 +214,18 @@ class CpuModel:
 
     def _table(self, module: nn.Module) -> tuple[int, int, int]:
         """A table of embeddings: its address, the number of its dtype, its width."""
+        if isinstance(module, QuantEmbedding):
+            return self._coded_table(module)
         weight = module.weight.detach().contiguous()
         return self._keep(weight), step.TYPES[weight.dtype], weight.shape[1]
+
+    def _coded_table(self, table: QuantEmbedding) -> tuple[int, int, int]:
+        """A table of tokens in uniform codes, a byte each."""
+        packed = table.packed
+        tensors = packed.unpack().codes, packed.scale.float(), packed.zero_point.float()
+        group = group_length(packed.group_size, table.in_features)
+        coded = step.CodedTable(*map(self._keep, tensors), group)
+        return self._keep(coded), step.CODED, table.in_features
 
     def _rotations(self, rotary: nn.Module) -> None:
         """Cosines and sines of all positions, from the model's own module, which knows its scaling."""

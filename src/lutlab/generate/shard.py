@@ -320,6 +320,11 @@ def _share_head(part: Part) -> None:
     """Give a rank its part of the vocabulary."""
     model, rank = part.model, part.rank
     head, count = model.get_output_embeddings(), rank.count
+    if isinstance(head, QuantLinear):
+        raise LutlabError(
+            "ranks share an output head in full precision only, and this one is quantized: save the model without "
+            "embeddings="
+        )
     spans = even(head.out_features, 1, count, "tokens of the vocabulary")
     own = spans[rank.index]
     weight, bias = head.weight.detach()[own.start : own.stop], head.bias

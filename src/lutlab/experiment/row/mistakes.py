@@ -28,6 +28,7 @@ from lutlab.data.protocols import KINDS, protocol
 from lutlab.errors import OTHER_NAMES, LutlabError, Mistakes, nearest
 from lutlab.evaluators.contract import Evaluator
 from lutlab.experiment.artifact.columns import free_columns
+from lutlab.experiment.row.located import located
 from lutlab.experiment.row.row import (
     Mode,
     Row,
@@ -73,8 +74,11 @@ def read(arguments: Sequence[str], config_dirs: Sequence[Path] = ()) -> list[str
 
     Raises:
         Mistakes: all of them.
+        LutlabError: the config.json of a model's folder is damaged.
     """
-    line = _Line(choices(config_dirs))
+    groups = choices(config_dirs)
+    arguments = located(arguments, groups["model"])
+    line = _Line(groups)
     said = [mistake for argument in arguments for mistake in line.read(argument)]
     line.presets |= bool(config_dirs)
     if said := [*said, *line.repeated(), *line.together()]:

@@ -21,10 +21,17 @@ PORTABLE_LANES = 4
 # Of dense weights and of the cache, by the numbers that the structs name them with.
 TYPE_NAMES = ("float16", "bfloat16", "float32")
 TYPES = {getattr(torch, name): number for number, name in enumerate(TYPE_NAMES)}
+CODED = len(TYPE_NAMES)
 ROWS_AT_A_TIME = 1024  # of a dense weight that is narrowed
 RUN = 8  # tokens of a row whose attention reads the cache together: attention.h
 NO_NORM, RMS_NORM, LAYER_NORM = range(3)
 ACTIVATIONS = ("relu", "silu", "gelu", "gelu_tanh")  # by their numbers in rows.h
+
+
+class CodedTable(ctypes.Structure):
+    """A table of embeddings in uniform codes; its type is CODED."""
+
+    _fields_ = (("code", c_void_p), ("scale", c_void_p), ("zero", c_void_p), ("group", c_long))
 
 
 class Product(ctypes.Structure):
