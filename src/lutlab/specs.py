@@ -24,6 +24,7 @@ Options = Annotated[  # names and values, sorted by name; a record has them as a
 ]
 Loss = Literal["labels", "distribution"]
 Rate = Annotated[float, Field(gt=0, lt=1)]
+Window = Annotated[int, Field(ge=2)]  # tokens
 _TUNING_OF_BEFORE = 5  # fields of the first Tuning, of which published records say all
 MNLI_LABELS = ("entailment", "neutral", "contradiction")  # as GLUE numbers them
 
@@ -62,20 +63,23 @@ class TextSpec:
 
     Attributes:
         protocol: name of its protocol (data/protocols.py).
-        source: embedded, folder, hub, or lm_eval, a task whose rows lm-eval fetches.
-        root: folder of source=folder.
+        source: embedded, folder, hub; file, a text of the user's; or lm_eval, a task whose rows lm-eval fetches.
+        root: folder of source=folder; file or folder of source=file.
         limit: number of windows of a stream, or of examples, to evaluate, the first ones; null: all.
+        window: tokens of a window of a stream; null: the model's evaluation window.
     """
 
     protocol: str
     source: str
     root: str | None = None
     limit: Count | None = None
+    window: Window | None = None
 
     @property
     def name(self) -> str:
-        """The protocol's name; a part of a text bears another name than the whole."""
-        return f"{self.protocol}, first {self.limit}" if self.limit else self.protocol
+        """The protocol's name; a part of a text, or another window, bears another name than the whole."""
+        window = f", windows of {self.window}" if self.window else ""
+        return f"{self.protocol}{window}{f', first {self.limit}' if self.limit else ''}"
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@
     ids = calibration_inputs("causal_lm", text, tokenizer, samples=128, seqlen=2048, seed=0)  # [128, 2048] int64
 
 protocols.py names what is read, splits.py where it lies; hub.py, folder.py and embedded.py read it. tasks.py has the
-task definitions of lm-evaluation-harness, which read examples and items, and those tasks whose rows it fetches itself.
+task definitions of lm-evaluation-harness, which read examples and items, and those tasks whose rows it fetches itself;
+user.py reads texts of the user's.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Literal, get_args
 
-from lutlab.data import embedded, folder, hub, tasks
+from lutlab.data import embedded, folder, hub, tasks, user
 from lutlab.data.choices import ITEMS, item_rows, records
 from lutlab.data.files import each
 from lutlab.data.masking import masked_calibration
@@ -62,6 +63,10 @@ def load_text(spec: TextSpec) -> Text:
     check(spec, "data.")
     if spec.source == tasks.SOURCE:
         return tasks.text_of_task(spec.protocol, spec.limit)
+    if spec.source == user.SOURCE:
+        user.declare(spec.protocol)  # this process may be a worker, which has read no command line
+        rows, origin = user.read(spec.root)
+        return Text(spec.protocol, tuple(rows), _rows_sha256(rows), origin, spec.limit)
     rule = protocol(spec.protocol)
     if spec.source not in (sources := get_args(Source)):
         raise LutlabError(f"unknown data.source '{spec.source}': {nearest(spec.source, sources)}")

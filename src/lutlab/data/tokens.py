@@ -12,6 +12,7 @@ import random
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 
+from lutlab.data import user
 from lutlab.data.protocols import KINDS, PROTOCOLS, protocol
 from lutlab.errors import LutlabError
 from lutlab.lazy import PreTrainedTokenizerBase, torch
@@ -202,7 +203,7 @@ def calibration_windows(
             f"calibration takes at least 1 sample of at least 1 token, not {samples} of {seqlen}"
         )
     rule = protocol(text.protocol)
-    if rule.kind != "calibration":
+    if rule.kind != "calibration" and rule.dataset != user.SOURCE:
         known = [name for name, p in PROTOCOLS.items() if p.kind == "calibration"]
         raise LutlabError(
             f"'{text.protocol}' is {KINDS[rule.kind]}, it is evaluated and not calibrated on; take one of: "

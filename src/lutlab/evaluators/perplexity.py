@@ -20,9 +20,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from lutlab import arguments
+from lutlab.data import user
 from lutlab.data.extents import stream_extents
 from lutlab.data.tokens import begin_id, encode, token_sha256, token_stream
 from lutlab.errors import LutlabError
@@ -129,14 +131,18 @@ def per_unit(
 
 
 def perplexity(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text: str, seqlen: int = 2048
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    text: str | Path,
+    seqlen: int = 2048,
 ) -> float:
     """Perplexity per token of one text, by the GPTQ protocol.
 
     Args:
         model: a transformers causal language model, quantized or not, on any device.
         tokenizer: its tokenizer.
-        text: tokenised in one piece; what does not fill a window of `seqlen` tokens at its end is not counted.
+        text: one text, or the Path of a file or folder (data/user.py), tokenised in one piece; what does not fill a
+            window of `seqlen` tokens at its end is not counted.
         seqlen: window length. The papers' is 2048 (GPT-2: 1024); numbers of two lengths cannot be compared, so a
             model with a shorter context is an error rather than a shorter window.
 
@@ -148,7 +154,9 @@ def perplexity(
             BOS but does not set it, or a loss is not finite.
     """
     check_evaluated(model, tokenizer)
-    arguments.text("text", text, "one string")
+    if isinstance(text, Path):
+        text = "\n\n".join(user.read(text)[0])
+    arguments.text("text", text, "one string, or the pathlib.Path of a file")
     arguments.instance("seqlen", seqlen, int, "the tokens of a window, at least 2")
     ids = torch.tensor(encode(tokenizer, text), dtype=torch.int64)
     if len(ids):

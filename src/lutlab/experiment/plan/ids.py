@@ -86,6 +86,7 @@ def cell_identity(row: Resolved, evaluation: EvalSpec) -> dict[str, Any]:
         # Of a task that lm-eval fetches: the hash of its definition, and lm-eval's version.
         names += [] if text.source == tasks.SOURCE else [f"protocol/{text.protocol}"]
         identity["text"] = {"sha256": row.texts[text], "limit": text.limit}
+        identity["text"] |= {"window": text.window} if text.window else {}
     if evaluation.options:
         identity["options"] = dict(evaluation.options)
     if evaluation in row.speeds:

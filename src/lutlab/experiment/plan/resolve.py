@@ -179,7 +179,8 @@ def evaluation_of(column: ColumnSpec, row: Row) -> EvalSpec:
         rule = PROTOCOLS.get(text.protocol)  # none of lm-eval's own tasks
         windows = rule is not None and rule.kind == "stream"
         limit = row.data.limit if windows else row.data.examples or row.data.limit
-        text = dataclasses.replace(text, limit=limit)
+        window = row.data.window if windows else None
+        text = dataclasses.replace(text, limit=limit, window=window)
     return EvalSpec(column.evaluator, text, row.evaluator.get(column.evaluator, ()))
 
 

@@ -9,6 +9,7 @@ plotly, since it is one bundle that a package of its own carries, and a click on
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -21,6 +22,7 @@ from lutlab.experiment.records import frame, wandb_files
 from lutlab.experiment.report.style import SERIES
 from lutlab.kept.files import write_atomically
 from lutlab.lazy import pandas
+from lutlab.specs import TextSpec
 
 # One script, in this order.
 SCRIPTS = ("data", "filters", "runs", "compare", "plots", "claims", "record", "page")
@@ -73,10 +75,13 @@ def _cells_of(run: Mapping[str, Row]) -> Iterator[dict[str, Any]]:
 
 def _text_of(place: str) -> dict[str, str]:
     """`topics-first64` -> the text that was read; of an evaluator without a text there is none."""
-    protocol, _, limit = place.partition("-first")
-    if protocol not in PROTOCOLS:
+    parts = re.fullmatch(r"(.+?)(?:-window(\d+))?(?:-first(\d+))?", place)
+    if not parts or parts[1] not in PROTOCOLS:
         return {}
-    return {"text": protocol, "measured_on": f"{protocol}, first {limit}" if limit else protocol}
+    text = TextSpec(
+        parts[1], "", window=int(parts[2] or 0) or None, limit=int(parts[3] or 0) or None
+    )
+    return {"text": text.protocol, "measured_on": text.name}
 
 
 def write(path: Path, cells: Sequence[Row], claims: Sequence[Row], source: str) -> Path:

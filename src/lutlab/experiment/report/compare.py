@@ -34,7 +34,7 @@ from lutlab.experiment.report import means, origins
 from lutlab.experiment.row.spelling import table_command
 from lutlab.experiment.store import noise
 from lutlab.experiment.store.record import Record
-from lutlab.specs import ModelRun, ProductRun
+from lutlab.specs import ModelRun, ProductRun, TextSpec
 
 NOT_YET = "not measured yet"
 
@@ -216,7 +216,7 @@ def column_of(
         key=key,
         title=spec.title,
         unit=spec.unit,
-        protocol=_protocol_label(spec.text),
+        protocol=_protocol_label(TextSpec(spec.text, "") if spec.text else None),
         measured_on=measured_on,
         published=spec.published,
         lower_is_better=spec.lower_is_better,
@@ -235,18 +235,19 @@ def _is_proportion(spec: ColumnSpec) -> bool:
 def column_here(key: str, spec: ColumnSpec, rows: Sequence[PlannedRow]) -> Column:
     """A column of planned rows, whose first says which text it reads."""
     text = rows[0].cells[key].evaluation.text
-    measured_on = _protocol_label(text and text.protocol, text and text.limit)
+    measured_on = _protocol_label(text)
     return column_of(key, spec, measured_on, [row.cells[key].record for row in rows])
 
 
-def _protocol_label(protocol: str | None, limit: int | None = None) -> str:
+def _protocol_label(text: TextSpec | None) -> str:
     """The protocol's name, that we inferred it where no paper or code states it, and how much of it is read."""
-    if protocol is None:
+    if text is None:
         return ""
-    rule = PROTOCOLS.get(protocol)  # None: a task of lm-eval
-    name = f"{protocol} [inferred]" if rule and not rule.attested else protocol
+    rule = PROTOCOLS.get(text.protocol)  # None: a task of lm-eval
+    name = f"{text.protocol} [inferred]" if rule and not rule.attested else text.protocol
+    window = f", windows of {text.window}" if text.window else ""
     unit = "windows" if rule and rule.kind == "stream" else "examples"
-    return f"{name}, first {limit} {unit}" if limit else name
+    return f"{name}{window}{f', first {text.limit} {unit}' if text.limit else ''}"
 
 
 def row_of(artifact: Artifact | None, row: PlannedRow, scale: str) -> Row:

@@ -152,7 +152,9 @@ class _Line:
                 items = shown.strip("[]")
                 yield f"{group}=[{items}]: give one {kind}; a sweep over several has no brackets: {group}={items}"
             elif value not in known and "hydra.searchpath" not in self.values:
-                yield f"unknown {kind} '{shown}': {nearest(shown, known)}"
+                places = "; or the path of a folder or GGUF file, or owner/name of the hub"
+                place = places if group == "model" else ""
+                yield f"unknown {kind} '{shown}': {nearest(shown, known)}{place}"
             else:
                 self.values.setdefault(group, []).append(value)
 
@@ -298,6 +300,15 @@ class _Line:
             if not items:
                 yield "evaluate=[]: name what to measure, as evaluate=[ppl:wikitext2]"
             yield from _refused(_check_evaluation, items)
+        evaluated = {
+            item.partition(":")[2] for items in self.values.get("evaluate", ()) for item in items
+        }
+        for text in self.values.get("calibration.text", ()):
+            if text in evaluated:
+                yield (
+                    f"calibration.text={text} is evaluated, too, and calibrating on it would flatter the result: name "
+                    "another text"
+                )
         if "data.stand_in" not in self.values:
             yield from _refused(protocol, self.values.get("calibration.text", ()))
 

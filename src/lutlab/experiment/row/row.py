@@ -37,7 +37,7 @@ from lutlab.limits import (
     a_project,
     a_seed,
 )
-from lutlab.specs import ModelSpec, Options, Tuning
+from lutlab.specs import ModelSpec, Options, Tuning, Window
 
 Logging = Literal["none", "offline", "online"]
 _OF_GROUPS = ("method", "options", "evaluator")  # set by keys of their own classes
@@ -80,6 +80,8 @@ class Data:
         root: folder of texts as files (docs/data-layout.md), whatever the source.
         limit: number of windows or examples of each text that are evaluated, the first ones; every table names it.
         examples: the same of texts that are lists of examples (LAMBADA, zero-shot); None: limit is for them, too.
+        window: tokens of a window of a text; null: the model's evaluation window. Every table names it.
+        text: texts of your own, by names that you choose: data.text.mine=<file or folder>.
         stand_in: the paper's protocol -> the one evaluated instead.
     """
 
@@ -87,6 +89,8 @@ class Data:
     root: Annotated[str | None, a_path] = None
     limit: Count | None = None
     examples: Count | None = None
+    window: Window | None = None
+    text: dict[str, str] = field(default_factory=dict)
     stand_in: dict[str, str] = field(default_factory=dict)
 
 

@@ -9,7 +9,7 @@ from pathlib import PurePath
 
 from lutlab import registry
 from lutlab.compress.widths import layer_widths
-from lutlab.data import folder
+from lutlab.data import folder, user
 from lutlab.data import tasks as lm_eval
 from lutlab.data.protocols import PROTOCOLS
 from lutlab.devices import device_named
@@ -220,7 +220,7 @@ def _dtype(wanted: str, device: str) -> str:
 
 
 def text_of(protocol: str, data: Data, *, tasks: bool = False) -> TextSpec:
-    """Source of a column's text: the folder data.root if given, else the preset, which may name a stand-in.
+    """Source of a column's text: a user's file, else the folder data.root, else the preset's, perhaps a stand-in.
 
     tasks: the name may be that of a task of lm-eval; one without rows of ours is its own source.
     """
@@ -228,6 +228,8 @@ def text_of(protocol: str, data: Data, *, tasks: bool = False) -> TextSpec:
         protocol = lm_eval.protocol_of(protocol)
         if not lm_eval.has_own_rows(protocol):
             return TextSpec(protocol, lm_eval.SOURCE)
+    if protocol in data.text:
+        return TextSpec(protocol, user.SOURCE, data.text[protocol])
     if data.root is not None:
         return TextSpec(folder.resolve(protocol, data.root), "folder", data.root)
     spec = TextSpec(data.stand_in.get(protocol, protocol), data.source)

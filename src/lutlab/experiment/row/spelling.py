@@ -22,6 +22,7 @@ import yaml
 from pydantic import TypeAdapter
 
 from lutlab import registry, sources
+from lutlab.data import user
 from lutlab.experiment.artifact.catalog import program, short_name
 from lutlab.experiment.store.record import canonical
 from lutlab.fields import defaults, spelled
@@ -37,6 +38,10 @@ def to_json(spec: RunSpec | EvalSpec) -> dict[str, Any]:
     so that ids of records and folders of sweeps stay.
     """
     said = dataclasses.asdict(spec) | {"options": dict(spec.options)}
+    calibration = said.get("calibration") or {}
+    for text in filter(None, (said.get("text"), calibration.get("text"))):
+        if text["window"] is None:
+            del text["window"]
     if isinstance(spec, ModelRun) and not spec.model.packed:
         del said["model"]["packed"]
     if isinstance(spec, ModelRun) and spec.tuning:
@@ -125,6 +130,7 @@ def _axes_of_evaluation(evaluation: EvalSpec) -> Iterator[tuple[str, Any]]:
         yield "data.source", text.source
         yield "data.root", text.root
         yield "data.limit", text.limit
+        yield "data.window", text.window
     for name, value in evaluation.options:
         yield f"evaluator.{evaluation.evaluator}.{name}", value
 
@@ -201,11 +207,16 @@ def overrides_of(run: RunSpec, evaluation: EvalSpec, threads: int | None = None)
     found.append(f"evaluate=[{asked}]")
     found += [f"evaluator.{evaluation.evaluator}.{k}={_value(v)}" for k, v in evaluation.options]
     calibration = run.calibration if isinstance(run, ModelRun) else None
-    if read := text or (calibration and calibration.text):
+    texts = [read for read in (text, calibration and calibration.text) if read]
+    files = {read.protocol: read.root for read in texts if read.source == user.SOURCE}
+    found += [f"data.text.{name}={_value(place)}" for name, place in files.items()]
+    if read := next((read for read in texts if read.source != user.SOURCE), None):
         found += ["data=hub"] if read.source == "hub" else []
         found += [f"data.root={_value(read.root)}"] if read.root else []
     if text and text.limit:
         found.append(f"data.limit={text.limit}")
+    if text and text.window:
+        found.append(f"data.window={text.window}")
     if threads and registry.lookup("evaluator", evaluation.evaluator).of_this_machine:
         found.append(f"threads={threads}")
     return found

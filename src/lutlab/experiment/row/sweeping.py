@@ -114,6 +114,8 @@ def variant(request: Request, row: Row) -> str:
     parts, model = [row.scale], row.model
     if row.data.root:
         parts.append(Path(row.data.root).name)
+    if row.data.window:
+        parts.append(f"window{row.data.window}")
     if row.data.limit:
         parts.append(f"first{row.data.limit}")
     if row.data.examples:

@@ -1,6 +1,6 @@
-"""A user's additions from outside the package: modules (`plugins=`) and artifacts (`experiments=<folder>`).
+"""A user's additions from outside the package: modules (`plugins=`), artifacts (`experiments=<folder>`) and texts.
 
-    plugins=my_methods,my_metrics experiments=../my-tables
+    plugins=my_methods,my_metrics experiments=../my-tables data.text.mine=notes.txt
 
 What they register are Hydra choices, so they are read from the command line before Hydra composes anything. They are
 fields of the configuration too: a job's overrides carry them to a launcher's worker, which adds them once more.
@@ -18,10 +18,12 @@ from pathlib import Path
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from lutlab import registry
+from lutlab.data import user
 from lutlab.errors import LutlabError
 from lutlab.experiment.artifact import catalog
 
 _MOST = 100  # names of one key
+_TEXTS = "data.text."
 
 
 def add(plugins: Iterable[str], experiments: str | None) -> None:
@@ -51,6 +53,8 @@ def read(arguments: Sequence[str]) -> list[str]:
     kept = []
     for argument in arguments:
         key = argument.partition("=")[0].lstrip("+")
+        if key.startswith(_TEXTS):
+            user.declare(key.removeprefix(_TEXTS))
         if key in found:
             found[key] = _values(argument)
         kept.append(f"plugins=[{','.join(found[key])}]" if key == "plugins" else argument)

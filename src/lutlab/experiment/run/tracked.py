@@ -158,7 +158,8 @@ def _place(evaluation: EvalSpec) -> str:
     text = evaluation.text
     if text is None:
         return evaluation.evaluator
-    return f"{text.protocol}-first{text.limit}" if text.limit else text.protocol
+    window = f"-window{text.window}" if text.window else ""
+    return f"{text.protocol}{window}{f'-first{text.limit}' if text.limit else ''}"
 
 
 # ---- the charts of a record ----

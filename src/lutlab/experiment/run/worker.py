@@ -87,7 +87,8 @@ def _measure(job: Job, cell: PlannedCell, prepared: Prepared) -> Record:
             )
         ran.take()  # of calibration, or of the evaluator before
         evaluator = registry.lookup("evaluator", evaluation.evaluator)(**dict(evaluation.options))
-        measurement = evaluator.measure(dataclasses.replace(subject, text=text))
+        seqlen = (evaluation.text and evaluation.text.window) or subject.seqlen
+        measurement = evaluator.measure(dataclasses.replace(subject, text=text, seqlen=seqlen))
     except Exception as error:
         return _failure(job, cell, error, time.monotonic() - began)
     kernels = ran.take()
