@@ -175,6 +175,7 @@ OPENED = {
     "data/tasks.py": {"yaml.load"},  # by a safe loader of its own
     "evaluators/peak_memory.py": {"import_module"},  # of a loaded model's class
     "experiment/run/additions.py": {"import_module"},  # plugins=
+    "experiment/run/main.py": {"import_module"},  # commands that it names itself
     "generate/text.py": {"apply_chat_template"},  # chat=true alone, in Jinja's sandbox
     "lazy.py": {"import_module"},  # libraries that it names itself
     "measure/ranks.py": {"pickle.loads"},  # of our own child, in a folder that is this user's alone

@@ -28,7 +28,7 @@ class QuantEmbedding(QuantLinear):
 
     Args:
         packed: the table [V, K].
-        bias: None.
+        bias: none has a table of tokens; the argument is QuantLinear's.
     """
 
     def __init__(self, packed: Format, bias: torch.Tensor | None = None) -> None:

@@ -82,7 +82,7 @@ def quantize(
         Statistics of the layers in forward order; facts of a record: the search, the tuning.
 
     Raises:
-        LutlabError: as quantize_model, search_widths and tune.
+        LutlabError: the model, its widths, a budget or a tuning is refused by quantize_model, search_widths or tune.
     """
     kept = BlockStore(folders.blocks) if folders.blocks else None
     seen = StatsStore(folders.inputs) if folders.inputs else None

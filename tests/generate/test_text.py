@@ -97,7 +97,7 @@ def test_an_answer_ends_with_the_tokenizers_end_of_text(model, monkeypatch):
         ("{{ messages[0].content + 1 }}", "fails .TypeError"),
         ("{{ '\\ud800' }}", "fails .UnicodeEncodeError"),
         ({"tool_use": "x", "other": "y"}, "multiple chat templates"),
-        ("{{ messages[0].content * 3000000 }}", "makes 3000000 characters of a message of 1"),
+        ("{{ messages[0].content * 3000000 }}", "makes 3000000 characters of messages of 1"),
         ("", "no chat template"),
         ("{# nothing #}", "makes 0 characters"),
     ],

@@ -41,6 +41,8 @@ _NEUTRAL = (None, 0, 1)
 # Characters that a chat template may put around a message: those of known models put some hundreds, a hostile one fills
 # the memory of the tokenizer.
 _AROUND = 2**20
+# Messages with a role (system, user, assistant) and a content.
+Conversation = list[dict[str, str]]
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,7 @@ def _check(logits: torch.Tensor) -> None:
 def stream(
     model: PreTrainedModel | Engine,
     tokenizer: PreTrainedTokenizerBase,
-    prompts: str | Sequence[str],
+    prompts: str | Sequence[str | Conversation],
     tokens: int = 128,
     *,
     temperature: float = 0.0,
@@ -139,8 +141,8 @@ def stream(
         top_p: probability that the likeliest tokens to draw from have together; 1: all.
         seed: seed of all rows; each draws from a generator of its own, so that no row depends on the others.
         cache: dtype of keys and values, as of `lutlab.engine`.
-        chat: whether prompts are a user's messages, which the tokenizer's chat template frames, and rows the answers,
-            which end with the tokenizer's end of text too.
+        chat: whether prompts are a user's messages, or conversations [{"role": …, "content": …}, …], which the
+            tokenizer's chat template frames, and rows the answers, which end with the tokenizer's end of text too.
 
     Raises:
         LutlabError: an argument is out of range, a prompt is empty, there is no chat template or it fails, or prompt
@@ -174,9 +176,13 @@ def complete(
 
 
 def encoded(
-    tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], chat: bool = False
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[str | Conversation],
+    chat: bool = False,
 ) -> list[torch.Tensor]:
     """Token ids [T] int64 of each prompt, begun as the tokenizer begins texts, or framed by its chat template.
+
+    With `chat` a prompt is a user's message, or a conversation, whose last message is answered.
 
     Raises:
         LutlabError: no prompt, an empty one, a tokenizer without a fast form, or none or a broken chat template.
@@ -188,8 +194,11 @@ def encoded(
             "(tokenizer.json)"
         )
     found = []
-    for row, prompt in enumerate(arguments.strings("prompts", prompts, "texts, as ['Once']")):
-        text = _message(tokenizer, prompt) if chat and prompt else prompt
+    if not chat or not all(isinstance(prompt, list) for prompt in prompts):
+        arguments.strings("prompts", prompts, "texts, as ['Once']")
+    for row, prompt in enumerate(prompts):
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        text = _framed(tokenizer, messages) if chat and prompt else prompt
         # A template writes the token that begins a text itself.
         ids = tokenizer(text, add_special_tokens=not chat).input_ids if text else []
         if not ids:
@@ -200,8 +209,8 @@ def encoded(
     return found
 
 
-def _message(tokenizer: PreTrainedTokenizerBase, prompt: str) -> str:
-    """The prompt as a user's message by the chat template, up to where the answer begins.
+def _framed(tokenizer: PreTrainedTokenizerBase, messages: Conversation) -> str:
+    """Messages by the chat template, up to where the answer begins.
 
     A template is a program of whoever made the tokenizer. transformers runs it in Jinja's sandbox: it reaches no file
     and no module, and its time and memory are not bounded (docs/security.md).
@@ -212,20 +221,21 @@ def _message(tokenizer: PreTrainedTokenizerBase, prompt: str) -> str:
     if not tokenizer.chat_template:
         raise LutlabError(
             "the tokenizer has no chat template (chat_template.jinja beside its files): the model was hardly trained "
-            "to answer messages; drop chat to continue a text, or put the template of the model's authors there"
+            "to answer messages; drop chat (in `lutlab chat`, give raw=true) to continue a text, or put the template "
+            "of the model's authors there"
         )
-    message = {"role": "user", "content": prompt}
     try:
-        text = tokenizer.apply_chat_template([message], tokenize=False, add_generation_prompt=True)
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         text.encode()
     except Exception as error:  # whatever its program raises
         raise LutlabError(
             f"the tokenizer's chat template fails ({type(error).__name__}: {str(error).partition(chr(10))[0]}): fetch "
             "chat_template.jinja and tokenizer_config.json again, or drop chat to continue a text"
         ) from error
-    if not 0 < len(text) <= len(prompt) + _AROUND:
+    length = sum(len(message["content"]) for message in messages)
+    if not 0 < len(text) <= length + _AROUND:
         raise LutlabError(
-            f"the tokenizer's chat template makes {len(text)} characters of a message of {len(prompt)}: it is broken; "
+            f"the tokenizer's chat template makes {len(text)} characters of messages of {length}: it is broken; "
             "fetch chat_template.jinja and tokenizer_config.json again"
         )
     return text

@@ -96,6 +96,16 @@ def gguf_of(spec: ModelSpec) -> Path | None:
     return None
 
 
+def source_bytes(spec: ModelSpec) -> int:
+    """Bytes of the files that a model's weights come from.
+
+    Raises:
+        LutlabError: they are not there.
+    """
+    file = gguf_of(spec)
+    return sum(path.stat().st_size for path in ([file] if file else weight_files(folder_of(spec))))
+
+
 def task_here(spec: ModelSpec) -> str:
     """The task of a model whose config.json is here, or that asks for one; empty where neither is, or where loading
     the model will fail.

@@ -11,6 +11,11 @@ from lutlab.experiment.run import generate_command, main
 MODEL = ["model=llama-embedded-s", "method=rtn", "q=4", "g=32", "threads=1"]
 
 
+@pytest.fixture(autouse=True)
+def _in_a_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # what is quantized is kept in its results/
+
+
 def run(capsys, *arguments):
     code = generate_command.main([*MODEL, *arguments])
     out, err = capsys.readouterr()
@@ -22,7 +27,7 @@ def test_a_text_grows_and_says_what_ran(capsys):
     assert code == 0
     assert out.startswith("The function, ${returns}")
     assert len(out) > len("The function, ${returns}\n")
-    assert "5 tokens, the first after" in err
+    assert "5 tokens (cut there: tokens=5), the first after" in err
     assert "1 threads; cache float32" in err
 
 

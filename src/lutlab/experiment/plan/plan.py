@@ -17,6 +17,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from lutlab import registry
 from lutlab.errors import LutlabError
 from lutlab.experiment.artifact.columns import ColumnSpec
 from lutlab.experiment.artifact.rows import ArtifactRow
@@ -33,6 +34,7 @@ from lutlab.experiment.row.run import run_of
 from lutlab.experiment.store.provenance import machine
 from lutlab.experiment.store.record import Record, content_id
 from lutlab.experiment.store.store import Store
+from lutlab.quantizers.stored import STORED
 from lutlab.specs import EvalSpec, ModelRun, RunSpec
 
 
@@ -216,7 +218,11 @@ def job_of_model(asked: Row, files: Files) -> Job:
     if not isinstance(run, ModelRun):
         raise LutlabError("model=product is one product of matrices, and no model: name a model")
     row = look(Resolved(run, {}), asked.threads, files)
-    return _job(row, dataclasses.replace(asked, stream=False))
+    job = _job(row, dataclasses.replace(asked, stream=False))
+    drives = registry.lookup("method", run.method).quantizes and run.method != STORED
+    if job.quantized is None and drives and not run.model.packed:
+        job = dataclasses.replace(job, quantized=asked.results / "quantized" / quantized_id(row))
+    return job
 
 
 def _job(row: Resolved, asked: Row) -> Job:

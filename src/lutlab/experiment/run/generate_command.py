@@ -11,7 +11,6 @@ The text goes to the standard output, and what was run, with its speed, to the s
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Sequence
@@ -19,18 +18,16 @@ from typing import Any
 
 from lutlab.errors import LutlabError
 from lutlab.escapes import visible
-from lutlab.experiment.plan.plan import Job, job_of_model
+from lutlab.experiment.plan.plan import job_of_model
 from lutlab.experiment.plan.resolve import Files
-from lutlab.experiment.run import cli
-from lutlab.experiment.run.ending import ended
-from lutlab.experiment.run.prepared import prepare
+from lutlab.experiment.run import advice, cli
+from lutlab.experiment.run.prepared import prepare, tokenizer_of
+from lutlab.experiment.run.progress import shown
+from lutlab.experiment.run.words import OF_TABLES, command
 from lutlab.generate.contract import Engine
-from lutlab.lazy import PreTrainedTokenizerBase, torch
-from lutlab.models.load import folder_of, load_tokenizer
+from lutlab.lazy import torch
 from lutlab.models.pretrained import quiet
 
-# Keys that say what a table measures, and nothing here.
-_OF_TABLES = ("exp", "rows", "evaluate", "mode", "name", "baseline", "alone", "stream")
 # The command's own words: name -> value where it is not given, what it means. Others are keys of a sweep.
 _WORDS: dict[str, tuple[Any, str]] = {
     "prompt": ((), "the text to continue, or - for the standard input; given again, one more row of a batch."),
@@ -48,23 +45,14 @@ _WORDS: dict[str, tuple[Any, str]] = {
 
 def main(arguments: Sequence[str]) -> int:
     """The command; returns the exit code: 0, 2 for a mistake, 130 where Ctrl-C ended the text."""
-    parser = argparse.ArgumentParser(
-        prog="lutlab generate",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="\n".join(f"  {name}=  {about}" for name, (_, about) in _WORDS.items()),
-    )
-    parser.add_argument("words", nargs="*", metavar="<key>=<value>")
-    given = parser.parse_args(arguments)
-    return ended(lambda: _generate(given.words))
+    return command("generate", __doc__, _WORDS, _generate, arguments)
 
 
-def _generate(arguments: Sequence[str]) -> int:
-    words, rest = split(arguments)
+def _generate(words: dict[str, Any], rest: list[str]) -> int:
     prompts = [sys.stdin.read() if one == "-" else one for one in words["prompt"]]
     if not prompts:
         raise LutlabError('no prompt: give the text to continue, as prompt="Once upon a time"')
-    settings = cli.composed(rest, _OF_TABLES)
+    settings = cli.composed(rest, OF_TABLES)
     files, chat, folder = Files(), words["chat"], words["save"]
     job = job_of_model(settings, files)
     from lutlab.checkpoint.saving import check_new, save
@@ -75,67 +63,29 @@ def _generate(arguments: Sequence[str]) -> int:
     draws = {name: words[name] for name in ("temperature", "top_k", "top_p")}
     draws["seed"] = settings.seed
     Chooser(**draws)
-    tokenizer = _tokenizer(job)
+    advice.warn(job.run)
+    tokenizer = tokenizer_of(job)
     longest = max(map(len, encoded(tokenizer, prompts, chat)))
     if folder:
         check_new(folder)
     if settings.threads:
         torch.set_num_threads(settings.threads)
-    model = prepare(job, files)[0].model
-    if folder:
-        with quiet():
-            save(model, folder, tokenizer)
+    with shown():
+        model = prepare(job, files)[0].model
+        if folder:
+            with quiet():
+                save(model, folder, tokenizer)
+    if job.quantized:
+        print(f"quantized blocks are kept in {job.quantized}", file=sys.stderr)
     length = words["length"] or longest + words["tokens"] - 1
     own = engine(model, len(prompts), length, words["cache"], words["engine"])
     pieces = stream(own, tokenizer, prompts, words["tokens"], chat=chat, **draws)
     # An answer is told from its message; a continuation begins with its prompt.
     begun = [f"> {one}\n" if len(prompts) > 1 else "" for one in prompts] if chat else prompts
-    return _tell(pieces, own, begun)
+    return _tell(pieces, own, begun, words["tokens"])
 
 
-def split(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """Values of the command's own words, and all other arguments.
-
-    Raises:
-        LutlabError: a word of its own with a value of another kind, or given twice.
-    """
-    found: dict[str, Any] = {}
-    rest = []
-    for argument in arguments:
-        key, _, value = argument.partition("=")
-        default = _WORDS.get(key, (None,))[0]
-        if default is None:
-            rest.append(argument)
-        elif key == "prompt":
-            found[key] = (*found.get(key, ()), value)
-        elif key in found:
-            raise LutlabError(f"{key}= is given twice: once is enough")
-        elif isinstance(default, bool):
-            if value not in ("true", "false"):
-                raise LutlabError(f"{argument}: give {key}=true or {key}=false")
-            found[key] = value == "true"
-        else:
-            try:
-                found[key] = type(default)(value)
-            except ValueError as error:
-                raise LutlabError(f"{argument}: give a number, as {key}={default}") from error
-    return {name: default for name, (default, _) in _WORDS.items()} | found, rest
-
-
-def _tokenizer(job: Job) -> PreTrainedTokenizerBase:
-    """The tokenizer of a job's model, which is not loaded."""
-    spec = job.run.model
-    with quiet():
-        found = load_tokenizer(folder_of(spec), required=spec.source != "synthetic")
-    if found is None:
-        raise LutlabError(
-            f"{job.run.name} came without a tokenizer, so no text can be read: copy the model's tokenizer.json beside "
-            "its config.json"
-        )
-    return found
-
-
-def _tell(pieces: Any, engine: Engine, begun: Sequence[str]) -> int:
+def _tell(pieces: Any, engine: Engine, begun: Sequence[str], most: int) -> int:
     """Print texts behind their beginnings, one row as it grows, several at the end; then the engine and kernels.
 
     Ctrl-C ends the text.
@@ -153,14 +103,16 @@ def _tell(pieces: Any, engine: Engine, begun: Sequence[str]) -> int:
     if len(begun) > 1:
         print("\n\n".join(map(visible, texts)), end="")
     print(flush=True)
-    print(visible(_summary(engine, stamps)), file=sys.stderr)
+    print(visible(_summary(engine, stamps, most)), file=sys.stderr)
     return code
 
 
-def _summary(engine: Engine, stamps: Sequence[float]) -> str:
+def _summary(engine: Engine, stamps: Sequence[float], most: int) -> str:
     """Tokens, seconds, engine and kernels, in a line."""
     tokens, facts = len(stamps) - 1, engine.facts()
     said = f"{tokens} tokens"
+    if tokens == most:
+        said += f" (cut there: tokens={most})"
     if tokens > 1:
         seconds = stamps[-1] - stamps[1]
         said += f", the first after {stamps[1] - stamps[0]:.3g} s, then {(tokens - 1) / seconds:.4g} a second"

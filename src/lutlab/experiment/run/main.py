@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 
 import hydra
@@ -9,6 +10,18 @@ from omegaconf import DictConfig
 
 from lutlab import sources
 from lutlab.experiment.run import cli
+
+_HERE = "lutlab.experiment.run"
+# the first word of a line -> the module that reads the others
+COMMANDS = {
+    "quantize": f"{_HERE}.quantize_command",
+    "chat": f"{_HERE}.chat_command",
+    "generate": f"{_HERE}.generate_command",
+    "export": f"{_HERE}.export_command",
+    "results": f"{_HERE}.results_command",
+    "fetch": f"{_HERE}.fetch_command",
+    "workspaces": f"{_HERE}.workspaces",
+}
 
 
 @hydra.main(version_base="1.3", config_path=str(sources.folder("conf")), config_name="config")
@@ -21,20 +34,6 @@ def measure_row(config: DictConfig) -> None:
 
 def main() -> int:
     """Run the command line of this process; returns the exit code (cli.py lists them)."""
-    if sys.argv[1:2] == ["results"]:
-        from lutlab.experiment.run import results_command
-
-        return results_command.main(sys.argv[2:])
-    if sys.argv[1:2] == ["generate"]:
-        from lutlab.experiment.run import generate_command
-
-        return generate_command.main(sys.argv[2:])
-    if sys.argv[1:2] == ["fetch"]:
-        from lutlab.experiment.run import fetch_command
-
-        return fetch_command.main(sys.argv[2:])
-    if sys.argv[1:2] == ["workspaces"]:
-        from lutlab.experiment.run import workspaces
-
-        return workspaces.main(sys.argv[2:])
+    if module := COMMANDS.get("".join(sys.argv[1:2])):
+        return importlib.import_module(module).main(sys.argv[2:])
     return cli.run(measure_row)

@@ -14,10 +14,11 @@ from lutlab.data.pairs import labelled_pairs
 from lutlab.errors import LutlabError
 from lutlab.experiment.plan.plan import Job
 from lutlab.experiment.plan.resolve import Files
-from lutlab.lazy import torch
+from lutlab.lazy import PreTrainedTokenizerBase, torch
 from lutlab.models.contract import CLASSIFIES
 from lutlab.models.families import evaluation_seqlen, task_of
-from lutlab.models.load import load_model
+from lutlab.models.load import folder_of, load_model, load_tokenizer
+from lutlab.models.pretrained import quiet
 from lutlab.progress import tell
 from lutlab.quantizers.contract import make_method
 from lutlab.quantizers.stored import STORED
@@ -26,6 +27,23 @@ from lutlab.tuning.losses import Labelled
 
 # A model, quantized, and facts that say how, for every record of it.
 Prepared = tuple[Subject, dict[str, Any]]
+
+
+def tokenizer_of(job: Job) -> PreTrainedTokenizerBase:
+    """The tokenizer of a job's model, which is not loaded.
+
+    Raises:
+        LutlabError: it has none, or it is damaged.
+    """
+    spec = job.run.model
+    with quiet():
+        tokenizer = load_tokenizer(folder_of(spec), required=spec.source != "synthetic")
+    if tokenizer is None:
+        raise LutlabError(
+            f"{job.run.name} came without a tokenizer, so no text can be read: copy the model's tokenizer.json beside "
+            "its config.json"
+        )
+    return tokenizer
 
 
 def prepare(job: Job, files: Files) -> Prepared:

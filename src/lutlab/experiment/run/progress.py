@@ -15,10 +15,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from lutlab.experiment.store.store import Store
 from lutlab.kept.files import write_atomically
+from lutlab.progress import heard
 
 _POLL_SECONDS = 0.3
 _TELL_SECONDS = 1.0  # between two words on the stage of some cells
@@ -100,6 +102,25 @@ def telling(store: Store, cells: Collection[str]) -> Iterator[Callable[[object],
         yield tell
     finally:
         path.unlink(missing_ok=True)
+
+
+@contextmanager
+def shown() -> Iterator[None]:
+    """Show how far a command's work is: a line that changes on a terminal, elsewhere a line of it now and then."""
+    console, since = Console(file=sys.stderr), -_STAGE_SECONDS
+
+    def line(stage: object) -> None:
+        nonlocal since
+        if time.monotonic() >= since + _STAGE_SECONDS:
+            console.print(f"{stage}", highlight=False, markup=False)
+            since = time.monotonic()
+
+    if not console.is_terminal:
+        with heard(line):
+            yield
+        return
+    with console.status("") as status, heard(lambda stage: status.update(escape(f"{stage}"))):
+        yield
 
 
 def _stage(store: Store, waiting: Collection[str], began: float) -> str:

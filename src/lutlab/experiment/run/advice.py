@@ -1,0 +1,37 @@
+"""A warning before a small model is quantized in a way that our records show to be beyond use."""
+
+from __future__ import annotations
+
+import logging
+import math
+
+from lutlab.models.shape import linear_shapes
+from lutlab.specs import ModelRun
+
+log = logging.getLogger(__name__)
+SMALL = 1_000_000_000  # weights of linear layers; larger models lose less
+FULL_PRECISION = 24.1  # perplexity of SmolLM2-135M on the first four windows of WikiText-2
+# (method, q) -> its perplexity there, of lutlab/gguf_types and lutlab/binary_and_uniform at g=64
+BEYOND_USE = {
+    ("rtn", 3): 84.8,
+    ("rtn", 2): 1.09e6,
+    ("bcq", 3): 438.5,
+    ("bcq", 2): 2.44e5,
+    ("gptq", 3): 84.1,
+    ("gptq", 2): 3.95e4,
+}
+CURE = "method=hessian_bcq q=3 g=64 has 46, method=gptq q=4 g=64 has 32"
+
+
+def warn(run: ModelRun) -> None:
+    """Warn where a method gave a small real model several times its perplexity, and name better ones."""
+    if run.budget is not None or run.tuning or dict(run.options).get("target") == "stream":
+        return
+    perplexity = BEYOND_USE.get((run.method, run.q))
+    if perplexity is None or sum(map(math.prod, linear_shapes(run.model).values())) >= SMALL:
+        return
+    log.warning(
+        "method=%s at q=%s is beyond use on models this small: with it SmolLM2-135M has perplexity %.3g on WikiText-2, "
+        "and %.3g in full precision; %s",
+        *(run.method, run.q, perplexity, FULL_PRECISION, CURE),
+    )

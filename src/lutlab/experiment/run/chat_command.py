@@ -1,0 +1,156 @@
+"""`lutlab chat`: a conversation with a model, quantized already or now.
+
+    lutlab chat three                                      a folder that `lutlab quantize` wrote
+    lutlab chat smollm2-135m method=gptq q=4 g=64          quantized now, and kept for the next time
+
+/exit ends the conversation, /new begins another one, Ctrl-C ends an answer and keeps what there is of it. What is not
+in the list below is a key of a sweep (--help).
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from lutlab.escapes import visible
+from lutlab.experiment.plan.plan import job_of_model
+from lutlab.experiment.plan.resolve import Files
+from lutlab.experiment.run import advice, cli
+from lutlab.experiment.run.prepared import prepare, tokenizer_of
+from lutlab.experiment.run.progress import shown
+from lutlab.experiment.run.words import OF_TABLES, command
+from lutlab.generate.contract import Engine
+from lutlab.lazy import PreTrainedTokenizerBase, torch
+
+_LONGEST = 4096  # tokens of a cache, where the model's context is longer
+_WORDS: dict[str, tuple[Any, str]] = {
+    "tokens": (512, "most tokens of an answer."),
+    "temperature": (0.0, "0 takes the likeliest token; above, drawn with seed=."),
+    "top_k": (0, "number of the likeliest tokens to draw from; 0: all."),
+    "top_p": (1.0, "probability that the likeliest tokens to draw from have together."),
+    "system": ("", "message of the system, before the conversation."),
+    "raw": (False, "true: no chat template; each line continues the text so far."),
+    "length": (0, f"tokens of a conversation; 0: the model's context, at most {_LONGEST}."),
+}  # fmt: skip
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The command; returns the exit code: 0, 2 for a mistake."""
+    return command("chat", __doc__, _WORDS, _chat, arguments)
+
+
+def _chat(words: dict[str, Any], rest: list[str]) -> int:
+    from lutlab.generate import engine
+    from lutlab.generate.text import Chooser, encoded
+
+    settings, files = cli.composed(rest, OF_TABLES), Files()
+    job = job_of_model(settings, files)
+    draws = {name: words[name] for name in ("temperature", "top_k", "top_p")} | {
+        "seed": settings.seed
+    }
+    Chooser(**draws)  # refused before a model is quantized, which may take hours
+    tokenizer = tokenizer_of(job)
+    if not words["raw"]:
+        encoded(tokenizer, ["Hello"], chat=True)
+    advice.warn(job.run)
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    with shown():
+        model = prepare(job, files)[0].model
+    if job.quantized:
+        print(f"quantized blocks are kept in {job.quantized}", file=sys.stderr)
+    context = min(_LONGEST, engine(model, 1).length)
+    talk = Conversation(engine(model, 1, words["length"] or context), tokenizer, words, draws)
+    for line in _lines():
+        talk.answer(line)
+    return 0
+
+
+def _lines() -> Iterator[str]:
+    """What the user types, up to /exit or the end of the input."""
+    typed = sys.stdin.isatty()
+    while True:
+        try:
+            line = input("> " if typed else "")
+        except EOFError:
+            return
+        if line.strip() == "/exit":
+            return
+        if line.strip():
+            yield line
+
+
+class Conversation:
+    """Messages so far, and who answers them.
+
+    Args:
+        engine: engine of one row, whose cache is as long as a conversation may become.
+        tokenizer: the model's.
+        words: values of the words of the command.
+        draws: arguments of `stream` that say how tokens are chosen.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: PreTrainedTokenizerBase,
+        words: dict[str, Any],
+        draws: dict[str, Any],
+    ) -> None:
+        self.engine, self.tokenizer, self.draws = engine, tokenizer, draws
+        self.tokens, self.raw, self.system = words["tokens"], words["raw"], words["system"]
+        self.text = ""  # of raw=true
+        self.messages: list[dict[str, str]] = []
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget the messages."""
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        self.text, self.messages = self.system, system
+
+    def answer(self, line: str) -> None:
+        """Print the answer to a line as it grows, and keep both; Ctrl-C ends it."""
+        from lutlab.generate.text import encoded, stream
+
+        if line.strip() == "/new":
+            self.begin()
+            return
+        prompt: Any = self.text + line
+        if not self.raw:
+            prompt = [*self.messages, {"role": "user", "content": line}]
+        room = self.engine.length - len(encoded(self.tokenizer, [prompt], not self.raw)[0]) + 1
+        if room < 1:
+            print(
+                f"the conversation fills {self.engine.length} tokens: /new begins another",
+                file=sys.stderr,
+            )
+            return
+        tokens = min(self.tokens, room)
+        pieces = stream(
+            self.engine, self.tokenizer, [prompt], tokens, chat=not self.raw, **self.draws
+        )
+        said, stamps = "", []
+        try:
+            for piece in pieces:
+                stamps.append(time.perf_counter())
+                said += piece.text
+                print(visible(piece.text), end="", flush=True)
+        except KeyboardInterrupt:
+            print(" …", end="")
+        print(flush=True)
+        print(speed(stamps, tokens), file=sys.stderr)
+        if self.raw:
+            self.text = prompt + said
+        else:
+            self.messages = [*prompt, {"role": "assistant", "content": said}]
+
+
+def speed(stamps: Sequence[float], most: int) -> str:
+    """Number of tokens, their pace, and whether the limit cut the text, by the times at which they came."""
+    rate = ""
+    if len(stamps) > 1:
+        rate = f", {(len(stamps) - 1) / (stamps[-1] - stamps[0]):.4g} a second"
+    cut = f"; cut at tokens={most}" if len(stamps) == most else ""
+    return f"[{len(stamps)} tokens{rate}{cut}]"

@@ -1,0 +1,136 @@
+"""`lutlab quantize`: a model into a folder, smaller.
+
+    lutlab quantize smollm2-135m method=hessian_bcq q=3 g=64 out=three
+    lutlab quantize ../my-model method=gptq q=4 g=64 calibration.text=mine data.text.mine=notes.txt out=four check=true
+    lutlab quantize owner/name method=bcq method.offset=true budget=3.5 out=small
+
+The model is a preset's name, a folder, a GGUF file, or owner/name of the hub. `lutlab chat <folder>` talks with the
+result, `lutlab export <folder>` writes it for others. What is not in the list below is a key of a sweep (--help).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lutlab.errors import LutlabError
+from lutlab.experiment.plan.plan import job_of_model
+from lutlab.experiment.plan.resolve import Files
+from lutlab.experiment.run import advice, cli
+from lutlab.experiment.run.prepared import prepare, tokenizer_of
+from lutlab.experiment.run.progress import shown
+from lutlab.experiment.run.words import OF_TABLES, command
+from lutlab.lazy import PreTrainedModel, torch
+from lutlab.models.load import load_model, source_bytes
+from lutlab.models.pretrained import quiet
+from lutlab.specs import Subject, TextSpec
+
+# Windows of calibration are shorter than the model's own, so that they are many for their cost.
+_WINDOW = "calibration.seqlen=512"
+_CHECKED = TextSpec("topics", "embedded", limit=8)
+_CHECKED_WINDOW = 512  # tokens
+_WORDS: dict[str, tuple[Any, str]] = {
+    "out": ("", "new folder of the quantized model."),
+    "embeddings": (8, "bits of the table of tokens and the output head; 0 keeps both in 16 bits."),
+    "check": (False, "true: perplexity and KL divergence from full precision on a short text."),
+}  # fmt: skip
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The command; returns the exit code: 0, 2 for a mistake, 130 where Ctrl-C ended it."""
+    return command("quantize", __doc__, _WORDS, _quantize, arguments)
+
+
+def _quantize(words: dict[str, Any], rest: list[str]) -> int:
+    from lutlab.checkpoint.saving import check_new, save
+    from lutlab.embeddings import quantize_embeddings
+
+    if not words["out"]:
+        raise LutlabError("no place for the result: give a new folder, as out=small")
+    check_new(words["out"])
+    if not any(word.startswith("calibration.seqlen=") for word in rest):
+        rest = [*rest, _WINDOW]
+    settings, files = cli.composed(rest, OF_TABLES), Files()
+    job = job_of_model(settings, files)
+    advice.warn(job.run)
+    tokenizer = tokenizer_of(job)
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    with shown():
+        subject, _ = prepare(job, files)
+        rows = [_measured("its layers quantized", subject)] if words["check"] else []
+        if words["embeddings"]:
+            quantize_embeddings(subject.model, words["embeddings"])
+            if words["check"]:
+                rows.append(_measured(f"and embeddings at {words['embeddings']} bits", subject))
+        if words["check"]:
+            rows.insert(0, _full_precision(subject))
+        _to_16_bits(subject.model)
+        with quiet():
+            save(subject.model, words["out"], tokenizer)
+    print(_summary(subject, Path(words["out"])))
+    if rows:
+        print(_table(rows))
+    return 0
+
+
+def _to_16_bits(model: PreTrainedModel) -> None:
+    """Round what is not quantized to the dtype of the source, where that is 16 bits, else to float16."""
+    halves = (torch.float16, torch.bfloat16)
+    written = getattr(model.config, "dtype", None)
+    dtype = written if written in halves else torch.float16
+    if all(bool(torch.isfinite(p.to(dtype)).all()) for p in model.parameters()):
+        model.to(dtype)
+        model.config.dtype = dtype
+
+
+def _summary(subject: Subject, folder: Path) -> str:
+    """Sizes on disk, stored bits, error of the weights."""
+    size = sum(path.stat().st_size for path in folder.iterdir())
+    layers = subject.layers
+    weights = sum(layer.out_features * layer.in_features for layer in layers)
+    bits = sum(layer.bits_stored for layer in layers) / weights
+    norm = sum(layer.squared_norm for layer in layers)
+    error = sum(layer.squared_error for layer in layers) / norm
+    source = source_bytes(subject.run.model)
+    return (
+        f"{folder}: {size / 1e6:.1f} MB on disk; the files of {subject.run.name} have {source / 1e6:.1f} MB\n"
+        f"linear layers: {bits:.2f} bits stored a weight, {weights / 1e6:.1f} million weights, relative squared error "
+        f"{error:.4f}\n"
+        f"talk with it: lutlab chat {folder}"
+    )
+
+
+# ---- check=true ----
+
+
+def _measured(name: str, subject: Subject) -> tuple[str, float, float, float]:
+    """Perplexity, KL divergence in nats, share of equal top tokens on the short text."""
+    from lutlab.data import load_text
+    from lutlab.evaluators.kld import KLDivergence
+    from lutlab.evaluators.perplexity import Perplexity
+
+    subject = dataclasses.replace(subject, text=load_text(_CHECKED), seqlen=_CHECKED_WINDOW)
+    perplexity = Perplexity().measure(subject).values["ppl"]
+    values = KLDivergence().measure(subject).values
+    return name, perplexity, values["kld_mean_nats"], values["top1_agreement"]
+
+
+def _full_precision(subject: Subject) -> tuple[str, float, float, float]:
+    from lutlab.data import load_text
+    from lutlab.evaluators.perplexity import Perplexity
+
+    run = subject.run
+    model = load_model(run.model, getattr(torch, run.dtype), run.device, run.seed).model
+    text = load_text(_CHECKED)
+    full = dataclasses.replace(subject, model=model, text=text, seqlen=_CHECKED_WINDOW)
+    return "full precision", Perplexity().measure(full).values["ppl"], 0.0, 1.0
+
+
+def _table(rows: Sequence[tuple[str, float, float, float]]) -> str:
+    head = f"{'':28}{'perplexity':>11}{'KLD, nats a token':>19}{'same top token':>16}"
+    lines = (f"{name:28}{ppl:>11.4g}{kld:>19.4f}{same:>16.3f}" for name, ppl, kld, same in rows)
+    text = f"{_CHECKED.limit} windows of {_CHECKED_WINDOW} tokens of Python's documentation"
+    return "\n".join([f"\non {text}:", head, *lines])
