@@ -5,6 +5,7 @@ import re
 import shutil
 
 import pytest
+from tests.command_line import QUICK
 from tests.experiment.records.browser import choose, one, opened, text_of
 
 from lutlab.errors import LutlabError
@@ -206,3 +207,36 @@ def test_claims_are_scored_and_nothing_was_fetched_or_failed(browser):
     assert not addresses & {"http", "https", "ws", "wss"}
     assert browser.execute_script("return performance.getEntriesByType('resource').length") == 0
     assert browser.get_log("browser") == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("store", ["empty", "running", "interrupted", "published"])
+def test_a_store_in_any_state_has_its_page(command, store, folder, tmp_path):
+    """No cell, a table half measured, a record in no table, published tables alone; a chart asked for at once."""
+    if store == "empty":
+        command.results.mkdir()
+        outcome = command("mode=dashboard")
+        assert outcome.code == 2
+        assert "nothing measured" in outcome.err
+        return
+    source = f"dashboard.of=[{folder}]"
+    if store != "published":
+        assert command("method=rtn", "q=4,3", "g=32", *QUICK).code == 0
+        source = f"results={command.results}"
+    if store == "running":
+        next((command.results / "records").glob("*.json")).unlink()
+        assert command("method=rtn", "q=4,3", "g=32", "mode=report", *QUICK).code == 0
+    if store == "interrupted":
+        shutil.rmtree(command.results / "sweep")
+    output = tmp_path / "page.html"
+    assert command("mode=dashboard", source, f"dashboard.output={output}").code == 0
+    with opened(output, tmp_path / "profile") as chrome:
+        one(chrome, "#tab-quality").click()
+        assert not [entry for entry in chrome.get_log("browser") if entry["level"] == "SEVERE"]
+        assert one(chrome, "#quality .plot")
+        one(chrome, "#tab-runs").click()
+        assert one(chrome, "#table tbody tr")
+        if store == "running":
+            assert one(chrome, "#filter-artifact").get_attribute("value"), (
+                "it opens on the last sweep"
+            )

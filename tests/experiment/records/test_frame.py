@@ -73,6 +73,17 @@ def test_a_working_folder_is_read_as_published_ones_are(command, tmp_path):
     assert len(lutlab.results(command.results)) == len(found)
 
 
+def test_what_others_published_is_shown_where_it_is_asked_for(tmp_path):
+    machine = next(path for path in PUBLISHED.iterdir() if path.is_dir())
+    name = "lut-gemm-v3/table4"
+    shutil.copytree(machine / name, tmp_path / "published" / machine.name / name)
+    with pytest.raises(LutlabError, match="has the authors' numbers"):
+        lutlab.results(tmp_path)
+    assert len(lutlab.results(tmp_path, published=True)) == len(
+        lutlab.results(tmp_path / "published")
+    )
+
+
 def test_nothing_measured_is_an_error_that_says_what_to_do(tmp_path):
     with pytest.raises(LutlabError, match="run a table or a sweep first"):
         lutlab.results(tmp_path)

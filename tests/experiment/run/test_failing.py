@@ -104,6 +104,9 @@ def test_a_signal_keeps_what_is_measured(
     assert said in outcome.err
     assert "Traceback" not in outcome.err
     assert len(command.records()) == 1
+    assert "weight error" in outcome.out, "what is measured is printed as a table"
+    assert "go on: " in outcome.out
+    assert [*command.results.glob("sweep/*/table.csv")]
     assert command(*arguments).code == 0
     assert len(command.records()) == 2
 

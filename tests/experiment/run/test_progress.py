@@ -50,6 +50,7 @@ def test_a_stage_is_shown_while_its_cell_is_waited_for(
     follow: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(progress, "_STAGE_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "_FIRST_STAGE_SECONDS", 0.0)
     monkeypatch.setattr(progress, "time", Clock())
     store, stop, file = Store(tmp_path), threading.Event(), io.StringIO()
     stop.set()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
+import sys
 from pathlib import Path
 
 from lutlab import sources
@@ -67,8 +68,10 @@ def long_name(path: Path) -> str:
 
 
 def program() -> str:
-    """Command by which this lutlab is called: `python run.py` in a checkout, `lutlab` where it is installed."""
-    return "python run.py" if sources.checkout() else "lutlab"
+    """Command by which this lutlab is called here: `python run.py` in the folder of a checkout, else `lutlab`."""
+    typed = Path(sys.argv[0]).stem
+    here = sources.checkout() == Path.cwd() and typed != "lutlab"
+    return "python run.py" if here else "lutlab"
 
 
 def short_name(artifact: str) -> str:

@@ -273,39 +273,44 @@ def print_plan(
     console: Console,
     files: Files,
 ) -> None:
-    """Print the plan of an artifact or a sweep: every cell, measured or not, with what it is predicted to cost.
+    """Print the plan of an artifact or a sweep: what all of it is predicted to cost, then a line for each row.
 
     Of rows with predicted columns it says the latency, memory and least number of GPUs of the paper's model too.
     """
-    console.print(f"plan: {artifact.name if artifact else 'sweep'} (predictions; nothing is run)\n")
     table = Table(box=None)
-    for title in ("row", "model", "evaluation", "state"):
-        table.add_column(title)
-    for title in ("time", "memory"):
-        table.add_column(title, justify="right")
+    for title in ("row", "model"):
+        table.add_column(title, no_wrap=True, overflow="ellipsis", ratio=1)
+    for title in ("measured", "to do", "not run", "time", "memory"):
+        table.add_column(title, justify="right", no_wrap=True)
     planned: dict[tuple[RunSpec, EvalSpec], Cost | None] = {}
     unknown: set[str] = set()
+    retried = 0
     for row in rows:
-        for evaluation, cell in {c.evaluation: c for c in row.cells.values()}.items():
-            state, wanted = _state(cell)
-            predicted = _predict(row, cell, unknown, files) if wanted else None
-            if wanted:
-                planned[row.spec, evaluation] = predicted
-            text = f" on {evaluation.text.name}" if evaluation.text else ""
-            table.add_row(
-                row.key,
-                row.spec.name,
-                f"{evaluation.evaluator}{text}",
-                state,
-                f"{predicted.seconds:.1f} s" if predicted else "?" if wanted else "",
-                f"{predicted.peak_bytes / 1e6:,.0f} MB" if predicted else "?" if wanted else "",
-            )
+        cells = {cell.evaluation: cell for cell in row.cells.values()}
+        wanted = {e: cell for e, cell in cells.items() if not (cell.missing or cell.done)}
+        costs = {e: _predict(row, cell, unknown, files) for e, cell in wanted.items()}
+        planned |= {(row.spec, e): predicted for e, predicted in costs.items()}
+        retried += sum(cell.record is not None for cell in wanted.values())
+        known = all(costs.values())
+        seconds = sum(one.seconds for one in costs.values()) if known else 0
+        peak = max((one.peak_bytes for one in costs.values()), default=0) if known else 0
+        done = sum(cell.done for cell in cells.values())
+        table.add_row(
+            *(row.key, row.spec.name),
+            *(f"{n or ''}" for n in (done, len(wanted), len(cells) - done - len(wanted))),
+            (f"{seconds:,.1f} s" if known else "?") if wanted else "",
+            (f"{peak / 1e6:,.0f} MB" if known else "?") if wanted else "",
+        )
+    name = artifact.name if artifact else "sweep"
+    console.print(f"plan: {name} (predictions; nothing is run)", highlight=False)
+    console.print(_summary(planned, results), highlight=False)
+    if retried:
+        console.print(f"{retried} cells failed before and are tried again", highlight=False)
     console.print(table)
     for reason in sorted({c.missing for row in rows for c in row.cells.values() if c.missing}):
         console.print(f"not run: {reason}", highlight=False)
     for reason in sorted(unknown):
         console.print(f"not predicted: {reason}", highlight=False)
-    console.print(_summary(planned, results), highlight=False)
     for line in _per_token(artifact, rows) if artifact else ():
         console.print(line, highlight=False, soft_wrap=True)
 
@@ -364,16 +369,3 @@ def _summary(planned: dict[tuple[RunSpec, EvalSpec], Cost | None], results: Path
         f"{len(planned)} cells to measure, about {seconds:.0f} s one by one, at most {peak / 1e6:,.0f} MB{more}; "
         f"disk {disk / 1e6:,.1f} MB of {free.free / 1e9:,.0f} GB free; models to download: {downloads}"
     )
-
-
-def _state(cell: PlannedCell) -> tuple[str, bool]:
-    """State of a cell as it is printed, and whether it is to be measured."""
-    if cell.missing:
-        return "not run: see below", False
-    if cell.done:
-        return f"measured ({cell.cell_id})", False
-    if cell.cell_id is None:
-        return "to be downloaded and measured", True
-    if cell.record is not None:
-        return f"{cell.record.status} before, to be tried again", True
-    return "to be measured", True

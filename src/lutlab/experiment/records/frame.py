@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from lutlab import arguments, registry
 from lutlab.errors import LutlabError
 from lutlab.evaluators.contract import metric_of
 from lutlab.experiment.artifact.artifact import Artifact, load_artifact
-from lutlab.experiment.artifact.catalog import artifacts, cite
+from lutlab.experiment.artifact.catalog import artifacts, cite, program
 from lutlab.experiment.report import csv
 from lutlab.experiment.report.layout import COMPARABLE
 from lutlab.experiment.report.published import CURE, TABLE, Published
@@ -57,6 +57,7 @@ COLUMNS = (
 _NUMBERS = ("published", "measured", "baseline", "error", "difference_error", "predicted")
 # Folders of a results folder that repeat what stands elsewhere.
 COPIES = ("rendered", "publishing", "wandb")
+PUBLISHED = "published"  # folder below results of what the authors measured
 # Fields of every table.
 _FIELDS = {"artifact", "row", "column", "metric", "verdict", "protocol", "cell_id"}
 _FLAGS = ("stand_in", "on_front", "lower_is_better")
@@ -86,13 +87,16 @@ class Shelf:
         return self.published.get(artifact, self.records)
 
 
-def results(*folders: str | Path, samples: bool = False) -> pandas.DataFrame:
+def results(
+    *folders: str | Path, samples: bool = False, published: bool = False
+) -> pandas.DataFrame:
     """Measured values: a row for each cell of a table, and for each metric of a record that stands in no table.
 
     Args:
         folders: results folders (`results=` of a run), published ones, or folders that hold some of them. None:
             `results`.
         samples: add the column `samples`, a tuple for each cell: the loss of each window, the rounds of a timing.
+        published: add what others published: the artifacts in `published` below a results folder.
 
     Returns:
         COLUMNS, then every axis of the rows by its name on the command line (`q`, `method.offset`,
@@ -108,18 +112,34 @@ def results(*folders: str | Path, samples: bool = False) -> pandas.DataFrame:
         LutlabError: no such folder, nothing measured in it, or a damaged record.
     """
     arguments.instance("samples", samples, bool, "true or false")
-    found = [row for shelf in shelves(*folders) for row in rows_of(shelf, samples)]
+    arguments.instance("published", published, bool, "true or false")
+    found = [
+        row for shelf in shelves(*folders, published=published) for row in rows_of(shelf, samples)
+    ]
     if not found:
-        raise LutlabError(
-            f"nothing measured in {', '.join(map(str, folders or ['results']))}: run a table or a sweep first, as "
-            "'python run.py +exp=table4', or name the results= folder of one"
-        )
+        raise nothing_in(folders)
     more = sorted({name for row in found for name in row} - {*COLUMNS, "samples"})
     return pandas.DataFrame(found, columns=[*COLUMNS, *(["samples"] if samples else []), *more])
 
 
-def shelves(*folders: str | Path) -> list[Shelf]:
+def nothing_in(folders: Sequence[str | Path]) -> LutlabError:
+    """Error of folders without a number; it names those that are published, where there are some."""
+    folders = [Path(folder) for folder in folders or ("results",)]
+    others = next((folder / PUBLISHED for folder in folders if (folder / PUBLISHED).is_dir()), None)
+    cure = (
+        f"; {others} has the authors' numbers (published=True, `lutlab results list --published`)"
+    )
+    return LutlabError(
+        f"nothing measured in {', '.join(map(str, folders))}: run a table or a sweep first, as "
+        f"`{program()} +exp=table4`, or name the results= folder of one{cure if others else ''}"
+    )
+
+
+def shelves(*folders: str | Path, published: bool = False) -> list[Shelf]:
     """The results folders and the published machines below some folders, sorted; none: below `results`.
+
+    What lies in `published` below a folder is left out, unless told: it is others' work. A folder of published
+    artifacts that is named itself is read.
 
     Raises:
         LutlabError: no such folder, or a damaged record.
@@ -131,11 +151,14 @@ def shelves(*folders: str | Path) -> list[Shelf]:
                 f"no folder {folder}: name a results= folder, or one of published artifacts"
             )
         below = [
-            path for path in sorted(folder.rglob("*")) if is_original(path.relative_to(folder))
+            path
+            for path in sorted(folder.rglob("*"))
+            if is_original(path.relative_to(folder))
+            and (published or path.relative_to(folder).parts[0] != PUBLISHED)
         ]
-        published = {path.parents[2] for path in below if path.name == LINES}
+        machines = {path.parents[2] for path in below if path.name == LINES}
         working = {path.parent for path in below if path.is_dir() and path.name == "records"}
-        found |= {root: _shelf(root, root.name) for root in sorted(published)}
+        found |= {root: _shelf(root, root.name) for root in sorted(machines)}
         found |= {root: _shelf(root, "") for root in sorted(working)}
     return [found[root] for root in sorted(found)]
 

@@ -39,7 +39,7 @@ class RowsFailed(Exception):
     """Some rows failed; they are in the table and in the records."""
 
 
-class _Terminated(BaseException):
+class Terminated(BaseException):
     """SIGTERM; no Exception, as KeyboardInterrupt is none."""
 
 
@@ -64,7 +64,7 @@ def ended(command: Callable[[], int | None]) -> int:
         raise
     except KeyboardInterrupt:
         return _say(f"interrupted; {_KEPT}", 130)
-    except _Terminated:
+    except Terminated:
         return _say(f"terminated; {_KEPT}", 143)
     except (MemoryError, ImportError, OSError, RuntimeError) as error:
         if reason := _limit(error):
@@ -94,7 +94,7 @@ def _terminable() -> Iterator[None]:
 
     def end(*_: object) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough, while the end is written
-        raise _Terminated
+        raise Terminated
 
     owner = os.getpid()
     signal.signal(signal.SIGTERM, lambda *_: end() if os.getpid() == owner else os._exit(143))

@@ -19,7 +19,7 @@ from lutlab.experiment.row import sweeping
 from lutlab.experiment.row.row import Mode, Row
 from lutlab.experiment.row.spelling import table_command
 from lutlab.experiment.run import progress
-from lutlab.experiment.run.ending import RowsFailed
+from lutlab.experiment.run.ending import RowsFailed, Terminated
 from lutlab.experiment.run.tracked import runs_reported
 from lutlab.experiment.run.tracking import Tracker, fill, open_tracker
 from lutlab.experiment.store.store import Store
@@ -57,12 +57,29 @@ def sweep(arguments: Sequence[str], compose: Compose, launch: Launch) -> None:
             cost.print_plan(request.artifact, planned, common.results, Console(), files)
             continue
         if common.mode is Mode.run:
-            _measure(planned, common, launch, files)
-            store = Store(common.results)
-            planned = [plan.with_records(row, store) for row in planned]
+            try:
+                _measure(planned, common, launch, files)
+            except (KeyboardInterrupt, Terminated):
+                _report(request, _with_records(planned, common), common, folder, None)
+                Console().print(
+                    f"go on: {_command(request, common)}", highlight=False, soft_wrap=True
+                )
+                raise
+            planned = _with_records(planned, common)
         failed += _report(request, planned, common, folder, tracker)
     if failed:
         raise RowsFailed(f"{failed} cells failed; the table says why; run again to try them again")
+
+
+def _with_records(planned: Sequence[PlannedRow], common: Row) -> list[PlannedRow]:
+    store = Store(common.results)
+    return [plan.with_records(row, store) for row in planned]
+
+
+def _command(request: sweeping.Request, common: Row) -> str:
+    """The command that gives the table again, in the same folder."""
+    name = [f"name={common.name}"] if common.name else []
+    return table_command(request.artifact.name if request.artifact else "", [*request.asked, *name])
 
 
 def _draw(request: sweeping.Request, common: Row) -> None:
@@ -146,7 +163,7 @@ def _report(
 ) -> int:
     """Render the table, print it, track it; returns how many cells failed."""
     scale, artifact = common.scale, request.artifact
-    command = table_command(artifact.name if artifact else "", request.asked)
+    command = _command(request, common)
     if artifact:
         table = compare.tabulate(artifact, rows, scale)
         table = dataclasses.replace(table, command=command)

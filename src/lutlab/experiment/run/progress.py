@@ -19,7 +19,6 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from lutlab.experiment.store.store import Store
-from lutlab.kept.files import write_atomically
 from lutlab.progress import heard
 
 _POLL_SECONDS = 0.3
@@ -95,7 +94,10 @@ def telling(store: Store, cells: Collection[str]) -> Iterator[Callable[[object],
     def tell(stage: object) -> None:
         nonlocal told
         if time.monotonic() >= told + _TELL_SECONDS:
-            write_atomically(path, f"{stage}".encode())
+            path.parent.mkdir(parents=True, exist_ok=True)
+            draft = path.with_suffix(".draft")
+            draft.write_text(f"{stage}", encoding="utf-8")  # a hint, which may be lost
+            draft.replace(path)
             told = time.monotonic()
 
     try:

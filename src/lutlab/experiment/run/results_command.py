@@ -61,6 +61,7 @@ def _parser() -> argparse.ArgumentParser:
         one.add_argument(
             "--results", nargs="+", default=["results"], help="results= or published folders"
         )
+        one.add_argument("--published", action="store_true", help="the authors' numbers, too")
         return one
 
     with_folders("list", _list).add_argument("pattern", nargs="?", help="<paper>/<artifact>/<row>")
@@ -87,7 +88,9 @@ def _print_table(heads: Sequence[str], lines: Iterable[Sequence[Any]]) -> None:
 
 def _list(given: argparse.Namespace) -> int:
     """Tables and sweeps, or the cells that fit a pattern."""
-    found = frame.results(*given.results).fillna({"paper": "", "artifact": "", "row": ""})
+    found = frame.results(*given.results, published=given.published).fillna(
+        {"paper": "", "artifact": "", "row": ""}
+    )
     found["table"] = found["paper"] + "/" + found["artifact"]
     if given.pattern:
         fits = [
@@ -119,7 +122,7 @@ def _text(value: Any) -> str:
 
 def _record(folders: Sequence[str], cell: str) -> Record:
     """The one record whose id begins so."""
-    shelves = frame.shelves(*folders)
+    shelves = frame.shelves(*folders, published=True)
     found = {i: r for shelf in shelves for i, r in shelf.records.items() if i.startswith(cell)}
     if not found:
         raise LutlabError(
@@ -153,7 +156,7 @@ def _show(given: argparse.Namespace) -> int:
     rest = {key: value for key, value in known.items() if not key.startswith("git_")}
     for name, value in [*said.items(), *flatten("", record.facts), *flatten("", rest)]:
         print(visible(f"{name:28s} {value}"))
-    found = frame.results(*given.results)
+    found = frame.results(*given.results, published=True)
     for cell in found[(found.cell_id == record.cell_id) & found.artifact.notna()].itertuples():
         place = (
             f"{cell.paper}/{cell.artifact}, {cell.variant}: row {cell.row}, column {cell.column}"
@@ -237,7 +240,7 @@ def _stale(given: argparse.Namespace) -> int:
     """Records that today's code would not make, and why."""
     reasons: collections.Counter[str] = collections.Counter()
     total = behind = 0
-    for shelf in frame.shelves(*given.results):
+    for shelf in frame.shelves(*given.results, published=given.published):
         for record in shelf.records.values():
             found = prune.moved(record)
             total, behind = total + 1, behind + bool(found)
@@ -265,7 +268,7 @@ def _prune(given: argparse.Namespace) -> int:
 
 def _export(given: argparse.Namespace) -> int:
     """Everything as .csv or .parquet."""
-    found = frame.results(*given.results)
+    found = frame.results(*given.results, published=given.published)
     if given.file.suffix == ".csv":
         found.map(csv.guarded).to_csv(given.file, index=False)
     elif given.file.suffix == ".parquet":

@@ -1,10 +1,6 @@
 "use strict";
 // The page's data: columns of distinct values and indices -> cells -> runs, which are rows of tables.
 
-const page = JSON.parse(document.getElementById("data").textContent);
-const cells = decode(page.cells);
-const runs = gather(cells);
-
 function decode({ count, columns }) {
   const rows = Array.from({ length: count }, () => ({}));
   for (const [name, [values, at]] of Object.entries(columns)) {
@@ -114,3 +110,9 @@ function tick(label, checked, onchange) {
   const box = element("input", { type: "checkbox", checked, "data-key": `tick ${label}`, onchange: (event) => onchange(event.target.checked) });
   return element("label", { class: "tick" }, box, label);
 }
+
+// ---- the data themselves, once all that reads them is defined ----
+
+const page = JSON.parse(document.getElementById("data").textContent);
+const cells = decode(page.cells);
+const runs = gather(cells);

@@ -64,6 +64,13 @@ function setFilter(name, value) {
   refresh();
 }
 
+// The filters of the table of the reader's own that was measured last; none where there is no such table.
+function filtersOfLast() {
+  const mine = cells.filter((cell) => !cell.machine && cell.row && cell.measured_at);
+  const last = mine.reduce((a, b) => (!a || b.measured_at > a.measured_at ? b : a), undefined);
+  return last ? { paper: last.paper, artifact: last.artifact, variant: last.variant } : {};
+}
+
 function setFilters(given) {
   for (const name of Object.keys(filters)) filters[name] = given[name] ?? "";
   refresh();

@@ -51,7 +51,7 @@ function refresh() {
 
 drawTabs();
 drawFilters();
-refresh();
+setFilters(filtersOfLast());
 openAddress();
 addEventListener("popstate", openAddress);
 addEventListener("hashchange", openAddress);

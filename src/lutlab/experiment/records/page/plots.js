@@ -82,6 +82,11 @@ function drawPlot(name, shown) {
     without.length ? `; ${without.length} are not drawn, which have no ${plot.x.replace("_", " ")}` : ""}. A click lists all points `
     + "under it. The paper's points stand at the bits that it prints, else at those that we store for the same row.";
   const area = box.querySelector(".plot");
+  if (typeof Plotly === "undefined") { // its script is the page's last and largest
+    area.textContent = "The chart is being loaded.";
+    addEventListener("load", () => { area.textContent = ""; refresh(); }, { once: true });
+    return;
+  }
   Plotly.react(area, tracesOf(plot, drawn), layoutOf(plot, drawn), { displaylogo: false, responsive: true,
     modeBarButtonsToRemove: ["lasso2d", "select2d", "autoScale2d"], toImageButtonOptions: { format: "svg", filename: `lutlab-${name}` } });
   area.removeAllListeners("plotly_click");
