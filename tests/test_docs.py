@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests import pages, warm
 from tests.conftest import ROOT
 
 import lutlab
@@ -49,7 +50,7 @@ def shown(page: str) -> list[tuple[str, str]]:
 def test_every_snippet_of_a_page_is_there() -> None:
     pages = [page.read_text(encoding="utf-8") for page in (ROOT / "docs").rglob("*.md")]
     snippets = [one for page in pages for one in shown(page)]
-    assert len(snippets) > 6
+    assert snippets
     for path, part in snippets:
         text = (ROOT / path).read_text(encoding="utf-8")
         if part:
@@ -58,7 +59,42 @@ def test_every_snippet_of_a_page_is_there() -> None:
             )
             assert shown_part.count("\n") > 2, f"{path}:{part}"
     with pytest.raises(AssertionError, match="not a snippet"):
-        shown('```python\n--8 < --"docs/examples/my_lab.py:method"\n```')
+        shown('--8 < --"results/README.md:layout"\n')
+
+
+# Of which a block trains, starts processes or reads all that is published.
+LONG = [
+    f"docs/{page}.md" for page in ("cookbook", "how-to/parallel", "how-to/records", "how-to/tune")
+]
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=pytest.mark.slow if page in LONG else ())
+        for page in pages.PAGES
+        if pages.blocks_of(page)
+    ],
+)
+def test_every_block_runs_as_it_stands(page: str, tmp_path: Path) -> None:
+    done = warm.run(Path(pages.__file__), page, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "lutlab metho=rtn q=3  # a comment",
+        "python run.py +exp=table4 evaluate=[ppl:wikitext2]",
+        "lutlab +exp=table4 && lutlab plugins=no_such_module",
+        "lutlab results sho 0123",
+        "make tset",
+        "pip install 'lutlab[gup]'",
+    ],
+)
+def test_a_wrong_line_of_a_page_is_found(line: str) -> None:
+    with pytest.raises((AssertionError, SystemExit)):
+        any(map(pages.check, pages.commands(line)))
 
 
 @pytest.mark.slow

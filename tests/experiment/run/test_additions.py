@@ -6,23 +6,28 @@ Each command is a process of its own: what is registered stays for the rest of a
 from __future__ import annotations
 
 import csv
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
-from tests.command_line import ROOT, records, start
+from tests.command_line import records, start
+from tests.pages import write_files
 
 from lutlab.errors import LutlabError
 from lutlab.experiment.row.row import check_presets
 
-EXAMPLES = ROOT / "docs" / "examples"  # those of the documentation's pages
+PLUGINS = "plugins=my_method,my_evaluator"
 
 
 @pytest.fixture
 def own(tmp_path: Path) -> Path:
-    """A folder with the module my_lab.py and the artifact tables/my-paper/table1.yaml."""
-    return shutil.copytree(EXAMPLES, tmp_path, dirs_exist_ok=True)
+    """The files of the documentation's pages; the table is of the user's method and evaluator."""
+    write_files(tmp_path)
+    table = tmp_path / "tables" / "my-paper" / "table1.yaml"
+    text = table.read_text().replace("method=rtn", "method=shrunk")
+    text = text.replace("evaluator: model_size", "evaluator: layer_count")
+    table.write_text(text.replace("metric: bits_per_weight", "metric: layers"))
+    return tmp_path
 
 
 def command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -37,14 +42,14 @@ def command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_a_table_of_a_users_method_and_evaluator(own: Path, launcher: str) -> None:
     """joblib: a worker is another process, which imports the module again."""
     done = command(
-        own, "plugins=my_lab", "experiments=tables", "+exp=my-paper/table1", f"hydra/launcher={launcher}"
+        own, PLUGINS, "experiments=tables", "+exp=my-paper/table1", f"hydra/launcher={launcher}"
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "Me 2026" in done.stdout
     table = own / "results" / "my-paper" / "table1" / "embedded" / "table.csv"
     with table.open(newline="") as file:
         cells = {(r["row"], r["column"]): float(r["measured"]) for r in csv.DictReader(file)}
-    assert cells["model/q3", "layers"] == cells["model/q8", "layers"] > 0
+    assert cells["model/q3", "size"] == cells["model/q8", "size"] > 0
     assert 0.25 < cells["model/q8", "error"] < 0.251 < cells["model/q3", "error"]
 
 
@@ -52,7 +57,7 @@ def test_a_table_of_a_users_method_and_evaluator(own: Path, launcher: str) -> No
 def test_a_users_method_in_a_sweep(own: Path) -> None:
     """plugins=a,b is two modules, not a sweep; the method's field is typed by its dataclass."""
     (own / "other_lab.py").write_text("")
-    arguments = ["plugins=my_lab,other_lab", "method=shrunk", "evaluate=[weight_error]", "q=8"]
+    arguments = ["plugins=my_method,other_lab", "method=shrunk", "evaluate=[weight_error]", "q=8"]
     done = command(own, *arguments, "method.factor=0.9")
     assert done.returncode == 0, done.stderr
     (record,) = records(own / "results").values()
@@ -66,7 +71,7 @@ def test_a_users_method_in_a_sweep(own: Path) -> None:
 @pytest.mark.slow
 def test_a_users_evaluator_in_a_sweep(own: Path) -> None:
     """One file: its column, direction and cost are declared in it."""
-    sweep = ["plugins=my_lab", "evaluate=[layer_count]", "evaluator.layer_count.per=2"]
+    sweep = ["plugins=my_evaluator", "evaluate=[layer_count]", "evaluator.layer_count.per=2"]
     planned = command(own, *sweep, "mode=plan")
     assert planned.returncode == 0, planned.stderr
     assert "1 cells to measure" in planned.stdout
@@ -81,12 +86,12 @@ def test_a_metric_that_no_evaluator_declares_is_refused_when_the_table_is_read(o
     table = own / "tables" / "my-paper" / "table1.yaml"
     right = table.read_text()
     table.write_text(right.replace("metric: layers", "metric: layer"))
-    done = command(own, "plugins=my_lab", "experiments=tables", "+exp=my-paper/table1")
+    done = command(own, PLUGINS, "experiments=tables", "+exp=my-paper/table1")
     assert done.returncode == 2
-    assert "columns.layers" in done.stderr
+    assert "columns.size" in done.stderr
     assert "layer_count has no metric 'layer': did you mean 'layers'?" in done.stderr
     table.write_text(right.replace("me2026", "you2026"))
-    done = command(own, "plugins=my_lab", "experiments=tables", "+exp=my-paper/table1")
+    done = command(own, PLUGINS, "experiments=tables", "+exp=my-paper/table1")
     assert done.returncode == 2
     assert "no entry 'you2026'" in done.stderr
     assert "did you mean 'me2026'?" in done.stderr
@@ -103,7 +108,7 @@ def test_presets_of_a_users_own(own: Path) -> None:
 
 
 def test_help_lists_what_a_user_added(own: Path) -> None:
-    done = command(own, "--help", "plugins=my_lab", "experiments=tables")
+    done = command(own, "--help", PLUGINS, "experiments=tables")
     assert done.returncode == 0, done.stderr
     assert "exp/my-paper: all, table1" in done.stdout
     choices = done.stdout.partition("\nmethod: ")[2].partition(":")[0]  # may go on in a second line
