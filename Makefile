@@ -82,8 +82,9 @@ gpu-report: ## check, time and record all that needs a GPU, on this one; call ag
 table: env ## LUT-GEMM Table 4 on the models that ship with lutlab
 	$(BIN)/python run.py +exp=table4
 
-report: env ## render what is published into results/rendered; measures nothing
+report: env ## render what is published into results/rendered, and the figures of docs/; measures nothing
 	$(BIN)/python -m tools.render
+	$(BIN)/python -m tools.figures
 
 dashboard: env ## all that was measured and published as one page, results/dashboard.html; measures nothing
 	$(BIN)/python run.py mode=dashboard
@@ -98,5 +99,5 @@ docs: env ## build the documentation into site/, strictly and offline
 	$(BIN)/python -m tools.gallery
 	$(BIN)/zensical build --strict
 
-notebooks: env ## execute the notebooks
-	$(BIN)/python -m pytest -m "" tests/test_notebooks.py
+notebooks: env ## execute the notebooks, and write their outputs into them
+	$(BIN)/python -m tools.notebooks

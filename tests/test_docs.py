@@ -15,6 +15,7 @@ from tests.conftest import ROOT
 
 import lutlab
 from lutlab.experiment.artifact.catalog import artifact_groups
+from tools import figures
 
 # What a browser would load: tags that bring something with them, and styles.
 LOADS = re.compile(
@@ -95,6 +96,24 @@ def test_every_block_runs_as_it_stands(page: str, tmp_path: Path) -> None:
 def test_a_wrong_line_of_a_page_is_found(line: str) -> None:
     with pytest.raises((AssertionError, SystemExit)):
         any(map(pages.check, pages.commands(line)))
+
+
+@pytest.mark.slow
+def test_every_figure_is_shown_and_is_that_of_the_records() -> None:
+    """Compared by its words and numbers: where a line ends in its sixth digit, instruction sets differ."""
+    text = re.compile(r"<text[^>]*>([^<]*)<")
+    shown = {
+        found
+        for page in pages.PAGES
+        for found in re.findall(r"figures/(\w+)\.svg", (ROOT / page).read_text(encoding="utf-8"))
+    }
+    assert shown == figures.DRAWN.keys()
+    assert len(shown) > 5
+    for name, draw in figures.DRAWN.items():
+        committed = (ROOT / figures.FIGURES / f"{name}.svg").read_text(encoding="utf-8")
+        words = text.findall(figures.svg(draw).decode())
+        assert len(words) > 5
+        assert words == text.findall(committed), f"{name}: make report"
 
 
 @pytest.mark.slow

@@ -1,0 +1,172 @@
+"""Figures of the documentation's pages, from published numbers: `make report`, or `python -m tools.figures`.
+
+    docs/figures/levels.svg        levels of a group of weights by RTN and by BCQ, of a model that ships
+    docs/figures/table4.svg        perplexities of LUT-GEMM's Table 4, the paper's and ours
+    docs/figures/claims.svg        how many claims of each paper hold, fail and are below noise
+    docs/figures/two_bits.svg      perplexity along stored bits at 2 and 3 bits
+    docs/figures/predicted.svg     latencies that papers print beside predicted ones
+    docs/figures/tokens.svg        tokens a second beside llama.cpp
+
+Nothing is measured; the same records give the same bytes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+from safetensors.torch import load_file
+
+import lutlab
+from lutlab import predict
+from lutlab.experiment.records.frame import claims
+from lutlab.experiment.report import figure, published
+from lutlab.experiment.report.style import FAINT, MUTED, SERIES, STYLE
+from lutlab.experiment.run.ending import ended
+from lutlab.models.load import EMBEDDED
+from tools.fit import predicted
+from tools.fit_latency import BENCHMARKS, ENGINE, GPU, observed
+from tools.published_list import PUBLISHED
+
+FIGURES = Path("docs") / "figures"
+MACHINE = PUBLISHED / "amd-epyc-2cores"
+
+
+def levels() -> Figure:
+    """Weights of a group, and the four levels to which RTN and BCQ round them."""
+    weights = load_file(EMBEDDED / "opt-embedded-m" / "model.safetensors")
+    group = weights["model.decoder.layers.2.fc1.weight"][:1, :128].float()
+    drawing = Figure(figsize=(6.4, 2.6), layout="constrained")
+    axes = drawing.subplots(2, 1, sharex=True)
+    for axis, (title, method) in zip(axes, (("RTN", "rtn"), ("BCQ", "bcq")), strict=True):
+        rounded = lutlab.quantize_tensor(group, method, q=2, g=128).dequantize()
+        error = float((group - rounded).square().sum() / group.square().sum())
+        axis.hist(group[0].numpy(), bins=40, color=FAINT)
+        for level in rounded.unique():
+            axis.axvline(float(level), color=SERIES[0])
+        axis.set_title(f"{title}: relative squared error {error:.2f}", loc="left", fontsize=9)
+        axis.set_yticks([])
+    axes[-1].set_xlabel("weight; lines: the levels of q = 2 for 128 weights of one row")
+    return drawing
+
+
+def table4() -> Figure:
+    """Perplexities of Table 4 alone."""
+    table = published.read(MACHINE / "lut-gemm-v3" / "table4").tables({})["embedded"]
+    texts = tuple(column for column in table.columns if column.metric == "ppl")
+    return figure.draw(dataclasses.replace(table, columns=texts))
+
+
+def two_bits() -> Figure:
+    """The curves of two and three bits."""
+    folder = MACHINE / "lutlab" / "two_and_three_bits"
+    return figure.draw(published.read(folder).tables({})["embedded"])
+
+
+def claims_of_papers() -> Figure:
+    """A bar a paper, of its claims' instances on our numbers."""
+    counts = claims(PUBLISHED)
+    counts["fail"] = counts["decidable"] - counts["hold"]
+    outcomes = {"hold": SERIES[0], "fail": SERIES[5], "below_noise": FAINT}
+    papers = counts[counts["paper"] != "lutlab"].groupby("paper")[[*outcomes]].sum().iloc[::-1]
+    drawing = Figure(figsize=(6.4, 2.2), layout="constrained")
+    axis = drawing.subplots()
+    left = 0 * papers["hold"]
+    for outcome, color in outcomes.items():
+        label = outcome.replace("_", " ")
+        bars = axis.barh(papers.index, papers[outcome], left=left, color=color, label=label)
+        shown = [f"{count}" if count > 5 else "" for count in papers[outcome]]
+        axis.bar_label(bars, shown, label_type="center", fontsize=8)
+        left += papers[outcome]
+    axis.set_xlabel("instances of claims, judged on numbers measured here")
+    axis.legend(frameon=False, fontsize=8, ncols=3, loc="lower right")
+    return drawing
+
+
+def latencies() -> Figure:
+    """A point a printed latency, of full precision and of quantized weights."""
+    rates, device = predict.ENGINES[ENGINE].rates, predict.DEVICES[GPU]
+    drawing = Figure(figsize=(4.6, 3.6), layout="constrained")
+    axis = drawing.subplots()
+    rows = observed()
+    for label, color, full in (("16 bits", SERIES[0], True), ("quantized", SERIES[1], False)):
+        chosen = [row for row in rows if (row.q == 16) == full]
+        guessed = [predicted(row, rates, device) for row in chosen]
+        axis.scatter([row.ms for row in chosen], guessed, s=16, color=color, label=label)
+    ends = (5, 60)
+    axis.plot(ends, ends, color=MUTED, linewidth=0.8)
+    axis.set(xscale="log", yscale="log", xlabel="printed (ms a token)", ylabel="predicted")
+    for own in (axis.xaxis, axis.yaxis):
+        own.set_major_locator(mpl.ticker.FixedLocator([5, 10, 20, 50]))
+        own.set_major_formatter("{x:g}")
+        own.set_minor_formatter(mpl.ticker.NullFormatter())
+    axis.legend(frameon=False, fontsize=8)
+    return drawing
+
+
+def tokens() -> Figure:
+    """Tokens a second of LLaMA-7B's shapes on two threads, beside llama.cpp in the same run."""
+    files = {"AVX2": "engine_llama_7b", "AVX-512, 16 of 32 layers": "engine_avx512_llama_7b"}
+    drawing = Figure(figsize=(6.8, 2.6), layout="constrained")
+    for axis, (title, name) in zip(drawing.subplots(1, 2), files.items(), strict=True):
+        results = json.loads((BENCHMARKS / f"{name}.json").read_text())["results"]
+        chosen = [one for one in results if one["threads"] == 2]
+        for at, (label, color) in enumerate((("lutlab", SERIES[0]), ("llama.cpp", MUTED))):
+            rates = [
+                next(row["tokens_per_s"] for row in one["rows"] if row["name"].startswith(label))
+                for one in chosen
+            ]
+            places = [place + 0.4 * at - 0.2 for place in range(len(chosen))]
+            bars = axis.bar(places, rates, width=0.4, color=color, label=label)
+            axis.bar_label(bars, fmt="%.1f", fontsize=7)
+        peers = [one["rows"][1]["name"].split()[1].rstrip(",") for one in chosen]
+        names = [f"{one['format']}\n{peer}" for one, peer in zip(chosen, peers, strict=True)]
+        axis.set_xticks(range(len(chosen)), names, fontsize=7)
+        axis.set_title(title, loc="left", fontsize=9)
+        axis.set_ylim(0, 1.15 * max(row["tokens_per_s"] for one in chosen for row in one["rows"]))
+    drawing.axes[0].set_ylabel("tokens a second")
+    drawing.axes[0].legend(frameon=False, fontsize=8, loc="upper left")
+    return drawing
+
+
+DRAWN: dict[str, Callable[[], Figure]] = {
+    "levels": levels,
+    "table4": table4,
+    "claims": claims_of_papers,
+    "two_bits": two_bits,
+    "predicted": latencies,
+    "tokens": tokens,
+}
+
+
+def svg(draw: Callable[[], Figure]) -> bytes:
+    """A figure in the style of all."""
+    file = io.BytesIO()
+    with mpl.rc_context(STYLE):
+        metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        draw().savefig(file, format="svg", metadata=metadata)
+    return file.getvalue()
+
+
+def write() -> None:
+    """Write all figures."""
+    FIGURES.mkdir(exist_ok=True)
+    for name, draw in DRAWN.items():
+        path = FIGURES / f"{name}.svg"
+        path.write_bytes(svg(draw))
+        print(f"{path}: {path.stat().st_size / 1e3:.0f} kB")
+
+
+def main() -> int:
+    """The command; returns the exit code: 0, or 2 for a mistake."""
+    return ended(write)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
