@@ -1,23 +1,28 @@
-"""Pages of the documentation for every artifact: `make docs`, or `python -m tools.gallery`.
+"""Pages of the documentation for every artifact and notebook: `make docs`, or `python -m tools.gallery`.
 
     docs/artifacts/index.md                            all of experiments/, paper by paper
     docs/artifacts/<machine>/<paper>/<artifact>.md     a published artifact: its table.md and its figure
+    docs/artifacts/notebooks/index.md, <name>.md       the notebooks with the outputs that are committed
 
 Written anew each time, ignored by git; nothing is measured.
 """
 
 from __future__ import annotations
 
+import base64
 import itertools
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+
+import nbformat
 
 from lutlab.experiment.artifact.artifact import Artifact, load_artifact
 from lutlab.experiment.artifact.catalog import artifact_groups, cite, program, short_name
 from lutlab.experiment.report import figure, published
 from lutlab.experiment.run.ending import ended
+from tools.notebooks import NOTEBOOKS
 from tools.published_list import PUBLISHED, read_list
 
 GALLERY = Path("docs") / "artifacts"
@@ -55,7 +60,44 @@ def write(folder: Path = GALLERY) -> list[Path]:
         pages.append(page)
     index = folder / "index.md"
     index.write_text(f"{_INTRODUCTION}\n{_papers(artifacts, places)}\n", encoding="utf-8")
+    return [index, *pages, *_notebooks(folder / "notebooks")]
+
+
+def _notebooks(folder: Path) -> list[Path]:
+    """A page for each notebook, and one that lists them with their last pictures."""
+    folder.mkdir()
+    lines, pages = ["# Notebooks", "Each with the outputs of `make notebooks`."], []
+    for path in sorted(NOTEBOOKS.glob("*.ipynb")):
+        shutil.copyfile(path, folder / path.name)
+        parts = [*_parts(nbformat.read(path, as_version=4).cells, folder, path.stem)]
+        page = folder / f"{path.stem}.md"
+        page.write_text("\n\n".join([*parts, f"[{path.name}]({path.name})"]) + "\n", "utf-8")
+        title = parts[0].partition("\n")[0].removeprefix("# ")
+        picture = next(part for part in reversed(parts) if part.startswith("!["))
+        lines += [f"## [{title}]({page.name})", picture]
+        pages.append(page)
+    index = folder / "index.md"
+    index.write_text("\n\n".join(lines) + "\n", encoding="utf-8")
     return [index, *pages]
+
+
+def _parts(cells: Sequence[nbformat.NotebookNode], folder: Path, name: str) -> Iterator[str]:
+    """Markdown of each cell and output of a notebook; pictures are written beside its page."""
+    for at, cell in enumerate(cells):
+        if cell.cell_type == "markdown":
+            yield cell.source.replace(".ipynb)", ".md)").replace("](../docs/", "](../../")
+            continue
+        yield f"```python\n{cell.source}\n```"
+        for output in cell.outputs:
+            data = output.get("data", {})
+            if "image/png" in data:
+                drawing = folder / f"{name}-{at}.png"
+                drawing.write_bytes(base64.b64decode(data["image/png"]))
+                yield f"![a figure of {name}]({drawing.name})"
+            elif "text/html" in data:
+                yield data["text/html"]
+            else:
+                yield f"```text\n{output.get('text') or data['text/plain']}\n```"
 
 
 def _figure(source: Path, page: Path, commands: Mapping[str, str]) -> str:
