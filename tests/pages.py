@@ -48,7 +48,7 @@ def blocks_of(page: str) -> list[Block]:
     """The blocks of a page."""
     text = (ROOT / page).read_text(encoding="utf-8")
     assert text.count("\n```") == 2 * len(_BLOCK.findall(text)), f"{page}: a fence is not read"
-    return [Block(*found) for found in _BLOCK.findall(text)]
+    return [Block(*parts) for parts in _BLOCK.findall(text)]
 
 
 def write_files(folder: Path) -> None:

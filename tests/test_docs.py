@@ -63,7 +63,7 @@ def test_every_snippet_of_a_page_is_there() -> None:
         shown('--8 < --"results/README.md:layout"\n')
 
 
-# Of which a block trains, starts processes or reads all that is published.
+# A block of these trains, starts processes or reads all that is published.
 LONG = [
     f"docs/{page}.md" for page in ("cookbook", "how-to/parallel", "how-to/records", "how-to/tune")
 ]
@@ -103,9 +103,9 @@ def test_every_figure_is_shown_and_is_that_of_the_records() -> None:
     """Compared by its words and numbers: where a line ends in its sixth digit, instruction sets differ."""
     text = re.compile(r"<text[^>]*>([^<]*)<")
     shown = {
-        found
+        name
         for page in pages.PAGES
-        for found in re.findall(r"figures/(\w+)\.svg", (ROOT / page).read_text(encoding="utf-8"))
+        for name in re.findall(r"figures/(\w+)\.svg", (ROOT / page).read_text(encoding="utf-8"))
     }
     assert shown == figures.DRAWN.keys()
     assert len(shown) > 5

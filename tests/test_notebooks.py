@@ -14,7 +14,7 @@ from tools.notebooks import NOTEBOOKS, executed, texts
 
 PATHS = sorted(NOTEBOOKS.glob("*.ipynb"))
 NUMBER = re.compile(r"-?\d[\d,]*\.?\d*(?:e[-+]?\d+)?")
-# Of Python's documentation, which some of the numbers are measured on, each version of Python brings another one.
+# Some numbers are measured on Python's documentation, and each version of Python brings another one.
 PYTHON = (3, 11)
 
 
@@ -24,7 +24,7 @@ def words(text: str) -> str:
 
 
 def numbers(text: str) -> list[float]:
-    return [float(found.replace(",", "").rstrip(".")) for found in NUMBER.findall(text)]
+    return [float(number.replace(",", "").rstrip(".")) for number in NUMBER.findall(text)]
 
 
 @pytest.mark.slow
@@ -32,10 +32,10 @@ def numbers(text: str) -> list[float]:
 def test_a_run_gives_the_outputs_that_are_committed(path: Path) -> None:
     """Other instruction sets round otherwise, so that numbers need only be near."""
     committed = texts(nbformat.read(path, as_version=4))
-    found = texts(executed(path))  # raises with the traceback of a cell
-    assert [words(text) for text in found] == [words(text) for text in committed]
+    today = texts(executed(path))  # raises with the traceback of a cell
+    assert [words(text) for text in today] == [words(text) for text in committed]
     if sys.version_info[:2] == PYTHON and locked():
-        for ours, theirs in zip(found, committed, strict=True):
+        for ours, theirs in zip(today, committed, strict=True):
             assert numbers(ours) == pytest.approx(numbers(theirs), rel=0.05, abs=0.02)
 
 

@@ -102,10 +102,10 @@ def latencies() -> Figure:
     ends = (5, 60)
     axis.plot(ends, ends, color=MUTED, linewidth=0.8)
     axis.set(xscale="log", yscale="log", xlabel="printed (ms a token)", ylabel="predicted")
-    for own in (axis.xaxis, axis.yaxis):
-        own.set_major_locator(mpl.ticker.FixedLocator([5, 10, 20, 50]))
-        own.set_major_formatter("{x:g}")
-        own.set_minor_formatter(mpl.ticker.NullFormatter())
+    for scale in (axis.xaxis, axis.yaxis):
+        scale.set_major_locator(mpl.ticker.FixedLocator([5, 10, 20, 50]))
+        scale.set_major_formatter("{x:g}")
+        scale.set_minor_formatter(mpl.ticker.NullFormatter())
     axis.legend(frameon=False, fontsize=8)
     return drawing
 
@@ -116,20 +116,20 @@ def tokens() -> Figure:
     drawing = Figure(figsize=(6.8, 2.6), layout="constrained")
     for axis, (title, name) in zip(drawing.subplots(1, 2), files.items(), strict=True):
         results = json.loads((BENCHMARKS / f"{name}.json").read_text())["results"]
-        chosen = [one for one in results if one["threads"] == 2]
+        steps = [step for step in results if step["threads"] == 2]
         for at, (label, color) in enumerate((("lutlab", SERIES[0]), ("llama.cpp", MUTED))):
             rates = [
-                next(row["tokens_per_s"] for row in one["rows"] if row["name"].startswith(label))
-                for one in chosen
+                next(row["tokens_per_s"] for row in step["rows"] if row["name"].startswith(label))
+                for step in steps
             ]
-            places = [place + 0.4 * at - 0.2 for place in range(len(chosen))]
+            places = [place + 0.4 * at - 0.2 for place in range(len(steps))]
             bars = axis.bar(places, rates, width=0.4, color=color, label=label)
             axis.bar_label(bars, fmt="%.1f", fontsize=7)
-        peers = [one["rows"][1]["name"].split()[1].rstrip(",") for one in chosen]
-        names = [f"{one['format']}\n{peer}" for one, peer in zip(chosen, peers, strict=True)]
-        axis.set_xticks(range(len(chosen)), names, fontsize=7)
+        peers = [step["rows"][1]["name"].split()[1].rstrip(",") for step in steps]
+        names = [f"{step['format']}\n{peer}" for step, peer in zip(steps, peers, strict=True)]
+        axis.set_xticks(range(len(steps)), names, fontsize=7)
         axis.set_title(title, loc="left", fontsize=9)
-        axis.set_ylim(0, 1.15 * max(row["tokens_per_s"] for one in chosen for row in one["rows"]))
+        axis.set_ylim(0, 1.15 * max(row["tokens_per_s"] for step in steps for row in step["rows"]))
     drawing.axes[0].set_ylabel("tokens a second")
     drawing.axes[0].legend(frameon=False, fontsize=8, loc="upper left")
     return drawing
