@@ -87,7 +87,7 @@ report: env ## render what is published into results/rendered, and the figures o
 	$(BIN)/python -m tools.figures
 
 dashboard: env ## all that was measured and published as one page, results/dashboard.html; measures nothing
-	$(BIN)/python run.py mode=dashboard
+	$(BIN)/python run.py mode=dashboard "dashboard.of=[results,results/published]"
 
 publish: env ## measure what results/published/list.yaml names (hours; call again to go on) and publish it
 	$(BIN)/python -m tools.publish

@@ -9,6 +9,7 @@ page.
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import runpy
@@ -79,15 +80,20 @@ class _ReadError(Exception):
 
 def _refused(arguments: list[str]) -> bool:
     """Whether lutlab refuses a command line, which it reads up to where it would measure or show something."""
+    import lutlab
     from lutlab.experiment.run import (
+        chat_command,
         fetch_command,
         generate_command,
         main,
+        quantize_command,
         results_command,
         workspaces,
     )
 
-    stops = [(main, "measure_row"), (generate_command, "job_of_model")]
+    runs_a_model = (chat_command, generate_command, quantize_command)
+    stops = [(main, "measure_row"), *((module, "job_of_model") for module in runs_a_model)]
+    stops.append((lutlab, "load"))  # which export calls
     stops += [(module, "ended") for module in (fetch_command, results_command, workspaces)]
     with ExitStack() as patches:
         patches.enter_context(mock.patch.object(sys, "argv", ["lutlab", *arguments]))
@@ -100,6 +106,13 @@ def _refused(arguments: list[str]) -> bool:
             return False
 
 
+def _write_stub(folder: Path) -> None:
+    """A folder that looks quantized to the commands that follow."""
+    folder.mkdir(parents=True)
+    config = {"quantization_config": {"quant_method": "lutlab"}}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+
+
 def check(command: list[str]) -> None:
     """Read one command; a Python file of the page is run."""
     program = command[0].removeprefix(".venv/bin/")
@@ -108,6 +121,8 @@ def check(command: list[str]) -> None:
     elif program == "lutlab" or command[1:2] == ["run.py"]:
         arguments = command[1 if program == "lutlab" else 2 :]
         assert not _refused(arguments), shlex.join(command)
+        if arguments[:1] == ["quantize"]:
+            _write_stub(Path(next(word[4:] for word in arguments if word.startswith("out="))))
     elif program in ("python", "python3") and command[1] == "-m":
         assert command[2] in ("venv", "pytest") or importlib.util.find_spec(command[2]), command[2]
     elif program == "python":

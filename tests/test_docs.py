@@ -7,9 +7,11 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 from tests import pages, warm
 from tests.conftest import ROOT
 
@@ -30,14 +32,14 @@ SHOWS = re.compile(r"^\s*-\s*-\s*8\s*<.*$", re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
-def site() -> Path:
-    """`make docs`; a link, a cross-reference or a snippet that leads nowhere is an error."""
-    for command in (["tools.gallery"], ["zensical", "build", "--strict"]):
-        done = subprocess.run(
-            [sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-    return ROOT / "site"
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """`make docs`, by one process at a time; a link or a snippet that leads nowhere is an error."""
+    with FileLock(tmp_path_factory.getbasetemp().parent / "site.lock"):
+        for command in (["tools.gallery"], ["zensical", "build", "--strict"]):
+            line = [sys.executable, "-m", *command]
+            done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stdout + done.stderr
+        yield ROOT / "site"
 
 
 def shown(page: str) -> list[tuple[str, str]]:
