@@ -79,4 +79,8 @@ def __getattr__(name: str) -> Any:
     return found
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME})
+
+
 register_with_transformers()

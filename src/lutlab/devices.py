@@ -33,7 +33,9 @@ def kind_and_index(
     found = _NAME.fullmatch(str(name))
     if found is None:
         meant = _OTHER_NAMES.get(str(name).lower().partition(":")[0], name)
-        raise LutlabError(f"unknown {key} '{name}': {nearest(meant, (*KINDS, 'cuda:1', *others))}")
+        raise LutlabError(
+            f"unknown {key} '{name}': {nearest(meant, dict.fromkeys((*KINDS, 'cuda:1', *others)))}"
+        )
     return found[1], int(found[2] or 0)
 
 

@@ -38,9 +38,10 @@ class ModelSpec:
         source: place of its files; `product`, a single product of matrices, has none.
         id: hub id, folder, GGUF file or embedded name; of a package <name>/<file>; of a product its shapes, <N>x<K>.
         revision: commit on the hub, or version of the package.
-        layers: number of layers that a synthetic model is cut to, its first ones; null: all.
-        packed: linear layers of a synthetic model are drawn as the method stores them; nothing is quantized.
-        task: a new head of three classes on a causal model, to be fine-tuned; null: the checkpoint's own task.
+        layers: number of layers that a synthetic model keeps, from the first; null: all.
+        packed: true: the layers of a synthetic model are drawn as the method stores them, and nothing is quantized.
+        task: sequence_classification: a causal model gets a new head of three classes, to be fine-tuned; null: the
+            checkpoint's own task.
     """
 
     name: str
@@ -100,15 +101,16 @@ class Tuning:
     """Tuning of a quantized model by gradients (tuning/): block by block, then end to end.
 
     Attributes:
-        steps: number of the optimizer's steps, end to end; 0: none.
-        learning_rate: AdamW's, at its peak.
-        batch: calibration windows a step.
-        loss: the text's next token, or the full-precision model's distribution of it.
-        seed: seed of the order of the windows.
-        trains: the weights, rounded in every pass, or the scales alone, under codes that stay.
-        weight_decay: weight decay of AdamW.
-        block_steps: steps on each block against its full-precision outputs, before those end to end; 0: none.
-        block_learning_rate: AdamW's, at its peak, of those.
+        steps: number of training steps of the whole model; 0: none.
+        learning_rate: peak learning rate of the end-to-end steps.
+        batch: number of calibration windows of a step.
+        loss: target of training: labels, the text's next token; distribution, the full-precision model's probabilities.
+        seed: seed of the order of calibration windows.
+        trains: parameters that are trained: weights, rounded in every pass; or scales, with fixed codes.
+        weight_decay: weight decay of the optimizer, AdamW.
+        block_steps: number of training steps of each block against its full-precision outputs, before those of the
+            whole model; 0: none.
+        block_learning_rate: peak learning rate of the block-wise steps.
 
     Raises:
         LutlabError: a value is out of range, or there are no steps at all.

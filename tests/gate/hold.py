@@ -22,7 +22,7 @@ from lutlab.experiment.plan import ids
 from lutlab.experiment.plan.ids import Resolved
 from lutlab.experiment.plan.resolve import LABELLED
 from lutlab.experiment.row.spelling import axes, evaluation_from, overrides_of, run_from
-from lutlab.experiment.run.cli import help_page
+from lutlab.experiment.run.cli import help_page, short_page
 from lutlab.experiment.store.record import Record, canonical, content_id, read_lines
 from tools.attack import lines
 
@@ -86,9 +86,9 @@ def rows() -> str:
 
 
 def help_text() -> str:
-    """The page of --help, 120 columns wide."""
+    """The pages of --help and --help all, 120 columns wide."""
     with mock.patch.dict(os.environ, {"COLUMNS": "120"}):
-        return help_page() + "\n"
+        return f"{short_page()}\n\n{help_page()}\n"
 
 
 def mistaken() -> list[str]:

@@ -22,6 +22,7 @@ number has in it what the layer does on purpose, to make up for errors before it
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -39,7 +40,7 @@ from lutlab.formats import name_of, pack
 from lutlab.formats.contract import Format
 from lutlab.formats.dense import PackedDense
 from lutlab.groups import Width
-from lutlab.models.families import Family, SharedInput, family_of, weight_of
+from lutlab.models.families import Family, SharedInput, family_of, linear_layers, weight_of
 from lutlab.models.resident import Blocks, Resident
 from lutlab.modules import QuantLinear
 from lutlab.progress import steps
@@ -53,6 +54,7 @@ from lutlab.tensors import CalibStats
 _CHUNK_WEIGHTS = 2**20
 Seen = Mapping[SharedInput, CalibStats]
 _NONE: Mapping[Any, Any] = {}
+log = logging.getLogger(__name__)
 
 
 def quantize_model(
@@ -93,6 +95,7 @@ def quantize_model(
             "this method looks at activations: give calibration=<token ids [samples, seqlen]> (Python) or "
             "calibration.text=<protocol> (command line)"
         )
+    _check_groups(model, widths)
     run = _Run(model, quantizer, widths, blocks or Resident(model), kept, packed or {})
     with torch.no_grad():
         if calibration is None:
@@ -100,6 +103,17 @@ def quantize_model(
         if calibrated and quantizer.inputs == "quantized":
             return run.with_quantized_inputs(calibration)
         return run.with_full_inputs(calibration, seen)
+
+
+def _check_groups(model: PreTrainedModel, widths: Mapping[str, Width | None]) -> None:
+    """Say where a group is longer than every row."""
+    lengths = {g for _, g in filter(None, widths.values())}
+    longest = max(weight_of(module).shape[1] for _, module in linear_layers(model))
+    if lengths and min(lengths) > longest:
+        log.warning(
+            "g=%s is longer than any row of this model, which has %d weights at most: a row is one group, as with g=-1",
+            *(min(lengths), longest),
+        )
 
 
 class _Run:

@@ -59,9 +59,9 @@ class Breakdown(Evaluator):
     """Metrics matmul_percent, attention_percent, communication_percent, other_percent and ms_per_token.
 
     Attributes:
-        context: tokens before the one that is timed.
-        repeats: steps that are timed, and as many that are profiled.
-        engine: name of the engine, as in generation. Empty: the best.
+        context: number of tokens in the cache before the timed one.
+        repeats: number of timed steps; as many more are profiled.
+        engine: name of the engine, as in generation; empty: the best.
     """
 
     version: ClassVar[int] = 1

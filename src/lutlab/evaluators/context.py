@@ -35,8 +35,8 @@ class Context(Evaluator):
 
     Attributes:
         tokens: length of the prompt in tokens.
-        rounds: timed, each of both ways, after one that is not.
-        engine: name of the engine, as in generation. Empty: the best.
+        rounds: number of timed rounds of either way, after an untimed one.
+        engine: name of the engine, as in generation; empty: the best.
     """
 
     version: ClassVar[int] = 1

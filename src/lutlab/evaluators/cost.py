@@ -51,10 +51,10 @@ class Cost(Evaluator):
     tokens_per_s, power_w, joules_per_token, speedup, runtime_reduction, total_reduction.
 
     Attributes:
-        tokens: decoded at a time.
-        price_usd: dollars of the GPU; 0 looks it up among those of the paper.
-        usd_kwh: dollars of a kilowatt hour.
-        years: years of service.
+        tokens: number of tokens that are decoded at a time.
+        price_usd: price of the GPU in US dollars; 0: the paper's price.
+        usd_kwh: price of a kilowatt hour in US dollars.
+        years: years that the GPU is in service.
     """
 
     version: ClassVar[int] = 1

@@ -47,9 +47,9 @@ class Generation(Evaluator):
 
     Attributes:
         tokens: number of tokens to decode; QIGen's Table 3 says 128.
-        repeats: timed, after one that is checked and not timed.
-        prompt: tokens that the text begins with.
-        batch: texts at once, each with a row of the cache.
+        repeats: number of timed repeats, after one that is checked and not timed.
+        prompt: number of tokens of the prompt.
+        batch: number of texts that are decoded together.
         cache: dtype of cached keys and values, `float32`, `float16` or `bfloat16`. Empty: the engine's own choice.
         engine: name of the engine: `cpu_step`, `cuda_graph` or `transformers`, the model's own forward pass. Empty: the
             best that takes the model.

@@ -28,7 +28,9 @@ BATCH_PAIRS = 32  # of like length, so that little is padded
 @register("evaluator", "glue")
 @dataclass(frozen=True)
 class Glue(Evaluator):
-    """Metrics `accuracy` (0 to 1), `accuracy_stderr`; samples: log p of the right label less the best other's.
+    """MNLI and the like: share of pairs whose most likely label is the right one.
+
+    Metrics `accuracy` (0 to 1), `accuracy_stderr`; samples: log p of the right label less the best other's.
 
     Attributes:
         labels: the order in which the model's head has MNLI's labels, where its config does not name them. Some
@@ -74,7 +76,10 @@ class Glue(Evaluator):
 
 @register("evaluator", "glue_correlation")
 class GlueCorrelation(Evaluator):
-    """Metrics `pearson` and `spearman`, -1 to 1; samples are the predictions, as the model's head gives them."""
+    """STS-B: Pearson's r and Spearman's rho of predicted and given similarity.
+
+    Metrics `pearson` and `spearman`, -1 to 1; samples are the predictions, as the model's head gives them.
+    """
 
     version: ClassVar[int] = 1
     task: ClassVar[str] = "sequence_classification"

@@ -31,7 +31,7 @@ class GroupRange(Evaluator):
     range_largest_over_median, range_top_quarter: means over the layers; with _max: of the layer that has most of it.
 
     Attributes:
-        g: weights of a group along input channels.
+        g: number of weights of a group along the input channels.
     """
 
     version: ClassVar[int] = 1

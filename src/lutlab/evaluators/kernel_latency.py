@@ -82,7 +82,7 @@ class KernelLatency(Evaluator):
     likewise fp32.
 
     Attributes:
-        rounds: number of rounds; None: that of ROUNDS for the device.
+        rounds: number of timed rounds; null: 25 on a CPU, 200 on a GPU.
         weights: cold: of so many copies that none is in a cache when its turn comes; resident: one copy again and
             again, which is in a cache where it fits. bandwidth_fraction is of cold reading or copying in both.
     """

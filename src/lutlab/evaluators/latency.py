@@ -38,8 +38,8 @@ class Latency(Evaluator):
 
     Attributes:
         tokens: number of tokens to decode.
-        repeats: timed, after one that is checked and not timed.
-        prompt: tokens that the text begins with.
+        repeats: number of timed repeats, after one that is checked and not timed.
+        prompt: number of tokens of the prompt.
         engine: name of the engine on one GPU, as in generation. Empty: the best.
     """
 

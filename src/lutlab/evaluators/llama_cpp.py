@@ -53,11 +53,11 @@ class LlamaCpp(Evaluator):
 
     Attributes:
         tokens: number of tokens to decode.
-        repeats: timed, after one that is not.
+        repeats: number of timed repeats, after an untimed one.
         type: ggml's type of all linear layers; empty: the narrowest that has the row's bits (q4_0 at q=4, q3_K at 3,
             q2_K at 2). Types that end in K need layers whose inputs are a multiple of 256. Layers of method=ggml keep
             the types that they are stored in, and those beside them that it leaves out are float16.
-        head: its type: `f16`, or llama.cpp's own default `q6_K`, or `f32`.
+        head: type of the output head: `f16`, llama.cpp's own default `q6_K`, or `f32`.
         cache: dtype of cached keys and values: `f16`, llama.cpp's default, or `f32`.
         flash: attention by llama.cpp's fused kernel, its own default. llama-embedded-m on AVX2: faster than the plain
             one, llama-cpp-python's default, up to 128 tokens, slower behind them, and 3 times slower with cache=f32.

@@ -28,7 +28,7 @@ class HarnessEvaluator(Evaluator):
 
     Attributes:
         bos: `tokenizer`, begin as the tokenizer does (lm-eval since 0.4.10); `none`, without BOS (up to 0.4.9).
-        batch_size: requests at once.
+        batch_size: number of requests that are evaluated together.
     """
 
     name: ClassVar[str]  # as registered

@@ -54,7 +54,7 @@ class QIGen(Evaluator):
 
     Attributes:
         tokens: number of tokens to decode.
-        repeats: timed, after one that is not.
+        repeats: number of timed repeats, after an untimed one.
     """
 
     version: ClassVar[int] = 2

@@ -47,13 +47,13 @@ class AWQ(Rescaling):
     """Options; the module says what is searched.
 
     Attributes:
-        inputs: model whose activations H is of (compress/driver.py); the repository's are those of the
-            full-precision model.
-        true_sequential: needs inputs=quantized. A layer that is quantized already cannot be rescaled, so that inputs
-            made by a layer of the same block are not scaled.
-        grid: values of a tried; 1 tries no scale, AWQ's is 20.
-        clip: search c; else c = 1.
-        scale_dtype: dtype of a scale as stored (grid.py).
+        inputs: model whose activations the Hessian H is computed from: as quantized so far, or in full precision, as
+            AWQ's own code has it.
+        true_sequential: true: a layer sees the layers before it in its block quantized; needs inputs=quantized. Inputs
+            that a layer of the same block makes are not scaled then.
+        grid: number of exponents that are tried for the scales of input channels; AWQ tries 20, 1 tries no scale.
+        clip: true: the range of each group is clipped where that lowers the error; false: no clipping.
+        scale_dtype: dtype of stored scales.
     """
 
     version: ClassVar[int] = 1

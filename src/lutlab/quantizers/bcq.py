@@ -32,10 +32,10 @@ class BCQ(Method):
     """Binary-coding quantization; the options are the solver's.
 
     Attributes:
-        solver: way to fit codes and coefficients (alternating.py).
-        offset: fit z too.
-        rounds: most rounds; groups stop by themselves where alternation changes nothing any more.
-        alpha_dtype: dtype of alpha and z.
+        solver: solver of codes and coefficients: greedy, bit by bit; alternating, refined in rounds.
+        offset: true: each group has an offset beside its q coefficients.
+        rounds: largest number of rounds of the solver; a group stops earlier when a round changes nothing.
+        alpha_dtype: dtype of stored coefficients and offsets.
     """
 
     version: ClassVar[int] = 2

@@ -312,12 +312,12 @@ class Compensating(Calibrated):
     """Options of every method that compensates errors, whatever the order of its columns.
 
     Attributes:
-        damp: share of the mean diagonal of H that is added to its diagonal.
-        block_size: columns after which all later ones are brought up to date, at most; speed only.
-        inputs: model whose activations H is of (compress/driver.py).
-        true_sequential: whether a layer sees those before it in the same block quantized too; needs inputs=quantized.
-        target: aim of a layer: its own weight; its output in the full-precision model; that, and what the residual
-            stream lacks of it. The latter two need inputs=quantized and true_sequential (compress/target.py).
+        damp: damping: this share of the Hessian's mean diagonal is added to its diagonal.
+        block_size: largest number of columns processed before the remaining ones are updated; it affects speed only.
+        inputs: model whose activations the Hessian H is computed from: as quantized so far, or in full precision.
+        true_sequential: true: a layer sees the layers before it in its block quantized; needs inputs=quantized.
+        target: goal that a layer is fitted to: its own weights; its output in the full-precision model; or that output
+            and what the residual stream still lacks. The last two need inputs=quantized and true_sequential=true.
     """
 
     damp: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.01
@@ -351,11 +351,12 @@ class Compensated(Compensating):
     """Options of GPTQ and what is built like it: groups of equal width.
 
     Attributes:
-        act_order: columns in the order of falling diagonal of H.
-        static_groups: groups of neighbouring columns, whose grids are made before the first column is rounded.
-        hessian: whether every token counts the same in H, or by the squared gradient of the end
-            loss, for each group of outputs on its own (compress/gradients.py); needs inputs=quantized.
-        output_groups: number of groups of outputs that have an H of their own under hessian=gradients.
+        act_order: true: columns are rounded in the order of falling diagonal of the Hessian.
+        static_groups: true: groups hold neighbouring columns, and their grids are made before the first column is
+            rounded.
+        hessian: weight of each token in the Hessian: inputs, equal; gradients, the squared gradient of the end loss,
+            per group of outputs; that needs inputs=quantized.
+        output_groups: number of groups of outputs with a Hessian of their own; read with hessian=gradients.
     """
 
     act_order: bool = False

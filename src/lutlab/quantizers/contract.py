@@ -83,7 +83,7 @@ class Calibrated(Method):
 
     Attributes:
         inputs: `quantized` (of the model as quantized so far) or `full` (of the full-precision model).
-        true_sequential: whether a layer sees those before it in the same block quantized too; needs inputs=quantized.
+        true_sequential: true: a layer sees the layers before it in its block quantized; needs inputs=quantized.
         target: `weights`, or with inputs=quantized `outputs` or `stream`: the driver then hands `quantize` a weight
             that makes up for the errors of the layers before (compress/target.py).
         hessian: `inputs`, or with inputs=quantized `gradients`: `prepare` and `quantize` are then called for the rows

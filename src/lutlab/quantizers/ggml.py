@@ -41,7 +41,7 @@ class GGML(Method):
     """Options; the module says what they do.
 
     Attributes:
-        type: type of ggml, which decides q and g.
+        type: type of ggml; it decides q and g.
         fallback: a layer that the type's blocks do not divide has the type that llama-quantize takes there (Q4_0 for
             Q2_K and Q3_K, Q5_0 for Q4_K, Q5_1 for Q5_K, Q8_0 for Q6_K, IQ4_NL for IQ types); false: it is refused.
     """

@@ -30,11 +30,11 @@ class GPTQ(Compensated):
     """Options of the grid; the others are in compensation.py.
 
     Attributes:
-        variant: rule by which a grid is made (grid.py).
-        scale_dtype: dtype of a scale as stored (grid.py).
-        sweeps: passes over all groups after that, each of which fits scale, zero point and codes to the layer's outputs
-            (refinement.py); 0 is GPTQ.
-        symmetric: zero points of 2^(q-1) in every group (grid.py), which sweeps leave there.
+        variant: rule that makes a grid from a group's range.
+        scale_dtype: dtype of stored scales.
+        sweeps: passes after GPTQ; each fits scale, zero point and codes of all groups to the layer's outputs. 0: plain
+            GPTQ.
+        symmetric: true: the zero point of every group is 2^(q-1), also after sweeps.
     """
 
     version: ClassVar[int] = 1

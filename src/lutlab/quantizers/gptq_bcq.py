@@ -48,9 +48,9 @@ class GPTQBCQ(Compensated):
     """Options of the binary codes; the others are in compensation.py.
 
     Attributes:
-        offset: fit z too.
-        rounds: most rounds of the solver.
-        alpha_dtype: dtype of alpha and z.
+        offset: true: each group has an offset beside its q coefficients.
+        rounds: largest number of rounds of the solver.
+        alpha_dtype: dtype of stored coefficients and offsets.
     """
 
     version: ClassVar[int] = 1

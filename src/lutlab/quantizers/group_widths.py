@@ -39,7 +39,7 @@ class GroupWidths(Mixed):
     """Options beside those of mixed.py, which have defaults of their own here.
 
     Attributes:
-        by_group: false: all groups of a layer have one width, q of 2, 3 or 4.
+        by_group: true: each group has a width of its own; false: all groups of a layer have q bits, 2, 3 or 4.
     """
 
     version: ClassVar[int] = 1

@@ -36,9 +36,9 @@ class HessianBCQ(GPTQBCQ):
     under gptq_bcq.
 
     Attributes:
-        sweeps: passes over all groups, each of which fits coefficients and codes to the layer's outputs; 2 are
-            most of what there is to gain.
-        joint: end with least squares of all coefficients of a row at once; for small groups.
+        sweeps: passes over all groups; each fits coefficients and codes to the layer's outputs. Two passes bring most
+            of the gain.
+        joint: true: all coefficients of a row are fitted together at the end; it helps small groups.
     """
 
     version: ClassVar[int] = 1

@@ -38,13 +38,14 @@ class Mixed(Compensating):
     """Options of methods whose groups differ in width; the module says what they change.
 
     Attributes:
-        wide_last: groups go by rising width.
-        search_ranges: ranges of least squared error instead of min-max.
-        outliers: share of all weights that is kept in float16; the paper keeps 0.002 to 0.005.
-        wide_scale: extent of a scale in groups of 4 bits.
-        scale_group: rows whose scales share a second-order step (g2).
-        aligned: memory-aligned blocks where they exist.
-        compensate: false: each weight to its nearest value.
+        wide_last: true: groups are stored by rising width.
+        search_ranges: true: a group's range is the one of least squared error; false: from its smallest to its largest
+            weight.
+        outliers: share of all weights that stays in float16; the paper keeps 0.002 to 0.005.
+        wide_scale: reach of a scale of 4-bit weights: a row, or a group.
+        scale_group: number of rows whose scales share a second-order step (the paper's g2).
+        aligned: true: blocks are aligned in memory where they exist.
+        compensate: true: later columns make up for errors, as in GPTQ; false: each weight takes its nearest value.
     """
 
     format: ClassVar[str] = "mixed"

@@ -44,9 +44,9 @@ class Mixed2416(Mixed):
     """Options beside those of mixed.py; the module says what they change.
 
     Attributes:
-        sensitivity: rule by which groups have 4 bits.
-        neighbours: one group of every four neighbours at 25 %.
-        seed: seed of sensitivity=random.
+        sensitivity: rule that chooses the groups with 4 bits.
+        neighbours: true: at 25 % of wide groups one of every four neighbours is wide.
+        seed: seed of the draw of sensitivity=random.
     """
 
     version: ClassVar[int] = 1

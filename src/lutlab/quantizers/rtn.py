@@ -27,9 +27,9 @@ class RTN(Method):
     """Options of the grid; grid.py says what they change.
 
     Attributes:
-        variant: rule by which a grid is made.
-        scale_dtype: dtype of a scale as stored.
-        symmetric: zero points of 2^(q-1) in every group, which Q4_0, Q5_0 and Q8_0 of llama.cpp hold as they are.
+        variant: rule that makes a grid from a group's range.
+        scale_dtype: dtype of stored scales.
+        symmetric: true: the zero point of every group is 2^(q-1), which llama.cpp's Q4_0, Q5_0 and Q8_0 hold exactly.
     """
 
     version: ClassVar[int] = 1

@@ -108,7 +108,7 @@ def test_presets_of_a_users_own(own: Path) -> None:
 
 
 def test_help_lists_what_a_user_added(own: Path) -> None:
-    done = command(own, "--help", PLUGINS, "experiments=tables")
+    done = command(own, "--help", "all", PLUGINS, "experiments=tables")
     assert done.returncode == 0, done.stderr
     assert "exp/my-paper: all, table1" in done.stdout
     choices = done.stdout.partition("\nmethod: ")[2].partition(":")[0]  # may go on in a second line

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 from tests.command_line import QUICK, ROOT, CommandLine
 
+import lutlab
 from lutlab import registry
 from lutlab.experiment.row.row import evaluator_keys, method_keys, row_keys
+from lutlab.experiment.run import cli, main
 
 # Those of tests/gate/mistakes.txt are held there, word for word.
 MISTAKES = [
@@ -164,7 +166,7 @@ def test_help_says_what_every_key_means(command: CommandLine) -> None:
     methods = [key for name in registry.classes("method") for key in method_keys(name).values()]
     keys = [*row_keys().values(), *evaluator_keys().values(), *methods]
     assert [key.name for key in keys if not key.about] == []
-    shown = command("--help").out
+    shown = command("--help", "all").out
     assert [key.name for key in keys if f"  {key.name}=" not in shown] == []
 
 
@@ -197,3 +199,34 @@ def test_no_path_of_this_machine_is_committed() -> None:
         check=False,
     ).stdout
     assert [line for line in tracked.splitlines() if not line.startswith(Path(__file__).name)] == []
+
+
+def test_help_is_one_screen_and_leads_to_the_rest(
+    command: CommandLine, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
+) -> None:
+    page = command("--help").out
+    monkeypatch.setattr(sys, "argv", ["lutlab"])
+    assert main.main() == 0
+    assert capfd.readouterr().out == page, "a line without a word measures nothing"
+    assert len(page.splitlines()) <= 40
+    assert command.records() == {}
+    keys = {
+        key
+        for name in cli.GROUPS
+        for key in re.findall(r"^  ([\w.]+)=", command("--help", name).out, re.M)
+    }
+    assert keys == row_keys().keys(), "every key is in one group"
+    assert "method.sweeps=0" in command("--help", "method=gptq").out
+    assert "binary form" in command("--help", "evaluator=model_size").out
+    assert "did you mean 'data'" in command("--help", "dat").err
+    assert command("--version").out == f"lutlab {lutlab.__version__}\n"
+
+
+def test_a_misspelled_command_is_explained(command: CommandLine) -> None:
+    assert "did you mean 'results'" in command("reslts", "list").err
+
+
+def test_a_group_longer_than_a_row_is_said(command: CommandLine) -> None:
+    outcome = command("q=4", "g=100000", "evaluate=[weight_error]", "baseline=false", "logger=none")
+    assert outcome.code == 0
+    assert "a row is one group, as with g=-1" in " ".join(outcome.err.split())

@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 import lutlab
 from lutlab import sources
 from lutlab.escapes import visible
-from lutlab.experiment.run import advice, chat_command, export_command, main, quantize_command
+from lutlab.experiment.run import advice, chat_command, cli, export_command, main, quantize_command
 from lutlab.models.families import model_class
 from lutlab.specs import ModelRun, ModelSpec
 
@@ -204,7 +204,7 @@ def test_a_warning_is_as_the_records_have_it(caplog):
     assert "has perplexity 84.8" in caplog.text
 
 
-@pytest.mark.parametrize("name", [*main.COMMANDS])
+@pytest.mark.parametrize("name", [*cli.COMMANDS])
 def test_every_command_has_a_page(name, capsys, monkeypatch):
     monkeypatch.setattr("sys.argv", ["lutlab", name, "--help"])
     with pytest.raises(SystemExit) as end:

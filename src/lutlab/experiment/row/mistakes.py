@@ -63,7 +63,9 @@ _OF_THE_PAGE = ("mode", "results", "dashboard", "logger", "plugins", "experiment
 _OWNERS = {"candidates": ("budget",), "tuning": ("tuning.steps", "tuning.block_steps")}
 
 
-def read(arguments: Sequence[str], config_dirs: Sequence[Path] = ()) -> list[str]:
+def read(
+    arguments: Sequence[str], config_dirs: Sequence[Path] = (), words: Iterable[str] = ()
+) -> list[str]:
     """Refuse a command line with all its mistakes; returns its overrides as Hydra wants them.
 
     A `+` is needed for none of lutlab's keys: `exp=table4`, `knobs.luts=4`, `+q=3` are all understood.
@@ -71,6 +73,7 @@ def read(arguments: Sequence[str], config_dirs: Sequence[Path] = ()) -> list[str
     Args:
         arguments: overrides, `<key>=<value>`, without Hydra's options.
         config_dirs: folders of presets beside conf/.
+        words: words of a command of its own, which a misspelled key may have meant.
 
     Raises:
         Mistakes: all of them.
@@ -78,7 +81,7 @@ def read(arguments: Sequence[str], config_dirs: Sequence[Path] = ()) -> list[str
     """
     groups = choices(config_dirs)
     arguments = located(arguments, groups["model"])
-    line = _Line(groups)
+    line = _Line(groups, words)
     said = [mistake for argument in arguments for mistake in line.read(argument)]
     line.presets |= bool(config_dirs)
     if said := [*said, *line.repeated(), *line.together()]:
@@ -91,10 +94,11 @@ class _Line:
 
     Args:
         groups: group -> its choices.
+        words: words of the command itself.
     """
 
-    def __init__(self, groups: Mapping[str, Sequence[str]]) -> None:
-        self.groups = groups
+    def __init__(self, groups: Mapping[str, Sequence[str]], words: Iterable[str] = ()) -> None:
+        self.groups, self.words = groups, set(words)
         self.values: dict[str, list[Any]] = {}  # several where it is swept
         self.overrides: list[Override] = []
         # Whether a user's own may set what the line does not.
@@ -196,7 +200,7 @@ class _Line:
 
     def _top(self) -> list[str]:
         """Keys and groups without a dot."""
-        names = {key.partition(".")[0] for key in self.keys} | set(self.groups)
+        names = {key.partition(".")[0] for key in self.keys} | set(self.groups) | self.words
         return sorted(names - set(_INTERNAL) - set(_HYDRAS))
 
     def _unreadable(self, argument: str) -> str:

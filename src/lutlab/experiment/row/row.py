@@ -76,13 +76,14 @@ class Data:
     """Source of texts.
 
     Attributes:
-        source: source of texts.
-        root: folder of texts as files (docs/data-layout.md), whatever the source.
-        limit: number of windows or examples of each text that are evaluated, the first ones; every table names it.
-        examples: the same of texts that are lists of examples (LAMBADA, zero-shot); None: limit is for them, too.
-        window: tokens of a window of a text; null: the model's evaluation window. Every table names it.
+        source: place that texts come from: the package, a folder, or the hub.
+        root: folder that texts are read from, whatever data.source says (docs/data-layout.md).
+        limit: number of windows or examples of each text that are evaluated, from its beginning; null: all. Every table
+            names it.
+        examples: number of examples that are evaluated of each task (LAMBADA, zero-shot); null: data.limit.
+        window: number of tokens of an evaluated window; null: the model's own window. Every table names it.
         text: texts of your own, by names that you choose: data.text.mine=<file or folder>.
-        stand_in: the paper's protocol -> the one evaluated instead.
+        stand_in: text of the paper -> the text that is evaluated in its place.
     """
 
     source: Source
@@ -99,10 +100,10 @@ class Calibration:
     """Windows for calibrated methods, see specs.CalibrationSpec.
 
     Attributes:
-        text: protocol of the text.
-        samples: number of windows.
-        seqlen: tokens of a window; null: the model's evaluation window.
-        seed: seed of the windows' places.
+        text: name of the calibration text.
+        samples: number of calibration windows.
+        seqlen: number of tokens of a calibration window; null: the model's own window.
+        seed: seed of the places that windows are drawn from.
     """
 
     text: str = "c4-train"
@@ -116,8 +117,8 @@ class OwnWidth:
     """Width of one kind of sub-layer.
 
     Attributes:
-        q: bits; null: the model's.
-        g: group size; null: the model's.
+        q: bits of these sub-layers; null: q.
+        g: group size of these sub-layers; null: g.
     """
 
     q: Bits | None = None
@@ -137,8 +138,8 @@ class Candidates:
     """Widths that a budget chooses from for each layer: every q with every g.
 
     Attributes:
-        q: numbers of bits a budget chooses from.
-        g: group sizes a budget chooses from.
+        q: numbers of bits that a budget chooses from.
+        g: group sizes that a budget chooses from.
     """
 
     q: tuple[float, ...] = CANDIDATE_BITS
@@ -150,8 +151,8 @@ class Logger:
     """Weights & Biases.
 
     Attributes:
-        mode: destination of runs: nowhere, files, or the service.
-        project: project of Weights & Biases.
+        mode: destination of runs: none; offline, files; online, the service.
+        project: name of the project.
         records: folder that mode=track copies; null: `results`.
     """
 
@@ -165,9 +166,9 @@ class Dashboard:
     """The page of mode=dashboard.
 
     Attributes:
-        of: results folders or published ones; none: that of `results`.
-        tracked: a folder of offline Weights & Biases runs, read instead of records.
-        output: the file; null: dashboard.html in `results`.
+        of: folders of results or of published artifacts; empty: `results`.
+        tracked: folder of offline Weights & Biases runs that is read in the place of records.
+        output: path of the page; null: dashboard.html in `results`.
     """
 
     of: tuple[str, ...] = ()
@@ -183,29 +184,30 @@ class Row:
     the fields that are not at their defaults.
 
     Attributes:
-        rows: rows of a table, by name or pattern: "rows=[opt-30b/*]"; [] is all.
-        name: name of a sweep of one's own, and of its folder; null: made of its axes.
-        baseline: full precision and stored size beside each row of a sweep of one's own.
-        mode: measure what is missing and report, say what would run, render what is measured, draw all of it on one
-            page, or copy it to Weights & Biases.
-        q: bits of a code, 1 to 8; for some methods a mean width, as 2.5.
-        g: weights along K that share a scale, at least 8; -1: one scale a row.
-        mu: bits of x that index a lookup table, in a single product (model=product).
+        rows: names or patterns of the rows of a table that are measured: "rows=[opt-30b/*]"; []: all.
+        name: name of a sweep and of its folder; null: made of its axes.
+        baseline: true: a sweep shows full precision and stored sizes beside its rows.
+        mode: action: run, measure what is missing and report; plan, say what would run; report, render what is
+            measured; dashboard, draw it on one page; track, copy it to Weights & Biases.
+        q: bits of a code, 1 to 8; a fraction as 2.5 is a mean width, for methods with several widths.
+        g: number of neighbouring weights that share a scale, at least 8; -1: a whole row.
+        mu: number of activations that index one lookup table, in a single product (model=product).
         kernel: kernel of a single product (model=product); auto: the best of lutlab's.
         knobs: knobs of the GPU kernel's variant that `kernel` names (kernels/README.md): knobs.luts=4.
         layers: patterns of layer names -> [q, g]: "layers={*.layers.0.*: [4, 128]}".
-        budget: stored bits a weight, of all layers together, which then have widths of their own.
+        budget: largest number of stored bits a weight over all layers; each layer then has a width of its own, which is
+            searched.
         skip: patterns of layer names that stay in full precision: skip=[*.fc2].
-        stream: one block in memory at a time.
-        evaluate: evaluators of a sweep, each with its text if it reads one: evaluate=[ppl:wikitext2,weight_error].
-        device: device of models; spread: several GPUs.
+        stream: true: one block of the model is in memory at a time.
+        evaluate: evaluators, each with the text that it reads: evaluate=[ppl:wikitext2,weight_error].
+        device: device that models run on; spread: shared among all GPUs.
         dtype: dtype of everything that is not quantized; auto: float32 on a CPU, float16 on a GPU.
-        threads: number of torch's threads; null: its own choice.
-        alone: true: only rows that measure speed or memory; false: only the others; null: all.
+        threads: number of CPU threads; null: torch's own choice.
+        alone: rows that are measured: true, those of speed or memory; false, the others; null: all.
         seed: seed of all random numbers.
-        results: folder of records and reports.
-        plugins: modules of yours: plugins=my_methods,my_metrics.
-        experiments: folder of tables of yours, <paper>/<artifact>.yaml.
+        results: folder that records and reports are written to.
+        plugins: names of Python modules of yours: plugins=my_methods,my_metrics.
+        experiments: folder with tables of yours, as <paper>/<artifact>.yaml.
     """
 
     artifact: str = ""

@@ -45,7 +45,7 @@ def _chat(words: dict[str, Any], rest: list[str]) -> int:
     from lutlab.generate import engine
     from lutlab.generate.text import Chooser, encoded
 
-    settings, files = cli.composed(rest, OF_TABLES), Files()
+    settings, files = cli.composed(rest, OF_TABLES, _WORDS), Files()
     job = job_of_model(settings, files)
     draws = {name: words[name] for name in ("temperature", "top_k", "top_p")} | {
         "seed": settings.seed

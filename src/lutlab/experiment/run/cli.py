@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import os
 import re
 import shutil
@@ -16,6 +17,7 @@ from pathlib import Path
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
+import lutlab
 from lutlab import registry, sources
 from lutlab.errors import LutlabError, Mistakes, nearest
 from lutlab.experiment.row import mistakes
@@ -39,6 +41,32 @@ _LAUNCHERS = {
     "hydra/launcher/submitit_slurm": "submitit",
 }
 _WIDEST = 120  # characters of a line of --help
+# The first word of a line that is no sweep -> what it does.
+COMMANDS = {
+    "quantize": "a model into a folder, smaller",
+    "chat": "a conversation with a model",
+    "generate": "a model continues a text",
+    "export": "a quantized folder as GGUF, or in the layouts of GPTQ and compressed-tensors",
+    "results": "find, show, measure again, compare and clear away what was measured",
+    "fetch": "download a model now, for runs without a network",
+    "workspaces": "views and reports on a server of Weights & Biases",
+}
+# Groups of keys, in the order of --help -> what they decide.
+GROUPS = {
+    "model": "the model: a preset, a folder, a GGUF file, owner/name of the hub",
+    "method": "the method, and its options as method.<option>",
+    "weights": "bits, groups, budgets and exceptions: q, g, budget, candidates, layers, sublayers, skip",
+    "calibration": "the text that calibrated methods look at",
+    "tuning": "training after quantization",
+    "evaluate": "what is measured, on which text; options as evaluator.<name>.<option>",
+    "data": "where texts come from, how much of them is read, texts of your own",
+    "run": "mode, device, dtype, threads, seed, results, rows, name: where and how it runs",
+    "logger": "Weights & Biases",
+    "dashboard": "the page of mode=dashboard",
+    "product": "one product of two matrices: kernel, knobs, mu",
+}
+_WEIGHTS = ("q", "g", "budget", "candidates", "layers", "sublayers", "skip")
+_PRODUCT = ("kernel", "knobs", "mu")
 
 
 def run(main: Callable[[], None]) -> int:
@@ -49,8 +77,13 @@ def run(main: Callable[[], None]) -> int:
     return ended(lambda: _run(main))
 
 
-def composed(arguments: Sequence[str], refused: Sequence[str]) -> Row:
-    """The settings of one row, for a command that runs one and does not read the keys `refused`.
+def module_of(command: str) -> str:
+    """Module beside this one that reads a command's words."""
+    return command if command == "workspaces" else f"{command}_command"
+
+
+def composed(arguments: Sequence[str], refused: Sequence[str], words: Iterable[str] = ()) -> Row:
+    """The settings of one row, for a command that runs one, has `words` of its own, and does not read `refused` keys.
 
     Raises:
         Mistakes: all among the arguments, a swept value too.
@@ -58,7 +91,7 @@ def composed(arguments: Sequence[str], refused: Sequence[str]) -> Row:
     from hydra import compose, initialize_config_dir
 
     with _words_of_ours():
-        overrides = mistakes.read(additions.read(arguments))
+        overrides = mistakes.read(additions.read(arguments), words=words)
         said = [
             f"{one.input_line}: it is of a table or a sweep; drop it"
             if one.key_or_group in refused
@@ -75,7 +108,7 @@ def composed(arguments: Sequence[str], refused: Sequence[str]) -> Row:
 
 def _run(main: Callable[[], None]) -> None:
     with _words_of_ours():
-        arguments = _read(additions.read(sys.argv[1:]))
+        arguments = _read(additions.read(sys.argv[1:] or ["--help"]))
         if arguments is not None:
             sys.argv[1:] = arguments
             register_choices()
@@ -100,10 +133,13 @@ def _words_of_ours() -> Iterator[None]:
 
 
 def _read(arguments: Sequence[str]) -> list[str] | None:
-    """Arguments in Hydra's form; None where the line is --help."""
+    """Arguments in Hydra's form; None where the line is --help or --version."""
     # Hydra's own parser: it alone knows which of its options take a value
     from hydra._internal.utils import get_args_parser
 
+    if "--version" in arguments:  # Hydra would print its own
+        print(f"lutlab {lutlab.__version__}")
+        return None
     asked, rest = get_args_parser().parse_known_args(arguments)
     if asked.experimental_rerun is not None:
         raise LutlabError(
@@ -113,8 +149,13 @@ def _read(arguments: Sequence[str]) -> list[str] | None:
     presets = [Path(asked.config_dir)] if asked.config_dir else []
     check_presets(presets)
     if asked.help:
-        print(help_page(presets))
+        topics = [word for word in asked.overrides if re.match(r"[^=]*$|(method|evaluator)=", word)]
+        print(help_of(topics, presets))
         return None
+    if meant := [close for word in asked.overrides[:1] for close in _commands_like(word)]:
+        raise LutlabError(
+            f"no command '{asked.overrides[0]}': did you mean '{meant[0]}'? known: {', '.join(COMMANDS)}"
+        )
     exclusive = ("multirun", "cfg", "info", "shell_completion")
     given = [f"--{name}" for name in exclusive if getattr(asked, name)]
     if len(given) > 1:
@@ -138,6 +179,11 @@ def _read(arguments: Sequence[str]) -> list[str] | None:
         raise Mistakes(said)
     # conf/config.yaml says --multirun too, but Hydra forgets that where an override is wrong, and blames the sweep
     return [*overrides, *(options or ["--multirun"])]
+
+
+def _commands_like(word: str) -> list[str]:
+    """Commands that a word without a value may have meant."""
+    return [] if "=" in word else difflib.get_close_matches(word, COMMANDS, n=1, cutoff=0.75)
 
 
 def _is_completion(override: str) -> bool:
@@ -186,32 +232,107 @@ def _in_our_words(error: Exception) -> str:
 # ---- --help ----
 
 
-def help_page(config_dirs: Sequence[Path] = ()) -> str:
-    """The page of `--help`, as wide as the terminal: examples, the choices of every group, and every key.
+def help_of(topics: Sequence[str], config_dirs: Sequence[Path] = ()) -> str:
+    """The page of `--help <topic>`: without a topic one screen, `all` everything, else a group, a method, an evaluator.
 
-    All of it is read where it is decided: conf/config.yaml, the folders of presets, and the classes (fields.py).
+    Raises:
+        LutlabError: a topic that is none of these.
     """
-    width = min(shutil.get_terminal_size().columns, _WIDEST)
+    if not topics:
+        return short_page()
+    return "\n\n".join(
+        help_page(config_dirs) if t == "all" else _topic(t, config_dirs) for t in topics
+    )
+
+
+def short_page() -> str:
+    """One screen: what lutlab is, examples, commands, groups of keys, and how to see more."""
     header = OmegaConf.load(sources.folder("conf") / "config.yaml").hydra.help.header
+    lines = [header.rstrip(), "", "Commands, each with a --help of its own:"]
+    lines += [f"  {name:<13}{about}" for name, about in COMMANDS.items()]
+    lines += ["", "Keys, <key>=<value>; values with commas between them are a sweep:"]
+    lines += [f"  {name:<13}{about}" for name, about in GROUPS.items()]
+    more = "--help <group>, --help method=gptq, --help evaluator=ppl, --help all; --hydra-help for Hydra's options"
+    return "\n".join([*lines, "", f"More: {more}", "Words: docs/concepts.md has a glossary"])
+
+
+def _topic(topic: str, config_dirs: Sequence[Path]) -> str:
+    """Keys of a group, of a method or of an evaluator."""
+    width = _width()
+    kind, _, name = topic.partition("=")
+    if kind == "method" and name:
+        return "\n".join(_of_method(name, width))
+    if kind == "evaluator" and name:
+        return "\n".join(_of_evaluator(name, width))
+    if topic not in GROUPS:
+        known = [*GROUPS, "method=<name>", "evaluator=<name>", "all", *COMMANDS]
+        raise LutlabError(f"--help {topic}: {nearest(topic, known)}")
+    lines = [f"{topic}: {GROUPS[topic]}", ""]
+    some = choices(config_dirs).get(topic, [])
+    lines += [_wrapped(f"{topic}=  ", ", ".join(some), width), ""] if some else []
+    lines += _listed((key for key in row_keys().values() if _group_of(key.name) == topic), width)
+    if topic == "evaluate":
+        lines += [
+            "",
+            *_wrapped("evaluators: ", ", ".join(registry.classes("evaluator")), width).splitlines(),
+        ]
+    return "\n".join(lines)
+
+
+def _group_of(key: str) -> str:
+    """Group of a key, as GROUPS has them."""
+    first = key.partition(".")[0]
+    if first in GROUPS:
+        return first
+    if first in _WEIGHTS:
+        return "weights"
+    return "product" if first in _PRODUCT else "run"
+
+
+def _width() -> int:
+    return min(shutil.get_terminal_size().columns, _WIDEST)
+
+
+def help_page(config_dirs: Sequence[Path] = ()) -> str:
+    """The page of `--help all`, as wide as the terminal: the choices of every group, and every key.
+
+    All of it is read where it is decided: the folders of presets, and the classes (fields.py).
+    """
+    width = _width()
     found = choices(config_dirs)
-    lines = [header, "== Choices: <group>=<choice> =="]
+    lines = ["== Choices: <group>=<choice> =="]
     lines += [_wrapped(f"{group}: ", ", ".join(names), width) for group, names in _by_folder(found)]
     lines += [
         "",
         "== Keys: <key>=<value>, here with the value they have unless a preset sets another ==",
     ]
     lines += _listed(row_keys().values(), width)
-    for name, cls in registry.classes("method").items():
-        chosen = " (unless you choose another)" if name == default_choice("method") else ""
-        lines += ["", *textwrap.wrap(f"method={name}{chosen}: {_first_line(cls)}", width)]
-        lines += _listed(method_keys(name).values(), width)
+    for name in registry.classes("method"):
+        lines += ["", *_of_method(name, width)]
     lines += ["", "== Evaluators: evaluate=[<name>, <name>:<text>] =="]
-    keys = evaluator_keys()
-    for name, cls in registry.classes("evaluator").items():
-        lines += textwrap.wrap(f"{name}: {_first_line(cls)}", width, subsequent_indent="    ")
-        own = (key for key in keys.values() if key.name.startswith(f"evaluator.{name}."))
-        lines += _listed(own, width)
+    for name in registry.classes("evaluator"):
+        lines += _of_evaluator(name, width)
     return "\n".join([*lines, "", "Hydra's own options: --hydra-help"])
+
+
+def _of_method(name: str, width: int) -> list[str]:
+    """A method in a sentence, and its options."""
+    about = _sentence(sys.modules[registry.lookup("method", name).__module__])
+    chosen = " (unless you choose another)" if name == default_choice("method") else ""
+    head = textwrap.wrap(f"method={name}{chosen}: {about}", width)
+    return [*head, *_listed(method_keys(name).values(), width)]
+
+
+def _of_evaluator(name: str, width: int) -> list[str]:
+    """An evaluator in a sentence, and its options; its own sentence where its module has several."""
+    cls = registry.lookup("evaluator", name)
+    several = sum(
+        one.__module__ == cls.__module__ for one in registry.classes("evaluator").values()
+    )
+    about = _sentence(cls if several > 1 else sys.modules[cls.__module__])
+    lines = textwrap.wrap(f"{name}: {about}", width, subsequent_indent="    ")
+    keys = evaluator_keys().values()
+    return [*lines, *_listed((k for k in keys if k.name.startswith(f"evaluator.{name}.")), width)]
 
 
 def _by_folder(found: dict[str, list[str]]) -> list[tuple[str, list[str]]]:
@@ -241,7 +362,7 @@ def _listed(keys: Iterable[Key], width: int) -> list[str]:
     return lines
 
 
-def _first_line(cls: type) -> str:
-    """The first line of a class' module, which says what it is."""
-    module = sys.modules[cls.__module__]
-    return (module.__doc__ or "").strip().partition("\n")[0]
+def _sentence(described: object) -> str:
+    """What a module or a class says of itself first: its first sentence, or the paragraph where that is none."""
+    paragraph = " ".join((described.__doc__ or "").strip().partition("\n\n")[0].split())
+    return re.split(r"(?<=[a-z)\]`]\.) (?=[A-Z])", paragraph)[0]

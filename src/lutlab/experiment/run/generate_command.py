@@ -52,7 +52,7 @@ def _generate(words: dict[str, Any], rest: list[str]) -> int:
     prompts = [sys.stdin.read() if one == "-" else one for one in words["prompt"]]
     if not prompts:
         raise LutlabError('no prompt: give the text to continue, as prompt="Once upon a time"')
-    settings = cli.composed(rest, OF_TABLES)
+    settings = cli.composed(rest, OF_TABLES, _WORDS)
     files, chat, folder = Files(), words["chat"], words["save"]
     job = job_of_model(settings, files)
     from lutlab.checkpoint.saving import check_new, save

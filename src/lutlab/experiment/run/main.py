@@ -11,18 +11,6 @@ from omegaconf import DictConfig
 from lutlab import sources
 from lutlab.experiment.run import cli
 
-_HERE = "lutlab.experiment.run"
-# the first word of a line -> the module that reads the others
-COMMANDS = {
-    "quantize": f"{_HERE}.quantize_command",
-    "chat": f"{_HERE}.chat_command",
-    "generate": f"{_HERE}.generate_command",
-    "export": f"{_HERE}.export_command",
-    "results": f"{_HERE}.results_command",
-    "fetch": f"{_HERE}.fetch_command",
-    "workspaces": f"{_HERE}.workspaces",
-}
-
 
 @hydra.main(version_base="1.3", config_path=str(sources.folder("conf")), config_name="config")
 def measure_row(config: DictConfig) -> None:
@@ -34,6 +22,7 @@ def measure_row(config: DictConfig) -> None:
 
 def main() -> int:
     """Run the command line of this process; returns the exit code (cli.py lists them)."""
-    if module := COMMANDS.get("".join(sys.argv[1:2])):
-        return importlib.import_module(module).main(sys.argv[2:])
+    word = "".join(sys.argv[1:2])
+    if word in cli.COMMANDS:
+        return importlib.import_module(f"{__package__}.{cli.module_of(word)}").main(sys.argv[2:])
     return cli.run(measure_row)

@@ -52,7 +52,7 @@ def _quantize(words: dict[str, Any], rest: list[str]) -> int:
     check_new(words["out"])
     if not any(word.startswith("calibration.seqlen=") for word in rest):
         rest = [*rest, _WINDOW]
-    settings, files = cli.composed(rest, OF_TABLES), Files()
+    settings, files = cli.composed(rest, OF_TABLES, _WORDS), Files()
     job = job_of_model(settings, files)
     advice.warn(job.run)
     tokenizer = tokenizer_of(job)
