@@ -4,6 +4,7 @@
     docs/figures/table4.svg        perplexities of LUT-GEMM's Table 4, the paper's and ours
     docs/figures/claims.svg        how many claims of each paper hold, fail and are below noise
     docs/figures/two_bits.svg      perplexity along stored bits at 2 and 3 bits
+    docs/figures/real_model.svg    KL divergence along stored bits of a real model, llama.cpp's types beside ours
     docs/figures/predicted.svg     latencies that papers print beside predicted ones
     docs/figures/tokens.svg        tokens a second beside llama.cpp
 
@@ -67,6 +68,43 @@ def two_bits() -> Figure:
     """The curves of two and three bits."""
     folder = MACHINE / "lutlab" / "two_and_three_bits"
     return figure.draw(published.read(folder).tables({})["embedded"])
+
+
+def real_model() -> Figure:
+    """KL divergence of every row of a real model along stored bits, llama.cpp's types beside ours."""
+    cells = lutlab.results(MACHINE)
+    chosen = (cells["artifact"] == "gguf_types") & cells["variant"].str.startswith("real")
+    rows = cells[chosen & (cells["metric"] == "kld_mean_nats") & (cells["method"] != "none")]
+    rows = rows[rows["measured"] < _USEFUL_NATS]
+    series = {
+        "llama.cpp, importance matrix": rows["method"] == "ggml_imatrix",
+        "llama.cpp": rows["method"] == "ggml",
+        "GPTQ, swept (ours)": (rows["method"] == "gptq") & (rows["method.sweeps"] > 0),
+        "GPTQ": (rows["method"] == "gptq") & (rows["method.sweeps"] == 0),
+        "binary codes": rows["method"].isin(["gptq_bcq", "hessian_bcq"]),
+        "round to nearest": rows["method"] == "rtn",
+    }
+    drawing = Figure(figsize=(7.2, 3.6), layout="constrained")
+    axis = drawing.subplots()
+    for (label, fits), color in zip(series.items(), SERIES, strict=False):
+        points = rows[fits].sort_values("stored_bits")
+        marker = "s" if label.startswith("llama") else "o"
+        axis.plot(
+            points["stored_bits"],
+            points["measured"],
+            marker,
+            color=color,
+            label=label,
+            markersize=5,
+        )
+    axis.set(
+        yscale="log",
+        xlabel="stored bits a weight, scales included",
+        ylabel="KL divergence (nats a token)",
+    )
+    axis.yaxis.set_major_formatter("{x:g}")
+    axis.legend(frameon=False, fontsize=8)
+    return drawing
 
 
 def claims_of_papers() -> Figure:
@@ -135,11 +173,13 @@ def tokens() -> Figure:
     return drawing
 
 
+_USEFUL_NATS = 2.0  # rows beyond are of no use, and would hide the others' differences
 DRAWN: dict[str, Callable[[], Figure]] = {
     "levels": levels,
     "table4": table4,
     "claims": claims_of_papers,
     "two_bits": two_bits,
+    "real_model": real_model,
     "predicted": latencies,
     "tokens": tokens,
 }

@@ -7,6 +7,8 @@ from tests.experiment.row.composing import settings
 
 from lutlab.errors import LutlabError
 from lutlab.experiment.plan.free import labels_of, row_key, sweep_name, varied
+from lutlab.experiment.row import mistakes
+from lutlab.experiment.row.row import row_keys
 from lutlab.experiment.row.run import run_of
 
 
@@ -81,3 +83,61 @@ def test_rows_that_are_alike_in_what_varies_are_alike(found):
     shown = varied(found)
     named = {tuple(row.get(name) for name in ("method", *shown)) for row in found}
     assert len(named) == len({tuple(sorted(row.items(), key=str)) for row in found})
+
+
+TUNED, BLOCKS = "method=gptq_bcq tuning.trains=scales tuning.steps=1", "tuning.block_steps=1"
+SYNTHETIC, PRODUCT = "model=synthetic model.id=opt-embedded-s", "model=product model.id=64x64"
+# Key that makes rows -> what stands beside it, and two of its values. All other keys are of a whole call.
+SWEPT = {
+    "q": ("", "3", "4"),
+    "g": ("", "16", "32"),
+    "budget": ("", "3.5", "4"),
+    "layers": ("", "{*.0.*: [3, 64]}", "{*.0.*: [2, 64]}"),
+    **{f"sublayers.{kind}.q": ("", "2", "3") for kind in ("attention", "feed_forward")},
+    **{f"sublayers.{kind}.g": ("", "16", "32") for kind in ("attention", "feed_forward")},
+    "calibration.text": ("method=gptq data=hub", "wikitext2-train", "c4-train"),
+    "calibration.samples": ("method=gptq", "4", "8"),
+    "calibration.seqlen": ("method=gptq", "16", "32"),
+    "calibration.seed": ("method=gptq", "1", "2"),
+    "tuning.steps": ("method=gptq_bcq tuning.trains=scales", "1", "2"),
+    "tuning.learning_rate": (TUNED, "0.5", "0.25"),
+    "tuning.batch": (TUNED, "2", "4"),
+    "tuning.loss": (TUNED, "labels", "distribution"),
+    "tuning.seed": (TUNED, "1", "2"),
+    "tuning.weight_decay": (TUNED, "0.5", "0.25"),
+    "tuning.block_steps": (TUNED, "1", "2"),
+    "tuning.block_learning_rate": (f"{TUNED} {BLOCKS}", "0.5", "0.25"),
+    "device": ("", "cpu", "cuda"),
+    "dtype": ("", "float32", "bfloat16"),
+    "threads": ("", "1", "2"),
+    "seed": ("", "1", "2"),
+    "kernel": (PRODUCT, "auto", "optq"),
+    "knobs.luts": (f"{PRODUCT} kernel=lane_tables", "2", "4"),
+    "mu": (f"{PRODUCT} kernel=lane_tables", "4", "8"),
+    "model.id": ("model=folder", "a/m", "b/m"),
+    "model.name": ("", "a", "b"),
+    "model.source": ("model=folder model.id=a/m", "hub", "folder"),
+    "model.revision": ("model=opt-125m", "a", "b"),
+    "model.layers": (SYNTHETIC, "1", "2"),
+    "model.packed": (SYNTHETIC, "true", "false"),
+    "model.task": ("model=folder model.id=a/m", "null", "sequence_classification"),
+}
+# knobs have keys of their own, and a method takes one value of tuning.trains alone.
+OTHERS = {"knobs", "tuning.trains", "candidates.q", "candidates.g", "skip"}
+
+
+@pytest.mark.parametrize("key", SWEPT)
+def test_a_swept_key_makes_rows_with_names_of_their_own(key, monkeypatch):
+    monkeypatch.setattr("lutlab.experiment.row.run.device_named", str)  # no GPU need be here
+    beside, *values = SWEPT[key]
+    lines = [mistakes.read([*beside.split(), f"{key}={value}"]) for value in values]
+    both = [settings(*line) for line in lines]
+    labels = labels_of([(run_of(row), row) for row in both])
+    assert row_key(labels[0]) != row_key(labels[1])
+
+
+@pytest.mark.parametrize("key", sorted({*row_keys()} - SWEPT.keys() - OTHERS))
+def test_a_key_of_the_whole_call_is_not_swept(key):
+    for values in ("1,8", "a,b", "true,false", "run,plan", "none,offline", "embedded,hub"):
+        with pytest.raises(LutlabError, match=key.replace(".", r"\.")):
+            mistakes.read([f"{key}={values}"])

@@ -14,12 +14,13 @@ from lutlab.experiment.row.located import located
     [
         ("opt-125m", ["model=opt-125m"]),
         ("folder", ["model=folder"]),
-        ("plain", ["model=folder", "model.id='plain'"]),
+        ("plain", ["model=folder", "model.id=plain"]),
         ("'it\\'s'", ["model='it\\'s'"]),
-        ("owner/name", ["model=hub", "model.id='owner/name'"]),
+        ("owner/name", ["model=hub", "model.id=owner/name"]),
         ("a,b", ["model=a,b"]),
-        ("packed", ["model=folder", "model.id='packed'", "method=stored"]),
-        ("file.gguf", ["model=folder", "model.id='file.gguf'"]),
+        ("a blank", ["model=folder", "model.id='a blank'"]),
+        ("packed", ["model=folder", "model.id=packed", "method=stored"]),
+        ("file.gguf", ["model=folder", "model.id=file.gguf"]),
     ],
 )
 def test_a_place_is_looked_for(place, lines, tmp_path, monkeypatch):
@@ -30,6 +31,7 @@ def test_a_place_is_looked_for(place, lines, tmp_path, monkeypatch):
     }.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(json.dumps(config))
+    (tmp_path / "a blank").mkdir()
     (tmp_path / "file.gguf").write_bytes(b"GGUF")
     assert located([f"model={place}", "q=3"], ["opt-125m", "folder"])[:1] == lines[:1]
     found = located([f"model={place}", "q=3"], ["opt-125m", "folder"])

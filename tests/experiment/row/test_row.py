@@ -55,4 +55,4 @@ def test_a_field_of_a_spec_is_a_key() -> None:
     (task,) = (key for key in keys_of(ModelSpec, "model.") if key.name == "model.task")
     assert row_keys()["model.task"] == task
     assert task.values == ("sequence_classification",)
-    assert task.about.startswith("a new head of three classes")
+    assert task.about.startswith("sequence_classification: a causal model")

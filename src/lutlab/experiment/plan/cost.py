@@ -280,8 +280,8 @@ def print_plan(
     table = Table(box=None)
     for title in ("row", "model"):
         table.add_column(title, no_wrap=True, overflow="ellipsis", ratio=1)
-    for title in ("measured", "to do", "not run", "time", "memory"):
-        table.add_column(title, justify="right", no_wrap=True)
+    for title in ("done", "to do", "not run", "time", "memory"):
+        table.add_column(title, justify="right", no_wrap=True, min_width=max(7, len(title)))
     planned: dict[tuple[RunSpec, EvalSpec], Cost | None] = {}
     unknown: set[str] = set()
     retried = 0

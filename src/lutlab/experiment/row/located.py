@@ -1,8 +1,8 @@
 """model=<place> on a command line, found by looking: a folder, a GGUF file, or owner/name of the hub.
 
-    model=../mine        ->  model=folder model.id='../mine'
-    model=mine.gguf      ->  model=folder model.id='mine.gguf'
-    model=owner/name     ->  model=hub model.id='owner/name'
+    model=../mine        ->  model=folder model.id=../mine
+    model=mine.gguf      ->  model=folder model.id=mine.gguf
+    model=owner/name     ->  model=hub model.id=owner/name
 
 A preset's name comes first; ./name is the folder of that name. A folder whose weights are quantized already is measured
 as it is, method=stored, unless the line says another method.
@@ -10,6 +10,7 @@ as it is, method=stored, unless the line says another method.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
@@ -50,5 +51,7 @@ def located(arguments: Sequence[str], presets: Collection[str]) -> list[str]:
 
 def _quoted(text: str) -> str:
     """A text as Hydra reads it, whatever its characters."""
+    if re.fullmatch(r"[\w./+-]+", text):
+        return text
     escaped = text.replace("\\", "\\\\").replace("'", "\\'")
     return f"'{escaped}'"

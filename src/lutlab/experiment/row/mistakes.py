@@ -54,7 +54,10 @@ _INTERNAL = {
 }
 
 # of a whole call, which has one value of them whatever its rows are
-_OF_A_CALL = ("mode", "results", "name", "baseline", "alone", "logger", "dashboard")
+_OF_A_CALL = (
+    "mode", "results", "name", "baseline", "alone", "logger", "dashboard", "rows", "scale", "stream", "evaluate",
+    "data", "plugins", "experiments",
+)  # fmt: skip
 # the keys that one mode reads -> that mode
 _OF_A_MODE = {"dashboard": Mode.dashboard, "logger.records": Mode.track}
 _OF_THE_PAGE = ("mode", "results", "dashboard", "logger", "plugins", "experiments", "hydra")

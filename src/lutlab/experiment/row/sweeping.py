@@ -76,7 +76,7 @@ def parse(arguments: Sequence[str]) -> list[Request]:
 
 def _typed(override: Override) -> str:
     """The override as a reader types it: a choice of values as the values."""
-    return re.sub(r"=choice\((.*)\)$", r"=\1", override.input_line)
+    return re.sub(r"=choice\((.*)\)$", r"=\1", override.input_line).lstrip("+")
 
 
 def _method_of(override: Override) -> str:
