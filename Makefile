@@ -98,6 +98,7 @@ bench: env ## speed against named peers, one run
 docs: env ## build the documentation into site/, strictly and offline
 	$(BIN)/python -m tools.gallery
 	$(BIN)/zensical build --strict
+	@echo "site/index.html opens from disk; its search needs a server: $(BIN)/python -m http.server -d site"
 
 notebooks: env ## execute the notebooks, and write their outputs into them
 	$(BIN)/python -m tools.notebooks

@@ -28,6 +28,7 @@ def row_wise_error() -> float:
 PRINTED = {
     "add_a_method": rf"grid over 100% of the range: relative squared error {row_wise_error():.3f}",
     "compare_methods": r"rtn +4 +4\.62 .*\n.* bcq +4 +6\.00? ",
+    "quantize_and_chat": r"(\d+)\.\d MB became [1-5]\.\d MB\nThe function returns.+",
     "read_gguf": r": \d\.\d MB, .*28 Q4_0\n.+",
     "reproduce_table": r"4\.0 +64\.0 +4\.3125.*\n +32\.0 +4\.625",
 }
