@@ -68,10 +68,12 @@ def long_name(path: Path) -> str:
 
 
 def program() -> str:
-    """Command by which this lutlab is called here: `python run.py` in the folder of a checkout, else `lutlab`."""
-    typed = Path(sys.argv[0]).stem
-    here = sources.checkout() == Path.cwd() and typed != "lutlab"
-    return "python run.py" if here else "lutlab"
+    """Command by which lutlab was called; where that was no command, `python run.py` in a checkout, else `lutlab`."""
+    called = Path(sys.argv[0])
+    typed = called.stem == "lutlab" or (called.stem, called.parent.name) == ("__main__", "lutlab")
+    if called.name == "run.py" and not typed:
+        return f"python {called}"
+    return "python run.py" if sources.checkout() == Path.cwd() and not typed else "lutlab"
 
 
 def short_name(artifact: str) -> str:
