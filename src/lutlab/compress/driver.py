@@ -108,8 +108,9 @@ def quantize_model(
 def _check_groups(model: PreTrainedModel, widths: Mapping[str, Width | None]) -> None:
     """Say where a group is longer than every row."""
     lengths = {g for _, g in filter(None, widths.values())}
-    longest = max(weight_of(module).shape[1] for _, module in linear_layers(model))
-    if lengths and min(lengths) > longest:
+    plain = [module for _, module in linear_layers(model) if not isinstance(module, QuantLinear)]
+    longest = max((weight_of(module).shape[1] for module in plain), default=0)
+    if longest and lengths and min(lengths) > longest:
         log.warning(
             "g=%s is longer than any row of this model, which has %d weights at most: a row is one group, as with g=-1",
             *(min(lengths), longest),
