@@ -21,7 +21,7 @@ def test_ci_runs_the_readmes_test_command_to_the_letter() -> None:
 
 
 def test_it_is_read_at_one_sitting() -> None:
-    assert len(README.splitlines()) <= 130
+    assert len(README.splitlines()) <= 120
 
 
 def test_links_lead_somewhere() -> None:

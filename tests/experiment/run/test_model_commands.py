@@ -170,7 +170,7 @@ def test_binary_codes_are_refused_with_what_works(tmp_path, source, capsys):
     assert "method=rtn or gptq" in capsys.readouterr().err
 
 
-def test_a_warning_is_as_the_records_have_it(caplog):
+def test_a_warning_is_as_the_records_have_it(caplog, monkeypatch):
     """Perplexities of the warning are those of published rows at g=64; what it advises has half of them or less."""
     folder = sources.checkout() / "results" / "published" / "amd-epyc-2cores" / "lutlab"
     measured = {}
@@ -197,8 +197,10 @@ def test_a_warning_is_as_the_records_have_it(caplog):
         ("fp16", advice.FULL_PRECISION),
     ):
         assert perplexity == pytest.approx(of("gguf_types", f"llama/all/{row}"), rel=0.01)
-    model = ModelSpec("s", "embedded", "llama-embedded-s")
+    monkeypatch.setattr(advice, "linear_shapes", lambda _: {"layer": (64, 64)})
+    model, ships = ModelSpec("s", "folder", "s"), ModelSpec("s", "embedded", "llama-embedded-s")
     advice.warn(ModelRun(model, "rtn", 4, 64))
+    advice.warn(ModelRun(ships, "rtn", 3, 64))
     assert not caplog.records
     advice.warn(ModelRun(model, "rtn", 3, 64))
     assert "has perplexity 84.8" in caplog.text
