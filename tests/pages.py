@@ -82,19 +82,16 @@ def _refused(arguments: list[str]) -> bool:
     """Whether lutlab refuses a command line, which it reads up to where it would measure or show something."""
     import lutlab
     from lutlab.experiment.run import (
-        chat_command,
         fetch_command,
-        generate_command,
         main,
-        quantize_command,
+        prepared,
         results_command,
-        workspaces,
+        workspaces_command,
     )
 
-    runs_a_model = (chat_command, generate_command, quantize_command)
-    stops = [(main, "measure_row"), *((module, "job_of_model") for module in runs_a_model)]
-    stops.append((lutlab, "load"))  # which export calls
-    stops += [(module, "ended") for module in (fetch_command, results_command, workspaces)]
+    # chat, generate and quantize plan a model, export loads one
+    stops = [(main, "measure_row"), (prepared, "job_of_model"), (lutlab, "load")]
+    stops += [(module, "ended") for module in (fetch_command, results_command, workspaces_command)]
     with ExitStack() as patches:
         patches.enter_context(mock.patch.object(sys, "argv", ["lutlab", *arguments]))
         for module, name in stops:

@@ -95,8 +95,9 @@ def new_folder(folder: str | Path) -> Iterator[Path]:
             draft = beside / folder.name  # beside is its user's alone, which the folder need not be
             draft.mkdir()
             yield draft
+            mode = (draft / "config.json").stat().st_mode
             for path in draft.iterdir():
-                path.chmod(_mode(draft))  # safetensors makes files that are their user's alone
+                path.chmod(mode)  # safetensors makes files that are their user's alone
             write_sums(draft)
             if folder.is_dir():
                 folder.rmdir()
@@ -105,15 +106,6 @@ def new_folder(folder: str | Path) -> Iterator[Path]:
         raise LutlabError(
             f"cannot write {folder} ({type(error).__name__}: {error}): check the disk's space and permissions"
         ) from error
-
-
-def _mode(folder: Path) -> int:
-    """Mode of a file that this process makes in a folder."""
-    path = folder / ".mode"
-    path.touch()
-    mode = path.stat().st_mode
-    path.unlink()
-    return mode
 
 
 # ---- in other projects' layouts ----

@@ -79,7 +79,7 @@ def _sizes(model: PreTrainedModel, batch: int, length: int | None) -> tuple[int,
             f"the model is for {task}, and only a causal language model generates text"
         )
     batch = arguments.integer("batch", batch, 1, "rows of the cache, as 1")
-    context, why = _context(model)
+    context, why = context_of(model)
     if length is None:
         return batch, context
     arguments.integer("length", length, 1, "tokens of a row of the cache, as 512")
@@ -90,7 +90,7 @@ def _sizes(model: PreTrainedModel, batch: int, length: int | None) -> tuple[int,
     return batch, length
 
 
-def _context(model: PreTrainedModel) -> tuple[int, str]:
+def context_of(model: PreTrainedModel) -> tuple[int, str]:
     """Tokens that a cache may hold, and why these are fewer than the model reads at once; empty where they are not."""
     context = getattr(model.config, family_of(model.config).seqlen)
     rope = getattr(model.config, "rope_parameters", None) or {}

@@ -6,43 +6,32 @@ import re
 
 from lutlab.experiment.records.dashboard import SCRIPTS, _part
 
-TOP = re.compile(r"^(?:const|let) (\w+)|^const \{([^}]*)\}", re.MULTILINE)
+DEFINED = re.compile(r"(?:const|let) (\w+)")
+FUNCTION = re.compile(r"(?:async )?function (\w+)")
+RUNS = re.compile(r"(?:(?:const|let) \w+ = )?(\w+)\(")
 
 
 def test_nothing_is_read_before_it_is_defined():
     """A `const` is unreadable above its line: whatever runs on load stands below all that its functions read."""
-    text = "\n".join(_part(f"{name}.js") for name in SCRIPTS)
-    lines = text.splitlines()
-    defined = {m[1]: text[: m.start()].count("\n") for m in TOP.finditer(text) if m[1]}
-    starts = [n for n, line in enumerate(lines) if re.match(r"(?:async )?function (\w+)", line)]
-    bodies = {}
-    for first in starts:
-        last = next(n for n in range(first, len(lines)) if lines[n] == "}")
-        bodies[re.match(r"(?:async )?function (\w+)", lines[first])[1]] = "\n".join(
-            lines[first:last]
-        )
-    inside = {
-        n for first in starts for n in range(first, first + bodies_length(bodies, lines, first))
+    lines = "\n".join(_part(f"{name}.js") for name in SCRIPTS).splitlines()
+    defined = {m[1]: at for at, line in enumerate(lines) if (m := DEFINED.match(line))}
+    bodies = {
+        m[1]: "\n".join(lines[at : lines.index("}", at)])
+        for at, line in enumerate(lines)
+        if (m := FUNCTION.match(line))
     }
 
     def reads(code: str, seen: frozenset[str] = frozenset()) -> set[str]:
-        words = set(re.findall(r"\b\w+\b", code))
+        words = set(re.findall(r"\w+", code))
         called = words & (bodies.keys() - seen)
-        deeper = (reads(bodies[name], seen | called) for name in called)
-        return (words & defined.keys()).union(*deeper)
+        return (words & defined.keys()).union(*(reads(bodies[f], seen | called) for f in called))
 
-    for number, line in enumerate(lines):
-        runs = re.match(r"(?:const|let) \w+ = (\w+)\(|(\w+)\(", line)
-        name = runs and (runs[1] or runs[2])
-        if number in inside or name not in bodies:
-            continue
-        late = {word for word in reads(line) if defined[word] > number}
+    calls = {
+        at: line for at, line in enumerate(lines) if (m := RUNS.match(line)) and m[1] in bodies
+    }
+    assert len(calls) > 5
+    for at, line in calls.items():
+        late = {word for word in reads(line) if defined[word] > at}
         assert not late, (
-            f"line {number + 1} of the scripts, {line!r}, reads {late} before it is defined"
+            f"line {at + 1} of the scripts, {line!r}, reads {late} before it is defined"
         )
-
-
-def bodies_length(bodies: dict[str, str], lines: list[str], first: int) -> int:
-    """Lines of the function that begins in a line."""
-    name = re.match(r"(?:async )?function (\w+)", lines[first])[1]
-    return bodies[name].count("\n") + 2

@@ -18,8 +18,8 @@ from lutlab.errors import LutlabError
 from lutlab.evaluators.kernel_latency import KernelLatency
 from lutlab.experiment.report import markdown
 from lutlab.experiment.report.layout import lay_out
-from lutlab.experiment.run import workspaces
-from lutlab.experiment.run.workspaces import Project
+from lutlab.experiment.run import workspaces_command as workspaces
+from lutlab.experiment.run.workspaces_command import Project
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # wandb-workspaces' own
 PAGES = {

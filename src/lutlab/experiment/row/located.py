@@ -42,7 +42,7 @@ def located(arguments: Sequence[str], presets: Collection[str]) -> list[str]:
         else:
             lines.append(argument)
     keys = {line.partition("=")[0].lstrip("+"): line.partition("=")[2] for line in lines}
-    if keys.get("model") == "folder" and not keys.keys() & {"method", "exp", "mode"}:
+    if keys.get("model") == "folder" and not keys.keys() & {"method", "exp"}:
         folder = Path(keys.get("model.id", "").strip("'\"")).expanduser()
         if (folder / "config.json").is_file() and not is_gguf(folder) and quantization_of(folder):
             lines.append("method=stored")

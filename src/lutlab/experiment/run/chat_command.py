@@ -15,14 +15,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from lutlab.escapes import visible
-from lutlab.experiment.plan.plan import job_of_model
-from lutlab.experiment.plan.resolve import Files
-from lutlab.experiment.run import advice, cli
-from lutlab.experiment.run.prepared import prepare, tokenizer_of
+from lutlab.experiment.run.prepared import Planned
 from lutlab.experiment.run.progress import shown
-from lutlab.experiment.run.words import OF_TABLES, command
+from lutlab.experiment.run.words import command
 from lutlab.generate.contract import Engine
-from lutlab.lazy import PreTrainedTokenizerBase, torch
+from lutlab.lazy import PreTrainedTokenizerBase
 
 _LONGEST = 4096  # tokens of a cache, where the model's context is longer
 _WORDS: dict[str, tuple[Any, str]] = {
@@ -42,27 +39,21 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _chat(words: dict[str, Any], rest: list[str]) -> int:
-    from lutlab.generate import engine
+    from lutlab.generate import context_of, engine
     from lutlab.generate.text import Chooser, encoded
 
-    settings, files = cli.composed(rest, OF_TABLES, _WORDS), Files()
-    job = job_of_model(settings, files)
-    draws = {name: words[name] for name in ("temperature", "top_k", "top_p")} | {
-        "seed": settings.seed
-    }
+    planned = Planned.of(rest, _WORDS)
+    draws = {name: words[name] for name in ("temperature", "top_k", "top_p")}
+    draws["seed"] = planned.settings.seed
     Chooser(**draws)  # refused before a model is quantized, which may take hours
-    tokenizer = tokenizer_of(job)
     if not words["raw"]:
-        encoded(tokenizer, ["Hello"], chat=True)
-    advice.warn(job.run)
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
+        encoded(planned.tokenizer, ["Hello"], chat=True)
     with shown():
-        model = prepare(job, files)[0].model
-    if job.quantized:
-        print(f"quantized blocks are kept in {job.quantized}", file=sys.stderr)
-    context = min(_LONGEST, engine(model, 1).length)
-    talk = Conversation(engine(model, 1, words["length"] or context), tokenizer, words, draws)
+        model = planned.prepared().model
+    if planned.job.quantized:
+        print(f"quantized blocks are kept in {planned.job.quantized}", file=sys.stderr)
+    length = words["length"] or min(_LONGEST, context_of(model)[0])
+    talk = Conversation(engine(model, 1, length), planned.tokenizer, words, draws)
     for line in _lines():
         talk.answer(line)
     return 0

@@ -41,7 +41,7 @@ _LAUNCHERS = {
     "hydra/launcher/submitit_slurm": "submitit",
 }
 _WIDEST = 120  # characters of a line of --help
-# The first word of a line that is no sweep -> what it does.
+# The first word of a line that is no sweep -> what it does; <word>_command.py reads the others.
 COMMANDS = {
     "quantize": "a model into a folder, smaller",
     "chat": "a conversation with a model",
@@ -75,11 +75,6 @@ def run(main: Callable[[], None]) -> int:
     # Hydra 1.3 and its launchers use argparse and pkg features that newer Pythons deprecate; not the user's business
     warnings.filterwarnings("ignore", category=DeprecationWarning, module=r"hydra.*")
     return ended(lambda: _run(main))
-
-
-def module_of(command: str) -> str:
-    """Module beside this one that reads a command's words."""
-    return command if command == "workspaces" else f"{command}_command"
 
 
 def composed(arguments: Sequence[str], refused: Sequence[str], words: Iterable[str] = ()) -> Row:

@@ -18,14 +18,10 @@ from typing import Any
 
 from lutlab.errors import LutlabError
 from lutlab.escapes import visible
-from lutlab.experiment.plan.plan import job_of_model
-from lutlab.experiment.plan.resolve import Files
-from lutlab.experiment.run import advice, cli
-from lutlab.experiment.run.prepared import prepare, tokenizer_of
+from lutlab.experiment.run.prepared import Planned
 from lutlab.experiment.run.progress import shown
-from lutlab.experiment.run.words import OF_TABLES, command
+from lutlab.experiment.run.words import command
 from lutlab.generate.contract import Engine
-from lutlab.lazy import torch
 from lutlab.models.pretrained import quiet
 
 # The command's own words: name -> value where it is not given, what it means. Others are keys of a sweep.
@@ -52,26 +48,22 @@ def _generate(words: dict[str, Any], rest: list[str]) -> int:
     prompts = [sys.stdin.read() if one == "-" else one for one in words["prompt"]]
     if not prompts:
         raise LutlabError('no prompt: give the text to continue, as prompt="Once upon a time"')
-    settings = cli.composed(rest, OF_TABLES, _WORDS)
-    files, chat, folder = Files(), words["chat"], words["save"]
-    job = job_of_model(settings, files)
+    chat, folder = words["chat"], words["save"]
     from lutlab.checkpoint.saving import check_new, save
     from lutlab.generate import engine
     from lutlab.generate.text import Chooser, encoded, stream
 
+    planned = Planned.of(rest, _WORDS)
+    job, tokenizer = planned.job, planned.tokenizer
     # Refused before a model is quantized, which may take hours.
     draws = {name: words[name] for name in ("temperature", "top_k", "top_p")}
-    draws["seed"] = settings.seed
+    draws["seed"] = planned.settings.seed
     Chooser(**draws)
-    advice.warn(job.run)
-    tokenizer = tokenizer_of(job)
     longest = max(map(len, encoded(tokenizer, prompts, chat)))
     if folder:
         check_new(folder)
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
     with shown():
-        model = prepare(job, files)[0].model
+        model = planned.prepared().model
         if folder:
             with quiet():
                 save(model, folder, tokenizer)

@@ -24,5 +24,5 @@ def main() -> int:
     """Run the command line of this process; returns the exit code (cli.py lists them)."""
     word = "".join(sys.argv[1:2])
     if word in cli.COMMANDS:
-        return importlib.import_module(f"{__package__}.{cli.module_of(word)}").main(sys.argv[2:])
+        return importlib.import_module(f"{__package__}.{word}_command").main(sys.argv[2:])
     return cli.run(measure_row)

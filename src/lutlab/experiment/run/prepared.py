@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from lutlab import recipe
@@ -12,8 +14,11 @@ from lutlab.compress.synthetic import load_packed
 from lutlab.data import calibration_inputs
 from lutlab.data.pairs import labelled_pairs
 from lutlab.errors import LutlabError
-from lutlab.experiment.plan.plan import Job
+from lutlab.experiment.plan.plan import Job, job_of_model
 from lutlab.experiment.plan.resolve import Files
+from lutlab.experiment.row.row import Row
+from lutlab.experiment.run import advice, cli
+from lutlab.experiment.run.words import OF_TABLES
 from lutlab.lazy import PreTrainedTokenizerBase, torch
 from lutlab.models.contract import CLASSIFIES
 from lutlab.models.families import evaluation_seqlen, task_of
@@ -29,12 +34,47 @@ from lutlab.tuning.losses import Labelled
 Prepared = tuple[Subject, dict[str, Any]]
 
 
-def tokenizer_of(job: Job) -> PreTrainedTokenizerBase:
-    """The tokenizer of a job's model, which is not loaded.
+@dataclass(frozen=True)
+class Planned:
+    """The model of a command, before anything is loaded: all that can be refused was refused.
 
-    Raises:
-        LutlabError: it has none, or it is damaged.
+    Attributes:
+        settings: the row of the command line.
+        job: its job, whose blocks are kept.
+        files: the texts that were read.
+        tokenizer: the model's.
     """
+
+    settings: Row
+    job: Job
+    files: Files
+    tokenizer: PreTrainedTokenizerBase
+
+    @classmethod
+    def of(cls, line: Sequence[str], words: Iterable[str]) -> Planned:
+        """Plan a command line, warn of widths beyond use, and set the number of threads.
+
+        Args:
+            line: keys of a sweep, the model among them.
+            words: words of the command itself, which a misspelled key may have meant.
+
+        Raises:
+            LutlabError: a mistake in the line, a text or a model that is not there, or a model without a tokenizer.
+        """
+        settings, files = cli.composed(line, OF_TABLES, words), Files()
+        job = job_of_model(settings, files)
+        advice.warn(job.run)
+        tokenizer = _tokenizer_of(job)
+        if settings.threads:
+            torch.set_num_threads(settings.threads)
+        return cls(settings, job, files, tokenizer)
+
+    def prepared(self) -> Subject:
+        """The model, quantized."""
+        return prepare(self.job, self.files)[0]
+
+
+def _tokenizer_of(job: Job) -> PreTrainedTokenizerBase:
     spec = job.run.model
     with quiet():
         tokenizer = load_tokenizer(folder_of(spec), required=spec.source != "synthetic")

@@ -11,22 +11,21 @@ result, `lutlab export <folder>` writes it for others. What is not in the list b
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from lutlab.errors import LutlabError
-from lutlab.experiment.plan.plan import job_of_model
-from lutlab.experiment.plan.resolve import Files
-from lutlab.experiment.run import advice, cli
-from lutlab.experiment.run.prepared import prepare, tokenizer_of
+from lutlab.experiment.run.prepared import Planned
 from lutlab.experiment.run.progress import shown
-from lutlab.experiment.run.words import OF_TABLES, command
+from lutlab.experiment.run.words import command
 from lutlab.lazy import PreTrainedModel, torch
 from lutlab.models.load import load_model, source_bytes
 from lutlab.models.pretrained import quiet
 from lutlab.specs import Subject, TextSpec
 
+log = logging.getLogger(__name__)
 # Windows of calibration are shorter than the model's own, so that they are many for their cost.
 _WINDOW = "calibration.seqlen=512"
 _CHECKED = TextSpec("topics", "embedded", limit=8)
@@ -52,38 +51,47 @@ def _quantize(words: dict[str, Any], rest: list[str]) -> int:
     check_new(words["out"])
     if not any(word.startswith("calibration.seqlen=") for word in rest):
         rest = [*rest, _WINDOW]
-    settings, files = cli.composed(rest, OF_TABLES, _WORDS), Files()
-    job = job_of_model(settings, files)
-    advice.warn(job.run)
-    tokenizer = tokenizer_of(job)
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
+    planned = Planned.of(rest, _WORDS)
     with shown():
-        subject, _ = prepare(job, files)
-        rows = [_measured("its layers quantized", subject)] if words["check"] else []
+        subject = planned.prepared()
+        rows = (
+            [_full_precision(subject), ("its layers quantized", *_losses(subject))]
+            if words["check"]
+            else []
+        )
         if words["embeddings"]:
             quantize_embeddings(subject.model, words["embeddings"])
-            if words["check"]:
-                rows.append(_measured(f"and embeddings at {words['embeddings']} bits", subject))
-        if words["check"]:
-            rows.insert(0, _full_precision(subject))
-        _to_16_bits(subject.model)
+        dtype = _round_to_16_bits(subject.model)
+        if rows:
+            rows.append(("as it is saved", *_losses(subject)))
+        subject.model.to(dtype)
         with quiet():
-            save(subject.model, words["out"], tokenizer)
+            save(subject.model, words["out"], planned.tokenizer)
     print(_summary(subject, Path(words["out"])))
     if rows:
         print(_table(rows))
     return 0
 
 
-def _to_16_bits(model: PreTrainedModel) -> None:
-    """Round what is not quantized to the dtype of the source, where that is 16 bits, else to float16."""
-    halves = (torch.float16, torch.bfloat16)
-    written = getattr(model.config, "dtype", None)
-    dtype = written if written in halves else torch.float16
-    if all(bool(torch.isfinite(p.to(dtype)).all()) for p in model.parameters()):
-        model.to(dtype)
-        model.config.dtype = dtype
+def _round_to_16_bits(model: PreTrainedModel) -> torch.dtype:
+    """Round what is not quantized to the dtype of the source, where that has 16 bits, else to float16.
+
+    Returns:
+        The dtype that now holds the model exactly; the model keeps its own, in which it computes. The model's own, with
+        a warning, where a number is beyond float16.
+    """
+    halves, own = (torch.float16, torch.bfloat16), model.dtype
+    dtype = model.config.dtype if model.config.dtype in halves else torch.float16
+    large = [n for n, p in model.named_parameters() if not torch.isfinite(p.to(dtype)).all()]
+    if large:
+        log.warning(
+            "%s has numbers beyond %s: what is not quantized stays in %s", large[0], dtype, own
+        )
+        return own
+    model.to(dtype)
+    model.config.dtype = dtype
+    model.to(own)
+    return dtype
 
 
 def _summary(subject: Subject, folder: Path) -> str:
@@ -106,31 +114,40 @@ def _summary(subject: Subject, folder: Path) -> str:
 # ---- check=true ----
 
 
-def _measured(name: str, subject: Subject) -> tuple[str, float, float, float]:
-    """Perplexity, KL divergence in nats, share of equal top tokens on the short text."""
+def _checked(subject: Subject) -> Subject:
+    """The subject with the short text and its windows."""
     from lutlab.data import load_text
+
+    return dataclasses.replace(subject, text=load_text(_CHECKED), seqlen=_CHECKED_WINDOW)
+
+
+def _losses(subject: Subject) -> tuple[float, float, float]:
+    """Perplexity, KL divergence in nats, share of equal top tokens."""
     from lutlab.evaluators.kld import KLDivergence
     from lutlab.evaluators.perplexity import Perplexity
 
-    subject = dataclasses.replace(subject, text=load_text(_CHECKED), seqlen=_CHECKED_WINDOW)
-    perplexity = Perplexity().measure(subject).values["ppl"]
-    values = KLDivergence().measure(subject).values
-    return name, perplexity, values["kld_mean_nats"], values["top1_agreement"]
+    checked = _checked(subject)
+    values = KLDivergence().measure(checked).values
+    perplexity = Perplexity().measure(checked).values["ppl"]
+    return perplexity, values["kld_mean_nats"], values["top1_agreement"]
 
 
-def _full_precision(subject: Subject) -> tuple[str, float, float, float]:
-    from lutlab.data import load_text
+def _full_precision(subject: Subject) -> tuple[str, float]:
+    """Perplexity of the model before it was quantized."""
     from lutlab.evaluators.perplexity import Perplexity
 
     run = subject.run
     model = load_model(run.model, getattr(torch, run.dtype), run.device, run.seed).model
-    text = load_text(_CHECKED)
-    full = dataclasses.replace(subject, model=model, text=text, seqlen=_CHECKED_WINDOW)
-    return "full precision", Perplexity().measure(full).values["ppl"], 0.0, 1.0
+    full = dataclasses.replace(_checked(subject), model=model)
+    return "full precision", Perplexity().measure(full).values["ppl"]
 
 
-def _table(rows: Sequence[tuple[str, float, float, float]]) -> str:
-    head = f"{'':28}{'perplexity':>11}{'KLD, nats a token':>19}{'same top token':>16}"
-    lines = (f"{name:28}{ppl:>11.4g}{kld:>19.4f}{same:>16.3f}" for name, ppl, kld, same in rows)
+def _table(rows: Sequence[tuple[Any, ...]]) -> str:
+    """Lines of a name, a perplexity, and the distance from full precision, of which it has none itself."""
     text = f"{_CHECKED.limit} windows of {_CHECKED_WINDOW} tokens of Python's documentation"
+    head = f"{'':24}{'perplexity':>11}{'KLD, nats a token':>19}{'same top token':>16}"
+    lines = []
+    for name, ppl, *distance in rows:
+        shown_distance = f"{distance[0]:>19.4f}{distance[1]:>16.3f}" if distance else ""
+        lines.append(f"{name:24}{ppl:>11.4g}{shown_distance}")
     return "\n".join([f"\non {text}:", head, *lines])
