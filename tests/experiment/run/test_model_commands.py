@@ -140,6 +140,7 @@ def test_a_model_goes_on_to_others(small, tmp_path, capsys):
             ["llama-embedded-s", "method=rtn", "q=4", "out={tmp}/x", "embeddings=9"],
             "q=9",
         ),
+        (quantize_command, ["bert-embedded-s", "out={tmp}/x"], "give embeddings=0"),
         (chat_command, ["llama-embedded-s", "method=none"], "raw=true"),
         (
             chat_command,

@@ -20,8 +20,9 @@ from lutlab.errors import LutlabError
 from lutlab.experiment.run.prepared import Planned
 from lutlab.experiment.run.progress import shown
 from lutlab.experiment.run.words import command
+from lutlab.groups import check_bits
 from lutlab.lazy import PreTrainedModel, torch
-from lutlab.models.load import load_model, source_bytes
+from lutlab.models.load import load_model, source_bytes, task_here
 from lutlab.models.pretrained import quiet
 from lutlab.specs import Subject, TextSpec
 
@@ -52,6 +53,12 @@ def _quantize(words: dict[str, Any], rest: list[str]) -> int:
     if not any(word.startswith("calibration.seqlen=") for word in rest):
         rest = [*rest, _WINDOW]
     planned = Planned.of(rest, _WORDS)
+    if words["embeddings"]:  # refused before a model is quantized, which may take hours
+        check_bits(words["embeddings"])
+        if (task := task_here(planned.job.run.model)) not in ("", "causal_lm"):
+            raise LutlabError(
+                f"embeddings={words['embeddings']} is of language models, and this one is for {task}: give embeddings=0"
+            )
     with shown():
         subject = planned.prepared()
         rows = (
