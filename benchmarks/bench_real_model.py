@@ -40,6 +40,7 @@ from lutlab.data.tokens import token_stream
 from lutlab.experiment.run import cli
 from lutlab.generate.text import encoded
 from lutlab.measure.timing import RESIDENT, CpuTimer, race
+from lutlab.models.families import linear_layers
 from lutlab.models.load import LoadedModel, folder_of, gguf_of, load_model
 from lutlab.models.pretrained import quiet
 from lutlab.modules import QuantLinear
@@ -52,7 +53,7 @@ QUESTION = "What is the capital of France?"
 
 @dataclass
 class One:
-    """A model by name, with the bytes of its weights' files, and stored bits a weight of its quantized layers."""
+    """A model by name, with the bytes of its weights' files, and stored bits a weight of the blocks' quantized layers."""
 
     name: str
     loaded: LoadedModel
@@ -79,7 +80,8 @@ def models(args: argparse.Namespace) -> Iterator[One]:
     for name in (args.model, *args.folders):
         spec = spec_of(name)
         loaded = opened(spec, stored=name != args.model)
-        packed = [m.packed for m in loaded.model.modules() if isinstance(m, QuantLinear)]
+        layers = [module for _, module in linear_layers(loaded.model)]
+        packed = [layer.packed for layer in layers if isinstance(layer, QuantLinear)]
         weights = sum(one.shape[0] * one.shape[1] for one in packed)
         bits = sum(one.bits_stored for one in packed) / weights if packed else 32.0
         size = sum(file.stat().st_size for file in folder_of(spec).glob("*.safetensors"))
