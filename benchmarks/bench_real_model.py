@@ -1,6 +1,6 @@
 """A real model and its quantized folders: answers, sizes, KLD along the blocks, speed and memory, llama.cpp beside.
 
-    lutlab generate model=smollm2-135m method=hessian_bcq q=3 g=64 save=three chat=true prompt="Who are you?"
+    lutlab quantize smollm2-135m method=hessian_bcq q=3 g=64 out=three
     python benchmarks/bench_real_model.py three [two …] [--model smollm2-135m --threads 2 --rounds 5] [--out bench.json]
 
     answers      greedy, by the chat template, by each model; llama.cpp's are of the model's own GGUF file as it is
@@ -53,7 +53,7 @@ QUESTION = "What is the capital of France?"
 
 @dataclass
 class One:
-    """A model by name, with the bytes of its weights' files, and stored bits a weight of the blocks' quantized layers."""
+    """A model by name, with the bytes of its weights' files, and stored bits a weight of its blocks' layers."""
 
     name: str
     loaded: LoadedModel

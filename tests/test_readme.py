@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import csv
+import json
 import re
 from pathlib import Path
 
@@ -65,6 +66,33 @@ def test_its_table_of_the_real_model_is_the_published_one() -> None:
             row = rows[best]
             assert labels[best]["Stored as"] in cells[0]
             assert cells[1:] == [f"{row['bits']:.2f}", f"{row['kld']:.3f}", f"{row['ppl']:.2f}"]
+
+
+def test_what_it_says_of_a_small_model_is_recorded() -> None:
+    """Sizes, paces and divergences of README and of the page on text, of one run of bench_real_model.py."""
+    folder = ROOT / "results" / "published" / "amd-epyc-2cores" / "benchmarks"
+    found = json.loads((folder / "real_model.json").read_text(encoding="utf-8"))
+    assert found["threads"] == 1
+    rows = {row["name"]: row for row in found["rows"]}
+    full, four, three = (rows[name] for name in ("full precision", "rtn_q4", "gptq_swept_q3"))
+    wide = rows["rtn_q4_embeddings_16"]
+    text = " ".join(README.split())
+    assert (
+        f"decodes {four['tokens_per_s']:.0f} tokens a second of it, and {full['tokens_per_s']:.0f} in"
+        in text
+    )
+    assert (
+        f"{three['file_mb']:.1f} MB of weights and {three['tokens_per_s']:.0f} tokens a second"
+        in text
+    )
+    assert f"{three['kld_along_blocks'][-1]:.3f} nats" in text
+    assert f"four bits have {four['kld_along_blocks'][-1]:.3f}" in text
+    page = " ".join((ROOT / "docs" / "how-to" / "generate.md").read_text(encoding="utf-8").split())
+    assert f"{four['file_mb']:.1f} MB of weights in the place of {wide['file_mb']:.1f}" in page
+    assert (
+        f"{four['tokens_per_s']:.0f} tokens a second in the place of {wide['tokens_per_s']:.0f}"
+        in page
+    )
 
 
 def test_its_table_is_the_published_run() -> None:
