@@ -144,8 +144,8 @@ def _notes(artifact: Artifact, scale: str) -> Iterator[str]:
     yield from artifact.notes
     if scale == "real":
         yield (
-            f"{REAL}: whoever packed this model had rounded its weights to Q4_1, 4 bits in groups of 32. Codes with a "
-            "float offset a group gain by it, as those of Q4_1 itself; rounding to nearest at q=4 g=32 does not."
+            f"{REAL}: whoever packed this model had rounded its weights to Q4_1, 4 bits in groups of 32. Codes of "
+            "that form, with a float offset a group, gain by it."
         )
     if absent := artifact.absent(scale):
         yield f"not at scale {scale}, which has no model for it: {', '.join(absent)}"
