@@ -95,9 +95,8 @@ def new_folder(folder: str | Path) -> Iterator[Path]:
             draft = beside / folder.name  # beside is its user's alone, which the folder need not be
             draft.mkdir()
             yield draft
-            mode = (draft / "config.json").stat().st_mode
-            for path in draft.iterdir():
-                path.chmod(mode)  # safetensors makes files that are their user's alone
+            for path in draft.iterdir():  # safetensors makes files that are their user's alone
+                path.chmod(draft.stat().st_mode & 0o666)
             write_sums(draft)
             if folder.is_dir():
                 folder.rmdir()
