@@ -88,6 +88,7 @@ class Evaluator(ABC):
         reads: kinds of text (data/protocols.py, KINDS), one of which its column names; empty: it reads none.
         golden: one of the texts that it reads, a few rows of which its golden cell and its contract test are given.
         reads_tasks: True where a text may also be a task of lm-eval (data/tasks.py), whose rows that fetches.
+        relative: True where its numbers compare with the full-precision model already.
         of_this_machine: True for speed and memory: ids hold processor, instruction set and threads, rows run alone.
     """
 
@@ -99,6 +100,7 @@ class Evaluator(ABC):
     reads: ClassVar[tuple[str, ...]] = ()
     golden: ClassVar[str] = ""
     reads_tasks: ClassVar[bool] = False
+    relative: ClassVar[bool] = False
     of_this_machine: ClassVar[bool] = False
 
     def __post_init__(self) -> None:

@@ -19,9 +19,6 @@ log-probabilities rounded to float16 would add 4e-7 nats a token.
 
 The key is of all that decides them: weights, tokens, dtype, versions. Folders that were not used for longest are
 removed before another is filled, until all others hold KEPT_BYTES at most.
-
-`floor_nats`, a fact, is the noise below which a KL says nothing: the full-precision model against itself, where it
-reads the first windows once more at half their length, so that sums are in another order.
 """
 
 from __future__ import annotations
@@ -55,8 +52,9 @@ if TYPE_CHECKING:  # it imports torch, which naming an evaluator does not
 KEPT_BYTES = 4 * 2**30  # 900 windows of 2,048 tokens of SmolLM2-135M, 64 of LLaMA-7B in float32
 _CHUNK_BYTES = 8 * 2**20  # float64 of one chunk's logits, as perplexity.py has float32
 _PERCENTILES = {"kld_median_nats": 50, "kld_p90_nats": 90, "kld_p99_nats": 99}
-# More than bfloat16 takes a model from float32, 1e-3 of SmolLM2; a head whose outputs are capped differs by more.
-_MOST_FLOOR = 0.01
+# More nats than bfloat16 takes a model from float32, 1e-3 of SmolLM2; a head whose outputs are capped differs by more.
+_MOST_OF_HEAD = 0.01
+_TOKENS_OF_CHECK = 64
 
 
 @register("evaluator", "kld")
@@ -68,6 +66,7 @@ class KLDivergence(Evaluator):
     """
 
     version: ClassVar[int] = 1
+    relative: ClassVar[bool] = True
     task: ClassVar[str] = "causal_lm"
     reads: ClassVar[tuple[str, ...]] = ("stream",)
     golden: ClassVar[str] = "docstrings"
@@ -102,11 +101,10 @@ class KLDivergence(Evaluator):
         origin = fingerprint(run.model)
         kept = _kept(run, origin, windows)
         full = _full_precision(run, streamed=any(p.is_meta for p in model.parameters()))
-        divergences, agreeing, floor = [], [], math.nan
+        divergences, agreeing = [], []
         with evaluation_mode(model), evaluation_mode(full):
             for index, batch in enumerate(steps(windows, "measuring batch")):
-                wanted, facts = full_logits(full, kept, index, batch)
-                floor = facts.get("floor_nats", floor)
+                wanted = full_logits(full, kept, index, batch)
                 found = model(input_ids=batch.to(model.device), use_cache=False).logits
                 divergence, same = token_kl(wanted, found.to(wanted.device))
                 del wanted, found  # before the next batch's are made
@@ -126,7 +124,7 @@ class KLDivergence(Evaluator):
         }
         errors = {name: error for name, error in errors.items() if math.isfinite(error)}
         facts = stream_facts(text, tokenizer, ids, seqlen)
-        facts |= {"full_precision": origin, "floor_nats": floor, "percentile": "linear"}
+        facts |= {"full_precision": origin, "percentile": "linear"}
         return Measurement(values, len(means), tuple(means), facts, errors)
 
 
@@ -189,8 +187,8 @@ def _kept(run: ModelRun, origin: str, windows: Sequence[torch.Tensor]) -> KeptFi
 
 def full_logits(
     full: PreTrainedModel, kept: KeptFiles, index: int, batch: torch.Tensor
-) -> tuple[torch.Tensor, dict[str, float]]:
-    """Logits [B, S, V] of a full-precision model on a batch [B, S] of windows, and facts, `floor_nats` of the first.
+) -> torch.Tensor:
+    """Logits [B, S, V] of a full-precision model on a batch [B, S] of windows.
 
     Its blocks are not run where its files have what they put out.
 
@@ -199,23 +197,27 @@ def full_logits(
     """
     head = full.get_output_embeddings()
     if found := kept.intact(index):
-        tensors, facts = found
-        return head(tensors["states"].to(head.weight.device)), facts
+        return head(found[0]["states"].to(head.weight.device))
     states = full.base_model(input_ids=batch.to(full.device), use_cache=False).last_hidden_state
     logits = head(states)
-    facts = {"floor_nats": _floor(full, batch, logits)} if index == 0 else {}
-    kept.write(index, {"states": states}, facts)
-    return logits, facts
+    if index == 0:
+        _check_head(full, batch[:, :_TOKENS_OF_CHECK], logits[:, :_TOKENS_OF_CHECK])
+    kept.write(index, {"states": states}, {})
+    return logits
 
 
-def _floor(full: PreTrainedModel, batch: torch.Tensor, logits: torch.Tensor) -> float:
-    """Mean KL of a model from itself, where it reads the first half of its windows alone."""
-    half = (batch.shape[1] + 1) // 2
-    again = full(input_ids=batch[:, :half].to(full.device), use_cache=False).logits
-    floor = token_kl(logits[:, :half], again.to(logits.device))[0].mean().item()
-    if not floor <= _MOST_FLOOR:
+def _check_head(full: PreTrainedModel, tokens: torch.Tensor, of_head: torch.Tensor) -> None:
+    """Refuse a model whose logits are not what its head puts out.
+
+    Args:
+        full: full-precision model.
+        tokens: first tokens [B, S] of the first windows.
+        of_head: logits [B, S, V] of its head.
+    """
+    logits = full(input_ids=tokens.to(full.device), use_cache=False).logits
+    distance = token_kl(of_head, logits.to(of_head.device))[0].mean().item()
+    if not distance <= _MOST_OF_HEAD:
         raise LutlabError(
-            f"a {type(full).__name__} that reads half a window is {floor:.1e} nats from itself: what its head puts out "
-            f"is changed behind it, or overflows {full.dtype}, and kld keeps what the head reads"
+            f"the logits of a {type(full).__name__} are {distance:.1e} nats from what its head puts out: they are "
+            f"changed behind it, or overflow {full.dtype}, and kld keeps what the head reads"
         )
-    return floor

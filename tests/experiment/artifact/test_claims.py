@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from lutlab.errors import LutlabError
@@ -107,13 +109,19 @@ def test_a_front_with_a_missing_point_is_undecidable() -> None:
 
 
 def near(value: float, *shares: float, source: str = "text", of: str = "") -> dict:
-    return {"ppl": Uncertain(value, {source: shares}, (of,) if of else ())}
+    """A perplexity of a thousand windows, all but the first ones without a share in its deviation."""
+    own = (*shares, *(0.0,) * (1000 - len(shares)))
+    return {"ppl": Uncertain(value, {source: own}, (of,) if of else ())}
 
 
 def judged_on(rows: dict, *holds: str) -> tuple[tuple[int, int], tuple[str, ...], int]:
     claim = Claim(text="t", where="w", holds=holds, columns=["ppl"])
     result = judge(claim, {key: {"ppl": None} for key in rows}, rows)
-    return result.measured, result.below_noise, result.repeated
+    return (
+        result.measured,
+        tuple(re.sub(r" \(.*", "", n) for n in result.below_noise),
+        result.repeated,
+    )
 
 
 def test_a_difference_below_two_errors_decides_nothing() -> None:
@@ -124,6 +132,18 @@ def test_a_difference_below_two_errors_decides_nothing() -> None:
     closer = paired | {"m/b": near(10.9, 3.3, 4.4)}
     assert judged_on(closer, "a < b", "a < 0.92 * b")[1] == ("m ppl a < b", "m ppl a < 0.92 * b")
     assert judged_on({"m/a": near(10.0, 3.0), "m/b": near(10.0, 3.0)}, "a <= b")[0] == (1, 1)
+
+
+@pytest.mark.parametrize(("b", "holds"), [(11.7, False), (12.1, True)])
+def test_of_four_windows_a_difference_is_3_3_errors_or_more(b: float, holds: bool) -> None:
+    a = {"ppl": Uncertain(10.0, {"text": (3.0, 1.0, 1.0, 1.0)})}
+    b = {"ppl": Uncertain(b, {"text": (3.0, 1.0, 1.0, 1.6)})}  # error of the difference: 0.6
+    result = judge(
+        Claim(text="t", where="w", holds=["a < b"], columns=["ppl"]), {}, {"m/a": a, "m/b": b}
+    )
+    named = {True: result.holding, False: result.below_noise}[holds]
+    assert named == (f"m ppl a < b (-{b['ppl'].value - 10:.2f} ± 0.60)",)
+    assert result.instances() == f"— {'holds' if holds else 'below noise'}: {named[0]}"
 
 
 @pytest.mark.parametrize(
@@ -157,7 +177,7 @@ def test_instances_of_the_same_records_count_once() -> None:
 @pytest.mark.parametrize(("error", "counts"), [(0.1, (1, 1)), (3.0, (0, 0))])
 def test_a_front_that_other_samples_would_change_is_below_noise(error, counts) -> None:
     rows = {
-        key: {"ppl": Uncertain(row["ppl"], {key: (error,)}), "ratio": row["ratio"]}
+        key: near(row["ppl"], error, source=key) | {"ratio": row["ratio"]}
         for key, row in GRID.items()
     }
     claim = Claim(text="t", where="w", fronts=['on_front("*") == 4'], only=["s"])

@@ -9,7 +9,7 @@ import statistics
 import pytest
 
 from lutlab.evaluators.noise import deviations
-from lutlab.experiment.artifact.uncertain import DRAWS, Uncertain, drawn, mean
+from lutlab.experiment.artifact.uncertain import DRAWS, TAIL, Uncertain, drawn, mean, student
 
 N, TIMES = 80, 1500
 
@@ -60,6 +60,28 @@ def test_of_other_windows_errors_add_up() -> None:
     assert paired.error < apart.error / 5
     same = uncertain(first, "text")
     assert (same - same).error == 0
+
+
+def test_few_samples_decide_less() -> None:
+    """Against printed tables of Student's t, and against how often chance alone passes for a difference."""
+    assert [round(student(n), 2) for n in (1, 3, 7, 63, 1e9)] == [13.97, 3.31, 2.43, 2.04, 2.0]
+    draw = random.Random(11)
+    for n in (2, 4, 30):
+        passed = 0
+        for _ in range(TIMES * 4):
+            sample = [draw.gauss(0, 1) for _ in range(n)]
+            difference = Uncertain(statistics.fmean(sample), {"text": deviations(sample)})
+            passed += abs(difference.value) > difference.noise
+        assert passed / (TIMES * 4) == pytest.approx(2 * TAIL, rel=0.2)
+    assert Uncertain(1.0, {"one": (0.1,)}).noise == math.inf
+    assert Uncertain(1.0, {"one": (math.inf,)}).noise == math.inf
+    assert Uncertain(1.0).noise == 0
+    four = Uncertain(1.0, {"a": (0.1,) * 4})
+    assert (four - Uncertain(0.5, {"b": (1e-6,)})).noise == math.inf, (
+        "of one sample nothing is known"
+    )
+    apart = four - Uncertain(0.5, {"b": (0.1,) * 4})
+    assert apart.noise == pytest.approx(student(6) * apart.error)
 
 
 def test_draws_move_as_the_errors_say() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 
@@ -10,7 +11,14 @@ from lutlab.experiment.artifact.artifact import load_artifact
 from lutlab.experiment.artifact.columns import free_columns
 from lutlab.experiment.artifact.outcome import Cell, ResultTable
 from lutlab.experiment.plan.plan import PlannedCell, PlannedRow
-from lutlab.experiment.report.compare import assemble, tabulate, tabulate_sweep, tuned_badly
+from lutlab.experiment.report.compare import (
+    assemble,
+    column_here,
+    row_of,
+    tabulate,
+    tabulate_sweep,
+    tuned_badly,
+)
 from lutlab.experiment.report.layout import lay_out
 from lutlab.experiment.store.record import Record
 from lutlab.specs import EvalSpec, ModelRun, ModelSpec, ProductRun, TextSpec
@@ -109,6 +117,28 @@ def test_a_sweep_of_ones_own_stands_beside_full_precision() -> None:
     assert {(cell.published, cell.verdict) for cell in cells} == {(None, "measured only")}
     assert [cell.baseline for cell in cells] == [None, 9.5, None]
     assert (table.artifact, table.command) == ("sweep/mine", "the command")
+
+
+def test_a_row_of_a_table_stands_beside_its_model_in_full_precision() -> None:
+    def row(key: str, values: tuple[float, ...]) -> PlannedRow:
+        value = math.exp(sum(values) / len(values))
+        of_windows = dataclasses.replace(
+            record(value), evaluation={"evaluator": "ppl"}, samples=values, facts={"seqlen": 1}
+        )
+        cell = PlannedCell(EvalSpec("ppl", TextSpec("wikitext2", "hub")), "id", of_windows)
+        columns = {"wiki2": ARTIFACT.columns["wiki2"]}
+        spec = ModelRun(ModelSpec("m", "hub", "x"), "rtn", 4, 32)
+        return PlannedRow(key, {}, spec, columns, {"wiki2": cell})
+
+    rows = [row("opt-30b/fp16", (2.0, 3.0, 4.0)), row("opt-30b/q4_g32", (2.2, 3.2, 4.2))]
+    columns = [column_here("wiki2", ARTIFACT.columns["wiki2"], rows)]
+    narrow = ARTIFACT.model_copy(update={"columns": rows[0].columns, "claims": ()})
+    table = assemble(narrow, columns, [row_of(narrow, r, "paper") for r in rows], "paper", {}, [])
+    full, coded = (row.cells["wiki2"] for row in table.rows)
+    assert full.difference is None
+    assert coded.baseline == full.measured == pytest.approx(math.exp(3))
+    assert coded.difference.value == pytest.approx(math.exp(3.2) - math.exp(3))
+    assert coded.difference_error == pytest.approx(coded.error - full.error), "of the same windows"
 
 
 def test_an_inferred_protocol_is_labelled() -> None:

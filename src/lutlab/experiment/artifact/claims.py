@@ -21,13 +21,14 @@ from lutlab.experiment.artifact.predicates import (
     Points,
     Scope,
     Truth,
+    margin,
     meaning,
     parse,
     truth,
 )
-from lutlab.experiment.artifact.uncertain import DRAWS, Uncertain, drawn
+from lutlab.experiment.artifact.uncertain import DRAWS, TAIL, Uncertain, drawn
 
-FLIPS = 0.023 * DRAWS  # draws that may decide a front otherwise: a normal variate beyond 2 errors
+FLIPS = TAIL * DRAWS  # draws that may decide a front otherwise
 
 
 # A predicate in a scope: its name, whether it is true, and its meaning, which is that of another instance that says the
@@ -50,14 +51,15 @@ def judge(
     every = _decided([*_holds(claim, measured), *_fronts(claim, measured, curve)])
     ours = list({instance[2]: instance for instance in reversed(every)}.values())[::-1]
     named = {found: tuple(name for name, is_it, _ in ours if is_it is found) for found in Truth}
-    holding, failing = len(named[Truth.HOLDS]), named[Truth.FAILS]
+    holds, failing = len(named[Truth.HOLDS]), named[Truth.FAILS]
     return ClaimResult(
         claim.text,
         claim.where,
         published=(sum(found is Truth.HOLDS for _, found, _ in theirs), len(theirs)),
-        measured=(holding, holding + len(failing)),
+        measured=(holds, holds + len(failing)),
         failing=failing,
         below_noise=named[Truth.BELOW_NOISE],
+        holding=named[Truth.HOLDS],
         repeated=len(every) - len(ours),
     )
 
@@ -80,8 +82,12 @@ def _holds(claim: Claim, numbers: Numbers) -> Iterator[_Instance]:
             scope = Scope(rows, column, numbers)
             found = truth(predicate, scope)
             name = " ".join(filter(None, (group, column, predicate)))
-            of = "" if found is Truth.MISSING else meaning(predicate, scope)
-            yield name, found, of or name
+            if found is Truth.MISSING:
+                yield name, found, name
+                continue
+            of = meaning(predicate, scope) or name
+            difference = margin(predicate, scope)
+            yield f"{name} ({difference})" if difference else name, found, of
 
 
 def _fronts(claim: Claim, numbers: Numbers, curve: Curve | None) -> Iterator[_Instance]:

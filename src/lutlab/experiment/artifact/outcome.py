@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 OURS = "Ours"  # label: what a row really runs, where that is not what the paper ran
 HOLDS, BREAKS, UNDECIDED = "✓", "✗", "–"  # signs of a claim
+FEW = 3  # instances of a claim
 TRIED = ("failed", "OOM")  # verdicts without a number that still belong beside the paper's
 FRONT = "Pareto"  # label: the row's measured point is on the front
 
@@ -112,10 +113,12 @@ class ClaimResult:
     """A claim of the paper, judged on its own numbers and on ours: counts of instances that hold, of all decidable.
 
     Attributes:
-        failing: instances that do not hold in ours.
+        failing: instances that do not hold in ours; of one that compares numbers that chance moves, left side minus
+            right side and its standard error are in brackets, here and below.
         below_noise: those that ours do not decide, as the difference is below its noise.
         repeated: instances that say the same of the same records as another, and are not counted.
         not_judged: why none of ours is; empty where they are.
+        holding: instances that hold in ours.
     """
 
     text: str
@@ -126,6 +129,7 @@ class ClaimResult:
     below_noise: tuple[str, ...] = ()
     repeated: int = 0
     not_judged: str = ""
+    holding: tuple[str, ...] = ()
 
     @property
     def sign(self) -> str:
@@ -160,9 +164,10 @@ class ClaimResult:
     def instances(self, most: int | None = None) -> str:
         """`— fails: …. below noise: …`: the instances that do not hold in ours, at most `most` of each kind.
 
-        Empty where all hold.
+        Those that hold are named where they are FEW and differ by more than chance explains.
         """
-        kinds = {"fails": self.failing, "below noise": self.below_noise}
+        shown = [name for name in self.holding if "±" in name] if len(self.holding) <= FEW else []
+        kinds = {"fails": self.failing, "below noise": self.below_noise, "holds": tuple(shown)}
         told = [f"{kind}: {_listed(names, most)}" for kind, names in kinds.items() if names]
         return f"— {'. '.join(told)}" if told else ""
 

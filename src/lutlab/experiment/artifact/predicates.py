@@ -9,9 +9,9 @@
 
 Also allowed: numbers, + - * /, comparisons, `and`, `or`, `not`, `abs`. Nothing else parses.
 
-A comparison of numbers that chance moves is decided where its two sides are at least NOISE standard errors of their
-difference apart (uncertain.py); else it is below noise, and so is a predicate that it decides. One that divides by
-zero, or whose numbers grow too large for a float, cannot be decided, as if a number of it were missing.
+A comparison of numbers that chance moves is decided where its two sides are further apart than chance explains
+(uncertain.py, `noise`); else it is below noise, and so is a predicate that it decides. One that divides by zero, or
+whose numbers grow too large for a float, cannot be decided, as if a number of it were missing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from lutlab.experiment.artifact.uncertain import Uncertain
 Number = float | Uncertain
 Numbers = Mapping[str, Mapping[str, Number | None]]  # row name -> column -> value, None: missing
 Points = Mapping[str, Point | None]  # row name -> (x, y), None where one of them is missing
-NOISE = 2  # standard errors
 _DEEPEST = 50  # operations inside each other; the deepest of experiments/ has 11
 _LONGEST = 2000  # characters
 
@@ -105,6 +104,16 @@ def truth(predicate: str, scope: Scope) -> Truth:
     if isinstance(found, Uncertain):
         raise LutlabError(f"claim '{predicate}' is a number: compare it with another")
     return Truth.HOLDS if found else Truth.FAILS
+
+
+def margin(predicate: str, scope: Scope) -> Uncertain | None:
+    """Left side minus right side of a predicate that is one comparison of numbers; None of another, or where exact."""
+    expression = parse(predicate)
+    if not isinstance(expression, ast.Compare):
+        return None
+    sides = [_value(side, scope) for side in (expression.left, *expression.comparators)]
+    found = sides[0] - sides[1]
+    return found if found.shares else None
 
 
 def parse(predicate: str) -> ast.expr:
@@ -198,7 +207,7 @@ def _computed(op: ast.operator, left: Uncertain, right: Uncertain) -> Uncertain:
 
 def _compared(op: ast.cmpop, left: Uncertain, right: Uncertain) -> bool | None:
     margin = left - right
-    if abs(margin.value) < NOISE * margin.error:
+    if abs(margin.value) < margin.noise:
         return None
     return _COMPARE[type(op)](left.value, right.value)
 

@@ -3,11 +3,16 @@
     e(a + b) = e(a) + e(b), sample by sample where both are of the same samples; e(a b) = b e(a) + a e(b), …
 
 So two perplexities over the same windows have a difference that is known far better than either of them.
+
+An error is itself estimated of its samples, of four windows only roughly: so a difference is told from 0 by Student's
+t, 2 errors of many samples, 3.3 of four, 14 of two. Of several sources the degrees of freedom are those of Welch (1947)
+and Satterthwaite (1946): (sum of v)^2 / sum of v^2 / (n - 1), v: a source's variance, n: number of its samples.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -18,6 +23,8 @@ from lutlab.experiment.store.noise import Shares
 from lutlab.lazy import np
 
 DRAWS = 200
+# Chance that a normal variate is above 2: what a difference may be by chance, to either side.
+TAIL = statistics.NormalDist().cdf(-2)
 Name = TypeVar("Name", bound=Hashable)
 
 
@@ -33,6 +40,24 @@ class Uncertain:
     def error(self) -> float:
         """Standard error; 0 of an exact number."""
         return standard_error([*itertools.chain.from_iterable(self.shares.values())])
+
+    @property
+    def noise(self) -> float:
+        """The least distance from 0 that chance does not explain: Student's t times the error; 0 of an exact number."""
+        variances = [(standard_error(own) ** 2, len(own) - 1) for own in self.shares.values()]
+        if not (total := sum(variance for variance, _ in variances)):
+            return 0.0
+        if math.isinf(total) or any(variance and not freedom for variance, freedom in variances):
+            return math.inf  # of one sample
+        freedom = total**2 / sum(v**2 / n for v, n in variances if v)
+        return student(freedom) * math.sqrt(total)
+
+    def __str__(self) -> str:
+        """`-0.93 ± 0.12`: the error with two digits, the value with as many decimals."""
+        if not 0 < self.error < math.inf:
+            return f"{self.value:+.4g}"
+        decimals = min(9, max(0, 1 - math.floor(math.log10(self.error))))
+        return f"{self.value:+.{decimals}f} ± {self.error:.{decimals}f}"
 
     def __add__(self, other: Uncertain) -> Uncertain:
         return _of(self.value + other.value, (1, self), (1, other))
@@ -70,19 +95,29 @@ def mean(numbers: list[Uncertain]) -> Uncertain:
     return _of(value, *((1 / len(numbers), number) for number in numbers))
 
 
+def student(freedom: float) -> float:
+    """Value that Student's t with some degrees of freedom exceeds with probability TAIL."""
+    from scipy.special import stdtrit
+
+    return float(-stdtrit(freedom, TAIL))
+
+
 def drawn(numbers: Mapping[Name, Uncertain]) -> Iterator[dict[Name, float]]:
     """DRAWS sets of values as other samples might have given them; the same numbers give the same draws.
 
-    Each share is multiplied by a normal variate of its sample, which moves all numbers of that sample together.
+    Each share is multiplied by a normal variate of its sample, which moves all numbers of that sample together, and
+    that by a factor of its source, which makes Student's t of them: the error is known no better than that.
     """
-    normal = np.random.default_rng(0)
+    draw = np.random.default_rng(0)
     variates: dict[str, np.ndarray] = {}
     moved = {}
     for name, number in numbers.items():
         moved[name] = np.full(DRAWS, number.value)
         for source, own in number.shares.items():
             if source not in variates:
-                variates[source] = normal.standard_normal((len(own), DRAWS))
+                freedom = max(1, len(own) - 1)
+                factor = np.sqrt(freedom / draw.chisquare(freedom, DRAWS))
+                variates[source] = draw.standard_normal((len(own), DRAWS)) * factor
             moved[name] += np.array(own) @ variates[source]
     for i in range(DRAWS):
         yield {name: float(values[i]) for name, values in moved.items()}

@@ -103,7 +103,7 @@ def results(
         `calibration.samples`, …), empty where a row does not have it. `delta` is measured / published - 1, only
         where the two can be compared; `predicted` is of the paper's model on the paper's GPUs, never measured, and
         empty of one that does not fit, as its note says; `difference` is measured - baseline, the full-precision row
-        of the same sweep, `difference_error` its standard error over the same samples;
+        of the same model, `difference_error` its standard error over the same samples;
         `command` measures the one cell again; `source` is the place in the paper. `text` is the one that was read,
         `paper_text` the one that the published number is of; `stored_bits`, of a weight, are those of the cell's run,
         whichever of its records has them.

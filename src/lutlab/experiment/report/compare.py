@@ -98,7 +98,7 @@ def assemble(
         )
         for row in rows
     ]
-    rows = means.with_means(artifact, columns, rows, scale)
+    rows = _beside_full_precision(artifact, means.with_means(artifact, columns, rows, scale), scale)
     rows = _with_fronts(rows, curve) if curve and curve.front else tuple(rows)
     return ResultTable(
         artifact=artifact.name,
@@ -116,6 +116,25 @@ def assemble(
         curve=curve,
         one_axis=tuple(artifact.one_axis),
     )
+
+
+def _beside_full_precision(artifact: Artifact, rows: Sequence[Row], scale: str) -> list[Row]:
+    """The rows with their differences to the first measured one of their model in full precision."""
+    of_none = {row.key for row in artifact.rows(scale) if "method=none" in row.overrides}
+    full: dict[str, Row] = {}
+    for row in rows:
+        if row.key in of_none and any(cell.measured is not None for cell in row.cells.values()):
+            full.setdefault(row.model, row)
+    columns = _of_quality(artifact.columns)
+    return [_beside(row, full.get(row.model), columns) for row in rows]
+
+
+def _of_quality(columns: Mapping[str, ColumnSpec]) -> list[str]:
+    """Columns that full precision has a number of; a size and a speed are no such, nor what is relative to it."""
+    absolute = {
+        name for name, evaluator in registry.classes("evaluator").items() if not evaluator.relative
+    }
+    return [key for key, spec in columns.items() if spec.text and spec.evaluator in absolute]
 
 
 def _with_fronts(rows: Sequence[Row], curve: Curve) -> tuple[Row, ...]:
@@ -380,9 +399,10 @@ def tabulate_sweep(name: str, rows: Sequence[PlannedRow], scale: str, command: s
     """
     columns = tuple(column_here(key, spec, rows) for key, spec in rows[0].columns.items())
     found = {row.key: row_of(None, row, scale) for row in rows}
-    # a size has no such difference
-    of_text = [key for key, spec in rows[0].columns.items() if spec.text]
-    table_rows = tuple(_beside(found[row.key], found.get(row.baseline), of_text) for row in rows)
+    columns_beside = _of_quality(rows[0].columns)
+    table_rows = tuple(
+        _beside(found[row.key], found.get(row.baseline), columns_beside) for row in rows
+    )
     curve, records = _size_against_quality(rows), records_of(rows)
     if curve:
         table_rows = _with_fronts(table_rows, curve)
@@ -405,7 +425,7 @@ def tabulate_sweep(name: str, rows: Sequence[PlannedRow], scale: str, command: s
 
 def _beside(row: Row, baseline: Row | None, columns: Sequence[str]) -> Row:
     """The row with the full-precision numbers of its model in some columns."""
-    if baseline is None:
+    if baseline is None or baseline.key == row.key:
         return row
     found = {key: _difference(row.cells[key], baseline.cells[key]) for key in columns}
     return dataclasses.replace(row, cells={**row.cells, **found})

@@ -34,6 +34,9 @@ DASH = "–"
 LONGEST = 60  # rows of a curve that are all shown
 LONGEST_WORD = 14  # of a head; longer words are cut
 PREDICTION = "pred."  # before every predicted number, since it stands where a measured one would
+ERROR_MEANING = (
+    "± standard error; in brackets: the difference to full precision, of the same samples"
+)
 PREDICTION_MEANING = (
     f"{PREDICTION} predicted, not measured: of the paper's model on the paper's GPUs; in no claim"
 )
@@ -423,6 +426,8 @@ def _legend(grid: Grid) -> tuple[str, ...]:
     lines += [text for word, text in WORDS_MEANING.items() if word in words]
     if any(e.verdict == VERDICT for e in entries):
         lines.append(PREDICTION_MEANING)
+    if any("±" in f"{e.ours}{e.error}" for e in entries):
+        lines.append(ERROR_MEANING)
     return tuple(lines)
 
 

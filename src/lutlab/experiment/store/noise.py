@@ -53,7 +53,12 @@ def shares_of(record: Record, metric: str) -> Shares:
         error = proportion_error(record.values[metric], record.n)
     elif not error and influences:
         error = math.inf
-    return {f"{record.cell_id} {metric}": (error,)} if error else {}
+    if not error:
+        return {}
+    n = max(1, record.n)
+    return {
+        f"{record.cell_id} {metric}": (error / math.sqrt(n),) * n
+    }  # nobody knows which sample moves it how
 
 
 def _influences(record: Record, evaluator: str | None, metric: str) -> Sequence[float] | None:
