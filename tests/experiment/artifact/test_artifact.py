@@ -17,6 +17,7 @@ from lutlab.experiment.artifact.artifact import Artifact, load_artifact
 from lutlab.experiment.artifact.catalog import EXPERIMENTS, artifacts
 from lutlab.experiment.artifact.claims import judge
 from lutlab.experiment.artifact.outcome import OURS
+from lutlab.experiment.artifact.rows import REAL
 from lutlab.experiment.report import compare
 from lutlab.experiment.row.run import run_of
 
@@ -65,9 +66,12 @@ def test_rows_compose() -> None:
     presets = {path.stem for path in (sources.folder("conf") / "model").glob("*.yaml")}
     methods = registry.classes("method")
     chosen = {}
-    for name, scale in itertools.product(LONG_NAMES, ("embedded", "small", "paper")):
+    for name, scale in itertools.product(LONG_NAMES, ("embedded", "small", "real", "paper")):
         for row in load_artifact(name).rows(scale):
             named = dict(o.split("=") for o in row.overrides)
+            if scale == "real" and not row.not_run:
+                assert named["model"] == REAL, name
+                assert "model.id" not in named, name
             assert named["model"] in presets, name
             if scale == "embedded" and named["method"] in methods:
                 chosen[(named["method"], *named)] = name, row
@@ -239,6 +243,15 @@ def test_an_entry_without_overrides_at_a_scale_has_no_row_there() -> None:
         *["opt-13b"] * 7,
         *["opt-30b"] * 7,
     ], "rows of a model stand together, across blocks"
+
+
+def test_at_scale_real_a_model_keeps_the_rows_of_its_claims() -> None:
+    artifact = load_artifact("mixed-2-4-16/table1")
+    run = [row.key for row in artifact.rows("real") if not row.not_run]
+    assert run == [f"llama-2-7b/{method}" for method in ("fp16", "gptq", "ours", "ours_02")]
+    others = {row.first for row in artifact.rows("real") if row.not_run}
+    assert {"llama-1-7b", "llama-2-7b", "chatglm3-6b"} <= others, "what is cited stays"
+    assert load_artifact("nuqmm/table3").rows("real") == [], "a product is no model"
 
 
 def test_kept_entries_keep_their_numbers() -> None:

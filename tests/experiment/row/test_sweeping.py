@@ -10,7 +10,7 @@ from tests.experiment.row.composing import settings
 from lutlab.errors import LutlabError
 from lutlab.experiment.artifact.rows import ArtifactRow
 from lutlab.experiment.row.row import ModelSpec
-from lutlab.experiment.row.sweeping import baseline_of, parse, rows_of, variant
+from lutlab.experiment.row.sweeping import baseline_of, parse, rows_of, variant, without_rows
 
 
 def rows(*arguments: str, selected: tuple[str, ...] = ()) -> list[str]:
@@ -39,6 +39,15 @@ def test_what_any_row_fixes_cannot_be_given_on_the_command_line() -> None:
 def free(*arguments: str) -> list[list[str]]:
     (request,) = parse(arguments)
     return [row.overrides for row in rows_of(request, settings())]
+
+
+def test_an_artifact_without_rows_at_a_scale_says_which_have_some() -> None:
+    (product,) = parse(["+exp=nuqmm/table3"])
+    found = without_rows(product, "real")
+    assert "no rows at scale=real" in found
+    assert found.endswith("give scale=embedded, small or paper")
+    (table,), (free,) = parse(["+exp=table4"]), parse(["q=3"])
+    assert without_rows(table, "real") == without_rows(free, "real") == ""
 
 
 def test_a_field_of_one_of_several_methods_is_set_in_its_rows_only() -> None:

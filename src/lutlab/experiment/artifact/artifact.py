@@ -189,7 +189,8 @@ class Artifact(Strict):
     def rows(self, scale: Scale) -> list[ArtifactRow]:
         """The product of the axes, first axis slowest, also across blocks; without what the scale cannot run.
 
-        At scale=real, whose models are one, rows that would run the same are one too, the first.
+        At scale=real, whose models are one, a model of the paper all of whose rows would run as those of another has
+        none of its own; of the others each keeps its rows, so that its claims can be judged.
         """
         rows = [
             row_of(combination, scale)
@@ -197,8 +198,7 @@ class Artifact(Strict):
             if all(entry.at(scale) is not None for _, entry in combination)
         ]
         if scale == "real":
-            run = [None if row.not_run or row.mean_of else row.overrides for row in rows]
-            rows = [row for i, row in enumerate(rows) if run[i] is None or run[i] not in run[:i]]
+            rows = _of_one_model(rows)
         firsts = list(dict.fromkeys(row.first for row in rows))
         return sorted(rows, key=lambda row: firsts.index(row.first))
 
@@ -223,6 +223,24 @@ class Artifact(Strict):
     def _combinations(self) -> Iterator[tuple[tuple[str, AxisEntry], ...]]:
         for axes in self.blocks or [self.axes]:
             yield from itertools.product(*(axis.items() for axis in axes))
+
+
+def _of_one_model(rows: list[ArtifactRow]) -> list[ArtifactRow]:
+    """Rows whose models have become one, without those of a first entry that runs nothing of its own.
+
+    Rows that nobody measures stay, as they are the paper's alone.
+    """
+    runs: dict[str, set[tuple[str, ...]]] = {}
+    for row in rows:
+        runs.setdefault(row.first, set()).update([] if row.not_run else [tuple(row.overrides)])
+    firsts = list(runs)
+    repeated = {
+        first
+        for i, first in enumerate(firsts)
+        if any(runs[first] < runs[other] for other in firsts)
+        or runs[first] in [runs[other] for other in firsts[:i]]
+    }
+    return [r for r in rows if r.first not in repeated or (r.not_run and not r.mean_of)]
 
 
 def _flatten(

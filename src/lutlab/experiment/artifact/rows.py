@@ -37,7 +37,8 @@ _PRESET = re.compile(r"\w[\w.-]*(?:/\w[\w.-]*)*")
 class AxisEntry(Strict):
     """One value of an axis: how the paper labels it and the overrides that produce it.
 
-    At scale=real, where an entry says nothing else, it is what it is at scale=paper with another model, REAL.
+    At scale=real, where an entry says nothing else, it is what it is at scale=paper with another model, REAL. A single
+    product, or the shapes of a model without its weights, which model.id tells, is not at that scale.
 
     `public: false` is a model whose weights nobody can have: its row runs on a stand-in at every scale.
     """
@@ -62,12 +63,12 @@ class AxisEntry(Strict):
 
     def at(self, scale: Scale) -> list[str] | None:
         """The overrides at a scale; None where the entry has nothing to run there."""
-        if isinstance(self.overrides, list):
-            return self.overrides
-        if scale == "real" and scale not in self.overrides and "paper" in self.overrides:
-            paper = self.overrides["paper"]
-            return [f"model={REAL}" if o.startswith("model=") else o for o in paper]
-        return self.overrides.get(scale)
+        asked = {scale: self.overrides} if isinstance(self.overrides, list) else self.overrides
+        if scale != "real":
+            return asked.get(scale)
+        theirs = [f"model={REAL}" if o.startswith("model=") else o for o in asked.get("paper", ())]
+        overrides = asked.get("real", theirs if "paper" in asked else None)
+        return None if any(o.startswith("model.id=") for o in overrides or ()) else overrides
 
 
 def _check_override(override: str) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import get_args
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -17,7 +18,7 @@ from lutlab import registry
 from lutlab.errors import LutlabError, nearest
 from lutlab.experiment.artifact.artifact import Artifact, load_artifact
 from lutlab.experiment.artifact.catalog import artifact_groups, artifacts
-from lutlab.experiment.artifact.rows import ArtifactRow
+from lutlab.experiment.artifact.rows import ArtifactRow, Scale
 from lutlab.experiment.row.row import Row
 from lutlab.experiment.row.spelling import NOT_ASKED, is_one_of
 
@@ -126,6 +127,20 @@ def variant(request: Request, row: Row) -> str:
     for options in row.evaluator.values():
         parts += [f"{key}-{value}" for key, value in options]
     return "-".join(parts)
+
+
+def without_rows(request: Request, scale: Scale) -> str:
+    """The reason why an artifact has no rows at a scale, as a table of single products has none of a real model.
+
+    Empty where it has, and of a free sweep.
+    """
+    if request.artifact is None or request.artifact.rows(scale):
+        return ""
+    others = [known for known in get_args(Scale) if request.artifact.rows(known)]
+    return (
+        f"{request.artifact.name} has no rows at scale={scale}: it is of single products, or of shapes without "
+        f"weights; give scale={', '.join(others[:-1])} or {others[-1]}"
+    )
 
 
 def rows_of(request: Request, common: Row) -> list[ArtifactRow]:

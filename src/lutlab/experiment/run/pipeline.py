@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from lutlab.experiment.store.store import Store
 from lutlab.kept.files import remove_leftovers
 from lutlab.lazy import torch
 
+log = logging.getLogger(__name__)
 Compose = Callable[[Sequence[str]], Row]
 Launch = Callable[[Sequence[Sequence[str]]], list[Any]]
 
@@ -38,10 +40,16 @@ def sweep(arguments: Sequence[str], compose: Compose, launch: Launch) -> None:
         RowsFailed: some rows failed, after everything else was measured and reported.
     """
     failed, files = 0, Files()
-    for request in sweeping.parse(arguments):
+    requests = sweeping.parse(arguments)
+    for request in requests:
         common = compose(request.arguments)
         if common.mode is Mode.dashboard:
             _draw(request, common)
+            continue
+        if obstacle := sweeping.without_rows(request, common.scale):
+            if len(requests) == 1:
+                raise LutlabError(obstacle)
+            log.warning("left out: %s", obstacle)
             continue
         if common.mode is Mode.run:
             store = Store(common.results)
