@@ -74,6 +74,7 @@ class Breakdown(Evaluator):
         Metric("ms_per_token", "ms/token", "a token"),
     )
     of_this_machine: ClassVar[bool] = True
+    libraries: ClassVar[tuple[str, ...]] = ("transformers",)
     context: Count = 128
     repeats: Count = 20
     engine: str = ""

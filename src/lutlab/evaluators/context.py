@@ -48,6 +48,7 @@ class Context(Evaluator):
         Metric("prompt_tokens", "tokens", "prompt"),
     )
     of_this_machine: ClassVar[bool] = True
+    libraries: ClassVar[tuple[str, ...]] = ("transformers",)
     tokens: Count = 128
     rounds: Count = 5
     engine: str = ""

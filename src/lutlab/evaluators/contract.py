@@ -84,7 +84,8 @@ class Evaluator(ABC):
         metrics: metrics that `measure` returns; a free sweep shows the first, or those of `shown`.
         measures: ModelRun or ProductRun, the kind of row that has such a number.
         task: task of the models that have such a number, a key of TASKS (models/contract.py); empty: any.
-        libraries: distributions beside torch and transformers whose exact version decides the number, and is in ids.
+        libraries: distributions beside torch whose version decides the number, and is in ids; transformers where its
+            own code is timed.
         reads: kinds of text (data/protocols.py, KINDS), one of which its column names; empty: it reads none.
         golden: one of the texts that it reads, a few rows of which its golden cell and its contract test are given.
         reads_tasks: True where a text may also be a task of lm-eval (data/tasks.py), whose rows that fetches.

@@ -59,6 +59,7 @@ class Cost(Evaluator):
 
     version: ClassVar[int] = 1
     of_this_machine: ClassVar[bool] = True
+    libraries: ClassVar[tuple[str, ...]] = ("transformers",)
     metrics: ClassVar[tuple[Metric, ...]] = (
         Metric("total_reduction", "x", "total cost reduction", lower_is_better=False),
         Metric("runtime_reduction", "x", "runtime cost reduction", lower_is_better=False),

@@ -69,6 +69,7 @@ class Generation(Evaluator):
         Metric("gb_per_token", "GB", "read for a token"),
     )
     of_this_machine: ClassVar[bool] = True
+    libraries: ClassVar[tuple[str, ...]] = ("transformers",)
     tokens: Annotated[int, Field(ge=2, le=MOST)] = 128
     repeats: Count = 5
     prompt: Count = 1

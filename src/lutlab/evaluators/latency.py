@@ -53,6 +53,7 @@ class Latency(Evaluator):
         ),
     )
     of_this_machine: ClassVar[bool] = True
+    libraries: ClassVar[tuple[str, ...]] = ("transformers",)
     tokens: Count = 128
     repeats: Count = 5
     prompt: Count = 1

@@ -69,6 +69,7 @@ class LlamaCpp(Evaluator):
         Metric("tokens_per_s", "tokens/s", "llama.cpp", lower_is_better=False),
     )
     of_this_machine: ClassVar[bool] = True
+    libraries: ClassVar[tuple[str, ...]] = ("llama_cpp_python",)
     tokens: Count = 128
     repeats: Count = 5
     type: Literal[("", *BITS)] = ""

@@ -50,6 +50,7 @@ class PeakMemory(Evaluator):
         Metric("model_memory_gb", "GB", "memory of the model"),
     )
     of_this_machine: ClassVar[bool] = True
+    libraries: ClassVar[tuple[str, ...]] = ("transformers",)
     tokens: Count = 128
 
     def work(self, run: RunSpec) -> Work:

@@ -63,6 +63,7 @@ class QIGen(Evaluator):
         Metric("tokens_per_s", "tokens/s", "QIGen", lower_is_better=False),
     )
     of_this_machine: ClassVar[bool] = True
+    libraries: ClassVar[tuple[str, ...]] = ("transformers",)
     tokens: Count = 128
     repeats: Count = 5
 

@@ -25,7 +25,7 @@ class Method(ABC):
         version: raised by whoever changes what the method returns; part of the ids of its cells.
         format: the registered format that stores what the method returns.
         quantizes: False where weights are kept, so that q and g do not matter.
-        libraries: those whose exact version is in the ids of its cells, beside torch and transformers.
+        libraries: those whose exact version is in the ids of its cells, beside torch.
     """
 
     version: ClassVar[int]

@@ -3,12 +3,14 @@
     id = hash of  versions of the components that decide it (store/components.py)
                   the request, without what is at its default
                   hashes of model, tokenizer and text
-                  torch and transformers at major.minor; of another library that quantizes or measures, its version
+                  torch at major.minor; of another library that quantizes, measures or is timed, its version
     and of a speed  machine, threads, fingerprint of the device's kernels, what tuning and races decided
 
 A default is in no id, so that an option that is added later leaves the ids as they are. So whoever changes the default
 of a method's or an evaluator's option raises its version (the lock sees it), and a default of a run stays as it is.
-The tokenizer's files are hashed with the model's (models/load.py). No path, comment or import is in an id.
+The tokenizer's files are hashed with the model's (models/load.py). No path, comment or import is in an id. Nor is
+transformers, but where its own code is timed: the same weights give the same numbers by each of its versions
+(tests/experiment/store/test_published_again.py), and a record says which one ran.
 """
 
 from __future__ import annotations

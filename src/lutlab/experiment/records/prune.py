@@ -80,8 +80,11 @@ def _moved(record: Record, identity: dict[str, Any]) -> Iterator[str]:
         now = _version(name)
         if str(then).partition("+")[0] != str(now):  # a user's class has its fingerprint after it
             yield f"{name} {then} -> {now if now is not None else 'gone'}"
-    evaluator = registry.classes("evaluator").get(record.evaluation["evaluator"])
-    today = libraries(*(evaluator.libraries if evaluator else ()))
+    decides = [("evaluator", record.evaluation["evaluator"]), ("method", record.run["method"])]
+    found = [registry.classes(kind).get(name) for kind, name in decides]
+    today = libraries(
+        *(library for component in found if component for library in component.libraries)
+    )
     for name, then in identity["libraries"].items():
         if today.get(name) != then:
             yield f"{name} {then} -> {today.get(name, 'not asked for')}"

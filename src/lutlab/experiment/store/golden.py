@@ -80,7 +80,7 @@ SENTENCE = (
 
 def made_with() -> dict[str, str]:
     """Conditions under which golden cells can be compared: processor's architecture and libraries."""
-    return {"machine": platform.machine(), **libraries()}
+    return {"machine": platform.machine(), **libraries("transformers")}
 
 
 def golden_cells() -> dict[str, str]:

@@ -38,8 +38,8 @@ _LIBRARIES = (
     "hydra-core",
 )
 _NO_COMMIT = "(initial)"
-# Libraries whose major.minor is part of every id; a patch release is not to change a number.
-_IN_IDS = ("torch", "transformers")
+# Libraries that ids hold at major.minor: a patch release is not to change a number.
+_BY_MINOR = ("torch", "transformers")
 # What a hook, or a shell inside another repository, sets: it would answer for that one.
 _OF_ANOTHER = (
     "GIT_DIR",
@@ -201,14 +201,14 @@ def blas(torch_says: str) -> str | None:
     return " ".join(found[1] for found in (name, version) if found) or None
 
 
-def libraries(*exact: str) -> dict[str, str]:
-    """Libraries as ids hold them: {"torch": "2.13", "transformers": "5.2"}, and some at their exact version.
+def libraries(*names: str) -> dict[str, str]:
+    """Versions of torch and of other distributions as ids hold them: {"torch": "2.13", "lm-eval": "0.4.13"}.
 
     Raises:
         importlib.metadata.PackageNotFoundError: one of them is not installed.
     """
-    found = {name: major_minor(importlib.metadata.version(name)) for name in _IN_IDS}
-    return found | {name: importlib.metadata.version(name) for name in exact}
+    found = {name: importlib.metadata.version(name) for name in ("torch", *names)}
+    return found | {name: major_minor(found[name]) for name in _BY_MINOR if name in found}
 
 
 def major_minor(version: str) -> str:
