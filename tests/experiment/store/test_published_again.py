@@ -17,14 +17,12 @@ MACHINE = ROOT / "results" / "published" / "amd-epyc-2cores"
 CELLS = [
     ("lut-gemm-v3/table4", "none", "ppl"),
     ("lut-gemm-v3/table4", "rtn", "ppl"),
-    ("lut-gemm-v3/fig10", "bcq", "ppl"),
     ("lut-gemm-v3/table4", "rtn", "lambada"),
-    ("lut-gemm-v3/table8", "none", "glue"),
-    ("mixed-2-4-16/table1", "none", "zero_shot"),
+    pytest.param("lutlab/binary_and_uniform", "bcq", "ppl", marks=pytest.mark.slow),
+    pytest.param("lut-gemm-iclr2024/table9", "none", "zero_shot", marks=pytest.mark.slow),
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("artifact", "method", "evaluator"), CELLS)
 def test_a_quality_is_that_of_its_record(
     artifact: str, method: str, evaluator: str, command
