@@ -13,7 +13,7 @@ CASES ?= 10000
 SEED ?= 0
 KIND ?=
 
-.PHONY: help env lint format versions lock test test-newest test-all test-isa test-gpu attack installed table bench report dashboard publish notebooks docs gpu-report
+.PHONY: help env lint format versions lock test test-newest test-all test-isa test-peers test-gpu attack installed table bench report dashboard publish notebooks docs gpu-report
 
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -58,6 +58,11 @@ test-all: env ## those and the slow ones: the site, notebooks, launchers, kills,
 
 test-isa: env ## those of CPU kernels by the other instruction set: AVX-512 by SIMDe (libsimde-dev), or AVX2 beside AVX-512
 	tests/other_isa.sh $(BIN)/python
+
+test-peers: env ## those beside llama.cpp, built from its source (minutes): the same model, the same divergence
+	[ -d build/peers/llama_cpp ] || $(BIN)/pip install -q --no-deps --target build/peers llama-cpp-python==0.3.36 diskcache
+	PYTHONPATH=build/peers $(BIN)/python -m pytest -q tests/evaluators/test_llama_cpp.py tests/checkpoint/test_gguf_writing.py \
+		tests/quantizers/test_ggml.py
 
 test-gpu: env ## the tests that need one
 	$(BIN)/python -m pytest -m gpu

@@ -1,7 +1,10 @@
 """The peer's column: not run, and why, where it is absent; the GGUF it is given; its decoding where it is there."""
 
+import argparse
+import copy
 import importlib.util
 
+import numpy as np
 import pytest
 import torch
 from tests.tiny_models import tiny_llama, tiny_opt
@@ -11,10 +14,12 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 import lutlab
 from lutlab.errors import LutlabError
 from lutlab.evaluators import llama_cpp
+from lutlab.evaluators.kld import token_kl
 from lutlab.evaluators.llama_cpp import LlamaCpp
 from lutlab.models import gguf_file
 from lutlab.models.gguf_file import Encoded
 from lutlab.models.gguf_names import interleaved
+from lutlab.models.load import load_model
 from lutlab.peers.llama_cpp import gguf_model
 from lutlab.specs import ModelRun, ModelSpec, Subject
 
@@ -134,6 +139,27 @@ def test_decodes_what_the_model_decodes(kind):
         if encoded[name].type == kind:
             error = (gguf_model.rounded(encoded[name]) - weight).norm() / weight.norm()
             assert 0.02 < error < {"q4_0": 0.1, "q3_K": 0.2, "q2_K": 0.4}[kind]
+
+
+def test_kld_is_that_of_the_peers_own_logits(tmp_path):
+    """Of a trained model and its Q4_0; the peer rounds activations to 8 bits, which moves both models alike."""
+    pytest.importorskip("llama_cpp")
+    spec = ModelSpec("llama-embedded-s", "embedded", "llama-embedded-s")
+    loaded = load_model(spec, torch.float32, "cpu", 0)
+    window = loaded.tokenizer(argparse.__doc__, return_tensors="pt").input_ids[0, :128]
+    coded = lutlab.quantize(copy.deepcopy(loaded.model), method="ggml", type="Q4_0")
+    theirs, ours = [], []
+    for name, model in (("full", loaded.model), ("coded", coded)):
+        path = tmp_path / f"{name}.gguf"
+        gguf_file.write(model.config, gguf_model.encode(model, "f32", "f32", 1), path)
+        with gguf_model.Decoder(path, len(window), 1, cache="f32") as decoder:
+            decoder.rewind()
+            theirs.append(torch.tensor(np.stack([decoder.step(t).copy() for t in window.tolist()])))
+        ours.append(model(window[None]).logits[0].detach())
+    peers, own = (token_kl(*(x[None] for x in some))[0][0] for some in (theirs, ours))
+    assert own.mean() > 0.01
+    assert peers.mean().item() == pytest.approx(own.mean().item(), rel=0.05)
+    assert torch.corrcoef(torch.stack([peers, own]))[0, 1] > 0.98
 
 
 def test_layers_of_method_ggml_are_in_the_file_byte_for_byte():
