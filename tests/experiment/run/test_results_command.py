@@ -14,6 +14,7 @@ from tests.command_line import QUICK
 
 from lutlab.experiment.records import prune
 from lutlab.experiment.run.main import main
+from lutlab.experiment.store.record import LINES, read_lines
 from lutlab.experiment.store.store import Store
 from tools.published_list import PUBLISHED
 
@@ -134,3 +135,19 @@ def test_everything_is_exported(measured, monkeypatch, capfd, tmp_path):
         assert set(found["cell_id"]) == set(Store(measured).all())
     code, _, err = results(monkeypatch, capfd, "export", tmp_path / "all.xlsx", "--results", measured)  # fmt: skip
     assert code == 2
+
+
+def test_a_library_moves_the_cells_of_those_that_ask_for_it_alone():
+    """Of records by llama.cpp's quantizers, whether it is installed or not; and of one that names a library too many."""
+    records = read_lines(PUBLISHED / "amd-epyc-2cores" / "lutlab" / "gguf_types" / LINES).values()
+    of_ggml = [r for r in records if r.run["method"].startswith("ggml")]
+    assert of_ggml
+    moved = {reason for record in of_ggml for reason in prune.moved(record)}
+    assert not [reason for reason in moved if "not asked for" in reason]
+    record = of_ggml[0]
+    identity = record.provenance["identity"]
+    identity = identity | {"libraries": {"torch": "0.1", "transformers": "5.1"}}
+    other = dataclasses.replace(record, provenance={**record.provenance, "identity": identity})
+    torch, transformers = [reason for reason in prune.moved(other) if reason.startswith("t")]
+    assert torch.startswith("torch 0.1 -> ")
+    assert transformers == "transformers 5.1 -> not asked for"

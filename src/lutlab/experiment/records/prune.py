@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -82,16 +83,23 @@ def _moved(record: Record, identity: dict[str, Any]) -> Iterator[str]:
             yield f"{name} {then} -> {now if now is not None else 'gone'}"
     decides = [("evaluator", record.evaluation["evaluator"]), ("method", record.run["method"])]
     found = [registry.classes(kind).get(name) for kind, name in decides]
-    today = libraries(
-        *(library for component in found if component for library in component.libraries)
-    )
+    asked = {"torch", *(library for one in found if one for library in one.libraries)}
     for name, then in identity["libraries"].items():
-        if today.get(name) != then:
-            yield f"{name} {then} -> {today.get(name, 'not asked for')}"
+        now = _installed(name) if name in asked else "not asked for"
+        if now not in (None, then):
+            yield f"{name} {then} -> {now}"
     if "speed" in identity:
         device = record.run["device"].partition(":")[0]
         if identity["speed"]["kernels"] != kernels_fingerprint(device):
             yield f"kernels of {device}"
+
+
+def _installed(name: str) -> str | None:
+    """The version of a library as ids hold it; None where it is not here, so that its cells are not run."""
+    try:
+        return libraries(name)[name]
+    except PackageNotFoundError:
+        return None
 
 
 def _version(name: str) -> int | None:
