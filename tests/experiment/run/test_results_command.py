@@ -138,7 +138,7 @@ def test_everything_is_exported(measured, monkeypatch, capfd, tmp_path):
 
 
 def test_a_library_moves_the_cells_of_those_that_ask_for_it_alone():
-    """Of records by llama.cpp's quantizers, whether it is installed or not; and of one that names a library too many."""
+    """Of records by llama.cpp's quantizers, installed or not; and of one that names a library too many."""
     records = read_lines(PUBLISHED / "amd-epyc-2cores" / "lutlab" / "gguf_types" / LINES).values()
     of_ggml = [r for r in records if r.run["method"].startswith("ggml")]
     assert of_ggml
