@@ -15,7 +15,7 @@ from lutlab.experiment.artifact.artifact import load_artifact
 from lutlab.experiment.artifact.rows import Scale
 from lutlab.experiment.report import published
 from lutlab.experiment.report.means import is_mean
-from lutlab.experiment.store.record import content_id
+from lutlab.experiment.store.record import content_id, read_lines
 from lutlab.experiment.store.store import Store
 from lutlab.kept.files import check_sums
 from tools.published_list import read_list
@@ -108,3 +108,35 @@ def test_binary_codes_err_no_more_than_uniform_ones_on_any_real_layer(q: int, me
     assert len(binary) == len(uniform) == 210
     pairs = enumerate(zip(binary, uniform, strict=True))
     assert [layer for layer, (one, other) in pairs if one > other] == []
+
+
+def test_the_page_of_methods_says_how_far_a_quality_repeats_on_another_processor() -> None:
+    found = {}
+    for path in PUBLISHED.glob("*/*/*/records.jsonl"):
+        for r in read_lines(path).values():
+            known = r.provenance["identity"]
+            plain = "text" in known and not known["run"].get("options") and "options" not in known
+            windows = (r.evaluation["text"] or {}).get("limit")
+            if (plain and r.run["model"]["source"] == "package" and windows == 4
+                and r.evaluation["evaluator"] == "ppl" and r.evaluation["text"]["protocol"] == "wikitext2"
+                and (r.run["calibration"] or {"samples": 32})["samples"] == 32):  # fmt: skip
+                name = r.run["method"], r.run["q"], r.run["g"]
+                isa = r.provenance["torch_cpu_capability"]
+                found.setdefault(name, {})[isa] = r.values["ppl"]
+    both = {name: values for name, values in found.items() if len(values) == 2}
+    page = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
+    lines = page.partition("| | AVX2 | AVX-512 |")[2].partition("\n\n")[0].splitlines()[2:]
+    told = {}
+    for line in lines:
+        name, *values = (cell.strip() for cell in line.strip("|").split("|"))
+        method, q, g = re.fullmatch(
+            r"`(\w+)`(?:, q=(\d))?(?: g=(\d+)|, a scale a row)?", name
+        ).groups()
+        told[method, float(q or 16), int(g or -1)] = values
+    assert told.keys() <= both.keys()
+    assert len(told) >= 6
+    for name, values in told.items():
+        exact = both[name]["AVX2"], both[name]["AVX512"]
+        assert values == [
+            f"{v:.{len(t.partition('.')[2])}f}" for v, t in zip(exact, values, strict=True)
+        ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import statistics
 
@@ -48,6 +49,17 @@ def test_of_an_accuracy_and_none_of_what_is_exact() -> None:
         assert error_of(record(name, "x", 2.0, (1.0, 2.0)), "x") is None
     kept = record("a_users_own", "x", 2.0, (), standard_error={"x": 0.25})
     assert error_of(kept, "x") == 0.25
+
+
+def test_of_a_speed_by_the_repeats_of_its_run() -> None:
+    seconds = (1.0, 1.25, 0.8, 1.1, 1.05)
+    per_s = record("llama_cpp", "tokens_per_s", 100 / 1.05, seconds)
+    relative = naive(seconds) / statistics.fmean(seconds)
+    assert error_of(per_s, "tokens_per_s") == pytest.approx(100 / 1.05 * relative)
+    ms = record("generation", "ms_per_token", 10.5, seconds)
+    assert error_of(ms, "ms_per_token") == pytest.approx(10.5 * relative)
+    own = [dataclasses.replace(r, cell_id=c) for r, c in ((per_s, "a"), (per_s, "b"))]
+    assert set(shares_of(own[0], "tokens_per_s")) != set(shares_of(own[1], "tokens_per_s"))
 
 
 def test_the_same_windows_of_the_same_text_are_paired() -> None:

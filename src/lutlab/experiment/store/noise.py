@@ -6,9 +6,11 @@ A record made before errors were kept (as the fact `standard_error`) has its sam
     kld_mean_nats         mean of each window, nats      mean
     lambada_perplexity    log-likelihood of each word    exp(-mean)
     accuracy              margin, positive where right   mean of right; 0 and 1 have the error of half an example
+    tokens_per_s          seconds of each repeat         tokens / median, whose error is taken as that of the mean
 
-An error of speeds is not known: rounds on one machine are not drawn independently, and the median of ratios is judged
-as it is. Sizes and errors of weights are exact: of the same model and method there is nothing to draw again.
+The repeats of one run do not show what differs between runs, so that an error of a speed is the least that it can be.
+That of a product is not known: the median of ratios is judged as it is. Sizes and errors of weights are exact: of the
+same model and method there is nothing to draw again.
 """
 
 from __future__ import annotations
@@ -31,6 +33,10 @@ _PROPORTIONS = {
     ("lm_eval", "acc"),
     ("lm_eval", "acc_norm"),
 }
+
+_DECODING = ("generation", "llama_cpp", "qigen")
+# Metric of decoding -> the power of the seconds that it goes with.
+_OF_SECONDS = {"tokens_per_s": -1, "bandwidth_gb_s": -1, "ms_per_token": 1}
 
 # Of these the samples tell what is right: positive margins, or ones.
 _JUDGED = {("zero_shot", "accuracy"), ("glue", "accuracy"), ("lm_eval", "acc")}
@@ -72,6 +78,8 @@ def _influences(record: Record, evaluator: str | None, metric: str) -> Sequence[
         return samples
     if (evaluator, metric) == ("lambada", "lambada_perplexity"):
         return [-value * likelihood for likelihood in samples]
+    if evaluator in _DECODING and metric in _OF_SECONDS:
+        return [_OF_SECONDS[metric] * value * s * len(samples) / sum(samples) for s in samples]
     if (evaluator, metric) in _JUDGED:
         right = [float(margin > 0) for margin in samples]
         # a tie that counted as right cannot be told from the margin, and of 0 and 1 the spread cannot be seen
