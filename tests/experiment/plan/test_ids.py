@@ -98,17 +98,20 @@ def test_defaults_of_a_run_stay_as_they_are() -> None:
 
 @pytest.mark.parametrize("name", ["torch", "transformers"])
 def test_a_minor_version_of_a_library_is_in_it_and_a_patch_is_not(name, monkeypatch) -> None:
+    """Of torch in every one, of transformers in those of what times its code."""
     installed = importlib.metadata.version
 
     def ids_with(version: str) -> tuple[str, ...]:
         monkeypatch.setattr(
             importlib.metadata, "version", lambda n: version if n == name else installed(n)
         )
-        return *ids_of((ROW, ERROR)), quantized_id(resolved(GPTQ)), inputs_id(resolved(GPTQ))
+        quality = *ids_of((ROW, ERROR)), quantized_id(resolved(GPTQ)), inputs_id(resolved(GPTQ))
+        return *ids_of((ROW, SPEED)), *quality
 
     before, patch, minor = map(ids_with, ("7.1.0", "7.1.4+cpu", "7.2.0"))
     assert before == patch
-    assert all(old != new for old, new in zip(before, minor, strict=True))
+    moved = [old != new for old, new in zip(before, minor, strict=True)]
+    assert moved == [True] + [name == "torch"] * 3
 
 
 def raised(monkeypatch, name: str) -> None:
