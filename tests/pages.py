@@ -33,7 +33,7 @@ _BLOCK = re.compile(r'^```(\w*)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE 
 # Languages of blocks that are no program, of which a titled one is a file.
 _DATA = ("yaml", "bibtex", "text")
 # Programs of others, whose arguments are theirs to read.
-_OTHERS = {"docker", "rm", "sha256sum", "vllm", "wandb"}
+_OTHERS = {"docker", "rm", "sha256sum", "wandb"}
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ def small(gpu, monkeypatch, tmp_path):
     monkeypatch.setattr(GraphStep, "obstacle", lambda model, cache: "")
     monkeypatch.setattr(bench, "LENGTH", 32)
     monkeypatch.setattr(bench, "timer", lambda one, kind: one.run(0) or one.bytes * 1e-9)
-    kernels = {"lut_gemv_half_bits": 2e-6, "fmha": 1e-6}
+    kernels = {"lut_gemv_bit_planes": 2e-6, "fmha": 1e-6}
     kinds = {"matmul": 2e-6, "attention": 1e-6}
     monkeypatch.setattr(bench, "gpu_parts", lambda run, calls: (run() and None) or (kinds, kernels))
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 10**9)

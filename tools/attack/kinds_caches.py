@@ -60,7 +60,7 @@ def make_races(folder: Path) -> None:
     os.environ["LUTLAB_CACHE"] = str(folder / "cache")
     seconds = {
         1: {"lane_tables": 1.0, "bit_planes": 2.0, DENSE: 9.0},
-        8: {"half_bits": 3.0, DENSE: 2.5},
+        8: {"bit_planes": 3.0, DENSE: 2.5},
     }
     choice.keep([Race("GPU", "float16", False, q, 128, (4096, 4096), seconds) for q in (2, 3, 4)])
 

@@ -36,9 +36,8 @@ def model(**how):
 
 def test_the_model_prefers_who_takes_the_fewest_readings():
     assert model(uniform=True) == model(uniform=True, m=16) == "uniform_mma"
-    assert model() == model(m=3) == model(g=32) == "bit_planes"
-    assert model(m=4) == model(m=16) == model(m=2, g=32) == "half_bits"
-    assert model(m=5, x=F32, uniform=True) == "half_bits"
+    assert model() == model(m=16) == model(g=32) == "bit_planes"
+    assert model(m=5, x=F32, uniform=True) == "bit_planes"
     assert model(g=40) == "paper"
 
 
@@ -46,7 +45,7 @@ def test_the_model_prefers_who_takes_the_fewest_readings():
 @pytest.mark.parametrize("x", [F16, F32])
 def test_the_model_counts_bytes(q, x):
     dense = q / 8 + 2 * x.itemsize
-    batch = variants.variant("half_bits").batch(product(x=x))
+    batch = variants.variant("bit_planes").batch(product(x=x))
     for m in range(9, 600, 7):
         kernel = -(-m // batch) * q / 8
         assert (model(m=m, q=q, x=x) == DENSE) == (kernel > dense)
@@ -73,14 +72,14 @@ def test_what_won_a_race_takes_the_place_of_the_model():
 
 def test_the_race_most_like_a_product_counts():
     keep([raced({1: {"lane_tables": 1.0}}), raced({1: {"bit_planes": 1.0}}, g=32)])
-    keep([raced({1: {"half_bits": 1.0}}, shape=(49152, 12288))])
+    keep([raced({1: {"paper": 1.0}}, shape=(49152, 12288))])
     assert choose(product(), H200, "GPU")[0] == "lane_tables"
     assert choose(product(g=64, shape=(2048, 4096)), H200, "GPU")[0] in (
         "lane_tables",
         "bit_planes",
     )
     assert choose(product(g=32), H200, "GPU")[0] == "bit_planes"
-    assert choose(product(shape=(28672, 8192)), H200, "GPU")[0] == "half_bits"
+    assert choose(product(shape=(28672, 8192)), H200, "GPU")[0] == "paper"
 
 
 def test_a_race_of_before_has_short_names():
@@ -106,20 +105,20 @@ def test_a_later_race_replaces_an_earlier_one():
         {"shape": [0, 4096]},
         {"group": -1},
         {"seconds": {}},
-        {"seconds": {"1": {"half_bits": float("nan")}}},
-        {"seconds": {"0": {"half_bits": 1.0}}},
+        {"seconds": {"1": {"paper": float("nan")}}},
+        {"seconds": {"0": {"paper": 1.0}}},
         {"more": 1},
     ],
 )
 def test_numbers_that_no_race_has_count_as_damage(caplog, wrong):
-    path = keep([raced({1: {"half_bits": 1.0}})])
+    path = keep([raced({1: {"paper": 1.0}})])
     (race,) = unsealed(path.read_bytes(), path.name)
     path.write_bytes(sealed([race | wrong], path.name))
     choice._read.cache_clear()
     with caplog.at_level(logging.WARNING):
         assert choose(product(), H200, "GPU")[1] == MODEL
     assert f"{path} is damaged (" in caplog.text
-    keep([raced({1: {"half_bits": 1.0}})])
+    keep([raced({1: {"paper": 1.0}})])
     assert choose(product(), H200, "GPU")[1] == RACE
 
 

@@ -128,16 +128,9 @@ def test_the_variant_goes_by_format_type_and_rows(named_gpu):
         for dtype in (F16, BF16, F32):
             for rows in (1, 16):
                 linear(inputs(rows, dtype))
-    assert list(codes.products) == [
-        (F16, "uniform_mma"),
-        (BF16, "uniform_mma"),
-        (F32, "bit_planes"),
-        (F32, "half_bits"),
-    ]
-    assert list(planes.products) == [
-        (d, v) for d in (F16, BF16, F32) for v in ("bit_planes", "half_bits")
-    ]
-    assert len(planes.weights) == 1, "bit_planes and half_bits read the same layout"
+    mma = [(F16, "uniform_mma"), (BF16, "uniform_mma")]
+    assert list(codes.products) == [*mma, (F32, "bit_planes")]
+    assert list(planes.products) == [(dtype, "bit_planes") for dtype in (F16, BF16, F32)]
     assert "lut_gemv uniform_mma (" in codes.describe(1, F16)
     assert codes.describe(1, F16).endswith("chosen by a model of bytes")
     assert codes.describe(4096, F32).startswith("dequantize every call, cuBLAS (chosen by a model")
@@ -208,7 +201,7 @@ def test_a_layer_on_a_gpu_takes_it(named_gpu, monkeypatch):
     x = inputs(2)
     ran.take()
     assert relative_error(layer(x).double() - 1, x, packed.dequantize()) < 1e-6
-    assert ran.take()[0].startswith("lut_gemv half_bits")
+    assert ran.take()[0].startswith("lut_gemv bit_planes")
     assert layer.packed.qweight is packed.qweight, "the stored form of uniform codes stays"
     assert torch.equal(copy.deepcopy(layer)(x), layer(x))
     ran.take()

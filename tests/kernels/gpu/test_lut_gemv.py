@@ -76,9 +76,8 @@ def test_every_variant_declares_its_names_and_its_place():
         "lane_tables": "r3",
         "bit_planes": "r4",
         "uniform_mma": "r5",
-        "half_bits": "r6",
     }
-    best = ["uniform_mma", "bit_planes", "lane_tables", "half_bits", "paper"]
+    best = ["uniform_mma", "bit_planes", "lane_tables", "paper"]
     assert [one.name for one in variants.preferred()] == best
     assert [one.name for one in variants.preferred("mixed_gemv_gpu")] == ["mixed_async"]
     assert sorted(variants.variants("mixed_gemv_gpu")) == ["mixed_async", "mixed_sync"]

@@ -171,31 +171,6 @@ TRIALS = {
         ranges=[({}, (BF16,))],
         workspace=("arrived", "partial"),
     ),
-    "half_bits": Trial(
-        knobs={"slice": 256, "warps": 2, "turns": 2},
-        shapes=[
-            *((1, 1, -1), (31, 31, 128), (32, 127, 96), (33, 128, -1), (1, 129, 128)),
-            *((129, 700, 384), (70, 1500, 256)),
-            *((rows, columns, g) for rows, columns in ((33, 129), (5, 1)) for g in (32, 64)),
-        ],
-        m=(4, 7, 8, 9, 16, 17),
-        drawn={"slice": st.sampled_from([128, 256, 384, 512]), "turns": st.integers(1, 8)},
-        compiled=[
-            *({"m": m, "bits": q} for m, q in ((8, 3), (16, 3), (16, 8))),
-            {"m": 8, "bits": 4, "group_size": 32},
-            *({"m": m, "bits": 8, "group_size": g, "x": F32} for m, g in ((8, 128), (4, 32))),
-            {"m": 8, "bits": 1, "x": BF16},
-        ],
-        refused=[
-            ({"warps": 3}, {}, "a power of two up to 16"),
-            ({"slice": 100}, {}, "a multiple of 128 columns"),
-            ({"turns": -1}, {}, "tiles of 32 rows that a warp takes"),
-            ({"slice": 1 << 20}, {"columns": 1 << 20}, "bytes of shared memory"),
-            G40,
-        ],
-        ranges=[({}, (BF16, F32))],
-        workspace=("arrived", "partial"),
-    ),
 }
 by_variant = pytest.mark.parametrize("name", TRIALS)
 
