@@ -45,7 +45,7 @@ $(BIN)/uv:
 	$(BIN)/pip install -q uv
 
 lock: env ## check versions against sources and golden cells, and lock them (UNCHANGED=<components>: CONTRIBUTING.md)
-	$(BIN)/python -m lutlab.experiment.store.lock $(if $(UNCHANGED),--unchanged $(UNCHANGED))
+	$(BIN)/python -m tools.lock $(if $(UNCHANGED),--unchanged $(UNCHANGED))
 
 test: env ## the README's tests: those that take moments and need no GPU
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal

@@ -14,11 +14,11 @@ from lutlab.compress.widths import widths
 from lutlab.data.protocols import protocol
 from lutlab.evaluators import kernel_latency
 from lutlab.evaluators.contract import Evaluator, Metric, Work
-from lutlab.experiment.store.golden import text_of
 from lutlab.measure import products
 from lutlab.models.families import kinds
 from lutlab.quantizers.contract import make_method
 from lutlab.specs import ModelRun, ModelSpec, ProductRun, Subject
+from tools.golden import text_of
 
 EVALUATORS = registry.classes("evaluator")
 MODEL = ModelRun(ModelSpec("tiny", "folder", "tiny"), "rtn", 4, 16)

@@ -1,10 +1,10 @@
 """The lock: version, fingerprint and golden cell of each component, so that nobody forgets to raise a version.
 
-    python -m lutlab.experiment.store.lock      check, and write tests/components.lock.json
+    python -m tools.lock      check, and write tests/components.lock.json
 
 Where a fingerprint moved, the numbers must be the same, which the golden cell shows to the last bit, or the version
 must have been raised. A component without a golden cell (kernels, timers, evaluators of speeds) needs a person's word
-for the first: --unchanged <component>. A test reads the same file in CI (tests/experiment/store/test_lock.py).
+for the first: --unchanged <component>. A test reads the same file in CI (tests/tools/test_lock.py).
 
     {"made_with": {library: version}, "components": {name: {"version", "fingerprint", "golden"}}}
 
@@ -22,8 +22,9 @@ from typing import Any
 
 from lutlab import sources
 from lutlab.errors import LutlabError, nearest
-from lutlab.experiment.store import components, golden
+from lutlab.experiment.store import components
 from lutlab.kept.files import write_atomically
+from tools import golden
 
 FILE = "tests/components.lock.json"
 COMMAND = "make lock"

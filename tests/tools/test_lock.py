@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from lutlab import sources
-from lutlab.experiment.store import golden, lock
-from lutlab.experiment.store.lock import Lock, comparable, refusals, told
+from tools import golden, lock
+from tools.lock import Lock, comparable, refusals, told
 
 HERE = {"machine": "x86_64", "torch": "2.13"}
 BEFORE = {
