@@ -13,7 +13,7 @@ CASES ?= 10000
 SEED ?= 0
 KIND ?=
 
-.PHONY: help env lint format versions lock test test-newest test-all test-isa test-peers test-gpu attack installed table bench report dashboard publish notebooks docs gpu-report
+.PHONY: help env lint format versions lock test test-newest test-all test-isa test-peers test-gpu attack installed release table bench report dashboard publish notebooks docs gpu-report
 
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -80,6 +80,13 @@ attack: env ## damage files, kill runs, fuzz lines and calls: CASES, a tenth, a 
 
 installed: env ## build the wheel, use it in a bare environment
 	tests/installed.sh $(BIN)/python
+
+release: installed ## of a clean tree: the wheel in dist/ and a tag, both of pyproject.toml's version; nothing is sent anywhere
+	@test -z "$$(git status --porcelain)" || { echo "commit first: a tag names what is committed"; exit 1; }
+	rm -rf dist && $(BIN)/python -m pip wheel -q --no-deps -w dist .
+	@version=$$(basename dist/lutlab-*.whl | cut -d- -f2); \
+	! grep "^## $$version (unreleased)" CHANGELOG.md || { echo "date it in CHANGELOG.md first"; exit 1; }; \
+	git tag -a "v$$version" -m "lutlab $$version" && echo "tagged v$$version"
 
 gpu-report: ## check, time and record all that needs a GPU, on this one; call again to go on
 	$(GPU_PYTHON) benchmarks/gpu_report.py

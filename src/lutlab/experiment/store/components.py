@@ -3,8 +3,8 @@
     method/rtn  format/uniform  evaluator/ppl  protocol/wikitext2  driver  search  tuning  models  kernel/bcq_gemv  …
 
 A version is declared where the component is implemented and is part of the ids of its cells; sources are not. That
-nobody forgets to raise one is what the lock (tools/lock.py) is for. Speeds are the exception: any change of a kernel may
-change them, so that their ids hold the fingerprint of their device's kernels.
+nobody forgets to raise one is what the lock (tools/lock.py) is for. Speeds are the exception: any change of a kernel
+may change them, so that their ids hold the fingerprint of their device's kernels.
 """
 
 from __future__ import annotations
