@@ -2,7 +2,7 @@
 
     parent   ask("gptqmodel", python, folder, ids, …)          child   python accuracy_peers.py <job, as JSON>
 
-A peer (lutlab/peers) quantizes end to end, through its public entry point; the child saves the whole model with
+A peer (peers/) quantizes end to end, through its public entry point; the child saves the whole model with
 dequantized weights, in float32. What was asked before, of the same versions and on the same tokens, is not run again.
 The child needs torch and safetensors; the rest of lutlab's dependencies are on the parent's side.
 """
@@ -23,10 +23,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import peers
 import torch
 from safetensors.torch import load_file, save_file
 
-from lutlab import registry
 from lutlab.peers.contract import surroundings
 
 CALIBRATION = "calibration.safetensors"
@@ -34,7 +34,7 @@ CALIBRATION = "calibration.safetensors"
 
 def serve(job: dict[str, Any]) -> None:
     """The child's side: a .safetensors and a .json for each row; the latter alone, with a reason, where it fails."""
-    peer = registry.lookup("peer", job["peer"])
+    peer = peers.peer(job["peer"])
     if lacking := peer.lacking():
         raise SystemExit(lacking)
     work = Path(job["work"])

@@ -4,7 +4,7 @@
         [--g 32 128 --methods rtn gptq hessian_bcq:target=stream,true_sequential=true] [--out a.json]
         --peer gptqmodel=<python of its environment> --peer llmcompressor=… --peer auto_round=… --peer efficientqat=…
 
-A peer runs in its own environment, by its file of lutlab/peers, which states its settings, and hands over dequantized
+A peer runs in its own environment, by its file of peers/, which states its settings, and hands over dequantized
 weights in float32. They are loaded into the plain model here, so all perplexities are of one evaluator. A row says
 where a peer left layers that lutlab quantizes, changed anything else, or gave a group more than 2^q values. A method
 that fails is a row with its reason. How environments are made: benchmarks/README.md.
@@ -29,11 +29,12 @@ from typing import Any
 import origin
 import torch
 from accuracy_peers import Material, ask, levels, with_weights
+from peers import able
 
 import lutlab
 from lutlab.errors import LutlabError
 from lutlab.modules import QuantLinear
-from lutlab.peers.contract import QuantizesModels, able
+from lutlab.peers.contract import QuantizesModels
 
 PEERS = able(QuantizesModels)
 METHODS = (

@@ -33,10 +33,11 @@ from pathlib import Path
 import origin
 from cpu_contestants import GROUP, copies, mixed, ours, qigens
 from cpu_peers import KINDS, Peer
+from peers import able
+from peers.torch import Torch
 
 from lutlab.measure.timing import COLD, RESIDENT, Contestant, CpuTimer, cpu_reader, race
-from lutlab.peers.contract import MultipliesOnCPU, Product, able
-from lutlab.peers.torch import Torch
+from lutlab.peers.contract import MultipliesOnCPU, Product
 
 GOAL = 0.8  # of the read bandwidth, AVX2, two threads, q = 2, 3, 4
 OWN = {"planes": ours, "mixed": mixed, "qigen": qigens}

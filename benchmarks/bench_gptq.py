@@ -27,8 +27,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from peers import able
 
-from lutlab.peers.contract import Block, RunsGPTQ, able, surroundings
+from lutlab.peers.contract import Block, RunsGPTQ, surroundings
 
 PEERS = able(RunsGPTQ)
 INPUTS = {"qkv": ("q", "k", "v"), "o": ("o",), "mlp": ("gate", "up"), "down": ("down",)}

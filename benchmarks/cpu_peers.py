@@ -14,9 +14,9 @@ import json
 import subprocess
 import sys
 
+import peers
 from cpu_contestants import GROUP, copies
 
-from lutlab import registry
 from lutlab.measure.timing import COLD, RESIDENT, CpuTimer, race
 from lutlab.peers.contract import Product, surroundings
 
@@ -64,7 +64,7 @@ class Peer:
 
 def serve(args: argparse.Namespace) -> None:
     """The child's side."""
-    peer = registry.lookup("peer", args.name)
+    peer = peers.peer(args.name)
     cold = functools.partial(copies, args=args)
     found = peer.cpu_products(tuple(args.shape), args.m, GROUP, args.threads, cold)
     known = [

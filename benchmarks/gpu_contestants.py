@@ -14,6 +14,7 @@ from typing import Any
 
 import origin
 import torch
+from peers import able
 
 from lutlab import formats
 from lutlab.errors import LutlabError
@@ -29,7 +30,7 @@ from lutlab.kernels.gpu.lut_gemv.variant import case
 from lutlab.measure import products
 from lutlab.measure.energy import clocks_of
 from lutlab.measure.timing import Contestant, copies_for
-from lutlab.peers.contract import MultipliesOnGPU, able
+from lutlab.peers.contract import MultipliesOnGPU
 from lutlab.quantizers.mixed_2_4_16 import Mixed2416
 from lutlab.specs import ProductRun
 

@@ -180,9 +180,6 @@ OPENED = {
     "lazy.py": {"import_module"},  # libraries that it names itself
     "measure/ranks.py": {"pickle.loads"},  # of our own child, in a folder that is this user's alone
     "models/pretrained.py": {"from_pretrained"},  # always with trust_remote_code=False
-    "peers/auto_round.py": {"from_pretrained"},  # in an environment of its own, by a benchmark
-    "peers/efficientqat.py": {"from_pretrained"},
-    "peers/llmcompressor.py": {"from_pretrained"},
     "registry.py": {"import_module"},
     "tools/attack/kinds_models.py": {"from_pretrained"},  # folders that it made itself
     "tools/embedded/export.py": {"np.load", "torch.load"},  # made by train.py, weights_only=True

@@ -9,11 +9,11 @@ import accuracy_peers
 import bench_accuracy_peers as bench
 import pytest
 import torch
+from peers import efficientqat
 from safetensors.torch import load_file
 
 import lutlab
 from lutlab import registry
-from lutlab.peers import efficientqat
 from lutlab.peers.contract import QuantizesModels
 
 FIRST = "model.decoder.layers.0."

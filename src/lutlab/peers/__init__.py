@@ -1,1 +1,1 @@
-"""Public code that lutlab is compared with, a file each: for benchmarks and evaluators alike."""
+"""Public code that lutlab is compared with: what a peer is, and llama.cpp; the others are in benchmarks/peers/."""

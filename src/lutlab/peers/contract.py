@@ -3,7 +3,7 @@
     @register("peer", "gptqmodel")
     class GPTQModel(QuantizesModels, RunsGPTQ): ...
 
-A peer extends a class for each thing that it can be compared in, and is found by it: `able(QuantizesModels)`. Its
+A peer extends a class for each thing that it can be compared in, and is found by it (benchmarks/peers). Its
 environment need not have lutlab, whose sources it reads by `surroundings`: at the top of a peer's file stands nothing
 beyond the standard library, numpy and torch are imported by the functions that call the peer.
 """
@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from lutlab import registry
 from lutlab.errors import LutlabError, not_installed
 from lutlab.lazy import torch
 from lutlab.measure.timing import Contestant
@@ -177,11 +176,6 @@ class MultipliesOnGPU(Peer):
         Returns:
             The product, the x that it multiplies, and the dequantized weight [N, K], by which it is checked.
         """
-
-
-def able(kind: type[Peer]) -> dict[str, type[Peer]]:
-    """Name -> peer, of those that extend a class, as QuantizesModels."""
-    return {n: cls for n, cls in registry.classes("peer").items() if issubclass(cls, kind)}
 
 
 def checked(product: Product, most: float) -> Product:
