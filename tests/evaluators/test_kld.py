@@ -183,5 +183,7 @@ def test_what_is_refused(run, monkeypatch):
         return full
 
     monkeypatch.setattr(kld, "_full_precision", capped)
-    with pytest.raises(LutlabError, match="what its head puts out is changed behind it"):
+    with pytest.raises(
+        LutlabError, match="from what its head puts out: they are changed behind it"
+    ):
         measured(model, run, seqlen=33)

@@ -33,7 +33,7 @@ def test_a_quality_is_that_of_its_record(
             r
             for r in records
             if (r.run["method"], r.evaluation["evaluator"]) == (method, evaluator)
-            and r.run["model"]["source"] == "embedded"
+            and r.run["model"]["source"] == r.evaluation["text"]["source"] == "embedded"
             and not prune.moved(r)
         ),
         key=lambda r: (r.seconds, r.cell_id),
