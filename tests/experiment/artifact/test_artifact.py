@@ -16,8 +16,7 @@ from lutlab.errors import LutlabError
 from lutlab.experiment.artifact.artifact import Artifact, load_artifact
 from lutlab.experiment.artifact.catalog import EXPERIMENTS, artifacts
 from lutlab.experiment.artifact.claims import judge
-from lutlab.experiment.artifact.outcome import OURS
-from lutlab.experiment.artifact.rows import REAL
+from lutlab.experiment.artifact.rows import OURS, REAL
 from lutlab.experiment.report import compare
 from lutlab.experiment.row.run import run_of
 

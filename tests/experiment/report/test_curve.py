@@ -12,7 +12,8 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from lutlab.experiment.artifact.artifact import load_artifact
-from lutlab.experiment.artifact.outcome import FRONT, OURS, ResultTable
+from lutlab.experiment.artifact.outcome import FRONT, ResultTable
+from lutlab.experiment.artifact.rows import OURS
 from lutlab.experiment.plan.plan import PlannedCell, PlannedRow
 from lutlab.experiment.report import csv, markdown, print_table
 from lutlab.experiment.report.compare import tabulate

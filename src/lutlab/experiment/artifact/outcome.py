@@ -7,15 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from lutlab.experiment.artifact.artifact import Curve
 from lutlab.experiment.artifact.uncertain import Uncertain
 from lutlab.experiment.store.noise import Shares
 
-if TYPE_CHECKING:
-    from lutlab.experiment.artifact.artifact import Curve
-
-OURS = "Ours"  # label: what a row really runs, where that is not what the paper ran
 HOLDS, BREAKS, UNDECIDED = "✓", "✗", "–"  # signs of a claim
 FEW = 3  # instances of a claim
 TRIED = ("failed", "OOM")  # verdicts without a number that still belong beside the paper's

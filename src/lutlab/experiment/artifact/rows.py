@@ -15,9 +15,9 @@ from pydantic import Field, field_validator
 
 from lutlab.experiment.artifact.catalog import cite
 from lutlab.experiment.artifact.columns import PredictSpec, Strict
-from lutlab.experiment.artifact.outcome import OURS
 
 Scale = Literal["embedded", "small", "real", "paper"]
+OURS = "Ours"  # label: what a row really runs, where that is not what the paper ran
 # The model of scale=real, in the place of each that a paper names: the one that is to be had without the hub.
 REAL = "smollm2-135m"
 # Keys that a row may set, and what lies below them: what is measured, never where results go or whose code runs.

@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from lutlab.escapes import mapped_texts, visible
-from lutlab.experiment.artifact.outcome import OURS, Cell, Column, ResultTable, Row
+from lutlab.experiment.artifact.outcome import Cell, Column, ResultTable, Row
 from lutlab.experiment.artifact.predicted import VERDICT as PREDICTED
+from lutlab.experiment.artifact.rows import OURS
 from lutlab.experiment.report import bars, curve, style
 from lutlab.experiment.report.bars import Panel, Points
 from lutlab.experiment.report.layout import DASH, Block, Grid, Layout, lay_out

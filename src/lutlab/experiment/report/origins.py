@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from lutlab import registry
 from lutlab.experiment.artifact.columns import ColumnSpec
-from lutlab.experiment.artifact.outcome import OURS
+from lutlab.experiment.artifact.rows import OURS
 from lutlab.experiment.store.record import Record
 
 UNKNOWN = "unknown"

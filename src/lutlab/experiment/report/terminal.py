@@ -13,7 +13,8 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from lutlab.experiment.artifact.outcome import FRONT, OURS
+from lutlab.experiment.artifact.outcome import FRONT
+from lutlab.experiment.artifact.rows import OURS
 from lutlab.experiment.report.layout import Block, Grid, Head, Layout, Line, break_lines
 
 if TYPE_CHECKING:
