@@ -109,15 +109,14 @@ def drawn(numbers: Mapping[Name, Uncertain]) -> Iterator[dict[Name, float]]:
     that by a factor of its source, which makes Student's t of them: the error is known no better than that.
     """
     draw = np.random.default_rng(0)
-    variates: dict[str, np.ndarray] = {}
-    moved = {}
-    for name, number in numbers.items():
-        moved[name] = np.full(DRAWS, number.value)
-        for source, own in number.shares.items():
-            if source not in variates:
-                freedom = max(1, len(own) - 1)
-                factor = np.sqrt(freedom / draw.chisquare(freedom, DRAWS))
-                variates[source] = draw.standard_normal((len(own), DRAWS)) * factor
-            moved[name] += np.array(own) @ variates[source]
+    moved = {name: np.full(DRAWS, number.value) for name, number in numbers.items()}
+    for source in dict.fromkeys(s for number in numbers.values() for s in number.shares):
+        of_source = {name: n.shares[source] for name, n in numbers.items() if source in n.shares}
+        samples = len(next(iter(of_source.values())))
+        freedom = max(1, samples - 1)
+        factor = np.sqrt(freedom / draw.chisquare(freedom, DRAWS))
+        variates = draw.standard_normal((samples, DRAWS)) * factor
+        for name, shares in of_source.items():
+            moved[name] += np.array(shares) @ variates
     for i in range(DRAWS):
         yield {name: float(values[i]) for name, values in moved.items()}
