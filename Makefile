@@ -8,12 +8,8 @@ BIN = $(VENV)/bin
 unexport PYTHONDONTWRITEBYTECODE
 # Of versions: pyproject.toml's requires-python, as a marker.
 PYTHONS = python_full_version >= '3.11' and python_full_version < '3.15'
-# Of attack: cases of each attack, the first one's seed, kinds of files (all).
-CASES ?= 10000
-SEED ?= 0
-KIND ?=
 
-.PHONY: help env lint format versions lock test test-newest test-all test-isa test-peers test-gpu attack installed release table bench report dashboard publish notebooks docs gpu-report
+.PHONY: help env lint format versions lock test test-newest test-all test-isa test-peers test-gpu installed release table bench report dashboard publish notebooks docs gpu-report
 
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -66,17 +62,6 @@ test-peers: env ## those beside llama.cpp, built from its source (minutes): the 
 
 test-gpu: env ## the tests that need one
 	$(BIN)/python -m pytest -m gpu
-
-attack: env ## damage files, kill runs, fuzz lines and calls: CASES, a tenth, a half, a half; SEED=, KIND=; again to go on
-	@mkdir -p results/attack; bad=; \
-	attack() { nice $(BIN)/python -m "$$@" || bad=1; }; \
-	attack tools.attack.damage --cases $(CASES) --seed $(SEED) $(if $(KIND),--kind $(KIND)) \
-		--counts results/attack/damage$(KIND:%=-%)-$(SEED).json; \
-	if [ -z "$(KIND)" ]; then \
-		attack tools.attack.kills --cases $$(($(CASES) / 10)) --seed $(SEED) --counts results/attack/kills-$(SEED).json; \
-		attack tools.attack.lines --cases $$(($(CASES) / 2)) --seed $(SEED); \
-		attack tools.attack.calls --cases $$(($(CASES) / 2)) --seed $(SEED); \
-	fi; [ -z "$$bad" ]
 
 installed: env ## build the wheel, use it in a bare environment
 	tests/installed.sh $(BIN)/python

@@ -186,7 +186,6 @@ OPENED = {
     "measure/ranks.py": {"pickle.loads"},  # of our own child, in a folder that is this user's alone
     "models/pretrained.py": {"from_pretrained"},  # always with trust_remote_code=False
     "registry.py": {"import_module"},
-    "tools/attack/kinds_models.py": {"from_pretrained"},  # folders that it made itself
     "tools/embedded/export.py": {"np.load", "torch.load"},  # made by train.py, weights_only=True
     "tools/embedded/train.py": {"np.load", "torch.load"},
 }

@@ -3,5 +3,5 @@
 publish, render, gallery     results/published: measured, rendered, shown in the documentation
 fit_latency                  the constants of the predictor, from latencies that papers print
 embedded                     training of the small models that ship with lutlab
-attack                       damaged files, killed runs, hostile command lines and calls (CONTRIBUTING.md)
+lock, golden                 versions of components against their sources and golden cells (CONTRIBUTING.md)
 """

@@ -16,6 +16,7 @@ from typing import Any
 from unittest import mock
 
 from tests.conftest import ROOT
+from tests.hostile.typed import scratch, typed
 
 from lutlab.data.protocols import protocol
 from lutlab.experiment.plan import ids
@@ -24,7 +25,6 @@ from lutlab.experiment.plan.resolve import LABELLED
 from lutlab.experiment.row.spelling import axes, evaluation_from, overrides_of, run_from
 from lutlab.experiment.run.cli import help_page, short_page
 from lutlab.experiment.store.record import Record, canonical, content_id, read_lines
-from tools.attack import lines
 
 HERE = Path(__file__).parent
 PUBLISHED = ROOT / "results" / "published"
@@ -99,14 +99,14 @@ def mistaken() -> list[str]:
 
 def message(line: str) -> str:
     """How a line ends: its exit code, what it says; the current directory is called here."""
-    ended = lines.typed(json.loads(f"[{line}]"))
+    ended = typed(json.loads(f"[{line}]"))
     text = ended.err.replace(str(Path.cwd()), "<here>").replace(str(ROOT), "<checkout>")
     return f"{ended.code}\n" + re.sub(r"(?m)^", "    ", text.rstrip()) + "\n"
 
 
 def mistakes() -> str:
     """Every line of mistakes.txt with its message."""
-    with lines.scratch():
+    with scratch():
         return "".join(f"$ {line}\n{message(line)}" for line in mistaken())
 
 

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import pytest
 from tests.gate import hold
-
-from tools.attack import lines
+from tests.hostile.typed import scratch
 
 LINES = hold.MISTAKES.read_text(encoding="utf-8").split("$ ")[1:]
 PARTS = 8
@@ -34,7 +33,7 @@ def test_help_is_the_same() -> None:
     "part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, PARTS))]
 )
 def test_mistakes_are_said_as_before(part: int) -> None:
-    with lines.scratch():
+    with scratch():
         for known in LINES[part::PARTS]:
             line = known.partition("\n")[0]
             assert f"{line}\n{hold.message(line)}" == known

@@ -202,7 +202,7 @@ def family_named(model_type: str) -> Family:
 
 def model_class(config: PreTrainedConfig) -> Any:
     """The class of transformers that makes and loads models of this config, by the task of the head that it names."""
-    return getattr(transformers, TASKS[_task(family_of(config), config.architectures or ())])
+    return getattr(transformers, TASKS[_task(family_of(config), _named(config.architectures))])
 
 
 def family_written(path: Path) -> Family:
@@ -223,7 +223,7 @@ def family_written(path: Path) -> Family:
 def task_of_config(config: Mapping[str, Any]) -> str:
     """The task of a model by its config.json; empty where no family knows it, which loading it says."""
     family = registry.classes("family").get(config.get("model_type"))
-    heads = config.get("architectures") or ()
+    heads = _named(config.get("architectures"))
     if family is None or (family.heads and not set(heads) & set(dict(family.heads))):
         return ""
     return _task(family, heads)
@@ -236,6 +236,17 @@ def task_of(model: PreTrainedModel) -> str:
         LutlabError: an architecture or a head that no family here knows.
     """
     return _task(family_of(model.config), [type(model).__name__])
+
+
+def _named(architectures: object) -> Sequence[str]:
+    """`architectures` of a config; raises LutlabError: it is no list of names."""
+    if architectures is None:
+        return ()
+    if isinstance(architectures, list) and all(isinstance(name, str) for name in architectures):
+        return architectures
+    raise LutlabError(
+        f"architectures in config.json is {architectures!r}, no list of names: the file is damaged; fetch it again"
+    )
 
 
 def _task(family: Family, architectures: Sequence[str]) -> str:

@@ -33,6 +33,10 @@ _KERNEL_KEYS = (
 # The names of a size: of most architectures, GPT-2's, GPT-Neo's.
 _HEADS, _HIDDEN = ("num_attention_heads", "n_head", "num_heads"), ("hidden_size", "n_embd")
 _KEY_VALUE, _SIZE = ("num_key_value_heads",), ("head_dim",)
+_OTHERS = (
+    ("vocab_size",),
+    ("intermediate_size", "ffn_dim", "n_inner"),
+)  # sizes that torch allocates by
 
 
 @contextmanager
@@ -169,6 +173,8 @@ def check_heads(folder: Path) -> None:
     written = mapping_of(path)
     heads, hidden = _size(written, _HEADS, path), _size(written, _HIDDEN, path)
     shared, size = _size(written, _KEY_VALUE, path), _size(written, _SIZE, path)
+    for names in _OTHERS:
+        _size(written, names, path)
     if heads and hidden and size is None and hidden % heads:
         raise _misfit(path, f"{heads} attention heads do not divide the hidden size of {hidden}")
     if heads and shared and heads % shared:

@@ -246,7 +246,11 @@ def _of_one_model(rows: list[ArtifactRow]) -> list[ArtifactRow]:
 def _flatten(
     tree: Mapping[str, Any], key: tuple[str, ...] = ()
 ) -> Iterator[tuple[str, dict[str, float | str]]]:
-    """Leaves of nested mappings: (`opt-30b/q4_g32`, {column: number})."""
+    """Leaves of nested mappings: (`opt-30b/q4_g32`, {column: number}); raises ValueError: a row is none."""
+    if not isinstance(tree, Mapping):
+        raise ValueError(
+            f"published has {tree!r} for {'/'.join(key)}, no mapping from columns to numbers"
+        )
     if not any(isinstance(value, Mapping) for value in tree.values()):
         if tree:
             yield "/".join(key), dict(tree)
