@@ -10,7 +10,7 @@
     whole            W dequantized in one piece, and torch.mm: from DENSE_ROWS rows of x on, a layer does this
     dense            torch.mm of W in float32
 
-A prompt is read by the engine's kernels, by dequantized panels (generate/prefill.py), and by transformers with the
+A prompt is read by the engine's kernels, by dequantized panels (generate/panels.py), and by transformers with the
 model in float32, to the logits of its last token.
 
 Contestants take turns, and a time is the least of --rounds, as a busy machine only adds. A crossover is the first of
@@ -30,7 +30,8 @@ import torch
 import lutlab
 from lutlab.formats.bcq import PackedBCQ
 from lutlab.formats.uniform import PackedUniform
-from lutlab.generate.prefill import PANEL_ROWS, by_panels, prefill
+from lutlab.generate.panels import PANEL_ROWS, by_panels
+from lutlab.generate.prefill import prefill
 from lutlab.kernels.codegen.isa import detect
 from lutlab.kernels.contract import Execution
 from lutlab.kernels.dispatch import prepare

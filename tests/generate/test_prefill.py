@@ -10,7 +10,8 @@ import lutlab
 from lutlab.errors import LutlabError
 from lutlab.formats.uniform import PackedUniform
 from lutlab.generate import prefill as ways
-from lutlab.generate.prefill import by_panels, prefill
+from lutlab.generate.panels import by_panels
+from lutlab.generate.prefill import prefill
 from lutlab.kernels.dispatch import prepare
 from lutlab.quantizers.rtn import RTN
 
