@@ -83,3 +83,8 @@ def test_another_models_report_has_a_folder_that_names_it(source, name, folder) 
     model = {"source": source, "name": name, "id": "any", "revision": None, "layers": None}
     asked = replace(settings("logger=none"), model=ModelSpec(**model))
     assert variant(request, asked) == folder
+
+
+def test_another_calibrations_report_stands_beside() -> None:
+    (request,) = parse(["+exp=table6", "calibration.samples=128", "calibration.text=own", "seed=3"])
+    assert variant(request, settings("logger=none")) == "embedded-samples-128-text-own"

@@ -111,7 +111,7 @@ def _artifact_names(override: Override) -> list[str]:
 
 
 def variant(request: Request, row: Row) -> str:
-    """The folder of a report: other scales, texts, models and options than the default ones stand beside them."""
+    """The folder of a report: other scales, texts, models, calibrations and options than the default ones stand beside."""
     parts, model = [row.scale], row.model
     if row.data.root:
         parts.append(Path(row.data.root).name)
@@ -124,6 +124,9 @@ def variant(request: Request, row: Row) -> str:
     if request.artifact and any(o.startswith("model=") for o in request.arguments):
         kind = "synthetic-" if model.source == "synthetic" else ""
         parts.append(kind + Path(model.name).name.removeprefix(kind))
+    typed = (argument.partition("=") for argument in request.arguments if request.artifact)
+    calibrated = [(key, value) for key, _, value in typed if key.startswith("calibration.")]
+    parts += [f"{key.removeprefix('calibration.')}-{value}" for key, value in calibrated]
     for options in row.evaluator.values():
         parts += [f"{key}-{value}" for key, value in options]
     return "-".join(parts)
