@@ -111,7 +111,7 @@ def _artifact_names(override: Override) -> list[str]:
 
 
 def variant(request: Request, row: Row) -> str:
-    """The folder of a report: other scales, texts, models, calibrations and options than the default ones stand beside."""
+    """The folder of a report: another scale, text, model, calibration or option stands beside the default one."""
     parts, model = [row.scale], row.model
     if row.data.root:
         parts.append(Path(row.data.root).name)
