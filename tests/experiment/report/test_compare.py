@@ -103,7 +103,7 @@ def test_a_metric_that_its_record_lacks_has_the_reason_that_the_record_gives() -
 
 def sweep_row(key: str, value: float, baseline: str = "") -> PlannedRow:
     columns = free_columns(["ppl:wikitext2"])
-    cell = PlannedCell(EvalSpec("ppl", TextSpec("wikitext2", "hub")), "id", record(value))
+    cell = PlannedCell(EvalSpec("ppl", TextSpec("wikitext2", "hub")), key, record(value))
     spec = ModelRun(ModelSpec("m", "hub", "x"), "rtn", 4, 32)
     return PlannedRow(
         key, {"q": key}, spec, columns, dict.fromkeys(columns, cell), baseline=baseline
@@ -125,7 +125,7 @@ def test_a_row_of_a_table_stands_beside_its_model_in_full_precision() -> None:
         of_windows = dataclasses.replace(
             record(value), evaluation={"evaluator": "ppl"}, samples=values, facts={"seqlen": 1}
         )
-        cell = PlannedCell(EvalSpec("ppl", TextSpec("wikitext2", "hub")), "id", of_windows)
+        cell = PlannedCell(EvalSpec("ppl", TextSpec("wikitext2", "hub")), key, of_windows)
         columns = {"wiki2": ARTIFACT.columns["wiki2"]}
         spec = ModelRun(ModelSpec("m", "hub", "x"), "rtn", 4, 32)
         return PlannedRow(key, {}, spec, columns, {"wiki2": cell})

@@ -432,7 +432,8 @@ def _beside(row: Row, baseline: Row | None, columns: Sequence[str]) -> Row:
 
 
 def _difference(cell: Cell, baseline: Cell) -> Cell:
-    if cell.number is None or baseline.number is None:
+    same = cell.cell_id is not None and cell.cell_id == baseline.cell_id
+    if cell.number is None or baseline.number is None or same:
         return cell
     difference = cell.number - baseline.number
     return dataclasses.replace(cell, baseline=baseline.measured, difference=difference)
