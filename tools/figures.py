@@ -71,9 +71,10 @@ def two_bits() -> Figure:
 
 
 def real_model() -> Figure:
-    """KL divergence of every row of a real model along stored bits, llama.cpp's types beside ours."""
+    """KL divergence along stored bits of a real model whose layers are all quantized, llama.cpp's types beside ours."""
     cells = lutlab.results(MACHINE)
-    chosen = (cells["artifact"] == "gguf_types") & cells["variant"].str.startswith("real")
+    chosen = (cells["artifact"] == "gguf_types") & (cells["variant"] == "real-data-first4")
+    chosen &= cells["row"].str.contains("/all/")
     rows = cells[chosen & (cells["metric"] == "kld_mean_nats") & (cells["method"] != "none")]
     rows = rows[rows["measured"] < _USEFUL_NATS]
     series = {
@@ -83,6 +84,7 @@ def real_model() -> Figure:
         "GPTQ": (rows["method"] == "gptq") & (rows["method.sweeps"] == 0),
         "binary codes": rows["method"].isin(["gptq_bcq", "hessian_bcq"]),
         "round to nearest": rows["method"] == "rtn",
+        "widths by group": rows["method"] == "group_widths",
     }
     drawing = Figure(figsize=(7.2, 3.6), layout="constrained")
     axis = drawing.subplots()
