@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from tests.conftest import ROOT
@@ -217,8 +218,9 @@ def make_yaml(folder: Path) -> None:
 
 
 def read_yaml(folder: Path) -> tuple[Any, None]:
-    catalog.add_folder(folder)
-    return repr(load_artifact("own/table3")), None
+    with mock.patch.object(catalog, "_folders", [*catalog._folders]):
+        catalog.add_folder(folder)
+        return repr(load_artifact("own/table3")), None
 
 
 KINDS = {

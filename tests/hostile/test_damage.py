@@ -206,14 +206,19 @@ def fault(kind: Kind, damage: Any, victims: list[Path], folder: Path, whole: See
     return ""
 
 
-@functools.cache
-def pristine(name: str) -> tuple[Path, Seen]:
-    """A folder of a kind that is only copied, and what it reads as."""
-    folder = Path(tempfile.mkdtemp(prefix="lutlab-hostile-")) / "whole"
-    folder.mkdir()
-    with mock.patch.dict(os.environ):
-        KINDS[name].make(folder)
-    return folder, reread(KINDS[name], folder)
+@pytest.fixture(scope="module")
+def pristine(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Seen]]:
+    """Kind -> a folder of it that is only copied, and what it reads as."""
+
+    @functools.cache
+    def made(name: str) -> tuple[Path, Seen]:
+        folder = tmp_path_factory.mktemp("hostile") / "whole"
+        folder.mkdir()
+        with mock.patch.dict(os.environ):
+            KINDS[name].make(folder)
+        return folder, reread(KINDS[name], folder)
+
+    return made
 
 
 def reread(kind: Kind, folder: Path) -> Seen:
@@ -250,10 +255,12 @@ def met(kind: Kind, folder: Path, whole: Seen, damage: Any, draw: Any) -> str:
 @pytest.mark.parametrize("name", KINDS)
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
-def test_a_damage_is_noticed(name: str, data: st.DataObject) -> None:
+def test_a_damage_is_noticed(name: str, data: st.DataObject, pristine: Callable) -> None:
     folder, whole = pristine(name)
     damage = data.draw(st.sampled_from([*CONTENTS, *NAMES]))
     assert met(KINDS[name], folder, whole, damage, data.draw) == ""
+    again = reread(KINDS[name], folder)
+    assert again.numbers == whole.numbers, "nothing of a damage outlives its folder"
 
 
 # ---- readers of one file, good and bad: the test itself tells them apart ----

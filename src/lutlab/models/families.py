@@ -202,7 +202,9 @@ def family_named(model_type: str) -> Family:
 
 def model_class(config: PreTrainedConfig) -> Any:
     """The class of transformers that makes and loads models of this config, by the task of the head that it names."""
-    return getattr(transformers, TASKS[_task(family_of(config), _named(config.architectures))])
+    return getattr(
+        transformers, TASKS[_task(family_of(config), _architectures(config.architectures))]
+    )
 
 
 def family_written(path: Path) -> Family:
@@ -223,7 +225,7 @@ def family_written(path: Path) -> Family:
 def task_of_config(config: Mapping[str, Any]) -> str:
     """The task of a model by its config.json; empty where no family knows it, which loading it says."""
     family = registry.classes("family").get(config.get("model_type"))
-    heads = _named(config.get("architectures"))
+    heads = _architectures(config.get("architectures"))
     if family is None or (family.heads and not set(heads) & set(dict(family.heads))):
         return ""
     return _task(family, heads)
@@ -238,14 +240,14 @@ def task_of(model: PreTrainedModel) -> str:
     return _task(family_of(model.config), [type(model).__name__])
 
 
-def _named(architectures: object) -> Sequence[str]:
-    """`architectures` of a config; raises LutlabError: it is no list of names."""
-    if architectures is None:
+def _architectures(written: object) -> Sequence[str]:
+    """`architectures` of a config.json as it is written; raises LutlabError: it is no list of names."""
+    if written is None:
         return ()
-    if isinstance(architectures, list) and all(isinstance(name, str) for name in architectures):
-        return architectures
+    if isinstance(written, list) and all(isinstance(name, str) for name in written):
+        return written
     raise LutlabError(
-        f"architectures in config.json is {architectures!r}, no list of names: the file is damaged; fetch it again"
+        f"architectures in config.json is {written!r}, no list of names: the file is damaged; fetch it again"
     )
 
 

@@ -33,10 +33,7 @@ _KERNEL_KEYS = (
 # The names of a size: of most architectures, GPT-2's, GPT-Neo's.
 _HEADS, _HIDDEN = ("num_attention_heads", "n_head", "num_heads"), ("hidden_size", "n_embd")
 _KEY_VALUE, _SIZE = ("num_key_value_heads",), ("head_dim",)
-_OTHERS = (
-    ("vocab_size",),
-    ("intermediate_size", "ffn_dim", "n_inner"),
-)  # sizes that torch allocates by
+_VOCABULARY, _FEED_FORWARD = ("vocab_size",), ("intermediate_size", "ffn_dim", "n_inner")
 
 
 @contextmanager
@@ -173,7 +170,7 @@ def check_heads(folder: Path) -> None:
     written = mapping_of(path)
     heads, hidden = _size(written, _HEADS, path), _size(written, _HIDDEN, path)
     shared, size = _size(written, _KEY_VALUE, path), _size(written, _SIZE, path)
-    for names in _OTHERS:
+    for names in (_VOCABULARY, _FEED_FORWARD):  # torch allocates by them
         _size(written, names, path)
     if heads and hidden and size is None and hidden % heads:
         raise _misfit(path, f"{heads} attention heads do not divide the hidden size of {hidden}")

@@ -131,10 +131,11 @@ def _beside_full_precision(artifact: Artifact, rows: Sequence[Row], scale: str) 
 
 def _of_quality(columns: Mapping[str, ColumnSpec]) -> list[str]:
     """Columns that full precision has a number of; a size and a speed are no such, nor what is relative to it."""
-    absolute = {
-        name for name, evaluator in registry.classes("evaluator").items() if not evaluator.relative
-    }
-    return [key for key, spec in columns.items() if spec.text and spec.evaluator in absolute]
+    return [
+        key
+        for key, spec in columns.items()
+        if spec.text and not registry.lookup("evaluator", spec.evaluator).relative
+    ]
 
 
 def _with_fronts(rows: Sequence[Row], curve: Curve) -> tuple[Row, ...]:

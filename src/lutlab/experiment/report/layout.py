@@ -35,7 +35,8 @@ LONGEST = 60  # rows of a curve that are all shown
 LONGEST_WORD = 14  # of a head; longer words are cut
 PREDICTION = "pred."  # before every predicted number, since it stands where a measured one would
 ERROR_MEANING = (
-    "± standard error; in brackets: the difference to full precision, of the same samples"
+    "± standard error; in brackets: the difference to full precision, sample by sample where records "
+    "have them"
 )
 PREDICTION_MEANING = (
     f"{PREDICTION} predicted, not measured: of the paper's model on the paper's GPUs; in no claim"

@@ -62,9 +62,8 @@ def shares_of(record: Record, metric: str) -> Shares:
     if not error:
         return {}
     n = max(1, record.n)
-    return {
-        f"{record.cell_id} {metric}": (error / math.sqrt(n),) * n
-    }  # nobody knows which sample moves it how
+    shares = (error / math.sqrt(n),) * n  # equal ones, as nobody knows which sample moves it how
+    return {f"{record.cell_id} {metric}": shares}
 
 
 def _influences(record: Record, evaluator: str | None, metric: str) -> Sequence[float] | None:
