@@ -139,10 +139,10 @@ class Material:
         seed: of the draw.
         texts: files to calibrate on and to evaluate; None takes Python's documentation.
         """
+        from lutlab.base.specs import ModelSpec, Text, TextSpec
         from lutlab.data import load_text
         from lutlab.data.tokens import calibration_windows, token_stream
         from lutlab.models.load import embedded_names, folder_of, load_model
-        from lutlab.specs import ModelSpec, Text, TextSpec
 
         spec = ModelSpec(name, "embedded" if name in embedded_names() else "folder", name)
         loaded = load_model(spec, torch.float32, "cpu", 0)

@@ -32,7 +32,7 @@ from accuracy_peers import Material, ask, levels, with_weights
 from peers import able
 
 import lutlab
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
 from lutlab.modules import QuantLinear
 from lutlab.peers.contract import QuantizesModels
 

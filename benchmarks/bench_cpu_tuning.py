@@ -27,11 +27,11 @@ def weights(shape: tuple[int, int]) -> dict:
 
     import torch
 
+    from lutlab.base.tensors import UniformTensor
     from lutlab.formats import bcq
     from lutlab.formats.uniform import PackedUniform
     from lutlab.kernels.codegen.isa import detect
     from lutlab.kernels.cpu import bcq_gemv, uniform_gemv
-    from lutlab.tensors import UniformTensor
 
     generator = torch.Generator().manual_seed(0)
     groups = shape[1] // GROUP

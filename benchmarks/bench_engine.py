@@ -32,17 +32,17 @@ import origin
 import torch
 
 import lutlab
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
+from lutlab.base.specs import ModelSpec
 from lutlab.evaluators import llama_cpp
 from lutlab.evaluators.llama_cpp import CHECKED, check
 from lutlab.generate.contract import Engine
+from lutlab.gguf import file as gguf_file
+from lutlab.gguf.file import Encoded
 from lutlab.measure.timing import RESIDENT, Contestant, CpuTimer, race
-from lutlab.models import gguf_file
-from lutlab.models.gguf_file import Encoded
 from lutlab.models.load import embedded_names, load_model
 from lutlab.peers.llama_cpp import gguf_model
 from lutlab.peers.llama_cpp.gguf_model import Decoder
-from lutlab.specs import ModelSpec
 
 GROUP = 128
 METHODS = {"uniform": "rtn", "bcq": "bcq", "none": "none"}

@@ -27,10 +27,10 @@ def first_call(name: str, shape: tuple[int, int]) -> dict[str, tuple[float, floa
     """Parts of a process's first product -> ms by the clock, ms of the processor."""
     import torch
 
+    from lutlab.base.tensors import UniformTensor
     from lutlab.formats import bcq, pack
     from lutlab.kernels.codegen import compiler, isa
     from lutlab.kernels.dispatch import prepare
-    from lutlab.tensors import UniformTensor
 
     rows, columns = shape
     q, groups = METHODS[name], columns // 128

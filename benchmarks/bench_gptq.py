@@ -81,10 +81,10 @@ class Clock:
 def ours(args: argparse.Namespace, weights: dict, inputs: dict) -> tuple[dict, dict]:
     """Times, and dequantized weights by method and layer."""
     from lutlab import formats
+    from lutlab.base.tensors import CalibStats
     from lutlab.quantizers.gptq import GPTQ
     from lutlab.quantizers.gptq_bcq import GPTQBCQ
     from lutlab.quantizers.hessian_bcq import HessianBCQ
-    from lutlab.tensors import CalibStats
 
     clock, out = Clock(), {}
 

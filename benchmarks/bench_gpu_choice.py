@@ -30,7 +30,7 @@ from gpu_contestants import (
     through_dense,
 )
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
 from lutlab.formats.bcq import PackedBCQ
 from lutlab.formats.uniform import PackedUniform
 from lutlab.kernels.gpu import choice, variants

@@ -23,7 +23,7 @@ from gpu_ceilings import reader
 from gpu_contestants import DEVICE, cold_copies, l2_bytes, run_parts
 
 import lutlab
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
 from lutlab.evaluators.breakdown import gpu_parts
 from lutlab.generate import engine
 from lutlab.generate.contract import Engine

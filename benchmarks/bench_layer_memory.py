@@ -20,8 +20,8 @@ import origin
 import torch
 from bench_synthetic_memory import resident
 
+from lutlab.base.tensors import CalibStats
 from lutlab.quantizers.contract import make_method
-from lutlab.tensors import CalibStats
 
 BATCH = 512  # inputs drawn at a time
 

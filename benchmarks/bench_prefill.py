@@ -28,6 +28,7 @@ import origin
 import torch
 
 import lutlab
+from lutlab.base.tensors import BCQTensor, UniformTensor
 from lutlab.formats.bcq import PackedBCQ
 from lutlab.formats.uniform import PackedUniform
 from lutlab.generate.panels import PANEL_ROWS, by_panels
@@ -36,7 +37,6 @@ from lutlab.kernels.codegen.isa import detect
 from lutlab.kernels.contract import Execution
 from lutlab.kernels.dispatch import prepare
 from lutlab.measure.products import relative_error
-from lutlab.tensors import BCQTensor, UniformTensor
 
 GROUP = 128
 WAYS = ("kernel", "panels", "panels, free", "whole", "dense")

@@ -34,6 +34,8 @@ from bench_engine import GGML, context_of, of_engine, of_llama_cpp
 from bench_synthetic_memory import resident
 
 import lutlab
+from lutlab.base.quiet import quiet
+from lutlab.base.specs import ModelSpec, TextSpec
 from lutlab.checkpoint.stored import load_stored
 from lutlab.data import load_text
 from lutlab.data.tokens import token_stream
@@ -42,10 +44,8 @@ from lutlab.generate.text import encoded
 from lutlab.measure.timing import RESIDENT, CpuTimer, race
 from lutlab.models.families import linear_layers
 from lutlab.models.load import LoadedModel, folder_of, gguf_of, load_model
-from lutlab.models.pretrained import quiet
 from lutlab.modules import QuantLinear
 from lutlab.peers.llama_cpp.gguf_model import Decoder
-from lutlab.specs import ModelSpec, TextSpec
 
 FULL = "full precision"
 QUESTION = "What is the capital of France?"

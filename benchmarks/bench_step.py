@@ -25,6 +25,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import lutlab
+from lutlab.base.tensors import BCQTensor
 from lutlab.formats import bcq
 from lutlab.generate.cpu import CpuStep
 from lutlab.generate.eager import Eager
@@ -32,7 +33,6 @@ from lutlab.measure.timing import cpu_reader
 from lutlab.models.families import linear_layers
 from lutlab.models.load import EMBEDDED
 from lutlab.modules import QuantLinear
-from lutlab.tensors import BCQTensor
 
 SHAPES = Path(__file__).parents[1] / "conf" / "shapes" / "llama-7b"
 EMBEDDED_MODELS = ("llama-embedded-m", "opt-embedded-m")

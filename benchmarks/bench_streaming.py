@@ -22,6 +22,7 @@ import origin
 import torch
 from transformers import LlamaConfig
 
+from lutlab.base.specs import ModelSpec
 from lutlab.compress.driver import quantize_model
 from lutlab.compress.kept_blocks import BlockStore
 from lutlab.compress.widths import widths
@@ -29,7 +30,6 @@ from lutlab.evaluators.perplexity import window_nll
 from lutlab.models.families import kinds
 from lutlab.models.load import load_model
 from lutlab.quantizers.contract import Calibrated, make_method
-from lutlab.specs import ModelSpec
 
 
 def peak_gb() -> float:

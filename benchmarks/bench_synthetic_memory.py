@@ -18,8 +18,8 @@ import torch
 import transformers.models.llama.modeling_llama  # imported before memory is looked at
 import transformers.models.opt.modeling_opt  # noqa: F401
 
+from lutlab.base.groups import whole
 from lutlab.compress.synthetic import synthetic
-from lutlab.groups import whole
 from lutlab.models import fits
 from lutlab.modules import QuantLinear
 

@@ -22,13 +22,13 @@ def ours(shape: tuple[int, int], m: int, args: argparse.Namespace) -> list[Produ
     """BCQ planes and uniform codes; rotated copies hold the same bytes at other addresses."""
     import torch
 
+    from lutlab.base.tensors import UniformTensor
     from lutlab.formats import bcq
     from lutlab.formats.uniform import PackedUniform
     from lutlab.kernels.codegen import isa
     from lutlab.kernels.cpu import bcq_gemv, uniform_gemv
     from lutlab.kernels.cpu.rows.rows_gemv import kernel as built
     from lutlab.measure.products import relative_error
-    from lutlab.tensors import UniformTensor
 
     on = next(one for one in isa.runnable() if args.isa in (None, one.name))
     generator = torch.Generator().manual_seed(0)
@@ -140,7 +140,7 @@ def drawn_mixed(shape: tuple[int, int], widths: tuple[int, ...], by_row: bool, s
     """A MixedTensor; its outliers are in groups of 2 bits."""
     import torch
 
-    from lutlab.tensors import MixedTensor
+    from lutlab.base.tensors import MixedTensor
 
     (rows, columns), g, draw = shape, 16, torch.Generator().manual_seed(0)
 
@@ -174,10 +174,10 @@ def qigens(shape: tuple[int, int], m: int, args: argparse.Namespace) -> list[Pro
     """QIGen's own kernels, generated as its paper says: a scale for 128 weights, and one a column."""
     import torch
 
+    from lutlab.base.tensors import UniformTensor
     from lutlab.kernels.cpu.qigen import qigen_gemv
     from lutlab.measure.contestants import qigen_copies
     from lutlab.measure.products import relative_error
-    from lutlab.tensors import UniformTensor
 
     generator = torch.Generator().manual_seed(0)
     rows, columns = shape

@@ -22,7 +22,7 @@ import origin
 import torch
 from gpu_contestants import cold_copies
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
 from lutlab.kernels.codegen import cuda
 from lutlab.kernels.gpu.lut_gemv import launcher
 from lutlab.measure.timing import Contestant, GpuTimer, race

@@ -17,7 +17,8 @@ import torch
 from peers import able
 
 from lutlab import formats
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
+from lutlab.base.specs import ProductRun
 from lutlab.formats.bcq import PackedBCQ
 from lutlab.formats.contract import Format
 from lutlab.formats.mixed import PackedMixed
@@ -32,7 +33,6 @@ from lutlab.measure.energy import clocks_of
 from lutlab.measure.timing import Contestant, copies_for
 from lutlab.peers.contract import MultipliesOnGPU
 from lutlab.quantizers.mixed_2_4_16 import Mixed2416
-from lutlab.specs import ProductRun
 
 DEVICE = "cuda"
 LARGE, SMALL = (49152, 12288), (12288, 12288)  # the shapes of the goals, N x K

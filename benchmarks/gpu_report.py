@@ -204,7 +204,7 @@ def go(wanted: Sequence[Step], out: Path, budget: float) -> dict[str, dict]:
 def gpu_missing() -> str:
     """Reason for having no GPU to report on; empty where there is one."""
     sys.path.insert(0, str(ROOT / "src"))
-    from lutlab.errors import LutlabError
+    from lutlab.base.errors import LutlabError
     from lutlab.kernels.gpu.lut_gemv import launcher
 
     try:

@@ -10,11 +10,11 @@ import torch
 from safetensors.torch import load_file
 
 import lutlab
+from lutlab.base.registry import register
+from lutlab.base.tensors import UniformTensor
 from lutlab.models.load import EMBEDDED
 from lutlab.quantizers.contract import Method
 from lutlab.quantizers.rtn import RTN
-from lutlab.registry import register
-from lutlab.tensors import UniformTensor
 
 
 @register("method", "clipped")

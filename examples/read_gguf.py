@@ -10,11 +10,11 @@ import collections
 import sys
 from pathlib import Path
 
-from gguf import GGUFReader
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import lutlab
-from lutlab.models.gguf import unpacked
+from gguf import GGUFReader
+from lutlab.gguf.folder import unpacked
 from lutlab.models.load import EMBEDDED, load_tokenizer
 
 path = Path(sys.argv[1] if len(sys.argv) > 1 else "llama-embedded-s.gguf")

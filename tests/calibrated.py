@@ -8,9 +8,9 @@ from typing import ClassVar
 
 import torch
 
+from lutlab.base.tensors import CalibStats, UniformTensor
 from lutlab.quantizers.contract import Calibrated, Rescaling
 from lutlab.quantizers.rtn import RTN
-from lutlab.tensors import CalibStats, UniformTensor
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 import torch
 
-from lutlab.tensors import MixedTensor, fill_blocks
+from lutlab.base.tensors import MixedTensor, fill_blocks
 
 
 def mixed_tensor(

@@ -12,13 +12,14 @@ from tests.models.architectures import make, token_ids
 from tests.tiny_models import byte_tokenizer, tiny_llama, tiny_opt
 
 import lutlab
-from lutlab import api, errors
-from lutlab.errors import LutlabError
+from lutlab import api
+from lutlab.base import errors
+from lutlab.base.errors import LutlabError
+from lutlab.base.specs import ModelSpec
 from lutlab.evaluators.lambada import LambadaResult
 from lutlab.models.families import weight_of
 from lutlab.models.load import load_model
 from lutlab.modules import QuantLinear
-from lutlab.specs import ModelSpec
 
 
 def weight(rows=6, columns=48):

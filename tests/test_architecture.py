@@ -20,13 +20,9 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / "lutlab"
 TOOLS = SOURCE.parents[1] / "tools"
 # The order of the folders; `experiment` has an order of its own. A string is a floor: its rooms do not know each other.
 FLOORS = [
-    "errors lazy",
-    "arguments children devices escapes ggml groups kept progress registry sources tensors",
-    "limits",
-    "fields",
-    "specs",
-    "data models quantizers formats",
-    "kernels",
+    "base",
+    "data gguf quantizers formats",
+    "models kernels",
     "modules measure",
     "embeddings",
     "checkpoint peers",
@@ -34,6 +30,7 @@ FLOORS = [
     "tuning",
     "recipe",
     "generate predict",
+    "parallel",
     "api evaluators",
 ]
 EXPERIMENT = ["store", "artifact", "row", "plan", "report", "records", "run"]
@@ -182,10 +179,12 @@ OPENED = {
     "experiment/run/additions.py": {"import_module"},  # plugins=
     "experiment/run/main.py": {"import_module"},  # commands that it names itself
     "generate/text.py": {"apply_chat_template"},  # chat=true alone, in Jinja's sandbox
-    "lazy.py": {"import_module"},  # libraries that it names itself
-    "measure/ranks.py": {"pickle.loads"},  # of our own child, in a folder that is this user's alone
+    "base/lazy.py": {"import_module"},  # libraries that it names itself
+    "parallel/ranks.py": {
+        "pickle.loads"
+    },  # of our own child, in a folder that is this user's alone
     "models/pretrained.py": {"from_pretrained"},  # always with trust_remote_code=False
-    "registry.py": {"import_module"},
+    "base/registry.py": {"import_module"},
     "tools/embedded/export.py": {"np.load", "torch.load"},  # made by train.py, weights_only=True
     "tools/embedded/train.py": {"np.load", "torch.load"},
 }

@@ -9,9 +9,9 @@ from tests.tiny_models import byte_tokenizer
 from transformers import AutoModelForCausalLM
 
 import lutlab
+from lutlab.base.errors import LutlabError
 from lutlab.checkpoint.transformers import quantized_layers
 from lutlab.embeddings import QuantEmbedding, TiedHead, quantize_embeddings
-from lutlab.errors import LutlabError
 from lutlab.models.families import model_class
 from lutlab.quantizers.rtn import RTN
 

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from lutlab import modules
 from lutlab.api import quantize_tensor
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
 from lutlab.kernels import ran
 from lutlab.kernels.codegen.isa import detect
 from lutlab.modules import QuantLinear

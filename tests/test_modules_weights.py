@@ -16,11 +16,11 @@ from tests.quant_layers import (
 )
 
 from lutlab.api import quantize_tensor
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
+from lutlab.base.tensors import BCQTensor, UniformTensor
 from lutlab.formats.bcq import PackedBCQ, pack
 from lutlab.formats.uniform import PackedUniform
 from lutlab.modules import QuantLinear
-from lutlab.tensors import BCQTensor, UniformTensor
 
 
 def test_state_dict_holds_the_packed_weight_and_nothing_else():

@@ -11,13 +11,13 @@ from typing import get_args
 import pytest
 from tests.conftest import ROOT
 
+from lutlab.base.kept.files import check_sums
 from lutlab.experiment.artifact.artifact import load_artifact
 from lutlab.experiment.artifact.rows import Scale
 from lutlab.experiment.report import published
 from lutlab.experiment.report.means import is_mean
 from lutlab.experiment.store.record import content_id, read_lines
 from lutlab.experiment.store.store import Store
-from lutlab.kept.files import check_sums
 from tools.published_list import read_list
 
 PUBLISHED = ROOT / "results" / "published"

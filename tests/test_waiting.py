@@ -7,7 +7,7 @@ import subprocess
 import pytest
 from tests import warm
 
-from lutlab.children import python
+from lutlab.base.children import python
 
 LIMIT = "5000"  # rounds
 SAID = "import os; print(os.environ.get('GOMP_SPINCOUNT'))"

@@ -13,10 +13,10 @@ from typing import Any, ClassVar
 
 import torch
 
+from lutlab.base.registry import register
 from lutlab.formats.code_words import pack_words, unpack_words
 from lutlab.formats.contract import Format, check_layout
 from lutlab.quantizers.contract import Method
-from lutlab.registry import register
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from typing import IO, Any
 
 import pytest
 
-from lutlab import children
+from lutlab.base import children
 
 ROOT = Path(__file__).resolve().parents[1]
 LIBRARIES = (
@@ -123,7 +123,7 @@ def run(code: str | Path, *arguments: object, **how: Any) -> subprocess.Complete
 
 
 def run_children(patch: pytest.MonkeyPatch) -> None:
-    """Have `subprocess.run` fork the processes that `lutlab.children.python` describes."""
+    """Have `subprocess.run` fork the processes that `lutlab.base.children.python` describes."""
     real = subprocess.run
 
     def forked(command: Sequence[str], **how: Any) -> subprocess.CompletedProcess[Any]:

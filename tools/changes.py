@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from lutlab import registry
+from lutlab.base import registry
 from lutlab.experiment.artifact.artifact import load_artifact
 from lutlab.experiment.report.published import Published
 from lutlab.experiment.store.record import Record

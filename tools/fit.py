@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lutlab.errors import LutlabError
-from lutlab.groups import Bits
+from lutlab.base.errors import LutlabError
+from lutlab.base.groups import Bits
 from lutlab.predict.devices import Device
 from lutlab.predict.footprint import predict_memory
 from lutlab.predict.per_token import Errors, Rates, parts

@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from lutlab import predict
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
+from lutlab.base.kept.files import write_atomically
 from lutlab.experiment.artifact.artifact import load_artifact
 from lutlab.experiment.artifact.catalog import LEAD_PAPER, artifact_groups
 from lutlab.experiment.run.ending import ended
-from lutlab.kept.files import write_atomically
 from lutlab.predict.per_token import CONSTANTS, Errors
 from tools.fit import (
     CONTEXT,

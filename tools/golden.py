@@ -26,20 +26,9 @@ import tempfile
 from collections.abc import Callable
 from typing import Any, get_args
 
-from lutlab import children, registry
-from lutlab.compress.widths import widths
-from lutlab.data import pairs
-from lutlab.data.choices import choice_row
-from lutlab.data.pairs import SCORED, Pair, labelled_pairs
-from lutlab.data.protocols import protocol
-from lutlab.experiment.store.components import every_name
-from lutlab.experiment.store.provenance import libraries
-from lutlab.lazy import torch, transformers
-from lutlab.models.contract import CLASSIFIES
-from lutlab.models.families import evaluation_seqlen, kinds
-from lutlab.models.load import LoadedModel, embedded_names, load_model
-from lutlab.quantizers.contract import Calibrated, Rescaling, make_method
-from lutlab.specs import (
+from lutlab.base import children, registry
+from lutlab.base.lazy import torch, transformers
+from lutlab.base.specs import (
     MNLI_LABELS,
     LayerStats,
     Loss,
@@ -50,7 +39,7 @@ from lutlab.specs import (
     Text,
     Tuning,
 )
-from lutlab.tensors import (
+from lutlab.base.tensors import (
     BCQTensor,
     BlocksTensor,
     CalibStats,
@@ -58,6 +47,17 @@ from lutlab.tensors import (
     MixedTensor,
     UniformTensor,
 )
+from lutlab.compress.widths import widths
+from lutlab.data import pairs
+from lutlab.data.choices import choice_row
+from lutlab.data.pairs import SCORED, Pair, labelled_pairs
+from lutlab.data.protocols import protocol
+from lutlab.experiment.store.components import every_name
+from lutlab.experiment.store.provenance import libraries
+from lutlab.models.contract import CLASSIFIES
+from lutlab.models.families import evaluation_seqlen, kinds
+from lutlab.models.load import LoadedModel, embedded_names, load_model
+from lutlab.quantizers.contract import Calibrated, Rescaling, make_method
 
 # torch, MKL and oneDNN compute as on a machine without AVX; without a C compiler torch multiplies.
 PINNED = {
@@ -377,7 +377,7 @@ def _synthetic() -> Any:
 
 
 def _checkpoint() -> Any:
-    from lutlab.checkpoint.foreign import layout_of
+    from lutlab.checkpoint.foreign.reading import layout_of
 
     def words(*shape: int) -> torch.Tensor:
         return (drawn(*shape, seed=0) * 2**12).to(torch.int32) * 0x01234567

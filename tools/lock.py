@@ -20,10 +20,10 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from lutlab import sources
-from lutlab.errors import LutlabError, nearest
+from lutlab.base import sources
+from lutlab.base.errors import LutlabError, nearest
+from lutlab.base.kept.files import write_atomically
 from lutlab.experiment.store import components
-from lutlab.kept.files import write_atomically
 from tools import golden
 
 FILE = "tests/components.lock.json"

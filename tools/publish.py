@@ -23,8 +23,9 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from lutlab import children, registry
-from lutlab.errors import LutlabError
+from lutlab.base import children, registry
+from lutlab.base.errors import LutlabError
+from lutlab.base.kept.files import check_file, write_atomically
 from lutlab.experiment.artifact.artifact import load_artifact
 from lutlab.experiment.report import csv, published
 from lutlab.experiment.report.published import Published
@@ -32,7 +33,6 @@ from lutlab.experiment.run.ending import ended
 from lutlab.experiment.store.provenance import NoAnswer, ask_git, environment, machine_name
 from lutlab.experiment.store.record import LINES, parse_lines
 from lutlab.experiment.store.store import Store
-from lutlab.kept.files import check_file, write_atomically
 from tools import changes, render
 from tools.published_list import PUBLISHED, Variant, read_list
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from lutlab.errors import LutlabError, nearest
+from lutlab.base.errors import LutlabError, nearest
 from lutlab.experiment.artifact.catalog import artifacts, program, short_name
 from lutlab.experiment.artifact.yaml_file import read_yaml
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
 from lutlab.experiment.report import published, write_report
 from lutlab.experiment.run.ending import ended
 from tools.published_list import PUBLISHED, read_list

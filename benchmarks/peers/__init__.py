@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
-from lutlab import registry
+from lutlab.base import registry
 from lutlab.peers.contract import Peer
 
 for _module in pkgutil.iter_modules(__path__):

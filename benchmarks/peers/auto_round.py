@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from lutlab.lazy import torch, transformers
+from lutlab.base.lazy import torch, transformers
+from lutlab.base.registry import register
 from lutlab.peers.contract import QuantizesModels, Tensors
-from lutlab.registry import register
 
 _BEST = {"iters": 1000}
 WAYS = {

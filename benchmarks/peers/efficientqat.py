@@ -20,9 +20,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from lutlab.lazy import torch, transformers
+from lutlab.base.lazy import torch, transformers
+from lutlab.base.registry import register
 from lutlab.peers.contract import QuantizesModels, Tensors
-from lutlab.registry import register
 
 PUBLISHED = {"epochs": 2, "quant_lr": 1e-4, "weight_lr": {2: 2e-5, 3: 1e-5, 4: 1e-5}}
 E2E = {"e2e_epochs": 1, "e2e_lr": {2: 2e-5, 3: 1e-5, 4: 1e-5}, "e2e_batch": 32}

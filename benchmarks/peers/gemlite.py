@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from lutlab.lazy import torch
+from lutlab.base.lazy import torch
+from lutlab.base.registry import register
 from lutlab.measure.timing import Contestant
 from lutlab.peers.contract import MultipliesOnGPU
-from lutlab.registry import register
 
 
 @register("peer", "gemlite")

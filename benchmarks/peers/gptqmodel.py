@@ -11,9 +11,9 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from lutlab.lazy import torch
+from lutlab.base.lazy import torch
+from lutlab.base.registry import register
 from lutlab.peers.contract import Block, QuantizesModels, RunsGPTQ, Tensors
-from lutlab.registry import register
 
 _PLAIN = {
     "sym": False,

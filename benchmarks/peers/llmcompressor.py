@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from lutlab.errors import LutlabError
-from lutlab.lazy import torch, transformers
+from lutlab.base.errors import LutlabError
+from lutlab.base.lazy import torch, transformers
+from lutlab.base.registry import register
 from lutlab.peers.contract import Block, QuantizesModels, RunsGPTQ, Tensors
-from lutlab.registry import register
 
 WAYS = {
     "rtn": {"modifier": "rtn"},

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from lutlab.lazy import np
+from lutlab.base.lazy import np
+from lutlab.base.registry import register
 from lutlab.peers.contract import MultipliesOnCPU, Product, checked
-from lutlab.registry import register
 
 
 @register("peer", "onnxruntime")

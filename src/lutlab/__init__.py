@@ -10,19 +10,20 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+from lutlab.base.errors import explained
 from lutlab.checkpoint import register_with_transformers
-from lutlab.errors import explained
 
 if TYPE_CHECKING:
     from lutlab.api import quantize as quantize
     from lutlab.api import quantize_tensor as quantize_tensor
+    from lutlab.base.specs import Tuning as Tuning
     from lutlab.checkpoint.adapter import load_adapter as load_adapter
     from lutlab.checkpoint.adapter import save_adapter as save_adapter
-    from lutlab.checkpoint.compressed_tensors import (
+    from lutlab.checkpoint.foreign.compressed_tensors import (
         export_compressed_tensors as export_compressed_tensors,
     )
-    from lutlab.checkpoint.gguf_writing import export_gguf as export_gguf
-    from lutlab.checkpoint.gptq import export_gptq as export_gptq
+    from lutlab.checkpoint.foreign.gguf_writing import export_gguf as export_gguf
+    from lutlab.checkpoint.foreign.gptq import export_gptq as export_gptq
     from lutlab.checkpoint.loading import load as load
     from lutlab.checkpoint.saving import save as save
     from lutlab.compress.synthetic import synthetic as synthetic
@@ -35,14 +36,13 @@ if TYPE_CHECKING:
     from lutlab.predict.footprint import predict_gpus as predict_gpus
     from lutlab.predict.footprint import predict_memory as predict_memory
     from lutlab.predict.per_token import predict_latency as predict_latency
-    from lutlab.specs import Tuning as Tuning
 
 __version__ = "0.1.0"
 
 _HOME = {
     "quantize_tensor": "lutlab.api",
     "quantize": "lutlab.api",
-    "Tuning": "lutlab.specs",
+    "Tuning": "lutlab.base.specs",
     "perplexity": "lutlab.evaluators.perplexity",
     "lambada": "lutlab.evaluators.lambada",
     "results": "lutlab.experiment.records.frame",  # the one function of the upper storey
@@ -54,9 +54,9 @@ _HOME = {
     "save_adapter": "lutlab.checkpoint.adapter",
     "load_adapter": "lutlab.checkpoint.adapter",
     "synthetic": "lutlab.compress.synthetic",
-    "export_gguf": "lutlab.checkpoint.gguf_writing",
-    "export_gptq": "lutlab.checkpoint.gptq",
-    "export_compressed_tensors": "lutlab.checkpoint.compressed_tensors",
+    "export_gguf": "lutlab.checkpoint.foreign.gguf_writing",
+    "export_gptq": "lutlab.checkpoint.foreign.gptq",
+    "export_compressed_tensors": "lutlab.checkpoint.foreign.compressed_tensors",
     "predict_latency": "lutlab.predict.per_token",
     "predict_memory": "lutlab.predict.footprint",
     "predict_gpus": "lutlab.predict.footprint",

@@ -38,21 +38,22 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from lutlab import arguments, recipe, registry
+from lutlab import recipe
+from lutlab.base import arguments, registry
+from lutlab.base.errors import OTHER_NAMES, LutlabError, arguments_of, nearest
+from lutlab.base.groups import CANDIDATE_BITS, CANDIDATE_GROUP_SIZES, Bits, Width
+from lutlab.base.specs import LayerWidth, TextSpec, Tuning
 from lutlab.checkpoint.transformers import declare
 from lutlab.compress.calibrate import Windows, check_windows, stats_of
 from lutlab.compress.widths import layer_widths
 from lutlab.data import calibration_inputs, load_text
 from lutlab.embeddings import quantize_embeddings
-from lutlab.errors import OTHER_NAMES, LutlabError, arguments_of, nearest
 from lutlab.formats import pack
 from lutlab.formats.contract import Format
-from lutlab.groups import CANDIDATE_BITS, CANDIDATE_GROUP_SIZES, Bits, Width
 from lutlab.models.families import decoder_blocks, evaluation_seqlen, task_of
 from lutlab.models.pretrained import tokenizer_of
 from lutlab.quantizers.coefficients import quantized
 from lutlab.quantizers.contract import Calibrated, Method, make_method
-from lutlab.specs import LayerWidth, TextSpec, Tuning
 from lutlab.tuning.losses import Labelled
 from lutlab.tuning.stages import check_tunable
 

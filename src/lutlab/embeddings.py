@@ -11,10 +11,10 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
+from lutlab.base.lazy import PreTrainedModel
 from lutlab.formats import pack
 from lutlab.formats.contract import Format
-from lutlab.lazy import PreTrainedModel
 from lutlab.models.families import task_of
 from lutlab.modules import QuantLinear
 from lutlab.quantizers.coefficients import quantized

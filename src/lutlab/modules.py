@@ -20,8 +20,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from lutlab import registry
-from lutlab.errors import LutlabError, nearest
+from lutlab.base import registry
+from lutlab.base.errors import LutlabError, nearest
 from lutlab.formats import name_of
 from lutlab.formats.contract import Format, dtype_name
 from lutlab.kernels.contract import Execution

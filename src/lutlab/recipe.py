@@ -11,19 +11,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lutlab.base.groups import Bits, Width
+from lutlab.base.lazy import PreTrainedModel, torch
+from lutlab.base.specs import LayerStats, LayerWidth, Sublayer, Tuning
 from lutlab.compress.calibrate import Windows
 from lutlab.compress.driver import quantize_model
 from lutlab.compress.kept_blocks import BlockStore, RestStore, StatsStore, TuningStore
 from lutlab.compress.search import search_widths
 from lutlab.compress.widths import widths
 from lutlab.formats.contract import Format
-from lutlab.groups import Bits, Width
-from lutlab.lazy import PreTrainedModel, torch
 from lutlab.models.contract import CLASSIFIES
 from lutlab.models.families import decoder_blocks, kinds, task_of
 from lutlab.models.resident import Blocks
 from lutlab.quantizers.contract import Method
-from lutlab.specs import LayerStats, LayerWidth, Sublayer, Tuning
 from lutlab.tuning.losses import Labelled
 from lutlab.tuning.stages import put, tune
 

@@ -13,7 +13,7 @@ from peers import efficientqat
 from safetensors.torch import load_file
 
 import lutlab
-from lutlab import registry
+from lutlab.base import registry
 from lutlab.peers.contract import QuantizesModels
 
 FIRST = "model.decoder.layers.0."

@@ -10,7 +10,7 @@ import cpu_peers
 import pytest
 import torch
 
-from lutlab import registry
+from lutlab.base import registry
 from lutlab.kernels.codegen import compiler
 from lutlab.peers.contract import Product
 

@@ -10,8 +10,8 @@ from tests.kernels.gpu import test_lut_gemv
 from tests.models.architectures import make
 
 import lutlab
-from lutlab import sources
-from lutlab.errors import LutlabError
+from lutlab.base import sources
+from lutlab.base.errors import LutlabError
 from lutlab.generate.graph import GraphStep
 
 gpu = test_lut_gemv.gpu

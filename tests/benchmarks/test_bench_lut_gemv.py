@@ -9,7 +9,7 @@ import torch
 from tests.benchmarks.cpu_for_gpu import stand_in
 from tests.kernels.gpu import test_lut_gemv
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
 from lutlab.kernels.gpu import choice, variants
 
 gpu = test_lut_gemv.gpu

@@ -9,10 +9,10 @@ from tests.models.architectures import make
 from tests.tiny_models import byte_tokenizer
 
 import lutlab
+from lutlab.base.specs import TextSpec
 from lutlab.data import load_text
 from lutlab.data.tokens import token_stream
 from lutlab.models.load import load_tokenizer
-from lutlab.specs import TextSpec
 
 ASKED = "--windows 1 --seqlen 24 --context 3 --tokens 2 --rounds 2 --answer 5 --threads 1"
 

@@ -7,8 +7,8 @@ import pytest
 from peers import able
 from tests.conftest import ROOT
 
-from lutlab import registry
-from lutlab.errors import LutlabError
+from lutlab.base import registry
+from lutlab.base.errors import LutlabError
 from lutlab.peers.contract import (
     MultipliesOnCPU,
     MultipliesOnGPU,
@@ -51,7 +51,7 @@ def test_a_peer_says_what_is_missing() -> None:
 
 def test_a_bare_python_reads_them() -> None:
     """By -S, without site-packages: nothing beyond the standard library is needed."""
-    code = "import peers; from lutlab import registry; print(*registry.classes('peer'))"
+    code = "import peers; from lutlab.base import registry; print(*registry.classes('peer'))"
     done = subprocess.run(
         [sys.executable, "-S", "-c", code],
         cwd=ROOT / "benchmarks", env=surroundings(1), capture_output=True, text=True, check=False,

@@ -17,8 +17,8 @@ from tests.tiny_models import byte_tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 import lutlab
+from lutlab.base.kept.files import write_sums
 from lutlab.checkpoint.transformers import quantized_layers
-from lutlab.kept.files import write_sums
 
 CONFIG = {
     "vocab_size": 260, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2,

@@ -8,8 +8,8 @@ from tests.models.architectures import make
 from tests.tuning.test_labels import classifier, samples
 
 import lutlab
+from lutlab.base.errors import LutlabError
 from lutlab.checkpoint.transformers import quantized_layers
-from lutlab.errors import LutlabError
 
 
 @pytest.fixture(scope="module")

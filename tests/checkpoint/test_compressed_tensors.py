@@ -12,9 +12,9 @@ from tests.models.architectures import make, token_ids
 from transformers import AutoModelForCausalLM
 
 import lutlab
-from lutlab.checkpoint.compressed_tensors import export_compressed_tensors
+from lutlab.base.errors import LutlabError
+from lutlab.checkpoint.foreign.compressed_tensors import export_compressed_tensors
 from lutlab.checkpoint.transformers import quantized_layers
-from lutlab.errors import LutlabError
 from lutlab.formats import pack
 from lutlab.models.families import linear_layers, weight_of
 from lutlab.modules import QuantLinear

@@ -29,12 +29,12 @@ from tests.checkpoint.test_foreign import rewrite
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import lutlab
+from lutlab.base.errors import LutlabError
+from lutlab.base.kept.files import write_sums
+from lutlab.base.specs import ModelSpec
 from lutlab.checkpoint.loading import load_mapped
-from lutlab.errors import LutlabError
-from lutlab.kept.files import write_sums
 from lutlab.models.families import ends_of_text
 from lutlab.models.load import fingerprint, load_model
-from lutlab.specs import ModelSpec
 
 NORM = "model.layers.1.input_layernorm.weight"
 HONOURED: dict[str, Change] = {

@@ -19,18 +19,18 @@ from tests.models.architectures import make, token_ids
 from tests.tiny_models import byte_tokenizer
 
 import lutlab
-from lutlab.checkpoint.foreign import layout_of
-from lutlab.checkpoint.gptq import export_gptq
+from lutlab.base.errors import LutlabError
+from lutlab.base.groups import group_length
+from lutlab.base.kept.files import write_sums
+from lutlab.base.specs import ModelSpec
+from lutlab.checkpoint.foreign.gptq import export_gptq
+from lutlab.checkpoint.foreign.reading import layout_of
 from lutlab.checkpoint.saving import save_as
 from lutlab.checkpoint.stored import formats_of, row_width
 from lutlab.checkpoint.transformers import quantized_layers
-from lutlab.errors import LutlabError
 from lutlab.formats import pack
-from lutlab.groups import group_length
-from lutlab.kept.files import write_sums
 from lutlab.models.families import weight_of
 from lutlab.models.load import load_model
-from lutlab.specs import ModelSpec
 
 V2 = {"quant_method": "gptq", "checkpoint_format": "gptq_v2"}
 V1 = {"quant_method": "gptq", "checkpoint_format": "gptq"}

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.models import gguf_files
+from tests.gguf import gguf_files
 from tests.tiny_models import byte_tokenizer
 
 import lutlab
-from lutlab.checkpoint import gguf_packed
-from lutlab.errors import LutlabError
-from lutlab.models import gguf
+from lutlab.base.errors import LutlabError
+from lutlab.base.specs import ModelSpec
+from lutlab.checkpoint.foreign import gguf_packed
+from lutlab.gguf import folder as gguf
 from lutlab.models.load import load_model
 from lutlab.modules import QuantLinear
-from lutlab.specs import ModelSpec
 
 # Between the models each type once, on rows that are permuted and on those that are not.
 TYPES = {

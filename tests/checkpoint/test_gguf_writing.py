@@ -4,7 +4,6 @@ llama.cpp where that is installed.
 
 import struct
 
-import gguf
 import numpy as np
 import pytest
 import torch
@@ -13,16 +12,17 @@ from tests.tiny_models import byte_tokenizer, word_tokenizer
 from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers, processors
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
+import gguf
 import lutlab
+from lutlab.base.errors import LutlabError
+from lutlab.base.tensors import BCQTensor, UniformTensor
 from lutlab.checkpoint.transformers import quantized_layers
-from lutlab.errors import LutlabError
 from lutlab.formats import pack
-from lutlab.models.gguf_header import read_header
-from lutlab.models.gguf_names import interleaved
-from lutlab.models.gguf_packing import affine, exact, holding
-from lutlab.models.gguf_tokenizer import ends_of
+from lutlab.gguf.header import read_header
+from lutlab.gguf.names import interleaved
+from lutlab.gguf.packing import affine, exact, holding
+from lutlab.gguf.tokenizer import ends_of
 from lutlab.modules import QuantLinear
-from lutlab.tensors import BCQTensor, UniformTensor
 
 HEADS = {"q_proj": 4, "k_proj": 2}
 LLAMA_3 = (

@@ -11,9 +11,9 @@ from tests.tiny_models import byte_tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 import lutlab
-from lutlab.checkpoint.gptq import export_gptq
+from lutlab.base.errors import LutlabError
+from lutlab.checkpoint.foreign.gptq import export_gptq
 from lutlab.checkpoint.transformers import quantized_layers
-from lutlab.errors import LutlabError
 from lutlab.formats import pack
 from lutlab.models.families import linear_layers
 from lutlab.modules import QuantLinear
@@ -50,7 +50,7 @@ def stream(words, q, count):
 
 
 def decoded(tensors, name, q):
-    """W [N, K] float32 from the four buffers, by the formula at the top of checkpoint/gptq.py."""
+    """W [N, K] float32 from the four buffers, by the formula at the top of checkpoint/foreign/gptq.py."""
     qweight, qzeros, scales, g_idx = (
         tensors[f"{name}.{key}"] for key in ("qweight", "qzeros", "scales", "g_idx")
     )

@@ -16,9 +16,9 @@ from transformers import PreTrainedModel
 from transformers.utils import quantization_config as theirs
 
 import lutlab
-from lutlab.checkpoint.foreign import layout_of
-from lutlab.checkpoint.keys import NEUTRAL, READ, WEIGHTS_NEUTRAL, WEIGHTS_READ
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
+from lutlab.checkpoint.foreign.keys import NEUTRAL, READ, WEIGHTS_NEUTRAL, WEIGHTS_READ
+from lutlab.checkpoint.foreign.reading import layout_of
 
 
 def edited(

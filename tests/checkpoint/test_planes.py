@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.checkpoint import naive_layouts as naive
 
-from lutlab.checkpoint.foreign import layout_of
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
+from lutlab.base.groups import group_length
+from lutlab.checkpoint.foreign.reading import layout_of
 from lutlab.formats import pack
-from lutlab.groups import group_length
 
 
 def read(config, tensors, rows, columns):

@@ -21,8 +21,8 @@ from tests.tiny_models import byte_tokenizer
 from transformers import PreTrainedModel
 
 import lutlab
-from lutlab.errors import LutlabError
-from lutlab.models import gguf
+from lutlab.base.errors import LutlabError
+from lutlab.gguf import folder as gguf
 from lutlab.models.families import ends_of_text
 
 VARIANTS: dict[str, Change] = {

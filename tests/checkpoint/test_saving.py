@@ -13,12 +13,12 @@ from tests.tiny_models import byte_tokenizer
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 from lutlab.api import quantize_tensor
+from lutlab.base.errors import LutlabError
+from lutlab.base.kept.files import write_sums
 from lutlab.checkpoint.loading import load
 from lutlab.checkpoint.saving import save
 from lutlab.checkpoint.transformers import LutlabConfig
-from lutlab.errors import LutlabError
 from lutlab.formats import pack
-from lutlab.kept.files import write_sums
 from lutlab.models.families import linear_layers, model_class, weight_of
 from lutlab.modules import QuantLinear
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lutlab.base.errors import LutlabError
 from lutlab.compress.search import Option, allocate
 from lutlab.compress.sizes import budget_bits
-from lutlab.errors import LutlabError
 
 OPTION = st.builds(
     Option,

@@ -5,9 +5,9 @@ import torch
 from tests.models.architectures import CAUSAL, CONFIGS, config, make, randomized, token_ids
 from torch.nn import functional
 
+from lutlab.base.errors import LutlabError
 from lutlab.compress import calibrate
 from lutlab.compress.calibrate import advance, capture, observe, stats_of
-from lutlab.errors import LutlabError
 from lutlab.models.families import decoder_blocks, family_of, linear_layers, model_class
 
 SAMPLES, SEQLEN = 6, 16  # GPT-Neo's local attention sees 4 tokens

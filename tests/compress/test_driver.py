@@ -13,17 +13,17 @@ from tests.command_line import ROOT
 from tests.models.architectures import CONFIGS, DIFFERENT, make, token_ids, uniform
 from tests.tiny_models import byte_tokenizer
 
-from lutlab import registry
+from lutlab.base import registry
+from lutlab.base.errors import LutlabError
+from lutlab.base.tensors import CalibStats
 from lutlab.compress import calibrate, driver
 from lutlab.compress.driver import quantize_model
 from lutlab.compress.kept_blocks import BlockStore, StatsStore
-from lutlab.errors import LutlabError
 from lutlab.formats import pack
 from lutlab.models.families import decoder_blocks, family_of, linear_layers, weight_of
 from lutlab.modules import QuantLinear
 from lutlab.quantizers.gptq import GPTQ
 from lutlab.quantizers.rtn import RTN
-from lutlab.tensors import CalibStats
 
 ARCHITECTURES = ["opt", "gpt2"]
 

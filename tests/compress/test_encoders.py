@@ -6,11 +6,11 @@ import pytest
 import torch
 from tests.models.architectures import ENCODERS, VOCABULARY, make, uniform
 
+from lutlab.base.errors import LutlabError
 from lutlab.compress import calibrate
 from lutlab.compress.calibrate import stats_of
 from lutlab.compress.driver import quantize_model
 from lutlab.compress.search import search_widths
-from lutlab.errors import LutlabError
 from lutlab.formats import pack
 from lutlab.models.families import linear_layers, weight_of
 from lutlab.quantizers.contract import make_method

@@ -6,11 +6,11 @@ from tests.calibrated import Fake
 from tests.compress.test_encoders import padded
 from tests.models.architectures import make, token_ids, uniform
 
+from lutlab.base.errors import LutlabError
 from lutlab.compress import driver
 from lutlab.compress.calibrate import stats_of
 from lutlab.compress.driver import quantize_model
 from lutlab.compress.gradients import quantized_rows
-from lutlab.errors import LutlabError
 from lutlab.formats import pack
 from lutlab.models.families import family_of, kinds
 from lutlab.quantizers.gptq import GPTQ

@@ -13,10 +13,10 @@ from safetensors.torch import load, load_file, save, save_file
 from tests.compress.test_driver import Fake
 from tests.models.architectures import DIFFERENT, make, token_ids, uniform
 
+from lutlab.base.errors import LutlabError
 from lutlab.compress.calibrate import capture, observe
 from lutlab.compress.driver import quantize_model
 from lutlab.compress.kept_blocks import BlockStore, StatsStore, content_sha256
-from lutlab.errors import LutlabError
 from lutlab.models.families import decoder_blocks, family_of
 from lutlab.models.streamed import release
 from lutlab.modules import QuantLinear

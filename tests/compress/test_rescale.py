@@ -7,15 +7,15 @@ import torch
 from tests.models.architectures import CONFIGS, DIFFERENT, LLAMA, OPT, make, randomized, token_ids
 from transformers import AutoModelForCausalLM, LlamaConfig, OPTConfig
 
+from lutlab.base.errors import LutlabError
+from lutlab.base.tensors import CalibStats
 from lutlab.compress.calibrate import capture, observe
 from lutlab.compress.driver import quantize_model
 from lutlab.compress.rescale import rescale_input, source_of
 from lutlab.compress.widths import widths
-from lutlab.errors import LutlabError
 from lutlab.models.families import decoder_blocks, family_of, kinds, linear_layers
 from lutlab.quantizers.awq import AWQ
 from lutlab.quantizers.rtn import RTN
-from lutlab.tensors import CalibStats
 
 # What makes the input of a shared input's first layer; an input that is not named cannot be scaled.
 NORMS_OF_LLAMA = {

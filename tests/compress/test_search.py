@@ -10,11 +10,11 @@ from tests.command_line import CommandLine
 from tests.models.architectures import VOCABULARY, make, uniform
 
 import lutlab
+from lutlab.base.errors import LutlabError
 from lutlab.compress import search as sensitivity
 from lutlab.compress.driver import quantize_model
 from lutlab.compress.search import loss_curvature, search_widths
 from lutlab.compress.widths import widths
-from lutlab.errors import LutlabError
 from lutlab.models.families import kinds, linear_layers, weight_of
 from lutlab.quantizers.contract import make_method
 

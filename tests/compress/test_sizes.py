@@ -4,14 +4,14 @@ import pytest
 import torch
 from tests.models.architectures import make, uniform
 
-from lutlab import registry
+from lutlab.base import registry
+from lutlab.base.errors import LutlabError
+from lutlab.base.tensors import CalibStats
 from lutlab.compress.driver import quantize_model
 from lutlab.compress.sizes import check_budget, stored_bits
-from lutlab.errors import LutlabError
 from lutlab.formats import pack
 from lutlab.models.families import linear_layers, weight_of
 from lutlab.quantizers.contract import Calibrated, make_method
-from lutlab.tensors import CalibStats
 
 # Those by code of others are in tests/quantizers/test_ggml.py.
 METHODS = [

@@ -12,16 +12,16 @@ from tests.command_line import ROOT
 from tests.models.architectures import CONFIGS, token_ids
 
 import lutlab
+from lutlab.base.errors import LutlabError
+from lutlab.base.specs import ModelRun, ModelSpec
 from lutlab.compress.drawn import Bits, drawn
 from lutlab.compress.sizes import empty, stored_bits
 from lutlab.compress.synthetic import load_packed, synthetic
-from lutlab.errors import LutlabError
 from lutlab.formats.dense import PackedDense
 from lutlab.models.families import linear_layers, weight_of
 from lutlab.models.fits import TooLargeError
 from lutlab.modules import QuantLinear
 from lutlab.quantizers.contract import make_method
-from lutlab.specs import ModelRun, ModelSpec
 
 # method, q, g, options: every format, each of its optional buffers and paddings
 CASES = (

@@ -14,15 +14,15 @@ from tests.compress.test_encoders import padded
 from tests.models.architectures import make, token_ids, uniform
 
 import lutlab
+from lutlab.base.errors import LutlabError
+from lutlab.base.tensors import CalibStats
 from lutlab.compress import calibrate
 from lutlab.compress.driver import quantize_model
 from lutlab.compress.search import search_widths
 from lutlab.compress.target import DAMP, HELD_OUT, Target
 from lutlab.compress.widths import widths
-from lutlab.errors import LutlabError
 from lutlab.models.families import decoder_blocks, family_of, kinds, stream_of, weight_of
 from lutlab.quantizers.gptq import GPTQ
-from lutlab.tensors import CalibStats
 
 
 def naive(weight, x, ahead, stream, held):

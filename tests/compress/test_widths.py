@@ -8,14 +8,14 @@ from tests.models.architectures import CONFIGS, config, make, token_ids
 from tests.tiny_models import byte_tokenizer
 
 import lutlab
+from lutlab.base.errors import LutlabError
+from lutlab.base.specs import Subject, Sublayer
 from lutlab.compress.driver import quantize_model
 from lutlab.compress.widths import layer_widths, widths
-from lutlab.errors import LutlabError
 from lutlab.evaluators.model_size import ModelSize
 from lutlab.models.families import kinds, linear_layers, weight_of
 from lutlab.modules import QuantLinear
 from lutlab.quantizers.rtn import RTN
-from lutlab.specs import Subject, Sublayer
 
 KINDS = {
     "b.0.attn.q": "attention",

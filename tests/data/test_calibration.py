@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.tiny_models import word_tokenizer
 
+from lutlab.base.errors import LutlabError
+from lutlab.base.specs import Text, TextSpec
 from lutlab.data import calibration_windows, load_text
 from lutlab.data.protocols import PROTOCOLS
-from lutlab.errors import LutlabError
-from lutlab.specs import Text, TextSpec
 
 NAMES = [name for name, rule in PROTOCOLS.items() if rule.kind == "calibration"]
 JOINED = [name for name in NAMES if PROTOCOLS[name].join is not None]

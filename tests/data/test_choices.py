@@ -7,12 +7,12 @@ import json
 
 import pytest
 
+from lutlab.base.errors import LutlabError
+from lutlab.base.specs import Text
 from lutlab.data import pairs, records, tasks
 from lutlab.data.choices import ITEMS, item_rows
 from lutlab.data.protocols import PROTOCOLS
 from lutlab.data.tasks import CONTINUATIONS, DEFINITIONS, dataset_of, definition, folder, metrics_of
-from lutlab.errors import LutlabError
-from lutlab.specs import Text
 
 HUB_ARC = {
     "question": "What?",

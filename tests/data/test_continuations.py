@@ -2,8 +2,8 @@
 
 import re
 
+from lutlab.base.specs import TextSpec
 from lutlab.data import load_text, pydocs, records
-from lutlab.specs import TextSpec
 
 
 def test_items_are_pairs_of_held_out_sentences_with_one_ending():

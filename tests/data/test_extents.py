@@ -8,9 +8,9 @@ import pytest
 import torch
 from tests.tiny_models import byte_tokenizer, word_tokenizer
 
+from lutlab.base.specs import Text
 from lutlab.data.extents import stream_extents
 from lutlab.data.tokens import token_stream
-from lutlab.specs import Text
 
 ROWS = ("w1  naïve w2,\n 日本語 –", " a🙂b  w3 w4 apples. ")
 WHOLE = "\n\n".join(ROWS)

@@ -9,11 +9,11 @@ import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, processors
 from transformers import GPT2Tokenizer, PreTrainedTokenizerFast
 
+from lutlab.base.errors import LutlabError
+from lutlab.base.specs import TextSpec
 from lutlab.data import load_text, records, token_stream
 from lutlab.data.folder import STAND_INS, resolve
 from lutlab.data.protocols import PROTOCOLS
-from lutlab.errors import LutlabError
-from lutlab.specs import TextSpec
 
 
 def write(root, name, content):

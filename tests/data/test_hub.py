@@ -11,8 +11,8 @@ from tests.hub_stand_in import COMMIT, HubStandIn, dead_address, run_client
 LOAD = """
 import json, sys
 from lutlab.data import load_text
-from lutlab.errors import LutlabError
-from lutlab.specs import TextSpec
+from lutlab.base.errors import LutlabError
+from lutlab.base.specs import TextSpec
 found = {}
 for name in sys.argv[1:]:
     try:

@@ -4,10 +4,10 @@ import pytest
 import torch
 from tests.tiny_models import word_tokenizer
 
+from lutlab.base.errors import LutlabError
+from lutlab.base.specs import Text
 from lutlab.data import calibration_inputs
 from lutlab.data.masking import Vocabulary, corrupted, masked_stream, vocabulary_of
-from lutlab.errors import LutlabError
-from lutlab.specs import Text
 
 WORDS = tuple(" ".join(f"w{(i * j) % 90}" for j in range(30)) for i in range(1, 20))
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 from tests.tiny_models import word_tokenizer
 
+from lutlab.base.errors import LutlabError
+from lutlab.base.specs import Text, TextSpec
 from lutlab.data import calibration_inputs, load_text, pydocs
 from lutlab.data.choices import item_rows
 from lutlab.data.embedded import WORDS
 from lutlab.data.pairs import Pair, encoded, labelled_pairs, pairs
-from lutlab.errors import LutlabError
-from lutlab.specs import Text, TextSpec
 
 HUB_MNLI = {"premise": "w1 w2", "hypothesis": "w3", "label": 2, "idx": 0}
 HUB_STSB = {"sentence1": 'w1 "w2', "sentence2": "w3", "label": 2.5, "idx": 0}

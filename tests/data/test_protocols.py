@@ -9,6 +9,8 @@ import torch
 from tests.tiny_models import word_tokenizer
 from transformers import AutoTokenizer
 
+from lutlab.base.errors import LutlabError
+from lutlab.base.specs import Text, TextSpec
 from lutlab.data import (
     calibration_windows,
     examples,
@@ -18,8 +20,6 @@ from lutlab.data import (
     tokenizer_sha256,
 )
 from lutlab.data.protocols import PROTOCOLS
-from lutlab.errors import LutlabError
-from lutlab.specs import Text, TextSpec
 
 ROWS = tuple(f"w{i} w{i + 1} w{i + 2}" for i in range(0, 40, 3))
 

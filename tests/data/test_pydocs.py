@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from lutlab.base.specs import TextSpec
 from lutlab.data import load_text, pydocs
-from lutlab.specs import TextSpec
 
 
 def grams(text, length=13):

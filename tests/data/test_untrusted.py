@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from lutlab.base.errors import LutlabError
+from lutlab.base.specs import TextSpec
 from lutlab.data import load_text, tasks
-from lutlab.errors import LutlabError
-from lutlab.specs import TextSpec
 
 
 @pytest.fixture

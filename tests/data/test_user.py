@@ -10,13 +10,13 @@ import torch
 from tests.tiny_models import byte_tokenizer
 
 import lutlab
+from lutlab.base.errors import LutlabError
+from lutlab.base.specs import ModelSpec, TextSpec
 from lutlab.data import load_text, token_stream, user
 from lutlab.data.protocols import PROTOCOLS
-from lutlab.errors import LutlabError
 from lutlab.experiment.run import main
 from lutlab.experiment.store.store import Store
 from lutlab.models.load import load_model
-from lutlab.specs import ModelSpec, TextSpec
 
 
 @pytest.fixture(autouse=True)

@@ -5,8 +5,8 @@ import json
 import torch
 from tests.tiny_models import byte_tokenizer, tiny_llama
 
+from lutlab.base.specs import Text
 from lutlab.data.choices import item_rows
-from lutlab.specs import Text
 
 NAMES = ("Ann", "Bob", "the old cat", "Zoë")
 RECORDS = {

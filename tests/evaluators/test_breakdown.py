@@ -8,12 +8,13 @@ import torch
 from tests.tiny_models import tiny_llama, tiny_opt
 
 import lutlab
-from lutlab import generate, sources
-from lutlab.errors import LutlabError
+from lutlab import generate
+from lutlab.base import sources
+from lutlab.base.errors import LutlabError
+from lutlab.base.specs import Subject
 from lutlab.evaluators.breakdown import PARTS, Breakdown, by_part, part_of, profiled
 from lutlab.evaluators.generation import prompts
 from lutlab.generate.eager import Eager
-from lutlab.specs import Subject
 
 
 class Clocked(Eager):

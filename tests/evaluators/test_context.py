@@ -5,11 +5,11 @@ import torch
 from tests.tiny_models import tiny_llama
 
 import lutlab
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
+from lutlab.base.specs import ModelRun, ModelSpec, Subject
 from lutlab.evaluators import context
 from lutlab.evaluators.context import Context
 from lutlab.generate import prefill
-from lutlab.specs import ModelRun, ModelSpec, Subject
 
 
 def subject():

@@ -8,7 +8,8 @@ import pytest
 import torch
 from tests.tiny_models import byte_tokenizer, tiny_opt
 
-from lutlab import registry
+from lutlab.base import registry
+from lutlab.base.specs import ModelRun, ModelSpec, ProductRun, Subject
 from lutlab.compress.driver import quantize_model
 from lutlab.compress.widths import widths
 from lutlab.data.protocols import protocol
@@ -17,7 +18,6 @@ from lutlab.evaluators.contract import Evaluator, Metric, Work
 from lutlab.measure import products
 from lutlab.models.families import kinds
 from lutlab.quantizers.contract import make_method
-from lutlab.specs import ModelRun, ModelSpec, ProductRun, Subject
 from tools.golden import text_of
 
 EVALUATORS = registry.classes("evaluator")
@@ -104,7 +104,7 @@ def test_the_metrics_declared_of_a_product_are_those_measured(method, monkeypatc
 
 def test_listing_evaluators_does_not_import_torch():
     program = (
-        "import sys; from lutlab import registry; registry.classes('evaluator')\n"
+        "import sys; from lutlab.base import registry; registry.classes('evaluator')\n"
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

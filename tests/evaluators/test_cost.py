@@ -4,12 +4,12 @@ import pytest
 import torch
 from tests.tiny_models import tiny_llama
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
+from lutlab.base.specs import ModelRun, ModelSpec
 from lutlab.evaluators import cost
 from lutlab.evaluators.cost import Cost, decoding_energy
 from lutlab.experiment.artifact.artifact import load_artifact
 from lutlab.measure.energy import Energy
-from lutlab.specs import ModelRun, ModelSpec
 
 TABLE = load_artifact("mixed-2-4-16/table3")
 # rows where the formula misses what is printed, and by how much, in percent (docs/errata.md)

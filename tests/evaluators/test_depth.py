@@ -8,12 +8,12 @@ import pytest
 import torch
 from tests.tiny_models import tiny_llama, tiny_opt
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
+from lutlab.base.specs import Measurement, ModelRun, ModelSpec, Subject
 from lutlab.evaluators import depth, generation
 from lutlab.evaluators.depth import scaled_to_all_layers
 from lutlab.evaluators.generation import Generation, decode
 from lutlab.models.families import decoder_blocks
-from lutlab.specs import Measurement, ModelRun, ModelSpec, Subject
 
 
 class Ideal:

@@ -6,11 +6,11 @@ from tests.tiny_models import tiny_llama, tiny_opt
 from transformers import DynamicCache
 
 import lutlab
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
+from lutlab.base.specs import Subject
 from lutlab.evaluators import generation
 from lutlab.evaluators.generation import Generation, decode
 from lutlab.kernels.codegen.isa import detect
-from lutlab.specs import Subject
 
 
 def subject(model):

@@ -7,12 +7,12 @@ import torch
 from tests.data.test_masking import mask_tokenizer
 from tests.models.architectures import config, make, randomized
 
+from lutlab.base.errors import LutlabError
+from lutlab.base.specs import Subject, Text
 from lutlab.data.pairs import MNLI_LABELS, Pair
-from lutlab.errors import LutlabError
 from lutlab.evaluators import glue
 from lutlab.evaluators.glue import Glue, GlueCorrelation, scores
 from lutlab.models.families import model_class
-from lutlab.specs import Subject, Text
 
 SENTENCES = [" ".join(f"w{(i * j) % 90}" for j in range(1 + 3 * i % 11)) for i in range(1, 14)]
 PAIRS = [Pair(SENTENCES[i], SENTENCES[-i], i % 3) for i in range(len(SENTENCES))]

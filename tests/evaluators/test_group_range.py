@@ -5,9 +5,9 @@ import torch
 from tests.tiny_models import tiny_opt
 
 import lutlab
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
+from lutlab.base.specs import Subject
 from lutlab.evaluators.group_range import GroupRange, merged_ranges, spread
-from lutlab.specs import Subject
 
 
 def test_ranges_are_squared_and_summed_over_rows():

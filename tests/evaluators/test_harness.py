@@ -14,10 +14,10 @@ from tests.evaluators.items import RECORDS, text_of
 from tests.hub_stand_in import HubStandIn
 from tests.tiny_models import byte_tokenizer, tiny_llama, tiny_opt
 
+from lutlab.base.errors import LutlabError
+from lutlab.base.specs import Text, TextSpec
 from lutlab.data import load_text
-from lutlab.errors import LutlabError
 from lutlab.evaluators.harness import scores, standard_error
-from lutlab.specs import Text, TextSpec
 
 # protocol -> lm-eval's definition, and the split it reads
 OFFICIAL = {

@@ -6,13 +6,13 @@ import types
 import pytest
 import torch
 
+from lutlab.base.specs import ProductRun, Subject
 from lutlab.evaluators import kernel_energy
 from lutlab.evaluators.kernel_energy import KernelEnergy
 from lutlab.measure import contestants
 from lutlab.measure.contestants import Entrants
 from lutlab.measure.energy import Energy
 from lutlab.measure.timing import Contestant
-from lutlab.specs import ProductRun, Subject
 
 
 def row(**more):

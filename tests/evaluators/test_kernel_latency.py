@@ -2,13 +2,13 @@
 
 import pytest
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
+from lutlab.base.specs import ProductRun, Subject
 from lutlab.evaluators import kernel_latency
 from lutlab.evaluators.kernel_latency import KernelLatency
 from lutlab.measure import contestants, products
 from lutlab.measure.contestants import Entrants
 from lutlab.measure.timing import Contestant
-from lutlab.specs import ProductRun, Subject
 
 SHAPE = (96, 80, 1)
 

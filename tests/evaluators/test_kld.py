@@ -10,14 +10,14 @@ import torch
 from tests.models.architectures import CAUSAL, make, token_ids, uniform
 from tests.tiny_models import byte_tokenizer, tiny_llama
 
+from lutlab.base.errors import LutlabError
+from lutlab.base.kept.findings import make_room
+from lutlab.base.specs import ModelRun, ModelSpec, Subject, Text
 from lutlab.compress.driver import quantize_model
-from lutlab.errors import LutlabError
 from lutlab.evaluators import kld
 from lutlab.evaluators.kld import KLDivergence, token_kl
-from lutlab.kept.findings import make_room
 from lutlab.models.load import load_model
 from lutlab.quantizers.rtn import RTN
-from lutlab.specs import ModelRun, ModelSpec, Subject, Text
 
 ROWS = tuple(f"The {i} quick foxes, thin as threads, eat {i * i} apples." for i in range(12))
 TEXT = Text("wikitext2", ROWS, "rows", "here")

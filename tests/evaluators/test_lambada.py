@@ -8,11 +8,11 @@ from tests.evaluators.items import EXAMPLES, repeating, text_of
 from tests.tiny_models import byte_tokenizer, tiny_llama, tiny_opt
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from lutlab import registry
+from lutlab.base import registry
+from lutlab.base.errors import LutlabError
+from lutlab.base.specs import Subject, Text, TextSpec
 from lutlab.data import load_text
-from lutlab.errors import LutlabError
 from lutlab.evaluators.lambada import lambada
-from lutlab.specs import Subject, Text, TextSpec
 
 
 def written_out(model, tokenizer, texts):

@@ -1,14 +1,14 @@
 """Latency is generation's speed, told in the papers' unit, on one GPU, and on those that share the model."""
 
 import pytest
-from tests.generate.thread_ranks import ThreadRank, together
+from tests.parallel.thread_ranks import ThreadRank, together
 from tests.tiny_models import tiny_opt
 
 import lutlab
+from lutlab.base.specs import ModelRun, ModelSpec, Subject
 from lutlab.evaluators import generation, latency
 from lutlab.evaluators.latency import Latency
-from lutlab.measure import ranks
-from lutlab.specs import ModelRun, ModelSpec, Subject
+from lutlab.parallel import ranks
 
 
 def row(device):
@@ -58,7 +58,7 @@ def test_ranks_share_the_model_and_choose_its_tokens(threads):
     seconds = facts["latency_2gpu_ms"]["seconds"]
     assert values == {"latency_2gpu_ms": pytest.approx(1e3 * sum(seconds) / 2 / 5)}
     threads.append(259)
-    with pytest.raises(lutlab.errors.LutlabError, match="first at 5 of 6"):
+    with pytest.raises(lutlab.base.errors.LutlabError, match="first at 5 of 6"):
         own._shared(model, counts, "cpu")
 
 

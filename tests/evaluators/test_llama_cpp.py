@@ -12,16 +12,16 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 import lutlab
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
+from lutlab.base.specs import ModelRun, ModelSpec, Subject
 from lutlab.evaluators import llama_cpp
 from lutlab.evaluators.kld import token_kl
 from lutlab.evaluators.llama_cpp import LlamaCpp
-from lutlab.models import gguf_file
-from lutlab.models.gguf_file import Encoded
-from lutlab.models.gguf_names import interleaved
+from lutlab.gguf import file as gguf_file
+from lutlab.gguf.file import Encoded
+from lutlab.gguf.names import interleaved
 from lutlab.models.load import load_model
 from lutlab.peers.llama_cpp import gguf_model
-from lutlab.specs import ModelRun, ModelSpec, Subject
 
 
 def subject(model):

@@ -8,14 +8,14 @@ import torch
 from tests.data.test_masking import WORDS, mask_tokenizer
 from tests.models.architectures import make, uniform
 
+from lutlab.base.errors import LutlabError
+from lutlab.base.specs import ModelRun, ModelSpec, Subject, Text
 from lutlab.compress.driver import quantize_model
 from lutlab.data.masking import masked_stream
-from lutlab.errors import LutlabError
 from lutlab.evaluators import masked_lm
 from lutlab.evaluators.masked_lm import MaskedLM
 from lutlab.evaluators.perplexity import Perplexity
 from lutlab.quantizers.rtn import RTN
-from lutlab.specs import ModelRun, ModelSpec, Subject, Text
 
 TEXT = Text("topics", WORDS, "rows", "here")
 RUN = ModelRun(ModelSpec("tiny", "folder", "nowhere"), "rtn", 3, 16)

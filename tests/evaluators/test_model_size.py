@@ -4,11 +4,11 @@ import pytest
 import torch
 from tests.models.architectures import make, uniform
 
+from lutlab.base.specs import LayerStats, Subject
 from lutlab.compress.driver import quantize_model
 from lutlab.evaluators.model_size import ModelSize
 from lutlab.modules import QuantLinear
 from lutlab.quantizers.contract import make_method
-from lutlab.specs import LayerStats, Subject
 
 
 def measure(layers):

@@ -10,10 +10,10 @@ from tests.tiny_models import tiny_llama
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import lutlab
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
+from lutlab.base.specs import Subject
 from lutlab.evaluators import peak_memory
 from lutlab.evaluators.peak_memory import PeakMemory
-from lutlab.specs import Subject
 
 
 def subject(model):

@@ -11,12 +11,13 @@ import torch
 from tests.tiny_models import byte_tokenizer, tiny_llama, tiny_opt
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from lutlab import evaluators, registry
+from lutlab import evaluators
+from lutlab.base import registry
+from lutlab.base.errors import LutlabError
+from lutlab.base.specs import Subject, Text, TextSpec
 from lutlab.data import load_text
-from lutlab.errors import LutlabError
 from lutlab.evaluators import perplexity as module
 from lutlab.evaluators.perplexity import Perplexity, per_unit, perplexity, window_nll
-from lutlab.specs import Subject, Text, TextSpec
 
 TEXT = " ".join(f"The {i} quick foxes, thin as threads, eat {i * i} apples." for i in range(12))
 

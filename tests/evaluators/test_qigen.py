@@ -7,11 +7,11 @@ import torch
 from tests.tiny_models import tiny_llama, tiny_opt
 
 import lutlab
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
+from lutlab.base.specs import Subject
 from lutlab.evaluators import qigen
 from lutlab.evaluators.qigen import QIGen
 from lutlab.kernels.cpu.qigen import qigen_gemv
-from lutlab.specs import Subject
 
 
 def subject(model):

@@ -2,8 +2,8 @@
 
 import pytest
 
+from lutlab.base.specs import LayerStats, Subject
 from lutlab.evaluators.weight_error import WeightError
-from lutlab.specs import LayerStats, Subject
 
 
 def measure(*layers):

@@ -8,16 +8,16 @@ import pytest
 from tests.evaluators.items import repeating, text_of
 from tests.tiny_models import byte_tokenizer, tiny_opt
 
-from lutlab import registry
+from lutlab.base import registry
+from lutlab.base.errors import LutlabError
+from lutlab.base.specs import EvalSpec, ModelRun, ModelSpec, Subject, TextSpec
 from lutlab.data import load_text
-from lutlab.errors import LutlabError
 from lutlab.evaluators.harness import scores
 from lutlab.experiment.artifact.columns import free_columns
 from lutlab.experiment.plan.ids import Resolved, cell_identity
 from lutlab.experiment.report.compare import troubled
 from lutlab.experiment.row.row import Data
 from lutlab.experiment.row.run import text_of as source_of
-from lutlab.specs import EvalSpec, ModelRun, ModelSpec, Subject, TextSpec
 
 
 def evaluate(name, text, **options):

@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lutlab import formats
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
+from lutlab.base.groups import group_count
+from lutlab.base.tensors import BCQTensor, DenseTensor, UniformTensor
 from lutlab.formats import bcq
-from lutlab.groups import group_count
-from lutlab.tensors import BCQTensor, DenseTensor, UniformTensor
 
 SIZES = {
     "q": st.integers(1, 8),

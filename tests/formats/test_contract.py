@@ -2,16 +2,17 @@
 
 import json
 
-import gguf
 import pytest
 import torch
 from tests.kernels.weights import bcq_tensor, uniform_tensor
 from tests.mixed_weights import mixed_tensor
 
-from lutlab import formats, registry
-from lutlab.errors import LutlabError
+import gguf
+from lutlab import formats
+from lutlab.base import registry
+from lutlab.base.errors import LutlabError
+from lutlab.base.tensors import BCQTensor, BlocksTensor, DenseTensor, MixedTensor, UniformTensor
 from lutlab.formats.contract import Format
-from lutlab.tensors import BCQTensor, BlocksTensor, DenseTensor, MixedTensor, UniformTensor
 
 
 def blocks_tensor(kind):

@@ -8,11 +8,11 @@ from tests.kernels.weights import bcq_tensor, uniform_tensor
 from tests.mixed_weights import mixed_tensor
 
 from lutlab import formats
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
+from lutlab.base.tensors import DenseTensor, UniformTensor
 from lutlab.formats import bcq, cut
 from lutlab.formats.dense import PackedDense
 from lutlab.formats.uniform import PackedUniform
-from lutlab.tensors import DenseTensor, UniformTensor
 
 
 @st.composite

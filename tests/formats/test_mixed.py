@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.mixed_weights import mixed_tensor
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
 from lutlab.formats import mixed_blocks
 from lutlab.formats.mixed import PackedMixed
 

@@ -8,15 +8,16 @@ import torch
 from tests.models.architectures import make, token_ids, uniform
 
 import lutlab
-from lutlab import formats, registry
+from lutlab import formats
+from lutlab.base import registry
+from lutlab.base.errors import LutlabError
+from lutlab.base.specs import Subject
 from lutlab.compress.driver import quantize_model
 from lutlab.compress.kept_blocks import BlockStore
-from lutlab.errors import LutlabError
 from lutlab.evaluators.model_size import ModelSize
 from lutlab.kernels import ran
 from lutlab.models.families import linear_layers, weight_of
 from lutlab.modules import QuantLinear
-from lutlab.specs import Subject
 
 
 @pytest.fixture

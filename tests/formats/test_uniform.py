@@ -2,20 +2,20 @@
 
 import dataclasses
 
-import gguf
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lutlab.errors import LutlabError
+import gguf
+from lutlab.base.errors import LutlabError
+from lutlab.base.tensors import CalibStats, UniformTensor
 from lutlab.formats import bcq, code_words, uniform
 from lutlab.formats.uniform import PackedUniform, to_uniform
 from lutlab.quantizers.awq import AWQ
 from lutlab.quantizers.bcq import BCQ
 from lutlab.quantizers.gptq import GPTQ
 from lutlab.quantizers.rtn import RTN
-from lutlab.tensors import CalibStats, UniformTensor
 
 
 @st.composite

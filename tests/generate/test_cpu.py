@@ -13,7 +13,7 @@ from transformers import GlmConfig, LlamaConfig, LlamaForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 import lutlab
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
 from lutlab.generate import engine
 from lutlab.generate.cpu import CpuStep
 from lutlab.generate.eager import Eager

@@ -5,7 +5,7 @@ import torch
 from tests.models.architectures import CAUSAL, make, token_ids
 
 import lutlab
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
 from lutlab.generate import engine
 from lutlab.models import fits
 

@@ -11,8 +11,8 @@ from tests.models.architectures import CAUSAL, make, token_ids
 from tests.models.architectures import config as config_of
 
 import lutlab
-from lutlab import registry
-from lutlab.errors import LutlabError
+from lutlab.base import registry
+from lutlab.base.errors import LutlabError
 from lutlab.formats.bcq import PackedBCQ
 from lutlab.generate import engines_of, graph
 from lutlab.generate.graph import GraphStep, fuse

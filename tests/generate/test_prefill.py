@@ -7,7 +7,7 @@ import torch
 from tests.tiny_models import tiny_llama, tiny_opt
 
 import lutlab
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
 from lutlab.formats.uniform import PackedUniform
 from lutlab.generate import prefill as ways
 from lutlab.generate.panels import by_panels

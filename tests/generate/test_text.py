@@ -6,7 +6,7 @@ from tests.models.architectures import config, make, randomized
 from tests.tiny_models import byte_tokenizer
 
 import lutlab
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
 from lutlab.generate.text import Chooser, encoded
 from lutlab.models.families import model_class
 

@@ -16,12 +16,14 @@ from unittest import mock
 
 import torch
 from tests.conftest import ROOT
-from tests.models import gguf_files
+from tests.gguf import gguf_files
 from tests.models.architectures import make, token_ids, uniform
 from tests.tiny_models import byte_tokenizer
 
 import lutlab
-from lutlab import sources
+from lutlab.base import sources
+from lutlab.base.kept.findings import recall
+from lutlab.base.specs import ModelSpec, TextSpec
 from lutlab.checkpoint.stored import load_stored
 from lutlab.compress.driver import quantize_model
 from lutlab.compress.kept_blocks import BlockStore, StatsStore
@@ -32,13 +34,11 @@ from lutlab.experiment.records.frame import results
 from lutlab.experiment.report.published import seal
 from lutlab.experiment.store.record import LINES, read_lines
 from lutlab.experiment.store.store import Store
-from lutlab.kept.findings import recall
 from lutlab.kernels.gpu import choice
 from lutlab.kernels.gpu.choice import DENSE, Race
 from lutlab.models.load import fingerprint, load_model, load_tokenizer
 from lutlab.models.shape import shape_of
 from lutlab.quantizers.contract import make_method
-from lutlab.specs import ModelSpec, TextSpec
 
 PUBLISHED = ROOT / "results" / "published" / "amd-epyc-2cores"
 TABLE = "lut-gemm-v3/table3"  # a small one

@@ -20,8 +20,8 @@ from tests.models.architectures import make
 from tests.tiny_models import byte_tokenizer, tiny_opt
 
 import lutlab
-from lutlab import registry
-from lutlab.errors import LutlabError
+from lutlab.base import registry
+from lutlab.base.errors import LutlabError
 from lutlab.formats.contract import Format
 from lutlab.modules import QuantLinear
 

@@ -21,9 +21,9 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from tests.hostile.kinds import KINDS, Kind
 
-from lutlab.errors import LutlabError
-from lutlab.kept.files import SUMS, sealed, unsealed
-from lutlab.kept.files import Damaged as DamagedFile
+from lutlab.base.errors import LutlabError
+from lutlab.base.kept.files import SUMS, sealed, unsealed
+from lutlab.base.kept.files import Damaged as DamagedFile
 
 Content = Callable[[Any, bytes], bytes]
 

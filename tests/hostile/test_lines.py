@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.hostile.typed import scratch, typed
 
-from lutlab import registry
+from lutlab.base import registry
+from lutlab.base.fields import MISSING, spelled
 from lutlab.experiment.row import mistakes
 from lutlab.experiment.row.row import choices, evaluator_keys, method_keys, row_keys
-from lutlab.fields import MISSING, spelled
 
 # no model's shape has to be computed for these, so that a case takes milliseconds
 VALID = (

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from lutlab.base.groups import group_count
+from lutlab.base.tensors import BCQTensor, UniformTensor
 from lutlab.formats import bcq
 from lutlab.formats.uniform import PackedUniform
-from lutlab.groups import group_count
 from lutlab.kernels.cpu import bcq_gemv, uniform_gemv
-from lutlab.tensors import BCQTensor, UniformTensor
 
 
 def bcq_tensor(rows, columns, q, g, *, alpha="f16", offset=None, ordered=False, seed=0):

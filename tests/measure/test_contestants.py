@@ -4,7 +4,8 @@ import pytest
 import torch
 from tests.kernels.gpu import cuda_on_host, test_lut_gemv, unpacked
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
+from lutlab.base.specs import ProductRun
 from lutlab.formats import pack
 from lutlab.kernels.cpu.rows import linear
 from lutlab.kernels.gpu import choice
@@ -15,7 +16,6 @@ from lutlab.measure import contestants, products
 from lutlab.measure.contestants import TimedRow
 from lutlab.measure.products import parse_shapes
 from lutlab.measure.timing import Contestant
-from lutlab.specs import ProductRun
 
 OFFSET = (("offset", True),)
 gpu = test_lut_gemv.gpu

@@ -7,7 +7,7 @@ import types
 import pytest
 import torch
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
 from lutlab.measure import energy
 from lutlab.measure.energy import energy_of, idle_watts
 

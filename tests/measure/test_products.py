@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
+from lutlab.base.specs import ProductRun
+from lutlab.base.tensors import BCQTensor, UniformTensor
 from lutlab.measure import products
-from lutlab.specs import ProductRun
-from lutlab.tensors import BCQTensor, UniformTensor
 
 SHAPE = (96, 80, 1)
 

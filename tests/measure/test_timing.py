@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
 from lutlab.measure import timing
 from lutlab.measure.timing import (
     COLD,

@@ -17,8 +17,8 @@ from transformers import (
     Qwen3Config,
 )
 
+from lutlab.base.groups import Width
 from lutlab.compress.widths import widths
-from lutlab.groups import Width
 from lutlab.models.families import kinds, model_class
 
 VOCABULARY = 260  # of tests.tiny_models.byte_tokenizer

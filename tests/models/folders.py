@@ -5,8 +5,8 @@ import json
 import torch
 from safetensors.torch import load_file, save_file
 
+from lutlab.base.specs import ModelSpec
 from lutlab.models import load
-from lutlab.specs import ModelSpec
 
 
 def spec(folder, source="folder", **fields):

@@ -25,10 +25,10 @@ from transformers import (
 )
 from transformers.pytorch_utils import Conv1D
 
-from lutlab import registry
+from lutlab.base import registry
+from lutlab.base.errors import LutlabError
 from lutlab.compress.driver import quantize_model
 from lutlab.compress.rescale import source_of
-from lutlab.errors import LutlabError
 from lutlab.formats import pack
 from lutlab.models.contract import Family, SharedInput, declare
 from lutlab.models.families import (

@@ -5,7 +5,7 @@ import torch
 from tests.models.architectures import CAUSAL, make
 from transformers import DynamicCache
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
 from lutlab.models import fits
 from lutlab.models.families import forward_with_cache
 

@@ -9,11 +9,11 @@ import torch
 from tests.tiny_models import byte_tokenizer, tiny_llama, tiny_opt
 
 import lutlab
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
+from lutlab.base.specs import ModelSpec
 from lutlab.models.load import load_model
 from lutlab.models.pretrained import check_heads
 from lutlab.models.shape import shape_of
-from lutlab.specs import ModelSpec
 
 
 def changed(folder, **values):

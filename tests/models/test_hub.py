@@ -8,7 +8,7 @@ from tests.hub_stand_in import COMMIT, CONVERTED, HubStandIn, dead_address, run_
 from tests.models.architectures import make
 from tests.tiny_models import byte_tokenizer
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
 from lutlab.models.hub import check, is_repository
 
 PINNED = "a" * 40
@@ -16,7 +16,7 @@ PINNED = "a" * 40
 # Asks each repository in turn for what a run asks, and prints what it got as JSON.
 CLIENT = """
 import json, sys
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
 from lutlab.models import hub
 answers = {}
 for action, name, revision in json.loads(sys.argv[1]):
@@ -24,7 +24,7 @@ for action, name, revision in json.loads(sys.argv[1]):
         if action == "load":
             import torch
             from lutlab.models.load import fingerprint, load_model
-            from lutlab.specs import ModelSpec
+            from lutlab.base.specs import ModelSpec
             spec = ModelSpec(name, "hub", name, revision)
             model = load_model(spec, torch.float32, "cpu", 0).model
             answer = {"fingerprint": fingerprint(spec), "sum": model.lm_head.weight.double().sum().item()}

@@ -9,11 +9,11 @@ from torch.nn import functional
 from transformers import DynamicCache
 
 import lutlab
+from lutlab.base.specs import ModelSpec
 from lutlab.kernels import ran
 from lutlab.models.families import forward_with_cache
 from lutlab.models.load import load_model
 from lutlab.modules import QuantLinear
-from lutlab.specs import ModelSpec
 
 TEXT = "Return the number of items in a list. If the list is empty, the result is zero. " * 2
 

@@ -10,12 +10,12 @@ from tests.models.folders import change_config, loaded, spec
 from tests.tiny_models import byte_tokenizer
 
 import lutlab
+from lutlab.base.errors import LutlabError
+from lutlab.base.specs import TextSpec
 from lutlab.data import load_text
 from lutlab.data.masking import masked_stream
-from lutlab.errors import LutlabError
 from lutlab.evaluators.masked_lm import masked_predictions
 from lutlab.models import load
-from lutlab.specs import TextSpec
 
 
 def same(model, other):

@@ -9,7 +9,7 @@ import torch
 from tests.models.architectures import make
 from tests.models.folders import change_config, change_weight, loaded, spec
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
 from lutlab.models import load
 from lutlab.models.files import weight_files
 

@@ -5,12 +5,12 @@ import dataclasses
 import pytest
 import torch
 
+from lutlab.base.errors import LutlabError
+from lutlab.base.specs import ModelSpec, Subject, Text
 from lutlab.data.pairs import Pair
-from lutlab.errors import LutlabError
 from lutlab.evaluators.glue import Glue, scores
 from lutlab.models.families import task_of
 from lutlab.models.load import fingerprint, load_model, task_here
-from lutlab.specs import ModelSpec, Subject, Text
 
 TASK = "sequence_classification"
 TEXTS = ["Return the size.", "True if it is", "A list of all names that were found", "None"]

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
+from lutlab.base.specs import ModelSpec
 from lutlab.experiment.run import fetch_command
 from lutlab.models import package
 from lutlab.models.load import fingerprint, folder_of
-from lutlab.specs import ModelSpec
 
 FILE = "tiny-weights/model.gguf"
 

@@ -21,11 +21,11 @@ from tests.models.architectures import make
 from tests.tiny_models import byte_tokenizer
 
 import lutlab
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
+from lutlab.base.specs import ModelSpec
 from lutlab.evaluators import peak_memory
 from lutlab.experiment.run import generate_command
 from lutlab.models import load, pretrained, shape
-from lutlab.specs import ModelSpec
 
 AUTO_MAP = {
     "AutoConfig": "trap.Trap", "AutoModel": "trap.Trap", "AutoModelForCausalLM": "trap.Trap",

@@ -5,12 +5,12 @@ import json
 import pytest
 from tests.models.architectures import CONFIGS, make
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
+from lutlab.base.specs import ModelSpec
 from lutlab.models import shape
 from lutlab.models.families import linear_layers, weight_of
 from lutlab.models.files import shape_folders
 from lutlab.models.load import embedded_names
-from lutlab.specs import ModelSpec
 
 
 @pytest.mark.parametrize("name", CONFIGS)

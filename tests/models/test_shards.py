@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
 from lutlab.models.files import Shards
 
 NAMES = ["model.layers.0.fc.weight", "model.layers.1.fc.weight", "model.norm.weight"]

@@ -7,15 +7,15 @@ import torch
 from tests.calibrated import Fake, FakeScaling
 from tests.models.architectures import CAUSAL, make, token_ids, uniform
 
+from lutlab.base.errors import LutlabError
+from lutlab.base.limits import a_device
+from lutlab.base.specs import ModelSpec
 from lutlab.compress.driver import quantize_model
-from lutlab.errors import LutlabError
 from lutlab.evaluators.perplexity import window_nll
 from lutlab.experiment.row.run import _device
-from lutlab.limits import a_device
 from lutlab.models.families import decoder_blocks, family_of
 from lutlab.models.load import load_model
 from lutlab.models.resident import spread
-from lutlab.specs import ModelSpec
 
 
 def device_map(model, devices):

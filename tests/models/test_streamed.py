@@ -11,9 +11,10 @@ from tests.models.architectures import CAUSAL, CONFIGS, config, make, randomized
 from tests.tiny_models import byte_tokenizer
 from transformers import AutoModelForCausalLM
 
+from lutlab.base.errors import LutlabError
+from lutlab.base.specs import ModelSpec
 from lutlab.compress.driver import quantize_model
 from lutlab.compress.kept_blocks import BlockStore
-from lutlab.errors import LutlabError
 from lutlab.evaluators.lambada import lambada
 from lutlab.evaluators.perplexity import window_nll
 from lutlab.models.families import decoder_blocks
@@ -21,7 +22,6 @@ from lutlab.models.load import load_model
 from lutlab.models.streamed import outside
 from lutlab.modules import QuantLinear
 from lutlab.quantizers.rtn import RTN
-from lutlab.specs import ModelSpec
 
 
 def loaded(folder, *, stream=True, source="folder", dtype=torch.float32, seed=0, layers=None):

@@ -25,7 +25,7 @@ from lutlab.evaluators.perplexity import window_nll
 from lutlab.models.families import kinds
 from lutlab.models.load import load_model
 from lutlab.quantizers.rtn import RTN
-from lutlab.specs import ModelSpec
+from lutlab.base.specs import ModelSpec
 from lutlab.compress.widths import widths
 import accelerate, transformers.models.llama.modeling_llama  # part of the baseline
 

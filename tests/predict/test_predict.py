@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lutlab import predict
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
+from lutlab.base.specs import ModelSpec
 from lutlab.models.shape import linear_shapes, shape_of
 from lutlab.quantizers.contract import make_method
-from lutlab.specs import ModelSpec
 
 A100 = predict.device("A100-80GB")
 SHAPES = st.sampled_from(["opt-6.7b", "opt-30b", "opt-175b", "llama-7b", "llama-65b"])

@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 from tests.quantizers.test_rtn import awq_quantizer
 
 from lutlab import formats
+from lutlab.base.errors import LutlabError
+from lutlab.base.tensors import CalibStats
 from lutlab.compress.calibrate import stats_of
-from lutlab.errors import LutlabError
 from lutlab.quantizers.awq import AWQ, channel_scales, group_errors, output_error
 from lutlab.quantizers.rtn import RTN
-from lutlab.tensors import CalibStats
 
 
 def random(*shape, seed=0):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lutlab import formats
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
 from lutlab.quantizers.bcq import BCQ
 
 

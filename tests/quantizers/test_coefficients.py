@@ -7,10 +7,10 @@ import torch
 from tests.tiny_models import tiny_opt
 
 from lutlab import modules
+from lutlab.base.errors import LutlabError
 from lutlab.compress.calibrate import stats_of
 from lutlab.compress.driver import quantize_model
 from lutlab.compress.widths import widths
-from lutlab.errors import LutlabError
 from lutlab.formats import dequantize, pack
 from lutlab.models.families import kinds, linear_layers
 from lutlab.quantizers.coefficients import LARGE, SMALL, exponent, quantized

@@ -7,12 +7,13 @@ import sys
 import pytest
 import torch
 
-from lutlab import formats, registry
-from lutlab.errors import LutlabError
+from lutlab import formats
+from lutlab.base import registry
+from lutlab.base.errors import LutlabError
+from lutlab.base.tensors import BCQTensor, CalibStats, DenseTensor, UniformTensor
 from lutlab.quantizers.contract import Calibrated
 from lutlab.quantizers.mixed import Mixed
 from lutlab.quantizers.stored import STORED
-from lutlab.tensors import BCQTensor, CalibStats, DenseTensor, UniformTensor
 
 # All that make a tensor of a weight: `stored` reads what others made. Those by code of others are in test_ggml.py.
 METHODS = {
@@ -62,7 +63,8 @@ def test_the_methods_of_this_version_are_there():
 
 
 def test_listing_methods_does_not_import_torch():
-    program = "import sys; from lutlab import registry; registry.classes('method'); assert 'torch' not in sys.modules"
+    program = "import sys; from lutlab.base import registry; registry.classes('method')"
+    program += "; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True)
 
 

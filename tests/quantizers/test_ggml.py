@@ -4,26 +4,26 @@ import ctypes
 import importlib.metadata
 import importlib.util
 
-import gguf
 import pytest
 import torch
 from tests.tiny_models import tiny_llama
 from transformers import LlamaForCausalLM
 
+import gguf
 import lutlab
-from lutlab import ggml
+from lutlab.base import ggml
+from lutlab.base.errors import LutlabError
+from lutlab.base.specs import EvalSpec, ModelRun, ModelSpec, Subject
+from lutlab.base.tensors import CalibStats
 from lutlab.compress.driver import quantize_model
 from lutlab.compress.sizes import stored_bits
 from lutlab.compress.widths import widths
-from lutlab.errors import LutlabError
 from lutlab.evaluators.model_size import ModelSize
 from lutlab.experiment.plan.ids import Resolved, cell_identity
 from lutlab.formats.ggml import PackedBlocks
 from lutlab.models.families import kinds
 from lutlab.quantizers.contract import make_method
 from lutlab.quantizers.ggml import FALLBACKS, NEED_IMPORTANCE
-from lutlab.specs import EvalSpec, ModelRun, ModelSpec, Subject
-from lutlab.tensors import CalibStats
 
 here = pytest.mark.skipif(bool(ggml.lacking()), reason="llama-cpp-python is not installed")
 # Bits a weight of a block, scales included, as ggml-common.h's static_asserts say.

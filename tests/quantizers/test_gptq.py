@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from tests.quantizers.naive_gptq import agree, correlated, naive_gptq
 
 from lutlab import formats
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
+from lutlab.base.tensors import CalibStats
 from lutlab.quantizers.gptq import GPTQ
 from lutlab.quantizers.rtn import RTN
-from lutlab.tensors import CalibStats
 
 
 def stats_of(hessian):

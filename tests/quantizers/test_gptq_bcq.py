@@ -10,7 +10,7 @@ from tests.quantizers.naive_gptq import agree, correlated, naive_gptq
 from tests.quantizers.test_gptq import by_channel, quantize, random_weight, weighted_error
 
 from lutlab import formats
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
 from lutlab.quantizers.bcq import BCQ
 from lutlab.quantizers.gptq import GPTQ
 from lutlab.quantizers.gptq_bcq import GPTQBCQ, solve_from_grid

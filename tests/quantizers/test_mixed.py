@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 from tests.quantizers.naive_gptq import correlated, naive_gptq
 
 from lutlab import formats
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
+from lutlab.base.tensors import CalibStats
 from lutlab.formats import mixed
 from lutlab.quantizers import mixed_books
 from lutlab.quantizers.contract import make_method
-from lutlab.tensors import CalibStats
 
 
 def weight(rows=32, columns=128, seed=0):

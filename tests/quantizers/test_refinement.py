@@ -9,15 +9,15 @@ from tests.quantizers.naive_refinement import naive_refinement
 from tests.quantizers.test_gptq import quantize, random_weight
 
 from lutlab import formats
+from lutlab.base.errors import LutlabError
+from lutlab.base.specs import ModelSpec, TextSpec
+from lutlab.base.tensors import BCQTensor
 from lutlab.compress.calibrate import capture, observe
 from lutlab.data import calibration_inputs, load_text
-from lutlab.errors import LutlabError
 from lutlab.models.families import decoder_blocks, family_of, weight_of
 from lutlab.models.load import load_model
 from lutlab.quantizers.gptq import GPTQ
 from lutlab.quantizers.hessian_bcq import HessianBCQ
-from lutlab.specs import ModelSpec, TextSpec
-from lutlab.tensors import BCQTensor
 
 
 def row_errors(weight, tensor, hessian):

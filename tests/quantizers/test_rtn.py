@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lutlab import formats
+from lutlab.base.errors import LutlabError
 from lutlab.compress.calibrate import stats_of
-from lutlab.errors import LutlabError
 from lutlab.quantizers.awq import AWQ
 from lutlab.quantizers.rtn import RTN
 

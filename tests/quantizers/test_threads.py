@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import lutlab
-from lutlab import registry
+from lutlab.base import registry
 from lutlab.compress.calibrate import stats_of
 from lutlab.quantizers.compensation import factor
 

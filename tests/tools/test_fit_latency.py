@@ -9,7 +9,7 @@ import pytest
 from tests.conftest import ROOT
 
 from lutlab import predict
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
 from lutlab.predict import per_token
 from tools import fit_latency
 from tools.fit import Observed, errors, fit, predicted

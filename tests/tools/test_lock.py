@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lutlab import sources
+from lutlab.base import sources
 from tools import golden, lock
 from tools.lock import Lock, comparable, refusals, told
 

@@ -13,11 +13,11 @@ from tests import warm
 from tests.command_line import QUICK, CommandLine
 from tests.conftest import ROOT
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
+from lutlab.base.kept.files import write_sums
 from lutlab.experiment.report import csv, published
 from lutlab.experiment.report.published import Published
 from lutlab.experiment.store.record import Record
-from lutlab.kept.files import write_sums
 from tools import publish, render
 from tools.published_list import Variant, read_list
 

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from tests.models.architectures import make
 
 import lutlab
+from lutlab.base.errors import LutlabError
+from lutlab.base.progress import heard
+from lutlab.base.tensors import BCQTensor, UniformTensor
 from lutlab.compress.kept_blocks import TuningStore
-from lutlab.errors import LutlabError
 from lutlab.formats import pack
 from lutlab.models import fits
 from lutlab.models.families import decoder_blocks, linear_layers
-from lutlab.progress import heard
-from lutlab.tensors import BCQTensor, UniformTensor
 from lutlab.tuning import loop
 from lutlab.tuning.blocks import CodedLinear, tune_blocks
 from lutlab.tuning.losses import HELD_OUT

@@ -8,8 +8,8 @@ from torch.nn import functional
 from transformers import BertConfig, OPTConfig
 
 import lutlab
+from lutlab.base.errors import LutlabError
 from lutlab.data.pairs import Pair, encoded
-from lutlab.errors import LutlabError
 from lutlab.models.families import linear_layers, model_class
 from lutlab.modules import QuantLinear
 from lutlab.tuning.losses import Labelled, loss

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
+from lutlab.base.errors import LutlabError
+from lutlab.base.progress import heard
+from lutlab.base.specs import Tuning
 from lutlab.compress.kept_blocks import TuningStore
-from lutlab.errors import LutlabError
-from lutlab.progress import heard
-from lutlab.specs import Tuning
 from lutlab.tuning import loop
 from lutlab.tuning.loop import Progress, fit
 

@@ -14,16 +14,16 @@ from tests.models.architectures import make, uniform
 from tests.tuning.test_loop import Killed, kill_after
 
 import lutlab
+from lutlab.base.errors import LutlabError
+from lutlab.base.progress import heard
+from lutlab.base.specs import Tuning
+from lutlab.base.tensors import BCQTensor, UniformTensor
 from lutlab.compress.driver import quantize_model
 from lutlab.compress.kept_blocks import TuningStore
-from lutlab.errors import LutlabError
 from lutlab.formats import pack
 from lutlab.models import fits
 from lutlab.models.families import linear_layers
-from lutlab.progress import heard
 from lutlab.quantizers.contract import make_method
-from lutlab.specs import Tuning
-from lutlab.tensors import BCQTensor, UniformTensor
 from lutlab.tuning import loop
 from lutlab.tuning.scales import ScaledLinear
 from lutlab.tuning.stages import tune

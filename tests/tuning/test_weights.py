@@ -10,14 +10,14 @@ from tests.command_line import CommandLine
 from tests.models.architectures import make, uniform
 
 import lutlab
+from lutlab.base.errors import LutlabError
+from lutlab.base.specs import Tuning
 from lutlab.compress.driver import quantize_model
-from lutlab.errors import LutlabError
 from lutlab.experiment.store.store import Store
 from lutlab.formats import pack
 from lutlab.models.families import linear_layers
 from lutlab.modules import QuantLinear
 from lutlab.quantizers.contract import make_method
-from lutlab.specs import Tuning
 from lutlab.tuning.losses import HELD_OUT, keep_no_activations, loss
 from lutlab.tuning.stages import tune
 from lutlab.tuning.weights import RoundedLinear

@@ -12,8 +12,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from lutlab.base.errors import LutlabError
 from lutlab.data import pydocs
-from lutlab.errors import LutlabError
 
 PYDOCS_REPEATS = (
     3  # the evaluated domain is 5 % of the text; seen three times an epoch it becomes a seventh

@@ -14,15 +14,15 @@ import torch
 from tokenizers import Tokenizer, processors
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from lutlab.base.errors import LutlabError
+from lutlab.base.kept.files import SUMS, write_sums
+from lutlab.base.specs import Text, TextSpec
 from lutlab.data import load_text, pydocs
 from lutlab.data.masking import masked_stream
-from lutlab.errors import LutlabError
 from lutlab.evaluators.masked_lm import masked_predictions
 from lutlab.evaluators.perplexity import perplexity
-from lutlab.kept.files import SUMS, write_sums
 from lutlab.models.families import model_class
 from lutlab.models.load import EMBEDDED
-from lutlab.specs import Text, TextSpec
 from tools.embedded import corpus
 from tools.embedded.train import BOS, CONTEXT, EOS, MASK, PAD, RECIPES, VOCABULARY
 

@@ -26,7 +26,7 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
 
 if TYPE_CHECKING:
     from ray import ObjectRef

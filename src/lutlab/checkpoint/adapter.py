@@ -25,13 +25,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from lutlab import arguments
+from lutlab.base import arguments
+from lutlab.base.errors import LutlabError
+from lutlab.base.kept.files import check_sums
+from lutlab.base.lazy import PreTrainedModel
 from lutlab.checkpoint.saving import new_folder
 from lutlab.checkpoint.transformers import quantized_layers
-from lutlab.errors import LutlabError
 from lutlab.formats import name_of
-from lutlab.kept.files import check_sums
-from lutlab.lazy import PreTrainedModel
 from lutlab.models.contract import CLASSIFIES
 from lutlab.models.families import task_of
 from lutlab.models.new_head import head_of

@@ -1,4 +1,4 @@
-"""Load a quantized model from a folder: what lutlab.save wrote, bit for bit, or another project (foreign.py)."""
+"""Load a quantized model from a folder: what lutlab.save wrote, bit for bit, or another project (foreign/)."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from lutlab import arguments
-from lutlab.checkpoint import gguf_packed
-from lutlab.checkpoint.foreign import load_foreign
+from lutlab.base import arguments
+from lutlab.base.devices import device_named
+from lutlab.base.errors import LutlabError
+from lutlab.base.kept.files import check_file, check_sums, has_sums
+from lutlab.base.lazy import PreTrainedConfig, PreTrainedModel, nn
+from lutlab.checkpoint.foreign import gguf_packed
+from lutlab.checkpoint.foreign.reading import load_foreign
 from lutlab.checkpoint.transformers import CURE, METHOD, LutlabConfig, empty_layers
-from lutlab.devices import device_named
 from lutlab.embeddings import QuantEmbedding
-from lutlab.errors import LutlabError
-from lutlab.kept.files import check_file, check_sums, has_sums
-from lutlab.lazy import PreTrainedConfig, PreTrainedModel, nn
+from lutlab.gguf.folder import is_gguf
 from lutlab.models.families import family_of, model_class
 from lutlab.models.files import ANYBCQ, Shards, quantization_of, weight_files
-from lutlab.models.gguf import is_gguf
 from lutlab.models.load import check_loaded
 from lutlab.models.pretrained import config_of, model_of
 from lutlab.models.streamed import Streamed, assign, check_tied, finish, outside, skeleton
@@ -33,7 +33,7 @@ DTYPES = {
 def load(
     folder: str | Path, dtype: torch.dtype | str = "auto", device: str = "cpu"
 ) -> PreTrainedModel:
-    """Load a quantized model, in evaluation mode: what `save` wrote, or another project (foreign.py says which).
+    """Load a quantized model, in evaluation mode: what `save` wrote, or another project (foreign/ says which).
 
     Weights of others are packed as uniform codes, those of BPDQ and AnyBCQ as binary ones, without loss:
     `packed.dequantize()` of uniform codes, rounded to the dtype of the file's scales, is what the layout's own reader

@@ -18,16 +18,16 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from lutlab import arguments
+from lutlab.base import arguments
+from lutlab.base.errors import LutlabError
+from lutlab.base.kept.files import draft_beside, write_sums
+from lutlab.base.lazy import PreTrainedModel, PreTrainedTokenizerBase, torch
+from lutlab.base.tensors import UniformTensor
 from lutlab.checkpoint.transformers import declare, quantized_layers
-from lutlab.errors import LutlabError
 from lutlab.formats import name_of
 from lutlab.formats.bcq import PackedBCQ
 from lutlab.formats.uniform import PackedUniform, to_uniform
-from lutlab.kept.files import draft_beside, write_sums
-from lutlab.lazy import PreTrainedModel, PreTrainedTokenizerBase, torch
 from lutlab.modules import QuantLinear
-from lutlab.tensors import UniformTensor
 
 _SIZE = re.compile(r"[1-9]\d*(\.\d+)?[KMGT]i?B")  # as huggingface_hub reads it
 

@@ -13,23 +13,24 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lutlab import registry
-from lutlab.checkpoint import gguf_packed
-from lutlab.checkpoint.foreign import layout_in, layout_of, width_in
+from lutlab.base import registry
+from lutlab.base.errors import LutlabError
+from lutlab.base.groups import Width, group_count, whole
+from lutlab.base.kept.files import check_file, has_sums
+from lutlab.base.lazy import torch
+from lutlab.base.quiet import quiet
+from lutlab.base.specs import LayerStats, ModelSpec
+from lutlab.checkpoint.foreign import gguf_packed
+from lutlab.checkpoint.foreign.reading import layout_in, layout_of, width_in
 from lutlab.checkpoint.loading import load
 from lutlab.checkpoint.transformers import CURE, METHOD
-from lutlab.errors import LutlabError
 from lutlab.formats import name_of
-from lutlab.groups import Width, group_count, whole
-from lutlab.kept.files import check_file, has_sums
-from lutlab.lazy import torch
 from lutlab.models.families import linear_layers, weight_of
 from lutlab.models.files import Shards, quantization_of
-from lutlab.models.load import LoadedModel, folder_of, gguf_of, load_tokenizer, quiet
+from lutlab.models.load import LoadedModel, folder_of, gguf_of, load_tokenizer
 from lutlab.models.resident import Resident
 from lutlab.models.shape import linear_shapes
 from lutlab.modules import QuantLinear
-from lutlab.specs import LayerStats, ModelSpec
 
 
 def stored_folder(spec: ModelSpec) -> Path:

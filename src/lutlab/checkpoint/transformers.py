@@ -24,10 +24,10 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from lutlab import embeddings
+from lutlab.base.errors import LutlabError
+from lutlab.base.kept.files import SUMS, check_sums, has_sums
+from lutlab.base.lazy import PreTrainedModel
 from lutlab.embeddings import QuantEmbedding, TiedHead
-from lutlab.errors import LutlabError
-from lutlab.kept.files import SUMS, check_sums, has_sums
-from lutlab.lazy import PreTrainedModel
 from lutlab.models.families import family_of, weight_of
 from lutlab.models.files import check_names
 from lutlab.modules import QuantLinear

@@ -18,11 +18,11 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from lutlab.arguments import described, token_ids
-from lutlab.errors import LutlabError
+from lutlab.base.arguments import described, token_ids
+from lutlab.base.errors import LutlabError
+from lutlab.base.tensors import CalibStats
 from lutlab.models.contract import SharedInput
 from lutlab.models.families import decoder_blocks, with_positions
-from lutlab.tensors import CalibStats
 
 # Token ids [samples, S] int64, or what a tokenizer returns of padded texts: input_ids, attention_mask, …, of that shape
 Windows = torch.Tensor | Mapping[str, torch.Tensor]

@@ -19,7 +19,9 @@ import hashlib
 import math
 from collections.abc import Callable
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
+from lutlab.base.lazy import np, torch
+from lutlab.base.tensors import BLOCK_SCALE_BITS, SCALE_BITS, MixedTensor
 from lutlab.formats import name_of
 from lutlab.formats.bcq import WORD, PackedBCQ
 from lutlab.formats.code_words import pack_stream
@@ -27,8 +29,6 @@ from lutlab.formats.contract import Format
 from lutlab.formats.dense import PackedDense
 from lutlab.formats.mixed import PackedMixed, second_order
 from lutlab.formats.uniform import PackedUniform
-from lutlab.lazy import np, torch
-from lutlab.tensors import BLOCK_SCALE_BITS, SCALE_BITS, MixedTensor
 
 CHUNK_WEIGHTS = 2**20  # dense weights drawn at a time: bounds the float32 temporaries
 SPREAD = 13 / 12  # mean square of the factor of a scale, uniform between 1/2 and 3/2

@@ -30,25 +30,25 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from lutlab.base.errors import LutlabError
+from lutlab.base.groups import Width
+from lutlab.base.progress import steps
+from lutlab.base.specs import LayerStats
+from lutlab.base.tensors import CalibStats
 from lutlab.compress.calibrate import BlockInputs, Windows, advance, capture, observe
 from lutlab.compress.gradients import Weights, quantized_rows, token_weights, weighted
 from lutlab.compress.kept_blocks import BlockStore, StatsStore
 from lutlab.compress.rescale import rescale_input
 from lutlab.compress.target import Beside, Target
-from lutlab.errors import LutlabError
 from lutlab.formats import name_of, pack
 from lutlab.formats.contract import Format
 from lutlab.formats.dense import PackedDense
-from lutlab.groups import Width
 from lutlab.models.families import Family, SharedInput, family_of, linear_layers, weight_of
 from lutlab.models.resident import Blocks, Resident
 from lutlab.modules import QuantLinear
-from lutlab.progress import steps
 from lutlab.quantizers.coefficients import exponent, quantized, times_power
 from lutlab.quantizers.contract import Calibrated, Method, Rescaling
 from lutlab.quantizers.none import NoQuantization
-from lutlab.specs import LayerStats
-from lutlab.tensors import CalibStats
 
 # Weights whose norms are taken at a time: bounds the float64 temporaries at some 10 MB.
 _CHUNK_WEIGHTS = 2**20

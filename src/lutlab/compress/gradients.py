@@ -20,14 +20,14 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from lutlab.base.errors import LutlabError
+from lutlab.base.groups import Bits
+from lutlab.base.tensors import CalibStats, QuantizedTensor, stacked
 from lutlab.compress.calibrate import BlockInputs, Windows, read
-from lutlab.errors import LutlabError
-from lutlab.groups import Bits
 from lutlab.models.contract import SharedInput
 from lutlab.models.families import linear_layers, task_of
 from lutlab.quantizers.coefficients import quantized
 from lutlab.quantizers.contract import Method
-from lutlab.tensors import CalibStats, QuantizedTensor, stacked
 
 # Tokens whose logits are in memory at once.
 BATCH_TOKENS = 2048

@@ -27,12 +27,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import nn
 
-from lutlab.errors import LutlabError
-from lutlab.kept.files import Damaged, set_aside, write_atomically
+from lutlab.base.errors import LutlabError
+from lutlab.base.kept.files import Damaged, set_aside, write_atomically
+from lutlab.base.specs import LayerStats
+from lutlab.base.tensors import CalibStats
 from lutlab.models.contract import SharedInput
 from lutlab.modules import QuantLinear
-from lutlab.specs import LayerStats
-from lutlab.tensors import CalibStats
 
 log = logging.getLogger(__name__)
 

@@ -14,14 +14,14 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig
 
-from lutlab.errors import LutlabError
-from lutlab.groups import Width
+from lutlab.base.errors import LutlabError
+from lutlab.base.groups import Width
+from lutlab.base.tensors import CalibStats
 from lutlab.models.contract import SharedInput, holds
 from lutlab.models.families import weight_of
 from lutlab.modules import QuantLinear
 from lutlab.quantizers.coefficients import exponent, times_power
 from lutlab.quantizers.contract import Rescaling
-from lutlab.tensors import CalibStats
 
 
 def rescale_input(

@@ -40,16 +40,16 @@ from scipy.optimize import LinearConstraint, milp
 from scipy.sparse import csr_array, vstack
 from transformers import PreTrainedModel
 
+from lutlab.base.errors import LutlabError
+from lutlab.base.groups import Width
+from lutlab.base.specs import LayerStats
 from lutlab.compress.driver import quantize_model
 from lutlab.compress.gradients import batches, output_gradients
 from lutlab.compress.kept_blocks import StatsStore
 from lutlab.compress.sizes import budget_bits, refuse_below
 from lutlab.compress.widths import widths
-from lutlab.errors import LutlabError
-from lutlab.groups import Width
 from lutlab.models.families import kinds, linear_layers, task_of
 from lutlab.quantizers.contract import Calibrated, Method
-from lutlab.specs import LayerStats
 
 log = logging.getLogger(__name__)
 # Grid points whose loss is measured beside the integer program's answer, those of the lowest estimate.

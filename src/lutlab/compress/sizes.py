@@ -11,14 +11,14 @@ import math
 from collections.abc import Collection, Mapping
 from fnmatch import fnmatchcase
 
-from lutlab import registry
-from lutlab.errors import LutlabError
+from lutlab.base import registry
+from lutlab.base.errors import LutlabError
+from lutlab.base.groups import Bits, Width
+from lutlab.base.lazy import torch
+from lutlab.base.tensors import CalibStats
 from lutlab.formats import pack
 from lutlab.formats.contract import Format
-from lutlab.groups import Bits, Width
-from lutlab.lazy import torch
 from lutlab.quantizers.contract import Calibrated, Method
-from lutlab.tensors import CalibStats
 
 _MOST_BITS = 1e9  # a weight, of a budget: far beyond what any takes, and within what a float counts
 _SAMPLE = 64  # rows and columns that are quantized to learn a method's layout

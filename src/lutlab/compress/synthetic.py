@@ -22,36 +22,29 @@ from typing import Any
 import torch
 from torch import nn
 
-from lutlab import arguments
+from lutlab.base import arguments
+from lutlab.base.devices import device_named
+from lutlab.base.errors import LutlabError
+from lutlab.base.groups import Width
+from lutlab.base.lazy import PreTrainedConfig, PreTrainedModel, transformers
+from lutlab.base.quiet import quiet
+from lutlab.base.specs import LayerStats, ModelRun, ModelSpec
 from lutlab.checkpoint.stored import stats_of_layer
 from lutlab.checkpoint.transformers import declare
 from lutlab.compress.drawn import Bits, dense, drawn
 from lutlab.compress.sizes import empty
 from lutlab.compress.widths import widths
-from lutlab.devices import device_named
-from lutlab.errors import LutlabError
 from lutlab.formats.contract import Format
 from lutlab.formats.dense import PackedDense
-from lutlab.groups import Width
-from lutlab.lazy import PreTrainedConfig, PreTrainedModel, transformers
 from lutlab.models import fits, streamed
 from lutlab.models.families import decoder_blocks, family_of, kinds, linear_layers, weight_of
 from lutlab.models.files import check_shipped
-from lutlab.models.load import (
-    EMBEDDED,
-    LoadedModel,
-    config_to_draw,
-    cut,
-    folder_of,
-    load_tokenizer,
-    quiet,
-)
+from lutlab.models.load import EMBEDDED, LoadedModel, config_to_draw, cut, folder_of, load_tokenizer
 from lutlab.models.resident import Resident
 from lutlab.modules import QuantLinear
 from lutlab.quantizers.contract import Method, make_method
 from lutlab.quantizers.none import NoQuantization
 from lutlab.quantizers.stored import STORED
-from lutlab.specs import LayerStats, ModelRun, ModelSpec
 
 FULL: Width = (16, -1)
 DTYPES = ("float32", "float16", "bfloat16")

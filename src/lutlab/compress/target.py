@@ -42,13 +42,13 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig
 
+from lutlab.base.errors import LutlabError
+from lutlab.base.tensors import CalibStats
 from lutlab.compress.calibrate import BlockInputs, Sums, advance, read
-from lutlab.errors import LutlabError
 from lutlab.models.contract import SharedInput
 from lutlab.models.families import stream_of
 from lutlab.quantizers.coefficients import exponent, times_power
 from lutlab.quantizers.compensation import Factored, factor
-from lutlab.tensors import CalibStats
 
 DAMP = 0.01  # GPTQ's own
 HELD_OUT = 8  # as many as tuning/ holds out

@@ -10,10 +10,10 @@ from collections.abc import Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-from lutlab.errors import LutlabError, nearest
-from lutlab.groups import Bits, Width, whole
+from lutlab.base.errors import LutlabError, nearest
+from lutlab.base.groups import Bits, Width, whole
+from lutlab.base.specs import LayerWidth, Sublayer
 from lutlab.quantizers.contract import Method
-from lutlab.specs import LayerWidth, Sublayer
 
 
 def widths(

@@ -17,6 +17,10 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Literal, get_args
 
+from lutlab.base.errors import LutlabError, nearest
+from lutlab.base.fields import check
+from lutlab.base.lazy import PreTrainedTokenizerBase, torch
+from lutlab.base.specs import Text, TextSpec
 from lutlab.data import embedded, folder, hub, tasks, user
 from lutlab.data.choices import ITEMS, item_rows, records
 from lutlab.data.files import each
@@ -31,10 +35,6 @@ from lutlab.data.tokens import (
     token_stream,
     tokenizer_sha256,
 )
-from lutlab.errors import LutlabError, nearest
-from lutlab.fields import check
-from lutlab.lazy import PreTrainedTokenizerBase, torch
-from lutlab.specs import Text, TextSpec
 
 __all__ = [
     "calibration_inputs",

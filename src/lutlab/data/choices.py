@@ -10,11 +10,11 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from lutlab.base.errors import LutlabError
+from lutlab.base.specs import Text
 from lutlab.data import pairs
 from lutlab.data.files import each, parsed
 from lutlab.data.protocols import KINDS, PROTOCOLS, protocol
-from lutlab.errors import LutlabError
-from lutlab.specs import Text
 
 
 def records(text: Text) -> list[dict[str, Any]]:

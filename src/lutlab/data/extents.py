@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import re
 
+from lutlab.base.lazy import PreTrainedTokenizerBase, np, torch
+from lutlab.base.specs import Text
 from lutlab.data.protocols import protocol
 from lutlab.data.tokens import crop_places, once
-from lutlab.lazy import PreTrainedTokenizerBase, np, torch
-from lutlab.specs import Text
 
 
 def stream_extents(text: Text, tokenizer: PreTrainedTokenizerBase, seqlen: int) -> torch.Tensor:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
 
 _FETCH = "it is truncated, damaged or of another format: delete it and fetch it again, see docs/data-layout.md"
 _MEND = "mend it with `dos2unix`, or delete it and fetch it again, see docs/data-layout.md"

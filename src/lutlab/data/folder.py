@@ -7,11 +7,11 @@ import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from lutlab.base.errors import LutlabError, MissingTextError
 from lutlab.data.choices import ITEMS
 from lutlab.data.files import each, parsed, read_rows
 from lutlab.data.protocols import protocol
 from lutlab.data.splits import SPLITS
-from lutlab.errors import LutlabError, MissingTextError
 
 _LABELS = "valid-labels.lst"  # PIQA's right answers, a line each, beside its questions
 # calibration protocol -> the one read instead, under its own name, where a folder lacks the first one's large file

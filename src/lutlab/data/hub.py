@@ -9,11 +9,11 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+from lutlab.base.errors import LutlabError
+from lutlab.base.kept.files import is_named, set_aside
 from lutlab.data.choices import ITEMS
 from lutlab.data.files import read_rows
 from lutlab.data.splits import SPLITS, Place
-from lutlab.errors import LutlabError
-from lutlab.kept.files import is_named, set_aside
 
 log = logging.getLogger(__name__)
 

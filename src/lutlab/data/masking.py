@@ -12,11 +12,11 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lutlab.base.errors import LutlabError
+from lutlab.base.lazy import PreTrainedTokenizerBase, torch
+from lutlab.base.specs import Text
 from lutlab.data.extents import stream_extents
 from lutlab.data.tokens import calibration_windows, token_stream
-from lutlab.errors import LutlabError
-from lutlab.lazy import PreTrainedTokenizerBase, torch
-from lutlab.specs import Text
 
 CHOSEN = 0.15  # share of the tokens
 MASKED, RANDOM = 0.8, 0.1  # shares of the chosen ones

@@ -17,11 +17,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lutlab.base.errors import LutlabError
+from lutlab.base.lazy import PreTrainedTokenizerBase, torch
+from lutlab.base.specs import MNLI_LABELS, Text
 from lutlab.data.files import text_of
 from lutlab.data.protocols import KINDS, PROTOCOLS, protocol
-from lutlab.errors import LutlabError
-from lutlab.lazy import PreTrainedTokenizerBase, torch
-from lutlab.specs import MNLI_LABELS, Text
 
 SCORED = ("stsb", "stsb-train")  # protocols of pairs with a similarity; the others have labels
 

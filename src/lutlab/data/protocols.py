@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lutlab.errors import LutlabError, nearest
+from lutlab.base.errors import LutlabError, nearest
 
 GPTQ = "GPTQ repository, commit 2d65066, datautils.py"
 HARNESS = "lm-evaluation-harness"

@@ -25,8 +25,8 @@ import sysconfig
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from lutlab.errors import LutlabError
-from lutlab.kept.findings import recall
+from lutlab.base.errors import LutlabError
+from lutlab.base.kept.findings import recall
 
 SLICES = ("topics", "docstrings", "passages")
 OVERLAP_WORDS = 13  # the overlap window of the GPT-3 paper's contamination study, appendix C

@@ -23,9 +23,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from lutlab.base.errors import LutlabError, nearest
+from lutlab.base.specs import Text
 from lutlab.data.protocols import PROTOCOLS
-from lutlab.errors import LutlabError, nearest
-from lutlab.specs import Text
 
 SOURCE = "lm_eval"
 # protocol -> lm-eval's definition that reads its rows, below lm_eval/tasks

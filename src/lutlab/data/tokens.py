@@ -12,11 +12,11 @@ import random
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 
+from lutlab.base.errors import LutlabError
+from lutlab.base.lazy import PreTrainedTokenizerBase, torch
+from lutlab.base.specs import Text
 from lutlab.data import user
 from lutlab.data.protocols import KINDS, PROTOCOLS, protocol
-from lutlab.errors import LutlabError
-from lutlab.lazy import PreTrainedTokenizerBase, torch
-from lutlab.specs import Text
 
 _KEPT_TEXTS = 16  # the texts of a table, with their extents; GPTQ's longest is 20 MB of ids
 _kept: OrderedDict[tuple[object, ...], torch.Tensor] = OrderedDict()

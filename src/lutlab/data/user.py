@@ -12,9 +12,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from lutlab.base.errors import LutlabError
 from lutlab.data.files import read_rows
 from lutlab.data.protocols import PROTOCOLS, Protocol
-from lutlab.errors import LutlabError
 
 SOURCE = "file"
 SUFFIXES = (".txt", ".md", ".jsonl", ".parquet")

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from lutlab import arguments, registry
+from lutlab.base import arguments, registry
+from lutlab.base.errors import LutlabError
+from lutlab.base.lazy import PreTrainedModel, PreTrainedTokenizerBase, torch
+from lutlab.base.specs import Subject, Text
 from lutlab.data.tokens import tokenizer_sha256
-from lutlab.errors import LutlabError
-from lutlab.lazy import PreTrainedModel, PreTrainedTokenizerBase, torch
 from lutlab.models.families import task_of
-from lutlab.specs import Subject, Text
 
 # Logits of one batch; larger ones were no faster on a CPU and cost memory on a GPU.
 LOGITS_BYTES = 64 * 2**20

@@ -23,16 +23,16 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lutlab import generate
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
+from lutlab.base.lazy import torch
+from lutlab.base.limits import Count
+from lutlab.base.registry import register
+from lutlab.base.specs import Measurement, RunSpec, Subject
 from lutlab.evaluators import evaluation_mode
 from lutlab.evaluators.contract import Evaluator, Metric, Work
 from lutlab.evaluators.depth import scaled_to_all_layers
 from lutlab.evaluators.generation import check_context, prompts, wait
 from lutlab.generate.contract import Engine
-from lutlab.lazy import torch
-from lutlab.limits import Count
-from lutlab.registry import register
-from lutlab.specs import Measurement, RunSpec, Subject
 
 OTHER = "other"
 # In this order: flash and memory-efficient attention are named after CUTLASS.

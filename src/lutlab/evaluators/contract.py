@@ -10,9 +10,9 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
-from lutlab import registry
-from lutlab.fields import check
-from lutlab.specs import Measurement, ModelRun, RunSpec, Subject
+from lutlab.base import registry
+from lutlab.base.fields import check
+from lutlab.base.specs import Measurement, ModelRun, RunSpec, Subject
 
 
 @dataclass(frozen=True)

@@ -24,16 +24,16 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
+from lutlab.base.lazy import PreTrainedModel, torch
+from lutlab.base.limits import Count
+from lutlab.base.registry import register
+from lutlab.base.specs import Measurement, ModelRun, Subject
 from lutlab.evaluators import evaluation_mode
 from lutlab.evaluators.contract import Evaluator, Metric, Work
 from lutlab.evaluators.generation import check_decoding, decode, kernels
-from lutlab.lazy import PreTrainedModel, torch
-from lutlab.limits import Count
 from lutlab.measure.energy import Energy, Nvml, energy_of, idle_watts, missing_library
 from lutlab.models.load import load_model
-from lutlab.registry import register
-from lutlab.specs import Measurement, ModelRun, Subject
 
 # Dollars of a GPU, as section 6.1 of the paper states them.
 PRICES_USD = {"A100": 12_500.0, "RTX 3090": 1_499.0, "RTX 2080": 699.0}

@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from lutlab.errors import LutlabError
-from lutlab.lazy import PreTrainedModel
+from lutlab.base.errors import LutlabError
+from lutlab.base.lazy import PreTrainedModel
+from lutlab.base.specs import Measurement, Subject
 from lutlab.models.families import decoder_blocks, family_of
 from lutlab.models.load import folder_of
-from lutlab.specs import Measurement, Subject
 
 Measure = Callable[[Any, Subject], Measurement]
 

@@ -22,17 +22,17 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from lutlab import generate
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
+from lutlab.base.lazy import PreTrainedModel, torch, transformers
+from lutlab.base.limits import MOST, Count
+from lutlab.base.registry import register
+from lutlab.base.specs import Measurement, RunSpec, Subject
 from lutlab.evaluators import check_task, context_length, evaluation_mode
 from lutlab.evaluators.contract import Evaluator, Metric, Work
 from lutlab.evaluators.depth import scaled_to_all_layers
 from lutlab.generate.contract import Engine
 from lutlab.kernels import ran
-from lutlab.lazy import PreTrainedModel, torch, transformers
-from lutlab.limits import MOST, Count
 from lutlab.models.families import forward_with_cache
-from lutlab.registry import register
-from lutlab.specs import Measurement, RunSpec, Subject
 
 TRANSFORMERS = "transformers"  # the engine that is the model's own forward pass
 # How far the chosen token's logit may lie below the largest, as a share of their range: rounding may differ between

@@ -13,14 +13,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from lutlab.base.errors import LutlabError
+from lutlab.base.lazy import PreTrainedModel, PreTrainedTokenizerBase, torch
+from lutlab.base.registry import register
+from lutlab.base.specs import MNLI_LABELS, Measurement, Subject
 from lutlab.data.pairs import SCORED, Pair, encoded, labels_of, pairs
-from lutlab.errors import LutlabError
 from lutlab.evaluators import check_task, context_length, evaluation_mode, needed, text_facts
 from lutlab.evaluators.contract import Evaluator, Metric
-from lutlab.lazy import PreTrainedModel, PreTrainedTokenizerBase, torch
 from lutlab.models.families import with_positions
-from lutlab.registry import register
-from lutlab.specs import MNLI_LABELS, Measurement, Subject
 
 BATCH_PAIRS = 32  # of like length, so that little is padded
 

@@ -13,14 +13,14 @@ import statistics
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
+from lutlab.base.groups import blocks
+from lutlab.base.lazy import torch
+from lutlab.base.limits import a_group_size
+from lutlab.base.registry import register
+from lutlab.base.specs import Measurement, Subject
 from lutlab.evaluators.contract import Evaluator, Metric
-from lutlab.groups import blocks
-from lutlab.lazy import torch
-from lutlab.limits import a_group_size
 from lutlab.models.families import linear_layers, weight_of
-from lutlab.registry import register
-from lutlab.specs import Measurement, Subject
 
 
 @register("evaluator", "group_range")

@@ -12,15 +12,17 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+from lutlab.base.lazy import torch
+from lutlab.base.registry import register
+from lutlab.base.specs import Measurement, ProductRun, Subject
 from lutlab.evaluators.contract import Evaluator, Metric, Work
 from lutlab.evaluators.kernel_latency import ROUNDS, work_of
-from lutlab.lazy import torch
-from lutlab.measure import contestants, products, ranks, tensor_parallel
+from lutlab.measure import contestants, products
 from lutlab.measure.energy import Energy, Nvml, energy_of, idle_watts, missing_library
-from lutlab.measure.ranks import Rank
 from lutlab.measure.timing import COLD, Contestant, GpuTimer
-from lutlab.registry import register
-from lutlab.specs import Measurement, ProductRun, Subject
+from lutlab.parallel import products as tensor_parallel
+from lutlab.parallel import ranks
+from lutlab.parallel.ranks import Rank
 
 if TYPE_CHECKING:
     from collections.abc import Callable

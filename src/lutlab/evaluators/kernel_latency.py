@@ -14,16 +14,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from lutlab.base.groups import group_count, group_length
+from lutlab.base.lazy import torch
+from lutlab.base.limits import Count
+from lutlab.base.registry import register
+from lutlab.base.specs import Measurement, ProductRun, Subject
 from lutlab.evaluators.contract import Evaluator, Metric, Work
-from lutlab.groups import group_count, group_length
-from lutlab.lazy import torch
-from lutlab.limits import Count
-from lutlab.measure import contestants, products, ranks, tensor_parallel
+from lutlab.measure import contestants, products
 from lutlab.measure.contestants import Entrants
 from lutlab.measure.energy import clocks_of
 from lutlab.measure.timing import CALLS, COLD, CpuTimer, GpuTimer, race
-from lutlab.registry import register
-from lutlab.specs import Measurement, ProductRun, Subject
+from lutlab.parallel import products as tensor_parallel
+from lutlab.parallel import ranks
 
 # On a CPU so many that a second in which the machine does something else is no more than a few of them.
 ROUNDS = {"cpu": 25, "cuda": 200}

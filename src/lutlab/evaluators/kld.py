@@ -32,19 +32,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from lutlab import models
+from lutlab.base.errors import LutlabError
+from lutlab.base.kept.findings import cache_folder, make_room, writable
+from lutlab.base.lazy import PreTrainedModel, np, torch, transformers
+from lutlab.base.progress import steps
+from lutlab.base.registry import register
+from lutlab.base.specs import Measurement, ModelRun, RunSpec, Subject
 from lutlab.data.tokens import token_sha256, token_stream
-from lutlab.errors import LutlabError
 from lutlab.evaluators import check_task, evaluation_mode, needed
 from lutlab.evaluators.contract import Evaluator, Metric, Work
 from lutlab.evaluators.noise import ratio_error
 from lutlab.evaluators.perplexity import stream_facts, window_batches
 from lutlab.evaluators.weight_error import WeightError
-from lutlab.kept.findings import cache_folder, make_room, writable
-from lutlab.lazy import PreTrainedModel, np, torch, transformers
 from lutlab.models.load import fingerprint, load_model
-from lutlab.progress import steps
-from lutlab.registry import register
-from lutlab.specs import Measurement, ModelRun, RunSpec, Subject
 
 if TYPE_CHECKING:  # it imports torch, which naming an evaluator does not
     from lutlab.compress.kept_blocks import KeptFiles

@@ -12,15 +12,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from lutlab import arguments
+from lutlab.base import arguments
+from lutlab.base.errors import LutlabError
+from lutlab.base.lazy import PreTrainedModel, PreTrainedTokenizerBase
+from lutlab.base.registry import register
+from lutlab.base.specs import Text
 from lutlab.data.tokens import examples as rows_of
-from lutlab.errors import LutlabError
 from lutlab.evaluators import check_evaluated, harness
 from lutlab.evaluators.contract import Metric
 from lutlab.evaluators.lm_eval import HarnessEvaluator
-from lutlab.lazy import PreTrainedModel, PreTrainedTokenizerBase
-from lutlab.registry import register
-from lutlab.specs import Text
 
 
 @dataclass(frozen=True)

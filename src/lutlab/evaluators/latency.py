@@ -3,7 +3,7 @@
     latency_<G>gpu_ms = ms_per_token of generation.py, batch 1, on the G GPUs that share the model
 
 Decoding and its check are generation.py's, with the best engine; G GPUs are as many processes, each with its part of
-the model that this one has saved (generate/parallel.py). The papers measure inside FasterTransformer and state neither
+the model that this one has saved (parallel/decoding.py). The papers measure inside FasterTransformer and state neither
 lengths nor sampling: 128 tokens behind one, the largest logit.
 """
 
@@ -15,18 +15,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from lutlab.devices import gpus
-from lutlab.errors import LutlabError
+from lutlab.base.devices import gpus
+from lutlab.base.errors import LutlabError
+from lutlab.base.lazy import PreTrainedModel, torch
+from lutlab.base.limits import Count
+from lutlab.base.registry import register
+from lutlab.base.specs import Measurement, RunSpec, Subject
 from lutlab.evaluators import evaluation_mode
 from lutlab.evaluators.contract import Evaluator, Metric, Work
 from lutlab.evaluators.generation import Generation, check_tokens, decoded, prompts, timed
 from lutlab.evaluators.peak_memory import save
-from lutlab.lazy import PreTrainedModel, torch
-from lutlab.limits import Count
-from lutlab.measure import ranks
-from lutlab.measure.ranks import Rank
-from lutlab.registry import register
-from lutlab.specs import Measurement, RunSpec, Subject
+from lutlab.parallel import ranks
+from lutlab.parallel.ranks import Rank
 
 _SEVERAL = {f"latency_{count}gpu_ms": count for count in (2, 4, 8)}
 
@@ -96,7 +96,7 @@ class Latency(Evaluator):
         self, model: PreTrainedModel, counts: dict[str, int], device: str
     ) -> tuple[dict[str, float], dict[str, Any], dict[str, str]]:
         """Milliseconds by metric, facts, and the reasons of metrics without a value."""
-        from lutlab.generate import parallel
+        from lutlab.parallel import decoding as parallel
 
         values, facts, refused = {}, {}, {}
         with tempfile.TemporaryDirectory(prefix="lutlab-") as parent:
@@ -122,7 +122,7 @@ def of_rank(
     rank: Rank, folder: str, tokens: int, repeats: int, prompt: int
 ) -> tuple[list[int], Measurement]:
     """Work of each process: load its part, decode, time; the ids of prompt and tokens, and what `timed` found."""
-    from lutlab.generate import parallel
+    from lutlab.parallel import decoding as parallel
 
     part = parallel.load(folder, rank)
     engine = parallel.engine(part, 1, prompt - 1 + tokens)

@@ -24,22 +24,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from lutlab import registry
-from lutlab.errors import LutlabError
+from lutlab.base import registry
+from lutlab.base.errors import LutlabError
+from lutlab.base.lazy import PreTrainedModel, np, torch
+from lutlab.base.limits import Count
+from lutlab.base.registry import register
+from lutlab.base.specs import Measurement, RunSpec, Subject
 from lutlab.evaluators import evaluation_mode
 from lutlab.evaluators.contract import Evaluator, Metric, Work
 from lutlab.evaluators.depth import scaled_to_all_layers
 from lutlab.evaluators.generation import check_context
-from lutlab.lazy import PreTrainedModel, np, torch
-from lutlab.limits import Count
-from lutlab.models import gguf_file
-from lutlab.models.gguf_file import FLOATS, Encoded
-from lutlab.models.gguf_names import parts
+from lutlab.gguf import file as gguf_file
+from lutlab.gguf.file import FLOATS, Encoded
+from lutlab.gguf.names import parts
 from lutlab.peers.llama_cpp import LlamaCpp as Peer
 from lutlab.peers.llama_cpp import gguf_model
 from lutlab.peers.llama_cpp.gguf_model import BITS, CACHES, Decoder
-from lutlab.registry import register
-from lutlab.specs import Measurement, RunSpec, Subject
 
 CHECKED = 8  # tokens whose logits are checked
 _ROOM = 2.0

@@ -13,13 +13,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from lutlab.base.errors import LutlabError
+from lutlab.base.limits import Count
+from lutlab.base.registry import register
+from lutlab.base.specs import Measurement, RunSpec, Subject, Text
 from lutlab.data import tasks
-from lutlab.errors import LutlabError
 from lutlab.evaluators import context_length, harness, needed, text_facts
 from lutlab.evaluators.contract import Evaluator, Metric, metric_of
-from lutlab.limits import Count
-from lutlab.registry import register
-from lutlab.specs import Measurement, RunSpec, Subject, Text
 
 
 @dataclass(frozen=True)

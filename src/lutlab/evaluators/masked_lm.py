@@ -17,9 +17,13 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
+from lutlab.base.errors import LutlabError
+from lutlab.base.lazy import PreTrainedModel, torch
+from lutlab.base.limits import a_seed
+from lutlab.base.registry import register
+from lutlab.base.specs import Measurement, ModelRun, RunSpec, Subject
 from lutlab.data.masking import MaskedWindows, masked_stream
 from lutlab.data.tokens import token_sha256
-from lutlab.errors import LutlabError
 from lutlab.evaluators import (
     batch_tokens,
     check_task,
@@ -31,11 +35,7 @@ from lutlab.evaluators import (
 )
 from lutlab.evaluators.contract import Evaluator, Metric, Work
 from lutlab.evaluators.noise import ratio_error
-from lutlab.lazy import PreTrainedModel, torch
-from lutlab.limits import a_seed
 from lutlab.models.load import load_model
-from lutlab.registry import register
-from lutlab.specs import Measurement, ModelRun, RunSpec, Subject
 
 # Sums over the chosen tokens of a window: their number, nll and KL in nats, and where both models agree.
 Sums = tuple[int, float, float, int]

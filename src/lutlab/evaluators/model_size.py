@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
+from lutlab.base.registry import register
+from lutlab.base.specs import LayerStats, Measurement, Subject
 from lutlab.evaluators.contract import Evaluator, Metric
 from lutlab.formats.bcq import bits_paper
-from lutlab.registry import register
-from lutlab.specs import LayerStats, Measurement, Subject
 
 # metric's suffix -> (formula, bits of a weight in full precision)
 _FORMULAS = {

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
+from lutlab.base.registry import register
+from lutlab.base.specs import Measurement, RunSpec, Subject
 from lutlab.evaluators.contract import Evaluator, Metric
 from lutlab.evaluators.weight_error import relative_error
-from lutlab.registry import register
-from lutlab.specs import Measurement, RunSpec, Subject
 
 
 @register("evaluator", "output_error")

@@ -20,16 +20,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from lutlab import children
-from lutlab.errors import LutlabError
+from lutlab.base import children
+from lutlab.base.errors import LutlabError
+from lutlab.base.lazy import PreTrainedModel, torch, transformers
+from lutlab.base.limits import Count
+from lutlab.base.registry import register
+from lutlab.base.specs import Measurement, RunSpec, Subject
 from lutlab.evaluators.contract import Evaluator, Metric, Work
 from lutlab.evaluators.depth import scaled_to_all_layers
 from lutlab.evaluators.generation import check_context, decode, kernels
-from lutlab.lazy import PreTrainedModel, torch, transformers
-from lutlab.limits import Count
 from lutlab.models.pretrained import model_of
-from lutlab.registry import register
-from lutlab.specs import Measurement, RunSpec, Subject
 
 _STATUS = Path("/proc/self/status")
 

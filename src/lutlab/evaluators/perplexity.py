@@ -23,11 +23,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from lutlab import arguments
+from lutlab.base import arguments
+from lutlab.base.errors import LutlabError
+from lutlab.base.lazy import PreTrainedModel, PreTrainedTokenizerBase, torch
+from lutlab.base.progress import steps
+from lutlab.base.registry import register
+from lutlab.base.specs import Measurement, Subject, Text
 from lutlab.data import user
 from lutlab.data.extents import stream_extents
 from lutlab.data.tokens import begin_id, encode, token_sha256, token_stream
-from lutlab.errors import LutlabError
 from lutlab.evaluators import (
     LARGEST_NLL,
     batch_tokens,
@@ -41,10 +45,6 @@ from lutlab.evaluators import (
 )
 from lutlab.evaluators.contract import Evaluator, Metric
 from lutlab.evaluators.noise import ratio_error
-from lutlab.lazy import PreTrainedModel, PreTrainedTokenizerBase, torch
-from lutlab.progress import steps
-from lutlab.registry import register
-from lutlab.specs import Measurement, Subject, Text
 
 LOSS_DTYPES = ("float32", "float16")
 # Float32 logits of one cross entropy: stays in a CPU's cache, a fraction of the batch's own.

@@ -17,7 +17,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from lutlab import generate
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
+from lutlab.base.lazy import PreTrainedModel, torch
+from lutlab.base.limits import Count
+from lutlab.base.registry import register
+from lutlab.base.specs import Measurement, RunSpec, Subject
 from lutlab.evaluators import evaluation_mode
 from lutlab.evaluators.contract import Evaluator, Metric, Work
 from lutlab.evaluators.depth import scaled_to_all_layers
@@ -31,10 +35,6 @@ from lutlab.evaluators.generation import (
 )
 from lutlab.formats.uniform import PackedUniform
 from lutlab.kernels.cpu.qigen.qigen_blocks import PackedQIGen
-from lutlab.lazy import PreTrainedModel, torch
-from lutlab.limits import Count
-from lutlab.registry import register
-from lutlab.specs import Measurement, RunSpec, Subject
 
 if TYPE_CHECKING:
     from lutlab.modules import QuantLinear

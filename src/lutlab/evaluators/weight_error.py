@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
+from lutlab.base.registry import register
+from lutlab.base.specs import Measurement, RunSpec, Subject
 from lutlab.evaluators.contract import Evaluator, Metric
 from lutlab.quantizers.stored import STORED
-from lutlab.registry import register
-from lutlab.specs import Measurement, RunSpec, Subject
 
 
 @register("evaluator", "weight_error")

@@ -13,12 +13,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
+from lutlab.base.errors import LutlabError
+from lutlab.base.registry import register
+from lutlab.base.specs import Text
 from lutlab.data.protocols import KINDS, PROTOCOLS, protocol
-from lutlab.errors import LutlabError
 from lutlab.evaluators.contract import Metric
 from lutlab.evaluators.lm_eval import HarnessEvaluator
-from lutlab.registry import register
-from lutlab.specs import Text
 
 
 @register("evaluator", "zero_shot")

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from lutlab import registry
-from lutlab.errors import LutlabError
-from lutlab.lazy import torch
+from lutlab.base import registry
+from lutlab.base.errors import LutlabError
+from lutlab.base.lazy import torch
 
 if TYPE_CHECKING:
     from lutlab.formats.contract import Format

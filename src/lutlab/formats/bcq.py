@@ -28,12 +28,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from lutlab.errors import LutlabError, nearest
+from lutlab.base.errors import LutlabError, nearest
+from lutlab.base.groups import check_bits, group_count, group_length
+from lutlab.base.lazy import torch
+from lutlab.base.registry import register
+from lutlab.base.tensors import BCQTensor, UniformTensor
 from lutlab.formats.contract import Choice, Format, check_layout, dtype_name
-from lutlab.groups import check_bits, group_count, group_length
-from lutlab.lazy import torch
-from lutlab.registry import register
-from lutlab.tensors import BCQTensor, UniformTensor
 
 WORD = 32
 # Eight codes are handled as one int64, one code a byte, the lowest byte first on every machine torch runs on.

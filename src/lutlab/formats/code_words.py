@@ -10,8 +10,8 @@ values [rows, columns] in 0 .. 2^q-1 -> words [rows, ceil(columns * q / 32)] int
 
 from __future__ import annotations
 
-from lutlab.groups import check_bits
-from lutlab.lazy import torch
+from lutlab.base.groups import check_bits
+from lutlab.base.lazy import torch
 
 WORD = 32
 # Values handled at a time: temporaries stay in a core's cache, and are too small for torch to share out among threads.

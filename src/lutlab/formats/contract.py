@@ -12,8 +12,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from lutlab.errors import LutlabError, nearest
-from lutlab.lazy import torch
+from lutlab.base.errors import LutlabError, nearest
+from lutlab.base.lazy import torch
 
 if TYPE_CHECKING:
     from typing import Self  # of Python 3.11, for type checkers only

@@ -19,16 +19,16 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
+from lutlab.base.groups import group_length
+from lutlab.base.lazy import torch
+from lutlab.base.tensors import BCQTensor, MixedTensor
 from lutlab.formats import bcq, code_words
 from lutlab.formats.bcq import PackedBCQ
 from lutlab.formats.contract import Format
 from lutlab.formats.dense import PackedDense
 from lutlab.formats.mixed import PackedMixed
 from lutlab.formats.uniform import PackedUniform
-from lutlab.groups import group_length
-from lutlab.lazy import torch
-from lutlab.tensors import BCQTensor, MixedTensor
 
 WORD = code_words.WORD
 _LEAST = 8  # weights of a group, as groups.check_group_size has it

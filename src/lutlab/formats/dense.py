@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from lutlab.base.lazy import torch
+from lutlab.base.registry import register
+from lutlab.base.tensors import DenseTensor
 from lutlab.formats.contract import Choice, Format, check_layout, dtype_name
-from lutlab.lazy import torch
-from lutlab.registry import register
-from lutlab.tensors import DenseTensor
 
 
 @register("format", "dense")

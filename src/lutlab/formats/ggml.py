@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from lutlab import ggml
-from lutlab.errors import LutlabError
+from lutlab.base import ggml
+from lutlab.base.errors import LutlabError
+from lutlab.base.lazy import torch
+from lutlab.base.registry import register
+from lutlab.base.tensors import BlocksTensor
 from lutlab.formats.contract import Choice, Format, check_layout
-from lutlab.lazy import torch
-from lutlab.registry import register
-from lutlab.tensors import BlocksTensor
 
 
 @register("format", "ggml")

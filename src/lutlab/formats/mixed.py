@@ -24,14 +24,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
+from lutlab.base.groups import blocks
+from lutlab.base.lazy import torch
+from lutlab.base.registry import register
+from lutlab.base.tensors import MIXED_WIDTHS, SCALE_BITS, MixedTensor
 from lutlab.formats import mixed_blocks
 from lutlab.formats.code_words import WORD, pack_stream, pack_words, unpack_stream, unpack_words
 from lutlab.formats.contract import Choice, Format, check_layout, dtype_name
-from lutlab.groups import blocks
-from lutlab.lazy import torch
-from lutlab.registry import register
-from lutlab.tensors import MIXED_WIDTHS, SCALE_BITS, MixedTensor
 
 # Bits of the codes, and so of the zero points, of groups that have a scale a row.
 _WIDE = MIXED_WIDTHS[-1]

@@ -23,10 +23,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
+from lutlab.base.lazy import torch
+from lutlab.base.tensors import BLOCK_GROUP, BLOCK_SCALE_BITS, MixedTensor, fill_blocks
 from lutlab.formats.code_words import pack_words, unpack_words
-from lutlab.lazy import torch
-from lutlab.tensors import BLOCK_GROUP, BLOCK_SCALE_BITS, MixedTensor, fill_blocks
 
 NARROW = len(BLOCK_SCALE_BITS)  # groups of 2 bits of a block: a, b, c
 _SCALE_AT, _ZERO_AT, _SECOND_AT = (6, 10, 13), (0, 2, 4), (0, 4, 8)

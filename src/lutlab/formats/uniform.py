@@ -20,7 +20,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
+from lutlab.base.groups import check_bits, group_count, group_length
+from lutlab.base.lazy import torch
+from lutlab.base.registry import register
+from lutlab.base.tensors import BCQTensor, UniformTensor
 from lutlab.formats import bcq
 from lutlab.formats.code_words import (
     WORD,
@@ -31,10 +35,6 @@ from lutlab.formats.code_words import (
     unpack_words,
 )
 from lutlab.formats.contract import Choice, Format, check_layout, dtype_name
-from lutlab.groups import check_bits, group_count, group_length
-from lutlab.lazy import torch
-from lutlab.registry import register
-from lutlab.tensors import BCQTensor, UniformTensor
 
 # Weights dequantized at a time: the float64 temporaries stay in a core's cache.
 CHUNK_WEIGHTS = 2**17

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import logging
 
-from lutlab import arguments, registry
-from lutlab.errors import LutlabError
+from lutlab.base import arguments, registry
+from lutlab.base.errors import LutlabError
+from lutlab.base.lazy import PreTrainedModel, torch
 from lutlab.generate.contract import Engine
-from lutlab.lazy import PreTrainedModel, torch
 from lutlab.models import fits
 from lutlab.models.families import family_of, task_of
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from lutlab.lazy import PreTrainedConfig
+from lutlab.base.lazy import PreTrainedConfig
 
 # transformers' names of activations -> those of kernels/cpu/step/rows.h
 ACTIVATIONS = {

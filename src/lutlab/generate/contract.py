@@ -14,9 +14,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
+from lutlab.base.lazy import PreTrainedModel, nn, torch
 from lutlab.formats.contract import dtype_name
-from lutlab.lazy import PreTrainedModel, nn, torch
 from lutlab.models.families import linear_layers
 
 

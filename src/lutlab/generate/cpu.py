@@ -13,7 +13,9 @@ from typing import Any, ClassVar
 
 import torch
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
+from lutlab.base.lazy import PreTrainedModel
+from lutlab.base.registry import register
 from lutlab.formats.contract import dtype_name
 from lutlab.generate.architecture import obstacle
 from lutlab.generate.contract import Engine
@@ -21,8 +23,6 @@ from lutlab.generate.cpu_model import CpuModel
 from lutlab.kernels.codegen.compiler import NoCompiler
 from lutlab.kernels.codegen.isa import detect
 from lutlab.kernels.cpu import step
-from lutlab.lazy import PreTrainedModel
-from lutlab.registry import register
 
 CHUNK = 64  # tokens of prompts that share one reading of the weights
 ROUNDS = 5  # of steps whose time is taken apart

@@ -16,16 +16,16 @@ from dataclasses import dataclass
 
 import torch
 
+from lutlab.base.groups import group_length
+from lutlab.base.lazy import PreTrainedModel, nn
 from lutlab.embeddings import QuantEmbedding
 from lutlab.generate.architecture import ACTIVATIONS, DECODERS, Decoder
-from lutlab.groups import group_length
 from lutlab.kernels.codegen.isa import detect
 from lutlab.kernels.cpu import step
 from lutlab.kernels.cpu.overflow import mend
 from lutlab.kernels.cpu.rows.linear import CpuLinear
 from lutlab.kernels.cpu.rows.row_blocks import ROWS, blocks_of
 from lutlab.kernels.cpu.rows.rows_gemv import BATCH, THREAD_BYTES, Part, longs
-from lutlab.lazy import PreTrainedModel, nn
 from lutlab.models.families import decoder_blocks, family_of, weight_of
 from lutlab.modules import QuantLinear
 

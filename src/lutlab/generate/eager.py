@@ -10,12 +10,12 @@ from typing import Any, ClassVar
 
 import torch
 
+from lutlab.base.lazy import PreTrainedModel, transformers
+from lutlab.base.registry import register
 from lutlab.generate.contract import Engine
 from lutlab.kernels import ran
-from lutlab.lazy import PreTrainedModel, transformers
 from lutlab.models import fits
 from lutlab.models.families import forward_with_cache
-from lutlab.registry import register
 
 
 @register("engine", "transformers")

@@ -20,18 +20,18 @@ from typing import Any, ClassVar
 
 import torch
 
-from lutlab import registry
-from lutlab.errors import LutlabError
+from lutlab.base import registry
+from lutlab.base.errors import LutlabError
+from lutlab.base.lazy import PreTrainedModel, transformers
+from lutlab.base.registry import register
 from lutlab.formats.cut import joined
 from lutlab.generate.architecture import GROWING_ROPES
 from lutlab.generate.contract import Engine
 from lutlab.kernels.dispatch import Dequantized, prepare
 from lutlab.kernels.joined import RowsOf, Whole
-from lutlab.lazy import PreTrainedModel, transformers
 from lutlab.models import fits
 from lutlab.models.families import decoder_blocks, family_of, forward_with_cache
 from lutlab.modules import QuantLinear
-from lutlab.registry import register
 
 BUCKETS = tuple(2**n for n in range(7, 20))  # slots that a graph's attention reads
 WARM_UP = 3  # steps before a capture: they compile, load and allocate

@@ -13,11 +13,11 @@ from contextlib import contextmanager
 import torch
 from torch.nn import functional
 
+from lutlab.base.lazy import PreTrainedModel
 from lutlab.kernels.cpu.bcq_gemv import PackedBCQRows
 from lutlab.kernels.cpu.rows.linear import CpuLinear
 from lutlab.kernels.cpu.rows.row_blocks import ROWS, blocks_of
 from lutlab.kernels.cpu.uniform_gemv import PackedUniformRows
-from lutlab.lazy import PreTrainedModel
 from lutlab.modules import QuantLinear
 
 # Rows of W a panel: fewer slow torch's product down, more do not speed it up (bench_prefill.py --panels).

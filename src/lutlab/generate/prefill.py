@@ -2,7 +2,7 @@
 
     kernel       the engine's own: packed weights are read once for up to 64 tokens (kernels/cpu/rows/tile.h)
     dequantize   weights become floats panel by panel, and torch multiplies (panels.py)
-    race         both once for a model, a length of prompt and a machine; the faster is kept (kept/findings.py)
+    race         both once for a model, a length of prompt and a machine; the faster is kept (base/kept/findings.py)
 
 On the CPU seen the kernel is as fast as torch's product alone, so that dequantizing does not pay up to 2048 tokens
 (benchmarks/bench_prefill.py). The two sum in different orders: logits agree within rounding, not bit for bit.
@@ -18,14 +18,14 @@ from typing import Any
 
 import torch
 
-from lutlab.errors import LutlabError, nearest
+from lutlab.base.errors import LutlabError, nearest
+from lutlab.base.kept import findings
+from lutlab.base.lazy import PreTrainedModel, transformers
 from lutlab.generate.contract import Engine
 from lutlab.generate.cpu import CpuStep
 from lutlab.generate.panels import dequantized
-from lutlab.kept import findings
 from lutlab.kernels.codegen import library
 from lutlab.kernels.codegen.isa import features
-from lutlab.lazy import PreTrainedModel, transformers
 from lutlab.models.families import forward_with_cache
 from lutlab.modules import QuantLinear
 

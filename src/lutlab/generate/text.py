@@ -20,13 +20,13 @@ import torch
 from pydantic import Field
 from tokenizers.decoders import DecodeStream
 
-from lutlab import arguments
-from lutlab.errors import LutlabError
-from lutlab.fields import check
+from lutlab.base import arguments
+from lutlab.base.errors import LutlabError
+from lutlab.base.fields import check
+from lutlab.base.lazy import PreTrainedModel, PreTrainedTokenizerBase, transformers
+from lutlab.base.limits import CountFrom0, a_seed
 from lutlab.generate import engine as make_engine
 from lutlab.generate.contract import Engine
-from lutlab.lazy import PreTrainedModel, PreTrainedTokenizerBase, transformers
-from lutlab.limits import CountFrom0, a_seed
 from lutlab.models.families import ends_of_text
 
 log = logging.getLogger(__name__)

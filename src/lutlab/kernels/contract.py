@@ -13,9 +13,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from lutlab.errors import LutlabError, nearest
+from lutlab.base.errors import LutlabError, nearest
+from lutlab.base.lazy import torch
 from lutlab.formats.contract import Format
-from lutlab.lazy import torch
 
 if TYPE_CHECKING:
     from typing import Self  # of Python 3.11, for type checkers only

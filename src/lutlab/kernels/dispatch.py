@@ -19,8 +19,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from lutlab import registry
-from lutlab.errors import LutlabError
+from lutlab.base import registry
+from lutlab.base.errors import LutlabError
 from lutlab.formats.contract import Format
 from lutlab.kernels import ran
 from lutlab.kernels.contract import Execution, KernelOp

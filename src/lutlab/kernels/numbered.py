@@ -17,7 +17,7 @@ from abc import abstractmethod
 
 import torch
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
 from lutlab.kernels.contract import Execution
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)  # of x, that kernels multiply

@@ -18,11 +18,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from lutlab import formats
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
+from lutlab.base.lazy import torch
+from lutlab.base.specs import ProductRun, Shape
+from lutlab.base.tensors import UniformTensor
 from lutlab.formats.contract import Format
 from lutlab.kernels.contract import Execution
 from lutlab.kernels.cpu.qigen.qigen_blocks import PackedQIGen
-from lutlab.lazy import torch
 from lutlab.measure import products
 from lutlab.measure.products import MIXED, draw, operands, relative_error
 from lutlab.measure.timing import (
@@ -35,8 +37,6 @@ from lutlab.measure.timing import (
     race,
     together,
 )
-from lutlab.specs import ProductRun, Shape
-from lutlab.tensors import UniformTensor
 
 # |y - x W^T| / |x W^T| beyond which a product is wrong; in 16 bits it may be summed in 16 bits, as LUT-GEMM does.
 _ERRORS = {"int8": 0.0, "float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}

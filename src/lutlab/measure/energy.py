@@ -17,8 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from lutlab.errors import LutlabError
-from lutlab.lazy import torch
+from lutlab.base.errors import LutlabError
+from lutlab.base.lazy import torch
 
 WINDOW_SECONDS = 1.0
 _SAMPLE_SECONDS = 0.1

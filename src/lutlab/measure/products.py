@@ -21,14 +21,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from lutlab.errors import LutlabError, nearest
-from lutlab.groups import check_group_size, group_count, group_length
+from lutlab.base.errors import LutlabError, nearest
+from lutlab.base.groups import check_group_size, group_count, group_length
+from lutlab.base.lazy import torch
+from lutlab.base.specs import ProductRun, Shape
+from lutlab.base.tensors import BCQTensor, MixedTensor, UniformTensor
 from lutlab.kernels.codegen import compiler
 from lutlab.kernels.gpu.variants import full_name, preferred, variant, variants
-from lutlab.lazy import torch
 from lutlab.quantizers.mixed_2_4_16 import Mixed2416
-from lutlab.specs import ProductRun, Shape
-from lutlab.tensors import BCQTensor, MixedTensor, UniformTensor
 
 MIXED = "mixed_2_4_16"
 KERNELS = ("auto", "lut_gemm", "optq", "int16", "int8")

@@ -19,9 +19,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
+from lutlab.base.lazy import torch
 from lutlab.kernels.codegen import isa, library
-from lutlab.lazy import torch
 
 COLD, RESIDENT = "cold", "resident"
 # Calls of a round on a CPU, and of a graph on a GPU: at least so many, and at least one of each copy.

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from lutlab.lazy import PreTrainedConfig
-from lutlab.registry import register
+from lutlab.base.lazy import PreTrainedConfig
+from lutlab.base.registry import register
 
 KINDS = ("attention", "feed_forward")  # of sub-layers, LUT-GEMM Fig. 13
 # task -> transformers' class that makes and loads its models

@@ -16,9 +16,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lutlab import registry
-from lutlab.errors import LutlabError, nearest
-from lutlab.lazy import PreTrainedConfig, PreTrainedModel, nn, torch, transformers
+from lutlab.base import registry
+from lutlab.base.errors import LutlabError, nearest
+from lutlab.base.lazy import PreTrainedConfig, PreTrainedModel, nn, torch, transformers
 from lutlab.models.contract import (
     CLASSIFIER,
     CLASSIFIES,

@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path, PurePath
 from typing import Any
 
-from lutlab import sources
-from lutlab.errors import LutlabError
-from lutlab.kept.files import check_sums
-from lutlab.lazy import torch
+from lutlab.base import sources
+from lutlab.base.errors import LutlabError
+from lutlab.base.kept.files import check_sums
+from lutlab.base.lazy import torch
 
 # Beside a config.json without it: AutoGPTQ's and AutoAWQ's own files, neither of which names its method.
 QUANTIZATION_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
@@ -44,28 +44,6 @@ def quantization_of(folder: Path) -> dict[str, Any] | None:
             f"{folder}: quantization_config is {found!r} instead of a mapping: fetch config.json again"
         )
     return found
-
-
-def unread(
-    facts: Mapping[str, Any],
-    read: Collection[str],
-    neutral: Mapping[str, Collection[Any] | None],
-    nothing: Collection[Any] = (),
-) -> dict[str, Any]:
-    """Keys of a file, with their values, that may change its numbers and that nothing here reads.
-
-    Args:
-        facts: keys of the file.
-        read: keys that are read.
-        neutral: key that changes nothing -> the values at which that is so; None: all.
-        nothing: values at which a key that nobody knows asks for nothing.
-    """
-    return {
-        key: value
-        for key, value in facts.items()
-        if key not in read
-        if (values := neutral.get(key, nothing)) is not None and value not in values
-    }
 
 
 def _json(path: Path) -> dict[str, Any]:

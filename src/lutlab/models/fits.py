@@ -13,8 +13,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from lutlab.errors import LutlabError
-from lutlab.lazy import PreTrainedConfig, PreTrainedModel, torch
+from lutlab.base.errors import LutlabError
+from lutlab.base.lazy import PreTrainedConfig, PreTrainedModel, torch
 from lutlab.models.streamed import outside
 
 _MEMORY = Path("/proc/meminfo")

@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
-from lutlab.errors import LutlabError
-from lutlab.kept.files import Damaged, is_named, write_atomically
+from lutlab.base.errors import LutlabError
+from lutlab.base.kept.files import Damaged, is_named, write_atomically
+from lutlab.base.quiet import without_bars
 
 _TEXT_FILES = ["*.json", "*.model", "merges.txt", "vocab.txt", "chat_template.jinja"]
 _WEIGHT_FILES = ["*.safetensors", "*.safetensors.index.json"]
@@ -139,20 +140,6 @@ def _bytes_missing(repository: str, commit: str, patterns: list[str]) -> int:
             repository, revision=commit, allow_patterns=patterns, dry_run=True
         )
     return sum(file.file_size for file in files if file.will_download)
-
-
-@contextmanager
-def without_bars() -> Iterator[None]:
-    """A context without a progress bar where nothing is fetched."""
-    from huggingface_hub import utils
-
-    shown = not utils.are_progress_bars_disabled()
-    utils.disable_progress_bars()
-    try:
-        yield
-    finally:
-        if shown:
-            utils.enable_progress_bars()
 
 
 @contextmanager

@@ -12,9 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lutlab.errors import LutlabError, nearest
-from lutlab.lazy import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, torch
-from lutlab.models import gguf, hub, new_head, package, streamed
+from lutlab.base.errors import LutlabError, nearest
+from lutlab.base.lazy import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, torch
+from lutlab.base.quiet import quiet
+from lutlab.base.specs import ModelSpec
+from lutlab.gguf import folder as gguf
+from lutlab.models import hub, new_head, package, streamed
 from lutlab.models.families import family_of, family_written, model_class, task_of_config
 from lutlab.models.files import (
     QUANTIZATION_FILES,
@@ -26,9 +29,8 @@ from lutlab.models.files import (
     shape_folders,
     weight_files,
 )
-from lutlab.models.pretrained import config_of, mapping_of, model_of, quiet, tokenizer_of
+from lutlab.models.pretrained import config_of, mapping_of, model_of, tokenizer_of
 from lutlab.models.resident import Blocks, Resident, spread
-from lutlab.specs import ModelSpec
 
 EMBEDDED = Path(__file__).parent / "embedded"
 # Every file a tokenizer may be made of, and those that alone suffice.

@@ -9,11 +9,11 @@ without one (LLaMA's) pads with its end of text, which no pair holds.
 
 from __future__ import annotations
 
-from lutlab.errors import LutlabError
-from lutlab.lazy import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, torch
+from lutlab.base.errors import LutlabError
+from lutlab.base.lazy import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, torch
+from lutlab.base.specs import MNLI_LABELS, ModelSpec
 from lutlab.models.contract import CLASSIFIES
 from lutlab.models.families import family_of
-from lutlab.specs import MNLI_LABELS, ModelSpec
 
 HEADS = ("score", "classifier")  # transformers' names: of decoders, of BERT
 

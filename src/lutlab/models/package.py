@@ -11,8 +11,8 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-from lutlab.errors import LutlabError
-from lutlab.kept.findings import cache_folder, writable
+from lutlab.base.errors import LutlabError
+from lutlab.base.kept.findings import cache_folder, writable
 
 
 def file_of(name: str, version: str | None) -> Path:

@@ -16,13 +16,16 @@ import functools
 import json
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from lutlab.errors import LutlabError
-from lutlab.lazy import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, transformers
-from lutlab.models.hub import without_bars
+from lutlab.base.errors import LutlabError
+from lutlab.base.lazy import (
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    transformers,
+)
 
 log = logging.getLogger(__name__)
 
@@ -34,23 +37,6 @@ _KERNEL_KEYS = (
 _HEADS, _HIDDEN = ("num_attention_heads", "n_head", "num_heads"), ("hidden_size", "n_embd")
 _KEY_VALUE, _SIZE = ("num_key_value_heads",), ("head_dim",)
 _VOCABULARY, _FEED_FORWARD = ("vocab_size",), ("intermediate_size", "ffn_dim", "n_inner")
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Without transformers' progress bars and reports: what is wrong with a model, an error of ours says."""
-    from transformers.utils import logging
-
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    with without_bars():
-        logging.set_verbosity_error()
-        logging.disable_progress_bar()
-        try:
-            yield
-        finally:
-            logging.set_verbosity(verbosity)
-            if bars:
-                logging.enable_progress_bar()
 
 
 def config_of(folder: Path) -> PreTrainedConfig:

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
-from lutlab.errors import LutlabError
-from lutlab.lazy import PreTrainedModel, nn
+from lutlab.base.errors import LutlabError
+from lutlab.base.lazy import PreTrainedModel, nn
 from lutlab.models.families import decoder_blocks
 
 

@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lutlab.errors import LutlabError
-from lutlab.lazy import torch
-from lutlab.models import gguf, hub
+from lutlab.base.errors import LutlabError
+from lutlab.base.lazy import torch
+from lutlab.base.specs import ModelSpec
+from lutlab.gguf import folder as gguf
+from lutlab.models import hub
 from lutlab.models.contract import Family
 from lutlab.models.families import (
     evaluation_seqlen,
@@ -30,7 +32,6 @@ from lutlab.models.families import (
 from lutlab.models.files import weight_files
 from lutlab.models.load import IN_FOLDERS, folder_of, gguf_of
 from lutlab.models.pretrained import check_heads, config_of
-from lutlab.specs import ModelSpec
 
 # Path of a linear layer that is quantized -> (N, K), in forward order.
 Matrices = dict[str, tuple[int, int]]

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from lutlab.errors import LutlabError
-from lutlab.lazy import PreTrainedConfig, PreTrainedModel, nn, torch
+from lutlab.base.errors import LutlabError
+from lutlab.base.lazy import PreTrainedConfig, PreTrainedModel, nn, torch
 from lutlab.models.families import decoder_blocks, family_of, model_class
 from lutlab.models.files import Shards
 from lutlab.models.pretrained import generation_config_of

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from lutlab.errors import LutlabError, not_installed
-from lutlab.lazy import torch
+from lutlab.base.errors import LutlabError, not_installed
+from lutlab.base.lazy import torch
 from lutlab.measure.timing import Contestant
 
 Tensors = dict[str, "torch.Tensor"]

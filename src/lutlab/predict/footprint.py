@@ -11,8 +11,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lutlab.errors import LutlabError
-from lutlab.groups import Bits, check_group_size, group_count
+from lutlab.base.errors import LutlabError
+from lutlab.base.groups import Bits, check_group_size, group_count
 from lutlab.predict.devices import Device, device
 from lutlab.predict.shapes import Decoder, decoder
 from lutlab.quantizers.contract import Method, make_method

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 
-from lutlab.errors import LutlabError, nearest
-from lutlab.groups import Bits
+from lutlab.base.errors import LutlabError, nearest
+from lutlab.base.groups import Bits
 from lutlab.predict.devices import Device, device
 from lutlab.predict.footprint import FULL, PAPER, Memory, check_asked, predict_memory
 from lutlab.predict.shapes import Decoder, decoder

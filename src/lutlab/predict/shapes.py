@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lutlab import registry
-from lutlab.errors import LutlabError, nearest
+from lutlab.base import registry
+from lutlab.base.errors import LutlabError, nearest
+from lutlab.base.sources import folder
 from lutlab.models.contract import Sizes
-from lutlab.sources import folder
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from lutlab.groups import blocks, group_count
-from lutlab.lazy import np, torch
+from lutlab.base.groups import blocks, group_count
+from lutlab.base.lazy import np, torch
 from lutlab.quantizers.grid import Grid, Rule
 from lutlab.quantizers.one_thread import one_thread
 

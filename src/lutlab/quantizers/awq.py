@@ -26,15 +26,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from lutlab.errors import LutlabError
-from lutlab.groups import Width, blocks, expand, group_count
-from lutlab.lazy import torch
-from lutlab.limits import Count
+from lutlab.base.errors import LutlabError
+from lutlab.base.groups import Width, blocks, expand, group_count
+from lutlab.base.lazy import torch
+from lutlab.base.limits import Count
+from lutlab.base.registry import register
+from lutlab.base.tensors import CalibStats, UniformTensor
 from lutlab.quantizers.contract import Rescaling
 from lutlab.quantizers.grid import ScaleDtype
 from lutlab.quantizers.rtn import RTN
-from lutlab.registry import register
-from lutlab.tensors import CalibStats, UniformTensor
 
 # The repository's: n_grid 20 and max_shrink 0.5 of auto_clip_layer, and the clamp of auto_scale_block.
 CLIPS = tuple(1 - step / 20 for step in range(10))

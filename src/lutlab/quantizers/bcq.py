@@ -15,15 +15,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from lutlab.errors import LutlabError
-from lutlab.groups import check_bits, check_group_size
-from lutlab.lazy import torch
-from lutlab.limits import Count
+from lutlab.base.errors import LutlabError
+from lutlab.base.groups import check_bits, check_group_size
+from lutlab.base.lazy import torch
+from lutlab.base.limits import Count
+from lutlab.base.registry import register
+from lutlab.base.tensors import BCQTensor
 from lutlab.quantizers import alternating
 from lutlab.quantizers.contract import Method
 from lutlab.quantizers.grid import ScaleDtype
-from lutlab.registry import register
-from lutlab.tensors import BCQTensor
 
 
 @register("method", "bcq")

@@ -19,11 +19,11 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from lutlab.errors import LutlabError
-from lutlab.groups import Bits
-from lutlab.lazy import torch
+from lutlab.base.errors import LutlabError
+from lutlab.base.groups import Bits
+from lutlab.base.lazy import torch
+from lutlab.base.tensors import BCQTensor, DenseTensor, QuantizedTensor, UniformTensor
 from lutlab.quantizers.contract import Method
-from lutlab.tensors import BCQTensor, DenseTensor, QuantizedTensor, UniformTensor
 
 log = logging.getLogger(__name__)
 

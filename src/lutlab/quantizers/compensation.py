@@ -32,13 +32,13 @@ from typing import Annotated, Literal, Protocol
 
 from pydantic import Field
 
-from lutlab.errors import LutlabError
-from lutlab.groups import check_bits, check_group_size, group_length
-from lutlab.lazy import torch
-from lutlab.limits import Count
+from lutlab.base.errors import LutlabError
+from lutlab.base.groups import check_bits, check_group_size, group_length
+from lutlab.base.lazy import torch
+from lutlab.base.limits import Count
+from lutlab.base.tensors import CalibStats
 from lutlab.quantizers.contract import Calibrated
 from lutlab.quantizers.one_thread import one_thread
-from lutlab.tensors import CalibStats
 
 log = logging.getLogger(__name__)
 

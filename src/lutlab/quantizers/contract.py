@@ -10,12 +10,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from lutlab import registry
-from lutlab.errors import LutlabError, nearest
-from lutlab.fields import check
-from lutlab.groups import Bits, Width, check_bits, check_group_size
-from lutlab.lazy import torch
-from lutlab.tensors import CalibStats, QuantizedTensor
+from lutlab.base import registry
+from lutlab.base.errors import LutlabError, nearest
+from lutlab.base.fields import check
+from lutlab.base.groups import Bits, Width, check_bits, check_group_size
+from lutlab.base.lazy import torch
+from lutlab.base.tensors import CalibStats, QuantizedTensor
 
 
 class Method(ABC):

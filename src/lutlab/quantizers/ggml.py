@@ -18,13 +18,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from lutlab import ggml
-from lutlab.errors import LutlabError
-from lutlab.groups import Bits, Width
-from lutlab.lazy import torch
+from lutlab.base import ggml
+from lutlab.base.errors import LutlabError
+from lutlab.base.groups import Bits, Width
+from lutlab.base.lazy import torch
+from lutlab.base.registry import register
+from lutlab.base.tensors import BlocksTensor
 from lutlab.quantizers.contract import Calibrated, Method
-from lutlab.registry import register
-from lutlab.tensors import BlocksTensor
 
 # src/llama-quant.cpp of the llama.cpp that llama-cpp-python 0.3.36 brings: tensor_type_fallback …
 FALLBACKS = {

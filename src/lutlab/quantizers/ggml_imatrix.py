@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from lutlab.errors import LutlabError
-from lutlab.lazy import torch
+from lutlab.base.errors import LutlabError
+from lutlab.base.lazy import torch
+from lutlab.base.registry import register
+from lutlab.base.tensors import CalibStats
 from lutlab.quantizers.contract import Calibrated
 from lutlab.quantizers.ggml import GGML
-from lutlab.registry import register
-from lutlab.tensors import CalibStats
 
 
 @register("method", "ggml_imatrix")

@@ -14,14 +14,14 @@ import copy
 from dataclasses import dataclass
 from typing import ClassVar
 
-from lutlab.groups import group_count
-from lutlab.lazy import torch
-from lutlab.limits import CountFrom0
+from lutlab.base.groups import group_count
+from lutlab.base.lazy import torch
+from lutlab.base.limits import CountFrom0
+from lutlab.base.registry import register
+from lutlab.base.tensors import UniformTensor
 from lutlab.quantizers.compensation import Compensated, Factored, checked, compensate
 from lutlab.quantizers.grid import SMALLEST, Grid, Rule, ScaleDtype
 from lutlab.quantizers.refinement import refined, solved
-from lutlab.registry import register
-from lutlab.tensors import UniformTensor
 
 
 @register("method", "gptq")

@@ -21,10 +21,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from lutlab.errors import LutlabError
-from lutlab.groups import group_count
-from lutlab.lazy import torch
-from lutlab.limits import Count
+from lutlab.base.errors import LutlabError
+from lutlab.base.groups import group_count
+from lutlab.base.lazy import torch
+from lutlab.base.limits import Count
+from lutlab.base.registry import register
+from lutlab.base.tensors import BCQTensor
 from lutlab.quantizers.alternating import (
     SortedGroups,
     alternate,
@@ -34,8 +36,6 @@ from lutlab.quantizers.alternating import (
 )
 from lutlab.quantizers.compensation import Compensated, Factored, checked, compensate
 from lutlab.quantizers.grid import ScaleDtype
-from lutlab.registry import register
-from lutlab.tensors import BCQTensor
 
 FIT_FLOATS = 2**22  # weights of rows that are fitted at once: the solver holds some 20 bytes each
 # Step of the uniform grid of 2^q levels that errs least on Gaussian weights of deviation 1 (Max 1960), for q = 1 .. 8.

@@ -24,8 +24,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from lutlab.errors import LutlabError
-from lutlab.lazy import torch
+from lutlab.base.errors import LutlabError
+from lutlab.base.lazy import torch
 
 Rule = Literal["gptq", "awq", "autoawq"]
 ScaleDtype = Literal["fp16", "fp32"]

@@ -23,14 +23,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from lutlab.errors import LutlabError
-from lutlab.groups import Bits, Width
-from lutlab.lazy import torch
+from lutlab.base.errors import LutlabError
+from lutlab.base.groups import Bits, Width
+from lutlab.base.lazy import torch
+from lutlab.base.registry import register
+from lutlab.base.tensors import MIXED_WIDTHS, SCALE_BITS
 from lutlab.quantizers.compensation import Factored
 from lutlab.quantizers.mixed import Mixed
 from lutlab.quantizers.mixed_books import NARROW, WIDE, fit_group, levels
-from lutlab.registry import register
-from lutlab.tensors import MIXED_WIDTHS, SCALE_BITS
 
 
 @register("method", "group_widths")

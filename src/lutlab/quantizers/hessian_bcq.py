@@ -16,14 +16,14 @@ import dataclasses
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from lutlab.groups import group_length
-from lutlab.lazy import torch
-from lutlab.limits import CountFrom0
+from lutlab.base.groups import group_length
+from lutlab.base.lazy import torch
+from lutlab.base.limits import CountFrom0
+from lutlab.base.registry import register
+from lutlab.base.tensors import BCQTensor
 from lutlab.quantizers.compensation import Factored
 from lutlab.quantizers.gptq_bcq import GPTQBCQ, Codewords
 from lutlab.quantizers.refinement import refined, solved
-from lutlab.registry import register
-from lutlab.tensors import BCQTensor
 
 
 @register("method", "hessian_bcq")

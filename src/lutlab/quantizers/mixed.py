@@ -24,13 +24,13 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from lutlab.errors import LutlabError
-from lutlab.groups import Bits, Width, check_group_size, group_length
-from lutlab.lazy import torch
-from lutlab.limits import Count
+from lutlab.base.errors import LutlabError
+from lutlab.base.groups import Bits, Width, check_group_size, group_length
+from lutlab.base.lazy import torch
+from lutlab.base.limits import Count
+from lutlab.base.tensors import BLOCK_GROUP, CalibStats, MixedTensor, fill_blocks
 from lutlab.quantizers.compensation import Compensating, Factored, compensate, factor, finite
 from lutlab.quantizers.mixed_books import NARROW, WIDE, MixedBooks
-from lutlab.tensors import BLOCK_GROUP, CalibStats, MixedTensor, fill_blocks
 
 
 @dataclass(frozen=True)

@@ -25,14 +25,14 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from lutlab.errors import LutlabError
-from lutlab.groups import Bits
-from lutlab.lazy import torch
-from lutlab.limits import a_seed
+from lutlab.base.errors import LutlabError
+from lutlab.base.groups import Bits
+from lutlab.base.lazy import torch
+from lutlab.base.limits import a_seed
+from lutlab.base.registry import register
 from lutlab.quantizers.compensation import Factored
 from lutlab.quantizers.mixed import Mixed
 from lutlab.quantizers.mixed_books import NARROW, WIDE
-from lutlab.registry import register
 
 _BLOCK = 4  # groups, of which one is wide at 25 %
 _QUARTER = NARROW + (WIDE - NARROW) / _BLOCK  # the q of that

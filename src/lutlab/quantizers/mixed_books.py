@@ -16,9 +16,9 @@ Values are [..., g, N]: the weights of a group, for N rows; the axes before are 
 
 from __future__ import annotations
 
-from lutlab.errors import LutlabError
-from lutlab.lazy import torch
-from lutlab.tensors import BLOCK_SCALE_BITS, SCALE_BITS, MixedTensor
+from lutlab.base.errors import LutlabError
+from lutlab.base.lazy import torch
+from lutlab.base.tensors import BLOCK_SCALE_BITS, SCALE_BITS, MixedTensor
 
 NARROW, WIDE = 2, 4
 SCALE_ZERO_TOP = 15

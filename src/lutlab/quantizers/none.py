@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from lutlab.errors import LutlabError
-from lutlab.lazy import torch
+from lutlab.base.errors import LutlabError
+from lutlab.base.lazy import torch
+from lutlab.base.registry import register
+from lutlab.base.tensors import DenseTensor
 from lutlab.quantizers.contract import Method
-from lutlab.registry import register
-from lutlab.tensors import DenseTensor
 
 
 @register("method", "none")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from lutlab.lazy import torch
+from lutlab.base.lazy import torch
 
 
 @contextlib.contextmanager

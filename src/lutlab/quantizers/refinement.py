@@ -34,8 +34,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from lutlab.groups import group_length
-from lutlab.lazy import torch
+from lutlab.base.groups import group_length
+from lutlab.base.lazy import torch
 from lutlab.quantizers.alternating import least_squares
 from lutlab.quantizers.compensation import CodeBooks, Columns, Factored, finite
 from lutlab.quantizers.one_thread import one_thread

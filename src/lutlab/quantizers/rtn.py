@@ -12,13 +12,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from lutlab.errors import LutlabError
-from lutlab.groups import blocks, check_bits, check_group_size, group_count
-from lutlab.lazy import torch
+from lutlab.base.errors import LutlabError
+from lutlab.base.groups import blocks, check_bits, check_group_size, group_count
+from lutlab.base.lazy import torch
+from lutlab.base.registry import register
+from lutlab.base.tensors import UniformTensor
 from lutlab.quantizers.contract import Method
 from lutlab.quantizers.grid import Grid, Rule, ScaleDtype
-from lutlab.registry import register
-from lutlab.tensors import UniformTensor
 
 
 @register("method", "rtn")

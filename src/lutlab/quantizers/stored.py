@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, NoReturn
 
-from lutlab.errors import LutlabError
-from lutlab.lazy import torch
+from lutlab.base.errors import LutlabError
+from lutlab.base.lazy import torch
+from lutlab.base.registry import register
 from lutlab.quantizers.contract import Method
-from lutlab.registry import register
 
 STORED = "stored"
 

@@ -33,9 +33,11 @@ from torch import nn
 from torch.utils._pytree import tree_map
 from transformers import PreTrainedModel
 
+from lutlab.base.errors import LutlabError
+from lutlab.base.specs import Tuning
+from lutlab.base.tensors import BCQTensor, UniformTensor
 from lutlab.compress.calibrate import BATCH_TOKENS, BlockInputs, Call, capture
 from lutlab.compress.kept_blocks import TuningStore, content_sha256
-from lutlab.errors import LutlabError
 from lutlab.formats import pack
 from lutlab.formats.bcq import PackedBCQ
 from lutlab.formats.contract import Format
@@ -44,8 +46,6 @@ from lutlab.models import fits
 from lutlab.models.families import decoder_blocks, family_of, linear_layers, weight_of
 from lutlab.modules import QuantLinear
 from lutlab.quantizers.contract import Method
-from lutlab.specs import Tuning
-from lutlab.tensors import BCQTensor, UniformTensor
 from lutlab.tuning.loop import fit
 from lutlab.tuning.losses import HELD_OUT
 from lutlab.tuning.scales import ScaledLinear

@@ -31,10 +31,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from lutlab.base.errors import LutlabError
+from lutlab.base.progress import duration, tell
+from lutlab.base.specs import Tuning
 from lutlab.compress.kept_blocks import TuningStore, content_sha256
-from lutlab.errors import LutlabError
-from lutlab.progress import duration, tell
-from lutlab.specs import Tuning
 
 log = logging.getLogger(__name__)
 WARM_UP = 0.1  # of all steps

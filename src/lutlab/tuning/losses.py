@@ -19,7 +19,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
 from lutlab.models.families import decoder_blocks, with_positions
 from lutlab.models.new_head import head_of
 

@@ -21,10 +21,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
+from lutlab.base.groups import group_length
 from lutlab.formats.bcq import PackedBCQ
 from lutlab.formats.uniform import PackedUniform
-from lutlab.groups import group_length
 from lutlab.quantizers.contract import Method
 
 

@@ -24,16 +24,16 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from lutlab.base.errors import LutlabError
+from lutlab.base.groups import Width
+from lutlab.base.specs import Tuning
 from lutlab.compress.driver import quantize_model
 from lutlab.compress.kept_blocks import BlockStore, StatsStore, TuningStore
-from lutlab.errors import LutlabError
 from lutlab.formats.contract import Format
-from lutlab.groups import Width
 from lutlab.models.contract import CLASSIFIES
 from lutlab.models.families import decoder_blocks, linear_layers, task_of, weight_of
 from lutlab.modules import QuantLinear
 from lutlab.quantizers.contract import Method
-from lutlab.specs import Tuning
 from lutlab.tuning import blocks, scales, weights
 from lutlab.tuning.loop import fit
 from lutlab.tuning.losses import (

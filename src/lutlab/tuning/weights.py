@@ -22,12 +22,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
+from lutlab.base.tensors import MixedTensor
 from lutlab.formats import pack
 from lutlab.formats.mixed import PackedMixed, decoded
 from lutlab.quantizers.contract import Method
 from lutlab.quantizers.mixed import Mixed
-from lutlab.tensors import MixedTensor
 from lutlab.tuning.scales import Decoded
 
 

@@ -10,9 +10,9 @@ import pytest
 import yaml
 from tests.experiment.row.composing import settings
 
-from lutlab import registry, sources
+from lutlab.base import registry, sources
+from lutlab.base.errors import LutlabError
 from lutlab.data.protocols import PROTOCOLS
-from lutlab.errors import LutlabError
 from lutlab.experiment.artifact.artifact import Artifact, load_artifact
 from lutlab.experiment.artifact.catalog import EXPERIMENTS, artifacts
 from lutlab.experiment.artifact.claims import judge

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
 from lutlab.experiment.artifact.artifact import Claim, Curve
 from lutlab.experiment.artifact.claims import judge
 from lutlab.experiment.artifact.predicates import evaluate

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.conftest import ROOT
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
 from lutlab.experiment.artifact.errata import load_errata, page
 
 ERRATA = {erratum.id: erratum for erratum in load_errata()}

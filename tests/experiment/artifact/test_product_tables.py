@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.experiment.artifact.test_artifact import as_printed, printed, typed
 
-from lutlab import registry
+from lutlab.base import registry
 from lutlab.experiment.artifact.artifact import load_artifact
 from lutlab.measure.products import ABSENT, KERNELS
 

@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 from tests.command_line import CommandLine
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
 from lutlab.experiment.artifact import catalog
 from lutlab.experiment.artifact.artifact import load_artifact
 from lutlab.experiment.artifact.predicates import Scope, Truth, evaluate, truth

@@ -6,11 +6,11 @@ import dataclasses
 
 import pytest
 
+from lutlab.base.specs import CalibrationSpec, EvalSpec, ModelRun, ModelSpec, TextSpec
 from lutlab.experiment.plan import cost
 from lutlab.experiment.plan.cost import predict
 from lutlab.experiment.plan.resolve import Files
 from lutlab.models.shape import ModelShape
-from lutlab.specs import CalibrationSpec, EvalSpec, ModelRun, ModelSpec, TextSpec
 
 GB = 1e9
 # LLaMA-7B's, from its config

@@ -9,7 +9,17 @@ from typing import Any
 
 import pytest
 
-from lutlab import registry
+from lutlab.base import registry
+from lutlab.base.specs import (
+    CalibrationSpec,
+    EvalSpec,
+    ModelRun,
+    ModelSpec,
+    ProductRun,
+    RunSpec,
+    TextSpec,
+    Tuning,
+)
 from lutlab.data import protocols
 from lutlab.experiment.plan import resolve
 from lutlab.experiment.plan.ids import Resolved, cell_identity, inputs_id, quantized_id
@@ -20,16 +30,6 @@ from lutlab.kernels.cpu.qigen import qigen_gemv
 from lutlab.kernels.cpu.rows import rows_tuning
 from lutlab.kernels.gpu import choice
 from lutlab.kernels.gpu.choice import Race
-from lutlab.specs import (
-    CalibrationSpec,
-    EvalSpec,
-    ModelRun,
-    ModelSpec,
-    ProductRun,
-    RunSpec,
-    TextSpec,
-    Tuning,
-)
 
 MODEL = ModelSpec("opt-embedded-s", "embedded", "opt-embedded-s")
 TRAIN = CalibrationSpec(TextSpec("pydocs-train", "embedded"), 2, 32, 0)

@@ -12,7 +12,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from tests.experiment.row.composing import settings
 from tests.test_architecture import RANK, SOURCE, module_of, room_of
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
+from lutlab.base.specs import ModelRun, TextSpec
 from lutlab.experiment.artifact.columns import free_columns
 from lutlab.experiment.artifact.rows import ArtifactRow
 from lutlab.experiment.plan import plan
@@ -20,7 +21,6 @@ from lutlab.experiment.plan.plan import AskedRow, Job, job_from, job_of, overrid
 from lutlab.experiment.plan.resolve import Files
 from lutlab.experiment.run import worker
 from lutlab.experiment.store.store import Store
-from lutlab.specs import ModelRun, TextSpec
 
 QUICK = "evaluate=[ppl:wikitext2,weight_error]"
 ODD = r"""it's "$HOME" ${q} \' \\ {a: [b], c=d} # é"""

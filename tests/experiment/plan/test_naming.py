@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.experiment.row.composing import settings
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
 from lutlab.experiment.plan.free import labels_of, row_key, sweep_name, varied
 from lutlab.experiment.row import mistakes
 from lutlab.experiment.row.row import row_keys

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.experiment.row.composing import settings
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
 from lutlab.experiment.artifact.columns import ColumnSpec, free_columns
 from lutlab.experiment.artifact.rows import ArtifactRow
 from lutlab.experiment.plan import plan

@@ -8,7 +8,7 @@ import pytest
 from tests.command_line import QUICK
 from tests.experiment.records.browser import choose, one, opened, text_of
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
 from lutlab.experiment.records import dashboard, frame, wandb_files
 from tools.published_list import PUBLISHED
 

@@ -7,7 +7,7 @@ import pytest
 from tests.command_line import QUICK
 
 import lutlab
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
 from lutlab.experiment.records import frame
 from lutlab.experiment.store.record import LINES, read_lines
 from tools.published_list import PUBLISHED

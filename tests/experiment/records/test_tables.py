@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from tests.experiment.report.example import example_table
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
+from lutlab.base.kept.files import write_sums
 from lutlab.experiment.records.frame import cells_of
 from lutlab.experiment.report import csv, published
-from lutlab.kept.files import write_sums
 from tools.published_list import PUBLISHED
 
 ARTIFACTS = ("lut-gemm-v3/table2", "lut-gemm-v3/table3")

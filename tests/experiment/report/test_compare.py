@@ -7,6 +7,7 @@ import math
 
 import pytest
 
+from lutlab.base.specs import EvalSpec, ModelRun, ModelSpec, ProductRun, TextSpec
 from lutlab.experiment.artifact.artifact import load_artifact
 from lutlab.experiment.artifact.columns import free_columns
 from lutlab.experiment.artifact.outcome import Cell, ResultTable
@@ -21,7 +22,6 @@ from lutlab.experiment.report.compare import (
 )
 from lutlab.experiment.report.layout import lay_out
 from lutlab.experiment.store.record import Record
-from lutlab.specs import EvalSpec, ModelRun, ModelSpec, ProductRun, TextSpec
 
 ARTIFACT = load_artifact("table4")
 ROW = "opt-30b/q4_g32"  # published Wiki2: 9.71

@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.console import Console
 
+from lutlab.base.specs import EvalSpec, ModelRun, ModelSpec, ProductRun, TextSpec
 from lutlab.experiment.artifact.artifact import load_artifact
 from lutlab.experiment.artifact.outcome import FRONT, ResultTable
 from lutlab.experiment.artifact.rows import OURS
@@ -21,7 +22,6 @@ from lutlab.experiment.report.figure import STYLE, draw
 from lutlab.experiment.report.layout import lay_out
 from lutlab.experiment.store.record import Record
 from lutlab.measure.products import parse_shapes
-from lutlab.specs import EvalSpec, ModelRun, ModelSpec, ProductRun, TextSpec
 
 GROUPS = {"row": 512.0, "-1": 512.0}
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from lutlab.base.specs import EvalSpec, ModelRun, ModelSpec, TextSpec
 from lutlab.experiment.artifact.artifact import Artifact, load_artifact
 from lutlab.experiment.artifact.catalog import artifacts
 from lutlab.experiment.artifact.outcome import ResultTable
@@ -17,7 +18,6 @@ from lutlab.experiment.report import csv, published
 from lutlab.experiment.report.compare import tabulate
 from lutlab.experiment.report.published import Published
 from lutlab.experiment.store.record import Record
-from lutlab.specs import EvalSpec, ModelRun, ModelSpec, TextSpec
 
 TABLE1, TABLE4 = (load_artifact(f"mixed-2-4-16/{name}") for name in ("table1", "table4"))
 

@@ -12,6 +12,7 @@ from matplotlib.colors import to_hex
 from pydantic import ValidationError
 
 from lutlab import predict
+from lutlab.base.specs import EvalSpec, ModelRun, ModelSpec
 from lutlab.experiment.artifact.artifact import Artifact, load_artifact
 from lutlab.experiment.artifact.columns import ColumnSpec
 from lutlab.experiment.artifact.outcome import Cell, ResultTable
@@ -23,7 +24,6 @@ from lutlab.experiment.report.layout import PREDICTION_MEANING, lay_out
 from lutlab.experiment.report.published import Published
 from lutlab.experiment.report.style import PAPER, STYLE
 from lutlab.experiment.store.record import Record
-from lutlab.specs import EvalSpec, ModelRun, ModelSpec
 
 ARTIFACT = load_artifact("table4")
 LATENCIES = ("latency_1gpu", "latency_2gpu", "latency_4gpu")

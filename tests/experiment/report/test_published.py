@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
+from lutlab.base.specs import EvalSpec, ModelRun, ModelSpec, TextSpec
 from lutlab.experiment.artifact.artifact import load_artifact
 from lutlab.experiment.artifact.outcome import ResultTable
 from lutlab.experiment.plan.plan import PlannedCell, PlannedRow
@@ -15,7 +16,6 @@ from lutlab.experiment.report import csv, published
 from lutlab.experiment.report.compare import tabulate
 from lutlab.experiment.report.published import Published
 from lutlab.experiment.store.record import Record
-from lutlab.specs import EvalSpec, ModelRun, ModelSpec, TextSpec
 
 ARTIFACT = load_artifact("fig10")  # two points and their fronts, claims over fronts, a factor
 OPTIONS = (("sequences", 3),)

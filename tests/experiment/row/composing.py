@@ -5,7 +5,7 @@ from __future__ import annotations
 from hydra import compose, initialize_config_dir
 from tests.compositions import files_read_once
 
-from lutlab import sources
+from lutlab.base import sources
 from lutlab.experiment.row.row import Row, register_choices
 
 

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lutlab.experiment.row import spelling as asked
-from lutlab.specs import (
+from lutlab.base.specs import (
     CalibrationSpec,
     EvalSpec,
     LayerWidth,
@@ -18,6 +17,7 @@ from lutlab.specs import (
     TextSpec,
     Tuning,
 )
+from lutlab.experiment.row import spelling as asked
 
 TEXT = TextSpec("c4-train", "folder", "data", limit=3)
 FULL = ModelRun(

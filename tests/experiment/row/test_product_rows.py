@@ -8,6 +8,7 @@ import pytest
 from tests.command_line import CommandLine
 from tests.experiment.row.composing import settings
 
+from lutlab.base.specs import EvalSpec, ProductRun
 from lutlab.evaluators import kernel_latency
 from lutlab.evaluators.kernel_latency import KernelLatency
 from lutlab.experiment.plan import cost
@@ -16,7 +17,6 @@ from lutlab.experiment.plan.resolve import Files, look
 from lutlab.experiment.row.run import run_of
 from lutlab.experiment.store.record import content_id
 from lutlab.measure import products
-from lutlab.specs import EvalSpec, ProductRun
 
 PRODUCT = ["model=product", "model.id=96x80", "device=cpu", "logger=none"]
 SPEED = "evaluate=[kernel_latency]"

@@ -8,11 +8,11 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from lutlab import sources
-from lutlab.errors import Mistakes
+from lutlab.base import sources
+from lutlab.base.errors import Mistakes
+from lutlab.base.fields import keys_of
+from lutlab.base.specs import ModelSpec
 from lutlab.experiment.row.row import Row, register_choices, row_keys
-from lutlab.fields import keys_of
-from lutlab.specs import ModelSpec
 
 
 def row(**given) -> Row:

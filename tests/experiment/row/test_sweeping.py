@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from tests.experiment.row.composing import settings
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
 from lutlab.experiment.artifact.rows import ArtifactRow
 from lutlab.experiment.row.row import ModelSpec
 from lutlab.experiment.row.sweeping import baseline_of, parse, rows_of, variant, without_rows

@@ -13,7 +13,7 @@ import pytest
 from tests.command_line import records, start
 from tests.pages import write_files
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
 from lutlab.experiment.row.row import check_presets
 
 PLUGINS = "plugins=my_method,my_evaluator"

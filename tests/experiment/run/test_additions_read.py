@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
 from lutlab.experiment.artifact import catalog
 from lutlab.experiment.artifact.artifact import load_artifact
 from lutlab.experiment.run import additions
@@ -52,7 +52,7 @@ def test_nothing_is_added_where_nothing_is_given(given: list[str]) -> None:
         ("wrong_plugin", "def f(:\n", r"SyntaxError.*wrong_plugin.py, line 1"),
         (
             "taken_plugin",
-            "from lutlab.registry import register\n@register('method', 'rtn')\nclass Mine: ...\n",
+            "from lutlab.base.registry import register\n@register('method', 'rtn')\nclass Mine: ...\n",
             "method 'rtn' is registered twice",
         ),
     ],

@@ -11,7 +11,7 @@ import pytest
 from tests.command_line import QUICK, ROOT, CommandLine
 
 import lutlab
-from lutlab import registry
+from lutlab.base import registry
 from lutlab.experiment.row.row import evaluator_keys, method_keys, row_keys
 from lutlab.experiment.run import cli, main
 

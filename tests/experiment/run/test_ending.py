@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 from tests.command_line import ROOT
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
 from lutlab.experiment.run.ending import RowsFailed, ended
 
 

@@ -14,10 +14,10 @@ from safetensors.torch import load_file, save_file
 from tests.command_line import QUICK, CommandLine
 from tests.experiment.store.test_store import RECORD
 
+from lutlab.base.kept import files
 from lutlab.evaluators.perplexity import Perplexity
 from lutlab.experiment.store.record import write_lines
 from lutlab.experiment.store.store import Store
-from lutlab.kept import files
 from lutlab.models.load import EMBEDDED
 
 MODEL = "opt-embedded-s"

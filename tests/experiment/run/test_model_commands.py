@@ -12,11 +12,11 @@ from tests.tiny_models import byte_tokenizer
 from transformers import AutoTokenizer
 
 import lutlab
-from lutlab import sources
-from lutlab.escapes import visible
+from lutlab.base import sources
+from lutlab.base.escapes import visible
+from lutlab.base.specs import ModelRun, ModelSpec
 from lutlab.experiment.run import advice, chat_command, cli, export_command, main, quantize_command
 from lutlab.models.families import model_class
-from lutlab.specs import ModelRun, ModelSpec
 
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}{{ message.role }}: {{ message.content }}. {% endfor %}"

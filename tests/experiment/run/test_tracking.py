@@ -13,7 +13,7 @@ from tests.command_line import ROOT, CommandLine
 from tests.experiment.row.composing import settings
 from tests.wandb_offline import OfflineRun, read_run, read_runs, readable
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
 from lutlab.experiment.artifact.artifact import load_artifact
 from lutlab.experiment.records import wandb_files
 from lutlab.experiment.records.frame import Shelf, shelves

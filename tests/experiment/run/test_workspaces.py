@@ -14,7 +14,7 @@ import pytest
 from tests.experiment.report.example import example_table
 from tests.experiment.run.test_tracking import ROWS, TABLE4, tracked
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
 from lutlab.evaluators.kernel_latency import KernelLatency
 from lutlab.experiment.report import markdown
 from lutlab.experiment.report.layout import lay_out

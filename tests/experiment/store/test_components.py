@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from lutlab import registry
-from lutlab.errors import LutlabError
+from lutlab.base import registry
+from lutlab.base.errors import LutlabError
 from lutlab.experiment.store import components
 from lutlab.experiment.store.components import (
     every_name,

@@ -37,8 +37,8 @@ def of_copy(folder: Path, text: str, name: str = "rtn.py") -> str:
         ('"""Round-to-nearest (RTN)', '"""RTN'),  # the module's docstring
         ('"""[N, K] float -> UniformTensor', '"""A tensor'),  # a method's
         ("return UniformTensor(", "# as it is\n        return UniformTensor("),
-        ("from lutlab.lazy import torch", "from lutlab.lazy import np, torch"),
-        ("from lutlab.groups import blocks, check_bits", "from lutlab.groups import check_bits, blocks"),
+        ("from lutlab.base.lazy import torch", "from lutlab.base.lazy import np, torch"),
+        ("from lutlab.base.groups import blocks, check_bits", "from lutlab.base.groups import check_bits, blocks"),
         ("weights are inf or nan", "weights are not finite"),  # an error's text
         ("weight = weight.detach().float()", "weight = (\n            weight.detach().float()\n        )"),
     ],
@@ -101,13 +101,13 @@ def test_other_data_and_another_file_move_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "needs", "ignores"),
     [
-        ("quantizers/rtn.py", {"quantizers/grid.py", "groups.py"}, "quantizers/gptq.py"),
+        ("quantizers/rtn.py", {"quantizers/grid.py", "base/groups.py"}, "quantizers/gptq.py"),
         ("quantizers/gptq_bcq.py", {"quantizers/compensation.py", "quantizers/alternating.py"}, "quantizers/awq.py"),
     ],
 )  # fmt: skip
 def test_imports_are_followed_within_rooms(source, needs, ignores) -> None:
-    found = with_imports([PACKAGE / source], ("quantizers", "groups"))
+    found = with_imports([PACKAGE / source], ("quantizers", "base.groups"))
     names = {path.relative_to(PACKAGE).as_posix() for path in found}
     assert {source} | needs <= names
     assert ignores not in names
-    assert {name.partition("/")[0] for name in names} == {"quantizers", "groups.py"}
+    assert {name.partition("/")[0] for name in names} == {"quantizers", "base"}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.experiment.store.test_store import RECORD
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
 from lutlab.experiment.store.record import read_lines, write_lines
 
 OTHER = dataclasses.replace(RECORD, cell_id="00ff", facts={"text": "two\nlines\u2028"})

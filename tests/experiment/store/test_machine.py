@@ -8,14 +8,14 @@ import pytest
 import torch
 from tests.command_line import CommandLine
 
-from lutlab import registry
-from lutlab.errors import LutlabError
+from lutlab.base import registry
+from lutlab.base.errors import LutlabError
+from lutlab.base.specs import Measurement
 from lutlab.evaluators.generation import Generation
 from lutlab.experiment.plan.plan import job_from
 from lutlab.experiment.run import pipeline
 from lutlab.experiment.store import provenance
 from lutlab.kernels.codegen.isa import Isa
-from lutlab.specs import Measurement
 
 BOTH = ["model=llama-embedded-s", "evaluate=[generation,weight_error]", "logger=none"]
 

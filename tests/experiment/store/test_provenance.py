@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import lutlab
-from lutlab import sources
+from lutlab.base import sources
 from lutlab.experiment.store import provenance
 from lutlab.experiment.store.provenance import environment, git_state, major_minor
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
+from lutlab.base.kept import files
 from lutlab.experiment.store.record import Record, canonical, content_id, write_lines
 from lutlab.experiment.store.store import Store
-from lutlab.kept import files
 
 RECORD = Record(
     cell_id="0123456789abcdef",

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from lutlab.kept import findings
+from lutlab.base.kept import findings
 from lutlab.kernels.codegen import compiler, library
 from lutlab.kernels.codegen.isa import Isa
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 from tests.kernels.gpu.cuda_on_host import needs_nvrtc
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
 from lutlab.kernels.codegen import cuda
 from lutlab.kernels.codegen.cuda import Resources
 
@@ -119,7 +119,7 @@ def test_an_architecture_that_nvrtc_does_not_know():
 def said_without(code):
     """What a process says of building, after code that takes something away."""
     program = (
-        f"{code}\nfrom lutlab.kernels.codegen import cuda\nfrom lutlab.errors import LutlabError\n"
+        f"{code}\nfrom lutlab.kernels.codegen import cuda\nfrom lutlab.base.errors import LutlabError\n"
         "try: cuda.build('', 'x', 'sm_90')\nexcept LutlabError as error: print(error)"
     )
     done = subprocess.run(

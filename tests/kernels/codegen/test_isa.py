@@ -4,7 +4,7 @@ import platform
 
 import pytest
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
 from lutlab.kernels.codegen import compiler, isa
 
 AVX2 = {"avx2", "fma", "f16c", "sse4_2"}

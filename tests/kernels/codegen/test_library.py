@@ -15,8 +15,8 @@ import pytest
 import torch
 from tests import warm
 
-from lutlab.errors import LutlabError
-from lutlab.kept import built, findings
+from lutlab.base.errors import LutlabError
+from lutlab.base.kept import built, findings
 from lutlab.kernels.codegen import compiler, isa, library
 
 SCALE = """

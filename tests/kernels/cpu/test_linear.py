@@ -7,7 +7,8 @@ import torch
 from tests.kernels.weights import bcq_tensor, relative_error, uniform_tensor
 from tests.mixed_weights import mixed_tensor
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
+from lutlab.base.tensors import DenseTensor
 from lutlab.formats import bcq, pack
 from lutlab.kernels.codegen.isa import detect
 from lutlab.kernels.cpu.bcq_gemv import PackedBCQRows
@@ -15,7 +16,6 @@ from lutlab.kernels.cpu.rows import rows_gemv
 from lutlab.kernels.cpu.rows.rows_gemv import prefetch_bytes
 from lutlab.kernels.cpu.uniform_gemv import PackedUniformRows
 from lutlab.kernels.dispatch import Dequantized, prepare
-from lutlab.tensors import DenseTensor
 
 N, K = 40, 72
 WEIGHTS = {

@@ -14,7 +14,8 @@ from tests.kernels.cpu.rows_products import EXACT, ISAS, inputs
 from tests.kernels.weights import relative_error
 from tests.mixed_weights import mixed_tensor
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
+from lutlab.base.tensors import DenseTensor
 from lutlab.formats import pack
 from lutlab.formats.mixed import PackedMixed
 from lutlab.kernels.codegen import isa
@@ -22,7 +23,6 @@ from lutlab.kernels.cpu import mixed_gemv
 from lutlab.kernels.cpu.mixed_gemv import TILE_FROM, PackedMixedRows
 from lutlab.kernels.cpu.rows import rows_gemv
 from lutlab.kernels.dispatch import Dequantized, prepare
-from lutlab.tensors import DenseTensor
 
 BEST = PackedMixedRows.instructions()
 KINDS = {

@@ -7,12 +7,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
+from lutlab.base.groups import group_count
+from lutlab.base.tensors import UniformTensor
 from lutlab.formats.code_words import pack_words
-from lutlab.groups import group_count
 from lutlab.kernels.cpu.qigen import qigen_blocks as qigen
 from lutlab.kernels.cpu.qigen.qigen_blocks import UNIT, Blocks
-from lutlab.tensors import UniformTensor
 
 
 def random_tensor(q, rows, in_features, g, seed=0, order=False):

@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.kernels.codegen import sanitized
 
-from lutlab.errors import LutlabError
-from lutlab.groups import group_count
-from lutlab.kept.files import sealed
+from lutlab.base.errors import LutlabError
+from lutlab.base.groups import group_count
+from lutlab.base.kept.files import sealed
+from lutlab.base.tensors import UniformTensor
 from lutlab.kernels.codegen import isa
 from lutlab.kernels.cpu.qigen import qigen_blocks as qigen
 from lutlab.kernels.cpu.qigen import qigen_gemv
@@ -27,7 +28,6 @@ from lutlab.kernels.cpu.qigen.qigen_gemv import (
     variant,
 )
 from lutlab.kernels.cpu.qigen.qigen_model import caches
-from lutlab.tensors import UniformTensor
 
 RUNS = [each.name for each in isa.runnable() if each.name != "avx512"]
 LIMIT = 1e-5

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
 from lutlab.kernels.cpu.qigen.qigen_gemv import MicroKernel, groups_in_unit, micro_kernels, source
 
 

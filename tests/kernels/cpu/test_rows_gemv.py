@@ -12,7 +12,7 @@ from tests.kernels.cpu.rows_products import (
 )
 from tests.kernels.weights import packed, relative_error
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
 from lutlab.kernels.cpu.rows import rows_gemv
 
 

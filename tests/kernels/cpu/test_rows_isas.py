@@ -15,7 +15,7 @@ from tests.kernels.cpu.rows_products import (
 )
 from tests.kernels.weights import packed, relative_error
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
 from lutlab.kernels.codegen import isa, library
 from lutlab.kernels.cpu.bcq_gemv import INT16
 from lutlab.kernels.cpu.rows import rows_gemv

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.kernels.weights import bcq_tensor, uniform_tensor
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
 from lutlab.formats import bcq
 from lutlab.formats.uniform import PackedUniform
 from lutlab.kernels.cpu import bcq_gemv, uniform_gemv

@@ -6,8 +6,8 @@ import pytest
 import torch
 from tests.kernels.weights import packed, uniform_tensor
 
+from lutlab.base.kept.files import sealed
 from lutlab.formats.uniform import PackedUniform
-from lutlab.kept.files import sealed
 from lutlab.kernels.codegen import isa
 from lutlab.kernels.cpu import uniform_gemv
 from lutlab.kernels.cpu.rows import rows_gemv, rows_tuning

@@ -7,9 +7,9 @@ import torch
 from tests.kernels.gpu import plans
 from tests.kernels.weights import bcq_tensor, uniform_tensor
 
+from lutlab.base.groups import expand
 from lutlab.formats import bcq
 from lutlab.formats.uniform import PackedUniform
-from lutlab.groups import expand
 from lutlab.kernels.codegen import cuda
 from lutlab.kernels.gpu.lut_gemv import launcher
 from lutlab.kernels.gpu.lut_gemv.variant import GPUS, SM_REGISTERS, Case, case

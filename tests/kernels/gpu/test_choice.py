@@ -5,8 +5,8 @@ import logging
 import pytest
 import torch
 
-from lutlab.errors import LutlabError
-from lutlab.kept.files import sealed, unsealed
+from lutlab.base.errors import LutlabError
+from lutlab.base.kept.files import sealed, unsealed
 from lutlab.kernels.gpu import choice, variants
 from lutlab.kernels.gpu.choice import DENSE, MODEL, RACE, Race, choose, keep
 from lutlab.kernels.gpu.lut_gemv.variant import H200, Case

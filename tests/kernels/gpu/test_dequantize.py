@@ -8,7 +8,7 @@ from tests.kernels.gpu import plans
 from tests.kernels.gpu.lut_gemv_matrix import in_turn
 from tests.kernels.weights import bcq_tensor, uniform_tensor
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
 from lutlab.formats import bcq
 from lutlab.kernels.codegen import cuda
 from lutlab.kernels.gpu import dequantize

@@ -8,7 +8,7 @@ from tests.kernels.gpu import test_lut_gemv
 from tests.kernels.weights import bcq_tensor, relative_error, uniform_tensor
 
 from lutlab import modules
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
 from lutlab.formats import bcq
 from lutlab.formats.bcq import PackedBCQ
 from lutlab.formats.uniform import PackedUniform

@@ -16,7 +16,7 @@ from tests.kernels.gpu import cuda_on_host, reference
 from tests.kernels.gpu.lut_gemv_matrix import F16, F32, error, inputs, weight
 from tests.kernels.weights import uniform_tensor
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
 from lutlab.formats import bcq
 from lutlab.kernels.codegen import cuda
 from lutlab.kernels.gpu import variants

@@ -11,7 +11,7 @@ from tests.kernels.gpu import plans
 from tests.kernels.gpu.lut_gemv_matrix import BF16, F16, F32, inputs
 from tests.mixed_weights import mixed_tensor
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
 from lutlab.formats.mixed import PackedMixed
 from lutlab.kernels.gpu import variants
 from lutlab.kernels.gpu.lut_gemv import launcher

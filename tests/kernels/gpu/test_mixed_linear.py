@@ -8,6 +8,7 @@ from tests.kernels.gpu import plans, test_lut_gemv
 from tests.kernels.weights import relative_error
 from tests.mixed_weights import mixed_tensor
 
+from lutlab.base.specs import ProductRun
 from lutlab.formats.mixed import PackedMixed
 from lutlab.kernels import ran
 from lutlab.kernels.codegen import cuda
@@ -17,7 +18,6 @@ from lutlab.kernels.gpu.lut_gemv.variant import GPUS, SM_REGISTERS
 from lutlab.kernels.gpu.mixed_gemv import mixed_chunks
 from lutlab.kernels.gpu.mixed_linear import MixedGemvGpu
 from lutlab.measure import contestants
-from lutlab.specs import ProductRun
 
 gpu = test_lut_gemv.gpu
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32

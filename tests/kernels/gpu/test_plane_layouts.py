@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.kernels.weights import bcq_tensor
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
 from lutlab.formats import bcq
 from lutlab.kernels.gpu.lut_gemv import binary_tiles, lane_tables, paper
 

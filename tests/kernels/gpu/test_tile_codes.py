@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from tests.kernels.gpu.unpacked import of_optq, of_uniform_mma
 from tests.kernels.weights import uniform_tensor
 
+from lutlab.base.tensors import UniformTensor
 from lutlab.formats.uniform import PackedUniform
 from lutlab.kernels.gpu.lut_gemv import optq, uniform_mma
-from lutlab.tensors import UniformTensor
 
 
 @pytest.mark.parametrize("q", range(1, 9))

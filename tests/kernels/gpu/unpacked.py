@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
+from lutlab.base.groups import group_count
+from lutlab.base.tensors import UniformTensor
 from lutlab.formats.code_words import unpack_words
 from lutlab.formats.uniform import PackedUniform
-from lutlab.groups import group_count
 from lutlab.kernels.gpu.lut_gemv.uniform_mma import LANES, TILE_ROWS, UNIT, UNITS, _bits
 from lutlab.kernels.gpu.lut_gemv.variant import Weight
-from lutlab.tensors import UniformTensor
 
 
 def of_uniform_mma(weight: Weight) -> PackedUniform:

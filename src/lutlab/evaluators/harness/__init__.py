@@ -33,14 +33,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from lutlab.base.errors import LutlabError
+from lutlab.base.lazy import PreTrainedModel, PreTrainedTokenizerBase, np, torch
+from lutlab.base.specs import Text
 from lutlab.data import tasks
 from lutlab.data.choices import records
 from lutlab.data.protocols import PROTOCOLS
 from lutlab.data.tokens import begin_id
-from lutlab.errors import LutlabError
 from lutlab.evaluators import check_task, context_length, evaluation_mode
-from lutlab.lazy import PreTrainedModel, PreTrainedTokenizerBase, np, torch
-from lutlab.specs import Text
 
 if TYPE_CHECKING:
     from lm_eval.api.task import Task

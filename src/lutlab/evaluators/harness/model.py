@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from lm_eval.models.huggingface import HFLM
 
-from lutlab.lazy import PreTrainedModel, PreTrainedTokenizerBase, torch
+from lutlab.base.lazy import PreTrainedModel, PreTrainedTokenizerBase, torch
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance

@@ -16,7 +16,7 @@ from pydantic import ConfigDict, Field, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
 
 from lutlab import predict
-from lutlab.errors import LutlabError, nearest
+from lutlab.base.errors import LutlabError, nearest
 from lutlab.experiment.artifact.catalog import artifacts, cite, long_name
 from lutlab.experiment.artifact.columns import ColumnSpec, PredictSpec, Strict, as_value_error
 from lutlab.experiment.artifact.predicted import Prediction, prediction

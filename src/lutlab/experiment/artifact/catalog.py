@@ -11,8 +11,8 @@ import re
 import sys
 from pathlib import Path
 
-from lutlab import sources
-from lutlab.errors import LutlabError, nearest
+from lutlab.base import sources
+from lutlab.base.errors import LutlabError, nearest
 
 EXPERIMENTS = sources.folder("experiments")
 LEAD_PAPER = "lut-gemm-v3"  # its artifacts have short names: +exp=table4

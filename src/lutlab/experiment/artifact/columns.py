@@ -8,9 +8,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from lutlab import predict, registry
+from lutlab import predict
+from lutlab.base import registry
+from lutlab.base.errors import LutlabError, nearest
 from lutlab.data.tasks import protocol_of
-from lutlab.errors import LutlabError, nearest
 from lutlab.evaluators.contract import Metric, metric_of
 
 

@@ -11,8 +11,8 @@ import functools
 
 from pydantic import BaseModel, ConfigDict
 
-from lutlab import sources
-from lutlab.errors import LutlabError
+from lutlab.base import sources
+from lutlab.base.errors import LutlabError
 from lutlab.experiment.artifact.artifact import load_artifact
 from lutlab.experiment.artifact.catalog import EXPERIMENTS, cite
 from lutlab.experiment.artifact.predicates import evaluate

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from fnmatch import fnmatchcase
 
-from lutlab.errors import LutlabError, nearest
+from lutlab.base.errors import LutlabError, nearest
 from lutlab.experiment.artifact.pareto import Better, Point, dominates, front
 from lutlab.experiment.artifact.uncertain import Uncertain
 

@@ -15,7 +15,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from lutlab import predict
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
 from lutlab.experiment.artifact.columns import PredictSpec
 
 VERDICT = "predicted"

@@ -18,9 +18,9 @@ from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from lutlab.base.lazy import np
 from lutlab.evaluators.noise import standard_error
 from lutlab.experiment.store.noise import Shares
-from lutlab.lazy import np
 
 DRAWS = 200
 # Chance that a normal variate is above 2: what a difference may be by chance, to either side.

@@ -12,8 +12,8 @@ from typing import Any
 
 import yaml
 
-from lutlab.errors import LutlabError
-from lutlab.escapes import CONTROLS
+from lutlab.base.errors import LutlabError
+from lutlab.base.escapes import CONTROLS
 
 MOST_VALUES = 1_000_000  # with anchors written out; the largest of experiments/ has 8,000
 

@@ -23,21 +23,21 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from lutlab import registry
+from lutlab.base import registry
+from lutlab.base.errors import LutlabError
+from lutlab.base.lazy import torch
+from lutlab.base.specs import EvalSpec, ModelRun, RunSpec, TextSpec
 from lutlab.data import tasks
 from lutlab.data.protocols import PROTOCOLS
-from lutlab.errors import LutlabError
 from lutlab.evaluators.contract import Work
 from lutlab.experiment.artifact.artifact import Artifact
 from lutlab.experiment.artifact.predicted import OOM, least, predicted
 from lutlab.experiment.plan.plan import PlannedCell, PlannedRow
 from lutlab.experiment.plan.resolve import Files
-from lutlab.lazy import torch
 from lutlab.models import hub
 from lutlab.models.shape import ModelShape, linear_shapes, shape_of
 from lutlab.predict import latency
 from lutlab.quantizers.contract import make_method
-from lutlab.specs import EvalSpec, ModelRun, RunSpec, TextSpec
 
 # of a task whose rows lm-eval fetches: a guess, which is known when it is loaded
 TASK_EXAMPLES, TASK_TOKENS = 2000, 100

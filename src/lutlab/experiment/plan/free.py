@@ -17,8 +17,11 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lutlab import registry
-from lutlab.errors import LutlabError
+from lutlab.base import registry
+from lutlab.base.errors import LutlabError
+from lutlab.base.fields import defaults, spelled
+from lutlab.base.kept.files import set_aside, write_atomically
+from lutlab.base.specs import ModelRun, RunSpec
 from lutlab.experiment.artifact.columns import SIZE, asks_for_quality, free_columns
 from lutlab.experiment.plan.plan import AskedRow, PlannedRow, plan_row
 from lutlab.experiment.plan.resolve import Files
@@ -27,10 +30,7 @@ from lutlab.experiment.row.run import run_of
 from lutlab.experiment.row.spelling import axes, differing, to_json
 from lutlab.experiment.row.sweeping import baseline_of
 from lutlab.experiment.store.record import content_id
-from lutlab.fields import defaults, spelled
-from lutlab.kept.files import set_aside, write_atomically
 from lutlab.quantizers.stored import STORED
-from lutlab.specs import ModelRun, RunSpec
 
 log = logging.getLogger(__name__)
 MARK = "sweep.json"

@@ -21,14 +21,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from lutlab import registry
+from lutlab.base import registry
+from lutlab.base.fields import defaults
+from lutlab.base.specs import EvalSpec, ProductRun, RunSpec, TextSpec
 from lutlab.data import tasks
 from lutlab.experiment.store.components import versions
 from lutlab.experiment.store.provenance import libraries
 from lutlab.experiment.store.record import canonical, content_id
-from lutlab.fields import defaults
 from lutlab.quantizers.stored import STORED
-from lutlab.specs import EvalSpec, ProductRun, RunSpec, TextSpec
 
 
 @dataclass(frozen=True)

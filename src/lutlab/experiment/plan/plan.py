@@ -17,8 +17,9 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from lutlab import registry
-from lutlab.errors import LutlabError
+from lutlab.base import registry
+from lutlab.base.errors import LutlabError
+from lutlab.base.specs import EvalSpec, ModelRun, RunSpec
 from lutlab.experiment.artifact.columns import ColumnSpec
 from lutlab.experiment.artifact.rows import ArtifactRow
 from lutlab.experiment.plan.ids import (
@@ -35,7 +36,6 @@ from lutlab.experiment.store.provenance import machine
 from lutlab.experiment.store.record import Record, content_id
 from lutlab.experiment.store.store import Store
 from lutlab.quantizers.stored import STORED
-from lutlab.specs import EvalSpec, ModelRun, RunSpec
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,12 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from lutlab import registry
+from lutlab.base import registry
+from lutlab.base.devices import gpus
+from lutlab.base.errors import LutlabError, MissingTextError
+from lutlab.base.specs import EvalSpec, ModelRun, ModelSpec, ProductRun, RunSpec, Text, TextSpec
 from lutlab.data import load_text
 from lutlab.data.protocols import PROTOCOLS, protocol
-from lutlab.devices import gpus
-from lutlab.errors import LutlabError, MissingTextError
 from lutlab.evaluators.contract import metric_of
 from lutlab.experiment.artifact.columns import ColumnSpec
 from lutlab.experiment.plan.ids import Resolved, of_this_machine
@@ -25,7 +26,6 @@ from lutlab.models.load import fingerprint, task_here
 from lutlab.models.shape import linear_shapes
 from lutlab.quantizers.contract import make_method
 from lutlab.quantizers.stored import STORED
-from lutlab.specs import EvalSpec, ModelRun, ModelSpec, ProductRun, RunSpec, Text, TextSpec
 
 LABELLED = "calibration-pairs"  # a kind of text
 # kind of row that an evaluator measures -> why it cannot measure the other kind

@@ -15,14 +15,14 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from lutlab import registry
+from lutlab.base import registry
+from lutlab.base.errors import LutlabError
+from lutlab.base.kept.files import write_atomically
+from lutlab.base.lazy import pandas
+from lutlab.base.specs import TextSpec
 from lutlab.data.protocols import PROTOCOLS
-from lutlab.errors import LutlabError
 from lutlab.experiment.records import frame, wandb_files
 from lutlab.experiment.report.style import SERIES
-from lutlab.kept.files import write_atomically
-from lutlab.lazy import pandas
-from lutlab.specs import TextSpec
 
 # One script, in this order.
 SCRIPTS = ("data", "filters", "runs", "compare", "plots", "claims", "record", "page")

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
+from lutlab.base.lazy import pandas
 from lutlab.experiment.records.frame import results
 from lutlab.experiment.store.provenance import NoAnswer, ask_git
-from lutlab.lazy import pandas
 
 # A cell of a table, whatever folder it lies in.
 PLACE = ["paper", "artifact", "variant", "row", "column", "metric"]

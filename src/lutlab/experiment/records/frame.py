@@ -21,8 +21,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lutlab import arguments, registry
-from lutlab.errors import LutlabError
+from lutlab.base import arguments, registry
+from lutlab.base.errors import LutlabError
+from lutlab.base.kept.files import SUMS, check_file, check_sums, has_sums
+from lutlab.base.lazy import pandas
+from lutlab.base.specs import RunSpec
 from lutlab.evaluators.contract import metric_of
 from lutlab.experiment.artifact.artifact import Artifact, load_artifact
 from lutlab.experiment.artifact.catalog import artifacts, cite, program
@@ -40,9 +43,6 @@ from lutlab.experiment.row.spelling import (
 from lutlab.experiment.store.noise import error_of
 from lutlab.experiment.store.record import LINES, Record, canonical, read_lines
 from lutlab.experiment.store.store import Store
-from lutlab.kept.files import SUMS, check_file, check_sums, has_sums
-from lutlab.lazy import pandas
-from lutlab.specs import RunSpec
 
 log = logging.getLogger(__name__)
 

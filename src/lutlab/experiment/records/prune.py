@@ -11,8 +11,8 @@ from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
-from lutlab import registry
-from lutlab.errors import LutlabError, nearest
+from lutlab.base import registry
+from lutlab.base.errors import LutlabError, nearest
 from lutlab.experiment.store.components import kernels_fingerprint, version
 from lutlab.experiment.store.provenance import libraries
 from lutlab.experiment.store.record import Record

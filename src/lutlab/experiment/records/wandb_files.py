@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
 
 
 def read(folder: str | Path) -> list[dict[str, Any]]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lutlab.base.kept.files import write_atomically, write_sums
 from lutlab.experiment.artifact.outcome import ResultTable
 from lutlab.experiment.report import csv, figure, html, latex, markdown, terminal
 from lutlab.experiment.report.layout import lay_out
-from lutlab.kept.files import write_atomically, write_sums
 
 if TYPE_CHECKING:
     from rich.console import Console

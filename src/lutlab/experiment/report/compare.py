@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-from lutlab import registry
+from lutlab.base import registry
+from lutlab.base.specs import ModelRun, ProductRun, TextSpec
 from lutlab.data.protocols import PROTOCOLS
 from lutlab.evaluators.contract import metric_of
 from lutlab.experiment.artifact.artifact import Artifact, Curve
@@ -34,7 +35,6 @@ from lutlab.experiment.report import means, origins
 from lutlab.experiment.row.spelling import table_command
 from lutlab.experiment.store import noise
 from lutlab.experiment.store.record import Record
-from lutlab.specs import ModelRun, ProductRun, TextSpec
 
 NOT_YET = "not measured yet"
 

@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from lutlab.escapes import visible
+from lutlab.base.escapes import visible
 from lutlab.experiment.artifact.outcome import ResultTable
 
 _FORMULA = re.compile(r"'*[=+\-@\t].")  # a lone character is none

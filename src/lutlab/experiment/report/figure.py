@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from lutlab.escapes import mapped_texts, visible
+from lutlab.base.escapes import mapped_texts, visible
 from lutlab.experiment.artifact.outcome import Cell, Column, ResultTable, Row
 from lutlab.experiment.artifact.predicted import VERDICT as PREDICTED
 from lutlab.experiment.artifact.rows import OURS

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from lutlab.escapes import mapped_texts, visible
+from lutlab.base.escapes import mapped_texts, visible
 from lutlab.experiment.artifact.outcome import TRIED, Cell, ClaimResult, Column, ResultTable, Row
 from lutlab.experiment.artifact.predicted import VERDICT
 from lutlab.experiment.report.digits import (

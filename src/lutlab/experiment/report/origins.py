@@ -14,7 +14,7 @@ import collections
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from lutlab import registry
+from lutlab.base import registry
 from lutlab.experiment.artifact.columns import ColumnSpec
 from lutlab.experiment.artifact.rows import OURS
 from lutlab.experiment.store.record import Record

@@ -20,7 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
+from lutlab.base.kept.files import check_file, has_sums, write_atomically, write_sums
+from lutlab.base.specs import EvalSpec
 from lutlab.experiment.artifact.artifact import Artifact, load_artifact
 from lutlab.experiment.artifact.columns import ColumnSpec
 from lutlab.experiment.artifact.outcome import Cell, ResultTable, Row
@@ -29,8 +31,6 @@ from lutlab.experiment.artifact.rows import ArtifactRow
 from lutlab.experiment.report import compare, csv, markdown, means, origins
 from lutlab.experiment.report.layout import lay_out
 from lutlab.experiment.store.record import LINES, Record, read_lines, write_lines
-from lutlab.kept.files import check_file, has_sums, write_atomically, write_sums
-from lutlab.specs import EvalSpec
 
 TABLE, PAGE = "table.csv", "table.md"
 CURE = "a published artifact is as git has it; restore it with git, or publish it again"

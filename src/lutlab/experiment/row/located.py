@@ -14,9 +14,9 @@ import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from lutlab.gguf.folder import is_gguf
 from lutlab.models import hub
 from lutlab.models.files import quantization_of
-from lutlab.models.gguf import is_gguf
 
 
 def located(arguments: Sequence[str], presets: Collection[str]) -> list[str]:

@@ -23,9 +23,11 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
-from lutlab import registry
+from lutlab.base import registry
+from lutlab.base.errors import OTHER_NAMES, LutlabError, Mistakes, nearest
+from lutlab.base.fields import Key, spelled
+from lutlab.base.groups import whole
 from lutlab.data.protocols import KINDS, protocol
-from lutlab.errors import OTHER_NAMES, LutlabError, Mistakes, nearest
 from lutlab.evaluators.contract import Evaluator
 from lutlab.experiment.artifact.columns import free_columns
 from lutlab.experiment.row.located import located
@@ -39,8 +41,6 @@ from lutlab.experiment.row.row import (
     row_keys,
 )
 from lutlab.experiment.row.spelling import is_one_of
-from lutlab.fields import Key, spelled
-from lutlab.groups import whole
 
 _MOST = 1000  # values of one swept key
 # Control characters, and bytes that were no UTF-8.

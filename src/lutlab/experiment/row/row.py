@@ -1,8 +1,9 @@
 """A row as conf/ and the command line ask for it: each field once, with its type, default, limit and meaning.
 
-    conf/, command line -> DictConfig -> Row.of: every value read by its key (fields.py)  no file after this one sees a
-                                                                                          DictConfig
-What a row asks for, a model quantized one way or a product of matrices, run.py says.
+    conf/, command line -> DictConfig -> Row.of: every value read by its key (base/fields.py)
+
+No file after this one sees a DictConfig. What a row asks for, a model quantized one way or a product of matrices, is
+run.py's.
 """
 
 from __future__ import annotations
@@ -18,14 +19,11 @@ from typing import Annotated, Any, Literal
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 
-from lutlab import registry, sources
-from lutlab.data import Source
-from lutlab.errors import LutlabError, Mistakes, nearest
-from lutlab.experiment.artifact.catalog import artifact_groups, artifacts, long_name
-from lutlab.experiment.artifact.yaml_file import read_yaml
-from lutlab.fields import Key, default_of, defaults, keys_of, nested
-from lutlab.groups import CANDIDATE_BITS, CANDIDATE_GROUP_SIZES, Bits
-from lutlab.limits import (
+from lutlab.base import registry, sources
+from lutlab.base.errors import LutlabError, Mistakes, nearest
+from lutlab.base.fields import Key, default_of, defaults, keys_of, nested
+from lutlab.base.groups import CANDIDATE_BITS, CANDIDATE_GROUP_SIZES, Bits
+from lutlab.base.limits import (
     DEVICES,
     Budget,
     Count,
@@ -37,7 +35,10 @@ from lutlab.limits import (
     a_project,
     a_seed,
 )
-from lutlab.specs import ModelSpec, Options, Tuning, Window
+from lutlab.base.specs import ModelSpec, Options, Tuning, Window
+from lutlab.data import Source
+from lutlab.experiment.artifact.catalog import artifact_groups, artifacts, long_name
+from lutlab.experiment.artifact.yaml_file import read_yaml
 
 Logging = Literal["none", "offline", "online"]
 _OF_GROUPS = ("method", "options", "evaluator")  # set by keys of their own classes

@@ -7,22 +7,13 @@ import itertools
 from collections.abc import Iterator
 from pathlib import PurePath
 
-from lutlab import registry
-from lutlab.compress.widths import layer_widths
-from lutlab.data import folder, user
-from lutlab.data import tasks as lm_eval
-from lutlab.data.protocols import PROTOCOLS
-from lutlab.devices import device_named
-from lutlab.errors import LutlabError, Mistakes, nearest
-from lutlab.experiment.row.row import Data, Row
-from lutlab.fields import defaults, spelled
-from lutlab.groups import Bits, Width, whole
-from lutlab.kernels.gpu.variants import full_name
-from lutlab.lazy import torch
-from lutlab.measure import products
-from lutlab.quantizers.contract import Calibrated, Method
-from lutlab.quantizers.stored import STORED
-from lutlab.specs import (
+from lutlab.base import registry
+from lutlab.base.devices import device_named
+from lutlab.base.errors import LutlabError, Mistakes, nearest
+from lutlab.base.fields import defaults, spelled
+from lutlab.base.groups import Bits, Width, whole
+from lutlab.base.lazy import torch
+from lutlab.base.specs import (
     CalibrationSpec,
     ModelRun,
     ModelSpec,
@@ -31,6 +22,15 @@ from lutlab.specs import (
     Sublayer,
     TextSpec,
 )
+from lutlab.compress.widths import layer_widths
+from lutlab.data import folder, user
+from lutlab.data import tasks as lm_eval
+from lutlab.data.protocols import PROTOCOLS
+from lutlab.experiment.row.row import Data, Row
+from lutlab.kernels.gpu.variants import full_name
+from lutlab.measure import products
+from lutlab.quantizers.contract import Calibrated, Method
+from lutlab.quantizers.stored import STORED
 
 # Fields of a row that a product of matrices does not read.
 _OF_LAYERS = ("budget", "layers", "skip", "sublayers", "tuning", "stream")

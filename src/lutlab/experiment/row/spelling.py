@@ -21,12 +21,12 @@ from typing import Any
 import yaml
 from pydantic import TypeAdapter
 
-from lutlab import registry, sources
+from lutlab.base import registry, sources
+from lutlab.base.fields import defaults, spelled
+from lutlab.base.specs import EvalSpec, ModelRun, ModelSpec, ProductRun, RunSpec
 from lutlab.data import user
 from lutlab.experiment.artifact.catalog import program, short_name
 from lutlab.experiment.store.record import canonical
-from lutlab.fields import defaults, spelled
-from lutlab.specs import EvalSpec, ModelRun, ModelSpec, ProductRun, RunSpec
 
 _MODEL_RUN: TypeAdapter[ModelRun] = TypeAdapter(ModelRun)
 _PRODUCT_RUN: TypeAdapter[ProductRun] = TypeAdapter(ProductRun)

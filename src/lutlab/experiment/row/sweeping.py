@@ -14,8 +14,8 @@ from typing import get_args
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 
-from lutlab import registry
-from lutlab.errors import LutlabError, nearest
+from lutlab.base import registry
+from lutlab.base.errors import LutlabError, nearest
 from lutlab.experiment.artifact.artifact import Artifact, load_artifact
 from lutlab.experiment.artifact.catalog import artifact_groups, artifacts
 from lutlab.experiment.artifact.rows import ArtifactRow, Scale

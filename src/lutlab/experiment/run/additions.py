@@ -17,9 +17,9 @@ from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from lutlab import registry
+from lutlab.base import registry
+from lutlab.base.errors import LutlabError
 from lutlab.data import user
-from lutlab.errors import LutlabError
 from lutlab.experiment.artifact import catalog
 
 _MOST = 100  # names of one key

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import math
 
+from lutlab.base.specs import ModelRun
 from lutlab.models.shape import linear_shapes
-from lutlab.specs import ModelRun
 
 log = logging.getLogger(__name__)
 SMALL = 1_000_000_000  # weights of linear layers; larger models lose less

@@ -14,12 +14,12 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from lutlab.escapes import visible
+from lutlab.base.escapes import visible
+from lutlab.base.lazy import PreTrainedTokenizerBase
 from lutlab.experiment.run.prepared import Planned
 from lutlab.experiment.run.progress import shown
 from lutlab.experiment.run.words import command
 from lutlab.generate.contract import Engine
-from lutlab.lazy import PreTrainedTokenizerBase
 
 _LONGEST = 4096  # tokens of a cache, where the model's context is longer
 _WORDS: dict[str, tuple[Any, str]] = {

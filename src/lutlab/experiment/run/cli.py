@@ -18,8 +18,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 import lutlab
-from lutlab import registry, sources
-from lutlab.errors import LutlabError, Mistakes, nearest
+from lutlab.base import registry, sources
+from lutlab.base.errors import LutlabError, Mistakes, nearest
+from lutlab.base.fields import MISSING, Key, spelled
 from lutlab.experiment.row import mistakes
 from lutlab.experiment.row.row import (
     Row,
@@ -33,7 +34,6 @@ from lutlab.experiment.row.row import (
 )
 from lutlab.experiment.run import additions
 from lutlab.experiment.run.ending import ended
-from lutlab.fields import MISSING, Key, spelled
 
 # Hydra's launchers that an extra of lutlab brings.
 _LAUNCHERS = {
@@ -291,7 +291,7 @@ def _width() -> int:
 def help_page(config_dirs: Sequence[Path] = ()) -> str:
     """The page of `--help all`, as wide as the terminal: the choices of every group, and every key.
 
-    All of it is read where it is decided: the folders of presets, and the classes (fields.py).
+    All of it is read where it is decided: the folders of presets, and the classes (base/fields.py).
     """
     width = _width()
     found = choices(config_dirs)

@@ -22,8 +22,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TextIO
 
-from lutlab.errors import LutlabError
-from lutlab.escapes import visible
+from lutlab.base.errors import LutlabError
+from lutlab.base.escapes import visible
 
 _KEPT = "finished cells are kept: the same command goes on from here"
 _LONGEST = 300  # characters of a word in a message: a value may be of any length

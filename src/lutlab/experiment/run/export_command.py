@@ -15,12 +15,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
+from lutlab.base.progress import tell
+from lutlab.base.quiet import quiet
 from lutlab.experiment.run.progress import shown
 from lutlab.experiment.run.words import command
 from lutlab.models.load import load_tokenizer
-from lutlab.models.pretrained import quiet
-from lutlab.progress import tell
 
 _WORDS: dict[str, tuple[Any, str]] = {
     "gguf": ("", "new file for llama.cpp."),

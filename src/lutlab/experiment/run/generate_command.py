@@ -16,13 +16,13 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from lutlab.errors import LutlabError
-from lutlab.escapes import visible
+from lutlab.base.errors import LutlabError
+from lutlab.base.escapes import visible
+from lutlab.base.quiet import quiet
 from lutlab.experiment.run.prepared import Planned
 from lutlab.experiment.run.progress import shown
 from lutlab.experiment.run.words import command
 from lutlab.generate.contract import Engine
-from lutlab.models.pretrained import quiet
 
 # The command's own words: name -> value where it is not given, what it means. Others are keys of a sweep.
 _WORDS: dict[str, tuple[Any, str]] = {

@@ -8,7 +8,7 @@ import sys
 import hydra
 from omegaconf import DictConfig
 
-from lutlab import sources
+from lutlab.base import sources
 from lutlab.experiment.run import cli
 
 

@@ -10,7 +10,9 @@ from typing import Any
 
 from rich.console import Console
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
+from lutlab.base.kept.files import remove_leftovers
+from lutlab.base.lazy import torch
 from lutlab.experiment.plan import cost, free, plan
 from lutlab.experiment.plan.plan import AskedRow, PlannedCell, PlannedRow
 from lutlab.experiment.plan.resolve import Files
@@ -24,8 +26,6 @@ from lutlab.experiment.run.ending import RowsFailed, Terminated
 from lutlab.experiment.run.tracked import runs_reported
 from lutlab.experiment.run.tracking import Tracker, fill, open_tracker
 from lutlab.experiment.store.store import Store
-from lutlab.kept.files import remove_leftovers
-from lutlab.lazy import torch
 
 log = logging.getLogger(__name__)
 Compose = Callable[[Sequence[str]], Row]

@@ -8,26 +8,26 @@ from dataclasses import dataclass
 from typing import Any
 
 from lutlab import recipe
+from lutlab.base.errors import LutlabError
+from lutlab.base.lazy import PreTrainedTokenizerBase, torch
+from lutlab.base.progress import tell
+from lutlab.base.quiet import quiet
+from lutlab.base.specs import CalibrationSpec, ModelRun, Subject, Text
 from lutlab.checkpoint.stored import load_stored
 from lutlab.compress.kept_blocks import BlockStore
 from lutlab.compress.synthetic import load_packed
 from lutlab.data import calibration_inputs
 from lutlab.data.pairs import labelled_pairs
-from lutlab.errors import LutlabError
 from lutlab.experiment.plan.plan import Job, job_of_model
 from lutlab.experiment.plan.resolve import Files
 from lutlab.experiment.row.row import Row
 from lutlab.experiment.run import advice, cli
 from lutlab.experiment.run.words import OF_TABLES
-from lutlab.lazy import PreTrainedTokenizerBase, torch
 from lutlab.models.contract import CLASSIFIES
 from lutlab.models.families import evaluation_seqlen, task_of
 from lutlab.models.load import folder_of, load_model, load_tokenizer
-from lutlab.models.pretrained import quiet
-from lutlab.progress import tell
 from lutlab.quantizers.contract import make_method
 from lutlab.quantizers.stored import STORED
-from lutlab.specs import CalibrationSpec, ModelRun, Subject, Text
 from lutlab.tuning.losses import Labelled
 
 # A model, quantized, and facts that say how, for every record of it.

@@ -16,15 +16,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
+from lutlab.base.groups import check_bits
+from lutlab.base.lazy import PreTrainedModel, torch
+from lutlab.base.quiet import quiet
+from lutlab.base.specs import Subject, TextSpec
 from lutlab.experiment.run.prepared import Planned
 from lutlab.experiment.run.progress import shown
 from lutlab.experiment.run.words import command
-from lutlab.groups import check_bits
-from lutlab.lazy import PreTrainedModel, torch
 from lutlab.models.load import load_model, source_bytes, task_here
-from lutlab.models.pretrained import quiet
-from lutlab.specs import Subject, TextSpec
 
 log = logging.getLogger(__name__)
 # Windows of calibration are shorter than the model's own, so that they are many for their cost.

@@ -21,9 +21,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from lutlab import children
-from lutlab.errors import LutlabError
-from lutlab.escapes import visible
+from lutlab.base import children
+from lutlab.base.errors import LutlabError
+from lutlab.base.escapes import visible
 from lutlab.experiment.records import differ, frame, prune
 from lutlab.experiment.report import csv
 from lutlab.experiment.report.origins import flatten

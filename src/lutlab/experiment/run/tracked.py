@@ -27,7 +27,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lutlab import registry
+from lutlab.base import registry
+from lutlab.base.specs import EvalSpec, ProductRun
 from lutlab.evaluators import exp_of_mean
 from lutlab.experiment.artifact.catalog import artifacts
 from lutlab.experiment.artifact.outcome import ClaimResult, ResultTable
@@ -36,7 +37,6 @@ from lutlab.experiment.report import csv
 from lutlab.experiment.row.spelling import axes, evaluation_from, run_from
 from lutlab.experiment.store.provenance import machine_name
 from lutlab.experiment.store.record import Record, content_id
-from lutlab.specs import EvalSpec, ProductRun
 
 Points = Sequence[tuple[float, float]]  # (step, value)
 LONGEST = 128  # points of a chart of windows: a log call is 0.7 ms, and a text may have thousands

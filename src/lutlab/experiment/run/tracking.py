@@ -30,7 +30,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from lutlab.errors import LutlabError, nearest
+from lutlab.base.errors import LutlabError, nearest
 from lutlab.experiment.artifact.catalog import artifacts
 from lutlab.experiment.records.frame import Shelf, shelves
 from lutlab.experiment.report import figure

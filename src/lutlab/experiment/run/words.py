@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
 from lutlab.experiment.run.ending import ended
 
 # word -> value where it is not given, what it means; a tuple collects every value that is given

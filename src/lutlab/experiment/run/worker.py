@@ -8,8 +8,11 @@ import time
 
 from omegaconf import DictConfig
 
-from lutlab import registry
-from lutlab.errors import LutlabError
+from lutlab.base import registry
+from lutlab.base.errors import LutlabError
+from lutlab.base.lazy import torch
+from lutlab.base.progress import heard
+from lutlab.base.specs import Measurement
 from lutlab.experiment.plan.plan import Job, PlannedCell, cell_name, job_from
 from lutlab.experiment.plan.resolve import Files
 from lutlab.experiment.row.spelling import to_json
@@ -20,9 +23,6 @@ from lutlab.experiment.store.provenance import environment, machine
 from lutlab.experiment.store.record import Record
 from lutlab.experiment.store.store import Store
 from lutlab.kernels import ran
-from lutlab.lazy import torch
-from lutlab.progress import heard
-from lutlab.specs import Measurement
 
 log = logging.getLogger(__name__)
 _FILES = Files()  # a process may execute the jobs of many rows

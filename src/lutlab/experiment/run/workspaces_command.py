@@ -24,7 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
+from lutlab.base.kept.files import set_aside, write_atomically
 from lutlab.experiment.artifact.catalog import artifacts, program, short_name
 from lutlab.experiment.artifact.outcome import ResultTable
 from lutlab.experiment.artifact.yaml_file import read_yaml
@@ -33,7 +34,6 @@ from lutlab.experiment.report import markdown
 from lutlab.experiment.report.layout import lay_out
 from lutlab.experiment.report.published import Published
 from lutlab.experiment.run.ending import ended
-from lutlab.kept.files import set_aside, write_atomically
 
 if TYPE_CHECKING:
     import wandb_workspaces.reports.v2 as wr

@@ -16,9 +16,10 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from lutlab import checkpoint, compress, measure, models, registry, tuning
+from lutlab import checkpoint, compress, measure, models, tuning
+from lutlab.base import registry
+from lutlab.base.errors import LutlabError
 from lutlab.data.protocols import PROTOCOLS, protocol
-from lutlab.errors import LutlabError
 from lutlab.experiment.store.fingerprint import PACKAGE, fingerprint, with_imports
 from lutlab.kernels import cpu, gpu
 from lutlab.kernels.codegen import cuda, templates
@@ -26,9 +27,9 @@ from lutlab.kernels.codegen import cuda, templates
 # Folders and modules whose sources count where a registered class imports them. data/ is the protocols' and formats/
 # the formats', whose versions are in the same ids.
 _ROOMS = {
-    "method": ("quantizers", "groups", "tensors"),
-    "format": ("formats", "groups", "tensors"),
-    "evaluator": ("evaluators", "groups"),
+    "method": ("quantizers", "base.groups", "base.tensors"),
+    "format": ("formats", "base.groups", "base.tensors"),
+    "evaluator": ("evaluators", "base.groups"),
 }
 _OF_NO_NUMBER = ("description", "attested", "version", "tokens")  # of a protocol
 _PROTOCOL_FILES = tuple(f"data/{name}.py" for name in ("tokens", "choices", "pairs", "masking"))
@@ -50,7 +51,7 @@ class _Part:
         return with_imports(roots, self.rooms) | below
 
 
-_OF_KERNELS = ("kernels", "formats", "groups")
+_OF_KERNELS = ("kernels", "formats", "base.groups")
 _C, _CUDA = templates.ROOT, cuda.ROOT
 # Of every operation: their imports are of both devices, and are not followed.
 _DISPATCH = PACKAGE / "kernels" / "dispatch.py"
@@ -61,7 +62,7 @@ _PARTS = {
     "driver": _Part(
         compress.DRIVER_VERSION,
         ("compress/driver.py", "compress/widths.py"),
-        ("compress", "modules", "groups", "tensors"),
+        ("compress", "modules", "base.groups", "base.tensors"),
     ),
     "search": _Part(compress.SEARCH_VERSION, ("compress/search.py", "compress/sizes.py")),
     "tuning": _Part(tuning.WEIGHTS_VERSION, ("tuning/weights.py", *_END_TO_END)),
@@ -75,11 +76,13 @@ _PARTS = {
     ),
     "checkpoint": _Part(
         checkpoint.VERSION,
-        ("checkpoint/foreign.py", "checkpoint/loading.py", "checkpoint/stored.py"),
-        ("checkpoint", "modules", "groups", "tensors"),
+        ("checkpoint/foreign/reading.py", "checkpoint/loading.py", "checkpoint/stored.py"),
+        ("checkpoint", "modules", "base.groups", "base.tensors"),
     ),
-    "models": _Part(models.VERSION, ("models/*.py",)),
-    "measure": _Part(measure.VERSION, ("measure/*.py",)),
+    "models": _Part(models.VERSION, ("models/*.py", "gguf/*.py")),
+    "measure": _Part(
+        measure.VERSION, ("measure/*.py", "parallel/products.py", "parallel/ranks.py")
+    ),
     "kernel/bcq_gemv": _Part(
         cpu.VERSIONS["bcq_gemv"],
         ("kernels/cpu/bcq_gemv.py",),

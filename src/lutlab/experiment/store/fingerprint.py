@@ -87,7 +87,7 @@ def with_imports(
 
     Args:
         roots: paths of the files to begin with.
-        rooms: folders and modules of the package, as `quantizers` or `groups`.
+        rooms: folders and modules of the package, as `quantizers` or `base.groups`.
         package: the folder of lutlab's modules.
     """
     found, waiting = set(), set(roots)
@@ -108,7 +108,7 @@ def _imports(path: Path, rooms: frozenset[str], package: Path) -> frozenset[Path
             names += [alias.name for alias in node.names]
     found = set()
     for head, *inside in (name.split(".") for name in names):
-        if head == package.name and inside and inside[0] in rooms:
+        if head == package.name and {".".join(inside[:1]), ".".join(inside[:2])} & rooms:
             target = package.joinpath(*inside)
             found.add(target / "__init__.py" if target.is_dir() else target.with_suffix(".py"))
     return frozenset(filter(Path.exists, found))

@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import lutlab
-from lutlab import sources
-from lutlab.devices import gpu_name
-from lutlab.errors import LutlabError
-from lutlab.kept.files import sha256_of
+from lutlab.base import sources
+from lutlab.base.devices import gpu_name
+from lutlab.base.errors import LutlabError
+from lutlab.base.kept.files import sha256_of
+from lutlab.base.lazy import torch
 from lutlab.kernels.codegen import compiler
 from lutlab.kernels.codegen.isa import detect
-from lutlab.lazy import torch
 
 # Folders of a checkout whose files can decide a number.
 DECIDING = ("src", "kernels", "experiments", "conf")

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lutlab.errors import LutlabError
-from lutlab.kept.files import Damaged, write_atomically
+from lutlab.base.errors import LutlabError
+from lutlab.base.kept.files import Damaged, write_atomically
 
 LINES = "records.jsonl"
 

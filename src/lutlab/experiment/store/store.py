@@ -16,9 +16,9 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
+from lutlab.base.kept.files import Damaged, set_aside, write_atomically
 from lutlab.experiment.store.record import LINES, Record, decode, encode, read_lines
-from lutlab.kept.files import Damaged, set_aside, write_atomically
 
 log = logging.getLogger(__name__)
 

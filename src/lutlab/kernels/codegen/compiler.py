@@ -23,8 +23,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lutlab.errors import LutlabError
-from lutlab.kept.findings import known
+from lutlab.base.errors import LutlabError
+from lutlab.base.kept.findings import known
 
 FLAGS = (
     "-std=gnu11",

@@ -21,9 +21,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from lutlab import sources
-from lutlab.errors import LutlabError
-from lutlab.kept import built
+from lutlab.base import sources
+from lutlab.base.errors import LutlabError
+from lutlab.base.kept import built
 from lutlab.kernels.codegen.library import cache_folder
 
 ROOT = sources.folder("kernels") / "cuda"

@@ -19,8 +19,8 @@ import platform
 from dataclasses import dataclass
 from pathlib import Path
 
-from lutlab.errors import LutlabError, nearest
-from lutlab.kept.findings import known
+from lutlab.base.errors import LutlabError, nearest
+from lutlab.base.kept.findings import known
 
 # Fields of /proc/cpuinfo that vary from one boot, or moment, to the next.
 _VARYING = ("cpu MHz", "bogomips", "BogoMIPS")

@@ -1,11 +1,11 @@
 """C source -> a library in this process, built once a machine and kept in the user's cache folder.
 
-    <cache>/codegen/<name>-<isa>-<key>/   kernel.c · kernel.so · kernel.sealed (command, hashes; kept/built.py)
+    <cache>/codegen/<name>-<isa>-<key>/   kernel.c · kernel.so · kernel.sealed (command, hashes; base/kept/built.py)
 
 key = sha256 of source, compiler, flags and CPU features (a compiler named as "gcc -march=native" looks at the CPU).
 <cache> is LUTLAB_CACHE or the user's cache folder; where it cannot be written, or others can change it, a private
-temporary folder serves this process (kept/findings.py). Where no compiler is installed any more, a library of the same
-source, flags and CPU features serves, whoever built it.
+temporary folder serves this process (base/kept/findings.py). Where no compiler is installed any more, a library of the
+same source, flags and CPU features serves, whoever built it.
 A folder that is not as it was built, or is another key's, is set aside and built again.
 """
 
@@ -23,8 +23,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from lutlab.errors import LutlabError
-from lutlab.kept import built, findings
+from lutlab.base.errors import LutlabError
+from lutlab.base.kept import built, findings
 from lutlab.kernels.codegen import compiler
 from lutlab.kernels.codegen.compiler import Compiler, NoCompiler
 from lutlab.kernels.codegen.isa import Isa, features, runnable

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec
 
-from lutlab import sources
-from lutlab.kept.findings import known
+from lutlab.base import sources
+from lutlab.base.kept.findings import known
 
 if TYPE_CHECKING:
     import jinja2

@@ -42,7 +42,9 @@ from typing import ClassVar
 
 import torch
 
-from lutlab.errors import LutlabError, nearest
+from lutlab.base.errors import LutlabError, nearest
+from lutlab.base.registry import register
+from lutlab.base.tensors import BCQTensor, UniformTensor
 from lutlab.formats import bcq
 from lutlab.formats.bcq import WORD, PackedBCQ
 from lutlab.formats.uniform import PackedUniform
@@ -54,8 +56,6 @@ from lutlab.kernels.cpu.rows.linear import RowsOp
 from lutlab.kernels.cpu.rows.row_blocks import ROWS
 from lutlab.kernels.cpu.rows.rows_gemv import C_NAMES, EXACT, RowsWeight
 from lutlab.kernels.cpu.rows.tiles import Loop, tiles
-from lutlab.registry import register
-from lutlab.tensors import BCQTensor, UniformTensor
 
 # ---- the operation ----
 

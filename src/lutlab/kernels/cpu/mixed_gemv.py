@@ -34,7 +34,9 @@ from typing import ClassVar
 
 import torch
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
+from lutlab.base.registry import register
+from lutlab.base.tensors import MIXED_WIDTHS, MixedTensor
 from lutlab.formats.code_words import in_order
 from lutlab.formats.mixed import PackedMixed, by_channel, by_width
 from lutlab.kernels.codegen import templates
@@ -44,8 +46,6 @@ from lutlab.kernels.cpu.rows.linear import RowsOp
 from lutlab.kernels.cpu.rows.row_blocks import ROWS, blocks_of, check_finite, lanes
 from lutlab.kernels.cpu.rows.rows_gemv import EXACT, RowsWeight
 from lutlab.kernels.cpu.rows.tiles import tiles
-from lutlab.registry import register
-from lutlab.tensors import MIXED_WIDTHS, MixedTensor
 
 INTEGERS, FLOATS = "mixed int24", "mixed"
 # Rows of x from which on weights become floats in L1 once for all of them.

@@ -30,7 +30,9 @@ from typing import ClassVar
 
 import torch
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
+from lutlab.base.registry import register
+from lutlab.base.tensors import UniformTensor
 from lutlab.formats.uniform import PackedUniform
 from lutlab.kernels.codegen import templates
 from lutlab.kernels.codegen.isa import Isa
@@ -40,8 +42,6 @@ from lutlab.kernels.cpu.rows.linear import RowsOp
 from lutlab.kernels.cpu.rows.row_blocks import ROWS, Geometry
 from lutlab.kernels.cpu.rows.rows_gemv import C_NAMES, EXACT, RowsWeight
 from lutlab.kernels.cpu.rows.tiles import Loop, tiles
-from lutlab.registry import register
-from lutlab.tensors import UniformTensor
 
 WORD = 32
 # A panel is wider than that of tables: of the activations themselves, more fit the cache.

@@ -19,13 +19,13 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, ConfigDict, Field, PositiveInt, TypeAdapter
 
-from lutlab.kept import findings
-from lutlab.kept.findings import writable
+from lutlab.base.kept import findings
+from lutlab.base.kept.findings import writable
+from lutlab.base.lazy import torch
 from lutlab.kernels.codegen.library import cache_folder
 from lutlab.kernels.gpu import variants
 from lutlab.kernels.gpu.lut_gemv.variant import Case, Gpu
 from lutlab.kernels.gpu.variants import full_name
-from lutlab.lazy import torch
 
 DENSE = "dense"  # dequantize, then cuBLAS
 MODEL, RACE = "by a model of bytes", "by a race on this machine"

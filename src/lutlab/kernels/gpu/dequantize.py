@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
+from lutlab.base.groups import group_length
 from lutlab.formats.bcq import PackedBCQ
-from lutlab.groups import group_length
 from lutlab.kernels.codegen import cuda
 from lutlab.kernels.gpu.lut_gemv import launcher
 from lutlab.kernels.gpu.lut_gemv.variant import Plan, Step

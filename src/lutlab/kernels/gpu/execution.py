@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
 from lutlab.formats.contract import Format
 from lutlab.kernels import ran
 from lutlab.kernels.contract import KernelOp

@@ -18,7 +18,8 @@ from typing import ClassVar
 
 import torch
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
+from lutlab.base.registry import register
 from lutlab.formats.bcq import PackedBCQ
 from lutlab.formats.contract import Format
 from lutlab.formats.uniform import PackedUniform
@@ -27,7 +28,6 @@ from lutlab.kernels.gpu.dequantize import dequantize
 from lutlab.kernels.gpu.execution import GpuExecution, GpuOp
 from lutlab.kernels.gpu.lut_gemv import launcher
 from lutlab.kernels.gpu.lut_gemv.variant import Variant, case
-from lutlab.registry import register
 
 Stored = PackedBCQ | PackedUniform
 

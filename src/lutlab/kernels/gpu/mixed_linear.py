@@ -22,7 +22,8 @@ from typing import ClassVar
 
 import torch
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
+from lutlab.base.registry import register
 from lutlab.formats.contract import Format
 from lutlab.formats.mixed import PackedMixed
 from lutlab.kernels.gpu import VERSIONS, choice, variants
@@ -32,7 +33,6 @@ from lutlab.kernels.gpu.lut_gemv import launcher
 from lutlab.kernels.gpu.lut_gemv.launcher import Product
 from lutlab.kernels.gpu.lut_gemv.variant import Plan, Step, Variant, Weight
 from lutlab.kernels.gpu.mixed_gemv.mixed_tiles import MixedWeight, places
-from lutlab.registry import register
 
 OP = "mixed_gemv_gpu"
 THREADS = 128

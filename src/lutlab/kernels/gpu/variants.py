@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lutlab import registry
-from lutlab.errors import LutlabError, nearest
+from lutlab.base import registry
+from lutlab.base.errors import LutlabError, nearest
 
 if TYPE_CHECKING:
     from lutlab.kernels.gpu.lut_gemv.variant import Case, Gpu, Variant

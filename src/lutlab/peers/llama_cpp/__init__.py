@@ -13,11 +13,11 @@ import sys
 from collections.abc import Callable
 from ctypes import POINTER, c_char_p, c_int, c_void_p
 
-from lutlab import ggml
-from lutlab.ggml import FUNCTIONS, InitParams, blocks_of, function, number_of
-from lutlab.lazy import np
+from lutlab.base import ggml
+from lutlab.base.ggml import FUNCTIONS, InitParams, blocks_of, function, number_of
+from lutlab.base.lazy import np
+from lutlab.base.registry import register
 from lutlab.peers.contract import MultipliesOnCPU, Product, checked
-from lutlab.registry import register
 
 TYPES = ("q4_0", "q3_K", "q2_K")
 _F32 = 0  # ggml.h: enum ggml_type

@@ -4,7 +4,7 @@
     with Decoder(path, length, threads) as decoder: decoder.step(token) -> [V]
 
 Layers of method=ggml go into the file as they are. Another quantized layer's codes are the file's where the type holds
-them exactly (models/gguf_packing.py), as q4_0 does symmetric ones of q=4. All other linear weights, dequantized, are
+them exactly (gguf/packing.py), as q4_0 does symmetric ones of q=4. All other linear weights, dequantized, are
 rounded by ggml's own quantizer. None goes to a wider type, as in llama.cpp's `--pure`; the head has a type of its own.
 Embeddings, of which a token reads one row, are float16 where that is exact, else float32; norms are float32.
 """
@@ -18,14 +18,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from lutlab import ggml
-from lutlab.errors import LutlabError
-from lutlab.ggml import blocks_of, number_of
-from lutlab.lazy import PreTrainedModel, np, torch
-from lutlab.models.gguf_file import FLOATS, Encoded, as_floats, check_llama
-from lutlab.models.gguf_names import halves, interleaved, parts
-from lutlab.models.gguf_packing import affine, exact, holding
-from lutlab.tensors import BCQTensor, BlocksTensor, UniformTensor
+from lutlab.base import ggml
+from lutlab.base.errors import LutlabError
+from lutlab.base.ggml import blocks_of, number_of
+from lutlab.base.lazy import PreTrainedModel, np, torch
+from lutlab.base.tensors import BCQTensor, BlocksTensor, UniformTensor
+from lutlab.gguf.file import FLOATS, Encoded, as_floats, check_llama
+from lutlab.gguf.names import halves, interleaved, parts
+from lutlab.gguf.packing import affine, exact, holding
 
 # Type -> bits a weight as stored, scales included (ggml-common.h); narrowest first.
 BITS = {
@@ -148,8 +148,9 @@ class Decoder:
     def __init__(
         self, path: Path, length: int, threads: int, cache: str = "f16", flash: bool = False
     ) -> None:
-        import gguf
         import llama_cpp
+
+        import gguf
 
         # its own set_verbose(False) takes ggml's warnings for errors and shows them
         logging.getLogger("llama-cpp-python").setLevel(logging.CRITICAL)

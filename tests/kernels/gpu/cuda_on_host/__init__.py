@@ -24,7 +24,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lutlab.kept import findings
+from lutlab.base.kept import findings
 from lutlab.kernels.codegen import compiler, isa, library
 
 HERE = Path(__file__).parent

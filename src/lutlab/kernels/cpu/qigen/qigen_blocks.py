@@ -32,12 +32,12 @@ import dataclasses
 import functools
 from dataclasses import dataclass
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
+from lutlab.base.groups import group_length
+from lutlab.base.lazy import torch
+from lutlab.base.tensors import UniformTensor
 from lutlab.formats.code_words import pack_words, unpack_words
 from lutlab.formats.uniform import PackedUniform
-from lutlab.groups import group_length
-from lutlab.lazy import torch
-from lutlab.tensors import UniformTensor
 
 # Outputs in a vector register of AVX2, 32 bits each; portable code keeps the same layout.
 LANES = 8

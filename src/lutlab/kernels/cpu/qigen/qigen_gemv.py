@@ -28,17 +28,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from lutlab.errors import LutlabError
-from lutlab.groups import group_length
-from lutlab.kept import findings
+from lutlab.base.errors import LutlabError
+from lutlab.base.groups import group_length
+from lutlab.base.kept import findings
+from lutlab.base.lazy import torch
+from lutlab.base.tensors import UniformTensor
 from lutlab.kernels.codegen import library
 from lutlab.kernels.codegen.isa import Isa, detect, features
 from lutlab.kernels.codegen.templates import render
 from lutlab.kernels.cpu.overflow import mend
 from lutlab.kernels.cpu.qigen import qigen_blocks, qigen_model
 from lutlab.kernels.cpu.qigen.qigen_blocks import LANES, UNIT, Blocks, PackedQIGen
-from lutlab.lazy import torch
-from lutlab.tensors import UniformTensor
 
 log = logging.getLogger(__name__)
 # ---- the source ----

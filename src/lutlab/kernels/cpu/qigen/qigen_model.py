@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
 
 _SYSFS = Path("/sys/devices/system/cpu/cpu0/cache")
 # Where the system does not say: what the smallest x86 and ARM cores of the last ten years have.

@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
 from lutlab.formats.contract import Format
 from lutlab.kernels import ran
 from lutlab.kernels.contract import KernelOp

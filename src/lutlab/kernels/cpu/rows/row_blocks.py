@@ -20,9 +20,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from lutlab.errors import LutlabError
-from lutlab.groups import group_length
-from lutlab.lazy import torch
+from lutlab.base.errors import LutlabError
+from lutlab.base.groups import group_length
+from lutlab.base.lazy import torch
 
 ROWS = 32
 PANEL_COLUMNS = 512

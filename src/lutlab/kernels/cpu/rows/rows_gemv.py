@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
 from lutlab.formats.contract import Format
 from lutlab.kernels import ran
 from lutlab.kernels.codegen import library

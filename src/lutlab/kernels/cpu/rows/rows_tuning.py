@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from lutlab.kept import findings
+from lutlab.base.kept import findings
 from lutlab.kernels.codegen import library
 from lutlab.kernels.codegen.isa import features
 from lutlab.kernels.cpu.rows.rows_gemv import Kernel, RowsWeight

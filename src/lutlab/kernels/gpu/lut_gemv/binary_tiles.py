@@ -23,10 +23,10 @@ from dataclasses import dataclass
 
 import torch
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
+from lutlab.base.groups import group_count, group_length
 from lutlab.formats.bcq import PackedBCQ
 from lutlab.formats.code_words import in_order
-from lutlab.groups import group_count, group_length
 from lutlab.kernels.gpu.lut_gemv.variant import Weight, of_planes, with_planes
 
 ROWS, COLUMNS = 32, 128

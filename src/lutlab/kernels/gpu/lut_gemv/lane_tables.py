@@ -21,9 +21,9 @@ from __future__ import annotations
 
 import torch
 
+from lutlab.base.groups import group_count, group_length
 from lutlab.formats.bcq import WORD, PackedBCQ
 from lutlab.formats.code_words import in_order
-from lutlab.groups import group_count, group_length
 from lutlab.kernels.gpu.lut_gemv.variant import (
     SM_REGISTERS,
     Case,

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
 from lutlab.formats.bcq import PackedBCQ
 from lutlab.formats.uniform import PackedUniform
 from lutlab.kernels.codegen import cuda

@@ -30,9 +30,9 @@ import functools
 
 import torch
 
+from lutlab.base.groups import group_count
 from lutlab.formats.code_words import unpack_words
 from lutlab.formats.uniform import PackedUniform
-from lutlab.groups import group_count
 from lutlab.kernels.gpu.lut_gemv.variant import (
     Case,
     Gpu,

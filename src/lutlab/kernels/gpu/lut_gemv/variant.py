@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from lutlab.errors import LutlabError, nearest
+from lutlab.base.errors import LutlabError, nearest
+from lutlab.base.groups import group_length
+from lutlab.base.registry import register
 from lutlab.formats.bcq import PackedBCQ
 from lutlab.formats.code_words import in_order
 from lutlab.formats.uniform import PackedUniform
-from lutlab.groups import group_length
-from lutlab.registry import register
 
 if TYPE_CHECKING:
     from typing import Self  # of Python 3.11, for type checkers only

@@ -25,9 +25,9 @@ from __future__ import annotations
 
 import torch
 
+from lutlab.base.tensors import MIXED_WIDTHS, MixedTensor
 from lutlab.formats.mixed import PackedMixed, count_widths
 from lutlab.kernels.gpu.mixed_gemv.mixed_tiles import ROWS, MixedWeight, with_outliers
-from lutlab.tensors import MIXED_WIDTHS, MixedTensor
 
 PIECE = 16  # columns
 PIECES = 16  # of a chunk

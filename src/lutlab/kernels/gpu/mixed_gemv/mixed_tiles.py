@@ -22,10 +22,10 @@ from dataclasses import dataclass
 
 import torch
 
+from lutlab.base.tensors import BLOCK_GROUP as GROUP
 from lutlab.formats.mixed import PackedMixed
 from lutlab.formats.mixed_blocks import NARROW
 from lutlab.kernels.gpu.lut_gemv.variant import Weight
-from lutlab.tensors import BLOCK_GROUP as GROUP
 
 ROWS = 16  # of a tile
 CHUNK = 4  # blocks

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 
 import torch
 
-from lutlab.errors import LutlabError
+from lutlab.base.errors import LutlabError
+from lutlab.base.tensors import MIXED_WIDTHS
 from lutlab.formats.mixed import PackedMixed
 from lutlab.kernels.gpu.lut_gemv.variant import (
     C_TYPES,
@@ -30,7 +31,6 @@ from lutlab.kernels.gpu.lut_gemv.variant import (
 )
 from lutlab.kernels.gpu.mixed_gemv import mixed_chunks, mixed_tiles
 from lutlab.kernels.gpu.mixed_gemv.mixed_tiles import CHUNK, CODE_BYTES, SCALE_BYTES, MixedWeight
-from lutlab.tensors import MIXED_WIDTHS
 
 FILES = {True: "mixed_gemv/blocks.cu", False: "mixed_gemv/streams.cu"}  # by alignment
 AUTO = 0

@@ -1,0 +1,1 @@
+"""llama.cpp's files: header, names, blocks and tokenizer, read and written."""
