@@ -12,6 +12,11 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from lutlab.base.specs import ModelRun, ModelSpec
+
+# A row for a Subject whose evaluator does not look at it.
+RUN = ModelRun(ModelSpec("tiny", "folder", "tiny"), "rtn", 4, 32)
+
 
 def word_tokenizer(bos: bool = False) -> PreTrainedTokenizerFast:
     """Ids: <s> 0, <unk> 1, w0 2, w1 3, … w99 101; `bos` sets <s> before a text."""

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.models.architectures import CONFIGS, config, make, token_ids
-from tests.tiny_models import byte_tokenizer
+from tests.tiny_models import RUN, byte_tokenizer
 
 import lutlab
 from lutlab.base.errors import LutlabError
@@ -122,7 +122,7 @@ def test_a_model_of_several_widths(name):
         assert module.packed.scale.shape == (layer.out_features, groups)
         assert layer.bits_stored == module.packed.bits_stored
     assert model(token_ids()).logits.isfinite().all()
-    size = ModelSize().measure(Subject(model, None, stats, None, 16)).values
+    size = ModelSize().measure(Subject(model, None, stats, None, 16, RUN)).values
     weights = sum(layer.out_features * layer.in_features for layer in stats)
     assert size["bits_per_weight"] == sum(layer.bits_stored for layer in stats) / weights
 
@@ -159,7 +159,7 @@ def test_command_line(command, arguments):
         kinds(config("opt")), 4, 16, [Sublayer("attention", 3, 20)], ["*.1.fc2"], layers
     )
     stats = quantize_model(model, RTN(), chosen)
-    size = ModelSize().measure(Subject(model, None, stats, None, 16)).values
+    size = ModelSize().measure(Subject(model, None, stats, None, 16, RUN)).values
     found = next(r["values"] for r in records if "bits_per_weight" in r["values"])
     assert found == size
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.tiny_models import tiny_llama, tiny_opt
+from tests.tiny_models import RUN, tiny_llama, tiny_opt
 
 import lutlab
 from lutlab import generate
@@ -30,7 +30,7 @@ def test_an_engine_that_times_itself_is_believed(monkeypatch):
     monkeypatch.setattr(
         generate, "engine", lambda model, length, name: Clocked(model, 1, length, "")
     )
-    found = Breakdown(context=8, repeats=2).measure(Subject(tiny_llama(), None, (), None, 64))
+    found = Breakdown(context=8, repeats=2).measure(Subject(tiny_llama(), None, (), None, 64, RUN))
     shares = {name: found.values[f"{name}_percent"] for name in ("matmul", "attention", "other")}
     assert shares == pytest.approx({"matmul": 600 / 9, "attention": 200 / 9, "other": 100 / 9})
     assert found.values["communication_percent"] == 0
@@ -51,7 +51,7 @@ def test_operations_of_a_model_are_told_apart(make, capfd):
     assert parts["communication"] == 0
     assert capfd.readouterr() == ("", "")
     found = Breakdown(context=8, repeats=3, engine="transformers").measure(
-        Subject(model, None, (), None, 64)
+        Subject(model, None, (), None, 64, RUN)
     )
     shares = [v for name, v in found.values.items() if name.endswith("_percent")]
     assert sum(shares) == pytest.approx(100)
@@ -64,7 +64,7 @@ def test_what_cannot_be_measured_is_refused():
     ):
         Breakdown(context=0)
     with pytest.raises(LutlabError, match="context of 64 tokens cannot decode 65"):
-        Breakdown(context=64).measure(Subject(tiny_llama(context=64), None, (), None, 64))
+        Breakdown(context=64).measure(Subject(tiny_llama(context=64), None, (), None, 64, RUN))
 
 
 NAMES = {

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.tiny_models import tiny_llama
+from tests.tiny_models import RUN, tiny_llama
 
 import lutlab
 from lutlab.base.errors import LutlabError
@@ -15,7 +15,7 @@ from lutlab.generate import prefill
 def subject():
     model = tiny_llama()
     lutlab.quantize(model, method="bcq", q=3, g=16)
-    return Subject(model, None, (), None, 64)
+    return Subject(model, None, (), None, 64, RUN)
 
 
 def test_ways_take_turns_and_gains_are_of_a_round(monkeypatch):

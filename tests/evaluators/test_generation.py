@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.tiny_models import tiny_llama, tiny_opt
+from tests.tiny_models import RUN, tiny_llama, tiny_opt
 from transformers import DynamicCache
 
 import lutlab
@@ -14,7 +14,7 @@ from lutlab.kernels.codegen.isa import detect
 
 
 def subject(model):
-    return Subject(model, None, (), None, 64)
+    return Subject(model, None, (), None, 64, RUN)
 
 
 @pytest.mark.parametrize("make", [tiny_opt, tiny_llama])

@@ -6,6 +6,7 @@ import pytest
 import torch
 from tests.data.test_masking import mask_tokenizer
 from tests.models.architectures import config, make, randomized
+from tests.tiny_models import RUN
 
 from lutlab.base.errors import LutlabError
 from lutlab.base.specs import Subject, Text
@@ -25,7 +26,7 @@ def small_batches(monkeypatch):
 
 def subject(model, protocol, pairs):
     text = Text(protocol, tuple(pair.row() for pair in pairs), "rows", "here")
-    return Subject(model, mask_tokenizer(), (), text, 64)
+    return Subject(model, mask_tokenizer(), (), text, 64, RUN)
 
 
 def classifier(labels, names=None):

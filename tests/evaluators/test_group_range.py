@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.tiny_models import tiny_opt
+from tests.tiny_models import RUN, tiny_opt
 
 import lutlab
 from lutlab.base.errors import LutlabError
@@ -25,7 +25,7 @@ def test_spread():
 
 def test_a_model_is_the_mean_and_the_most_of_its_layers():
     model = tiny_opt()
-    subject = Subject(model, None, (), None, 16)
+    subject = Subject(model, None, (), None, 16, RUN)
     found = GroupRange(8).measure(subject)
     mean, most = (found.values[f"range_largest_over_median{name}"] for name in ("", "_max"))
     assert mean == pytest.approx(sum(found.samples) / found.n)
@@ -40,4 +40,4 @@ def test_one_group_is_refused():
     with pytest.raises(
         LutlabError, match=r"one group of 4096: give a smaller evaluator\.group_range\.g"
     ):
-        GroupRange(4096).measure(Subject(tiny_opt(), None, (), None, 16))
+        GroupRange(4096).measure(Subject(tiny_opt(), None, (), None, 16, RUN))

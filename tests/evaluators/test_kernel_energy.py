@@ -6,7 +6,7 @@ import types
 import pytest
 import torch
 
-from lutlab.base.specs import ProductRun, Subject
+from lutlab.base.specs import ProductRun
 from lutlab.evaluators import kernel_energy
 from lutlab.evaluators.kernel_energy import KernelEnergy
 from lutlab.measure import contestants
@@ -48,7 +48,7 @@ def test_energy_is_a_ratio_of_the_same_run(monkeypatch):
         return Energy(total, total / 2, 300.0, (97.0, 40.0), calls=500, seconds=1.0)
 
     monkeypatch.setattr(kernel_energy, "_energy", energy)
-    subject = Subject(None, None, (), None, 0, row(device="cuda"))
+    subject = row(device="cuda")
     found = KernelEnergy().measure(subject)
     assert found.values == pytest.approx(
         {

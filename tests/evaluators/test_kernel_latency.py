@@ -3,7 +3,7 @@
 import pytest
 
 from lutlab.base.errors import LutlabError
-from lutlab.base.specs import ProductRun, Subject
+from lutlab.base.specs import ProductRun
 from lutlab.evaluators import kernel_latency
 from lutlab.evaluators.kernel_latency import KernelLatency
 from lutlab.measure import contestants, products
@@ -14,8 +14,7 @@ SHAPE = (96, 80, 1)
 
 
 def subject(method="bcq", q=3, g=16):
-    spec = ProductRun((SHAPE,), method, q, g)
-    return Subject(None, None, (), None, 0, spec)
+    return ProductRun((SHAPE,), method, q, g)
 
 
 class Clock:

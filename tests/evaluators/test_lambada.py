@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from tests.evaluators.items import EXAMPLES, repeating, text_of
-from tests.tiny_models import byte_tokenizer, tiny_llama, tiny_opt
+from tests.tiny_models import RUN, byte_tokenizer, tiny_llama, tiny_opt
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lutlab.base import registry
@@ -58,7 +58,7 @@ def test_a_model_that_knows_the_answer_has_accuracy_one():
 
 def test_the_measurement_says_what_it_rests_on():
     model, tokenizer = tiny_opt(), byte_tokenizer()
-    subject = Subject(model, tokenizer, (), text_of("lambada"), 2048)
+    subject = Subject(model, tokenizer, (), text_of("lambada"), 2048, RUN)
     measured = registry.lookup("evaluator", "lambada")().measure(subject)
     assert measured.n == len(measured.samples) == len(EXAMPLES)
     mean = sum(measured.samples) / measured.n
@@ -68,7 +68,7 @@ def test_the_measurement_says_what_it_rests_on():
     assert measured.errors["lambada_perplexity"] == pytest.approx(stderr)
     assert 0 <= measured.values["lambada_accuracy"] <= 1
     assert (measured.facts["task"], measured.facts["bos"]) == ("lambada_openai", 0)
-    wrong = Subject(model, tokenizer, (), Text("wikitext2", ("a",), "", ""), 64)
+    wrong = Subject(model, tokenizer, (), Text("wikitext2", ("a",), "", ""), 64, RUN)
     with pytest.raises(LutlabError, match="not examples"):
         registry.lookup("evaluator", "lambada")().measure(wrong)
 

@@ -7,7 +7,7 @@ import importlib.util
 import numpy as np
 import pytest
 import torch
-from tests.tiny_models import tiny_llama, tiny_opt
+from tests.tiny_models import RUN, tiny_llama, tiny_opt
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
@@ -25,7 +25,7 @@ from lutlab.peers.llama_cpp import gguf_model
 
 
 def subject(model):
-    return Subject(model, None, (), None, 64)
+    return Subject(model, None, (), None, 64, RUN)
 
 
 @pytest.fixture

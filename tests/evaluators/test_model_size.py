@@ -3,6 +3,7 @@
 import pytest
 import torch
 from tests.models.architectures import make, uniform
+from tests.tiny_models import RUN
 
 from lutlab.base.specs import LayerStats, Subject
 from lutlab.compress.driver import quantize_model
@@ -12,7 +13,7 @@ from lutlab.quantizers.contract import make_method
 
 
 def measure(layers):
-    return ModelSize().measure(Subject(None, None, tuple(layers), None, 64))
+    return ModelSize().measure(Subject(None, None, tuple(layers), None, 64, RUN))
 
 
 def layer(rows, columns, bits, q=4, g=128, form="uniform", bits_bcq=10**4):
@@ -113,6 +114,6 @@ def test_stored_bits_count_every_buffer(method, options, bits):
 def test_groups_of_two_widths_have_the_papers_average_and_no_other():
     layer = LayerStats("mixed", 16, 64, 1.0, 2.0, 3000, 2.5, 16, "mixed", None, bits_average=2.84)
     kept = LayerStats("kept", 16, 64, 0.0, 2.0, 16 * 1024, 16, -1, "dense", 16 * 1024)
-    found = ModelSize().measure(Subject(None, None, (layer, kept), None, 0)).values
+    found = ModelSize().measure(Subject(None, None, (layer, kept), None, 0, RUN)).values
     assert found["bits_paper_eq10"] == (2.84 + 16) / 2
     assert not any("eq7" in name or "bcq" in name for name in found)

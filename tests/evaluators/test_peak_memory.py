@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 import torch
-from tests.tiny_models import tiny_llama
+from tests.tiny_models import RUN, tiny_llama
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import lutlab
@@ -17,7 +17,7 @@ from lutlab.evaluators.peak_memory import PeakMemory
 
 
 def subject(model):
-    return Subject(model, None, (), None, 64)
+    return Subject(model, None, (), None, 64, RUN)
 
 
 @pytest.mark.slow

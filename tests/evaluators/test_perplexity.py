@@ -8,7 +8,7 @@ import statistics
 
 import pytest
 import torch
-from tests.tiny_models import byte_tokenizer, tiny_llama, tiny_opt
+from tests.tiny_models import RUN, byte_tokenizer, tiny_llama, tiny_opt
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lutlab import evaluators
@@ -35,7 +35,7 @@ def reference(model, ids, seqlen):
 
 
 def subject(model, tokenizer, rows=(TEXT,), protocol="wikitext2", seqlen=32):
-    return Subject(model, tokenizer, (), Text(protocol, rows, "rows", "here"), seqlen)
+    return Subject(model, tokenizer, (), Text(protocol, rows, "rows", "here"), seqlen, RUN)
 
 
 @pytest.mark.parametrize("make", [tiny_opt, tiny_llama])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.tiny_models import tiny_llama, tiny_opt
+from tests.tiny_models import RUN, tiny_llama, tiny_opt
 
 import lutlab
 from lutlab.base.errors import LutlabError
@@ -15,7 +15,7 @@ from lutlab.kernels.cpu.qigen import qigen_gemv
 
 
 def subject(model):
-    return Subject(model, None, (), None, 64)
+    return Subject(model, None, (), None, 64, RUN)
 
 
 def quantized(make=tiny_llama, q=4, g=16, method="rtn", **options):

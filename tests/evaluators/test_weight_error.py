@@ -1,13 +1,14 @@
 """Relative error of the weights, against numbers computed by hand."""
 
 import pytest
+from tests.tiny_models import RUN
 
 from lutlab.base.specs import LayerStats, Subject
 from lutlab.evaluators.weight_error import WeightError
 
 
 def measure(*layers):
-    return WeightError().measure(Subject(None, None, tuple(layers), None, 64))
+    return WeightError().measure(Subject(None, None, tuple(layers), None, 64, RUN))
 
 
 def layer(name, error, norm):

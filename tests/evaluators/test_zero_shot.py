@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 from tests.evaluators.items import repeating, text_of
-from tests.tiny_models import byte_tokenizer, tiny_opt
+from tests.tiny_models import RUN, byte_tokenizer, tiny_opt
 
 from lutlab.base import registry
 from lutlab.base.errors import LutlabError
@@ -21,7 +21,7 @@ from lutlab.experiment.row.run import text_of as source_of
 
 
 def evaluate(name, text, **options):
-    subject = Subject(tiny_opt(), byte_tokenizer(), (), text, 2048)
+    subject = Subject(tiny_opt(), byte_tokenizer(), (), text, 2048, RUN)
     return registry.lookup("evaluator", name)(**options).measure(subject)
 
 

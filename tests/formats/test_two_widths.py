@@ -6,6 +6,7 @@ import sys
 import pytest
 import torch
 from tests.models.architectures import make, token_ids, uniform
+from tests.tiny_models import RUN
 
 import lutlab
 from lutlab import formats
@@ -69,7 +70,7 @@ def test_a_model_is_quantized_kept_saved_and_loaded(toy, name, tmp_path):
             == stored.bits_stored
             == sum(8 * b.nbytes for b in stored.buffers.values())
         )
-    size = ModelSize().measure(Subject(None, None, stats, None, 16))
+    size = ModelSize().measure(Subject(None, None, stats, None, 16, RUN))
     weights = sum(weight_of(module).numel() for _, module in linear_layers(make(name)))
     assert size.values["bits_per_weight"] == sum(s.bits_stored for s in stats) / weights
     assert size.facts["layout"] == ["two_widths"]

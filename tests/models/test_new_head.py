@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from tests.tiny_models import RUN
 
 from lutlab.base.errors import LutlabError
 from lutlab.base.specs import ModelSpec, Subject, Text
@@ -30,7 +31,7 @@ def test_a_pair_scores_the_same_alone_and_among_longer_ones(name):
     together = scores(found.model, found.tokenizer, PAIRS)
     torch.testing.assert_close(together, torch.cat(alone), rtol=0, atol=1e-5)
     text = Text("missing-word", tuple(pair.row() for pair in PAIRS), "rows", "here")
-    said = Glue().measure(Subject(found.model, found.tokenizer, (), text, 64))
+    said = Glue().measure(Subject(found.model, found.tokenizer, (), text, 64, RUN))
     right = [pair.label for pair in PAIRS] == together.argmax(1)[:, None].T.numpy()
     assert said.values["accuracy"] == pytest.approx(right.mean())
 

@@ -6,7 +6,7 @@ import importlib.util
 
 import pytest
 import torch
-from tests.tiny_models import tiny_llama
+from tests.tiny_models import RUN, tiny_llama
 from transformers import LlamaForCausalLM
 
 import gguf
@@ -132,7 +132,7 @@ def test_a_model_has_the_type_where_it_fits_and_says_where_not(tmp_path):
     kept = {layer.name.rpartition(".")[2]: layer.format for layer in found}
     assert kept.pop("down_proj") == "ggml Q2_K"
     assert set(kept.values()) == {"ggml Q4_0"}
-    size = ModelSize().measure(Subject(None, None, found, None, 16))
+    size = ModelSize().measure(Subject(None, None, found, None, 16, RUN))
     assert size.facts["layout"] == ["ggml Q2_K", "ggml Q4_0"]
     assert sorted(set(size.facts["bits_by_layer"])) == [2.625, 4.5]
     assert not [name for name in size.values if "paper" in name or "bcq" in name]

@@ -1,6 +1,6 @@
 """Frozen records: a row's request, and an evaluator's subject and measurement.
 
-    ModelRun | ProductRun, EvalSpec -> Subject -> Measurement
+    ModelRun, EvalSpec -> Subject -> Measurement        ProductRun, EvalSpec -> Measurement
 
 No layer imports another's code to exchange these; nothing here imports torch when run.
 """
@@ -305,17 +305,14 @@ class Text:
 
 @dataclass(frozen=True)
 class Subject:
-    """A (quantized) model as an evaluator sees it: its tokenizer, the statistics of its layers, a text.
+    """A (quantized) model as an evaluator sees it: its tokenizer, the statistics of its layers, a text, its row."""
 
-    `run` is the row's; for a product it is all there is, and model is None.
-    """
-
-    model: PreTrainedModel | None
+    model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase | None
     layers: tuple[LayerStats, ...]
     text: Text | None
     seqlen: int
-    run: RunSpec | None = None
+    run: ModelRun
 
 
 @dataclass(frozen=True)

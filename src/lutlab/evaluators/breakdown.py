@@ -27,9 +27,9 @@ from lutlab.base.errors import LutlabError
 from lutlab.base.lazy import torch
 from lutlab.base.limits import Count
 from lutlab.base.registry import register
-from lutlab.base.specs import Measurement, RunSpec, Subject
+from lutlab.base.specs import Measurement, Subject
 from lutlab.evaluators import evaluation_mode
-from lutlab.evaluators.contract import Evaluator, Metric, Work
+from lutlab.evaluators.contract import Evaluator, Metric
 from lutlab.evaluators.depth import scaled_to_all_layers
 from lutlab.evaluators.generation import check_context, prompts, wait
 from lutlab.generate.contract import Engine
@@ -78,10 +78,6 @@ class Breakdown(Evaluator):
     context: Count = 128
     repeats: Count = 20
     engine: str = ""
-
-    def work(self, run: RunSpec) -> Work:
-        """The context read once, and steps behind it."""
-        return Work(checked_tokens=self.context, decoded_tokens=2 * self.repeats + 2)
 
     def measure(self, subject: Subject) -> Measurement:
         """Needs no text and no tokenizer."""

@@ -21,7 +21,7 @@ from lutlab.base.limits import Count
 from lutlab.base.registry import register
 from lutlab.base.specs import Measurement, ModelRun, Subject
 from lutlab.evaluators import evaluation_mode
-from lutlab.evaluators.contract import Evaluator, Metric, Work
+from lutlab.evaluators.contract import Evaluator, Metric
 from lutlab.evaluators.generation import NEAR, check_context, prompts, wait
 from lutlab.generate.contract import Engine
 
@@ -57,10 +57,6 @@ class Context(Evaluator):
     def obstacle(cls, run: ModelRun) -> str:
         """Weights in full precision are not dequantized."""
         return "its weights are in full precision: there is one way" if run.method == "none" else ""
-
-    def work(self, run: ModelRun) -> Work:
-        """The prompt, read both ways."""
-        return Work(checked_tokens=len(WAYS) * (1 + self.rounds) * self.tokens)
 
     def measure(self, subject: Subject) -> Measurement:
         """Needs no text and no tokenizer."""

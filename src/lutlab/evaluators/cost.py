@@ -30,7 +30,7 @@ from lutlab.base.limits import Count
 from lutlab.base.registry import register
 from lutlab.base.specs import Measurement, ModelRun, Subject
 from lutlab.evaluators import evaluation_mode
-from lutlab.evaluators.contract import Evaluator, Metric, Work
+from lutlab.evaluators.contract import Evaluator, Metric
 from lutlab.evaluators.generation import check_decoding, decode, kernels
 from lutlab.measure.energy import Energy, Nvml, energy_of, idle_watts, missing_library
 from lutlab.models.load import load_model
@@ -81,10 +81,6 @@ class Cost(Evaluator):
         if run.device == "spread":
             return "the cost is that of one GPU: set device=cuda"
         return missing_library()
-
-    def work(self, run: ModelRun) -> Work:
-        """Both models are checked and decoded some times; the one in full precision is loaded beside the other."""
-        return Work(checked_tokens=2 * self.tokens, decoded_tokens=8 * self.tokens, dense_copies=1)
 
     def measure(self, subject: Subject) -> Measurement:
         """Needs no text and no tokenizer."""

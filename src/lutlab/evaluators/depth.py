@@ -59,8 +59,8 @@ def scaled_to_all_layers(measure: Measure) -> Measure:
 
 def _all_layers(subject: Subject) -> int | None:
     """Number of layers that the config of a cut model states; None where the model has them all."""
-    spec = subject.run and subject.run.model
-    if not spec or spec.source != "synthetic" or spec.layers is None:
+    spec = subject.run.model
+    if spec.source != "synthetic" or spec.layers is None:
         return None
     config = type(subject.model.config)(**json.loads((folder_of(spec) / "config.json").read_text()))
     return config.num_hidden_layers if config.num_hidden_layers > spec.layers else None

@@ -26,9 +26,9 @@ from lutlab.base.errors import LutlabError
 from lutlab.base.lazy import PreTrainedModel, torch, transformers
 from lutlab.base.limits import MOST, Count
 from lutlab.base.registry import register
-from lutlab.base.specs import Measurement, RunSpec, Subject
+from lutlab.base.specs import Measurement, Subject
 from lutlab.evaluators import check_task, context_length, evaluation_mode
-from lutlab.evaluators.contract import Evaluator, Metric, Work
+from lutlab.evaluators.contract import Evaluator, Metric
 from lutlab.evaluators.depth import scaled_to_all_layers
 from lutlab.generate.contract import Engine
 from lutlab.kernels import ran
@@ -85,14 +85,6 @@ class Generation(Evaluator):
                 f"evaluator.generation.attention={self.attention} is how transformers attends, and other engines have "
                 f"an attention of their own: set evaluator.generation.engine={TRANSFORMERS}, or no attention"
             )
-
-    def work(self, run: RunSpec) -> Work:
-        """A decoding that is checked, and the timed ones."""
-        read = self.prompt + self.tokens
-        return Work(
-            checked_tokens=(1 + self.repeats) * self.batch * self.prompt + self.batch * read,
-            decoded_tokens=(1 + self.repeats) * self.tokens,
-        )
 
     def measure(self, subject: Subject) -> Measurement:
         """Needs no text and no tokenizer."""

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from lutlab.base.lazy import torch
 from lutlab.base.registry import register
-from lutlab.base.specs import Measurement, ProductRun, Subject
-from lutlab.evaluators.contract import Evaluator, Metric, Work
-from lutlab.evaluators.kernel_latency import ROUNDS, work_of
+from lutlab.base.specs import Measurement, ProductRun
+from lutlab.evaluators.contract import Metric, ProductEvaluator
 from lutlab.measure import contestants, products
 from lutlab.measure.energy import Energy, Nvml, energy_of, idle_watts, missing_library
 from lutlab.measure.timing import COLD, Contestant, GpuTimer
@@ -43,7 +42,7 @@ class Energies(NamedTuple):
 
 
 @register("evaluator", "kernel_energy")
-class KernelEnergy(Evaluator):
+class KernelEnergy(ProductEvaluator):
     """Metrics of a product, of one call.
 
     energy_mj, energy_net_mj, power_w, gpu_utilization and memory_utilization in percent, energy_ratio_fp16,
@@ -61,7 +60,6 @@ class KernelEnergy(Evaluator):
         Metric("energy_ratio_fp32", "x", "energy over fp32"),
     )
     of_this_machine: ClassVar[bool] = True
-    measures: ClassVar[type] = ProductRun
 
     @classmethod
     def obstacle(cls, run: ProductRun) -> str:
@@ -71,15 +69,10 @@ class KernelEnergy(Evaluator):
             return "no CUDA device: energy is the GPU's own counter's"
         return reason or missing_library()
 
-    def work(self, run: ProductRun) -> Work:
-        """Work of timing the same row."""
-        return work_of(run, ROUNDS["cpu"])
-
-    def measure(self, subject: Subject) -> Measurement:
-        """Needs no model, no text and no tokenizer: the row's ProductRun alone."""
-        spec = subject.run
-        gpus = products.gpus_of(spec)
-        found = _of_one(spec) if gpus == 1 else ranks.run(_of_rank, gpus, spec.device, (spec,))
+    def measure(self, run: ProductRun) -> Measurement:
+        """The joules of a call, beside those of the dense products."""
+        gpus = products.gpus_of(run)
+        found = _of_one(run) if gpus == 1 else ranks.run(_of_rank, gpus, run.device, (run,))
         own = found.own
         return Measurement(
             values={

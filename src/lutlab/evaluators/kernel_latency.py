@@ -18,12 +18,12 @@ from lutlab.base.groups import group_count, group_length
 from lutlab.base.lazy import torch
 from lutlab.base.limits import Count
 from lutlab.base.registry import register
-from lutlab.base.specs import Measurement, ProductRun, Subject
-from lutlab.evaluators.contract import Evaluator, Metric, Work
+from lutlab.base.specs import Measurement, ProductRun
+from lutlab.evaluators.contract import Metric, ProductEvaluator
 from lutlab.measure import contestants, products
 from lutlab.measure.contestants import Entrants
 from lutlab.measure.energy import clocks_of
-from lutlab.measure.timing import CALLS, COLD, CpuTimer, GpuTimer, race
+from lutlab.measure.timing import COLD, CpuTimer, GpuTimer, race
 from lutlab.parallel import products as tensor_parallel
 from lutlab.parallel import ranks
 
@@ -71,7 +71,7 @@ _METRICS = (
 
 @register("evaluator", "kernel_latency")
 @dataclass(frozen=True)
-class KernelLatency(Evaluator):
+class KernelLatency(ProductEvaluator):
     """Metrics of a product; samples are the seconds of a call in each round.
 
     latency_us, baseline_fp16_us, baseline_fp32_us, speedup_fp16, speedup_fp32; best_us, best_speedup_fp16 and
@@ -91,7 +91,6 @@ class KernelLatency(Evaluator):
 
     version: ClassVar[int] = 1
     of_this_machine: ClassVar[bool] = True
-    measures: ClassVar[type] = ProductRun
     metrics: ClassVar[tuple[Metric, ...]] = _METRICS
     rounds: Count | None = None
     weights: Literal["cold", "resident"] = COLD
@@ -101,24 +100,19 @@ class KernelLatency(Evaluator):
         """Reason why the product cannot be timed, by products.obstacle."""
         return products.obstacle(run)
 
-    def work(self, run: ProductRun) -> Work:
-        """The contestants' rounds; on a GPU, whose rounds are short, as many as on a CPU are counted."""
-        return work_of(run, self.rounds or ROUNDS["cpu"])
-
-    def measure(self, subject: Subject) -> Measurement:
-        """Needs no model, no text and no tokenizer: the row's ProductRun alone."""
-        spec = subject.run
-        rounds = self.rounds or ROUNDS[spec.device.partition(":")[0]]
-        if (gpus := products.gpus_of(spec)) > 1:
-            task = (spec, rounds, self.weights)
-            entered, compute = ranks.run(tensor_parallel.time_on, gpus, spec.device, task)
+    def measure(self, run: ProductRun) -> Measurement:
+        """The values of a race of the row's product with the dense ones."""
+        rounds = self.rounds or ROUNDS[run.device.partition(":")[0]]
+        if (gpus := products.gpus_of(run)) > 1:
+            task = (run, rounds, self.weights)
+            entered, compute = ranks.run(tensor_parallel.time_on, gpus, run.device, task)
         else:
-            entered, compute = _timed(spec, rounds, self.weights), 1.0
-        clocks = {} if spec.device == "cpu" else clocks_of(spec.device)
+            entered, compute = _timed(run, rounds, self.weights), 1.0
+        clocks = {} if run.device == "cpu" else clocks_of(run.device)
         own = entered.own
         shares = {"compute_percent": 100 * compute, "communication_percent": 100 * (1 - compute)}
         return Measurement(
-            values=_values(spec, entered, self.weights) | shares,
+            values=_values(run, entered, self.weights) | shares,
             n=rounds,
             samples=tuple(own.rounds[self.weights]),
             facts=entered.facts
@@ -131,16 +125,6 @@ class KernelLatency(Evaluator):
                 "memory_gb_s": entered.memory.bandwidth() * 1e-9,
             },
         )
-
-
-def work_of(run: ProductRun, rounds: int) -> Work:
-    """The dense product, the row's own and its row-wise one take turns, each with its copies, which are cold."""
-    weights = sum(rows * columns for rows, columns, _ in run.shapes)
-    coded = int(run.q * weights / 8)
-    sizes = [4 * weights, coded, coded]
-    moved = sum(max(CALLS * size, products.COLD_LIMIT // 2) for size in sizes)
-    held = sum(max(2 * size, products.COLD_LIMIT // 2) for size in sizes)
-    return Work(streamed_bytes=rounds * moved, drawn_weights=weights, held_bytes=held + 9 * weights)
 
 
 def _timed(spec: ProductRun, rounds: int, kind: str) -> Entrants:

@@ -40,7 +40,7 @@ from lutlab.base.registry import register
 from lutlab.base.specs import Measurement, ModelRun, RunSpec, Subject
 from lutlab.data.tokens import token_sha256, token_stream
 from lutlab.evaluators import check_task, evaluation_mode, needed
-from lutlab.evaluators.contract import Evaluator, Metric, Work
+from lutlab.evaluators.contract import Evaluator, Metric
 from lutlab.evaluators.noise import ratio_error
 from lutlab.evaluators.perplexity import stream_facts, window_batches
 from lutlab.evaluators.weight_error import WeightError
@@ -82,10 +82,6 @@ class KLDivergence(Evaluator):
     def obstacle(cls, run: RunSpec) -> str:
         """Empty where the weights in full precision are known."""
         return WeightError.obstacle(run)
-
-    def work(self, run: RunSpec) -> Work:
-        """A pass by each of two models at most: rows of one model and text share the full-precision one's."""
-        return Work(passes=2, dense_copies=1, state_files=1)
 
     def measure(self, subject: Subject) -> Measurement:
         """Divergence on subject.text in windows of subject.seqlen tokens; memory for two models and their logits."""

@@ -22,7 +22,7 @@ from lutlab.base.limits import Count
 from lutlab.base.registry import register
 from lutlab.base.specs import Measurement, RunSpec, Subject
 from lutlab.evaluators import evaluation_mode
-from lutlab.evaluators.contract import Evaluator, Metric, Work
+from lutlab.evaluators.contract import Evaluator, Metric
 from lutlab.evaluators.generation import Generation, check_tokens, decoded, prompts, timed
 from lutlab.evaluators.peak_memory import save
 from lutlab.parallel import ranks
@@ -69,10 +69,6 @@ class Latency(Evaluator):
                 "the model is spread over all GPUs, and this is the latency on one: set device=cuda"
             )
         return ""
-
-    def work(self, run: RunSpec) -> Work:
-        """Work of Generation at the same number of tokens."""
-        return self._decoding().work(run)
 
     def measure(self, subject: Subject) -> Measurement:
         """Needs no text and no tokenizer; with more than one GPU, disk for the model in the temporary folder (TMPDIR).

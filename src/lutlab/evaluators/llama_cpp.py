@@ -31,7 +31,7 @@ from lutlab.base.limits import Count
 from lutlab.base.registry import register
 from lutlab.base.specs import Measurement, RunSpec, Subject
 from lutlab.evaluators import evaluation_mode
-from lutlab.evaluators.contract import Evaluator, Metric, Work
+from lutlab.evaluators.contract import Evaluator, Metric
 from lutlab.evaluators.depth import scaled_to_all_layers
 from lutlab.evaluators.generation import check_context
 from lutlab.gguf import file as gguf_file
@@ -81,16 +81,6 @@ class LlamaCpp(Evaluator):
     def obstacle(cls, run: RunSpec) -> str:
         """The peers that are not installed; empty where all are."""
         return Peer.lacking()
-
-    def work(self, run: RunSpec) -> Work:
-        """A decoding that is checked and the timed ones, of a file of the type."""
-        return Work(
-            checked_tokens=2 * CHECKED,
-            decoded_tokens=(1 + self.repeats) * self.tokens,
-            bits=BITS[self._kind(run)],
-            packed_copies=2,
-            packed_files=1,
-        )
 
     def _kind(self, run: RunSpec | None) -> str:
         """Type of the linear layers that have none of their own."""

@@ -33,7 +33,7 @@ from lutlab.evaluators import (
     needed,
     text_facts,
 )
-from lutlab.evaluators.contract import Evaluator, Metric, Work
+from lutlab.evaluators.contract import Evaluator, Metric
 from lutlab.evaluators.noise import ratio_error
 from lutlab.models.load import load_model
 
@@ -65,10 +65,6 @@ class MaskedLM(Evaluator):
     )
 
     seed: Annotated[int, a_seed] = 1
-
-    def work(self, run: RunSpec) -> Work:
-        """One pass over the text by each of two models."""
-        return Work(passes=2, float32_files=1)
 
     def measure(self, subject: Subject) -> Measurement:
         """Predictions of subject.text's tokens in windows of subject.seqlen."""

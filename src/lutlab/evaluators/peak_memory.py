@@ -25,8 +25,8 @@ from lutlab.base.errors import LutlabError
 from lutlab.base.lazy import PreTrainedModel, torch, transformers
 from lutlab.base.limits import Count
 from lutlab.base.registry import register
-from lutlab.base.specs import Measurement, RunSpec, Subject
-from lutlab.evaluators.contract import Evaluator, Metric, Work
+from lutlab.base.specs import Measurement, Subject
+from lutlab.evaluators.contract import Evaluator, Metric
 from lutlab.evaluators.depth import scaled_to_all_layers
 from lutlab.evaluators.generation import check_context, decode, kernels
 from lutlab.models.pretrained import model_of
@@ -52,10 +52,6 @@ class PeakMemory(Evaluator):
     of_this_machine: ClassVar[bool] = True
     libraries: ClassVar[tuple[str, ...]] = ("transformers",)
     tokens: Count = 128
-
-    def work(self, run: RunSpec) -> Work:
-        """One decoding by a fresh process, which holds a packed model of its own."""
-        return Work(decoded_tokens=self.tokens, packed_copies=1, packed_files=1, processes=1)
 
     @scaled_to_all_layers
     def measure(self, subject: Subject) -> Measurement:

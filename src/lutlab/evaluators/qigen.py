@@ -21,9 +21,9 @@ from lutlab.base.errors import LutlabError
 from lutlab.base.lazy import PreTrainedModel, torch
 from lutlab.base.limits import Count
 from lutlab.base.registry import register
-from lutlab.base.specs import Measurement, RunSpec, Subject
+from lutlab.base.specs import Measurement, Subject
 from lutlab.evaluators import evaluation_mode
-from lutlab.evaluators.contract import Evaluator, Metric, Work
+from lutlab.evaluators.contract import Evaluator, Metric
 from lutlab.evaluators.depth import scaled_to_all_layers
 from lutlab.evaluators.generation import (
     TRANSFORMERS,
@@ -66,15 +66,6 @@ class QIGen(Evaluator):
     libraries: ClassVar[tuple[str, ...]] = ("transformers",)
     tokens: Count = 128
     repeats: Count = 5
-
-    def work(self, run: RunSpec) -> Work:
-        """A decoding that is checked, and the timed ones; all weights packed once more."""
-        return Work(
-            checked_tokens=self.tokens,
-            decoded_tokens=(1 + self.repeats) * self.tokens,
-            read_share=_READ_SHARE,
-            packed_copies=1,
-        )
 
     @scaled_to_all_layers
     def measure(self, subject: Subject) -> Measurement:

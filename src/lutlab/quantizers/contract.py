@@ -70,8 +70,10 @@ class Method(ABC):
         return {**layout, "out_features": rows, "in_features": columns}
 
     @abstractmethod
-    def quantize(self, weight: torch.Tensor, q: Bits, g: int) -> QuantizedTensor:
-        """[N, K] float -> the quantized form at q bits, group size g; the weight is left alone.
+    def quantize(self, *args: Any, **kwargs: Any) -> QuantizedTensor:
+        """quantize(weight, q, g): [N, K] float -> the quantized form at q bits, group size g; the weight is left alone.
+
+        A calibrated method takes a fourth argument.
 
         Raises:
             LutlabError: q or g out of range; a weight is inf or nan; a scale is beyond its dtype's range.

@@ -8,10 +8,9 @@ import pytest
 from tests.command_line import CommandLine
 from tests.experiment.row.composing import settings
 
-from lutlab.base.specs import EvalSpec, ProductRun
+from lutlab.base.specs import EvalSpec
 from lutlab.evaluators import kernel_latency
 from lutlab.evaluators.kernel_latency import KernelLatency
-from lutlab.experiment.plan import cost
 from lutlab.experiment.plan.ids import Resolved, cell_identity
 from lutlab.experiment.plan.resolve import Files, look
 from lutlab.experiment.row.run import run_of
@@ -72,20 +71,8 @@ def test_a_plan_predicts_products(command: CommandLine) -> None:
     outcome = command(*PRODUCT, SPEED, "method=bcq", "q=3", "mode=plan")
     assert outcome.code == 0, outcome.err
     assert "1 cells to measure" in outcome.out
+    assert "1 rows without a record here" in " ".join(outcome.out.split())
     assert command.records() == {}
-
-
-def test_a_large_product_costs_more_than_a_small_one() -> None:
-    cell = EvalSpec("kernel_latency")
-    small, large = (
-        cost.predict(ProductRun(products.parse_shapes(shape), "bcq", 3, 128), cell, Files())
-        for shape in ("4096x4096", "49152x12288")
-    )
-    assert small.seconds < large.seconds
-    assert small.peak_bytes < large.peak_bytes
-    assert large.peak_bytes > 3 * 4 * 49152 * 12288, (
-        "the dense product's two copies, and the matrix"
-    )
 
 
 @pytest.mark.parametrize(

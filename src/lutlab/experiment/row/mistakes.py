@@ -28,7 +28,7 @@ from lutlab.base.errors import OTHER_NAMES, LutlabError, Mistakes, nearest
 from lutlab.base.fields import Key, spelled
 from lutlab.base.groups import whole
 from lutlab.data.protocols import KINDS, protocol
-from lutlab.evaluators.contract import Evaluator
+from lutlab.evaluators.contract import Declared
 from lutlab.experiment.artifact.columns import free_columns
 from lutlab.experiment.row.located import located
 from lutlab.experiment.row.row import (
@@ -394,7 +394,7 @@ def _check_evaluation(item: str) -> None:
     free_columns([item])
     asked, _, text = item.partition(":")
     name = asked.partition(".")[0]
-    evaluator: type[Evaluator] = registry.lookup("evaluator", name)
+    evaluator: type[Declared] = registry.lookup("evaluator", name)
     wanted = " or ".join(KINDS[kind] for kind in evaluator.reads)
     if text and not wanted:
         raise LutlabError(f"{item}: {name} reads no text: write {asked}")

@@ -13,11 +13,13 @@ from rich.console import Console
 from lutlab.base.errors import LutlabError
 from lutlab.base.kept.files import remove_leftovers
 from lutlab.base.lazy import torch
-from lutlab.experiment.plan import cost, free, plan
+from lutlab.experiment.plan import free, plan
+from lutlab.experiment.plan.cost import History
 from lutlab.experiment.plan.plan import AskedRow, PlannedCell, PlannedRow
 from lutlab.experiment.plan.resolve import Files
 from lutlab.experiment.records import dashboard
 from lutlab.experiment.report import compare, print_table, write_report
+from lutlab.experiment.report.planned import print_plan
 from lutlab.experiment.row import sweeping
 from lutlab.experiment.row.row import Mode, Row
 from lutlab.experiment.row.spelling import table_command
@@ -62,7 +64,7 @@ def sweep(arguments: Sequence[str], compose: Compose, launch: Launch) -> None:
             continue
         planned, folder = _plan(request, common, compose, files)
         if common.mode is Mode.plan:
-            cost.print_plan(request.artifact, planned, common.results, Console(), files)
+            print_plan(request.artifact, planned, common.results, Console(), files)
             continue
         if common.mode is Mode.run:
             try:
@@ -135,6 +137,7 @@ def _measure(rows: Sequence[PlannedRow], common: Row, launch: Launch, files: Fil
     Rows that measure the machine follow one at a time, with as many threads as this process has.
     """
     together, alone = [], []
+    history = History.of(Store(common.results).all().values())
     waiting: dict[str, tuple[str, float]] = {}
     for row, cells in zip(rows, plan.fresh_cells(rows), strict=True):
         if not cells or common.alone not in (None, row.alone):
@@ -145,7 +148,7 @@ def _measure(rows: Sequence[PlannedRow], common: Row, launch: Launch, files: Fil
         chosen = alone if row.alone else together
         chosen.append([*row.asked.line.overrides, plan.override_of(job)])
         waiting |= {
-            i: (plan.cell_name(row.spec, c.evaluation), _weight(row, c, files))
+            i: (plan.cell_name(row.spec, c.evaluation), _weight(history, row, c, files))
             for i, c in cells.items()
         }
     if waiting:
@@ -154,9 +157,10 @@ def _measure(rows: Sequence[PlannedRow], common: Row, launch: Launch, files: Fil
                 launch(jobs)
 
 
-def _weight(row: PlannedRow, cell: PlannedCell, files: Files) -> float:
+def _weight(history: History, row: PlannedRow, cell: PlannedCell, files: Files) -> float:
+    """The cell's seconds, for its share of the whole; 1 where they are unknown."""
     try:
-        return cost.predict(row.spec, cell.evaluation, files).seconds
+        return history.cell_seconds(row.spec, cell.evaluation, files) or 1.0
     except LutlabError:
         # The model's files: the row fails by itself when it is loaded, and the others go on.
         return 1.0

@@ -12,7 +12,7 @@ from lutlab.base.errors import LutlabError
 from lutlab.base.lazy import PreTrainedTokenizerBase, torch
 from lutlab.base.progress import tell
 from lutlab.base.quiet import quiet
-from lutlab.base.specs import CalibrationSpec, ModelRun, Subject, Text
+from lutlab.base.specs import CalibrationSpec, ModelRun, ProductRun, Subject, Text
 from lutlab.checkpoint.stored import load_stored
 from lutlab.compress.kept_blocks import BlockStore
 from lutlab.compress.synthetic import load_packed
@@ -30,8 +30,8 @@ from lutlab.quantizers.contract import make_method
 from lutlab.quantizers.stored import STORED
 from lutlab.tuning.losses import Labelled
 
-# A model, quantized, and facts that say how, for every record of it.
-Prepared = tuple[Subject, dict[str, Any]]
+# A model, quantized, or a product, whose evaluator draws the weights; and facts that say how, for every record of it.
+Prepared = tuple[Subject | ProductRun, dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,8 @@ def prepare(job: Job, files: Files) -> Prepared:
         files: the texts that this process has read.
     """
     spec = job.run
-    if not isinstance(spec, ModelRun):  # of a product, its evaluator draws the weights
-        return Subject(None, None, (), None, 0, spec), {}
+    if not isinstance(spec, ModelRun):
+        return spec, {}
     if spec.method == STORED:
         return _stored(spec)
     if spec.model.packed:

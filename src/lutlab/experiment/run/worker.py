@@ -12,7 +12,7 @@ from lutlab.base import registry
 from lutlab.base.errors import LutlabError
 from lutlab.base.lazy import torch
 from lutlab.base.progress import heard
-from lutlab.base.specs import Measurement
+from lutlab.base.specs import EvalSpec, Measurement, Subject, Text
 from lutlab.experiment.plan.plan import Job, PlannedCell, cell_name, job_from
 from lutlab.experiment.plan.resolve import Files
 from lutlab.experiment.row.spelling import to_json
@@ -81,14 +81,11 @@ def _measure(job: Job, cell: PlannedCell, prepared: Prepared) -> Record:
     (subject, facts), evaluation = prepared, cell.evaluation
     try:
         text = _FILES.planned_text(evaluation.text, cell.text_sha256) if evaluation.text else None
-        if text and subject.tokenizer is None:
-            raise LutlabError(
-                f"{job.run.name} came without a tokenizer, so no text can be evaluated on it"
-            )
         ran.take()  # of calibration, or of the evaluator before
         evaluator = registry.lookup("evaluator", evaluation.evaluator)(**dict(evaluation.options))
-        seqlen = (evaluation.text and evaluation.text.window) or subject.seqlen
-        measurement = evaluator.measure(dataclasses.replace(subject, text=text, seqlen=seqlen))
+        if isinstance(subject, Subject):
+            subject = _reading(subject, text, evaluation)
+        measurement = evaluator.measure(subject)
     except Exception as error:
         return _failure(job, cell, error, time.monotonic() - began)
     kernels = ran.take()
@@ -100,6 +97,16 @@ def _measure(job: Job, cell: PlannedCell, prepared: Prepared) -> Record:
         facts |= {"standard_error": dict(measurement.errors)}
     measurement = dataclasses.replace(measurement, facts=facts)
     return _record(job, cell, measurement, "done", time.monotonic() - began)
+
+
+def _reading(subject: Subject, text: Text | None, evaluation: EvalSpec) -> Subject:
+    """The subject with an evaluation's text and window."""
+    if text and subject.tokenizer is None:
+        raise LutlabError(
+            f"{subject.run.name} came without a tokenizer, so no text can be evaluated on it"
+        )
+    window = evaluation.text and evaluation.text.window
+    return dataclasses.replace(subject, text=text, seqlen=window or subject.seqlen)
 
 
 def _failure(job: Job, cell: PlannedCell, error: Exception, seconds: float) -> Record:
