@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, Field
 from lutlab.base.errors import LutlabError
 from lutlab.base.fields import MISSING, check, defaults
 from lutlab.base.lazy import PreTrainedModel, PreTrainedTokenizerBase
-from lutlab.base.limits import Count, CountFrom0, a_path, a_seed
+from lutlab.base.limits import Budget, Count, CountFrom0, a_path, a_seed
 
 Options = Annotated[  # names and values, sorted by name; a record has them as a mapping
     tuple[tuple[str, Any], ...],
@@ -183,21 +183,34 @@ class EvalSpec:
         return ", ".join(f"evaluator.{self.evaluator}.{key}={value}" for key, value in self.options)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Fields of a row that reach its run as they are: key, help, axis, record and id follow from the field alone.
+
+    Attributes:
+        budget: largest number of stored bits a weight over all layers; each layer then has a width of its own, which is
+            searched.
+        skip: patterns of layer names that stay in full precision: skip=[*.fc2].
+        seed: seed of all random numbers.
+    """
+
+    budget: Budget | None = None
+    skip: tuple[str, ...] = ()
+    tuning: Tuning | None = None
+    seed: Annotated[int, a_seed] = 0
+
+
 @dataclass(frozen=True)
-class ModelRun:
+class ModelRun(Settings):
     """One row: a model quantized one way.
 
     Attributes:
         options: the method's own parameters, sorted by name.
         calibration: windows of a text; None for methods that look at weights only.
         sublayers: kinds of sub-layer with their own q and g, sorted by kind.
-        budget: bits a weight, stored, that the widths of all layers together must not exceed; None gives every layer
-            q and g.
         candidates: (q, g) that a layer may have under a budget; q is then the largest of theirs, and g -1. () without a
             budget.
-        skip: patterns (fnmatch) of layer names that stay in full precision.
         layers: patterns of layer names with their own q and g; where several fit, the last one counts.
-        tuning: quantization-aware fine-tuning on the calibration windows; None: none.
     """
 
     model: ModelSpec
@@ -207,14 +220,10 @@ class ModelRun:
     options: Options = ()
     calibration: CalibrationSpec | None = None
     sublayers: tuple[Sublayer, ...] = ()
-    budget: float | None = None
     candidates: tuple[tuple[int | float, int], ...] = ()
-    skip: tuple[str, ...] = ()
     layers: tuple[LayerWidth, ...] = ()
-    tuning: Tuning | None = None
     device: str = "cpu"
     dtype: str = "float32"
-    seed: int = 0
 
     @property
     def name(self) -> str:

@@ -25,7 +25,6 @@ from lutlab.base.fields import Key, default_of, defaults, keys_of, nested
 from lutlab.base.groups import CANDIDATE_BITS, CANDIDATE_GROUP_SIZES, Bits
 from lutlab.base.limits import (
     DEVICES,
-    Budget,
     Count,
     Threads,
     a_device,
@@ -35,7 +34,7 @@ from lutlab.base.limits import (
     a_project,
     a_seed,
 )
-from lutlab.base.specs import ModelSpec, Options, Tuning, Window
+from lutlab.base.specs import ModelSpec, Options, Settings, Tuning, Window
 from lutlab.data import Source
 from lutlab.experiment.artifact.catalog import artifact_groups, artifacts, long_name
 from lutlab.experiment.artifact.yaml_file import read_yaml
@@ -178,7 +177,7 @@ class Dashboard:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class Row(Settings):
     """Everything a run depends on; `artifact` is set by +exp, `scale` by its preset, `job` by the sweeper.
 
     `method` is the name of a method and `options` are its fields, sorted by name; `evaluator` has of each evaluator
@@ -196,16 +195,12 @@ class Row:
         kernel: kernel of a single product (model=product); auto: the best of lutlab's.
         knobs: knobs of the GPU kernel's variant that `kernel` names (kernels/README.md): knobs.luts=4.
         layers: patterns of layer names -> [q, g]: "layers={*.layers.0.*: [4, 128]}".
-        budget: largest number of stored bits a weight over all layers; each layer then has a width of its own, which is
-            searched.
-        skip: patterns of layer names that stay in full precision: skip=[*.fc2].
         stream: true: one block of the model is in memory at a time.
         evaluate: evaluators, each with the text that it reads: evaluate=[ppl:wikitext2,weight_error].
         device: device that models run on; spread: shared among all GPUs.
         dtype: dtype of everything that is not quantized; auto: float32 on a CPU, float16 on a GPU.
         threads: number of CPU threads; null: torch's own choice.
         alone: rows that are measured: true, those of speed or memory; false, the others; null: all.
-        seed: seed of all random numbers.
         results: folder that records and reports are written to.
         plugins: names of Python modules of yours: plugins=my_methods,my_metrics.
         experiments: folder with tables of yours, as <paper>/<artifact>.yaml.
@@ -228,11 +223,8 @@ class Row:
     knobs: dict[str, Any] = field(default_factory=dict)
     sublayers: Sublayers = Sublayers()
     layers: Annotated[Any, _widths_by_pattern] = None
-    budget: Budget | None = None
     candidates: Candidates = Candidates()
-    skip: tuple[str, ...] = ()
     calibration: Calibration = Calibration()
-    tuning: Tuning | None = None
     stream: bool = False
     data: Data
     evaluate: tuple[str, ...] = ()
@@ -241,7 +233,6 @@ class Row:
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
     threads: Threads | None = None
     alone: bool | None = None
-    seed: Annotated[int, a_seed] = 0
     logger: Logger
     results: Annotated[Path, a_path] = Path("results")
     dashboard: Dashboard = Dashboard()
@@ -289,7 +280,11 @@ class Row:
 @functools.cache
 def all_row_keys() -> dict[str, Key]:
     """Keys of a row's own fields, those among them that lutlab sets itself."""
-    return {key.name: key for key in keys_of(Row) if key.name not in _OF_GROUPS}
+    keys = {key.name: key for key in keys_of(Row) if key.name not in _OF_GROUPS}
+    settings = [key.name for key in keys_of(Settings)]  # --help has them behind the row's other widths
+    names = [name for name in keys if name not in settings]
+    at = names.index("stream")
+    return {name: keys[name] for name in (*names[:at], *settings, *names[at:])}
 
 
 @functools.cache

@@ -19,6 +19,7 @@ from lutlab.base.specs import (
     ModelSpec,
     ProductRun,
     RunSpec,
+    Settings,
     Sublayer,
     TextSpec,
 )
@@ -33,7 +34,7 @@ from lutlab.quantizers.contract import Calibrated, Method
 from lutlab.quantizers.stored import STORED
 
 # Fields of a row that a product of matrices does not read.
-_OF_LAYERS = ("budget", "layers", "skip", "sublayers", "tuning", "stream")
+_OF_LAYERS = ("layers", "stream", "sublayers", *(n for n in defaults(Settings) if n != "seed"))
 
 
 def run_of(row: Row) -> RunSpec:
@@ -50,7 +51,6 @@ def run_of(row: Row) -> RunSpec:
         "options": row.options,
         "device": device,
         "dtype": _dtype(row.dtype, device),
-        "seed": row.seed,
     }
     if said := list(_mistakes(row, quantizer)):
         raise Mistakes(said)
@@ -58,13 +58,17 @@ def run_of(row: Row) -> RunSpec:
     if row.model.source == "product":  # one weight, and nothing to calibrate on
         q, g = _width(row, quantizer)
         shapes, kernel = products.parse_shapes(row.model.id), full_name(row.kernel)
-        return ProductRun(shapes=shapes, q=q, g=g, kernel=kernel, knobs=row.all_knobs, **asked)
+        return ProductRun(
+            shapes=shapes, q=q, g=g, kernel=kernel, knobs=row.all_knobs, seed=row.seed, **asked
+        )
     candidates = _candidates(row, quantizer)
     q, g = (max(q for q, _ in candidates), -1) if candidates else _width(row, quantizer)
     if row.tuning:
         from lutlab.tuning.stages import check_tunable
 
         check_tunable(quantizer, row.tuning)
+    settings = {name: getattr(row, name) for name in defaults(Settings)}
+    settings |= {} if quantizes else {"skip": ()}
     packed = row.model.packed  # layers are drawn as they are stored: no quantizer sees a weight
     looks = candidates or row.tuning or (isinstance(quantizer, Calibrated) and not packed)
     return ModelRun(
@@ -73,12 +77,9 @@ def run_of(row: Row) -> RunSpec:
         g=g,
         calibration=_calibration(row) if looks else None,
         sublayers=_sublayers(row, quantizer) if quantizes else (),
-        budget=row.budget,
         candidates=candidates,
-        skip=row.skip if quantizes else (),
         layers=layer_widths(row.layers or {}, quantizer) if quantizes else (),
-        tuning=row.tuning,
-        **asked,
+        **asked | settings,
     )
 
 

@@ -23,11 +23,12 @@ from pydantic import TypeAdapter
 
 from lutlab.base import registry, sources
 from lutlab.base.fields import defaults, spelled
-from lutlab.base.specs import EvalSpec, ModelRun, ModelSpec, ProductRun, RunSpec
+from lutlab.base.specs import EvalSpec, ModelRun, ModelSpec, ProductRun, RunSpec, Settings
 from lutlab.data import user
 from lutlab.experiment.artifact.catalog import program, short_name
 from lutlab.experiment.store.record import canonical
 
+_OF_FIRST_RECORDS = ("budget", "skip", "tuning", "seed")  # fields of Settings that every record has
 _MODEL_RUN: TypeAdapter[ModelRun] = TypeAdapter(ModelRun)
 _PRODUCT_RUN: TypeAdapter[ProductRun] = TypeAdapter(ProductRun)
 _EVALUATION: TypeAdapter[EvalSpec] = TypeAdapter(EvalSpec)
@@ -38,6 +39,7 @@ def to_json(spec: RunSpec | EvalSpec) -> dict[str, Any]:
     so that ids of records and folders of sweeps stay.
     """
     said = dataclasses.asdict(spec) | {"options": dict(spec.options)}
+    said = {key: value for key, value in said.items() if key not in _later(spec, at_default=True)}
     calibration = said.get("calibration") or {}
     for text in filter(None, (said.get("text"), calibration.get("text"))):
         if text["window"] is None:
@@ -47,6 +49,13 @@ def to_json(spec: RunSpec | EvalSpec) -> dict[str, Any]:
     if isinstance(spec, ModelRun) and spec.tuning:
         said["tuning"] = spec.tuning.asked()
     return json.loads(canonical(said))
+
+
+def _later(spec: RunSpec | EvalSpec, at_default: bool) -> dict[str, Any]:
+    """Fields that were added to Settings after the first records, by name: those at their defaults, or the others."""
+    fixed = {k: v for k, v in defaults(Settings).items() if k not in _OF_FIRST_RECORDS}
+    values = {name: getattr(spec, name) for name in fixed if isinstance(spec, Settings)}
+    return {name: v for name, v in values.items() if (v == fixed[name]) is at_default}
 
 
 def run_from(stored: Mapping[str, Any]) -> RunSpec:
@@ -104,6 +113,7 @@ def _axes_of_model(run: ModelRun) -> Iterator[tuple[str, Any]]:
     yield from _calibration(run)
     if run.tuning:
         yield from ((f"tuning.{name}", value) for name, value in run.tuning.asked().items())
+    yield from _later(run, at_default=False).items()
 
 
 def _sublayers(run: ModelRun) -> Iterator[tuple[str, Any]]:
@@ -238,6 +248,7 @@ def _model_run(run: ModelRun) -> Iterator[str]:
     yield from (f"{name}={value}" for name, value in _calibration(run) if value)
     if run.tuning:
         yield from (f"tuning.{name}={_value(v)}" for name, v in run.tuning.changed().items())
+    yield from (f"{name}={_value(v)}" for name, v in _later(run, at_default=False).items())
 
 
 def _product_run(run: ProductRun) -> Iterator[str]:
