@@ -1,65 +1,29 @@
 """lutlab: reproduce, extend and trust the results on low-bit weight-only quantization of language models.
 
-The public functions (see lutlab.api) are imported on first use, so that `import lutlab` costs nothing.
+The public functions are imported on first use, so that `import lutlab` costs nothing: __init__.pyi lists them, and the
+examples of lutlab.api call them.
 """
 
 from __future__ import annotations
 
+import ast
 import importlib
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from lutlab.base.errors import explained
 from lutlab.checkpoint import register_with_transformers
 
-if TYPE_CHECKING:
-    from lutlab.api import quantize as quantize
-    from lutlab.api import quantize_tensor as quantize_tensor
-    from lutlab.base.specs import Tuning as Tuning
-    from lutlab.checkpoint.adapter import load_adapter as load_adapter
-    from lutlab.checkpoint.adapter import save_adapter as save_adapter
-    from lutlab.checkpoint.foreign.compressed_tensors import (
-        export_compressed_tensors as export_compressed_tensors,
-    )
-    from lutlab.checkpoint.foreign.gguf_writing import export_gguf as export_gguf
-    from lutlab.checkpoint.foreign.gptq import export_gptq as export_gptq
-    from lutlab.checkpoint.loading import load as load
-    from lutlab.checkpoint.saving import save as save
-    from lutlab.compress.synthetic import synthetic as synthetic
-    from lutlab.evaluators.lambada import lambada as lambada
-    from lutlab.evaluators.perplexity import perplexity as perplexity
-    from lutlab.experiment.records.frame import results as results
-    from lutlab.generate import engine as engine
-    from lutlab.generate.text import complete as complete
-    from lutlab.generate.text import stream as stream
-    from lutlab.predict.footprint import predict_gpus as predict_gpus
-    from lutlab.predict.footprint import predict_memory as predict_memory
-    from lutlab.predict.per_token import predict_latency as predict_latency
-
 __version__ = "0.1.0"
 
+# Name -> its module.
 _HOME = {
-    "quantize_tensor": "lutlab.api",
-    "quantize": "lutlab.api",
-    "Tuning": "lutlab.base.specs",
-    "perplexity": "lutlab.evaluators.perplexity",
-    "lambada": "lutlab.evaluators.lambada",
-    "results": "lutlab.experiment.records.frame",  # the one function of the upper storey
-    "engine": "lutlab.generate",
-    "complete": "lutlab.generate.text",
-    "stream": "lutlab.generate.text",
-    "save": "lutlab.checkpoint.saving",
-    "load": "lutlab.checkpoint.loading",
-    "save_adapter": "lutlab.checkpoint.adapter",
-    "load_adapter": "lutlab.checkpoint.adapter",
-    "synthetic": "lutlab.compress.synthetic",
-    "export_gguf": "lutlab.checkpoint.foreign.gguf_writing",
-    "export_gptq": "lutlab.checkpoint.foreign.gptq",
-    "export_compressed_tensors": "lutlab.checkpoint.foreign.compressed_tensors",
-    "predict_latency": "lutlab.predict.per_token",
-    "predict_memory": "lutlab.predict.footprint",
-    "predict_gpus": "lutlab.predict.footprint",
+    alias.name: statement.module
+    for statement in ast.parse(Path(__file__).with_suffix(".pyi").read_bytes()).body
+    if isinstance(statement, ast.ImportFrom)
+    for alias in statement.names
 }
 
 __all__ = sorted(_HOME)
