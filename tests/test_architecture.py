@@ -7,10 +7,12 @@ import functools
 import graphlib
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
 import pytest
+from tests.command_line import CommandLine
 from tests.models.architectures import make
 
 from lutlab.api import quantize
@@ -142,27 +144,38 @@ def test_the_drawing_has_every_room() -> None:
     assert drawn == set(RANK) - {"__main__"} | {"experiment"}
 
 
-def test_a_weight_takes_the_modules_of_its_tour() -> None:
+# Title of a tour -> its call.
+TOURS: dict[str, Callable[[CommandLine], object]] = {
+    "A command line": lambda command: command("method=rtn", "q=3", "evaluate=[ppl:topics]", "logger=none"),
+    "A weight": lambda command: quantize(make("opt"), method="rtn", q=3, g=16),
+    "A prompt": lambda command: command(
+        "generate", "model=llama-embedded-m", "method=rtn", "q=4", "g=32", "prompt=Once upon a time", "tokens=8"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("title", TOURS)
+def test_a_call_takes_the_stops_of_its_tour(title: str, command: CommandLine) -> None:
     page = (SOURCE.parents[1] / "docs" / "architecture.md").read_text(encoding="utf-8")
-    tour = page.partition("## A tour: one weight")[2].partition("\n## ")[0]
-    stations = re.findall(r"^\d\. `([\w/]+\.py)`", tour, re.MULTILINE)
-    model, entered = make("opt"), set()
-    quantize(make("opt"), method="rtn", q=3, g=16)  # what is done once a process
+    text = page.partition(f"### {title}\n")[2].partition("\n##")[0]
+    stops = re.findall(r"^\d+\. `([\w/]+\.py)` `(\w+)`: ", text, re.MULTILINE)
+    entered: dict[tuple[str, str], int] = {}
 
     def note(frame: FrameType, event: str, _: object) -> None:
         path = frame.f_code.co_filename
         if event == "call" and path.startswith(f"{SOURCE}/"):
-            entered.add(path.removeprefix(f"{SOURCE}/"))
+            name = path.removeprefix(f"{SOURCE}/"), frame.f_code.co_name
+            entered.setdefault(name, len(entered))
 
     before = sys.getprofile()
     sys.setprofile(note)
     try:
-        quantize(model, method="rtn", q=3, g=16)
+        TOURS[title](command)
     finally:
         sys.setprofile(before)
-    assert len(stations) <= 8
-    assert set(stations) <= entered
-    assert entered <= set(re.findall(r"`([\w/]+\.py)`", tour))
+    assert 5 < len(stops) <= 10
+    assert [stop for stop in stops if stop not in entered] == []
+    assert stops == sorted(stops, key=entered.get)
 
 
 # Calls by which code that a file brings could run, and the files that have them, with what makes them safe.
