@@ -8,6 +8,8 @@ stores the table once; a tied head multiplies by the same buffers.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, cast
+
 import torch
 from torch import nn
 
@@ -20,6 +22,9 @@ from lutlab.modules import QuantLinear
 from lutlab.quantizers.coefficients import quantized
 from lutlab.quantizers.rtn import RTN
 
+if TYPE_CHECKING:
+    from lutlab.formats.uniform import PackedUniform
+
 GROUP_SIZE = 32  # weights that share a scale, as in a block of Q8_0
 
 
@@ -31,13 +36,16 @@ class QuantEmbedding(QuantLinear):
         bias: none has a table of tokens; the argument is QuantLinear's.
     """
 
+    like: torch.Tensor
+
     def __init__(self, packed: Format, bias: torch.Tensor | None = None) -> None:
         super().__init__(packed, bias)
         self.register_buffer("like", torch.empty(0), persistent=False)  # it moves as the model does
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Rows [..., K] of ids [...] int64, in the model's dtype."""
-        rows = self.packed.rows(ids.flatten()).dequantize().to(self.like.dtype)
+        table = cast("PackedUniform", self.packed)  # alone is packed so that rows can be read
+        rows = table.rows(ids.flatten()).dequantize().to(self.like.dtype)
         return rows.view(*ids.shape, self.in_features)
 
 
@@ -98,7 +106,8 @@ def begin_tie(model: PreTrainedModel) -> bool:
 def tie(model: PreTrainedModel) -> None:
     """Let the output head multiply by the packed table of tokens; transformers finds nothing that it would tie."""
     model._tied_weights_keys = model.all_tied_weights_keys = {}
-    model.set_output_embeddings(TiedHead(model.get_input_embeddings().packed, None))
+    table = cast("QuantEmbedding", model.get_input_embeddings())  # as both callers left it
+    model.set_output_embeddings(TiedHead(table.packed, None))
 
 
 def is_tied(model: PreTrainedModel) -> bool:

@@ -84,8 +84,8 @@ class QuantLinear(nn.Module):
     @property
     def packed(self) -> Format:
         """The stored weight, recovered where an execution has replaced it."""
-        if self._replaced:
-            return self._execution.packed
+        if execution := self._replaced:
+            return execution.packed
         return self._empty.with_buffers({name: self._buffers[name] for name in self._empty.buffers})
 
     def repack(self, packed: Format) -> None:
@@ -102,9 +102,9 @@ class QuantLinear(nn.Module):
         self._hold({n: b if b is None else b.detach() for n, b in packed.buffers.items()})
 
     @property
-    def _replaced(self) -> bool:
-        """Whether the execution holds the weight, and the layer does not."""
-        return self._execution is not None and self._execution.replaces
+    def _replaced(self) -> Execution | None:
+        """The execution, where it holds the weight and the layer does not."""
+        return self._execution if self._execution and self._execution.replaces else None
 
     def _hold(self, buffers: Mapping[str, torch.Tensor | None]) -> None:
         """Hold the stored buffers, and no execution."""
@@ -120,23 +120,24 @@ class QuantLinear(nn.Module):
 
     def _apply(self, fn: Callable[..., torch.Tensor], recurse: bool = True) -> QuantLinear:
         """Behind .to(), .half(), .cuda(): buffers move and keep their dtypes, on which exactness rests."""
-        if self._replaced:
+        if execution := self._replaced:
             # What goes to the meta device, as a streamed block that is released, need not be recovered before.
-            gone = fn(torch.empty(0, dtype=torch.int32, device=self._execution.device)).is_meta
-            self._hold((self._empty if gone else self._execution.packed).buffers)
+            gone = fn(torch.empty(0, dtype=torch.int32, device=execution.device)).is_meta
+            self._hold((self._empty if gone else execution.packed).buffers)
+            del execution  # with its copy of the weight
         before = {name: self._buffers[name] for name in self._empty.buffers}
         super()._apply(fn, recurse)
         for name, buffer in before.items():
-            if buffer is not None and self._buffers[name].dtype != buffer.dtype:
-                self._buffers[name] = buffer.to(self._buffers[name].device)
+            moved = self._buffers[name]
+            if buffer is not None and moved is not None and moved.dtype != buffer.dtype:
+                self._buffers[name] = buffer.to(moved.device)
         self._execution = None
         return self
 
     def _save_to_state_dict(self, destination: dict, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if self._replaced:
-            stored = self.packed.buffers.items()
-            destination.update({prefix + name: b for name, b in stored if b is not None})
+            destination.update({prefix + n: b for n, b in self.packed.stored_buffers.items()})
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         self._hold(self.packed.buffers)
@@ -156,14 +157,15 @@ class QuantLinear(nn.Module):
 
         One that holds the weight in its own layout stays, and is made ready for these rows too.
         """
-        if self._replaced:
-            return self._execution.ready(rows, dtype)
+        if execution := self._replaced:
+            return execution.ready(rows, dtype)
         packed = self.packed
-        device = next(b.device for b in packed.buffers.values() if b is not None)
-        self.adopt(prepare(packed, device, rows, dtype))
-        if isinstance(self._execution, Dequantized):
-            _say_once(self._execution.describe(rows, dtype))
-        return self._execution
+        device = next(iter(packed.stored_buffers.values())).device
+        execution = prepare(packed, device, rows, dtype)
+        self.adopt(execution)
+        if isinstance(execution, Dequantized):
+            _say_once(execution.describe(rows, dtype))
+        return execution
 
     @property
     def execution(self) -> Execution | None:
@@ -207,8 +209,9 @@ class QuantLinear(nn.Module):
 
     def extra_repr(self) -> str:
         """The layout, as print(model) shows it."""
-        said = {name: value for name, value in self.layout().items() if name != "bias_dtype"}
-        return ", ".join(f"{n}={v}" for n, v in {**said, "bias": self.bias is not None}.items())
+        layout = self.layout()
+        layout["bias"] = layout.pop("bias_dtype") is not None
+        return ", ".join(f"{name}={value}" for name, value in layout.items())
 
 
 def _check(x: torch.Tensor, in_features: int) -> None:

@@ -22,14 +22,14 @@ def pack(tensor: Any) -> Format:
         LutlabError: no format, or more than one, packs this class; or the format cannot represent the tensor.
     """
     known = registry.classes("format")
-    found = [name for name, cls in known.items() if cls.tensor is type(tensor)]
-    if len(found) != 1:
+    names = [name for name, cls in known.items() if cls.tensor is type(tensor)]
+    if len(names) != 1:
         taken = ", ".join(f"{cls.tensor.__name__} ({name})" for name, cls in known.items())
         raise LutlabError(
-            f"{len(found) or 'no'} formats pack a {type(tensor).__name__}{found or ''}, expected one of: {taken}; "
+            f"{len(names) or 'no'} formats pack a {type(tensor).__name__}{names or ''}, expected one of: {taken}; "
             "register the format of a tensor of your own by @register('format', <name>) (formats/contract.py)"
         )
-    return known[found[0]].pack(tensor)
+    return known[names[0]].pack(tensor)
 
 
 def dequantize(tensor: Any) -> torch.Tensor:

@@ -33,7 +33,7 @@ from lutlab.base.groups import check_bits, group_count, group_length
 from lutlab.base.lazy import torch
 from lutlab.base.registry import register
 from lutlab.base.tensors import BCQTensor, UniformTensor
-from lutlab.formats.contract import Choice, Format, check_layout, dtype_name
+from lutlab.formats.contract import Choice, Choices, Format, check_layout, dtype_name
 
 WORD = 32
 # Eight codes are handled as one int64, one code a byte, the lowest byte first on every machine torch runs on.
@@ -122,24 +122,25 @@ class PackedBCQ(Format):
     def from_layout(
         cls, layout: Mapping[str, Any], device: torch.device | str = "cpu"
     ) -> PackedBCQ:
-        """An empty weight; see Format."""
-        choices = {"q": (), "g": (), "has_order": (False, True)}
+        """A weight without numbers, in planes and scales of the layout's sizes."""
+        choices: Choices = {"q": (), "g": (), "has_order": (False, True)}
         choices |= {"alpha_dtype": ("float16", "float32")}
         choices |= {"offset_dtype": (None, "float16", "float32", "float64")}
         check_layout(layout, choices)
         rows, columns = shape = layout["out_features"], layout["in_features"]
         q, groups = check_bits(layout["q"]), group_count(layout["g"], columns)
 
-        def empty(name: str | None, *shape: int) -> torch.Tensor | None:
-            return name and torch.empty(shape, dtype=getattr(torch, name), device=device)
+        def empty(name: str, *shape: int) -> torch.Tensor:
+            return torch.empty(shape, dtype=getattr(torch, name), device=device)
 
+        offset = layout["offset_dtype"]
         return cls(
             planes=empty("int32", q, rows, -(-columns // WORD)),
             alpha=empty(layout["alpha_dtype"], q, rows, groups),
-            offset=empty(layout["offset_dtype"], rows, groups),
+            offset=empty(offset, rows, groups) if offset else None,
             shape=shape,
             group_size=layout["g"],
-            order=empty("int32" if layout["has_order"] else None, columns),
+            order=empty("int32", columns) if layout["has_order"] else None,
         )
 
     def to_bcq(self) -> PackedBCQ:
@@ -149,37 +150,28 @@ class PackedBCQ(Format):
     @classmethod
     def pack(cls, tensor: BCQTensor) -> PackedBCQ:
         """Codes [N, K] uint8 to planes; alpha and offset as they are."""
-        return pack(tensor)
+        shape = rows, in_features = len(tensor.codes), tensor.codes.shape[1]
+        size = (tensor.bits, rows, -(-in_features // WORD))
+        planes = torch.empty(size, dtype=torch.int32, device=tensor.codes.device)
+        for at in _row_chunks(rows, in_features):
+            codes = torch.nn.functional.pad(tensor.codes[at], (0, -in_features % WORD))
+            eight = codes.view(torch.int64)
+            for b in range(tensor.bits):
+                # Byte i of eight & ONES is the bit of weight i; times GATHER it lands in bit 56 + i, without carries.
+                octets = ((((eight >> b) & ONES) * GATHER) >> 56).to(torch.uint8)
+                planes[b, at] = octets.view(torch.int32)
+        return cls(planes, tensor.alpha, tensor.offset, shape, tensor.group_size, tensor.order)
 
     def unpack(self) -> BCQTensor:
         """The inverse of pack, bit for bit."""
-        return unpack(self)
+        rows, in_features = self.shape
+        codes = torch.empty(rows, in_features, dtype=torch.uint8, device=self.planes.device)
+        for at in _row_chunks(rows, in_features):
+            codes[at] = _codes(self.planes[:, at], in_features)
+        return BCQTensor(codes, self.alpha, self.offset, self.bits, self.group_size, self.order)
 
 
-def pack(tensor: BCQTensor) -> PackedBCQ:
-    """Codes [N, K] uint8 to planes; alpha and offset as they are."""
-    rows, in_features = tensor.codes.shape
-    words = -(-in_features // WORD)
-    planes = torch.empty(tensor.bits, rows, words, dtype=torch.int32, device=tensor.codes.device)
-    for at in _row_chunks(rows, in_features):
-        codes = torch.nn.functional.pad(tensor.codes[at], (0, words * WORD - in_features))
-        eight = codes.view(torch.int64)
-        for b in range(tensor.bits):
-            # Byte i of eight & ONES is the bit of weight i; times GATHER it lands in bit 56 + i, without carries.
-            octets = ((((eight >> b) & ONES) * GATHER) >> 56).to(torch.uint8)
-            planes[b, at] = octets.view(torch.int32)
-    shape = (rows, in_features)
-    return PackedBCQ(planes, tensor.alpha, tensor.offset, shape, tensor.group_size, tensor.order)
-
-
-def unpack(packed: PackedBCQ) -> BCQTensor:
-    """The inverse of pack, bit for bit."""
-    rows, in_features = packed.shape
-    codes = torch.empty(rows, in_features, dtype=torch.uint8, device=packed.planes.device)
-    for at in _row_chunks(rows, in_features):
-        codes[at] = _codes(packed.planes[:, at], in_features)
-    q, g = len(packed.planes), packed.group_size
-    return BCQTensor(codes, packed.alpha, packed.offset, q, g, packed.order)
+pack, unpack = PackedBCQ.pack, PackedBCQ.unpack
 
 
 def from_uniform(tensor: UniformTensor) -> BCQTensor:
@@ -213,7 +205,7 @@ def from_uniform(tensor: UniformTensor) -> BCQTensor:
         )
     if tensor.offset is None:
         # Adding zero turns -0 (from s = 0) into 0, the sign an empty group's product has.
-        offset = scale * ((2**q - 1) / 2 - tensor.zero_point.double()) + 0.0
+        offset = scale * ((2**q - 1) / 2 - shifts(tensor.zero_point, None).double()) + 0.0
     else:
         offset = _shifted(scale, tensor.offset.double(), q)
     narrow = fitting[0] == torch.float16 or tensor.offset is not None
@@ -221,6 +213,13 @@ def from_uniform(tensor: UniformTensor) -> BCQTensor:
     if not torch.equal(wide.double(), offset):
         wide = offset
     return BCQTensor(tensor.codes, alpha.to(fitting[0]), wide, q, tensor.group_size, tensor.order)
+
+
+def shifts(zero_point: torch.Tensor | None, offset: torch.Tensor | None) -> torch.Tensor:
+    """The offsets [N, G] of uniform codes, or their zero points where they have no offsets."""
+    shift = zero_point if offset is None else offset
+    assert shift is not None  # PackedUniform.pack refuses codes with neither
+    return shift
 
 
 def _shifted(scale: torch.Tensor, offset: torch.Tensor, q: int) -> torch.Tensor:
@@ -254,7 +253,7 @@ def bits_of(tensor: BCQTensor) -> int:
     rows, in_features = tensor.codes.shape
     others = (tensor.alpha, tensor.offset, tensor.order)
     words = tensor.bits * rows * -(-in_features // WORD)
-    return words * WORD + sum(8 * one.nbytes for one in others if one is not None)
+    return words * WORD + sum(8 * values.nbytes for values in others if values is not None)
 
 
 # Bits per weight as the papers count them; g weights share a scale. The keys name paper and place.

@@ -27,9 +27,9 @@ def pack_words(values: torch.Tensor, q: int) -> torch.Tensor:
         some = values[first : first + step].to(torch.uint8)
         eight = in_order(torch.nn.functional.pad(some, (0, -columns % WORD))).view(torch.int64)
         if check_bits(q) < 8:
-            for held in (1, 2, 4):  # values in a field
-                low, high = _halves(q, held)
-                eight = (eight & low) | (eight >> (8 - q) * held & high)
+            for count in (1, 2, 4):  # values in a field
+                low, high = _halves(q, count)
+                eight = (eight & low) | (eight >> (8 - q) * count & high)
         octets = in_order(eight.unsqueeze(2).view(torch.uint8)[..., :q]).view(len(some), -1)
         words[first : first + step] = octets.view(torch.int32)[:, : words.shape[1]]
     return words
@@ -46,9 +46,9 @@ def unpack_words(words: torch.Tensor, q: int, columns: int) -> torch.Tensor:
         octets = some.view(torch.uint8).view(len(some), -1, q)
         eight = torch.nn.functional.pad(octets, (0, 8 - q)).view(torch.int64).squeeze(2)
         if q < 8:
-            for held in (4, 2, 1):
-                low, high = _halves(q, held)
-                eight = (eight & low) | (eight & high) << (8 - q) * held
+            for count in (4, 2, 1):
+                low, high = _halves(q, count)
+                eight = (eight & low) | (eight & high) << (8 - q) * count
         values[first : first + step] = eight.view(torch.uint8)[:, :columns]
     return values
 
@@ -70,10 +70,10 @@ def in_order(values: torch.Tensor) -> torch.Tensor:
     return values.clone(memory_format=torch.contiguous_format)
 
 
-def _halves(q: int, held: int) -> tuple[int, int]:
-    """Masks of an int64 in fields of 16 * held bits: their lowest q * held bits, and the next as many."""
-    low = sum(((1 << q * held) - 1) << at for at in range(0, 64, 16 * held))
-    return low, low << q * held
+def _halves(q: int, count: int) -> tuple[int, int]:
+    """Masks of an int64 in fields of 16 * count bits: their lowest q * count bits, and the next as many."""
+    low = sum(((1 << q * count) - 1) << at for at in range(0, 64, 16 * count))
+    return low, low << q * count
 
 
 def unpack_some(words: torch.Tensor, bits: int, places: torch.Tensor) -> torch.Tensor:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 
 Choice = bool | int | str | None
+Choices = dict[str, tuple[Choice, ...] | int]
 
 
 class Format(ABC):
@@ -31,14 +32,19 @@ class Format(ABC):
         kernels: device type -> names of the kernel operations that multiply by it, in the order in which they are
             tried; where none takes it, it is dequantized.
         scales: buffers that the weight is linear in under codes that stay; none where they are no numbers of their own.
-        shape: (N, K).
     """
 
     version: ClassVar[int]
     tensor: ClassVar[type]
     kernels: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     scales: ClassVar[tuple[str, ...]] = ()
-    shape: tuple[int, int]
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
+
+    if TYPE_CHECKING:  # a property that runs would be the default of a field of this name
+
+        @property
+        def shape(self) -> tuple[int, int]:
+            """(N, K)."""
 
     @classmethod
     @abstractmethod
@@ -64,6 +70,11 @@ class Format(ABC):
         `weight` and `bias` are names that a layer keeps for itself.
         """
         return {name: getattr(self, name) for name in _tensor_fields(type(self))}
+
+    @property
+    def stored_buffers(self) -> dict[str, torch.Tensor]:
+        """The buffers that this weight has, by name."""
+        return {name: tensor for name, tensor in self.buffers.items() if tensor is not None}
 
     @abstractmethod
     def layout(self) -> dict[str, Choice]:
@@ -101,7 +112,7 @@ class Format(ABC):
     @property
     def bits_stored(self) -> int:
         """Bits of every buffer, padding included."""
-        return sum(8 * one.nbytes for one in self.buffers.values() if one is not None)
+        return sum(8 * tensor.nbytes for tensor in self.stored_buffers.values())
 
     @property
     def bits_per_weight(self) -> float:
@@ -114,8 +125,7 @@ class Format(ABC):
 
     def to(self, device: torch.device | str) -> Self:
         """The same weight with its buffers on a device."""
-        there = {name: b if b is None else b.to(device) for name, b in self.buffers.items()}
-        return self.with_buffers(there)
+        return self.with_buffers({n: b.to(device) for n, b in self.stored_buffers.items()})
 
 
 @functools.cache
@@ -123,9 +133,7 @@ def _tensor_fields(cls: type[Format]) -> tuple[str, ...]:
     return tuple(f.name for f in dataclasses.fields(cls) if "torch.Tensor" in str(f.type))
 
 
-def check_layout(
-    layout: Mapping[str, Any], choices: Mapping[str, tuple[Choice, ...] | int]
-) -> None:
+def check_layout(layout: Mapping[str, Any], choices: Choices) -> None:
     """Refuse a layout that is not out_features, in_features and the keys of `choices`, each of an allowed value.
 
     Args:
@@ -150,14 +158,14 @@ def check_layout(
                 f"an integer of at least {allowed}",
             )
         else:
-            same = [(type(one), one) for one in allowed]
-            fits, expected = not same or (type(value), value) in same, f"one of {allowed}"
+            typed = [(type(choice), choice) for choice in allowed]
+            fits, expected = not typed or (type(value), value) in typed, f"one of {allowed}"
         if not fits:
             raise LutlabError(
                 f"the layout of a quantized layer says {key}={value!r}: expected {expected}"
             )
 
 
-def dtype_name(held: torch.Tensor | torch.dtype | None) -> str | None:
+def dtype_name(typed: torch.Tensor | torch.dtype | None) -> str | None:
     """A dtype, or a tensor's, as layouts and records have it: `float16`; None of None."""
-    return None if held is None else str(getattr(held, "dtype", held)).removeprefix("torch.")
+    return None if typed is None else str(getattr(typed, "dtype", typed)).removeprefix("torch.")

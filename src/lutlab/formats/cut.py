@@ -27,7 +27,7 @@ from lutlab.formats import bcq, code_words
 from lutlab.formats.bcq import PackedBCQ
 from lutlab.formats.contract import Format
 from lutlab.formats.dense import PackedDense
-from lutlab.formats.mixed import PackedMixed
+from lutlab.formats.mixed import PackedMixed, outliers_of, row_scales
 from lutlab.formats.uniform import PackedUniform
 
 WORD = code_words.WORD
@@ -90,11 +90,11 @@ def _of_rows(
     packed: PackedUniform | PackedBCQ, count: int, take: Callable[[str, int], torch.Tensor]
 ) -> PackedUniform | PackedBCQ:
     """A weight of so many other rows; take: name of a tensor and its dimension of rows -> what it becomes."""
-    held = {n: take(n, dim) for n, dim in _ROWS_AT.items() if packed.buffers.get(n) is not None}
+    buffers = {n: take(n, dim) for n, dim in _ROWS_AT.items() if n in packed.stored_buffers}
     if isinstance(packed, PackedUniform) and packed.qzero is not None:
-        zero = take("zero_point", 0)
-        held["qzero"] = zero if packed.qzero.ndim > 1 else code_words.pack_stream(zero, packed.bits)
-    return replace(packed, shape=(count, packed.shape[1]), **held)
+        zero, whole = take("zero_point", 0), packed.qzero.ndim > 1
+        buffers["qzero"] = zero if whole else code_words.pack_stream(zero, packed.bits)
+    return replace(packed, shape=(count, packed.shape[1])).with_buffers(buffers)
 
 
 @rows.register(PackedUniform)
@@ -103,7 +103,8 @@ def _(packed: PackedUniform | PackedBCQ, spans: Sequence[range]) -> PackedUnifor
     def take(name: str, dim: int) -> torch.Tensor:
         return _rows(getattr(packed, name), spans, dim)
 
-    return replace(_of_rows(packed, sum(map(len, spans)), take), order=_copy(packed.order))
+    order = None if packed.order is None else _copy(packed.order)
+    return replace(_of_rows(packed, sum(map(len, spans)), take), order=order)
 
 
 def joined(parts: Sequence[Format]) -> Format:
@@ -126,7 +127,7 @@ def joined(parts: Sequence[Format]) -> Format:
             raise LutlabError(
                 f"weights of other layouts cannot be joined: {layout} and {other.layout()}"
             )
-        if first.order is not None and not torch.equal(first.order, other.order):
+        if first.order is not None and not torch.equal(first.order, other.stored_buffers["order"]):
             raise LutlabError("weights whose columns are in different orders cannot be joined")
 
     def take(name: str, dim: int) -> torch.Tensor:
@@ -141,20 +142,20 @@ def joined(parts: Sequence[Format]) -> Format:
 @columns.register
 def _(packed: PackedUniform, span: range) -> PackedUniform:
     q, (first, words) = packed.bits, _words(span)
-    held = packed.qweight[:, first // WORD * q : words * q]
+    qweight = packed.qweight[:, first // WORD * q : words * q]
     if _misfits(span, packed.shape[1]):
-        codes = code_words.unpack_words(held, q, span.stop - first)
-        held = code_words.pack_words(codes[:, span.start - first :], q)
+        codes = code_words.unpack_words(qweight, q, span.stop - first)
+        qweight = code_words.pack_words(codes[:, span.start - first :], q)
     g, groups = _grouping(packed.group_size, packed.shape[1], span)
-    zero, offset = packed.zero_point, packed.offset
-    if zero is not None:
+    zero, qzero, offset = packed.zero_point, packed.qzero, packed.offset
+    if zero is not None and qzero is not None:
         zero = zero[:, groups]
-        zero = code_words.pack_stream(zero, q) if packed.qzero.ndim == 1 else _copy(zero)
+        qzero = code_words.pack_stream(zero, q) if qzero.ndim == 1 else _copy(zero)
     return replace(
         packed,
-        qweight=_copy(held),
+        qweight=_copy(qweight),
         scale=_copy(packed.scale[:, groups]),
-        qzero=zero,
+        qzero=qzero,
         offset=None if offset is None else _copy(offset[:, groups]),
         shape=(packed.shape[0], len(span)),
         group_size=g,
@@ -180,8 +181,8 @@ def _(packed: PackedBCQ, span: range) -> PackedBCQ:
     )
     if not _misfits(span, packed.shape[1]):
         return replace(part, planes=_copy(planes))
-    codes = bcq.unpack(replace(part, planes=planes, shape=(packed.shape[0], span.stop - first)))
-    codes = codes.codes[:, span.start - first :]
+    whole = bcq.unpack(replace(part, planes=planes, shape=(packed.shape[0], span.stop - first)))
+    codes = whole.codes[:, span.start - first :]
     return bcq.pack(BCQTensor(codes, part.alpha, part.offset, packed.bits, g))
 
 
@@ -195,7 +196,7 @@ _OF_GROUPS = ("zero_point", "scale_code", "scale_zero", "scale_step")
 def _owning(tensor: MixedTensor) -> PackedMixed:
     """Packed; packing keeps some of the whole's tensors as they are."""
     packed = PackedMixed.pack(tensor)
-    return packed.with_buffers({name: _copy(buffer) for name, buffer in packed.buffers.items()})
+    return packed.with_buffers({name: _copy(b) for name, b in packed.stored_buffers.items()})
 
 
 @rows.register
@@ -210,21 +211,22 @@ def _(packed: PackedMixed, spans: Sequence[range]) -> PackedMixed:
     bands = torch.cat([torch.arange(s.start // band, -(-s.stop // band)) for s in spans])
     device = tensor.codes.device
     row, bands = row.to(device), bands.to(device)
-    found = {name: getattr(tensor, name)[row] for name in ("codes", "zero_point", "scale_code")}
-    found |= {name: getattr(tensor, name)[bands] for name in ("scale_zero", "scale_step")}
-    if tensor.row_scale is not None:
-        found |= {"row_scale": tensor.row_scale[row], "row_zero": tensor.row_zero[row]}
-    if tensor.outlier_count is not None:
-        counts = tensor.outlier_count.long()
-        first = counts.cumsum(0) - counts
-        places = [torch.arange(int(first[n]), int(first[n] + counts[n])) for n in row.tolist()]
+    part = {name: getattr(tensor, name)[row] for name in ("codes", "zero_point", "scale_code")}
+    part |= {name: getattr(tensor, name)[bands] for name in ("scale_zero", "scale_step")}
+    if of_rows := row_scales(tensor):
+        scale, zero = of_rows
+        part |= {"row_scale": scale[row], "row_zero": zero[row]}
+    if outliers := outliers_of(tensor):
+        count, column, value = outliers
+        first = count.long().cumsum(0) - count
+        places = [torch.arange(int(first[n]), int(first[n] + count[n])) for n in row.tolist()]
         at = torch.cat(places).to(device)
-        found |= {
-            "outlier_count": tensor.outlier_count[row],
-            "outlier_column": tensor.outlier_column[at],
-            "outlier_value": tensor.outlier_value[at],
+        part |= {
+            "outlier_count": count[row],
+            "outlier_column": column[at],
+            "outlier_value": value[at],
         }
-    return _owning(replace(tensor, **found))
+    return _owning(replace(tensor, **part))
 
 
 @columns.register
@@ -233,25 +235,20 @@ def _(packed: PackedMixed, span: range) -> PackedMixed:
     g = tensor.group_size
     _check_mixed("columns", span, g, tensor.codes.shape[1])
     groups = slice(span.start // g, -(-span.stop // g))
-    found = {name: getattr(tensor, name)[:, groups] for name in _OF_GROUPS}
-    found |= {"codes": tensor.codes[:, span.start : span.stop], "widths": tensor.widths[groups]}
-    if tensor.outlier_count is not None:
-        found |= _outliers(tensor, span)
-    whole = len(found["widths"]) == len(tensor.widths)
-    return _owning(replace(tensor, **found, aligned=tensor.aligned and whole))
-
-
-def _outliers(tensor: MixedTensor, span: range) -> dict[str, torch.Tensor]:
-    """Outliers of a span of columns."""
-    column = tensor.outlier_column
-    inside = (column >= span.start) & (column < span.stop)
-    row = torch.arange(len(tensor.codes), device=column.device)
-    row = row.repeat_interleave(tensor.outlier_count.long())[inside]
-    return {
-        "outlier_count": torch.bincount(row, minlength=len(tensor.codes)).int(),
-        "outlier_column": column[inside] - span.start,
-        "outlier_value": tensor.outlier_value[inside],
-    }
+    part = {name: getattr(tensor, name)[:, groups] for name in _OF_GROUPS}
+    part |= {"codes": tensor.codes[:, span.start : span.stop], "widths": tensor.widths[groups]}
+    if outliers := outliers_of(tensor):
+        count, column, value = outliers
+        inside = (column >= span.start) & (column < span.stop)
+        row = torch.arange(len(count), device=column.device)
+        row = row.repeat_interleave(count.long())[inside]
+        part |= {
+            "outlier_count": torch.bincount(row, minlength=len(count)).int(),
+            "outlier_column": column[inside] - span.start,
+            "outlier_value": value[inside],
+        }
+    whole = len(part["widths"]) == len(tensor.widths)
+    return _owning(replace(tensor, **part, aligned=tensor.aligned and whole))
 
 
 def _check_mixed(what: str, span: range, unit: int, total: int) -> None:
@@ -286,9 +283,9 @@ def _rows(values: torch.Tensor, spans: Sequence[range], dim: int = 0) -> torch.T
     return torch.cat([values.narrow(dim, s.start, len(s)) for s in spans], dim)
 
 
-def _copy(values: torch.Tensor | None) -> torch.Tensor | None:
+def _copy(values: torch.Tensor) -> torch.Tensor:
     """Contiguous, and of storage of its own: a view would keep the whole alive."""
-    return None if values is None else values.clone(memory_format=torch.contiguous_format)
+    return values.clone(memory_format=torch.contiguous_format)
 
 
 def _words(span: range) -> tuple[int, int]:

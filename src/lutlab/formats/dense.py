@@ -28,7 +28,8 @@ class PackedDense(Format):
     @property
     def shape(self) -> tuple[int, int]:
         """(N, K)."""
-        return tuple(self.weight.shape)
+        rows, columns = self.weight.shape
+        return rows, columns
 
     def dequantize(self) -> torch.Tensor:
         """The weight [N, K] in float32, exact."""
@@ -58,7 +59,7 @@ class PackedDense(Format):
     def from_layout(
         cls, layout: Mapping[str, Any], device: torch.device | str = "cpu"
     ) -> PackedDense:
-        """An empty weight; see Format."""
+        """A weight without numbers, in the dtype that the layout names."""
         check_layout(layout, {"weight_dtype": ("float16", "float32")})
         shape = layout["out_features"], layout["in_features"]
         dtype = getattr(torch, layout["weight_dtype"])

@@ -55,27 +55,23 @@ class PackedBlocks(Format):
         import gguf
 
         kind = gguf.GGMLQuantizationType[self.type]
-        found = gguf.quants.dequantize(self.blocks.cpu().numpy(), kind)
-        return torch.from_numpy(found).to(self.blocks.device)
+        weight = gguf.quants.dequantize(self.blocks.cpu().numpy(), kind)
+        return torch.from_numpy(weight).to(self.blocks.device)
 
     @property
     def kind(self) -> str:
-        """See Format."""
+        """The type of its blocks."""
         return self.type
 
     def layout(self) -> dict[str, Choice]:
         """Sizes and type."""
-        return {
-            "out_features": self.shape[0],
-            "in_features": self.shape[1],
-            "type": self.type,
-        }
+        return {"out_features": self.shape[0], "in_features": self.shape[1], "type": self.type}
 
     @classmethod
     def from_layout(
         cls, layout: Mapping[str, Any], device: torch.device | str = "cpu"
     ) -> PackedBlocks:
-        """An empty weight; see Format."""
+        """A weight without numbers, of rows as long as the type makes them."""
         check_layout(layout, {"type": tuple(ggml.TYPES)})
         rows, columns = layout["out_features"], layout["in_features"]
         size = _row_bytes(layout["type"], columns)

@@ -31,11 +31,27 @@ from lutlab.base.registry import register
 from lutlab.base.tensors import MIXED_WIDTHS, SCALE_BITS, MixedTensor
 from lutlab.formats import mixed_blocks
 from lutlab.formats.code_words import WORD, pack_stream, pack_words, unpack_stream, unpack_words
-from lutlab.formats.contract import Choice, Format, check_layout, dtype_name
+from lutlab.formats.contract import Choice, Choices, Format, check_layout, dtype_name
 
 # Bits of the codes, and so of the zero points, of groups that have a scale a row.
 _WIDE = MIXED_WIDTHS[-1]
 MAX_COLUMNS = 2**16  # that 16 bits can name
+
+
+def outliers_of(
+    weight: MixedTensor | PackedMixed,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
+    """Count of each row, columns and values of the outliers, which are all there or none."""
+    count, column, value = weight.outlier_count, weight.outlier_column, weight.outlier_value
+    if count is None or column is None or value is None:
+        return None
+    return count, column, value
+
+
+def row_scales(weight: MixedTensor | PackedMixed) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Scales and zero points of rows, as they are stored, which are both there or neither."""
+    scale, zero = weight.row_scale, weight.row_zero
+    return None if scale is None or zero is None else (scale, zero)
 
 
 def decoded(tensor: MixedTensor) -> torch.Tensor:
@@ -46,10 +62,10 @@ def decoded(tensor: MixedTensor) -> torch.Tensor:
         levels = codes.float().sub_(zero[:, groups])
         out[:, columns] = levels.mul_(scale[:, groups]).flatten(1)
     out.add_(0.0)  # -0, of no scale, is 0
-    if tensor.outlier_count is not None:
-        row = torch.arange(len(out), device=out.device)
-        row = row.repeat_interleave(tensor.outlier_count.long())
-        out[row, tensor.outlier_column.long()] = tensor.outlier_value.float()
+    if outliers := outliers_of(tensor):
+        count, column, value = outliers
+        row = torch.arange(len(out), device=out.device).repeat_interleave(count.long())
+        out[row, column.long()] = value.float()
     return out
 
 
@@ -108,25 +124,26 @@ class PackedMixed(Format):
                     "float16 holds up to 65504; quantize finite weights, or rescale them"
                 )
         second = second_order(tensor.widths, tensor.row_scale is not None)
-        held = {"widths": tensor.widths, "scale_step": tensor.scale_step[:, second].contiguous()}
+        buffers = {"widths": tensor.widths, "scale_step": tensor.scale_step[:, second].contiguous()}
         by_block = tensor.aligned
-        held |= mixed_blocks.pack(tensor, by_width(tensor)) if by_block else _streams(tensor)
-        if tensor.row_scale is not None:
-            row_zero = pack_stream(tensor.row_zero, _WIDE)
-            held |= {"row_scale": tensor.row_scale, "row_zero": row_zero}
-        if tensor.outlier_count is not None:
-            small = bool((tensor.outlier_count < 2**8).all())
-            held |= {
-                "outlier_count": tensor.outlier_count.to(torch.uint8 if small else torch.int16),
-                "outlier_column": tensor.outlier_column.to(torch.int16),
-                "outlier_value": tensor.outlier_value,
+        buffers |= mixed_blocks.pack(tensor, by_width(tensor)) if by_block else _streams(tensor)
+        if of_rows := row_scales(tensor):
+            scale, zero = of_rows
+            buffers |= {"row_scale": scale, "row_zero": pack_stream(zero, _WIDE)}
+        if outliers := outliers_of(tensor):
+            count, column, value = outliers
+            small = bool((count < 2**8).all())
+            buffers |= {
+                "outlier_count": count.to(torch.uint8 if small else torch.int16),
+                "outlier_column": column.to(torch.int16),
+                "outlier_value": value,
             }
         return cls(
             (rows, columns),
             tensor.group_size,
             tensor.scale_group,
             count_widths(tensor.widths),
-            **held,
+            **buffers,
         )
 
     def unpack(self) -> MixedTensor:
@@ -135,12 +152,12 @@ class PackedMixed(Format):
         by_row = self.row_scale is not None
         second = second_order(self.widths, by_row)
         if self.aligned:
-            of_width, zero, *of_scales = mixed_blocks.unpack(self.buffers)
+            of_width, zero, *of_scales = mixed_blocks.unpack(self.stored_buffers)
             zero = _spread(zero, second)
         else:
             of_width, zero, *of_scales = self._of_streams(int(second.sum()))
         scale_code, scale_zero, scale_step = (
-            _spread(one, second) for one in (*of_scales, self.scale_step)
+            _spread(of_groups, second) for of_groups in (*of_scales, self.scale_step)
         )
         tensor = {
             "codes": by_channel(of_width, self.widths, self.group_size)[:, :columns].contiguous(),
@@ -149,14 +166,18 @@ class PackedMixed(Format):
             "scale_zero": scale_zero,
             "scale_step": scale_step,
         }
-        if by_row:
-            row_zero = unpack_stream(self.row_zero, _WIDE, rows)
-            tensor |= {"row_scale": self.row_scale, "row_zero": row_zero.to(torch.uint8)}
-        if self.outlier_count is not None:
+        if of_rows := row_scales(self):
+            scale, words = of_rows
             tensor |= {
-                "outlier_count": self.outlier_count.int(),
-                "outlier_column": self.outlier_column.int() & MAX_COLUMNS - 1,
-                "outlier_value": self.outlier_value,
+                "row_scale": scale,
+                "row_zero": unpack_stream(words, _WIDE, rows).to(torch.uint8),
+            }
+        if outliers := outliers_of(self):
+            count, column, value = outliers
+            tensor |= {
+                "outlier_count": count.int(),
+                "outlier_column": column.int() & MAX_COLUMNS - 1,
+                "outlier_value": value,
             }
         return MixedTensor(
             widths=self.widths,
@@ -170,21 +191,21 @@ class PackedMixed(Format):
         self, second: int
     ) -> tuple[dict[int, torch.Tensor], torch.Tensor, torch.Tensor, torch.Tensor]:
         """Width -> codes, zero points [N, G], scale codes [N, G'] and second-order zeros [B, G'], uint8; second: G'."""
-        rows, bands = self.shape[0], -(-self.shape[0] // self.scale_group)
-        by_row = self.row_scale is not None
+        buffers, rows = self.stored_buffers, self.shape[0]
+        bands, by_row = -(-rows // self.scale_group), self.row_scale is not None
         of_codes, of_zeros = _lengths(rows, self.group_size, self.of_width, by_row)
 
         def values(stream: torch.Tensor, bits: int, rows: int, columns: int) -> torch.Tensor:
             return unpack_stream(stream, bits, rows * columns).view(rows, columns).to(torch.uint8)
 
         codes, zero = {}, self.widths.new_zeros(rows, len(self.widths))
-        parts = self.codes.split(of_codes, dim=1), self.zero.split(of_zeros)
+        parts = buffers["codes"].split(of_codes, dim=1), buffers["zero"].split(of_zeros)
         for w, n, of_row, of_all in zip(MIXED_WIDTHS, self.of_width, *parts, strict=True):
             if n:
                 codes[w] = unpack_words(of_row, w, n * self.group_size)
             if len(of_all):
                 zero[:, self.widths == w] = values(of_all, w, rows, n)
-        scale_code = values(self.scale_code, SCALE_BITS, rows, second)
+        scale_code = values(buffers["scale_code"], SCALE_BITS, rows, second)
         return codes, zero, scale_code, values(self.scale_zero, SCALE_BITS, bands, second)
 
     @property
@@ -225,7 +246,7 @@ class PackedMixed(Format):
     def from_layout(
         cls, layout: Mapping[str, Any], device: torch.device | str = "cpu"
     ) -> PackedMixed:
-        """An empty weight; see Format."""
+        """A weight without numbers, in blocks or streams as the layout says."""
         of_width = _checked(layout)
         rows, g, by_row = layout["out_features"], layout["g"], layout["wide_scale"] == "row"
         bands = -(-rows // layout["g2"])
@@ -237,7 +258,7 @@ class PackedMixed(Format):
         if layout["aligned"]:
             blocks = of_width[2]
             second = blocks * mixed_blocks.NARROW
-            held = {
+            buffers = {
                 "blocks": empty(torch.int32, rows, blocks, 4),
                 "apart": empty(torch.int32, rows, blocks),
                 "meta": empty(torch.int16, rows, blocks),
@@ -246,19 +267,19 @@ class PackedMixed(Format):
         else:
             codes, zeros = _lengths(rows, g, of_width, by_row)
             bits = SCALE_BITS
-            held = {
+            buffers = {
                 "codes": empty(torch.int32, rows, sum(codes)),
                 "zero": empty(torch.int32, sum(zeros)),
                 "scale_code": empty(torch.int32, _words(rows * second, bits)),
                 "scale_zero": empty(torch.int32, _words(bands * second, bits)),
             }
         if by_row:
-            held["row_scale"] = empty(torch.float16, rows)
-            held["row_zero"] = empty(torch.int32, _words(rows, _WIDE))
+            buffers["row_scale"] = empty(torch.float16, rows)
+            buffers["row_zero"] = empty(torch.int32, _words(rows, _WIDE))
         if layout["count_dtype"] is not None:
-            held["outlier_count"] = empty(getattr(torch, layout["count_dtype"]), rows)
-            held["outlier_column"] = empty(torch.int16, layout["outliers"])
-            held["outlier_value"] = empty(torch.float16, layout["outliers"])
+            buffers["outlier_count"] = empty(getattr(torch, layout["count_dtype"]), rows)
+            buffers["outlier_column"] = empty(torch.int16, layout["outliers"])
+            buffers["outlier_value"] = empty(torch.float16, layout["outliers"])
         return cls(
             (rows, layout["in_features"]),
             g,
@@ -266,15 +287,15 @@ class PackedMixed(Format):
             of_width,
             widths=empty(torch.uint8, sum(of_width)),
             scale_step=empty(torch.float16, bands, second),
-            **held,
+            **buffers,
         )
 
 
 def _checked(layout: Mapping[str, Any]) -> tuple[int, int, int]:
     """Groups of each width of a layout that may be damaged."""
-    numbers = {"g": 1, "g2": 1, "groups_3": 0, "groups_4": 0, "outliers": 0}
-    choices = {"aligned": (False, True), "wide_scale": ("row", "group")}
-    check_layout(layout, numbers | choices | {"count_dtype": (None, "uint8", "int16")})
+    choices: Choices = {"g": 1, "g2": 1, "groups_3": 0, "groups_4": 0, "outliers": 0}
+    choices |= {"aligned": (False, True), "wide_scale": ("row", "group")}
+    check_layout(layout, choices | {"count_dtype": (None, "uint8", "int16")})
     groups = -(-layout["in_features"] // layout["g"])
     narrow = groups - layout["groups_3"] - layout["groups_4"]
     blocks = -(-groups // (mixed_blocks.NARROW + 1))
@@ -292,7 +313,8 @@ def _checked(layout: Mapping[str, Any]) -> tuple[int, int, int]:
 
 def count_widths(widths: torch.Tensor) -> tuple[int, int, int]:
     """Groups of 2, 3 and 4 bits of widths [G]."""
-    return tuple(int((widths == w).sum()) for w in MIXED_WIDTHS)
+    twos, threes, fours = (int((widths == w).sum()) for w in MIXED_WIDTHS)
+    return twos, threes, fours
 
 
 def second_order(widths: torch.Tensor, by_row: bool) -> torch.Tensor:
@@ -317,15 +339,15 @@ def by_channel(codes: Mapping[int, torch.Tensor], widths: torch.Tensor, g: int) 
     some = next(iter(codes.values()))
     out = some.new_zeros(len(some), len(widths), g)
     for w, values in codes.items():
-        there = widths == w
-        out[:, there] = values.view(len(some), -1, g)[:, : int(there.sum())]
+        groups = widths == w
+        out[:, groups] = values.view(len(some), -1, g)[:, : int(groups.sum())]
     return out.view(len(some), -1)
 
 
-def _spread(of_groups: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
-    """[rows, at least as many as are there] -> [rows, G], 0 where a group is not there ([G] bool)."""
-    out = of_groups.new_zeros(len(of_groups), len(there))
-    out[:, there] = of_groups[:, : int(there.sum())]
+def _spread(of_groups: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """[rows, at least as many as the mask has] -> [rows, G], 0 where a group is not in the mask ([G] bool)."""
+    out = of_groups.new_zeros(len(of_groups), len(mask))
+    out[:, mask] = of_groups[:, : int(mask.sum())]
     return out
 
 

@@ -99,16 +99,17 @@ def unpack(
 
 def _fields(*parts: tuple[torch.Tensor, tuple[int, ...]]) -> torch.Tensor:
     """Values [rows, 3T] at their bits of [rows, T] int16."""
-    word = 0
+    first, _ = parts[0]
+    words = first.new_zeros(len(first), first.shape[1] // NARROW, dtype=torch.int32)
     for values, places in parts:
         of_block = values.to(torch.int32).view(len(values), -1, NARROW)
         for group, place in enumerate(places):
-            word = word | of_block[..., group] << place
-    return word.to(torch.int16)
+            words |= of_block[..., group] << place
+    return words.to(torch.int16)
 
 
 def _values(words: torch.Tensor, places: tuple[int, ...], bits: tuple[int, ...]) -> torch.Tensor:
     """The inverse of _fields for one of its parts."""
     wide = words.to(torch.int32)
-    found = [wide >> at & (1 << length) - 1 for at, length in zip(places, bits, strict=True)]
-    return torch.stack(found, dim=2).view(len(words), -1).to(torch.uint8)
+    values = [wide >> at & (1 << length) - 1 for at, length in zip(places, bits, strict=True)]
+    return torch.stack(values, dim=2).view(len(words), -1).to(torch.uint8)

@@ -34,7 +34,7 @@ from lutlab.formats.code_words import (
     unpack_stream,
     unpack_words,
 )
-from lutlab.formats.contract import Choice, Format, check_layout, dtype_name
+from lutlab.formats.contract import Choice, Choices, Format, check_layout, dtype_name
 
 # Weights dequantized at a time: the float64 temporaries stay in a core's cache.
 CHUNK_WEIGHTS = 2**17
@@ -78,20 +78,19 @@ class PackedUniform(Format):
                 "uniform codes with both a zero_point and an offset, or neither: give one of them"
             )
         for what, values in (("scales", tensor.scale), ("offsets", tensor.offset)):
-            bad = 0 if values is None else int((~torch.isfinite(values)).sum())
-            if bad:
+            if values is not None and (bad := int((~torch.isfinite(values)).sum())):
                 raise LutlabError(
                     f"{bad} of {values.numel()} {what} are inf or nan: quantize finite weights, or keep {what} "
                     "beyond float16's 65504 in float32 (scale_dtype=fp32)"
                 )
-        zero, top = tensor.zero_point, 2**tensor.bits - 1
+        (rows, columns), zero, top = tensor.codes.shape, tensor.zero_point, 2**tensor.bits - 1
         if zero is not None and bool(((zero >= 0) & (zero <= top)).all()):
             zero = pack_stream(zero, tensor.bits)
         return cls(
             qweight=pack_words(tensor.codes, tensor.bits),
             scale=tensor.scale,
             qzero=zero,
-            shape=tuple(tensor.codes.shape),
+            shape=(rows, columns),
             bits=tensor.bits,
             group_size=tensor.group_size,
             order=tensor.order,
@@ -126,7 +125,7 @@ class PackedUniform(Format):
         group = group // group_length(self.group_size, in_features)
         channels = slice(None) if self.order is None else self.order.long()
         scale, offset = self.scale.double(), self.offset
-        shift = (self.zero_point if offset is None else offset).double()
+        shift = bcq.shifts(self.zero_point, offset).double()
         step = max(1, CHUNK_WEIGHTS // in_features)
         for first in range(0, rows, step):
             at = slice(first, first + step)
@@ -156,7 +155,7 @@ class PackedUniform(Format):
 
     def layout(self) -> dict[str, Choice]:
         """Sizes, q, g, dtypes of scales and offsets, and whether zero points are in q bits; None: there are none."""
-        shift = {"packed_zeros": dtype_name(self.qzero) == "int32"}
+        shift: dict[str, Choice] = {"packed_zeros": dtype_name(self.qzero) == "int32"}
         if self.offset is not None:
             shift = {"packed_zeros": None, "offset_dtype": dtype_name(self.offset)}
         return {
@@ -173,9 +172,9 @@ class PackedUniform(Format):
     def from_layout(
         cls, layout: Mapping[str, Any], device: torch.device | str = "cpu"
     ) -> PackedUniform:
-        """An empty weight; see Format."""
+        """A weight without numbers; where `packed_zeros` is None it has offsets."""
         either, floats = (False, True), ("float16", "float32")
-        choices = {"q": (), "g": (), "has_order": either, "scale_dtype": floats}
+        choices: Choices = {"q": (), "g": (), "has_order": either, "scale_dtype": floats}
         choices |= {"packed_zeros": either}
         if "offset_dtype" in layout or layout.get("packed_zeros", False) is None:
             choices |= {"packed_zeros": (None,), "offset_dtype": floats}

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from lutlab.base.errors import LutlabError, nearest
 from lutlab.base.lazy import torch
@@ -20,21 +20,27 @@ from lutlab.formats.contract import Format
 if TYPE_CHECKING:
     from typing import Self  # of Python 3.11, for type checkers only
 
+Packed = TypeVar("Packed", bound=Format)
+
 
 class Execution(ABC):
     """A packed weight made ready for products on a device, by one operation.
 
     A call is one operation of torch, which torch.compile and graphs see as such; it passes no gradients. What it ran is
     noted (ran.py).
-
-    Attributes:
-        device: device on which x has to be.
-        replaces: whether it holds the weight in a layout of its own, from which `packed` is recovered bit for bit, so
-            that whoever has the execution need not keep the packed weight.
     """
 
-    device: torch.device
-    replaces: bool
+    if TYPE_CHECKING:  # a property that runs would be the default of a field of this name
+
+        @property
+        def device(self) -> torch.device:
+            """Device on which x has to be."""
+
+        @property
+        def replaces(self) -> bool:
+            """Whether it holds the weight in a layout of its own, from which `packed` is recovered bit for bit, so
+            that whoever has the execution need not keep the packed weight.
+            """
 
     @property
     @abstractmethod
@@ -79,8 +85,8 @@ class Execution(ABC):
         """The same with weights of its own: races with cold weights take several in turn."""
 
 
-class KernelOp(ABC):
-    """A kernel operation.
+class KernelOp(ABC, Generic[Packed]):
+    """A kernel operation on weights of some formats.
 
     Attributes:
         version: raised by whoever changes what it computes; part of the ids of cells that use it.
@@ -92,9 +98,9 @@ class KernelOp(ABC):
     name: ClassVar[str]
     options: ClassVar[tuple[str, ...]] = ()
 
-    def check_options(self, given: Iterable[str]) -> None:
+    def check_options(self, names: Iterable[str]) -> None:
         """Raises LutlabError: an option that it does not have."""
-        for name in given:
+        for name in names:
             if name not in self.options:
                 raise LutlabError(
                     f"{self.name} has no option '{name}': {nearest(name, self.options)}"
@@ -106,7 +112,7 @@ class KernelOp(ABC):
 
     @abstractmethod
     def prepare(
-        self, packed: Format, device: torch.device, rows: int, dtype: torch.dtype, **options: Any
+        self, packed: Packed, device: torch.device, rows: int, dtype: torch.dtype, **options: Any
     ) -> Execution:
         """Make a weight that it takes ready.
 

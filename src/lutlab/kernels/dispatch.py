@@ -68,16 +68,16 @@ class Dequantized(Numbered):
         return (self.weight.dtype,)
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """See Execution."""
+        """The product by torch, through its operation."""
         return self.product(x, bias, len(self.weight))
 
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """See Numbered."""
+        """The product by torch."""
         ran.note(self.describe(1, x.dtype))
         return torch.nn.functional.linear(x, self.weight, bias)
 
     def dense(self) -> torch.Tensor:
-        """See Execution."""
+        """The dense weight itself where it is float32."""
         return self.weight if self.weight.dtype == torch.float32 else self.stored.dequantize()
 
     def describe(self, rows: int, dtype: torch.dtype) -> str:
@@ -91,7 +91,7 @@ class Dequantized(Numbered):
     @property
     def buffers(self) -> tuple[torch.Tensor, ...]:
         """The dense weight and the packed one's."""
-        return (self.weight, *(b for b in self.stored.buffers.values() if b is not None))
+        return (self.weight, *self.stored.stored_buffers.values())
 
     def copy(self) -> Dequantized:
         """A copy with a dense weight of its own."""
@@ -107,15 +107,9 @@ def prepare(
     op: str | None = None,
     **options: Any,
 ) -> Execution:
-    """Choose the kernel for a packed weight, and make the weight ready for it.
+    """Choose the kernel for a packed weight, and make the weight ready for it as KernelOp.prepare does.
 
-    Args:
-        packed: the weight, on the device.
-        device: device of the product.
-        rows: rows of x to be ready for; an execution takes any number.
-        dtype: dtype of x to be ready for; float16, bfloat16 and float32 have kernels.
-        op: the name of the operation to take, for a row that asks for a kernel; None: the first that takes the weight.
-        **options: options of that operation.
+    op: name of the operation to take, for a row that asks for a kernel; None: the first that takes the weight.
 
     Raises:
         LutlabError: there is no operation of that name, it does not take the weight here, or it has no such option.

@@ -36,13 +36,14 @@ class Whole:
 
     def rows(self, span: range, x: torch.Tensor) -> torch.Tensor:
         """The product of a part, a view [..., len(span)]."""
-        if x is not self._x or span not in self._waiting:
-            self._x, self._y, self._waiting = x, self.execution(x), set(self.spans)
-        y = self._y[..., span.start : span.stop]
+        y = self._y
+        if y is None or x is not self._x or span not in self._waiting:
+            y = self.execution(x)
+            self._x, self._y, self._waiting = x, y, set(self.spans)
         self._waiting.remove(span)
         if not self._waiting:
             self._x = self._y = None
-        return y
+        return y[..., span.start : span.stop]
 
     def parts(self) -> list[RowsOf]:
         """Executions of the parts, in order."""
@@ -69,16 +70,16 @@ class RowsOf(Execution):
         return cut.rows(self.whole.execution.packed, [self.span])
 
     def takes(self, x: torch.Tensor) -> bool:
-        """See Execution."""
+        """What the whole takes."""
         return self.whole.execution.takes(x)
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """See Execution."""
+        """Its rows of the whole's product."""
         y = self.whole.rows(self.span, x)
         return y if bias is None else y + bias
 
     def dense(self) -> torch.Tensor:
-        """See Execution."""
+        """Its rows of the whole's dense weight."""
         return self.whole.execution.dense()[self.span.start : self.span.stop]
 
     def describe(self, rows: int, dtype: torch.dtype) -> str:

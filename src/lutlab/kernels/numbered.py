@@ -52,7 +52,7 @@ class Numbered(Execution):
         return DTYPES
 
     def takes(self, x: torch.Tensor) -> bool:
-        """See Execution."""
+        """An x of its dtypes, on its device, that asks for no gradients."""
         gradients = x.requires_grad and torch.is_grad_enabled()
         return x.dtype in self.dtypes and x.device == self.device and not gradients
 

@@ -15,7 +15,7 @@ def cache(tmp_path, monkeypatch):
 def test_a_source_is_rendered_once_and_again_when_a_template_changes(cache, monkeypatch):
     calls = []
 
-    @templates.kept
+    @templates.cached
     def source(one, *, q):
         calls.append(q)
         return f"{one.name} {q}"

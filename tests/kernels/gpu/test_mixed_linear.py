@@ -117,7 +117,7 @@ def test_a_row_names_the_kernel_and_how_outliers_are_added(gpu, monkeypatch):
     monkeypatch.setattr(contestants, "dense", lambda row, weight, x: None)
     row = contestants.TimedRow(spec, 20_000, {})
     part = contestants._part(row, spec.shapes[0])
-    assert part["rowwise"] is None
+    assert "rowwise" not in part
     assert part["own"].name.startswith("mixed_gemv_gpu mixed_sync")
     assert row.facts["relative_errors"][part["own"].name] < LIMITS[F32]
 

@@ -120,8 +120,8 @@ def _installed(path: str) -> Compiler:
 def _identify(command: tuple[str, ...]) -> Compiler:
     program = Path(command[0]).resolve()
     if len(command) == 1 and _is_one_program(program):
-        found = program.stat()
-        decides = [command[0], str(program), found.st_size, found.st_mtime_ns, found.st_ino]
+        file = program.stat()
+        decides = [command[0], str(program), file.st_size, file.st_mtime_ns, file.st_ino]
         return Compiler(command, known("compiler", decides, lambda: _version(command)))
     return Compiler(command, _version(command))
 
@@ -139,11 +139,11 @@ def _is_one_program(program: Path) -> bool:
 def _version(command: tuple[str, ...]) -> str:
     """The first line that a compiler says of itself."""
     try:
-        said = subprocess.run(
+        version = subprocess.run(
             [*command, "--version"], capture_output=True, text=True, check=True
         ).stdout
     except (OSError, subprocess.CalledProcessError) as error:
         raise NoCompiler(
             f"{shlex.join(command)} --version fails: {error}. Name a working C compiler in LUTLAB_CC"
         ) from error
-    return said.partition("\n")[0].strip()
+    return version.partition("\n")[0].strip()

@@ -85,11 +85,11 @@ def _expanded(file: str, root: Path, seen: set[str]) -> list[str]:
         raise LutlabError(f"cannot read kernels/cuda/{file}: {error.strerror}") from error
     out = [f'#line 1 "kernels/cuda/{file}"']
     for number, line in enumerate(lines, 1):
-        found = _INCLUDE.match(line)
-        if found is None:
+        include = _INCLUDE.match(line)
+        if include is None:
             out.append(line)
             continue
-        path = (root / file).parent / found["file"]
+        path = (root / file).parent / include["file"]
         included = path.resolve().relative_to(root.resolve()).as_posix()
         if included not in seen:
             seen.add(included)
@@ -104,10 +104,7 @@ def _expanded(file: str, root: Path, seen: set[str]) -> list[str]:
 def build(text: str, name: str, arch: str) -> Cubin:
     """Compile a source, unless the cache has its cubin.
 
-    Args:
-        text: text of the source, from source().
-        name: letters, digits, - and _; for people who look into the cache folder.
-        arch: architecture of the GPU, such as sm_90.
+    text: from source(); name: letters, digits, - and _, for people who look into the cache folder; arch: as sm_90.
 
     Raises:
         LutlabError: CuPy, NVRTC or CUDA's headers are missing, NVRTC does not know the architecture or refuses the
@@ -125,8 +122,8 @@ def _build(text: str, name: str, arch: str, cache: Path) -> Cubin:
     folder, about = built.take(
         cache, f"cuda-{name}-{arch}-{key}", functools.partial(_compile, text, arch)
     )
-    found = {kernel: Resources(**values) for kernel, values in about["resources"].items()}
-    return Cubin(folder / _CUBIN, arch, found)
+    used = {kernel: Resources(**values) for kernel, values in about["resources"].items()}
+    return Cubin(folder / _CUBIN, arch, used)
 
 
 def _compile(text: str, arch: str, folder: Path) -> dict[str, Any]:
@@ -146,12 +143,12 @@ def _compile(text: str, arch: str, folder: Path) -> dict[str, Any]:
                 f"NVRTC refuses a kernel for {arch}, kept as {refused}:\n"
                 f"{_errors(nvrtc.getProgramLog(program))}"
             ) from error
-        cubin, said = whole_elf(nvrtc.getCUBIN(program)), nvrtc.getProgramLog(program)
+        cubin, report = whole_elf(nvrtc.getCUBIN(program)), nvrtc.getProgramLog(program)
     finally:
         nvrtc.destroyProgram(program)
     (folder / _CUBIN).write_bytes(cubin)
     return {
-        "resources": {kernel: asdict(values) for kernel, values in resources(said).items()},
+        "resources": {kernel: asdict(values) for kernel, values in resources(report).items()},
         "nvrtc": _nvrtc_version(),
         "options": options,
     }
@@ -167,7 +164,7 @@ def whole_elf(cubin: bytes) -> bytes:
     return cubin.ljust(max(ends), b"\0")
 
 
-def resources(said: str) -> dict[str, Resources]:
+def resources(report: str) -> dict[str, Resources]:
     r"""Read ptxas's report of each kernel.
 
     >>> resources(
@@ -177,26 +174,26 @@ def resources(said: str) -> dict[str, Resources]:
     ... )
     {'k': Resources(registers=10, shared_bytes=256, stack_bytes=8, spill_bytes=4)}
     """
-    found = {}
-    for part in said.split("Compiling entry function")[1:]:
-        name = re.search(r"'(\w+)'", part)[1]
-        registers = re.search(r"Used (\d+) registers", part)
-        memory = re.search(
+    used = {}
+    for part in report.split("Compiling entry function")[1:]:
+        name, *_ = re.findall(r"'(\w+)'", part)
+        registers, *_ = re.findall(r"Used (\d+) registers", part)
+        (stack, stores, loads), *_ = re.findall(
             r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", part
         )
         shared = re.search(r"(\d+) bytes smem", part)
-        found[name] = Resources(
-            registers=int(registers[1]),
+        used[name] = Resources(
+            registers=int(registers),
             shared_bytes=int(shared[1]) if shared else 0,
-            stack_bytes=int(memory[1]),
-            spill_bytes=int(memory[2]) + int(memory[3]),
+            stack_bytes=int(stack),
+            spill_bytes=int(stores) + int(loads),
         )
-    return found
+    return used
 
 
-def _errors(said: str) -> str:
+def _errors(report: str) -> str:
     """The first error with the lines that belong to it."""
-    lines = said.splitlines()
+    lines = report.splitlines()
     first = next((at for at, line in enumerate(lines) if "error" in line), 0)
     return "\n".join(lines[first : first + 4])
 

@@ -92,9 +92,9 @@ def runnable() -> tuple[Isa, ...]:
     have = features()
     needs = {"avx512": _AVX512, "avx2": _AVX2, "neon": {}, "portable": {}}
     extra = tuple(flag for feature, flag in _AVX512_EXTRA.items() if feature in have)
-    found = [isa for isa in buildable() if have >= needs[isa.name].keys()]
+    able = [isa for isa in buildable() if have >= needs[isa.name].keys()]
     return tuple(
-        Isa(isa.name, (*_AVX512.values(), *extra)) if isa.name == "avx512" else isa for isa in found
+        Isa(isa.name, (*_AVX512.values(), *extra)) if isa.name == "avx512" else isa for isa in able
     )
 
 
@@ -107,15 +107,15 @@ def detect(*, without: str = "") -> Isa:
     Raises:
         LutlabError: LUTLAB_ISA names none, or one that this CPU cannot run.
     """
-    found = runnable()
-    can = [isa.name for isa in found]
-    wanted = os.environ.get("LUTLAB_ISA") or can[0]
+    able = runnable()
+    can = [isa.name for isa in able]
+    name = os.environ.get("LUTLAB_ISA") or can[0]
     known = [isa.name for isa in ISAS]
-    if wanted not in known:
-        raise LutlabError(f"LUTLAB_ISA={wanted}: no such instruction set; {nearest(wanted, known)}")
-    if wanted not in can:
+    if name not in known:
+        raise LutlabError(f"LUTLAB_ISA={name}: no such instruction set; {nearest(name, known)}")
+    if name not in can:
         raise LutlabError(
-            f"LUTLAB_ISA={wanted}: this CPU cannot run it; it runs {', '.join(can)}. "
+            f"LUTLAB_ISA={name}: this CPU cannot run it; it runs {', '.join(can)}. "
             "Name one of these, or unset LUTLAB_ISA to have the best"
         )
-    return next(isa for isa in found[can.index(wanted) :] if isa.name != without)
+    return next(isa for isa in able[can.index(name) :] if isa.name != without)

@@ -35,8 +35,14 @@ _KEY_SIGNS = 32
 _PROBE = "#include <omp.h>\nint threads(void) { return omp_get_max_threads(); }\n"
 
 
-def load(source: str, name: str, isa: Isa, *, sanitize: tuple[str, ...] = ()) -> ctypes.CDLL:
-    """The library of a C source, built now or before; its attribute `openmp` says whether its loops are threaded.
+class Library(ctypes.CDLL):
+    """A library of kernels; openmp: whether its loops are threaded."""
+
+    openmp: bool
+
+
+def load(source: str, name: str, isa: Isa, *, sanitize: tuple[str, ...] = ()) -> Library:
+    """The library of a C source, built now or before.
 
     Args:
         source: all of it; only the compiler's own headers may be included.
@@ -59,29 +65,29 @@ def load(source: str, name: str, isa: Isa, *, sanitize: tuple[str, ...] = ()) ->
             "a library with AddressSanitizer ends a process that did not start with it: set LD_PRELOAD to what "
             f"'{compiler.find().command[0]} -print-file-name=libasan.so' prints"
         )
-    wanted = source, name, isa, tuple(sanitize)
+    identity = source, name, isa, tuple(sanitize)
     try:
         cc = compiler.find()
     except NoCompiler:
-        before = None if compiler.named() else _built_before(*wanted, cache_folder())
+        before = None if compiler.named() else _built_before(*identity, cache_folder())
         if before is None:
             raise
         return _open(*before)
-    return _load(*wanted, cc, cache_folder())
+    return _load(*identity, cc, cache_folder())
 
 
 @functools.cache
 def _load(
     source: str, name: str, isa: Isa, sanitize: tuple[str, ...], cc: Compiler, cache: Path
-) -> ctypes.CDLL:
+) -> Library:
     """Load a library, once a process; compiler and cache folder are parameters: the environment may name others."""
     return _open(*_folder(source, name, isa, sanitize, cc, cache))
 
 
-def _open(folder: Path, about: Mapping[str, Any]) -> ctypes.CDLL:
+def _open(folder: Path, about: Mapping[str, Any]) -> Library:
     """The library of a folder that was found whole, and that nobody else can have changed since then."""
     try:
-        library = ctypes.CDLL(str(folder / "kernel.so"))
+        library = Library(str(folder / "kernel.so"))
     except OSError as error:
         raise LutlabError(
             f"cannot load {folder / 'kernel.so'}: {error}. {about['command'].split()[0]} may build for another kind of "
@@ -124,10 +130,14 @@ def _folder(
 ) -> tuple[Path, dict[str, Any]]:
     """Folder of a library, from the cache or built now, and its facts."""
     flags = _flags(isa, sanitize)
-    identity = {"source": source, "cc": asdict(cc), "flags": flags, "cpu": sorted(features())}
-    identity["sealed"] = 1  # folders of before had no seal
-    text = json.dumps(identity, sort_keys=True)
-    key = hashlib.sha256(text.encode()).hexdigest()[:_KEY_SIGNS]
+    identity = {
+        "source": source,
+        "cc": asdict(cc),
+        "flags": flags,
+        "cpu": sorted(features()),
+        "sealed": 1,  # another folder than that of a library without a seal
+    }
+    key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:_KEY_SIGNS]
     return built.take(
         cache, f"{name}-{isa.name}-{key}", functools.partial(_compile, source, cc, flags)
     )
@@ -144,10 +154,10 @@ def _compile(source: str, cc: Compiler, flags: tuple[str, ...], folder: Path) ->
         openmp = False
         done = cc.run(arguments, folder)
     if done.returncode:
-        kept = folder.parents[1] / "refused.c"
-        os.replace(folder / "kernel.c", kept)
+        refused = folder.parents[1] / "refused.c"
+        os.replace(folder / "kernel.c", refused)
         raise LutlabError(
-            f"the C compiler refuses a generated kernel, kept as {kept}:\n{shlex.join(done.args)}\n"
+            f"the C compiler refuses a generated kernel, kept as {refused}:\n{shlex.join(done.args)}\n"
             f"{_first_error(done.stderr)}"
         )
     return {
@@ -158,12 +168,12 @@ def _compile(source: str, cc: Compiler, flags: tuple[str, ...], folder: Path) ->
     }
 
 
-def _first_error(said: str) -> str:
+def _first_error(message: str) -> str:
     """The first line that tells an error, with the two lines of source that compilers show below it.
 
     The linker's cause stands above the line that says it failed, without the word error: there it is the first line.
     """
-    lines = said.splitlines()
+    lines = message.splitlines()
     failed = ("ld returned", "linker command failed")
     errors = (
         at

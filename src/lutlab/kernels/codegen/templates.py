@@ -13,7 +13,7 @@ import functools
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, ParamSpec
+from typing import TYPE_CHECKING, ParamSpec, cast
 
 from lutlab.base import sources
 from lutlab.base.kept.findings import known
@@ -25,7 +25,7 @@ ROOT = sources.folder("kernels") / "cpu"
 _Arguments = ParamSpec("_Arguments")
 
 
-def kept(source: Callable[_Arguments, str]) -> Callable[_Arguments, str]:
+def cached(source: Callable[_Arguments, str]) -> Callable[_Arguments, str]:
     """Decorator of a function that renders a source, which its arguments, all hashable, decide.
 
     It is called once for the same arguments, templates and modules; other processes read the text.
@@ -34,14 +34,11 @@ def kept(source: Callable[_Arguments, str]) -> Callable[_Arguments, str]:
     @functools.cache
     @functools.wraps(source)
     def text(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> str:
-        asked = (
-            f"{source.__module__}.{source.__qualname__}",
-            repr(args),
-            repr(sorted(kwargs.items())),
-        )
-        return known("source", [*asked, _generators(ROOT)], lambda: source(*args, **kwargs))
+        name = f"{source.__module__}.{source.__qualname__}"
+        call = (name, repr(args), repr(sorted(kwargs.items())))
+        return known("source", [*call, _generators(ROOT)], lambda: source(*args, **kwargs))
 
-    return text
+    return cast("Callable[_Arguments, str]", text)  # functools.cache has no types of arguments
 
 
 @functools.cache

@@ -44,7 +44,7 @@ import torch
 
 from lutlab.base.errors import LutlabError, nearest
 from lutlab.base.registry import register
-from lutlab.base.tensors import BCQTensor, UniformTensor
+from lutlab.base.tensors import BCQTensor
 from lutlab.formats import bcq
 from lutlab.formats.bcq import WORD, PackedBCQ
 from lutlab.formats.uniform import PackedUniform
@@ -61,7 +61,7 @@ from lutlab.kernels.cpu.rows.tiles import Loop, tiles
 
 
 @register("kernel", "bcq_gemv")
-class BCQGemv(RowsOp):
+class BCQGemv(RowsOp[PackedBCQ | PackedUniform]):
     """Planes of bits, by lookup tables in registers; those of uniform codes share a scale.
 
     tables: exact, or int16, which some CPUs have (kernel=int16 of a product).
@@ -74,7 +74,7 @@ class BCQGemv(RowsOp):
     options: ClassVar[tuple[str, ...]] = ("tables",)
 
     def empty(self, packed: PackedBCQ | PackedUniform, tables: str) -> PackedBCQRows:
-        """See RowsOp."""
+        """The layout that the fastest kernel of the tables reads."""
         return empty(packed, lane_bytes(detect(), packed.group_size, packed.shape[1], tables))
 
 
@@ -82,7 +82,7 @@ class BCQGemv(RowsOp):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PackedBCQRows(RowsWeight):
+class PackedBCQRows(RowsWeight[PackedBCQ | PackedUniform]):
     """Planes.
 
     scale_dtype: of alpha, or of the scales of uniform codes. uniform: whether the unit holds such scales, with their
@@ -111,11 +111,11 @@ class PackedBCQRows(RowsWeight):
 
     @property
     def buffers(self) -> tuple[torch.Tensor, ...]:
-        """See RowsWeight."""
+        """All tensors that it holds, the offset in float64 too."""
         return super().buffers + (() if self.wide_offset is None else (self.wide_offset,))
 
     def source(self, isa: Isa, tables: str = EXACT) -> tuple[str, str, str]:
-        """See RowsWeight."""
+        """The kernel for planes in this layout."""
         _, table_bits, variant = kind(isa, tables, self.lane_bytes, self.group_size, self.shape[1])
         text = source(
             isa,
@@ -129,7 +129,7 @@ class PackedBCQRows(RowsWeight):
         return text, f"bcq-q{self.bits}" + (f"-int{table_bits}" if table_bits else ""), variant
 
     def filled(self, stored: PackedBCQ | PackedUniform) -> PackedBCQRows:
-        """See RowsWeight."""
+        """Planes, made of the codes where the weight is uniform, with its scales and offsets by blocks."""
         if isinstance(stored, PackedBCQ):
             offset = stored.offset
             if offset is None or offset.dtype != torch.float64:
@@ -141,30 +141,25 @@ class PackedBCQRows(RowsWeight):
         q, g, scale = self.bits, self.group_size, codes.scale
         no_alpha = scale.new_zeros(q, *scale.shape)
         planes = bcq.pack(BCQTensor(codes.codes, no_alpha, None, q, g, self.order)).planes
-        offset = codes.zero_point if codes.offset is None else codes.offset
-        return _fill(self, planes, scale.unsqueeze(0), offset)
+        return _fill(self, planes, scale.unsqueeze(0), bcq.shifts(codes.zero_point, codes.offset))
 
     def stored(self) -> PackedBCQ | PackedUniform:
-        """See RowsWeight."""
+        """The planes, or the codes that they are the bits of."""
         planes, scales, offset = _parts(self)
-        g, order = self.group_size, self.order
-        if not self.uniform:
-            offset = offset if self.wide_offset is None else self.wide_offset
-            return PackedBCQ(planes, scales, offset, self.shape, g, order)
-        codes = bcq.unpack(PackedBCQ(planes, scales, None, self.shape, g, order)).codes
-        zero, offset = (offset, None) if offset.dtype == torch.int16 else (None, offset)
-        return PackedUniform.pack(
-            UniformTensor(codes, scales[0], zero, self.bits, g, order, offset)
-        )
+        wide = offset if self.wide_offset is None else self.wide_offset
+        packed = PackedBCQ(planes, scales, wide, self.shape, self.group_size, self.order)
+        if not self.uniform or offset is None:  # uniform codes always have one
+            return packed
+        return self.stored_codes(bcq.unpack(packed).codes, scales[0], offset)
 
 
 def empty(packed: PackedBCQ | PackedUniform, lane_bytes: int = 4) -> PackedBCQRows:
     """The layout of a weight, without its stream."""
+    offset = None if packed.offset is None else packed.offset.dtype
     if isinstance(packed, PackedUniform):
-        scale = packed.scale.dtype
-        offset = torch.int16 if packed.offset is None else packed.offset.dtype
+        scale, offset = packed.scale.dtype, offset or torch.int16
     else:
-        scale, offset = packed.alpha.dtype, None if packed.offset is None else packed.offset.dtype
+        scale = packed.alpha.dtype
     return PackedBCQRows(
         shape=packed.shape,
         bits=packed.bits,
@@ -189,8 +184,8 @@ def _fill(
     else:
         planes = _moved(planes, geo.stored_columns(), in_features)
     # [q, N, words] -> [blocks, 32, q, units, unit_words] -> [blocks, units, unit_words, q, 32]
-    there = row_blocks.lanes(planes.transpose(0, 1), rows).unflatten(3, (geo.units, -1))
-    words_part = there.permute(0, 3, 4, 2, 1)
+    by_row = row_blocks.lanes(planes.transpose(0, 1), rows).unflatten(3, (geo.units, -1))
+    words_part = by_row.permute(0, 3, 4, 2, 1)
     if out.lane_bytes < 4:
         words_part = _cut(words_part, out.lane_bytes)
     # [q, N, units, groups_in_unit] -> [blocks, 32, q, units, groups_in_unit] -> [blocks, units, groups_in_unit, q, 32]
@@ -238,8 +233,8 @@ def _cut(words: torch.Tensor, lane_bytes: int) -> torch.Tensor:
     """Words [blocks, ..., 32 rows] int32 -> their pieces, in the same order of bytes as _STORED."""
     if lane_bytes == 2:
         pieces = words.contiguous().view(torch.int16).unflatten(-1, (*_ROWS[2], 2))
-        kept = words.dim() - 1
-        return pieces.permute(*range(kept), *(kept + d for d in _STORED[2]))
+        first = words.dim() - 1
+        return pieces.permute(*range(first), *(first + d for d in _STORED[2]))
     out = torch.empty(*words.shape[:-1], 4, 2, 2, 2, dtype=torch.int32)  # byte of the word j i l/2
     step = max(1, CHUNK_WORDS // max(1, words[:1].numel()))
     for first in range(0, len(words), step):
@@ -331,16 +326,16 @@ def loops(isa: Isa, q: int) -> list[Loop]:
     >>> loops(Isa("avx512", ()), 7)[:2]  # of two vectors a plane
     [Loop(m=1, vectors=8, ways=1), Loop(m=1, vectors=6, ways=1)]
     """
-    found = []
+    out = []
     for m, most in PLANES.get(isa.name, PORTABLE_PLANES).items():
         steps = -(-q // most)
         for planes in dict.fromkeys((-(-q // steps), q // steps)):
             ways = max(1, SUMS.get(isa.name, PORTABLE_SUMS) // (planes * m))
-            found.append(Loop(m, 2 * planes, ways))
-    return found
+            out.append(Loop(m, 2 * planes, ways))
+    return out
 
 
-@templates.kept
+@templates.cached
 def source(
     isa: Isa,
     *,
@@ -362,11 +357,11 @@ def source(
         uniform: whether the unit holds one scale of uniform codes in the place of alphas.
         table_bits: bits of an integer entry: 24, as exact as float32, or 18, for AVX2; 16, for AVX-512. None: floats.
     """
-    more: dict[str, object] = {"simd": isa.name, "batches": [1]}
+    of_tables: dict[str, object] = {"simd": isa.name, "batches": [1]}
     if table_bits is None:
         lut_bits = LUT_BITS.get(isa.name, PORTABLE_LUT_BITS)
         template, lane, tile_from = "bcq/gemv.c", 4, TILE_FROM
-        more |= {
+        of_tables |= {
             "simd": isa.name if isa.name in LUT_BITS else "portable",
             "lut_bits": lut_bits,
             "cuts": cuts(lut_bits, groups_in_unit),
@@ -376,13 +371,13 @@ def source(
         }
     elif table_bits == 16:
         template, lane, tile_from = "bcq/halves.c", 2, INTEGER_TILE_FROM
-        more["sums"] = 2 if q == 1 else 1
+        of_tables["sums"] = 2 if q == 1 else 1
     elif uniform and table_bits == 24:
         template, lane, tile_from = "bcq/digits.c", 1, {isa.name: PAIRS_TILE_FROM[min(q, 3)]}
-        more |= {"digit_bits": 8, "pairs": q // 2 * 2}
+        of_tables |= {"digit_bits": 8, "pairs": q // 2 * 2}
     else:
         template, lane, tile_from = "bcq/bytes.c", 1, {isa.name: BYTES_TILE_FROM[min(q, 5)]}
-        more |= {"digit_bits": 6, "digits": table_bits // 6}
+        of_tables |= {"digit_bits": 6, "digits": table_bits // 6}
     sizes = {"f16": 2, "i16": 2, "f32": 4, None: 0}
     return templates.render(
         template,
@@ -396,7 +391,7 @@ def source(
         offset_size=sizes[offset],
         scale_bytes=groups_in_unit * (1 if uniform else q) * ROWS * sizes[alpha],
         offset_bytes=groups_in_unit * ROWS * sizes[offset],
-        **more,
+        **of_tables,
         **tiles(isa, tile_from),
     )
 
@@ -426,9 +421,9 @@ def kind(
     Raises:
         LutlabError: it is packed for other tables or instructions.
     """
-    for one in (INTEGERS.get((isa.name, tables), FLOATS), FLOATS):
-        if one[0] == lane_bytes_:
-            return one
+    for entry in (INTEGERS.get((isa.name, tables), FLOATS), FLOATS):
+        if entry[0] == lane_bytes_:
+            return entry
     raise LutlabError(
         f"planes packed with lane_bytes={lane_bytes_} have no kernel for {isa.name} with tables={tables}: "
         f"pack with lane_bytes={lane_bytes(isa, group_size, in_features, tables)}"

@@ -38,7 +38,7 @@ from lutlab.base.errors import LutlabError
 from lutlab.base.registry import register
 from lutlab.base.tensors import MIXED_WIDTHS, MixedTensor
 from lutlab.formats.code_words import in_order
-from lutlab.formats.mixed import PackedMixed, by_channel, by_width
+from lutlab.formats.mixed import PackedMixed, by_channel, by_width, outliers_of, row_scales
 from lutlab.kernels.codegen import templates
 from lutlab.kernels.codegen.isa import Isa, detect
 from lutlab.kernels.cpu import VERSIONS
@@ -64,7 +64,7 @@ _SPREAD = -0x7FBFDFEFF7FBFDFF  # 0x8040201008040201: bit i of byte i
 
 
 @register("kernel", "mixed_gemv")
-class MixedGemv(RowsOp):
+class MixedGemv(RowsOp[PackedMixed]):
     """Column groups of 2, 3 and 4 bits and outliers in one call; panels and prefetch distance are not tuned."""
 
     version: ClassVar[int] = VERSIONS["mixed_gemv"]
@@ -74,12 +74,12 @@ class MixedGemv(RowsOp):
     tuned: ClassVar[bool] = False
 
     def empty(self, packed: PackedMixed, tables: str) -> PackedMixedRows:
-        """See RowsOp."""
+        """The layout in sections; there are no tables."""
         return empty(packed)
 
 
 @dataclass(frozen=True, kw_only=True)
-class PackedMixedRows(RowsWeight):
+class PackedMixedRows(RowsWeight[PackedMixed]):
     """Groups of 2, 3 and 4 bits; of_width: how many of each; outliers: how many, None: no such part.
 
     bits: of the widest code. order: [G] int32, the group of the weight that is stored first, second, ...; None in a
@@ -97,7 +97,7 @@ class PackedMixedRows(RowsWeight):
 
     @property
     def columns(self) -> int:
-        """See RowsWeight."""
+        """Columns of all groups, what the last one lacks included."""
         return sum(self.of_width) * self.group_size
 
     @property
@@ -137,13 +137,13 @@ class PackedMixedRows(RowsWeight):
     @cached_property
     def sections(self) -> dict[int, slice]:
         """Width -> bytes of its section, of widths that there are."""
-        found, at = {}, 0
+        sections, at = {}, 0
         for width in ORDER:
             size = self.blocks * self.units(width) * sum(self.unit_bytes(width))
             if size:
-                found[width] = slice(at, at + size)
+                sections[width] = slice(at, at + size)
             at += size
-        return found
+        return sections
 
     @property
     def rows_at(self) -> int:
@@ -157,8 +157,8 @@ class PackedMixedRows(RowsWeight):
 
     @property
     def outlier_room(self) -> int:
-        """Entries of columns and of values: a vector more than there are."""
-        return (self.outliers + 31) // 16 * 16
+        """Entries of columns and of values: a vector more than there are; 0 where there is no such part."""
+        return 0 if self.outliers is None else (self.outliers + 31) // 16 * 16
 
     @property
     def size(self) -> int:
@@ -167,11 +167,17 @@ class PackedMixedRows(RowsWeight):
             return self.outliers_at
         return self.outliers_at + 4 * (self.blocks * ROWS + 2) + 4 * self.outlier_room
 
+    @property
+    def group_order(self) -> torch.Tensor:
+        """`order` of a record with a weight."""
+        assert self.order is not None  # filled() sets it
+        return self.order
+
     @cached_property
     def channels(self) -> torch.Tensor:
         """[columns] int32: the input channel of each stored column, -1 for padding."""
         column = torch.arange(self.group_size, dtype=torch.int32)
-        channel = (self.order[:, None] * self.group_size + column).flatten()
+        channel = (self.group_order[:, None] * self.group_size + column).flatten()
         return torch.where(channel < self.shape[1], channel, -1)
 
     @cached_property
@@ -179,7 +185,7 @@ class PackedMixedRows(RowsWeight):
         """[G] uint8, as in MixedTensor."""
         stored = torch.tensor(ORDER, dtype=torch.uint8)
         stored = stored.repeat_interleave(torch.tensor([self.units(w) for w in ORDER]))
-        return torch.empty_like(stored).index_copy_(0, self.order.long(), stored)
+        return torch.empty_like(stored).index_copy_(0, self.group_order.long(), stored)
 
     @staticmethod
     def instructions() -> Isa:
@@ -187,14 +193,14 @@ class PackedMixedRows(RowsWeight):
         return detect(without="avx512")
 
     def source(self, isa: Isa, tables: str = EXACT) -> tuple[str, str, str]:
-        """See RowsWeight."""
+        """The kernel for groups of the widths that there are; there is no other for other tables."""
         widths = tuple(sorted(self.sections))
         text = source(isa, widths=widths, group_size=self.group_size, row_scale=self.row_scale)
         name = f"mixed-{''.join(map(str, widths))}-g{self.group_size}"
         return text, name, INTEGERS if interleaved(isa) else FLOATS
 
     def filled(self, stored: PackedMixed) -> PackedMixedRows:
-        """See RowsWeight."""
+        """Sections, scales of rows and outliers, with the order of the groups."""
         tensor = stored.unpack()
         check_finite(tensor.scale_step, tensor.row_scale, tensor.outlier_value)
         order = torch.cat([(tensor.widths == w).nonzero().flatten() for w in ORDER]).int()
@@ -202,13 +208,13 @@ class PackedMixedRows(RowsWeight):
         stream = torch.zeros(out.size, dtype=torch.uint8)
         codes = by_width(tensor)
         for width, section in out.sections.items():
-            there = tensor.widths == width
+            groups = tensor.widths == width
             words = pack_words(codes[width], width, self.interleaved)
             parts = [words.unflatten(1, (-1, out.octets))]
             if out.scales(width):
                 parts += [
-                    pack_meta(tensor.scale_code[:, there], tensor.zero_point[:, there], width),
-                    _pack_steps(tensor, there),
+                    pack_meta(tensor.scale_code[:, groups], tensor.zero_point[:, groups], width),
+                    _pack_steps(tensor, groups),
                 ]
             for panel, regions in _panels(stream[section], out, width):
                 for part, region in zip(parts, regions, strict=True):
@@ -218,26 +224,26 @@ class PackedMixedRows(RowsWeight):
         return replace(out, stream=stream)
 
     def stored(self) -> PackedMixed:
-        """See RowsWeight."""
+        """The sections' codes and scales, packed again."""
         (rows, columns), g = self.shape, self.group_size
-        groups, bands = sum(self.of_width), -(-rows // self.scale_group)
+        count, bands = sum(self.of_width), -(-rows // self.scale_group)
         codes = {w: torch.empty(rows, 0, dtype=torch.uint8) for w in MIXED_WIDTHS}
-        zero_point, scale_code = (torch.zeros(rows, groups, dtype=torch.uint8) for _ in range(2))
-        scale_zero = torch.zeros(bands, groups, dtype=torch.uint8)
-        scale_step = torch.zeros(bands, groups, dtype=torch.float16)
+        zero_point, scale_code = (torch.zeros(rows, count, dtype=torch.uint8) for _ in range(2))
+        scale_zero = torch.zeros(bands, count, dtype=torch.uint8)
+        scale_step = torch.zeros(bands, count, dtype=torch.float16)
         for width, section in self.sections.items():
             panels = [regions for _, regions in _panels(self.stream[section], self, width)]
             words, *scales = (torch.cat(parts, dim=1) for parts in zip(*panels, strict=True))
             words = words.unflatten(2, (self.octets, -1)).flatten(1, 2)
             codes[width] = unpack_words(words, width, self.interleaved, rows)
             if scales:
-                (meta, steps), there = scales, self.widths == width
-                scale_code[:, there], zero_point[:, there] = unpack_meta(meta, width, rows)
+                (meta, steps), groups = scales, self.widths == width
+                scale_code[:, groups], zero_point[:, groups] = unpack_meta(meta, width, rows)
                 # [blocks, U, step or zero, half] of the first row of each band
                 halves = steps.view(torch.float16).unflatten(2, (2, 2)).permute(0, 3, 2, 1)
                 first = halves.flatten(0, 1)[:: self.scale_group // BAND][:bands]
-                scale_step[:, there] = first[:, 0]
-                scale_zero[:, there] = first[:, 1].to(torch.uint8)
+                scale_step[:, groups] = first[:, 0]
+                scale_zero[:, groups] = first[:, 1].to(torch.uint8)
         return PackedMixed.pack(
             MixedTensor(
                 codes=by_channel(codes, self.widths, g)[:, :columns].contiguous(),
@@ -288,15 +294,12 @@ def interleaved(isa: Isa) -> bool:
     return isa.name == "avx2"
 
 
-@templates.kept
+@templates.cached
 def source(isa: Isa, *, widths: tuple[int, ...], group_size: int, row_scale: bool) -> str:
-    """C source of the product.
+    """C source of the product, in AVX2's instructions or none in particular.
 
-    Args:
-        isa: the instructions to write it in, AVX2's or none in particular.
-        widths: bits that groups have, ascending, of 2, 3 and 4.
-        group_size: columns of a group, a multiple of 8.
-        row_scale: whether groups of 4 bits share a scale a row.
+    widths: bits that groups have, ascending; group_size: a multiple of 8; row_scale: whether groups of 4 bits share a
+    scale a row.
     """
     return templates.render(
         "mixed/gemv.c",
@@ -316,17 +319,17 @@ def _panels(
     for first in range(0, units, weight.panel_units):
         count = min(weight.panel_units, units - first)
         end = at + weight.blocks * count * sum(sizes)
-        here = section[at:end].view(weight.blocks, -1)
-        parts = here.split([count * size for size in sizes if size], dim=1)
+        octets = section[at:end].view(weight.blocks, -1)
+        parts = octets.split([count * size for size in sizes if size], dim=1)
         yield slice(first, first + count), [part.unflatten(1, (count, -1)) for part in parts]
         at = end
 
 
-def _pack_steps(tensor: MixedTensor, there: torch.Tensor) -> torch.Tensor:
-    """Steps and zeros [blocks, groups that are there, 8 bytes] uint8."""
+def _pack_steps(tensor: MixedTensor, groups: torch.Tensor) -> torch.Tensor:
+    """Steps and zeros [blocks, those of the groups ([G] bool), 8 bytes] uint8."""
     rows = len(tensor.codes)
     band = torch.arange(0, rows, BAND) // tensor.scale_group
-    both = torch.stack((tensor.scale_step[:, there], tensor.scale_zero[:, there].half()), dim=1)
+    both = torch.stack((tensor.scale_step[:, groups], tensor.scale_zero[:, groups].half()), dim=1)
     both = torch.nn.functional.pad(both[band].float(), (0, 0, 0, 0, 0, len(band) % 2)).half()
     # [halves, step or zero, U] -> [blocks, U, step or zero, half]
     by_unit = both.unflatten(0, (-1, 2)).permute(0, 3, 2, 1)
@@ -335,11 +338,9 @@ def _pack_steps(tensor: MixedTensor, there: torch.Tensor) -> torch.Tensor:
 
 def _write_rows(region: torch.Tensor, tensor: MixedTensor) -> None:
     """Scales and zero points of rows into their bytes; nothing where there are none."""
-    if tensor.row_scale is None:
-        return
-    rows = len(tensor.row_scale)
-    scale = in_order(lanes(tensor.row_scale, rows)).view(torch.uint8)
-    region.copy_(torch.cat((scale, lanes(tensor.row_zero, rows)), dim=1).flatten())
+    if of_rows := row_scales(tensor):
+        scale, zero = (lanes(values, len(values)) for values in of_rows)
+        region.copy_(torch.cat((in_order(scale).view(torch.uint8), zero), dim=1).flatten())
 
 
 def _read_rows(packed: PackedMixedRows) -> dict[str, torch.Tensor]:
@@ -347,41 +348,42 @@ def _read_rows(packed: PackedMixedRows) -> dict[str, torch.Tensor]:
     rows = packed.shape[0]
     if not packed.row_scale:
         return {}
-    held = packed.stream[packed.rows_at : packed.outliers_at].view(packed.blocks, ROW_BYTES)
-    scale = in_order(held[:, : 2 * ROWS]).view(torch.float16)
+    octets = packed.stream[packed.rows_at : packed.outliers_at].view(packed.blocks, ROW_BYTES)
+    scale = in_order(octets[:, : 2 * ROWS]).view(torch.float16)
     return {
         "row_scale": scale.flatten()[:rows].contiguous(),
-        "row_zero": held[:, 2 * ROWS :].flatten()[:rows].contiguous(),
+        "row_zero": octets[:, 2 * ROWS :].flatten()[:rows].contiguous(),
     }
 
 
 def _write_outliers(region: torch.Tensor, tensor: MixedTensor, out: PackedMixedRows) -> None:
     """Starts of rows, stored columns and values into their bytes; nothing where there is no such part."""
-    if tensor.outlier_count is None:
+    outliers = outliers_of(tensor)
+    if outliers is None:
         return
+    count, column, value = outliers
     starts = torch.zeros(out.blocks * ROWS + 2, dtype=torch.int32)
-    counts = torch.nn.functional.pad(tensor.outlier_count, (0, len(starts) - 1 - len(tensor.codes)))
+    counts = torch.nn.functional.pad(count, (0, len(starts) - 1 - len(count)))
     torch.cumsum(counts, 0, out=starts[1:])
     channels = out.channels.long()
     stored = torch.empty(out.shape[1], dtype=torch.int64)
     stored[channels[channels >= 0]] = torch.arange(len(channels))[channels >= 0]
-    columns = stored[tensor.outlier_column.long()].to(torch.int16)
-    room = 2 * out.outlier_room
+    columns = stored[column.long()].to(torch.int16)
     region[: starts.nbytes] = starts.view(torch.uint8)
-    for at, values in ((0, columns), (room, tensor.outlier_value)):
-        held = in_order(values).view(torch.uint8)
-        region[starts.nbytes + at :][: len(held)] = held
+    for at, values in ((0, columns), (2 * out.outlier_room, value)):
+        octets = in_order(values).view(torch.uint8)
+        region[starts.nbytes + at :][: len(octets)] = octets
 
 
 def _read_outliers(packed: PackedMixedRows) -> dict[str, torch.Tensor]:
     """The inverse of _write_outliers, as fields of a MixedTensor."""
     if packed.outliers is None:
         return {}
-    held = packed.stream[packed.outliers_at :]
+    octets, length = packed.stream[packed.outliers_at :], 2 * packed.outliers
     size = 4 * (packed.blocks * ROWS + 2)
-    starts = held[:size].clone().view(torch.int32)[: packed.shape[0] + 1]
+    starts = octets[:size].clone().view(torch.int32)[: packed.shape[0] + 1]
     columns, values = (
-        held[at : at + 2 * packed.outliers].clone() for at in (size, size + 2 * packed.outlier_room)
+        octets[at : at + length].clone() for at in (size, size + 2 * packed.outlier_room)
     )
     stored = columns.view(torch.int16).long() & MAX_COLUMNS - 1
     return {
@@ -446,7 +448,7 @@ def _unpack_planes(words: torch.Tensor, width: int, interleaved: bool) -> torch.
     planes = list(words[..., : 2 * ROWS].unflatten(2, (2, ROWS // 2, 2)).unbind(4))
     if width == 3:
         planes.append(words[..., 2 * ROWS :].unflatten(2, (ROWS // 2, 2)).transpose(2, 3))
-    codes = 0
+    codes = torch.zeros((), dtype=torch.uint8)
     for b, plane in enumerate(planes):
         by_row = _placed(plane.flatten(2), interleaved).flatten(2).transpose(1, 2).flatten(0, 1)
         bits = in_order(by_row.long() * _LOWEST & _SPREAD).view(torch.uint8).ne(0)

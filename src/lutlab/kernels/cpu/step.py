@@ -141,14 +141,14 @@ def dense_rows(weight: torch.Tensor, isa: Isa) -> torch.Tensor:
     The weight itself where it is that already: nothing is copied then.
     """
     halves = (torch.float16, torch.bfloat16)
-    own = (weight.dtype,) if weight.dtype in halves else ()  # no narrower one is copied of it
-    narrow = next((dtype for dtype in (*own, *halves) if _holds(weight, dtype)), torch.float32)
+    as_is = (weight.dtype,) if weight.dtype in halves else ()  # no narrower one is copied of it
+    narrow = next((dtype for dtype in (*as_is, *halves) if _holds(weight, dtype)), torch.float32)
     missing = -weight.shape[1] % lanes(isa)
     if weight.dtype == narrow and weight.is_contiguous() and not missing:
         return weight
-    found = torch.zeros(weight.shape[0], weight.shape[1] + missing, dtype=narrow)
-    found[:, : weight.shape[1]].copy_(weight)
-    return found
+    padded = torch.zeros(weight.shape[0], weight.shape[1] + missing, dtype=narrow)
+    padded[:, : weight.shape[1]].copy_(weight)
+    return padded
 
 
 def _holds(weight: torch.Tensor, dtype: torch.dtype) -> bool:

@@ -32,7 +32,7 @@ import torch
 
 from lutlab.base.errors import LutlabError
 from lutlab.base.registry import register
-from lutlab.base.tensors import UniformTensor
+from lutlab.formats.bcq import shifts
 from lutlab.formats.uniform import PackedUniform
 from lutlab.kernels.codegen import templates
 from lutlab.kernels.codegen.isa import Isa
@@ -54,7 +54,7 @@ FLOATS, INTEGERS = "uniform convert", "uniform int24"
 
 
 @register("kernel", "uniform_gemv")
-class UniformGemv(RowsOp):
+class UniformGemv(RowsOp[PackedUniform]):
     """Codes in fields of 4 or 8 bits, converted and multiplied."""
 
     version: ClassVar[int] = VERSIONS["uniform_gemv"]
@@ -63,7 +63,7 @@ class UniformGemv(RowsOp):
     formats: ClassVar[tuple[type, ...]] = (PackedUniform,)
 
     def empty(self, packed: PackedUniform, tables: str) -> PackedUniformRows:
-        """See RowsOp."""
+        """The layout in fields; codes of fewer bits are left to bcq_gemv."""
         if packed.bits < 4:
             raise LutlabError(f"q={packed.bits}: codes of 1 to 3 bits are faster as planes")
         return empty(packed)
@@ -73,7 +73,7 @@ class UniformGemv(RowsOp):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PackedUniformRows(RowsWeight):
+class PackedUniformRows(RowsWeight[PackedUniform]):
     """Uniform codes; scale_dtype: float16 or float32; offset_dtype: one of these, or int16, that of zero points."""
 
     scale_dtype: torch.dtype
@@ -87,24 +87,24 @@ class PackedUniformRows(RowsWeight):
 
     @property
     def word_columns(self) -> int:
-        """See RowsWeight."""
+        """Columns of a word of 32 bits, by the width of a field."""
         return WORD // self.field_bits
 
     @property
     def widths(self) -> list[int]:
         """Bytes of the parts of a unit: scales, zero points or offsets, words."""
-        dtypes = (self.scale_dtype, self.offset_dtype)
-        return [*(ROWS * one.itemsize for one in dtypes), self.geometry.unit_words * ROWS * 4]
+        sizes = (self.scale_dtype.itemsize, self.offset_dtype.itemsize)
+        return [*(ROWS * size for size in sizes), self.geometry.unit_words * ROWS * 4]
 
     def source(self, isa: Isa, tables: str = EXACT) -> tuple[str, str, str]:
-        """See RowsWeight."""
+        """The kernel of fields; there is no other for other tables."""
         scale, offset = C_NAMES[self.scale_dtype], C_NAMES[self.offset_dtype]
         text = source(isa, bits=self.field_bits, scale=scale, offset=offset)
         variant = INTEGERS if integers(isa, self.field_bits) else FLOATS
         return text, f"uniform-{self.field_bits}", variant
 
     def filled(self, stored: PackedUniform) -> PackedUniformRows:
-        """See RowsWeight."""
+        """Fields, scales and zero points or offsets by blocks."""
         tensor = stored.unpack()
         row_blocks.check_finite(tensor.scale, tensor.offset)
         geo, rows = self.geometry, self.shape[0]
@@ -114,15 +114,14 @@ class PackedUniformRows(RowsWeight):
             words[first : first + step] = _words(tensor.codes[first : first + step], geo)
         # [N, words] -> [blocks, 32, units, unit_words] -> [blocks, units, unit_words, 32]
         words = row_blocks.lanes(words, rows).unflatten(2, (geo.units, -1)).permute(0, 2, 3, 1)
-        offset = tensor.zero_point if tensor.offset is None else tensor.offset
         scales = [
             row_blocks.lanes(geo.unit_scales(values)[..., 0], rows).permute(0, 2, 1)
-            for values in (tensor.scale, offset)
+            for values in (tensor.scale, shifts(tensor.zero_point, tensor.offset))
         ]
         return replace(self, stream=row_blocks.write(geo, rows, [*scales, words]))
 
     def stored(self) -> PackedUniform:
-        """See RowsWeight."""
+        """The codes of the fields, packed again."""
         geo, rows = self.geometry, self.shape[0]
         scales, offsets, words = row_blocks.read(self.stream, geo, rows, self.widths)
         words = words.view(torch.int32).unflatten(2, (geo.unit_words, ROWS)).permute(0, 3, 1, 2)
@@ -136,11 +135,7 @@ class PackedUniformRows(RowsWeight):
             geo.group_scales(values.view(dtype).permute(0, 2, 1).flatten(0, 1)[:rows].unsqueeze(2))
             for values, dtype in ((scales, self.scale_dtype), (offsets, self.offset_dtype))
         )
-        scale, offset, g = scale.contiguous(), offset.contiguous(), self.group_size
-        zero, offset = (offset, None) if offset.dtype == torch.int16 else (None, offset)
-        return PackedUniform.pack(
-            UniformTensor(codes, scale, zero, self.bits, g, self.order, offset)
-        )
+        return self.stored_codes(codes, scale.contiguous(), offset.contiguous())
 
 
 def empty(packed: PackedUniform) -> PackedUniformRows:
@@ -191,15 +186,11 @@ def integers(isa: Isa, bits: int) -> bool:
     return isa.name in EIGHTS and bits == 4
 
 
-@templates.kept
+@templates.cached
 def source(isa: Isa, *, bits: int, scale: str, offset: str = "i16") -> str:
     """C source of the product.
 
-    Args:
-        isa: the instructions to write it in.
-        bits: bits of a field, 4 or 8.
-        scale: f16 or f32, what scales are stored in.
-        offset: f16 or f32, what offsets are stored in; i16: there are zero points.
+    bits: of a field, 4 or 8; scale, offset: f16 or f32, what they are stored in; offset=i16: there are zero points.
     """
     vectors = dict(VECTORS.get(isa.name, PORTABLE_VECTORS))
     batches, tile_from, integer_loops = sorted(vectors), TILE_FROM, []

@@ -22,6 +22,7 @@ from pydantic import AfterValidator, ConfigDict, Field, PositiveInt, TypeAdapter
 from lutlab.base.kept import findings
 from lutlab.base.kept.findings import writable
 from lutlab.base.lazy import torch
+from lutlab.formats.contract import dtype_name
 from lutlab.kernels.codegen.library import cache_folder
 from lutlab.kernels.gpu import variants
 from lutlab.kernels.gpu.lut_gemv.variant import Case, Gpu
@@ -58,7 +59,7 @@ class Race:
     def like(self, gpu: str, case: Case) -> bool:
         """Whether it says anything of a case."""
         mine = self.gpu, self.x, self.uniform, self.bits
-        return mine == (gpu, _name(case), case.uniform, case.bits)
+        return mine == (gpu, dtype_name(case.x), case.uniform, case.bits)
 
     def distance(self, case: Case) -> float:
         """Distance to a case, in doublings of the size and of the group."""
@@ -69,25 +70,21 @@ class Race:
         """The fastest of some kernels for m rows, by the least raced number of rows from m on, else by the largest."""
         rows = min((r for r in self.seconds if r >= m), default=max(self.seconds))
         raced = {name: s for name, s in self.seconds[rows].items() if name in among}
-        return min(raced, key=raced.get) if raced else None
+        return min(raced, key=raced.__getitem__, default=None)
 
 
 _RACES = TypeAdapter(list[Race])
 
 
 def choose(case: Case, gpu: Gpu, name: str) -> tuple[str, str]:
-    """A variant or DENSE, and by what it was chosen, MODEL or RACE.
-
-    Args:
-        case: the product.
-        gpu: its limits.
-        name: name of the GPU, from torch.
+    """A variant or DENSE, and by what it was chosen, MODEL or RACE; name: the GPU's, from torch.
 
     Raises:
         LutlabError: no variant takes the case.
     """
     by_model = variants.choose(case, gpu)
-    takes = [one.name for one in variants.preferred() if one.why_not(case, gpu) is None]
+    preferred = variants.preferred()
+    takes = [variant.name for variant in preferred if variant.why_not(case, gpu) is None]
     races = [race for race in _read(_path()) if race.like(name, case)]
     if races:
         nearest = min(races, key=lambda race: race.distance(case))
@@ -109,47 +106,36 @@ def keep(races: Sequence[Race]) -> Path:
         LutlabError: the cache folder cannot be written.
     """
 
-    def product(race: Race) -> dict:
+    def product(race: Race) -> dict[str, Any]:
         return asdict(race) | {"seconds": None}
 
     new = [product(race) for race in races]
     path = writable(cache_folder()) / _path().name
 
-    def all_races() -> list[dict]:
-        known = [
-            race
-            for race in findings.kept(path, _RACES.validate_python, [])
-            if product(race) not in new
-        ]
-        return [asdict(race) for race in [*known, *races]]
+    def all_races() -> list[dict[str, Any]]:
+        known: list[Race] = findings.kept(path, _RACES.validate_python, [])
+        others = [race for race in known if product(race) not in new]
+        return [asdict(race) for race in [*others, *races]]
 
     findings.keep(path, all_races)
     _read.cache_clear()
     return path
 
 
-def decisions(gpu: str, x: str, bits: Collection[int]) -> list[dict[str, Any]]:
+def decisions(gpu: str, x: str, bits: Collection[float]) -> list[dict[str, Any]]:
     """Raced entries of this machine that can decide a speed, part of its id; [] where nothing was.
 
     Every shape and group size counts, since a product goes by the raced one that is most like it. Of the seconds only
     their order: it is all that a choice rests on, and a race run again changes each of them.
 
-    Args:
-        gpu: its name, as torch tells it.
-        x: dtype of the activations, as `float16`.
-        bits: bits of the weights.
+    gpu: its name, from torch; x: dtype of the activations, as `float16`.
     """
-    races = [race for race in _read(_path()) if (race.gpu, race.x) == (gpu, x)]
-    found = [
-        asdict(race) | {"seconds": {str(m): sorted(s, key=s.get) for m, s in race.seconds.items()}}
-        for race in races
-        if race.bits in bits
-    ]
-    return sorted(found, key=lambda race: (race["bits"], race["group"], race["shape"]))
-
-
-def _name(case: Case) -> str:
-    return str(case.x).removeprefix("torch.")
+    raced = []
+    for race in _read(_path()):
+        if (race.gpu, race.x) == (gpu, x) and race.bits in bits:
+            order = {str(m): sorted(s, key=s.__getitem__) for m, s in race.seconds.items()}
+            raced.append(asdict(race) | {"seconds": order})
+    return sorted(raced, key=lambda race: (race["bits"], race["group"], race["shape"]))
 
 
 def _path() -> Path:

@@ -20,9 +20,8 @@ from lutlab.base.groups import group_length
 from lutlab.formats.bcq import PackedBCQ
 from lutlab.kernels.codegen import cuda
 from lutlab.kernels.gpu.lut_gemv import launcher
-from lutlab.kernels.gpu.lut_gemv.variant import Plan, Step
+from lutlab.kernels.gpu.lut_gemv.variant import C_TYPES, Plan, Step
 
-OUT_TYPES = {torch.float16: "__half", torch.bfloat16: "bfloat_t", torch.float32: "float"}
 SCALE_TYPES = {torch.float16: "__half", torch.float32: "float", torch.float64: "double"}
 THREADS = 128
 BLOCKS = 4  # of an SM: 128 registers a thread
@@ -36,10 +35,6 @@ def plan(packed: PackedBCQ, dtype: torch.dtype) -> Plan:
     Raises:
         LutlabError: dtype is not float16, bfloat16 or float32.
     """
-    if dtype not in OUT_TYPES:
-        raise LutlabError(
-            f"a weight cannot be dequantized to {dtype} on a GPU: ask for float16, bfloat16 or float32"
-        )
     rows, columns = packed.shape
     offset = None if packed.offset is None else packed.offset.dtype
     grid = (-(-columns // (COLUMNS * THREADS)), min(rows, MOST_BLOCKS), 1)
@@ -51,9 +46,9 @@ def plan(packed: PackedBCQ, dtype: torch.dtype) -> Plan:
             "BITS": len(packed.planes),
             "THREADS": THREADS,
             "BLOCKS": BLOCKS,
-            "OUT_TYPE": OUT_TYPES[dtype],
+            "OUT_TYPE": out_type(dtype),
             "ALPHA_TYPE": SCALE_TYPES[packed.alpha.dtype],
-            "OFFSET_TYPE": SCALE_TYPES.get(offset, "float"),
+            "OFFSET_TYPE": SCALE_TYPES.get(offset or torch.float32, "float"),
             "HAS_OFFSET": int(offset is not None),
         },
         steps=(
@@ -63,19 +58,32 @@ def plan(packed: PackedBCQ, dtype: torch.dtype) -> Plan:
     )
 
 
+def out_type(dtype: torch.dtype) -> str:
+    """C's name of a dtype of the dense weight.
+
+    Raises:
+        LutlabError: dtype is not float16, bfloat16 or float32.
+    """
+    if dtype not in C_TYPES:
+        raise LutlabError(
+            f"a weight cannot be dequantized to {dtype} on a GPU: ask for float16, bfloat16 or float32"
+        )
+    return C_TYPES[dtype]
+
+
 def buffers(packed: PackedBCQ) -> dict[str, torch.Tensor | None]:
     """Buffers that the kernel reads, by the names of the plan.
 
     Raises:
         LutlabError: a buffer is not contiguous.
     """
-    found = {"planes": packed.planes, "alpha": packed.alpha, "offset": packed.offset}
-    for name, tensor in found.items():
+    tensors = {"planes": packed.planes, "alpha": packed.alpha, "offset": packed.offset}
+    for name, tensor in tensors.items():
         if tensor is not None and not tensor.is_contiguous():
             raise LutlabError(
                 f"{name} is not contiguous (strides {tensor.stride()}): call contiguous()"
             )
-    return found
+    return tensors
 
 
 @functools.cache
@@ -91,32 +99,30 @@ def _kernel(
 def dequantize(packed: PackedBCQ, dtype: torch.dtype) -> torch.Tensor:
     """W [N, K] in a dtype, in the order of the planes' columns.
 
-    Args:
-        packed: the plain layout, on a CUDA device.
-        dtype: float16, bfloat16 or float32.
-
     Raises:
-        LutlabError: another dtype, no GPU or no compiler.
+        LutlabError: dtype is not float16, bfloat16 or float32; no GPU or no compiler.
     """
     return filled(plan(packed, dtype), buffers(packed), packed.shape, dtype)
 
 
 def filled(
-    this: Plan, found: Mapping[str, torch.Tensor | None], shape: tuple[int, int], dtype: torch.dtype
+    launch: Plan,
+    buffers: Mapping[str, torch.Tensor | None],
+    shape: tuple[int, int],
+    dtype: torch.dtype,
 ) -> torch.Tensor:
     """The matrix of a shape and dtype that a plan of one launch fills from buffers, on their CUDA device.
 
     Raises:
         LutlabError: no GPU or no compiler.
     """
-    (step,) = this.steps
-    here = next(tensor for tensor in found.values() if tensor is not None).device
-    device = launcher.device_of(here)
-    dense = torch.empty(shape, dtype=dtype, device=here)
-    found = {**found, "dense": dense}
-    kernel = _kernel(this.file, step.function, tuple(this.parameters.items()), device)
+    (step,) = launch.steps
+    device = next(tensor for tensor in buffers.values() if tensor is not None).device
+    dense = torch.empty(shape, dtype=dtype, device=device)
+    buffers, device = {**buffers, "dense": dense}, launcher.device_of(device)
+    kernel = _kernel(launch.file, step.function, tuple(launch.parameters.items()), device)
     arguments = tuple(
-        np.int32(a) if isinstance(a, int) else launcher.pointer(found[a]) for a in step.arguments
+        np.int32(a) if isinstance(a, int) else launcher.pointer(buffers[a]) for a in step.arguments
     )
     with launcher.on_torch_stream(device):
         kernel(step.grid, (step.block, 1, 1), arguments, shared_mem=0)

@@ -13,26 +13,26 @@ from __future__ import annotations
 import copy
 import functools
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic
 
 import torch
 
 from lutlab.base.errors import LutlabError
-from lutlab.formats.contract import Format
+from lutlab.formats.contract import Format, dtype_name
 from lutlab.kernels import ran
-from lutlab.kernels.contract import KernelOp
+from lutlab.kernels.contract import KernelOp, Packed
 from lutlab.kernels.gpu import choice
 from lutlab.kernels.gpu.lut_gemv import launcher
-from lutlab.kernels.gpu.lut_gemv.variant import Gpu, Variant, Weight
+from lutlab.kernels.gpu.lut_gemv.variant import Gpu, Knobs, Variant, Weight
 from lutlab.kernels.numbered import DTYPES, Numbered
 
 if TYPE_CHECKING:
     from typing import Self  # of Python 3.11, for type checkers only
 
 
-class GpuOp(KernelOp):
+class GpuOp(KernelOp[Packed]):
     """An operation that has variants.
 
     Attributes:
@@ -44,15 +44,15 @@ class GpuOp(KernelOp):
 
     def prepare(
         self,
-        packed: Format,
+        packed: Packed,
         device: torch.device,
         rows: int,
         dtype: torch.dtype,
         variant: str | None = None,
-        knobs: Mapping[str, Any] | None = None,
+        knobs: Knobs | None = None,
         **options: Any,
-    ) -> GpuExecution:
-        """See KernelOp; variant: name of the one for every x; knobs: its knobs."""
+    ) -> GpuExecution[Packed]:
+        """The weight in a variant's layout; variant: name of the one for every x, None: the best; knobs: its."""
         self.check_options(options)
         if knobs and variant is None:
             raise LutlabError(f"knobs {dict(knobs)} belong to a variant: name it")
@@ -62,7 +62,7 @@ class GpuOp(KernelOp):
 
 
 @dataclass(eq=False)
-class GpuExecution(Numbered):
+class GpuExecution(Numbered, Generic[Packed]):
     """A weight for the kernels of its GPU.
 
     Attributes:
@@ -75,7 +75,7 @@ class GpuExecution(Numbered):
         recover: function that makes the stored form of the layout that has taken its place; None: nothing has.
     """
 
-    stored: Format
+    stored: Packed
     device: torch.device
     gpu: Gpu
     variant: str | None = None
@@ -83,7 +83,7 @@ class GpuExecution(Numbered):
     chosen: dict[tuple[torch.dtype, int], tuple[str, str]] = field(default_factory=dict)
     products: dict[tuple[torch.dtype, str], launcher.Product] = field(default_factory=dict)
     weights: dict[Callable[..., Weight], Weight] = field(default_factory=dict)
-    recover: Callable[[], Format] | None = None
+    recover: functools.partial[Packed] | None = None
 
     # ---- of an operation ----
 
@@ -108,7 +108,7 @@ class GpuExecution(Numbered):
     def read_dense(self) -> Format | Weight:
         """The weight that multiply_dense reads."""
 
-    def own(self, dtype: torch.dtype) -> torch.dtype:
+    def used_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """Dtype in which x of a dtype is multiplied."""
         return dtype
 
@@ -120,11 +120,11 @@ class GpuExecution(Numbered):
 
     @property
     def replaces(self) -> bool:
-        """See Execution."""
+        """Whether a layout has taken the stored form's place."""
         return self.recover is not None
 
     @property
-    def packed(self) -> Format:
+    def packed(self) -> Packed:
         """The stored weight."""
         return self.recover() if self.recover else self.stored
 
@@ -134,7 +134,7 @@ class GpuExecution(Numbered):
             return self
         name, _ = self._choose(rows, dtype)
         if name != choice.DENSE:
-            self._product(self.own(dtype), name).prepare(rows)
+            self._product(self.used_dtype(dtype), name).prepare(rows)
             self._let_go(self.variant_of(name))
         return self
 
@@ -145,7 +145,7 @@ class GpuExecution(Numbered):
         recover = functools.partial(variant.unpack, self.weight_of(variant))
         if _same(recover(), self.stored):
             empty = type(self.stored).from_layout(self.stored.layout(), "meta")
-            self.stored = empty.with_buffers({"order": self.stored.order})
+            self.stored = empty.with_buffers({"order": self.stored.buffers["order"]})
             self.recover = recover
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -162,18 +162,18 @@ class GpuExecution(Numbered):
         return self.product(x, bias, self.stored.shape[0])
 
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """See Numbered."""
+        """The product by the variant that is best for so many rows, or with the weight dequantized."""
         rows = max(1, x.numel() // self.stored.shape[1])
         name, _ = self._choose(rows, x.dtype)
         ran.note(self.describe(rows, x.dtype))
         if name == choice.DENSE:
             return self.multiply_dense(x, bias)
-        own = _readable(x.to(self.own(x.dtype)))
-        y = self._product(own.dtype, name)(own).to(x.dtype)
+        converted = _readable(x.to(self.used_dtype(x.dtype)))
+        y = self._product(converted.dtype, name)(converted).to(x.dtype)
         return y if bias is None else y.add_(bias)
 
     def dense(self) -> torch.Tensor:
-        """See Execution."""
+        """W [N, K] float32, as the stored form gives it."""
         return self.dequantize()
 
     def describe(self, rows: int, dtype: torch.dtype) -> str:
@@ -181,24 +181,24 @@ class GpuExecution(Numbered):
         name, why = self._choose(max(1, rows), dtype)
         if name == choice.DENSE:
             return f"dequantize every call, cuBLAS (chosen {why})"
-        own = self.own(dtype)
-        kind = self._product(own, name).describe()
+        used = self.used_dtype(dtype)
+        kind = self._product(used, name).describe()
         chosen = "" if self.variant else f", chosen {why}"
-        return f"{kind}, {str(own).removeprefix('torch.')} x{chosen}"
+        return f"{kind}, {dtype_name(used)} x{chosen}"
 
     def bytes_read(self, rows: int, dtype: torch.dtype) -> int:
         """Bytes of the variant's own layout, or of the weight that is dequantized."""
         name, _ = self._choose(max(1, rows), dtype)
         if name != choice.DENSE:
-            return self._product(self.own(dtype), name).bytes_read
-        held = (tensor for key, tensor in self.read_dense.buffers.items() if key != "order")
-        return sum(tensor.nbytes for tensor in held if tensor is not None)
+            return self._product(self.used_dtype(dtype), name).bytes_read
+        return launcher.layout_bytes(self.read_dense)
 
     @property
     def buffers(self) -> tuple[torch.Tensor, ...]:
         """The stored form, where no layout has taken its place, and every variant's layout."""
-        made = [*([] if self.recover else [self.stored]), *self.weights.values()]
-        return tuple(b for one in made for b in one.buffers.values() if b is not None)
+        layouts: list[Format | Weight] = [*([] if self.recover else [self.stored])]
+        layouts += self.weights.values()
+        return tuple(b for layout in layouts for b in layout.buffers.values() if b is not None)
 
     def copy(self) -> Self:
         """A copy with layouts and workspaces of its own; the stored form is shared where nobody dequantizes it."""
@@ -242,11 +242,11 @@ class GpuExecution(Numbered):
         return self.weights[variant.pack]
 
 
-def _same(one: Format, other: Format) -> bool:
+def _same(first: Format, second: Format) -> bool:
     """Whether two weights are the same bit for bit, and of one format: planes of uniform codes are not."""
-    buffers = other.buffers
-    return one.layout() == other.layout() and all(
-        b is None or torch.equal(b, buffers[name]) for name, b in one.buffers.items()
+    buffers = second.stored_buffers
+    return first.layout() == second.layout() and all(
+        torch.equal(b, buffers[name]) for name, b in first.stored_buffers.items()
     )
 
 

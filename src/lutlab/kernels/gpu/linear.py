@@ -32,15 +32,14 @@ from lutlab.kernels.gpu.lut_gemv.variant import Variant, case
 Stored = PackedBCQ | PackedUniform
 
 
-class GpuLinear(GpuExecution):
+class GpuLinear(GpuExecution[Stored]):
     """A weight of binary or uniform codes for the kernels of its GPU."""
-
-    stored: Stored
 
     @property
     def planes(self) -> PackedBCQ:
         """The plain planes, which the dequantizer reads."""
-        return self.packed if isinstance(self.stored, PackedBCQ) else self._planes
+        packed = self.packed
+        return packed if isinstance(packed, PackedBCQ) else self._planes
 
     @cached_property
     def _planes(self) -> PackedBCQ:
@@ -48,16 +47,16 @@ class GpuLinear(GpuExecution):
         return self.stored.to_bcq()
 
     def variant_of(self, name: str) -> Variant:
-        """See GpuExecution."""
+        """A variant of lut_gemv."""
         return variants.variant(name)
 
     def best(self, rows: int, dtype: torch.dtype) -> tuple[str, str]:
         """The variant for x with so many rows, and MODEL or RACE, by which choice.py chose it."""
-        wanted = case(self.stored, self.own(dtype), rows)
-        return choice.choose(wanted, self.gpu, torch.cuda.get_device_name(self.device))
+        product = case(self.stored, self.used_dtype(dtype), rows)
+        return choice.choose(product, self.gpu, torch.cuda.get_device_name(self.device))
 
     def multiply_dense(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """See GpuExecution."""
+        """The product of x in the order of the columns, with the planes dequantized."""
         if self.stored.order is not None:
             x = x.index_select(-1, self.stored.order)
         return torch.nn.functional.linear(x, dequantize(self.planes, x.dtype), bias)
@@ -67,8 +66,8 @@ class GpuLinear(GpuExecution):
         """The planes; on the meta device where a layout has taken their place."""
         return self.stored if isinstance(self.stored, PackedBCQ) else self._planes
 
-    def own(self, dtype: torch.dtype) -> torch.dtype:
-        """See GpuExecution; the module says why."""
+    def used_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """As it is; float32 for bfloat16 where groups are no whole words; the module says why."""
         if dtype == torch.bfloat16 and not case(self.stored, dtype).whole_words:
             return torch.float32
         return dtype
@@ -76,13 +75,12 @@ class GpuLinear(GpuExecution):
     @property
     def buffers(self) -> tuple[torch.Tensor, ...]:
         """The stored form, the planes where they were made, and every variant's layout."""
-        planes = self._planes.buffers.values() if "_planes" in self.__dict__ else ()
-        held = (*super().buffers, *(b for b in planes if b is not None))
-        return tuple({id(b): b for b in held}.values())
+        planes = self._planes.stored_buffers.values() if "_planes" in self.__dict__ else ()
+        return tuple({id(b): b for b in (*super().buffers, *planes)}.values())
 
 
 @register("kernel", "lut_gemv")
-class LutGemv(GpuOp):
+class LutGemv(GpuOp[Stored]):
     """The variants of lut_gemv, and the dequantizer for cuBLAS."""
 
     version: ClassVar[int] = VERSIONS["lut_gemv"]
@@ -90,7 +88,7 @@ class LutGemv(GpuOp):
     execution: ClassVar[type[GpuExecution]] = GpuLinear
 
     def takes(self, packed: Format, device: torch.device) -> str:
-        """See KernelOp."""
+        """Why no variant takes the weight on the GPU."""
         if not isinstance(packed, Stored):
             return "it multiplies formats bcq and uniform"
         try:

@@ -18,21 +18,24 @@ from __future__ import annotations
 import copy
 import warnings
 from functools import cached_property
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar, cast
 
 import torch
 
 from lutlab.base.errors import LutlabError
 from lutlab.base.registry import register
 from lutlab.formats.contract import Format
-from lutlab.formats.mixed import PackedMixed
+from lutlab.formats.mixed import PackedMixed, outliers_of
 from lutlab.kernels.gpu import VERSIONS, choice, variants
-from lutlab.kernels.gpu.dequantize import MOST_BLOCKS, OUT_TYPES, filled
+from lutlab.kernels.gpu.dequantize import MOST_BLOCKS, filled, out_type
 from lutlab.kernels.gpu.execution import GpuExecution, GpuOp
 from lutlab.kernels.gpu.lut_gemv import launcher
 from lutlab.kernels.gpu.lut_gemv.launcher import Product
 from lutlab.kernels.gpu.lut_gemv.variant import Plan, Step, Variant, Weight
 from lutlab.kernels.gpu.mixed_gemv.mixed_tiles import MixedWeight, places
+
+if TYPE_CHECKING:
+    from typing import Self  # of Python 3.11, for type checkers only
 
 OP = "mixed_gemv_gpu"
 THREADS = 128
@@ -41,10 +44,8 @@ _BLOCKS = ("blocks", "apart", "meta", "scale_step", "scale_zero", "row_scale", "
 _CHUNKS = ("words", "row_scale", "row_zero", "source")
 
 
-class MixedLinear(GpuExecution):
+class MixedLinear(GpuExecution[PackedMixed]):
     """A weight of mixed groups for the kernels of its GPU."""
-
-    stored: PackedMixed
 
     @cached_property
     def outliers(self) -> torch.Tensor | None:
@@ -52,7 +53,7 @@ class MixedLinear(GpuExecution):
         return outlier_index(self.stored)
 
     def variant_of(self, name: str) -> Variant:
-        """See GpuExecution."""
+        """A variant of mixed_gemv_gpu."""
         return variants.variant(name, OP)
 
     def best(self, rows: int, dtype: torch.dtype) -> tuple[str, str]:
@@ -63,39 +64,40 @@ class MixedLinear(GpuExecution):
         return (best.name if readings <= dense else choice.DENSE), choice.MODEL
 
     def bind(self, variant: Variant, weight: Weight, dtype: torch.dtype) -> Product:
-        """See GpuExecution; outliers=cusparse adds the sparse product."""
-        asked = variant.with_knobs(self.knobs)["outliers"]
-        if asked == "fused" or not weight.most_outliers:
+        """The product of a variant; outliers=cusparse adds the sparse one."""
+        fused = variant.with_knobs(self.knobs)["outliers"] == "fused"
+        if fused or weight.buffers["outliers"] is None:
             return super().bind(variant, weight, dtype)
         product = WithSparse(variant, weight, dtype, self.device, self.gpu, self.knobs)
         product.sparse = csr(self.stored, dtype, self.device)
         return product
 
     def multiply_dense(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """See GpuExecution."""
+        """The product with the weight dequantized, and its outliers put in."""
         weight = scatter(dequantize(self.read_dense, x.dtype), self.stored, self.outliers)
         return torch.nn.functional.linear(x, weight, bias)
 
     @property
-    def read_dense(self) -> PackedMixed | Weight:
+    def read_dense(self) -> PackedMixed | MixedWeight:
         """The stored form of memory-aligned blocks, or the product's layout."""
         if self.stored.aligned:
             return self.stored
-        return self.weight_of(variants.preferred(OP)[0])
+        weight = self.weight_of(variants.preferred(OP)[0])
+        return cast("MixedWeight", weight)  # of which class all layouts of the operation are
 
     @property
     def buffers(self) -> tuple[torch.Tensor, ...]:
         """Tensors of the stored form, the kernel's layout and the outliers: places, matrices for cuSPARSE."""
         places = self.__dict__.get("outliers")
-        held = [*super().buffers, *(() if places is None else (places,))]
+        tensors = [*super().buffers, *(() if places is None else (places,))]
         for product in self.products.values():
             if isinstance(product, WithSparse):
-                held += product.matrix
-        return tuple({id(b): b for b in held}.values())
+                tensors += product.matrix
+        return tuple({id(b): b for b in tensors}.values())
 
 
 @register("kernel", OP)
-class MixedGemvGpu(GpuOp):
+class MixedGemvGpu(GpuOp[PackedMixed]):
     """The variants of mixed_gemv, and the dequantizer for cuBLAS."""
 
     version: ClassVar[int] = VERSIONS[OP]
@@ -103,13 +105,13 @@ class MixedGemvGpu(GpuOp):
     execution: ClassVar[type[GpuExecution]] = MixedLinear
 
     def takes(self, packed: Format, device: torch.device) -> str:
-        """See KernelOp."""
+        """Why the chosen variant does not take the weight on the GPU."""
         if not isinstance(packed, PackedMixed):
             return "it multiplies format mixed"
         try:
-            here = launcher.gpu(launcher.device_of(device))
+            gpu = launcher.gpu(launcher.device_of(device))
             best = variants.preferred(OP)[0]
-            best.plan_for(best.case(packed, torch.float32), here)
+            best.plan_for(best.case(packed, torch.float32), gpu)
         except LutlabError as error:  # no GPU, an old one, no CuPy, groups of other sizes
             return str(error)
         return ""
@@ -119,33 +121,29 @@ class MixedGemvGpu(GpuOp):
 
 
 def plan(weight: PackedMixed | MixedWeight, dtype: torch.dtype) -> Plan:
-    """The launch that fills `dense` [N, K] of a dtype from `buffers`.
-
-    Args:
-        weight: packed weight in memory-aligned blocks, or in chunks.
-        dtype: float16, bfloat16 or float32.
+    """The launch that fills `dense` [N, K] of a dtype from `buffers`; weight: in memory-aligned blocks, or in chunks.
 
     Raises:
         LutlabError: dtype is not float16, bfloat16 or float32.
     """
-    if dtype not in OUT_TYPES:
-        raise LutlabError(
-            f"a weight cannot be dequantized to {dtype} on a GPU: ask for float16, bfloat16 or float32"
-        )
     rows, columns = weight.shape
-    parameters = {"THREADS": THREADS, "BLOCKS": BLOCKS, "OUT_TYPE": OUT_TYPES[dtype]}
+    parameters: dict[str, int | str] = {"THREADS": THREADS, "BLOCKS": BLOCKS}
+    parameters["OUT_TYPE"] = out_type(dtype)
+    arguments: tuple[str | int, ...]
     if isinstance(weight, PackedMixed):
-        function, groups = "dequantize_mixed", len(weight.widths)
-        arguments = (*_BLOCKS, "places", "dense", rows, columns, weight.apart.shape[1], groups)
+        file, groups = "mixed", len(weight.widths)
+        blocks = weight.stored_buffers["apart"].shape[1]
+        arguments = (*_BLOCKS, "places", "dense", rows, columns, blocks, groups)
     else:
-        function, groups = "dequantize_mixed_chunks", len(weight.buffers["source"])
+        assert weight.chunks is not None  # memory-aligned blocks are read as they are stored
+        file, groups = "mixed_chunks", len(weight.buffer("source"))
         arguments = (*_CHUNKS, "dense", rows, columns, *weight.chunks)
         parameters["ROW_SCALES"] = int(weight.buffers["row_scale"] is not None)
     grid = (-(-groups // THREADS), min(rows, MOST_BLOCKS), 1)
     return Plan(
-        file=f"dequantize/{function.removeprefix('dequantize_')}.cu",
+        file=f"dequantize/{file}.cu",
         parameters=parameters,
-        steps=(Step(function, grid, THREADS, arguments),),
+        steps=(Step(f"dequantize_{file}", grid, THREADS, arguments),),
         blocks_per_sm=BLOCKS,
     )
 
@@ -154,29 +152,26 @@ def buffers(weight: PackedMixed | MixedWeight) -> dict[str, torch.Tensor | None]
     """Buffers that the kernel reads, by the names of the plan."""
     if not isinstance(weight, PackedMixed):
         return {name: weight.buffers[name] for name in _CHUNKS}
-    found = {name: getattr(weight, name).contiguous() for name in _BLOCKS}
-    return found | {"places": places(weight.widths)}
+    tensors = {name: getattr(weight, name).contiguous() for name in _BLOCKS}
+    return tensors | {"places": places(weight.widths)}
 
 
 def outlier_index(packed: PackedMixed) -> torch.Tensor | None:
     """[E] int64: of each outlier its place in W [N, K], flattened; None: there are none."""
-    if packed.outlier_count is None:
+    outliers = outliers_of(packed)
+    if outliers is None:
         return None
+    count, column, _ = outliers
     rows, columns = packed.shape
-    row = torch.arange(rows, device=packed.widths.device)
-    row = row.repeat_interleave(packed.outlier_count.long())
-    return row * columns + (packed.outlier_column.long() & 0xFFFF)
+    row = torch.arange(rows, device=packed.widths.device).repeat_interleave(count.long())
+    return row * columns + (column.long() & 0xFFFF)
 
 
 def dequantize(weight: PackedMixed | MixedWeight, dtype: torch.dtype) -> torch.Tensor:
     """W [N, K] in a dtype without its outliers, which `scatter` adds.
 
-    Args:
-        weight: packed weight in memory-aligned blocks, or in chunks, on a CUDA device.
-        dtype: float16, bfloat16 or float32.
-
     Raises:
-        LutlabError: another dtype, no GPU or no compiler.
+        LutlabError: dtype is not float16, bfloat16 or float32; no GPU or no compiler.
     """
     return filled(plan(weight, dtype), buffers(weight), weight.shape, dtype)
 
@@ -186,7 +181,7 @@ def scatter(
 ) -> torch.Tensor:
     """W with the outliers in their places; changed in place."""
     if outliers is not None:
-        dense.view(-1)[outliers] = packed.outlier_value.to(dense.dtype)
+        dense.view(-1)[outliers] = packed.stored_buffers["outlier_value"].to(dense.dtype)
     return dense
 
 
@@ -195,10 +190,11 @@ def scatter(
 
 def csr(packed: PackedMixed, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """The outliers [N, K] as torch's sparse CSR matrix in a dtype; row pointers and columns are int32."""
-    count = packed.outlier_count.to(device)
+    buffers = packed.stored_buffers
+    count = buffers["outlier_count"].to(device)
     crow = torch.nn.functional.pad(count.cumsum(0, dtype=torch.int32), (1, 0))
-    column = packed.outlier_column.to(device).int() & 0xFFFF
-    value = packed.outlier_value.to(device, dtype)
+    column = buffers["outlier_column"].to(device).int() & 0xFFFF
+    value = buffers["outlier_value"].to(device, dtype)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta state")
         return torch.sparse_csr_tensor(crow, column, value, packed.shape, check_invariants=False)
@@ -210,7 +206,7 @@ class WithSparse(Product):
     sparse: torch.Tensor
 
     def describe(self) -> str:
-        """See Product; and who adds the outliers."""
+        """The kernel's name, and who adds the outliers."""
         return f"{super().describe()}, outliers by a launch of cuSPARSE's SpMV a row of x"
 
     @property
@@ -220,21 +216,20 @@ class WithSparse(Product):
 
     @property
     def bytes_read(self) -> int:
-        """See Product; with the sparse matrix's, and without those of the outliers in the kernel's layout."""
-        held = self.weight.buffers
-        fused = sum(held[name].nbytes for name in ("outlier_first", "outliers"))
+        """Bytes of the kernel's layout with the sparse matrix in the place of its outliers."""
+        fused = sum(self.weight.buffer(name).nbytes for name in ("outlier_first", "outliers"))
         return super().bytes_read - fused + sum(part.nbytes for part in self.matrix)
 
-    def copy(self) -> WithSparse:
-        """See Product."""
+    def copy(self) -> Self:
+        """A copy with a weight, a workspace and a sparse matrix of its own."""
         other = super().copy()
         other.sparse = copy.deepcopy(self.sparse)
         return other
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """See Product."""
+        """The kernel's product and, row by row of x, the sparse one."""
         y = super().__call__(x, out)
         rows, columns = self.weight.shape
-        for one, of_one in zip(x.view(-1, columns), y.view(-1, rows), strict=True):
-            torch.addmv(of_one, self.sparse, one, out=of_one)
+        for row, product in zip(x.view(-1, columns), y.view(-1, rows), strict=True):
+            torch.addmv(product, self.sparse, row, out=product)
         return y

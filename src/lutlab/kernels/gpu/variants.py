@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 def variants(op: str = "lut_gemv") -> dict[str, Variant]:
     """Those of an operation by name: baselines, then in the order of short names."""
-    found = registry.classes(op)
-    return dict(sorted(found.items(), key=lambda item: item[1].short))
+    return dict(sorted(registry.classes(op).items(), key=lambda item: item[1].short))
 
 
 def preferred(op: str = "lut_gemv") -> list[Variant]:
     """Those that may be chosen unasked, the best first of those that take equally many readings."""
-    return sorted((one for one in variants(op).values() if one.rank), key=lambda one: one.rank)
+    ranked = (variant for variant in variants(op).values() if variant.rank)
+    return sorted(ranked, key=lambda variant: variant.rank)
 
 
 def variant(name: str, op: str = "lut_gemv") -> Variant:
@@ -33,17 +33,17 @@ def variant(name: str, op: str = "lut_gemv") -> Variant:
         LutlabError: there is none of this name.
     """
     known = variants(op)
-    for one in known.values():
-        if name in (one.name, one.short):
-            return one
+    for each in known.values():
+        if name in (each.name, each.short):
+            return each
     raise LutlabError(f"no kernel variant '{name}': {nearest(name, known)}")
 
 
 def full_name(kernel: str) -> str:
     """The name of a variant's idea for its short name; any other name is returned as it is."""
-    short = kernel[:1] == "r" and kernel[1:].isdigit()  # torch is not imported for others
-    named = [one.name for one in variants().values() if short and one.short == kernel]
-    return named[0] if named else kernel
+    if kernel[:1] != "r" or not kernel[1:].isdigit():  # torch is not imported for others
+        return kernel
+    return next((name for name, variant in variants().items() if variant.short == kernel), kernel)
 
 
 def choose(case: Case, gpu: Gpu) -> Variant:
@@ -52,11 +52,11 @@ def choose(case: Case, gpu: Gpu) -> Variant:
     Raises:
         LutlabError: none can; with each one's reason.
     """
-    reasons = [(one, one.why_not(case, gpu)) for one in preferred()]
-    takes = [one for one, why in reasons if why is None]
+    reasons = [(variant, variant.why_not(case, gpu)) for variant in preferred()]
+    takes = [variant for variant, why in reasons if why is None]
     if not takes:
         raise LutlabError(
             "no kernel takes this product. "
-            + "; ".join(f"{one.name}: {why}" for one, why in reasons)
+            + "; ".join(f"{variant.name}: {why}" for variant, why in reasons)
         )
-    return min(takes, key=lambda one: one.readings(case))
+    return min(takes, key=lambda variant: variant.readings(case))

@@ -132,17 +132,17 @@ def schedule(
     """
     n_size, k_size = size
     columns, rows = -(-n_size // blocks.t_b), -(-k_size // blocks.m_b)
-    found, panels, word = [], [0], 0
+    order, panels, word = [], [0], 0
     for first in range(0, columns, blocks.panel):
         width = min(blocks.panel, columns - first)
         cells = [(row, column) for row in range(rows) for column in range(width)]
         for row, column in sorted(cells, key=_morton):
             k, n = row * blocks.m_b, (first + column) * blocks.t_b
-            found.append((k, n, word))
+            order.append((k, n, word))
             height, breadth = min(blocks.m_b, k_size - k), min(blocks.t_b, n_size - n)
             word += height * bits // 32 * breadth
-        panels.append(len(found))
-    return tuple(found), tuple(panels)
+        panels.append(len(order))
+    return tuple(order), tuple(panels)
 
 
 def _morton(cell: tuple[int, int]) -> int:
@@ -161,7 +161,7 @@ def pack(tensor: UniformTensor, blocks: Blocks) -> PackedQIGen:
         LutlabError: bits or group size that the layout lacks (`check_groups`), blocks that cut units, groups or
             strips, or codes with a float offset.
     """
-    if tensor.offset is not None:
+    if tensor.offset is not None or tensor.zero_point is None:
         raise LutlabError(
             "QIGen's layout has integer zero points, and these codes have a float offset a group: quantize by "
             "method=rtn or method=gptq"

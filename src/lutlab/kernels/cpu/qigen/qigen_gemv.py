@@ -82,11 +82,8 @@ def groups_in_unit(bits: int, group_size: int, in_features: int) -> int:
 def source(bits: int, groups: int, kernel: MicroKernel, lanes: str) -> str:
     """C source of `qigen_gemv` (its arguments are in kernels/cpu/qigen/gemv.c).
 
-    Args:
-        bits: 2, 3 or 4.
-        groups: groups in a unit, from `groups_in_unit`.
-        kernel: within Eq. 4 or not: a larger one spills registers.
-        lanes: `avx2` or `portable`.
+    groups: from `groups_in_unit`; kernel: within Eq. 4 or not: a larger one spills registers; lanes: `avx2` or
+    `portable`.
 
     Raises:
         LutlabError: m_u does not divide a unit.
@@ -139,19 +136,15 @@ def parameters(
 ) -> tuple[Blocks, bool]:
     """Algorithm 4, steps 1 to 3, for a layer [N, K]; and whether m_u, t_u were measured here, or are DEFAULT.
 
-    Args:
-        shape: (N, K).
-        bits: 2, 3 or 4.
-        group_size: g, -1 for a scale a column.
-        kernel: m_u, t_u; None takes those of `search` on this machine, or DEFAULT.
-        cores: number of cores that share the outputs; None takes torch's threads.
+    kernel: m_u, t_u; None takes those of `search` on this machine, or DEFAULT; cores: number of cores that share the
+    outputs; None takes torch's threads.
 
     Raises:
         LutlabError: bits or group size that QIGen has no kernel for.
     """
     qigen_blocks.check_groups(bits, group_size, shape[1])
-    found = kernel or _searched().get(bits)
-    kernel = found or DEFAULT
+    measured = kernel or _searched().get(bits)
+    kernel = measured or DEFAULT
     gamma = 8 * qigen_model.caches()["l1"]
     strip, cores = LANES * kernel.t_u, cores or torch.get_num_threads()
     options = qigen_model.candidates(shape[0], strip, cores)
@@ -165,9 +158,9 @@ def parameters(
     )
     log.info(
         "QIGen q=%d g=%d [%d, %d]: %s, %d of %d bits of L1%s",
-        bits, group_size, *shape, blocks, taken, gamma, "" if found else "; m_u, t_u not searched here",
+        bits, group_size, *shape, blocks, taken, gamma, "" if measured else "; m_u, t_u not searched here",
     )  # fmt: skip
-    return blocks, found is not None
+    return blocks, measured is not None
 
 
 def gemv(x: torch.Tensor, packed: PackedQIGen, threads: int | None = None) -> torch.Tensor:
@@ -266,7 +259,7 @@ def search(bits: int) -> dict[MicroKernel, float]:
     return times
 
 
-def decisions(bits: Collection[int]) -> dict[str, dict[str, int]]:
+def decisions(bits: Collection[float]) -> dict[str, dict[str, int]]:
     """Findings of `search` for this machine at some bits, part of the ids of QIGen's speeds; {} without a search."""
     return {str(q): asdict(kernel) for q, kernel in _searched().items() if q in bits}
 
@@ -289,9 +282,9 @@ def _searched() -> dict[int, MicroKernel]:
     return findings.kept(_parameter_file(), _checked, {})
 
 
-def _checked(found: dict[str, Any]) -> dict[int, MicroKernel]:
+def _checked(searched: dict[str, Any]) -> dict[int, MicroKernel]:
     """Raises ValueError or the like: none of the micro kernels that are searched."""
-    kernels = {int(bits): MicroKernel(**kernel) for bits, kernel in found.items()}
+    kernels = {int(bits): MicroKernel(**kernel) for bits, kernel in searched.items()}
     for bits, kernel in kernels.items():
         if kernel not in micro_kernels(bits):
             raise ValueError(f"q={bits}: {kernel} is none of those that are searched")
@@ -320,8 +313,8 @@ def _check(x: torch.Tensor, packed: PackedQIGen, threads: int | None) -> None:
 @functools.lru_cache(maxsize=256)
 def _tables(size: tuple[int, int], bits: int, blocks: Blocks) -> tuple[torch.Tensor, torch.Tensor]:
     """The schedule as the kernel reads it: [B, 3] and [P + 1] int64."""
-    found, panels = qigen_blocks.schedule(size, bits, blocks)
-    return torch.tensor(found, dtype=torch.int64), torch.tensor(panels, dtype=torch.int64)
+    order, panels = qigen_blocks.schedule(size, bits, blocks)
+    return torch.tensor(order, dtype=torch.int64), torch.tensor(panels, dtype=torch.int64)
 
 
 @functools.cache

@@ -32,18 +32,18 @@ _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 @functools.cache
 def caches(folder: Path = _SYSFS) -> dict[str, Any]:
     """Bytes of the first core's data caches l1, l2, l3; origin: `sysfs`, or `assumed` for what that does not say."""
-    found = {}
+    stated = {}
     for index in sorted(folder.glob("index*")):
         try:
             kind, level, size = (
                 (index / name).read_text().strip() for name in ("type", "level", "size")
             )
             if kind != "Instruction":
-                found[int(level)] = int(size.rstrip("KMG")) * _UNITS.get(size[-1], 1)
+                stated[int(level)] = int(size.rstrip("KMG")) * _UNITS.get(size[-1], 1)
         except (OSError, ValueError):  # an entry that says nothing counts as absent: `origin` tells
             continue
-    origin = "sysfs" if found.keys() >= _FALLBACK.keys() else "assumed"
-    sizes = _FALLBACK | found
+    origin = "sysfs" if stated.keys() >= _FALLBACK.keys() else "assumed"
+    sizes = _FALLBACK | stated
     return {f"l{level}": sizes[level] for level in (1, 2, 3)} | {"origin": origin}
 
 
@@ -88,7 +88,7 @@ def cache_blocks(
     unit = math.gcd(*weight.tolist())  # small coefficients, small rounding errors in the solver
     chosen = np.concatenate([np.zeros(count), np.ones(count)])
     eye = np.eye(count)
-    found = milp(
+    best = milp(
         -weight / unit,
         integrality=np.ones(2 * count),
         bounds=(0, np.concatenate([np.full(count, most), np.ones(count)])),
@@ -100,7 +100,7 @@ def cache_blocks(
         ],
         options={"mip_rel_gap": 0},
     )
-    if found.x is None:
-        raise LutlabError(f"the solver found no blocks for {gamma} bits of cache: {found.message}")
-    steps, picked = np.round(found.x[:count]).astype(int), found.x[count:].argmax()
+    if best.x is None:
+        raise LutlabError(f"the solver found no blocks for {gamma} bits of cache: {best.message}")
+    steps, picked = np.round(best.x[:count]).astype(int), best.x[count:].argmax()
     return int(steps[picked]) * step, int(t[picked])

@@ -1,12 +1,7 @@
 """A weight in blocks of rows as an execution, and what the operations that make one have in common.
 
-    uniform codes of 4 to 8 bits   uniform_gemv
-    uniform codes of 1 to 3 bits   bcq_gemv, planes that share a scale (Eq. 5): a bit costs less than a conversion
-    binary codes                   bcq_gemv
-    mixed groups                   mixed_gemv
-    from DENSE_ROWS rows of x on   the kernel dequantizes, torch multiplies; nothing dense is kept
-
-The blocks of rows replace the packed weight, which is recovered from them bit for bit.
+The blocks of rows replace the packed weight, which is recovered from them bit for bit. From DENSE_ROWS rows of x on
+the kernel dequantizes and torch multiplies; nothing dense is kept.
 
 Planes are packed for the tables that are fastest here (bcq_gemv); tables="int16" names faster and less exact ones, and
 makes planes of all uniform codes. The variant's name, in every record, says what ran. LUTLAB_TUNE=1 tries prefetch
@@ -17,14 +12,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 
 from lutlab.base.errors import LutlabError
 from lutlab.formats.contract import Format
 from lutlab.kernels import ran
-from lutlab.kernels.contract import KernelOp
+from lutlab.kernels.contract import KernelOp, Packed
 from lutlab.kernels.cpu.rows import rows_tuning
 from lutlab.kernels.cpu.rows.rows_gemv import (
     DENSE_ROWS,
@@ -37,7 +32,7 @@ from lutlab.kernels.cpu.rows.rows_gemv import (
 from lutlab.kernels.numbered import Numbered
 
 
-class RowsOp(KernelOp):
+class RowsOp(KernelOp[Packed]):
     """An operation over blocks of rows.
 
     Attributes:
@@ -51,7 +46,7 @@ class RowsOp(KernelOp):
     tuned: ClassVar[bool] = True
 
     @abstractmethod
-    def empty(self, packed: Format, tables: str) -> RowsWeight:
+    def empty(self, packed: Packed, tables: str) -> RowsWeight[Packed]:
         """The layout of a weight, without its stream.
 
         Raises:
@@ -59,11 +54,11 @@ class RowsOp(KernelOp):
         """
 
     def takes(self, packed: Format, device: torch.device) -> str:
-        """See KernelOp; builds the kernel where there is one."""
+        """Why there is no layout of the weight, or no kernel, which is built where there is one."""
         if not isinstance(packed, self.formats):
             return f"it multiplies {self.multiplies}"
         try:
-            empty = self.empty(packed, EXACT)
+            empty = self.empty(cast("Packed", packed), EXACT)  # of one of its formats
             _ = empty.places  # refuses group sizes
             kernel(empty)
         except LutlabError as error:
@@ -71,28 +66,23 @@ class RowsOp(KernelOp):
         return ""
 
     def prepare(
-        self,
-        packed: Format,
-        device: torch.device,
-        rows: int,
-        dtype: torch.dtype,
-        **options: Any,
+        self, packed: Packed, device: torch.device, rows: int, dtype: torch.dtype, **options: Any
     ) -> CpuLinear:
-        """See KernelOp."""
+        """The weight in blocks of rows, ready for any number of rows of x and any dtype."""
         self.check_options(options)
         tables = options.get("tables", EXACT)
         empty = self.empty(packed, tables)
-        weight, found = empty.filled(packed), kernel(empty, tables=tables)
+        weight, built = empty.filled(packed), kernel(empty, tables=tables)
         if self.tuned:  # with the panels and the prefetch distance that are known to be best
 
-            def pack(panel: int) -> RowsWeight:
+            def pack(panel: int) -> RowsWeight[Packed]:
                 return replace(empty, panel_columns=panel).filled(packed)
 
-            best = rows_tuning.choose(found, weight, pack)
-            found = replace(found, prefetch_bytes=best.prefetch_bytes)
+            best = rows_tuning.choose(built, weight, pack)
+            built = replace(built, prefetch_bytes=best.prefetch_bytes)
             if best.panel_columns != weight.panel_columns:
                 weight = pack(best.panel_columns)
-        return CpuLinear(weight, weight.channels, found)
+        return CpuLinear(weight, weight.channels, built)
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,15 +98,15 @@ class CpuLinear(Numbered):
 
     @property
     def packed(self) -> Format:
-        """See Execution."""
+        """The stored form, recovered."""
         return self.rows.stored()
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """See Execution."""
+        """The product, through torch's operation."""
         return self.product(x, bias, self.rows.shape[0])
 
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """See Numbered."""
+        """The product by the kernel; of DENSE_ROWS rows of x and more by torch, of the weight dequantized."""
         few = x.numel() < DENSE_ROWS * self.rows.shape[1]
         ran.note(self._name(few))
         if not few:
@@ -127,11 +117,11 @@ class CpuLinear(Numbered):
         return y if bias is None else y.add_(bias)
 
     def dense(self) -> torch.Tensor:
-        """See Execution."""
+        """W [N, K] float32, through torch's operation."""
         return torch.ops.lutlab.packed_dense(self.number_tensor, *self.rows.shape)
 
     def dequantize(self) -> torch.Tensor:
-        """See Numbered."""
+        """W [N, K] float32, by the kernel."""
         ran.note(self._name(False))
         return self.kernel.dense(self.rows)
 

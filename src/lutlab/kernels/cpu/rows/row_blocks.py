@@ -17,6 +17,7 @@ front to back, so one prefetch distance serves. N is padded to a multiple of 32.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -131,8 +132,8 @@ def write(geo: Geometry, rows: int, parts: list[torch.Tensor]) -> torch.Tensor:
     """Numbers [blocks, units, ...], in the order they have in a unit -> the stream [bytes] uint8."""
     sizes = [part[0, 0].numel() * part.element_size() for part in parts]
     stream = torch.empty(blocks_of(rows) * geo.units * sum(sizes), dtype=torch.uint8)
-    for panel, there in _panel_views(stream, geo, rows, sum(sizes)):
-        for part, region in zip(parts, there.split(sizes, dim=2), strict=True):
+    for panel, octets in _panel_views(stream, geo, rows, sum(sizes)):
+        for part, region in zip(parts, octets.split(sizes, dim=2), strict=True):
             region.view(part.dtype).unflatten(2, part.shape[2:]).copy_(part[:, panel])
     return stream
 
@@ -140,13 +141,15 @@ def write(geo: Geometry, rows: int, parts: list[torch.Tensor]) -> torch.Tensor:
 def read(stream: torch.Tensor, geo: Geometry, rows: int, widths: list[int]) -> list[torch.Tensor]:
     """The inverse of write: for each width, the part [blocks, units, width] uint8."""
     parts = [torch.empty(blocks_of(rows), geo.units, width, dtype=torch.uint8) for width in widths]
-    for panel, there in _panel_views(stream, geo, rows, sum(widths)):
-        for part, cut in zip(parts, there.split(widths, dim=2), strict=True):
-            part[:, panel] = cut
+    for panel, octets in _panel_views(stream, geo, rows, sum(widths)):
+        for part, region in zip(parts, octets.split(widths, dim=2), strict=True):
+            part[:, panel] = region
     return parts
 
 
-def _panel_views(stream: torch.Tensor, geo: Geometry, rows: int, width: int):
+def _panel_views(
+    stream: torch.Tensor, geo: Geometry, rows: int, width: int
+) -> Iterator[tuple[slice, torch.Tensor]]:
     """(units of a panel, its bytes [blocks, units, width])."""
     blocks = blocks_of(rows)
     for panel in geo.panels():
@@ -170,8 +173,7 @@ def channels(geo: Geometry, order: torch.Tensor | None) -> torch.Tensor | None:
     column = geo.stored_columns()
     if order is None:
         return column.int()
-    there = torch.cat((order.cpu().int(), torch.tensor([-1], dtype=torch.int32)))
-    return there[column]
+    return torch.cat((order.cpu().int(), torch.tensor([-1], dtype=torch.int32)))[column]
 
 
 def check_finite(*scales: torch.Tensor | None) -> None:

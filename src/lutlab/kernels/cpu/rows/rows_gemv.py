@@ -12,15 +12,17 @@ import functools
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic
 
 import torch
 
 from lutlab.base.errors import LutlabError
-from lutlab.formats.contract import Format
+from lutlab.base.tensors import UniformTensor
+from lutlab.formats.uniform import PackedUniform
 from lutlab.kernels import ran
 from lutlab.kernels.codegen import library
 from lutlab.kernels.codegen.isa import Isa, detect
+from lutlab.kernels.contract import Packed
 from lutlab.kernels.cpu.overflow import mend
 from lutlab.kernels.cpu.rows import row_blocks
 from lutlab.kernels.cpu.rows.row_blocks import PANEL_COLUMNS, ROWS, Geometry, blocks_of
@@ -49,7 +51,7 @@ class Part(ctypes.Structure):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RowsWeight(ABC):
+class RowsWeight(ABC, Generic[Packed]):
     """A weight [N, K] in blocks of rows; without a stream it only says what there is to build.
 
     bits: planes, or of a code; order: of columns, as the stored form has it; stream: [bytes] uint8.
@@ -63,7 +65,7 @@ class RowsWeight(ABC):
     stream: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))
 
     @abstractmethod
-    def filled(self, stored: Format) -> Self:
+    def filled(self, stored: Packed) -> Self:
         """The same with the stream of a weight.
 
         Raises:
@@ -71,19 +73,24 @@ class RowsWeight(ABC):
         """
 
     @abstractmethod
-    def stored(self) -> Format:
+    def stored(self) -> Packed:
         """The inverse of filled, bit for bit."""
+
+    def stored_codes(
+        self, codes: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor
+    ) -> PackedUniform:
+        """The stored form of uniform codes; shift: offsets, or zero points, which are int16."""
+        zero, offset = (shift, None) if shift.dtype == torch.int16 else (None, shift)
+        return PackedUniform.pack(
+            UniformTensor(codes, scale, zero, self.bits, self.group_size, self.order, offset)
+        )
 
     @abstractmethod
     def source(self, isa: Isa, tables: str = EXACT) -> tuple[str, str, str]:
         """C source of the kernel, a name for its library, and the variant's for a record.
 
-        Args:
-            isa: the instructions to write it in.
-            tables: exact, or others that an operation names.
-
         Raises:
-            LutlabError: there is none for this layout, instruction set and these tables.
+            LutlabError: there is none for this layout, instruction set and these tables, which an operation names.
         """
 
     @staticmethod
@@ -126,8 +133,8 @@ class RowsWeight(ABC):
     @property
     def buffers(self) -> tuple[torch.Tensor, ...]:
         """All tensors that it holds."""
-        held = (self.stream, self.order, self.channels)
-        return tuple(one for one in held if one is not None)
+        tensors = (self.stream, self.order, self.channels)
+        return tuple(tensor for tensor in tensors if tensor is not None)
 
     def dequantize(self) -> torch.Tensor:
         """[N, K] float32, as the stored form has it."""
@@ -158,10 +165,10 @@ class Kernel:
 
     def threads(self, threads: int | None = None) -> int:
         """Number of threads of a call. Raises LutlabError: a number below one."""
-        wanted = torch.get_num_threads() if threads is None else threads
-        if wanted < 1:
-            raise LutlabError(f"{wanted} threads: give 1 or more, or None for torch's number")
-        return wanted if getattr(self.library, "openmp", True) else 1
+        count = torch.get_num_threads() if threads is None else threads
+        if count < 1:
+            raise LutlabError(f"{count} threads: give 1 or more, or None for torch's number")
+        return count if getattr(self.library, "openmp", True) else 1
 
     def gemv(
         self,

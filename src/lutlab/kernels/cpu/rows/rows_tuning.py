@@ -52,16 +52,12 @@ class Tuning:
 def choose(kernel: Kernel, weight: RowsWeight, pack: Callable[[int], RowsWeight]) -> Tuning:
     """Tuning kept for a kernel, shape and number of threads; with LUTLAB_TUNE=1 made now; else the defaults.
 
-    Args:
-        kernel: kernel of the weight.
-        weight: packed by default.
-        pack: panel columns -> the weight packed so.
+    pack: panel columns -> the weight packed so.
     """
     default = Tuning(weight.panel_columns, kernel.prefetch_bytes)
-    kept = known(kernel, weight)
-    if kept or not asked():
-        return kept or default
-    return tune(kernel, pack, default)
+    if tuning := known(kernel, weight):
+        return tuning
+    return tune(kernel, pack, default) if asked() else default
 
 
 def asked() -> bool:
@@ -70,28 +66,24 @@ def asked() -> bool:
 
 
 def decisions(
-    bits: Collection[int], threads: int, shapes: Collection[tuple[int, int]] | None = None
+    bits: Collection[float], threads: int, shapes: Collection[tuple[int, int]] | None = None
 ) -> dict[str, dict[str, int]]:
     """Tuned entries of this machine that can decide a speed, part of its id; {} where nothing was.
 
-    Entries of other bits, threads or shapes cannot. Every group size counts: a product is timed beside one scale a row.
-
-    Args:
-        bits: bits of the weights.
-        threads: number of the run's threads; a library without OpenMP uses one.
-        shapes: (N, K) of the weights; None: any.
+    Entries of other bits, threads (a library without OpenMP uses one) or shapes (N, K) cannot. Every group size counts:
+    a product is timed beside one scale a row.
     """
-    kept = {}
+    tunings = {}
     for key, tuning in _read().items():
-        *_, found_bits, _, shape, team = key.split(", ")
+        *_, tuned_bits, _, shape, team = key.split(", ")
         rows, columns = map(int, shape.split("x"))
         if (
-            int(found_bits.removeprefix("q=")) in bits
+            int(tuned_bits.removeprefix("q=")) in bits
             and int(team.removesuffix(" threads")) in (threads, 1)
             and (shapes is None or (rows, columns) in shapes)
         ):
-            kept[key] = tuning
-    return kept
+            tunings[key] = tuning
+    return tunings
 
 
 def tune(
@@ -110,14 +102,14 @@ def tune(
     Raises:
         LutlabError: the cache folder cannot be written.
     """
-    found = times(
+    timed = times(
         kernel, pack, PANELS, PREFETCHES, threads=threads, cold_bytes=cold_bytes, seconds=seconds
     )
-    best = min(found, key=found.__getitem__)
-    if found.get(default, float("inf")) <= found[best] * (1 + MARGIN):
+    best = min(timed, key=timed.__getitem__)
+    if timed.get(default, float("inf")) <= timed[best] * (1 + MARGIN):
         best = default
     key = _key(kernel, pack(best.panel_columns), threads)
-    log.info("%s: tuned to %s, %.0f us", key, best, found[best] * 1e6)
+    log.info("%s: tuned to %s, %.0f us", key, best, timed[best] * 1e6)
     findings.keep(_file(), lambda: _read() | {key: asdict(best)})
     return best
 
@@ -134,14 +126,8 @@ def times(
 ) -> dict[Tuning, float]:
     """Seconds of a product for every pair, lower quartiles; pairs take turns, so that all see the same machine.
 
-    Args:
-        kernel: kernel of the weight.
-        pack: panel columns -> the weight packed so, e.g. `lambda panel: bcq_gemv.pack(plain, panel)`.
-        panels: columns of a panel.
-        prefetches: bytes ahead.
-        threads: number of threads, as for Kernel.gemv.
-        cold_bytes: bytes of all copies of the weight together.
-        seconds: seconds to spend on timing; a pair is timed at least five times.
+    pack: panel columns -> the weight packed so; threads: as for Kernel.gemv; cold_bytes: of all copies of the weight
+    together; seconds: to spend on timing; a pair is timed at least five times.
     """
     copies = {}
     for panel in panels:
@@ -151,6 +137,7 @@ def times(
     kernels = {distance: replace(kernel, prefetch_bytes=distance) for distance in prefetches}
     turns = {panel: itertools.cycle(weights) for panel, weights in copies.items()}
     x = torch.ones(1, weight.shape[1])
+    samples: dict[Tuning, list[float]]
     samples = {Tuning(panel, distance): [] for distance in prefetches for panel in panels}
     end = time.monotonic() + seconds
     rounds = 0
@@ -166,8 +153,8 @@ def times(
 
 def known(kernel: Kernel, weight: RowsWeight, threads: int | None = None) -> Tuning | None:
     """Tuning kept on this machine for a kernel, shape and number of threads."""
-    kept = _read().get(_key(kernel, weight, threads))
-    return Tuning(**kept) if kept else None
+    tuning = _read().get(_key(kernel, weight, threads))
+    return Tuning(**tuning) if tuning else None
 
 
 def _key(kernel: Kernel, weight: RowsWeight, threads: int | None) -> str:
@@ -188,11 +175,11 @@ def _read() -> dict[str, dict[str, int]]:
     return findings.kept(_file(), _checked, {})
 
 
-def _checked(found: dict[str, Any]) -> dict[str, dict[str, int]]:
+def _checked(tunings: dict[str, Any]) -> dict[str, dict[str, int]]:
     """Raises ValueError or the like: entries that tuning does not write."""
-    for key, value in found.items():
+    for key, value in tunings.items():
         tuning = Tuning(**value)
         tried = tuning.panel_columns in PANELS and tuning.prefetch_bytes in PREFETCHES
         if not (_KEY.fullmatch(key) and tried):
             raise ValueError(f"{key}: {tuning} is none of those that are tried")
-    return found
+    return tunings

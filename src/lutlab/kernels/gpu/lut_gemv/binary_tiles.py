@@ -70,39 +70,39 @@ def pack(packed: PackedBCQ) -> Weight:
         raise LutlabError(
             f"g={packed.group_size}: tiles for binary tensor cores take groups that are multiples of 32, or one group"
         )
-    q, rows, words = packed.planes.shape
+    q, rows, count = packed.planes.shape
     layout = cut(packed.group_size, packed.shape[1])
     of_group = _words_of_group(packed, layout)
-    runs = -(-words // of_group)
-    there = _padded(packed.planes, 2, runs * of_group).view(q, rows, runs, of_group)
-    there = _padded(there, 3, layout.run * WORDS).reshape(q, rows, -1, WORDS)[:, :, : layout.blocks]
-    tiled = _padded(there, 1, ROWS).view(q, -1, 4, 8, layout.blocks, WORDS)
-    words = in_order(tiled.permute(1, 4, 0, 3, 5, 2)).view(-1, layout.blocks, q, 32, 4)
+    runs = -(-count // of_group)
+    words = _padded(packed.planes, 2, runs * of_group).view(q, rows, runs, of_group)
+    words = _padded(words, 3, layout.run * WORDS).reshape(q, rows, -1, WORDS)[:, :, : layout.blocks]
+    words = _padded(words, 1, ROWS).view(q, -1, 4, 8, layout.blocks, WORDS)
+    words = in_order(words.permute(1, 4, 0, 3, 5, 2)).view(-1, layout.blocks, q, 32, 4)
 
     def place(scales: torch.Tensor) -> torch.Tensor:
         """[b, N, G] -> [T, G', b, 32]."""
-        there = _padded(_padded(scales, 1, ROWS), 2, layout.groups)
-        there = there.reshape(len(scales), -1, 4, 8, layout.groups).permute(1, 4, 0, 3, 2)
-        return in_order(there).view(-1, layout.groups, len(scales), ROWS)
+        tiled = _padded(_padded(scales, 1, ROWS), 2, layout.groups)
+        tiled = tiled.reshape(len(scales), -1, 4, 8, layout.groups).permute(1, 4, 0, 3, 2)
+        return in_order(tiled).view(-1, layout.groups, len(scales), ROWS)
 
     return with_planes(packed, words, place, 2)
 
 
 def unpack(weight: Weight) -> PackedBCQ:
     """The inverse of pack, bit for bit where the offset is not float64."""
-    (rows, columns), there = weight.shape, weight.buffers["planes"]
+    (rows, columns), words = weight.shape, weight.buffer("planes")
     layout = cut(weight.group_size, columns)
-    tiles, blocks, q = there.shape[:3]
-    there = there.view(tiles, blocks, q, 8, WORDS, 4).permute(2, 0, 5, 3, 1, 4)
-    there = _padded(there.reshape(q, tiles * ROWS, blocks, WORDS)[:, :rows], 2, layout.run)
-    runs = there.reshape(q, rows, -1, layout.run * WORDS)[..., : _words_of_group(weight, layout)]
+    tiles, blocks, q = words.shape[:3]
+    words = words.view(tiles, blocks, q, 8, WORDS, 4).permute(2, 0, 5, 3, 1, 4)
+    words = _padded(words.reshape(q, tiles * ROWS, blocks, WORDS)[:, :rows], 2, layout.run)
+    runs = words.reshape(q, rows, -1, layout.run * WORDS)[..., : _words_of_group(weight, layout)]
 
     def back(scales: torch.Tensor) -> torch.Tensor:
         """[T, G', b, 32] -> [b, N, G]."""
         _, groups, b, _ = scales.shape
-        there = scales.view(tiles, groups, b, 8, 4).permute(2, 0, 4, 3, 1)
-        there = there.reshape(b, tiles * ROWS, groups)[:, :rows]
-        return there[..., : group_count(weight.group_size, columns)]
+        by_row = scales.view(tiles, groups, b, 8, 4).permute(2, 0, 4, 3, 1)
+        by_row = by_row.reshape(b, tiles * ROWS, groups)[:, :rows]
+        return by_row[..., : group_count(weight.group_size, columns)]
 
     return of_planes(weight, runs.reshape(q, rows, -1)[..., : -(-columns // 32)], back, 2)
 

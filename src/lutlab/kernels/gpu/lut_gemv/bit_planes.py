@@ -15,15 +15,7 @@ A row of x with an inf or a nan gives a y of nan. x below 1e-30 counts as if its
 from __future__ import annotations
 
 from lutlab.kernels.gpu.lut_gemv import binary_tiles
-from lutlab.kernels.gpu.lut_gemv.variant import (
-    Case,
-    Gpu,
-    Knobs,
-    Plan,
-    Step,
-    Variant,
-    declare,
-)
+from lutlab.kernels.gpu.lut_gemv.variant import Case, Gpu, Knobs, Plan, Step, Variant, declare
 
 FILE = "lut_gemv/bit_planes.cu"
 AUTO = 0
@@ -34,7 +26,7 @@ RESERVED = 1024  # bytes of shared memory that CUDA takes a block
 
 
 def refuses(case: Case, knobs: Knobs) -> str | None:
-    """See Variant."""
+    """Knobs without a kernel, and groups that are no whole words."""
     x_bits, tiles, warps, stages, launches = (
         knobs[name] for name in ("x_bits", "tiles", "warps", "stages", "launches")
     )
@@ -58,7 +50,7 @@ def refuses(case: Case, knobs: Knobs) -> str | None:
 
 
 def plan(case: Case, gpu: Gpu, knobs: Knobs) -> Plan:
-    """See Variant."""
+    """One launch, or two, of which the first makes the planes of x."""
     layout = binary_tiles.cut(case.group_size, case.columns)
     x_bits = knobs["x_bits"] or {2: 16, 4: 24}[case.x.itemsize]
     batch = -(-case.m // -(-case.m // BATCH))

@@ -77,28 +77,28 @@ def pack(packed: PackedBCQ) -> Weight:
     """From rows of words."""
     slices, words = cut(packed.shape[1])
     missing = slices * words - packed.planes.shape[2]
-    there = torch.nn.functional.pad(packed.planes, (0, missing)).unflatten(2, (slices, words))
+    planes = torch.nn.functional.pad(packed.planes, (0, missing)).unflatten(2, (slices, words))
 
     def place(scales: torch.Tensor) -> torch.Tensor:
         """[q, N, G] -> [S, Q, q, A, 4]; behind the last group it is repeated, and nobody reads it."""
         groups = _stored_groups(packed).clamp(max=scales.shape[2] - 1)
         return _quads(scales[:, :, groups.flatten()].unflatten(2, groups.shape))
 
-    return with_planes(packed, _quads(there), place, 2)
+    return with_planes(packed, _quads(planes), place, 2)
 
 
 def unpack(weight: Weight) -> PackedBCQ:
     """The inverse of pack, bit for bit where the offset is not float64."""
     rows, columns = weight.shape
-    words = _in_rows(weight.buffers["planes"], rows).flatten(2)[..., : -(-columns // WORD)]
+    words = _in_rows(weight.buffer("planes"), rows).flatten(2)[..., : -(-columns // WORD)]
 
     def back(scales: torch.Tensor) -> torch.Tensor:
         """[S, Q, q, A, 4] -> [q, N, G]."""
         groups = _stored_groups(weight).flatten()
         count = group_count(weight.group_size, columns)
         place = torch.empty(count, dtype=torch.int64)
-        there = groups < count
-        place[groups[there]] = torch.arange(len(groups))[there]
+        inside = groups < count
+        place[groups[inside]] = torch.arange(len(groups))[inside]
         return _in_rows(scales, rows).flatten(2)[:, :, place]
 
     return of_planes(weight, words, back, 2)
@@ -123,7 +123,7 @@ def _stored_groups(weight: PackedBCQ | Weight) -> torch.Tensor:
 
 
 def refuses(case: Case, knobs: Knobs) -> str | None:
-    """See Variant."""
+    """Knobs without a kernel, and groups that are no whole words."""
     if knobs["threads"] not in (AUTO, 256, 512, 1024):
         return f"threads={knobs['threads']}: give 256, 512, 1024, or 0 for the plan's choice"
     if knobs["tiles"] < 0:
@@ -142,7 +142,7 @@ def refuses(case: Case, knobs: Knobs) -> str | None:
 
 
 def plan(case: Case, gpu: Gpu, knobs: Knobs) -> Plan:
-    """See Variant."""
+    """One launch, of as many tiles of rows a block as just fill the SMs, or as the knob says."""
     table = _table(case, gpu) if knobs["table"] == "auto" else knobs["table"]
     shared = ENTRIES * (2 if table == "half" else 4)
     x_rows = 2 if table == "pair" else 1

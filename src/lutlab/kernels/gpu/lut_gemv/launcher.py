@@ -12,17 +12,22 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from lutlab.base.errors import LutlabError
 from lutlab.formats.bcq import PackedBCQ
+from lutlab.formats.contract import Format
 from lutlab.formats.uniform import PackedUniform
 from lutlab.kernels.codegen import cuda
 from lutlab.kernels.gpu import variants
 from lutlab.kernels.gpu.lut_gemv.variant import Gpu, Knobs, Plan, Step, Variant, Weight, case
+
+if TYPE_CHECKING:
+    from typing import Self  # of Python 3.11, for type checkers only
 
 ALIGNMENT = 16  # bytes, of x and y: kernels read and write vectors
 
@@ -34,50 +39,39 @@ def bind(
     variant: str | None = None,
     knobs: Knobs | None = None,
 ) -> Product:
-    """A weight made ready for products with x of a dtype on a GPU.
+    """A weight, stored on any device, made ready for products with x of a dtype on a GPU.
 
-    Args:
-        packed: the weight as it is stored, on any device.
-        dtype: dtype of x and y: float16, bfloat16 or float32.
-        device: a CUDA device.
-        variant: its name; None: the best one that takes this weight here.
-        knobs: knobs of the variant, in the place of its defaults.
+    variant: its name; None: the best one that takes this weight here; knobs: in the place of its defaults.
 
     Raises:
         LutlabError: no such variant or knob, no GPU, one too old for it, a weight that it does not take, no compiler.
     """
     device = device_of(device)
-    here = gpu(device)
-    wanted = case(packed, dtype)
+    limits, case_ = gpu(device), case(packed, dtype)
     if variant is None and knobs:
         raise LutlabError(f"knobs {dict(knobs)} belong to a variant: name it")
-    chosen = variants.choose(wanted, here) if variant is None else variants.variant(variant)
-    chosen.plan_for(wanted, here, knobs)  # refuses before anything is packed
-    return Product(chosen, chosen.packed(packed).to(device), dtype, device, here, knobs or {})
+    chosen = variants.choose(case_, limits) if variant is None else variants.variant(variant)
+    chosen.plan_for(case_, limits, knobs)  # refuses before anything is packed
+    return Product(chosen, chosen.packed(packed).to(device), dtype, device, limits, knobs or {})
 
 
+@dataclass(eq=False, repr=False)
 class Product:
     """y = x W^T with one weight and one variant; made by bind."""
 
-    def __init__(
-        self,
-        variant: Variant,
-        weight: Weight,
-        dtype: torch.dtype,
-        device: torch.device,
-        gpu: Gpu,
-        knobs: Knobs,
-    ) -> None:
-        self.variant = variant
-        self.weight = weight
-        self.dtype = dtype
-        self.device = device
-        self.gpu = gpu
-        self.knobs = variant.with_knobs(knobs)
+    variant: Variant
+    weight: Weight
+    dtype: torch.dtype
+    device: torch.device
+    gpu: Gpu
+    knobs: Knobs
+
+    def __post_init__(self) -> None:
+        self.knobs = self.variant.with_knobs(self.knobs)
         # By rows of x: the plan, a kernel and arguments of each launch, and the workspace, to which these point.
         self._ready: dict[int, tuple[Plan, list[tuple[Any, list[Any]]], dict[str, torch.Tensor]]]
         self._ready = {}
-        self._order = None if weight.order is None else weight.order.long()
+        self._order = None if self.weight.order is None else self.weight.order.long()
 
     def describe(self) -> str:
         """Name of the kernel, for a record: variant, knobs, architecture."""
@@ -87,27 +81,26 @@ class Product:
     @property
     def bytes_read(self) -> int:
         """Bytes of the weight in the layout that the kernel reads."""
-        held = (tensor for key, tensor in self.weight.buffers.items() if key != "order")
-        return sum(tensor.nbytes for tensor in held if tensor is not None)
+        return layout_bytes(self.weight)
 
     @property
     def rows(self) -> tuple[int, ...]:
         """The numbers of rows of x that it is prepared for."""
         return tuple(self._ready)
 
-    def copy(self) -> Product:
+    def copy(self) -> Self:
         """The same with a weight and a workspace of its own: a race with cold weights takes several in turn."""
         weight = copy.deepcopy(self.weight)
         return type(self)(self.variant, weight, self.dtype, self.device, self.gpu, self.knobs)
 
-    def prepare(self, m: int) -> Product:
+    def prepare(self, m: int) -> Self:
         """Compile, load and allocate for m rows of x; before a graph is captured. Returns itself."""
         if m not in self._ready:
             case_ = self.variant.case(self.weight, self.dtype, m)
             plan = self.variant.plan_for(case_, self.gpu, self.knobs)
-            here = {"dtype": torch.uint8, "device": self.device}
-            space = {name: torch.empty(size, **here) for name, size in plan.workspace.items()}
-            space |= {name: torch.zeros(size, **here) for name, size in plan.zeroed.items()}
+            octet, on = torch.uint8, self.device
+            space = {n: torch.empty(s, dtype=octet, device=on) for n, s in plan.workspace.items()}
+            space |= {n: torch.zeros(s, dtype=octet, device=on) for n, s in plan.zeroed.items()}
             self._ready[m] = plan, self._load(plan, space), space
         return self
 
@@ -139,10 +132,10 @@ class Product:
             x = x.index_select(-1, self._order)
         if plan.zero_y:
             out.zero_()
-        own = {"x": np.uint64(x.data_ptr()), "y": np.uint64(out.data_ptr())}
+        pointers = {"x": np.uint64(x.data_ptr()), "y": np.uint64(out.data_ptr())}
         with on_torch_stream(self.device):
             for step, (kernel, prepared) in zip(plan.steps, launches, strict=True):
-                arguments = tuple(own[a] if isinstance(a, str) else a for a in prepared)
+                arguments = tuple(pointers[a] if isinstance(a, str) else a for a in prepared)
                 kernel(step.grid, (step.block, 1, 1), arguments, shared_mem=step.shared)
         return out
 
@@ -181,6 +174,12 @@ class Product:
             return load_kernel(path, step.function, self.device, self.gpu, carve=step.shared > 0)
 
         return [(kernel(step), [argument(a) for a in step.arguments]) for step in plan.steps]
+
+
+def layout_bytes(weight: Format | Weight) -> int:
+    """Bytes of the buffers that a product reads, which are all but the order."""
+    buffers = (tensor for name, tensor in weight.buffers.items() if name != "order")
+    return sum(tensor.nbytes for tensor in buffers if tensor is not None)
 
 
 def gpu(device: torch.device) -> Gpu:

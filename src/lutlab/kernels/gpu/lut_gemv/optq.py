@@ -23,7 +23,7 @@ from lutlab.kernels.gpu.lut_gemv.variant import (
     Variant,
     Weight,
     declare,
-    scale_dtype,
+    scales_and_zeros,
     stride,
 )
 
@@ -32,19 +32,18 @@ FILE = "lut_gemv/optq.cu"
 
 def pack(packed: PackedUniform) -> Weight:
     """Pack a stored weight."""
-    found = packed.unpack()
-    rows, columns = packed.shape
-    codes = torch.nn.functional.pad(found.codes, (0, -columns % WORD, 0, stride(rows) - rows))
-    words = pack_words(codes, found.bits).view(stride(rows), -1, found.bits)
-    groups = found.scale.shape[1]
-    scales = found.scale.new_zeros(groups, 2, stride(rows), dtype=scale_dtype(packed))
-    scales[:, 0, :rows], scales[:, 1, :rows] = found.scale.t(), found.zero_point.t()
-    held = {"words": words.permute(1, 2, 0).contiguous(), "scales": scales}
-    return Weight(held, packed.shape, packed.bits, packed.group_size, packed.order)
+    codes, (rows, columns) = packed.unpack().codes, packed.shape
+    codes = torch.nn.functional.pad(codes, (0, -columns % WORD, 0, stride(rows) - rows))
+    words = pack_words(codes, packed.bits).view(stride(rows), -1, packed.bits)
+    scale, zero = scales_and_zeros(packed)
+    scales = scale.new_zeros(scale.shape[1], 2, stride(rows))
+    scales[:, 0, :rows], scales[:, 1, :rows] = scale.t(), zero.t()
+    buffers = {"words": words.permute(1, 2, 0).contiguous(), "scales": scales}
+    return Weight(buffers, packed.shape, packed.bits, packed.group_size, packed.order)
 
 
 def refuses(case: Case, knobs: Knobs) -> str | None:
-    """See Variant."""
+    """Codes that are not uniform or not of 2 to 4 bits, x that is not float16, and blocks without a kernel."""
     threads, columns = knobs["threads"], knobs["columns"]
     if not case.uniform:
         return (
@@ -65,7 +64,7 @@ def refuses(case: Case, knobs: Knobs) -> str | None:
 
 
 def plan(case: Case, gpu: Gpu, knobs: Knobs) -> Plan:
-    """See Variant."""
+    """One launch, of blocks of `threads` rows and `columns` columns, which add to y."""
     threads, columns = knobs["threads"], knobs["columns"]
     grid = (-(-case.rows // threads), -(-case.columns // columns), case.m)
     sizes = (case.rows, case.columns, stride(case.rows), case.group)

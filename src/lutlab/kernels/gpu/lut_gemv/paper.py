@@ -51,19 +51,19 @@ def unpack(weight: Weight) -> PackedBCQ:
     def back(values: torch.Tensor) -> torch.Tensor:
         return values[..., :rows].permute(1, 2, 0)
 
-    return of_planes(weight, back(weight.buffers["planes"]), back, 1)
+    return of_planes(weight, back(weight.buffer("planes")), back, 1)
 
 
 def _side_by_side(values: torch.Tensor) -> torch.Tensor:
     """[q, N, W or G] -> [W or G, q, S]."""
-    there = values.permute(2, 0, 1)
-    out = there.new_zeros(*there.shape[:-1], stride(there.shape[-1]))
-    out[..., : there.shape[-1]] = there
+    turned = values.permute(2, 0, 1)
+    out = turned.new_zeros(*turned.shape[:-1], stride(turned.shape[-1]))
+    out[..., : turned.shape[-1]] = turned
     return out
 
 
 def refuses(case: Case, knobs: Knobs) -> str | None:
-    """See Variant."""
+    """Tables and blocks without a kernel, and x in bfloat16."""
     mu, luts, rows, threads = (knobs[name] for name in ("mu", "luts", "rows", "threads"))
     if case.x == torch.bfloat16:
         return (
@@ -85,7 +85,7 @@ def refuses(case: Case, knobs: Knobs) -> str | None:
 
 
 def plan(case: Case, gpu: Gpu, knobs: Knobs) -> Plan:
-    """See Variant. Tiles are cut so that none is longer than a group: fewer tables where groups are short."""
+    """Tiles are cut so that none is longer than a group: fewer tables where groups are short."""
     mu = knobs["mu"]
     luts = min(knobs["luts"], -(-case.group // mu))
     tile = luts * mu

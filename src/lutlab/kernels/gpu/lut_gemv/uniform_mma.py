@@ -42,7 +42,7 @@ from lutlab.kernels.gpu.lut_gemv.variant import (
     Variant,
     Weight,
     declare,
-    scale_dtype,
+    scales_and_zeros,
 )
 
 FILE = "lut_gemv/uniform_mma.cu"
@@ -70,12 +70,12 @@ def parts(q: int) -> tuple[tuple[int, int], ...]:
     >>> parts(7)
     ((4, 0), (2, 4), (1, 6))
     """
-    found, first = [], 0
+    out, first = [], 0
     for width in (8, 4, 2, 1):
         if q - first >= width:
-            found.append((width, first))
+            out.append((width, first))
             first += width
-    return tuple(found)
+    return tuple(out)
 
 
 def bases(q: int) -> int:
@@ -90,7 +90,7 @@ def places(q: int) -> tuple[tuple[tuple[int, int], ...], ...]:
     A bit beyond the lower half's 16 is the upper half's, and the other way round: rotations are of the whole word.
     """
     step, count = parts(q)[0][0], bases(q)
-    found = []
+    of_pairs = []
     for pair in range(PAIRS):
         of_pair, first_word = [], 0
         for width, first in parts(q):
@@ -100,8 +100,8 @@ def places(q: int) -> tuple[tuple[tuple[int, int], ...], ...]:
             at = first + pair % count * step + turn
             of_pair += [(first_word + word, at + j) for j in range(width)]
             first_word += width
-        found.append(tuple(of_pair))
-    return tuple(found)
+        of_pairs.append(tuple(of_pair))
+    return tuple(of_pairs)
 
 
 @functools.cache
@@ -138,11 +138,11 @@ def pack(packed: PackedUniform) -> Weight:
             codes, (0, chunks * chunk - columns, 0, -len(codes) % TILE_ROWS)
         )
         codes = codes.view(-1, TILE_ROWS, shape[1], UNIT).transpose(1, 2)
-        found = codes.reshape(-1, shape[1], TILE_ROWS * UNIT)[..., weight] >> place & 1
-        found = found.view(-1, *shape[1:], 32).int() << shift
-        words[first : first + step] = found.sum(dim=-1, dtype=torch.int32)
-    held = {"words": _vectors(words, q), "scales": _side_by_side(packed, tiles)}
-    return Weight(held, packed.shape, q, packed.group_size, packed.order)
+        bits = codes.reshape(-1, shape[1], TILE_ROWS * UNIT)[..., weight] >> place & 1
+        bits = bits.view(-1, *shape[1:], 32).int() << shift
+        words[first : first + step] = bits.sum(dim=-1, dtype=torch.int32)
+    buffers = {"words": _vectors(words, q), "scales": _side_by_side(packed, tiles)}
+    return Weight(buffers, packed.shape, q, packed.group_size, packed.order)
 
 
 def _vectors(words: torch.Tensor, q: int) -> torch.Tensor:
@@ -156,15 +156,16 @@ def _vectors(words: torch.Tensor, q: int) -> torch.Tensor:
 
 def _side_by_side(packed: PackedUniform, tiles: int) -> torch.Tensor:
     """[G, T, 8, 4]: scale of rows r and r + 8 of a tile, zero point of both."""
-    (rows, groups), zero = packed.scale.shape, packed.zero_point
-    out = packed.scale.new_zeros(2, tiles * TILE_ROWS, groups, dtype=scale_dtype(packed))
-    out[0, :rows], out[1, :rows] = packed.scale, zero
+    scale, zero = scales_and_zeros(packed)
+    rows, groups = scale.shape
+    out = scale.new_zeros(2, tiles * TILE_ROWS, groups)
+    out[0, :rows], out[1, :rows] = scale, zero
     out = out.view(2, tiles, 2, 8, groups)
     return out.permute(4, 1, 3, 0, 2).reshape(groups, tiles, 8, 4).contiguous()
 
 
 def refuses(case: Case, knobs: Knobs) -> str | None:
-    """See Variant."""
+    """Codes that are not uniform, x in float32, and warps or slices without a kernel."""
     warps, slice_ = knobs["warps"], knobs["slice"]
     if not case.uniform:
         return (
@@ -184,7 +185,7 @@ def refuses(case: Case, knobs: Knobs) -> str | None:
 
 
 def plan(case: Case, gpu: Gpu, knobs: Knobs) -> Plan:
-    """See Variant."""
+    """One launch, of slices of K that the knob says or that cost least by the model."""
     warps, tiles, flush = knobs["warps"], _tiles(case), _flush(case)
     blocks = _blocks_per_sm(case, warps)
     slice_ = knobs["slice"] or _slice(case, gpu, warps, blocks)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,6 +20,7 @@ from lutlab.base.groups import group_length
 from lutlab.base.registry import register
 from lutlab.formats.bcq import PackedBCQ
 from lutlab.formats.code_words import in_order
+from lutlab.formats.contract import Format
 from lutlab.formats.uniform import PackedUniform
 
 if TYPE_CHECKING:
@@ -47,10 +48,16 @@ class Weight:
         """Whether it has uniform codes with one scale a group."""
         return "scales" in self.buffers
 
+    def buffer(self, name: str) -> torch.Tensor:
+        """A buffer that every weight of the layout has."""
+        tensor = self.buffers[name]
+        assert tensor is not None  # as the caller's layout has it
+        return tensor
+
     @property
     def alpha(self) -> torch.Tensor:
         """The scales, with zero points beside them where codes are uniform."""
-        return self.buffers["scales" if self.uniform else "alpha"]
+        return self.buffer("scales" if self.uniform else "alpha")
 
     @property
     def offset(self) -> torch.Tensor | None:
@@ -59,10 +66,9 @@ class Weight:
 
     def to(self, device: torch.device | str) -> Self:
         """The same weight on a device."""
-        there = {name: b if b is None else b.to(device) for name, b in self.buffers.items()}
-        return replace(
-            self, buffers=there, order=None if self.order is None else self.order.to(device)
-        )
+        buffers = {name: b if b is None else b.to(device) for name, b in self.buffers.items()}
+        order = None if self.order is None else self.order.to(device)
+        return replace(self, buffers=buffers, order=order)
 
 
 # ---- layouts of planes: each says where words and scales lie; an offset is one more scale ----
@@ -83,8 +89,8 @@ def with_planes(stored: PackedBCQ, planes: torch.Tensor, place: Move, axis: int)
     if offset is not None:
         narrow = offset.float() if offset.dtype == torch.float64 else offset
         offset = place(narrow.unsqueeze(0)).squeeze(axis)
-    held = {"planes": planes, "alpha": place(stored.alpha), "offset": offset}
-    return Weight(held, stored.shape, stored.bits, stored.group_size, stored.order)
+    buffers = {"planes": planes, "alpha": place(stored.alpha), "offset": offset}
+    return Weight(buffers, stored.shape, stored.bits, stored.group_size, stored.order)
 
 
 def of_planes(weight: Weight, planes: torch.Tensor, back: Move, axis: int) -> PackedBCQ:
@@ -112,10 +118,13 @@ def stride(rows: int) -> int:
 EXACT_IN_HALF = 2048  # integers up to here
 
 
-def scale_dtype(packed: PackedUniform) -> torch.dtype:
-    """Of scales and zero points side by side: float16 where both are exact in it, else float32."""
-    small = bool((packed.zero_point.abs() <= EXACT_IN_HALF).all())
-    return torch.float16 if small and packed.scale.dtype == torch.float16 else torch.float32
+def scales_and_zeros(packed: PackedUniform) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scales and zero points [N, G], both in float16 where they are exact in it, else in float32."""
+    scale, zero = packed.scale, packed.zero_point
+    assert zero is not None  # a case with a float offset is not uniform, and refused
+    small = bool((zero.abs() <= EXACT_IN_HALF).all())
+    dtype = torch.float16 if small and scale.dtype == torch.float16 else torch.float32
+    return scale.to(dtype), zero.to(dtype)
 
 
 @dataclass(frozen=True)
@@ -139,15 +148,21 @@ LEAST_ARCH = 80
 
 
 @dataclass(frozen=True)
-class Case:
-    """A product y[m, rows] = x[m, columns] W^T: all that a plan depends on, beside the GPU and the knobs.
-
-    uniform: the weight is a uniform code with one scale a group, Eq. 5.
-    """
+class Sizes:
+    """A product y[m, rows] = x[m, columns] W^T, of any operation."""
 
     m: int
     rows: int
     columns: int
+
+
+@dataclass(frozen=True)
+class Case(Sizes):
+    """A product of lut_gemv: all that a plan depends on, beside the GPU and the knobs.
+
+    uniform: the weight is a uniform code with one scale a group, Eq. 5.
+    """
+
     bits: int
     group_size: int
     x: torch.dtype  # of x and y
@@ -171,7 +186,7 @@ class Case:
         return {
             "X_TYPE": C_TYPES[self.x],
             "ALPHA_TYPE": C_TYPES[self.alpha],
-            "OFFSET_TYPE": C_TYPES.get(self.offset, "float"),
+            "OFFSET_TYPE": C_TYPES.get(self.offset or torch.float32, "float"),
             "HAS_OFFSET": int(self.offset is not None),
         }
 
@@ -187,11 +202,12 @@ def case(weight: Weight | PackedBCQ | PackedUniform, x: torch.dtype, m: int = 1)
             f"x is {x}: the GPU kernels take float16, bfloat16 and float32; convert it"
         )
     rows, columns = weight.shape
+    offset = None if weight.offset is None else weight.offset.dtype
     if isinstance(weight, PackedUniform):  # its planes, where a variant takes those, have an offset
-        alpha, offset, uniform = weight.scale.dtype, torch.float32, weight.offset is None
+        alpha, uniform = weight.scale.dtype, offset is None
+        offset = torch.float32
     else:
         alpha, uniform = weight.alpha.dtype, weight.uniform
-        offset = None if weight.offset is None else weight.offset.dtype
     if offset == torch.float64:
         offset = torch.float32  # as layouts store it
     return Case(m, rows, columns, weight.bits, weight.group_size, x, alpha, offset, uniform)
@@ -227,7 +243,7 @@ class Plan:
     blocks_per_sm: int = 1
 
 
-Knobs = Mapping[str, int | str]
+Knobs = Mapping[str, Any]  # as a row has them: `refuses` says which numbers and words are none
 
 
 @dataclass(frozen=True)
@@ -240,48 +256,51 @@ class Variant:
     than the weight; refuses: why it cannot take a case with these knobs, a sentence with a cure, or None; plan: how
     it runs one; deterministic: whether y is the same to the last bit in every run; batch:
     rows of x that take, by the model, hardly longer than one reading of the weights, of a case with many; op: the
-    operation that it is a variant of; case: of a weight and a dtype and rows of x.
+    operation that it is a variant of, whose cases and stored weights its functions take; case: of a weight and a dtype
+    and rows of x.
     """
 
     name: str
     idea: str
     knobs: Knobs
-    pack: Callable[[PackedBCQ], Weight] | Callable[[PackedUniform], Weight]
-    refuses: Callable[[Case, Knobs], str | None]
-    plan: Callable[[Case, Gpu, Knobs], Plan]
+    pack: Callable[[Any], Weight]
+    refuses: Callable[[Any, Knobs], str | None]
+    plan: Callable[[Any, Gpu, Knobs], Plan]
     deterministic: bool = True
-    batch: Callable[[Case], int] = lambda case: 1
+    batch: Callable[[Any], int] = lambda case: 1
     codes: bool = False
-    unpack: Callable[[Weight], PackedBCQ] | None = None
+    unpack: Callable[[Weight], Any] | None = None
     op: str = "lut_gemv"
-    case: Callable[..., Case] = case
+    case: Callable[..., Sizes] = case
     short: str = ""
     rank: int = 0
 
-    def packed(self, weight: PackedBCQ | PackedUniform) -> Weight:
+    def packed(self, weight: Format) -> Weight:
         """A weight that it takes, as it reads it; planes are those of Eq. 5 where the weight is uniform."""
-        return self.pack(weight if self.codes else weight.to_bcq())
+        if isinstance(weight, PackedUniform) and not self.codes:
+            weight = weight.to_bcq()
+        return self.pack(weight)
 
-    def readings(self, case: Case) -> int:
+    def readings(self, case: Sizes) -> int:
         """Time of all rows of x, in readings of the weights."""
         return -(-case.m // self.batch(case))
 
-    def with_knobs(self, given: Knobs) -> dict[str, int | str]:
-        """The defaults, overridden by the given knobs.
+    def with_knobs(self, changes: Knobs) -> dict[str, Any]:
+        """The defaults, changed by some knobs.
 
         Raises:
             LutlabError: it has no such knob.
         """
-        for name in given:
+        for name in changes:
             if name not in self.knobs:
                 raise LutlabError(f"{self.name} has no knob '{name}': {nearest(name, self.knobs)}")
-        return {**self.knobs, **given}
+        return {**self.knobs, **changes}
 
-    def why_not(self, case: Case, gpu: Gpu, given: Knobs | None = None) -> str | None:
+    def why_not(self, case: Sizes, gpu: Gpu, changes: Knobs | None = None) -> str | None:
         """Reason for not running a case on a GPU, or None."""
         if int(gpu.arch[3:].rstrip("af")) < LEAST_ARCH:
             return f"the GPU is {gpu.arch}: {self.name} needs sm_{LEAST_ARCH} or newer"
-        knobs = self.with_knobs(given or {})
+        knobs = self.with_knobs(changes or {})
         if why := self.refuses(case, knobs):
             return why
         steps = self.plan(case, gpu, knobs).steps
@@ -298,15 +317,15 @@ class Variant:
             )
         return None
 
-    def plan_for(self, case: Case, gpu: Gpu, given: Knobs | None = None) -> Plan:
+    def plan_for(self, case: Sizes, gpu: Gpu, changes: Knobs | None = None) -> Plan:
         """The plan, or why there is none.
 
         Raises:
             LutlabError: it cannot run this case here.
         """
-        if why := self.why_not(case, gpu, given):
+        if why := self.why_not(case, gpu, changes):
             raise LutlabError(why)
-        return self.plan(case, gpu, self.with_knobs(given or {}))
+        return self.plan(case, gpu, self.with_knobs(changes or {}))
 
 
 def declare(variant: Variant) -> Variant:

@@ -37,7 +37,8 @@ CHUNK_WEIGHTS = 2**22
 
 def chunks(of_width: tuple[int, int, int], group_size: int) -> tuple[int, int, int]:
     """Chunks of a tile, of 2, 3 and 4 bits, for so many groups of each width."""
-    return tuple(-(-groups * (group_size // PIECE) // PIECES) for groups in of_width)
+    twos, threes, fours = (-(-n * (group_size // PIECE) // PIECES) for n in of_width)
+    return twos, threes, fours
 
 
 def pack(packed: PackedMixed) -> MixedWeight:
@@ -53,25 +54,20 @@ def pack(packed: PackedMixed) -> MixedWeight:
     tiles = [
         _tiles(tensor, first, min(first + step, rows), width) for first in range(0, rows, step)
     ]
-    held = {"words": torch.cat(tiles), "source": source}
-    return with_outliers(held, packed, lambda column: place[column // PIECE], chunks=of_width)
+    buffers = {"words": torch.cat(tiles), "source": source}
+    return with_outliers(buffers, packed, lambda column: place[column // PIECE], chunks=of_width)
 
 
 def places(width: torch.Tensor, of_width: tuple[int, int, int]) -> torch.Tensor:
-    """Places of the pieces in the order of chunks, [pieces] int32.
-
-    Args:
-        width: [pieces], bits of each.
-        of_width: chunks of each width.
-    """
-    found, first = torch.empty_like(width, dtype=torch.int32), 0
+    """Places of the pieces in the order of chunks, [pieces] int32; width: bits of each; of_width: chunks of each."""
+    out, first = torch.empty_like(width, dtype=torch.int32), 0
     for bits, count in zip(MIXED_WIDTHS, of_width, strict=True):
-        there = width == bits
-        found[there] = first + torch.arange(
-            int(there.sum()), dtype=torch.int32, device=width.device
+        pieces = width == bits
+        out[pieces] = first + torch.arange(
+            int(pieces.sum()), dtype=torch.int32, device=width.device
         )
         first += count * PIECES
-    return found
+    return out
 
 
 def _tiles(tensor: MixedTensor, first: int, end: int, width: torch.Tensor) -> torch.Tensor:
@@ -94,21 +90,21 @@ def _tiles(tensor: MixedTensor, first: int, end: int, width: torch.Tensor) -> to
 
     parts = []
     for bits in MIXED_WIDTHS:
-        there = width == bits
-        if not there.any():
+        pieces = width == bits
+        if not pieces.any():
             continue
-        found = [_codes(_filled(codes[:, there]), bits)]
+        octets = [_codes(_filled(codes[:, pieces]), bits)]
         if not (bits == MIXED_WIDTHS[-1] and tensor.row_scale is not None):
-            found += _scales(
-                _filled(of_rows(tensor.scale_code)[:, there]),
-                _filled(of_rows(tensor.zero_point)[:, there]),
+            octets += _scales(
+                _filled(of_rows(tensor.scale_code)[:, pieces]),
+                _filled(of_rows(tensor.zero_point)[:, pieces]),
                 bits,
             )
-            found += _second(
-                _filled(of_tiles(tensor.scale_step)[:, there]),
-                _filled(of_tiles(tensor.scale_zero)[:, there]),
+            octets += _second(
+                _filled(of_tiles(tensor.scale_step)[:, pieces]),
+                _filled(of_tiles(tensor.scale_zero)[:, pieces]),
             )
-        parts.append(torch.cat(found, dim=2).flatten(1))
+        parts.append(torch.cat(octets, dim=2).flatten(1))
     return torch.cat(parts, dim=1)
 
 

@@ -17,13 +17,13 @@ which pairs of codes are masked out of a word: columns j and j + 8 of 2 bits, j 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 
 from lutlab.base.tensors import BLOCK_GROUP as GROUP
-from lutlab.formats.mixed import PackedMixed
+from lutlab.formats.mixed import PackedMixed, outliers_of
 from lutlab.formats.mixed_blocks import NARROW
 from lutlab.kernels.gpu.lut_gemv.variant import Weight
 
@@ -75,22 +75,19 @@ def pack(packed: PackedMixed) -> MixedWeight:
     second = _octets(torch.cat((step, packed.scale_zero.unsqueeze(2)), dim=2))
     second = torch.nn.functional.pad(second, (0, 0, 0, of_row * CHUNK - second.shape[1]))
     group_places = places(packed.widths)
-    held = {
-        "codes": torch.cat((flat(tiled(packed.blocks)), by_lane(packed.apart)), dim=2),
-        "scales": torch.cat((by_lane(packed.meta), flat(second.view(tiles, of_row, -1))), dim=2),
+    blocks, apart, meta = (packed.stored_buffers[name] for name in ("blocks", "apart", "meta"))
+    buffers = {
+        "codes": torch.cat((flat(tiled(blocks)), by_lane(apart)), dim=2),
+        "scales": torch.cat((by_lane(meta), flat(second.view(tiles, of_row, -1))), dim=2),
         "source": source(packed.widths, of_row),
     }
     return with_outliers(
-        held, packed, lambda column: group_places[column // GROUP], packed.widths == 4
+        buffers, packed, lambda column: group_places[column // GROUP], packed.widths == 4
     )
 
 
 def places(widths: torch.Tensor) -> torch.Tensor:
-    """[G] int32: 4 t + s for the channel group in group s of block t.
-
-    Args:
-        widths: [G] uint8 of 2 and 4, a quarter of them 4.
-    """
+    """[G] int32: 4 t + s for the channel group in group s of block t; widths: a quarter of them 4, the others 2."""
     wide = widths == 4
     narrow = (~wide).cumsum(0) - 1
     of_narrow = narrow // NARROW * (NARROW + 1) + narrow % NARROW
@@ -99,15 +96,15 @@ def places(widths: torch.Tensor) -> torch.Tensor:
 
 def source(widths: torch.Tensor, of_row: int) -> torch.Tensor:
     """The inverse of places, for so many chunks of a row: [4 CHUNK C] int32, -1 where there is no group."""
-    found = widths.new_full((of_row * CHUNK * (NARROW + 1),), -1, dtype=torch.int32)
-    found[places(widths).long()] = torch.arange(
+    group = widths.new_full((of_row * CHUNK * (NARROW + 1),), -1, dtype=torch.int32)
+    group[places(widths).long()] = torch.arange(
         len(widths), dtype=torch.int32, device=widths.device
     )
-    return found
+    return group
 
 
 def with_outliers(
-    held: dict[str, torch.Tensor],
+    buffers: Mapping[str, torch.Tensor],
     packed: PackedMixed,
     place: Callable[[torch.Tensor], torch.Tensor],
     of_words: torch.Tensor | None = None,
@@ -116,29 +113,33 @@ def with_outliers(
     """A weight with scales of rows as they are stored, and its outliers as the module draws them.
 
     Args:
-        held: buffers of its groups.
+        buffers: those of its groups.
         packed: the stored form.
         place: place of the 16 columns around each column, counted in sixteens.
         of_words: [G] bool, groups of 16 whose pairs are of either half, a word each; None: there are none.
         chunks: numbers of a tile's chunks of 2, 3 and 4 bits, see MixedWeight; None of memory-aligned blocks.
     """
-    held |= {"row_scale": packed.row_scale, "row_zero": packed.row_zero}
-    most = 0 if packed.outlier_count is None else int(packed.outlier_count.max())
-    first = entries = None
-    if most:
-        count = packed.outlier_count.int()
-        first = torch.nn.functional.pad(count.cumsum(0, dtype=torch.int32), (1, 0))
-        column = packed.outlier_column.long() & 0xFFFF
+    first, entries, most = None, None, most_outliers(packed)
+    if most and (outliers := outliers_of(packed)):
+        count, column, value = outliers
+        first = torch.nn.functional.pad(count.int().cumsum(0, dtype=torch.int32), (1, 0))
+        column = column.long() & 0xFFFF
         at = column % GROUP
         inside = at % 8 * 2 + at // 8
         if of_words is not None:
             of_half = at // 8 * 8 + at % 4 * 2 + at % 8 // 4
             inside = torch.where(of_words[column // GROUP], of_half, inside)
-        bits = packed.outlier_value.view(torch.int16).int()
+        bits = value.view(torch.int16).int()
         entries = bits << 16 | (place(column).int() * GROUP + inside.int())
-    held |= {"outlier_first": first, "outliers": entries}
+    of_rows = {"row_scale": packed.row_scale, "row_zero": packed.row_zero}
+    everything = {**buffers, **of_rows, "outlier_first": first, "outliers": entries}
     # In pieces of 16 columns, which repeat the scales of larger groups; a code has up to 4 bits.
-    return MixedWeight(held, packed.shape, 4, GROUP, most_outliers=most, chunks=chunks)
+    return MixedWeight(everything, packed.shape, 4, GROUP, most_outliers=most, chunks=chunks)
+
+
+def most_outliers(packed: PackedMixed) -> int:
+    """Outliers of the row that has the most."""
+    return 0 if packed.outlier_count is None else int(packed.outlier_count.max())
 
 
 def _octets(words: torch.Tensor) -> torch.Tensor:

@@ -25,6 +25,7 @@ from lutlab.kernels.gpu.lut_gemv.variant import (
     Gpu,
     Knobs,
     Plan,
+    Sizes,
     Step,
     Variant,
     declare,
@@ -32,11 +33,9 @@ from lutlab.kernels.gpu.lut_gemv.variant import (
 from lutlab.kernels.gpu.mixed_gemv import mixed_chunks, mixed_tiles
 from lutlab.kernels.gpu.mixed_gemv.mixed_tiles import CHUNK, CODE_BYTES, SCALE_BYTES, MixedWeight
 
-FILES = {True: "mixed_gemv/blocks.cu", False: "mixed_gemv/streams.cu"}  # by alignment
 AUTO = 0
-SLOTS = (
-    4  # halves that share one reading of the weights: so many rows of x, half as many of float32
-)
+# Halves that share one reading of the weights: so many rows of x, half as many of float32.
+SLOTS = 4
 STAGES = (2, 4)  # least and most chunks that a warp of mixed_async has room for
 AHEAD = 8  # outliers that a thread loads before it needs them, at most
 OUTLIERS = ("fused", "cusparse")
@@ -45,17 +44,14 @@ _X_BLOCK, _SLOT_UNIT = 144, 64  # bytes of a block of x; of which a slot takes a
 
 
 @dataclass(frozen=True)
-class MixedCase:
-    """A product y[m, rows] = x[m, columns] W^T with a weight of mixed groups.
+class MixedCase(Sizes):
+    """A product with a weight of mixed groups.
 
     x: dtype of x and y; most_outliers: of a row of W; chunks: of a tile, of 2, 3 and 4 bits, None of memory-aligned
     blocks; by_row: groups of 4 bits have a scale a row; group_size, scale_group: columns of a group, rows of a
     second-order one.
     """
 
-    m: int
-    rows: int
-    columns: int
     x: torch.dtype
     most_outliers: int
     chunks: tuple[int, int, int] | None = None
@@ -105,8 +101,7 @@ def case(weight: PackedMixed | MixedWeight, x: torch.dtype, m: int = 1) -> Mixed
         )
     by_row = weight.buffers["row_scale"] is not None
     if isinstance(weight, PackedMixed):
-        count = weight.outlier_count
-        most = 0 if count is None else int(count.max())
+        most = mixed_tiles.most_outliers(weight)
         g, rows = weight.group_size, weight.scale_group
         chunks = None if weight.aligned else mixed_chunks.chunks(weight.of_width, g)
         return MixedCase(m, *weight.shape, x, most, chunks, by_row, g, rows)
@@ -119,7 +114,7 @@ def pack(packed: PackedMixed) -> MixedWeight:
 
 
 def refuses(case: MixedCase, knobs: Knobs) -> str | None:
-    """See Variant."""
+    """Groups that are no pieces of 16 columns and 16 rows, and knobs without a kernel."""
     if case.group_size % 16 or case.scale_group % 16:
         return (
             f"g={case.group_size}, scale_group={case.scale_group}: the GPU kernel reads pieces of 16 columns and "
@@ -143,17 +138,22 @@ def refuses(case: MixedCase, knobs: Knobs) -> str | None:
 
 
 def plan(case: MixedCase, gpu: Gpu, knobs: Knobs, overlap: bool = True) -> Plan:
-    """See Variant; overlap: mixed_async."""
+    """One launch; overlap: mixed_async."""
     tiles = -(-case.rows // mixed_tiles.ROWS)
     slice_, warps, stages, blocks = _shape(case, gpu, knobs, tiles)
     stages = stages if overlap else 1
     slices, passes = -(-case.of_row // slice_), -(-case.m // case.batch)
     turns = -(-tiles // max(1, gpu.sms * blocks // slices))  # tiles that a block takes
     fused = case.most_outliers > 0 and knobs["outliers"] == "fused"
-    aligned = case.chunks is None
     sizes = (case.rows, case.columns, case.m)
+    layout, words, widths = "blocks", ["codes", "scales"], {}
+    numbers = [*sizes, case.of_row, slice_]
+    if case.chunks is not None:
+        layout, words, numbers = "streams", ["words"], [*sizes, slice_, *case.chunks]
+        _, threes, fours = case.chunks
+        widths = {"HAS_3": int(threes > 0), "HAS_4": int(fours > 0), "ROW_SCALES": int(case.by_row)}
     return Plan(
-        file=FILES[aligned],
+        file=f"mixed_gemv/{layout}.cu",
         parameters={
             "ASYNC": int(overlap),
             "STAGES": stages,
@@ -163,18 +163,18 @@ def plan(case: MixedCase, gpu: Gpu, knobs: Knobs, overlap: bool = True) -> Plan:
             "AHEAD": min(AHEAD, -(-case.most_outliers // (2 * warps))) if fused else 0,
             "STAGE_BYTES": case.stage,
             "X_TYPE": C_TYPES[case.x],
-            **({} if aligned else _widths(case)),
+            **widths,
         },
         steps=(
             Step(
-                "mixed_gemv_blocks" if aligned else "mixed_gemv_streams",
+                f"mixed_gemv_{layout}",
                 (-(-tiles // turns), slices, passes),
                 32 * warps,
                 (
-                    *(("codes", "scales") if aligned else ("words",)),
+                    *words,
                     *("row_scale", "row_zero", "source", "outlier_first", "outliers"),
                     *("x", "y", "partial", "arrived"),
-                    *((*sizes, case.of_row, slice_) if aligned else (*sizes, slice_, *case.chunks)),
+                    *numbers,
                 ),
                 shared=_x_bytes(case, slice_) + warps * stages * case.stage,
             ),
@@ -183,12 +183,6 @@ def plan(case: MixedCase, gpu: Gpu, knobs: Knobs, overlap: bool = True) -> Plan:
         zeroed={"arrived": passes * tiles * 4},
         blocks_per_sm=blocks,
     )
-
-
-def _widths(case: MixedCase) -> dict[str, int]:
-    """Parameters of streams.cu."""
-    _, threes, fours = case.chunks
-    return {"HAS_3": int(threes > 0), "HAS_4": int(fours > 0), "ROW_SCALES": int(case.by_row)}
 
 
 def _x_bytes(case: MixedCase, slice_: int) -> int:
@@ -208,12 +202,13 @@ def _shape(case: MixedCase, gpu: Gpu, knobs: Knobs, tiles: int) -> tuple[int, in
     chunks = case.of_row
     warps = knobs["warps"] or min(8 if case.few else 4, 1 << (chunks - 1).bit_length())
     most = [knobs["slices"]] if knobs["slices"] else range(1, 1 + -(-chunks // warps))
-    found = [_fitted(case, gpu, knobs, -(-chunks // slices), warps) for slices in most]
-    best = max((one[-1] for one in found if one), default=0)
-    good = [one for one in found if one and one[-1] == best]
-    if not good:
+    tried = (_fitted(case, gpu, knobs, -(-chunks // slices), warps) for slices in most)
+    shapes = [shape for shape in tried if shape]
+    if not shapes:
         return -(-chunks // most[-1]), warps, knobs.get("stages") or STAGES[0], 1
-    busy = (one for one in good if tiles * -(-chunks // one[0]) >= gpu.sms)
+    best = max(blocks for *_, blocks in shapes)
+    good = [shape for shape in shapes if shape[-1] == best]
+    busy = (shape for shape in good if tiles * -(-chunks // shape[0]) >= gpu.sms)
     return next(busy, good[-1])
 
 
@@ -234,20 +229,21 @@ def _fitted(
 
 
 def _variant(name: str, idea: str, knobs: Knobs, overlap: bool, rank: int) -> Variant:
-    one = Variant(
-        name=name,
-        idea=idea,
-        knobs=knobs | {"warps": AUTO, "slices": AUTO, "outliers": OUTLIERS[0]},
-        pack=pack,
-        codes=True,
-        refuses=refuses,
-        plan=lambda case, gpu, knobs: plan(case, gpu, knobs, overlap),
-        batch=lambda case: SLOTS // case.parts,
-        op="mixed_gemv_gpu",
-        rank=rank,
-        case=case,
+    return declare(
+        Variant(
+            name=name,
+            idea=idea,
+            knobs={**knobs, "warps": AUTO, "slices": AUTO, "outliers": OUTLIERS[0]},
+            pack=pack,
+            codes=True,
+            refuses=refuses,
+            plan=lambda case, gpu, knobs: plan(case, gpu, knobs, overlap),
+            batch=lambda case: SLOTS // case.parts,
+            op="mixed_gemv_gpu",
+            rank=rank,
+            case=case,
+        )
     )
-    return declare(one)
 
 
 ASYNC = _variant(
